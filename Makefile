@@ -1,0 +1,72 @@
+# `make` lists the targets. Whatever needs .venv builds it first, when it is missing or outdated.
+
+BIN := .venv/bin
+INSTALLED := .venv/installed
+BENCHMARKS := $(filter-out benchmarks/common.py, $(wildcard benchmarks/*.py))
+
+# The first Python that runs and is new enough; or say `make train PYTHON=/path/to/python3`.
+PYTHON ?= $(shell for python in python3.11 python3.12 python3.13 python3.14 python3; do \
+	$$python -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null \
+	&& echo $$python && break; done)
+
+.DEFAULT_GOAL := help
+.PHONY: help venv train test test-slow check lint types imports links wheel format docs bench clean
+
+help: ## list the targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+venv: $(INSTALLED) ## build .venv with the pinned versions
+
+# Bytecode is compiled here, all cores at once, and not left to the first import: importing torch
+# without it takes twice as long, and PYTHONDONTWRITEBYTECODE may be set.
+$(INSTALLED): pyproject.toml constraints.txt
+	@test -n "$(PYTHON)" || { echo "no Python 3.11 or newer was found: install one," \
+		"or name it with make PYTHON=/path/to/python3" >&2; exit 2; }
+	@echo "building .venv with $(PYTHON); the first time takes some minutes"
+	$(PYTHON) -m venv .venv
+	$(BIN)/pip install --quiet -c constraints.txt setuptools
+	$(BIN)/pip install --quiet --no-compile --no-build-isolation -c constraints.txt -e '.[atari,dev]'
+	$(BIN)/python -m compileall -qq -j 0 .venv/lib || true # libraries ship files that cannot compile
+	touch $@
+
+train: venv ## train CartPole with two actors and one learner
+	@$(BIN)/python -m compileall -q penstock penstock/*/
+	$(BIN)/penstock train cartpole
+
+test: venv ## run the tests, in less than ten minutes
+	$(BIN)/pytest -m "not slow and not gpu"
+
+test-slow: venv ## run the tests that `make test` leaves out
+	$(BIN)/pytest -m "slow or gpu"
+
+check: lint types imports links ## check style, types, the import rule and the links
+
+lint: venv
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: venv
+	$(BIN)/mypy
+
+imports: venv
+	$(BIN)/lint-imports --no-logo
+
+links: venv
+	$(BIN)/pytest -q tests/unit/test_layout.py
+
+wheel: venv ## build a wheel, install it elsewhere, import all of it
+	$(BIN)/pytest -q tests/system/test_wheel.py
+
+format: venv ## format the code, mend what ruff can mend
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+docs: venv ## write the reference of the configuration from its schema
+	$(BIN)/python -m penstock.configs.reference > docs/configuration.md
+
+bench: venv ## run the benchmarks, one after another; results go to benchmarks/results
+	set -e; for benchmark in $(BENCHMARKS); do echo "$$benchmark"; $(BIN)/python $$benchmark --save; done
+
+clean: ## remove .venv, caches and builds; runs/ stays
+	rm -rf .venv build dist *.egg-info .hypothesis .*_cache
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,96 @@
+"""How an actor finds its learner: shared memory on the same host, ZeroMQ from elsewhere.
+
+Roles start in any order, so an actor waits for its learner for ever, saying so once.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+from penstock.configs.errors import UserError
+from penstock.configs.schema import Config
+from penstock.core.role import RoleContext
+from penstock.core.specs import SlotSpec
+from penstock.transport.base import LearnerGoneError, Link
+from penstock.transport.shm.link import ShmLink
+
+T = TypeVar("T")
+
+RETRY_S = 0.02
+SAY_SO_AFTER_S = 3.0
+
+
+@dataclass(frozen=True)
+class Found:
+    """A learner: the run's config, and its Unix socket where it is to be joined through memory."""
+
+    config: Config
+    unix_path: Path | None
+
+
+def find(ctx: RoleContext) -> Found:
+    """Learn the config and the way; asks a learner at ``ctx.address`` when started by hand."""
+    if ctx.address is None:
+        assert ctx.config is not None
+        return Found(ctx.config, ctx.runtime_dir / "learner.sock")
+    if ctx.config is not None:
+        return Found(ctx.config, None)
+    from penstock.transport.client import Client
+    from penstock.transport.sockets import boot_id
+
+    client = Client(ctx, ctx.address)
+    try:
+        client.join()
+        config = Config.model_validate(client.welcome.config)
+        path = Path(client.unix_path)
+        reachable = client.boot_id == boot_id() and os.access(path, os.R_OK | os.W_OK)
+    finally:
+        client.close()
+    if ctx.transport == "shm" and not reachable:
+        raise UserError(
+            f"transport shm needs the learner at {ctx.address} on this host and of this user; "
+            "use --transport auto or zmq"
+        )
+    return Found(config, path if reachable and ctx.transport != "zmq" else None)
+
+
+def join(ctx: RoleContext, found: Found, spec: SlotSpec, actor: int) -> Link | None:
+    """Join as ``actor`` with slots of ``spec``; None when asked to stop before that worked."""
+    config, path = found.config, found.unix_path
+    if path is not None:
+        return wait_for(
+            lambda: ShmLink(path, spec, config.transport.slots), ctx, f"the learner at {path}"
+        )
+    from penstock.transport.zmq_link import ZmqLink
+
+    assert ctx.address is not None
+    return ZmqLink(
+        ctx,
+        ctx.address,
+        spec,
+        config.transport.slots,
+        actor=actor,
+        relay_path=ctx.runtime_dir / "relay.sock",
+        codec=config.transport.codec,
+        patience_s=config.run.hang_timeout_s,
+    )
+
+
+def wait_for(connect: Callable[[], T], ctx: RoleContext, whom: str) -> T | None:
+    """Call ``connect`` until it no longer raises OSError; None when asked to stop."""
+    since_s = time.monotonic()
+    said = False
+    while not ctx.stopping():
+        ctx.status.beat()
+        try:
+            return connect()
+        except (OSError, LearnerGoneError):
+            if not said and time.monotonic() - since_s > SAY_SO_AFTER_S:
+                said = ctx.report("note", text=f"{ctx.name} waits for {whom}")
+            time.sleep(RETRY_S)
+    return None

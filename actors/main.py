@@ -1,0 +1,115 @@
+"""The actor's process: join a learner, play, publish unrolls until told to stop.
+
+Without a config of its own (started by hand) an actor takes the learner's in the handshake.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+import numpy as np
+
+from penstock.actors.join import find, join
+from penstock.actors.rollout import Rollout
+from penstock.algos import process, slot_spec
+from penstock.configs.schema import Config
+from penstock.core.role import EXIT_REJOIN, RoleContext
+from penstock.envs import VectorGame, make
+from penstock.models.policy import Policy, make_policy
+from penstock.transport.base import LearnerGoneError, Link, Stamp
+
+GRANT_TIMEOUT_S = 0.5
+
+
+def run(ctx: RoleContext) -> None:
+    """Play until ``ctx.stopping()``; exits with EXIT_REJOIN when the learner has gone."""
+    link = None
+    try:
+        found = find(ctx)
+        config, actor = found.config, actor_id(ctx)
+        game = make(config.env, config.actors.envs, config.actors.env_threads)
+        link = join(ctx, found, slot_spec(config, game.info), actor)
+        if link is not None:
+            ctx.report("ready")
+            _play(ctx, Player(config, link, game, actor, ctx.incarnation, ctx.status.beat))
+        game.close()
+    except LearnerGoneError as error:
+        if ctx.stopping():
+            return
+        ctx.report("note", text=f"{ctx.name} joins again: {error}")
+        raise SystemExit(EXIT_REJOIN) from error
+    finally:
+        if link is not None:
+            link.close()
+
+
+def actor_id(ctx: RoleContext) -> int:
+    """The index among a run's own actors; for one started by hand, unique over hosts."""
+    return ctx.index if ctx.config is not None else (ctx.run_id % (1 << 40)) << 16 | ctx.index
+
+
+def _play(ctx: RoleContext, player: Player) -> None:
+    while not ctx.stopping():
+        ctx.status.beat()
+        if player.play(GRANT_TIMEOUT_S):
+            ctx.status.sequence = player.sequence
+            ctx.status.produced_steps = player.produced_steps
+
+
+class Player:
+    """One actor without its process: plays an unroll into a slot whenever one is granted."""
+
+    def __init__(
+        self,
+        config: Config,
+        link: Link,
+        game: VectorGame,
+        actor: int,
+        incarnation: int,
+        beat: Callable[[], None],
+    ) -> None:
+        seeds = np.random.SeedSequence([config.run.seed, actor, incarnation]).generate_state(2)
+        self._config = config
+        self._link = link
+        self._actor = actor
+        self._incarnation = incarnation
+        self._policy: Policy = make_policy(config.model, config.actors, game.info, int(seeds[0]))
+        self._rollout = Rollout(game, self._policy, int(seeds[1]), beat)
+        self._weights = np.empty(link.welcome.layout.size, np.float32)
+        self._stamp: Stamp | None = None
+        self.sequence = 0
+        self.produced_steps = 0
+
+    def play(self, timeout_s: float) -> bool:
+        """Play one unroll with the newest weights; False when no slot was granted in time."""
+        if not self._swap_weights():
+            return False
+        with self._link.slot(timeout_s) as slot:
+            if slot is None:
+                return False
+            self._swap_weights()  # newer ones may have come while it waited
+            assert self._stamp is not None
+            began_s = time.monotonic()
+            steps = self._rollout.fill(slot.columns, slot.index, self._stamp.version)
+            if self._link.fills_store:
+                process(self._config.algo, slot.columns)
+            header = slot.header
+            header["actor"] = self._actor
+            header["incarnation"] = self._incarnation
+            header["generation"], header["version"] = self._stamp
+            header["sequence"] = self.sequence
+            header["steps"] = steps
+            header["produced_steps"] = self.produced_steps + steps
+            header["started_s"], header["published_s"] = began_s, time.monotonic()
+        self.sequence += 1
+        self.produced_steps += steps
+        return True
+
+    def _swap_weights(self) -> bool:
+        """Take newer weights if there are any; False while there are none at all."""
+        stamp = self._link.read_weights(self._weights, self._stamp)
+        if stamp is not None:
+            self._stamp = stamp
+            self._policy.load(self._weights)
+        return self._stamp is not None

@@ -1,0 +1,105 @@
+"""Plays one unroll into a slot, step by step and in place.
+
+Row t holds the decision at ``obs[t]`` and what it led to. Environments reset themselves on the step
+*after* an episode's end (NEXT_STEP): that row was decided by nobody and is not ``alive``; its
+``obs[t]`` is the final observation of the ended episode. Rewards and returns are raw here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from penstock.configs.errors import UserError
+from penstock.envs import VectorGame, find_bad_observation
+from penstock.models.policy import Policy
+
+Columns = dict[str, npt.NDArray[Any]]
+PER_STEP = (
+    "action",
+    "behaviour_logp",
+    "reward",
+    "terminated",
+    "truncated",
+    "alive",
+    "episode_return",
+    "episode_length",
+)
+
+
+class Rollout:
+    """One actor's environments between slots. ``beat`` is called at every step."""
+
+    def __init__(
+        self, game: VectorGame, policy: Policy, seed: int, beat: Callable[[], None]
+    ) -> None:
+        space = game.info.observation_space
+        self._game = game
+        self._policy = policy
+        self._beat = beat
+        self._last_obs = np.zeros((game.count, *(space.shape or ())), space.dtype)
+        self._alive = np.ones(game.count, np.bool_)
+        self._return = np.zeros(game.count, np.float32)
+        self._length = np.zeros(game.count, np.int32)
+        self._rows: dict[int, list[tuple[npt.NDArray[Any], ...]]] = {}
+        game.reset_into(seed, self._last_obs)
+
+    def fill(self, columns: Columns, slot_index: int, version: int) -> int:
+        """Write one unroll into a slot's ``columns``; returns its agent steps."""
+        obs = columns["obs"]
+        np.copyto(obs[0], self._last_obs)
+        for t, row in enumerate(self._rows_of(columns, slot_index)):
+            self._step(obs[t], obs[t + 1], *row)
+            self._beat()
+        np.copyto(self._last_obs, obs[-1])
+        columns["policy_version"][...] = version
+        columns["seat"][...] = 0
+        columns["policy_id"][...] = 0
+        bad = find_bad_observation(obs)
+        if bad:
+            raise UserError(
+                f"the environment gave an observation with {bad}; training on it would destroy "
+                "the network: make the environment return finite numbers"
+            )
+        return int(np.count_nonzero(columns["alive"]))
+
+    def _step(
+        self,
+        obs: npt.NDArray[Any],
+        next_obs: npt.NDArray[Any],
+        action: npt.NDArray[Any],
+        behaviour_logp: npt.NDArray[Any],
+        reward: npt.NDArray[Any],
+        terminated: npt.NDArray[Any],
+        truncated: npt.NDArray[Any],
+        alive: npt.NDArray[Any],
+        episode_return: npt.NDArray[Any],
+        episode_length: npt.NDArray[Any],
+    ) -> None:
+        actions, logp = self._policy.act(obs)
+        action[:] = actions
+        behaviour_logp[:] = logp
+        alive[:] = self._alive
+        rewards, terminations, truncations = self._game.step_into(actions, next_obs)
+        reward[:] = rewards
+        terminated[:] = terminations
+        truncated[:] = truncations
+        self._return += rewards
+        self._length += self._alive
+        episode_return[:] = self._return
+        episode_length[:] = self._length
+        over = np.logical_or(terminations, truncations)
+        np.logical_not(over, out=self._alive)
+        if over.any():
+            self._return[over] = 0.0
+            self._length[over] = 0
+
+    def _rows_of(self, columns: Columns, slot_index: int) -> list[tuple[npt.NDArray[Any], ...]]:
+        """Views of each step's row, made once a slot: slots are fixed memory."""
+        if slot_index not in self._rows:
+            per_step = [columns[name] for name in PER_STEP]
+            self._rows[slot_index] = list(zip(*per_step, strict=True))
+        return self._rows[slot_index]

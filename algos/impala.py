@@ -1,0 +1,118 @@
+"""IMPALA: an actor-critic whose lag V-trace corrects (Espeholt et al. 2018, arXiv 1802.01561).
+
+What the actor records is `columns`, what happens to a filled slot `process`, what the learner
+minimises `loss`. Only `loss` imports torch, and only when called.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from penstock.configs.algorithms import ImpalaConfig
+from penstock.core.specs import Column
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from penstock.models.torch_nets import Net
+
+WHOLE = slice(None)
+STATISTICS = ("policy_loss", "value_loss", "entropy", "kl", "rho", "rho_clipped")
+
+
+def columns(observation_space: Any, action_space: Any) -> tuple[Column, ...]:
+    """What one slot holds; observations of any float type are kept as float32."""
+    assert action_space.shape == (), "one action per environment; checked where the net is chosen"
+    is_float = np.issubdtype(observation_space.dtype, np.floating)
+    dtype = "<f4" if is_float else np.dtype(observation_space.dtype).str
+    return (
+        Column("obs", dtype, tuple(observation_space.shape), rows="unroll+1"),
+        Column("action", "<i4"),
+        Column("reward", "<f4"),
+        Column("behaviour_logp", "<f4"),
+        Column("terminated", "|b1"),
+        Column("truncated", "|b1"),
+        Column("alive", "|b1"),
+        Column("policy_version", "<u4"),
+        Column("episode_return", "<f4"),
+        Column("episode_length", "<i4"),
+        Column("seat", "|u1", rows="slot"),
+        Column("policy_id", "<u2", rows="slot"),
+    )
+
+
+def process(cfg: ImpalaConfig, columns: dict[str, npt.NDArray[Any]]) -> None:
+    """Clip and scale the rewards of a filled slot, in place; `episode_return` stays raw."""
+    reward = columns["reward"]
+    if cfg.reward_clip is not None:
+        np.clip(reward, -cfg.reward_clip, cfg.reward_clip, out=reward)
+    if cfg.reward_scale != 1:
+        np.multiply(reward, np.float32(cfg.reward_scale), out=reward)
+
+
+def loss(
+    net: Net, batch: dict[str, Tensor], cfg: ImpalaConfig, envs: slice = WHOLE
+) -> tuple[Tensor, Tensor]:
+    """Loss and `STATISTICS` of the environments ``envs`` of a batch, both summed over alive rows.
+
+    ``batch`` holds `columns` as tensors, ``[T(+1), E, ...]``. Sums, so that those of micro-batches
+    add up: divide gradient and statistics by the alive rows of the whole update. The statistics,
+    float32 ``[len(STATISTICS)]``, carry no gradient; "kl" is an estimate of KL(actor | learner),
+    "rho_clipped" counts the importance weights above ``rho_clip``.
+
+    With ``normalize_advantages`` the ``envs`` must be the whole update: what an update learns must
+    not depend on how it is cut to fit a cache.
+    """
+    import torch
+
+    from penstock.algos.vtrace import vtrace
+
+    obs = batch["obs"][:, envs]
+    action, reward, behaviour_logp, terminated, truncated, alive = (
+        batch[name][:, envs]
+        for name in ("action", "reward", "behaviour_logp", "terminated", "truncated", "alive")
+    )
+    steps = action.numel()
+    logits, values = net(obs.flatten(0, 1))
+    logp = torch.log_softmax(logits.t(), 0)[:, :steps]
+    action_logp = logp.gather(0, action.long().view(1, steps))[0]
+    log_rhos = action_logp.detach().view(action.shape) - behaviour_logp
+    v_tm1, bootstrapped = values[:steps], values.detach().view(obs.shape[:2])
+    trace = vtrace(
+        bootstrapped,
+        reward,
+        log_rhos,
+        terminated,
+        truncated,
+        alive,
+        discount=cfg.discount,
+        trace_lambda=cfg.trace_lambda,
+        rho_clip=cfg.rho_clip,
+        c_clip=cfg.c_clip,
+    )
+    mask = alive.flatten().float()
+    advantages = trace.advantages.flatten()
+    if cfg.normalize_advantages:
+        advantages = _normalized(advantages, mask)
+    # Advantages and errors are 0 on rows that are not alive, and so are their terms of the sums.
+    differences = v_tm1 - (trace.errors + bootstrapped[:-1]).flatten()
+    policy_loss = -torch.dot(advantages, action_logp)
+    value_loss = 0.5 * torch.dot(differences, differences)
+    entropy = -torch.dot((logp.exp() * logp).sum(0), mask)
+    total = policy_loss + cfg.value_cost * value_loss - cfg.entropy_cost * entropy
+    with torch.no_grad():
+        log_rhos, rhos = log_rhos.flatten(), log_rhos.flatten().exp()
+        kl = torch.dot(rhos - 1 - log_rhos, mask)
+        clipped = torch.dot((rhos > cfg.rho_clip).float(), mask)
+        sums = (policy_loss, value_loss, entropy, kl, torch.dot(rhos, mask), clipped)
+        return total, torch.stack(sums)
+
+
+def _normalized(advantages: Tensor, mask: Tensor) -> Tensor:
+    """Shifted and scaled to mean 0 and deviation 1 where ``mask`` is 1; 0 elsewhere, as before."""
+    count = mask.sum().clamp_(min=1)
+    centered = (advantages - advantages.sum() / count) * mask
+    return centered / ((centered.square().sum() / count).sqrt_() + 1e-8)

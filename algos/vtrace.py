@@ -1,0 +1,74 @@
+"""V-trace: targets for values, and advantages, from samples of a policy that lags behind.
+
+Espeholt et al. 2018, https://arxiv.org/abs/1802.01561, equation 1, with lambda as in its remark 2.
+Pure functions on time-major tensors; nothing here carries a gradient, nothing waits for a GPU.
+
+Row t holds what happened between obs[t] and obs[t+1]: its values are ``v_tm1[t] = V(obs[t])`` and
+``v_t[t] = V(obs[t+1])``, the latter also where the row was truncated, since there obs[t+1] is the
+final observation. An ended row cuts the trace. A row that is not alive (the reset after an end)
+contributes nothing.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+
+class VTrace(NamedTuple):
+    """Float32 ``[T, E]``; zero on rows that are not alive."""
+
+    errors: Tensor
+    """``vs - V``: how far each value lies below its target."""
+    advantages: Tensor
+    """``rho (r + discount vs' - V)``, to weigh the gradient of the log-probability with."""
+
+
+@torch.no_grad()
+def vtrace(
+    values: Tensor,
+    rewards: Tensor,
+    log_rhos: Tensor,
+    terminated: Tensor,
+    truncated: Tensor,
+    alive: Tensor,
+    *,
+    discount: float,
+    trace_lambda: float = 1.0,
+    rho_clip: float = 1.0,
+    c_clip: float = 1.0,
+) -> VTrace:
+    """Errors and advantages of ``T`` steps of ``E`` environments.
+
+    ``values`` float32 ``[T+1, E]``; the others ``[T, E]``: ``rewards`` and ``log_rhos`` (log of the
+    learner's probability of the action over the actor's) float32, the flags bool. Where both flags
+    are set ``terminated`` wins. An episode that goes on at the end is bootstrapped from the last row
+    of ``values``.
+    """
+    _check_shapes(values, rewards, log_rhos, terminated, truncated, alive)
+    v_tm1, v_t = values[:-1], values[1:]
+    rhos = log_rhos.exp()
+    discount_t = ~terminated * discount
+    going_on_t = discount_t * (alive & ~truncated)  # discount into the next row of the episode
+    clipped_rhos = rhos.clamp(max=rho_clip) * alive
+    deltas = torch.addcmul(rewards, discount_t, v_t).sub_(v_tm1).mul_(clipped_rhos)
+    errors = _accumulate(deltas.clone(), rhos.clamp_(max=c_clip).mul_(going_on_t).mul_(trace_lambda))
+    deltas[:-1].addcmul_(going_on_t.mul_(clipped_rhos)[:-1], errors[1:])
+    return VTrace(errors, deltas)
+
+
+def _accumulate(deltas: Tensor, carries: Tensor) -> Tensor:
+    """``errors[t] = deltas[t] + carries[t] * errors[t+1]``, in the memory of ``deltas``."""
+    rows = deltas.unbind(0)
+    for row, carry, after in zip(rows[-2::-1], carries.unbind(0)[-2::-1], rows[:0:-1], strict=True):
+        row.addcmul_(carry, after)
+    return deltas
+
+
+def _check_shapes(values: Tensor, *others: Tensor) -> None:
+    steps, envs = values.shape[0] - 1, values.shape[1]
+    shapes = [tuple(tensor.shape) for tensor in others]
+    assert steps >= 1 and all(s == (steps, envs) for s in shapes), (tuple(values.shape), shapes)
+    assert all(flags.dtype == torch.bool for flags in others[-3:]), [f.dtype for f in others[-3:]]

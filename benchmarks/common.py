@@ -1,0 +1,98 @@
+"""What every benchmark shares: the machine it ran on, a table for people, JSON for programs.
+
+Machines are noisy and shared, so compare ratios measured in one run, never figures of two runs. A
+benchmark prints and records; it never fails a test run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import statistics
+import subprocess
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from datetime import UTC, datetime
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+RESULTS = Path(__file__).parent / "results"
+PACKAGES = ("torch", "numpy", "pyzmq", "gymnasium", "ale-py", "cramjam")
+
+
+def parser(description: str | None) -> argparse.ArgumentParser:
+    """A parser with the options that all benchmarks have."""
+    made = argparse.ArgumentParser(description=description)
+    made.add_argument("--json", action="store_true", help="end with the result as one JSON object")
+    made.add_argument("--save", action="store_true", help="write benchmarks/results/NAME.json")
+    return made
+
+
+def finish(
+    name: str, result: Mapping[str, Any], rows: Sequence[Sequence[Any]], args: argparse.Namespace
+) -> None:
+    """Print ``rows`` (the first is the heading) and record ``result``."""
+    print_table(rows)
+    full = {"benchmark": name, "machine": machine(), **result}
+    if args.save:
+        RESULTS.mkdir(exist_ok=True)
+        (RESULTS / f"{name}.json").write_text(json.dumps(full, indent=2) + "\n")
+    if args.json:
+        print(json.dumps(full))
+
+
+def print_table(rows: Sequence[Sequence[Any]]) -> None:
+    """Columns as wide as their widest cell, numbers to three digits."""
+    texts = [[_cell(cell) for cell in row] for row in rows]
+    widths = [max(map(len, column)) for column in zip(*texts, strict=True)]
+    for row in texts:
+        print("  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip())
+
+
+def machine() -> dict[str, Any]:
+    """What a reader must know to compare a figure with their own."""
+    return {
+        "time": datetime.now(UTC).isoformat(timespec="seconds"),
+        "cpu": _cpu_model(),
+        "cores": len(os.sched_getaffinity(0)),
+        "system": platform.platform(),
+        "python": platform.python_version(),
+        "packages": {name: found for name in PACKAGES if (found := _version(name))},
+        "commit": _commit(),
+        "command": " ".join(["python", *sys.argv]),
+    }
+
+
+def median_of(measure: Callable[[], float], times: int = 3) -> tuple[float, list[float]]:
+    """Median of ``times`` runs, and all of them."""
+    runs = [measure() for _ in range(times)]
+    return statistics.median(runs), runs
+
+
+def _cell(value: Any) -> str:
+    if isinstance(value, float):
+        return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
+    return str(value)
+
+
+def _cpu_model() -> str:
+    for line in Path("/proc/cpuinfo").read_text().splitlines():
+        if line.startswith("model name"):
+            return line.partition(":")[2].strip()
+    return platform.processor()
+
+
+def _version(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
+
+
+def _commit() -> str:
+    command = ["git", "describe", "--always", "--dirty"]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=RESULTS.parent, check=False)
+    return done.stdout.strip() or "unknown"

@@ -1,0 +1,202 @@
+"""How fast one receiving core takes unrolls of Atari frames off the wire, against snappy alone.
+
+    sender process ── ZeroMQ, snappy ── connector process ── slots in shared memory ── this process
+
+The yardstick is the connector process decompressing the same frames into memory of the same kind,
+with nothing else to do, in turns with the transfer. The sender sends unrolls that were encoded
+beforehand (only the header is new each time), so that the receiver is what is measured. "Per core"
+counts the processor time of the whole connector process: ZeroMQ's thread and the kernel included.
+
+    python benchmarks/wire.py [--seconds 3] [--rounds 3] [--json] [--save]
+"""
+
+from __future__ import annotations
+
+import multiprocessing as mp
+import statistics
+import tempfile
+import time
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import cramjam
+import numpy as np
+import numpy.typing as npt
+from common import finish, parser
+
+from penstock.core.control import Channel
+from penstock.core.params import ParamLayout
+from penstock.core.role import RoleContext
+from penstock.core.specs import HEADER, Column, SlotSpec
+from penstock.profiling.status import StatusPage
+from penstock.transport import wire
+from penstock.transport.base import Welcome
+from penstock.transport.client import Client
+from penstock.transport.connector import Connector
+from penstock.transport.shm.arena import Arena
+from penstock.transport.shm.board import WeightsBoard
+from penstock.transport.shm.host import ShmHost
+from penstock.transport.shm.link import ShmLink
+from penstock.transport.shm.store import SlotStore
+
+UNROLL = 20
+SIZES = (4, 16)  # environments of one unroll
+UNROLLS = 4  # different ones, sent in turn
+SLOTS = 8
+
+Frames = npt.NDArray[np.uint8]
+
+
+def main() -> None:
+    args = parser(__doc__)
+    args.add_argument("--seconds", type=float, default=3.0, help="of each measurement")
+    args.add_argument("--rounds", type=int, default=3, help="measurements; the median counts")
+    args.add_argument("--game", default="pong")
+    options = args.parse_args()
+    results = [measure(options.game, e, options.seconds, options.rounds) for e in SIZES]
+    rows: list[list[Any]] = [
+        ["MB", "ratio", "alone GB/s", "wire GB/s", "wire/alone", "per core GB/s", "per core/alone"]
+    ]
+    rows += [list(result.values()) for result in results]
+    finish("wire", {"game": options.game, "unrolls": results, "asked": 0.8}, rows, options)
+
+
+def measure(game: str, envs: int, seconds: float, rounds: int) -> dict[str, float]:
+    """Medians over the rounds, for unrolls of ``envs`` environments."""
+    spec = make_spec(envs)
+    spawn = mp.get_context("spawn")
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        np.save(folder / "frames.npy", play(game, envs))
+        store, board = SlotStore(spec, SLOTS), WeightsBoard.create(1)
+        welcome = Welcome(1, 0, spec, ParamLayout((("w", (1,)),)), {})
+        host = ShmHost(folder / "learner.sock", welcome, board, store)
+        here, there = spawn.Pipe()
+        children = [
+            spawn.Process(target=receive, args=(there, folder, spec, seconds, rounds)),
+            spawn.Process(target=send, args=(folder, spec), daemon=True),
+        ]
+        for child in children:
+            child.start()
+        while not here.poll():
+            host.poll(0.1)
+            store.collect()
+            while store.ready:
+                store.release(store.ready.popleft())
+        result: dict[str, float] = here.recv()
+        children[1].terminate()
+        for child in children:
+            child.join()
+        host.close()
+    return {"mb": spec.payload_nbytes / 1e6, **result}
+
+
+def make_spec(envs: int) -> SlotSpec:
+    return SlotSpec(UNROLL, envs, (Column("obs", "|u1", (4, 84, 84), "unroll+1"),))
+
+
+def play(game: str, envs: int) -> Frames:
+    """``[UNROLLS, UNROLL + 1, envs, 4, 84, 84]`` of a game played at random."""
+    from ale_py import AtariVectorEnv
+
+    vector = AtariVectorEnv(game, envs)
+    actions = np.random.default_rng(0).integers(vector.single_action_space.n, size=(4000, envs))
+    obs, _ = vector.reset(seed=0)
+    frames = np.empty((UNROLLS, UNROLL + 1, *obs.shape), np.uint8)
+    for row, action in zip(frames.reshape(-1, *obs.shape), actions, strict=False):
+        row[...] = vector.step(action)[0]
+    vector.close()
+    return frames
+
+
+def encode_all(folder: Path, spec: SlotSpec) -> list[wire.Parts]:
+    """Messages of the unrolls, each with memory of its own."""
+    messages = []
+    for frames in np.load(folder / "frames.npy"):
+        parts = wire.SlotEncoder(spec, "snappy").encode(
+            np.zeros((), HEADER), frames.reshape(-1), run_id=1
+        )
+        messages.append([bytes(part) for part in parts])
+    return messages
+
+
+def send(folder: Path, spec: SlotSpec) -> None:
+    """Send the unrolls in turn, as granted."""
+    messages = encode_all(folder, spec)
+    client = Client(context(folder), address(folder), actor=1, spec=spec, want=SLOTS)
+    client.join()
+    while True:
+        if client.wait_turn(1.0):
+            parts = messages[client.next % UNROLLS]
+            head = wire.decode(parts).head._replace(actor=1, sequence=client.next)
+            client.send_slot(
+                wire.encode(head, wire.verify(wire.decode(parts)), parts[2:]), 0
+            )
+
+
+def receive(
+    results: Connection, folder: Path, spec: SlotSpec, seconds: float, rounds: int
+) -> None:
+    """The connector process: measure in turns."""
+    link = ShmLink(folder / "learner.sock", None, want=0, lane=True)
+    coded = [parts[2] for parts in encode_all(folder, spec)]
+    connector = Connector(link, address(folder), folder / "learner.sock")
+    alone, through, per_core = [], [], []
+    for _ in range(rounds):
+        alone.append(decompress_alone(coded, spec, seconds))
+        by_wall, by_core = transfer(connector, seconds)
+        through.append(by_wall)
+        per_core.append(by_core)
+    median = statistics.median
+    results.send(
+        {
+            "compression": UNROLLS * spec.payload_nbytes / sum(map(len, coded)),
+            "alone_gb_s": median(alone),
+            "wire_gb_s": median(through),
+            "wire_ratio": median(t / a for t, a in zip(through, alone, strict=True)),
+            "core_gb_s": median(per_core),
+            "core_ratio": median(c / a for c, a in zip(per_core, alone, strict=True)),
+        }
+    )
+    connector.close()
+    link.close()
+
+
+def decompress_alone(coded: list[wire.Buffer], spec: SlotSpec, seconds: float) -> float:
+    """GB/s of decompression into slots of shared memory, per core."""
+    arena = Arena.shared(SLOTS * spec.slot_nbytes, "yardstick")
+    slots = arena.bytes.reshape(SLOTS, -1)[:, : spec.payload_nbytes]
+    slots[...] = 0
+    done, started_s = 0, time.process_time()
+    while time.process_time() < started_s + seconds:
+        cramjam.snappy.decompress_raw_into(coded[done % UNROLLS], slots[done % SLOTS].data)
+        done += 1
+    rate = done * spec.payload_nbytes / (time.process_time() - started_s) / 1e9
+    arena.close()
+    return rate
+
+
+def transfer(connector: Connector, seconds: float) -> tuple[float, float]:
+    """GB/s of unrolls stored: by the clock, and by the processor time of this process."""
+    while connector.received["slots"] < 2 * SLOTS:
+        connector.turn(0.01)
+    before = connector.received["raw_nbytes"]
+    wall_s, core_s = time.perf_counter(), time.process_time()
+    while time.perf_counter() < wall_s + seconds:
+        connector.turn(0.01)
+    stored = (connector.received["raw_nbytes"] - before) / 1e9
+    return stored / (time.perf_counter() - wall_s), stored / (time.process_time() - core_s)
+
+
+def address(folder: Path) -> str:
+    return f"ipc://{folder}/wire"
+
+
+def context(folder: Path) -> RoleContext:
+    page, _ = StatusPage.create()
+    return RoleContext("actor", 0, 0, 1, folder, folder, Channel(Channel.pair()[1]), page)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,129 @@
+"""What the fields of a config must not say together, each as one sentence with a way out."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from penstock.configs.schema import Config
+
+
+class Contradiction(NamedTuple):
+    """A sentence, and the dotted names of the fields that it is about."""
+
+    keys: tuple[str, ...]
+    text: str
+
+
+def contradictions(cfg: Config) -> list[Contradiction]:
+    """All contradictions of a config whose fields are each valid."""
+    checks = (_batches, _inference, _schedule, _stop, _addresses, _keys)
+    return [found for check in checks for found in check(cfg)]
+
+
+def _batches(cfg: Config) -> Iterator[Contradiction]:
+    actors, transport, learner = cfg.actors, cfg.transport, cfg.learner
+    if actors.envs % learner.updates_per_batch:
+        more = -(-actors.envs // learner.updates_per_batch) * learner.updates_per_batch
+        fewer = max(n for n in range(1, learner.updates_per_batch) if actors.envs % n == 0)
+        yield Contradiction(
+            ("actors.envs", "learner.updates_per_batch"),
+            f"actors.envs {actors.envs} is not divisible by learner.updates_per_batch "
+            f"{learner.updates_per_batch}, and each update takes an equal share of a slot's "
+            f"environments; set actors.envs={more} or "
+            f"learner.updates_per_batch={fewer}",
+        )
+    waiting = actors.count * transport.slots
+    if waiting < learner.batch_slots:
+        yield Contradiction(
+            ("actors.count", "transport.slots", "learner.batch_slots"),
+            f"learner.batch_slots {learner.batch_slots} never come together, as actors.count "
+            f"{actors.count} and transport.slots {transport.slots} make {waiting} at most; set "
+            f"learner.batch_slots={waiting} or less",
+        )
+    batches = waiting // learner.batch_slots + learner.prefetch + 1
+    lag = batches * learner.updates_per_batch + learner.publish_every
+    if lag > transport.max_policy_lag:
+        yield Contradiction(
+            ("transport.max_policy_lag", "actors.count", "learner.updates_per_batch"),
+            f"transport.max_policy_lag {transport.max_policy_lag} drops most samples, as a full "
+            f"queue alone makes a lag of {lag}; set transport.max_policy_lag={2 * lag}",
+        )
+
+
+def _inference(cfg: Config) -> Iterator[Contradiction]:
+    if cfg.actors.inference != "numpy":
+        return
+    if cfg.actors.precision == "bf16":
+        yield Contradiction(
+            ("actors.inference", "actors.precision"),
+            "actors.inference numpy cannot compute in actors.precision bf16; "
+            "set actors.inference=torch or actors.precision=fp32",
+        )
+    if cfg.model.kind == "nature_cnn":
+        yield Contradiction(
+            ("actors.inference", "model.kind"),
+            "actors.inference numpy computes model.kind mlp only, not nature_cnn; "
+            "set actors.inference=torch",
+        )
+
+
+def _schedule(cfg: Config) -> Iterator[Contradiction]:
+    keys = ("learner.lr_end_fraction", "learner.lr_decay_steps")
+    fraction, steps = cfg.learner.lr_end_fraction, cfg.learner.lr_decay_steps
+    if fraction != 1 and steps is None:
+        yield Contradiction(
+            keys,
+            f"learner.lr_end_fraction {fraction:g} needs learner.lr_decay_steps, the agent steps "
+            "over which the learning rate falls; set it, for example to 1e6",
+        )
+    if fraction == 1 and steps is not None:
+        yield Contradiction(
+            keys,
+            f"learner.lr_decay_steps {steps} does nothing while learner.lr_end_fraction is 1; "
+            "set learner.lr_end_fraction=0 for a fall to zero",
+        )
+
+
+def _stop(cfg: Config) -> Iterator[Contradiction]:
+    if cfg.stop.hold_s and cfg.stop.return_ is None:
+        yield Contradiction(
+            ("stop.hold_s",),
+            f"stop.hold_s {cfg.stop.hold_s:g} counts from when stop.return is reached, and that is "
+            "not set; set stop.return, or stop.minutes for a time limit",
+        )
+
+
+def _addresses(cfg: Config) -> Iterator[Contradiction]:
+    transport = cfg.transport
+    if transport.kind in ("inproc", "shm"):
+        for key in ("bind", "curve"):
+            if getattr(transport, key) is not None:
+                yield Contradiction(
+                    (f"transport.{key}", "transport.kind"),
+                    f"transport.{key} is for other hosts, which transport.kind {transport.kind} "
+                    f"cannot reach; set transport.kind=zmq or transport.{key}=null",
+                )
+
+
+def _keys(cfg: Config) -> Iterator[Contradiction]:
+    transport = cfg.transport
+    if transport.insecure and transport.curve is not None:
+        yield Contradiction(
+            ("transport.insecure", "transport.curve"),
+            "transport.insecure and transport.curve exclude each other; set one of them",
+        )
+    exposed = transport.bind is not None and not _is_local(transport.bind)
+    if exposed and transport.curve is None and not transport.insecure:
+        yield Contradiction(
+            ("transport.bind", "transport.curve", "transport.insecure"),
+            f"transport.bind {transport.bind} lets other hosts send samples unchecked; set "
+            "transport.curve to a folder of keys (penstock keys new), or transport.insecure=true "
+            "on a network that you trust",
+        )
+
+
+def _is_local(address: str) -> bool:
+    return bool(re.match(r"ipc://|tcp://(127(\.\d+){3}|localhost|\[::1\]):", address))

@@ -1,0 +1,73 @@
+"""Values laid over each other, preset below file below overrides, and where each came from.
+
+Maps are laid over key by key. An empty map clears what lies below it; null where a map belongs says
+nothing, so that a section may stand with all its keys commented out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from penstock.configs.errors import UserError
+from penstock.configs.keys import sections
+from penstock.configs.text import KeyPath, parse
+
+_EXAMPLE = "write key=value, for example learner.lr=3e-4"
+
+
+@dataclass
+class Layers:
+    """The values on top, and for each path the place (`file:line`, override) that set it."""
+
+    values: dict[str, Any] = field(default_factory=dict)
+    places: dict[KeyPath, str] = field(default_factory=dict)
+
+    def add_file(
+        self, values: Mapping[str, Any], lines: Mapping[KeyPath, int], source: str
+    ) -> None:
+        self._lay(values, (), lambda path: f"{source}:{lines[path]}")
+
+    def add_override(self, text: str) -> None:
+        """Lay ``a.b=value`` over the rest."""
+        name, equals, raw = text.partition("=")
+        path = tuple(name.strip().split("."))
+        if not equals or not all(path):
+            raise UserError(f"override {text}: this is not an option; {_EXAMPLE}")
+        place = f"override {text}"
+        value, _ = parse(raw, place, lined=False)
+        for key in reversed(path):
+            value = {key: value}
+        self._lay(value, (), lambda _: place)
+
+    def place(self, path: KeyPath) -> str | None:
+        """Where the value at a path, or the innermost map around it, was set."""
+        for length in range(len(path), 0, -1):
+            if path[:length] in self.places:
+                return self.places[path[:length]]
+        return None
+
+    def _lay(self, over: Mapping[str, Any], at: KeyPath, place: Callable[[KeyPath], str]) -> None:
+        target = self._map_at(at)
+        for key, value in over.items():
+            path = (*at, key)
+            if value is None and _is_map(path):
+                continue
+            self.places[path] = place(path)
+            if isinstance(value, dict) and value:
+                self._lay(value, path, place)
+            else:
+                target[key] = value
+
+    def _map_at(self, path: KeyPath) -> dict[str, Any]:
+        values = self.values
+        for key in path:
+            if not isinstance(values.get(key), dict):
+                values[key] = {}
+            values = values[key]
+        return values
+
+
+def _is_map(path: KeyPath) -> bool:
+    return path == ("env", "kwargs") or (len(path) == 1 and path[0] in sections())

@@ -1,0 +1,146 @@
+"""From a target and overrides to a checked config, and from a config to YAML and back.
+
+A target is a preset, a YAML file, a gymnasium id, or `module:EnvId-v0` / `module:function`. A
+gymnasium id that a preset trains stands for that preset. Whether a game exists is not asked here:
+nothing of it is imported.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from difflib import get_close_matches
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from penstock.configs.errors import UserError
+from penstock.configs.layers import Layers
+from penstock.configs.messages import explain, show
+from penstock.configs.schema import Config
+from penstock.configs.text import parse, write
+
+PRESETS = Path(__file__).resolve().parent
+CONFIG_FILE = "config.yaml"
+
+_GYMNASIUM_ID = re.compile(r"([\w:-]+/)?[\w:.-]+-v\d+")
+_MODULE_TARGET = re.compile(r"[A-Za-z_][\w.]*:[\w./-]+")
+
+
+@dataclass(frozen=True)
+class Resolved:
+    """A config, a name for its runs, and what it was made from."""
+
+    config: Config
+    name: str
+    """Fit for a folder: the preset's, the file's or the game's."""
+    origin: str
+    """The base, in words: `preset pong`, `file runs/x.yaml over preset pong`, ..."""
+
+
+def resolve(target: str, overrides: Sequence[str] = ()) -> Config:
+    """The config of a target with ``key=value`` overrides. Raises UserError, a line per mistake."""
+    return resolve_target(target, overrides).config
+
+
+def resolve_target(target: str, overrides: Sequence[str] = ()) -> Resolved:
+    """`resolve`, and what the target turned out to be."""
+    layers = Layers()
+    name, origin = _lay_target(layers, target)
+    mistakes = []
+    for override in overrides:
+        try:
+            layers.add_override(override)
+        except UserError as error:
+            mistakes.append(str(error))
+    if mistakes:
+        raise UserError("\n".join(mistakes))
+    return Resolved(_check(layers, target), name, origin)
+
+
+def load_run(run_dir: str | Path) -> Config:
+    """The config that a run was started with."""
+    path = Path(run_dir) / CONFIG_FILE
+    if not path.is_file():
+        raise UserError(f"{run_dir} has no {CONFIG_FILE}, so it is not a run; name a run's folder")
+    return resolve(str(path))
+
+
+def dump(cfg: Config) -> str:
+    """YAML, with every option, that loads as an equal config."""
+    return write(cfg.model_dump())
+
+
+def presets() -> dict[str, str]:
+    """One line on each preset: the first line of its file."""
+    found = {}
+    for path in sorted(PRESETS.glob("*.yaml")):
+        with path.open(encoding="utf-8") as file:
+            found[path.stem] = file.readline().strip("# \n")
+    return found
+
+
+def _lay_target(layers: Layers, target: str) -> tuple[str, str]:
+    """Lay the target's settings; its name and origin."""
+    names = presets()
+    if target in names:
+        _lay_preset(layers, target)
+        return target, f"preset {target}"
+    if target.endswith((".yaml", ".yml")) or Path(target).is_file():
+        base = _lay_file(layers, Path(target), target)
+        name = Path(target).stem if Path(target).name != CONFIG_FILE else Path(target).parent.name
+        return name or "run", f"file {target}" + (f" over preset {base}" if base else "")
+    if _GYMNASIUM_ID.fullmatch(target) or _MODULE_TARGET.fullmatch(target):
+        return _lay_game(layers, target)
+    close = get_close_matches(target, names, n=1, cutoff=0.0)
+    raise UserError(
+        f"{show(target)} is not a target; the nearest preset is {close[0]}, and a target is a "
+        f"preset ({', '.join(names)}), a YAML file, a gymnasium id such as CartPole-v1, "
+        "or module:function"
+    )
+
+
+def _lay_game(layers: Layers, env_id: str) -> tuple[str, str]:
+    for name in presets():
+        preset = Layers()
+        _lay_preset(preset, name)
+        if preset.values["env"]["id"] == env_id:
+            layers.values, layers.places = preset.values, preset.places
+            return name, f"preset {name}, which trains {env_id}"
+    layers.values["env"] = {"id": env_id}
+    return re.sub(r"[^\w.-]+", "-", env_id), f"the defaults, for {env_id}"
+
+
+def _lay_preset(layers: Layers, name: str) -> None:
+    _lay_file(layers, PRESETS / f"{name}.yaml", f"configs/{name}.yaml")
+
+
+def _lay_file(layers: Layers, path: Path, source: str) -> str | None:
+    """Lay a file, and below it the preset that it names as its base; that name."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", None) or "it is not UTF-8 text"
+        raise UserError(f"{source} cannot be read: {reason}; name a YAML file") from None
+    values, lines = parse(text, source)
+    if not isinstance(values, dict | None):
+        raise UserError(f"{source} is {show(values)}; it must hold sections such as `env:`")
+    values = values or {}
+    base: str | None = values.pop("base", None)
+    if base is not None:
+        if base not in list(presets()):
+            raise UserError(
+                f"{source}:{lines[('base',)]}: base is {show(base)}; it must be a preset: "
+                f"{', '.join(presets())}"
+            )
+        _lay_preset(layers, base)
+    layers.add_file(values, lines, source)
+    return base
+
+
+def _check(layers: Layers, source: str) -> Config:
+    try:
+        return Config.model_validate(layers.values)
+    except ValidationError as error:
+        raise UserError(explain(error, layers, source)) from None

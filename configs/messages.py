@@ -1,0 +1,75 @@
+"""What pydantic found wrong with a config, as sentences with place, value, rule and next step."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from pydantic import ValidationError
+from pydantic_core import ErrorDetails
+
+from penstock.configs.contradictions import Contradiction
+from penstock.configs.keys import nearest, options
+from penstock.configs.layers import Layers
+from penstock.configs.text import KeyPath
+
+_LONGEST = 80
+
+
+def explain(error: ValidationError, layers: Layers, source: str) -> str:
+    """One line per mistake; ``source`` stands for the place of what nothing set."""
+    lines: dict[str, None] = {}
+    for detail in error.errors(include_url=False):
+        for line in _sentences(detail, layers, source):
+            lines[line] = None
+    return "\n".join(lines)
+
+
+def _sentences(detail: ErrorDetails, layers: Layers, source: str) -> list[str]:
+    path = tuple(str(part) for part in detail["loc"])
+    if detail["type"] == "contradiction":
+        found: list[Contradiction] = detail["ctx"]["found"]
+        return [f"{_places(c.keys, layers, source)}: {c.text}" for c in found]
+    if detail["type"] == "extra_forbidden":
+        path = _only_path(path, detail["input"])
+        name = ".".join(path)
+        return [f"{layers.place(path) or source}: there is no option {name}; {nearest(name)}"]
+    if detail["type"] == "missing":
+        return [f"{source}: env.id is missing; name the game, for example env.id=CartPole-v1"]
+    return [f"{layers.place(path) or source}: {_wrong_value(path[:2], layers)}"]
+
+
+def _wrong_value(path: KeyPath, layers: Layers) -> str:
+    name = ".".join(path)
+    value: Any = layers.values
+    for key in path:
+        value = value[key]
+    option = options().get(name)
+    if option is None:
+        return f"{name} is {show(value)}; it must be a map of options, such as {_example(name)}"
+    rule = option.words.replace("`", "'")
+    text = f"{name} is {show(value)}; it must be {rule}"
+    return text if option.required else f"{text}; the default is {show(option.default)}"
+
+
+def _example(section: str) -> str:
+    return next(name for name in options() if name.startswith(f"{section}."))
+
+
+def _only_path(path: KeyPath, value: Any) -> KeyPath:
+    """Go on into an unknown map as long as it has one key: an override's whole name."""
+    while isinstance(value, dict) and len(value) == 1:
+        ((key, value),) = value.items()
+        path = (*path, key)
+    return path
+
+
+def _places(keys: tuple[str, ...], layers: Layers, source: str) -> str:
+    known = (layers.places.get(tuple(key.split("."))) for key in keys)
+    return " and ".join(dict.fromkeys(place for place in known if place)) or source
+
+
+def show(value: Any) -> str:
+    """A value as a person writes it, cut where it gets long."""
+    text = f"'{value}'" if isinstance(value, str) else json.dumps(value, default=str)
+    return text if len(text) <= _LONGEST else text[:_LONGEST] + "..."

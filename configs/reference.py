@@ -1,0 +1,94 @@
+"""Writes docs/configuration.md from the schema.
+
+python -m penstock.configs.reference > docs/configuration.md
+python -m penstock.configs.reference --check docs/configuration.md
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+from penstock.configs.keys import Option, options, sections
+from penstock.configs.load import presets
+from penstock.configs.messages import show
+
+_COMMAND = "python -m penstock.configs.reference"
+_HEAD = f"""\
+<!-- Written by `{_COMMAND}` from the schema in configs/; change it there. -->
+
+# Configuration
+
+    penstock train TARGET [key=value ...]
+    penstock config show TARGET [key=value ...]    # the whole config that this makes
+
+A **target** is one of
+
+| target | for example | starts from |
+|---|---|---|
+| a preset | `pong` | its settings |
+| a YAML file | `my/run.yaml` | the preset that it names with `base: pong`, else the defaults |
+| a gymnasium id | `CartPole-v1` | the preset that trains this game, else the defaults |
+| a module and an id or a function | `games:Maze-v0`, `games:make_maze` | the defaults |
+
+The presets are
+
+{{presets}}
+
+**Overrides** are `section.option=value`, such as `learner.lr=3e-4`, `model.hidden=[64,64]` or
+`env.kwargs.frameskip=2`; a later one wins. Values are read as YAML 1.2, in files and in overrides
+alike: `3e-4` and `1e6` are numbers, only `true` and `false` are booleans, `null` is nothing, and
+quotes make text of anything.
+
+A file over its base, and an override over both, change only what they name: maps are laid over each
+other key by key. An empty map clears what was below it: `env.kwargs={{{{}}}}` leaves no argument.
+"""
+
+
+def reference() -> str:
+    """The page, as Markdown."""
+    listed = "\n".join(f"- `{name}`: {text}" for name, text in presets().items())
+    return "\n".join([_HEAD.format(presets=listed), *map(_section, sections())])
+
+
+def _section(name: str) -> str:
+    summary = sections()[name].__doc__ or ""
+    rows = "\n".join(_rows(name))
+    return (
+        f"## {name}\n\n{summary}\n\n"
+        f"| option | value | default | meaning |\n|---|---|---|---|\n{rows}\n"
+    )
+
+
+def _rows(section: str) -> Iterator[str]:
+    for name, option in options().items():
+        if name.startswith(f"{section}."):
+            meaning = " ".join((option.field.description or "").split())
+            cells = (f"`{name}`", option.words, _default(option), meaning)
+            yield f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |"
+
+
+def _default(option: Option) -> str:
+    if option.required:
+        return "required"
+    return f"`{show(option.default).strip(chr(39))}`"
+
+
+def main() -> int:
+    """Print the page, or compare it with a file: 0 when equal, else 1."""
+    parser = argparse.ArgumentParser(prog=_COMMAND, description=main.__doc__)
+    parser.add_argument("--check", metavar="FILE", type=Path, help="say whether FILE is up to date")
+    path: Path | None = parser.parse_args().check
+    if path is None:
+        sys.stdout.write(reference())
+        return 0
+    if path.is_file() and path.read_text(encoding="utf-8") == reference():
+        return 0
+    print(f"{path} is not what the schema says; run: {_COMMAND} > {path}", file=sys.stderr)
+    return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,216 @@
+"""Every option of a run: one class per section, frozen, with a docstring per field.
+
+The docstrings become `docs/configuration.md` (`penstock.configs.reference`). What the kinds of
+value accept is in `penstock.configs.values`; what fields must not say together in
+`penstock.configs.contradictions`. Imports neither torch nor numpy nor gymnasium.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field, model_validator
+from pydantic_core import PydanticCustomError
+
+from penstock.configs.algorithms import AlgoConfig, ImpalaConfig
+from penstock.configs.contradictions import contradictions
+from penstock.configs.section import Section
+from penstock.configs.values import (
+    Address,
+    Count,
+    Device,
+    Fraction,
+    Natural,
+    Niceness,
+    NotNegative,
+    Number,
+    Options,
+    Positive,
+    Seed,
+    Sizes,
+    Switch,
+    Text,
+    Wrappers,
+)
+
+
+class EnvConfig(Section):
+    """The game."""
+
+    id: Text
+    """A gymnasium id such as `CartPole-v1` or `ALE/Pong-v5`, `module:EnvId-v0`, or
+    `module:function` for a function that returns an environment."""
+    kwargs: Options = Field(default_factory=dict)
+    """Keyword arguments of the environment."""
+    wrappers: Wrappers = Field(default_factory=list)
+    """Wrappers around each single environment, innermost first. They turn off the environment's own
+    vectorised form, which is slower."""
+
+
+class ModelConfig(Section):
+    """The network."""
+
+    kind: Literal["auto", "mlp", "nature_cnn"] = "auto"
+    """`mlp` has separate towers for policy and value; `nature_cnn` is the three-layer convolutional
+    network for stacked frames; `auto` takes the one that fits the observations."""
+    hidden: Sizes = Field(default_factory=lambda: [64, 64])
+    """Widths of the hidden layers of each tower of `mlp`; `nature_cnn` does not use it."""
+    activation: Literal["tanh", "relu"] = "tanh"
+    """Activation between the layers of `mlp`; `nature_cnn` always uses relu."""
+
+
+class ActorsConfig(Section):
+    """The processes that play."""
+
+    count: Count = 2
+    """Actor processes that `penstock train` starts on this host."""
+    envs: Count = 64
+    """Environments that each actor steps together; one slot holds all of them."""
+    unroll: Count = 32
+    """Consecutive steps in one slot (T). Weights are swapped between unrolls."""
+    nice: Niceness = 5
+    """Niceness of actor processes, so that the learner wins the core when there are too few."""
+    threads: Count = 1
+    """Threads of each actor's inference."""
+    inference: Literal["auto", "numpy", "torch"] = "auto"
+    """What computes the policy on an actor: `numpy` is faster for a small `mlp`, and the only one
+    that starts without torch; `auto` takes it where it can."""
+    precision: Literal["auto", "fp32", "bf16"] = "auto"
+    """Precision of an actor's inference; `auto` takes bf16 where the processor gains by it."""
+    env_threads: Count = 1
+    """Threads of each actor's vector environment, where it has any (Atari)."""
+
+
+class TransportConfig(Section):
+    """How samples reach the learner."""
+
+    kind: Literal["auto", "inproc", "shm", "zmq"] = "auto"
+    """`inproc` is one process, `shm` shared memory, `zmq` connectors and ZeroMQ; `auto` takes
+    shared memory on the learner's host and ZeroMQ elsewhere."""
+    slots: Count = 2
+    """Slots lent to each actor at a time: one to fill while another waits."""
+    overflow: Literal["block", "drop_stale"] = "block"
+    """What the learner does when slots come faster than it trains: let the actors wait, or drop the
+    oldest waiting slots. Dropped steps are counted."""
+    max_policy_lag: Count = 1000
+    """Slots played with weights more than this many optimizer steps behind are dropped and counted.
+    Training does not get there; an actor that was suspended does."""
+    codec: Literal["auto", "snappy", "none"] = "auto"
+    """Compression on the wire; `auto` decides for each column by what it gains."""
+    bind: Address | None = None
+    """Where the learner listens for actors of other hosts; null: only this host's own."""
+    insecure: Switch = False
+    """Allow `bind` on an address that other hosts reach, without keys."""
+    curve: Text | None = None
+    """Folder with the CURVE keys of this run; null: no encryption."""
+
+
+class LearnerConfig(Section):
+    """The process that trains."""
+
+    device: Device = "auto"
+    """`auto` takes a GPU if there is one."""
+    precision: Literal["auto", "fp32", "bf16"] = "auto"
+    """Precision of forward and backward pass; weights and optimizer stay fp32. `auto` takes bf16
+    for convolutions where the device gains by it."""
+    threads: Count = 1
+    """Threads of the learner's torch on a CPU."""
+    optimizer: Literal["adam", "rmsprop"] = "adam"
+    """The optimizer."""
+    lr: Positive = 3e-4
+    """Learning rate at the start."""
+    lr_end_fraction: Fraction = 1.0
+    """The learning rate falls linearly to this fraction of `lr`; 1 keeps it constant."""
+    lr_decay_steps: Count | None = None
+    """Agent steps over which the learning rate falls; it stays at its end value from then on."""
+    eps: Positive = 1e-5
+    """The optimizer's epsilon."""
+    grad_clip: Positive | None = 0.5
+    """Bound on the norm of the gradient of all parameters together; null: none."""
+    batch_slots: Count = 1
+    """Slots in one batch."""
+    updates_per_batch: Count = 1
+    """Optimizer steps per batch, each on its share of the batch's environments. Every sample is
+    still used once."""
+    micro_batch: Count = 256
+    """Observations in one forward and backward pass; gradients of a larger update are summed."""
+    prefetch: Natural = 1
+    """Batches gathered ahead while one is trained; 0 gathers between the steps, so that the learner
+    waits for it."""
+    publish_every: Count = 1
+    """Optimizer steps from one publication of weights to the next."""
+    nice: Niceness = 0
+    """Niceness of the learner process."""
+
+
+class WeightsConfig(Section):
+    """How weights reach the actors."""
+
+    dtype: Literal["bf16", "fp32"] = "bf16"
+    """What weights are sent as between hosts; within a host it is always fp32."""
+
+
+class CheckpointConfig(Section):
+    """When the run is saved."""
+
+    every_s: Positive = 60.0
+    """Seconds between checkpoints."""
+    every_steps: Count | None = None
+    """Optimizer steps between checkpoints, besides those by time; null: only by time."""
+
+
+class RunConfig(Section):
+    """The run as a whole: where it writes, how it starts, watches and ends."""
+
+    dir: Text | None = None
+    """Folder of the run; null: `runs/<preset>-<time>`."""
+    seed: Seed = 0
+    """Seed of weights, environments and sampling. The same seed gives the same run only in the
+    lockstep mode; between processes the order of samples varies."""
+    grace_s: Positive = 10.0
+    """Seconds from the first signal within which everything has checkpointed and ended."""
+    interval_s: Positive = 1.0
+    """Seconds between two lines of `metrics.jsonl`."""
+    hang_timeout_s: Positive = 60.0
+    """Seconds without progress after which a process counts as hung."""
+    start_timeout_s: Positive = 60.0
+    """Seconds that a process may take until its first progress."""
+    max_restarts: Natural = 5
+    """Restarts of one actor, none of which made a sample, before the run is given up."""
+
+
+class StopConfig(Section):
+    """When the run is done: at whichever comes first; with none, it goes on until interrupted."""
+
+    return_: Number | None = Field(default=None, alias="return")
+    """Mean raw return of the last 100 episodes."""
+    env_steps: Count | None = None
+    """Agent steps trained."""
+    learner_steps: Count | None = None
+    """Optimizer steps."""
+    minutes: Positive | None = None
+    """Minutes of training."""
+    hold_s: NotNegative = 0.0
+    """Seconds to go on after `stop.return` was first reached."""
+
+
+class Config(Section):
+    """A whole run."""
+
+    env: EnvConfig
+    algo: AlgoConfig = Field(default_factory=ImpalaConfig)
+    model: ModelConfig = Field(default_factory=ModelConfig)
+    actors: ActorsConfig = Field(default_factory=ActorsConfig)
+    transport: TransportConfig = Field(default_factory=TransportConfig)
+    learner: LearnerConfig = Field(default_factory=LearnerConfig)
+    weights: WeightsConfig = Field(default_factory=WeightsConfig)
+    checkpoint: CheckpointConfig = Field(default_factory=CheckpointConfig)
+    run: RunConfig = Field(default_factory=RunConfig)
+    stop: StopConfig = Field(default_factory=StopConfig)
+
+    @model_validator(mode="after")
+    def _without_contradictions(self) -> Config:
+        if found := contradictions(self):
+            text = "; ".join(c.text for c in found)
+            raise PydanticCustomError("contradiction", "{text}", {"text": text, "found": found})
+        return self

@@ -1,0 +1,99 @@
+"""YAML 1.2 as plain values with their lines, and plain values as YAML.
+
+Values are built from the node tree: `3e-4` is a number and `1e6` a whole one, `off`, `no` and dates
+stay text, the keys of a map are text. ruamel.yaml is imported when the first text is read.
+"""
+
+from __future__ import annotations
+
+import io
+import re
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from penstock.configs.errors import UserError
+
+if TYPE_CHECKING:
+    from ruamel.yaml import YAML
+
+KeyPath = tuple[str, ...]
+_WHOLE = re.compile(r"[-+]?\d+[eE]\+?\d{1,2}")  # also where no schema asks for a whole number
+_PLAIN_TAGS = frozenset(f"tag:yaml.org,2002:{kind}" for kind in ("int", "float", "bool", "null"))
+
+
+def parse(text: str, source: str, *, lined: bool = True) -> tuple[Any, dict[KeyPath, int]]:
+    """The value of a YAML text, and the line (from 1) of each key by its path.
+
+    Raises UserError for what is not YAML; it begins with ``source`` and, if ``lined``, the line.
+    """
+    from ruamel.yaml.error import MarkedYAMLError, YAMLError
+
+    yaml = _yaml()
+    reader = _Reader(yaml, lambda line: f"{source}:{line}" if lined else source)
+    try:
+        root = yaml.compose(text)
+        return (root if root is None else reader.value(root, ())), reader.lines
+    except MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        place = reader.place(mark.line + 1) if mark else source
+        raise UserError(f"{place}: this is not YAML: {error.problem}; {_HINT}") from None
+    except (YAMLError, ValueError, RecursionError) as error:
+        problem = str(error).partition("\n")[0]
+        raise UserError(f"{source}: this is not YAML: {problem}; {_HINT}") from None
+
+
+def write(values: Mapping[str, Any]) -> str:
+    """YAML that `parse` reads back as equal values."""
+    buffer = io.StringIO()
+    yaml = _yaml()
+    yaml.default_flow_style = False
+    yaml.width = 10_000
+    yaml.allow_unicode = False  # escapes what YAML would take for a line break
+    yaml.sort_base_mapping_type_on_output = False  # type: ignore[assignment]  # typed as None
+    yaml.dump(dict(values), buffer)
+    return buffer.getvalue()
+
+
+_HINT = "mend it, or put quotes around what is meant as text"
+
+
+def _yaml() -> YAML:
+    from ruamel.yaml import YAML
+
+    return YAML(typ="safe", pure=True)
+
+
+class _Reader:
+    """Turns nodes into values, noting lines on the way."""
+
+    def __init__(self, yaml: YAML, place: Callable[[int], str]) -> None:
+        self._scalar = yaml.constructor.construct_object
+        self.place = place
+        self.lines: dict[KeyPath, int] = {}
+
+    def value(self, node: Any, path: KeyPath) -> Any:
+        if node.id == "mapping":
+            return self._map(node, path)
+        if node.id == "sequence":
+            return [self.value(item, (*path, str(i))) for i, item in enumerate(node.value)]
+        if node.tag not in _PLAIN_TAGS:
+            return node.value
+        value = self._scalar(node)
+        return int(value) if _WHOLE.fullmatch(node.value) else value
+
+    def _map(self, node: Any, path: KeyPath) -> dict[str, Any]:
+        values: dict[str, Any] = {}
+        for key_node, value_node in node.value:
+            line = key_node.start_mark.line + 1
+            if key_node.id != "scalar":
+                raise UserError(f"{self.place(line)}: a key must be text; write `name: value`")
+            key = str(key_node.value)
+            if key in values:
+                first = self.lines[(*path, key)]
+                raise UserError(
+                    f"{self.place(line)}: {'.'.join((*path, key))} stands in line {first} too; "
+                    "keep one of them"
+                )
+            self.lines[(*path, key)] = line
+            values[key] = self.value(value_node, (*path, key))
+        return values

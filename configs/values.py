@@ -1,0 +1,115 @@
+"""The kinds of value that a config holds, each with the words that name it.
+
+Whole numbers may be written as 1e6, numbers as 3e-4; a boolean is never a number. The words of a
+kind appear in error messages ("it must be ...") and in the generated reference, so that both say
+the same as the check.
+"""
+
+from __future__ import annotations
+
+import re
+import types
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
+
+from pydantic import AfterValidator, AllowInfNan, BeforeValidator, Field, JsonValue, Strict
+
+
+@dataclass(frozen=True)
+class Words:
+    """What the values of a kind are, in words that complete "it must be ..."."""
+
+    text: str
+
+
+def _whole(value: Any) -> Any:
+    """1e6 and its text become 1000000; what is not whole stays as it is and is refused."""
+    if isinstance(value, str):
+        value = _number(value)
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+def _number(value: Any) -> Any:
+    if isinstance(value, str):
+        for convert in (int, float):
+            try:
+                return convert(value)
+            except ValueError:
+                continue
+    return value
+
+
+def _matching(pattern: str) -> AfterValidator:
+    def check(value: str) -> str:
+        if not re.fullmatch(pattern, value):
+            raise ValueError(f"{value!r} does not match {pattern}")
+        return value
+
+    return AfterValidator(check)
+
+
+def _wrapper(value: Any) -> Any:
+    """One key at most, and it names a module and what to take from it."""
+    names = [value] if isinstance(value, str) else list(value)
+    if len(names) != 1 or not re.fullmatch(OBJECT_PATTERN, names[0]):
+        raise ValueError(f"{names} must be one module:Class")
+    return value
+
+
+OBJECT_PATTERN = r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*"
+
+_Whole = Annotated[int, BeforeValidator(_whole), Strict()]
+Natural = Annotated[_Whole, Field(ge=0), Words("a whole number of at least 0")]
+Count = Annotated[_Whole, Field(ge=1), Words("a whole number of at least 1")]
+Niceness = Annotated[_Whole, Field(ge=0, le=19), Words("a whole number from 0 to 19")]
+Seed = Annotated[_Whole, Field(ge=0, le=2**32 - 1), Words("a whole number from 0 to 4294967295")]
+
+Number = Annotated[
+    float, BeforeValidator(_number), Strict(), AllowInfNan(False), Words("a finite number")
+]
+Positive = Annotated[Number, Field(gt=0), Words("a number above 0")]
+NotNegative = Annotated[Number, Field(ge=0), Words("a number of at least 0")]
+Fraction = Annotated[Number, Field(ge=0, le=1), Words("a number from 0 to 1")]
+
+Switch = Annotated[bool, Strict()]
+Text = Annotated[
+    str, Strict(), Field(min_length=1), Words("text (in quotes if it looks like a number)")
+]
+Device = Annotated[
+    str, Strict(), _matching(r"auto|cpu|cuda(:\d+)?"), Words("`auto`, `cpu`, `cuda` or `cuda:N`")
+]
+Address = Annotated[
+    str,
+    Strict(),
+    _matching(r"tcp://[^\s/]+:(\d{1,5}|\*)|ipc://\S+"),
+    Words("an address such as `tcp://127.0.0.1:7700` or `ipc:///run/user/0/learner`"),
+]
+Sizes = Annotated[
+    list[Count],
+    Field(min_length=1, max_length=16),
+    Words("a list of whole numbers of at least 1, such as [64, 64]"),
+]
+Options = Annotated[dict[str, JsonValue], Words("a map of keyword arguments")]
+Wrapper = Annotated[str | dict[str, dict[str, JsonValue]], AfterValidator(_wrapper)]
+Wrappers = Annotated[
+    list[Wrapper],
+    Words("a list of `module:Class` or, with keyword arguments, `{module:Class: {key: value}}`"),
+]
+
+
+def words(kind: Any) -> str:
+    """The words of an annotation: its `Words`, else what its type tells."""
+    if get_origin(kind) is Annotated:
+        inner, *metadata = get_args(kind)
+        own = [m.text for m in metadata if isinstance(m, Words)]
+        return own[-1] if own else words(inner)
+    if get_origin(kind) is Literal:
+        return _either([f"`{choice}`" for choice in get_args(kind)])
+    if get_origin(kind) in (Union, types.UnionType):
+        return _either([words(member) for member in get_args(kind)])
+    return {bool: "true or false", type(None): "null"}.get(kind, "a map of keys")
+
+
+def _either(choices: list[str]) -> str:
+    *most, last = choices
+    return f"{', '.join(most)} or {last}" if most else last

@@ -1,0 +1,72 @@
+"""Where each parameter and buffer of a network lies in one flat float32 vector.
+
+Weights travel as that one vector: float32 on a host, bfloat16 (upper half of the float32) between
+hosts. Actors that compute in numpy read it without torch.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+WireDtype = Literal["fp32", "bf16"]
+Float32 = npt.NDArray[np.float32]
+
+
+@dataclass(frozen=True)
+class ParamLayout:
+    """Names and shapes in the order in which they lie in the flat vector."""
+
+    entries: tuple[tuple[str, tuple[int, ...]], ...]
+
+    @cached_property
+    def size(self) -> int:
+        """Number of float32 values."""
+        return sum(math.prod(shape) for _, shape in self.entries)
+
+    @cached_property
+    def hash(self) -> int:
+        text = json.dumps(self.to_list(), separators=(",", ":"))
+        return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "little")
+
+    def views(self, flat: Float32) -> dict[str, Float32]:
+        """Arrays over ``flat`` (float32 ``[size]``) by name, without a copy."""
+        if flat.shape != (self.size,):
+            raise ValueError(f"flat vector has shape {flat.shape}; this layout needs ({self.size},)")
+        arrays, offset = {}, 0
+        for name, shape in self.entries:
+            count = math.prod(shape)
+            arrays[name] = flat[offset : offset + count].reshape(shape)
+            offset += count
+        return arrays
+
+    def to_list(self) -> list[list[Any]]:
+        return [[name, list(shape)] for name, shape in self.entries]
+
+    @classmethod
+    def from_list(cls, entries: Iterable[Any]) -> ParamLayout:
+        return cls(tuple((str(name), tuple(int(n) for n in shape)) for name, shape in entries))
+
+
+def to_bf16(values: Float32) -> npt.NDArray[np.uint16]:
+    """Round float32 to bfloat16 bits, to nearest even; NaN stays NaN."""
+    bits = values.view(np.uint32)
+    rounded = (bits + (np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1)))) >> np.uint32(16)
+    out = rounded.astype(np.uint16)
+    nan = np.isnan(values)
+    if nan.any():
+        out[nan] = 0x7FC0
+    return out
+
+
+def from_bf16(bits: npt.NDArray[np.uint16]) -> Float32:
+    """bfloat16 bits to float32, exactly."""
+    return (bits.astype(np.uint32) << np.uint32(16)).view(np.float32)

@@ -1,0 +1,76 @@
+"""What a role is given to work with: its arguments, its way to the supervisor, its status page.
+
+A role is one process with one main function ``run(ctx: RoleContext) -> None``. Its duties:
+
+- call ``ctx.status.beat()`` in every turn of its work loop, also while it waits;
+- report "ready" once it works, and stop soon after ``ctx.stopping()`` turns true;
+- raise `UserError` for what the user must mend; any other exception is a fault.
+
+The learner is asked to stop twice: the supervisor sends it {"kind": "finish"} with the signal, by
+which time every actor and connector has ended and been named in an "actor_ended" message.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from penstock.core.control import Channel, Message
+
+if TYPE_CHECKING:
+    from penstock.configs.schema import Config
+    from penstock.profiling.status import StatusPage
+
+EXIT_REJOIN = os.EX_TEMPFAIL  # a role that lost its learner exits so: started again at once
+URGENT = frozenset({"error", "final", "ready", "stop"})
+
+
+@dataclass
+class RoleContext:
+    """Arguments of one role's process, fixed for its life, and its line to the supervisor.
+
+    ``config`` is None where it comes in the learner's handshake. ``address`` is where to bind
+    (connector) or connect (actor, relay), None where nothing goes over the wire. ``runtime_dir``
+    has mode 0700 and a path short enough for Unix sockets. ``resume`` is "no", "auto" or "must",
+    ``transport`` what an actor was told to use, ``curve`` a directory of keys.
+    """
+
+    role: str
+    index: int
+    incarnation: int
+    run_id: int
+    run_dir: Path
+    runtime_dir: Path
+    channel: Channel
+    status: StatusPage
+    config: Config | None = None
+    address: str | None = None
+    resume: str = "no"
+    transport: str = "auto"
+    curve: Path | None = None
+    _stopping: bool = False  # a plain flag: a signal handler must not take a lock
+
+    @property
+    def name(self) -> str:
+        return f"{self.role}-{self.index}"
+
+    def stopping(self) -> bool:
+        """Whether to end now: asked to by a signal, or the supervisor is gone. Cheap."""
+        return self._stopping
+
+    def stop(self) -> None:
+        """Ask this role to end; what the signal handler does."""
+        self._stopping = True
+
+    def report(self, kind: str, **fields: Any) -> bool:
+        """Tell the supervisor. Says whether it got through: only urgent kinds wait for room."""
+        return self.channel.send({"kind": kind, **fields}, 5.0 if kind in URGENT else 0.0)
+
+    def messages(self) -> list[Message]:
+        """What the supervisor has sent since the last call; never waits."""
+        messages = self.channel.receive()
+        if self.channel.closed:
+            self._stopping = True
+        return messages

@@ -1,0 +1,193 @@
+"""The shape of a slot: named columns, and where each lies in the slot's bytes.
+
+A slot is one unroll of ``envs`` environments over ``unroll`` steps, time-major. Both ends of every
+transport compute the spec on their own from the spaces and the algorithm; its hash goes into the
+handshake, so that two that disagree refuse each other with `SlotSpec.difference`.
+
+Layout of a slot's payload, each block aligned to 64 bytes:
+
+    one block per big column       [rows, envs, *shape]
+    records                        [unroll, envs] of one struct: the small per-step columns
+    slot_records                   [envs] of one struct: columns that hold for a whole unroll
+
+Structs are laid out as a C compiler would: each field at a multiple of its item size.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Literal
+
+import numpy as np
+
+Rows = Literal["unroll+1", "unroll", "slot"]
+
+ALIGNMENT = 64
+PAGE = 4096
+SMALL_NBYTES = 64  # a record of 64 bytes is gathered faster than its columns one by one
+
+
+@dataclass(frozen=True)
+class Column:
+    """One named array of a slot: ``[rows, envs, *shape]``, or ``[envs, *shape]`` for rows "slot"."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...] = ()
+    rows: Rows = "unroll"
+
+    @property
+    def cell_nbytes(self) -> int:
+        """Bytes of one environment's value at one step."""
+        return np.dtype(self.dtype).itemsize * math.prod(self.shape)
+
+
+@dataclass(frozen=True)
+class Block:
+    """A contiguous piece of a slot's payload: a big column, or a packed group of small ones."""
+
+    name: str
+    offset: int
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+
+    @property
+    def nbytes(self) -> int:
+        return math.prod(self.shape) * self.dtype.itemsize
+
+
+@dataclass(frozen=True)
+class SlotSpec:
+    """The columns of a slot and the extent of its axes. Equal specs have equal bytes."""
+
+    unroll: int
+    envs: int
+    columns: tuple[Column, ...]
+
+    def __post_init__(self) -> None:
+        names = [c.name for c in self.columns]
+        if len(set(names)) != len(names):
+            raise ValueError(f"columns {names} repeat a name; give each column its own")
+        if self.unroll < 1 or self.envs < 1:
+            raise ValueError(f"unroll {self.unroll} and envs {self.envs} must both be at least 1")
+
+    def rows_of(self, column: Column) -> tuple[int, ...]:
+        """Leading extents of a column, before its own shape."""
+        if column.rows == "slot":
+            return (self.envs,)
+        return (self.unroll + (column.rows == "unroll+1"), self.envs)
+
+    @cached_property
+    def blocks(self) -> tuple[Block, ...]:
+        """Blocks in the order of their offsets; the wire sends big ones as a frame each."""
+        big = [c for c in self.columns if not _is_small(c)]
+        blocks: list[Block] = []
+        offset = 0
+        for column in big:
+            shape = (*self.rows_of(column), *column.shape)
+            blocks.append(Block(column.name, offset, shape, np.dtype(column.dtype)))
+            offset = _align(offset + blocks[-1].nbytes)
+        for name, rows in (("records", "unroll"), ("slot_records", "slot")):
+            small = [c for c in self.columns if _is_small(c) and c.rows == rows]
+            if small:
+                dtype = np.dtype([(c.name, c.dtype, c.shape) for c in small], align=True)
+                blocks.append(Block(name, offset, self.rows_of(small[0]), dtype))
+                offset = _align(offset + blocks[-1].nbytes)
+        return tuple(blocks)
+
+    @cached_property
+    def payload_nbytes(self) -> int:
+        last = self.blocks[-1]
+        return last.offset + last.nbytes
+
+    @cached_property
+    def slot_nbytes(self) -> int:
+        """Bytes between two slots of a store: header and payload, in whole pages."""
+        return math.ceil((HEADER_NBYTES + self.payload_nbytes) / PAGE) * PAGE
+
+    @cached_property
+    def hash(self) -> int:
+        """First eight bytes of the SHA-256 of the canonical JSON, little-endian."""
+        text = json.dumps(self.to_dict(), sort_keys=True, separators=(",", ":"))
+        return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "little")
+
+    def views(self, payload: np.ndarray[Any, np.dtype[np.uint8]]) -> dict[str, np.ndarray[Any, Any]]:
+        """Arrays over a slot's payload bytes, by column name, without a copy."""
+        arrays: dict[str, np.ndarray[Any, Any]] = {}
+        for block in self.blocks:
+            raw = payload[block.offset : block.offset + block.nbytes]
+            array = raw.view(block.dtype).reshape(block.shape)
+            if block.dtype.names:
+                arrays.update({name: array[name] for name in block.dtype.names})
+            else:
+                arrays[block.name] = array
+        return arrays
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "unroll": self.unroll,
+            "envs": self.envs,
+            "columns": [[c.name, c.dtype, list(c.shape), c.rows] for c in self.columns],
+        }
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> SlotSpec:
+        columns = tuple(Column(n, d, tuple(s), r) for n, d, s, r in data["columns"])
+        return cls(int(data["unroll"]), int(data["envs"]), columns)
+
+    def difference(self, other: SlotSpec, mine: str = "learner", theirs: str = "actor") -> str:
+        """A readable list of what differs, or an empty string."""
+        found = [
+            f"{field}: {mine} {a}, {theirs} {b}"
+            for field, a, b in (
+                ("unroll", self.unroll, other.unroll),
+                ("envs", self.envs, other.envs),
+            )
+            if a != b
+        ]
+        ours, others = ({c.name: c for c in s.columns} for s in (self, other))
+        for name in sorted(ours.keys() | others.keys()):
+            a, b = _describe(ours.get(name)), _describe(others.get(name))
+            if a != b:
+                found.append(f"column {name}: {mine} {a}, {theirs} {b}")
+        if not found and self != other:
+            found.append(f"order of columns: {mine} {list(ours)}, {theirs} {list(others)}")
+        return "; ".join(found)
+
+
+# What stands before the payload of each slot. Times are CLOCK_MONOTONIC seconds of the writer's
+# host; produced_steps counts the stream's agent steps through this slot, so a gap in the sequence
+# tells how many steps were lost.
+HEADER = np.dtype(
+    [
+        ("actor", "<u8"),
+        ("incarnation", "<u4"),
+        ("generation", "<u4"),
+        ("sequence", "<u8"),
+        ("version", "<u8"),
+        ("steps", "<u8"),
+        ("produced_steps", "<u8"),
+        ("started_s", "<f8"),
+        ("published_s", "<f8"),
+    ]
+)
+HEADER_NBYTES = 128
+
+
+def _is_small(column: Column) -> bool:
+    return column.rows != "unroll+1" and column.cell_nbytes <= SMALL_NBYTES
+
+
+def _align(offset: int) -> int:
+    return math.ceil(offset / ALIGNMENT) * ALIGNMENT
+
+
+def _describe(column: Column | None) -> str:
+    if column is None:
+        return "absent"
+    return f"{column.dtype}{list(column.shape)} per {column.rows}"

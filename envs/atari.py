@@ -1,0 +1,117 @@
+"""Atari through `ale_py.AtariVectorEnv`: emulation and preprocessing in C++, rewards raw.
+
+Its defaults differ from those of `gymnasium.make` and of `make_vec`, so every option has a value
+here. An id's registered options (sticky actions at 0.25) come over these, and env.kwargs over both.
+Bad values are refused here because several of them end the process in C++.
+
+Observations are uint8 [stack_num, img_height, img_width], with a last axis of 3 if not `grayscale`.
+ale-py does not look at the frame that ends an episode, so the newest frame of a final observation is
+up to one step older than it should be; frames of a stack from before an episode are zeros.
+With `episodic_life` ale-py begins a whole new game after every lost life: a return is one life's.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from gymnasium.vector import AutoresetMode
+
+from penstock.configs.errors import UserError
+from penstock.envs.loading import check_keywords, explained
+
+if TYPE_CHECKING:
+    from ale_py import AtariVectorEnv
+
+PREFIX = "ALE/"
+
+OPTIONS: dict[str, int | float | bool] = {
+    "frameskip": 4,
+    "maxpool": True,
+    "repeat_action_probability": 0.25,
+    "full_action_space": False,
+    "max_num_frames_per_episode": 108_000,
+    "noop_max": 30,
+    "use_fire_reset": True,
+    "episodic_life": False,
+    "life_loss_info": False,
+    "reward_clipping": False,
+    "img_height": 84,
+    "img_width": 84,
+    "grayscale": True,
+    "stack_num": 4,
+}
+
+_AT_LEAST = {"noop_max": 0, "thread_affinity_offset": -1}  # of the whole numbers; 1 for the others
+
+_RESERVED = {
+    "game": "set env.id",
+    "num_envs": "set actors.envs",
+    "num_threads": "set actors.env_threads",
+    "batch_size": "all environments of an actor are stepped together",
+    "autoreset_mode": "it is always NEXT_STEP",
+    "continuous": "only the discrete actions are supported",
+    "continuous_action_threshold": "only the discrete actions are supported",
+}
+
+_UNSUITED = {
+    "reward_clipping": "it clips the shown returns too; set algo.reward_clip=1.0, which clips for "
+    "the learner only",
+    "life_loss_info": "it ends an episode that goes on; set episodic_life=true",
+}
+
+
+def register(purpose: str) -> None:
+    """Make gymnasium know the ids `ALE/...`; an error's sentence begins with `purpose`."""
+    with explained(purpose):
+        importlib.import_module("ale_py")
+
+
+def options(name: str, registered: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
+    """All options of an Atari environment, checked.
+
+    registered: those of the id in gymnasium's registry, with `game`.
+    """
+    from ale_py import AtariVectorEnv
+
+    purpose = f"environment {name}"
+    check_keywords(AtariVectorEnv, given, purpose, reserved=_RESERVED)
+    for option, value in given.items():
+        _check(purpose, option, value)
+    return {**OPTIONS, **registered, **given}
+
+
+def make_vector(options: Mapping[str, Any], count: int, threads: int) -> AtariVectorEnv:
+    """`count` games on `threads` threads of their own."""
+    from ale_py import AtariVectorEnv
+
+    return AtariVectorEnv(
+        num_envs=count,
+        num_threads=threads,
+        autoreset_mode=AutoresetMode.NEXT_STEP,
+        **options,
+    )
+
+
+def _check(purpose: str, option: str, value: Any) -> None:
+    if option in _UNSUITED and value is not False:
+        raise UserError(f"{purpose}: {option} must be false, as {_UNSUITED[option]}")
+    default = OPTIONS.get(option)
+    if isinstance(default, bool):
+        fits, rule = isinstance(value, bool), "true or false"
+    elif isinstance(default, float):
+        fits, rule = _is_number(value) and 0 <= value <= 1, "a probability between 0 and 1"
+    else:
+        least = _AT_LEAST.get(option, 1)
+        fits, rule = _is_whole(value) and value >= least, f"a whole number of at least {least}"
+    if not fits:
+        raise UserError(f"{purpose}: {option} is {value!r}; it must be {rule}")
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _is_whole(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)

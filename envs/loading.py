@@ -1,0 +1,127 @@
+"""Names of things in other people's modules, and what to say when one is wrong."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
+from difflib import get_close_matches
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from gymnasium.error import DependencyNotInstalled
+
+from penstock.configs.errors import UserError
+
+# What to install for a module, where it is not called like its package.
+_PACKAGES = {
+    "ale_py": "penstock[atari]",
+    "cv2": "opencv-python",
+    "flax": "gymnasium[jax]",
+    "jax": "gymnasium[jax]",
+}
+
+
+def import_module(name: str, purpose: str) -> ModuleType:
+    """The module; `purpose` says in an error's sentence what it is for."""
+    with explained(purpose):
+        try:
+            return importlib.import_module(name)
+        except ModuleNotFoundError as error:
+            if not (error.name and f"{name}.".startswith(f"{error.name}.")):
+                raise
+            raise UserError(
+                f"{purpose}: there is no module {error.name} in {Path.cwd()} or installed; correct "
+                "its name, start in its folder, or install it"
+            ) from error
+
+
+def load(path: str, purpose: str) -> Callable[..., Any]:
+    """What `module:name` stands for."""
+    module_name, _, name = path.partition(":")
+    module = import_module(module_name, purpose)
+    found: Callable[..., Any] | None = getattr(module, name, None)
+    if not callable(found):
+        names = [n for n, value in vars(module).items() if callable(value)]
+        raise UserError(
+            f"{purpose}: module {module_name} has no class or function {name}; "
+            f"{nearest(name, names)}"
+        )
+    return found
+
+
+def nearest(name: str, names: Collection[str]) -> str:
+    """A clause on which of `names` was meant."""
+    by_case = {known.lower(): known for known in names}
+    close = get_close_matches(name.lower(), by_case, n=3)
+    if close:
+        return f"the nearest is {' or '.join(by_case[found] for found in close)}"
+    return f"choose from {', '.join(sorted(names))}" if 0 < len(names) <= 30 else "correct its name"
+
+
+def parameters(function: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:
+    """Parameters of a function or a class, empty where Python cannot tell."""
+    try:
+        return inspect.signature(function).parameters
+    except (TypeError, ValueError):
+        return {}
+
+
+def check_keywords(
+    function: Callable[..., Any],
+    given: Collection[str],
+    purpose: str,
+    *,
+    more: Collection[str] = (),
+    reserved: Mapping[str, str] | None = None,
+) -> None:
+    """Refuse keywords that a function does not take.
+
+    more: names that it takes besides its own parameters.
+    reserved: names that are Penstock's to give, each with what to set instead.
+    """
+    reserved = reserved or {}
+    for name in given:
+        if name in reserved:
+            raise UserError(f"{purpose}: {name} is not set here; {reserved[name]}")
+    known = parameters(function)
+    if not known or any(p.kind is p.VAR_KEYWORD for p in known.values()):
+        return
+    takes = (set(known) | set(more)) - set(reserved) - {"self"}
+    for name in given:
+        if name not in takes:
+            raise UserError(f"{purpose}: there is no option {name}; {nearest(name, takes)}")
+
+
+@contextmanager
+def explained(purpose: str, setting: str = "env.kwargs") -> Iterator[None]:
+    """Turn what somebody's code raises into one sentence; the cause stays attached.
+
+    setting: the option where the mistake may be.
+    """
+    try:
+        yield
+    except UserError:
+        raise
+    except DependencyNotInstalled as error:
+        raise UserError(f"{purpose}: {' '.join(str(error).split())}, then try again") from error
+    except ModuleNotFoundError as error:
+        raise UserError(f"{purpose}: {_missing(error)}") from error
+    except Exception as error:
+        raise UserError(
+            f"{purpose} failed with {_brief(error)}; correct {setting}, or the code that raised it"
+        ) from error
+
+
+def _missing(error: ModuleNotFoundError) -> str:
+    module = (error.name or str(error)).partition(".")[0]
+    package = _PACKAGES.get(module, module)
+    return f'{module} is not installed; run `pip install "{package}"`, then try again'
+
+
+def _brief(error: Exception) -> str:
+    text = " ".join(str(error).split())
+    text = text if len(text) <= 300 else f"{text[:297]}..."
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__

@@ -1,0 +1,210 @@
+"""From an `env` section to a vector of games, the fastest way there is.
+
+An environment id is one of
+    CartPole-v1               registered with gymnasium
+    module:EnvId-v0           registered by importing that module
+    module:function           called with env.kwargs, returns a gymnasium.Env, or a
+                              gymnasium.vector.VectorEnv of `num_envs` if it takes that
+
+Its own vector form is taken where it has one, else gymnasium's synchronous vector environment.
+Wrappers go around single environments, so they turn the own form off.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import gymnasium
+from gymnasium.envs.registration import EnvSpec
+from gymnasium.spaces import MultiDiscrete
+from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
+
+from penstock.configs.errors import UserError
+from penstock.envs import atari
+from penstock.envs.game import GameInfo, VectorGame
+from penstock.envs.loading import (
+    check_keywords,
+    explained,
+    import_module,
+    load,
+    nearest,
+    parameters,
+)
+from penstock.envs.single import SingleEnv
+
+if TYPE_CHECKING:
+    from penstock.configs.schema import EnvConfig
+
+_RESERVED = {
+    "num_envs": "set actors.envs",
+    "vectorization_mode": "the fastest is taken",
+    "vector_kwargs": "give the vector environment's options in env.kwargs",
+    "wrappers": "set env.wrappers",
+}
+_GYMNASIUM_OPTIONS = ("max_episode_steps", "disable_env_checker")  # of gymnasium.make itself
+
+
+@dataclass(frozen=True)
+class _Source:
+    """The ways in which an environment can be made."""
+
+    single: Callable[[], gymnasium.Env[Any, Any]] | None = None
+    vector: Callable[[int], VectorEnv] | None = None
+    vector_name: str = ""
+    frames_per_step: int = 1
+
+
+def make(env: EnvConfig, count: int, threads: int = 1) -> VectorGame:
+    """`count` environments, on `threads` threads where the environment has threads of its own.
+
+    Raises UserError, a sentence with the next step, for whatever is wrong with `env` or where the
+    environment cannot be constructed.
+    """
+    purpose = f"environment {env.id}"
+    with explained(purpose):
+        source = _find(env, threads)
+        if source.vector and not env.wrappers:
+            vector, how = source.vector(count), f"{env.id} is stepped by {source.vector_name}"
+        elif source.single:
+            single = partial(_wrapped, source.single, env, purpose)
+            vector = SyncVectorEnv(
+                [single] * count, copy=False, autoreset_mode=AutoresetMode.NEXT_STEP
+            )
+            how = f"{env.id} is stepped one by one, by gymnasium's SyncVectorEnv"
+            if source.vector:
+                how += f": env.wrappers turn {source.vector_name} off, which is faster"
+        else:
+            raise UserError(
+                f"{purpose} comes as a vector environment only, and env.wrappers go around single "
+                "ones; wrap it where it is made, and leave env.wrappers empty"
+            )
+        if not isinstance(vector, VectorEnv) or vector.num_envs != count:
+            raise UserError(f"{purpose} must return a VectorEnv of num_envs={count}, not {vector}")
+        return VectorGame(env.id, vector, source.frames_per_step, how)
+
+
+def probe(env: EnvConfig) -> GameInfo:
+    """What `env` looks like: makes one, and closes it. Raises UserError as `make` does."""
+    game = make(env, 1)
+    game.close()
+    return game.info
+
+
+def _find(env: EnvConfig, threads: int) -> _Source:
+    purpose = f"environment {env.id}"
+    module_name, _, name = env.id.rpartition(":")
+    if module_name:
+        function = getattr(import_module(module_name, purpose), name, None)
+        if callable(function):
+            return _from_function(function, env)
+    if name.startswith(atari.PREFIX):
+        atari.register(purpose)
+    spec = _registered(name, module_name, purpose)
+    if name.startswith(atari.PREFIX):
+        return _from_atari(spec, env, threads)
+    return _from_spec(spec, env)
+
+
+def _from_function(function: Callable[..., Any], env: EnvConfig) -> _Source:
+    check_keywords(function, env.kwargs, f"environment {env.id}", reserved=_RESERVED)
+    kwargs = _next_step(function, env.kwargs)
+    if "num_envs" not in parameters(function):
+        return _Source(single=partial(function, **kwargs))
+    return _Source(
+        vector=lambda count: function(num_envs=count, **kwargs), vector_name="its own vector form"
+    )
+
+
+def _from_atari(spec: EnvSpec, env: EnvConfig, threads: int) -> _Source:
+    options = atari.options(env.id, spec.kwargs, env.kwargs)
+    return _Source(
+        single=lambda: SingleEnv(atari.make_vector(options, count=1, threads=1)),
+        vector=lambda count: atari.make_vector(options, count, threads),
+        vector_name="ale_py.AtariVectorEnv",
+        frames_per_step=options["frameskip"],
+    )
+
+
+def _from_spec(spec: EnvSpec, env: EnvConfig) -> _Source:
+    own_form = spec.vector_entry_point and not spec.additional_wrappers
+    return _Source(
+        single=partial(_registered_single, spec, env) if spec.entry_point else None,
+        vector=partial(_registered_vector, spec, env) if own_form else None,
+        vector_name="its own vector form",
+    )
+
+
+def _registered_single(spec: EnvSpec, env: EnvConfig) -> gymnasium.Env[Any, Any]:
+    _creator(spec.entry_point, env, _GYMNASIUM_OPTIONS)
+    kwargs: dict[str, Any] = dict(env.kwargs)
+    return gymnasium.make(spec, **kwargs)
+
+
+def _registered_vector(spec: EnvSpec, env: EnvConfig, count: int) -> VectorEnv:
+    creator = _creator(spec.vector_entry_point, env, _GYMNASIUM_OPTIONS[:1])
+    kwargs = _next_step(creator, env.kwargs)
+    vector = gymnasium.make_vec(spec, count, "vector_entry_point", **kwargs)
+    if type(vector.action_space) is MultiDiscrete:
+        vector.action_space = _Unchecked(vector.action_space)
+    return vector
+
+
+class _Unchecked(MultiDiscrete):
+    """Takes every action: policies only choose valid ones, and asking costs a fifth of CartPole."""
+
+    def __init__(self, space: MultiDiscrete) -> None:
+        super().__init__(space.nvec, dtype=space.dtype.type, start=space.start)
+
+    def contains(self, x: Any) -> bool:
+        return True
+
+
+def _registered(name: str, module_name: str, purpose: str) -> EnvSpec:
+    spec = gymnasium.registry.get(name)
+    if spec is None:
+        with suppress(UserError):
+            atari.register(purpose)  # for its ids to be among the nearest
+        where = f"importing {module_name} registers" if module_name else "gymnasium knows"
+        raise UserError(f"{purpose}: {where} no {name}; {nearest(name, gymnasium.registry)}")
+    return spec
+
+
+def _creator(
+    entry_point: str | Callable[..., Any] | None, env: EnvConfig, more: Collection[str]
+) -> Callable[..., Any]:
+    """What an entry point names, once it is known to take env.kwargs."""
+    purpose = f"environment {env.id}"
+    creator = load(entry_point, purpose) if isinstance(entry_point, str) else entry_point
+    assert creator is not None
+    check_keywords(creator, env.kwargs, purpose, more=more, reserved=_RESERVED)
+    return creator
+
+
+def _next_step(creator: Callable[..., Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """`kwargs`, and the canonical autoreset mode where a vector environment lets us choose."""
+    if "autoreset_mode" in parameters(creator):
+        return {"autoreset_mode": AutoresetMode.NEXT_STEP, **kwargs}
+    return dict(kwargs)
+
+
+def _wrapped(
+    single: Callable[[], gymnasium.Env[Any, Any]], env: EnvConfig, purpose: str
+) -> gymnasium.Env[Any, Any]:
+    made = single()
+    if not isinstance(made, gymnasium.Env):
+        raise UserError(
+            f"{purpose} must return a gymnasium.Env, not {type(made).__name__}; to return a vector "
+            "environment, let its function take num_envs"
+        )
+    for entry in env.wrappers:
+        path, kwargs = (entry, {}) if isinstance(entry, str) else next(iter(entry.items()))
+        name = f"wrapper {path}"
+        with explained(name, "env.wrappers"):
+            wrapper = load(path, name)
+            check_keywords(wrapper, kwargs, name, reserved={"env": "the environment is given"})
+            made = wrapper(made, **kwargs)
+    return made

@@ -1,0 +1,40 @@
+"""One environment of a vector environment's kind, as gymnasium's single interface.
+
+So wrappers can go around it, and what they see is what the vector form would have shown.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import gymnasium
+import numpy as np
+from gymnasium.vector import VectorEnv
+
+
+class SingleEnv(gymnasium.Env[Any, Any]):
+    """Takes over a vector environment of one."""
+
+    def __init__(self, vector: VectorEnv) -> None:
+        self.observation_space = vector.single_observation_space
+        self.action_space = vector.single_action_space
+        self._vector = vector
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Any, dict[str, Any]]:
+        observations, info = self._vector.reset(seed=seed, options=options)
+        return observations[0], _first(info)
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        actions = np.array([action], dtype=np.int64)
+        observations, reward, terminated, truncated, info = self._vector.step(actions)
+        ended = bool(terminated[0]), bool(truncated[0])
+        return observations[0], float(reward[0]), *ended, _first(info)
+
+    def close(self) -> None:
+        self._vector.close()
+
+
+def _first(info: dict[str, Any]) -> dict[str, Any]:
+    return {name: values[0] for name, values in info.items()}

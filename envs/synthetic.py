@@ -1,0 +1,153 @@
+"""`penstock/Synthetic-v0`: a game with a known best play, any size and pace, and faults on request.
+
+An observation shows which action pays: the part of it that belongs to that action is bright, the
+rest is 0. That action earns 1, any other 0, so an episode returns `episode_steps` at best and
+`episode_steps / n_actions` on average for uniformly random play. Snappy shrinks the bright parts
+about as much as Atari frames.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import signal
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from gymnasium.spaces import Box, Discrete
+from gymnasium.vector import AutoresetMode, VectorEnv
+from gymnasium.vector.utils import batch_space
+
+from penstock.envs.single import SingleEnv
+
+
+class SyntheticVectorEnv(VectorEnv):
+    """`num_envs` synthetic games, whose episodes begin and end together."""
+
+    metadata = {"render_modes": [], "autoreset_mode": AutoresetMode.NEXT_STEP}  # noqa: RUF012
+
+    def __init__(
+        self,
+        num_envs: int = 1,
+        *,
+        obs_shape: Sequence[int] = (4,),
+        obs_dtype: str = "float32",
+        n_actions: int = 2,
+        episode_steps: int = 100,
+        truncate: bool = False,
+        construct_time_s: float = 0.0,
+        step_time_s: float = 0.0,
+        busy: bool = False,
+        crash_at_step: int | None = None,
+        hang_at_step: int | None = None,
+        exit_at_step: int | None = None,
+        nan_at_step: int | None = None,
+    ) -> None:
+        """Make the games.
+
+        obs_shape, obs_dtype: of one observation, float32 (0 to 1) or uint8 (0 to 255).
+        episode_steps: length of every episode, which is truncated if `truncate`, else terminates.
+        step_time_s: what one step of one environment takes, asleep, or computing if `busy`.
+        *_at_step: the call of `step`, counted from 1 since construction, that raises, never
+            returns, kills this process, or shows a NaN (float32 only).
+        """
+        if obs_dtype not in ("float32", "uint8"):
+            raise ValueError(f"obs_dtype is {obs_dtype}; it must be float32 or uint8")
+        if nan_at_step is not None and obs_dtype != "float32":
+            raise ValueError("nan_at_step needs obs_dtype float32, as whole numbers have no NaN")
+        if not 1 <= n_actions <= math.prod(obs_shape):
+            raise ValueError(
+                f"n_actions {n_actions} must be from 1 to the {math.prod(obs_shape)} values of an "
+                "observation, which shows each action in a part of its own"
+            )
+        time.sleep(construct_time_s)
+        self.num_envs = num_envs
+        high = 1 if obs_dtype == "float32" else 255
+        self._patterns = _patterns(n_actions, tuple(obs_shape), np.dtype(obs_dtype), high)
+        self.single_observation_space = Box(0, high, tuple(obs_shape), np.dtype(obs_dtype).type)
+        self.single_action_space = Discrete(n_actions)
+        self.observation_space = batch_space(self.single_observation_space, num_envs)
+        self.action_space = batch_space(self.single_action_space, num_envs)
+        self._episode_steps, self._truncate = episode_steps, truncate
+        self._step_time_s, self._busy = step_time_s * num_envs, busy
+        self._faults = {crash_at_step: _crash, hang_at_step: _hang, exit_at_step: _exit}
+        self._faults.pop(None, None)
+        self._nan_at_step = nan_at_step
+        self._calls = 0
+        self._age = 0
+        self._targets = np.zeros(num_envs, np.int64)
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[npt.NDArray[Any], dict[str, Any]]:
+        super().reset(seed=seed)
+        self._age = 0
+        return self._observe(), {}
+
+    def step(
+        self, actions: npt.NDArray[np.integer]
+    ) -> tuple[
+        npt.NDArray[Any],
+        npt.NDArray[np.float32],
+        npt.NDArray[np.bool_],
+        npt.NDArray[np.bool_],
+        dict[str, Any],
+    ]:
+        self._calls += 1
+        if fault := self._faults.get(self._calls):
+            fault()
+        self._pass_time()
+        resets = self._age == self._episode_steps
+        reward = (actions == self._targets).astype(np.float32) * (not resets)
+        self._age = 0 if resets else self._age + 1
+        ended = np.full(self.num_envs, self._age == self._episode_steps)
+        goes_on = np.zeros(self.num_envs, np.bool_)
+        flags = (goes_on, ended) if self._truncate else (ended, goes_on)
+        return self._observe(), reward, *flags, {}
+
+    def _observe(self) -> npt.NDArray[Any]:
+        self._targets = self.np_random.integers(len(self._patterns), size=self.num_envs)
+        observations = self._patterns[self._targets]
+        if self._calls == self._nan_at_step:
+            observations.flat[0] = np.nan
+        return observations
+
+    def _pass_time(self) -> None:
+        if self._busy:
+            end_s = time.perf_counter() + self._step_time_s
+            while time.perf_counter() < end_s:
+                pass
+        elif self._step_time_s:
+            time.sleep(self._step_time_s)
+
+
+def make_single(**options: Any) -> SingleEnv:
+    """One synthetic game; options as of `SyntheticVectorEnv`."""
+    return SingleEnv(SyntheticVectorEnv(1, **options))
+
+
+def _patterns(
+    n_actions: int, shape: tuple[int, ...], dtype: np.dtype[Any], high: int
+) -> npt.NDArray[Any]:
+    """[n_actions, *shape]: for each action, its own share of the values, in order, is `high`."""
+    size = math.prod(shape)
+    owner = np.arange(size) * n_actions // size
+    patterns = np.zeros((n_actions, size), dtype)
+    patterns[owner, np.arange(size)] = high
+    return patterns.reshape(n_actions, *shape)
+
+
+def _crash() -> None:
+    raise RuntimeError("the synthetic environment crashed, as crash_at_step asked")
+
+
+def _hang() -> None:
+    while True:
+        time.sleep(3600)
+
+
+def _exit() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)

@@ -1,0 +1,67 @@
+"""What the control groups of this process allow: cores and memory, under version 1 or 2.
+
+A limit of any group above ours binds us too, so the smallest on the way up counts. Inside a
+container the path may name groups that only the host sees; what exists below the mount is read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+MOUNT = Path("/sys/fs/cgroup")
+OURS = Path("/proc/self/cgroup")
+NO_LIMIT = 1 << 60  # version 1 says "none" with a huge number
+
+
+def cores(mount: Path = MOUNT, ours: Path = OURS) -> float | None:
+    """Cores that the quota allows, or None without one."""
+    quotas = [float(q) / float(p) for q, p in _cpu_max(mount, ours) if q not in ("max", "-1")]
+    return min(quotas, default=None)
+
+
+def memory_nbytes(mount: Path = MOUNT, ours: Path = OURS) -> int | None:
+    """Bytes of memory that the groups allow, or None without a limit."""
+    texts = _read(mount, ours, "memory", ("memory.max", "memory.limit_in_bytes"))
+    limits = [int(text) for text in texts if text != "max"]
+    return min((limit for limit in limits if limit < NO_LIMIT), default=None)
+
+
+def _cpu_max(mount: Path, ours: Path) -> Iterator[tuple[str, str]]:
+    """Quota and period of each group."""
+    for text in _read(mount, ours, "cpu", ("cpu.max",)):
+        quota, period = text.split()
+        yield quota, period
+    quotas = _read(mount, ours, "cpu", ("cpu.cfs_quota_us",))
+    periods = _read(mount, ours, "cpu", ("cpu.cfs_period_us",))
+    yield from zip(quotas, periods, strict=False)
+
+
+def _read(mount: Path, ours: Path, controller: str, names: tuple[str, ...]) -> Iterator[str]:
+    for group in _groups(mount, ours, controller):
+        for name in names:
+            try:
+                yield (group / name).read_text().strip()
+            except OSError:  # the root group has no limits
+                continue
+
+
+def _groups(mount: Path, ours: Path, controller: str) -> Iterator[Path]:
+    """Our groups of a controller, from the innermost up."""
+    try:
+        lines = ours.read_text().splitlines()
+    except OSError:
+        return
+    for line in lines:
+        _, controllers, path = line.split(":", 2)
+        if controllers == "":
+            root = mount
+        elif controller in controllers.split(","):
+            root = mount / controllers if (mount / controllers).exists() else mount / controller
+        else:
+            continue
+        group = root / path.lstrip("/")
+        yield group
+        while group != root:
+            group = group.parent
+            yield group

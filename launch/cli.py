@@ -1,0 +1,176 @@
+"""The command `penstock`. Thin: each command imports what it needs when it is called.
+
+Every command takes --json: then the last line of standard output is one JSON object, and what is
+for people goes to standard error.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import Annotated, Any, Literal
+
+import typer
+
+import penstock
+from penstock.configs.errors import UserError
+
+app = typer.Typer(
+    help="Trains game agents: actors play, learners learn, and nothing waits.",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+)
+config_app = typer.Typer(help="Show configs.", no_args_is_help=True, rich_markup_mode=None)
+keys_app = typer.Typer(help="Keys for encrypted runs.", no_args_is_help=True, rich_markup_mode=None)
+app.add_typer(config_app, name="config")
+app.add_typer(keys_app, name="keys")
+
+Resume = Literal["no", "auto", "must"]
+
+Target = Annotated[
+    str,
+    typer.Argument(
+        help="A preset, a YAML file, a gymnasium id, module:EnvId-v0 or module:function."
+    ),
+]
+Overrides = Annotated[
+    list[str] | None, typer.Argument(metavar="KEY=VALUE", help="Options of the config.")
+]
+ResumeOption = Annotated[
+    Resume,
+    typer.Option(help="Go on from the run's checkpoint: never, if there is one, or only so."),
+]
+Json = Annotated[bool, typer.Option("--json", help="End standard output with one JSON object.")]
+
+
+def main() -> None:
+    """Run a command; a user's mistake is one sentence and exit code 2."""
+    try:
+        app()
+    except UserError as error:
+        print(f"penstock: {error}", file=sys.stderr)
+        sys.exit(2)
+    except KeyboardInterrupt:
+        sys.exit(130)
+
+
+@app.callback(invoke_without_command=True)
+def root(
+    version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False,
+) -> None:
+    if version:
+        print(penstock.__version__)
+        raise typer.Exit
+
+
+@app.command()
+def train(
+    target: Target, overrides: Overrides = None, resume: ResumeOption = "no", as_json: Json = False
+) -> None:
+    """Train on this host: actors and a learner, until stop.* or Ctrl-C."""
+    from penstock.launch import run
+
+    sys.exit(run.train(target, overrides or [], resume, as_json))
+
+
+@app.command()
+def learner(
+    target: Target,
+    overrides: Overrides = None,
+    bind: Annotated[
+        str | None, typer.Option(help="Where actors join; the same as transport.bind=.")
+    ] = None,
+    insecure: Annotated[
+        bool, typer.Option("--insecure", help="Let anybody join who reaches the address.")
+    ] = False,
+    resume: ResumeOption = "no",
+    as_json: Json = False,
+) -> None:
+    """Start a learner that actors join, from this host or others."""
+    from penstock.launch import run
+
+    options = [*(overrides or []), *(["transport.insecure=true"] if insecure else [])]
+    sys.exit(run.learner(target, options, bind, resume, as_json))
+
+
+@app.command()
+def actor(
+    connect: Annotated[str, typer.Option(help="The learner's address.")],
+    count: Annotated[int, typer.Option(min=1, help="Actor processes to start.")] = 1,
+    transport: Annotated[
+        Literal["auto", "shm", "zmq"],
+        typer.Option(help="Shared memory or ZeroMQ; auto: by whether the learner is on this host."),
+    ] = "auto",
+    curve: Annotated[str | None, typer.Option(help="Folder with this host's keys.")] = None,
+    run_dir: Annotated[str | None, typer.Option("--dir", help="Folder for the logs.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Start actors for a learner, which may come up earlier or later."""
+    from penstock.launch import run
+
+    sys.exit(run.actors(connect, count, transport, curve, run_dir, as_json))
+
+
+@app.command("eval")
+def evaluate(
+    run_dir: Annotated[str, typer.Argument(metavar="RUN", help="Folder of a run.")],
+    episodes: Annotated[int, typer.Option(min=1, help="Episodes to play.")] = 20,
+    checkpoint: Annotated[Literal["best", "last"], typer.Option(help="Which weights.")] = "best",
+    sample: Annotated[
+        bool, typer.Option("--sample", help="Draw actions as in training, not the likeliest.")
+    ] = False,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the games.")] = 0,
+    as_json: Json = False,
+) -> None:
+    """Play episodes with the weights of a run and print their returns."""
+    from penstock.launch.evaluate import describe, evaluate
+
+    result = evaluate(run_dir, episodes, checkpoint, sample, seed)
+    _answer(describe(result), result, as_json)
+
+
+@app.command()
+def doctor(as_json: Json = False) -> None:
+    """Look at this machine, and say what would hurt a run."""
+    from penstock.launch.doctor import describe, examine
+
+    facts = examine()
+    _answer(describe(facts), facts, as_json)
+
+
+@config_app.command("show")
+def config_show(target: Target, overrides: Overrides = None, as_json: Json = False) -> None:
+    """Print the resolved, checked config."""
+    from penstock.configs.load import dump, resolve
+
+    config = resolve(target, overrides or [])
+    _answer(dump(config).rstrip(), config.model_dump(mode="json"), as_json)
+
+
+@config_app.command("list")
+def config_list(as_json: Json = False) -> None:
+    """List the presets."""
+    from penstock.configs.load import presets
+
+    found = presets()
+    width = max(map(len, found))
+    _answer("\n".join(f"{name:{width}}  {text}" for name, text in found.items()), found, as_json)
+
+
+@keys_app.command("new")
+def keys_new(
+    folder: Annotated[str, typer.Argument(help="Folder to make.")] = "keys", as_json: Json = False
+) -> None:
+    """Make the CURVE keys of a run: the learner's, and one pair for its actors."""
+    from pathlib import Path
+
+    from penstock.transport.keys import new
+
+    paths = [str(path) for path in new(Path(folder))]
+    _answer("\n".join(paths), {"files": paths}, as_json)
+
+
+def _answer(text: str, data: dict[str, Any], as_json: bool) -> None:
+    print(json.dumps(data) if as_json else text)

@@ -1,0 +1,102 @@
+"""The figures of a run in words: while it goes on, and at its end.
+
+Rates count agent steps (decisions) and emulator frames apart, and never mix the two.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from penstock.configs.schema import StopConfig
+
+Metrics = Mapping[str, Any]
+
+
+def figures(metrics: Metrics, stop: StopConfig | None) -> dict[str, str]:
+    """What a person wants to know of the last interval, by label."""
+    m = metrics.get
+    left_s = eta_s(metrics, stop)
+    to_go = "" if left_s is None else f", {clock(left_s)} to go"
+    waits, computes = percent(m("learner_wait_fraction")), percent(m("learner_compute_fraction"))
+    return {
+        "time": clock(m("time_s")) + to_go,
+        "steps": f"{count(m('env_steps'))}, {count(m('steps_per_s'))}/s",
+        "frames": f"{count(m('env_frames'))}, {count(frames_per_s(metrics))}/s",
+        "trained": f"{count(m('trained_steps_per_s'))}/s, {count(m('learner_steps'))} updates",
+        "return": f"{number(m('episode_return_mean'))} over {count(m('episodes'))} episodes",
+        "lag": f"{number(m('policy_lag_mean'))}, at most {number(m('policy_lag_max'))}",
+        "queue": f"{percent(m('queue_fill'))} full",
+        "learner": f"waits {waits}, computes {computes}",
+        "dropped": reasons(m("dropped") or {}),
+        "actors": f"{m('actors_alive')} alive, {m('actors_restarted')} restarted",
+    }
+
+
+def frames_per_s(metrics: Metrics) -> float | None:
+    """Emulator frames per second, from steps per second and the frames of a step."""
+    steps, frames = metrics.get("env_steps"), metrics.get("env_frames")
+    return metrics["steps_per_s"] * frames / steps if steps and frames else None
+
+
+def eta_s(metrics: Metrics, stop: StopConfig | None) -> float | None:
+    """Seconds until the first limit that can be foreseen; None where there is none."""
+    if stop is None:
+        return None
+    time_s, steps = metrics.get("time_s") or 0.0, metrics.get("learner_steps") or 0
+    rate = metrics.get("steps_per_s")
+    left: list[float] = []
+    if stop.env_steps is not None and rate:
+        left.append((stop.env_steps - metrics["env_steps"]) / rate)
+    if stop.learner_steps is not None and steps and time_s:
+        left.append((stop.learner_steps - steps) * time_s / steps)
+    if stop.minutes is not None:
+        left.append(stop.minutes * 60 - time_s)
+    return max(0.0, min(left)) if left else None
+
+
+def clock(seconds: float | None) -> str:
+    """75.2 -> "1:15", 3661 -> "1:01:01"."""
+    minutes, s = divmod(int(seconds or 0), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{s:02}" if hours else f"{minutes}:{s:02}"
+
+
+def count(value: float | None) -> str:
+    return "-" if value is None else f"{value:,.0f}"
+
+
+def number(value: float | None) -> str:
+    return "-" if value is None else f"{value:,.4g}" if abs(value) < 10_000 else f"{value:,.0f}"
+
+
+def percent(fraction: float | None) -> str:
+    return "-" if fraction is None else f"{fraction:.0%}"
+
+
+def reasons(counts: Mapping[str, int]) -> str:
+    """A total with its parts: "12 (stale 12)", or "0"."""
+    parts = ", ".join(f"{name} {n:,}" for name, n in counts.items() if n)
+    return f"{sum(counts.values()):,}" + (f" ({parts})" if parts else "")
+
+
+def farewell(summary: Metrics) -> list[str]:
+    """The last lines of a run: how far it came, and where every sample went."""
+    a = summary["accounting"]
+    went = a["trained"] + sum(a["dropped"].values()) + sum(a["lost"].values()) + a["in_flight"]
+    m = summary.get
+    lines = [
+        f"{summary['exit_reason']}: {count(m('env_steps') or 0)} agent steps in "
+        f"{clock(m('time_s'))}, return {number(m('episode_return_mean'))} over the last 100 of "
+        f"{count(m('episodes') or 0)} episodes",
+        f"agent steps: produced {a['produced']:,} = trained {a['trained']:,} + dropped "
+        f"{reasons(a['dropped'])} + lost {reasons(a['lost'])} + in flight {a['in_flight']:,}",
+    ]
+    if went != a["produced"]:
+        lines.append(
+            f"these do not balance, by {a['produced'] - went:,}: a defect, please report it"
+        )
+    if m("solved_at_s") is not None:
+        lines.insert(1, f"stop.return was first reached after {m('solved_at_s'):.2f} s of training")
+    return lines

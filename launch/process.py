@@ -1,0 +1,129 @@
+"""One child process: its control channel, status page and pidfd, from its start to its burial.
+
+It runs in a session of its own, so that a Ctrl-C at the terminal reaches the supervisor alone, and
+leads a process group, so that what an environment starts dies with it. The pid stays ours until
+`bury`: a process that has ended and was not waited for keeps its number.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+from collections import deque
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import penstock
+from penstock.core.control import Channel, Message
+from penstock.launch.topology import RoleSpec
+from penstock.profiling.status import Phase, StatusPage
+
+THREAD_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
+LOG_TAIL_NBYTES = 8192
+
+
+class Child:
+    """A running role. Create it in the main thread: it dies with the thread that created it."""
+
+    def __init__(
+        self,
+        spec: RoleSpec,
+        incarnation: int,
+        arguments: Mapping[str, Any],
+        log: Path,
+        keep_fds: tuple[int, ...] = (),
+    ) -> None:
+        """Start it; ``keep_fds`` are inherited and only kept open."""
+        self.spec = spec
+        self.log = log
+        self._log_start = log.stat().st_size if log.exists() else 0
+        self._backlog: deque[Message] = deque()
+        self.channel, theirs = Channel.pair()
+        self.status, status_fd = StatusPage.create()
+        self.send({**arguments, **_identity(spec, incarnation)})
+        fds = (theirs.fileno(), status_fd)
+        try:
+            with log.open("ab") as output:
+                self._process = subprocess.Popen(
+                    [*_python(), spec.name, *map(str, fds)],
+                    stdin=subprocess.DEVNULL,
+                    stdout=output,
+                    stderr=output,
+                    pass_fds=(*fds, *keep_fds),
+                    start_new_session=True,
+                    env={**os.environ, **dict.fromkeys(THREAD_VARIABLES, str(spec.threads))},
+                )
+        finally:
+            theirs.close()
+            os.close(status_fd)
+        self.pidfd = os.pidfd_open(self._process.pid)
+
+    def send(self, message: Message) -> None:
+        """Send a message, as soon as the child has room for it."""
+        self._backlog.append(message)
+        self.flush()
+
+    def flush(self) -> None:
+        while self._backlog and self.channel.send(self._backlog[0]):
+            self._backlog.popleft()
+
+    def kill(self, signum: int) -> None:
+        """Signal the process; SIGKILL goes to all that it started too."""
+        with contextlib.suppress(ProcessLookupError):
+            if signum == signal.SIGKILL:
+                os.killpg(self._process.pid, signum)
+            signal.pidfd_send_signal(self.pidfd, signum)
+
+    @property
+    def phase(self) -> str:
+        try:
+            return Phase(self.status.phase).name.lower()
+        except ValueError:
+            return str(self.status.phase)
+
+    def bury(self) -> int:
+        """Wait for its end, end what it left behind, free everything; returns its exit code."""
+        os.waitid(os.P_PIDFD, self.pidfd, os.WEXITED | os.WNOWAIT)
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        code = self._process.wait()
+        os.close(self.pidfd)
+        self.channel.close()
+        self.status.close()
+        return code
+
+    def log_tail(self) -> str:
+        """The last that this incarnation wrote to its log."""
+        with self.log.open("rb") as file:
+            end = file.seek(0, os.SEEK_END)
+            file.seek(max(self._log_start, end - LOG_TAIL_NBYTES))
+            return file.read().decode(errors="replace").strip()
+
+
+def _identity(spec: RoleSpec, incarnation: int) -> Message:
+    return {
+        "role": spec.role,
+        "index": spec.index,
+        "incarnation": incarnation,
+        "main": spec.main,
+        "address": spec.address,
+        "nice": spec.nice,
+        "parent_pid": os.getpid(),
+        # A learner can still save what it has learned; nobody else has anything to lose.
+        "death_signal": int(signal.SIGTERM if spec.essential else signal.SIGKILL),
+    }
+
+
+def _python() -> list[str]:
+    """The interpreter and its module.
+
+    ``-P`` keeps the current folder from standing in front of the libraries, where a user's
+    ``queue.py`` or a folder named ``penstock`` would shadow them; unless Penstock itself is run
+    from there.
+    """
+    here = Path(penstock.__file__).parents[1].samefile(os.curdir)
+    return [sys.executable, *([] if here else ["-P"]), "-m", "penstock.launch.role"]

@@ -1,0 +1,128 @@
+"""The program of every child: ``python -m penstock.launch.role NAME CONTROL_FD STATUS_FD``.
+
+It ties the process to its supervisor (it dies with it, whatever killed the supervisor), turns
+SIGTERM into `RoleContext.stopping`, and turns the end of the role's main function into one report
+and an exit code: 0 done, 2 the user's mistake, 1 a fault. Its first control message says what to
+be. Until a role's own imports, nothing here is slow to load.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import faulthandler
+import importlib
+import os
+import signal
+import socket
+import sys
+import threading
+import traceback
+from pathlib import Path
+from typing import Any
+
+from penstock.configs.errors import UserError
+from penstock.core.control import Channel, Message
+from penstock.core.role import RoleContext
+from penstock.profiling.status import StatusPage
+
+PR_SET_PDEATHSIG = 1
+BACKSTOP_S = 1.0
+TEXT_LIMIT = 50_000  # characters of a message or traceback that fit a control message
+
+
+def main() -> None:
+    control, status = int(sys.argv[2]), int(sys.argv[3])
+    channel = Channel(socket.socket(fileno=control))
+    arguments = channel.receive()[0]
+    _die_with(arguments["parent_pid"], arguments["death_signal"])
+    faulthandler.enable()
+    faulthandler.register(signal.SIGUSR1)
+    os.nice(arguments["nice"])
+    if os.getcwd() not in sys.path:
+        sys.path.append(os.getcwd())
+    ctx = _context(arguments, channel, StatusPage(status))
+    _catch_signals(ctx, arguments["grace_s"])
+    code = _run(arguments["main"], ctx)
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError):
+            stream.flush()
+    # Not sys.exit: a thread left behind could hold the process, and libraries that are torn down
+    # in the wrong order turn a finished run into a crash.
+    os._exit(code)
+
+
+def _die_with(parent_pid: int, death_signal: int) -> None:
+    """Get ``death_signal`` when the supervisor dies; exit at once if it already has."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.prctl(PR_SET_PDEATHSIG, death_signal, 0, 0, 0) != 0:
+        raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG) failed")
+    if os.getppid() != parent_pid:
+        os._exit(1)
+
+
+def _context(arguments: Message, channel: Channel, status: StatusPage) -> RoleContext:
+    config = None
+    if arguments["config"] is not None:
+        from penstock.configs.schema import Config
+
+        config = Config.model_validate(arguments["config"])
+    fields: dict[str, Any] = {
+        key: arguments[key]
+        for key in ("role", "index", "incarnation", "run_id", "address", "resume", "transport")
+    }
+    return RoleContext(
+        run_dir=Path(arguments["run_dir"]),
+        runtime_dir=Path(arguments["runtime_dir"]),
+        curve=Path(arguments["curve"]) if arguments["curve"] else None,
+        config=config,
+        channel=channel,
+        status=status,
+        **fields,
+    )
+
+
+def _catch_signals(ctx: RoleContext, grace_s: float) -> None:
+    """SIGTERM asks to stop, and after ``grace_s`` kills; SIGINT is the supervisor's affair.
+
+    A thread of its own reads the signals' wake-up pipe, so that both hold while the main thread is
+    stuck in a call that never returns to Python.
+    """
+    read_fd, write_fd = os.pipe()
+    os.set_blocking(write_fd, False)
+    signal.set_wakeup_fd(write_fd, warn_on_full_buffer=False)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, lambda *_: ctx.stop())
+
+    def watch() -> None:
+        while signal.SIGTERM not in os.read(read_fd, 64):
+            pass
+        ctx.stop()
+        # A little later than the supervisor would, which can say why.
+        signal.setitimer(signal.ITIMER_REAL, grace_s + BACKSTOP_S)
+
+    threading.Thread(target=watch, name="signals", daemon=True).start()
+
+
+def _run(target: str, ctx: RoleContext) -> int:
+    """Call ``module:function`` with the context; report what it raises and return an exit code."""
+    try:
+        module, _, function = target.partition(":")
+        getattr(importlib.import_module(module), function)(ctx)
+    except SystemExit as exit_:
+        return exit_.code if isinstance(exit_.code, int) else 0 if exit_.code is None else 1
+    except UserError as error:
+        print(f"{ctx.name}: {error}", file=sys.stderr)
+        ctx.report("error", user=True, message=str(error)[:TEXT_LIMIT], traceback="")
+        return 2
+    except BaseException as error:
+        text = traceback.format_exc()
+        print(text, file=sys.stderr)
+        message = f"{type(error).__name__}: {error}"
+        ctx.report("error", user=False, message=message[:TEXT_LIMIT], traceback=text[-TEXT_LIMIT:])
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    main()

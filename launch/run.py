@@ -1,0 +1,196 @@
+"""The commands that run processes: a whole run, a learner by hand, actors by hand.
+
+Each resolves what it is asked to do, makes the folders, and lets a `Supervisor` work; each returns
+the exit code: 0 done, 2 the user's mistake, 1 a fault, 130 or 143 interrupted after a clean end.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from penstock.configs.errors import UserError
+from penstock.launch import topology
+from penstock.launch.decisions import Limits, Outcome
+from penstock.launch.figures import farewell
+from penstock.launch.folders import Resume, default_run_dir, run_folder, runtime_folder
+from penstock.launch.record import Record, write_atomic
+from penstock.launch.supervisor import Supervisor
+from penstock.launch.topology import RoleSpec
+from penstock.launch.view import View, make_view
+
+if TYPE_CHECKING:
+    from penstock.configs.schema import Config
+
+TRACEBACK_LINES = 40
+
+
+class Audience:
+    """Hears what the supervisor has to say: shows it, and has it written down.
+
+    Neither a full disk nor a closed terminal ends a run. The view is made at the first tick, when
+    the processes have been started: what it imports must not delay them.
+    """
+
+    def __init__(self, view: Callable[[], View], record: Record | None) -> None:
+        self._make_view = view
+        self._view: View | None = None
+        self._record = record
+        self._said: set[str] = set()
+
+    def tick(self) -> None:
+        if self._view is None:
+            with suppress(OSError):
+                self._view = self._make_view()
+
+    def note(self, text: str) -> None:
+        """Show a sentence, once: every actor may say the same."""
+        if text not in self._said and self._view is not None:
+            self._said.add(text)
+            with suppress(OSError):
+                self._view.note(text)
+
+    def metrics(self, metrics: dict[str, Any], *, final: bool) -> None:
+        if self._record is None:
+            return
+        try:
+            self._record.final(metrics) if final else self._record.metrics(metrics)
+        except OSError as error:
+            self.note(f"metrics.jsonl cannot be written: {error.strerror}")
+        if self._view is not None:
+            with suppress(OSError):
+                self._view.show(self._record.last)
+
+    def close(self) -> None:
+        if self._view is not None:
+            with suppress(OSError):
+                self._view.close()
+
+
+def train(target: str, overrides: Sequence[str], resume: Resume, as_json: bool) -> int:
+    """Learner and actors on this host."""
+
+    def specs(config: Config, runtime_dir: Path) -> tuple[RoleSpec, ...]:
+        return topology.train(config, runtime_dir)
+
+    return _with_learner(target, overrides, resume, as_json, specs)
+
+
+def learner(
+    target: str, overrides: Sequence[str], bind: str | None, resume: Resume, as_json: bool
+) -> int:
+    """A learner that actors join from elsewhere."""
+
+    def specs(config: Config, runtime_dir: Path) -> tuple[RoleSpec, ...]:
+        if config.transport.kind == "inproc":
+            raise UserError("transport.kind inproc has no actors elsewhere; leave it at auto")
+        if config.transport.bind is None:
+            raise UserError(
+                "a learner by hand needs an address for its actors; "
+                "give it one with --bind tcp://127.0.0.1:7700"
+            )
+        return topology.learner(config, config.transport.bind)
+
+    if bind is not None:
+        overrides = [*overrides, f"transport.bind={bind}"]
+    return _with_learner(target, overrides, resume, as_json, specs)
+
+
+def actors(
+    address: str, count: int, transport: str, curve: str | None, run_dir: str | None, as_json: bool
+) -> int:
+    """Actors for a learner that runs elsewhere, now or later."""
+    if not address.startswith(("tcp://", "ipc://")):
+        raise UserError(f"--connect {address} is no address; give one such as tcp://127.0.0.1:7700")
+    path = Path(run_dir) if run_dir else default_run_dir("actors")
+    specs = topology.actors(count, address, relay=transport != "shm")
+    stream = sys.stderr if as_json else sys.stdout
+    audience = Audience(lambda: make_view(stream, _title(path, specs), None), None)
+    with run_folder(path, "auto"), runtime_folder() as runtime_dir:
+        arguments = _arguments(path, runtime_dir) | {"transport": transport, "curve": curve}
+        outcome = _supervise(
+            Supervisor(specs, Limits(), arguments, path / "logs", audience), audience
+        )
+    _explain(outcome)
+    if as_json:
+        print(json.dumps({"exit_reason": outcome.reason, "exit_code": outcome.exit_code}))
+    return outcome.exit_code
+
+
+def _with_learner(
+    target: str,
+    overrides: Sequence[str],
+    resume: Resume,
+    as_json: bool,
+    make_specs: Callable[[Config, Path], tuple[RoleSpec, ...]],
+) -> int:
+    from penstock.configs.load import CONFIG_FILE, dump, resolve_target
+
+    resolved = resolve_target(target, overrides)
+    config = resolved.config
+    path = Path(config.run.dir) if config.run.dir else default_run_dir(resolved.name)
+    stream = sys.stderr if as_json else sys.stdout
+    with run_folder(path, resume) as lock, runtime_folder() as runtime_dir:
+        specs = make_specs(config, runtime_dir)
+        write_atomic(path / CONFIG_FILE, dump(config))
+        record = Record(path)
+        audience = Audience(lambda: make_view(stream, _title(path, specs), config.stop), record)
+        arguments = _arguments(path, runtime_dir) | {
+            "config": config.model_dump(mode="json"),
+            "resume": resume,
+        }
+        limits = Limits(
+            config.run.grace_s,
+            config.run.hang_timeout_s,
+            config.run.start_timeout_s,
+            config.run.max_restarts,
+        )
+        outcome = _supervise(
+            Supervisor(specs, limits, arguments, path / "logs", audience, (lock,)), audience
+        )
+        record.close()
+        summary = record.summary(outcome.reason)
+    _explain(outcome)
+    with suppress(OSError):
+        print(*farewell(summary), f"all of it is in {path}", sep="\n", file=stream, flush=True)
+    if as_json:
+        print(json.dumps({"run_dir": str(path), "exit_code": outcome.exit_code, **summary}))
+    return outcome.exit_code
+
+
+def _supervise(supervisor: Supervisor, audience: Audience) -> Outcome:
+    try:
+        return supervisor.run()
+    finally:
+        audience.close()
+
+
+def _arguments(run_dir: Path, runtime_dir: Path) -> dict[str, Any]:
+    """What every role is told; the defaults of what only some commands set."""
+    return {
+        "run_dir": str(run_dir.absolute()),
+        "runtime_dir": str(runtime_dir),
+        "config": None,
+        "resume": "no",
+        "transport": "auto",
+        "curve": None,
+    }
+
+
+def _title(run_dir: Path, specs: Sequence[RoleSpec]) -> str:
+    return f"penstock {run_dir}: {topology.names(specs)}"
+
+
+def _explain(outcome: Outcome) -> None:
+    """Say on standard error what went wrong, if anything did."""
+    failure = outcome.failure
+    if failure is None:
+        return
+    if failure.traceback:
+        print(*failure.traceback.splitlines()[-TRACEBACK_LINES:], sep="\n", file=sys.stderr)
+    text = failure.message if failure.user else f"{failure.name}: {failure.message}"
+    print(f"penstock: {text}", file=sys.stderr)

@@ -1,0 +1,216 @@
+"""Starts the roles of a run, watches them, and leaves nothing behind.
+
+One thread, the main one: children are told to die with the thread that started them, and signals
+arrive here. Each turn of the loop reads what happened (signals, control messages, processes that
+ended, heartbeats), has `decisions` say what to do, and does it. Whatever way the loop is left, no
+child outlives it.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import selectors
+import signal
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+from typing import Any, Protocol
+
+from penstock.core.control import Message
+from penstock.launch.decisions import (
+    Decisions,
+    Effect,
+    Failure,
+    Kill,
+    Limits,
+    Note,
+    Outcome,
+    Send,
+    Start,
+)
+from penstock.launch.process import Child
+from penstock.launch.topology import RoleSpec
+
+TICK_S = 0.1
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+class Audience(Protocol):
+    """Who is told how the run goes: the run's record, the view."""
+
+    def metrics(self, metrics: Message, *, final: bool) -> None:
+        """What the learner measured in an interval, with the supervisor's own counts."""
+
+    def note(self, text: str) -> None:
+        """A sentence for the user."""
+
+    def tick(self) -> None:
+        """A moment has passed."""
+
+
+class Supervisor:
+    """One set of processes, from their start to their end."""
+
+    def __init__(
+        self,
+        specs: Sequence[RoleSpec],
+        limits: Limits,
+        arguments: Mapping[str, Any],
+        logs: Path,
+        audience: Audience,
+        keep_fds: tuple[int, ...] = (),
+    ) -> None:
+        """``arguments`` are what every role gets; ``keep_fds`` are for essential roles to hold."""
+        self._specs = {spec.name: spec for spec in specs}
+        self._limits = limits
+        self._arguments = {
+            "run_id": secrets.randbits(63),
+            "grace_s": limits.grace_s,
+            **arguments,
+        }
+        self._logs = logs
+        self._audience = audience
+        self._keep_fds = keep_fds
+        self._decisions = Decisions(specs, limits)
+        self._children: dict[str, Child] = {}
+        self._selector = selectors.DefaultSelector()
+
+    def run(self) -> Outcome:
+        """Start everything, and return when all has ended."""
+        with self._selector, self._signals():
+            try:
+                while (outcome := self._decisions.outcome) is None:
+                    self._turn()
+                return outcome
+            finally:
+                self._abandon()
+
+    def _turn(self) -> None:
+        now_s = time.monotonic()
+        beats = {name: child.status.beat_s for name, child in self._children.items()}
+        phases = {name: child.phase for name, child in self._children.items()}
+        self._do(self._decisions.tick(now_s, beats, phases))
+        for child in self._children.values():
+            child.flush()
+        self._audience.tick()
+        for key, _ in self._selector.select(TICK_S):
+            if key.fd in self._selector.get_map():  # not closed by an event before it
+                key.data()
+
+    def _do(self, effects: list[Effect]) -> None:
+        for effect in effects:
+            match effect:
+                case Start(name, incarnation):
+                    self._start(name, incarnation)
+                case Note(text):
+                    self._audience.note(text)
+                case Kill(name, signum) if name in self._children:
+                    self._children[name].kill(signum)
+                case Send(name, message) if name in self._children:
+                    self._children[name].send(message)
+                case _:
+                    pass  # its process has ended meanwhile
+
+    def _start(self, name: str, incarnation: int) -> None:
+        spec = self._specs[name]
+        keep = self._keep_fds if spec.essential else ()
+        child = Child(spec, incarnation, self._arguments, self._logs / f"{name}.log", keep)
+        self._children[name] = child
+        self._watch(child.pidfd, lambda: self._ended(name, child))
+        self._watch(child.channel.fileno(), lambda: self._heard(name, child))
+
+    def _watch(self, fd: int, callback: Callable[[], None]) -> None:
+        self._selector.register(fd, selectors.EVENT_READ, callback)
+
+    def _heard(self, name: str, child: Child) -> None:
+        for message in child.channel.receive():
+            self._do(self._handle(name, message))
+        if child.channel.closed:
+            self._selector.unregister(child.channel.fileno())
+
+    def _handle(self, name: str, message: Message) -> list[Effect]:
+        now_s = time.monotonic()
+        kind = message.pop("kind")
+        if kind == "ready":
+            return self._decisions.ready(name, now_s)
+        if kind == "error":
+            return self._decisions.failed(Failure(name, **message), now_s)
+        if kind == "stop":
+            return self._decisions.stop(message["reason"], now_s)
+        if kind == "note":
+            self._audience.note(message["text"])
+        elif kind in ("metrics", "final"):
+            counts = {
+                "actors_alive": self._decisions.actors_alive,
+                "actors_restarted": self._decisions.restarts,
+            }
+            self._audience.metrics(counts | message, final=kind == "final")
+        return []
+
+    def _ended(self, name: str, child: Child) -> None:
+        """Its last words first, then its end."""
+        if not child.channel.closed:
+            self._heard(name, child)
+        if not child.channel.closed:
+            self._selector.unregister(child.channel.fileno())
+        self._selector.unregister(child.pidfd)
+        del self._children[name]
+        status = child.status
+        produced, sequence = status.produced_steps, status.sequence
+        code = child.bury()
+        self._do(
+            self._decisions.ended(
+                name,
+                code,
+                time.monotonic(),
+                produced=produced,
+                sequence=sequence,
+                log=child.log_tail(),
+            )
+        )
+
+    def _interrupted(self, wakeup: int) -> None:
+        for signum in os.read(wakeup, 64):
+            if signum in SIGNALS:
+                self._do(self._decisions.interrupt(signum, time.monotonic()))
+
+    @contextmanager
+    def _signals(self) -> Iterator[None]:
+        """Turn signals into events of the loop; one that the user has ignored (nohup) stays so."""
+        read_fd, write_fd = os.pipe()
+        for fd in (read_fd, write_fd):
+            os.set_blocking(fd, False)
+        self._watch(read_fd, lambda: self._interrupted(read_fd))
+        before = {s: signal.getsignal(s) for s in SIGNALS}
+        old_fd = signal.set_wakeup_fd(write_fd, warn_on_full_buffer=False)
+        try:
+            for signum, handler in before.items():
+                if handler != signal.SIG_IGN:
+                    signal.signal(signum, _only_wake)
+            yield
+        finally:
+            for signum, handler in before.items():
+                signal.signal(signum, handler)
+            signal.set_wakeup_fd(old_fd)
+            os.close(read_fd)
+            os.close(write_fd)
+
+    def _abandon(self) -> None:
+        """End whatever still runs; only after a fault of the supervisor itself there is any."""
+        ends_s = time.monotonic() + self._limits.grace_s
+        for child in self._children.values():
+            child.kill(signal.SIGTERM if child.spec.essential else signal.SIGKILL)
+        while self._children:
+            _, child = self._children.popitem()
+            with selectors.DefaultSelector() as selector:
+                selector.register(child.pidfd, selectors.EVENT_READ)
+                if not selector.select(max(0.0, ends_s - time.monotonic())):
+                    child.kill(signal.SIGKILL)
+            child.bury()
+
+
+def _only_wake(signum: int, frame: FrameType | None) -> None:
+    """A signal needs some handler to be written to the wake-up descriptor."""

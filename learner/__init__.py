@@ -1,0 +1,1 @@
+"""The learner: takes prefetched batches, updates the network, publishes its weights."""

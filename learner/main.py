@@ -1,0 +1,184 @@
+"""The learner's process: memory for the actors, batches for the trainer, weights for everybody.
+
+The feeder's thread owns the store; this one trains. It opens its socket only when the first weights
+are on the board, so whoever gets in finds everything there.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from penstock.configs.errors import UserError
+from penstock.configs.schema import Config
+from penstock.core.role import RoleContext
+from penstock.envs import probe
+from penstock.learner.checkpoints import Checkpoints
+from penstock.learner.feed import Feeder
+from penstock.learner.publish import Publisher
+from penstock.learner.staging import StagingBatch
+from penstock.learner.trainer import Trainer
+from penstock.profiling.ledger import TimeLedger
+from penstock.replay import Accounting, TrajectoryQueue
+from penstock.transport.base import Stamp, Welcome
+from penstock.transport.shm.board import WeightsBoard
+from penstock.transport.shm.host import ShmHost
+from penstock.transport.shm.store import SlotStore
+
+WAIT_S = 0.2
+ARRIVAL_S = 5.0
+
+
+def run(ctx: RoleContext) -> None:
+    """Train until told to stop; reports metrics, the reason to stop, and the final accounting."""
+    config = ctx.config
+    assert config is not None
+    trainer = Trainer(config, probe(config.env))
+    checkpoints = Checkpoints(ctx.run_dir, trainer)
+    checkpoints.resume(ctx.resume)
+    with LearnerProcess(ctx, config, trainer, checkpoints) as process:
+        ctx.report("ready")
+        process.work()
+        process.finish()
+
+
+class LearnerProcess:
+    """Everything of one learner between "ready" and its end."""
+
+    def __init__(
+        self, ctx: RoleContext, config: Config, trainer: Trainer, checkpoints: Checkpoints
+    ) -> None:
+        self._ctx = ctx
+        self._config = config
+        self._trainer = trainer
+        self._progress = trainer.progress
+        self._checkpoints = checkpoints
+        self._accounting = Accounting()
+        transport, learner = config.transport, config.learner
+        self._store = SlotStore(trainer.spec, config.actors.count * transport.slots)
+        self._queue = TrajectoryQueue(
+            self._store,
+            self._accounting,
+            max_policy_lag=transport.max_policy_lag,
+            overflow=transport.overflow,
+        )
+        self._board = WeightsBoard.create(trainer.layout.size)
+        self._publisher = Publisher(trainer.published(), self._board)
+        self._publish()
+        welcome = Welcome(
+            ctx.run_id,
+            self._progress.generation,
+            trainer.spec,
+            trainer.layout,
+            config.model_dump(mode="json"),
+        )
+        self._host = ShmHost(ctx.runtime_dir / "learner.sock", welcome, self._board, self._store)
+        batches = [
+            StagingBatch(trainer.spec, learner.batch_slots, trainer.device)
+            for _ in range(learner.prefetch + 1)
+        ]
+        self._feeder = Feeder(
+            self._host,
+            self._queue,
+            batches,
+            learner.batch_slots,
+            lambda: self._progress.version,
+            prefetch=learner.prefetch > 0,
+        )
+        self._ledger = TimeLedger()
+        self._next_report_s = 0.0
+        self._connector: dict[str, Any] = {}
+        self._ended: list[tuple[float, dict[str, Any]]] = []  # when heard of, actor_ended
+
+    def __enter__(self) -> LearnerProcess:
+        self._feeder.__enter__()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._feeder.__exit__(*error)
+        self._host.close()
+        self._store.close()
+        self._board.close()
+
+    def work(self) -> None:
+        """Train until a stop condition is met or the supervisor says so."""
+        self._next_report_s = time.monotonic() + self._config.run.interval_s
+        while not self._ctx.stopping():
+            self._ctx.status.beat()
+            self._train_once()
+            if time.monotonic() >= self._next_report_s:
+                self._report()
+            reason = self._progress.stop_reason()
+            if reason is not None:
+                self._ctx.report("stop", reason=reason)
+                break
+
+    def finish(self) -> None:
+        """Wait for the end of those who produce, count what is left, save, report."""
+        self._ledger.switch("other")
+        self._feeder.stop()
+        while not self._ctx.stopping():
+            self._ctx.status.beat()
+            self._host.poll(WAIT_S)
+        in_flight = self._queue.in_flight_steps() + self._feeder.staged_steps()
+        self._listen(everything_arrived=True)
+        in_flight += self._connector.get("in_flight_steps", 0)
+        self._progress.arrived(self._accounting)
+        self._checkpoints.save()
+        accounting = self._accounting.to_dict(in_flight)
+        self._ctx.report("metrics", **self._metrics())
+        self._ctx.report("final", accounting=accounting)
+
+    def _train_once(self) -> None:
+        self._ledger.switch("wait_data")
+        batch = self._feeder.get(WAIT_S)
+        if batch is None:
+            return
+        assert self._host.first_writer_s is not None
+        self._progress.start(self._host.first_writer_s)
+        self._ledger.switch("compute")
+        due = self._trainer.train(batch)
+        self._accounting.trained += batch.steps
+        if due:
+            self._ledger.switch("publish")
+            self._publish()
+        self._ledger.switch("other")
+        self._feeder.give_back(batch)
+
+    def _publish(self) -> None:
+        self._publisher.publish(Stamp(self._progress.generation, self._progress.version))
+
+    def _report(self) -> None:
+        self._ledger.switch("other")
+        self._publisher.flush()
+        self._next_report_s = time.monotonic() + self._config.run.interval_s
+        self._listen()
+        self._progress.arrived(self._accounting)
+        statistics = self._trainer.statistics()
+        self._ctx.report("metrics", **self._metrics(), **statistics)
+        self._checkpoints.save_if_due()
+
+    def _metrics(self) -> dict[str, Any]:
+        return self._progress.interval(self._ledger) | {
+            "queue_fill": self._store.fill_fraction(),
+            "dropped": dict(self._accounting.dropped),
+            "lost": dict(self._accounting.lost),
+            "rejected": self._connector.get("rejected", {}),
+        }
+
+    def _listen(self, *, everything_arrived: bool = False) -> None:
+        """Take in what the supervisor says about other processes.
+
+        What a dead actor sent may still be on its way, so its stream is closed some time later.
+        """
+        now_s = time.monotonic()
+        for message in self._ctx.messages():
+            if message["kind"] == "actor_ended":
+                self._ended.append((now_s, message))
+            elif message["kind"] == "connector":
+                self._connector = message
+        while self._ended and (everything_arrived or now_s - self._ended[0][0] > ARRIVAL_S):
+            _, end = self._ended.pop(0)
+            self._accounting.ended(
+                end["actor"], end["incarnation"], end["sequence"], end["produced_steps"]
+            )

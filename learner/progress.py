@@ -1,0 +1,157 @@
+"""How far a run is: counters, returns, policy lag, and when it has come to its end.
+
+Everything here lasts across a resume through `state_dict`. Rates and shares are taken over the
+interval between two calls of `interval`.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter, deque
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from penstock.configs.schema import StopConfig
+from penstock.profiling.ledger import TimeLedger, fractions
+from penstock.replay.accounting import Accounting
+
+EPISODES = 100  # returns are the mean of the last hundred episodes
+COUNTERS = ("env_steps", "trained_steps", "learner_steps", "episodes", "version")
+
+
+class Progress:
+    """Counters of one run, in agent steps; ``version`` counts published optimizer steps."""
+
+    def __init__(self, stop: StopConfig, frames_per_step: int) -> None:
+        self._stop = stop
+        self._frames_per_step = frames_per_step
+        self.env_steps = 0
+        self.trained_steps = 0
+        self.learner_steps = 0
+        self.episodes = 0
+        self.version = 0
+        self.generation = 0
+        self.returns: deque[float] = deque(maxlen=EPISODES)
+        self.lengths: deque[int] = deque(maxlen=EPISODES)
+        self.lag: Counter[int] = Counter()
+        self.solved_at_s: float | None = None
+        self._trained_before_s = 0.0
+        self._started_s: float | None = None
+        self._resumed_steps = 0
+        self._last: tuple[float, int, int, dict[str, float]] = (0.0, 0, 0, {})
+
+    @property
+    def time_s(self) -> float:
+        """Seconds of training so far: since the first actor was let in, across resumes."""
+        if self._started_s is None:
+            return self._trained_before_s
+        return self._trained_before_s + time.monotonic() - self._started_s
+
+    def start(self, at_s: float) -> None:
+        """The first actor was let in at ``at_s`` (monotonic); later calls change nothing."""
+        if self._started_s is None:
+            self._started_s = at_s
+            self._last = (self.time_s, self.env_steps, self.trained_steps, {})
+
+    def trained(self, arrays: dict[str, npt.NDArray[Any]], steps: int, updates: int) -> None:
+        """A batch of ``steps`` agent steps was trained on in ``updates`` optimizer steps."""
+        alive = arrays["alive"]
+        lags = self.version - arrays["policy_version"].astype(np.int64)
+        for lag, count in enumerate(np.bincount(np.maximum(lags[alive], 0))):
+            if count:
+                self.lag[lag] += int(count)
+        over = alive & (arrays["terminated"] | arrays["truncated"])
+        if over.any():
+            self.returns.extend(arrays["episode_return"][over].tolist())
+            self.lengths.extend(arrays["episode_length"][over].tolist())
+            self.episodes += int(np.count_nonzero(over))
+        self.trained_steps += steps
+        self.learner_steps += updates
+        self.version += updates
+        self._notice_solved()
+
+    def arrived(self, accounting: Accounting) -> None:
+        """Bring the count of environment steps up to what has been heard of."""
+        self.env_steps = self._resumed_steps + accounting.produced
+
+    @property
+    def return_mean(self) -> float | None:
+        """Mean raw return of the last hundred episodes; None before the first episode."""
+        return float(np.mean(self.returns)) if self.returns else None
+
+    def stop_reason(self) -> str | None:
+        """Which of the `stop` settings is reached."""
+        stop = self._stop
+        if self.solved_at_s is not None and self.time_s >= self.solved_at_s + stop.hold_s:
+            return "return"
+        if stop.env_steps is not None and self.env_steps >= stop.env_steps:
+            return "env_steps"
+        if stop.learner_steps is not None and self.learner_steps >= stop.learner_steps:
+            return "learner_steps"
+        if stop.minutes is not None and self.time_s >= stop.minutes * 60:
+            return "minutes"
+        return None
+
+    def interval(self, ledger: TimeLedger) -> dict[str, Any]:
+        """Metrics since the last call, by their names in metrics.jsonl."""
+        now_s, spent = self.time_s, ledger.snapshot()
+        last_s, last_env, last_trained, last_spent = self._last
+        self._last = (now_s, self.env_steps, self.trained_steps, spent)
+        elapsed_s = max(now_s - last_s, 1e-9)
+        shares = fractions(spent, last_spent)
+        lag, self.lag = self.lag, Counter()
+        return {
+            "time_s": now_s,
+            "env_steps": self.env_steps,
+            "env_frames": self.env_steps * self._frames_per_step,
+            "learner_steps": self.learner_steps,
+            "steps_per_s": (self.env_steps - last_env) / elapsed_s,
+            "trained_steps_per_s": (self.trained_steps - last_trained) / elapsed_s,
+            "episode_return_mean": self.return_mean,
+            "episode_length_mean": float(np.mean(self.lengths)) if self.lengths else None,
+            "episodes": self.episodes,
+            "policy_lag_mean": lag_mean(lag),
+            "policy_lag_max": max(lag, default=None),
+            "policy_lag_histogram": {str(k): lag[k] for k in sorted(lag)},
+            "learner_wait_fraction": shares.get("wait_data", 0.0),
+            "learner_compute_fraction": shares.get("compute", 0.0),
+            "ledger": shares,
+            "solved_at_s": self.solved_at_s,
+        }
+
+    def state_dict(self) -> dict[str, Any]:
+        """JSON-ready; what `load_state_dict` needs to go on."""
+        counters = {name: getattr(self, name) for name in COUNTERS}
+        return counters | {
+            "generation": self.generation,
+            "time_s": self.time_s,
+            "returns": list(self.returns),
+            "lengths": list(self.lengths),
+            "solved_at_s": self.solved_at_s,
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from a checkpoint, as the next generation of the run."""
+        for name in COUNTERS:
+            setattr(self, name, state[name])
+        self.generation = state["generation"] + 1
+        self.returns.extend(state["returns"])
+        self.lengths.extend(state["lengths"])
+        self.solved_at_s = state["solved_at_s"]
+        self._trained_before_s = state["time_s"]
+        self._resumed_steps = self.env_steps
+
+    def _notice_solved(self) -> None:
+        goal = self._stop.return_
+        if goal is None or self.solved_at_s is not None or len(self.returns) < EPISODES:
+            return
+        if float(np.mean(self.returns)) >= goal:
+            self.solved_at_s = self.time_s
+
+
+def lag_mean(lag: Counter[int]) -> float | None:
+    """Mean of a histogram of policy lags, by steps."""
+    total = lag.total()
+    return sum(k * n for k, n in lag.items()) / total if total else None

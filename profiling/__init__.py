@@ -1,0 +1,1 @@
+"""Measuring: what each process is doing, and where its time goes."""

@@ -1,0 +1,68 @@
+"""FIFO trajectory queue: each slot is consumed once, oldest first.
+
+It stands on the slot store. What is too old, or in the way of fresher slots when the user asked for
+`overflow="drop_stale"`, is dropped by the reader, which counts the reason.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from penstock.replay.accounting import Accounting
+from penstock.transport.shm.store import Slot, SlotStore
+
+
+class TrajectoryQueue:
+    """Used by the one thread that owns ``store``."""
+
+    def __init__(
+        self,
+        store: SlotStore,
+        accounting: Accounting,
+        *,
+        max_policy_lag: int,
+        overflow: Literal["block", "drop_stale"] = "block",
+    ) -> None:
+        self._store = store
+        self._accounting = accounting
+        self._max_policy_lag = max_policy_lag
+        self._overflow = overflow
+        self._arrived: list[Slot] = []
+
+    def take(self, count: int, version: int) -> list[Slot]:
+        """The ``count`` oldest slots that a learner at ``version`` may train on, or none yet."""
+        self._collect(version)
+        if self._overflow == "drop_stale" and self._store.starved:
+            while len(self._arrived) > count:
+                self._drop("stale", self._arrived.pop(0))
+        if len(self._arrived) < count:
+            return []
+        taken, self._arrived = self._arrived[:count], self._arrived[count:]
+        return taken
+
+    def in_flight_steps(self) -> int:
+        """Agent steps that arrived and were neither taken nor dropped."""
+        self._collect(version=0)
+        return sum(int(slot.header["steps"]) for slot in self._arrived)
+
+    def release(self, slots: list[Slot]) -> None:
+        """Give back slots that were taken, once they are copied."""
+        for slot in slots:
+            self._store.release(slot.index)
+
+    def _collect(self, version: int) -> None:
+        self._store.collect()
+        ready = self._store.ready
+        while ready:
+            slot = self._store.slots[ready.popleft()]
+            self._accounting.arrived(slot.header)
+            self._arrived.append(slot)
+        while self._arrived and self._lag(self._arrived[0], version) > self._max_policy_lag:
+            self._drop("lag", self._arrived.pop(0))
+
+    def _lag(self, slot: Slot, version: int) -> int:
+        return version - int(slot.header["version"])
+
+    def _drop(self, reason: str, slot: Slot) -> None:
+        self._accounting.dropped[reason] += int(slot.header["steps"])
+        self._store.release(slot.index)

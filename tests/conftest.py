@@ -1,0 +1,65 @@
+"""What holds for every test."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+import time
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+MARKER = "PENSTOCK_TEST"
+LEAVE_WITHIN_S = 5.0
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    if item.get_closest_marker("gpu"):
+        import torch
+
+        if not torch.cuda.is_available():
+            pytest.skip("needs a CUDA device")
+
+
+@pytest.fixture(autouse=True)
+def nothing_left_behind(
+    request: pytest.FixtureRequest,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Iterator[None]:
+    """A test that starts processes leaves none, no runtime folder and no shared memory."""
+    if request.node.get_closest_marker("system") is None:
+        yield
+        return
+    tmp_path_factory.getbasetemp()  # pytest's own folder is made where it would be without us
+    marker = uuid.uuid4().hex
+    monkeypatch.setenv(MARKER, marker)
+    # Short, because Unix sockets lie below it; new, so that what is in it is this test's.
+    temporary = Path(tempfile.mkdtemp(prefix="pt-", dir="/tmp"))
+    monkeypatch.setenv("TMPDIR", str(temporary))
+    monkeypatch.setattr(tempfile, "tempdir", None)
+    shared = set(os.listdir("/dev/shm"))
+    yield
+    ends_s = time.monotonic() + LEAVE_WITHIN_S
+    while (left := _left_behind(marker, temporary, shared)) and time.monotonic() < ends_s:
+        time.sleep(0.05)
+    shutil.rmtree(temporary)
+    assert left == []
+
+
+def _left_behind(marker: str, temporary: Path, shared: set[str]) -> list[str]:
+    """Processes that carry the test's marker in their environment, and names that it made."""
+    wanted = f"{MARKER}={marker}".encode()
+    left = [f"shared memory {name}" for name in set(os.listdir("/dev/shm")) - shared]
+    left += [f"folder {path}" for path in temporary.glob("*penstock*")]
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            if wanted in (process / "environ").read_bytes().split(b"\0"):
+                command = (process / "cmdline").read_bytes().replace(b"\0", b" ").decode()
+                left.append(f"process {process.name}: {command}")
+        except OSError:  # it ended, or belongs to another user
+            continue
+    return left

@@ -1,0 +1,132 @@
+"""Real processes that crash, hang and refuse: who is started again, and when all is given up."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from system.conftest import Supervised
+
+pytestmark = pytest.mark.system
+
+Supervise = Callable[..., "Supervised"]
+
+
+def test_a_run_ends_when_its_learner_says_so(supervise: Supervise) -> None:
+    result = supervise(actors=["work", "work"], learner="stop_soon").result()
+    assert (result["exit_code"], result["reason"]) == (0, "return")
+    assert result["failure"] is None
+    assert result["last"] == {"actors_alive": 0, "actors_restarted": 0, "solved_at_s": 0.5}
+
+
+def test_an_actor_that_dies_is_replaced_and_its_steps_are_told(supervise: Supervise) -> None:
+    run = supervise(actors=["crash_once"], learner="learn")
+    run.wait_for("actor-0: was killed by SIGKILL")
+    run.wait_for_log("actor-0", "incarnation 1 works")
+    run.signal(signal.SIGINT)
+    result = run.result()
+    assert (result["exit_code"], result["reason"]) == (130, "interrupted")
+    assert result["last"]["actors_restarted"] == 1
+    first, second = [m for m in result["last"]["heard"] if m["kind"] == "actor_ended"]
+    assert first == {
+        "kind": "actor_ended",
+        "actor": 0,
+        "incarnation": 0,
+        "produced_steps": 100,
+        "sequence": 4,
+    }
+    assert (second["incarnation"], second["produced_steps"]) == (1, 10 * second["sequence"])
+
+
+def test_a_crash_loop_ends_the_run_with_the_first_traceback(supervise: Supervise) -> None:
+    run = supervise(actors=["work", "crash"], learner="learn", limits={"max_restarts": 2})
+    result = run.result()
+    assert (result["exit_code"], result["reason"]) == (1, "fault")
+    assert result["failure"]["name"] == "actor-1"
+    assert result["failure"]["message"] == "ValueError: crash of incarnation 0"
+    assert "in crash\n" in result["failure"]["traceback"]
+    assert result["notes"] == [
+        "actor-1: ValueError: crash of incarnation 0; it starts again in 0.1 s",
+        "actor-1: ValueError: crash of incarnation 1; it starts again in 0.2 s",
+    ]
+    assert "crash of incarnation 2" in run.log("actor-1")
+
+
+def test_the_learner_still_saves_when_the_actors_are_given_up(supervise: Supervise) -> None:
+    run = supervise(actors=["crash"], learner="learn", limits={"max_restarts": 4})
+    assert run.result()["exit_code"] == 1
+    assert run.saved
+
+
+def test_a_hung_environment_is_named_dumped_and_replaced(supervise: Supervise) -> None:
+    run = supervise(actors=["hang_once"], learner="learn", limits={"hang_timeout_s": 0.5})
+    run.wait_for(
+        "actor-0: no sign of life for run.hang_timeout_s = 0.5 s, in phase environment; "
+        "it starts again in 0.1 s"
+    )
+    run.signal(signal.SIGTERM)
+    assert run.result()["exit_code"] == 143
+    assert "in _step_of_an_environment" in run.log("actor-0")
+
+
+def test_a_role_that_never_starts_is_a_fault_too(supervise: Supervise) -> None:
+    limits = {"start_timeout_s": 0.5, "max_restarts": 0}
+    result = supervise(actors=["never_ready"], learner="learn", limits=limits).result()
+    assert result["exit_code"] == 1
+    assert result["failure"]["message"] == (
+        "no sign of life for run.start_timeout_s = 0.5 s, while it was starting"
+    )
+
+
+def test_an_actor_that_lost_its_learner_joins_again_without_a_word(supervise: Supervise) -> None:
+    run = supervise(actors=["rejoin_twice"], learner="learn", limits={"max_restarts": 0})
+    run.wait_for_log("actor-0", "incarnation 2 works")
+    run.signal(signal.SIGINT)
+    result = run.result()
+    assert (result["exit_code"], result["notes"]) == (130, [])
+
+
+@pytest.mark.parametrize(
+    "plan", [{"actors": ["refuse"]}, {"actors": ["work"], "learner": "refuse"}]
+)
+def test_a_mistake_of_the_user_ends_the_run_at_once(
+    supervise: Supervise, plan: dict[str, object]
+) -> None:
+    result = supervise(**{"learner": "learn", **plan}).result()
+    assert (result["exit_code"], result["reason"]) == (2, "user_error")
+    assert result["failure"]["message"] == (
+        "the game Pong-v9 does not exist; the nearest is Pong-v5"
+    )
+    assert (result["failure"]["traceback"], result["notes"]) == ("", [])
+
+
+def test_a_learner_that_raises_ends_the_run_with_its_traceback(supervise: Supervise) -> None:
+    result = supervise(actors=["work"], learner="crash").result()
+    assert (result["exit_code"], result["reason"]) == (1, "fault")
+    assert result["failure"]["name"] == "learner-0"
+    assert "ValueError: crash of incarnation 0" in result["failure"]["traceback"]
+
+
+def test_a_learner_that_the_kernel_ends_is_told_by_signal_and_log(supervise: Supervise) -> None:
+    result = supervise(actors=["work"], learner="segfault").result()
+    assert result["exit_code"] == 1
+    assert result["failure"]["message"] == "was killed by SIGSEGV"
+    assert result["failure"]["traceback"].startswith("about to fall\nFatal Python error")
+
+
+def test_the_current_folder_is_importable_after_the_libraries(
+    supervise: Supervise, tmp_path: Path
+) -> None:
+    (tmp_path / "module_of_the_user.py").write_text("WORD = 'found'")
+    (tmp_path / "queue.py").write_text("raise ImportError('stands in front of the library')")
+    (tmp_path / "penstock").mkdir()
+    run = supervise(actors=["import_from_here"], learner="learn")
+    run.wait_for_log("actor-0", "incarnation 0 works")
+    assert (tmp_path / "run" / "saved").read_text() == "found"
+    run.signal(signal.SIGINT)
+    assert run.result()["exit_code"] == 130

@@ -1,0 +1,199 @@
+"""However a supervisor is stopped: what can be saved is saved, and nothing is left behind.
+
+That no process, runtime folder or shared memory stays is checked by the fixture of every system
+test; here is what leads to it.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from system.conftest import Supervised
+
+pytestmark = pytest.mark.system
+
+Supervise = Callable[..., "Supervised"]
+
+
+def runtime_folders() -> list[Path]:
+    return list(Path(os.environ["TMPDIR"]).glob("penstock-*"))
+
+
+@pytest.mark.parametrize(
+    ("signum", "exit_code", "reason"),
+    [
+        (signal.SIGINT, 130, "interrupted"),
+        (signal.SIGTERM, 143, "terminated"),
+        (signal.SIGHUP, 129, "terminated"),
+    ],
+)
+def test_one_signal_saves_and_ends(
+    supervise: Supervise, signum: int, exit_code: int, reason: str
+) -> None:
+    run = supervise(actors=["work", "work"], learner="learn")
+    run.wait_for("metrics")
+    assert len(runtime_folders()) == 1
+    run.signal(signum)
+    result = run.result()
+    assert (result["exit_code"], result["reason"]) == (exit_code, reason)
+    assert run.saved
+    assert result["last"]["accounting"] == {"produced": 3, "trained": 3}
+    assert result["took_s"] < 3
+
+
+def test_the_learner_hears_of_every_actor_before_it_is_asked_to_finish(
+    supervise: Supervise,
+) -> None:
+    run = supervise(actors=["work", "deaf"], learner="learn", limits={"grace_s": 4})
+    run.wait_for("metrics")
+    time.sleep(0.5)
+    run.signal(signal.SIGINT)
+    heard = run.result()["last"]["heard"]
+    assert [m["actor"] for m in heard if m["kind"] == "actor_ended"] == [0, 1]
+    assert heard[-1] == {"kind": "finish"}
+
+
+def test_ctrl_c_reaches_the_supervisor_alone(supervise: Supervise) -> None:
+    run = supervise(actors=["work"], learner="learn")
+    run.wait_for("metrics")
+    for status in Path("/proc").glob("[0-9]*/status"):
+        text = status.read_text()
+        if f"PPid:\t{run.process.pid}\n" in text:
+            pid = int(status.parent.name)
+            assert os.getsid(pid) == pid
+            os.kill(pid, signal.SIGINT)
+    time.sleep(0.3)
+    assert run.process.poll() is None
+    run.signal(signal.SIGINT)
+    assert (run.result()["exit_code"], run.saved) == (130, True)
+
+
+def test_a_second_signal_kills(supervise: Supervise) -> None:
+    run = supervise(actors=["work"], learner="deaf", limits={"grace_s": 60})
+    time.sleep(1)
+    run.signal(signal.SIGINT)
+    time.sleep(0.5)
+    run.signal(signal.SIGINT)
+    result = run.result()
+    assert (result["exit_code"], result["reason"]) == (1, "fault")
+    assert result["failure"]["message"] == (
+        "was killed, as asked, before it had finished; its last checkpoint stands"
+    )
+    assert result["took_s"] < 3
+
+
+def test_a_learner_that_does_not_finish_is_killed_after_the_grace(supervise: Supervise) -> None:
+    run = supervise(actors=["work"], learner="deaf", limits={"grace_s": 1})
+    time.sleep(1)
+    run.signal(signal.SIGINT)
+    result = run.result()
+    assert result["exit_code"] == 1
+    assert result["failure"]["message"].startswith("did not finish within run.grace_s = 1 s")
+    assert result["took_s"] < 4
+
+
+def test_a_signal_while_all_is_starting_ends_it_at_once(supervise: Supervise) -> None:
+    run = supervise(actors=["never_ready"], learner="never_ready")
+    while not runtime_folders():
+        assert run.process.poll() is None
+    time.sleep(0.2)
+    run.signal(signal.SIGINT)
+    result = run.result()
+    assert (result["exit_code"], result["failure"]) == (130, None)
+    assert result["took_s"] < 2
+
+
+def test_what_an_environment_has_started_ends_with_it(supervise: Supervise) -> None:
+    run = supervise(actors=["with_a_child"], learner="learn")
+    run.wait_for("metrics")
+    time.sleep(0.5)
+    run.signal(signal.SIGTERM)
+    assert run.result()["exit_code"] == 143
+
+
+def test_a_supervisor_that_is_killed_takes_all_with_it_and_the_learner_saves(
+    supervise: Supervise,
+) -> None:
+    run = supervise(actors=["work", "deaf"], learner="save_late")
+    time.sleep(1)
+    run.signal(signal.SIGKILL)
+    run.process.wait()
+    ends_s = time.monotonic() + 5
+    while not run.saved and time.monotonic() < ends_s:
+        time.sleep(0.02)
+    assert run.saved
+    [stale] = runtime_folders()
+    again = supervise(actors=["work", "work"], learner="stop_soon")  # sweeps what was left
+    assert again.result()["exit_code"] == 0
+    assert not stale.exists()
+
+
+def test_a_learner_that_is_stuck_ends_soon_after_its_supervisor(supervise: Supervise) -> None:
+    run = supervise(learner="stuck", limits={"grace_s": 1})
+    time.sleep(1)
+    run.signal(signal.SIGKILL)
+    run.process.wait()
+    ends_s = time.monotonic() + 5
+    while _lives("learner-0") and time.monotonic() < ends_s:
+        time.sleep(0.05)
+    assert not _lives("learner-0")
+    for path in runtime_folders():
+        path.rmdir()
+
+
+def test_two_runs_do_not_share_a_folder(supervise: Supervise) -> None:
+    run = supervise(actors=["work"], learner="learn")
+    run.wait_for("metrics")
+    second = supervise(actors=["work"], learner="learn")
+    _, err = second.process.communicate()
+    assert second.process.returncode == 1
+    assert "run is in use by a run that has not ended" in err
+    run.signal(signal.SIGINT)
+    assert run.result()["exit_code"] == 130
+
+
+def test_a_fault_of_the_supervisor_itself_leaves_nothing_and_loses_nothing(
+    supervise: Supervise,
+) -> None:
+    run = supervise(actors=["work"], learner="learn", fault=True)
+    _, err = run.process.communicate()
+    assert run.process.returncode == 1
+    assert "a fault of the supervisor itself" in err
+    assert run.saved
+
+
+def test_a_child_whose_supervisor_is_already_gone_does_not_start(tmp_path: Path) -> None:
+    """The supervisor may die before the child has asked to die with it."""
+    program = (
+        "import json, os, socket, subprocess, sys\n"
+        "from penstock.core.control import Channel\n"
+        "ours, theirs = Channel.pair()\n"
+        "ours.send({'parent_pid': os.getpid() + 1, 'death_signal': 9})\n"
+        "fd = str(theirs.fileno())\n"
+        "command = [sys.executable, '-m', 'penstock.launch.role', 'actor-0', fd, fd]\n"
+        "print(subprocess.run(command, pass_fds=[theirs.fileno()]).returncode)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert (done.stdout, done.stderr) == ("1\n", "")
+
+
+def _lives(name: str) -> bool:
+    marker = os.environ["PENSTOCK_TEST"].encode()
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            ours = marker in (process / "environ").read_bytes()
+            if ours and name.encode() in (process / "cmdline").read_bytes().split(b"\0"):
+                return True
+        except OSError:
+            continue
+    return False

@@ -1,0 +1,151 @@
+"""Roles that do one thing each, for tests of the supervisor: main functions by name."""
+
+from __future__ import annotations
+
+import ctypes
+import importlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+
+from penstock.configs.errors import UserError
+from penstock.core.control import Message
+from penstock.core.role import EXIT_REJOIN, RoleContext
+from penstock.profiling.status import Phase
+
+TURN_S = 0.01
+
+
+def _turns(ctx: RoleContext, until: Callable[[], bool]) -> None:
+    ctx.report("ready")
+    while not until():
+        ctx.status.beat()
+        time.sleep(TURN_S)
+
+
+def work(ctx: RoleContext) -> None:
+    """A good actor: produces ten steps a turn until it is asked to stop."""
+    ctx.status.phase = Phase.ENVIRONMENT
+    print(f"incarnation {ctx.incarnation} works", flush=True)
+
+    def turn() -> bool:
+        ctx.status.produced_steps += 10
+        ctx.status.sequence += 1
+        return ctx.stopping()
+
+    _turns(ctx, turn)
+
+
+def learn(ctx: RoleContext) -> None:
+    """A good learner: hears of its actors' ends, saves once it may finish."""
+    heard: list[Message] = []
+
+    def turn() -> bool:
+        heard.extend(ctx.messages())
+        ctx.report("metrics", time_s=1.0, env_steps=7, env_frames=7, steps_per_s=7.0)
+        return ctx.stopping()
+
+    _turns(ctx, turn)
+    heard.extend(ctx.messages())
+    (ctx.run_dir / "saved").write_text("saved")
+    ctx.report("final", heard=heard, accounting={"produced": 3, "trained": 3})
+
+
+def stop_soon(ctx: RoleContext) -> None:
+    """A learner that reaches its goal once two actors are alive."""
+    alive = 0
+
+    def turn() -> bool:
+        nonlocal alive
+        for message in ctx.messages():
+            alive = message.get("alive", alive)
+        if alive == 2:
+            ctx.report("stop", reason="return")
+        return ctx.stopping()
+
+    _turns(ctx, turn)
+    ctx.report("final", solved_at_s=0.5)
+
+
+def refuse(ctx: RoleContext) -> None:
+    raise UserError("the game Pong-v9 does not exist; the nearest is Pong-v5")
+
+
+def crash(ctx: RoleContext) -> None:
+    raise ValueError(f"crash of incarnation {ctx.incarnation}")
+
+
+def crash_once(ctx: RoleContext) -> None:
+    """Dies without a word after a hundred steps, the first time."""
+    if ctx.incarnation:
+        return work(ctx)
+    ctx.report("ready")
+    ctx.status.produced_steps, ctx.status.sequence = 100, 4
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def segfault(ctx: RoleContext) -> None:
+    """A learner that the kernel ends."""
+    ctx.report("ready")
+    print("about to fall", flush=True)
+    os.kill(os.getpid(), signal.SIGSEGV)
+
+
+def rejoin_twice(ctx: RoleContext) -> None:
+    if ctx.incarnation < 2:
+        sys.exit(EXIT_REJOIN)
+    work(ctx)
+
+
+def hang_once(ctx: RoleContext) -> None:
+    """Beats, and then hangs in its environment, the first time."""
+    if ctx.incarnation:
+        return work(ctx)
+    ctx.report("ready")
+    ctx.status.phase = Phase.ENVIRONMENT
+    ctx.status.beat()
+    _step_of_an_environment()
+
+
+def _step_of_an_environment() -> None:
+    time.sleep(600)
+
+
+def never_ready(ctx: RoleContext) -> None:
+    time.sleep(600)
+
+
+def deaf(ctx: RoleContext) -> None:
+    """Works, and ignores that it is asked to stop."""
+    _turns(ctx, lambda: False)
+
+
+def with_a_child(ctx: RoleContext) -> None:
+    """An environment with a process of its own, which nobody tells to end."""
+    subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+    work(ctx)
+
+
+def save_late(ctx: RoleContext) -> None:
+    """A learner that takes a while to save."""
+    _turns(ctx, ctx.stopping)
+    time.sleep(0.5)
+    (ctx.run_dir / "saved").write_text("saved")
+
+
+def stuck(ctx: RoleContext) -> None:
+    """A learner whose main thread never comes back to run a signal's handler."""
+    ctx.report("ready")
+    library, mutex = ctypes.CDLL(None), ctypes.create_string_buffer(64)
+    library.pthread_mutex_lock(mutex)
+    library.pthread_mutex_lock(mutex)
+
+
+def import_from_here(ctx: RoleContext) -> None:
+    """A role that needs a module of the current folder."""
+    word: str = importlib.import_module("module_of_the_user").WORD
+    (ctx.run_dir / "saved").write_text(word)
+    work(ctx)

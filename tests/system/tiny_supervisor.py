@@ -1,0 +1,65 @@
+"""A program that supervises roles of `tiny_roles`, and prints how it ended as one JSON line.
+
+Arguments: a JSON object {"dir": ..., "actors": [...], "learner": ..., "limits": {...}}.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+from penstock.launch.decisions import Limits
+from penstock.launch.folders import run_folder, runtime_folder
+from penstock.launch.supervisor import Supervisor
+from penstock.launch.topology import RoleSpec, Stage
+
+
+class Ears:
+    """Keeps what an audience hears; says on standard error that the run has come alive."""
+
+    def __init__(self, fault: bool) -> None:
+        self.notes: list[str] = []
+        self.last: dict[str, Any] = {}
+        self._fault = fault
+
+    def tick(self) -> None:
+        pass
+
+    def note(self, text: str) -> None:
+        self.notes.append(text)
+        print(text, file=sys.stderr, flush=True)
+
+    def metrics(self, metrics: dict[str, Any], *, final: bool) -> None:
+        if self._fault:
+            raise RuntimeError("a fault of the supervisor itself")
+        if not self.last:
+            print("metrics", file=sys.stderr, flush=True)
+        self.last |= metrics
+
+
+def main() -> None:
+    plan = json.loads(sys.argv[1])
+    run_dir = Path(plan["dir"])
+    specs = [
+        RoleSpec("actor", i, f"tiny_roles:{main}", Stage.ACTORS)
+        for i, main in enumerate(plan.get("actors", []))
+    ]
+    if "learner" in plan:
+        main = f"tiny_roles:{plan['learner']}"
+        specs.append(RoleSpec("learner", 0, main, Stage.LEARNER, informed=True))
+    ears = Ears(plan.get("fault", False))
+    with run_folder(run_dir, "auto") as lock, runtime_folder() as runtime_dir:
+        arguments = {"run_dir": str(run_dir), "runtime_dir": str(runtime_dir), "config": None}
+        arguments |= {"resume": "no", "transport": "auto", "curve": None}
+        limits = Limits(**plan.get("limits", {}))
+        supervisor = Supervisor(specs, limits, arguments, run_dir / "logs", ears, (lock,))
+        outcome = supervisor.run()
+    failure = outcome.failure and vars(outcome.failure)
+    print(json.dumps({"notes": ears.notes, "last": ears.last, "failure": failure}))
+    print(json.dumps({"exit_code": outcome.exit_code, "reason": outcome.reason}))
+
+
+if __name__ == "__main__":
+    main()

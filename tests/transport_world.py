@@ -1,0 +1,191 @@
+"""A learner's side, connectors and contexts for tests of the transports; no environments, no torch."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from penstock.core.control import Channel
+from penstock.core.params import ParamLayout
+from penstock.core.role import RoleContext
+from penstock.core.specs import Column, SlotSpec
+from penstock.profiling.status import StatusPage
+from penstock.transport.base import Stamp, Welcome
+from penstock.transport.connector import Connector, Process
+from penstock.transport.shm.board import WeightsBoard
+from penstock.transport.shm.host import ShmHost
+from penstock.transport.shm.link import ShmLink
+from penstock.transport.shm.store import Slot, SlotStore
+
+SPEC = SlotSpec(
+    4,
+    3,
+    (
+        Column("obs", "|u1", (8, 8), "unroll+1"),
+        Column("noise", "<f4", (40,)),
+        Column("reward", "<f4"),
+        Column("action", "<i4"),
+        Column("alive", "|b1"),
+        Column("seat", "|u1", (), "slot"),
+    ),
+)
+LAYOUT = ParamLayout((("w", (5, 3)), ("b", (3,))))
+RUN_ID = 0x1234_5678_9ABC_DEF0
+
+
+def welcome(run_id: int = RUN_ID, spec: SlotSpec = SPEC) -> Welcome:
+    return Welcome(run_id, 2, spec, LAYOUT, {"env": {"id": "Test-v0"}})
+
+
+def context(
+    folder: Path, role: str = "actor", *, incarnation: int = 0, **fields: Any
+) -> RoleContext:
+    """A context whose reports can be read from `reports`."""
+    ours, theirs = Channel.pair()
+    page, descriptor = StatusPage.create()
+    import os
+
+    os.close(descriptor)
+    ctx = RoleContext(
+        role, 0, incarnation, RUN_ID, folder, folder, Channel(theirs), page, **fields
+    )
+    _SUPERVISORS[id(ctx)] = ours
+    return ctx
+
+
+_SUPERVISORS: dict[int, Channel] = {}
+
+
+def reports(ctx: RoleContext) -> list[dict[str, Any]]:
+    """What a role has reported since the last call."""
+    return _SUPERVISORS[id(ctx)].receive()
+
+
+def fill(slot: Slot, sequence: int, *, actor: int = 7, incarnation: int = 0) -> None:
+    """Contents that `expected` knows again."""
+    for name, values in expected(sequence).items():
+        slot.columns[name][...] = values
+    slot.header["actor"], slot.header["incarnation"] = actor, incarnation
+    slot.header["generation"], slot.header["version"] = 2, 10 + sequence
+    slot.header["sequence"], slot.header["steps"] = sequence, 12
+    slot.header["produced_steps"] = 12 * (sequence + 1)
+    slot.header["started_s"] = time.monotonic() - 0.5
+    slot.header["published_s"] = time.monotonic()
+
+
+def expected(sequence: int, spec: SlotSpec = SPEC) -> dict[str, npt.NDArray[Any]]:
+    """A slot's columns; `noise` does not compress, `obs` does."""
+    rng = np.random.default_rng(sequence)
+    columns: dict[str, npt.NDArray[Any]] = {}
+    for column in spec.columns:
+        shape = (*spec.rows_of(column), *column.shape)
+        if column.name == "noise":
+            columns[column.name] = rng.normal(size=shape).astype(np.float32)
+        else:
+            columns[column.name] = np.full(shape, sequence % 100).astype(column.dtype)
+    return columns
+
+
+@dataclass
+class Taken:
+    """A slot as the consumer saw it."""
+
+    header: dict[str, Any]
+    columns: dict[str, npt.NDArray[Any]]
+
+
+@dataclass
+class Learner:
+    """Owns store, board and Unix socket, in a thread; ``consuming`` is the gate."""
+
+    path: Path
+    store: SlotStore
+    board: WeightsBoard
+    welcome: Welcome
+    consuming: bool = True
+    taken: deque[Taken] = field(default_factory=deque)
+    _stop: bool = False
+
+    def run(self, host: ShmHost) -> None:
+        while not self._stop:
+            host.poll(0.005)
+            self.store.collect()
+            while self.consuming and self.store.ready:
+                slot = self.store.slots[self.store.ready.popleft()]
+                header = {name: slot.header[name].item() for name in slot.header.dtype.names or ()}
+                columns = {name: array.copy() for name, array in slot.columns.items()}
+                self.taken.append(Taken(header, columns))
+                self.store.release(slot.index)
+
+    def take(self, timeout_s: float = 10.0) -> Taken:
+        """The next slot that arrives."""
+        wait_until(lambda: bool(self.taken), timeout_s)
+        return self.taken.popleft()
+
+    def publish(self, version: int) -> npt.NDArray[np.float32]:
+        """Show weights that tell their version; exact in bfloat16 up to 256."""
+        weights = np.arange(LAYOUT.size, dtype=np.float32) + version
+        self.board.publish(weights, Stamp(self.welcome.generation, version))
+        return weights
+
+
+@contextmanager
+def learner(
+    folder: Path, *, slots: int = 8, run_id: int = RUN_ID, spec: SlotSpec = SPEC
+) -> Iterator[Learner]:
+    store = SlotStore(spec, slots)
+    board = WeightsBoard.create(LAYOUT.size)
+    path = folder / "learner.sock"
+    host = ShmHost(path, welcome(run_id, spec), board, store)
+    side = Learner(path, store, board, welcome(run_id, spec))
+    thread = threading.Thread(target=side.run, args=(host,), daemon=True)
+    thread.start()
+    try:
+        yield side
+    finally:
+        side._stop = True
+        thread.join()
+        host.close()
+        store.close()
+        board.close()
+
+
+@contextmanager
+def connector(
+    side: Learner, address: str, *, process: Process | None = None, **options: Any
+) -> Iterator[Connector]:
+    """A connector in a thread of this process."""
+    link = ShmLink(side.path, None, want=0, lane=True)
+    made = Connector(link, address, side.path, process=process, **options)
+    stop = threading.Event()
+
+    def serve() -> None:
+        while not stop.is_set():
+            made.turn(0.01)
+
+    thread = threading.Thread(target=serve, daemon=True)
+    thread.start()
+    try:
+        yield made
+    finally:
+        stop.set()
+        thread.join()
+        made.close()
+        link.close()
+
+
+def wait_until(condition: Callable[[], bool], timeout_s: float = 10.0) -> None:
+    """Raises AssertionError when ``condition`` stays false."""
+    deadline_s = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline_s, "it did not come true in time"
+        time.sleep(0.002)

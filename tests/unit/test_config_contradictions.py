@@ -1,0 +1,146 @@
+"""Fields that contradict each other are refused in one sentence, and its advice works."""
+
+from __future__ import annotations
+
+import pytest
+
+from penstock.configs.errors import UserError
+from penstock.configs.load import resolve
+
+SHM = ["transport.kind=shm"]
+
+CASES = {
+    "envs not divisible": (
+        ["actors.envs=30", "learner.updates_per_batch=4"],
+        "actors.envs 30 is not divisible by learner.updates_per_batch 4, and each update takes an "
+        "equal share of a slot's environments; set actors.envs=32 or learner.updates_per_batch=3",
+        ["actors.envs=32"],
+    ),
+    "envs not divisible, the other way": (
+        ["actors.envs=7", "learner.updates_per_batch=2"],
+        "actors.envs 7 is not divisible by learner.updates_per_batch 2, and each update takes an "
+        "equal share of a slot's environments; set actors.envs=8 or learner.updates_per_batch=1",
+        ["learner.updates_per_batch=1"],
+    ),
+    "batch larger than all slots": (
+        ["actors.count=1", "learner.batch_slots=3"],
+        "learner.batch_slots 3 never come together, as actors.count 1 and transport.slots 2 make 2 "
+        "at most; set learner.batch_slots=2 or less",
+        ["learner.batch_slots=2"],
+    ),
+    "lag limit below what a queue makes": (
+        ["actors.count=8", "learner.updates_per_batch=4", "transport.max_policy_lag=20"],
+        "transport.max_policy_lag 20 drops most samples, as a full queue alone makes a lag of 73; "
+        "set transport.max_policy_lag=146",
+        ["transport.max_policy_lag=146"],
+    ),
+    "numpy in bf16": (
+        ["actors.inference=numpy", "actors.precision=bf16"],
+        "actors.inference numpy cannot compute in actors.precision bf16; "
+        "set actors.inference=torch or actors.precision=fp32",
+        ["actors.precision=fp32"],
+    ),
+    "numpy for convolutions": (
+        ["actors.inference=numpy", "model.kind=nature_cnn"],
+        "actors.inference numpy computes model.kind mlp only, not nature_cnn; "
+        "set actors.inference=torch",
+        ["actors.inference=torch"],
+    ),
+    "decay without length": (
+        ["learner.lr_end_fraction=0.1"],
+        "learner.lr_end_fraction 0.1 needs learner.lr_decay_steps, the agent steps over which the "
+        "learning rate falls; set it, for example to 1e6",
+        ["learner.lr_decay_steps=1e6"],
+    ),
+    "length without decay": (
+        ["learner.lr_decay_steps=1e6"],
+        "learner.lr_decay_steps 1000000 does nothing while learner.lr_end_fraction is 1; "
+        "set learner.lr_end_fraction=0 for a fall to zero",
+        ["learner.lr_end_fraction=0"],
+    ),
+    "hold without return": (
+        ["stop.hold_s=30"],
+        "stop.hold_s 30 counts from when stop.return is reached, and that is not set; "
+        "set stop.return, or stop.minutes for a time limit",
+        ["stop.return=475"],
+    ),
+    "bind with shared memory": (
+        [*SHM, "transport.bind=tcp://127.0.0.1:7700"],
+        "transport.bind is for other hosts, which transport.kind shm cannot reach; "
+        "set transport.kind=zmq or transport.bind=null",
+        ["transport.kind=zmq"],
+    ),
+    "bind in one process": (
+        ["transport.kind=inproc", "transport.bind=tcp://127.0.0.1:7700"],
+        "transport.bind is for other hosts, which transport.kind inproc cannot reach; "
+        "set transport.kind=zmq or transport.bind=null",
+        ["transport.bind=null"],
+    ),
+    "keys with shared memory": (
+        [*SHM, "transport.curve=keys"],
+        "transport.curve is for other hosts, which transport.kind shm cannot reach; "
+        "set transport.kind=zmq or transport.curve=null",
+        ["transport.curve=null"],
+    ),
+    "keys and none": (
+        ["transport.curve=keys", "transport.insecure=true"],
+        "transport.insecure and transport.curve exclude each other; set one of them",
+        ["transport.insecure=false"],
+    ),
+    "open to other hosts": (
+        ["transport.bind=tcp://0.0.0.0:7700"],
+        "transport.bind tcp://0.0.0.0:7700 lets other hosts send samples unchecked; set "
+        "transport.curve to a folder of keys (penstock keys new), or transport.insecure=true "
+        "on a network that you trust",
+        ["transport.insecure=true"],
+    ),
+}
+
+
+@pytest.mark.parametrize(("overrides", "sentence", "advice"), CASES.values(), ids=CASES)
+def test_a_contradiction_is_refused_and_its_advice_works(
+    overrides: list[str], sentence: str, advice: list[str]
+) -> None:
+    with pytest.raises(UserError) as refused:
+        resolve("Acrobot-v1", overrides)
+    place, _, text = str(refused.value).rpartition(": ")
+    assert text == sentence
+    said = place.split(" and ")
+    assert {p.removeprefix("override ") for p in said} <= set(overrides)
+    resolve("Acrobot-v1", [*overrides, *advice])
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ["transport.bind=tcp://127.0.0.1:7700"],
+        ["transport.bind=tcp://127.8.8.8:7700"],
+        ["transport.bind=tcp://localhost:*"],
+        ["transport.bind=tcp://[::1]:7700"],
+        ["transport.bind=ipc:///run/a"],
+        ["transport.bind=tcp://*:7700", "transport.curve=keys"],
+        ["transport.bind=tcp://*:7700", "transport.insecure=true", "transport.kind=zmq"],
+        ["stop.return=1", "stop.hold_s=3"],
+        ["learner.lr_end_fraction=1"],
+        ["learner.batch_slots=4", "actors.count=2"],
+        ["actors.inference=torch", "actors.precision=bf16"],
+        ["learner.prefetch=0"],
+    ],
+)
+def test_what_fits_together_is_accepted(overrides: list[str]) -> None:
+    resolve("Acrobot-v1", overrides)
+
+
+@pytest.mark.parametrize("bind", ["tcp://127.0.0.1.evil.org:7700", "tcp://localhost.evil.org:1"])
+def test_a_name_that_only_begins_like_this_host_is_not_this_host(bind: str) -> None:
+    with pytest.raises(UserError, match="other hosts send samples unchecked"):
+        resolve("Acrobot-v1", [f"transport.bind={bind}"])
+
+
+def test_both_places_are_named_and_all_contradictions_are_shown() -> None:
+    with pytest.raises(UserError) as refused:
+        resolve("pong", ["learner.updates_per_batch=3", "stop.hold_s=3"])
+    first, second = str(refused.value).splitlines()
+    assert first.startswith("configs/pong.yaml:")
+    assert " and override learner.updates_per_batch=3: actors.envs 32 is not" in first
+    assert second.startswith("override stop.hold_s=3: stop.hold_s 3 counts")

@@ -1,0 +1,182 @@
+"""Mistakes in files and overrides: the sentence, the place, the nearest name."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from penstock.configs.errors import UserError
+from penstock.configs.keys import nearest, options
+from penstock.configs.load import resolve
+from penstock.configs.messages import show
+
+
+@pytest.fixture(autouse=True)
+def _in_an_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def refusal(target: str, *overrides: str) -> str:
+    with pytest.raises(UserError) as refused:
+        resolve(target, overrides)
+    return str(refused.value)
+
+
+def refusal_of_file(text: str, *overrides: str) -> str:
+    Path("x.yaml").write_text(text)
+    return refusal("x.yaml", *overrides)
+
+
+@pytest.mark.parametrize(
+    ("unknown", "meant"),
+    [
+        ("learner.lrr", "learner.lr"),
+        ("learner.learning_rate", "learner.lr"),
+        ("learner.batch_size", "learner.batch_slots"),
+        ("lerner.lr", "learner.lr"),
+        ("lr", "learner.lr"),
+        ("seed", "run.seed"),
+        ("algo.lr", "learner.lr"),
+        ("actor.count", "actors.count"),
+        ("actor.threads", "actors.threads"),
+        ("actors.num_envs", "actors.envs"),
+        ("enviroment.idd", "env.id"),
+        ("stop.retrun", "stop.return"),
+        ("stop.return_", "stop.return"),
+        ("env.kwarg", "env.kwargs"),
+    ],
+)
+def test_an_unknown_option_is_refused_with_the_nearest(unknown: str, meant: str) -> None:
+    expected = f"override {unknown}=1: there is no option {unknown}; the nearest option is {meant}"
+    assert refusal("pong", f"{unknown}=1") == expected
+
+
+def test_every_slip_of_one_letter_finds_the_option() -> None:
+    for name in options():
+        section, _, key = name.partition(".")
+        if len(key) > 3:
+            assert nearest(f"{section}.{key[:2]}{key[3:]}") == f"the nearest option is {name}"
+            assert nearest(f"{section[:-1]}.{key}").endswith(f".{key}")
+
+
+def test_an_option_like_nothing_gets_the_choices() -> None:
+    assert refusal("pong", "weights.zzz=1") == (
+        "override weights.zzz=1: there is no option weights.zzz; weights has dtype"
+    )
+    assert refusal("pong", "qqq.zzz=1") == (
+        "override qqq.zzz=1: there is no option qqq.zzz; the sections are env, algo, model, "
+        "actors, transport, learner, weights, checkpoint, run, stop"
+    )
+
+
+def test_a_wrong_value_in_a_file_is_named_with_its_line() -> None:
+    text = "# a run\nbase: pong\n\nlearner:\n  # too\n  lr: fast\n"
+    assert refusal_of_file(text) == (
+        "x.yaml:6: learner.lr is 'fast'; it must be a number above 0; the default is 0.0003"
+    )
+
+
+def test_an_unknown_section_and_key_in_a_file_are_named_with_their_lines() -> None:
+    text = "env:\n  id: X-v0\n  sticky: 1\nlerner:\n  lr: 1\n  eps: 1\nactor: {count: 3}\n"
+    assert refusal_of_file(text).splitlines() == [
+        "x.yaml:3: there is no option env.sticky; env has id, kwargs, wrappers",
+        "x.yaml:4: there is no option lerner; the nearest section is learner",
+        "x.yaml:7: there is no option actor.count; the nearest option is actors.count",
+    ]
+
+
+def test_all_mistakes_are_shown_each_at_its_own_place() -> None:
+    text = "base: cartpole\nactors:\n  count: 0\nmodel:\n  hidden:\n  - 64\n  - wide\n"
+    assert refusal_of_file(text, "learner.lr=fast", "learner.lrr=1").splitlines() == [
+        'x.yaml:5: model.hidden is [64, "wide"]; it must be a list of whole numbers of at least '
+        "1, such as [64, 64]; the default is [64, 64]",
+        "x.yaml:3: actors.count is 0; it must be a whole number of at least 1; the default is 2",
+        "override learner.lr=fast: learner.lr is 'fast'; it must be a number above 0; "
+        "the default is 0.0003",
+        "override learner.lrr=1: there is no option learner.lrr; the nearest option is learner.lr",
+    ]
+
+
+def test_the_last_override_counts_and_is_the_one_named() -> None:
+    assert refusal("pong", "learner.lr=1", "learner.lr=fast").startswith("override learner.lr=fast")
+    assert resolve("pong", ["learner.lr=fast", "learner.lr=1"]).learner.lr == 1.0
+
+
+def test_a_value_for_a_whole_section_is_refused() -> None:
+    assert refusal("pong", "learner=3") == (
+        "override learner=3: learner is 3; it must be a map of options, such as learner.device"
+    )
+
+
+def test_a_config_without_a_game_is_refused() -> None:
+    sentence = "x.yaml: env.id is missing; name the game, for example env.id=CartPole-v1"
+    assert refusal_of_file("") == sentence
+    assert refusal_of_file("env:\n") == sentence
+    assert refusal_of_file("learner:\n  lr: 1\n") == sentence
+
+
+@pytest.mark.parametrize("override", ["x", "=3", "learner.=3", "a..b=3", "--lr", ""])
+def test_what_is_not_an_override_is_refused(override: str) -> None:
+    assert refusal("pong", override) == (
+        f"override {override}: this is not an option; write key=value, for example learner.lr=3e-4"
+    )
+
+
+def test_an_override_that_is_not_yaml_is_refused() -> None:
+    assert refusal("pong", "model.hidden=[64", "x").splitlines() == [
+        "override model.hidden=[64: this is not YAML: expected ',' or ']', but got '<stream end>'; "
+        "mend it, or put quotes around what is meant as text",
+        "override x: this is not an option; write key=value, for example learner.lr=3e-4",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("text", "beginning"),
+    [
+        ("env:\n\tid: x", "x.yaml:2: this is not YAML: found character '\\t'"),
+        ("env: [1\n", "x.yaml:2: this is not YAML: expected ',' or ']'"),
+        ("env: {id: a}\n---\nenv: {}", "x.yaml:2: this is not YAML: but found another document"),
+        ("env:\n  id: !!int abc", "x.yaml: this is not YAML: invalid literal"),
+        ("a: \x01", "x.yaml: this is not YAML: unacceptable character"),
+        ("env: &a {b: *a}", "x.yaml: this is not YAML: maximum recursion depth"),
+        ("env:\n  ? [1]\n  : 2", "x.yaml:2: a key must be text; write `name: value`"),
+        ("env:\n  id: a\n  id: b", "x.yaml:3: env.id stands in line 2 too; keep one of them"),
+        ("- 1", "x.yaml is [1]; it must hold sections such as `env:`"),
+        ("a\n", "x.yaml is 'a'; it must hold sections such as `env:`"),
+        ("\nbase: png", "x.yaml:2: base is 'png'; it must be a preset: cartpole, pong, synthetic"),
+        ("base: [1]", "x.yaml:1: base is [1]; it must be a preset: cartpole, pong, synthetic"),
+    ],
+)
+def test_a_file_that_is_no_config_is_refused(text: str, beginning: str) -> None:
+    assert refusal_of_file(text).startswith(beginning)
+
+
+def test_a_file_that_cannot_be_read_is_refused() -> None:
+    Path("folder.yaml").mkdir()
+    Path("bytes.yaml").write_bytes(b"\xff\xfe\xff")
+    assert refusal("none.yaml") == (
+        "none.yaml cannot be read: No such file or directory; name a YAML file"
+    )
+    assert refusal("folder.yaml") == "folder.yaml cannot be read: Is a directory; name a YAML file"
+    assert refusal("bytes.yaml") == (
+        "bytes.yaml cannot be read: it is not UTF-8 text; name a YAML file"
+    )
+
+
+@pytest.mark.parametrize(
+    ("target", "meant"),
+    [("pnog", "pong"), ("Pong", "pong"), ("cart-pole", "cartpole"), ("CartPole", "cartpole")],
+)
+def test_an_unknown_target_is_refused_with_the_nearest_preset(target: str, meant: str) -> None:
+    assert refusal(target) == (
+        f"'{target}' is not a target; the nearest preset is {meant}, and a target is a preset "
+        "(cartpole, pong, synthetic), a YAML file, a gymnasium id such as CartPole-v1, or "
+        "module:function"
+    )
+
+
+def test_a_long_value_is_cut() -> None:
+    assert show("x" * 1000) == "'" + "x" * 79 + "..."
+    assert show(None) == "null"
+    assert show({"a": [1, True]}) == '{"a": [1, true]}'

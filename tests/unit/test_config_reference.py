@@ -1,0 +1,52 @@
+"""docs/configuration.md says what the schema says."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+from penstock.configs.keys import options, sections
+from penstock.configs.reference import reference
+
+ROOT = Path(__file__).parents[2]
+PAGE = ROOT / "docs" / "configuration.md"
+
+
+def check(path: Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "penstock.configs.reference", "--check", str(path)],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def test_the_page_is_up_to_date() -> None:
+    assert PAGE.read_text() == reference(), (
+        "run: python -m penstock.configs.reference > docs/configuration.md"
+    )
+
+
+def test_the_page_has_a_row_for_every_option() -> None:
+    rows = [line for line in reference().splitlines() if line.startswith("| `")]
+    assert [row.split("`")[1] for row in rows if "." in row.split("`")[1]] == list(options())
+    assert all(row.count("|") - row.count("\\|") == 5 for row in rows)
+    assert [line[3:] for line in reference().splitlines() if line.startswith("## ")] == list(
+        sections()
+    )
+
+
+def test_check_tells_a_page_that_is_outdated(tmp_path: Path) -> None:
+    assert check(PAGE).returncode == 0
+    old = tmp_path / "old.md"
+    for text in (None, "something else"):
+        if text:
+            old.write_text(text)
+        done = check(old)
+        assert done.returncode == 1
+        assert done.stderr == (
+            f"{old} is not what the schema says; "
+            f"run: python -m penstock.configs.reference > {old}\n"
+        )

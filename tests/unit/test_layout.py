@@ -1,0 +1,134 @@
+"""The import name, the links behind it, and what importing a room may bring along."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import json
+import os
+import re
+import subprocess
+import sys
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
+SETUPTOOLS: dict[str, Any] = PYPROJECT["tool"]["setuptools"]
+ROOMS = sorted(
+    init.parent.name for init in ROOT.glob("*/__init__.py") if init.parent.name != "penstock"
+)
+HEAVY = ("numpy", "torch", "zmq")
+
+
+def folders_on_disk() -> dict[str, str]:
+    """Every folder that is a Python package, by its import name."""
+    found = {"penstock": "penstock"}
+    for room in ROOMS:
+        for init in (ROOT / room).rglob("__init__.py"):
+            folder = init.parent.relative_to(ROOT).as_posix()
+            found["penstock." + folder.replace("/", ".")] = folder
+    return found
+
+
+def python_files() -> Iterator[Path]:
+    for top in (*ROOMS, "penstock", "tests", "benchmarks", "examples"):
+        yield from (ROOT / top).rglob("*.py")
+
+
+def test_penstock_links_to_every_room_and_to_nothing_else() -> None:
+    links = {
+        path.name: os.readlink(path) for path in (ROOT / "penstock").iterdir() if path.is_symlink()
+    }
+    assert links == {room: f"../{room}" for room in ROOMS}
+
+
+def test_penstock_holds_no_room_of_its_own() -> None:
+    entries = {path.name for path in (ROOT / "penstock").iterdir() if not path.is_symlink()}
+    assert entries - {"__pycache__"} == {"__init__.py", "__main__.py", "py.typed"}
+
+
+def test_every_folder_with_python_in_a_room_is_a_package() -> None:
+    folders = {path.parent for room in ROOMS for path in (ROOT / room).rglob("*.py")}
+    assert [folder for folder in sorted(folders) if not (folder / "__init__.py").is_file()] == []
+
+
+def test_pyproject_lists_what_is_on_disk() -> None:
+    assert SETUPTOOLS["package-dir"] == folders_on_disk()
+    assert sorted(SETUPTOOLS["packages"]) == sorted(folders_on_disk())
+
+
+def test_every_room_is_a_layer_and_its_bare_name_is_banned() -> None:
+    layers = PYPROJECT["tool"]["importlinter"]["contracts"][0]["layers"]
+    layered = [name for layer in layers for name in re.split(r" [|:] ", layer)]
+    assert sorted(layered) == [f"penstock.{room}" for room in ROOMS]
+    assert set(PYPROJECT["tool"]["ruff"]["lint"]["flake8-tidy-imports"]["banned-api"]) == set(ROOMS)
+
+
+def imported_names(path: Path) -> Iterator[str]:
+    """Names of imported modules; a relative import starts with its dots."""
+    for node in ast.walk(ast.parse(path.read_text(), str(path))):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            yield "." * node.level + (node.module or "")
+
+
+def test_rooms_are_imported_through_penstock_only() -> None:
+    bare = [
+        f"{path.relative_to(ROOT)}: {name}"
+        for path in python_files()
+        for name in imported_names(path)
+        if name.split(".")[0] in {*ROOMS, ""}
+    ]
+    assert bare == []
+
+
+@pytest.mark.parametrize("package", SETUPTOOLS["packages"])
+def test_a_package_imports_from_the_link(package: str) -> None:
+    module = importlib.import_module(package)
+    assert module.__file__ is not None
+    assert Path(module.__file__).resolve().parent == ROOT / folders_on_disk()[package]
+
+
+@pytest.fixture(scope="module")
+def heavy_after() -> dict[str, list[str]]:
+    """Which of HEAVY are loaded after each import, in this order, in one fresh interpreter."""
+    script = f"""
+import importlib, json, pkgutil, sys
+loaded = {{}}
+for name in sys.argv[1:]:
+    package = importlib.import_module(name.removesuffix(".*"))
+    if name.endswith(".*"):
+        for module in pkgutil.walk_packages(package.__path__, package.__name__ + "."):
+            importlib.import_module(module.name)
+    loaded[name] = [heavy for heavy in {HEAVY} if heavy in sys.modules]
+print(json.dumps(loaded))
+"""
+    names = ["penstock", "penstock.configs.*", "penstock.core.*", "penstock.transport.shm.*",
+             "penstock.replay.*", "penstock.envs.*", "penstock.transport"]  # fmt: skip
+    done = subprocess.run(
+        [sys.executable, "-c", script, *names], stdout=subprocess.PIPE, text=True, check=True
+    )
+    result: dict[str, list[str]] = json.loads(done.stdout)
+    return result
+
+
+@pytest.mark.parametrize("name", ["penstock", "penstock.configs.*"])
+def test_configs_import_without_numpy_torch_and_zmq(
+    name: str, heavy_after: dict[str, list[str]]
+) -> None:
+    assert heavy_after[name] == []
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["penstock.core.*", "penstock.transport.shm.*", "penstock.replay.*", "penstock.envs.*",
+     "penstock.transport"],
+)  # fmt: skip
+def test_samples_need_neither_torch_nor_zmq(name: str, heavy_after: dict[str, list[str]]) -> None:
+    assert set(heavy_after[name]) <= {"numpy"}

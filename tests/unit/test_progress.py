@@ -1,0 +1,94 @@
+"""Counters, returns, lag and stop conditions, from batches made by hand."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import numpy as np
+import pytest
+
+from penstock.configs.schema import StopConfig
+from penstock.learner.progress import Progress
+from penstock.profiling.ledger import TimeLedger
+
+
+def batch(returns: list[float], version: int = 0, reset_rows: int = 0) -> dict[str, np.ndarray]:
+    """One step of ``len(returns)`` environments that all end; the first rows are reset rows."""
+    n = len(returns)
+    alive = np.ones((1, n), bool)
+    alive[0, :reset_rows] = False
+    return {
+        "alive": alive,
+        "policy_version": np.full((1, n), version, np.uint32),
+        "terminated": np.ones((1, n), bool),
+        "truncated": np.zeros((1, n), bool),
+        "episode_return": np.array([returns], np.float32),
+        "episode_length": np.full((1, n), 7, np.int32),
+    }
+
+
+def progress(**stop: Any) -> Progress:
+    return Progress(StopConfig.model_validate(stop), frames_per_step=4)
+
+
+def test_the_mean_is_over_the_last_hundred_episodes_and_skips_reset_rows() -> None:
+    run = progress()
+    run.trained(batch([1000.0] * 50), 50, 1)
+    run.trained(batch([5.0] * 60 + [7.0] * 50, reset_rows=10), 100, 1)
+    assert run.episodes == 150
+    assert run.return_mean == pytest.approx((50 * 5 + 50 * 7) / 100)
+
+
+def test_solved_needs_a_hundred_episodes() -> None:
+    run = progress(**{"return": 10.0})
+    run.start(time.monotonic())
+    run.trained(batch([20.0] * 99), 99, 1)
+    assert run.stop_reason() is None
+    run.trained(batch([20.0]), 1, 1)
+    assert run.solved_at_s is not None
+    assert run.stop_reason() == "return"
+
+
+def test_hold_goes_on_after_solved() -> None:
+    run = progress(**{"return": 10.0, "hold_s": 1000})
+    run.start(time.monotonic())
+    run.trained(batch([20.0] * 100), 100, 1)
+    assert run.solved_at_s is not None
+    assert run.stop_reason() is None
+
+
+@pytest.mark.parametrize(
+    ("stop", "reason"), [({"learner_steps": 3}, "learner_steps"), ({"minutes": 1e-9}, "minutes")]
+)
+def test_other_ends(stop: dict[str, Any], reason: str) -> None:
+    run = progress(**stop)
+    run.start(time.monotonic())
+    run.trained(batch([1.0]), 1, updates=3)
+    assert run.stop_reason() == reason
+
+
+def test_lag_is_by_step_at_the_version_that_trains() -> None:
+    run = progress()
+    run.version = 10
+    run.trained(batch([0.0] * 3, version=8), 3, updates=4)
+    assert run.version == 14
+    run.trained(batch([0.0] * 1, version=14), 1, updates=1)
+    metrics = run.interval(TimeLedger())
+    assert metrics["policy_lag_histogram"] == {"0": 1, "2": 3}
+    assert metrics["policy_lag_mean"] == pytest.approx(6 / 4)
+    assert metrics["policy_lag_max"] == 2
+
+
+def test_state_goes_on_where_it_was() -> None:
+    run = progress(**{"return": 10.0})
+    run.start(time.monotonic())
+    run.trained(batch([20.0] * 100), 100, 5)
+    run.env_steps = 120
+    after = progress(**{"return": 10.0})
+    after.load_state_dict(run.state_dict())
+    assert (after.learner_steps, after.version, after.trained_steps) == (5, 5, 100)
+    assert after.generation == run.generation + 1
+    assert after.time_s == pytest.approx(run.time_s, abs=0.1)
+    assert after.return_mean == 20.0
+    assert after.solved_at_s == run.solved_at_s

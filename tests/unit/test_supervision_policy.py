@@ -1,0 +1,318 @@
+"""The supervisor's decisions, without a process or a clock."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Sequence
+
+import pytest
+
+from penstock.core.role import EXIT_REJOIN
+from penstock.launch.decisions import (
+    Decisions,
+    Effect,
+    Failure,
+    Kill,
+    Limits,
+    Note,
+    Outcome,
+    Send,
+    Start,
+    how_it_ended,
+)
+from penstock.launch.topology import RoleSpec, Stage
+
+TERM, KILL, DUMP = int(signal.SIGTERM), int(signal.SIGKILL), int(signal.SIGUSR1)
+FINISH = {"kind": "finish"}
+
+LEARNER = RoleSpec("learner", 0, "m:f", Stage.LEARNER, informed=True)
+CONNECTOR = RoleSpec("connector", 0, "m:f", Stage.CARRIERS)
+ACTORS = tuple(RoleSpec("actor", i, "m:f", Stage.ACTORS) for i in range(2))
+
+
+class Scene:
+    """A set of processes that does what it is told, and a clock that a test turns."""
+
+    def __init__(self, specs: Sequence[RoleSpec], ready: bool = True, **limits: float) -> None:
+        self.decisions = Decisions(specs, Limits(**limits))  # type: ignore[arg-type]
+        self.now_s = 1000.0
+        self.beats: dict[str, float] = {}
+        self.tick()
+        for spec in specs:
+            if ready:
+                self.decisions.ready(spec.name, self.now_s)
+
+    def tick(self, after_s: float = 0.0, beating: Sequence[str] = ()) -> list[Effect]:
+        self.now_s += after_s
+        self.beats |= dict.fromkeys(beating, self.now_s)
+        return self.decisions.tick(self.now_s, self.beats, {"actor-0": "environment"})
+
+    def wait(self, seconds: float, beating: Sequence[str] = ()) -> list[Effect]:
+        """Tick through ``seconds``, a second at a time."""
+        return [e for _ in range(int(seconds)) for e in self.tick(1.0, beating)]
+
+    def ends(self, name: str, code: int, produced: int = 0, log: str = "") -> list[Effect]:
+        return self.decisions.ended(
+            name, code, self.now_s, produced=produced, sequence=produced // 10, log=log
+        )
+
+    def crash_and_restart(self, name: str, produced: int = 0) -> float:
+        """Seconds from a crash to the new start."""
+        self.ends(name, 1, produced)
+        waited_s = 0.0
+        while not any(isinstance(e, Start) for e in self.tick(0.05)):
+            waited_s += 0.05
+        return round(waited_s, 2)
+
+
+def without_news(effects: list[Effect]) -> list[Effect]:
+    """Leave out the messages that only inform."""
+    return [e for e in effects if not (isinstance(e, Send) and e.message != FINISH)]
+
+
+def test_everything_starts_at_once() -> None:
+    decisions = Decisions((LEARNER, *ACTORS), Limits())
+    assert decisions.tick(5.0, {}, {}) == [
+        Start("learner-0", 0),
+        Start("actor-0", 0),
+        Start("actor-1", 0),
+    ]
+    assert decisions.tick(5.1, {}, {}) == []
+
+
+def test_the_learner_hears_how_many_actors_are_alive() -> None:
+    decisions = Decisions((LEARNER, *ACTORS), Limits())
+    decisions.tick(5.0, {}, {})
+    assert decisions.ready("actor-1", 6.0) == [Send("learner-0", {"kind": "actors", "alive": 1})]
+    assert decisions.actors_alive == 1
+
+
+def test_an_actor_that_ends_is_told_with_what_it_had_produced() -> None:
+    scene = Scene((LEARNER, *ACTORS))
+    effects = scene.ends("actor-1", -9, produced=640)
+    message = {
+        "kind": "actor_ended",
+        "actor": 1,
+        "incarnation": 0,
+        "produced_steps": 640,
+        "sequence": 64,
+    }
+    assert effects == [
+        Send("learner-0", message),
+        Send("learner-0", {"kind": "actors", "alive": 1}),
+        Note(
+            "actor-1: was killed by SIGKILL (out of memory? the kernel's log tells: dmesg); "
+            "it starts again in 0.1 s"
+        ),
+    ]
+    assert scene.tick(0.05) == []
+    assert scene.tick(0.05) == [Start("actor-1", 1)]
+    assert scene.decisions.restarts == 1
+
+
+def test_delays_double_up_to_ten_seconds_and_forget_after_health() -> None:
+    scene = Scene((LEARNER, *ACTORS), max_restarts=100, hang_timeout_s=1e9)
+    delays = [scene.crash_and_restart("actor-0") for _ in range(9)]
+    assert delays == pytest.approx([0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 6.4, 10.0, 10.0], abs=0.06)
+    scene.decisions.ready("actor-0", scene.now_s)
+    scene.wait(11)
+    assert scene.crash_and_restart("actor-0") == pytest.approx(0.1, abs=0.06)
+
+
+def test_an_actor_that_produces_before_it_dies_is_never_given_up() -> None:
+    scene = Scene((LEARNER, *ACTORS), max_restarts=1)
+    for _ in range(20):
+        scene.crash_and_restart("actor-0", produced=10)
+    assert not scene.decisions.stopping
+
+
+def test_a_row_of_barren_crashes_ends_the_run_with_the_first_failure() -> None:
+    scene = Scene((LEARNER, *ACTORS), max_restarts=2)
+    for n in range(3):
+        failure = Failure("actor-0", f"crash {n}", f"traceback {n}")
+        assert scene.decisions.failed(failure, scene.now_s) == []
+        effects = scene.ends("actor-0", 1)
+        scene.tick(20)
+    assert Kill("actor-1", TERM) in effects
+    scene.ends("actor-1", 0)
+    scene.ends("learner-0", 0)
+    assert scene.decisions.outcome == Outcome(
+        1, "fault", Failure("actor-0", "crash 0", "traceback 0")
+    )
+
+
+def test_samples_between_crashes_begin_a_new_row() -> None:
+    scene = Scene((LEARNER, *ACTORS), max_restarts=2)
+    for produced in (0, 0, 10, 0):
+        scene.crash_and_restart("actor-0", produced)
+    assert not scene.decisions.stopping
+
+
+def test_who_lost_its_learner_starts_again_at_once_uncounted() -> None:
+    scene = Scene(ACTORS, max_restarts=0)
+    for incarnation in range(1, 6):
+        assert scene.ends("actor-0", EXIT_REJOIN) == []
+        assert scene.tick(0.1) == [Start("actor-0", incarnation)]
+
+
+def test_a_users_mistake_stops_at_once_with_exit_code_2() -> None:
+    scene = Scene((LEARNER, *ACTORS))
+    failure = Failure("actor-0", "there is no Pong-v9", user=True)
+    effects = scene.decisions.failed(failure, scene.now_s)
+    assert effects == [Kill("actor-0", TERM), Kill("actor-1", TERM)]
+    for name in ("actor-0", "actor-1", "learner-0"):
+        scene.ends(name, 2)
+    assert scene.decisions.outcome == Outcome(2, "user_error", failure)
+
+
+def test_the_learners_death_is_the_runs_with_its_own_report_or_its_log() -> None:
+    for report in (Failure("learner-0", "NaN loss", "its traceback"), None):
+        scene = Scene((LEARNER, *ACTORS))
+        if report:
+            scene.decisions.failed(report, scene.now_s)
+        scene.ends("learner-0", 1 if report else -11, log="the tail of its log")
+        for name in ("actor-0", "actor-1"):
+            scene.ends(name, EXIT_REJOIN)
+        log = Failure("learner-0", "was killed by SIGSEGV", "the tail of its log")
+        assert scene.decisions.outcome == Outcome(1, "fault", report or log)
+
+
+def test_a_learner_that_just_leaves_is_a_fault() -> None:
+    scene = Scene((LEARNER,))
+    scene.ends("learner-0", 0)
+    assert scene.decisions.outcome == Outcome(
+        1, "fault", Failure("learner-0", "ended without being asked to")
+    )
+
+
+def test_stopping_goes_by_stages_and_asks_the_learner_last() -> None:
+    scene = Scene((LEARNER, *ACTORS, CONNECTOR))
+    assert scene.decisions.stop("return", scene.now_s) == [
+        Kill("actor-0", TERM),
+        Kill("actor-1", TERM),
+    ]
+    assert without_news(scene.ends("actor-0", 0)) == []
+    assert without_news(scene.ends("actor-1", 0)) == [Kill("connector-0", TERM)]
+    assert scene.ends("connector-0", 0) == [Send("learner-0", FINISH), Kill("learner-0", TERM)]
+    assert scene.decisions.outcome is None
+    assert scene.ends("learner-0", 0) == []
+    assert scene.decisions.outcome == Outcome(0, "return")
+
+
+def test_each_stage_has_its_deadline() -> None:
+    scene = Scene((LEARNER, *ACTORS, CONNECTOR), grace_s=10)
+    scene.decisions.stop("minutes", scene.now_s)
+    scene.ends("actor-0", 0)
+    assert scene.tick(1.9) == []
+    assert scene.tick(0.2) == [Kill("actor-1", KILL)]
+    scene.ends("actor-1", -9)
+    assert scene.tick(2.1) == [Kill("connector-0", KILL)]
+    scene.ends("connector-0", -9)
+    assert scene.tick(5.7) == []
+    assert scene.tick(0.2) == [Kill("learner-0", KILL)]
+    scene.ends("learner-0", -9)
+    outcome = scene.decisions.outcome
+    assert outcome is not None
+    assert outcome.failure is not None
+    assert outcome.exit_code == 1
+    assert outcome.failure.message.startswith("did not finish within run.grace_s = 10 s")
+
+
+def test_actors_that_had_to_be_killed_do_not_spoil_a_clean_end() -> None:
+    scene = Scene((LEARNER, *ACTORS))
+    scene.decisions.interrupt(signal.SIGINT, scene.now_s)
+    for name, code in (("actor-0", -9), ("actor-1", -11), ("learner-0", 0)):
+        scene.ends(name, code)
+    assert scene.decisions.outcome == Outcome(130, "interrupted")
+
+
+def test_a_failing_checkpoint_at_the_end_is_told() -> None:
+    scene = Scene((LEARNER,))
+    scene.decisions.stop("return", scene.now_s)
+    failure = Failure("learner-0", "the disk is full; free some space", user=True)
+    scene.decisions.failed(failure, scene.now_s)
+    scene.ends("learner-0", 2)
+    assert scene.decisions.outcome == Outcome(2, "user_error", failure)
+
+
+def test_an_actors_complaint_while_stopping_changes_nothing() -> None:
+    scene = Scene((LEARNER, *ACTORS))
+    scene.decisions.interrupt(signal.SIGTERM, scene.now_s)
+    scene.decisions.failed(Failure("actor-0", "no learner at this address", user=True), 1.0)
+    for name, code in (("actor-0", 2), ("actor-1", 0), ("learner-0", 0)):
+        scene.ends(name, code)
+    assert scene.decisions.outcome == Outcome(143, "terminated")
+
+
+def test_who_has_not_started_yet_is_killed_and_nobody_is_started_any_more() -> None:
+    scene = Scene((LEARNER, *ACTORS), ready=False)
+    scene.ends("actor-0", 1)
+    assert scene.decisions.interrupt(signal.SIGINT, scene.now_s) == [Kill("actor-1", KILL)]
+    assert without_news(scene.ends("actor-1", -9)) == [Kill("learner-0", KILL)]
+    assert scene.tick(1.0) == []
+    scene.ends("learner-0", -9)
+    assert scene.decisions.outcome == Outcome(130, "interrupted")
+
+
+def test_a_second_signal_kills_all() -> None:
+    scene = Scene((LEARNER, *ACTORS))
+    scene.decisions.interrupt(signal.SIGINT, scene.now_s)
+    scene.ends("actor-0", 0)
+    effects = scene.decisions.interrupt(signal.SIGINT, scene.now_s)
+    assert effects == [Kill("learner-0", KILL), Kill("actor-1", KILL)]
+    scene.ends("actor-1", -9)
+    scene.ends("learner-0", -9)
+    outcome = scene.decisions.outcome
+    assert outcome is not None
+    assert outcome.exit_code == 1
+
+
+def test_the_first_signal_while_the_run_is_ending_by_itself_is_not_the_second() -> None:
+    scene = Scene((LEARNER,))
+    scene.decisions.stop("return", scene.now_s)
+    assert scene.decisions.interrupt(signal.SIGINT, scene.now_s) == [
+        Note("already stopping; once more kills")
+    ]
+    assert scene.decisions.interrupt(signal.SIGINT, scene.now_s) == [Kill("learner-0", KILL)]
+
+
+def test_no_heartbeat_means_dump_then_death_then_a_new_start() -> None:
+    scene = Scene((LEARNER, *ACTORS), hang_timeout_s=30)
+    beating = ("actor-1", "learner-0")
+    assert scene.wait(29, beating) == []
+    assert scene.wait(1, beating) == [Kill("actor-0", DUMP)]
+    assert scene.wait(1, beating) == [Kill("actor-0", KILL)]
+    [note] = [e for e in scene.ends("actor-0", -9) if isinstance(e, Note)]
+    assert note.text == (
+        "actor-0: no sign of life for run.hang_timeout_s = 30 s, in phase environment; "
+        "it starts again in 0.1 s"
+    )
+    assert scene.tick(0.1) == [Start("actor-0", 1)]
+    assert scene.wait(29, beating) == []
+
+
+def test_starting_has_a_limit_of_its_own_that_beats_extend() -> None:
+    scene = Scene(ACTORS, ready=False, hang_timeout_s=5, start_timeout_s=20)
+    assert scene.wait(40, beating=("actor-1",)) == [Kill("actor-0", DUMP)] + [
+        Kill("actor-0", KILL)
+    ] * 20
+
+
+def test_a_supervisor_that_slept_blames_nobody() -> None:
+    scene = Scene((LEARNER, *ACTORS), hang_timeout_s=30)
+    assert scene.tick(3600) == []
+    assert len(scene.wait(30)) == 3
+
+
+@pytest.mark.parametrize(
+    ("code", "sentence"),
+    [
+        (0, "ended without being asked to"),
+        (3, "ended with exit code 3 and no report"),
+        (-11, "was killed by SIGSEGV"),
+        (-9, "was killed by SIGKILL (out of memory? the kernel's log tells: dmesg)"),
+        (-40, "was killed by signal 40"),
+    ],
+)
+def test_how_it_ended(code: int, sentence: str) -> None:
+    assert how_it_ended(code) == sentence

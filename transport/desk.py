@@ -1,0 +1,54 @@
+"""Where a connector hands out weights: each asker gets the newest, once, and nothing is queued.
+
+An asker names the version that it has and is answered when there is another: at once, or as soon as
+the learner publishes. A slow asker so skips versions, and a late one starts with the newest.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from penstock.core.params import WireDtype
+from penstock.transport import wire
+from penstock.transport.base import Stamp, Welcome
+from penstock.transport.shm.board import WeightsBoard
+
+
+class WeightsDesk:
+    """Reads the learner's board and encodes each version at most once."""
+
+    def __init__(self, board: WeightsBoard, welcome: Welcome, dtype: WireDtype) -> None:
+        self._board = board
+        self._welcome = welcome
+        self._dtype = dtype
+        self._asks: dict[bytes, Stamp | None] = {}
+        self._stamp: Stamp | None = None
+        self._parts: wire.Parts = []
+
+    def ask(self, peer: bytes, have: Stamp | None) -> bool:
+        """Note what a peer has; whether it was waiting for an answer already."""
+        waiting = peer in self._asks
+        self._asks[peer] = have
+        return waiting
+
+    def due(self) -> list[tuple[bytes, wire.Parts]]:
+        """The answers that can be given now, as peer and message."""
+        newest = self._board.stamp
+        peers = [peer for peer, have in self._asks.items() if have != newest]
+        if newest is None or not peers:
+            return []
+        if newest != self._stamp:
+            self._encode()
+        for peer in peers:
+            del self._asks[peer]
+        return [(peer, self._parts) for peer in peers]
+
+    def _encode(self) -> None:
+        # Fresh memory each time: messages of the version before may still be on their way out.
+        layout = self._welcome.layout
+        values = np.empty(layout.size, np.float32)
+        stamp = self._board.read(values)
+        assert stamp is not None
+        run_id = self._welcome.run_id
+        self._parts = wire.encode_weights(values, stamp, self._dtype, layout, run_id)
+        self._stamp = stamp

@@ -1,0 +1,33 @@
+"""`transport.base.Link` within one process: the same store and lanes in private memory."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager
+
+from penstock.core.params import Float32
+from penstock.transport.base import Stamp, Welcome
+from penstock.transport.shm.board import WeightsBoard
+from penstock.transport.shm.store import Slot, SlotStore, SlotWriter
+
+
+class InprocLink:
+    """Joins a store and a board that live in this process; the caller keeps both."""
+
+    fills_store = True
+
+    def __init__(self, welcome: Welcome, store: SlotStore, board: WeightsBoard, want: int) -> None:
+        self.welcome = welcome
+        self._board = board
+        lane = store.open_lane(want)
+        self._writer = SlotWriter(
+            store.arena, store.geometry, lane, store.lane_event(lane), store.filled_event
+        )
+
+    def slot(self, timeout_s: float) -> AbstractContextManager[Slot | None]:
+        return self._writer.slot(timeout_s)
+
+    def read_weights(self, out: Float32, newer_than: Stamp | None) -> Stamp | None:
+        return self._board.read(out, newer_than)
+
+    def close(self) -> None:
+        """Nothing to give back: the store belongs to the caller."""

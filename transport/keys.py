@@ -1,0 +1,117 @@
+"""CURVE keys: who may connect to a learner over the network, and no one can read along.
+
+A folder of keys, as `penstock keys new` makes it:
+
+    learner.key_secret   stays on the learner's host
+    learner.key          public; each actor's host needs it to know the learner
+    actor.key_secret     for the actors' hosts
+    allowed/*.key        public keys of the actors that the learner lets in; add one per host to
+                         be able to take it back alone
+
+The files are those of pyzmq's `zmq.auth`. Without an allow list CURVE lets in whoever knows the
+learner's public key, so there always is one.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import zmq
+import zmq.auth
+
+from penstock.configs.errors import UserError
+
+ZAP_ADDRESS = "inproc://zeromq.zap.01"
+ZAP_DOMAIN = b"penstock"
+
+
+@dataclass(frozen=True)
+class KeyPair:
+    """Z85 text of a public and a secret key."""
+
+    public: bytes
+    secret: bytes
+
+
+@dataclass(frozen=True)
+class LearnerKeys:
+    """What the learner's side needs: its own pair, and the public keys that it lets in."""
+
+    own: KeyPair
+    allowed: frozenset[bytes]
+
+
+@dataclass(frozen=True)
+class ActorKeys:
+    """What an actor's side needs: its own pair, and the learner's public key."""
+
+    own: KeyPair
+    learner: bytes
+
+
+def new(folder: Path) -> list[Path]:
+    """Make the keys of a run in ``folder``; the files made. Raises UserError if it has some."""
+    require_curve()
+    if any(folder.glob("*.key*")):
+        raise UserError(f"{folder} holds keys already; name a new folder, or delete them first")
+    allowed = folder / "allowed"
+    allowed.mkdir(parents=True, exist_ok=True)
+    folder.chmod(0o700)
+    made: list[Path] = []
+    for name in ("learner", "actor"):
+        pair = [Path(path) for path in zmq.auth.create_certificates(str(folder), name)]
+        pair[1].chmod(0o600)
+        made += pair
+    made[2] = made[2].rename(allowed / "actor.key")
+    return made
+
+
+def load_learner(folder: Path) -> LearnerKeys:
+    """Raises UserError naming the file that is missing."""
+    require_curve()
+    allowed = frozenset(_load(path)[0] for path in sorted((folder / "allowed").glob("*.key")))
+    if not allowed:
+        raise UserError(
+            f"{folder / 'allowed'} holds no public key, so no actor could connect; make keys with "
+            "`penstock keys new`, or copy an actor's .key file there"
+        )
+    return LearnerKeys(_load_pair(folder / "learner.key_secret"), allowed)
+
+
+def load_actor(folder: Path) -> ActorKeys:
+    """Raises UserError naming the file that is missing."""
+    require_curve()
+    return ActorKeys(_load_pair(folder / "actor.key_secret"), _load(folder / "learner.key")[0])
+
+
+def require_curve() -> None:
+    if not zmq.has("curve"):
+        raise UserError(
+            "this libzmq was built without CURVE, so it cannot encrypt; install pyzmq's own wheel"
+        )
+
+
+def answer_zap(socket: zmq.Socket[bytes], allowed: frozenset[bytes]) -> None:
+    """Let in, or not, the one who waits at ``socket`` (a REP socket bound to ZAP_ADDRESS)."""
+    version, request_id, _domain, _address, _identity, mechanism, *keys = socket.recv_multipart()
+    known = mechanism == b"CURVE" and len(keys) == 1 and zmq.utils.z85.encode(keys[0]) in allowed
+    verdict = [b"200", b"OK"] if known else [b"400", b"key not in the allow list"]
+    socket.send_multipart([version, request_id, *verdict, b"", b""])
+
+
+def _load(path: Path) -> tuple[bytes, bytes | None]:
+    try:
+        return zmq.auth.load_certificate(path)
+    except (OSError, ValueError) as error:
+        raise UserError(
+            f"the key file {path} cannot be read ({error}); make keys with `penstock keys new` "
+            "and copy learner.key and actor.key_secret to the actors' hosts"
+        ) from error
+
+
+def _load_pair(path: Path) -> KeyPair:
+    public, secret = _load(path)
+    if secret is None:
+        raise UserError(f"{path} holds no secret key; copy the .key_secret file, not the .key file")
+    return KeyPair(public, secret)

@@ -1,0 +1,59 @@
+"""Memory for slots: private with huge pages within a process, a sealed-size memfd between them.
+
+A memfd has no name to leak, survives the death of those who map it and is refused at creation when
+memory is short; `multiprocessing.SharedMemory` fails all three (docs/architecture.md, Memory).
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+
+import numpy as np
+import numpy.typing as npt
+
+from penstock.configs.errors import UserError
+
+HUGE_PAGE_NBYTES = 2 << 20
+
+
+class Arena:
+    """``nbytes`` of zeroed memory; ``fd`` is its descriptor when other processes may map it."""
+
+    def __init__(self, mapping: mmap.mmap, fd: int | None) -> None:
+        self.fd = fd
+        self.bytes: npt.NDArray[np.uint8] = np.frombuffer(mapping, np.uint8)
+        self.words = memoryview(mapping).cast("q")  # int64 loads and stores, 40 ns each
+
+    @classmethod
+    def private(cls, nbytes: int) -> Arena:
+        mapping = mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        if nbytes >= HUGE_PAGE_NBYTES and hasattr(mmap, "MADV_HUGEPAGE"):
+            mapping.madvise(mmap.MADV_HUGEPAGE)
+        return cls(mapping, None)
+
+    @classmethod
+    def shared(cls, nbytes: int, name: str) -> Arena:
+        """Raises UserError when the host has not that much memory left."""
+        fd = os.memfd_create(f"penstock-{name}", os.MFD_CLOEXEC)
+        try:
+            os.posix_fallocate(fd, 0, nbytes)
+        except OSError as error:
+            os.close(fd)
+            raise UserError(
+                f"{nbytes / 1e9:.2f} GB of shared memory for {name} cannot be had "
+                f"({error.strerror}); use fewer or smaller slots: transport.slots, actors.envs, "
+                "actors.unroll"
+            ) from error
+        return cls(mmap.mmap(fd, nbytes), fd)
+
+    @classmethod
+    def attach(cls, fd: int) -> Arena:
+        """Map a descriptor received from the owner; takes over the descriptor."""
+        return cls(mmap.mmap(fd, os.fstat(fd).st_size), fd)
+
+    def close(self) -> None:
+        """Give the descriptor back; the memory goes when the last array over it does."""
+        if self.fd is not None:
+            os.close(self.fd)
+            self.fd = None

@@ -1,0 +1,278 @@
+"""The slot store: one arena of slots, owned by the consumer, lent to writers through lanes.
+
+Who does what, so that nothing needs a lock:
+
+- The **store** (one thread of the consumer) alone decides which lane a free slot is lent to, takes
+  filled slots in the order of their publication per lane, and frees them after use.
+- A **writer** (one per lane) pops a lent id, fills the slot in place and pushes the id to `filled`.
+  That push is the publication: a writer killed before it has published nothing.
+- A lane of a dead writer is closed only when its death is *confirmed*; until then its slots stay
+  lent, because a stopped process that wakes up still has the memory mapped.
+
+A lane may hold at most `want` slots, counted from the loan until the consumer frees them, which
+bounds how far a writer can run ahead of the learner.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from penstock.configs.errors import UserError
+from penstock.core.specs import HEADER, HEADER_NBYTES, PAGE, SlotSpec
+from penstock.transport.shm.arena import Arena
+from penstock.transport.shm.ring import WORDS_PER_LINE, Ring
+from penstock.transport.wait import wait_readable
+
+Payload = npt.NDArray[np.uint8]
+WORD_NBYTES = 8
+EVENT_FLAGS = os.EFD_NONBLOCK | os.EFD_CLOEXEC if hasattr(os, "EFD_NONBLOCK") else 0
+
+
+@dataclass(frozen=True)
+class Slot:
+    """A slot in place: ``header`` is one HEADER record, ``columns`` arrays over ``payload``."""
+
+    index: int
+    header: npt.NDArray[Any]
+    payload: Payload
+    columns: dict[str, npt.NDArray[Any]]
+
+
+@dataclass(frozen=True)
+class Geometry:
+    """Where lanes and slots lie in an arena; equal on both sides of an attachment."""
+
+    spec: SlotSpec
+    slots: int
+    lanes: int
+
+    @property
+    def lane_nbytes(self) -> int:
+        words = WORDS_PER_LINE + 2 * Ring.size_words(self.slots)
+        return -(-words * WORD_NBYTES // PAGE) * PAGE
+
+    @property
+    def nbytes(self) -> int:
+        return self.lanes * self.lane_nbytes + self.slots * self.spec.slot_nbytes
+
+    def lane(self, arena: Arena, index: int) -> LaneWords:
+        first = index * self.lane_nbytes // WORD_NBYTES
+        lent = Ring(arena.words, first + WORDS_PER_LINE, self.slots)
+        filled_at = first + WORDS_PER_LINE + Ring.size_words(self.slots)
+        return LaneWords(arena.words, first, lent, Ring(arena.words, filled_at, self.slots))
+
+    def slot(self, arena: Arena, index: int) -> Slot:
+        start = self.lanes * self.lane_nbytes + index * self.spec.slot_nbytes
+        raw = arena.bytes[start : start + HEADER_NBYTES + self.spec.payload_nbytes]
+        header = raw[: HEADER.itemsize].view(HEADER)[0:1].reshape(())
+        payload = raw[HEADER_NBYTES:]
+        return Slot(index, header, payload, self.spec.views(payload))
+
+
+@dataclass
+class LaneWords:
+    """The shared words of one lane."""
+
+    words: memoryview
+    first: int
+    lent: Ring
+    filled: Ring
+
+    @property
+    def want(self) -> int:
+        """How many slots the writer would like to hold; the writer sets it."""
+        return int(self.words[self.first])
+
+    @want.setter
+    def want(self, slots: int) -> None:
+        self.words[self.first] = slots
+
+
+@dataclass
+class _Lane:
+    words: LaneWords
+    event: int
+    lent: set[int] = field(default_factory=set)  # lent and not yet seen filled
+    held: int = 0  # lent, filled or in use: what counts against `want`
+
+
+class SlotStore:
+    """The consumer's side. Not thread-safe: one thread owns it."""
+
+    def __init__(self, spec: SlotSpec, slots: int, lanes: int = 64, *, shared: bool = True) -> None:
+        self.geometry = Geometry(spec, slots, lanes)
+        nbytes = self.geometry.nbytes
+        self.arena = Arena.shared(nbytes, "slots") if shared else Arena.private(nbytes)
+        self.slots = [self.geometry.slot(self.arena, i) for i in range(slots)]
+        self.filled_event = os.eventfd(0, EVENT_FLAGS)
+        self.ready: deque[int] = deque()
+        self.corrupt_lanes = 0
+        self._free: deque[int] = deque(range(slots))
+        self._lanes: dict[int, _Lane] = {}
+        self._owner: dict[int, _Lane] = {}  # slot -> lane that it was lent to
+        self._turn = 0
+
+    def open_lane(self, want: int) -> int:
+        """Index of a lane for a new writer, which may hold up to ``want`` slots at first."""
+        unused = (i for i in range(self.geometry.lanes) if i not in self._lanes)
+        index = next(unused, None)
+        if index is None:
+            raise UserError(
+                f"all {self.geometry.lanes} lanes of the learner are taken; start fewer actors"
+            )
+        words = self.geometry.lane(self.arena, index)
+        words.lent.reset()
+        words.filled.reset()
+        words.want = want
+        self._lanes[index] = _Lane(words, os.eventfd(0, EVENT_FLAGS))
+        self.lend()
+        return index
+
+    def lane_event(self, index: int) -> int:
+        """Descriptor that wakes the lane's writer."""
+        return self._lanes[index].event
+
+    def close_lane(self, index: int) -> int:
+        """Take back what a writer held whose death is confirmed; returns how many slots."""
+        self.collect()
+        lane = self._lanes.pop(index)
+        os.close(lane.event)
+        for slot in lane.lent:
+            del self._owner[slot]
+            self._free.append(slot)
+        self.lend()
+        return len(lane.lent)
+
+    def collect(self) -> int:
+        """Move filled slots to `ready`; returns how many are ready."""
+        for lane in self._lanes.values():
+            for _ in range(self.geometry.slots):
+                slot = lane.words.filled.pop()
+                if slot is None:
+                    break
+                if slot in lane.lent:
+                    lane.lent.remove(slot)
+                    self.ready.append(slot)
+                else:
+                    self.corrupt_lanes += 1
+        return len(self.ready)
+
+    def release(self, slot: int) -> None:
+        """The consumer is done with a slot that came from `ready`."""
+        self._owner.pop(slot).held -= 1
+        self._free.append(slot)
+        self.lend()
+
+    def lend(self) -> None:
+        """Give free slots to lanes that want them, in turn."""
+        lanes = list(self._lanes.values())
+        idle = 0
+        while self._free and lanes and idle < len(lanes):
+            self._turn += 1
+            lane = lanes[self._turn % len(lanes)]
+            if lane.held >= lane.words.want:
+                idle += 1
+                continue
+            idle = 0
+            slot = self._free.popleft()
+            lane.lent.add(slot)
+            lane.held += 1
+            self._owner[slot] = lane
+            lane.words.lent.push(slot)
+            os.eventfd_write(lane.event, 1)
+
+    @property
+    def starved(self) -> bool:
+        """True when no writer has a slot to fill: the consumer holds them all."""
+        return not self._free and not any(lane.lent for lane in self._lanes.values())
+
+    def fill_fraction(self) -> float:
+        """Share of the store's slots that are filled and not yet freed."""
+        lent = sum(len(lane.lent) for lane in self._lanes.values())
+        return 1.0 - (len(self._free) + lent) / len(self.slots)
+
+    def close(self) -> None:
+        for lane in self._lanes.values():
+            os.close(lane.event)
+        self._lanes.clear()
+        os.close(self.filled_event)
+        self.arena.close()
+
+
+class SlotWriter:
+    """A writer's side of one lane. One thread at a time."""
+
+    def __init__(
+        self, arena: Arena, geometry: Geometry, lane: int, lent_event: int, filled_event: int
+    ) -> None:
+        self.spec = geometry.spec
+        self._words = geometry.lane(arena, lane)
+        self.event = lent_event  # readable when slots were lent
+        self._filled_event = filled_event
+        self._kept: list[int] = []
+        self._slot = lru_cache(maxsize=None)(lambda index: geometry.slot(arena, index))
+
+    @property
+    def available(self) -> int:
+        """Slots that `acquire` would give without waiting."""
+        return len(self._kept) + len(self._words.lent)
+
+    @property
+    def want(self) -> int:
+        """How many slots this writer asks to hold at a time."""
+        return self._words.want
+
+    @want.setter
+    def want(self, slots: int) -> None:
+        self._words.want = slots
+        os.eventfd_write(self._filled_event, 1)  # wakes the store to follow
+
+    def acquire(self, timeout_s: float) -> Slot | None:
+        """A lent slot to fill, or None when none was lent in time."""
+        if self._kept:
+            return self._slot(self._kept.pop())
+        deadline_s = time.monotonic() + timeout_s
+        while (index := self._words.lent.pop()) is None:
+            left_s = deadline_s - time.monotonic()
+            if left_s <= 0 or not wait_readable(self.event, left_s):
+                return None
+            drain_event(self.event)
+        return self._slot(index)
+
+    def publish(self, slot: Slot) -> None:
+        self._words.filled.push(slot.index)
+        os.eventfd_write(self._filled_event, 1)
+
+    def give_back(self, slot: Slot) -> None:
+        """Keep an unpublished slot for the next `acquire`."""
+        self._kept.append(slot.index)
+
+    @contextmanager
+    def slot(self, timeout_s: float) -> Iterator[Slot | None]:
+        """A slot to fill, published on leaving the block; an exception publishes nothing."""
+        slot = self.acquire(timeout_s)
+        if slot is None:
+            yield None
+            return
+        try:
+            yield slot
+        except BaseException:
+            self.give_back(slot)
+            raise
+        self.publish(slot)
+
+
+def drain_event(fd: int) -> None:
+    """Reset an eventfd; harmless when another read came first."""
+    with suppress(BlockingIOError):
+        os.eventfd_read(fd)

@@ -1,0 +1,149 @@
+"""ZeroMQ sockets with the options that the protocol relies on, and the rules of who may listen.
+
+High-water marks are a backstop behind the grants; they are set before connecting, as all options
+that shape a connection must be. IMMEDIATE keeps messages out of pipes to peers that are not there.
+Heartbeats find hosts that vanished; what finds processes that hang is the protocol's own silence.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import zmq
+
+from penstock.configs.errors import UserError
+from penstock.transport.keys import ZAP_ADDRESS, ZAP_DOMAIN, ActorKeys, LearnerKeys
+from penstock.transport.wire import MAX_FRAMES, Buffer
+
+HIGH_WATER = 64  # messages per peer, and a peer has fewer grants
+HEARTBEAT_MS = 2000
+SILENCE_MS = 10_000
+LINGER_MS = 3000
+MAX_WEIGHTS_NBYTES = 1 << 31
+IPC_PATH_NBYTES = 107
+BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+
+Socket = zmq.Socket[bytes]
+
+
+def dealer(context: zmq.Context[Socket], address: str, keys: ActorKeys | None) -> Socket:
+    """A socket that keeps connecting to a connector until one is there."""
+    made = context.socket(zmq.DEALER)
+    _set_common(made)
+    made.setsockopt(zmq.IMMEDIATE, 1)
+    made.setsockopt(zmq.MAXMSGSIZE, MAX_WEIGHTS_NBYTES)
+    made.setsockopt(zmq.RECONNECT_IVL, 50)
+    made.setsockopt(zmq.RECONNECT_IVL_MAX, 1000)
+    if keys is not None:
+        made.curve_publickey, made.curve_secretkey = keys.own.public, keys.own.secret
+        made.curve_serverkey = keys.learner
+    made.connect(address)
+    return made
+
+
+def router(
+    context: zmq.Context[Socket], address: str, keys: LearnerKeys | None, max_frame_nbytes: int
+) -> Socket:
+    """A connector's socket, bound. Raises UserError where the address is taken or not ours."""
+    made = context.socket(zmq.ROUTER)
+    _set_common(made)
+    made.setsockopt(zmq.MAXMSGSIZE, max_frame_nbytes)
+    if keys is not None:
+        made.curve_publickey, made.curve_secretkey = keys.own.public, keys.own.secret
+        made.curve_server = True
+        made.setsockopt(zmq.ZAP_DOMAIN, ZAP_DOMAIN)
+    try:
+        with _one_listener(address):
+            made.bind(address)
+    except zmq.ZMQError as error:
+        made.close(0)
+        raise UserError(
+            f"cannot listen at {address} ({error.strerror}); another learner may be using it: "
+            "stop that one, or choose another address"
+        ) from error
+    return made
+
+
+def zap(context: zmq.Context[Socket]) -> Socket:
+    """Where libzmq asks whether to let a peer in; must exist before the router is bound."""
+    made = context.socket(zmq.REP)
+    made.bind(ZAP_ADDRESS)
+    return made
+
+
+def check_bind(address: str, *, keys: bool, insecure: bool) -> None:
+    """Raises UserError for an address that other hosts reach without keys."""
+    if not keys and not insecure and not is_local(address):
+        raise UserError(
+            f"{address} can be reached from other hosts, where anyone could send samples; make "
+            "keys with `penstock keys new` and set transport.curve, or set transport.insecure=true"
+        )
+
+
+def is_local(address: str) -> bool:
+    """Whether only this host reaches a ``tcp://`` or ``ipc://`` address."""
+    if address.startswith("ipc://"):
+        return True
+    host = address.removeprefix("tcp://").rpartition(":")[0].strip("[]")
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:  # a name, an interface or a wildcard
+        return False
+
+
+def boot_id() -> str:
+    """Equal for two processes only if they run under the same kernel."""
+    return BOOT_ID.read_text().strip()
+
+
+def receive(source: Socket) -> list[Buffer] | None:
+    """The parts of the next message without copying big ones; None when there is none now.
+
+    Of a message with too many parts the rest is read and thrown away.
+    """
+    try:
+        frame = source.recv(zmq.NOBLOCK, copy=False)
+    except zmq.Again:
+        return None
+    parts: list[Buffer] = [frame.buffer]
+    while frame.more:
+        frame = source.recv(copy=False)
+        if len(parts) <= 3 + MAX_FRAMES:
+            parts.append(frame.buffer)
+    return parts
+
+
+def _set_common(made: Socket) -> None:
+    for option, value in (
+        (zmq.SNDHWM, HIGH_WATER),
+        (zmq.RCVHWM, HIGH_WATER),
+        (zmq.LINGER, LINGER_MS),
+        (zmq.HEARTBEAT_IVL, HEARTBEAT_MS),
+        (zmq.HEARTBEAT_TIMEOUT, SILENCE_MS),
+        (zmq.TCP_KEEPALIVE, 1),
+        (zmq.IPV6, 1),
+    ):
+        made.setsockopt(option, value)
+
+
+@contextmanager
+def _one_listener(address: str) -> Iterator[None]:
+    """libzmq would silently take an ipc path over from a living listener."""
+    if address.startswith("ipc://"):
+        path = Path(address.removeprefix("ipc://"))
+        if len(os.fsencode(path)) > IPC_PATH_NBYTES:
+            raise UserError(
+                f"the socket path {path} is longer than the {IPC_PATH_NBYTES} bytes that the "
+                "system allows; choose a shorter one"
+            )
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe, suppress(OSError):
+            probe.connect(str(path))
+            raise zmq.ZMQError(zmq.EADDRINUSE)
+    yield

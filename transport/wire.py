@@ -1,0 +1,327 @@
+"""Messages between actors, connector and relays as bytes: pure functions, no sockets.
+
+A message is ``[header | meta | frames...]``: a fixed header, one msgpack object, and the bytes of
+arrays as frames of their own. docs/protocol.md says what each field means to a peer written in
+another language; keep the two together.
+
+Whatever is wrong with received bytes raises `WireError`, whose ``reason`` is what gets counted.
+Sizes are compared with the spec before anything is decompressed, and a slot's memory is written
+only within the frame's own range. Never pickle.
+"""
+
+from __future__ import annotations
+
+import struct
+import zlib
+from collections.abc import Sequence
+from enum import IntEnum
+from typing import Any, Final, NamedTuple
+
+import cramjam
+import msgpack
+import numpy as np
+import numpy.typing as npt
+
+from penstock.core.params import Float32, ParamLayout, WireDtype, from_bf16, to_bf16
+from penstock.core.specs import SlotSpec
+from penstock.transport.base import Stamp
+
+PROTOCOL_VERSION = 1
+MAGIC = b"PNSK"
+MAX_FRAMES = 64
+META_NBYTES = 1 << 20
+MAX_SEQUENCE = 1 << 62
+
+Buffer = bytes | bytearray | memoryview
+Parts = list[Buffer]
+
+_HEAD = struct.Struct("<4sBBHQQQIIQQQQQQdI")
+_CRC_AT = _HEAD.size - 4
+HEAD_NBYTES = _HEAD.size
+
+OTHER_VERSION = (
+    "speaks another version of the protocol; use the same release of Penstock on all hosts"
+)
+
+
+class Kind(IntEnum):
+    """What a message says."""
+
+    HELLO = 1
+    WELCOME = 2
+    REFUSE = 3
+    GRANT = 4
+    SLOT = 5
+    BEAT = 6
+    BYE = 7
+    WHO = 8
+    WEIGHTS_GET = 9
+    WEIGHTS = 10
+
+
+class WireError(Exception):
+    """A message that cannot be used; ``reason`` is one word, the same for all of its kind."""
+
+    def __init__(self, reason: str, text: str = "") -> None:
+        super().__init__(f"{reason}: {text}" if text else reason)
+        self.reason = reason
+
+
+class Head(NamedTuple):
+    """The header's fields in the order in which they stand, without magic, version and checksum."""
+
+    kind: int
+    frames: int = 0
+    spec_hash: int = 0
+    run_id: int = 0
+    actor: int = 0
+    incarnation: int = 0
+    generation: int = 0
+    sequence: int = 0
+    version: int = 0
+    steps: int = 0
+    produced_steps: int = 0
+    raw_nbytes: int = 0
+    coded_nbytes: int = 0
+    duration_s: float = 0.0
+
+
+class Message(NamedTuple):
+    """A message whose header is sound; nothing else of it has been looked at."""
+
+    head: Head
+    parts: Sequence[Buffer]
+
+    @property
+    def frames(self) -> Sequence[Buffer]:
+        return self.parts[2:]
+
+
+def encode(head: Head, meta: Any = None, frames: Sequence[Buffer] = ()) -> Parts:
+    """The parts of one message; counts, sizes and checksum of ``head`` are filled in."""
+    packed = msgpack.packb(meta)
+    head = head._replace(frames=len(frames), coded_nbytes=sum(_nbytes(f) for f in frames))
+    blank = bytearray(_HEAD.pack(MAGIC, PROTOCOL_VERSION, *head, 0))
+    _U32.pack_into(blank, _CRC_AT, _checksum(blank, [packed, *frames]))
+    return [bytes(blank), packed, *frames]
+
+
+def decode(parts: Sequence[Buffer]) -> Message:
+    """Check number of parts, header and sizes; the checksum is for `verify`."""
+    if not 2 <= len(parts) <= 2 + MAX_FRAMES:
+        raise WireError("frames", f"{len(parts)} parts")
+    if _nbytes(parts[0]) != HEAD_NBYTES:
+        raise WireError("header", f"{_nbytes(parts[0])} bytes")
+    magic, version, *fields, _ = _HEAD.unpack(parts[0])
+    if magic != MAGIC:
+        raise WireError("header", "magic")
+    head = Head(*fields)
+    if version != PROTOCOL_VERSION:
+        raise WireError("version", f"kind {head.kind} of version {version}")
+    if head.kind not in _KINDS or head.sequence >= MAX_SEQUENCE:
+        raise WireError("header", f"kind {head.kind}, sequence {head.sequence}")
+    if head.frames != len(parts) - 2:
+        raise WireError("frames", f"{len(parts) - 2} instead of {head.frames}")
+    if _nbytes(parts[1]) > META_NBYTES or head.coded_nbytes != sum(map(_nbytes, parts[2:])):
+        raise WireError("size", "meta or frames")
+    return Message(head, parts)
+
+
+def verify(message: Message) -> Any:
+    """Check the checksum of the whole message and return its meta."""
+    head, meta, *frames = message.parts
+    if _checksum(head, [meta, *frames]) != _U32.unpack_from(head, _CRC_AT)[0]:
+        raise WireError("checksum")
+    try:
+        return msgpack.unpackb(
+            meta,
+            max_bin_len=0,
+            max_ext_len=0,
+            max_str_len=META_NBYTES,
+            max_array_len=META_NBYTES,
+            max_map_len=META_NBYTES,
+        )
+    except (ValueError, TypeError, RecursionError) as error:  # all that msgpack raises
+        raise WireError("meta", str(error)) from error
+
+
+def is_hello(parts: Sequence[Buffer]) -> bool:
+    """Whether this is a HELLO of any version: magic, version and kind never move."""
+    start = bytes(memoryview(parts[0])[:6]) if parts else b""
+    return len(start) == 6 and start[:4] == MAGIC and start[5] == Kind.HELLO
+
+
+# ---------------------------------------------------------------------------------------- slots
+
+
+def frame_ranges(spec: SlotSpec) -> tuple[tuple[int, int], ...]:
+    """Byte ranges of a slot's payload that travel as a frame each: big columns, then the rest."""
+    big = [b for b in spec.blocks if not b.dtype.names]
+    small = [b for b in spec.blocks if b.dtype.names]
+    ranges = [(b.offset, b.offset + b.nbytes) for b in big]
+    if small:
+        ranges.append((small[0].offset, spec.payload_nbytes))
+    return tuple(ranges)
+
+
+def max_frame_nbytes(spec: SlotSpec) -> int:
+    """Most bytes that one frame of a slot, or any meta, can have."""
+    longest = max(stop - start for start, stop in frame_ranges(spec))
+    return max(_max_coded_nbytes(longest), META_NBYTES)
+
+
+class SlotEncoder:
+    """Encodes slots of one spec into buffers of its own, which the next call overwrites.
+
+    With codec "auto" a frame that gains less than `MIN_RATIO` goes raw, and is tried again after
+    `RETRY_SLOTS` slots.
+    """
+
+    MIN_RATIO: Final = 1.1
+    RETRY_SLOTS: Final = 64
+
+    def __init__(self, spec: SlotSpec, codec: str) -> None:
+        self._codec = codec
+        self._spec_hash = spec.hash
+        self._ranges = frame_ranges(spec)
+        self._raw_for = [0] * len(self._ranges)
+        sizes = [_max_coded_nbytes(stop - start) for start, stop in self._ranges]
+        self._buffers = [np.empty(n if codec != "none" else 0, np.uint8).data for n in sizes]
+
+    def encode(
+        self, header: npt.NDArray[Any], payload: npt.NDArray[np.uint8], run_id: int
+    ) -> Parts:
+        """``header``: one HEADER record; ``payload``: the slot's bytes."""
+        coded = [self._frame(i, payload[a:b].data) for i, (a, b) in enumerate(self._ranges)]
+        meta = [
+            [codec, stop - start]
+            for (codec, _), (start, stop) in zip(coded, self._ranges, strict=True)
+        ]
+        head = Head(
+            Kind.SLOT,
+            spec_hash=self._spec_hash,
+            run_id=run_id,
+            actor=int(header["actor"]),
+            incarnation=int(header["incarnation"]),
+            generation=int(header["generation"]),
+            sequence=int(header["sequence"]),
+            version=int(header["version"]),
+            steps=int(header["steps"]),
+            produced_steps=int(header["produced_steps"]),
+            raw_nbytes=sum(stop - start for start, stop in self._ranges),
+            duration_s=float(header["published_s"] - header["started_s"]),
+        )
+        return encode(head, meta, [frame for _, frame in coded])
+
+    def _frame(self, index: int, raw: memoryview) -> tuple[str, Buffer]:
+        if self._codec == "none":
+            return "raw", raw
+        if self._raw_for[index]:
+            self._raw_for[index] -= 1
+            return "raw", raw
+        buffer = self._buffers[index]
+        nbytes = cramjam.snappy.compress_raw_into(raw, buffer)
+        if self._codec == "auto" and nbytes * self.MIN_RATIO > raw.nbytes:
+            self._raw_for[index] = self.RETRY_SLOTS
+            return "raw", raw
+        return "snappy", buffer[:nbytes]
+
+
+class SlotDecoder:
+    """Decodes slots of one spec into given memory."""
+
+    def __init__(self, spec: SlotSpec) -> None:
+        self._ranges = frame_ranges(spec)
+        self._raw_nbytes = sum(stop - start for start, stop in self._ranges)
+        self._max_steps = spec.unroll * spec.envs
+
+    def decode(self, message: Message, payload: npt.NDArray[np.uint8]) -> None:
+        """Write the frames into ``payload``, a slot's bytes, which an error leaves part-written."""
+        head, frames = message.head, message.frames
+        if len(frames) != len(self._ranges):
+            raise WireError("frames", f"{len(frames)} instead of {len(self._ranges)}")
+        if head.raw_nbytes != self._raw_nbytes:
+            raise WireError("size", f"{head.raw_nbytes} bytes instead of {self._raw_nbytes}")
+        if not head.steps <= min(head.produced_steps, self._max_steps):
+            raise WireError("steps", f"{head.steps} of {head.produced_steps}")
+        meta = verify(message)
+        if not isinstance(meta, list) or len(meta) != len(frames):
+            raise WireError("meta")
+        for entry, frame, (start, stop) in zip(meta, frames, self._ranges, strict=True):
+            _decode_frame(entry, frame, payload[start:stop])
+
+
+def _decode_frame(entry: Any, frame: Buffer, out: npt.NDArray[np.uint8]) -> None:
+    if entry == ["raw", out.nbytes]:
+        if _nbytes(frame) != out.nbytes:
+            raise WireError("size", f"a raw frame of {_nbytes(frame)} bytes for {out.nbytes}")
+        np.copyto(out, np.frombuffer(frame, np.uint8))
+        return
+    if entry != ["snappy", out.nbytes]:
+        raise WireError("meta", "codec or size")
+    try:
+        if cramjam.snappy.decompress_raw_len(frame) != out.nbytes:
+            raise WireError("size", "decompressed")
+        nbytes = cramjam.snappy.decompress_raw_into(frame, out.data)
+    except cramjam.DecompressionError as error:
+        raise WireError("codec", str(error)) from error
+    if nbytes != out.nbytes:
+        raise WireError("codec", f"{nbytes} bytes instead of {out.nbytes}")
+
+
+# -------------------------------------------------------------------------------------- weights
+
+
+def encode_weights(
+    values: Float32, stamp: Stamp, dtype: WireDtype, layout: ParamLayout, run_id: int
+) -> Parts:
+    """``values``: float32 ``[layout.size]``, sent as ``dtype``."""
+    payload: npt.NDArray[Any] = values if dtype == "fp32" else to_bf16(values)
+    raw = payload.view(np.uint8).data
+    head = Head(
+        Kind.WEIGHTS,
+        spec_hash=layout.hash,
+        run_id=run_id,
+        generation=stamp.generation,
+        version=stamp.version,
+        raw_nbytes=raw.nbytes,
+    )
+    return encode(head, {"dtype": dtype}, [raw])
+
+
+def decode_weights(message: Message, layout: ParamLayout) -> npt.NDArray[Any]:
+    """Float32, or bfloat16 bits as uint16, ``[layout.size]``, over the message's own frame."""
+    meta = verify(message)
+    dtype = _WEIGHT_DTYPES.get(str(meta.get("dtype"))) if isinstance(meta, dict) else None
+    if dtype is None or len(message.frames) != 1 or message.head.spec_hash != layout.hash:
+        raise WireError("spec", "these weights belong to another network")
+    if _nbytes(message.frames[0]) != layout.size * dtype.itemsize:
+        raise WireError("size", f"{_nbytes(message.frames[0])} bytes of weights")
+    weights: npt.NDArray[Any] = np.frombuffer(message.frames[0], dtype)
+    return weights
+
+
+def to_float32(weights: npt.NDArray[Any]) -> Float32:
+    """What `decode_weights` returned, as float32."""
+    return weights if weights.dtype == np.float32 else from_bf16(weights)
+
+
+_U32 = struct.Struct("<I")
+_KINDS = frozenset(Kind)
+_WEIGHT_DTYPES: dict[str, np.dtype[Any]] = {"fp32": np.dtype("<f4"), "bf16": np.dtype("<u2")}
+
+
+def _nbytes(buffer: Buffer) -> int:
+    return memoryview(buffer).nbytes
+
+
+def _checksum(head: Buffer, rest: Sequence[Buffer]) -> int:
+    """CRC-32 of the header up to its checksum, then meta and frames."""
+    crc = zlib.crc32(memoryview(head)[:_CRC_AT])
+    for part in rest:
+        crc = zlib.crc32(part, crc)
+    return crc
+
+
+def _max_coded_nbytes(raw_nbytes: int) -> int:
+    return 32 + raw_nbytes + raw_nbytes // 6
