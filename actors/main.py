@@ -33,7 +33,6 @@ def run(ctx: RoleContext) -> None:
         if link is not None:
             ctx.report("ready")
             _play(ctx, Player(config, link, game, actor, ctx.incarnation, ctx.status.beat))
-        game.close()
     except LearnerGoneError as error:
         if ctx.stopping():
             return
@@ -72,6 +71,7 @@ class Player:
         seeds = np.random.SeedSequence([config.run.seed, actor, incarnation]).generate_state(2)
         self._config = config
         self._link = link
+        self._game = game
         self._actor = actor
         self._incarnation = incarnation
         self._policy: Policy = make_policy(config.model, config.actors, game.info, int(seeds[0]))
@@ -105,6 +105,10 @@ class Player:
         self.sequence += 1
         self.produced_steps += steps
         return True
+
+    def close(self) -> None:
+        """End the environments; the link is the caller's."""
+        self._game.close()
 
     def _swap_weights(self) -> bool:
         """Take newer weights if there are any; False while there are none at all."""

@@ -76,7 +76,7 @@ def loss(
         for name in ("action", "reward", "behaviour_logp", "terminated", "truncated", "alive")
     )
     steps = action.numel()
-    logits, values = net(obs.flatten(0, 1))
+    logits, values = net(obs)
     logp = torch.log_softmax(logits.t(), 0)[:, :steps]
     action_logp = logp.gather(0, action.long().view(1, steps))[0]
     log_rhos = action_logp.detach().view(action.shape) - behaviour_logp

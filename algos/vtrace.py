@@ -44,8 +44,8 @@ def vtrace(
 
     ``values`` float32 ``[T+1, E]``; the others ``[T, E]``: ``rewards`` and ``log_rhos`` (log of the
     learner's probability of the action over the actor's) float32, the flags bool. Where both flags
-    are set ``terminated`` wins. An episode that goes on at the end is bootstrapped from the last row
-    of ``values``.
+    are set ``terminated`` wins. An episode that goes on after the last row is bootstrapped from the
+    last of ``values``.
     """
     _check_shapes(values, rewards, log_rhos, terminated, truncated, alive)
     v_tm1, v_t = values[:-1], values[1:]
@@ -54,7 +54,8 @@ def vtrace(
     going_on_t = discount_t * (alive & ~truncated)  # discount into the next row of the episode
     clipped_rhos = rhos.clamp(max=rho_clip) * alive
     deltas = torch.addcmul(rewards, discount_t, v_t).sub_(v_tm1).mul_(clipped_rhos)
-    errors = _accumulate(deltas.clone(), rhos.clamp_(max=c_clip).mul_(going_on_t).mul_(trace_lambda))
+    carries = rhos.clamp_(max=c_clip).mul_(going_on_t).mul_(trace_lambda)
+    errors = _accumulate(deltas.clone(), carries)
     deltas[:-1].addcmul_(going_on_t.mul_(clipped_rhos)[:-1], errors[1:])
     return VTrace(errors, deltas)
 
@@ -70,5 +71,6 @@ def _accumulate(deltas: Tensor, carries: Tensor) -> Tensor:
 def _check_shapes(values: Tensor, *others: Tensor) -> None:
     steps, envs = values.shape[0] - 1, values.shape[1]
     shapes = [tuple(tensor.shape) for tensor in others]
-    assert steps >= 1 and all(s == (steps, envs) for s in shapes), (tuple(values.shape), shapes)
+    assert steps >= 1, tuple(values.shape)
+    assert all(shape == (steps, envs) for shape in shapes), (tuple(values.shape), shapes)
     assert all(flags.dtype == torch.bool for flags in others[-3:]), [f.dtype for f in others[-3:]]

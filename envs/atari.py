@@ -5,8 +5,8 @@ here. An id's registered options (sticky actions at 0.25) come over these, and e
 Bad values are refused here because several of them end the process in C++.
 
 Observations are uint8 [stack_num, img_height, img_width], with a last axis of 3 if not `grayscale`.
-ale-py does not look at the frame that ends an episode, so the newest frame of a final observation is
-up to one step older than it should be; frames of a stack from before an episode are zeros.
+ale-py does not look at the frame that ends an episode, so the newest frame of a final observation
+is up to one step older than it should be; frames of a stack from before an episode are zeros.
 With `episodic_life` ale-py begins a whole new game after every lost life: a return is one life's.
 """
 

@@ -44,17 +44,21 @@ def load(path: str, purpose: str) -> Callable[..., Any]:
     module = import_module(module_name, purpose)
     found: Callable[..., Any] | None = getattr(module, name, None)
     if not callable(found):
-        names = [n for n, value in vars(module).items() if callable(value)]
         raise UserError(
             f"{purpose}: module {module_name} has no class or function {name}; "
-            f"{nearest(name, names)}"
+            f"{nearest(name, callables(module))}"
         )
     return found
 
 
+def callables(module: ModuleType) -> list[str]:
+    """Names of a module's classes and functions."""
+    return [name for name, value in vars(module).items() if callable(value)]
+
+
 def nearest(name: str, names: Collection[str]) -> str:
     """A clause on which of `names` was meant."""
-    by_case = {known.lower(): known for known in names}
+    by_case = {known.lower(): known for known in sorted(names)}
     close = get_close_matches(name.lower(), by_case, n=3)
     if close:
         return f"the nearest is {' or '.join(by_case[found] for found in close)}"

@@ -13,9 +13,10 @@ Wrappers go around single environments, so they turn the own form off.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from functools import partial
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 import gymnasium
@@ -27,6 +28,7 @@ from penstock.configs.errors import UserError
 from penstock.envs import atari
 from penstock.envs.game import GameInfo, VectorGame
 from penstock.envs.loading import (
+    callables,
     check_keywords,
     explained,
     import_module,
@@ -97,13 +99,16 @@ def probe(env: EnvConfig) -> GameInfo:
 def _find(env: EnvConfig, threads: int) -> _Source:
     purpose = f"environment {env.id}"
     module_name, _, name = env.id.rpartition(":")
-    if module_name:
-        function = getattr(import_module(module_name, purpose), name, None)
-        if callable(function):
-            return _from_function(function, env)
-    if name.startswith(atari.PREFIX):
-        atari.register(purpose)
-    spec = _registered(name, module_name, purpose)
+    module = import_module(module_name, purpose) if module_name else None
+    function = getattr(module, name, None)
+    if callable(function):
+        return _from_function(function, env)
+    if name not in gymnasium.registry:
+        with nullcontext() if name.startswith(atari.PREFIX) else suppress(UserError):
+            atari.register(purpose)
+    spec = gymnasium.registry.get(name)
+    if spec is None:
+        raise _unknown(name, module, purpose)
     if name.startswith(atari.PREFIX):
         return _from_atari(spec, env, threads)
     return _from_spec(spec, env)
@@ -163,14 +168,14 @@ class _Unchecked(MultiDiscrete):
         return True
 
 
-def _registered(name: str, module_name: str, purpose: str) -> EnvSpec:
-    spec = gymnasium.registry.get(name)
-    if spec is None:
-        with suppress(UserError):
-            atari.register(purpose)  # for its ids to be among the nearest
-        where = f"importing {module_name} registers" if module_name else "gymnasium knows"
-        raise UserError(f"{purpose}: {where} no {name}; {nearest(name, gymnasium.registry)}")
-    return spec
+def _unknown(name: str, module: ModuleType | None, purpose: str) -> UserError:
+    if module is None:
+        return UserError(f"{purpose} is not registered; {nearest(name, gymnasium.registry)}")
+    names = {*callables(module), *gymnasium.registry}
+    return UserError(
+        f"{purpose}: module {module.__name__} has no function {name} and registers no environment "
+        f"{name}; {nearest(name, names)}"
+    )
 
 
 def _creator(

@@ -51,6 +51,8 @@ def main() -> None:
         app()
     except UserError as error:
         print(f"penstock: {error}", file=sys.stderr)
+        if "--json" in sys.argv:
+            print(json.dumps({"error": str(error), "exit_code": 2}))
         sys.exit(2)
     except KeyboardInterrupt:
         sys.exit(130)

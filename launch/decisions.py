@@ -20,78 +20,27 @@ from enum import Enum
 from typing import Any
 
 from penstock.core.role import EXIT_REJOIN
+from penstock.launch.effects import (
+    Effect,
+    Failure,
+    Kill,
+    Limits,
+    Note,
+    Outcome,
+    Send,
+    Start,
+    how_it_ended,
+)
 from penstock.launch.topology import RoleSpec, Stage
 
 FIRST_DELAY_S = 0.1
 LONGEST_DELAY_S = 10.0
 HEALTHY_S = 10.0  # who worked this long starts with a clean record
 DUMP_S = 0.5  # a hung process gets this long to write its stacks to its log
-STAGE_S = 2.0
+AGAIN_S = 2.0  # between two attempts to kill
+SHARES = {Stage.ACTORS: 0.2, Stage.CARRIERS: 0.6}  # of the grace; the learner has until its end
 KILLED_AS_ASKED = "was killed, as asked, before it had finished; its last checkpoint stands"
 BLINK_S = 5.0  # a supervisor that slept this long itself cannot tell who else did
-
-
-@dataclass(frozen=True)
-class Limits:
-    """Time limits, in seconds, and how many barren restarts in a row are borne."""
-
-    grace_s: float = 10.0
-    hang_timeout_s: float = 60.0
-    start_timeout_s: float = 60.0
-    max_restarts: int = 5
-
-
-@dataclass(frozen=True)
-class Failure:
-    """Why something went wrong: ``user`` where it is the user's to mend."""
-
-    name: str
-    message: str
-    traceback: str = ""
-    user: bool = False
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """How the run ended."""
-
-    exit_code: int
-    reason: str
-    failure: Failure | None = None
-
-
-@dataclass(frozen=True)
-class Start:
-    """Start the process of ``name``."""
-
-    name: str
-    incarnation: int
-
-
-@dataclass(frozen=True)
-class Kill:
-    """Send ``signum`` to the process of ``name``."""
-
-    name: str
-    signum: int
-
-
-@dataclass(frozen=True)
-class Send:
-    """Send a control message to ``name``."""
-
-    name: str
-    message: dict[str, Any]
-
-
-@dataclass(frozen=True)
-class Note:
-    """Tell the user."""
-
-    text: str
-
-
-Effect = Start | Kill | Send | Note
 
 
 class Life(Enum):
@@ -205,6 +154,12 @@ class Decisions:
             worker.failure = Failure(worker.spec.name, KILLED_AS_ASKED)
         return [Kill(w.spec.name, signal.SIGKILL) for w in running]
 
+    def inform(self, message: dict[str, Any]) -> list[Effect]:
+        """Pass ``message`` on to the roles that are to hear of the others."""
+        return [
+            Send(w.spec.name, message) for w in self._workers.values() if w.spec.informed and w.runs
+        ]
+
     def tick(
         self, now_s: float, beats: Mapping[str, float], phases: Mapping[str, str]
     ) -> list[Effect]:
@@ -221,7 +176,7 @@ class Decisions:
             return effects
         if now_s < self._stage_ends_s:
             return []
-        self._stage_ends_s = now_s + STAGE_S
+        self._stage_ends_s = now_s + AGAIN_S
         late = [w for w in self._workers.values() if w.runs and w.spec.stage == self._stage]
         for worker in late:
             if worker.spec.essential:
@@ -289,15 +244,10 @@ class Decisions:
             "produced_steps": produced,
             "sequence": sequence,
         }
-        return self._inform(message) + self._tell_alive()
+        return self.inform(message) + self._tell_alive()
 
     def _tell_alive(self) -> list[Effect]:
-        return self._inform({"kind": "actors", "alive": self.actors_alive})
-
-    def _inform(self, message: dict[str, Any]) -> list[Effect]:
-        return [
-            Send(w.spec.name, message) for w in self._workers.values() if w.spec.informed and w.runs
-        ]
+        return self.inform({"kind": "actors", "alive": self.actors_alive})
 
     def _record(self, failure: Failure) -> None:
         """The first failure decides what is told and the exit code."""
@@ -337,7 +287,7 @@ class Decisions:
         self._stage = stage
         grace_s = self._limits.grace_s
         last = stage is Stage.LEARNER
-        self._stage_ends_s = self._stop_s + grace_s if last else now_s + min(STAGE_S, grace_s / 4)
+        self._stage_ends_s = self._stop_s + grace_s if last else now_s + SHARES[stage] * grace_s
         effects: list[Effect] = []
         for worker in self._running(stage):
             name = worker.spec.name
@@ -348,20 +298,6 @@ class Decisions:
                 effects.append(Send(name, {"kind": "finish"}))
             effects.append(Kill(name, signal.SIGTERM))
         return effects
-
-
-def how_it_ended(exit_code: int) -> str:
-    """A sentence for an exit code as `subprocess` gives it."""
-    if exit_code == 0:
-        return "ended without being asked to"
-    if exit_code > 0:
-        return f"ended with exit code {exit_code} and no report"
-    try:
-        name = signal.Signals(-exit_code).name
-    except ValueError:
-        name = f"signal {-exit_code}"
-    hint = " (out of memory? the kernel's log tells: dmesg)" if -exit_code == signal.SIGKILL else ""
-    return f"was killed by {name}{hint}"
 
 
 def _too_late(name: str, grace_s: float) -> Failure:

@@ -32,7 +32,7 @@ Facts = dict[str, Any]
 
 
 def examine() -> Facts:
-    """The facts, by topic; sizes in bytes, -1 where unlimited; "warnings" is a list of sentences."""
+    """The facts by topic, sizes in bytes (-1: unlimited), and under "warnings" some sentences."""
     facts: Facts = {
         "system": {
             "system": platform.system(),
@@ -51,8 +51,13 @@ def examine() -> Facts:
         "curve": _has_curve(),
         "bytecode": _has_bytecode("torch"),
     }
+    return facts | {"warnings": warnings(facts)}
+
+
+def warnings(facts: Facts) -> list[str]:
+    """Sentences on what would hurt a run, each with what to do about it."""
     checks = (_about_system, _about_cores, _about_memory, _about_packages)
-    return facts | {"warnings": [text for check in checks for text in check(facts)]}
+    return [text for check in checks for text in check(facts)]
 
 
 def require_linux() -> None:
@@ -78,8 +83,8 @@ def describe(facts: Facts) -> str:
         f"curve     {_yes(facts['curve'])}",
         f"packages  {', '.join(f'{k} {v}' for k, v in facts['packages'].items() if v)}",
     ]
-    warnings = [f"warning   {text}" for text in facts["warnings"]]
-    return "\n".join(lines + (warnings or ["nothing here would hurt a run"]))
+    told = [f"warning   {text}" for text in facts["warnings"]]
+    return "\n".join(lines + (told or ["nothing here would hurt a run"]))
 
 
 def _about_system(facts: Facts) -> Iterator[str]:
@@ -100,7 +105,7 @@ def _about_cores(facts: Facts) -> Iterator[str]:
             "keep actors.count + learner.threads near that"
         )
     if allowed < 2:
-        yield "there is less than two cores, so that actors and learner take turns"
+        yield "there are less than two cores, so that actors and learner take turns"
     if cores["load"] > allowed:
         yield f"the load is {cores['load']:.1f} on {allowed:g} cores: other programs slow this one"
 

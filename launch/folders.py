@@ -24,7 +24,6 @@ Resume = Literal["no", "auto", "must"]
 
 RUNTIME_PREFIX = "penstock-"
 RUNTIME_PATH_NBYTES = 80  # a Unix socket's path has 107; its name comes on top
-MARKS_OF_A_RUN = ("config.yaml", "metrics.jsonl", "summary.json", "checkpoints")
 
 
 @contextmanager
@@ -111,7 +110,7 @@ def _lock(path: Path) -> int | None:
 
 
 def _check(path: Path, resume: Resume) -> None:
-    if resume == "no" and any((path / mark).exists() for mark in MARKS_OF_A_RUN):
+    if resume == "no" and _holds_a_run(path):
         raise UserError(
             f"{path} already holds a run; resume it with --resume auto, or set run.dir to another "
             "folder"
@@ -121,3 +120,11 @@ def _check(path: Path, resume: Resume) -> None:
             f"{path} has no checkpoint to resume from; use --resume auto to start where there is "
             "none, or set run.dir to the folder of the run"
         )
+
+
+def _holds_a_run(path: Path) -> bool:
+    """Whether anything would be lost. A run that ended before it began may be tried again."""
+    metrics = path / "metrics.jsonl"
+    if not metrics.exists():
+        return (path / "checkpoints").exists() or (path / "config.yaml").exists()
+    return (path / "checkpoints").exists() or metrics.stat().st_size > 0

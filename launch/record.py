@@ -28,13 +28,14 @@ class Record:
         """What holds for the whole run: part of the summary, not of the intervals."""
         self.last = {**self.last, **without_nan(metrics)}
 
-    def summary(self, exit_reason: str) -> dict[str, Any]:
+    def summary(self, exit_reason: str, error: str | None) -> dict[str, Any]:
         """Write `summary.json` and return it."""
         summary = {
             "solved_at_s": None,
             "accounting": NO_ACCOUNTING,
             **self.last,
             "exit_reason": exit_reason,
+            "error": error,
         }
         write_atomic(self._run_dir / "summary.json", json.dumps(summary, indent=2) + "\n")
         return summary

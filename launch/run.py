@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from penstock.configs.errors import UserError
 from penstock.launch import topology
-from penstock.launch.decisions import Limits, Outcome
+from penstock.launch.effects import Limits, Outcome
 from penstock.launch.figures import farewell
 from penstock.launch.folders import Resume, default_run_dir, run_folder, runtime_folder
 from penstock.launch.record import Record, write_atomic
@@ -117,7 +117,15 @@ def actors(
         )
     _explain(outcome)
     if as_json:
-        print(json.dumps({"exit_reason": outcome.reason, "exit_code": outcome.exit_code}))
+        print(
+            json.dumps(
+                {
+                    "exit_code": outcome.exit_code,
+                    "exit_reason": outcome.reason,
+                    "error": outcome.error,
+                }
+            )
+        )
     return outcome.exit_code
 
 
@@ -153,10 +161,11 @@ def _with_learner(
             Supervisor(specs, limits, arguments, path / "logs", audience, (lock,)), audience
         )
         record.close()
-        summary = record.summary(outcome.reason)
+        summary = record.summary(outcome.reason, outcome.error)
     _explain(outcome)
-    with suppress(OSError):
-        print(*farewell(summary), f"all of it is in {path}", sep="\n", file=stream, flush=True)
+    if "env_steps" in summary:
+        with suppress(OSError):
+            print(*farewell(summary), f"all of it is in {path}", sep="\n", file=stream, flush=True)
     if as_json:
         print(json.dumps({"run_dir": str(path), "exit_code": outcome.exit_code, **summary}))
     return outcome.exit_code
@@ -192,5 +201,4 @@ def _explain(outcome: Outcome) -> None:
         return
     if failure.traceback:
         print(*failure.traceback.splitlines()[-TRACEBACK_LINES:], sep="\n", file=sys.stderr)
-    text = failure.message if failure.user else f"{failure.name}: {failure.message}"
-    print(f"penstock: {text}", file=sys.stderr)
+    print(f"penstock: {outcome.error}", file=sys.stderr)

@@ -20,17 +20,8 @@ from types import FrameType
 from typing import Any, Protocol
 
 from penstock.core.control import Message
-from penstock.launch.decisions import (
-    Decisions,
-    Effect,
-    Failure,
-    Kill,
-    Limits,
-    Note,
-    Outcome,
-    Send,
-    Start,
-)
+from penstock.launch.decisions import Decisions
+from penstock.launch.effects import Effect, Failure, Kill, Limits, Note, Outcome, Send, Start
 from penstock.launch.process import Child
 from penstock.launch.topology import RoleSpec
 
@@ -148,6 +139,8 @@ class Supervisor:
                 "actors_restarted": self._decisions.restarts,
             }
             self._audience.metrics(counts | message, final=kind == "final")
+        else:  # what only the learner understands, such as a connector's counts
+            return self._decisions.inform({"kind": kind, **message})
         return []
 
     def _ended(self, name: str, child: Child) -> None:

@@ -112,7 +112,7 @@ def _actors(count: int, nice: int, threads: int, address: str | None) -> tuple[R
 
 
 def _connector(bind: str) -> RoleSpec:
-    main = "penstock.transport.connector:run"
+    main = "penstock.launch.connector:run"
     return RoleSpec("connector", 0, main, Stage.CARRIERS, address=bind)
 
 

@@ -80,9 +80,10 @@ class LiveView:
     def _panel(self, metrics: Metrics) -> Any:
         from rich.panel import Panel
         from rich.table import Table
+        from rich.text import Text
 
         table = Table.grid(padding=(0, 2))
         shown = figures(metrics, self._stop) if metrics else {"starting": ""}
         for label, value in shown.items():
-            table.add_row(f"[dim]{label}[/]", value)
-        return Panel(table, title=self._title, title_align="left", expand=False)
+            table.add_row(Text(label, style="dim"), Text(value))
+        return Panel(table, title=Text(self._title), title_align="left", expand=False)

@@ -1,5 +1,105 @@
+"""When a learner is saved and what of it, and how it goes on from there.
+
+`checkpoints/last` is the newest state, `checkpoints/best` the one with the highest mean return at
+the time of a save. Both are complete: weights, optimizer, random generators, counters, versions.
+"""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from penstock.learner import checkpoint
+from penstock.learner.checkpoint import Checkpoint
+from penstock.learner.trainer import Trainer
+
+OPTIMIZER, RANDOM = "optimizer/", "random/"
+
+
 class Checkpoints:
-    def __init__(self, run_dir, trainer): pass
-    def resume(self, how): pass
-    def save(self): pass
-    def save_if_due(self): pass
+    """Saves ``trainer`` under ``run_dir`` and brings it back."""
+
+    def __init__(self, run_dir: Path, trainer: Trainer) -> None:
+        self._last = run_dir / "checkpoints" / "last"
+        self._best = run_dir / "checkpoints" / "best"
+        self._trainer = trainer
+        self._config = trainer.config.checkpoint
+        self._best_return: float | None = None
+        self._saved_s = time.monotonic()
+        self._saved_steps = 0
+
+    def resume(self, how: str) -> bool:
+        """Go on from `last`: "no" never, "auto" if there is one, "must" only so (UserError)."""
+        if how == "no" or (how == "auto" and not checkpoint.exists(self._last)):
+            return False
+        stored = checkpoint.load(self._last, self._trainer.layout)
+        trainer = self._trainer
+        with torch.no_grad():
+            flat = torch.from_numpy(stored.weights)
+            targets = trainer.published()
+            for target, part in zip(targets, flat.split([t.numel() for t in targets]), strict=True):
+                target.copy_(part.view(target.shape))
+        trainer.optimizer.load_state_dict(_under(OPTIMIZER, stored.arrays))
+        _set_random_states(_under(RANDOM, stored.arrays))
+        trainer.progress.load_state_dict(stored.meta["progress"])
+        self._best_return = stored.meta["best_return"]
+        self._saved_steps = trainer.progress.learner_steps
+        return True
+
+    def save_if_due(self, *, by_time: bool = True) -> bool:
+        """Save when `checkpoint.every_s` or `checkpoint.every_steps` says so; whether it did."""
+        steps = self._trainer.progress.learner_steps
+        every = self._config.every_steps
+        due = by_time and time.monotonic() - self._saved_s >= self._config.every_s
+        due = due or (every is not None and steps // every > self._saved_steps // every)
+        if due:
+            self.save()
+        return due
+
+    def save(self) -> None:
+        """Write `last`, and `best` where the mean return has never been higher."""
+        progress = self._trainer.progress
+        mean = progress.return_mean
+        is_best = mean is not None and (self._best_return is None or mean > self._best_return)
+        if is_best:
+            self._best_return = mean
+        state = self._state()
+        checkpoint.save(self._last, state)
+        if is_best or not checkpoint.exists(self._best):
+            checkpoint.save(self._best, state)
+        self._saved_s = time.monotonic()
+        self._saved_steps = progress.learner_steps
+
+    def _state(self) -> Checkpoint:
+        trainer = self._trainer
+        with torch.no_grad():
+            weights = torch.cat([t.flatten() for t in trainer.published()]).cpu().numpy()
+        arrays = {OPTIMIZER + k: v for k, v in trainer.optimizer.state_dict().items()}
+        arrays |= {RANDOM + k: v for k, v in _random_states().items()}
+        meta = {
+            "progress": trainer.progress.state_dict(),
+            "best_return": self._best_return,
+            "spec": trainer.spec.to_dict(),
+        }
+        return Checkpoint(trainer.layout, weights, arrays, meta)
+
+
+def _random_states() -> dict[str, Any]:
+    states = {"cpu": torch.get_rng_state().numpy()}
+    if torch.cuda.is_available():
+        states["cuda"] = torch.cuda.get_rng_state().numpy()
+    return states
+
+
+def _set_random_states(states: dict[str, Any]) -> None:
+    torch.set_rng_state(torch.from_numpy(np.array(states["cpu"])))
+    if "cuda" in states and torch.cuda.is_available():
+        torch.cuda.set_rng_state(torch.from_numpy(np.array(states["cuda"])))
+
+
+def _under(prefix: str, arrays: Any) -> dict[str, Any]:
+    return {k.removeprefix(prefix): v for k, v in arrays.items() if k.startswith(prefix)}

@@ -17,7 +17,7 @@ from penstock.learner.checkpoints import Checkpoints
 from penstock.learner.feed import Feeder
 from penstock.learner.publish import Publisher
 from penstock.learner.staging import StagingBatch
-from penstock.learner.trainer import Trainer
+from penstock.learner.trainer import DivergedError, Trainer
 from penstock.profiling.ledger import TimeLedger
 from penstock.replay import Accounting, TrajectoryQueue
 from penstock.transport.base import Stamp, Welcome
@@ -154,7 +154,11 @@ class LearnerProcess:
         self._next_report_s = time.monotonic() + self._config.run.interval_s
         self._listen()
         self._progress.arrived(self._accounting)
-        statistics = self._trainer.statistics()
+        try:
+            statistics = self._trainer.statistics()
+        except DivergedError:
+            self._checkpoints.save()  # the weights are those before it
+            raise
         self._ctx.report("metrics", **self._metrics(), **statistics)
         self._checkpoints.save_if_due()
 

@@ -49,7 +49,7 @@ class FlatOptimizer:
         ``count`` turns a summed gradient into a mean one. The norm (float32 ``[]``, before
         clipping) is not finite if any gradient is not, and then ``values`` stay as they are.
         """
-        norm = torch.linalg.vector_norm(self.grads) / count
+        norm: Tensor = torch.linalg.vector_norm(self.grads) / count
         is_bad = norm.isfinite().logical_not_().float()
         scale = torch.full_like(norm, count)
         if self._cfg.grad_clip is not None:
@@ -67,7 +67,9 @@ class FlatOptimizer:
         """Go on from a `state_dict` of the same kind of optimizer and the same parameters."""
         tensors = self._moments | {"steps": self._steps}
         if state.keys() != tensors.keys():
-            raise ValueError(f"state has {sorted(state)}; {self._cfg.optimizer} needs {sorted(tensors)}")
+            raise ValueError(
+                f"state of {sorted(state)}, but {self._cfg.optimizer} needs {sorted(tensors)}"
+            )
         for name, tensor in tensors.items():
             tensor.copy_(torch.from_numpy(np.array(state[name])))
 
@@ -92,7 +94,7 @@ class FlatOptimizer:
         )
 
     def _rmsprop(self, lr: float, scale: Tensor, is_bad: Tensor) -> None:
-        torch.where(is_bad > 0, 0.0, self.grads / scale, out=self.grads)
+        self.grads.div_(scale).masked_fill_(is_bad > 0, 0.0)
         rmsprop(
             [self.values],
             [self.grads],

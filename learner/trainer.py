@@ -22,10 +22,11 @@ from penstock.learner.progress import Progress
 from penstock.learner.staging import StagingBatch
 from penstock.models.layout import CnnShape, NetShape, net_shape
 from penstock.models.torch_nets import build_net
-from penstock.models.torch_setup import cpu_gains_by_bf16, set_up_torch
+from penstock.models.precision import cpu_gains_by_bf16
+from penstock.models.torch_setup import set_up_torch
 
 
-class DivergedError(Exception):
+class DivergedError(UserError):
     """The loss or a gradient is not a finite number any more."""
 
 
@@ -75,8 +76,8 @@ class Trainer:
         bad = [name for name, value in means.items() if not math.isfinite(value)]
         if bad:
             raise DivergedError(
-                f"{', '.join(bad)} became {means[bad[0]]} before learner step {self.progress.learner_steps}; resume from "
-                f"the last checkpoint with a lower learner.lr (now {self.config.learner.lr:g}) or a "
+                f"{', '.join(bad)} became {means[bad[0]]} before learner step "
+                f"{self.progress.learner_steps}; resume from the last checkpoint with a lower learner.lr (now {self.config.learner.lr:g}) or a "
                 f"lower learner.grad_clip (now {self.config.learner.grad_clip})"
             )
         return means

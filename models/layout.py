@@ -39,7 +39,7 @@ class Spaces(Protocol):
 
 @dataclass(frozen=True)
 class MlpShape:
-    """Two towers of ``hidden`` layers over ``inputs`` values, one for the policy, one for the value.
+    """Two towers of ``hidden`` layers over ``inputs`` values, for the policy and for the value.
 
     The weight of a hidden layer is ``[TOWERS, in, out]``: one batched product does both towers, and
     its gradient is several times faster in this order than as torch's ``[out, in]``.
@@ -123,7 +123,8 @@ def net_shape(cfg: ModelConfig, observation_space: Any, action_space: Any) -> Ne
     shape, actions = observation_space.shape, int(action_space.n)
     scale = 1 / 255 if observation_space.dtype == np.uint8 else 1.0
     if _takes_cnn(cfg, shape):
-        return CnnShape(*shape, actions, scale)
+        channels, height, width = shape
+        return CnnShape(channels, height, width, actions, scale)
     return MlpShape(math.prod(shape), actions, tuple(cfg.hidden), cfg.activation, scale)
 
 
@@ -133,7 +134,7 @@ def _takes_cnn(cfg: ModelConfig, shape: tuple[int, ...]) -> bool:
     if fits or cfg.kind == "mlp" or (cfg.kind == "auto" and not is_image):
         return fits and cfg.kind != "mlp"
     raise UserError(
-        f"observations of shape {list(shape)} do not fit nature_cnn, which reads [channels, height, "
-        f"width] of at least {MIN_PIXELS} pixels each way; bring them into that form with "
-        "env.wrappers, or set model.kind=mlp"
+        f"observations of shape {list(shape)} do not fit nature_cnn, which reads [channels, "
+        f"height, width] of at least {MIN_PIXELS} pixels each way; bring them into that form "
+        "with env.wrappers, or set model.kind=mlp"
     )

@@ -2,7 +2,7 @@
 
 A net computes in two stages, so that inference can prepare its weights once and reuse them:
 
-    weights()              parameters as the trunk uses them: in ``dtype``, observation scale folded in
+    weights()              parameters as the trunk uses them: cast, observation scale folded in
     features(obs, weights) [towers, B, width] float32; an MLP has two towers, a CNN one
     logits, value          heads on the first and the last tower, always float32
 
@@ -34,7 +34,6 @@ from penstock.models.layout import (
     NetShape,
     net_shape,
 )
-
 
 Layer = TypeVar("Layer", nn.Linear, nn.Conv2d)
 
@@ -71,14 +70,17 @@ class Net(nn.Module, ABC):
 
     @abstractmethod
     def features(self, obs: Tensor, weights: list[Tensor]) -> Tensor:
-        """Float32 ``[towers, B, width]`` of observations ``[B, *shape]`` of any dtype."""
+        """Float32 ``[towers, B, width]`` of observations ``[..., *shape]`` of any dtype.
+
+        The leading axes make up B. They may be strided: casting is the only copy.
+        """
 
     def policy_weights(self) -> list[Tensor]:
         """What of `weights` the policy needs."""
         return self.weights()
 
     def forward(self, obs: Tensor) -> tuple[Tensor, Tensor]:
-        """Logits ``[B, actions]`` and values ``[B]``, float32, of observations ``[B, *shape]``."""
+        """Logits ``[B, actions]`` and values ``[B]`` of observations ``[..., *shape]``."""
         towers = self.features(obs, self.weights()).unbind(0)
         value = torch.addmv(self.value.bias, towers[VALUE], self.value.weight[0])
         return self.logits(towers[POLICY]), value
@@ -91,6 +93,10 @@ class Net(nn.Module, ABC):
         """
         return torch.addmm(self.policy.bias[:, None], self.policy.weight, features.t()).t()
 
+    def _prepared(self, first: Tensor, *others: Tensor) -> list[Tensor]:
+        scaled = first * self.shape.obs_scale
+        return [tensor.to(self.dtype) for tensor in (scaled, *others)]
+
     def _make_heads(self, width: int) -> None:
         self.policy = _orthogonal(nn.Linear(width, self.shape.actions), 0.01)
         self.value = _orthogonal(nn.Linear(width, 1), 1.0)
@@ -101,25 +107,20 @@ class Mlp(Net):
 
     def __init__(self, shape: MlpShape, dtype: torch.dtype = torch.float32) -> None:
         super().__init__(shape, dtype)
-        self._scale = shape.obs_scale
         self._activate = tanh if shape.activation == "tanh" else torch.relu
         widths = pairwise((shape.inputs, *shape.hidden))
         self.hidden = nn.ModuleList(Towers(fan_in, fan_out) for fan_in, fan_out in widths)
         self._make_heads(shape.hidden[-1])
 
     def weights(self) -> list[Tensor]:
-        prepared = []
-        for i, parameter in enumerate(self.hidden.parameters()):
-            scaled = parameter * self._scale if i == 0 and self._scale != 1 else parameter
-            prepared.append(scaled.to(self.dtype))
-        return prepared
+        return self._prepared(*self.hidden.parameters())
 
     def policy_weights(self) -> list[Tensor]:
         return [tensor[:1] for tensor in self.weights()]
 
     def features(self, obs: Tensor, weights: list[Tensor]) -> Tensor:
         layers = list(zip(weights[::2], weights[1::2], strict=True))
-        hidden = obs.flatten(1).expand(weights[0].shape[0], -1, -1)
+        hidden = obs.to(self.dtype).reshape(-1, weights[0].shape[1]).expand(len(weights[0]), -1, -1)
         for weight, bias in layers:
             product = torch.baddbmm(bias[:, None], hidden.to(self.dtype), weight)
             hidden = self._activate(product.float())
@@ -147,7 +148,6 @@ class NatureCnn(Net):
 
     def __init__(self, shape: CnnShape, dtype: torch.dtype = torch.float32) -> None:
         super().__init__(shape, dtype)
-        self._scale = shape.obs_scale
         channels = (shape.channels, *(filters for filters, _, _ in CONVS))
         self.convs = nn.ModuleList(
             _orthogonal(nn.Conv2d(before, filters, kernel, stride), math.sqrt(2))
@@ -157,11 +157,10 @@ class NatureCnn(Net):
         self._make_heads(FEATURES)
 
     def weights(self) -> list[Tensor]:
-        first, *others = (*self.convs.parameters(), *self.linear.parameters())
-        return [tensor.to(self.dtype) for tensor in (first * self._scale, *others)]
+        return self._prepared(*self.convs.parameters(), *self.linear.parameters())
 
     def features(self, obs: Tensor, weights: list[Tensor]) -> Tensor:
-        hidden = obs.to(self.dtype)
+        hidden = obs.to(self.dtype).reshape(-1, *obs.shape[-3:])
         for i, (_, _, stride) in enumerate(CONVS):
             hidden = F.conv2d(hidden, weights[2 * i], weights[2 * i + 1], stride).relu_()
         return F.linear(hidden.flatten(1), weights[-2], weights[-1]).relu_().float()[None]

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import ctypes
-from pathlib import Path
 
 import torch
 
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # from glibc's malloc.h
 LARGE = (1 << 30, 32 << 20)  # bytes; older glibc refuses more than 32 MiB
-BF16_FLAGS = frozenset({"avx512_bf16", "amx_bf16"})
 
 
 def set_up_torch(threads: int) -> None:
@@ -23,12 +21,3 @@ def set_up_torch(threads: int) -> None:
     if mallopt is not None:
         any(mallopt(M_MMAP_THRESHOLD, nbytes) for nbytes in LARGE)
         mallopt(M_TRIM_THRESHOLD, LARGE[0])
-
-
-def cpu_gains_by_bf16() -> bool:
-    """Whether this processor multiplies bfloat16 faster than float32."""
-    cpuinfo = Path("/proc/cpuinfo")
-    if not cpuinfo.is_file():
-        return False
-    flags = next((line for line in cpuinfo.read_text().splitlines() if line[:5] == "flags"), "")
-    return not BF16_FLAGS.isdisjoint(flags.split())

@@ -1,7 +1,9 @@
-"""A learner's side, connectors and contexts for tests of the transports; no environments, no torch."""
+"""A learner's side, connectors and contexts for tests of the transports, without environments."""
 
 from __future__ import annotations
 
+import os
+import queue
 import threading
 import time
 from collections import deque
@@ -9,7 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -39,6 +41,7 @@ SPEC = SlotSpec(
     ),
 )
 LAYOUT = ParamLayout((("w", (5, 3)), ("b", (3,))))
+T = TypeVar("T")
 RUN_ID = 0x1234_5678_9ABC_DEF0
 
 
@@ -46,28 +49,34 @@ def welcome(run_id: int = RUN_ID, spec: SlotSpec = SPEC) -> Welcome:
     return Welcome(run_id, 2, spec, LAYOUT, {"env": {"id": "Test-v0"}})
 
 
+class Heard(Channel):
+    """A line to a supervisor that writes down what is reported."""
+
+    def __init__(self) -> None:
+        self.messages: list[dict[str, Any]] = []
+        self.closed = False
+
+    def send(self, message: dict[str, Any], patience_s: float = 0.0) -> bool:
+        self.messages.append(message)
+        return True
+
+    def receive(self) -> list[dict[str, Any]]:
+        return []
+
+
 def context(
     folder: Path, role: str = "actor", *, incarnation: int = 0, **fields: Any
 ) -> RoleContext:
-    """A context whose reports can be read from `reports`."""
-    ours, theirs = Channel.pair()
+    """A role's context; `reports` tells what it has reported."""
     page, descriptor = StatusPage.create()
-    import os
-
     os.close(descriptor)
-    ctx = RoleContext(
-        role, 0, incarnation, RUN_ID, folder, folder, Channel(theirs), page, **fields
-    )
-    _SUPERVISORS[id(ctx)] = ours
-    return ctx
+    return RoleContext(role, 0, incarnation, RUN_ID, folder, folder, Heard(), page, **fields)
 
 
-_SUPERVISORS: dict[int, Channel] = {}
-
-
-def reports(ctx: RoleContext) -> list[dict[str, Any]]:
-    """What a role has reported since the last call."""
-    return _SUPERVISORS[id(ctx)].receive()
+def reports(ctx: RoleContext, kind: str) -> list[dict[str, Any]]:
+    """What a role has reported so far, of one kind."""
+    assert isinstance(ctx.channel, Heard)
+    return [message for message in ctx.channel.messages if message["kind"] == kind]
 
 
 def fill(slot: Slot, sequence: int, *, actor: int = 7, incarnation: int = 0) -> None:
@@ -113,11 +122,23 @@ class Learner:
     welcome: Welcome
     consuming: bool = True
     taken: deque[Taken] = field(default_factory=deque)
+    _calls: queue.SimpleQueue[tuple[Callable[[], Any], queue.SimpleQueue[Any]]] = field(
+        default_factory=queue.SimpleQueue
+    )
     _stop: bool = False
+
+    def call(self, function: Callable[[], T]) -> T:
+        """Call a function in the thread that owns the store."""
+        answer: queue.SimpleQueue[T] = queue.SimpleQueue()
+        self._calls.put((function, answer))
+        return answer.get(timeout=10)
 
     def run(self, host: ShmHost) -> None:
         while not self._stop:
             host.poll(0.005)
+            while not self._calls.empty():
+                function, answer = self._calls.get()
+                answer.put(function())
             self.store.collect()
             while self.consuming and self.store.ready:
                 slot = self.store.slots[self.store.ready.popleft()]

@@ -143,7 +143,9 @@ class Client:
                 continue  # a sound message with a strange content is of no more use than a torn one
 
     def close(self) -> None:
-        """Say goodbye; what was sent is still delivered, for as long as the linger time."""
+        """Say goodbye, once; what was sent is still delivered, within the linger time."""
+        if self.socket.closed:
+            return
         if self._joined and self.want:
             self._say(Kind.BYE)
         self.socket.close()

@@ -19,6 +19,7 @@ from pathlib import Path
 
 import zmq
 import zmq.auth
+from zmq.utils import z85
 
 from penstock.configs.errors import UserError
 
@@ -95,7 +96,7 @@ def require_curve() -> None:
 def answer_zap(socket: zmq.Socket[bytes], allowed: frozenset[bytes]) -> None:
     """Let in, or not, the one who waits at ``socket`` (a REP socket bound to ZAP_ADDRESS)."""
     version, request_id, _domain, _address, _identity, mechanism, *keys = socket.recv_multipart()
-    known = mechanism == b"CURVE" and len(keys) == 1 and zmq.utils.z85.encode(keys[0]) in allowed
+    known = mechanism == b"CURVE" and len(keys) == 1 and z85.encode(keys[0]) in allowed
     verdict = [b"200", b"OK"] if known else [b"400", b"key not in the allow list"]
     socket.send_multipart([version, request_id, *verdict, b"", b""])
 

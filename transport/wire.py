@@ -35,7 +35,8 @@ MAX_SEQUENCE = 1 << 62
 Buffer = bytes | bytearray | memoryview
 Parts = list[Buffer]
 
-_HEAD = struct.Struct("<4sBBHQQQIIQQQQQQdI")
+HEAD_FORMAT = "<4sBBHQQQIIQQQQQQdI"
+_HEAD = struct.Struct(HEAD_FORMAT)
 _CRC_AT = _HEAD.size - 4
 HEAD_NBYTES = _HEAD.size
 

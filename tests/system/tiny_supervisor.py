@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from penstock.launch.decisions import Limits
+from penstock.launch.effects import Limits
 from penstock.launch.folders import run_folder, runtime_folder
 from penstock.launch.supervisor import Supervisor
 from penstock.launch.topology import RoleSpec, Stage

@@ -137,6 +137,12 @@ def test_wrappers_turn_the_own_form_off_and_that_is_said(env_id: str, form: str)
     wrapped.close()
 
 
+def test_ids_of_old_atari_environments_are_known() -> None:
+    info = probe(config("PongNoFrameskip-v4"))
+    assert info.observation_space.shape == (210, 160, 3)
+    assert "one by one" in info.how
+
+
 def test_what_a_policy_needs_to_know_is_in_the_info() -> None:
     info = probe(config("ALE/Pong-v5", frameskip=3))
     assert info.observation_space.shape == (4, 84, 84)
@@ -197,11 +203,14 @@ def test_seeds_give_the_same_and_other_episodes(env_id: str) -> None:
 
 
 ERRORS = [
-    (config("Cartpol-v1"), r"gymnasium knows no Cartpol-v1; the nearest is CartPole-v\d"),
-    (config("Pong-v5"), r"gymnasium knows no Pong-v5; the nearest is .*ALE/Pong-v5"),
+    (
+        config("Cartpol-v1"),
+        r"environment Cartpol-v1 is not registered; the nearest is CartPole-v\d",
+    ),
+    (config("Pong-v5"), r"environment Pong-v5 is not registered; the nearest is .*ALE/Pong-v5"),
     (config("ALE/Ponk-v5"), r"the nearest is ALE/Pong-v5"),
-    (config("CartPole"), r"gymnasium knows no CartPole; the nearest is .*CartPole-v1"),
-    (config("qqqqqq"), r"gymnasium knows no qqqqqq; correct its name"),
+    (config("CartPole"), r"environment CartPole is not registered; the nearest is .*CartPole-v1"),
+    (config("qqqqqq"), r"environment qqqqqq is not registered; correct its name"),
     (config("CartPole-v1", max_episode_step=5), r"no option max_episode_step; .*max_episode_steps"),
     (config("Acrobot-v1", max_episode_step=5), r"no option max_episode_step; .*max_episode_steps"),
     (config("CartPole-v1", num_envs=5), r"num_envs is not set here; set actors.envs$"),
@@ -217,8 +226,9 @@ ERRORS = [
         r"wrapper gymnasium.wrappers:ClipReward: there is no option max_rewards; .*max_reward",
     ),
     (config("shoping:shop"), r"there is no module shoping in /.* or installed; correct its name"),
-    (config("shopping:Shop-v1"), r"importing shopping registers no Shop-v1; .*Shop-v0"),
-    (config("shopping:number"), r"importing shopping registers no number"),
+    (config("shopping:Shop-v1"), r"registers no environment Shop-v1; .*Shop-v0"),
+    (config("shopping:number"), r"module shopping has no function number and registers no"),
+    (config("shopping:shopp"), r"module shopping has no function shopp .*; the nearest is shop"),
     (config("shopping:shop", prize=2), r"there is no option prize; the nearest is price"),
     (config("shopping:broken"), r"failed with OSError: no display found; correct env.kwargs"),
     (config("shopping:broken_silently"), r"failed with KeyError; correct env.kwargs"),

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 import pytest
 
 from penstock.core.role import EXIT_REJOIN
-from penstock.launch.decisions import (
-    Decisions,
+from penstock.launch.decisions import Decisions
+from penstock.launch.effects import (
     Effect,
     Failure,
     Kill,
@@ -106,7 +106,7 @@ def test_an_actor_that_ends_is_told_with_what_it_had_produced() -> None:
         ),
     ]
     assert scene.tick(0.05) == []
-    assert scene.tick(0.05) == [Start("actor-1", 1)]
+    assert scene.tick(0.06) == [Start("actor-1", 1)]
     assert scene.decisions.restarts == 1
 
 
@@ -206,9 +206,9 @@ def test_each_stage_has_its_deadline() -> None:
     assert scene.tick(1.9) == []
     assert scene.tick(0.2) == [Kill("actor-1", KILL)]
     scene.ends("actor-1", -9)
-    assert scene.tick(2.1) == [Kill("connector-0", KILL)]
+    assert scene.tick(6.1) == [Kill("connector-0", KILL)]
     scene.ends("connector-0", -9)
-    assert scene.tick(5.7) == []
+    assert scene.tick(1.7) == []
     assert scene.tick(0.2) == [Kill("learner-0", KILL)]
     scene.ends("learner-0", -9)
     outcome = scene.decisions.outcome
@@ -293,9 +293,10 @@ def test_no_heartbeat_means_dump_then_death_then_a_new_start() -> None:
 
 def test_starting_has_a_limit_of_its_own_that_beats_extend() -> None:
     scene = Scene(ACTORS, ready=False, hang_timeout_s=5, start_timeout_s=20)
-    assert scene.wait(40, beating=("actor-1",)) == [Kill("actor-0", DUMP)] + [
-        Kill("actor-0", KILL)
-    ] * 20
+    assert (
+        scene.wait(40, beating=("actor-1",))
+        == [Kill("actor-0", DUMP)] + [Kill("actor-0", KILL)] * 20
+    )
 
 
 def test_a_supervisor_that_slept_blames_nobody() -> None:

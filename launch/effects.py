@@ -1,0 +1,95 @@
+"""What a supervisor's hands and its head say to each other: effects, failures, the outcome."""
+
+from __future__ import annotations
+
+import signal
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Time limits, in seconds, and how many barren restarts in a row are borne."""
+
+    grace_s: float = 10.0
+    hang_timeout_s: float = 60.0
+    start_timeout_s: float = 60.0
+    max_restarts: int = 5
+
+
+@dataclass(frozen=True)
+class Failure:
+    """Why something went wrong: ``user`` where it is the user's to mend."""
+
+    name: str
+    message: str
+    traceback: str = ""
+    user: bool = False
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How the run ended."""
+
+    exit_code: int
+    reason: str
+    failure: Failure | None = None
+
+    @property
+    def error(self) -> str | None:
+        """The failure in a sentence: the user's own mistakes need not know which process."""
+        if self.failure is None:
+            return None
+        return (
+            self.failure.message
+            if self.failure.user
+            else f"{self.failure.name}: {self.failure.message}"
+        )
+
+
+@dataclass(frozen=True)
+class Start:
+    """Start the process of ``name``."""
+
+    name: str
+    incarnation: int
+
+
+@dataclass(frozen=True)
+class Kill:
+    """Send ``signum`` to the process of ``name``."""
+
+    name: str
+    signum: int
+
+
+@dataclass(frozen=True)
+class Send:
+    """Send a control message to ``name``."""
+
+    name: str
+    message: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Note:
+    """Tell the user."""
+
+    text: str
+
+
+Effect = Start | Kill | Send | Note
+
+
+def how_it_ended(exit_code: int) -> str:
+    """A sentence for an exit code as `subprocess` gives it."""
+    if exit_code == 0:
+        return "ended without being asked to"
+    if exit_code > 0:
+        return f"ended with exit code {exit_code} and no report"
+    try:
+        name = signal.Signals(-exit_code).name
+    except ValueError:
+        name = f"signal {-exit_code}"
+    hint = " (out of memory? the kernel's log tells: dmesg)" if -exit_code == signal.SIGKILL else ""
+    return f"was killed by {name}{hint}"

@@ -1,0 +1,138 @@
+"""Checkpoints: one safetensors file, `checkpoint.safetensors`, in a folder of its own.
+
+A checkpoint appears whole or not at all: written under another name, synced, renamed. Whatever
+fails on the way leaves the one before untouched. Tensors are the network's parameters and buffers
+by name and any other arrays; what is not an array stands as JSON in the file's metadata. Imports no
+torch, so that an evaluation in numpy needs none.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from safetensors import SafetensorError, safe_open
+from safetensors.numpy import save as to_bytes
+
+from penstock.configs.errors import UserError
+from penstock.core.params import Float32, ParamLayout
+
+FILE = "checkpoint.safetensors"
+FORMAT = 1
+MODEL, OTHER = "model/", "state/"
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """``weights`` is the flat vector of ``layout``; ``meta`` is JSON-ready."""
+
+    layout: ParamLayout
+    weights: Float32
+    arrays: Mapping[str, npt.NDArray[Any]] = field(default_factory=dict)
+    meta: Mapping[str, Any] = field(default_factory=dict)
+
+
+def exists(folder: Path) -> bool:
+    """Whether the folder holds a checkpoint."""
+    return (folder / FILE).is_file()
+
+
+def save(folder: Path, checkpoint: Checkpoint) -> None:
+    """Replace the folder's checkpoint, or raise UserError and leave the old one whole."""
+    parameters = checkpoint.layout.views(checkpoint.weights)
+    tensors = {MODEL + name: array for name, array in parameters.items()}
+    tensors |= {OTHER + name: array for name, array in checkpoint.arrays.items()}
+    contiguous = {name: np.asarray(array, order="C") for name, array in tensors.items()}
+    about = {"format": FORMAT, "layout": checkpoint.layout.to_list(), "meta": checkpoint.meta}
+    data = to_bytes(contiguous, {"penstock": json.dumps(about)})
+    try:
+        _write(folder, data)
+    except OSError as error:
+        raise UserError(
+            f"checkpoint {folder / FILE} of {len(data)} bytes could not be written "
+            f"({error.strerror}), the one before it is whole; free some space or set run.dir to "
+            "another disk"
+        ) from error
+
+
+def load(folder: Path, layout: ParamLayout | None = None) -> Checkpoint:
+    """Read a folder's checkpoint, copied into memory; with ``layout``, only of that network."""
+    path = folder / FILE
+    if not path.is_file():
+        raise UserError(
+            f"{folder} holds no {FILE}; give the folder of a run that has saved a checkpoint"
+        )
+    try:
+        with safe_open(path, framework="numpy") as file:
+            about = json.loads((file.metadata() or {})["penstock"])
+            tensors = {name: file.get_tensor(name) for name in list(file.keys())}
+        if about["format"] != FORMAT:
+            raise UserError(
+                f"{path} has format {about['format']}, this version reads {FORMAT}; "
+                "use the version of penstock that wrote it"
+            )
+        stored = ParamLayout.from_list(about["layout"])
+        _check_layout(path, stored, layout or stored)
+        return Checkpoint(stored, _weights(tensors, stored), _others(tensors), about["meta"])
+    except (SafetensorError, OSError, KeyError, ValueError, TypeError) as error:
+        raise UserError(
+            f"{path} is damaged or no checkpoint of penstock ({error}); "
+            "resume from another one, for example checkpoints/best"
+        ) from error
+
+
+def _write(folder: Path, data: bytes) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    temporary = folder / f".{FILE}.tmp"
+    try:
+        with temporary.open("wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(folder / FILE)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            temporary.unlink(missing_ok=True)
+        raise
+    directory = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(directory)
+    finally:
+        os.close(directory)
+
+
+def _check_layout(path: Path, stored: ParamLayout, wanted: ParamLayout) -> None:
+    if stored == wanted:
+        return
+    rows = max(len(stored.entries), len(wanted.entries))
+    for i in range(rows):
+        ours, theirs = (dict(enumerate(x.entries)).get(i) for x in (wanted, stored))
+        if ours != theirs:
+            raise UserError(
+                f"{path} is of another network: it has {_describe(theirs)} where this one has "
+                f"{_describe(ours)}; set env.id and model.* as they were, or another run.dir"
+            )
+
+
+def _describe(entry: tuple[str, tuple[int, ...]] | None) -> str:
+    return "nothing more" if entry is None else f"{entry[0]} {list(entry[1])}"
+
+
+def _weights(tensors: Mapping[str, npt.NDArray[Any]], layout: ParamLayout) -> Float32:
+    weights = np.empty(layout.size, np.float32)
+    for name, view in layout.views(weights).items():
+        if tensors[MODEL + name].shape != view.shape:
+            raise ValueError(f"tensor {name} has shape {tensors[MODEL + name].shape}")
+        view[...] = tensors[MODEL + name]
+    return weights
+
+
+def _others(tensors: Mapping[str, npt.NDArray[Any]]) -> dict[str, npt.NDArray[Any]]:
+    return {k.removeprefix(OTHER): v for k, v in tensors.items() if k.startswith(OTHER)}

@@ -1,0 +1,260 @@
+"""One contract for all transports: in one process, shared memory, ZeroMQ through a connector."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from penstock.configs.errors import UserError
+from penstock.core.specs import Column, SlotSpec
+from penstock.transport.base import LearnerGoneError, Link, Stamp
+from penstock.transport.inproc import InprocLink
+from penstock.transport.shm.link import ShmLink
+from penstock.transport.zmq_link import ZmqLink
+from transport_world import (
+    LAYOUT,
+    SPEC,
+    Learner,
+    connector,
+    context,
+    expected,
+    fill,
+    learner,
+    wait_until,
+    welcome,
+)
+
+OTHER_SPEC = SlotSpec(4, 3, (*SPEC.columns[:-1], Column("obs2", "|u1", (3,))))
+PATIENCE_S = 1.5
+
+
+@dataclass
+class World:
+    """A learner, and the transport's way to join it."""
+
+    kind: str
+    learner: Learner
+    join: Callable[..., Link]
+    end_learner: Callable[[], None]
+
+    def send(self, link: Link, sequence: int, **fields: int) -> None:
+        with link.slot(10) as slot:
+            assert slot is not None
+            fill(slot, sequence, **fields)
+
+    def weights(self, link: Link, newer_than: Stamp | None) -> tuple[Stamp, np.ndarray[Any, Any]]:
+        """The next weights that come."""
+        out = np.full(LAYOUT.size, np.nan, np.float32)
+        found: list[Stamp] = []
+
+        def ask() -> bool:
+            found.extend(s for s in [link.read_weights(out, newer_than)] if s is not None)
+            return bool(found)
+
+        wait_until(ask)
+        return found[0], out
+
+
+@pytest.fixture(params=["inproc", "shm", "zmq"])
+def world(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[World]:
+    kind: str = request.param
+    with ExitStack() as links, ExitStack() as far_side:
+        side = far_side.enter_context(learner(tmp_path))
+        if kind == "zmq":
+            far_side.enter_context(connector(side, f"ipc://{tmp_path}/wire"))
+
+        def join(want: int = 2, *, actor: int = 7, spec: SlotSpec = SPEC) -> Link:
+            link: Link
+            if kind == "inproc":
+                link = side.call(lambda: InprocLink(side.welcome, side.store, side.board, want))
+            elif kind == "shm":
+                link = ShmLink(side.path, spec, want)
+            else:
+                ctx = context(tmp_path)
+                link = ZmqLink(
+                    ctx, f"ipc://{tmp_path}/wire", spec, want, actor=actor, patience_s=PATIENCE_S
+                )
+            links.callback(link.close)
+            return link
+
+        yield World(kind, side, join, far_side.close)
+
+
+def test_the_welcome_tells_what_the_learner_is(world: World) -> None:
+    link = world.join()
+    assert link.welcome == welcome()
+    assert link.fills_store == (world.kind != "zmq")
+
+
+def test_slots_arrive_whole_and_in_order(world: World) -> None:
+    link = world.join()
+    for sequence in range(20):
+        world.send(link, sequence)
+    for sequence in range(20):
+        taken = world.learner.take()
+        assert taken.header["sequence"] == sequence
+        for name, values in expected(sequence).items():
+            np.testing.assert_array_equal(taken.columns[name], values, err_msg=name)
+
+
+def test_headers_arrive_as_the_actor_wrote_them(world: World) -> None:
+    link = world.join()
+    before_s = time.monotonic()
+    with link.slot(10) as slot:
+        assert slot is not None
+        fill(slot, 0)
+        written = {name: slot.header[name].item() for name in slot.header.dtype.names or ()}
+    taken = world.learner.take().header
+    times = {"started_s", "published_s"}
+    assert {k: v for k, v in taken.items() if k not in times} == {
+        k: v for k, v in written.items() if k not in times
+    }
+    duration_s = written["published_s"] - written["started_s"]
+    assert taken["published_s"] - taken["started_s"] == pytest.approx(duration_s, abs=1e-6)
+    assert before_s <= taken["published_s"] <= time.monotonic()
+
+
+def send_and_fail(link: Link) -> None:
+    with link.slot(10) as slot:
+        assert slot is not None
+        fill(slot, 99)
+        raise ZeroDivisionError
+
+
+def test_an_exception_publishes_nothing(world: World) -> None:
+    link = world.join()
+    world.send(link, 0)
+    for _ in range(5):  # more often than there are slots: none of them may be lost
+        with pytest.raises(ZeroDivisionError):
+            send_and_fail(link)
+    world.send(link, 1)
+    assert [world.learner.take().header["sequence"] for _ in range(2)] == [0, 1]
+    assert not world.learner.taken
+
+
+def test_a_learner_that_does_not_take_stops_the_actor(world: World) -> None:
+    link = world.join(want=2)
+    world.learner.consuming = False
+    sent = 0
+    for _ in range(5):
+        with link.slot(0.2) as slot:
+            if slot is not None:
+                fill(slot, sent)
+                sent += 1
+    assert sent == 2
+    assert not world.learner.taken
+    world.learner.consuming = True
+    world.send(link, 2)
+    assert [world.learner.take().header["sequence"] for _ in range(3)] == [0, 1, 2]
+
+
+def test_waiting_for_a_slot_is_bounded(world: World) -> None:
+    link = world.join(want=1)
+    world.learner.consuming = False
+    world.send(link, 0)
+    wait_until(lambda: world.learner.store.fill_fraction() > 0)
+    started_s = time.monotonic()
+    with link.slot(0.3) as slot:
+        assert slot is None
+    assert 0.25 <= time.monotonic() - started_s < 2
+
+
+def test_actors_do_not_disturb_each_other(world: World) -> None:
+    links = {actor: world.join(actor=actor) for actor in (1, 2, 3)}
+    for sequence in range(10):
+        for actor, link in links.items():
+            world.send(link, sequence, actor=actor)
+    taken = [world.learner.take().header for _ in range(30)]
+    for actor in links:
+        assert [h["sequence"] for h in taken if h["actor"] == actor] == list(range(10))
+
+
+def test_there_are_no_weights_before_the_first(world: World) -> None:
+    link = world.join()
+    out = np.full(LAYOUT.size, 5.0, np.float32)
+    for _ in range(3):
+        assert link.read_weights(out, None) is None
+        time.sleep(0.02)
+    assert (out == 5.0).all()
+
+
+def test_weights_arrive_and_then_only_newer_ones(world: World) -> None:
+    link = world.join()
+    sent = world.learner.publish(1)
+    stamp, weights = world.weights(link, None)
+    assert stamp == Stamp(2, 1)
+    np.testing.assert_array_equal(weights, sent)
+    out = np.full(LAYOUT.size, 5.0, np.float32)
+    for _ in range(3):
+        assert link.read_weights(out, stamp) is None
+        time.sleep(0.02)
+    assert (out == 5.0).all()
+    sent = world.learner.publish(2)
+    stamp, weights = world.weights(link, stamp)
+    assert stamp == Stamp(2, 2)
+    np.testing.assert_array_equal(weights, sent)
+
+
+def test_old_weights_are_replaced_not_queued(world: World) -> None:
+    link = world.join()
+    world.learner.publish(1)
+    stamp, _ = world.weights(link, None)
+    for version in range(2, 30):
+        sent = world.learner.publish(version)
+    seen = []
+    while stamp.version != 29:
+        stamp, weights = world.weights(link, stamp)
+        seen.append(stamp.version)
+    np.testing.assert_array_equal(weights, sent)
+    assert len(seen) <= 3  # what was on its way, and the newest
+    assert seen == sorted(seen)
+
+
+def test_a_late_joiner_gets_the_newest_weights(world: World) -> None:
+    for version in range(1, 6):
+        sent = world.learner.publish(version)
+    stamp, weights = world.weights(world.join(), None)
+    assert stamp == Stamp(2, 5)
+    np.testing.assert_array_equal(weights, sent)
+
+
+def test_slots_sent_before_leaving_are_delivered(world: World) -> None:
+    link = world.join(want=4)
+    for sequence in range(4):
+        world.send(link, sequence)
+    link.close()
+    assert [world.learner.take().header["sequence"] for _ in range(4)] == [0, 1, 2, 3]
+
+
+def test_another_spec_is_refused_with_what_differs(world: World) -> None:
+    if world.kind == "inproc":
+        pytest.skip("one process has one spec")
+    with pytest.raises(UserError, match=r"column seat: learner \|u1\[\] per slot, actor absent"):
+        world.join(spec=OTHER_SPEC)
+
+
+def test_a_learner_that_ended_is_noticed(world: World) -> None:
+    if world.kind == "inproc":
+        pytest.skip("a process cannot outlive itself")
+    link = world.join(want=1)
+    world.learner.consuming = False
+    world.send(link, 0)
+    wait_until(lambda: world.learner.store.fill_fraction() > 0)
+    world.end_learner()
+
+    def wait_for_a_slot() -> None:
+        deadline_s = time.monotonic() + 10
+        while time.monotonic() < deadline_s:
+            with contextlib.suppress(TimeoutError), link.slot(0.1):
+                pass
+
+    with pytest.raises(LearnerGoneError):
+        wait_for_a_slot()

@@ -1,0 +1,93 @@
+"""The line between a role and its supervisor: control messages, status page, context."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from penstock.core.control import Channel
+from penstock.core.role import RoleContext
+from penstock.profiling.status import Phase, StatusPage
+
+
+@pytest.fixture
+def channels() -> Iterator[tuple[Channel, Channel]]:
+    ours, theirs = Channel.pair()
+    child = Channel(theirs)
+    yield ours, child
+    ours.close()
+    child.close()
+
+
+def test_messages_keep_their_order_and_bounds(channels: tuple[Channel, Channel]) -> None:
+    ours, child = channels
+    sent = [{"kind": "note", "text": "ä" * n} for n in (0, 1, 10_000)]
+    assert all(child.send(message) for message in sent)
+    assert ours.receive() == sent
+    assert ours.receive() == []
+    assert not ours.closed
+
+
+def test_nobody_waits_for_a_full_line(channels: tuple[Channel, Channel]) -> None:
+    ours, child = channels
+    sent = 0
+    while child.send({"n": sent}):
+        sent += 1
+    start_s = time.monotonic()
+    assert not child.send({"n": sent}, patience_s=0.2)
+    assert 0.15 < time.monotonic() - start_s < 2
+    assert [m["n"] for m in ours.receive()] == list(range(sent))
+    assert child.send({"n": sent})
+
+
+def test_last_words_arrive_after_the_end(channels: tuple[Channel, Channel]) -> None:
+    ours, child = channels
+    child.send({"kind": "final"})
+    child.close()
+    assert ours.receive() == [{"kind": "final"}]
+    assert ours.closed
+    assert not ours.send({"kind": "finish"})
+
+
+def test_a_message_beyond_all_bounds_is_refused_not_cut(channels: tuple[Channel, Channel]) -> None:
+    ours, child = channels
+    assert not child.send({"text": "x" * 10_000_000})
+    assert ours.receive() == []
+
+
+def test_a_status_page_outlives_its_writer() -> None:
+    reader, descriptor = StatusPage.create()
+    assert (reader.beats, reader.beat_s, reader.phase) == (0, 0.0, Phase.STARTING)
+    writer = StatusPage(descriptor)
+    writer.beat()
+    writer.beat()
+    writer.phase = Phase.ENVIRONMENT
+    writer.produced_steps, writer.sequence = 2**40, 7
+    writer.close()
+    os.close(descriptor)
+    assert (reader.beats, reader.phase, reader.produced_steps, reader.sequence) == (2, 2, 2**40, 7)
+    assert 0 <= time.monotonic() - reader.beat_s < 10
+    reader.close()
+
+
+def test_a_role_whose_supervisor_is_gone_stops(channels: tuple[Channel, Channel]) -> None:
+    ours, child = channels
+    status, descriptor = StatusPage.create()
+    here = Path()
+    ctx = RoleContext("actor", 3, 1, 99, here, here, child, status)
+    assert ctx.name == "actor-3"
+    assert ctx.report("note", text="hello")
+    assert ours.receive() == [{"kind": "note", "text": "hello"}]
+    ours.send({"kind": "actors", "alive": 1})
+    assert ctx.messages() == [{"kind": "actors", "alive": 1}]
+    assert not ctx.stopping()
+    ours.close()
+    assert ctx.messages() == []
+    assert ctx.stopping()
+    assert not ctx.report("note", text="nobody hears")
+    status.close()
+    os.close(descriptor)

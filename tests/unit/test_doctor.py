@@ -1,0 +1,108 @@
+from __future__ import annotations
+
+import copy
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from penstock.configs.errors import UserError
+from penstock.launch import cgroup, doctor
+
+GOOD: dict[str, Any] = {
+    "system": {"system": "Linux", "release": "6.1", "machine": "x86_64", "python": "3.11.7"},
+    "cores": {"present": 8, "usable": 4, "cgroup": None, "load": 0.5, "bf16": True},
+    "memory": {"total": 32 << 30, "available": 16 << 30, "cgroup": None, "dev_shm": 64 << 20},
+    "limits": {"nofile": 4096, "memlock": -1},
+    "packages": dict.fromkeys(doctor.PACKAGES, "1.0"),
+    "gpu": [{"name": "H200", "memory": 139 << 30}],
+    "curve": True,
+    "bytecode": True,
+}
+
+
+def group(root: Path, path: str, **files: str) -> None:
+    (root / path).mkdir(parents=True, exist_ok=True)
+    for name, text in files.items():
+        (root / path / name.replace("__", ".")).write_text(text + "\n")
+
+
+def test_cgroup_2_takes_the_smallest_limit_on_the_way_up(tmp_path: Path) -> None:
+    ours = tmp_path / "cgroup"
+    ours.write_text("0::/pod/container\n")
+    group(tmp_path / "fs", "pod", cpu__max="150000 100000", memory__max="max")
+    group(tmp_path / "fs", "pod/container", cpu__max="max 100000", memory__max="8589934592")
+    assert cgroup.cores(tmp_path / "fs", ours) == 1.5
+    assert cgroup.memory_nbytes(tmp_path / "fs", ours) == 8 << 30
+
+
+def test_cgroup_1_keeps_each_controller_apart(tmp_path: Path) -> None:
+    ours = tmp_path / "cgroup"
+    ours.write_text("4:memory:/job\n1:cpu,cpuacct:/job\n0::/\n")
+    group(
+        tmp_path / "fs", "cpu,cpuacct/job", cpu__cfs_quota_us="50000", cpu__cfs_period_us="100000"
+    )
+    group(tmp_path / "fs", "cpu,cpuacct", cpu__cfs_quota_us="-1", cpu__cfs_period_us="100000")
+    group(tmp_path / "fs", "memory/job", memory__limit_in_bytes="9223372036854771712")
+    group(tmp_path / "fs", "memory", memory__limit_in_bytes="1073741824")
+    assert cgroup.cores(tmp_path / "fs", ours) == 0.5
+    assert cgroup.memory_nbytes(tmp_path / "fs", ours) == 1 << 30
+
+
+def test_without_groups_there_is_no_limit(tmp_path: Path) -> None:
+    assert cgroup.cores(tmp_path, tmp_path / "absent") is None
+    assert cgroup.memory_nbytes(tmp_path, tmp_path / "absent") is None
+
+
+def warnings(**changes: dict[str, Any] | bool) -> list[str]:
+    facts = copy.deepcopy(GOOD)
+    for topic, change in changes.items():
+        facts[topic] = facts[topic] | change if isinstance(change, dict) else change
+    return doctor.warnings(facts)
+
+
+def test_a_good_machine_has_no_warning() -> None:
+    assert warnings() == []
+    assert doctor.describe(GOOD | {"warnings": []}).splitlines()[-1] == (
+        "nothing here would hurt a run"
+    )
+
+
+@pytest.mark.parametrize(
+    ("changes", "start"),
+    [
+        ({"system": {"system": "Darwin"}}, "this is Darwin: only configs"),
+        ({"system": {"machine": "aarch64"}}, "this is aarch64: Penstock is tested on x86-64 only"),
+        ({"cores": {"cgroup": 2.5}}, "the control group allows 2.5 of 4 cores and throttles"),
+        ({"cores": {"usable": 1}}, "there are less than two cores"),
+        ({"cores": {"load": 5.2}}, "the load is 5.2 on 4 cores"),
+        ({"memory": {"available": 1 << 30}}, "less than 4 GiB of memory are free"),
+        ({"memory": {"cgroup": 1 << 30}}, "less than 4 GiB of memory are free"),
+        ({"limits": {"nofile": 256}}, "256 open files are few"),
+        ({"packages": {"ale-py": None}}, "ale-py is missing, so there is no Atari"),
+        ({"packages": {"torch": None, "rich": None}}, "missing: torch, rich;"),
+        ({"curve": False}, "this libzmq lacks CURVE"),
+        ({"bytecode": False}, "torch has no cached bytecode"),
+    ],
+)
+def test_what_hurts_is_one_sentence(changes: dict[str, Any], start: str) -> None:
+    [sentence] = warnings(**changes)
+    assert sentence.startswith(start)
+
+
+def test_this_machine_can_be_examined() -> None:
+    facts = doctor.examine()
+    assert json.loads(json.dumps(facts)) == facts
+    assert 1 <= facts["cores"]["usable"] <= facts["cores"]["present"]
+    assert facts["packages"]["pydantic"]
+    assert doctor.describe(facts).startswith("system    Linux")
+
+
+def test_training_elsewhere_is_refused_in_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.platform", "darwin")
+    monkeypatch.setattr("platform.system", lambda: "Darwin")
+    with pytest.raises(
+        UserError, match=r"this is Darwin, and only configs .* training needs Linux"
+    ):
+        doctor.require_linux()

@@ -1,0 +1,68 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from penstock.launch.record import Record, write_atomic
+
+
+def test_metrics_are_lines_and_the_summary_is_the_last_with_the_end(tmp_path: Path) -> None:
+    record = Record(tmp_path)
+    record.metrics({"time_s": 1.0, "episodes": 3})
+    record.metrics({"time_s": 2.0, "episodes": 5, "episode_return_mean": float("nan")})
+    accounting = {"produced": 9, "trained": 8, "dropped": {"stale": 1}, "lost": {}, "in_flight": 0}
+    record.final({"solved_at_s": 1.5, "accounting": accounting})
+    summary = record.summary("return", None)
+    record.close()
+    lines = [json.loads(text) for text in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert lines == [
+        {"time_s": 1.0, "episodes": 3},
+        {"time_s": 2.0, "episodes": 5, "episode_return_mean": None},
+    ]
+    assert summary == {
+        "time_s": 2.0,
+        "episodes": 5,
+        "episode_return_mean": None,
+        "solved_at_s": 1.5,
+        "accounting": accounting,
+        "exit_reason": "return",
+        "error": None,
+    }
+    assert json.loads((tmp_path / "summary.json").read_text()) == summary
+
+
+def test_a_resumed_run_appends(tmp_path: Path) -> None:
+    for time_s in (1.0, 2.0):
+        record = Record(tmp_path)
+        record.metrics({"time_s": time_s})
+        record.close()
+    assert (tmp_path / "metrics.jsonl").read_text() == '{"time_s": 1.0}\n{"time_s": 2.0}\n'
+
+
+def test_a_run_that_never_began_has_a_summary_with_the_same_names(tmp_path: Path) -> None:
+    record = Record(tmp_path)
+    record.close()
+    assert record.summary("user_error", "no such game") == {
+        "solved_at_s": None,
+        "accounting": {"produced": 0, "trained": 0, "dropped": {}, "lost": {}, "in_flight": 0},
+        "exit_reason": "user_error",
+        "error": "no such game",
+    }
+
+
+def test_infinity_is_null_at_any_depth(tmp_path: Path) -> None:
+    record = Record(tmp_path)
+    record.metrics({"a": {"b": [1.0, float("inf")]}})
+    record.close()
+    assert record.last == {"a": {"b": [1.0, None]}}
+
+
+def test_a_write_that_fails_leaves_the_old_file(tmp_path: Path) -> None:
+    path = tmp_path / "config.yaml"
+    write_atomic(path, "old")
+    (tmp_path / "config.yaml.tmp").mkdir()
+    with pytest.raises(IsADirectoryError):
+        write_atomic(path, "new")
+    assert path.read_text() == "old"

@@ -1,0 +1,131 @@
+from __future__ import annotations
+
+import io
+from typing import Any
+
+import pytest
+
+from penstock.configs.schema import StopConfig
+from penstock.launch.figures import clock, count, eta_s, farewell, figures, number, reasons
+from penstock.launch.view import LineView, LiveView, make_view
+
+METRICS: dict[str, Any] = {
+    "time_s": 75.2,
+    "env_steps": 1_200_000,
+    "env_frames": 4_800_000,
+    "learner_steps": 600,
+    "steps_per_s": 16_000.4,
+    "trained_steps_per_s": 15_900.0,
+    "episode_return_mean": -13.24,
+    "episodes": 812,
+    "policy_lag_mean": 1.25,
+    "policy_lag_max": 3,
+    "queue_fill": 0.5,
+    "dropped": {"stale": 320, "invalid": 0},
+    "actors_alive": 2,
+    "actors_restarted": 1,
+    "learner_wait_fraction": 0.04,
+    "learner_compute_fraction": 0.9,
+}
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_the_figures_keep_steps_and_frames_apart() -> None:
+    assert figures(METRICS, StopConfig(env_steps=1_360_000)) == {
+        "time": "1:15, 0:09 to go",
+        "steps": "1,200,000, 16,000/s",
+        "frames": "4,800,000, 64,002/s",
+        "trained": "15,900/s, 600 updates",
+        "return": "-13.24 over 812 episodes",
+        "lag": "1.25, at most 3",
+        "queue": "50% full",
+        "learner": "waits 4%, computes 90%",
+        "dropped": "320 (stale 320)",
+        "actors": "2 alive, 1 restarted",
+    }
+
+
+def test_what_is_not_known_yet_is_a_dash() -> None:
+    early = METRICS | {"env_steps": 0, "episode_return_mean": None, "policy_lag_mean": None}
+    shown = figures(early, None)
+    assert (shown["frames"], shown["return"]) == ("4,800,000, -/s", "- over 812 episodes")
+    assert shown["time"] == "1:15"
+
+
+@pytest.mark.parametrize(
+    ("stop", "seconds"),
+    [
+        (StopConfig(), None),
+        (StopConfig.model_validate({"return": 20}), None),
+        (StopConfig(minutes=2), 120 - 75.2),
+        (StopConfig(learner_steps=1200), 75.2),
+        (StopConfig(env_steps=1_200_000), 0.0),
+        (StopConfig(minutes=2, learner_steps=1200), 120 - 75.2),
+    ],
+)
+def test_the_time_to_go_is_that_of_the_nearest_limit(
+    stop: StopConfig, seconds: float | None
+) -> None:
+    assert eta_s(METRICS, stop) == (None if seconds is None else pytest.approx(seconds))
+
+
+def test_numbers() -> None:
+    assert [clock(s) for s in (None, 0.9, 59.9, 3661)] == ["0:00", "0:00", "0:59", "1:01:01"]
+    assert [number(n) for n in (None, 0.123456, 475.0, 123456.7)] == [
+        "-",
+        "0.1235",
+        "475",
+        "123,457",
+    ]
+    assert count(1234567.8) == "1,234,568"
+    assert reasons({}) == "0"
+    assert reasons({"stale": 2, "lag": 10}) == "12 (stale 2, lag 10)"
+
+
+def test_lines_come_every_few_seconds_and_notes_always() -> None:
+    stream = io.StringIO()
+    view = make_view(stream, "penstock runs/x: learner, 2 actors", None)
+    assert isinstance(view, LineView)
+    view.show(METRICS)
+    view.show(METRICS)
+    view.note("actor-0 starts again")
+    view.close()
+    title, line, note = stream.getvalue().splitlines()
+    assert title == "penstock runs/x: learner, 2 actors"
+    assert line.startswith("time 1:15 | steps 1,200,000, 16,000/s | frames 4,800,000, 64,002/s |")
+    assert note == "actor-0 starts again"
+
+
+def test_a_terminal_gets_a_panel() -> None:
+    stream = Terminal()
+    view = make_view(stream, "penstock runs/[x]: learner", None)
+    assert isinstance(view, LiveView)
+    view.show(METRICS)
+    view.note("a note with [brackets]")
+    view.close()
+    text = stream.getvalue()
+    assert "penstock runs/[x]: learner" in text
+    assert "15,900/s, 600 updates" in text
+    assert "a note with [brackets]" in text
+
+
+def test_the_farewell_balances_or_says_so() -> None:
+    accounting = {
+        "produced": 100,
+        "trained": 80,
+        "dropped": {"stale": 10},
+        "lost": {},
+        "in_flight": 10,
+    }
+    summary = METRICS | {"exit_reason": "return", "solved_at_s": 0.912, "accounting": accounting}
+    assert farewell(summary) == [
+        "return: 1,200,000 agent steps in 1:15, return -13.24 over the last 100 of 812 episodes",
+        "stop.return was first reached after 0.91 s of training",
+        "agent steps: produced 100 = trained 80 + dropped 10 (stale 10) + lost 0 + in flight 10",
+    ]
+    summary["accounting"] = accounting | {"trained": 70}
+    assert farewell(summary)[-1] == "these do not balance, by 10: a defect, please report it"
