@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from penstock.models.torch_nets import Net
 
 WHOLE = slice(None)
+ROUNDING = 1.001  # importance weights of the same policy differ from 1 by less
 STATISTICS = ("policy_loss", "value_loss", "entropy", "kl", "rho", "rho_clipped")
 
 
@@ -61,7 +62,7 @@ def loss(
     ``batch`` holds `columns` as tensors, ``[T(+1), E, ...]``. Sums, so that those of micro-batches
     add up: divide gradient and statistics by the alive rows of the whole update. The statistics,
     float32 ``[len(STATISTICS)]``, carry no gradient; "kl" is an estimate of KL(actor | learner),
-    "rho_clipped" counts the importance weights above ``rho_clip``.
+    "rho_clipped" counts the importance weights above ``rho_clip``, rounding apart.
 
     With ``normalize_advantages`` the ``envs`` must be the whole update: what an update learns must
     not depend on how it is cut to fit a cache.
@@ -106,7 +107,7 @@ def loss(
     with torch.no_grad():
         log_rhos, rhos = log_rhos.flatten(), log_rhos.flatten().exp()
         kl = torch.dot(rhos - 1 - log_rhos, mask)
-        clipped = torch.dot((rhos > cfg.rho_clip).float(), mask)
+        clipped = torch.dot((rhos > ROUNDING * cfg.rho_clip).float(), mask)
         sums = (policy_loss, value_loss, entropy, kl, torch.dot(rhos, mask), clipped)
         return total, torch.stack(sums)
 

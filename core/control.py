@@ -50,10 +50,10 @@ class Channel:
                 return False
         return True
 
-    def receive(self) -> list[Message]:
-        """Every message that has arrived; ``closed`` is set once the other end is gone."""
+    def receive(self, most: int | None = None) -> list[Message]:
+        """What has arrived, up to ``most``; ``closed`` is set once the other end is gone."""
         messages: list[Message] = []
-        while not self.closed:
+        while not self.closed and len(messages) != most:
             try:
                 data = self._socket.recv(MESSAGE_NBYTES)
             except BlockingIOError:

@@ -17,7 +17,6 @@ from penstock.configs.errors import UserError
 
 app = typer.Typer(
     help="Trains game agents: actors play, learners learn, and nothing waits.",
-    no_args_is_help=True,
     add_completion=False,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
@@ -60,11 +59,13 @@ def main() -> None:
 
 @app.callback(invoke_without_command=True)
 def root(
+    context: typer.Context,
     version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False,
 ) -> None:
     if version:
         print(penstock.__version__)
-        raise typer.Exit
+    elif context.invoked_subcommand is None:
+        print(context.get_help())
 
 
 @app.command()

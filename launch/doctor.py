@@ -15,7 +15,6 @@ from typing import Any
 
 import psutil
 
-from penstock.configs.errors import UserError
 from penstock.launch import cgroup
 
 PACKAGES = (
@@ -26,7 +25,6 @@ OPTIONAL = ("ale-py",)
 MIB, GIB = 1 << 20, 1 << 30
 LOW_MEMORY_NBYTES = 4 * GIB
 LOW_NOFILE = 1024
-OTHER_SYSTEM = "only configs and the replay library work on it; training needs Linux"
 
 Facts = dict[str, Any]
 
@@ -60,12 +58,6 @@ def warnings(facts: Facts) -> list[str]:
     return [text for check in checks for text in check(facts)]
 
 
-def require_linux() -> None:
-    """Raise UserError where nothing can be started."""
-    if sys.platform != "linux":
-        raise UserError(f"this is {platform.system()}, and {OTHER_SYSTEM}")
-
-
 def describe(facts: Facts) -> str:
     """The facts as a table, then the warnings."""
     cores, memory, limits = facts["cores"], facts["memory"], facts["limits"]
@@ -90,7 +82,7 @@ def describe(facts: Facts) -> str:
 def _about_system(facts: Facts) -> Iterator[str]:
     system = facts["system"]
     if system["system"] != "Linux":
-        yield f"this is {system['system']}: {OTHER_SYSTEM}"
+        yield f"this is {system['system']}: only configs and the replay library work here"
     elif system["machine"] != "x86_64":
         yield f"this is {system['machine']}: Penstock is tested on x86-64 only"
 

@@ -19,6 +19,7 @@ from penstock.configs.load import load_run
 from penstock.envs import VectorGame, find_bad_observation, make
 from penstock.launch.figures import number
 from penstock.learner import checkpoint
+from penstock.models.layout import net_shape
 from penstock.models.policy import make_policy
 
 ENVS = 16
@@ -34,7 +35,7 @@ class Episode(NamedTuple):
 
 
 def evaluate(run_dir: str, episodes: int, which: str, sample: bool, seed: int) -> dict[str, Any]:
-    """Returns and lengths over ``episodes``, with the weights that ``which`` names, "best" or "last".
+    """Returns and lengths over ``episodes``, by the weights of checkpoint "best" or "last".
 
     Actions are the likeliest ones, or with ``sample`` drawn as in training. The same seed plays the
     same games. Raises UserError.
@@ -48,7 +49,8 @@ def evaluate(run_dir: str, episodes: int, which: str, sample: bool, seed: int) -
     try:
         actors = config.actors.model_copy(update={"envs": count})
         policy = make_policy(config.model, actors, game.info, seed)
-        policy.load(checkpoint.load(folder, policy.layout).weights)
+        layout = net_shape(config.model, game.info.observation_space, game.info.action_space).layout
+        policy.load(checkpoint.load(folder, layout).weights)
         choose: Choose = (lambda obs: policy.act(obs)[0]) if sample else policy.greedy
         played = play(game, choose, episodes, seed)
     finally:
@@ -105,7 +107,9 @@ def summary(values: tuple[float, ...]) -> dict[str, float]:
 def describe(result: dict[str, Any]) -> str:
     """Three lines for a person."""
     how = "sampled" if result["sample"] else "likeliest"
-    title = f"{result['run_dir']}, checkpoint {result['checkpoint']}: {result['episodes']} episodes, "
+    title = (
+        f"{result['run_dir']}, checkpoint {result['checkpoint']}: {result['episodes']} episodes, "
+    )
     lines = [title + f"{how} actions, seed {result['seed']}"]
     for name in ("return", "length"):
         lines.append(f"{name:6}  " + "  ".join(f"{k} {number(v)}" for k, v in result[name].items()))

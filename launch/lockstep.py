@@ -32,7 +32,9 @@ def run(ctx: RoleContext) -> None:
     """The main function of the one role that there is."""
     config = ctx.config
     assert config is not None
-    trainer = Trainer(config, probe(config.env))
+    info = probe(config.env)
+    ctx.report("note", text=info.how)
+    trainer = Trainer(config, info)
     checkpoints = Checkpoints(ctx.run_dir, trainer)
     checkpoints.resume(ctx.resume)
     lockstep = Lockstep(config, trainer, ctx.run_id, ctx.status.beat)

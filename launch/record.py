@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -28,8 +29,8 @@ class Record:
         """What holds for the whole run: part of the summary, not of the intervals."""
         self.last = {**self.last, **without_nan(metrics)}
 
-    def summary(self, exit_reason: str, error: str | None) -> dict[str, Any]:
-        """Write `summary.json` and return it."""
+    def close(self, exit_reason: str, error: str | None) -> dict[str, Any]:
+        """Write `summary.json` and return it; nothing may be recorded any more."""
         summary = {
             "solved_at_s": None,
             "accounting": NO_ACCOUNTING,
@@ -37,11 +38,10 @@ class Record:
             "exit_reason": exit_reason,
             "error": error,
         }
-        write_atomic(self._run_dir / "summary.json", json.dumps(summary, indent=2) + "\n")
+        with suppress(OSError):  # a full disk was told of when the last metrics did not fit
+            self._file.close()
+            write_atomic(self._run_dir / "summary.json", json.dumps(summary, indent=2) + "\n")
         return summary
-
-    def close(self) -> None:
-        self._file.close()
 
 
 def write_atomic(path: Path, text: str) -> None:

@@ -34,7 +34,7 @@ TEXT_LIMIT = 50_000  # characters of a message or traceback that fit a control m
 def main() -> None:
     control, status = int(sys.argv[2]), int(sys.argv[3])
     channel = Channel(socket.socket(fileno=control))
-    arguments = channel.receive()[0]
+    [arguments] = channel.receive(most=1)  # what has come after it is for the role
     _die_with(arguments["parent_pid"], arguments["death_signal"])
     faulthandler.enable()
     faulthandler.register(signal.SIGUSR1)

@@ -10,10 +10,13 @@ import json
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from penstock.configs.errors import UserError
+from penstock.configs.load import CONFIG_FILE, Resolved, dump, resolve_target
+from penstock.configs.schema import RunConfig
 from penstock.launch import topology
 from penstock.launch.effects import Limits, Outcome
 from penstock.launch.figures import farewell
@@ -22,9 +25,6 @@ from penstock.launch.record import Record, write_atomic
 from penstock.launch.supervisor import Supervisor
 from penstock.launch.topology import RoleSpec
 from penstock.launch.view import View, make_view
-
-if TYPE_CHECKING:
-    from penstock.configs.schema import Config
 
 TRACEBACK_LINES = 40
 
@@ -73,31 +73,25 @@ class Audience:
 
 def train(target: str, overrides: Sequence[str], resume: Resume, as_json: bool) -> int:
     """Learner and actors on this host."""
-
-    def specs(config: Config, runtime_dir: Path) -> tuple[RoleSpec, ...]:
-        return topology.train(config, runtime_dir)
-
-    return _with_learner(target, overrides, resume, as_json, specs)
+    resolved = resolve_target(target, overrides)
+    return _with_learner(resolved, resume, as_json, partial(topology.train, resolved.config))
 
 
 def learner(
     target: str, overrides: Sequence[str], bind: str | None, resume: Resume, as_json: bool
 ) -> int:
     """A learner that actors join from elsewhere."""
-
-    def specs(config: Config, runtime_dir: Path) -> tuple[RoleSpec, ...]:
-        if config.transport.kind == "inproc":
-            raise UserError("transport.kind inproc has no actors elsewhere; leave it at auto")
-        if config.transport.bind is None:
-            raise UserError(
-                "a learner by hand needs an address for its actors; "
-                "give it one with --bind tcp://127.0.0.1:7700"
-            )
-        return topology.learner(config, config.transport.bind)
-
     if bind is not None:
         overrides = [*overrides, f"transport.bind={bind}"]
-    return _with_learner(target, overrides, resume, as_json, specs)
+    resolved = resolve_target(target, overrides)
+    address = resolved.config.transport.bind
+    if address is None:
+        raise UserError(
+            "a learner by hand needs an address for its actors; "
+            "give it one with --bind tcp://127.0.0.1:7700"
+        )
+    specs = topology.learner(resolved.config, address)
+    return _with_learner(resolved, resume, as_json, lambda runtime_dir: specs)
 
 
 def actors(
@@ -106,6 +100,7 @@ def actors(
     """Actors for a learner that runs elsewhere, now or later."""
     if not address.startswith(("tcp://", "ipc://")):
         raise UserError(f"--connect {address} is no address; give one such as tcp://127.0.0.1:7700")
+    _require_linux()
     path = Path(run_dir) if run_dir else default_run_dir("actors")
     specs = topology.actors(count, address, relay=transport != "shm")
     stream = sys.stderr if as_json else sys.stdout
@@ -130,20 +125,17 @@ def actors(
 
 
 def _with_learner(
-    target: str,
-    overrides: Sequence[str],
+    resolved: Resolved,
     resume: Resume,
     as_json: bool,
-    make_specs: Callable[[Config, Path], tuple[RoleSpec, ...]],
+    make_specs: Callable[[Path], Sequence[RoleSpec]],
 ) -> int:
-    from penstock.configs.load import CONFIG_FILE, dump, resolve_target
-
-    resolved = resolve_target(target, overrides)
+    _require_linux()
     config = resolved.config
     path = Path(config.run.dir) if config.run.dir else default_run_dir(resolved.name)
     stream = sys.stderr if as_json else sys.stdout
     with run_folder(path, resume) as lock, runtime_folder() as runtime_dir:
-        specs = make_specs(config, runtime_dir)
+        specs = make_specs(runtime_dir)
         write_atomic(path / CONFIG_FILE, dump(config))
         record = Record(path)
         audience = Audience(lambda: make_view(stream, _title(path, specs), config.stop), record)
@@ -151,17 +143,11 @@ def _with_learner(
             "config": config.model_dump(mode="json"),
             "resume": resume,
         }
-        limits = Limits(
-            config.run.grace_s,
-            config.run.hang_timeout_s,
-            config.run.start_timeout_s,
-            config.run.max_restarts,
+        supervisor = Supervisor(
+            specs, _limits(config.run), arguments, path / "logs", audience, (lock,)
         )
-        outcome = _supervise(
-            Supervisor(specs, limits, arguments, path / "logs", audience, (lock,)), audience
-        )
-        record.close()
-        summary = record.summary(outcome.reason, outcome.error)
+        outcome = _supervise(supervisor, audience)
+        summary = record.close(outcome.reason, outcome.error)
     _explain(outcome)
     if "env_steps" in summary:
         with suppress(OSError):
@@ -169,6 +155,18 @@ def _with_learner(
     if as_json:
         print(json.dumps({"run_dir": str(path), "exit_code": outcome.exit_code, **summary}))
     return outcome.exit_code
+
+
+def _limits(run: RunConfig) -> Limits:
+    return Limits(run.grace_s, run.hang_timeout_s, run.start_timeout_s, run.max_restarts)
+
+
+def _require_linux() -> None:
+    if sys.platform != "linux":
+        raise UserError(
+            f"training needs Linux, and this is {sys.platform}; configs and the replay library "
+            "work here"
+        )
 
 
 def _supervise(supervisor: Supervisor, audience: Audience) -> Outcome:
@@ -199,6 +197,6 @@ def _explain(outcome: Outcome) -> None:
     failure = outcome.failure
     if failure is None:
         return
-    if failure.traceback:
-        print(*failure.traceback.splitlines()[-TRACEBACK_LINES:], sep="\n", file=sys.stderr)
-    print(f"penstock: {outcome.error}", file=sys.stderr)
+    lines = failure.traceback.splitlines()[-TRACEBACK_LINES:]
+    with suppress(OSError):
+        print(*lines, f"penstock: {outcome.error}", sep="\n", file=sys.stderr)

@@ -57,7 +57,7 @@ def save(folder: Path, checkpoint: Checkpoint) -> None:
     except OSError as error:
         raise UserError(
             f"checkpoint {folder / FILE} of {len(data)} bytes could not be written "
-            f"({error.strerror}), the one before it is whole; free some space or set run.dir to "
+            f"({error.strerror}), and any before it is whole; free some space or set run.dir to "
             "another disk"
         ) from error
 
@@ -126,12 +126,13 @@ def _describe(entry: tuple[str, tuple[int, ...]] | None) -> str:
 
 
 def _weights(tensors: Mapping[str, npt.NDArray[Any]], layout: ParamLayout) -> Float32:
-    weights = np.empty(layout.size, np.float32)
-    for name, view in layout.views(weights).items():
-        if tensors[MODEL + name].shape != view.shape:
-            raise ValueError(f"tensor {name} has shape {tensors[MODEL + name].shape}")
-        view[...] = tensors[MODEL + name]
-    return weights
+    parts = []
+    for name, shape in layout.entries:
+        part = tensors[MODEL + name]
+        if part.shape != shape or part.dtype != np.float32:
+            raise ValueError(f"{name} is {part.dtype}{list(part.shape)}, its layout says {shape}")
+        parts.append(part.ravel())
+    return np.concatenate(parts)
 
 
 def _others(tensors: Mapping[str, npt.NDArray[Any]]) -> dict[str, npt.NDArray[Any]]:

@@ -7,9 +7,9 @@ are on the board, so whoever gets in finds everything there.
 from __future__ import annotations
 
 import time
+from collections import Counter
 from typing import Any
 
-from penstock.configs.errors import UserError
 from penstock.configs.schema import Config
 from penstock.core.role import RoleContext
 from penstock.envs import probe
@@ -33,7 +33,9 @@ def run(ctx: RoleContext) -> None:
     """Train until told to stop; reports metrics, the reason to stop, and the final accounting."""
     config = ctx.config
     assert config is not None
-    trainer = Trainer(config, probe(config.env))
+    info = probe(config.env)
+    ctx.report("note", text=info.how)
+    trainer = Trainer(config, info)
     checkpoints = Checkpoints(ctx.run_dir, trainer)
     checkpoints.resume(ctx.resume)
     with LearnerProcess(ctx, config, trainer, checkpoints) as process:
@@ -87,7 +89,7 @@ class LearnerProcess:
         )
         self._ledger = TimeLedger()
         self._next_report_s = 0.0
-        self._connector: dict[str, Any] = {}
+        self._connectors: dict[int, dict[str, Any]] = {}  # the last word of each incarnation
         self._ended: list[tuple[float, dict[str, Any]]] = []  # when heard of, actor_ended
 
     def __enter__(self) -> LearnerProcess:
@@ -122,7 +124,7 @@ class LearnerProcess:
             self._host.poll(WAIT_S)
         in_flight = self._queue.in_flight_steps() + self._feeder.staged_steps()
         self._listen(everything_arrived=True)
-        in_flight += self._connector.get("in_flight_steps", 0)
+        in_flight += sum(c["in_flight_steps"] for c in self._connectors.values())
         self._progress.arrived(self._accounting)
         self._checkpoints.save()
         accounting = self._accounting.to_dict(in_flight)
@@ -163,11 +165,14 @@ class LearnerProcess:
         self._checkpoints.save_if_due()
 
     def _metrics(self) -> dict[str, Any]:
+        rejected: Counter[str] = Counter()
+        for connector in self._connectors.values():
+            rejected.update(connector["rejected"])
         return self._progress.interval(self._ledger) | {
             "queue_fill": self._store.fill_fraction(),
             "dropped": dict(self._accounting.dropped),
             "lost": dict(self._accounting.lost),
-            "rejected": self._connector.get("rejected", {}),
+            "rejected": dict(rejected),
         }
 
     def _listen(self, *, everything_arrived: bool = False) -> None:
@@ -180,7 +185,8 @@ class LearnerProcess:
             if message["kind"] == "actor_ended":
                 self._ended.append((now_s, message))
             elif message["kind"] == "connector":
-                self._connector = message
+                self._connectors[message["incarnation"]] = message
+                self._ended += [(now_s, stream) for stream in message.get("streams", ())]
         while self._ended and (everything_arrived or now_s - self._ended[0][0] > ARRIVAL_S):
             _, end = self._ended.pop(0)
             self._accounting.ended(

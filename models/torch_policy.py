@@ -24,6 +24,7 @@ class TorchPolicy:
     def __init__(
         self, shape: NetShape, envs: int, seed: int, dtype: torch.dtype = torch.float32
     ) -> None:
+        self.dtype = dtype
         self._net = build_net(shape, dtype).requires_grad_(False)
         named = dict(self._net.named_parameters()) | dict(self._net.named_buffers())
         self._targets = [(name, tensor.numpy()) for name, tensor in named.items()]

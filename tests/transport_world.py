@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import queue
+import signal
 import threading
 import time
 from collections import deque
@@ -16,10 +17,13 @@ from typing import Any, TypeVar
 import numpy as np
 import numpy.typing as npt
 
+from penstock.configs.schema import Config
 from penstock.core.control import Channel
 from penstock.core.params import ParamLayout
 from penstock.core.role import RoleContext
 from penstock.core.specs import Column, SlotSpec
+from penstock.launch.process import Child
+from penstock.launch.topology import RoleSpec, Stage
 from penstock.profiling.status import StatusPage
 from penstock.transport.base import Stamp, Welcome
 from penstock.transport.connector import Connector, Process
@@ -27,6 +31,7 @@ from penstock.transport.shm.board import WeightsBoard
 from penstock.transport.shm.host import ShmHost
 from penstock.transport.shm.link import ShmLink
 from penstock.transport.shm.store import Slot, SlotStore
+from penstock.transport.wait import wait_readable
 
 SPEC = SlotSpec(
     4,
@@ -126,6 +131,17 @@ class Learner:
         default_factory=queue.SimpleQueue
     )
     _stop: bool = False
+    _thread: threading.Thread | None = None
+
+    def start(self, host: ShmHost) -> None:
+        self._thread = threading.Thread(target=self._run, args=(host,), daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """End as a learner does: the Unix socket goes, and with it all connections."""
+        self._stop = True
+        if self._thread is not None:
+            self._thread.join()
 
     def call(self, function: Callable[[], T]) -> T:
         """Call a function in the thread that owns the store."""
@@ -133,19 +149,23 @@ class Learner:
         self._calls.put((function, answer))
         return answer.get(timeout=10)
 
-    def run(self, host: ShmHost) -> None:
+    def _run(self, host: ShmHost) -> None:
         while not self._stop:
-            host.poll(0.005)
-            while not self._calls.empty():
-                function, answer = self._calls.get()
-                answer.put(function())
-            self.store.collect()
-            while self.consuming and self.store.ready:
-                slot = self.store.slots[self.store.ready.popleft()]
-                header = {name: slot.header[name].item() for name in slot.header.dtype.names or ()}
-                columns = {name: array.copy() for name, array in slot.columns.items()}
-                self.taken.append(Taken(header, columns))
-                self.store.release(slot.index)
+            self._turn(host)
+        host.close()
+
+    def _turn(self, host: ShmHost) -> None:
+        host.poll(0.005)
+        while not self._calls.empty():
+            function, answer = self._calls.get()
+            answer.put(function())
+        self.store.collect()
+        while self.consuming and self.store.ready:
+            slot = self.store.slots[self.store.ready.popleft()]
+            header = {name: slot.header[name].item() for name in slot.header.dtype.names or ()}
+            columns = {name: array.copy() for name, array in slot.columns.items()}
+            self.taken.append(Taken(header, columns))
+            self.store.release(slot.index)
 
     def take(self, timeout_s: float = 10.0) -> Taken:
         """The next slot that arrives."""
@@ -168,14 +188,11 @@ def learner(
     path = folder / "learner.sock"
     host = ShmHost(path, welcome(run_id, spec), board, store)
     side = Learner(path, store, board, welcome(run_id, spec))
-    thread = threading.Thread(target=side.run, args=(host,), daemon=True)
-    thread.start()
+    side.start(host)
     try:
         yield side
     finally:
-        side._stop = True
-        thread.join()
-        host.close()
+        side.stop()
         store.close()
         board.close()
 
@@ -210,3 +227,49 @@ def wait_until(condition: Callable[[], bool], timeout_s: float = 10.0) -> None:
     while not condition():
         assert time.monotonic() < deadline_s, "it did not come true in time"
         time.sleep(0.002)
+
+
+@contextmanager
+def role_process(
+    folder: Path, role: str, address: str, *, incarnation: int = 0, **settings: Any
+) -> Iterator[Child]:
+    """A connector or relay as a process of its own; ``settings`` are those of the transport."""
+    config = {"env": {"id": "Test-v0"}, "transport": settings, "run": {"interval_s": 0.1}}
+    arguments = {
+        "config": Config.model_validate(config).model_dump(mode="json"),
+        "run_id": RUN_ID,
+        "run_dir": str(folder),
+        "runtime_dir": str(folder),
+        "grace_s": 10.0,
+        "resume": "no",
+        "transport": "auto",
+        "curve": None,
+    }
+    spec = RoleSpec(role, 0, f"penstock.transport.{role}:run", Stage.CARRIERS, address=address)
+    child = Child(spec, incarnation, arguments, folder / f"{role}.log")
+    try:
+        yield child
+    finally:
+        child.kill(signal.SIGKILL)
+        child.bury()
+
+
+def heard(child: Child, kind: str, timeout_s: float = 20.0) -> dict[str, Any]:
+    """The next report of a kind."""
+    found: list[dict[str, Any]] = []
+
+    def listen() -> bool:
+        found.extend(m for m in child.channel.receive() if m["kind"] == kind)
+        assert found or not child.channel.closed, child.log_tail()
+        return bool(found)
+
+    wait_until(listen, timeout_s)
+    return found[-1]
+
+
+def exit_code(child: Child, timeout_s: float = 20.0) -> int:
+    """Wait for a process to end by itself."""
+    assert wait_readable(child.pidfd, timeout_s), f"{child.spec.name} did not end"
+    result = os.waitid(os.P_PIDFD, child.pidfd, os.WEXITED | os.WNOWAIT)
+    assert result is not None
+    return int(result.si_status)

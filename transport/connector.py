@@ -95,9 +95,14 @@ def _serve(ctx: RoleContext, connector: Connector, interval_s: float, grace_s: f
         connector.turn(TICK_S)
         if time.monotonic() >= report_at:
             report_at += interval_s
-            ctx.report("connector", final=False, **connector.figures())
+            ctx.report("connector", incarnation=ctx.incarnation, **connector.figures())
     connector.drain(grace_s / 2, ctx.status.beat)
-    ctx.report("connector", final=True, **connector.figures(), streams=connector.streams())
+    ctx.report(
+        "connector",
+        incarnation=ctx.incarnation,
+        **connector.figures(),
+        streams=connector.streams(),
+    )
 
 
 class Connector:
@@ -319,10 +324,8 @@ class Connector:
         self._send(peer, wire.encode(head, meta))
 
     def _send(self, peer: bytes, parts: wire.Parts) -> None:
-        try:
-            self._router.send_multipart([peer, *parts], zmq.NOBLOCK, copy=False)
-        except zmq.Again:  # a peer that does not read; it asks again
-            self.rejected["unread"] += 1
+        # A ROUTER drops what goes to a peer that left or does not read; that one asks again.
+        self._router.send_multipart([peer, *parts], copy=False)
 
 
 def fill_header(header: npt.NDArray[np.void], head: Head, now_s: float) -> None:

@@ -24,6 +24,8 @@ pytestmark = pytest.mark.system
 
 Supervise = Callable[..., "Supervised"]
 
+WORKS = "incarnation 0 works"
+
 
 def runtime_folders() -> list[Path]:
     return list(Path(os.environ["TMPDIR"]).glob("penstock-*"))
@@ -56,7 +58,8 @@ def test_the_learner_hears_of_every_actor_before_it_is_asked_to_finish(
 ) -> None:
     run = supervise(actors=["work", "deaf"], learner="learn", limits={"grace_s": 4})
     run.wait_for("metrics")
-    time.sleep(0.5)
+    run.wait_for_log("actor-0", WORKS)
+    run.wait_for_log("actor-1", WORKS)
     run.signal(signal.SIGINT)
     heard = run.result()["last"]["heard"]
     assert [m["actor"] for m in heard if m["kind"] == "actor_ended"] == [0, 1]
@@ -80,7 +83,8 @@ def test_ctrl_c_reaches_the_supervisor_alone(supervise: Supervise) -> None:
 
 def test_a_second_signal_kills(supervise: Supervise) -> None:
     run = supervise(actors=["work"], learner="deaf", limits={"grace_s": 60})
-    time.sleep(1)
+    run.wait_for_log("learner-0", WORKS)
+    run.wait_for_log("actor-0", WORKS)
     run.signal(signal.SIGINT)
     time.sleep(0.5)
     run.signal(signal.SIGINT)
@@ -94,7 +98,7 @@ def test_a_second_signal_kills(supervise: Supervise) -> None:
 
 def test_a_learner_that_does_not_finish_is_killed_after_the_grace(supervise: Supervise) -> None:
     run = supervise(actors=["work"], learner="deaf", limits={"grace_s": 1})
-    time.sleep(1)
+    run.wait_for_log("learner-0", WORKS)
     run.signal(signal.SIGINT)
     result = run.result()
     assert result["exit_code"] == 1
@@ -116,7 +120,7 @@ def test_a_signal_while_all_is_starting_ends_it_at_once(supervise: Supervise) ->
 def test_what_an_environment_has_started_ends_with_it(supervise: Supervise) -> None:
     run = supervise(actors=["with_a_child"], learner="learn")
     run.wait_for("metrics")
-    time.sleep(0.5)
+    run.wait_for_log("actor-0", WORKS)
     run.signal(signal.SIGTERM)
     assert run.result()["exit_code"] == 143
 
@@ -125,7 +129,8 @@ def test_a_supervisor_that_is_killed_takes_all_with_it_and_the_learner_saves(
     supervise: Supervise,
 ) -> None:
     run = supervise(actors=["work", "deaf"], learner="save_late")
-    time.sleep(1)
+    for name in ("actor-0", "actor-1", "learner-0"):
+        run.wait_for_log(name, WORKS)
     run.signal(signal.SIGKILL)
     run.process.wait()
     ends_s = time.monotonic() + 5
@@ -140,7 +145,7 @@ def test_a_supervisor_that_is_killed_takes_all_with_it_and_the_learner_saves(
 
 def test_a_learner_that_is_stuck_ends_soon_after_its_supervisor(supervise: Supervise) -> None:
     run = supervise(learner="stuck", limits={"grace_s": 1})
-    time.sleep(1)
+    run.wait_for_log("learner-0", "stuck")
     run.signal(signal.SIGKILL)
     run.process.wait()
     ends_s = time.monotonic() + 5

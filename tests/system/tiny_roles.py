@@ -21,6 +21,7 @@ TURN_S = 0.01
 
 def _turns(ctx: RoleContext, until: Callable[[], bool]) -> None:
     ctx.report("ready")
+    print(f"incarnation {ctx.incarnation} works", flush=True)
     while not until():
         ctx.status.beat()
         time.sleep(TURN_S)
@@ -29,7 +30,6 @@ def _turns(ctx: RoleContext, until: Callable[[], bool]) -> None:
 def work(ctx: RoleContext) -> None:
     """A good actor: produces ten steps a turn until it is asked to stop."""
     ctx.status.phase = Phase.ENVIRONMENT
-    print(f"incarnation {ctx.incarnation} works", flush=True)
 
     def turn() -> bool:
         ctx.status.produced_steps += 10
@@ -139,6 +139,7 @@ def save_late(ctx: RoleContext) -> None:
 def stuck(ctx: RoleContext) -> None:
     """A learner whose main thread never comes back to run a signal's handler."""
     ctx.report("ready")
+    print("stuck", flush=True)
     library, mutex = ctypes.CDLL(None), ctypes.create_string_buffer(64)
     library.pthread_mutex_lock(mutex)
     library.pthread_mutex_lock(mutex)

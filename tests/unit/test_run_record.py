@@ -14,8 +14,7 @@ def test_metrics_are_lines_and_the_summary_is_the_last_with_the_end(tmp_path: Pa
     record.metrics({"time_s": 2.0, "episodes": 5, "episode_return_mean": float("nan")})
     accounting = {"produced": 9, "trained": 8, "dropped": {"stale": 1}, "lost": {}, "in_flight": 0}
     record.final({"solved_at_s": 1.5, "accounting": accounting})
-    summary = record.summary("return", None)
-    record.close()
+    summary = record.close("return", None)
     lines = [json.loads(text) for text in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     assert lines == [
         {"time_s": 1.0, "episodes": 3},
@@ -37,14 +36,13 @@ def test_a_resumed_run_appends(tmp_path: Path) -> None:
     for time_s in (1.0, 2.0):
         record = Record(tmp_path)
         record.metrics({"time_s": time_s})
-        record.close()
+        record.close("interrupted", None)
     assert (tmp_path / "metrics.jsonl").read_text() == '{"time_s": 1.0}\n{"time_s": 2.0}\n'
 
 
 def test_a_run_that_never_began_has_a_summary_with_the_same_names(tmp_path: Path) -> None:
     record = Record(tmp_path)
-    record.close()
-    assert record.summary("user_error", "no such game") == {
+    assert record.close("user_error", "no such game") == {
         "solved_at_s": None,
         "accounting": {"produced": 0, "trained": 0, "dropped": {}, "lost": {}, "in_flight": 0},
         "exit_reason": "user_error",
@@ -55,7 +53,7 @@ def test_a_run_that_never_began_has_a_summary_with_the_same_names(tmp_path: Path
 def test_infinity_is_null_at_any_depth(tmp_path: Path) -> None:
     record = Record(tmp_path)
     record.metrics({"a": {"b": [1.0, float("inf")]}})
-    record.close()
+    record.close("return", None)
     assert record.last == {"a": {"b": [1.0, None]}}
 
 

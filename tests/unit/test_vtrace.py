@@ -43,13 +43,13 @@ def by_definition(
         return t + 1 < steps and bool(alive[t] and alive[t + 1]) and not ended
 
     def delta(t: int) -> float:
-        rho = min(rho_clip, rhos[t])
-        return rho * (rewards[t] + discount * value_after(t) - values[t])
+        rho = min(rho_clip, float(rhos[t]))
+        return rho * (float(rewards[t]) + discount * value_after(t) - float(values[t]))
 
     def target(s: int) -> float:
         total, t = float(values[s]), s
         while True:
-            cs = [trace_lambda * min(c_clip, rhos[i]) for i in range(s, t)]
+            cs = [trace_lambda * min(c_clip, float(rhos[i])) for i in range(s, t)]
             total += discount ** (t - s) * math.prod(cs) * delta(t)
             if not goes_on(t):
                 return total
@@ -64,7 +64,7 @@ def by_definition(
     return np.array(targets), np.array(advantages)
 
 
-def one_env(values: list[float], rewards: list[float], **others: Any) -> dict[str, Tensor]:
+def one_env(values: list[float], rewards: list[float], **others: Any) -> dict[str, Any]:
     """Tensors ``[T(+1), 1]``; on-policy, alive and never ended where not said otherwise."""
     steps = len(rewards)
     given = {
@@ -78,8 +78,9 @@ def one_env(values: list[float], rewards: list[float], **others: Any) -> dict[st
     return {name: torch.tensor(column)[:, None] for name, column in given.items()}
 
 
-def targets_of(inputs: dict[str, Tensor], trace: VTrace) -> list[float]:
-    return (inputs["values"][:-1] + trace.errors)[:, 0].tolist()
+def targets_of(inputs: dict[str, Any], trace: VTrace) -> list[float]:
+    targets: Tensor = inputs["values"][:-1] + trace.errors
+    return targets[:, 0].tolist()
 
 
 def test_three_steps_by_hand() -> None:
@@ -119,7 +120,9 @@ def test_what_follows_an_end_does_not_reach_what_lies_before_it() -> None:
     ended, alive = [False, True, False, False], [True, True, False, True]
     for flag in ("terminated", "truncated"):
         calm = one_env([0.0] * 5, [1.0] * 4, alive=alive, **{flag: ended})
-        wild = one_env([0.0, 0.0, 0.0, 99.0, 99.0], [1.0, 1.0, 7.0, 9.0], alive=alive, **{flag: ended})
+        wild = one_env(
+            [0.0, 0.0, 0.0, 99.0, 99.0], [1.0, 1.0, 7.0, 9.0], alive=alive, **{flag: ended}
+        )
         a, b = (vtrace(**inputs, discount=0.9) for inputs in (calm, wild))
         assert torch.equal(a.errors[:2], b.errors[:2])
         assert torch.equal(a.advantages[:2], b.advantages[:2])
@@ -176,12 +179,12 @@ def cases(draw: st.DrawFn) -> dict[str, Any]:
 def test_random_cases_agree_with_the_definition(case: dict[str, Any]) -> None:
     arrays = {name: x for name, x in case.items() if isinstance(x, np.ndarray)}
     settings_ = {name: x for name, x in case.items() if name not in arrays}
-    tensors = {
+    tensors: dict[str, Any] = {
         name: torch.from_numpy(x if x.dtype == np.bool_ else x.astype(np.float32))
         for name, x in arrays.items()
     }
     trace = vtrace(**tensors, **settings_)
-    columns = {name: x for name, x in arrays.items() if name != "log_rhos"}
+    columns: dict[str, Any] = {name: x for name, x in arrays.items() if name != "log_rhos"}
     columns["rhos"] = np.exp(arrays["log_rhos"])
     for env in range(arrays["values"].shape[1]):
         targets, advantages = by_definition(

@@ -1,0 +1,300 @@
+"""The connector as a real process: killed, flooded, replayed to, refused, stopped."""
+
+from __future__ import annotations
+
+import random
+import signal
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+import pytest
+import zmq
+
+from penstock.core.role import EXIT_REJOIN
+from penstock.core.specs import Column, SlotSpec
+from penstock.replay.accounting import Accounting
+from penstock.transport import wire
+from penstock.transport.base import LearnerGoneError
+from penstock.transport.wire import Head, Kind
+from penstock.transport.zmq_link import ZmqLink
+from transport_world import (
+    RUN_ID,
+    SPEC,
+    Learner,
+    Taken,
+    context,
+    exit_code,
+    expected,
+    fill,
+    heard,
+    learner,
+    role_process,
+    wait_until,
+)
+
+pytestmark = pytest.mark.system
+
+BIG = SlotSpec(4, 2, (Column("noise", "<f4", (500_000,)), Column("reward", "<f4")))  # 16 MB
+
+
+@pytest.fixture
+def side(tmp_path: Path) -> Iterator[Learner]:
+    with learner(tmp_path) as made:
+        yield made
+
+
+class Join(Protocol):
+    """Join as actor 7; the link is closed at the end of the test, if not before."""
+
+    def __call__(self, address: str, spec: SlotSpec = SPEC) -> ZmqLink: ...
+
+
+@pytest.fixture
+def join(tmp_path: Path) -> Iterator[Join]:
+    with ExitStack() as links:
+
+        def made(address: str, spec: SlotSpec = SPEC) -> ZmqLink:
+            link = ZmqLink(context(tmp_path), address, spec, 2, actor=7, codec="none")
+            links.callback(link.close)
+            return link
+
+        yield made
+
+
+def send(link: ZmqLink, sequence: int) -> None:
+    with link.slot(20) as slot:
+        assert slot is not None
+        fill(slot, sequence)
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def test_killed_in_the_middle_of_messages_the_actor_goes_on(tmp_path: Path, join: Join) -> None:
+    """Whatever was lost, the gaps in the sequence tell; nothing torn is published."""
+    address = f"ipc://{tmp_path}/wire"
+    rng = random.Random(1)
+    with learner(tmp_path, slots=4, spec=BIG) as side, ExitStack() as stack:
+        child = stack.enter_context(role_process(tmp_path, "connector", address))
+        link = join(address, BIG)
+        stop = threading.Event()
+        sent = 0
+
+        def play() -> None:
+            nonlocal sent
+            noise = [np.full(shape_of("noise"), i, np.float32) for i in range(7)]
+            while not stop.is_set():
+                with link.slot(1) as slot:
+                    if slot is None:
+                        continue
+                    slot.columns["noise"][...] = noise[sent % 7]
+                    slot.columns["reward"][...] = sent
+                    slot.header["actor"], slot.header["sequence"] = 7, sent
+                    slot.header["steps"], slot.header["produced_steps"] = 8, 8 * (sent + 1)
+                    sent += 1
+
+        thread = threading.Thread(target=play)
+        thread.start()
+        taken: list[Taken] = []
+        try:
+            for incarnation in range(1, 6):
+                arrived = len(taken)
+                while len(taken) < arrived + 3:
+                    taken.append(side.take(20))
+                time.sleep(rng.random() * 0.05)
+                child.kill(signal.SIGKILL)
+                child = stack.enter_context(
+                    role_process(tmp_path, "connector", address, incarnation=incarnation)
+                )
+            taken.append(side.take(20))
+        finally:
+            stop.set()
+            thread.join()
+        send_last(link, sent)
+        while not taken or taken[-1].header["sequence"] != sent:
+            taken.append(side.take(20))
+
+    accounting = Accounting()
+    for slot in taken:
+        sequence = slot.header["sequence"]
+        assert (slot.columns["noise"] == sequence % 7).all()
+        assert (slot.columns["reward"] == sequence).all()
+        accounting.arrived(slot.header)
+        accounting.trained += slot.header["steps"]
+    sequences = [slot.header["sequence"] for slot in taken]
+    assert sequences == sorted(set(sequences))
+    missing = sent + 1 - len(taken)
+    assert accounting.lost["disconnect"] == 8 * missing
+    assert missing <= 5 * 4  # two granted and two on their way, each time
+    assert accounting.balance(in_flight=0) == 0
+
+
+def shape_of(name: str) -> tuple[int, ...]:
+    (column,) = (c for c in BIG.columns if c.name == name)
+    return (*BIG.rows_of(column), *column.shape)
+
+
+def send_last(link: ZmqLink, sequence: int) -> None:
+    with link.slot(20) as slot:
+        assert slot is not None
+        slot.columns["noise"][...] = sequence % 7
+        slot.columns["reward"][...] = sequence
+        slot.header["sequence"], slot.header["steps"] = sequence, 8
+        slot.header["produced_steps"] = 8 * (sequence + 1)
+
+
+def test_a_flood_of_garbage_is_counted_and_hurts_nobody(
+    tmp_path: Path, side: Learner, join: Join
+) -> None:
+    port = free_port()
+    address = f"tcp://127.0.0.1:{port}"
+    expected_counts = {"frames": 100, "header": 50, "spec": 50}
+    rng = random.Random(2)
+    with role_process(tmp_path, "connector", address) as child:
+        link = join(address)
+        with zmq.Context() as other, other.socket(zmq.DEALER) as flood:
+            flood.connect(address)
+            for sequence in range(50):
+                flood.send(rng.randbytes(100))
+                flood.send_multipart([rng.randbytes(100), rng.randbytes(30)])
+                flood.send_multipart([b"x"] * 200)
+                flood.send_multipart(wire.encode(Head(Kind.SLOT, run_id=RUN_ID, actor=99), []))
+                send(link, sequence)
+            wait_until(lambda: heard(child, "connector")["rejected"] == expected_counts)
+        for sequence in range(50, 60):
+            with socket.create_connection(("127.0.0.1", port)) as raw:
+                raw.sendall(rng.randbytes(10_000))  # not ZeroMQ, which sees messages in it
+            send(link, sequence)
+        assert [side.take().header["sequence"] for _ in range(60)] == list(range(60))
+
+
+def test_an_oversized_frame_ends_only_its_own_connection(
+    tmp_path: Path, side: Learner, join: Join
+) -> None:
+    address = f"ipc://{tmp_path}/wire"
+    with role_process(tmp_path, "connector", address) as child:
+        link = join(address)
+        with zmq.Context() as other, other.socket(zmq.DEALER) as huge:
+            huge.connect(address)
+            huge.send_multipart([b"x" * 100, b"x" * (3 << 20)])
+            for sequence in range(20):
+                send(link, sequence)
+            assert [side.take().header["sequence"] for _ in range(20)] == list(range(20))
+            huge.close(0)
+        assert heard(child, "connector")["rejected"] == {}
+
+
+def test_a_replayed_message_is_counted_and_dropped(
+    tmp_path: Path, side: Learner, join: Join
+) -> None:
+    """The same bytes again, from another connection: never stored twice."""
+    address = f"ipc://{tmp_path}/wire"
+    with role_process(tmp_path, "connector", address) as child:
+        link = join(address)
+        link._encoder = encoder = Recorder(link._encoder)  # type: ignore[assignment]
+        for sequence in range(3):
+            send(link, sequence)
+        assert [side.take().header["sequence"] for _ in range(3)] == [0, 1, 2]
+        with zmq.Context() as other, other.socket(zmq.DEALER) as thief:
+            thief.connect(address)
+            for parts in encoder.recorded:
+                thief.send_multipart(parts)
+            wait_until(lambda: heard(child, "connector")["rejected"] == {"replayed": 3})
+        send(link, 3)
+        assert side.take().header["sequence"] == 3
+        assert not side.taken
+
+
+class Recorder:
+    """Keeps a copy of every message."""
+
+    def __init__(self, encoder: wire.SlotEncoder) -> None:
+        self._encoder = encoder
+        self.recorded: list[list[bytes]] = []
+
+    def encode(self, *args: object) -> wire.Parts:
+        parts = self._encoder.encode(*args)  # type: ignore[arg-type]
+        self.recorded.append([bytes(part) for part in parts])
+        return parts
+
+
+@pytest.mark.parametrize("scheme", ["tcp", "ipc"])
+def test_two_connectors_cannot_share_an_address(
+    tmp_path: Path, side: Learner, join: Join, scheme: str
+) -> None:
+    address = f"tcp://127.0.0.1:{free_port()}" if scheme == "tcp" else f"ipc://{tmp_path}/wire"
+    with role_process(tmp_path, "connector", address) as first:
+        heard(first, "ready")
+        with role_process(tmp_path, "connector", address) as second:
+            error = heard(second, "error")
+            assert error["user"]
+            assert error["message"].startswith(f"cannot listen at {address} (")
+            assert "another learner may be using it" in error["message"]
+            assert exit_code(second) == 2
+        link = join(address)  # the first one is as well as before
+        send(link, 0)
+        assert side.take().header["sequence"] == 0
+
+
+def test_other_hosts_are_not_let_in_without_keys(tmp_path: Path, side: Learner) -> None:
+    with role_process(tmp_path, "connector", "tcp://0.0.0.0:0") as child:
+        error = heard(child, "error")
+        assert "make keys with `penstock keys new`" in error["message"]
+        assert exit_code(child) == 2
+
+
+def test_told_to_stop_it_takes_in_what_was_sent(tmp_path: Path, side: Learner, join: Join) -> None:
+    address = f"ipc://{tmp_path}/wire"
+    with role_process(tmp_path, "connector", address) as child:
+        link = join(address)
+        for sequence in range(4):
+            send(link, sequence)
+        child.kill(signal.SIGTERM)
+        assert exit_code(child) == 0
+        final = heard(child, "connector")
+        assert (final["slots"], final["steps"], final["in_flight_steps"]) == (4, 48, 0)
+        assert final["streams"] == [
+            {"actor": 7, "incarnation": 0, "produced_steps": 48, "sequence": 4}
+        ]
+        assert [side.take().header["sequence"] for _ in range(4)] == [0, 1, 2, 3]
+
+
+def test_it_ends_when_the_learner_does_and_the_actor_meets_the_next_run(
+    tmp_path: Path, join: Join
+) -> None:
+    address = f"ipc://{tmp_path}/wire"
+    with learner(tmp_path) as side, role_process(tmp_path, "connector", address) as child:
+        link = join(address)
+        send(link, 0)
+        assert side.take().columns["reward"].max() == expected(0)["reward"].max()
+        (tmp_path / "learner.sock").unlink()
+        side.stop()
+        assert exit_code(child) == EXIT_REJOIN
+    with (
+        learner(tmp_path, run_id=RUN_ID + 1) as side,
+        role_process(tmp_path, "connector", address) as child,
+    ):
+        heard(child, "ready")
+
+        def go_on() -> None:
+            for sequence in range(1, 100):
+                send(link, sequence)
+                time.sleep(0.05)
+
+        with pytest.raises(LearnerGoneError, match="another run"):
+            go_on()
+        assert not side.taken
+        link = join(address)
+        assert link.welcome.run_id == RUN_ID + 1
+        send(link, 0)
+        assert side.take().header["sequence"] == 0
+        link.close()

@@ -1,0 +1,226 @@
+"""Checkpoints come back whole, appear whole or not at all, and say in a sentence what is wrong."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import resource
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from safetensors.numpy import save_file
+
+from penstock.configs.errors import UserError
+from penstock.core.params import ParamLayout
+from penstock.learner import checkpoint
+from penstock.learner.checkpoint import FILE, Checkpoint
+
+LAYOUT = ParamLayout((("hidden.weight", (2, 3)), ("hidden.bias", (3,)), ("mean", ())))
+GENERATOR = np.random.default_rng(0)
+
+
+def make(value: float = 1.0) -> Checkpoint:
+    arrays = {
+        "optimizer.exp_avg": np.arange(10, dtype=np.float32) * value,
+        "optimizer.steps": np.array(7.0, np.float32),
+        "rng.torch": np.arange(256, dtype=np.uint8),
+        "every.other": np.arange(12, dtype=np.int64).reshape(3, 4)[:, ::2],
+    }
+    meta = {
+        "counters": {"env_steps": 10**12, "solved_at_s": None},
+        "rng": GENERATOR.bit_generator.state,  # integers of 128 bits
+        "spec": {"unroll": 3},
+    }
+    return Checkpoint(LAYOUT, np.arange(10, dtype=np.float32) * value, arrays, meta)
+
+
+def assert_equal(a: Checkpoint, b: Checkpoint) -> None:
+    assert a.layout == b.layout
+    assert a.meta == b.meta
+    assert a.weights.tobytes() == b.weights.tobytes()
+    assert a.arrays.keys() == b.arrays.keys()
+    for name, array in a.arrays.items():
+        assert (array.dtype, array.shape) == (b.arrays[name].dtype, b.arrays[name].shape)
+        np.testing.assert_array_equal(array, b.arrays[name])
+
+
+def test_everything_comes_back(tmp_path: Path) -> None:
+    folder = tmp_path / "checkpoints" / "last"
+    assert not checkpoint.exists(folder)
+    checkpoint.save(folder, make())
+    assert checkpoint.exists(folder)
+    assert_equal(checkpoint.load(folder, LAYOUT), make())
+    assert_equal(checkpoint.load(folder), make())
+    assert [path.name for path in folder.iterdir()] == [FILE]
+
+
+def test_the_newer_replaces_the_older_and_what_a_crash_left(tmp_path: Path) -> None:
+    checkpoint.save(tmp_path, make(1.0))
+    (tmp_path / f".{FILE}.tmp").write_bytes(b"half a checkpoint")
+    checkpoint.save(tmp_path, make(2.0))
+    assert_equal(checkpoint.load(tmp_path), make(2.0))
+    assert [path.name for path in tmp_path.iterdir()] == [FILE]
+
+
+def test_weights_that_are_not_numbers_come_back_as_they_are(tmp_path: Path) -> None:
+    odd = make()
+    odd.weights[:3] = np.nan, np.inf, -0.0
+    checkpoint.save(tmp_path, odd)
+    assert_equal(checkpoint.load(tmp_path), odd)
+
+
+@contextmanager
+def file_limit(nbytes: int) -> Iterator[None]:
+    """The system refuses to let a file grow beyond this, in the midst of a write."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (nbytes, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+def assert_refused_and_previous_whole(folder: Path, words: str) -> None:
+    with pytest.raises(UserError, match=words) as refused:
+        checkpoint.save(folder, make(2.0))
+    assert "and any before it is whole; free some space" in str(refused.value)
+    assert_equal(checkpoint.load(folder), make(1.0))
+    assert [path.name for path in folder.iterdir()] == [FILE]
+
+
+def test_a_write_that_ends_in_the_middle_leaves_the_previous_whole(tmp_path: Path) -> None:
+    checkpoint.save(tmp_path, make(1.0))
+    with file_limit(100):
+        assert_refused_and_previous_whole(tmp_path, "File too large")
+
+
+def test_a_full_disk_noticed_at_sync_leaves_the_previous_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    checkpoint.save(tmp_path, make(1.0))
+
+    def full(_: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "fsync", full)
+    assert_refused_and_previous_whole(tmp_path, "No space left on device")
+
+
+def test_synced_before_renamed_and_the_folder_after(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    events = []
+    fsync, replace = os.fsync, Path.replace
+
+    def noted_fsync(fd: int) -> None:
+        name = Path(os.readlink(f"/proc/self/fd/{fd}")).name
+        events.append(("fsync", name, os.fstat(fd).st_size > 700))
+        fsync(fd)
+
+    def noted_replace(self: Path, target: Path) -> Path:
+        events.append(("replace", target.name, True))
+        return replace(self, target)
+
+    monkeypatch.setattr(os, "fsync", noted_fsync)
+    monkeypatch.setattr(Path, "replace", noted_replace)
+    checkpoint.save(tmp_path, make())
+    assert events[:2] == [("fsync", f".{FILE}.tmp", True), ("replace", FILE, True)]
+    assert events[2][:2] == ("fsync", tmp_path.name)
+
+
+def test_no_checkpoint(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=f"{tmp_path} holds no {FILE}; give the folder"):
+        checkpoint.load(tmp_path)
+
+
+@pytest.mark.parametrize("share", [0.0, 0.001, 0.1, 0.5, 0.99])
+def test_a_truncated_file_is_refused(tmp_path: Path, share: float) -> None:
+    checkpoint.save(tmp_path, make())
+    data = (tmp_path / FILE).read_bytes()
+    (tmp_path / FILE).write_bytes(data[: int(len(data) * share)])
+    with pytest.raises(UserError, match="is damaged or no checkpoint of penstock"):
+        checkpoint.load(tmp_path, LAYOUT)
+
+
+@pytest.mark.parametrize("data", [b"garbage", b"\xff" * 4096, b"\0" * 4096, b"PK\x03\x04" * 99])
+def test_garbage_is_refused(tmp_path: Path, data: bytes) -> None:
+    (tmp_path / FILE).write_bytes(data)
+    with pytest.raises(UserError, match="is damaged or no checkpoint of penstock"):
+        checkpoint.load(tmp_path, LAYOUT)
+
+
+ABOUT: dict[str, Any] = {"format": 1, "layout": LAYOUT.to_list(), "meta": {}}
+
+
+@pytest.mark.parametrize(
+    "metadata",
+    [
+        None,
+        {"other": "{}"},
+        {"penstock": "{not json"},
+        {"penstock": "[]"},
+        {"penstock": json.dumps(ABOUT | {"layout": 5})},
+        {"penstock": json.dumps(ABOUT | {"layout": [["x", [10**12]]]})},
+        {"penstock": json.dumps(ABOUT | {"layout": [["x", [-1]]]})},
+        {"penstock": json.dumps(ABOUT)},  # none of its tensors is there
+    ],
+)
+def test_a_safetensors_file_of_something_else_is_refused(
+    tmp_path: Path, metadata: dict[str, str] | None
+) -> None:
+    save_file({"model/x": np.zeros(3, np.float32)}, tmp_path / FILE, metadata)
+    with pytest.raises(UserError, match="is damaged or no checkpoint of penstock"):
+        checkpoint.load(tmp_path)
+
+
+def test_another_format_is_named(tmp_path: Path) -> None:
+    metadata = {"penstock": json.dumps(ABOUT | {"format": 2})}
+    save_file({"x": np.zeros(3, np.float32)}, tmp_path / FILE, metadata)
+    with pytest.raises(UserError, match="has format 2, this version reads 1"):
+        checkpoint.load(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("entries", "words"),
+    [
+        (
+            [("hidden.weight", (2, 4)), ("hidden.bias", (4,)), ("mean", ())],
+            r"has hidden.weight \[2, 3\] where this one has hidden.weight \[2, 4\]",
+        ),
+        (
+            [("hidden.weight", (2, 3)), ("convs.0", (3,)), ("mean", ())],
+            r"has hidden.bias \[3\] where this one has convs.0 \[3\]",
+        ),
+        (
+            [("hidden.weight", (2, 3)), ("hidden.bias", (3,))],
+            r"has mean \[\] where .* nothing",
+        ),
+        ([*LAYOUT.entries, ("more", (1,))], r"has nothing more where this one has more \[1\]"),
+    ],
+)
+def test_another_network_is_named_by_its_first_difference(
+    tmp_path: Path, entries: list[tuple[str, tuple[int, ...]]], words: str
+) -> None:
+    checkpoint.save(tmp_path, make())
+    with pytest.raises(UserError, match=words):
+        checkpoint.load(tmp_path, ParamLayout(tuple(entries)))
+
+
+def test_an_evaluation_in_numpy_needs_no_torch(tmp_path: Path) -> None:
+    checkpoint.save(tmp_path, make())
+    code = f"""
+import sys
+from pathlib import Path
+from penstock.learner.checkpoint import load
+import penstock.models.numpy_mlp
+print(load(Path({str(tmp_path)!r})).weights.sum(), "torch" in sys.modules)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "45.0 False\n"

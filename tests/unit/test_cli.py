@@ -1,0 +1,176 @@
+"""The command line: what it prints where, and with which exit code."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import penstock
+
+COMMANDS = (
+    ["train"], ["learner"], ["actor"], ["eval"], ["doctor"], ["config", "show"],
+    ["config", "list"], ["keys", "new"],
+)  # fmt: skip
+
+
+def command(*arguments: str, cwd: Path | None = None) -> tuple[int, str, str]:
+    """Exit code, standard output and standard error of ``penstock`` in a process of its own."""
+    done = subprocess.run(
+        [sys.executable, "-m", "penstock", *arguments], cwd=cwd, capture_output=True, text=True
+    )
+    return done.returncode, done.stdout, done.stderr
+
+
+def last_line(out: str) -> dict[str, Any]:
+    answer = json.loads(out.splitlines()[-1])
+    assert isinstance(answer, dict)
+    return answer
+
+
+def in_process(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *arguments: str
+) -> tuple[int, str, str]:
+    """The same without a process: quicker, for what imports little."""
+    from penstock.launch.cli import main
+
+    monkeypatch.setattr("sys.argv", ["penstock", *arguments])
+    with pytest.raises(SystemExit) as exit_:
+        main()
+    captured = capsys.readouterr()
+    code = exit_.value.code
+    return (code if isinstance(code, int) else 0), captured.out, captured.err
+
+
+def test_without_arguments_it_prints_its_help() -> None:
+    code, out, err = command()
+    assert (code, err) == (0, "")
+    for names in COMMANDS:
+        assert f"\n  {names[0]} " in out
+
+
+def test_the_version() -> None:
+    assert command("--version") == (0, f"{penstock.__version__}\n", "")
+
+
+@pytest.mark.parametrize("names", COMMANDS, ids=" ".join)
+def test_every_command_has_help_and_json(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], names: list[str]
+) -> None:
+    code, out, _ = in_process(monkeypatch, capsys, *names, "--help")
+    assert code == 0
+    assert "--json" in out
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["train"],
+        ["train", "cartpole", "--resume", "maybe"],
+        ["fly"],
+        ["actor", "--count", "2"],
+        ["actor", "--connect", "tcp://127.0.0.1:1", "--count", "0"],
+    ],
+    ids=" ".join,
+)
+def test_wrong_usage_is_exit_code_2(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], arguments: list[str]
+) -> None:
+    code, out, err = in_process(monkeypatch, capsys, *arguments)
+    assert (code, out) == (2, "")
+    assert "Usage: " in err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["train", "cartpoal"], "the nearest preset is cartpole"),
+        (["train", "cartpole", "learner.lrr=1"], "learner.lr"),
+        (["learner", "cartpole"], "give it one with --bind tcp://127.0.0.1:7700"),
+        (
+            ["learner", "cartpole", "--bind", "tcp://0.0.0.0:7700"],
+            "set transport.curve to a folder of keys",
+        ),
+        (["actor", "--connect", "here:7700"], "--connect here:7700 is no address"),
+        (["train", "cartpole", "--resume", "must"], "has no checkpoint to resume from"),
+        (["eval", "nowhere"], "nowhere has no config.yaml, so it is not a run"),
+        (["config", "show", "cartpole", "actors.count=many"], "actors.count"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_a_mistake_is_a_sentence_on_standard_error(
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    arguments: list[str],
+    sentence: str,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    code, out, err = in_process(monkeypatch, capsys, *arguments)
+    assert (code, out) == (2, "")
+    assert err.startswith("penstock: ")
+    assert sentence in err
+    code, out, _ = in_process(monkeypatch, capsys, *arguments, "--json")
+    assert code == 2
+    assert sentence in last_line(out)["error"]
+
+
+def test_a_mistake_leaves_no_folder(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for arguments in (["train", "cartpoal"], ["learner", "cartpole"]):
+        in_process(monkeypatch, capsys, *arguments)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_elsewhere_than_on_linux_training_is_refused(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sys.platform", "darwin")
+    code, _, err = in_process(monkeypatch, capsys, "train", "cartpole")
+    assert code == 2
+    assert err.startswith("penstock: training needs Linux, and this is darwin;")
+
+
+def test_config_show_prints_what_would_run() -> None:
+    code, out, err = command("config", "show", "pong", "actors.count=8")
+    assert (code, err) == (0, "")
+    assert "count: 8\n" in out
+    code, out, _ = command("config", "show", "pong", "actors.count=8", "--json")
+    assert last_line(out)["actors"]["count"] == 8
+
+
+def test_config_list_names_the_presets() -> None:
+    code, out, _ = command("config", "list")
+    assert code == 0
+    assert [line.split()[0] for line in out.splitlines()] == list(
+        last_line(command("config", "list", "--json")[1])
+    )
+    assert "cartpole " in out
+
+
+def test_keys_new_makes_keys_once(tmp_path: Path) -> None:
+    code, out, _ = command("keys", "new", "--json", cwd=tmp_path)
+    assert code == 0
+    files = last_line(out)["files"]
+    assert all((tmp_path / file).is_file() for file in files)
+    code, _, err = command("keys", "new", cwd=tmp_path)
+    assert code == 2
+    assert err.startswith("penstock: keys holds keys already")
+
+
+def test_the_supervisor_starts_without_the_slow_libraries() -> None:
+    program = (
+        "import sys\n"
+        "from penstock.launch import cli, run\n"
+        "from penstock.configs.load import resolve\n"
+        "resolve('pong')\n"
+        "print([m for m in ('torch', 'numpy', 'gymnasium', 'zmq', 'rich') if m in sys.modules])\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert (done.stdout, done.stderr) == ("[]\n", "")

@@ -1,0 +1,96 @@
+"""Counting episodes fairly, and `penstock eval` over a run's folder."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import gymnasium
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from penstock.configs.errors import UserError
+from penstock.configs.load import dump, resolve
+from penstock.envs import VectorGame, probe
+from penstock.launch.evaluate import Episode, describe, evaluate, play
+from penstock.learner import checkpoint
+from penstock.learner.checkpoint import Checkpoint
+from penstock.models.layout import net_shape
+
+
+class Scripted:
+    """Environment i's episodes last ``lengths[i]`` steps and pay 1 a step; a reset is a step."""
+
+    def __init__(self, lengths: list[int], bad_after: int = -1) -> None:
+        self.count = len(lengths)
+        self.info = SimpleNamespace(observation_space=gymnasium.spaces.Box(0, 1, (2,), np.float32))
+        self._lengths = np.array(lengths)
+        self._at = np.zeros(self.count, np.int64)
+        self._bad_after = bad_after
+
+    def reset_into(self, seed: int, out: npt.NDArray[Any]) -> None:
+        out[:] = seed
+
+    def step_into(self, actions: npt.NDArray[Any], out: npt.NDArray[Any]) -> Any:
+        assert actions.tolist() == [3] * self.count
+        reset = self._at == self._lengths
+        self._at = np.where(reset, 0, self._at + 1)
+        ended = self._at == self._lengths
+        self._bad_after -= 1
+        out[:] = np.nan if self._bad_after == 0 else 0
+        return np.where(reset, 0.0, 1.0), ended, np.zeros(self.count, np.bool_)
+
+
+def run_play(game: Scripted, episodes: int) -> list[Episode]:
+    def threes(obs: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        return np.full(game.count, 3)
+
+    return play(cast(VectorGame, game), threes, episodes, seed=0)
+
+
+def test_each_environment_owes_its_share_however_short_its_episodes_are() -> None:
+    episodes = run_play(Scripted([1, 10, 3]), 8)
+    assert [episode.length for episode in episodes] == [1, 1, 1, 10, 10, 10, 3, 3]
+
+
+def test_steps_that_only_reset_do_not_count() -> None:
+    assert run_play(Scripted([4]), 3) == [Episode(4.0, 4)] * 3
+
+
+def test_a_bad_observation_is_named() -> None:
+    with pytest.raises(UserError, match=r"nan at .* of environment 0's observation"):
+        run_play(Scripted([5, 5], bad_after=2), 4)
+
+
+@pytest.fixture
+def cartpole_run(tmp_path: Path) -> Path:
+    """A run whose checkpoint `last` pushes left, always."""
+    config = resolve("cartpole")
+    (tmp_path / "config.yaml").write_text(dump(config))
+    info = probe(config.env)
+    layout = net_shape(config.model, info.observation_space, info.action_space).layout
+    weights = np.zeros(layout.size, np.float32)
+    layout.views(weights)["policy.bias"][0] = 1.0
+    checkpoint.save(tmp_path / "checkpoints" / "last", Checkpoint(layout, weights))
+    return tmp_path
+
+
+def test_a_run_is_evaluated_the_same_way_twice(cartpole_run: Path) -> None:
+    first, again = (evaluate(str(cartpole_run), 20, "best", False, 7) for _ in range(2))
+    assert first == again
+    assert first["checkpoint"] == "last"  # there is no better one yet
+    assert (first["episodes"], len(first["returns"]), len(first["lengths"])) == (20, 20, 20)
+    assert first["returns"] == first["lengths"]  # CartPole pays 1 a step
+    assert 8 <= first["return"]["min"] <= first["return"]["mean"] <= first["return"]["max"] <= 11
+    sampled = evaluate(str(cartpole_run), 20, "last", True, 7)
+    assert sampled["return"]["mean"] > first["return"]["mean"]
+    assert describe(sampled).splitlines()[0] == (
+        f"{cartpole_run}, checkpoint last: 20 episodes, sampled actions, seed 7"
+    )
+
+
+def test_a_folder_without_a_run_is_the_users_mistake(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="is not a run"):
+        evaluate(str(tmp_path), 20, "best", False, 0)

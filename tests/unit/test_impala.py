@@ -1,0 +1,260 @@
+"""IMPALA's columns, its preparation of slots, and its loss against one written out in float64."""
+
+from __future__ import annotations
+
+import math
+import subprocess
+import sys
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+from torch import Tensor
+
+from penstock.algos import impala, loss_function, process, slot_spec, statistics
+from penstock.algos.vtrace import vtrace
+from penstock.configs.algorithms import ImpalaConfig
+from penstock.configs.load import resolve
+from penstock.core.specs import SlotSpec
+from penstock.models.layout import CnnShape, MlpShape
+from penstock.models.numpy_mlp import NumpyMlp
+from penstock.models.torch_nets import Net, build_net
+from penstock.models.torch_policy import TorchPolicy
+
+ACTIONS = 3
+SHAPE = MlpShape(4, ACTIONS, (16, 16), "tanh", 1.0)
+
+
+class Game:
+    observation_space = spaces.Box(-1.0, 1.0, (5,), np.float64)
+    action_space = spaces.Discrete(ACTIONS)
+
+
+def make_net(seed: int = 0) -> Net:
+    torch.manual_seed(seed)
+    net = build_net(SHAPE)
+    with torch.no_grad():
+        for parameter in net.parameters():  # the policy head starts near zero, which hides much
+            parameter.add_(0.3 * torch.randn_like(parameter))
+    return net
+
+
+def make_batch(steps: int = 6, envs: int = 4, seed: int = 0) -> dict[str, Tensor]:
+    """Random rows; a row after an end is a reset, as in NEXT_STEP autoreset."""
+    rng = np.random.default_rng(seed)
+    terminated, truncated = (rng.random((steps, envs)) < 0.2 for _ in range(2))
+    alive = np.ones((steps, envs), np.bool_)
+    for t in range(1, steps):
+        alive[t] = ~(terminated[t - 1] | truncated[t - 1])
+        terminated[t] &= alive[t]
+        truncated[t] &= alive[t]
+    arrays = {
+        "obs": rng.normal(size=(steps + 1, envs, 4)).astype(np.float32),
+        "action": rng.integers(0, ACTIONS, (steps, envs)).astype(np.int32),
+        "reward": rng.normal(size=(steps, envs)).astype(np.float32),
+        "behaviour_logp": rng.normal(-1.1, 0.3, (steps, envs)).astype(np.float32),
+        "terminated": terminated,
+        "truncated": truncated,
+        "alive": alive,
+    }
+    return {name: torch.from_numpy(array) for name, array in arrays.items()}
+
+
+def gradients(net: Net, batch: dict[str, Tensor], cfg: ImpalaConfig, *parts: slice) -> list[Tensor]:
+    net.zero_grad()
+    for part in parts or (slice(None),):
+        impala.loss(net, batch, cfg, part)[0].backward()
+    return [p.grad.clone() for p in net.parameters() if p.grad is not None]
+
+
+def plain_loss(net: Net, batch: dict[str, Tensor], cfg: ImpalaConfig) -> tuple[Tensor, list[float]]:
+    """The sum over alive rows, one row at a time."""
+    steps, envs = batch["action"].shape
+    logits, values = net(batch["obs"].flatten(0, 1))
+    logits, values = logits.reshape(steps + 1, envs, -1), values.view(steps + 1, envs)
+    logp = logits.log_softmax(-1)
+    chosen = torch.stack(
+        [logp[t, e, batch["action"][t, e]] for t in range(steps) for e in range(envs)]
+    ).view(steps, envs)
+    flags = {name: batch[name] for name in ("terminated", "truncated", "alive")}
+    trace = vtrace(
+        values.detach(),
+        batch["reward"],
+        chosen.detach() - batch["behaviour_logp"],
+        discount=cfg.discount,
+        trace_lambda=cfg.trace_lambda,
+        rho_clip=cfg.rho_clip,
+        c_clip=cfg.c_clip,
+        **flags,
+    )
+    alive = batch["alive"]
+    advantages = trace.advantages
+    if cfg.normalize_advantages:
+        some = advantages[alive]
+        advantages = (advantages - some.mean()) / some.std(correction=0)
+    total = torch.zeros(())
+    sums = [0.0] * len(impala.STATISTICS)
+    for t, e in alive.nonzero().tolist():
+        target = (trace.errors + values[:-1])[t, e].detach()
+        policy = -advantages[t, e] * chosen[t, e]
+        value = 0.5 * (target - values[t, e]) ** 2
+        entropy = -(logp[t, e].exp() * logp[t, e]).sum()
+        total = total + policy + cfg.value_cost * value - cfg.entropy_cost * entropy
+        log_rho = (chosen.detach() - batch["behaviour_logp"])[t, e].item()
+        rho = math.exp(log_rho)
+        losses = [term.item() for term in (policy, value, entropy)]
+        terms = (*losses, rho - 1 - log_rho, rho, rho > 1.001 * cfg.rho_clip)
+        sums = [a + b for a, b in zip(sums, terms, strict=True)]
+    return total, sums
+
+
+@pytest.mark.parametrize(
+    "cfg",
+    [
+        ImpalaConfig(),
+        ImpalaConfig(trace_lambda=0.9, rho_clip=0.8, c_clip=1.2, entropy_cost=0.1, discount=0.9),
+        ImpalaConfig(normalize_advantages=True, value_cost=0.25),
+    ],
+)
+def test_loss_statistics_and_gradient_are_those_of_the_sum_over_alive_rows(
+    cfg: ImpalaConfig,
+) -> None:
+    net, batch = make_net(), make_batch()
+    assert not batch["alive"].all()
+    total, sums = impala.loss(net, batch, cfg)
+    found = gradients(net, batch, cfg)
+    net.zero_grad()
+    expected, expected_sums = plain_loss(net, batch, cfg)
+    expected.backward()
+    torch.testing.assert_close(total, expected, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(sums, torch.tensor(expected_sums), rtol=1e-4, atol=1e-4)
+    for gradient, parameter in zip(found, net.parameters(), strict=True):
+        torch.testing.assert_close(gradient, parameter.grad, rtol=1e-4, atol=1e-4)
+    assert not sums.requires_grad
+
+
+def test_rows_that_nobody_decided_change_nothing() -> None:
+    net, batch, cfg = make_net(), make_batch(), ImpalaConfig(normalize_advantages=True)
+    other = {name: tensor.clone() for name, tensor in batch.items()}
+    dead = ~batch["alive"]
+    other["reward"][dead] = 99.0
+    other["behaviour_logp"][dead] = -9.0
+    other["action"][dead] = 0
+    for a, b in zip(gradients(net, batch, cfg), gradients(net, other, cfg), strict=True):
+        assert torch.equal(a, b)
+
+
+def test_micro_batches_add_up_to_the_whole() -> None:
+    net, batch, cfg = make_net(), make_batch(), ImpalaConfig()
+    parts = (slice(0, 1), slice(1, 4))
+    whole, cut = gradients(net, batch, cfg), gradients(net, batch, cfg, *parts)
+    for a, b in zip(whole, cut, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
+    _, sums = impala.loss(net, batch, cfg)
+    added = torch.stack([impala.loss(net, batch, cfg, part)[1] for part in parts]).sum(0)
+    torch.testing.assert_close(sums, added, rtol=1e-4, atol=1e-5)
+
+
+def test_a_batch_without_alive_rows_gives_a_gradient_of_zero() -> None:
+    net, batch = make_net(), make_batch()
+    batch["alive"].zero_()
+    for normalize in (False, True):
+        cfg = ImpalaConfig(normalize_advantages=normalize)
+        assert all(not g.any() for g in gradients(net, batch, cfg))
+
+
+@pytest.mark.parametrize(
+    ("shape", "dtype", "tolerance"),
+    [
+        (SHAPE, None, 1e-5),
+        (SHAPE, torch.float32, 1e-5),
+        (CnnShape(4, 84, 84, ACTIONS, 1 / 255), torch.float32, 1e-5),
+        (CnnShape(4, 84, 84, ACTIONS, 1 / 255), torch.bfloat16, 2e-2),
+    ],
+)
+def test_at_equal_weights_the_learner_reproduces_the_actors_log_probabilities(
+    shape: Any, dtype: torch.dtype | None, tolerance: float
+) -> None:
+    """Tolerance on the log-probability: 1e-5 in float32, 0.02 in bfloat16."""
+    torch.manual_seed(1)
+    net = build_net(shape, dtype or torch.float32)
+    torch.nn.init.normal_(net.policy.weight, std=0.3)
+    flat = torch.nn.utils.parameters_to_vector(net.parameters()).detach().numpy()
+    steps, envs = 3, 8
+    rng = np.random.default_rng(2)
+    if isinstance(shape, MlpShape):
+        obs = rng.normal(size=(steps + 1, envs, 4)).astype(np.float32)
+    else:
+        obs = rng.integers(0, 256, (steps + 1, envs, 4, 84, 84)).astype(np.uint8)
+    policy = NumpyMlp(shape, envs, 3) if dtype is None else TorchPolicy(shape, envs, 3, dtype)
+    policy.load(flat)
+    batch = make_batch(steps, envs) | {"obs": torch.from_numpy(obs)}
+    batch["alive"].fill_(True)
+    for t in range(steps):
+        action, logp = policy.act(obs[t])
+        batch["action"][t] = torch.from_numpy(action)
+        batch["behaviour_logp"][t] = torch.from_numpy(logp)
+    logits, _ = net(batch["obs"])
+    logp_of_all = logits[: steps * envs].log_softmax(1)
+    chosen = logp_of_all.gather(1, batch["action"].flatten().long()[:, None])[:, 0]
+    error = (chosen.detach() - batch["behaviour_logp"].flatten()).abs().max()
+    assert error <= tolerance
+    sums = dict(zip(impala.STATISTICS, impala.loss(net, batch, ImpalaConfig())[1], strict=True))
+    assert sums["kl"] / (steps * envs) <= tolerance**2
+    assert sums["rho"] / (steps * envs) == pytest.approx(1, abs=tolerance)
+    if tolerance <= 1e-5:
+        assert sums["rho_clipped"] == 0
+
+
+def test_columns_of_a_slot() -> None:
+    config = resolve("cartpole", ["actors.envs=8", "actors.unroll=4"])
+    spec = slot_spec(config, Game())
+    shapes = {
+        name: (array.dtype.str, array.shape)
+        for name, array in spec.views(np.zeros(spec.payload_nbytes, np.uint8)).items()
+    }
+    assert shapes == {
+        "obs": ("<f4", (5, 8, 5)),  # float64 of the environment is kept as float32
+        "action": ("<i4", (4, 8)),
+        "reward": ("<f4", (4, 8)),
+        "behaviour_logp": ("<f4", (4, 8)),
+        "terminated": ("|b1", (4, 8)),
+        "truncated": ("|b1", (4, 8)),
+        "alive": ("|b1", (4, 8)),
+        "policy_version": ("<u4", (4, 8)),
+        "episode_return": ("<f4", (4, 8)),
+        "episode_length": ("<i4", (4, 8)),
+        "seat": ("|u1", (8,)),
+        "policy_id": ("<u2", (8,)),
+    }
+
+
+def test_frames_are_kept_as_bytes() -> None:
+    frames = spaces.Box(0, 255, (4, 84, 84), np.uint8)
+    obs = impala.columns(frames, spaces.Discrete(6))[0]
+    assert (obs.dtype, obs.shape, obs.rows) == ("|u1", (4, 84, 84), "unroll+1")
+
+
+def test_process_clips_then_scales_in_place_and_leaves_shown_returns_raw() -> None:
+    spec = SlotSpec(2, 2, impala.columns(Game.observation_space, Game.action_space))
+    views = spec.views(np.zeros(spec.payload_nbytes, np.uint8))
+    views["reward"][:] = [[-7.0, 0.5], [2.0, 0.0]]
+    views["episode_return"][:] = 7.0
+    process(ImpalaConfig(reward_clip=1.0, reward_scale=0.1), views)
+    np.testing.assert_allclose(views["reward"], [[-0.1, 0.05], [0.1, 0.0]])
+    assert (views["episode_return"] == 7.0).all()
+    process(ImpalaConfig(), views)
+    np.testing.assert_allclose(views["reward"], [[-0.1, 0.05], [0.1, 0.0]])
+
+
+def test_the_algorithm_of_a_config() -> None:
+    assert loss_function(ImpalaConfig()) is impala.loss
+    assert statistics(ImpalaConfig()) == impala.STATISTICS
+
+
+def test_actors_and_connectors_need_no_torch_for_it() -> None:
+    code = "import sys, penstock.algos, penstock.models.policy; print('torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "False\n"

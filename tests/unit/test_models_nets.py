@@ -1,0 +1,179 @@
+"""The networks in numpy and torch compute the same, and their gradients are right."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.nn.functional import conv2d, linear
+
+from penstock.models.layout import POLICY, VALUE, CnnShape, MlpShape, NetShape
+from penstock.models.numpy_mlp import NumpyMlp
+from penstock.models.torch_nets import Mlp, NatureCnn, Net, build_net, tanh
+from penstock.models.torch_policy import TorchPolicy
+
+MLP = MlpShape(6, 3, (64, 64), "tanh", 1.0)
+CNN = CnnShape(4, 84, 84, 6, 1 / 255)
+ENVS = 16
+
+
+def random_net(shape: NetShape, dtype: torch.dtype = torch.float32) -> tuple[Net, Any]:
+    torch.manual_seed(0)
+    net = build_net(shape, dtype)
+    with torch.no_grad():
+        for parameter in net.parameters():
+            parameter.add_(0.05 * torch.randn_like(parameter))
+    return net, nn.utils.parameters_to_vector(net.parameters()).detach().numpy()
+
+
+def observations(shape: NetShape, *lead: int) -> Any:
+    rng = np.random.default_rng(0)
+    if isinstance(shape, CnnShape):
+        size = (*lead, shape.channels, shape.height, shape.width)
+        return rng.integers(0, 256, size, dtype=np.uint8)
+    if shape.obs_scale != 1:
+        return rng.integers(0, 256, (*lead, shape.inputs), dtype=np.uint8)
+    return rng.normal(size=(*lead, shape.inputs)).astype(np.float32)
+
+
+@pytest.mark.parametrize(
+    "shape",
+    [
+        MLP,
+        MlpShape(6, 3, (16,), "relu", 1.0),
+        MlpShape(4, 2, (8, 32, 16), "tanh", 1.0),
+        MlpShape(100, 4, (32,), "tanh", 1 / 255),
+    ],
+)
+def test_numpy_and_torch_policies_give_the_modules_logits(shape: MlpShape) -> None:
+    net, flat = random_net(shape)
+    obs = observations(shape, ENVS)
+    expected = net(torch.from_numpy(obs))[0].detach().numpy()
+    for policy in (NumpyMlp(shape, ENVS, 0), TorchPolicy(shape, ENVS, 0)):
+        policy.load(flat)
+        np.testing.assert_allclose(policy.logits(obs), expected, rtol=0, atol=1e-5)
+        assert (policy.greedy(obs) == expected.argmax(1)).all()
+        actions, logp = policy.act(obs)
+        chosen = net(torch.from_numpy(obs))[0].log_softmax(1).detach().numpy()
+        np.testing.assert_allclose(logp, chosen[np.arange(ENVS), actions], rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("policy_type", [NumpyMlp, TorchPolicy])
+def test_load_copies(policy_type: Any) -> None:
+    _, flat = random_net(MLP)
+    policy, obs = policy_type(MLP, ENVS, 0), observations(MLP, ENVS)
+    policy.load(flat)
+    before = policy.logits(obs).copy()
+    flat[:] = 0
+    assert (policy.logits(obs) == before).all()
+    policy.load(flat)
+    assert not policy.logits(obs).any()
+    with pytest.raises(ValueError, match="this layout needs"):
+        policy.load(flat[:-1])
+
+
+def test_observations_of_an_environment_in_float64_are_read() -> None:
+    _, flat = random_net(MLP)
+    obs = observations(MLP, ENVS).astype(np.float64)
+    policies = NumpyMlp(MLP, ENVS, 0), TorchPolicy(MLP, ENVS, 0)
+    for policy in policies:
+        policy.load(flat)
+    np.testing.assert_allclose(policies[0].logits(obs), policies[1].logits(obs), atol=1e-5)
+
+
+def test_mlp_is_two_separate_towers_of_linear_layers() -> None:
+    net, _ = random_net(MLP)
+    assert isinstance(net, Mlp)
+    obs = torch.from_numpy(observations(MLP, ENVS))
+    outputs = []
+    for tower, head in ((POLICY, net.policy), (VALUE, net.value)):
+        hidden = obs
+        for layer in net.hidden:
+            hidden = torch.tanh(linear(hidden, layer.weight[tower].t(), layer.bias[tower]))  # type: ignore[index]
+        outputs.append(head(hidden))
+    logits, values = net(obs)
+    torch.testing.assert_close(logits, outputs[0], rtol=0, atol=1e-5)
+    torch.testing.assert_close(values, outputs[1][:, 0], rtol=0, atol=1e-5)
+    assert values.shape == (ENVS,)
+
+
+def test_cnn_is_that_of_the_paper() -> None:
+    net, _ = random_net(CNN)
+    assert isinstance(net, NatureCnn)
+    frames = torch.from_numpy(observations(CNN, 4))
+    hidden = frames.float() / 255
+    for conv, stride in zip(net.convs, (4, 2, 1), strict=True):
+        hidden = conv2d(hidden, conv.weight, conv.bias, stride).relu()  # type: ignore[arg-type]
+    hidden = net.linear(hidden.flatten(1)).relu()
+    logits, values = net(frames)
+    torch.testing.assert_close(logits, net.policy(hidden), rtol=0, atol=1e-5)
+    torch.testing.assert_close(values, net.value(hidden)[:, 0], rtol=0, atol=1e-5)
+
+
+def test_cnn_in_bfloat16_is_near_and_its_outputs_and_gradients_are_float32() -> None:
+    (net, _), (half, flat) = random_net(CNN), random_net(CNN, torch.bfloat16)
+    frames = observations(CNN, 4)
+    expected, (logits, values) = net(torch.from_numpy(frames)), half(torch.from_numpy(frames))
+    assert logits.dtype == values.dtype == torch.float32
+    torch.testing.assert_close(logits, expected[0], rtol=0, atol=0.05)
+    (logits.sum() + values.sum()).backward()
+    (expected[0].sum() + expected[1].sum()).backward()
+    for a, b in zip(half.parameters(), net.parameters(), strict=True):
+        assert a.grad is not None
+        assert b.grad is not None
+        assert a.grad.dtype == torch.float32
+        assert torch.cosine_similarity(a.grad.flatten(), b.grad.flatten(), 0) > 0.99
+    policy = TorchPolicy(CNN, 4, 0, torch.bfloat16)
+    policy.load(flat)
+    np.testing.assert_allclose(policy.logits(frames), logits.detach().numpy(), atol=1e-2)
+
+
+@pytest.mark.parametrize("shape", [MLP, CNN])
+def test_leading_axes_and_slices_make_up_the_batch(shape: NetShape) -> None:
+    net, _ = random_net(shape)
+    obs = torch.from_numpy(observations(shape, 3, 4))[:, 1:3]
+    for a, b in zip(net(obs), net(obs.flatten(0, 1)), strict=True):
+        assert torch.equal(a, b)
+
+
+def test_initialisation_is_orthogonal() -> None:
+    torch.manual_seed(0)
+    mlp, cnn = build_net(MLP), build_net(CNN)
+    assert isinstance(mlp, Mlp)
+    assert isinstance(cnn, NatureCnn)
+    weights = [(w, math.sqrt(2)) for layer in mlp.hidden for w in layer.weight]  # type: ignore[union-attr]
+    weights += [(conv.weight.flatten(1), math.sqrt(2)) for conv in cnn.convs]  # type: ignore[operator]
+    weights.append((cnn.linear.weight, math.sqrt(2)))
+    for net in (mlp, cnn):
+        weights += [(net.policy.weight, 0.01), (net.value.weight, 1.0)]
+    for weight, gain in weights:
+        short = weight if weight.shape[0] <= weight.shape[1] else weight.t()
+        torch.testing.assert_close(
+            short @ short.t(), gain**2 * torch.eye(len(short)), rtol=1e-4, atol=1e-4
+        )
+    for net in (mlp, cnn):
+        assert all(not p.any() for name, p in net.named_parameters() if name.endswith("bias"))
+
+
+def test_tanh_and_its_gradient() -> None:
+    values = torch.linspace(-12, 12, 1001, requires_grad=True)
+    other = values.detach().clone().requires_grad_()
+    tanh(values).square().sum().backward()
+    torch.tanh(other).square().sum().backward()
+    torch.testing.assert_close(tanh(values), torch.tanh(other), rtol=0, atol=1e-6)
+    torch.testing.assert_close(values.grad, other.grad, rtol=0, atol=1e-6)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("shape", [MLP, CNN])
+def test_a_gpu_computes_the_same(shape: NetShape) -> None:
+    net, _ = random_net(shape)
+    obs = torch.from_numpy(observations(shape, ENVS))
+    expected = net(obs)
+    found = net.cuda()(obs.cuda())
+    for a, b in zip(found, expected, strict=True):
+        torch.testing.assert_close(a.cpu(), b, rtol=0, atol=1e-2)
