@@ -26,7 +26,7 @@ STATISTICS = ("policy_loss", "value_loss", "entropy", "kl", "rho", "rho_clipped"
 
 def columns(observation_space: Any, action_space: Any) -> tuple[Column, ...]:
     """What one slot holds; observations of any float type are kept as float32."""
-    assert action_space.shape == (), "one action per environment; checked where the net is chosen"
+    assert action_space.shape == (), action_space
     is_float = np.issubdtype(observation_space.dtype, np.floating)
     dtype = "<f4" if is_float else np.dtype(observation_space.dtype).str
     return (
@@ -104,12 +104,15 @@ def loss(
     value_loss = 0.5 * torch.dot(differences, differences)
     entropy = -torch.dot((logp.exp() * logp).sum(0), mask)
     total = policy_loss + cfg.value_cost * value_loss - cfg.entropy_cost * entropy
-    with torch.no_grad():
-        log_rhos, rhos = log_rhos.flatten(), log_rhos.flatten().exp()
-        kl = torch.dot(rhos - 1 - log_rhos, mask)
-        clipped = torch.dot((rhos > ROUNDING * cfg.rho_clip).float(), mask)
-        sums = (policy_loss, value_loss, entropy, kl, torch.dot(rhos, mask), clipped)
-        return total, torch.stack(sums)
+    losses = (policy_loss.detach(), value_loss.detach(), entropy.detach())
+    return total, torch.stack((*losses, *_lag(log_rhos.flatten(), mask, cfg.rho_clip)))
+
+
+def _lag(log_rhos: Tensor, mask: Tensor, rho_clip: float) -> tuple[Tensor, Tensor, Tensor]:
+    """How far the actor's policy lies from the learner's: the last three of `STATISTICS`."""
+    rhos = log_rhos.exp()
+    clipped = (rhos > ROUNDING * rho_clip).float()
+    return (rhos - 1 - log_rhos).dot(mask), rhos.dot(mask), clipped.dot(mask)
 
 
 def _normalized(advantages: Tensor, mask: Tensor) -> Tensor:

@@ -13,17 +13,17 @@ NO_ACCOUNTING = {"produced": 0, "trained": 0, "dropped": {}, "lost": {}, "in_fli
 
 
 class Record:
-    """The last metrics of a run, on disk and at hand. A line is whole or not there."""
+    """The last metrics of a run, on disk and at hand. A line is one write."""
 
     def __init__(self, run_dir: Path) -> None:
         self._run_dir = run_dir
-        self._file = (run_dir / "metrics.jsonl").open("a", buffering=1)
+        self._file = (run_dir / "metrics.jsonl").open("ab", buffering=0)
         self.last: dict[str, Any] = {}
 
     def metrics(self, metrics: dict[str, Any]) -> None:
         """Append one interval, or what the learner counted at its very end."""
         self.last = {**self.last, **without_nan(metrics)}
-        self._file.write(json.dumps(without_nan(metrics)) + "\n")
+        self._file.write(json.dumps(without_nan(metrics)).encode() + b"\n")
 
     def final(self, metrics: dict[str, Any]) -> None:
         """What holds for the whole run: part of the summary, not of the intervals."""
@@ -38,8 +38,8 @@ class Record:
             "exit_reason": exit_reason,
             "error": error,
         }
+        self._file.close()
         with suppress(OSError):  # a full disk was told of when the last metrics did not fit
-            self._file.close()
             write_atomic(self._run_dir / "summary.json", json.dumps(summary, indent=2) + "\n")
         return summary
 

@@ -106,6 +106,7 @@ class Progress:
             "time_s": now_s,
             "env_steps": self.env_steps,
             "env_frames": self.env_steps * self._frames_per_step,
+            "trained_steps": self.trained_steps,
             "learner_steps": self.learner_steps,
             "steps_per_s": (self.env_steps - last_env) / elapsed_s,
             "trained_steps_per_s": (self.trained_steps - last_trained) / elapsed_s,

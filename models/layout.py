@@ -130,9 +130,11 @@ def net_shape(cfg: ModelConfig, observation_space: Any, action_space: Any) -> Ne
 
 def _takes_cnn(cfg: ModelConfig, shape: tuple[int, ...]) -> bool:
     fits = len(shape) == 3 and min(shape[1:]) >= MIN_PIXELS
-    is_image = fits or (len(shape) == 3 and min(shape[:2]) >= MIN_PIXELS)
-    if fits or cfg.kind == "mlp" or (cfg.kind == "auto" and not is_image):
-        return fits and cfg.kind != "mlp"
+    channels_last = len(shape) == 3 and min(shape[:2]) >= MIN_PIXELS
+    if fits or cfg.kind == "mlp":
+        return cfg.kind != "mlp"
+    if cfg.kind == "auto" and not channels_last:
+        return False
     raise UserError(
         f"observations of shape {list(shape)} do not fit nature_cnn, which reads [channels, "
         f"height, width] of at least {MIN_PIXELS} pixels each way; bring them into that form "

@@ -66,7 +66,11 @@ class Client:
         self._weights: wire.Message | None = None
         keys = load_actor(ctx.curve) if ctx.curve else None
         self._context: zmq.Context[Socket] = zmq.Context()
-        self.socket = dealer(self._context, address, keys)
+        try:
+            self.socket = dealer(self._context, address, keys)
+        except BaseException:
+            self._context.term()
+            raise
 
     def join(self) -> None:
         """Wait for a connector, for ever; raises UserError when refused, LearnerGoneError when

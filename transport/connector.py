@@ -183,7 +183,8 @@ class Connector:
             handler = self._handlers.get(message.head.kind)
             if handler is None:
                 raise WireError("kind")
-            if message.head.kind != Kind.HELLO and message.head.run_id != self._link.welcome.run_id:
+            newcomer = message.head.kind == Kind.HELLO and not message.head.run_id
+            if not newcomer and message.head.run_id != self._link.welcome.run_id:
                 raise WireError("run")
             handler(peer, message)
         except WireError as error:

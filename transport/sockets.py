@@ -11,7 +11,7 @@ import ipaddress
 import os
 import socket
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 
 import zmq
@@ -21,11 +21,17 @@ from penstock.transport.keys import ZAP_ADDRESS, ZAP_DOMAIN, ActorKeys, LearnerK
 from penstock.transport.wire import MAX_FRAMES, Buffer
 
 HIGH_WATER = 64  # messages per peer, and a peer has fewer grants
-HEARTBEAT_MS = 2000
-SILENCE_MS = 10_000
-LINGER_MS = 3000
 MAX_WEIGHTS_NBYTES = 1 << 31
 IPC_PATH_NBYTES = 107
+COMMON_OPTIONS = (
+    (zmq.SNDHWM, HIGH_WATER),
+    (zmq.RCVHWM, HIGH_WATER),
+    (zmq.LINGER, 3000),
+    (zmq.HEARTBEAT_IVL, 2000),
+    (zmq.HEARTBEAT_TIMEOUT, 10_000),
+    (zmq.TCP_KEEPALIVE, 1),
+    (zmq.IPV6, 1),
+)
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 Socket = zmq.Socket[bytes]
@@ -33,40 +39,43 @@ Socket = zmq.Socket[bytes]
 
 def dealer(context: zmq.Context[Socket], address: str, keys: ActorKeys | None) -> Socket:
     """A socket that keeps connecting to a connector until one is there."""
-    made = context.socket(zmq.DEALER)
-    _set_common(made)
-    made.setsockopt(zmq.IMMEDIATE, 1)
-    made.setsockopt(zmq.MAXMSGSIZE, MAX_WEIGHTS_NBYTES)
-    made.setsockopt(zmq.RECONNECT_IVL, 50)
-    made.setsockopt(zmq.RECONNECT_IVL_MAX, 1000)
-    if keys is not None:
-        made.curve_publickey, made.curve_secretkey = keys.own.public, keys.own.secret
-        made.curve_serverkey = keys.learner
-    made.connect(address)
-    return made
+    with _opened(context, zmq.DEALER) as made:
+        made.setsockopt(zmq.IMMEDIATE, 1)
+        made.setsockopt(zmq.MAXMSGSIZE, MAX_WEIGHTS_NBYTES)
+        made.setsockopt(zmq.RECONNECT_IVL, 50)
+        made.setsockopt(zmq.RECONNECT_IVL_MAX, 1000)
+        if keys is not None:
+            made.curve_publickey, made.curve_secretkey = keys.own.public, keys.own.secret
+            made.curve_serverkey = keys.learner
+        try:
+            made.connect(address)
+        except zmq.ZMQError as error:
+            raise UserError(
+                f"cannot connect to {address} ({error.strerror}); an address looks like "
+                "tcp://learner-host:7700"
+            ) from error
+        return made
 
 
 def router(
     context: zmq.Context[Socket], address: str, keys: LearnerKeys | None, max_frame_nbytes: int
 ) -> Socket:
     """A connector's socket, bound. Raises UserError where the address is taken or not ours."""
-    made = context.socket(zmq.ROUTER)
-    _set_common(made)
-    made.setsockopt(zmq.MAXMSGSIZE, max_frame_nbytes)
-    if keys is not None:
-        made.curve_publickey, made.curve_secretkey = keys.own.public, keys.own.secret
-        made.curve_server = True
-        made.setsockopt(zmq.ZAP_DOMAIN, ZAP_DOMAIN)
-    try:
-        with _one_listener(address):
+    with _opened(context, zmq.ROUTER) as made:
+        made.setsockopt(zmq.MAXMSGSIZE, max_frame_nbytes)
+        if keys is not None:
+            made.curve_publickey, made.curve_secretkey = keys.own.public, keys.own.secret
+            made.curve_server = True
+            made.setsockopt(zmq.ZAP_DOMAIN, ZAP_DOMAIN)
+        try:
+            _check_ipc(address)
             made.bind(address)
-    except zmq.ZMQError as error:
-        made.close(0)
-        raise UserError(
-            f"cannot listen at {address} ({error.strerror}); another learner may be using it: "
-            "stop that one, or choose another address"
-        ) from error
-    return made
+        except zmq.ZMQError as error:
+            raise UserError(
+                f"cannot listen at {address} ({error.strerror}); another learner may be using it: "
+                "stop that one, or choose another address"
+            ) from error
+        return made
 
 
 def zap(context: zmq.Context[Socket]) -> Socket:
@@ -120,30 +129,29 @@ def receive(source: Socket) -> list[Buffer] | None:
     return parts
 
 
-def _set_common(made: Socket) -> None:
-    for option, value in (
-        (zmq.SNDHWM, HIGH_WATER),
-        (zmq.RCVHWM, HIGH_WATER),
-        (zmq.LINGER, LINGER_MS),
-        (zmq.HEARTBEAT_IVL, HEARTBEAT_MS),
-        (zmq.HEARTBEAT_TIMEOUT, SILENCE_MS),
-        (zmq.TCP_KEEPALIVE, 1),
-        (zmq.IPV6, 1),
-    ):
-        made.setsockopt(option, value)
-
-
 @contextmanager
-def _one_listener(address: str) -> Iterator[None]:
+def _opened(context: zmq.Context[Socket], kind: int) -> Iterator[Socket]:
+    """A socket with what both kinds need, closed if setting it up fails."""
+    made = context.socket(kind)
+    try:
+        for option, value in COMMON_OPTIONS:
+            made.setsockopt(option, value)
+        yield made
+    except BaseException:
+        made.close(0)
+        raise
+
+
+def _check_ipc(address: str) -> None:
     """libzmq would silently take an ipc path over from a living listener."""
-    if address.startswith("ipc://"):
-        path = Path(address.removeprefix("ipc://"))
-        if len(os.fsencode(path)) > IPC_PATH_NBYTES:
-            raise UserError(
-                f"the socket path {path} is longer than the {IPC_PATH_NBYTES} bytes that the "
-                "system allows; choose a shorter one"
-            )
-        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe, suppress(OSError):
-            probe.connect(str(path))
+    if not address.startswith("ipc://"):
+        return
+    path = Path(address.removeprefix("ipc://"))
+    if len(os.fsencode(path)) > IPC_PATH_NBYTES:
+        raise UserError(
+            f"the socket path {path} is longer than the {IPC_PATH_NBYTES} bytes that the system "
+            "allows; choose a shorter one"
+        )
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        if probe.connect_ex(str(path)) == 0:
             raise zmq.ZMQError(zmq.EADDRINUSE)
-    yield

@@ -13,9 +13,10 @@ import torch
 from gymnasium import spaces
 from torch import Tensor
 
-from penstock.algos import impala, loss_function, process, slot_spec, statistics
+from penstock.algos import impala, process, slot_spec
 from penstock.algos.vtrace import vtrace
 from penstock.configs.algorithms import ImpalaConfig
+from penstock.configs.errors import UserError
 from penstock.configs.load import resolve
 from penstock.core.specs import SlotSpec
 from penstock.models.layout import CnnShape, MlpShape
@@ -29,7 +30,7 @@ SHAPE = MlpShape(4, ACTIONS, (16, 16), "tanh", 1.0)
 
 class Game:
     observation_space = spaces.Box(-1.0, 1.0, (5,), np.float64)
-    action_space = spaces.Discrete(ACTIONS)
+    action_space: spaces.Space[Any] = spaces.Discrete(ACTIONS)
 
 
 def make_net(seed: int = 0) -> Net:
@@ -231,6 +232,14 @@ def test_columns_of_a_slot() -> None:
     }
 
 
+def test_a_game_that_no_network_fits_has_no_slots() -> None:
+    class Pair(Game):
+        action_space = spaces.MultiDiscrete([2, 2])
+
+    with pytest.raises(UserError, match="not Discrete"):
+        slot_spec(resolve("cartpole", []), Pair())
+
+
 def test_frames_are_kept_as_bytes() -> None:
     frames = spaces.Box(0, 255, (4, 84, 84), np.uint8)
     obs = impala.columns(frames, spaces.Discrete(6))[0]
@@ -247,11 +256,6 @@ def test_process_clips_then_scales_in_place_and_leaves_shown_returns_raw() -> No
     assert (views["episode_return"] == 7.0).all()
     process(ImpalaConfig(), views)
     np.testing.assert_allclose(views["reward"], [[-0.1, 0.05], [0.1, 0.0]])
-
-
-def test_the_algorithm_of_a_config() -> None:
-    assert loss_function(ImpalaConfig()) is impala.loss
-    assert statistics(ImpalaConfig()) == impala.STATISTICS
 
 
 def test_actors_and_connectors_need_no_torch_for_it() -> None:

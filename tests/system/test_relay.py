@@ -1,0 +1,118 @@
+"""The relay as a real process: weights for the actors of a host, across restarts of anyone."""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from penstock.core.role import EXIT_REJOIN
+from penstock.transport.base import Link, Stamp
+from penstock.transport.shm.link import ShmLink
+from penstock.transport.zmq_link import ZmqLink
+from transport_world import (
+    LAYOUT,
+    RUN_ID,
+    Learner,
+    connector,
+    context,
+    exit_code,
+    heard,
+    learner,
+    role_process,
+    wait_until,
+)
+
+pytestmark = pytest.mark.system
+
+
+@pytest.fixture
+def far(tmp_path: Path) -> Path:
+    """The actors' host, as far as files go."""
+    (tmp_path / "far").mkdir()
+    return tmp_path / "far"
+
+
+@pytest.fixture
+def side(tmp_path: Path) -> Iterator[Learner]:
+    with learner(tmp_path) as made, connector(made, f"ipc://{tmp_path}/wire"):
+        yield made
+
+
+def newest(link: Link, version: int) -> np.ndarray[tuple[int], np.dtype[np.float32]]:
+    """The weights of one version, as soon as they are there."""
+    out = np.zeros(LAYOUT.size, np.float32)
+    wait_until(lambda: link.read_weights(out, None) == Stamp(2, version))
+    return out
+
+
+def test_weights_reach_all_actors_of_a_host(tmp_path: Path, far: Path, side: Learner) -> None:
+    address = f"ipc://{tmp_path}/wire"
+    with role_process(far, "relay", address) as child:
+        heard(child, "ready")
+        link = ZmqLink(context(far), address, None, 2, actor=7, relay_path=far / "relay.sock")
+        other = ShmLink(far / "relay.sock", None, want=0)
+        for version in (1, 2, 5):
+            sent = side.publish(version)
+            np.testing.assert_array_equal(newest(link, version), sent)
+            np.testing.assert_array_equal(newest(other, version), sent)
+        assert link.read_weights(np.zeros(LAYOUT.size, np.float32), Stamp(2, 5)) is None
+        link.close()
+        other.close()
+
+
+def test_an_actor_follows_a_relay_that_was_killed(tmp_path: Path, far: Path, side: Learner) -> None:
+    address = f"ipc://{tmp_path}/wire"
+    link = ZmqLink(context(far), address, None, 2, actor=7, relay_path=far / "relay.sock")
+    side.publish(1)
+    with role_process(far, "relay", address) as child:
+        newest(link, 1)
+        child.kill(signal.SIGKILL)
+    assert link.read_weights(np.zeros(LAYOUT.size, np.float32), Stamp(2, 1)) is None
+    sent = side.publish(2)
+    with role_process(far, "relay", address, incarnation=1):
+        np.testing.assert_array_equal(newest(link, 2), sent)
+    link.close()
+
+
+def test_a_relay_follows_a_connector_that_was_replaced(tmp_path: Path, far: Path) -> None:
+    address = f"ipc://{tmp_path}/wire"
+    with learner(tmp_path) as side, role_process(far, "relay", address) as child:
+        with connector(side, address):
+            heard(child, "ready")
+            link = ShmLink(far / "relay.sock", None, want=0)
+            side.publish(1)
+            newest(link, 1)
+        with connector(side, address):
+            sent = side.publish(2)
+            np.testing.assert_array_equal(newest(link, 2), sent)
+        link.close()
+
+
+def test_a_relay_of_a_replaced_learner_ends_to_be_started_again(tmp_path: Path, far: Path) -> None:
+    address = f"ipc://{tmp_path}/wire"
+    with role_process(far, "relay", address) as child:
+        with learner(tmp_path) as side, connector(side, address):
+            heard(child, "ready")
+        with learner(tmp_path, run_id=RUN_ID + 1) as side, connector(side, address):
+            assert exit_code(child) == EXIT_REJOIN
+
+
+def test_a_relay_told_to_stop_ends(tmp_path: Path, far: Path, side: Learner) -> None:
+    with role_process(far, "relay", f"ipc://{tmp_path}/wire") as child:
+        heard(child, "ready")
+        started_s = time.monotonic()
+        child.kill(signal.SIGTERM)
+        assert exit_code(child) == 0
+        assert time.monotonic() - started_s < 2
+
+
+def test_a_relay_that_waits_says_so_and_can_be_stopped(far: Path) -> None:
+    with role_process(far, "relay", f"ipc://{far}/nobody") as child:
+        assert heard(child, "note")["text"] == f"waiting for the learner at ipc://{far}/nobody"
+        child.kill(signal.SIGTERM)
+        assert exit_code(child) == 0

@@ -1,0 +1,56 @@
+"""Who may listen where."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import zmq
+
+from penstock.configs.errors import UserError
+from penstock.transport import sockets
+
+LOCAL = (
+    "ipc:///run/penstock/wire",
+    "tcp://127.0.0.1:7700",
+    "tcp://127.5.0.1:*",
+    "tcp://localhost:7700",
+    "tcp://[::1]:7700",
+)
+EXPOSED = ("tcp://0.0.0.0:7700", "tcp://*:7700", "tcp://[::]:7700", "tcp://10.0.0.1:1", "tcp://h:1")
+
+
+@pytest.mark.parametrize("address", LOCAL)
+def test_this_host_alone_needs_no_keys(address: str) -> None:
+    sockets.check_bind(address, keys=False, insecure=False)
+
+
+@pytest.mark.parametrize("address", EXPOSED)
+def test_other_hosts_need_keys_or_a_word(address: str) -> None:
+    with pytest.raises(UserError, match="can be reached from other hosts"):
+        sockets.check_bind(address, keys=False, insecure=False)
+    sockets.check_bind(address, keys=True, insecure=False)
+    sockets.check_bind(address, keys=False, insecure=True)
+
+
+def test_a_long_socket_path_is_refused_with_the_limit(tmp_path: Path) -> None:
+    address = f"ipc://{tmp_path}/{'x' * 120}"
+    with zmq.Context() as context, pytest.raises(UserError, match="longer than the 107 bytes"):
+        sockets.router(context, address, None, 1000)
+
+
+def test_an_address_that_is_not_ours_is_one_sentence() -> None:
+    with zmq.Context() as context, pytest.raises(UserError, match="cannot listen at tcp://192"):
+        sockets.router(context, "tcp://192.0.2.1:7700", None, 1000)
+
+
+def test_an_address_that_is_none_is_one_sentence() -> None:
+    with zmq.Context() as context, pytest.raises(UserError, match="cannot connect to learner:7700"):
+        sockets.dealer(context, "learner:7700", None)
+
+
+def test_a_socket_file_left_behind_is_no_listener(tmp_path: Path) -> None:
+    address = f"ipc://{tmp_path}/wire"
+    (tmp_path / "wire").touch()
+    with zmq.Context() as context:
+        sockets.router(context, address, None, 1000).close(0)

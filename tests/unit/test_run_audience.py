@@ -1,0 +1,66 @@
+"""Neither a full disk nor a closed terminal ends a run."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from penstock.launch.record import Record
+from penstock.launch.run import Audience
+
+
+class Shown:
+    """A view that keeps what it is told; ``broken`` as one whose terminal is gone."""
+
+    def __init__(self, broken: bool = False) -> None:
+        self.notes: list[str] = []
+        self.metrics: list[Any] = []
+        self._broken = broken
+
+    def show(self, metrics: Any) -> None:
+        self._fail_if_broken()
+        self.metrics.append(metrics)
+
+    def note(self, text: str) -> None:
+        self._fail_if_broken()
+        self.notes.append(text)
+
+    def close(self) -> None:
+        self._fail_if_broken()
+
+    def _fail_if_broken(self) -> None:
+        if self._broken:
+            raise BrokenPipeError
+
+
+def test_what_every_actor_says_is_shown_once() -> None:
+    view = Shown()
+    audience = Audience(lambda: view, None)
+    audience.tick()
+    for text in ("by its own vector form", "by its own vector form", "another"):
+        audience.note(text)
+    assert view.notes == ["by its own vector form", "another"]
+
+
+def test_a_full_disk_is_told_once_and_the_metrics_are_still_shown(tmp_path: Path) -> None:
+    (tmp_path / "metrics.jsonl").symlink_to("/dev/full")
+    view, record = Shown(), Record(tmp_path)
+    audience = Audience(lambda: view, record)
+    audience.tick()
+    for time_s in (1.0, 2.0):
+        audience.metrics({"time_s": time_s}, final=False)
+    assert view.notes == ["metrics.jsonl cannot be written: No space left on device"]
+    assert [m["time_s"] for m in view.metrics] == [1.0, 2.0]
+    assert record.close("return", None)["time_s"] == 2.0
+
+
+def test_a_closed_terminal_does_not_keep_metrics_from_the_disk(tmp_path: Path) -> None:
+    record = Record(tmp_path)
+    audience = Audience(lambda: Shown(broken=True), record)
+    audience.tick()
+    audience.note("nobody reads this")
+    audience.metrics({"time_s": 1.0}, final=False)
+    audience.close()
+    record.close("return", None)
+    assert json.loads((tmp_path / "metrics.jsonl").read_text()) == {"time_s": 1.0}
