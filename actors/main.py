@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from functools import partial
 
 import numpy as np
 
@@ -17,6 +18,7 @@ from penstock.configs.schema import Config
 from penstock.core.role import EXIT_REJOIN, RoleContext
 from penstock.envs import VectorGame, make
 from penstock.models.policy import Policy, make_policy
+from penstock.profiling.status import Phase, StatusPage
 from penstock.transport.base import LearnerGoneError, Link, Stamp
 
 GRANT_TIMEOUT_S = 0.5
@@ -32,7 +34,7 @@ def run(ctx: RoleContext) -> None:
         link = join(ctx, found, slot_spec(config, game.info), actor)
         if link is not None:
             ctx.report("ready")
-            _play(ctx, Player(config, link, game, actor, ctx.incarnation, ctx.status.beat))
+            _play(ctx, Player(config, link, game, actor, ctx.incarnation, partial(_beat, ctx.status)))
     except LearnerGoneError as error:
         if ctx.stopping():
             return
@@ -49,11 +51,19 @@ def actor_id(ctx: RoleContext) -> int:
 
 
 def _play(ctx: RoleContext, player: Player) -> None:
+    status = ctx.status
     while not ctx.stopping():
-        ctx.status.beat()
+        status.beat()
+        status.phase = Phase.WAITING
         if player.play(GRANT_TIMEOUT_S):
-            ctx.status.sequence = player.sequence
-            ctx.status.produced_steps = player.produced_steps
+            status.sequence = player.sequence
+            status.produced_steps = player.produced_steps
+
+
+def _beat(status: StatusPage) -> None:
+    """A step is about to be taken."""
+    status.phase = Phase.ENVIRONMENT
+    status.beat()
 
 
 class Player:

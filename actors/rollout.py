@@ -52,8 +52,8 @@ class Rollout:
         obs = columns["obs"]
         np.copyto(obs[0], self._last_obs)
         for t, row in enumerate(self._rows_of(columns, slot_index)):
-            self._step(obs[t], obs[t + 1], *row)
             self._beat()
+            self._step(obs[t], obs[t + 1], *row)
         np.copyto(self._last_obs, obs[-1])
         columns["policy_version"][...] = version
         columns["seat"][...] = 0

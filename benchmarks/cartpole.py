@@ -1,8 +1,8 @@
 """CartPole-v1: trained steps per second, and seconds of training to a mean return of 475.
 
 Each seed is a run of its own of the preset `cartpole`, which goes on for a while after 475 was
-reached. Training begins when the first actor is let in, so the import of torch is not counted and
-the first unroll is. A mean return is over the last 100 episodes, as training plays them.
+reached. Training begins when the first actor begins its first unroll; the import of torch comes
+before, and `benchmarks/startup.py` measures it. A mean return is over the last 100 episodes, as training plays them.
 
     python benchmarks/cartpole.py [--seeds 10] [--hold 30] [--json] [--save]
 """

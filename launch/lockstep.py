@@ -53,9 +53,9 @@ def run(ctx: RoleContext) -> None:
         reason = trainer.progress.stop_reason()
     if reason is not None:
         ctx.report("stop", reason=reason)
-    checkpoints.save()
     ctx.report("metrics", **lockstep.metrics(ledger))
     ctx.report("final", accounting=lockstep.accounting.to_dict(lockstep.queue.in_flight_steps()))
+    checkpoints.save()
     while not ctx.stopping():
         ctx.status.beat()
         time.sleep(0.01)

@@ -19,6 +19,7 @@ from penstock.learner.publish import Publisher
 from penstock.learner.staging import StagingBatch
 from penstock.learner.trainer import DivergedError, Trainer
 from penstock.profiling.ledger import TimeLedger
+from penstock.profiling.status import Phase
 from penstock.replay import Accounting, TrajectoryQueue
 from penstock.transport.base import Stamp, Welcome
 from penstock.transport.shm.board import WeightsBoard
@@ -126,19 +127,20 @@ class LearnerProcess:
         self._listen(everything_arrived=True)
         in_flight += sum(c["in_flight_steps"] for c in self._connectors.values())
         self._progress.arrived(self._accounting)
-        self._checkpoints.save()
-        accounting = self._accounting.to_dict(in_flight)
         self._ctx.report("metrics", **self._metrics())
-        self._ctx.report("final", accounting=accounting)
+        self._ctx.report("final", accounting=self._accounting.to_dict(in_flight))
+        self._ctx.status.phase = Phase.SAVING
+        self._checkpoints.save()
 
     def _train_once(self) -> None:
         self._ledger.switch("wait_data")
+        self._ctx.status.phase = Phase.WAITING
         batch = self._feeder.get(WAIT_S)
         if batch is None:
             return
-        assert self._host.first_writer_s is not None
-        self._progress.start(self._host.first_writer_s)
+        self._progress.start(batch.started_s)
         self._ledger.switch("compute")
+        self._ctx.status.phase = Phase.TRAINING
         due = self._trainer.train(batch)
         self._accounting.trained += batch.steps
         if due:
@@ -166,9 +168,12 @@ class LearnerProcess:
 
     def _metrics(self) -> dict[str, Any]:
         rejected: Counter[str] = Counter()
-        for connector in self._connectors.values():
+        actors = self._host.actors
+        for incarnation, connector in self._connectors.items():
             rejected.update(connector["rejected"])
+            actors += connector["actors"] if incarnation == max(self._connectors) else 0
         return self._progress.interval(self._ledger) | {
+            "actors_alive": actors,
             "queue_fill": self._store.fill_fraction(),
             "dropped": dict(self._accounting.dropped),
             "lost": dict(self._accounting.lost),

@@ -44,13 +44,13 @@ class Progress:
 
     @property
     def time_s(self) -> float:
-        """Seconds of training so far: since the first actor was let in, across resumes."""
+        """Seconds of training so far: since the first unroll was begun, across resumes."""
         if self._started_s is None:
             return self._trained_before_s
         return self._trained_before_s + time.monotonic() - self._started_s
 
     def start(self, at_s: float) -> None:
-        """The first actor was let in at ``at_s`` (monotonic); later calls change nothing."""
+        """The first unroll was begun at ``at_s`` (monotonic); later calls change nothing."""
         if self._started_s is None:
             self._started_s = at_s
             self._last = (self.time_s, self.env_steps, self.trained_steps, {})

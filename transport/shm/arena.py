@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import mmap
 import os
+from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
@@ -15,6 +16,7 @@ import numpy.typing as npt
 from penstock.configs.errors import UserError
 
 HUGE_PAGE_NBYTES = 2 << 20
+MEMINFO = Path("/proc/meminfo")
 
 
 class Arena:
@@ -35,16 +37,16 @@ class Arena:
     @classmethod
     def shared(cls, nbytes: int, name: str) -> Arena:
         """Raises UserError when the host has not that much memory left."""
+        # Asking for more than there is does not fail: it wakes the kernel's out-of-memory killer.
+        available = available_nbytes()
+        if nbytes > available:
+            raise _no_memory(nbytes, name, f"{available / 1e9:.2f} GB are free")
         fd = os.memfd_create(f"penstock-{name}", os.MFD_CLOEXEC)
         try:
             os.posix_fallocate(fd, 0, nbytes)
         except OSError as error:
             os.close(fd)
-            raise UserError(
-                f"{nbytes / 1e9:.2f} GB of shared memory for {name} cannot be had "
-                f"({error.strerror}); use fewer or smaller slots: transport.slots, actors.envs, "
-                "actors.unroll"
-            ) from error
+            raise _no_memory(nbytes, name, error.strerror) from error
         return cls(mmap.mmap(fd, nbytes), fd)
 
     @classmethod
@@ -57,3 +59,18 @@ class Arena:
         if self.fd is not None:
             os.close(self.fd)
             self.fd = None
+
+
+def available_nbytes() -> int:
+    """Memory that can be had without pushing anything out."""
+    for line in MEMINFO.read_text().splitlines():
+        if line.startswith("MemAvailable:"):
+            return int(line.split()[1]) * 1024
+    raise RuntimeError(f"{MEMINFO} does not tell what is available; Penstock needs Linux 3.14")
+
+
+def _no_memory(nbytes: int, name: str, why: str | None) -> UserError:
+    return UserError(
+        f"{nbytes / 1e9:.2f} GB of shared memory for {name} cannot be had ({why}); use fewer or "
+        "smaller slots: transport.slots, actors.envs, actors.unroll"
+    )

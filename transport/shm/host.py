@@ -14,7 +14,6 @@ import os
 import selectors
 import socket
 import struct
-import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -43,10 +42,9 @@ class ShmHost:
         self._board = board
         self._store = store
         self._selector = selectors.DefaultSelector()
-        self.first_writer_s: float | None = None  # CLOCK_MONOTONIC of the first attachment
+        self._actor_lanes: set[int] = set()  # a connector's lane serves many
         self._peers: dict[int, tuple[socket.socket, int | None]] = {}  # pidfd -> peer, lane
-        self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        _bind(self._listener, path)
+        self._listener = _listen(path)
         self._watch(self._listener, self._accept)
         if store is not None:
             self._watch(store.filled_event, lambda: drain_event(store.filled_event))
@@ -63,9 +61,9 @@ class ShmHost:
             self._store.lend()  # a writer may want more than before
 
     @property
-    def writers(self) -> int:
-        """Writers that hold a lane now."""
-        return sum(lane is not None for _, lane in self._peers.values())
+    def actors(self) -> int:
+        """Actors of this host that hold a lane now."""
+        return len(self._actor_lanes)
 
     def close(self) -> None:
         for pidfd, (peer, _) in self._peers.items():
@@ -128,7 +126,8 @@ class ShmHost:
         if store is None or store.arena.fd is None:
             raise UserError("this address serves weights only; connect to the learner's")
         lane = store.open_lane(request["want"])
-        self.first_writer_s = self.first_writer_s or time.monotonic()
+        if request["spec"] is not None:
+            self._actor_lanes.add(lane)
         reply |= {"lane": lane, "slots": len(store.slots), "lanes": store.geometry.lanes}
         fds += [store.arena.fd, store.lane_event(lane), store.filled_event]
         return lane, fds, reply
@@ -140,6 +139,7 @@ class ShmHost:
         peer.close()
         if lane is not None and self._store is not None:
             self._store.close_lane(lane)
+            self._actor_lanes.discard(lane)
 
 
 def check_spec(mine: SlotSpec, theirs: dict[str, Any] | None) -> None:
@@ -159,7 +159,7 @@ def _answers(path: Path) -> bool:
         return probe.connect_ex(str(path)) == 0
 
 
-def _bind(listener: socket.socket, path: Path) -> None:
+def _listen(path: Path) -> socket.socket:
     if len(os.fsencode(path)) > 107:
         raise UserError(
             f"the socket path {path} is longer than the 107 bytes that the system allows; "
@@ -167,12 +167,15 @@ def _bind(listener: socket.socket, path: Path) -> None:
         )
     if path.is_socket() and not _answers(path):
         path.unlink()  # left by one that was killed
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     try:
         listener.bind(str(path))
     except OSError as error:
+        listener.close()
         raise UserError(
             f"cannot listen at {path} ({error.strerror}); another learner may be using it: "
             "stop that one first"
         ) from error
     listener.listen(128)
     listener.setblocking(False)
+    return listener
