@@ -34,7 +34,9 @@ def run(ctx: RoleContext) -> None:
         link = join(ctx, found, slot_spec(config, game.info), actor)
         if link is not None:
             ctx.report("ready")
-            _play(ctx, Player(config, link, game, actor, ctx.incarnation, partial(_beat, ctx.status)))
+            _play(
+                ctx, Player(config, link, game, actor, ctx.incarnation, partial(_beat, ctx.status))
+            )
     except LearnerGoneError as error:
         if ctx.stopping():
             return

@@ -2,7 +2,8 @@
 
 Each seed is a run of its own of the preset `cartpole`, which goes on for a while after 475 was
 reached. Training begins when the first actor begins its first unroll; the import of torch comes
-before, and `benchmarks/startup.py` measures it. A mean return is over the last 100 episodes, as training plays them.
+before, and `benchmarks/startup.py` measures it. A mean return is over the last 100 episodes, as
+training plays them.
 
     python benchmarks/cartpole.py [--seeds 10] [--hold 30] [--json] [--save]
 """
@@ -38,7 +39,9 @@ def main() -> None:
         "asked": {"steps_per_s": 200_000, "within_3_s": "9 of 10", "aim_s": 0.8},
         "peers_elsewhere": PEERS,
     }
-    rows: list[list[Any]] = [["seed", "475 after s", "trained steps/s", "return at the end", "dropped"]]
+    rows: list[list[Any]] = [
+        ["seed", "475 after s", "trained steps/s", "return at the end", "dropped"]
+    ]
     rows += [
         [r["seed"], r["solved_at_s"], r["steps_per_s"], r["return"], r["dropped_fraction"]]
         for r in runs

@@ -13,9 +13,8 @@ import time
 from typing import Any
 
 import numpy as np
-from common import finish, median_of, parser
-from runs import dropped_fraction, train, trained_rate
 
+from common import finish, median_of, parser
 from penstock.actors.main import Player
 from penstock.configs.load import resolve
 from penstock.configs.schema import Config
@@ -28,6 +27,7 @@ from penstock.transport.base import Stamp, Welcome
 from penstock.transport.inproc import InprocLink
 from penstock.transport.shm.board import WeightsBoard
 from penstock.transport.shm.store import SlotStore
+from runs import dropped_fraction, train, trained_rate
 
 GAME = ("env.kwargs.obs_shape=[64]", "model.hidden=[256,256]", "stop.return=null", "actors.count=1")
 MODES = {

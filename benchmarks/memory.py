@@ -16,6 +16,7 @@ from contextlib import suppress
 
 import numpy as np
 import psutil
+
 from common import finish, parser
 
 SETTLED_S = 60.0

@@ -15,9 +15,8 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-from common import finish, median_of, parser
-from runs import dropped_fraction, train, trained_rate
 
+from common import finish, median_of, parser
 from penstock.configs.load import resolve
 from penstock.configs.schema import Config
 from penstock.core.specs import HEADER
@@ -26,6 +25,7 @@ from penstock.learner.staging import StagingBatch
 from penstock.learner.trainer import Trainer
 from penstock.models.policy import make_policy
 from penstock.transport.shm.store import Slot
+from runs import dropped_fraction, train, trained_rate
 
 WARM_UP_S = 15.0
 PEERS = {"sample_factory": 512, "rllib_impala": 311, "ppo_150_lines": 887}

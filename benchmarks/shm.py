@@ -2,7 +2,7 @@
 
 The writer fills each slot with one copy, as an environment would; the reader copies it into a
 staging batch and frees it. So each byte is copied twice, by two processes at once. The limit beside
-it is the same pair of copies without any protocol: one process copying into memory of the same size.
+it is one process that copies into memory of the same size, without any protocol.
 
     python benchmarks/shm.py [--seconds 5] [--slot-mb 2] [--json] [--save]
 """
@@ -15,10 +15,11 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
-from common import finish, median_of, parser
 
+from common import finish, median_of, parser
 from penstock.core.params import ParamLayout
 from penstock.core.specs import Column, SlotSpec
 from penstock.replay import Accounting, TrajectoryQueue
@@ -52,14 +53,13 @@ def main() -> None:
         "ratio": through / limit,
         "asked_gb_per_s": 4.0,
     }
-    rows = [
+    rows: list[list[Any]] = [
         ["what", "GB/s"],
         [f"writer -> slots -> batch, {spec.payload_nbytes / 1e6:.1f} MB slots", through],
         ["one process copying alone", limit],
         ["ratio", through / limit],
     ]
     finish("shm", result, rows, options)
-
 
 
 def make_spec(slot_mb: float) -> SlotSpec:

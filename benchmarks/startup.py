@@ -17,10 +17,10 @@ import sys
 import tempfile
 import time
 from pathlib import Path
-
-from common import finish, parser
+from typing import Any
 
 import penstock
+from common import finish, parser
 
 
 def main() -> None:
@@ -40,7 +40,7 @@ def main() -> None:
         "asked_s": 5.0,
         "aim_s": 2.5,
     }
-    rows = [
+    rows: list[list[Any]] = [
         ["what", "s"],
         ["first learner step, median", result["first_step_s"]],
         ["slowest", max(runs)],

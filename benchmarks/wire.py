@@ -23,8 +23,8 @@ from typing import Any
 import cramjam
 import numpy as np
 import numpy.typing as npt
-from common import finish, parser
 
+from common import finish, parser
 from penstock.core.control import Channel
 from penstock.core.params import ParamLayout
 from penstock.core.role import RoleContext
@@ -101,7 +101,8 @@ def play(game: str, envs: int) -> Frames:
     from ale_py import AtariVectorEnv
 
     vector = AtariVectorEnv(game, envs)
-    actions = np.random.default_rng(0).integers(vector.single_action_space.n, size=(4000, envs))
+    rng = np.random.default_rng(0)
+    actions = rng.integers(getattr(vector.single_action_space, "n"), size=(4000, envs))  # noqa: B009
     obs, _ = vector.reset(seed=0)
     frames = np.empty((UNROLLS, UNROLL + 1, *obs.shape), np.uint8)
     for row, action in zip(frames.reshape(-1, *obs.shape), actions, strict=False):
@@ -112,7 +113,7 @@ def play(game: str, envs: int) -> Frames:
 
 def encode_all(folder: Path, spec: SlotSpec) -> list[wire.Parts]:
     """Messages of the unrolls, each with memory of its own."""
-    messages = []
+    messages: list[wire.Parts] = []
     for frames in np.load(folder / "frames.npy"):
         parts = wire.SlotEncoder(spec, "snappy").encode(
             np.zeros((), HEADER), frames.reshape(-1), run_id=1
@@ -130,14 +131,10 @@ def send(folder: Path, spec: SlotSpec) -> None:
         if client.wait_turn(1.0):
             parts = messages[client.next % UNROLLS]
             head = wire.decode(parts).head._replace(actor=1, sequence=client.next)
-            client.send_slot(
-                wire.encode(head, wire.verify(wire.decode(parts)), parts[2:]), 0
-            )
+            client.send_slot(wire.encode(head, wire.verify(wire.decode(parts)), parts[2:]), 0)
 
 
-def receive(
-    results: Connection, folder: Path, spec: SlotSpec, seconds: float, rounds: int
-) -> None:
+def receive(results: Connection, folder: Path, spec: SlotSpec, seconds: float, rounds: int) -> None:
     """The connector process: measure in turns."""
     link = ShmLink(folder / "learner.sock", None, want=0, lane=True)
     coded = [parts[2] for parts in encode_all(folder, spec)]

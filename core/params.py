@@ -40,7 +40,9 @@ class ParamLayout:
     def views(self, flat: Float32) -> dict[str, Float32]:
         """Arrays over ``flat`` (float32 ``[size]``) by name, without a copy."""
         if flat.shape != (self.size,):
-            raise ValueError(f"flat vector has shape {flat.shape}; this layout needs ({self.size},)")
+            raise ValueError(
+                f"flat vector has shape {flat.shape}; this layout needs ({self.size},)"
+            )
         arrays, offset = {}, 0
         for name, shape in self.entries:
             count = math.prod(shape)
@@ -59,7 +61,9 @@ class ParamLayout:
 def to_bf16(values: Float32) -> npt.NDArray[np.uint16]:
     """Round float32 to bfloat16 bits, to nearest even; NaN stays NaN."""
     bits = values.view(np.uint32)
-    rounded = (bits + (np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1)))) >> np.uint32(16)
+    rounded = (bits + (np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1)))) >> np.uint32(
+        16
+    )
     out = rounded.astype(np.uint16)
     nan = np.isnan(values)
     if nan.any():

@@ -34,7 +34,7 @@ SMALL_NBYTES = 64  # a record of 64 bytes is gathered faster than its columns on
 
 @dataclass(frozen=True)
 class Column:
-    """One named array of a slot: ``[rows, envs, *shape]``, or ``[envs, *shape]`` for rows "slot"."""
+    """A named array of a slot: ``[rows, envs, *shape]``, or ``[envs, *shape]`` for rows "slot"."""
 
     name: str
     dtype: str
@@ -116,7 +116,9 @@ class SlotSpec:
         text = json.dumps(self.to_dict(), sort_keys=True, separators=(",", ":"))
         return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "little")
 
-    def views(self, payload: np.ndarray[Any, np.dtype[np.uint8]]) -> dict[str, np.ndarray[Any, Any]]:
+    def views(
+        self, payload: np.ndarray[Any, np.dtype[np.uint8]]
+    ) -> dict[str, np.ndarray[Any, Any]]:
         """Arrays over a slot's payload bytes, by column name, without a copy."""
         arrays: dict[str, np.ndarray[Any, Any]] = {}
         for block in self.blocks:

@@ -2,8 +2,8 @@
 
 In each turn every actor plays one unroll with the newest weights, then the learner trains on them.
 Nothing depends on timing, so the same config gives the same run, bit for bit. Environments cannot
-be saved in general: at every checkpoint, which here is by steps only, they begin anew, seeded by the
-step count, and so they do on a resume. 100 steps, resume and 100 more equal 200 where
+be saved in general: at every checkpoint, which here is by steps only, they begin anew, seeded by
+the step count, and so they do on a resume. 100 steps, resume and 100 more equal 200 where
 `checkpoint.every_steps` divides 100.
 """
 
@@ -72,7 +72,9 @@ class Lockstep:
         self._beat = beat
         self._batch_slots = config.learner.batch_slots
         self.accounting = Accounting()
-        self._store = SlotStore(trainer.spec, self._slots(), lanes=config.actors.count, shared=False)
+        self._store = SlotStore(
+            trainer.spec, self._slots(), lanes=config.actors.count, shared=False
+        )
         self.queue = TrajectoryQueue(self._store, self.accounting, max_policy_lag=1 << 62)
         self._board = WeightsBoard.create(trainer.layout.size, shared=False)
         self._publisher = Publisher(trainer.published(), self._board)

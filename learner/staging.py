@@ -1,9 +1,9 @@
 """Staging batches: where slots are gathered to before the learner trains on them.
 
-A batch holds ``slots`` unrolls side by side along the environment axis: ``[unroll(+1), slots * envs,
-...]`` per column. Its memory is allocated once and reused; on a GPU it is pinned, copied on a side
-stream, and not written again before that copy has ended. Staging batches, not the store, are what
-is pinned.
+A batch holds ``slots`` unrolls side by side along the environment axis: ``[unroll(+1), slots *
+envs, ...]`` per column. Its memory is allocated once and reused; on a GPU it is pinned, copied on a
+side stream, and not written again before that copy has ended. Staging batches, not the store, are
+what is pinned.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
-from torch import Tensor
 
 from penstock.core.specs import SlotSpec
 from penstock.transport.shm.store import Slot
@@ -39,7 +38,9 @@ class StagingBatch:
             c.name: host[c.name].numpy().view(c.dtype) for c in spec.columns
         }
         self._host = host
-        self.tensors = {k: torch.empty_like(v, device=device) for k, v in host.items()} if pinned else host
+        self.tensors = (
+            {k: torch.empty_like(v, device=device) for k, v in host.items()} if pinned else host
+        )
         self._stream = torch.cuda.Stream(device) if pinned else None
         self._copied = torch.cuda.Event() if pinned else None
         self.steps = 0  # agent steps held; 0 while the batch is free
@@ -53,7 +54,9 @@ class StagingBatch:
             place = slice(i * self._envs, (i + 1) * self._envs)
             for name, array in self.arrays.items():
                 source = slot.columns[name]
-                np.copyto(array[place] if source.ndim == array.ndim == 1 else array[:, place], source)
+                np.copyto(
+                    array[place] if source.ndim == array.ndim == 1 else array[:, place], source
+                )
         self.steps = sum(int(slot.header["steps"]) for slot in slots)
         self.started_s = min(float(slot.header["started_s"]) for slot in slots)
         self._upload()

@@ -21,8 +21,8 @@ from penstock.learner.optimizer import FlatOptimizer
 from penstock.learner.progress import Progress
 from penstock.learner.staging import StagingBatch
 from penstock.models.layout import CnnShape, NetShape, net_shape
-from penstock.models.torch_nets import build_net
 from penstock.models.precision import cpu_gains_by_bf16
+from penstock.models.torch_nets import build_net
 from penstock.models.torch_setup import set_up_torch
 
 
@@ -77,8 +77,9 @@ class Trainer:
         if bad:
             raise DivergedError(
                 f"{', '.join(bad)} became {means[bad[0]]} before learner step "
-                f"{self.progress.learner_steps}; resume from the last checkpoint with a lower learner.lr (now {self.config.learner.lr:g}) or a "
-                f"lower learner.grad_clip (now {self.config.learner.grad_clip})"
+                f"{self.progress.learner_steps}; resume from the last checkpoint with a lower "
+                f"learner.lr (now {self.config.learner.lr:g}) or a lower learner.grad_clip (now "
+                f"{self.config.learner.grad_clip})"
             )
         return means
 
@@ -92,7 +93,7 @@ class Trainer:
         for first in range(start, stop, size):
             envs = slice(first, min(first + size, stop))
             loss, sums = impala.loss(self.model, batch.tensors, self.config.algo, envs)
-            loss.backward()  # type: ignore[no-untyped-call]
+            loss.backward()
             self._sums += sums
         norm = self.optimizer.step(steps, self.progress.env_steps)
         self._norms += norm

@@ -65,7 +65,7 @@ class Heard(Channel):
         self.messages.append(message)
         return True
 
-    def receive(self) -> list[dict[str, Any]]:
+    def receive(self, most: int | None = None) -> list[dict[str, Any]]:
         return []
 
 

@@ -98,15 +98,16 @@ class Stranger:
             raise PermissionError(meta["error"])
         self.run_id, self.spec_hash = fields["run_id"], fields["spec_hash"]
         self.limit = fields["sequence"]
-        self.welcome: dict[str, Any] = meta
-        return self.welcome
+        self.spec = meta["spec"]
+        told: dict[str, Any] = meta
+        return told
 
     def send_slot(self, columns: Columns, steps: int) -> None:
         while self.sequence >= self.limit:
             self.say(BEAT, sequence=self.sequence, produced_steps=self.produced_steps)
             self.hear(GRANT)
         metas, frames = [], []
-        for raw in slot_frames(self.welcome["spec"], columns):
+        for raw in slot_frames(self.spec, columns):
             coded = snappy.compress(raw)
             pays = len(coded) * 1.1 <= len(raw)
             metas.append(["snappy" if pays else "raw", len(raw)])
@@ -145,27 +146,21 @@ class Stranger:
 
 def slot_frames(spec: dict[str, Any], columns: Columns) -> list[bytes]:
     """The bytes of a slot's frames, laid out as the page says."""
-    big, per_step, per_slot = [], [], []
+    frames = []
+    small: dict[str, list[tuple[str, str, tuple[int, ...]]]] = {"unroll": [], "slot": []}
     for name, dtype, shape, rows in spec["columns"]:
-        small = rows != "unroll+1" and np.dtype(dtype).itemsize * math.prod(shape) <= 64
-        group = big if not small else per_step if rows == "unroll" else per_slot
-        group.append((name, dtype, tuple(shape)))
-    frames = [columns[name].tobytes() for name, _, _ in big]
-    offset = 0
-    for name, _, _ in big:
-        offset = -(-offset // 64) * 64 + columns[name].nbytes
-    small_frame = b""
-    start = -(-offset // 64) * 64
-    for group, extents in (
-        (per_step, (spec["unroll"], spec["envs"])),
-        (per_slot, (spec["envs"],)),
-    ):
-        if group:
-            records = np.zeros(extents, np.dtype(group, align=True))
-            for name, _, _ in group:
+        if rows == "unroll+1" or np.dtype(dtype).itemsize * math.prod(shape) > 64:
+            frames.append(columns[name].tobytes())
+        else:
+            small[rows].append((name, dtype, tuple(shape)))
+    last = b""  # starts at a multiple of 64 itself
+    for rows, extents in (("unroll", (spec["unroll"], spec["envs"])), ("slot", (spec["envs"],))):
+        if small[rows]:
+            records = np.zeros(extents, np.dtype(small[rows], align=True))
+            for name, _, _ in small[rows]:
                 records[name] = columns[name]
-            small_frame += b"?" * (-(start + len(small_frame)) % 64) + records.tobytes()
-    return [*frames, small_frame]
+            last += b"?" * (-len(last) % 64) + records.tobytes()
+    return [*frames, last] if last else frames
 
 
 def json_hash(value: Any) -> int:

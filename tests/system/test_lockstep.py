@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from penstock.configs.load import resolve
-from penstock.learner import checkpoint
 from penstock.launch import run
+from penstock.learner import checkpoint
 
 pytestmark = pytest.mark.system
 

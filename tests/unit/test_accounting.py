@@ -10,7 +10,9 @@ from penstock.core.specs import HEADER
 from penstock.replay import Accounting
 
 
-def header(actor: int, sequence: int, steps: int, produced: int, incarnation: int = 0) -> np.ndarray:
+def header(
+    actor: int, sequence: int, steps: int, produced: int, incarnation: int = 0
+) -> np.ndarray:
     record = np.zeros((), HEADER)
     record["actor"], record["incarnation"] = actor, incarnation
     record["sequence"], record["steps"], record["produced_steps"] = sequence, steps, produced

@@ -32,6 +32,8 @@ def test_snapshot_does_not_change_the_part() -> None:
 
 
 def test_fractions_of_hand_made_snapshots() -> None:
-    shares = fractions({"compute": 9.0, "wait_data": 3.0, "other": 1.0}, {"compute": 3.0, "other": 1})
+    shares = fractions(
+        {"compute": 9.0, "wait_data": 3.0, "other": 1.0}, {"compute": 3.0, "other": 1}
+    )
     assert shares == {"compute": 6 / 9, "wait_data": 3 / 9, "other": 0.0}
     assert fractions({}, {}) == {}

@@ -8,7 +8,7 @@ import pytest
 
 from penstock.core.specs import Column, SlotSpec
 from penstock.replay import Accounting, TrajectoryQueue
-from penstock.transport.shm.store import SlotStore, SlotWriter
+from penstock.transport.shm.store import Slot, SlotStore, SlotWriter
 
 SPEC = SlotSpec(2, 3, (Column("obs", "<f4", (4,), "unroll+1"), Column("reward", "<f4")))
 STEPS = 6
@@ -50,7 +50,7 @@ def rig() -> Iterator[Rig]:
     made.store.close()
 
 
-def rewards(slots: list) -> list[float]:
+def rewards(slots: list[Slot]) -> list[float]:
     return [float(slot.columns["reward"][0, 0]) for slot in slots]
 
 

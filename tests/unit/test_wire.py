@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import struct
 import zlib
+from typing import Any
 
 import msgpack
 import numpy as np
@@ -12,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.core.params import ParamLayout, to_bf16
+from penstock.core.params import ParamLayout, WireDtype, to_bf16
 from penstock.core.specs import HEADER, Column, SlotSpec
 from penstock.transport import wire
 from penstock.transport.base import Stamp
@@ -124,7 +125,7 @@ def test_auto_sends_raw_what_does_not_compress_and_tries_again() -> None:
 
 
 @pytest.mark.parametrize("dtype", ["bf16", "fp32"])
-def test_weights_round_trip(dtype: wire.WireDtype) -> None:
+def test_weights_round_trip(dtype: WireDtype) -> None:
     values = np.random.default_rng(0).normal(size=LAYOUT.size).astype(np.float32)
     parts = wire.encode_weights(values, Stamp(2, 2**40), dtype, LAYOUT, run_id=4)
     message = wire.decode([bytes(part) for part in parts])
@@ -170,7 +171,8 @@ def test_reasons_of_refusal() -> None:
     assert refused(resealed(good, produced_steps=11)) == "steps"
     assert refused([*good[:2], bytes([good[2][0] ^ 1]) + good[2][1:], *good[3:]]) == "checksum"
     assert refused([good[0][:-12] + b"\x00" * 8 + good[0][-4:], *good[1:]]) == "checksum"
-    strange_metas = ([], meta[:2], [["lz4", n] for _, n in meta], [[c, n + 1] for c, n in meta])
+    strange_metas: list[Any] = [[], meta[:2], [["lz4", n] for _, n in meta]]
+    strange_metas.append([[codec, n + 1] for codec, n in meta])
     for strange in strange_metas:
         assert refused(resealed([good[0], msgpack.packb(strange), *good[2:]])) == "meta"
     assert refused(resealed([good[0], b"\xc1", *good[2:]])) == "meta"

@@ -1,0 +1,41 @@
+"""What actors read from the board is what the learner published."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from penstock.learner.publish import Publisher
+from penstock.transport.base import Stamp
+from penstock.transport.shm.board import WeightsBoard
+
+DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_a_copy_is_published_not_a_view(device: str) -> None:
+    board = WeightsBoard.create(7, shared=False)
+    tensors = [torch.arange(5.0, device=device), torch.full((2,), 9.0, device=device)]
+    publisher = Publisher(tensors, board)
+    publisher.publish(Stamp(2, 10))
+    tensors[0].zero_()
+    publisher.flush(wait=True)
+    out = np.empty(7, np.float32)
+    assert board.read(out) == Stamp(2, 10)
+    assert out.tolist() == [0, 1, 2, 3, 4, 9, 9]
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_later_publications_replace_earlier_ones(device: str) -> None:
+    board = WeightsBoard.create(3, shared=False)
+    values = torch.zeros(3, device=device)
+    publisher = Publisher([values], board)
+    for version in range(50):
+        values.fill_(version)
+        publisher.publish(Stamp(0, version))
+    publisher.flush(wait=True)
+    out = np.empty(3, np.float32)
+    assert board.read(out) == Stamp(0, 49)
+    assert out.tolist() == [49, 49, 49]
+    assert board.read(out, newer_than=Stamp(0, 49)) is None

@@ -1,0 +1,87 @@
+"""Unrolls of real environments against a naive replay of the same actions, one step at a time."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import gymnasium
+import numpy as np
+import pytest
+
+from penstock.actors.rollout import Rollout
+from penstock.algos import slot_spec
+from penstock.configs.errors import UserError
+from penstock.configs.load import resolve
+from penstock.envs import make
+
+ENVS, UNROLL, SEED = 3, 40, 7
+
+
+class Script:
+    """A policy that plays a fixed sequence of actions and says so in its log-probabilities."""
+
+    def __init__(self) -> None:
+        self.calls = 0
+
+    def act(self, obs: np.ndarray[Any, Any]) -> tuple[Any, Any]:
+        # Always to the same side: every pole falls, in each environment at its own time.
+        self.calls += 1
+        actions = np.arange(ENVS, dtype=np.int32) % 2
+        return actions, np.full(ENVS, -self.calls, np.float32)
+
+
+def unrolls(count: int) -> list[dict[str, Any]]:
+    config = resolve("cartpole", [f"actors.envs={ENVS}", f"actors.unroll={UNROLL}"])
+    game = make(config.env, ENVS)
+    spec = slot_spec(config, game.info)
+    rollout = Rollout(game, Script(), SEED, beat=lambda: None)  # type: ignore[arg-type]
+    filled = []
+    for version in range(count):
+        columns = spec.views(np.zeros(spec.payload_nbytes, np.uint8))
+        steps = rollout.fill(columns, version, version)
+        assert steps == np.count_nonzero(columns["alive"])
+        filled.append(columns)
+    game.close()
+    return filled
+
+
+def test_columns_are_what_a_vector_environment_gives_step_by_step() -> None:
+    vector = gymnasium.make_vec("CartPole-v1", ENVS, vectorization_mode="vector_entry_point")
+    obs, _ = vector.reset(seed=SEED)
+    over = np.zeros(ENVS, bool)
+    returns, lengths = np.zeros(ENVS), np.zeros(ENVS, int)
+    ends = 0
+    for version, columns in enumerate(unrolls(3)):
+        assert (columns["policy_version"] == version).all()
+        for t in range(UNROLL):
+            np.testing.assert_array_equal(columns["obs"][t], obs)
+            np.testing.assert_array_equal(columns["alive"][t], ~over)
+            actions = np.arange(ENVS) % 2
+            np.testing.assert_array_equal(columns["action"][t], actions)
+            assert (columns["behaviour_logp"][t] == -(version * UNROLL + t + 1)).all()
+            obs, reward, terminated, truncated, _ = vector.step(actions)
+            np.testing.assert_array_equal(columns["reward"][t], reward)
+            np.testing.assert_array_equal(columns["terminated"][t], terminated)
+            np.testing.assert_array_equal(columns["truncated"][t], truncated & ~terminated)
+            returns = np.where(over, 0, returns) + reward
+            lengths = np.where(over, 0, lengths + 1)
+            over = terminated | truncated
+            np.testing.assert_array_equal(columns["episode_return"][t][over], returns[over])
+            np.testing.assert_array_equal(columns["episode_length"][t][over], lengths[over])
+            ends += int(over.sum())
+        np.testing.assert_array_equal(columns["obs"][UNROLL], obs)
+    assert ends > 10
+    vector.close()
+
+
+def test_a_nan_observation_is_one_sentence() -> None:
+    config = resolve("synthetic", ["actors.envs=2", "env.kwargs.nan_at_step=3"])
+    game = make(config.env, 2)
+    spec = slot_spec(config, game.info)
+    columns = spec.views(np.zeros(spec.payload_nbytes, np.uint8))
+    policy = Script()
+    policy.act = lambda obs: (np.zeros(2, np.int32), np.zeros(2, np.float32))  # type: ignore
+    rollout = Rollout(game, policy, SEED, beat=lambda: None)  # type: ignore[arg-type]
+    with pytest.raises(UserError, match=r"nan at .* make the environment return finite numbers"):
+        rollout.fill(columns, 0, 0)
+    game.close()

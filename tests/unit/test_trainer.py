@@ -1,0 +1,107 @@
+"""The trainer: how a batch becomes updates, and what it does with numbers that are not finite."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from penstock.configs.errors import UserError
+from penstock.configs.load import resolve
+from penstock.core.specs import HEADER
+from penstock.envs import probe
+from penstock.learner.staging import StagingBatch
+from penstock.learner.trainer import DivergedError, Trainer, pick_device
+from penstock.transport.shm.store import Slot
+
+OPTIONS = ("actors.envs=8", "actors.unroll=6", "algo.normalize_advantages=false")
+
+
+def trainer(*options: str, device: str = "cpu") -> Trainer:
+    config = resolve("cartpole", [*OPTIONS, f"learner.device={device}", *options])
+    return Trainer(config, probe(config.env))
+
+
+def batch(made: Trainer, *, bad: bool = False) -> StagingBatch:
+    spec = made.spec
+    rng = np.random.default_rng(3)
+    payload = np.zeros(spec.payload_nbytes, np.uint8)
+    columns = spec.views(payload)
+    columns["obs"][...] = rng.normal(size=columns["obs"].shape)
+    columns["action"][...] = rng.integers(0, 2, columns["action"].shape)
+    columns["reward"][...] = np.nan if bad else 1.0
+    columns["behaviour_logp"][...] = np.log(0.5)
+    columns["alive"][...] = rng.random(columns["alive"].shape) < 0.9
+    header = np.zeros((), HEADER)
+    header["steps"] = np.count_nonzero(columns["alive"])
+    staged = StagingBatch(spec, 1, made.device)
+    staged.gather([Slot(0, header, payload, columns)])
+    return staged
+
+
+def weights(made: Trainer) -> np.ndarray[Any, Any]:
+    return made.optimizer.values.cpu().numpy().copy()
+
+
+def test_micro_batches_give_the_update_of_the_whole() -> None:
+    whole, parts = trainer(), trainer("learner.micro_batch=14")
+    for made in (whole, parts):
+        made.train(batch(made))
+    np.testing.assert_allclose(weights(whole), weights(parts), rtol=0, atol=2e-5)
+
+
+def test_updates_of_a_batch_take_each_environment_once() -> None:
+    made = trainer("learner.updates_per_batch=4")
+    staged = batch(made)
+    assert made.train(staged)
+    assert made.progress.learner_steps == made.progress.version == 4
+    assert made.progress.trained_steps == staged.steps
+    assert sum(staged.alive(slice(i, i + 2)) for i in range(0, 8, 2)) == staged.steps
+
+
+def test_weights_are_due_every_so_many_updates() -> None:
+    made = trainer("learner.publish_every=3")
+    assert [made.train(batch(made)) for _ in range(6)] == [False, False, True] * 2
+
+
+def test_a_loss_that_is_no_number_is_told_and_changes_no_weight() -> None:
+    made = trainer()
+    made.train(batch(made))
+    before = weights(made)
+    made.train(batch(made, bad=True))
+    with pytest.raises(DivergedError, match=r"policy_loss.* became nan.*lower learner.lr"):
+        made.statistics()
+    np.testing.assert_array_equal(weights(made), before)
+
+
+def test_statistics_are_means_and_start_over() -> None:
+    made = trainer()
+    assert made.statistics() == {}
+    made.train(batch(made))
+    first = made.statistics()
+    assert 0 < first["entropy"] <= np.log(2) + 1e-6
+    assert made.statistics() == {}
+
+
+def test_the_seed_makes_the_network() -> None:
+    np.testing.assert_array_equal(weights(trainer()), weights(trainer()))
+    assert not np.array_equal(weights(trainer()), weights(trainer("run.seed=1")))
+
+
+def test_a_device_that_is_not_there_is_refused() -> None:
+    with pytest.raises(UserError, match=r"cuda:99 is not there.*learner.device=auto"):
+        pick_device("cuda:99")
+
+
+@pytest.mark.gpu
+def test_a_gpu_takes_the_same_steps() -> None:
+    on_cpu, on_gpu = trainer(), trainer(device="cuda")
+    on_gpu.optimizer.values.copy_(on_cpu.optimizer.values)
+    for made in (on_cpu, on_gpu):
+        for _ in range(5):
+            made.train(batch(made))
+    torch.testing.assert_close(
+        on_gpu.optimizer.values.cpu(), on_cpu.optimizer.values, rtol=1e-3, atol=1e-4
+    )
