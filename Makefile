@@ -2,7 +2,7 @@
 
 BIN := .venv/bin
 INSTALLED := .venv/installed
-BENCHMARKS := $(filter-out benchmarks/common.py benchmarks/runs.py, $(wildcard benchmarks/*.py))
+BENCHMARKS := $(filter-out benchmarks/common.py benchmarks/runs.py benchmarks/curve.py, $(wildcard benchmarks/*.py))
 
 # The first Python that runs and is new enough; or say `make train PYTHON=/path/to/python3`.
 PYTHON ?= $(shell for python in python3.11 python3.12 python3.13 python3.14 python3; do \

@@ -33,7 +33,7 @@ from penstock.profiling.status import StatusPage
 from penstock.transport import wire
 from penstock.transport.base import Welcome
 from penstock.transport.client import Client
-from penstock.transport.connector import Connector
+from penstock.transport.receiver import Receiver
 from penstock.transport.shm.arena import Arena
 from penstock.transport.shm.board import WeightsBoard
 from penstock.transport.shm.host import ShmHost
@@ -138,11 +138,11 @@ def receive(results: Connection, folder: Path, spec: SlotSpec, seconds: float, r
     """The connector process: measure in turns."""
     link = ShmLink(folder / "learner.sock", None, want=0, lane=True)
     coded = [parts[2] for parts in encode_all(folder, spec)]
-    connector = Connector(link, address(folder), folder / "learner.sock")
+    receiver = Receiver(link, address(folder), folder / "learner.sock")
     alone, through, per_core = [], [], []
     for _ in range(rounds):
         alone.append(decompress_alone(coded, spec, seconds))
-        by_wall, by_core = transfer(connector, seconds)
+        by_wall, by_core = transfer(receiver, seconds)
         through.append(by_wall)
         per_core.append(by_core)
     median = statistics.median
@@ -156,7 +156,7 @@ def receive(results: Connection, folder: Path, spec: SlotSpec, seconds: float, r
             "core_ratio": median(c / a for c, a in zip(per_core, alone, strict=True)),
         }
     )
-    connector.close()
+    receiver.close()
     link.close()
 
 
@@ -174,15 +174,15 @@ def decompress_alone(coded: list[wire.Buffer], spec: SlotSpec, seconds: float) -
     return rate
 
 
-def transfer(connector: Connector, seconds: float) -> tuple[float, float]:
+def transfer(receiver: Receiver, seconds: float) -> tuple[float, float]:
     """GB/s of unrolls stored: by the clock, and by the processor time of this process."""
-    while connector.received["slots"] < 2 * SLOTS:
-        connector.turn(0.01)
-    before = connector.received["raw_nbytes"]
+    while receiver.received["slots"] < 2 * SLOTS:
+        receiver.turn(0.01)
+    before = receiver.received["raw_nbytes"]
     wall_s, core_s = time.perf_counter(), time.process_time()
     while time.perf_counter() < wall_s + seconds:
-        connector.turn(0.01)
-    stored = (connector.received["raw_nbytes"] - before) / 1e9
+        receiver.turn(0.01)
+    stored = (receiver.received["raw_nbytes"] - before) / 1e9
     return stored / (time.perf_counter() - wall_s), stored / (time.process_time() - core_s)
 
 

@@ -28,6 +28,7 @@ from penstock.transport.shm.store import SlotStore
 
 WAIT_S = 0.2
 ARRIVAL_S = 5.0
+SPARE_LANES = 32  # for a connector, actors by hand, and those that replace dead ones
 
 
 def run(ctx: RoleContext) -> None:
@@ -58,7 +59,8 @@ class LearnerProcess:
         self._checkpoints = checkpoints
         self._accounting = Accounting()
         transport, learner = config.transport, config.learner
-        self._store = SlotStore(trainer.spec, config.actors.count * transport.slots)
+        lanes = config.actors.count + SPARE_LANES
+        self._store = SlotStore(trainer.spec, config.actors.count * transport.slots, lanes)
         self._queue = TrajectoryQueue(
             self._store,
             self._accounting,

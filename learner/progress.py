@@ -86,7 +86,7 @@ class Progress:
         stop = self._stop
         if self.solved_at_s is not None and self.time_s >= self.solved_at_s + stop.hold_s:
             return "return"
-        if stop.env_steps is not None and self.env_steps >= stop.env_steps:
+        if stop.env_steps is not None and self.trained_steps >= stop.env_steps:
             return "env_steps"
         if stop.learner_steps is not None and self.learner_steps >= stop.learner_steps:
             return "learner_steps"

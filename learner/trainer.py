@@ -95,7 +95,7 @@ class Trainer:
             loss, sums = impala.loss(self.model, batch.tensors, self.config.algo, envs)
             loss.backward()
             self._sums += sums
-        norm = self.optimizer.step(steps, self.progress.env_steps)
+        norm = self.optimizer.step(steps, self.progress.trained_steps)
         self._norms += norm
         self._steps += steps
         self._updates += 1

@@ -26,7 +26,7 @@ from penstock.launch.process import Child
 from penstock.launch.topology import RoleSpec, Stage
 from penstock.profiling.status import StatusPage
 from penstock.transport.base import Stamp, Welcome
-from penstock.transport.connector import Connector, Process
+from penstock.transport.receiver import Process, Receiver
 from penstock.transport.shm.board import WeightsBoard
 from penstock.transport.shm.host import ShmHost
 from penstock.transport.shm.link import ShmLink
@@ -200,10 +200,10 @@ def learner(
 @contextmanager
 def connector(
     side: Learner, address: str, *, process: Process | None = None, **options: Any
-) -> Iterator[Connector]:
+) -> Iterator[Receiver]:
     """A connector in a thread of this process."""
     link = ShmLink(side.path, None, want=0, lane=True)
-    made = Connector(link, address, side.path, process=process, **options)
+    made = Receiver(link, address, side.path, process=process, **options)
     stop = threading.Event()
 
     def serve() -> None:

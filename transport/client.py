@@ -143,7 +143,7 @@ class Client:
                     raise UserError(
                         f"the learner at {self._address} {wire.OTHER_VERSION}"
                     ) from error
-            except (KeyError, TypeError, ValueError):
+            except wire.STRANGE:
                 continue  # a sound message with a strange content is of no more use than a torn one
 
     def close(self) -> None:

@@ -1,46 +1,22 @@
-"""The connector: a process that receives from actors over ZeroMQ and fills slots of the learner.
+"""The connector: a process that receives from actors over ZeroMQ for one learner.
 
-    ROUTER ── wire.decode ── Grants.admit ── SlotDecoder into a lent slot ── process ── publish
-
-It decides nothing itself: `Grants` says who may send, `wire` whether a message is sound, and the
-learner, by lending slots, how much comes in. What cannot be used is counted by reason and dropped;
-nothing that is received ends the process. The algorithm's ``process`` runs here, off the learner.
+It attaches to the learner's memory like an actor does, with a lane whose slots it grants on to the
+actors of other hosts. What it does there is `transport.receiver`; here are its start and end.
 """
 
 from __future__ import annotations
 
-import sys
 import time
-import traceback
-from collections import Counter
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
 
-import numpy as np
-import numpy.typing as npt
-import zmq
-
-from penstock.configs.errors import UserError
-from penstock.core.params import WireDtype
 from penstock.core.role import EXIT_REJOIN, RoleContext
-from penstock.transport import wire
-from penstock.transport.base import LearnerGoneError, Stamp
-from penstock.transport.desk import WeightsDesk
-from penstock.transport.grants import Grants, Stream
-from penstock.transport.keys import answer_zap, load_learner
-from penstock.transport.shm.host import check_spec
+from penstock.profiling.status import Phase
+from penstock.transport.base import LearnerGoneError
+from penstock.transport.receiver import TICK_S, Process, Receiver
 from penstock.transport.shm.link import ShmLink
-from penstock.transport.shm.store import drain_event
-from penstock.transport.sockets import boot_id, check_bind, receive, router, zap
-from penstock.transport.wire import Buffer, Head, Kind, WireError
+from penstock.transport.sockets import check_bind
 
-Process = Callable[[dict[str, npt.NDArray[Any]]], None]
-
-TICK_S = 0.01  # how long new weights wait at most
-QUIET_S = 0.2  # this long without a message, what was sent has come
-BATCH = 64  # messages between two looks at everything else
+STREAMS_PER_REPORT = 1000  # what fits a message to the supervisor
 
 
 def run(ctx: RoleContext, process: Process | None = None) -> None:
@@ -57,7 +33,7 @@ def run(ctx: RoleContext, process: Process | None = None) -> None:
     link = _attach(ctx, path)
     if link is None:
         return
-    connector = Connector(
+    receiver = Receiver(
         link,
         ctx.address,
         path,
@@ -67,9 +43,9 @@ def run(ctx: RoleContext, process: Process | None = None) -> None:
         process=process,
     )
     try:
-        _serve(ctx, connector, ctx.config.run.interval_s, ctx.config.run.grace_s)
+        _serve(ctx, receiver, ctx.config.run.interval_s, ctx.config.run.grace_s)
     finally:
-        connector.close()
+        receiver.close()
         link.close()
     if not ctx.stopping():
         raise SystemExit(EXIT_REJOIN)
@@ -86,263 +62,32 @@ def _attach(ctx: RoleContext, path: Path) -> ShmLink | None:
     return None
 
 
-def _serve(ctx: RoleContext, connector: Connector, interval_s: float, grace_s: float) -> None:
+def _serve(ctx: RoleContext, receiver: Receiver, interval_s: float, grace_s: float) -> None:
     """Work until told to stop or the learner is gone, then take in what is on its way."""
     ctx.report("ready")
+    ctx.status.phase = Phase.RECEIVING
     report_at = time.monotonic() + interval_s
-    while not ctx.stopping() and not connector.learner_gone():
+    while not ctx.stopping() and not receiver.learner_gone():
         ctx.status.beat()
-        connector.turn(TICK_S)
+        receiver.turn(TICK_S)
         if time.monotonic() >= report_at:
             report_at += interval_s
-            ctx.report("connector", incarnation=ctx.incarnation, **connector.figures())
-    connector.drain(grace_s / 2, ctx.status.beat)
-    ctx.report(
-        "connector",
-        incarnation=ctx.incarnation,
-        **connector.figures(),
-        streams=connector.streams(),
+            _report(ctx, receiver)
+    ctx.status.phase = Phase.STOPPING
+    receiver.drain(grace_s / 2, ctx.status.beat)
+    receiver.grants.end_all()
+    deadline_s = time.monotonic() + grace_s / 4
+    while not _report(ctx, receiver) and time.monotonic() < deadline_s:
+        time.sleep(0.01)
+
+
+def _report(ctx: RoleContext, receiver: Receiver) -> bool:
+    """Tell the counters, and the streams that have ended; whether all of them are told."""
+    ended = receiver.grants.ended
+    streams = [stream.end() for stream in ended[:STREAMS_PER_REPORT]]
+    told = ctx.report(
+        "connector", incarnation=ctx.incarnation, **receiver.figures(), streams=streams
     )
-
-
-class Connector:
-    """One ROUTER and one lane of the learner's store."""
-
-    def __init__(
-        self,
-        link: ShmLink,
-        address: str,
-        unix_path: Path,
-        *,
-        curve: Path | None = None,
-        dtype: WireDtype = "bf16",
-        silence_s: float = 60.0,
-        process: Process | None = None,
-    ) -> None:
-        """Raises UserError for an address that is taken, or keys that cannot be read."""
-        assert link.writer is not None
-        self.grants = Grants(silence_s)
-        self.rejected: Counter[str] = Counter()
-        self.received = Counter(slots=0, steps=0, raw_nbytes=0, coded_nbytes=0)
-        self.in_flight_steps = 0
-        self._link = link
-        self._writer = link.writer
-        self._decoder = wire.SlotDecoder(link.spec)
-        self._desk = WeightsDesk(link.board, link.welcome, dtype)
-        self._process = process
-        self._lending = True
-        self._welcome = {
-            "spec": link.spec.to_dict(),
-            "layout": link.welcome.layout.to_list(),
-            "config": link.welcome.config,
-            "boot_id": boot_id(),
-            "unix_path": str(unix_path),
-        }
-        self._handlers: dict[int, Callable[[bytes, wire.Message], None]] = {
-            Kind.HELLO: self._hello,
-            Kind.SLOT: self._slot,
-            Kind.BEAT: self._beat,
-            Kind.BYE: self._bye,
-            Kind.WEIGHTS_GET: self._weights_get,
-        }
-        self._open(address, curve)
-
-    def _open(self, address: str, curve: Path | None) -> None:
-        keys = load_learner(curve) if curve else None
-        self._allowed = keys.allowed if keys else frozenset()
-        self._poller = zmq.Poller()
-        self._poller.register(self._writer.event, zmq.POLLIN)
-        with ExitStack() as opening:
-            context = zmq.Context()
-            opening.callback(context.destroy, 500)  # sockets too
-            self._zap = zap(context) if keys else None
-            self._router = router(context, address, keys, wire.max_frame_nbytes(self._link.spec))
-            self._stack = opening.pop_all()
-        for socket in (self._router, self._zap):
-            if socket is not None:
-                self._poller.register(socket, zmq.POLLIN)
-
-    def turn(self, timeout_s: float) -> int:
-        """Handle what has come, waiting up to ``timeout_s`` for something; how many messages."""
-        ready = dict(self._poller.poll(round(timeout_s * 1000)))
-        if self._zap is not None and self._zap in ready:
-            answer_zap(self._zap, self._allowed)
-        if self._writer.event in ready:
-            drain_event(self._writer.event)
-        count = 0
-        while count < BATCH and (parts := receive(self._router)) is not None:
-            self.handle(bytes(parts[0]), parts[1:])
-            count += 1
-        self._tend(time.monotonic())
-        return count
-
-    def handle(self, peer: bytes, parts: Sequence[Buffer]) -> None:
-        """Take in one message of a peer; whatever is wrong with it is counted."""
-        try:
-            message = wire.decode(parts)
-            handler = self._handlers.get(message.head.kind)
-            if handler is None:
-                raise WireError("kind")
-            newcomer = message.head.kind == Kind.HELLO and not message.head.run_id
-            if not newcomer and message.head.run_id != self._link.welcome.run_id:
-                raise WireError("run")
-            handler(peer, message)
-        except WireError as error:
-            self.rejected[error.reason] += 1
-            if error.reason in ("run", "unknown"):
-                self._say(peer, Kind.WHO)
-            elif error.reason == "version" and wire.is_hello(parts):
-                self._refuse(peer, f"the learner {wire.OTHER_VERSION}")
-
-    def learner_gone(self) -> bool:
-        return self._link.learner_gone()
-
-    def drain(self, timeout_s: float, beat: Callable[[], None]) -> None:
-        """Take in what is on its way until it is quiet or all have left; grant nothing more."""
-        self._lending = False
-        deadline_s = time.monotonic() + timeout_s
-        quiet_s = time.monotonic() + QUIET_S
-        while self.grants.streams and time.monotonic() < min(quiet_s, deadline_s):
-            beat()
-            if self.turn(TICK_S):
-                quiet_s = time.monotonic() + QUIET_S
-
-    def figures(self) -> dict[str, Any]:
-        """Counters since the start, in slots, agent steps and bytes."""
-        return {
-            "actors": len(self.grants.streams),
-            **self.received,
-            "rejected": dict(self.rejected),
-            "in_flight_steps": self.in_flight_steps,
-        }
-
-    def streams(self) -> list[dict[str, int]]:
-        """How far each stream came; ``sequence`` is the next one that it would have sent."""
-        return [
-            {
-                "actor": stream.actor,
-                "incarnation": stream.incarnation,
-                "produced_steps": stream.produced_steps,
-                "sequence": stream.next,
-            }
-            for stream in (*self.grants.ended, *self.grants.streams.values())
-        ]
-
-    def close(self) -> None:
-        self._stack.close()
-
-    def _hello(self, peer: bytes, message: wire.Message) -> None:
-        meta = wire.verify(message)
-        try:
-            spec, want = meta["spec"], int(meta["want"])
-            check_spec(self._link.spec, spec)
-            if want:
-                self.grants.hello(message.head, peer, want, time.monotonic())
-        except UserError as error:
-            self.rejected["refused"] += 1
-            self._refuse(peer, str(error))
-            return
-        except (KeyError, TypeError, ValueError) as error:
-            raise WireError("meta", str(error)) from error
-        stream = self.grants.streams.get(message.head.actor) if want else None
-        self._say(peer, Kind.WELCOME, self._welcome, stream)
-
-    def _slot(self, peer: bytes, message: wire.Message) -> None:
-        head = message.head
-        if head.spec_hash != self._link.spec.hash:
-            raise WireError("spec")
-        stream = self.grants.admit(head)
-        if self.learner_gone() or not self._writer.available:
-            wire.verify(message)
-            self.in_flight_steps += head.steps
-        else:
-            self._store(message)
-        self.grants.received(stream, head, peer, time.monotonic())
-
-    def _store(self, message: wire.Message) -> None:
-        head = message.head
-        with self._writer.slot(0) as slot:
-            assert slot is not None
-            self._decoder.decode(message, slot.payload)
-            fill_header(slot.header, head, time.monotonic())
-            if self._process is not None:
-                self._apply(self._process, slot.columns)
-        self.received.update(
-            slots=1, steps=head.steps, raw_nbytes=head.raw_nbytes, coded_nbytes=head.coded_nbytes
-        )
-
-    def _apply(self, process: Process, columns: dict[str, npt.NDArray[Any]]) -> None:
-        try:
-            process(columns)
-        except Exception as error:
-            if not self.rejected["process"]:
-                traceback.print_exc(file=sys.stderr)
-            raise WireError("process", str(error)) from error
-
-    def _beat(self, peer: bytes, message: wire.Message) -> None:
-        wire.verify(message)
-        stream = self.grants.beat(message.head, peer, time.monotonic())
-        self._say(peer, Kind.GRANT, None, stream)
-
-    def _bye(self, peer: bytes, message: wire.Message) -> None:
-        wire.verify(message)
-        self.grants.bye(message.head, peer, time.monotonic())
-
-    def _weights_get(self, peer: bytes, message: wire.Message) -> None:
-        meta = wire.verify(message)
-        try:
-            have = None if meta["have"] is None else Stamp(*map(int, meta["have"]))
-        except (KeyError, TypeError, ValueError) as error:
-            raise WireError("meta", str(error)) from error
-        if self._desk.ask(peer, have):
-            self._say(peer, Kind.GRANT)  # nothing newer yet, but the connector lives
-
-    def _tend(self, now_s: float) -> None:
-        """What is due besides messages: grants, weights, actors that fell silent."""
-        if self._lending:
-            for stream in self.grants.lend(self._writer.available):
-                self._say(stream.peer, Kind.GRANT, None, stream)
-        for peer, parts in self._desk.due():
-            self._send(peer, parts)
-        self.grants.expire(now_s)
-        if self._writer.want != self.grants.want:
-            self._writer.want = self.grants.want
-
-    def _refuse(self, peer: bytes, text: str) -> None:
-        self._say(peer, Kind.REFUSE, {"error": text})
-
-    def _say(self, peer: bytes, kind: Kind, meta: Any = None, stream: Stream | None = None) -> None:
-        welcome = self._link.welcome
-        head = Head(
-            kind,
-            spec_hash=self._link.spec.hash,
-            run_id=welcome.run_id,
-            generation=welcome.generation,
-            actor=stream.actor if stream else 0,
-            incarnation=stream.incarnation if stream else 0,
-            sequence=stream.limit if stream else 0,
-        )
-        self._send(peer, wire.encode(head, meta))
-
-    def _send(self, peer: bytes, parts: wire.Parts) -> None:
-        # A ROUTER drops what goes to a peer that left or does not read; that one asks again.
-        self._router.send_multipart([peer, *parts], copy=False)
-
-
-def fill_header(header: npt.NDArray[np.void], head: Head, now_s: float) -> None:
-    """A slot's HEADER from a message; times by this host's clock, as if published on arrival."""
-    for field in SAME_FIELDS:
-        header[field] = getattr(head, field)
-    header["published_s"] = now_s
-    header["started_s"] = now_s - head.duration_s
-
-
-SAME_FIELDS = (
-    "actor",
-    "incarnation",
-    "generation",
-    "sequence",
-    "version",
-    "steps",
-    "produced_steps",
-)
+    if told:
+        del ended[: len(streams)]
+    return told and not ended

@@ -38,9 +38,18 @@ class Stream:
     def outstanding(self) -> int:
         return self.limit - self.next
 
+    def end(self) -> dict[str, int]:
+        """How far it came: ``sequence`` is the one that it would have sent next."""
+        return {
+            "actor": self.actor,
+            "incarnation": self.incarnation,
+            "produced_steps": self.produced_steps,
+            "sequence": self.next,
+        }
+
 
 class Grants:
-    """The streams of one connector."""
+    """The streams of one connector; ``ended`` are those that are over and not yet reported."""
 
     def __init__(self, silence_s: float) -> None:
         self.streams: dict[int, Stream] = {}
@@ -117,6 +126,11 @@ class Grants:
         for stream in silent:
             self._end(stream)
         return silent
+
+    def end_all(self) -> None:
+        """No more is received from anyone."""
+        for stream in list(self.streams.values()):
+            self._end(stream)
 
     def _known(self, head: Head) -> Stream:
         stream = self.streams.get(head.actor)

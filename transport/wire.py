@@ -11,6 +11,7 @@ only within the frame's own range. Never pickle.
 
 from __future__ import annotations
 
+import math
 import struct
 import zlib
 from collections.abc import Sequence
@@ -43,6 +44,10 @@ HEAD_NBYTES = _HEAD.size
 OTHER_VERSION = (
     "speaks another version of the protocol; use the same release of Penstock on all hosts"
 )
+
+
+# What reading a sound message of strange content can raise.
+STRANGE = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
 
 
 class Kind(IntEnum):
@@ -245,6 +250,8 @@ class SlotDecoder:
             raise WireError("size", f"{head.raw_nbytes} bytes instead of {self._raw_nbytes}")
         if not head.steps <= min(head.produced_steps, self._max_steps):
             raise WireError("steps", f"{head.steps} of {head.produced_steps}")
+        if not 0 <= head.duration_s < math.inf:
+            raise WireError("header", f"a duration of {head.duration_s} s")
         meta = verify(message)
         if not isinstance(meta, list) or len(meta) != len(frames):
             raise WireError("meta")

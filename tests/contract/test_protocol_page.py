@@ -24,7 +24,7 @@ import pytest
 import snappy
 import zmq
 
-from penstock.transport.connector import Connector
+from penstock.transport.receiver import Receiver
 from transport_world import (
     LAYOUT,
     RUN_ID,
@@ -169,14 +169,14 @@ def json_hash(value: Any) -> int:
 
 
 @pytest.fixture
-def far_side(tmp_path: Path) -> Iterator[tuple[Learner, Connector, str]]:
+def far_side(tmp_path: Path) -> Iterator[tuple[Learner, Receiver, str]]:
     address = f"ipc://{tmp_path}/wire"
     with ExitStack() as stack:
         side = stack.enter_context(learner(tmp_path))
         yield side, stack.enter_context(connector(side, address)), address
 
 
-def test_a_stranger_trains_along(far_side: tuple[Learner, Connector, str]) -> None:
+def test_a_stranger_trains_along(far_side: tuple[Learner, Receiver, str]) -> None:
     side, receiver, address = far_side
     sent_weights = side.publish(17)
     stranger = Stranger(address)
@@ -202,14 +202,14 @@ def test_a_stranger_trains_along(far_side: tuple[Learner, Connector, str]) -> No
             np.testing.assert_array_equal(taken.columns[name], values, err_msg=name)
     stranger.leave()
     wait_until(lambda: not receiver.grants.streams)
-    assert receiver.streams() == [
+    assert [stream.end() for stream in receiver.grants.ended] == [
         {"actor": 4711, "incarnation": 0, "produced_steps": 144, "sequence": 12}
     ]
     assert receiver.rejected == {}
 
 
 def test_a_stranger_with_its_own_spec_and_fresh_weights(
-    far_side: tuple[Learner, Connector, str],
+    far_side: tuple[Learner, Receiver, str],
 ) -> None:
     side, _, address = far_side
     stranger = Stranger(address)
@@ -227,7 +227,7 @@ def test_a_stranger_with_its_own_spec_and_fresh_weights(
     stranger.leave()
 
 
-def test_a_stranger_with_another_spec_is_told(far_side: tuple[Learner, Connector, str]) -> None:
+def test_a_stranger_with_another_spec_is_told(far_side: tuple[Learner, Receiver, str]) -> None:
     _, _, address = far_side
     stranger = Stranger(address)
     other = json.loads(json.dumps(SPEC.to_dict())) | {"unroll": 5}
@@ -237,7 +237,7 @@ def test_a_stranger_with_another_spec_is_told(far_side: tuple[Learner, Connector
 
 
 def test_a_stranger_that_skips_the_hello_is_asked_who_it_is(
-    far_side: tuple[Learner, Connector, str],
+    far_side: tuple[Learner, Receiver, str],
 ) -> None:
     side, receiver, address = far_side
     stranger = Stranger(address)
@@ -253,7 +253,7 @@ def test_a_stranger_that_skips_the_hello_is_asked_who_it_is(
     stranger.leave()
 
 
-def test_a_stranger_of_another_run_is_told_so(far_side: tuple[Learner, Connector, str]) -> None:
+def test_a_stranger_of_another_run_is_told_so(far_side: tuple[Learner, Receiver, str]) -> None:
     _, receiver, address = far_side
     stranger = Stranger(address)
     stranger.run_id = RUN_ID - 1

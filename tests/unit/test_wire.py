@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import struct
 import zlib
 from typing import Any
@@ -55,7 +56,7 @@ def decode_guarded(parts: list[bytes]) -> npt.NDArray[np.uint8]:
     return around[GUARD:-GUARD]
 
 
-def resealed(parts: list[bytes], **changes: int) -> list[bytes]:
+def resealed(parts: list[bytes], **changes: Any) -> list[bytes]:
     """The message as a hostile sender would make it: sizes and checksum fit what it holds."""
     fields = struct.unpack(wire.HEAD_FORMAT, parts[0])
     head = Head(*fields[2:-1])._replace(
@@ -169,6 +170,8 @@ def test_reasons_of_refusal() -> None:
     assert refused([good[0], b" " * (wire.META_NBYTES + 1), *good[2:]]) == "size"
     assert refused(resealed(good, steps=13, produced_steps=99)) == "steps"
     assert refused(resealed(good, produced_steps=11)) == "steps"
+    for duration_s in (math.nan, math.inf, -1.0):
+        assert refused(resealed(good, duration_s=duration_s)) == "header"
     assert refused([*good[:2], bytes([good[2][0] ^ 1]) + good[2][1:], *good[3:]]) == "checksum"
     assert refused([good[0][:-12] + b"\x00" * 8 + good[0][-4:], *good[1:]]) == "checksum"
     strange_metas: list[Any] = [[], meta[:2], [["lz4", n] for _, n in meta]]
