@@ -45,6 +45,20 @@ def columns(observation_space: Any, action_space: Any) -> tuple[Column, ...]:
     )
 
 
+def check(columns: dict[str, npt.NDArray[Any]], actions: int) -> None:
+    """Raise ValueError for values that no sound actor records: an index or a number that would end
+    the learner, or flags that are neither 0 nor 1."""
+    action = columns["action"]
+    if action.min() < 0 or action.max() >= actions:
+        raise ValueError(f"actions from {action.min()} to {action.max()}, there are {actions}")
+    for name in ("obs", "reward", "behaviour_logp"):
+        if columns[name].dtype.kind == "f" and not np.isfinite(columns[name]).all():
+            raise ValueError(f"column {name} holds numbers that are not finite")
+    for name in ("terminated", "truncated", "alive"):
+        if columns[name].view(np.uint8).max() > 1:
+            raise ValueError(f"column {name} holds bytes other than 0 and 1")
+
+
 def process(cfg: ImpalaConfig, columns: dict[str, npt.NDArray[Any]]) -> None:
     """Clip and scale the rewards of a filled slot, in place; `episode_return` stays raw."""
     reward = columns["reward"]

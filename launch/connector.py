@@ -7,9 +7,16 @@ from functools import partial
 from penstock import algos
 from penstock.core.role import RoleContext
 from penstock.transport import connector
+from penstock.transport.base import Welcome
+from penstock.transport.receiver import Process
 
 
 def run(ctx: RoleContext) -> None:
-    """`penstock.transport.connector.run`, preparing each slot that comes in for training."""
-    assert ctx.config is not None
-    connector.run(ctx, partial(algos.process, ctx.config.algo))
+    """`penstock.transport.connector.run`, checking and preparing each slot that comes in."""
+    config = ctx.config
+    assert config is not None
+
+    def prepare(welcome: Welcome) -> Process:
+        return partial(algos.receive, config.algo, welcome.layout)
+
+    connector.run(ctx, prepare)

@@ -7,11 +7,12 @@ actors of other hosts. What it does there is `transport.receiver`; here are its 
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 from penstock.core.role import EXIT_REJOIN, RoleContext
 from penstock.profiling.status import Phase
-from penstock.transport.base import LearnerGoneError
+from penstock.transport.base import LearnerGoneError, Welcome
 from penstock.transport.receiver import TICK_S, Process, Receiver
 from penstock.transport.shm.link import ShmLink
 from penstock.transport.sockets import check_bind
@@ -19,10 +20,11 @@ from penstock.transport.sockets import check_bind
 STREAMS_PER_REPORT = 1000  # what fits a message to the supervisor
 
 
-def run(ctx: RoleContext, process: Process | None = None) -> None:
+def run(ctx: RoleContext, prepare: Callable[[Welcome], Process] | None = None) -> None:
     """Receive until told to stop; exits with EXIT_REJOIN when the learner is gone.
 
-    ``process`` changes a received slot's columns in place before the learner sees them.
+    ``prepare`` makes, from what the learner says of itself, the function that checks and changes
+    a received slot's columns in place before the learner sees them.
     """
     assert ctx.config is not None
     assert ctx.address is not None
@@ -40,7 +42,7 @@ def run(ctx: RoleContext, process: Process | None = None) -> None:
         curve=curve,
         dtype=ctx.config.weights.dtype,
         silence_s=ctx.config.run.hang_timeout_s,
-        process=process,
+        process=prepare(link.welcome) if prepare else None,
     )
     try:
         _serve(ctx, receiver, ctx.config.run.interval_s, ctx.config.run.grace_s)

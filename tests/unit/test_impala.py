@@ -203,7 +203,7 @@ def test_at_equal_weights_the_learner_reproduces_the_actors_log_probabilities(
     error = (chosen.detach() - batch["behaviour_logp"].flatten()).abs().max()
     assert error <= tolerance
     sums = dict(zip(impala.STATISTICS, impala.loss(net, batch, ImpalaConfig())[1], strict=True))
-    assert sums["kl"] / (steps * envs) <= tolerance**2
+    assert sums["kl"] / (steps * envs) <= max(tolerance**2, 1e-8)  # of float32 rounding alone
     assert sums["rho"] / (steps * envs) == pytest.approx(1, abs=tolerance)
     if tolerance <= 1e-5:
         assert sums["rho_clipped"] == 0
@@ -262,3 +262,34 @@ def test_actors_and_connectors_need_no_torch_for_it() -> None:
     code = "import sys, penstock.algos, penstock.models.policy; print('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "False\n"
+
+
+def _sound() -> dict[str, np.ndarray[Any, Any]]:
+    columns = impala.columns(spaces.Box(-1, 1, (3,)), spaces.Discrete(2))
+    spec = SlotSpec(2, 2, columns)
+    return spec.views(np.zeros(spec.payload_nbytes, np.uint8))
+
+
+@pytest.mark.parametrize(
+    ("column", "value", "sentence"),
+    [
+        ("action", 2, "actions from 0 to 2, there are 2"),
+        ("action", -1, "actions from -1 to 0"),
+        ("obs", np.nan, "column obs holds numbers that are not finite"),
+        ("reward", np.inf, "column reward"),
+        ("behaviour_logp", np.nan, "column behaviour_logp"),
+    ],
+)
+def test_what_a_stranger_sent_is_checked(column: str, value: float, sentence: str) -> None:
+    columns = _sound()
+    impala.check(columns, actions=2)
+    columns[column][1, 1] = value
+    with pytest.raises(ValueError, match=sentence):
+        impala.check(columns, actions=2)
+
+
+def test_a_flag_is_0_or_1() -> None:
+    columns = _sound()
+    columns["alive"].view(np.uint8)[0, 0] = 7
+    with pytest.raises(ValueError, match="column alive holds bytes other than 0 and 1"):
+        impala.check(columns, actions=2)
