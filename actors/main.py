@@ -34,9 +34,8 @@ def run(ctx: RoleContext) -> None:
         link = join(ctx, found, slot_spec(config, game.info), actor)
         if link is not None:
             ctx.report("ready")
-            _play(
-                ctx, Player(config, link, game, actor, ctx.incarnation, partial(_beat, ctx.status))
-            )
+            beat = partial(_beat, ctx.status)
+            _play(ctx, Player(config, link, game, actor, ctx.incarnation, beat))
     except LearnerGoneError as error:
         if ctx.stopping():
             return
@@ -80,7 +79,9 @@ class Player:
         incarnation: int,
         beat: Callable[[], None],
     ) -> None:
-        seeds = np.random.SeedSequence([config.run.seed, actor, incarnation]).generate_state(2)
+        # A restarted actor, and one of a resumed run, must not play the same games once more.
+        life = [config.run.seed, actor, incarnation, link.welcome.generation]
+        seeds = np.random.SeedSequence(life).generate_state(2)
         self._config = config
         self._link = link
         self._game = game
@@ -96,6 +97,7 @@ class Player:
     def play(self, timeout_s: float) -> bool:
         """Play one unroll with the newest weights; False when no slot was granted in time."""
         if not self._swap_weights():
+            time.sleep(min(timeout_s, 0.005))  # the relay has none yet
             return False
         with self._link.slot(timeout_s) as slot:
             if slot is None:

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from penstock.models.torch_nets import Net
 
 WHOLE = slice(None)
+LEAST_LOGP, MOST_REWARD = -100.0, 1e6  # of a sound actor
+MOST_LOG_RHO = 20.0  # V-trace clips far below; beyond it the statistics would overflow
 ROUNDING = 1.001  # importance weights of the same policy differ from 1 by less
 STATISTICS = ("policy_loss", "value_loss", "entropy", "kl", "rho", "rho_clipped")
 
@@ -51,9 +53,14 @@ def check(columns: dict[str, npt.NDArray[Any]], actions: int) -> None:
     action = columns["action"]
     if action.min() < 0 or action.max() >= actions:
         raise ValueError(f"actions from {action.min()} to {action.max()}, there are {actions}")
-    for name in ("obs", "reward", "behaviour_logp"):
+    for name in ("obs", "reward", "behaviour_logp", "episode_return"):
         if columns[name].dtype.kind == "f" and not np.isfinite(columns[name]).all():
             raise ValueError(f"column {name} holds numbers that are not finite")
+    logp = columns["behaviour_logp"]
+    if logp.min() < LEAST_LOGP or logp.max() > 1e-3:
+        raise ValueError(f"log-probabilities from {logp.min()} to {logp.max()}")
+    if abs(columns["reward"]).max() > MOST_REWARD:
+        raise ValueError(f"a reward beyond {MOST_REWARD:g}")
     for name in ("terminated", "truncated", "alive"):
         if columns[name].view(np.uint8).max() > 1:
             raise ValueError(f"column {name} holds bytes other than 0 and 1")
@@ -124,6 +131,7 @@ def loss(
 
 def _lag(log_rhos: Tensor, mask: Tensor, rho_clip: float) -> tuple[Tensor, Tensor, Tensor]:
     """How far the actor's policy lies from the learner's: the last three of `STATISTICS`."""
+    log_rhos = log_rhos.clamp(-MOST_LOG_RHO, MOST_LOG_RHO)
     rhos = log_rhos.exp()
     clipped = (rhos > ROUNDING * rho_clip).float()
     return (rhos - 1 - log_rhos).dot(mask), rhos.dot(mask), clipped.dot(mask)

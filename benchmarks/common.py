@@ -20,11 +20,15 @@ from pathlib import Path
 from typing import Any
 
 RESULTS = Path(__file__).parent / "results"
+THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
+ONE_THREAD = dict.fromkeys(THREADS, "1")
 PACKAGES = ("torch", "numpy", "pyzmq", "gymnasium", "ale-py", "cramjam")
 
 
 def parser(description: str | None) -> argparse.ArgumentParser:
     """A parser with the options that all benchmarks have."""
+    if os.environ.get("OPENBLAS_NUM_THREADS") != "1":  # as roles have it, and before numpy loads
+        os.execve(sys.executable, [sys.executable, *sys.argv], os.environ | ONE_THREAD)
     made = argparse.ArgumentParser(description=description)
     made.add_argument("--json", action="store_true", help="end with the result as one JSON object")
     made.add_argument("--save", action="store_true", help="write benchmarks/results/NAME.json")

@@ -1,6 +1,6 @@
 """Draws the learning curve of a run: mean return against agent steps and against minutes.
 
-    python benchmarks/curve.py RUN_FOLDER OUT.svg
+python benchmarks/curve.py RUN_FOLDER OUT.svg
 """
 
 from __future__ import annotations

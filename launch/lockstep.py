@@ -79,13 +79,12 @@ class Lockstep:
         self._board = WeightsBoard.create(trainer.layout.size, shared=False)
         self._publisher = Publisher(trainer.published(), self._board)
         self._batch = StagingBatch(trainer.spec, self._batch_slots, trainer.device)
-        generation = trainer.progress.generation
-        welcome = Welcome(run_id, generation, trainer.spec, trainer.layout, {})
+        # Generation 0 whatever was resumed: games are seeded by the step count alone.
+        welcome = Welcome(run_id, 0, trainer.spec, trainer.layout, {})
         self._links = [
             InprocLink(welcome, self._store, self._board, self._slots() // config.actors.count)
             for _ in range(config.actors.count)
         ]
-        self._publish()
         self.begin_anew()
 
     def turn(self, ledger: TimeLedger) -> None:
@@ -120,6 +119,7 @@ class Lockstep:
 
     def begin_anew(self) -> None:
         """New environments and random generators, seeded by the learner's step count."""
+        self._publish()  # as a resumed run would
         config, step = self._config, self._trainer.progress.learner_steps
         for player in getattr(self, "_players", []):
             player.close()
@@ -138,3 +138,4 @@ class Lockstep:
     def _publish(self) -> None:
         progress = self._trainer.progress
         self._publisher.publish(Stamp(progress.generation, progress.version))
+        self._publisher.flush(wait=True)

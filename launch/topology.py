@@ -75,7 +75,7 @@ def learner(config: Config, bind: str) -> tuple[RoleSpec, ...]:
 
 def actors(count: int, address: str, *, relay: bool) -> tuple[RoleSpec, ...]:
     """Actors that join a learner elsewhere; its config comes in the handshake."""
-    carriers = [_relay(address, informed=True)] if relay else []
+    carriers = [_relay(address)] if relay else []
     return (*_actors(count, REMOTE_NICE, 1, address), *carriers)
 
 
@@ -116,6 +116,6 @@ def _connector(bind: str) -> RoleSpec:
     return RoleSpec("connector", 0, main, Stage.CARRIERS, address=bind)
 
 
-def _relay(address: str, *, informed: bool = False) -> RoleSpec:
+def _relay(address: str) -> RoleSpec:
     main = "penstock.transport.relay:run"
-    return RoleSpec("relay", 0, main, Stage.CARRIERS, address=address, informed=informed)
+    return RoleSpec("relay", 0, main, Stage.CARRIERS, address=address)

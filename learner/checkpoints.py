@@ -13,8 +13,10 @@ from typing import Any
 import numpy as np
 import torch
 
+from penstock.configs.errors import UserError
 from penstock.learner import checkpoint
 from penstock.learner.checkpoint import Checkpoint
+from penstock.learner.progress import EPISODES
 from penstock.learner.trainer import Trainer
 
 OPTIMIZER, RANDOM = "optimizer/", "random/"
@@ -43,7 +45,13 @@ class Checkpoints:
             targets = trainer.published()
             for target, part in zip(targets, flat.split([t.numel() for t in targets]), strict=True):
                 target.copy_(part.view(target.shape))
-        trainer.optimizer.load_state_dict(_under(OPTIMIZER, stored.arrays))
+        try:
+            trainer.optimizer.load_state_dict(_under(OPTIMIZER, stored.arrays))
+        except ValueError as error:
+            raise UserError(
+                f"{self._last} was saved by another optimizer ({error}); set learner.optimizer as "
+                "it was, or another run.dir"
+            ) from error
         _set_random_states(_under(RANDOM, stored.arrays))
         trainer.progress.load_state_dict(stored.meta["progress"])
         self._best_return = stored.meta["best_return"]
@@ -64,7 +72,8 @@ class Checkpoints:
         """Write `last`, and `best` where the mean return has never been higher."""
         progress = self._trainer.progress
         mean = progress.return_mean
-        is_best = mean is not None and (self._best_return is None or mean > self._best_return)
+        counts = mean is not None and len(progress.returns) == EPISODES  # fewer may be luck
+        is_best = counts and (self._best_return is None or mean > self._best_return)
         if is_best:
             self._best_return = mean
         state = self._state()

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 from collections import deque
 from collections.abc import Callable
 
@@ -57,15 +58,18 @@ class Feeder:
     def __exit__(self, *error: object) -> None:
         self.stop()
         os.close(self._full_event)
+        self._host.unwatch(self._freed_event)
+        os.close(self._freed_event)
 
     def get(self, timeout_s: float) -> StagingBatch | None:
         """The oldest ready batch, or None when none came in time."""
         if self._thread is None:
+            self._host.poll(0.0)  # those who come and go are heard also where data never runs out
             if not self._gather():
                 self._host.poll(timeout_s)
                 self._gather()
-        elif not self._full and wait_readable(self._full_event, timeout_s):
-            drain_event(self._full_event)
+        else:
+            self._wait_for_full(time.monotonic() + timeout_s)
         if self._error is not None:
             raise self._error
         return self._full.popleft() if self._full else None
@@ -87,17 +91,25 @@ class Feeder:
         """Agent steps in batches that were gathered and not trained on."""
         return sum(batch.steps for batch in self._batches)
 
+    def _wait_for_full(self, deadline_s: float) -> None:
+        """Until a batch is ready or the thread has failed; the event may tell of an earlier one."""
+        while not self._full and self._error is None:
+            left_s = deadline_s - time.monotonic()
+            if left_s <= 0 or not wait_readable(self._full_event, left_s):
+                return
+            drain_event(self._full_event)
+
     def _run(self) -> None:
         try:
             while not self._stop:
-                if not self._gather():
-                    self._host.poll(POLL_S)
+                self._host.poll(0.0 if self._gather() else POLL_S)
         except BaseException as error:
             self._error = error
             os.eventfd_write(self._full_event, 1)
 
     def _gather(self) -> bool:
         """Fill one free batch; False when there is no free batch or not enough data."""
+        self._queue.collect()
         if not self._free:
             return False
         slots = self._queue.take(self._batch_slots, self._version())

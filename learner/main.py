@@ -17,7 +17,7 @@ from penstock.learner.checkpoints import Checkpoints
 from penstock.learner.feed import Feeder
 from penstock.learner.publish import Publisher
 from penstock.learner.staging import StagingBatch
-from penstock.learner.trainer import DivergedError, Trainer
+from penstock.learner.trainer import Trainer
 from penstock.profiling.ledger import TimeLedger
 from penstock.profiling.status import Phase
 from penstock.replay import Accounting, TrajectoryQueue
@@ -28,6 +28,7 @@ from penstock.transport.shm.store import SlotStore
 
 WAIT_S = 0.2
 ARRIVAL_S = 5.0
+REMOTE_ACTORS = 16  # that may play at once where actors join from elsewhere, if not more
 SPARE_LANES = 32  # for a connector, actors by hand, and those that replace dead ones
 
 
@@ -59,8 +60,9 @@ class LearnerProcess:
         self._checkpoints = checkpoints
         self._accounting = Accounting()
         transport, learner = config.transport, config.learner
-        lanes = config.actors.count + SPARE_LANES
-        self._store = SlotStore(trainer.spec, config.actors.count * transport.slots, lanes)
+        actors = max(config.actors.count, REMOTE_ACTORS if transport.bind else 0)
+        lanes = actors + SPARE_LANES
+        self._store = SlotStore(trainer.spec, actors * transport.slots, lanes)
         self._queue = TrajectoryQueue(
             self._store,
             self._accounting,
@@ -70,6 +72,7 @@ class LearnerProcess:
         self._board = WeightsBoard.create(trainer.layout.size)
         self._publisher = Publisher(trainer.published(), self._board)
         self._publish()
+        self._publisher.flush(wait=True)
         welcome = Welcome(
             ctx.run_id,
             self._progress.generation,
@@ -117,6 +120,7 @@ class LearnerProcess:
             if reason is not None:
                 self._ctx.report("stop", reason=reason)
                 break
+        self._report()
 
     def finish(self) -> None:
         """Wait for the end of those who produce, count what is left, save, report."""
@@ -129,12 +133,13 @@ class LearnerProcess:
         self._listen(everything_arrived=True)
         in_flight += sum(c["in_flight_steps"] for c in self._connectors.values())
         self._progress.arrived(self._accounting)
-        self._ctx.report("metrics", **self._metrics())
-        self._ctx.report("final", accounting=self._accounting.to_dict(in_flight))
+        counts = self._progress.counts() | self._drops()
+        self._ctx.report("final", accounting=self._accounting.to_dict(in_flight), **counts)
         self._ctx.status.phase = Phase.SAVING
         self._checkpoints.save()
 
     def _train_once(self) -> None:
+        self._publisher.flush()
         self._ledger.switch("wait_data")
         self._ctx.status.phase = Phase.WAITING
         batch = self._feeder.get(WAIT_S)
@@ -160,23 +165,26 @@ class LearnerProcess:
         self._next_report_s = time.monotonic() + self._config.run.interval_s
         self._listen()
         self._progress.arrived(self._accounting)
-        try:
-            statistics = self._trainer.statistics()
-        except DivergedError:
-            self._checkpoints.save()  # the weights are those before it
-            raise
+        statistics = self._trainer.statistics()
         self._ctx.report("metrics", **self._metrics(), **statistics)
         self._checkpoints.save_if_due()
 
     def _metrics(self) -> dict[str, Any]:
-        rejected: Counter[str] = Counter()
         actors = self._host.actors
-        for incarnation, connector in self._connectors.items():
+        if self._connectors:
+            actors += self._connectors[max(self._connectors)]["actors"]
+        return (
+            self._progress.interval(self._ledger)
+            | self._drops()
+            | {"actors_alive": actors, "queue_fill": self._store.fill_fraction()}
+        )
+
+    def _drops(self) -> dict[str, dict[str, int]]:
+        """What was not trained on, by reason: steps, and for ``rejected`` messages."""
+        rejected: Counter[str] = Counter()
+        for connector in self._connectors.values():
             rejected.update(connector["rejected"])
-            actors += connector["actors"] if incarnation == max(self._connectors) else 0
-        return self._progress.interval(self._ledger) | {
-            "actors_alive": actors,
-            "queue_fill": self._store.fill_fraction(),
+        return {
             "dropped": dict(self._accounting.dropped),
             "lost": dict(self._accounting.lost),
             "rejected": dict(rejected),

@@ -17,6 +17,7 @@ from penstock.configs.schema import StopConfig
 from penstock.profiling.ledger import TimeLedger, fractions
 from penstock.replay.accounting import Accounting
 
+MAX_LAG = 1 << 16  # the histogram's last bin
 EPISODES = 100  # returns are the mean of the last hundred episodes
 COUNTERS = ("env_steps", "trained_steps", "learner_steps", "episodes", "version")
 
@@ -58,8 +59,11 @@ class Progress:
     def trained(self, arrays: dict[str, npt.NDArray[Any]], steps: int, updates: int) -> None:
         """A batch of ``steps`` agent steps was trained on in ``updates`` optimizer steps."""
         alive = arrays["alive"]
-        lags = self.version - arrays["policy_version"].astype(np.int64)
-        for lag, count in enumerate(np.bincount(np.maximum(lags[alive], 0))):
+        # Update i of the batch took the i-th share of its environments, at version + i.
+        envs = alive.shape[1]
+        at = self.version + np.arange(envs) * updates // envs
+        lags = np.clip(at - arrays["policy_version"].astype(np.int64), 0, MAX_LAG)
+        for lag, count in enumerate(np.bincount(lags[alive])):
             if count:
                 self.lag[lag] += int(count)
         over = alive & (arrays["terminated"] | arrays["truncated"])
@@ -102,17 +106,12 @@ class Progress:
         elapsed_s = max(now_s - last_s, 1e-9)
         shares = fractions(spent, last_spent)
         lag, self.lag = self.lag, Counter()
-        return {
+        return self.counts() | {
             "time_s": now_s,
-            "env_steps": self.env_steps,
-            "env_frames": self.env_steps * self._frames_per_step,
-            "trained_steps": self.trained_steps,
-            "learner_steps": self.learner_steps,
             "steps_per_s": (self.env_steps - last_env) / elapsed_s,
             "trained_steps_per_s": (self.trained_steps - last_trained) / elapsed_s,
             "episode_return_mean": self.return_mean,
             "episode_length_mean": float(np.mean(self.lengths)) if self.lengths else None,
-            "episodes": self.episodes,
             "policy_lag_mean": lag_mean(lag),
             "policy_lag_max": max(lag, default=None),
             "policy_lag_histogram": {str(k): lag[k] for k in sorted(lag)},
@@ -120,6 +119,16 @@ class Progress:
             "learner_compute_fraction": shares.get("compute", 0.0),
             "ledger": shares,
             "solved_at_s": self.solved_at_s,
+        }
+
+    def counts(self) -> dict[str, int]:
+        """The counters of the run, by their names in metrics.jsonl."""
+        return {
+            "env_steps": self.env_steps,
+            "env_frames": self.env_steps * self._frames_per_step,
+            "trained_steps": self.trained_steps,
+            "learner_steps": self.learner_steps,
+            "episodes": self.episodes,
         }
 
     def state_dict(self) -> dict[str, Any]:

@@ -40,7 +40,7 @@ class Publisher:
         if self._stream is None or self._arrived is None:
             self._board.publish(self._host.numpy(), stamp)
             return
-        self._stream.wait_stream(torch.cuda.current_stream())
+        self._stream.wait_stream(torch.cuda.current_stream(self._flat.device))
         with torch.cuda.stream(self._stream):
             self._host.copy_(self._flat, non_blocking=True)
             self._arrived.record(self._stream)

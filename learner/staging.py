@@ -25,6 +25,7 @@ class StagingBatch:
     def __init__(self, spec: SlotSpec, slots: int, device: torch.device) -> None:
         self._device = device
         self._envs = spec.envs
+        self._per_slot = {c.name for c in spec.columns if c.rows == "slot"}
         pinned = device.type == "cuda"
         host = {
             c.name: torch.empty(
@@ -35,7 +36,7 @@ class StagingBatch:
             for c in spec.columns
         }
         self.arrays: dict[str, npt.NDArray[Any]] = {
-            c.name: host[c.name].numpy().view(c.dtype) for c in spec.columns
+            name: tensor.numpy() for name, tensor in host.items()
         }
         self._host = host
         self.tensors = (
@@ -53,10 +54,8 @@ class StagingBatch:
         for i, slot in enumerate(slots):
             place = slice(i * self._envs, (i + 1) * self._envs)
             for name, array in self.arrays.items():
-                source = slot.columns[name]
-                np.copyto(
-                    array[place] if source.ndim == array.ndim == 1 else array[:, place], source
-                )
+                target = array[place] if name in self._per_slot else array[:, place]
+                np.copyto(target, slot.columns[name])
         self.steps = sum(int(slot.header["steps"]) for slot in slots)
         self.started_s = min(float(slot.header["started_s"]) for slot in slots)
         self._upload()
@@ -86,8 +85,5 @@ class StagingBatch:
 
 
 def torch_dtype(dtype: str) -> torch.dtype:
-    """The torch type with the same bytes; unsigned integers wider than 8 bits as signed ones."""
-    kind = np.dtype(dtype)
-    same_size = {"u2": "i2", "u4": "i4", "u8": "i8"}
-    signed = np.dtype(same_size.get(kind.str[1:], kind.str))
-    return torch.from_numpy(np.empty(0, signed)).dtype
+    """The torch type of a numpy type."""
+    return torch.from_numpy(np.empty(0, dtype)).dtype

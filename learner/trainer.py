@@ -38,28 +38,31 @@ class Trainer:
         torch.manual_seed(config.run.seed)
         self.config = config
         self.device = pick_device(config.learner.device)
+        if self.device.type == "cuda":
+            torch.cuda.set_device(self.device)
         self.spec = slot_spec(config, info)
         shape = net_shape(config.model, info.observation_space, info.action_space)
         self.layout = shape.layout
         self.model = build_net(shape, self._trunk_dtype(shape)).to(self.device)
         self.optimizer = FlatOptimizer(self.model.parameters(), config.learner)
         self.progress = Progress(config.stop, info.frames_per_step)
-        self._unpublished = 0
+        self._trained = torch.cuda.Event() if self.device.type == "cuda" else None
         self._clear()
 
     def train(self, batch: StagingBatch) -> bool:
         """Train once on every sample of a batch; True when weights are due to be published."""
         updates = self.config.learner.updates_per_batch
+        if self._trained is not None:
+            self._trained.synchronize()  # one batch queued ahead: time shows where it is spent
         batch.wait_on_device()
         envs = batch.arrays["alive"].shape[1] // updates
         for i in range(updates):
             self._update(batch, i * envs, (i + 1) * envs)
+        if self._trained is not None:
+            self._trained.record()
         self.progress.trained(batch.arrays, batch.steps, updates)
-        self._unpublished += updates
-        if self._unpublished < self.config.learner.publish_every:
-            return False
-        self._unpublished = 0
-        return True
+        every, steps = self.config.learner.publish_every, self.progress.learner_steps
+        return steps // every > (steps - updates) // every
 
     def published(self) -> list[Tensor]:
         """What actors get, in the layout's order: parameters, then buffers."""
@@ -90,6 +93,8 @@ class Trainer:
             return
         self.optimizer.zero_grad()
         size = max(1, self.config.learner.micro_batch // batch.arrays["obs"].shape[0])
+        if self.config.algo.normalize_advantages:
+            size = stop - start  # over the whole update, however large
         for first in range(start, stop, size):
             envs = slice(first, min(first + size, stop))
             loss, sums = impala.loss(self.model, batch.tensors, self.config.algo, envs)

@@ -7,6 +7,7 @@ steps it has produced so far, so a gap in the sequence says exactly how many ste
 
 from __future__ import annotations
 
+import threading
 from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
@@ -23,33 +24,38 @@ class Accounting:
     """Counts agent steps (unmasked decisions), never emulator frames.
 
     What is in flight is not counted here but summed by who holds it: queue and staging batches.
+    The thread that receives and the one that trains and reports may both use it.
     """
 
     trained: int = 0
     dropped: Counter[str] = field(default_factory=Counter)
     lost: Counter[str] = field(default_factory=Counter)
+    _lock: threading.Lock = field(default_factory=threading.Lock)
     _streams: dict[tuple[int, int], _Stream] = field(default_factory=dict)
 
     def arrived(self, header: Any) -> None:
         """A slot was taken in; ``header`` is its HEADER record."""
         steps = int(header["steps"])
         produced = int(header["produced_steps"])
-        stream = self._stream(int(header["actor"]), int(header["incarnation"]))
-        self._advance(stream, int(header["sequence"]), produced - steps)
-        stream.next_sequence += 1
-        stream.produced_steps += steps
+        with self._lock:
+            stream = self._stream(int(header["actor"]), int(header["incarnation"]))
+            self._advance(stream, int(header["sequence"]), produced - steps)
+            stream.next_sequence += 1
+            stream.produced_steps += steps
 
     def ended(self, actor: int, incarnation: int, next_sequence: int, produced_steps: int) -> None:
         """A stream is over: what it sent before this point and never arrived is lost.
 
         Call it once everything that was sent has been received.
         """
-        self._advance(self._stream(actor, incarnation), next_sequence, produced_steps)
+        with self._lock:
+            self._advance(self._stream(actor, incarnation), next_sequence, produced_steps)
 
     @property
     def produced(self) -> int:
         """What the actors say that they produced, as far as they were heard."""
-        return sum(stream.produced_steps for stream in self._streams.values())
+        with self._lock:
+            return sum(stream.produced_steps for stream in self._streams.values())
 
     def to_dict(self, in_flight: int) -> dict[str, Any]:
         return {

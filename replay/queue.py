@@ -31,18 +31,20 @@ class TrajectoryQueue:
 
     def take(self, count: int, version: int) -> list[Slot]:
         """The ``count`` oldest slots that a learner at ``version`` may train on, or none yet."""
-        self._collect(version)
+        self.collect()
+        self._drop_old(version)
         if self._overflow == "drop_stale" and self._store.starved:
             while len(self._arrived) > count:
                 self._drop("stale", self._arrived.pop(0))
         if len(self._arrived) < count:
+            self._store.unstick()
             return []
         taken, self._arrived = self._arrived[:count], self._arrived[count:]
         return taken
 
     def in_flight_steps(self) -> int:
         """Agent steps that arrived and were neither taken nor dropped."""
-        self._collect(version=0)
+        self.collect()
         return sum(int(slot.header["steps"]) for slot in self._arrived)
 
     def release(self, slots: list[Slot]) -> None:
@@ -50,15 +52,21 @@ class TrajectoryQueue:
         for slot in slots:
             self._store.release(slot.index)
 
-    def _collect(self, version: int) -> None:
+    def collect(self) -> None:
+        """Take in what was filled since; the accounting hears of it here."""
         self._store.collect()
         ready = self._store.ready
         while ready:
             slot = self._store.slots[ready.popleft()]
             self._accounting.arrived(slot.header)
             self._arrived.append(slot)
-        while self._arrived and self._lag(self._arrived[0], version) > self._max_policy_lag:
-            self._drop("lag", self._arrived.pop(0))
+
+    def _drop_old(self, version: int) -> None:
+        """Also behind fresh slots: a suspended actor's come after those of the others."""
+        old = [slot for slot in self._arrived if self._lag(slot, version) > self._max_policy_lag]
+        for slot in old:
+            self._arrived.remove(slot)
+            self._drop("lag", slot)
 
     def _lag(self, slot: Slot, version: int) -> int:
         return version - int(slot.header["version"])

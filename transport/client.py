@@ -8,6 +8,7 @@ the connector does not know says HELLO again, with the sequence that it will sen
 from __future__ import annotations
 
 import time
+from pathlib import Path
 from typing import Any
 
 import numpy.typing as npt
@@ -64,7 +65,8 @@ class Client:
         self._unanswered_s: float | None = None
         self._asked: tuple[Stamp | None, float] | None = None
         self._weights: wire.Message | None = None
-        keys = load_actor(ctx.curve) if ctx.curve else None
+        curve = ctx.curve or (ctx.config.transport.curve if ctx.config else None)
+        keys = load_actor(Path(curve)) if curve else None
         self._context: zmq.Context[Socket] = zmq.Context()
         try:
             self.socket = dealer(self._context, address, keys)
@@ -101,7 +103,7 @@ class Client:
     def send_slot(self, parts: wire.Parts, produced_steps: int) -> bool:
         """Send the slot numbered `next`; False where nobody is connected: wait and try again."""
         if not self._send(parts):
-            self._rejoin()
+            self.rejoin()
             return False
         self.next += 1
         self.produced_steps = produced_steps
@@ -195,7 +197,8 @@ class Client:
             return False
         return True
 
-    def _rejoin(self) -> None:
+    def rejoin(self) -> None:
+        """Say HELLO again before anything else is sent."""
         self._joined = False
         self.limit = self.next
         self._repeat_at = 0.0
@@ -217,7 +220,7 @@ class Client:
         elif head.kind == Kind.GRANT and self._joined:
             self.limit = max(self.limit, head.sequence)
         elif head.kind == Kind.WHO and self._joined:
-            self._rejoin()
+            self.rejoin()
 
     def _welcomed(self, head: Head, meta: dict[str, Any]) -> None:
         if self._run_id and head.run_id != self._run_id:

@@ -5,6 +5,7 @@ Weights come from the relay of this host where there is one, else over the same 
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -67,7 +68,10 @@ class ZmqLink:
         if not self._client.wait_turn(timeout_s):
             yield None
             return
+        began_s = time.monotonic()
         yield self._slot
+        if time.monotonic() - began_s > self._patience_s / 2:
+            self._client.rejoin()  # it was silent so long that it may have been forgotten
         self._send(self._slot)
 
     def _send(self, slot: Slot) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -19,6 +20,7 @@ from penstock.replay import Accounting, TrajectoryQueue
 from penstock.transport.base import Welcome
 from penstock.transport.shm.board import WeightsBoard
 from penstock.transport.shm.host import ShmHost
+from penstock.transport.shm.link import ShmLink
 from penstock.transport.shm.store import SlotStore, SlotWriter
 
 SPEC = SlotSpec(
@@ -40,7 +42,7 @@ class Rig:
     """A store, one writer in this thread, and a feeder."""
 
     def __init__(self, folder: Path, *, slots: int, batch_slots: int, prefetch: int) -> None:
-        self.store = SlotStore(SPEC, slots, lanes=1)
+        self.store = SlotStore(SPEC, slots, lanes=2)
         self.board = WeightsBoard.create(1)
         layout = ParamLayout((("w", (1,)),))
         welcome = Welcome(1, 0, SPEC, layout, {})
@@ -137,6 +139,28 @@ def test_without_prefetch_nothing_is_gathered_before_it_is_asked_for(
         assert not r.write(0.05)
         assert r.feeder.get(1.0) is not None
         assert r.feeder.staged_steps() == 6
+
+
+@pytest.mark.parametrize("prefetch", [0, 1])
+def test_who_comes_late_gets_in_although_data_never_runs_out(
+    rig: Callable[..., Rig], tmp_path: Path, prefetch: int
+) -> None:
+    r = rig(slots=4, batch_slots=1, prefetch=prefetch)
+    joined: list[ShmLink] = []
+    joiner = threading.Thread(target=lambda: joined.append(ShmLink(tmp_path / "s", SPEC, want=1)))
+    with r.feeder:
+        r.write()
+        r.write()
+        joiner.start()
+        ends_s = time.monotonic() + 10
+        while joiner.is_alive() and time.monotonic() < ends_s:
+            batch = r.feeder.get(1.0)
+            assert batch is not None
+            r.feeder.give_back(batch)
+            assert r.write(1.0)  # so that the next batch is there at once
+        joiner.join(1.0)
+        assert joined
+        joined[0].close()
 
 
 def test_nothing_comes_in_time(rig: Callable[..., Rig]) -> None:

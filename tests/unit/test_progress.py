@@ -71,13 +71,13 @@ def test_other_ends(stop: dict[str, Any], reason: str) -> None:
 def test_lag_is_by_step_at_the_version_that_trains() -> None:
     run = progress()
     run.version = 10
-    run.trained(batch([0.0] * 3, version=8), 3, updates=4)
-    assert run.version == 14
-    run.trained(batch([0.0] * 1, version=14), 1, updates=1)
+    run.trained(batch([0.0] * 4, version=8), 4, updates=2)  # half of it at version 10, half at 11
+    assert run.version == 12
+    run.trained(batch([0.0] * 1, version=12), 1, updates=1)
     metrics = run.interval(TimeLedger())
-    assert metrics["policy_lag_histogram"] == {"0": 1, "2": 3}
-    assert metrics["policy_lag_mean"] == pytest.approx(6 / 4)
-    assert metrics["policy_lag_max"] == 2
+    assert metrics["policy_lag_histogram"] == {"0": 1, "2": 2, "3": 2}
+    assert metrics["policy_lag_mean"] == pytest.approx((2 * 2 + 2 * 3) / 5)
+    assert metrics["policy_lag_max"] == 3
 
 
 def test_state_goes_on_where_it_was() -> None:

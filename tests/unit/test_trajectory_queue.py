@@ -17,12 +17,12 @@ STEPS = 6
 class Rig:
     """A store with one writer and a queue over it."""
 
-    def __init__(self, slots: int = 4, **options: object) -> None:
+    def __init__(self, slots: int = 4, want: int = 4, **options: object) -> None:
         self.store = SlotStore(SPEC, slots, lanes=2, shared=False)
         self.accounting = Accounting()
         options.setdefault("max_policy_lag", 100)
         self.queue = TrajectoryQueue(self.store, self.accounting, **options)  # type: ignore[arg-type]
-        lane = self.store.open_lane(want=slots)
+        lane = self.store.open_lane(want)
         self.writer = SlotWriter(
             self.store.arena,
             self.store.geometry,
@@ -105,3 +105,23 @@ def test_in_flight_is_what_waits(rig: Rig) -> None:
     rig.accounting.trained += STEPS
     assert rig.queue.in_flight_steps() == 2 * STEPS
     assert rig.accounting.balance(rig.queue.in_flight_steps()) == 0
+
+
+def test_a_batch_larger_than_what_writers_may_hold_comes_together() -> None:
+    rig = Rig(want=1)
+    for _ in range(3):
+        rig.write()
+        taken = rig.queue.take(3, version=0)
+    assert rewards(taken) == [0, 1, 2]
+    rig.queue.release(taken)
+    rig.write()
+    assert rig.writer.available == 0  # the exception was for the waiting batch alone
+    rig.store.close()
+
+
+def test_an_old_slot_behind_a_fresh_one_is_dropped_too(rig: Rig) -> None:
+    rig.write(version=150)
+    rig.write(version=1)
+    rig.write(version=150)
+    assert rewards(rig.queue.take(2, version=150)) == [0, 2]
+    assert rig.accounting.dropped == {"lag": STEPS}

@@ -6,6 +6,7 @@ memory is short; `multiprocessing.SharedMemory` fails all three (docs/architectu
 
 from __future__ import annotations
 
+import fcntl
 import mmap
 import os
 from pathlib import Path
@@ -41,12 +42,15 @@ class Arena:
         available = available_nbytes()
         if nbytes > available:
             raise _no_memory(nbytes, name, f"{available / 1e9:.2f} GB are free")
-        fd = os.memfd_create(f"penstock-{name}", os.MFD_CLOEXEC)
+        fd = os.memfd_create(f"penstock-{name}", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         try:
             os.posix_fallocate(fd, 0, nbytes)
         except OSError as error:
             os.close(fd)
             raise _no_memory(nbytes, name, error.strerror) from error
+        # Nobody can shrink it under those who have mapped it, which would end them with SIGBUS.
+        seals = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
+        fcntl.fcntl(fd, fcntl.F_ADD_SEALS, seals)
         return cls(mmap.mmap(fd, nbytes), fd)
 
     @classmethod

@@ -53,6 +53,10 @@ class ShmHost:
         """Have `poll` call ``callback`` when ``fd`` is readable."""
         self._watch(fd, callback)
 
+    def unwatch(self, fd: int) -> None:
+        """Forget what `watch` was told."""
+        self._selector.unregister(fd)
+
     def poll(self, timeout_s: float) -> None:
         """Handle what happened: slots filled, writers that came or ended."""
         for key, _ in self._selector.select(timeout_s):
@@ -78,7 +82,10 @@ class ShmHost:
         self._selector.register(fileobj, selectors.EVENT_READ, callback)
 
     def _accept(self) -> None:
-        peer, _ = self._listener.accept()
+        try:
+            peer, _ = self._listener.accept()
+        except OSError:  # it left, or this process is out of descriptors: they try again
+            return
         peer.setblocking(False)
         self._watch(peer, lambda: self._serve(peer))
 
@@ -94,7 +101,7 @@ class ShmHost:
             return
         try:
             lane, fds, reply = self._attach(request)
-        except UserError as error:
+        except (UserError, OSError) as error:
             lane, fds, reply = None, [], {"error": str(error)}
         except (KeyError, TypeError, ValueError, AttributeError):
             lane, fds, reply = None, [], {"error": "this is no request to attach"}

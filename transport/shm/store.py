@@ -184,21 +184,34 @@ class SlotStore:
                 idle += 1
                 continue
             idle = 0
-            slot = self._free.popleft()
-            lane.lent.add(slot)
-            lane.held += 1
-            self._owner[slot] = lane
-            lane.words.lent.push(slot)
-            os.eventfd_write(lane.event, 1)
+            self._give(lane)
+
+    def unstick(self) -> None:
+        """Lend one slot more than wanted where all writers wait for a consumer that lacks slots.
+
+        So happens where a batch takes more slots than those who joined may hold.
+        """
+        lanes = [lane for lane in self._lanes.values() if lane.words.want > 0]
+        if self._free and lanes and not any(lane.lent for lane in lanes):
+            self._give(min(lanes, key=lambda lane: lane.held))
+
+    def _give(self, lane: _Lane) -> None:
+        slot = self._free.popleft()
+        lane.lent.add(slot)
+        lane.held += 1
+        self._owner[slot] = lane
+        lane.words.lent.push(slot)
+        os.eventfd_write(lane.event, 1)
 
     @property
     def starved(self) -> bool:
-        """True when no writer has a slot to fill: the consumer holds them all."""
-        return not self._free and not any(lane.lent for lane in self._lanes.values())
+        """True when some writer has no slot to fill and may not have another."""
+        lanes = self._lanes.values()
+        return any(not lane.lent and lane.held >= lane.words.want > 0 for lane in lanes)
 
     def fill_fraction(self) -> float:
         """Share of the store's slots that are filled and not yet freed."""
-        lent = sum(len(lane.lent) for lane in self._lanes.values())
+        lent = sum(len(lane.lent) for lane in list(self._lanes.values()))  # from any thread
         return 1.0 - (len(self._free) + lent) / len(self.slots)
 
     def close(self) -> None:
