@@ -34,7 +34,7 @@ def test_cartpole_is_solved(tmp_path: Path, nothing_left_behind: None, kind: str
     assert summary["episode_return_mean"] >= 475
     command = [sys.executable, "-m", "penstock", "eval", "run", "--episodes", "20", "--json"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)
-    assert json.loads(done.stdout.splitlines()[-1])["mean"] >= 475
+    assert json.loads(done.stdout.splitlines()[-1])["return"]["mean"] >= 475
 
 
 def test_the_best_play_of_the_synthetic_game_is_found(

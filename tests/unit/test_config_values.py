@@ -152,7 +152,7 @@ def test_words_follow_the_type() -> None:
 
 
 def test_a_config_is_frozen() -> None:
-    cfg = resolve("cartpole")
+    cfg = resolve("cartpole", ["learner.lr=0.003"])
     with pytest.raises(ValueError, match="frozen"):
         cfg.learner.lr = 1.0
     assert math.isclose(cfg.learner.lr, 0.003)
