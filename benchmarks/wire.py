@@ -26,6 +26,7 @@ import numpy.typing as npt
 
 from common import finish, parser
 from penstock.core.control import Channel
+from penstock.core.memory import keep_freed_memory
 from penstock.core.params import ParamLayout
 from penstock.core.role import RoleContext
 from penstock.core.specs import HEADER, Column, SlotSpec
@@ -136,6 +137,7 @@ def send(folder: Path, spec: SlotSpec) -> None:
 
 def receive(results: Connection, folder: Path, spec: SlotSpec, seconds: float, rounds: int) -> None:
     """The connector process: measure in turns."""
+    keep_freed_memory()  # as the connector does
     link = ShmLink(folder / "learner.sock", None, want=0, lane=True)
     coded = [parts[2] for parts in encode_all(folder, spec)]
     receiver = Receiver(link, address(folder), folder / "learner.sock")

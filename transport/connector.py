@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from penstock.core.memory import keep_freed_memory
 from penstock.core.role import EXIT_REJOIN, RoleContext
 from penstock.profiling.status import Phase
 from penstock.transport.base import LearnerGoneError, Welcome
@@ -28,6 +29,7 @@ def run(ctx: RoleContext, prepare: Callable[[Welcome], Process] | None = None) -
     """
     assert ctx.config is not None
     assert ctx.address is not None
+    keep_freed_memory()
     transport = ctx.config.transport
     curve = ctx.curve or (Path(transport.curve) if transport.curve else None)
     check_bind(ctx.address, keys=curve is not None, insecure=transport.insecure)
