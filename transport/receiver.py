@@ -246,7 +246,8 @@ class Receiver:
 
     def _send(self, peer: bytes, parts: wire.Parts) -> None:
         # A ROUTER drops what goes to a peer that left or does not read; that one asks again.
-        self._router.send_multipart([peer, *parts], copy=False)
+        # What has no frames is small, and cheaper copied.
+        self._router.send_multipart([peer, *parts], copy=len(parts) <= 2)
 
 
 def _welcome_meta(link: ShmLink, unix_path: Path) -> dict[str, Any]:

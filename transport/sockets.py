@@ -20,6 +20,7 @@ from penstock.configs.errors import UserError
 from penstock.transport.keys import ZAP_ADDRESS, ZAP_DOMAIN, ActorKeys, LearnerKeys
 from penstock.transport.wire import MAX_FRAMES, Buffer
 
+COPIED_PARTS = 3
 HIGH_WATER = 64  # messages per peer, and a peer has fewer grants
 MAX_WEIGHTS_NBYTES = 1 << 31
 IPC_PATH_NBYTES = 107
@@ -118,11 +119,13 @@ def receive(source: Socket) -> list[Buffer] | None:
     Of a message with too many parts the rest is read and thrown away.
     """
     try:
-        frame = source.recv(zmq.NOBLOCK, copy=False)
+        parts: list[Buffer] = [source.recv(zmq.NOBLOCK)]
     except zmq.Again:
         return None
-    parts: list[Buffer] = [frame.buffer]
-    while frame.more:
+    while source.getsockopt(zmq.RCVMORE):
+        if len(parts) < COPIED_PARTS:  # routing id, header, meta: small, and cheaper copied
+            parts.append(source.recv())
+            continue
         frame = source.recv(copy=False)
         if len(parts) <= 3 + MAX_FRAMES:
             parts.append(frame.buffer)
