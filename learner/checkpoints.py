@@ -72,8 +72,11 @@ class Checkpoints:
         """Write `last`, and `best` where the mean return has never been higher."""
         progress = self._trainer.progress
         mean = progress.return_mean
-        counts = mean is not None and len(progress.returns) == EPISODES  # fewer may be luck
-        is_best = counts and (self._best_return is None or mean > self._best_return)
+        is_best = (
+            mean is not None
+            and len(progress.returns) == EPISODES  # fewer may be luck
+            and (self._best_return is None or mean > self._best_return)
+        )
         if is_best:
             self._best_return = mean
         state = self._state()
