@@ -99,7 +99,7 @@ def core_ms_per_step(config: Config) -> dict[str, float]:
 def recorded(trainer: Trainer, game: VectorGame) -> StagingBatch:
     """A batch of real frames, played at random."""
     spec = trainer.spec
-    payload = np.zeros(spec.payload_nbytes, np.uint8)
+    payload = spec.zeros()
     columns = spec.views(payload)
     rng = np.random.default_rng(0)
     for t in range(spec.unroll + 1):
@@ -112,7 +112,7 @@ def recorded(trainer: Trainer, game: VectorGame) -> StagingBatch:
     header = np.zeros((), HEADER)
     header["steps"] = spec.unroll * spec.envs
     batch = StagingBatch(spec, 1, trainer.device)
-    batch.gather([Slot(0, header, payload, columns)])
+    batch.gather([Slot(0, header, tuple(payload), columns)])
     return batch
 
 

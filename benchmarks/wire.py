@@ -117,7 +117,7 @@ def encode_all(folder: Path, spec: SlotSpec) -> list[wire.Parts]:
     messages: list[wire.Parts] = []
     for frames in np.load(folder / "frames.npy"):
         parts = wire.SlotEncoder(spec, "snappy").encode(
-            np.zeros((), HEADER), frames.reshape(-1), run_id=1
+            np.zeros((), HEADER), [frames.reshape(-1)], run_id=1
         )
         messages.append([bytes(part) for part in parts])
     return messages
@@ -164,8 +164,8 @@ def receive(results: Connection, folder: Path, spec: SlotSpec, seconds: float, r
 
 def decompress_alone(coded: list[wire.Buffer], spec: SlotSpec, seconds: float) -> float:
     """GB/s of decompression into slots of shared memory, per core."""
-    arena = Arena.shared(SLOTS * spec.slot_nbytes, "yardstick")
-    slots = arena.bytes.reshape(SLOTS, -1)[:, : spec.payload_nbytes]
+    arena = Arena.shared(SLOTS * spec.payload_nbytes, "yardstick")
+    slots = arena.bytes.reshape(SLOTS, -1)
     slots[...] = 0
     done, started_s = 0, time.process_time()
     while time.process_time() < started_s + seconds:

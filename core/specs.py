@@ -4,13 +4,15 @@ A slot is one unroll of ``envs`` environments over ``unroll`` steps, time-major.
 transport compute the spec on their own from the spaces and the algorithm; its hash goes into the
 handshake, so that two that disagree refuse each other with `SlotSpec.difference`.
 
-Layout of a slot's payload, each block aligned to 64 bytes:
+A slot's payload is a list of blocks, each contiguous:
 
     one block per big column       [rows, envs, *shape]
     records                        [unroll, envs] of one struct: the small per-step columns
     slot_records                   [envs] of one struct: columns that hold for a whole unroll
 
-Structs are laid out as a C compiler would: each field at a multiple of its item size.
+Structs are laid out as a C compiler would: each field at a multiple of its item size. A store
+keeps the same block of all slots side by side, so that what is drawn from many slots at random is
+one gather.
 """
 
 from __future__ import annotations
@@ -18,23 +20,25 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Literal
 
 import numpy as np
 
-Rows = Literal["unroll+1", "unroll", "slot"]
+Rows = Literal["unroll+1", "unroll", "slot", "side"]
 
-ALIGNMENT = 64
 PAGE = 4096
+Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 SMALL_NBYTES = 64  # a record of 64 bytes is gathered faster than its columns one by one
 
 
 @dataclass(frozen=True)
 class Column:
-    """A named array of a slot: ``[rows, envs, *shape]``, or ``[envs, *shape]`` for rows "slot"."""
+    """A named array of a slot: ``[rows, envs, *shape]``, ``[envs, *shape]`` for rows "slot", or
+    ``[side, *shape]`` for rows "side": what few steps have, as the final observation of an episode
+    where the environment already shows the next one."""
 
     name: str
     dtype: str
@@ -52,7 +56,6 @@ class Block:
     """A contiguous piece of a slot's payload: a big column, or a packed group of small ones."""
 
     name: str
-    offset: int
     shape: tuple[int, ...]
     dtype: np.dtype[Any]
 
@@ -68,47 +71,45 @@ class SlotSpec:
     unroll: int
     envs: int
     columns: tuple[Column, ...]
+    side: int = 0
 
     def __post_init__(self) -> None:
         names = [c.name for c in self.columns]
         if len(set(names)) != len(names):
             raise ValueError(f"columns {names} repeat a name; give each column its own")
+        if reserved := {"records", "slot_records"} & set(names):
+            raise ValueError(f"a column cannot be called {reserved.pop()}; choose another name")
         if self.unroll < 1 or self.envs < 1:
             raise ValueError(f"unroll {self.unroll} and envs {self.envs} must both be at least 1")
+        if self.side < any(c.rows == "side" for c in self.columns):
+            raise ValueError(f"side {self.side} must be at least 1 where a column has side rows")
 
     def rows_of(self, column: Column) -> tuple[int, ...]:
         """Leading extents of a column, before its own shape."""
         if column.rows == "slot":
             return (self.envs,)
+        if column.rows == "side":
+            return (self.side,)
         return (self.unroll + (column.rows == "unroll+1"), self.envs)
 
     @cached_property
     def blocks(self) -> tuple[Block, ...]:
-        """Blocks in the order of their offsets; the wire sends big ones as a frame each."""
-        big = [c for c in self.columns if not _is_small(c)]
-        blocks: list[Block] = []
-        offset = 0
-        for column in big:
-            shape = (*self.rows_of(column), *column.shape)
-            blocks.append(Block(column.name, offset, shape, np.dtype(column.dtype)))
-            offset = _align(offset + blocks[-1].nbytes)
+        """Blocks in their order; the wire sends each as a frame."""
+        blocks = [
+            Block(c.name, (*self.rows_of(c), *c.shape), np.dtype(c.dtype))
+            for c in self.columns
+            if not _is_small(c)
+        ]
         for name, rows in (("records", "unroll"), ("slot_records", "slot")):
             small = [c for c in self.columns if _is_small(c) and c.rows == rows]
             if small:
                 dtype = np.dtype([(c.name, c.dtype, c.shape) for c in small], align=True)
-                blocks.append(Block(name, offset, self.rows_of(small[0]), dtype))
-                offset = _align(offset + blocks[-1].nbytes)
+                blocks.append(Block(name, self.rows_of(small[0]), dtype))
         return tuple(blocks)
 
     @cached_property
     def payload_nbytes(self) -> int:
-        last = self.blocks[-1]
-        return last.offset + last.nbytes
-
-    @cached_property
-    def slot_nbytes(self) -> int:
-        """Bytes between two slots of a store: header and payload, in whole pages."""
-        return math.ceil((HEADER_NBYTES + self.payload_nbytes) / PAGE) * PAGE
+        return sum(block.nbytes for block in self.blocks)
 
     @cached_property
     def hash(self) -> int:
@@ -116,13 +117,14 @@ class SlotSpec:
         text = json.dumps(self.to_dict(), sort_keys=True, separators=(",", ":"))
         return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "little")
 
-    def views(
-        self, payload: np.ndarray[Any, np.dtype[np.uint8]]
-    ) -> dict[str, np.ndarray[Any, Any]]:
-        """Arrays over a slot's payload bytes, by column name, without a copy."""
+    def zeros(self) -> list[Bytes]:
+        """The blocks of a slot in memory of its own."""
+        return [np.zeros(block.nbytes, np.uint8) for block in self.blocks]
+
+    def views(self, payload: Sequence[Bytes]) -> dict[str, np.ndarray[Any, Any]]:
+        """Arrays over the bytes of a slot's blocks, by column name, without a copy."""
         arrays: dict[str, np.ndarray[Any, Any]] = {}
-        for block in self.blocks:
-            raw = payload[block.offset : block.offset + block.nbytes]
+        for block, raw in zip(self.blocks, payload, strict=True):
             array = raw.view(block.dtype).reshape(block.shape)
             if block.dtype.names:
                 arrays.update({name: array[name] for name in block.dtype.names})
@@ -134,13 +136,14 @@ class SlotSpec:
         return {
             "unroll": self.unroll,
             "envs": self.envs,
+            "side": self.side,
             "columns": [[c.name, c.dtype, list(c.shape), c.rows] for c in self.columns],
         }
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> SlotSpec:
         columns = tuple(Column(n, d, tuple(s), r) for n, d, s, r in data["columns"])
-        return cls(int(data["unroll"]), int(data["envs"]), columns)
+        return cls(int(data["unroll"]), int(data["envs"]), columns, int(data["side"]))
 
     def difference(self, other: SlotSpec, mine: str = "learner", theirs: str = "actor") -> str:
         """A readable list of what differs, or an empty string."""
@@ -149,6 +152,7 @@ class SlotSpec:
             for field, a, b in (
                 ("unroll", self.unroll, other.unroll),
                 ("envs", self.envs, other.envs),
+                ("side", self.side, other.side),
             )
             if a != b
         ]
@@ -182,11 +186,7 @@ HEADER_NBYTES = 128
 
 
 def _is_small(column: Column) -> bool:
-    return column.rows != "unroll+1" and column.cell_nbytes <= SMALL_NBYTES
-
-
-def _align(offset: int) -> int:
-    return math.ceil(offset / ALIGNMENT) * ALIGNMENT
+    return column.rows in ("unroll", "slot") and column.cell_nbytes <= SMALL_NBYTES
 
 
 def _describe(column: Column | None) -> str:

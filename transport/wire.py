@@ -24,7 +24,7 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock.core.params import Float32, ParamLayout, WireDtype, from_bf16, to_bf16
-from penstock.core.specs import SlotSpec
+from penstock.core.specs import Bytes, SlotSpec
 from penstock.transport.base import Stamp
 
 PROTOCOL_VERSION = 1
@@ -160,20 +160,9 @@ def is_hello(parts: Sequence[Buffer]) -> bool:
 # ---------------------------------------------------------------------------------------- slots
 
 
-def frame_ranges(spec: SlotSpec) -> tuple[tuple[int, int], ...]:
-    """Byte ranges of a slot's payload that travel as a frame each: big columns, then the rest."""
-    big = [b for b in spec.blocks if not b.dtype.names]
-    small = [b for b in spec.blocks if b.dtype.names]
-    ranges = [(b.offset, b.offset + b.nbytes) for b in big]
-    if small:
-        ranges.append((small[0].offset, spec.payload_nbytes))
-    return tuple(ranges)
-
-
 def max_frame_nbytes(spec: SlotSpec) -> int:
     """Most bytes that one frame of a slot, or any meta, can have."""
-    longest = max(stop - start for start, stop in frame_ranges(spec))
-    return max(_max_coded_nbytes(longest), META_NBYTES)
+    return max(META_NBYTES, *(_max_coded_nbytes(block.nbytes) for block in spec.blocks))
 
 
 class SlotEncoder:
@@ -189,20 +178,15 @@ class SlotEncoder:
     def __init__(self, spec: SlotSpec, codec: str) -> None:
         self._codec = codec
         self._spec_hash = spec.hash
-        self._ranges = frame_ranges(spec)
-        self._raw_for = [0] * len(self._ranges)
-        sizes = [_max_coded_nbytes(stop - start) for start, stop in self._ranges]
+        self._raw_nbytes = spec.payload_nbytes
+        self._raw_for = [0] * len(spec.blocks)
+        sizes = [_max_coded_nbytes(block.nbytes) for block in spec.blocks]
         self._buffers = [np.empty(n if codec != "none" else 0, np.uint8).data for n in sizes]
 
-    def encode(
-        self, header: npt.NDArray[Any], payload: npt.NDArray[np.uint8], run_id: int
-    ) -> Parts:
-        """``header``: one HEADER record; ``payload``: the slot's bytes."""
-        coded = [self._frame(i, payload[a:b].data) for i, (a, b) in enumerate(self._ranges)]
-        meta = [
-            [codec, stop - start]
-            for (codec, _), (start, stop) in zip(coded, self._ranges, strict=True)
-        ]
+    def encode(self, header: npt.NDArray[Any], payload: Sequence[Bytes], run_id: int) -> Parts:
+        """``header``: one HEADER record; ``payload``: the bytes of the slot's blocks."""
+        coded = [self._frame(i, raw.data) for i, raw in enumerate(payload)]
+        meta = [[codec, raw.nbytes] for (codec, _), raw in zip(coded, payload, strict=True)]
         head = Head(
             Kind.SLOT,
             spec_hash=self._spec_hash,
@@ -214,7 +198,7 @@ class SlotEncoder:
             version=int(header["version"]),
             steps=int(header["steps"]),
             produced_steps=int(header["produced_steps"]),
-            raw_nbytes=sum(stop - start for start, stop in self._ranges),
+            raw_nbytes=self._raw_nbytes,
             duration_s=float(header["published_s"] - header["started_s"]),
         )
         return encode(head, meta, [frame for _, frame in coded])
@@ -237,15 +221,15 @@ class SlotDecoder:
     """Decodes slots of one spec into given memory."""
 
     def __init__(self, spec: SlotSpec) -> None:
-        self._ranges = frame_ranges(spec)
-        self._raw_nbytes = sum(stop - start for start, stop in self._ranges)
+        self._frames = len(spec.blocks)
+        self._raw_nbytes = spec.payload_nbytes
         self._max_steps = spec.unroll * spec.envs
 
-    def decode(self, message: Message, payload: npt.NDArray[np.uint8]) -> None:
-        """Write the frames into ``payload``, a slot's bytes, which an error leaves part-written."""
+    def decode(self, message: Message, payload: Sequence[Bytes]) -> None:
+        """Write the frames into ``payload``, a slot's blocks; an error leaves it part-written."""
         head, frames = message.head, message.frames
-        if len(frames) != len(self._ranges):
-            raise WireError("frames", f"{len(frames)} instead of {len(self._ranges)}")
+        if len(frames) != self._frames:
+            raise WireError("frames", f"{len(frames)} instead of {self._frames}")
         if head.raw_nbytes != self._raw_nbytes:
             raise WireError("size", f"{head.raw_nbytes} bytes instead of {self._raw_nbytes}")
         if not head.steps <= min(head.produced_steps, self._max_steps):
@@ -255,11 +239,11 @@ class SlotDecoder:
         meta = verify(message)
         if not isinstance(meta, list) or len(meta) != len(frames):
             raise WireError("meta")
-        for entry, frame, (start, stop) in zip(meta, frames, self._ranges, strict=True):
-            _decode_frame(entry, frame, payload[start:stop])
+        for entry, frame, out in zip(meta, frames, payload, strict=True):
+            _decode_frame(entry, frame, out)
 
 
-def _decode_frame(entry: Any, frame: Buffer, out: npt.NDArray[np.uint8]) -> None:
+def _decode_frame(entry: Any, frame: Buffer, out: Bytes) -> None:
     if entry == ["raw", out.nbytes]:
         if _nbytes(frame) != out.nbytes:
             raise WireError("size", f"a raw frame of {_nbytes(frame)} bytes for {out.nbytes}")

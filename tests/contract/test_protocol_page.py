@@ -153,14 +153,13 @@ def slot_frames(spec: dict[str, Any], columns: Columns) -> list[bytes]:
             frames.append(columns[name].tobytes())
         else:
             small[rows].append((name, dtype, tuple(shape)))
-    last = b""  # starts at a multiple of 64 itself
     for rows, extents in (("unroll", (spec["unroll"], spec["envs"])), ("slot", (spec["envs"],))):
         if small[rows]:
             records = np.zeros(extents, np.dtype(small[rows], align=True))
             for name, _, _ in small[rows]:
                 records[name] = columns[name]
-            last += b"?" * (-len(last) % 64) + records.tobytes()
-    return [*frames, last] if last else frames
+            frames.append(records.tobytes())
+    return frames
 
 
 def json_hash(value: Any) -> int:

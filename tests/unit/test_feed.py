@@ -63,7 +63,8 @@ class Rig:
             if slot is None:
                 return False
             rng = np.random.default_rng(self.sequence)
-            slot.payload[...] = rng.integers(0, 2, SPEC.payload_nbytes, np.uint8)
+            for raw in slot.payload:
+                raw[...] = rng.integers(0, 2, raw.size, np.uint8)
             slot.header["sequence"], slot.header["steps"] = self.sequence, 6
             slot.header["produced_steps"] = 6 * (self.sequence + 1)
             slot.header["started_s"] = 100.0 - self.sequence
@@ -77,8 +78,8 @@ class Rig:
 
 
 def expected(sequence: int) -> dict[str, Any]:
-    raw = np.random.default_rng(sequence).integers(0, 2, SPEC.payload_nbytes, np.uint8)
-    return SPEC.views(raw)
+    rng = np.random.default_rng(sequence)
+    return SPEC.views([rng.integers(0, 2, raw.size, np.uint8) for raw in SPEC.zeros()])
 
 
 @pytest.fixture

@@ -213,8 +213,7 @@ def test_columns_of_a_slot() -> None:
     config = resolve("cartpole", ["actors.envs=8", "actors.unroll=4"])
     spec = slot_spec(config, Game())
     shapes = {
-        name: (array.dtype.str, array.shape)
-        for name, array in spec.views(np.zeros(spec.payload_nbytes, np.uint8)).items()
+        name: (array.dtype.str, array.shape) for name, array in spec.views(spec.zeros()).items()
     }
     assert shapes == {
         "obs": ("<f4", (5, 8, 5)),  # float64 of the environment is kept as float32
@@ -248,7 +247,7 @@ def test_frames_are_kept_as_bytes() -> None:
 
 def test_process_clips_then_scales_in_place_and_leaves_shown_returns_raw() -> None:
     spec = SlotSpec(2, 2, impala.columns(Game.observation_space, Game.action_space))
-    views = spec.views(np.zeros(spec.payload_nbytes, np.uint8))
+    views = spec.views(spec.zeros())
     views["reward"][:] = [[-7.0, 0.5], [2.0, 0.0]]
     views["episode_return"][:] = 7.0
     process(ImpalaConfig(reward_clip=1.0, reward_scale=0.1), views)
@@ -267,7 +266,7 @@ def test_actors_and_connectors_need_no_torch_for_it() -> None:
 def _sound() -> dict[str, np.ndarray[Any, Any]]:
     columns = impala.columns(spaces.Box(-1, 1, (3,)), spaces.Discrete(2))
     spec = SlotSpec(2, 2, columns)
-    return spec.views(np.zeros(spec.payload_nbytes, np.uint8))
+    return spec.views(spec.zeros())
 
 
 @pytest.mark.parametrize(

@@ -37,7 +37,7 @@ def unrolls(count: int) -> list[dict[str, Any]]:
     rollout = Rollout(game, Script(), SEED, beat=lambda: None)  # type: ignore[arg-type]
     filled = []
     for version in range(count):
-        columns = spec.views(np.zeros(spec.payload_nbytes, np.uint8))
+        columns = spec.views(spec.zeros())
         steps = rollout.fill(columns, version, version)
         assert steps == np.count_nonzero(columns["alive"])
         filled.append(columns)
@@ -78,7 +78,7 @@ def test_a_nan_observation_is_one_sentence() -> None:
     config = resolve("synthetic", ["actors.envs=2", "env.kwargs.nan_at_step=3"])
     game = make(config.env, 2)
     spec = slot_spec(config, game.info)
-    columns = spec.views(np.zeros(spec.payload_nbytes, np.uint8))
+    columns = spec.views(spec.zeros())
     policy = Script()
     policy.act = lambda obs: (np.zeros(2, np.int32), np.zeros(2, np.float32))  # type: ignore
     rollout = Rollout(game, policy, SEED, beat=lambda: None)  # type: ignore[arg-type]

@@ -27,7 +27,7 @@ def trainer(*options: str, device: str = "cpu") -> Trainer:
 def batch(made: Trainer, *, bad: bool = False) -> StagingBatch:
     spec = made.spec
     rng = np.random.default_rng(3)
-    payload = np.zeros(spec.payload_nbytes, np.uint8)
+    payload = spec.zeros()
     columns = spec.views(payload)
     columns["obs"][...] = rng.normal(size=columns["obs"].shape)
     columns["action"][...] = rng.integers(0, 2, columns["action"].shape)
@@ -37,7 +37,7 @@ def batch(made: Trainer, *, bad: bool = False) -> StagingBatch:
     header = np.zeros((), HEADER)
     header["steps"] = np.count_nonzero(columns["alive"])
     staged = StagingBatch(spec, 1, made.device)
-    staged.gather([Slot(0, header, payload, columns)])
+    staged.gather([Slot(0, header, tuple(payload), columns)])
     return staged
 
 

@@ -21,30 +21,31 @@ from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import cached_property, lru_cache
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from penstock.configs.errors import UserError
-from penstock.core.specs import HEADER, HEADER_NBYTES, PAGE, SlotSpec
+from penstock.core.specs import HEADER, HEADER_NBYTES, PAGE, Block, Bytes, SlotSpec
 from penstock.transport.shm.arena import Arena
 from penstock.transport.shm.ring import WORDS_PER_LINE, Ring
 from penstock.transport.wait import wait_readable
 
-Payload = npt.NDArray[np.uint8]
 WORD_NBYTES = 8
 EVENT_FLAGS = os.EFD_NONBLOCK | os.EFD_CLOEXEC if hasattr(os, "EFD_NONBLOCK") else 0
 
 
 @dataclass(frozen=True)
 class Slot:
-    """A slot in place: ``header`` is one HEADER record, ``columns`` arrays over ``payload``."""
+    """A slot in place: ``header`` is one HEADER record, ``columns`` arrays over ``payload``, the
+    bytes of its blocks."""
 
     index: int
     header: npt.NDArray[Any]
-    payload: Payload
+    payload: tuple[Bytes, ...]
     columns: dict[str, npt.NDArray[Any]]
 
 
@@ -59,11 +60,22 @@ class Geometry:
     @property
     def lane_nbytes(self) -> int:
         words = WORDS_PER_LINE + 2 * Ring.size_words(self.slots)
-        return -(-words * WORD_NBYTES // PAGE) * PAGE
+        return _pages(words * WORD_NBYTES)
+
+    @cached_property
+    def nbytes(self) -> int:
+        return self._block_starts[-1]
+
+    @cached_property
+    def _block_starts(self) -> tuple[int, ...]:
+        """Where each block begins, and where the last ends; lanes and headers lie before."""
+        sizes = (HEADER_NBYTES, *(block.nbytes for block in self.spec.blocks))
+        starts = accumulate((_pages(self.slots * n) for n in sizes), initial=self._headers)
+        return tuple(starts)[1:]
 
     @property
-    def nbytes(self) -> int:
-        return self.lanes * self.lane_nbytes + self.slots * self.spec.slot_nbytes
+    def _headers(self) -> int:
+        return self.lanes * self.lane_nbytes
 
     def lane(self, arena: Arena, index: int) -> LaneWords:
         first = index * self.lane_nbytes // WORD_NBYTES
@@ -72,11 +84,35 @@ class Geometry:
         return LaneWords(arena.words, first, lent, Ring(arena.words, filled_at, self.slots))
 
     def slot(self, arena: Arena, index: int) -> Slot:
-        start = self.lanes * self.lane_nbytes + index * self.spec.slot_nbytes
-        raw = arena.bytes[start : start + HEADER_NBYTES + self.spec.payload_nbytes]
-        header = raw[: HEADER.itemsize].view(HEADER)[0:1].reshape(())
-        payload = raw[HEADER_NBYTES:]
+        header = self.headers(arena)[index : index + 1].reshape(())
+        payload = tuple(
+            arena.bytes[start + index * block.nbytes :][: block.nbytes]
+            for block, start in self._placed_blocks
+        )
         return Slot(index, header, payload, self.spec.views(payload))
+
+    def headers(self, arena: Arena) -> npt.NDArray[np.void]:
+        """HEADER records ``[slots]``."""
+        raw = arena.bytes[self._headers :][: self.slots * HEADER_NBYTES]
+        lines = raw.reshape(self.slots, HEADER_NBYTES)[:, : HEADER.itemsize]
+        return lines.view(HEADER).reshape(self.slots)
+
+    def blocks(self, arena: Arena) -> dict[str, npt.NDArray[Any]]:
+        """By name, each block of all slots: contiguous ``[slots, *block.shape]``."""
+        return {
+            block.name: arena.bytes[start:][: self.slots * block.nbytes]
+            .view(block.dtype)
+            .reshape(self.slots, *block.shape)
+            for block, start in self._placed_blocks
+        }
+
+    @property
+    def _placed_blocks(self) -> Iterator[tuple[Block, int]]:
+        return zip(self.spec.blocks, self._block_starts[:-1], strict=True)
+
+
+def _pages(nbytes: int) -> int:
+    return -(-nbytes // PAGE) * PAGE
 
 
 @dataclass
@@ -114,6 +150,7 @@ class SlotStore:
         nbytes = self.geometry.nbytes
         self.arena = Arena.shared(nbytes, "slots") if shared else Arena.private(nbytes)
         self.slots = [self.geometry.slot(self.arena, i) for i in range(slots)]
+        self.blocks = self.geometry.blocks(self.arena)
         self.filled_event = os.eventfd(0, EVENT_FLAGS)
         self.ready: deque[int] = deque()
         self.corrupt_lanes = 0
