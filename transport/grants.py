@@ -6,7 +6,8 @@ message leaks nothing. Invariants:
 
 - the grants outstanding over all streams never exceed the slots lent to the connector, so that
   whatever was granted can be stored;
-- a stream holds at most ``want`` grants, and streams that want more stand in one line (FIFO);
+- a stream holds at most ``want`` grants; one that has used half of them stands in a line (FIFO) for
+  as many as it lacks, so that a GRANT is not sent for every slot;
 - what an actor says it will send next voids its grants below: those messages are lost, because one
   connection keeps its order.
 """
@@ -117,7 +118,8 @@ class Grants:
             stream.limit += 1
             self.outstanding += 1
             granted[stream.actor] = stream
-            self._queue(stream)
+            if stream.outstanding < stream.want:
+                self._line.append(stream.actor)
         return list(granted.values())
 
     def expire(self, now_s: float) -> list[Stream]:
@@ -152,7 +154,7 @@ class Grants:
         self._queue(stream)
 
     def _queue(self, stream: Stream) -> None:
-        if stream.outstanding < stream.want and stream.actor not in self._line:
+        if stream.outstanding <= stream.want // 2 and stream.actor not in self._line:
             self._line.append(stream.actor)
 
     def _end(self, stream: Stream) -> None:

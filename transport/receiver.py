@@ -61,7 +61,7 @@ class Receiver:
         assert link.writer is not None
         self.grants = Grants(silence_s)
         self.rejected: Counter[str] = Counter()
-        self.received = Counter(slots=0, steps=0, raw_nbytes=0, coded_nbytes=0)
+        self.received = dict.fromkeys(("slots", "steps", "raw_nbytes", "coded_nbytes"), 0)
         self.in_flight_steps = 0
         self._link = link
         self._writer = link.writer
@@ -69,6 +69,7 @@ class Receiver:
         self._desk = WeightsDesk(link.board, link.welcome, dtype)
         self._process = process
         self._lending = True
+        self._gone = False  # the learner, at the last look
         self._welcome = _welcome_meta(link, unix_path)
         self._handlers: dict[int, Callable[[bytes, wire.Message], None]] = {
             Kind.HELLO: self._hello,
@@ -96,17 +97,29 @@ class Receiver:
 
     def turn(self, timeout_s: float) -> int:
         """Handle what has come, waiting up to ``timeout_s`` for something; how many messages."""
+        self._gone = self._link.learner_gone()
+        count = self._take_in()
+        if not count or self._zap is not None:
+            self._wait(0 if count else timeout_s)
+            count += self._take_in()
+        self._tend(time.monotonic())
+        return count
+
+    def _take_in(self) -> int:
+        """Handle the messages that are there; how many."""
+        count = 0
+        while count < BATCH and (parts := receive(self._router)) is not None:
+            self.handle(bytes(parts[0]), parts[1:])
+            count += 1
+        return count
+
+    def _wait(self, timeout_s: float) -> None:
+        """Until something happened: a message, a slot lent, a peer that asks to be let in."""
         ready = dict(self._poller.poll(round(timeout_s * 1000)))
         if self._zap is not None and self._zap in ready:
             answer_zap(self._zap, self._allowed)
         if self._writer.event in ready:
             drain_event(self._writer.event)
-        count = 0
-        while count < BATCH and (parts := receive(self._router)) is not None:
-            self.handle(bytes(parts[0]), parts[1:])
-            count += 1
-        self._tend(time.monotonic())
-        return count
 
     def handle(self, peer: bytes, parts: Sequence[Buffer]) -> None:
         """Take in one message of a peer; whatever is wrong with it is counted."""
@@ -172,7 +185,7 @@ class Receiver:
         if head.spec_hash != self._link.spec.hash:
             raise WireError("spec")
         stream = self.grants.admit(head)
-        if self.learner_gone() or not self._writer.available:
+        if self._gone or not self._writer.available:
             wire.verify(message)
             self.in_flight_steps += head.steps
         else:
@@ -187,9 +200,11 @@ class Receiver:
             fill_header(slot.header, head, time.monotonic())
             if self._process is not None:
                 self._apply(self._process, slot.columns)
-        self.received.update(
-            slots=1, steps=head.steps, raw_nbytes=head.raw_nbytes, coded_nbytes=head.coded_nbytes
-        )
+        received = self.received
+        received["slots"] += 1
+        received["steps"] += head.steps
+        received["raw_nbytes"] += head.raw_nbytes
+        received["coded_nbytes"] += head.coded_nbytes
 
     def _apply(self, process: Process, columns: dict[str, npt.NDArray[Any]]) -> None:
         try:
@@ -262,18 +277,14 @@ def _welcome_meta(link: ShmLink, unix_path: Path) -> dict[str, Any]:
 
 def fill_header(header: npt.NDArray[np.void], head: Head, now_s: float) -> None:
     """A slot's HEADER from a message; times by this host's clock, as if published on arrival."""
-    for field in SAME_FIELDS:
-        header[field] = getattr(head, field)
-    header["published_s"] = now_s
-    header["started_s"] = now_s - head.duration_s
-
-
-SAME_FIELDS = (
-    "actor",
-    "incarnation",
-    "generation",
-    "sequence",
-    "version",
-    "steps",
-    "produced_steps",
-)
+    header[...] = (
+        head.actor,
+        head.incarnation,
+        head.generation,
+        head.sequence,
+        head.version,
+        head.steps,
+        head.produced_steps,
+        now_s - head.duration_s,
+        now_s,
+    )

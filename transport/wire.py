@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import math
 import struct
-import zlib
 from collections.abc import Sequence
 from enum import IntEnum
 from typing import Any, Final, NamedTuple
@@ -26,6 +25,7 @@ import numpy.typing as npt
 from penstock.core.params import Float32, ParamLayout, WireDtype, from_bf16, to_bf16
 from penstock.core.specs import Bytes, SlotSpec
 from penstock.transport.base import Stamp
+from penstock.transport.checksum import crc32
 
 PROTOCOL_VERSION = 1
 MAGIC = b"PNSK"
@@ -309,9 +309,9 @@ def _nbytes(buffer: Buffer) -> int:
 
 def _checksum(head: Buffer, rest: Sequence[Buffer]) -> int:
     """CRC-32 of the header up to its checksum, then meta and frames."""
-    crc = zlib.crc32(memoryview(head)[:_CRC_AT])
+    crc = crc32(memoryview(head)[:_CRC_AT])
     for part in rest:
-        crc = zlib.crc32(part, crc)
+        crc = crc32(part, crc)
     return crc
 
 
