@@ -17,11 +17,12 @@ from penstock.algos import process, slot_spec
 from penstock.configs.schema import Config
 from penstock.core.role import EXIT_REJOIN, RoleContext
 from penstock.envs import VectorGame, make
-from penstock.models.policy import Policy, make_policy
+from penstock.models.policy import make_policy
 from penstock.profiling.status import Phase, StatusPage
 from penstock.transport.base import LearnerGoneError, Link, Stamp
 
 GRANT_TIMEOUT_S = 0.5
+INDEX_BITS = 16  # of an actor's id
 
 
 def run(ctx: RoleContext) -> None:
@@ -48,7 +49,9 @@ def run(ctx: RoleContext) -> None:
 
 def actor_id(ctx: RoleContext) -> int:
     """The index among a run's own actors; for one started by hand, unique over hosts."""
-    return ctx.index if ctx.config is not None else (ctx.run_id % (1 << 40)) << 16 | ctx.index
+    if ctx.config is not None:
+        return ctx.index
+    return (ctx.run_id % (1 << 40)) << INDEX_BITS | ctx.index
 
 
 def _play(ctx: RoleContext, player: Player) -> None:
@@ -87,7 +90,8 @@ class Player:
         self._game = game
         self._actor = actor
         self._incarnation = incarnation
-        self._policy: Policy = make_policy(config.model, config.actors, game.info, int(seeds[0]))
+        # Those started by hand are numbered too, in the lower bits.
+        self._policy = make_policy(config, game.info, int(seeds[0]), actor & (1 << INDEX_BITS) - 1)
         self._rollout = Rollout(game, self._policy, int(seeds[1]), beat)
         self._weights = np.empty(link.welcome.layout.size, np.float32)
         self._stamp: Stamp | None = None

@@ -2,7 +2,8 @@
 
 Row t holds the decision at ``obs[t]`` and what it led to. Environments reset themselves on the step
 *after* an episode's end (NEXT_STEP): that row was decided by nobody and is not ``alive``; its
-``obs[t]`` is the final observation of the ended episode. Rewards and returns are raw here.
+``obs[t]`` is the final observation of the ended episode, and what the policy records of it is
+recorded too: the value of a truncated episode's end. Rewards and returns are raw here.
 """
 
 from __future__ import annotations
@@ -18,9 +19,9 @@ from penstock.envs import VectorGame, find_bad_observation
 from penstock.models.policy import Policy
 
 Columns = dict[str, npt.NDArray[Any]]
+Rows = tuple[npt.NDArray[Any], ...]
 PER_STEP = (
     "action",
-    "behaviour_logp",
     "reward",
     "terminated",
     "truncated",
@@ -44,16 +45,17 @@ class Rollout:
         self._alive = np.ones(game.count, np.bool_)
         self._return = np.zeros(game.count, np.float32)
         self._length = np.zeros(game.count, np.int32)
-        self._rows: dict[int, list[tuple[npt.NDArray[Any], ...]]] = {}
+        self._recorded = tuple(policy.recorded.values())
+        self._rows: dict[int, list[tuple[Rows, Rows]]] = {}
         game.reset_into(seed, self._last_obs)
 
     def fill(self, columns: Columns, slot_index: int, version: int) -> int:
         """Write one unroll into a slot's ``columns``; returns its agent steps."""
         obs = columns["obs"]
         np.copyto(obs[0], self._last_obs)
-        for t, row in enumerate(self._rows_of(columns, slot_index)):
+        for t, (row, recorded) in enumerate(self._rows_of(columns, slot_index)):
             self._beat()
-            self._step(obs[t], obs[t + 1], *row)
+            self._step(obs[t], obs[t + 1], recorded, *row)
         np.copyto(self._last_obs, obs[-1])
         columns["policy_version"][...] = version
         columns["seat"][...] = 0
@@ -70,8 +72,8 @@ class Rollout:
         self,
         obs: npt.NDArray[Any],
         next_obs: npt.NDArray[Any],
+        recorded: Rows,
         action: npt.NDArray[Any],
-        behaviour_logp: npt.NDArray[Any],
         reward: npt.NDArray[Any],
         terminated: npt.NDArray[Any],
         truncated: npt.NDArray[Any],
@@ -79,9 +81,10 @@ class Rollout:
         episode_return: npt.NDArray[Any],
         episode_length: npt.NDArray[Any],
     ) -> None:
-        actions, logp = self._policy.act(obs)
+        actions = self._policy.act(obs)
         action[:] = actions
-        behaviour_logp[:] = logp
+        for target, known in zip(recorded, self._recorded, strict=True):
+            target[:] = known
         alive[:] = self._alive
         rewards, terminations, truncations = self._game.step_into(actions, next_obs)
         reward[:] = rewards
@@ -97,9 +100,12 @@ class Rollout:
             self._return[over] = 0.0
             self._length[over] = 0
 
-    def _rows_of(self, columns: Columns, slot_index: int) -> list[tuple[npt.NDArray[Any], ...]]:
-        """Views of each step's row, made once a slot: slots are fixed memory."""
+    def _rows_of(self, columns: Columns, slot_index: int) -> list[tuple[Rows, Rows]]:
+        """Views of each step's row, `PER_STEP` and what the policy records; made once a slot, since
+        slots are fixed memory."""
         if slot_index not in self._rows:
-            per_step = [columns[name] for name in PER_STEP]
-            self._rows[slot_index] = list(zip(*per_step, strict=True))
+            own = zip(*(columns[name] for name in PER_STEP), strict=True)
+            known = [columns[name] for name in self._policy.recorded]
+            recorded = (tuple(column[t] for column in known) for t in range(len(columns["action"])))
+            self._rows[slot_index] = list(zip(own, recorded, strict=True))
         return self._rows[slot_index]

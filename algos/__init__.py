@@ -5,22 +5,39 @@ Here is what actors and connectors call; none of it imports torch.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Protocol
 
 import numpy.typing as npt
 
-from penstock.algos import impala
-from penstock.configs.algorithms import AlgoConfig
+from penstock.algos import dqn, impala, sac
+from penstock.configs.algorithms import AlgoConfig, DqnConfig, OffPolicyConfig
 from penstock.configs.schema import Config
 from penstock.core.params import ParamLayout
-from penstock.core.specs import SlotSpec
-from penstock.models.layout import Spaces, net_shape
+from penstock.core.specs import Column, SlotSpec
+from penstock.models.fitting import Spaces, net_shape
+
+
+class Algorithm(Protocol):
+    """What the module of an algorithm has."""
+
+    def columns(self, observation_space: Any, action_space: Any) -> tuple[Column, ...]:
+        """What one slot holds."""
+
+    def check(self, columns: dict[str, npt.NDArray[Any]], layout: ParamLayout) -> None:
+        """Raise ValueError for values that no sound actor of the network ``layout`` records."""
+
+    def process(self, cfg: Any, columns: dict[str, npt.NDArray[Any]]) -> None:
+        """Prepare a filled slot for training, in place."""
+
+
+ALGORITHMS: dict[str, Algorithm] = {"impala": impala, "dqn": dqn, "sac": sac}
 
 
 def slot_spec(config: Config, spaces: Spaces) -> SlotSpec:
     """The slots of a run; UserError where no network fits the game."""
-    net_shape(config.model, spaces.observation_space, spaces.action_space)
-    columns = impala.columns(spaces.observation_space, spaces.action_space)
+    net_shape(config, spaces)
+    algorithm = ALGORITHMS[config.algo.name]
+    columns = algorithm.columns(spaces.observation_space, spaces.action_space)
     return SlotSpec(config.actors.unroll, config.actors.envs, columns)
 
 
@@ -29,10 +46,15 @@ def receive(cfg: AlgoConfig, layout: ParamLayout, columns: dict[str, npt.NDArray
 
     ``layout`` is the network's, which tells how many actions there are.
     """
-    impala.check(columns, actions=dict(layout.entries)["policy.bias"][0])
-    impala.process(cfg, columns)
+    ALGORITHMS[cfg.name].check(columns, layout)
+    process(cfg, columns)
 
 
 def process(cfg: AlgoConfig, columns: dict[str, npt.NDArray[Any]]) -> None:
     """Prepare a filled slot for training, in place: raw rewards become what is trained on."""
-    impala.process(cfg, columns)
+    ALGORITHMS[cfg.name].process(cfg, columns)
+
+
+def n_step(cfg: OffPolicyConfig) -> int:
+    """Rewards that a transition drawn from replay sums up."""
+    return cfg.n_step if isinstance(cfg, DqnConfig) else 1

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import numpy.typing as npt
 
+from penstock.algos import slots
 from penstock.configs.algorithms import ImpalaConfig
+from penstock.core.params import ParamLayout
 from penstock.core.specs import Column
 
 if TYPE_CHECKING:
@@ -20,59 +21,32 @@ if TYPE_CHECKING:
     from penstock.models.torch_nets import Net
 
 WHOLE = slice(None)
-LEAST_LOGP, MOST_REWARD = -100.0, 1e6  # of a sound actor
+LEAST_LOGP = -100.0  # of a sound actor
 MOST_LOG_RHO = 20.0  # V-trace clips far below; beyond it the statistics would overflow
 ROUNDING = 1.001  # importance weights of the same policy differ from 1 by less
 STATISTICS = ("policy_loss", "value_loss", "entropy", "kl", "rho", "rho_clipped")
 
 
 def columns(observation_space: Any, action_space: Any) -> tuple[Column, ...]:
-    """What one slot holds; observations of any float type are kept as float32."""
+    """What one slot holds."""
     assert action_space.shape == (), action_space
-    is_float = np.issubdtype(observation_space.dtype, np.floating)
-    dtype = "<f4" if is_float else np.dtype(observation_space.dtype).str
-    return (
-        Column("obs", dtype, tuple(observation_space.shape), rows="unroll+1"),
-        Column("action", "<i4"),
-        Column("reward", "<f4"),
-        Column("behaviour_logp", "<f4"),
-        Column("terminated", "|b1"),
-        Column("truncated", "|b1"),
-        Column("alive", "|b1"),
-        Column("policy_version", "<u4"),
-        Column("episode_return", "<f4"),
-        Column("episode_length", "<i4"),
-        Column("seat", "|u1", rows="slot"),
-        Column("policy_id", "<u2", rows="slot"),
+    return slots.columns(
+        observation_space, Column("action", "<i4"), Column("behaviour_logp", "<f4")
     )
 
 
-def check(columns: dict[str, npt.NDArray[Any]], actions: int) -> None:
-    """Raise ValueError for values that no sound actor records: an index or a number that would end
-    the learner, or flags that are neither 0 nor 1."""
-    action = columns["action"]
-    if action.min() < 0 or action.max() >= actions:
-        raise ValueError(f"actions from {action.min()} to {action.max()}, there are {actions}")
-    for name in ("obs", "reward", "behaviour_logp", "episode_return"):
-        if columns[name].dtype.kind == "f" and not np.isfinite(columns[name]).all():
-            raise ValueError(f"column {name} holds numbers that are not finite")
+def check(columns: dict[str, npt.NDArray[Any]], layout: ParamLayout) -> None:
+    """Raise ValueError for values that no sound actor of the network ``layout`` records."""
+    slots.check_choices(columns["action"], dict(layout.entries)["policy.bias"][0])
+    slots.check(columns)
     logp = columns["behaviour_logp"]
     if logp.min() < LEAST_LOGP or logp.max() > 1e-3:
         raise ValueError(f"log-probabilities from {logp.min()} to {logp.max()}")
-    if abs(columns["reward"]).max() > MOST_REWARD:
-        raise ValueError(f"a reward beyond {MOST_REWARD:g}")
-    for name in ("terminated", "truncated", "alive"):
-        if columns[name].view(np.uint8).max() > 1:
-            raise ValueError(f"column {name} holds bytes other than 0 and 1")
 
 
 def process(cfg: ImpalaConfig, columns: dict[str, npt.NDArray[Any]]) -> None:
     """Clip and scale the rewards of a filled slot, in place; `episode_return` stays raw."""
-    reward = columns["reward"]
-    if cfg.reward_clip is not None:
-        np.clip(reward, -cfg.reward_clip, cfg.reward_clip, out=reward)
-    if cfg.reward_scale != 1:
-        np.multiply(reward, np.float32(cfg.reward_scale), out=reward)
+    slots.adjust_rewards(cfg, columns["reward"])
 
 
 def loss(

@@ -22,7 +22,7 @@ from penstock.envs import make, probe
 from penstock.learner.publish import Publisher
 from penstock.learner.staging import StagingBatch
 from penstock.learner.trainer import Trainer
-from penstock.replay import Accounting, TrajectoryQueue
+from penstock.replay import Accounting, SlotQueue
 from penstock.transport.base import Stamp, Welcome
 from penstock.transport.inproc import InprocLink
 from penstock.transport.shm.board import WeightsBoard
@@ -78,7 +78,7 @@ def rates_alone(config: Config) -> tuple[float, float]:
     """Steps per second that one actor makes and that the learner trains on, each alone."""
     trainer = Trainer(config, probe(config.env))
     store = SlotStore(trainer.spec, 2, shared=False)
-    queue = TrajectoryQueue(store, Accounting(), max_policy_lag=1 << 60)
+    queue = SlotQueue(store, Accounting(), max_policy_lag=1 << 60)
     board = WeightsBoard.create(trainer.layout.size, shared=False)
     Publisher(trainer.published(), board).publish(Stamp(0, 0))
     link = InprocLink(Welcome(0, 0, trainer.spec, trainer.layout, {}), store, board, want=2)

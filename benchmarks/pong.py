@@ -79,12 +79,12 @@ def core_ms_per_step(config: Config) -> dict[str, float]:
     """Core-milliseconds per agent step of each part, alone in this process on one thread."""
     game = make(config.env, config.actors.envs, config.actors.env_threads)
     trainer = Trainer(config, game.info)
-    policy = make_policy(config.model, config.actors, game.info, 0)
+    policy = make_policy(config, game.info, 0)
     policy.load(trainer.optimizer.values.numpy())
     space = game.info.observation_space
     obs = np.zeros((game.count, *space.shape), space.dtype)
     game.reset_into(0, obs)
-    actions, _ = policy.act(obs)
+    actions = policy.act(obs)
     batch = recorded(trainer, game)
     steps = {
         "environment": (lambda: game.step_into(actions, obs), game.count),
@@ -102,13 +102,14 @@ def recorded(trainer: Trainer, game: VectorGame) -> StagingBatch:
     payload = spec.zeros()
     columns = spec.views(payload)
     rng = np.random.default_rng(0)
+    actions = len(trainer.model.policy.bias)
     for t in range(spec.unroll + 1):
-        chosen = rng.integers(0, game.info.action_space.n, spec.envs, dtype=np.int32)
+        chosen = rng.integers(0, actions, spec.envs, dtype=np.int32)
         game.step_into(chosen, columns["obs"][t])
         if t < spec.unroll:
             columns["action"][t] = chosen
     columns["alive"][...] = True
-    columns["behaviour_logp"][...] = -np.log(game.info.action_space.n)
+    columns["behaviour_logp"][...] = -np.log(actions)
     header = np.zeros((), HEADER)
     header["steps"] = spec.unroll * spec.envs
     batch = StagingBatch(spec, 1, trainer.device)

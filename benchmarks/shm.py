@@ -22,7 +22,7 @@ import numpy as np
 from common import finish, median_of, parser
 from penstock.core.params import ParamLayout
 from penstock.core.specs import Column, SlotSpec
-from penstock.replay import Accounting, TrajectoryQueue
+from penstock.replay import Accounting, SlotQueue
 from penstock.transport.base import Stamp, Welcome
 from penstock.transport.shm.board import WeightsBoard
 from penstock.transport.shm.host import ShmHost
@@ -77,7 +77,7 @@ def transfer(spec: SlotSpec, slots: int, seconds: float) -> float:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "learner.sock"
         host = ShmHost(path, welcome, board, store)
-        queue = TrajectoryQueue(store, Accounting(), max_policy_lag=1 << 60)
+        queue = SlotQueue(store, Accounting(), max_policy_lag=1 << 60)
         command = [sys.executable, *sys.argv, "--write-to", str(path)]
         writer = subprocess.Popen(command)
         try:
@@ -92,7 +92,7 @@ def transfer(spec: SlotSpec, slots: int, seconds: float) -> float:
             store.close()
 
 
-def pump(host: ShmHost, queue: TrajectoryQueue, batch: np.ndarray, seconds: float) -> int:
+def pump(host: ShmHost, queue: SlotQueue, batch: np.ndarray, seconds: float) -> int:
     """Take slots for ``seconds`` from the first one on; returns how many."""
     taken, end_s = 0, None
     while end_s is None or time.perf_counter() < end_s:

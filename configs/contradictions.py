@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
     from penstock.configs.schema import Config
+    from penstock.configs.section import Section
 
 
 class Contradiction(NamedTuple):
@@ -19,11 +20,13 @@ class Contradiction(NamedTuple):
 
 def contradictions(cfg: Config) -> list[Contradiction]:
     """All contradictions of a config whose fields are each valid."""
-    checks = (_batches, _inference, _schedule, _stop, _addresses, _keys)
+    checks = (_batches, _replay, _sac, _inference, _schedule, _stop, _addresses, _keys)
     return [found for check in checks for found in check(cfg)]
 
 
 def _batches(cfg: Config) -> Iterator[Contradiction]:
+    if cfg.algo.name != "impala":
+        return
     actors, transport, learner = cfg.actors, cfg.transport, cfg.learner
     if actors.envs % learner.updates_per_batch:
         more = -(-actors.envs // learner.updates_per_batch) * learner.updates_per_batch
@@ -51,6 +54,59 @@ def _batches(cfg: Config) -> Iterator[Contradiction]:
             f"transport.max_policy_lag {transport.max_policy_lag} drops most samples, as a full "
             f"queue alone makes a lag of {lag}; set transport.max_policy_lag={2 * lag}",
         )
+
+
+def _replay(cfg: Config) -> Iterator[Contradiction]:
+    replay = cfg.replay
+    if cfg.algo.name == "impala":
+        defaults = type(replay)()
+        keys = [key for key in type(replay).model_fields if _differ(key, replay, defaults)]
+        if keys:
+            yield Contradiction(
+                (*(f"replay.{key}" for key in keys), "algo.name"),
+                f"replay.{keys[0]} does nothing for algo.name impala, which has no replay; set "
+                "algo.name=dqn, or replay={}",
+            )
+        return
+    for key in ("min_size", "batch_size"):
+        if getattr(replay, key) > replay.capacity:
+            yield Contradiction(
+                (f"replay.{key}", "replay.capacity"),
+                f"replay.{key} {getattr(replay, key)} is never reached with replay.capacity "
+                f"{replay.capacity}; set replay.{key}={replay.capacity} or less",
+            )
+    if replay.prioritized and replay.beta == 1 and replay.beta_steps is not None:
+        yield Contradiction(
+            ("replay.beta", "replay.beta_steps"),
+            f"replay.beta_steps {replay.beta_steps} does nothing while replay.beta is 1 from the "
+            "start; set replay.beta=0.4 or replay.beta_steps=null",
+        )
+
+
+def _sac(cfg: Config) -> Iterator[Contradiction]:
+    if cfg.algo.name != "sac":
+        return
+    if cfg.algo.log_std_min >= cfg.algo.log_std_max:
+        yield Contradiction(
+            ("algo.log_std_min", "algo.log_std_max"),
+            f"algo.log_std_min {cfg.algo.log_std_min:g} must lie below algo.log_std_max "
+            f"{cfg.algo.log_std_max:g}; set algo.log_std_min={cfg.algo.log_std_max - 22:g}",
+        )
+    if cfg.algo.target_entropy is not None and not cfg.algo.tune_alpha:
+        yield Contradiction(
+            ("algo.target_entropy", "algo.tune_alpha"),
+            f"algo.target_entropy {cfg.algo.target_entropy:g} does nothing while algo.tune_alpha "
+            "is off; set algo.tune_alpha=true or algo.target_entropy=null",
+        )
+    if cfg.model.kind == "nature_cnn":
+        yield Contradiction(
+            ("algo.name", "model.kind"),
+            "algo.name sac computes model.kind mlp only, not nature_cnn; set model.kind=mlp",
+        )
+
+
+def _differ(key: str, a: Section, b: Section) -> bool:
+    return bool(getattr(a, key) != getattr(b, key))
 
 
 def _inference(cfg: Config) -> Iterator[Contradiction]:

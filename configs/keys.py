@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from difflib import SequenceMatcher, get_close_matches
 from functools import cache
-from typing import Any, NamedTuple, get_type_hints
+from typing import Any, NamedTuple, get_args, get_type_hints
 
 from pydantic.fields import FieldInfo
 
+from penstock.configs.algorithms import DEFAULT
 from penstock.configs.schema import Config
 from penstock.configs.section import Section
-from penstock.configs.values import words
+from penstock.configs.values import either, words
 
 
 class Option(NamedTuple):
@@ -30,34 +31,54 @@ class Option(NamedTuple):
 
 
 @cache
-def sections() -> dict[str, type[Section]]:
-    """Schema class of each section by its name."""
-    return {name: kind for name, kind in get_type_hints(Config).items() if name in _fields(Config)}
+def sections() -> dict[str, tuple[type[Section], ...]]:
+    """Schema classes of each section by its name: several where one key chooses between them."""
+    hints = get_type_hints(Config)
+    return {name: get_args(hints[name]) or (hints[name],) for name in _fields(Config)}
 
 
 @cache
-def options() -> dict[str, Option]:
-    """Every option by its dotted name, in the order of the schema."""
+def algorithms() -> tuple[str, ...]:
+    """The names of `algo.name`, the default first."""
+    return tuple(kind.model_fields["name"].default for kind in sections()["algo"])
+
+
+@cache
+def options(algo: str = DEFAULT) -> dict[str, Option]:
+    """Every option by its dotted name, in the order of the schema, where ``algo`` is chosen.
+
+    A name that is no algorithm's stands for the default.
+    """
+    chosen = algorithms().index(algo) if algo in algorithms() else 0
     found = {}
-    for section, kind in sections().items():
+    for section, kinds in sections().items():
+        kind = kinds[chosen] if len(kinds) > 1 else kinds[0]
         hints = get_type_hints(kind, include_extras=True)
         for attribute, field in _fields(kind).items():
             name = f"{section}.{field.alias or attribute}"
             found[name] = Option(name, words(hints[attribute]), field)
+    first = _fields(sections()["algo"][0])["name"]
+    found["algo.name"] = Option("algo.name", either([f"`{name}`" for name in algorithms()]), first)
     return found
 
 
-def nearest(unknown: str) -> str:
-    """A clause that names the valid option nearest to an unknown dotted name, or the choices."""
+def nearest(unknown: str, algo: str = DEFAULT) -> str:
+    """A clause that names the valid option nearest to an unknown dotted name, or the choices.
+
+    ``algo`` is the algorithm that is chosen.
+    """
     section, _, key = unknown.partition(".")
     if not key:
         return _nearest_section(section)
-    own = [name.partition(".")[2] for name in options() if name.startswith(f"{section}.")]
+    known = options(algo)
+    own = [name.partition(".")[2] for name in known if name.startswith(f"{section}.")]
+    if others := [other for other in algorithms() if unknown in options(other)]:
+        return f"algo.name {either(others)} has it, {algo} has {', '.join(own)}"
     initials = "".join(word[:1] for word in key.split("_"))  # learning_rate is meant to be lr
     if close := [name for name in own if name == initials] or get_close_matches(key, own, n=1):
         return f"the nearest option is {section}.{close[0]}"
-    elsewhere = [name for name in options() if name.partition(".")[2] == key]
-    if elsewhere or (not own and (elsewhere := get_close_matches(unknown, options()))):
+    elsewhere = [name for name in known if name.partition(".")[2] == key]
+    if elsewhere or (not own and (elsewhere := get_close_matches(unknown, known))):
         best = max(elsewhere, key=lambda name: SequenceMatcher(None, name, unknown).ratio())
         return f"the nearest option is {best}"
     return f"{section} has {', '.join(own)}" if own else _nearest_section(section)

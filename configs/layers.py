@@ -1,7 +1,9 @@
 """Values laid over each other, preset below file below overrides, and where each came from.
 
 Maps are laid over key by key. An empty map clears what lies below it; null where a map belongs says
-nothing, so that a section may stand with all its keys commented out.
+nothing, so that a section may stand with all its keys commented out. A map that names another
+algorithm than the one below it begins the section `algo` anew: no setting of one is meant for the
+other.
 """
 
 from __future__ import annotations
@@ -10,6 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from penstock.configs.algorithms import DEFAULT
 from penstock.configs.errors import UserError
 from penstock.configs.keys import sections
 from penstock.configs.text import KeyPath, parse
@@ -23,6 +26,12 @@ class Layers:
 
     values: dict[str, Any] = field(default_factory=dict)
     places: dict[KeyPath, str] = field(default_factory=dict)
+
+    @property
+    def algo(self) -> str:
+        """The algorithm that is chosen, as far as is known."""
+        section = self.values.get("algo")
+        return str(section.get("name", DEFAULT)) if isinstance(section, dict) else DEFAULT
 
     def add_file(
         self, values: Mapping[str, Any], lines: Mapping[KeyPath, int], source: str
@@ -49,6 +58,9 @@ class Layers:
         return None
 
     def _lay(self, over: Mapping[str, Any], at: KeyPath, place: Callable[[KeyPath], str]) -> None:
+        if at == ("algo",) and str(over.get("name", self.algo)) != self.algo:
+            self.values["algo"] = {}
+            self.places = {key: where for key, where in self.places.items() if key[0] != "algo"}
         target = self._map_at(at)
         for key, value in over.items():
             path = (*at, key)

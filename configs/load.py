@@ -25,6 +25,7 @@ PRESETS = Path(__file__).resolve().parent
 CONFIG_FILE = "config.yaml"
 
 _GYMNASIUM_ID = re.compile(r"([\w:-]+/)?[\w:.-]+-v\d+")
+_ALGO_OVERRIDE = re.compile(r"\s*algo\.name\s*=")
 _MODULE_TARGET = re.compile(r"[A-Za-z_][\w.]*:[\w./-]+")
 
 
@@ -47,7 +48,10 @@ def resolve(target: str, overrides: Sequence[str] = ()) -> Config:
 def resolve_target(target: str, overrides: Sequence[str] = ()) -> Resolved:
     """`resolve`, and what the target turned out to be."""
     layers = Layers()
-    name, origin = _lay_target(layers, target)
+    # Which algorithm it is comes first, as a change of it clears the settings of the one before.
+    overrides = sorted(overrides, key=lambda text: not _ALGO_OVERRIDE.match(text))
+    named = [text.partition("=")[2].strip() for text in overrides if _ALGO_OVERRIDE.match(text)]
+    name, origin = _lay_target(layers, target, named[-1] if named else None)
     mistakes = []
     for override in overrides:
         try:
@@ -81,8 +85,8 @@ def presets() -> dict[str, str]:
     return found
 
 
-def _lay_target(layers: Layers, target: str) -> tuple[str, str]:
-    """Lay the target's settings; its name and origin."""
+def _lay_target(layers: Layers, target: str, algo: str | None) -> tuple[str, str]:
+    """Lay the target's settings; its name and origin. ``algo`` is the algorithm asked for."""
     names = presets()
     if target in names:
         _lay_preset(layers, target)
@@ -92,7 +96,7 @@ def _lay_target(layers: Layers, target: str) -> tuple[str, str]:
         name = Path(target).stem if Path(target).name != CONFIG_FILE else Path(target).parent.name
         return name or "run", f"file {target}" + (f" over preset {base}" if base else "")
     if _GYMNASIUM_ID.fullmatch(target) or _MODULE_TARGET.fullmatch(target):
-        return _lay_game(layers, target)
+        return _lay_game(layers, target, algo)
     close = get_close_matches(target, names, n=1, cutoff=0.0)
     raise UserError(
         f"{show(target)} is not a target; the nearest preset is {close[0]}, and a target is a "
@@ -101,13 +105,18 @@ def _lay_target(layers: Layers, target: str) -> tuple[str, str]:
     )
 
 
-def _lay_game(layers: Layers, env_id: str) -> tuple[str, str]:
+def _lay_game(layers: Layers, env_id: str, algo: str | None) -> tuple[str, str]:
+    """The preset that trains the game, by that algorithm where there are several."""
+    found: dict[str, Layers] = {}
     for name in presets():
         preset = Layers()
         _lay_preset(preset, name)
         if preset.values["env"]["id"] == env_id:
-            layers.values, layers.places = preset.values, preset.places
-            return name, f"preset {name}, which trains {env_id}"
+            found[name] = preset
+    if found:
+        name = next((name for name, preset in found.items() if preset.algo == algo), min(found))
+        layers.values, layers.places = found[name].values, found[name].places
+        return name, f"preset {name}, which trains {env_id}"
     layers.values["env"] = {"id": env_id}
     return re.sub(r"[^\w.-]+", "-", env_id), f"the defaults, for {env_id}"
 

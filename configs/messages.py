@@ -30,12 +30,17 @@ def _sentences(detail: ErrorDetails, layers: Layers, source: str) -> list[str]:
     if detail["type"] == "contradiction":
         found: list[Contradiction] = detail["ctx"]["found"]
         return [f"{_places(c.keys, layers, source)}: {c.text}" for c in found]
+    if path[0] == "algo":
+        path = ("algo", *path[2:])  # pydantic puts the algorithm's name in between
     if detail["type"] == "extra_forbidden":
         path = _only_path(path, detail["input"])
         name = ".".join(path)
-        return [f"{layers.place(path) or source}: there is no option {name}; {nearest(name)}"]
+        hint = nearest(name, layers.algo)
+        return [f"{layers.place(path) or source}: there is no option {name}; {hint}"]
     if detail["type"] == "missing":
         return [f"{source}: env.id is missing; name the game, for example env.id=CartPole-v1"]
+    if detail["type"] == "union_tag_invalid":
+        path = (*path, "name")
     return [f"{layers.place(path) or source}: {_wrong_value(path[:2], layers)}"]
 
 
@@ -44,7 +49,7 @@ def _wrong_value(path: KeyPath, layers: Layers) -> str:
     value: Any = layers.values
     for key in path:
         value = value[key]
-    option = options().get(name)
+    option = options(layers.algo).get(name)
     if option is None:
         return f"{name} is {show(value)}; it must be a map of options, such as {_example(name)}"
     rule = option.words.replace("`", "'")

@@ -7,13 +7,15 @@ python -m penstock.configs.reference --check docs/configuration.md
 from __future__ import annotations
 
 import argparse
+import inspect
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from penstock.configs.keys import Option, options, sections
+from penstock.configs.keys import Option, algorithms, options, sections
 from penstock.configs.load import presets
 from penstock.configs.messages import show
+from penstock.configs.section import Section
 
 _COMMAND = "python -m penstock.configs.reference"
 _HEAD = f"""\
@@ -54,16 +56,28 @@ def reference() -> str:
 
 
 def _section(name: str) -> str:
-    summary = sections()[name].__doc__ or ""
-    rows = "\n".join(_rows(name))
-    return (
-        f"## {name}\n\n{summary}\n\n"
-        f"| option | value | default | meaning |\n|---|---|---|---|\n{rows}\n"
-    )
+    kinds = sections()[name]
+    if len(kinds) == 1:
+        return f"## {name}\n\n{_summary(kinds[0])}\n\n{_table(name, options())}"
+    intro = f"What `{name}.name` chooses; each algorithm has options of its own."
+    parts = [
+        f"### {name}.name={algo}\n\n{_summary(kind)}\n\n{_table(name, options(algo))}"
+        for algo, kind in zip(algorithms(), kinds, strict=True)
+    ]
+    return "\n".join([f"## {name}\n\n{intro}\n", *parts])
 
 
-def _rows(section: str) -> Iterator[str]:
-    for name, option in options().items():
+def _summary(kind: type[Section]) -> str:
+    return inspect.cleandoc(kind.__doc__ or "")
+
+
+def _table(section: str, known: Mapping[str, Option]) -> str:
+    rows = "\n".join(_rows(section, known))
+    return f"| option | value | default | meaning |\n|---|---|---|---|\n{rows}\n"
+
+
+def _rows(section: str, known: Mapping[str, Option]) -> Iterator[str]:
+    for name, option in known.items():
         if name.startswith(f"{section}."):
             meaning = " ".join((option.field.description or "").split())
             cells = (f"`{name}`", option.words, _default(option), meaning)

@@ -14,6 +14,7 @@ from pydantic_core import PydanticCustomError
 
 from penstock.configs.algorithms import AlgoConfig, ImpalaConfig
 from penstock.configs.contradictions import contradictions
+from penstock.configs.replay import ReplayConfig
 from penstock.configs.section import Section
 from penstock.configs.values import (
     Address,
@@ -51,10 +52,11 @@ class ModelConfig(Section):
     """The network."""
 
     kind: Literal["auto", "mlp", "nature_cnn"] = "auto"
-    """`mlp` has separate towers for policy and value; `nature_cnn` is the three-layer convolutional
-    network for stacked frames; `auto` takes the one that fits the observations."""
+    """`mlp` has layers of `hidden` widths, in separate towers for policy and value where there are
+    both; `nature_cnn` is the three-layer convolutional network for stacked frames; `auto` takes the
+    one that fits the observations."""
     hidden: Sizes = Field(default_factory=lambda: [64, 64])
-    """Widths of the hidden layers of each tower of `mlp`; `nature_cnn` does not use it."""
+    """Widths of the hidden layers of `mlp`; `nature_cnn` does not use it."""
     activation: Literal["tanh", "relu"] = "tanh"
     """Activation between the layers of `mlp`; `nature_cnn` always uses relu."""
 
@@ -202,6 +204,7 @@ class Config(Section):
     model: ModelConfig = Field(default_factory=ModelConfig)
     actors: ActorsConfig = Field(default_factory=ActorsConfig)
     transport: TransportConfig = Field(default_factory=TransportConfig)
+    replay: ReplayConfig = Field(default_factory=ReplayConfig)
     learner: LearnerConfig = Field(default_factory=LearnerConfig)
     weights: WeightsConfig = Field(default_factory=WeightsConfig)
     checkpoint: CheckpointConfig = Field(default_factory=CheckpointConfig)

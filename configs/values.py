@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 import types
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
@@ -104,12 +105,13 @@ def words(kind: Any) -> str:
         own = [m.text for m in metadata if isinstance(m, Words)]
         return own[-1] if own else words(inner)
     if get_origin(kind) is Literal:
-        return _either([f"`{choice}`" for choice in get_args(kind)])
+        return either([f"`{choice}`" for choice in get_args(kind)])
     if get_origin(kind) in (Union, types.UnionType):
-        return _either([words(member) for member in get_args(kind)])
+        return either([words(member) for member in get_args(kind)])
     return {bool: "true or false", type(None): "null"}.get(kind, "a map of keys")
 
 
-def _either(choices: list[str]) -> str:
+def either(choices: Sequence[str]) -> str:
+    """A list in words: `a, b or c`."""
     *most, last = choices
     return f"{', '.join(most)} or {last}" if most else last

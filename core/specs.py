@@ -168,7 +168,8 @@ class SlotSpec:
 
 # What stands before the payload of each slot. Times are CLOCK_MONOTONIC seconds of the writer's
 # host; produced_steps counts the stream's agent steps through this slot, so a gap in the sequence
-# tells how many steps were lost.
+# tells how many steps were lost. rows is for replays: how many rows [E] were written, by one who
+# marked those that count in `alive`; 0 where all were, and episodes are to be told from the rows.
 HEADER = np.dtype(
     [
         ("actor", "<u8"),
@@ -180,6 +181,7 @@ HEADER = np.dtype(
         ("produced_steps", "<u8"),
         ("started_s", "<f8"),
         ("published_s", "<f8"),
+        ("rows", "<u8"),
     ]
 )
 HEADER_NBYTES = 128

@@ -5,11 +5,13 @@ Invariants:
   episode's final one. The *next* step only resets i: its action is ignored, its reward 0, both
   flags False, and the observation it writes is the first of the next episode.
 - `terminated` and `truncated` are never both set: where a game says both, terminated wins.
-- Rewards are raw. Actions count from 0, wherever the game's own begin.
+- Rewards are raw. Discrete actions count from 0, wherever the game's own begin, and Box actions
+  run from -1 to 1 in each value, whatever the game's own bounds are.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -32,8 +34,9 @@ class GameInfo:
 
     observation_space: Box
     """Of one environment."""
-    action_space: Discrete
-    """Of one environment; policies choose 0 ... n - 1, also where the game's `start` is not 0."""
+    action_space: Discrete | Box
+    """Of one environment, as the game has it; policies choose 0 ... n - 1 also where `start` is not
+    0, and from -1 to 1 also where the bounds are others."""
     frames_per_step: int
     """Emulator frames in one agent step; 1 where there is no emulator."""
     how: str
@@ -51,7 +54,7 @@ class VectorGame:
         self.count = vector.num_envs
         self._name = name
         self._vector = vector
-        self._start = int(action_space.start)
+        self._to_game = _action_map(action_space)
 
     def reset_into(self, seed: int, out: Array) -> None:
         """Begin new episodes everywhere, and write their first observations.
@@ -72,13 +75,14 @@ class VectorGame:
     def step_into(self, actions: Array, out: Array) -> tuple[Array, Flags, Flags]:
         """Step every environment, and write the observations that follow.
 
-        actions: contiguous int32 or int64 [count], each in 0 ... n - 1, which is not checked.
+        actions: contiguous int32 or int64 [count], each in 0 ... n - 1, which is not checked; for a
+            Box float32 [count, *shape], what is beyond -1 and 1 counts as these.
         out: as in `reset_into`.
         Returns reward (real [count]), terminated and truncated (bool [count]): never written to
         again by the game, nor to be written to.
         """
-        if self._start:
-            actions = actions + self._start
+        if self._to_game is not None:
+            actions = self._to_game(actions)
         observations, reward, terminated, truncated, _ = self._vector.step(actions)
         np.copyto(out, observations)
         return reward, terminated, truncated > terminated
@@ -103,7 +107,25 @@ def find_bad_observation(observations: Array) -> str | None:
     return f"{value} at [{place}] of environment {env}'s observation in row {row}"
 
 
-def _checked_spaces(name: str, vector: VectorEnv) -> tuple[Box, Discrete]:
+def _action_map(space: Discrete | Box) -> Callable[[Array], Array] | None:
+    """From actions as policies choose them to the game's own; None where they are the same."""
+    if isinstance(space, Discrete):
+        start = int(space.start)
+        return (lambda actions: actions + start) if start else None
+    low, high = space.low, space.high
+    half = high / 2 - low / 2
+
+    def scaled(actions: Array) -> Array:
+        # Clipped, since rounding must not leave the bounds, which environments check.
+        found: Array = np.multiply(actions + 1, half, dtype=space.dtype)
+        found += low
+        np.clip(found, low, high, out=found)
+        return found
+
+    return scaled
+
+
+def _checked_spaces(name: str, vector: VectorEnv) -> tuple[Box, Discrete | Box]:
     observation, action = vector.single_observation_space, vector.single_action_space
     if not isinstance(observation, Box):
         raise UserError(
@@ -111,10 +133,19 @@ def _checked_spaces(name: str, vector: VectorEnv) -> tuple[Box, Discrete]:
             "supported; set env.wrappers=[gymnasium.wrappers:FlattenObservation], or a wrapper of "
             "yours that makes them a Box"
         )
-    if not isinstance(action, Discrete):
+    if isinstance(action, Discrete):
+        return observation, action
+    if not isinstance(action, Box) or action.dtype.kind != "f":
         raise UserError(
-            f"environment {name} has actions of {_brief(action)}, and only Discrete is supported; "
-            "set env.wrappers to a wrapper of yours that offers a list of actions to choose from"
+            f"environment {name} has actions of {_brief(action)}, and only Discrete and a Box of "
+            "floats are supported; set env.wrappers to a wrapper of yours that offers a list of "
+            "actions to choose from"
+        )
+    if not action.is_bounded() or not (action.low < action.high).all():
+        raise UserError(
+            f"environment {name} has actions of {_brief(action)}, and a Box of actions must have "
+            "finite bounds, the lower below the upper; give its action space such bounds, or set "
+            "env.wrappers to a wrapper of yours that does"
         )
     return observation, action
 

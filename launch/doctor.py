@@ -15,7 +15,7 @@ from typing import Any
 
 import psutil
 
-from penstock.launch import cgroup
+from penstock.core import cgroup
 
 PACKAGES = (
     "numpy", "torch", "gymnasium", "ale-py", "pyzmq", "msgpack", "cramjam", "python-snappy",

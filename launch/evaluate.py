@@ -19,7 +19,7 @@ from penstock.configs.load import load_run
 from penstock.envs import VectorGame, find_bad_observation, make
 from penstock.launch.figures import number
 from penstock.learner import checkpoint
-from penstock.models.layout import net_shape
+from penstock.models.fitting import net_shape
 from penstock.models.policy import make_policy
 
 ENVS = 16
@@ -48,10 +48,10 @@ def evaluate(run_dir: str, episodes: int, which: str, sample: bool, seed: int) -
     game = make(config.env, count, config.actors.env_threads)
     try:
         actors = config.actors.model_copy(update={"envs": count})
-        policy = make_policy(config.model, actors, game.info, seed)
-        layout = net_shape(config.model, game.info.observation_space, game.info.action_space).layout
+        policy = make_policy(config.model_copy(update={"actors": actors}), game.info, seed)
+        layout = net_shape(config, game.info).layout
         policy.load(checkpoint.load(folder, layout).weights)
-        choose: Choose = (lambda obs: policy.act(obs)[0]) if sample else policy.greedy
+        choose: Choose = policy.act if sample else policy.greedy
         played = play(game, choose, episodes, seed)
     finally:
         game.close()

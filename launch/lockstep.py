@@ -21,7 +21,7 @@ from penstock.learner.publish import Publisher
 from penstock.learner.staging import StagingBatch
 from penstock.learner.trainer import Trainer
 from penstock.profiling.ledger import TimeLedger
-from penstock.replay import Accounting, TrajectoryQueue
+from penstock.replay import Accounting, SlotQueue
 from penstock.transport.base import Stamp, Welcome
 from penstock.transport.inproc import InprocLink
 from penstock.transport.shm.board import WeightsBoard
@@ -75,7 +75,7 @@ class Lockstep:
         self._store = SlotStore(
             trainer.spec, self._slots(), lanes=config.actors.count, shared=False
         )
-        self.queue = TrajectoryQueue(self._store, self.accounting, max_policy_lag=1 << 62)
+        self.queue = SlotQueue(self._store, self.accounting, max_policy_lag=1 << 62)
         self._board = WeightsBoard.create(trainer.layout.size, shared=False)
         self._publisher = Publisher(trainer.published(), self._board)
         self._batch = StagingBatch(trainer.spec, self._batch_slots, trainer.device)

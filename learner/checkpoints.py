@@ -16,16 +16,17 @@ import torch
 from penstock.configs.errors import UserError
 from penstock.learner import checkpoint
 from penstock.learner.checkpoint import Checkpoint
+from penstock.learner.offpolicy import OffPolicyTrainer
 from penstock.learner.progress import EPISODES
-from penstock.learner.trainer import Trainer
+from penstock.learner.trainer import Trainer, under
 
-OPTIMIZER, RANDOM = "optimizer/", "random/"
+RANDOM = "random/"
 
 
 class Checkpoints:
     """Saves ``trainer`` under ``run_dir`` and brings it back."""
 
-    def __init__(self, run_dir: Path, trainer: Trainer) -> None:
+    def __init__(self, run_dir: Path, trainer: Trainer | OffPolicyTrainer) -> None:
         self._last = run_dir / "checkpoints" / "last"
         self._best = run_dir / "checkpoints" / "best"
         self._trainer = trainer
@@ -46,13 +47,15 @@ class Checkpoints:
             for target, part in zip(targets, flat.split([t.numel() for t in targets]), strict=True):
                 target.copy_(part.view(target.shape))
         try:
-            trainer.optimizer.load_state_dict(_under(OPTIMIZER, stored.arrays))
+            trainer.load_state_dict(
+                {k: v for k, v in stored.arrays.items() if not k.startswith(RANDOM)}
+            )
         except ValueError as error:
             raise UserError(
                 f"{self._last} was saved by another optimizer ({error}); set learner.optimizer as "
                 "it was, or another run.dir"
             ) from error
-        _set_random_states(_under(RANDOM, stored.arrays))
+        _set_random_states(under(RANDOM, stored.arrays))
         trainer.progress.load_state_dict(stored.meta["progress"])
         self._best_return = stored.meta["best_return"]
         self._saved_steps = trainer.progress.learner_steps
@@ -90,8 +93,7 @@ class Checkpoints:
         trainer = self._trainer
         with torch.no_grad():
             weights = torch.cat([t.flatten() for t in trainer.published()]).cpu().numpy()
-        arrays = {OPTIMIZER + k: v for k, v in trainer.optimizer.state_dict().items()}
-        arrays |= {RANDOM + k: v for k, v in _random_states().items()}
+        arrays = trainer.state_dict() | {RANDOM + k: v for k, v in _random_states().items()}
         meta = {
             "progress": trainer.progress.state_dict(),
             "best_return": self._best_return,
@@ -111,7 +113,3 @@ def _set_random_states(states: dict[str, Any]) -> None:
     torch.set_rng_state(torch.from_numpy(np.array(states["cpu"])))
     if "cuda" in states and torch.cuda.is_available():
         torch.cuda.set_rng_state(torch.from_numpy(np.array(states["cuda"])))
-
-
-def _under(prefix: str, arrays: Any) -> dict[str, Any]:
-    return {k.removeprefix(prefix): v for k, v in arrays.items() if k.startswith(prefix)}

@@ -15,7 +15,7 @@ from collections import deque
 from collections.abc import Callable
 
 from penstock.learner.staging import StagingBatch
-from penstock.replay.queue import TrajectoryQueue
+from penstock.replay.queue import SlotQueue
 from penstock.transport.shm.host import ShmHost
 from penstock.transport.shm.store import EVENT_FLAGS, drain_event
 from penstock.transport.wait import wait_readable
@@ -29,7 +29,7 @@ class Feeder:
     def __init__(
         self,
         host: ShmHost,
-        queue: TrajectoryQueue,
+        queue: SlotQueue,
         batches: list[StagingBatch],
         batch_slots: int,
         version: Callable[[], int],

@@ -1,7 +1,7 @@
 """The learner's process: memory for the actors, batches for the trainer, weights for everybody.
 
-The feeder's thread owns the store; this one trains. It opens its socket only when the first weights
-are on the board, so whoever gets in finds everything there.
+Batches come from a `Source`, which owns the store. The process opens its socket only when the first
+weights are on the board, so whoever gets in finds everything there.
 """
 
 from __future__ import annotations
@@ -10,21 +10,23 @@ import time
 from collections import Counter
 from typing import Any
 
+from penstock.configs.algorithms import ImpalaConfig
 from penstock.configs.schema import Config
 from penstock.core.role import RoleContext
-from penstock.envs import probe
+from penstock.envs import GameInfo, probe
 from penstock.learner.checkpoints import Checkpoints
-from penstock.learner.feed import Feeder
+from penstock.learner.offpolicy import OffPolicyTrainer
 from penstock.learner.publish import Publisher
-from penstock.learner.staging import StagingBatch
+from penstock.learner.source import Source
 from penstock.learner.trainer import Trainer
+from penstock.learner.transitions import Transitions
+from penstock.learner.unrolls import Unrolls
 from penstock.profiling.ledger import TimeLedger
 from penstock.profiling.status import Phase
-from penstock.replay import Accounting, TrajectoryQueue
+from penstock.replay import Accounting
 from penstock.transport.base import Stamp, Welcome
 from penstock.transport.shm.board import WeightsBoard
 from penstock.transport.shm.host import ShmHost
-from penstock.transport.shm.store import SlotStore
 
 WAIT_S = 0.2
 ARRIVAL_S = 5.0
@@ -38,7 +40,7 @@ def run(ctx: RoleContext) -> None:
     assert config is not None
     info = probe(config.env)
     ctx.report("note", text=info.how)
-    trainer = Trainer(config, info)
+    trainer = make_trainer(config, info)
     checkpoints = Checkpoints(ctx.run_dir, trainer)
     checkpoints.resume(ctx.resume)
     with LearnerProcess(ctx, config, trainer, checkpoints) as process:
@@ -47,11 +49,29 @@ def run(ctx: RoleContext) -> None:
         process.finish()
 
 
+AnyTrainer = Trainer | OffPolicyTrainer
+
+
+def make_trainer(config: Config, info: GameInfo) -> AnyTrainer:
+    """What trains by the algorithm of ``config``."""
+    on_policy = isinstance(config.algo, ImpalaConfig)
+    return Trainer(config, info) if on_policy else OffPolicyTrainer(config, info)
+
+
+def make_source(
+    config: Config, trainer: AnyTrainer, accounting: Accounting, actors: int, lanes: int
+) -> Source[Any]:
+    """Where ``trainer`` gets its batches from, with room for ``actors`` that play at once."""
+    if isinstance(trainer, Trainer):
+        return Unrolls(config, trainer, accounting, actors, lanes)
+    return Transitions(config, trainer, accounting, actors)
+
+
 class LearnerProcess:
     """Everything of one learner between "ready" and its end."""
 
     def __init__(
-        self, ctx: RoleContext, config: Config, trainer: Trainer, checkpoints: Checkpoints
+        self, ctx: RoleContext, config: Config, trainer: AnyTrainer, checkpoints: Checkpoints
     ) -> None:
         self._ctx = ctx
         self._config = config
@@ -59,15 +79,9 @@ class LearnerProcess:
         self._progress = trainer.progress
         self._checkpoints = checkpoints
         self._accounting = Accounting()
-        transport, learner = config.transport, config.learner
-        actors = max(config.actors.count, REMOTE_ACTORS if transport.bind else 0)
-        lanes = actors + SPARE_LANES
-        self._store = SlotStore(trainer.spec, actors * transport.slots, lanes)
-        self._queue = TrajectoryQueue(
-            self._store,
-            self._accounting,
-            max_policy_lag=transport.max_policy_lag,
-            overflow=transport.overflow,
+        actors = max(config.actors.count, REMOTE_ACTORS if config.transport.bind else 0)
+        self._source = make_source(
+            config, trainer, self._accounting, actors, lanes=actors + SPARE_LANES
         )
         self._board = WeightsBoard.create(trainer.layout.size)
         self._publisher = Publisher(trainer.published(), self._board)
@@ -80,32 +94,21 @@ class LearnerProcess:
             trainer.layout,
             config.model_dump(mode="json"),
         )
-        self._host = ShmHost(ctx.runtime_dir / "learner.sock", welcome, self._board, self._store)
-        batches = [
-            StagingBatch(trainer.spec, learner.batch_slots, trainer.device)
-            for _ in range(learner.prefetch + 1)
-        ]
-        self._feeder = Feeder(
-            self._host,
-            self._queue,
-            batches,
-            learner.batch_slots,
-            lambda: self._progress.version,
-            prefetch=learner.prefetch > 0,
-        )
+        socket = ctx.runtime_dir / "learner.sock"
+        self._host = ShmHost(socket, welcome, self._board, self._source.store)
         self._ledger = TimeLedger()
         self._next_report_s = 0.0
         self._connectors: dict[int, dict[str, Any]] = {}  # the last word of each incarnation
         self._ended: list[tuple[float, dict[str, Any]]] = []  # when heard of, actor_ended
 
     def __enter__(self) -> LearnerProcess:
-        self._feeder.__enter__()
+        self._source.open(self._host)
         return self
 
     def __exit__(self, *error: object) -> None:
-        self._feeder.__exit__(*error)
+        self._source.close()
         self._host.close()
-        self._store.close()
+        self._source.store.close()
         self._board.close()
 
     def work(self) -> None:
@@ -125,11 +128,11 @@ class LearnerProcess:
     def finish(self) -> None:
         """Wait for the end of those who produce, count what is left, save, report."""
         self._ledger.switch("other")
-        self._feeder.stop()
+        self._source.stop()
         while not self._ctx.stopping():
             self._ctx.status.beat()
             self._host.poll(WAIT_S)
-        in_flight = self._queue.in_flight_steps() + self._feeder.staged_steps()
+        in_flight = self._source.in_flight_steps()
         self._listen(everything_arrived=True)
         in_flight += sum(c["in_flight_steps"] for c in self._connectors.values())
         self._progress.arrived(self._accounting)
@@ -142,19 +145,15 @@ class LearnerProcess:
         self._publisher.flush()
         self._ledger.switch("wait_data")
         self._ctx.status.phase = Phase.WAITING
-        batch = self._feeder.get(WAIT_S)
+        batch = self._source.get(WAIT_S)
         if batch is None:
             return
-        self._progress.start(batch.started_s)
         self._ledger.switch("compute")
         self._ctx.status.phase = Phase.TRAINING
-        due = self._trainer.train(batch)
-        self._accounting.trained += batch.steps
-        if due:
+        if self._source.train(batch):
             self._ledger.switch("publish")
             self._publish()
         self._ledger.switch("other")
-        self._feeder.give_back(batch)
 
     def _publish(self) -> None:
         self._publisher.publish(Stamp(self._progress.generation, self._progress.version))
@@ -176,7 +175,8 @@ class LearnerProcess:
         return (
             self._progress.interval(self._ledger)
             | self._drops()
-            | {"actors_alive": actors, "queue_fill": self._store.fill_fraction()}
+            | {"actors_alive": actors, "queue_fill": self._source.fill_fraction()}
+            | self._source.figures()
         )
 
     def _drops(self) -> dict[str, dict[str, int]]:

@@ -34,7 +34,9 @@ class FlatOptimizer:
 
     def __init__(self, parameters: Iterable[nn.Parameter], cfg: LearnerConfig) -> None:
         self._cfg = cfg
-        self.values, self.grads = _flatten(list(parameters))
+        listed = list(parameters)
+        self.values = flatten(listed)
+        self.grads = _make_gradients(self.values, listed)
         names = ("exp_avg", "exp_avg_sq") if cfg.optimizer == "adam" else ("square_avg",)
         self._moments = {name: torch.zeros_like(self.values) for name in names}
         self._steps = torch.zeros((), device=self.values.device)
@@ -120,14 +122,22 @@ def learning_rate(cfg: LearnerConfig, env_steps: int) -> float:
 
 
 @torch.no_grad()
-def _flatten(parameters: list[nn.Parameter]) -> tuple[Tensor, Tensor]:
-    """Move parameters into one vector and give them gradients in another."""
-    values = torch.cat([parameter.flatten() for parameter in parameters])
-    grads = torch.zeros_like(values)
-    sizes = [parameter.numel() for parameter in parameters]
-    for parameter, value, grad in zip(
-        parameters, values.split(sizes), grads.split(sizes), strict=True
-    ):
+def flatten(parameters: Iterable[nn.Parameter]) -> Tensor:
+    """Move parameters into one vector, of which each becomes a view."""
+    listed = list(parameters)
+    values = torch.cat([parameter.flatten() for parameter in listed])
+    for parameter, value in zip(listed, _parts(values, listed), strict=True):
         parameter.data = value.view(parameter.shape)
+    return values
+
+
+def _make_gradients(values: Tensor, parameters: list[nn.Parameter]) -> Tensor:
+    """Give parameters gradients in one vector."""
+    grads = torch.zeros_like(values)
+    for parameter, grad in zip(parameters, _parts(grads, parameters), strict=True):
         parameter.grad = grad.view(parameter.shape)
-    return values, grads
+    return grads
+
+
+def _parts(vector: Tensor, parameters: list[nn.Parameter]) -> tuple[Tensor, ...]:
+    return tuple(vector.split([parameter.numel() for parameter in parameters]))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter, deque
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -58,6 +59,14 @@ class Progress:
 
     def trained(self, arrays: dict[str, npt.NDArray[Any]], steps: int, updates: int) -> None:
         """A batch of ``steps`` agent steps was trained on in ``updates`` optimizer steps."""
+        self.played(arrays, steps, updates)
+        self.updated(updates)
+
+    def played(
+        self, arrays: Mapping[str, npt.NDArray[Any]], steps: int, updates: int = 0
+    ) -> None:
+        """Unrolls of ``steps`` agent steps were taken in, to be trained on in so many optimizer
+        steps now, or later from replay."""
         alive = arrays["alive"]
         # Update i of the batch took the i-th share of its environments, at version + i.
         envs = alive.shape[1]
@@ -72,9 +81,12 @@ class Progress:
             self.lengths.extend(arrays["episode_length"][over].tolist())
             self.episodes += int(np.count_nonzero(over))
         self.trained_steps += steps
+        self._notice_solved()
+
+    def updated(self, updates: int) -> None:
+        """So many optimizer steps were taken."""
         self.learner_steps += updates
         self.version += updates
-        self._notice_solved()
 
     def arrived(self, accounting: Accounting) -> None:
         """Bring the count of environment steps up to what has been heard of."""

@@ -9,21 +9,28 @@ number of agent steps.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
+from typing import Any
 
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from penstock.algos import impala, slot_spec
+from penstock.configs.algorithms import ImpalaConfig
 from penstock.configs.errors import UserError
-from penstock.configs.schema import Config
+from penstock.configs.schema import Config, LearnerConfig
 from penstock.envs import GameInfo
 from penstock.learner.optimizer import FlatOptimizer
 from penstock.learner.progress import Progress
 from penstock.learner.staging import StagingBatch
-from penstock.models.layout import CnnShape, NetShape, net_shape
+from penstock.models.fitting import actor_critic_shape
+from penstock.models.layout import CnnShape, NetShape, QCnnShape
 from penstock.models.precision import cpu_gains_by_bf16
 from penstock.models.torch_nets import build_net
 from penstock.models.torch_setup import set_up_torch
+
+OPTIMIZER = "optimizer/"  # before the names of an optimizer's state
 
 
 class DivergedError(UserError):
@@ -36,14 +43,17 @@ class Trainer:
     def __init__(self, config: Config, info: GameInfo) -> None:
         set_up_torch(config.learner.threads)
         torch.manual_seed(config.run.seed)
+        assert isinstance(config.algo, ImpalaConfig), config.algo
         self.config = config
+        self._algo = config.algo
         self.device = pick_device(config.learner.device)
         if self.device.type == "cuda":
             torch.cuda.set_device(self.device)
         self.spec = slot_spec(config, info)
-        shape = net_shape(config.model, info.observation_space, info.action_space)
+        shape = actor_critic_shape(config.model, info)
         self.layout = shape.layout
-        self.model = build_net(shape, self._trunk_dtype(shape)).to(self.device)
+        dtype = trunk_dtype(config.learner.precision, self.device, shape)
+        self.model = build_net(shape, dtype).to(self.device)
         self.optimizer = FlatOptimizer(self.model.parameters(), config.learner)
         self.progress = Progress(config.stop, info.frames_per_step)
         self._trained = torch.cuda.Event() if self.device.type == "cuda" else None
@@ -68,6 +78,14 @@ class Trainer:
         """What actors get, in the layout's order: parameters, then buffers."""
         return [self.optimizer.values, *self.model.buffers()]
 
+    def state_dict(self) -> dict[str, npt.NDArray[Any]]:
+        """What a resumed run needs besides `published`, by name."""
+        return {OPTIMIZER + k: v for k, v in self.optimizer.state_dict().items()}
+
+    def load_state_dict(self, state: Mapping[str, npt.NDArray[Any]]) -> None:
+        """Go on from a `state_dict`; ValueError for one of another kind."""
+        self.optimizer.load_state_dict(under(OPTIMIZER, state))
+
     def statistics(self) -> dict[str, float]:
         """Means over the updates since the last call. Raises DivergedError for a number that is
         not finite: the weights are then still those before it appeared."""
@@ -76,14 +94,7 @@ class Trainer:
         means = dict(zip(impala.STATISTICS, (self._sums / self._steps).tolist(), strict=True))
         means["grad_norm"] = float(self._norms) / self._updates
         self._clear()
-        bad = [name for name, value in means.items() if not math.isfinite(value)]
-        if bad:
-            raise DivergedError(
-                f"{', '.join(bad)} became {means[bad[0]]} before learner step "
-                f"{self.progress.learner_steps}; resume from the last checkpoint with a lower "
-                f"learner.lr (now {self.config.learner.lr:g}) or a lower learner.grad_clip (now "
-                f"{self.config.learner.grad_clip})"
-            )
+        check_finite(means, self.config.learner, self.progress.learner_steps)
         return means
 
     def _update(self, batch: StagingBatch, start: int, stop: int) -> None:
@@ -93,11 +104,11 @@ class Trainer:
             return
         self.optimizer.zero_grad()
         size = max(1, self.config.learner.micro_batch // batch.arrays["obs"].shape[0])
-        if self.config.algo.normalize_advantages:
+        if self._algo.normalize_advantages:
             size = stop - start  # over the whole update, however large
         for first in range(start, stop, size):
             envs = slice(first, min(first + size, stop))
-            loss, sums = impala.loss(self.model, batch.tensors, self.config.algo, envs)
+            loss, sums = impala.loss(self.model, batch.tensors, self._algo, envs)
             loss.backward()
             self._sums += sums
         norm = self.optimizer.step(steps, self.progress.trained_steps)
@@ -110,15 +121,29 @@ class Trainer:
         self._norms = torch.zeros((), device=self.device)
         self._steps = self._updates = 0
 
-    def _trunk_dtype(self, shape: NetShape) -> torch.dtype:
-        precision = self.config.learner.precision
-        if precision == "auto":
-            precision = "bf16" if self._gains_by_bf16(shape) else "fp32"
-        return torch.bfloat16 if precision == "bf16" else torch.float32
 
-    def _gains_by_bf16(self, shape: NetShape) -> bool:
-        fast = self.device.type == "cuda" or cpu_gains_by_bf16()
-        return fast and isinstance(shape, CnnShape)
+def check_finite(means: Mapping[str, float], cfg: LearnerConfig, steps: int) -> None:
+    """Raise DivergedError for a number that is not finite, found before learner step ``steps``."""
+    bad = [name for name, value in means.items() if not math.isfinite(value)]
+    if bad:
+        raise DivergedError(
+            f"{', '.join(bad)} became {means[bad[0]]} before learner step {steps}; resume from the "
+            f"last checkpoint with a lower learner.lr (now {cfg.lr:g}) or a lower "
+            f"learner.grad_clip (now {cfg.grad_clip})"
+        )
+
+
+def under(prefix: str, arrays: Mapping[str, Any]) -> dict[str, Any]:
+    """The arrays whose names begin with a prefix, without it."""
+    return {k.removeprefix(prefix): v for k, v in arrays.items() if k.startswith(prefix)}
+
+
+def trunk_dtype(precision: str, device: torch.device, shape: NetShape) -> torch.dtype:
+    """What `learner.precision` means for a network on a device."""
+    if precision == "auto":
+        fast = device.type == "cuda" or cpu_gains_by_bf16()
+        precision = "bf16" if fast and isinstance(shape, CnnShape | QCnnShape) else "fp32"
+    return torch.bfloat16 if precision == "bf16" else torch.float32
 
 
 def pick_device(name: str) -> torch.device:

@@ -1,40 +1,33 @@
-"""Which network fits a game, and how its parameters lie in the flat vector. Imports no torch.
+"""What networks there are, and how the parameters of each lie in one flat vector. Imports no torch.
 
 A net's shape is all that is needed to build it in torch or to compute it in numpy. The order of
-``layout`` is the order of the torch module's named parameters, then its buffers.
+``layout`` is the order of the torch module's named parameters, then its buffers. What acts is
+``outputs`` values for each observation: logits, Q-values, or means and logarithms of deviations.
+
+    MlpShape, CnnShape       policy and value, for actor-critics
+    DenseShape, QCnnShape    one head: Q-values (duelling or not), or a Gaussian policy
 """
 
 from __future__ import annotations
 
-import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
-from typing import Any, Literal, Protocol
+from typing import Literal
 
 import numpy as np
-from gymnasium import spaces
 
-from penstock.configs.errors import UserError
-from penstock.configs.schema import ModelConfig
-from penstock.core.params import ParamLayout
+from penstock.core.params import Float32, ParamLayout
 
 TOWERS = 2  # an MLP's policy tower and value tower, stacked along the first axis
 POLICY, VALUE = 0, -1  # which tower feeds which head; a CNN has one tower for both
 CONVS = ((32, 8, 4), (64, 4, 2), (64, 3, 1))  # Nature CNN: filters, kernel, stride
 FEATURES = 512  # Nature CNN: width of the layer after the convolutions
-MIN_PIXELS = 36  # what the convolutions need in each direction
 
+Activation = Literal["tanh", "relu"]
 Entry = tuple[str, tuple[int, ...]]
-
-
-class Spaces(Protocol):
-    """What a network needs to know about a game: the spaces of a single environment."""
-
-    @property
-    def observation_space(self) -> Any: ...
-    @property
-    def action_space(self) -> Any: ...
+Layer = tuple[Float32, Float32]  # weight [out, in], bias [out]
 
 
 @dataclass(frozen=True)
@@ -48,21 +41,32 @@ class MlpShape:
     inputs: int
     actions: int
     hidden: tuple[int, ...]
-    activation: Literal["tanh", "relu"]
+    activation: Activation
     obs_scale: float
+
+    @property
+    def outputs(self) -> int:
+        return self.actions
+
+    @property
+    def widths(self) -> tuple[int, ...]:
+        """Of the inputs and of each layer of a tower."""
+        return (self.inputs, *self.hidden)
 
     @cached_property
     def layout(self) -> ParamLayout:
-        entries: list[Entry] = []
-        for i, (fan_in, fan_out) in enumerate(pairwise((self.inputs, *self.hidden))):
-            entries.append((f"hidden.{i}.weight", (TOWERS, fan_in, fan_out)))
-            entries.append((f"hidden.{i}.bias", (TOWERS, fan_out)))
-        return ParamLayout((*entries, *_heads(self.hidden[-1], self.actions)))
+        towers = tower_entries(TOWERS, self.widths)
+        return ParamLayout((*towers, *_actor_critic_heads(self.hidden[-1], self.actions)))
+
+    def acting_layers(self, named: Mapping[str, Float32]) -> list[Layer]:
+        """The policy's layers, of the parameters by name."""
+        head = named["policy.weight"], named["policy.bias"]
+        return [*_tower(named, len(self.hidden), POLICY, self.obs_scale), head]
 
 
 @dataclass(frozen=True)
 class CnnShape:
-    """The Nature CNN over ``[channels, height, width]``."""
+    """The Nature CNN over ``[channels, height, width]``, with heads for policy and value."""
 
     channels: int
     height: int
@@ -70,31 +74,108 @@ class CnnShape:
     actions: int
     obs_scale: float
 
-    @cached_property
-    def flat_features(self) -> int:
-        """Values that leave the last convolution."""
-        height, width = self.height, self.width
-        for _, kernel, stride in CONVS:
-            height, width = ((n - kernel) // stride + 1 for n in (height, width))
-        return CONVS[-1][0] * height * width
+    @property
+    def outputs(self) -> int:
+        return self.actions
 
     @cached_property
     def layout(self) -> ParamLayout:
-        entries: list[Entry] = []
-        channels = self.channels
-        for i, (filters, kernel, _) in enumerate(CONVS):
-            entries.append((f"convs.{i}.weight", (filters, channels, kernel, kernel)))
-            entries.append((f"convs.{i}.bias", (filters,)))
-            channels = filters
-        entries.append(("linear.weight", (FEATURES, self.flat_features)))
-        entries.append(("linear.bias", (FEATURES,)))
-        return ParamLayout((*entries, *_heads(FEATURES, self.actions)))
+        trunk = _conv_entries(self.channels, self.height, self.width, FEATURES)
+        return ParamLayout((*trunk, *_actor_critic_heads(FEATURES, self.actions)))
 
 
-NetShape = MlpShape | CnnShape
+@dataclass(frozen=True)
+class DenseShape:
+    """One tower of ``hidden`` layers over ``inputs`` values, and a head of ``outputs`` values.
+
+    ``duelling``: the last hidden layer is two of them side by side, the first for the value of the
+    state, the second for the advantages of the actions.
+    """
+
+    inputs: int
+    outputs: int
+    hidden: tuple[int, ...]
+    activation: Activation
+    obs_scale: float
+    duelling: bool = False
+
+    @property
+    def widths(self) -> tuple[int, ...]:
+        """Of the inputs and of each layer."""
+        return (self.inputs, *self.hidden[:-1], self.hidden[-1] * (1 + self.duelling))
+
+    @cached_property
+    def layout(self) -> ParamLayout:
+        head = _heads(self.hidden[-1], self.outputs, self.duelling)
+        return ParamLayout((*tower_entries(1, self.widths), *head))
+
+    def acting_layers(self, named: Mapping[str, Float32]) -> list[Layer]:
+        """Its layers, of the parameters by name; a duelling head becomes one product."""
+        weight, bias = named["head.weight"], named["head.bias"]
+        if self.duelling:
+            value = np.broadcast_to(named["value.weight"], weight.shape)
+            weight = np.concatenate([value, weight - weight.mean(0)], 1)
+            bias = named["value.bias"] + bias - bias.mean()
+        return [*_tower(named, len(self.hidden), 0, self.obs_scale), (weight, bias)]
 
 
-def _heads(features: int, actions: int) -> tuple[Entry, ...]:
+@dataclass(frozen=True)
+class QCnnShape:
+    """The Nature CNN over ``[channels, height, width]`` with a Q-value of each action.
+
+    ``duelling`` as in `DenseShape`, of the layer after the convolutions (Wang et al. 2016).
+    """
+
+    channels: int
+    height: int
+    width: int
+    outputs: int
+    obs_scale: float
+    duelling: bool = False
+
+    @property
+    def features(self) -> int:
+        return FEATURES * (1 + self.duelling)
+
+    @cached_property
+    def layout(self) -> ParamLayout:
+        trunk = _conv_entries(self.channels, self.height, self.width, self.features)
+        return ParamLayout((*trunk, *_heads(FEATURES, self.outputs, self.duelling)))
+
+
+ActorCriticShape = MlpShape | CnnShape
+HeadShape = DenseShape | QCnnShape
+NetShape = ActorCriticShape | HeadShape
+
+
+def flat_features(height: int, width: int) -> int:
+    """Values that leave the last convolution."""
+    for _, kernel, stride in CONVS:
+        height, width = ((n - kernel) // stride + 1 for n in (height, width))
+    return CONVS[-1][0] * height * width
+
+
+def tower_entries(towers: int, widths: tuple[int, ...]) -> list[Entry]:
+    """Hidden layers of ``towers`` networks side by side."""
+    entries: list[Entry] = []
+    for i, (fan_in, fan_out) in enumerate(pairwise(widths)):
+        entries.append((f"hidden.{i}.weight", (towers, fan_in, fan_out)))
+        entries.append((f"hidden.{i}.bias", (towers, fan_out)))
+    return entries
+
+
+def _conv_entries(channels: int, height: int, width: int, features: int) -> list[Entry]:
+    entries: list[Entry] = []
+    for i, (filters, kernel, _) in enumerate(CONVS):
+        entries.append((f"convs.{i}.weight", (filters, channels, kernel, kernel)))
+        entries.append((f"convs.{i}.bias", (filters,)))
+        channels = filters
+    entries.append(("linear.weight", (features, flat_features(height, width))))
+    entries.append(("linear.bias", (features,)))
+    return entries
+
+
+def _actor_critic_heads(features: int, actions: int) -> tuple[Entry, ...]:
     return (
         ("policy.weight", (actions, features)),
         ("policy.bias", (actions,)),
@@ -103,40 +184,13 @@ def _heads(features: int, actions: int) -> tuple[Entry, ...]:
     )
 
 
-def param_layout(cfg: ModelConfig, observation_space: Any, action_space: Any) -> ParamLayout:
-    """Layout of the flat vector of the network that `net_shape` chooses."""
-    return net_shape(cfg, observation_space, action_space).layout
+def _heads(features: int, outputs: int, duelling: bool) -> tuple[Entry, ...]:
+    head: tuple[Entry, ...] = (("head.weight", (outputs, features)), ("head.bias", (outputs,)))
+    return (*head, ("value.weight", (1, features)), ("value.bias", (1,))) if duelling else head
 
 
-def net_shape(cfg: ModelConfig, observation_space: Any, action_space: Any) -> NetShape:
-    """The network for a game's spaces (of a single environment); UserError where none fits."""
-    if not isinstance(action_space, spaces.Discrete):
-        raise UserError(
-            f"action space {action_space} is not Discrete, the only kind that policies support; "
-            "wrap the environment so that it takes one whole number"
-        )
-    if not isinstance(observation_space, spaces.Box):
-        raise UserError(
-            f"observation space {observation_space} is not a Box, the only kind that networks "
-            "read; add gymnasium.wrappers:FlattenObservation to env.wrappers"
-        )
-    shape, actions = observation_space.shape, int(action_space.n)
-    scale = 1 / 255 if observation_space.dtype == np.uint8 else 1.0
-    if _takes_cnn(cfg, shape):
-        channels, height, width = shape
-        return CnnShape(channels, height, width, actions, scale)
-    return MlpShape(math.prod(shape), actions, tuple(cfg.hidden), cfg.activation, scale)
-
-
-def _takes_cnn(cfg: ModelConfig, shape: tuple[int, ...]) -> bool:
-    fits = len(shape) == 3 and min(shape[1:]) >= MIN_PIXELS
-    channels_last = len(shape) == 3 and min(shape[:2]) >= MIN_PIXELS
-    if fits or cfg.kind == "mlp":
-        return cfg.kind != "mlp"
-    if cfg.kind == "auto" and not channels_last:
-        return False
-    raise UserError(
-        f"observations of shape {list(shape)} do not fit nature_cnn, which reads [channels, "
-        f"height, width] of at least {MIN_PIXELS} pixels each way; bring them into that form "
-        "with env.wrappers, or set model.kind=mlp"
-    )
+def _tower(named: Mapping[str, Float32], layers: int, tower: int, obs_scale: float) -> list[Layer]:
+    """The hidden layers of one tower, observations scaled by the first."""
+    weights = [named[f"hidden.{i}.weight"][tower].T for i in range(layers)]
+    weights[0] = weights[0] * np.float32(obs_scale)
+    return [(weight, named[f"hidden.{i}.bias"][tower]) for i, weight in enumerate(weights)]

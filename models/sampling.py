@@ -1,29 +1,57 @@
-"""Sampling actions from logits, in numpy, without allocating.
+"""Deciding actions by a network's outputs, in numpy, without allocating.
 
-Logits are ``[actions, envs]``: sums over actions are then sums of whole rows.
+Outputs are ``[outputs, envs]``: sums over actions are then sums of whole rows. A decider's arrays
+are its own and stay the same; every call writes them anew.
 """
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-Float32 = npt.NDArray[np.float32]
+from penstock.core.params import Float32
+
 Int32 = npt.NDArray[np.int32]
 
 
-class Sampler:
-    """Draws one action for each environment, by the inverse of the cumulative distribution.
+class Decider(ABC):
+    """Fill ``outputs`` (float32 ``[outputs, envs]``), then call `sample` or `greedy`."""
 
-    ``logits`` (float32 ``[actions, envs]``) is its input: fill it, then call `sample` or `greedy`.
-    The arrays that these return are reused by the next call.
+    recorded: Mapping[str, npt.NDArray[Any]]
+    """By column, what the last `sample` knows of its actions that the learner needs: ``[envs]``."""
+
+    def __init__(self, outputs: int, envs: int, rng: np.random.Generator) -> None:
+        self.outputs = np.empty((outputs, envs), np.float32)
+        self._rng = rng
+
+    @abstractmethod
+    def sample(self) -> npt.NDArray[Any]:
+        """Actions ``[envs, ...]`` as in training."""
+
+    @abstractmethod
+    def greedy(self) -> npt.NDArray[Any]:
+        """The best actions ``[envs, ...]`` by the outputs."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """State of the random generator, JSON-ready."""
+        return dict(self._rng.bit_generator.state)
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self._rng.bit_generator.state = state
+
+
+class Categorical(Decider):
+    """Draws actions int32 ``[envs]`` from logits, by the inverse of the cumulative distribution.
+
+    Records ``behaviour_logp``, the log-probabilities of the actions, float32.
     """
 
     def __init__(self, actions: int, envs: int, rng: np.random.Generator) -> None:
-        self.logits = np.empty((actions, envs), np.float32)
-        self._rng = rng
+        super().__init__(actions, envs, rng)
         self._sums = np.empty((actions, envs), np.float32)
         self._below = np.empty((actions - 1, envs), np.bool_)
         self._row = np.empty(envs, np.float32)
@@ -31,10 +59,10 @@ class Sampler:
         self._offsets = np.arange(envs)
         self._actions = np.empty(envs, np.int32)
         self._logp = np.empty(envs, np.float32)
+        self.recorded = {"behaviour_logp": self._logp}
 
-    def sample(self) -> tuple[Int32, Float32]:
-        """Actions int32 ``[envs]`` and their log-probabilities float32 ``[envs]``."""
-        logits, sums, row, chosen = self.logits, self._sums, self._row, self._chosen
+    def sample(self) -> Int32:
+        logits, sums, row, chosen = self.outputs, self._sums, self._row, self._chosen
         np.maximum.reduce(logits, axis=0, out=row)
         np.subtract(logits, row, out=logits)
         np.exp(logits, out=sums)
@@ -52,16 +80,100 @@ class Sampler:
         logits.take(chosen, out=self._logp, mode="clip")
         np.log(total, out=row)
         np.subtract(self._logp, row, out=self._logp)
-        return self._actions, self._logp
-
-    def greedy(self) -> Int32:
-        """The likeliest actions, int32 ``[envs]``."""
-        np.copyto(self._actions, self.logits.argmax(axis=0), casting="same_kind")
         return self._actions
 
-    def state_dict(self) -> dict[str, Any]:
-        """State of the random generator, JSON-ready."""
-        return dict(self._rng.bit_generator.state)
+    def greedy(self) -> Int32:
+        np.copyto(self._actions, self.outputs.argmax(axis=0), casting="same_kind")
+        return self._actions
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self._rng.bit_generator.state = state
+
+class EpsilonGreedy(Decider):
+    """Takes the action int32 ``[envs]`` of the highest Q-value, or one at random: each environment
+    with its own probability ``epsilon`` (``[envs]``).
+
+    Records ``q_taken`` and ``q_max``, the values of the action and of the best one, float32.
+    """
+
+    def __init__(
+        self, actions: int, epsilon: npt.NDArray[np.float64], rng: np.random.Generator
+    ) -> None:
+        envs = len(epsilon)
+        super().__init__(actions, envs, rng)
+        self._epsilon = epsilon
+        # A number u below epsilon, spread over the actions: one draw decides whether and which.
+        self._spread = actions / np.maximum(epsilon, 1e-300)
+        self._uniform = np.empty(envs)
+        self._curious = np.empty(envs, np.bool_)
+        self._chosen = np.empty(envs, np.intp)
+        self._offsets = np.arange(envs)
+        self._actions = np.empty(envs, np.int32)
+        self._q_taken, self._q_max = np.empty((2, envs), np.float32)
+        self.recorded = {"q_taken": self._q_taken, "q_max": self._q_max}
+
+    def sample(self) -> Int32:
+        chosen, uniform = self._chosen, self._uniform
+        np.maximum.reduce(self.outputs, axis=0, out=self._q_max)
+        self.outputs.argmax(axis=0, out=chosen)
+        self._rng.random(out=uniform)
+        if np.less(uniform, self._epsilon, out=self._curious).any():
+            np.multiply(uniform, self._spread, out=uniform)
+            np.minimum(uniform, len(self.outputs) - 1, out=uniform)
+            np.copyto(chosen, uniform, casting="unsafe", where=self._curious)
+        np.copyto(self._actions, chosen, casting="same_kind")
+        np.multiply(chosen, self._offsets.size, out=chosen)
+        np.add(chosen, self._offsets, out=chosen)
+        self.outputs.take(chosen, out=self._q_taken, mode="clip")
+        return self._actions
+
+    def greedy(self) -> Int32:
+        np.copyto(self._actions, self.outputs.argmax(axis=0), casting="same_kind")
+        return self._actions
+
+
+class SquashedGaussian(Decider):
+    """Draws ``tanh`` of normal numbers: actions float32 ``[envs, *shape]``, from -1 to 1.
+
+    Outputs are the means, then the logarithms of the standard deviations, which are kept within
+    ``log_std``. Records nothing.
+    """
+
+    def __init__(
+        self,
+        shape: tuple[int, ...],
+        envs: int,
+        log_std: tuple[float, float],
+        rng: np.random.Generator,
+    ) -> None:
+        self._actions = np.empty((envs, *shape), np.float32)
+        self._flat = self._actions.reshape(envs, -1).T
+        super().__init__(2 * len(self._flat), envs, rng)
+        self._mean, self._log_std = self.outputs[: len(self._flat)], self.outputs[len(self._flat) :]
+        self._bounds = log_std
+        self._noise = np.empty(self._flat.shape, np.float32)
+        self.recorded = {}
+
+    def sample(self) -> Float32:
+        noise, std = self._noise, self._log_std
+        np.clip(std, *self._bounds, out=std)
+        np.exp(std, out=std)
+        self._rng.standard_normal(out=noise, dtype=np.float32)
+        np.multiply(noise, std, out=noise)
+        np.add(noise, self._mean, out=noise)
+        np.tanh(noise, out=self._flat)
+        return self._actions
+
+    def greedy(self) -> Float32:
+        np.tanh(self._mean, out=self._flat)
+        return self._actions
+
+
+def ladder(
+    base: float, alpha: float, first: int, count: int, total: int
+) -> npt.NDArray[np.float64]:
+    """Epsilons ``[count]`` of the environments from number ``first`` on, of ``total`` in all.
+
+    Environment i explores at ``base ** (1 + i / (total - 1) * alpha)``: Horgan et al. 2018,
+    arXiv 1803.00933, section 4. Numbers beyond ``total`` begin anew.
+    """
+    rung = (first + np.arange(count)) % total / max(total - 1, 1)
+    return np.asarray(base ** (1 + rung * alpha))

@@ -1,6 +1,29 @@
 """What a learner draws samples from; imports neither torch nor zmq."""
 
 from penstock.replay.accounting import Accounting
-from penstock.replay.queue import TrajectoryQueue
+from penstock.replay.batch import Batch, unstack
+from penstock.replay.buffer import Replay
+from penstock.replay.errors import ReplayError
+from penstock.replay.limiter import RateLimiter
+from penstock.replay.queue import SlotQueue
+from penstock.replay.samplers import Prioritized, Sampler, Uniform
+from penstock.replay.schedules import Constant, Linear
+from penstock.replay.trajectories import TrajectoryQueue
+from penstock.replay.writer import Writer
 
-__all__ = ["Accounting", "TrajectoryQueue"]
+__all__ = [
+    "Accounting",
+    "Batch",
+    "Constant",
+    "Linear",
+    "Prioritized",
+    "RateLimiter",
+    "Replay",
+    "ReplayError",
+    "Sampler",
+    "SlotQueue",
+    "TrajectoryQueue",
+    "Uniform",
+    "Writer",
+    "unstack",
+]

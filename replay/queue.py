@@ -1,7 +1,7 @@
-"""FIFO trajectory queue: each slot is consumed once, oldest first.
+"""A first-in, first-out queue of slots over a store: each is consumed once, oldest first.
 
-It stands on the slot store. What is too old, or in the way of fresher slots when the user asked for
-`overflow="drop_stale"`, is dropped by the reader, which counts the reason.
+What is too old, or in the way of fresher slots when the user asked for `overflow="drop_stale"`, is
+dropped by the reader, which counts the reason.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from penstock.replay.accounting import Accounting
 from penstock.transport.shm.store import Slot, SlotStore
 
 
-class TrajectoryQueue:
+class SlotQueue:
     """Used by the one thread that owns ``store``."""
 
     def __init__(
@@ -22,18 +22,21 @@ class TrajectoryQueue:
         *,
         max_policy_lag: int,
         overflow: Literal["block", "drop_stale"] = "block",
+        deep: bool = False,
     ) -> None:
+        """``deep``: slots that wait here do not count against what their writer may hold."""
         self._store = store
         self._accounting = accounting
         self._max_policy_lag = max_policy_lag
         self._overflow = overflow
+        self._deep = deep
         self._arrived: list[Slot] = []
 
     def take(self, count: int, version: int) -> list[Slot]:
         """The ``count`` oldest slots that a learner at ``version`` may train on, or none yet."""
         self.collect()
         self._drop_old(version)
-        if self._overflow == "drop_stale" and self._store.starved:
+        if self._overflow == "drop_stale" and (self._store.starved or self._store.wanting):
             while len(self._arrived) > count:
                 self._drop("stale", self._arrived.pop(0))
         if len(self._arrived) < count:
@@ -58,8 +61,12 @@ class TrajectoryQueue:
         ready = self._store.ready
         while ready:
             slot = self._store.slots[ready.popleft()]
+            if self._deep:
+                self._store.keep(slot.index)
             self._accounting.arrived(slot.header)
             self._arrived.append(slot)
+        if self._deep:
+            self._store.lend()
 
     def _drop_old(self, version: int) -> None:
         """Also behind fresh slots: a suspended actor's come after those of the others."""

@@ -287,4 +287,5 @@ def fill_header(header: npt.NDArray[np.void], head: Head, now_s: float) -> None:
         head.produced_steps,
         now_s - head.duration_s,
         now_s,
+        0,
     )

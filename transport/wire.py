@@ -63,6 +63,16 @@ class Kind(IntEnum):
     WHO = 8
     WEIGHTS_GET = 9
     WEIGHTS = 10
+    # of a replay server, docs/replay-protocol.md
+    JOIN = 32
+    SPEC = 33
+    STORED = 34
+    SAMPLE = 35
+    BATCH = 36
+    UPDATE = 37
+    ASK_STATS = 38
+    STATS = 39
+    WAIT = 40
 
 
 class WireError(Exception):

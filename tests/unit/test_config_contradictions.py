@@ -34,6 +34,52 @@ CASES = {
         "set transport.max_policy_lag=146",
         ["transport.max_policy_lag=146"],
     ),
+    "replay without use": (
+        ["replay.capacity=1e5"],
+        "replay.capacity does nothing for algo.name impala, which has no replay; set "
+        "algo.name=dqn, or replay={}",
+        ["algo.name=dqn"],
+    ),
+    "replay without use, the other way": (
+        ["replay.alpha=0.5"],
+        "replay.alpha does nothing for algo.name impala, which has no replay; set "
+        "algo.name=dqn, or replay={}",
+        ["replay={}"],
+    ),
+    "a batch larger than replay": (
+        ["algo.name=sac", "replay.capacity=100", "replay.min_size=10"],
+        "replay.batch_size 256 is never reached with replay.capacity 100; "
+        "set replay.batch_size=100 or less",
+        ["replay.batch_size=100"],
+    ),
+    "a start that is never reached": (
+        ["algo.name=sac", "replay.capacity=1e3"],
+        "replay.min_size 10000 is never reached with replay.capacity 1000; "
+        "set replay.min_size=1000 or less",
+        ["replay.min_size=1000"],
+    ),
+    "a schedule of nothing": (
+        ["algo.name=dqn", "replay.beta=1", "replay.beta_steps=1e6"],
+        "replay.beta_steps 1000000 does nothing while replay.beta is 1 from the start; "
+        "set replay.beta=0.4 or replay.beta_steps=null",
+        ["replay.beta=0.4"],
+    ),
+    "bounds the wrong way round": (
+        ["algo.name=sac", "algo.log_std_min=3"],
+        "algo.log_std_min 3 must lie below algo.log_std_max 2; set algo.log_std_min=-20",
+        ["algo.log_std_min=-20"],
+    ),
+    "a target without tuning": (
+        ["algo.name=sac", "algo.target_entropy=-2", "algo.tune_alpha=false"],
+        "algo.target_entropy -2 does nothing while algo.tune_alpha is off; "
+        "set algo.tune_alpha=true or algo.target_entropy=null",
+        ["algo.tune_alpha=true"],
+    ),
+    "convolutions for sac": (
+        ["algo.name=sac", "model.kind=nature_cnn"],
+        "algo.name sac computes model.kind mlp only, not nature_cnn; set model.kind=mlp",
+        ["model.kind=mlp"],
+    ),
     "numpy in bf16": (
         ["actors.inference=numpy", "actors.precision=bf16"],
         "actors.inference numpy cannot compute in actors.precision bf16; "
@@ -125,6 +171,7 @@ def test_a_contradiction_is_refused_and_its_advice_works(
         ["learner.batch_slots=4", "actors.count=2"],
         ["actors.inference=torch", "actors.precision=bf16"],
         ["learner.prefetch=0"],
+        ["algo.name=dqn", "learner.batch_slots=99"],
     ],
 )
 def test_what_fits_together_is_accepted(overrides: list[str]) -> None:

@@ -52,6 +52,14 @@ def test_the_id_of_a_preset_stands_for_the_preset() -> None:
     assert resolve("CartPole-v1", ["learner.lr=1"]) == resolve("cartpole", ["learner.lr=1"])
 
 
+def test_the_id_of_several_presets_stands_for_that_of_the_algorithm_asked_for() -> None:
+    named = resolve_target("CartPole-v1", ["replay.capacity=5e4", "algo.name=dqn"])
+    assert (named.name, named.config.algo.name) == ("cartpole_dqn", "dqn")
+    assert named.config == resolve("cartpole_dqn", ["replay.capacity=5e4"])
+    assert resolve_target("CartPole-v1", ["algo.name=sac"]).name == "cartpole"
+    assert resolve_target("Pendulum-v1").name == "pendulum_sac"
+
+
 def test_a_game_without_preset_starts_from_the_defaults() -> None:
     assert resolve("Acrobot-v1") == Config.model_validate({"env": {"id": "Acrobot-v1"}})
 
@@ -78,6 +86,17 @@ def test_maps_are_laid_over_and_an_empty_map_clears() -> None:
     assert resolve("pong", ["learner={}"]).learner == resolve("Acrobot-v1").learner
 
 
+def test_another_algorithm_starts_from_its_own_defaults_wherever_it_is_named() -> None:
+    plain = Config.model_validate({"env": {"id": "x"}, "algo": {"name": "dqn"}}).algo
+    for name in ("algo.name=dqn", "algo={name: dqn}"):
+        assert resolve("cartpole", [name]).algo == plain
+    for overrides in (["algo.name=dqn", "algo.n_step=5"], ["algo.n_step=5", "algo.name=dqn"]):
+        assert resolve("cartpole", overrides).algo == plain.model_copy(update={"n_step": 5})
+    assert resolve("cartpole", ["algo.name=impala"]) == resolve("cartpole")
+    assert resolve("cartpole", ["algo={}"]).algo == resolve("Acrobot-v1").algo
+    assert resolve("cartpole", ["algo.name=dqn", "algo.name=impala"]) != resolve("cartpole")
+
+
 def test_an_override_leaves_the_preset_as_it_was() -> None:
     before = resolve("pong")
     resolve("pong", ["env.kwargs.frameskip=2", "learner.lr=1"])
@@ -86,7 +105,14 @@ def test_an_override_leaves_the_preset_as_it_was() -> None:
 
 def test_presets_are_listed_with_a_line_each() -> None:
     listed = presets()
-    assert list(listed) == ["cartpole", "pong", "synthetic"]
+    assert list(listed) == [
+        "cartpole",
+        "cartpole_dqn",
+        "pendulum_sac",
+        "pong",
+        "pong_apex",
+        "synthetic",
+    ]
     assert all(20 < len(text) < 100 for text in listed.values())
 
 
@@ -159,6 +185,11 @@ plain = st.recursive(
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(text, inner, max_size=3),
     max_leaves=8,
 )
+
+
+@pytest.mark.parametrize("name", ["dqn", "sac"])
+def test_another_algorithm_survives_yaml(name: str) -> None:
+    assert_round_trip(resolve("Acrobot-v1", [f"algo.name={name}"]))
 
 
 @given(kwargs=st.dictionaries(text, plain, max_size=4), name=text, lr=numbers, goal=numbers)

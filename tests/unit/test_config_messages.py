@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from penstock.configs.errors import UserError
-from penstock.configs.keys import nearest, options
-from penstock.configs.load import resolve
+from penstock.configs.keys import algorithms, nearest, options
+from penstock.configs.load import presets, resolve
 from penstock.configs.messages import show
 
 
@@ -52,12 +52,39 @@ def test_an_unknown_option_is_refused_with_the_nearest(unknown: str, meant: str)
     assert refusal("pong", f"{unknown}=1") == expected
 
 
-def test_every_slip_of_one_letter_finds_the_option() -> None:
-    for name in options():
+@pytest.mark.parametrize("algo", algorithms())
+def test_every_slip_of_one_letter_finds_the_option(algo: str) -> None:
+    for name in options(algo):
         section, _, key = name.partition(".")
         if len(key) > 3:
-            assert nearest(f"{section}.{key[:2]}{key[3:]}") == f"the nearest option is {name}"
-            assert nearest(f"{section[:-1]}.{key}").endswith(f".{key}")
+            slip = nearest(f"{section}.{key[:2]}{key[3:]}", algo)
+            assert slip == f"the nearest option is {name}"
+            assert nearest(f"{section[:-1]}.{key}", algo).endswith(f".{key}")
+
+
+@pytest.mark.parametrize(
+    ("overrides", "sentence"),
+    [
+        (["algo.name=dqn", "algo.doubel=1"], "algo.doubel; the nearest option is algo.double"),
+        (["algo.name=sac", "algo.taw=1"], "algo.taw; the nearest option is algo.tau"),
+        (
+            ["algo.tau=1"],
+            "algo.tau; algo.name sac has it, impala has name, discount, trace_lambda, rho_clip, "
+            "c_clip, entropy_cost, value_cost, reward_clip, reward_scale, normalize_advantages",
+        ),
+    ],
+)
+def test_an_unknown_option_is_looked_up_in_the_algorithm_that_is_chosen(
+    overrides: list[str], sentence: str
+) -> None:
+    assert refusal("pong", *overrides) == f"override {overrides[-1]}: there is no option {sentence}"
+
+
+def test_a_wrong_value_of_another_algorithm_is_named_with_its_rule() -> None:
+    assert refusal("Acrobot-v1", "algo.n_step=0", "algo.name=dqn") == (
+        "override algo.n_step=0: algo.n_step is 0; it must be a whole number of at least 1; "
+        "the default is 3"
+    )
 
 
 def test_an_option_like_nothing_gets_the_choices() -> None:
@@ -66,7 +93,7 @@ def test_an_option_like_nothing_gets_the_choices() -> None:
     )
     assert refusal("pong", "qqq.zzz=1") == (
         "override qqq.zzz=1: there is no option qqq.zzz; the sections are env, algo, model, "
-        "actors, transport, learner, weights, checkpoint, run, stop"
+        "actors, transport, replay, learner, weights, checkpoint, run, stop"
     )
 
 
@@ -107,6 +134,9 @@ def test_a_value_for_a_whole_section_is_refused() -> None:
     assert refusal("pong", "learner=3") == (
         "override learner=3: learner is 3; it must be a map of options, such as learner.device"
     )
+    assert refusal("pong", "algo=dqn") == (
+        "override algo=dqn: algo is 'dqn'; it must be a map of options, such as algo.name"
+    )
 
 
 def test_a_config_without_a_game_is_refused() -> None:
@@ -144,8 +174,8 @@ def test_an_override_that_is_not_yaml_is_refused() -> None:
         ("env:\n  id: a\n  id: b", "x.yaml:3: env.id stands in line 2 too; keep one of them"),
         ("- 1", "x.yaml is [1]; it must hold sections such as `env:`"),
         ("a\n", "x.yaml is 'a'; it must hold sections such as `env:`"),
-        ("\nbase: png", "x.yaml:2: base is 'png'; it must be a preset: cartpole, pong, synthetic"),
-        ("base: [1]", "x.yaml:1: base is [1]; it must be a preset: cartpole, pong, synthetic"),
+        ("\nbase: png", "x.yaml:2: base is 'png'; it must be a preset: cartpole, cartpole_dqn"),
+        ("base: [1]", "x.yaml:1: base is [1]; it must be a preset: cartpole, cartpole_dqn"),
     ],
 )
 def test_a_file_that_is_no_config_is_refused(text: str, beginning: str) -> None:
@@ -166,12 +196,18 @@ def test_a_file_that_cannot_be_read_is_refused() -> None:
 
 @pytest.mark.parametrize(
     ("target", "meant"),
-    [("pnog", "pong"), ("Pong", "pong"), ("cart-pole", "cartpole"), ("CartPole", "cartpole")],
+    [
+        ("pnog", "pong"),
+        ("Pong", "pong"),
+        ("cart-pole", "cartpole"),
+        ("CartPole", "cartpole"),
+        ("pong-apex", "pong_apex"),
+    ],
 )
 def test_an_unknown_target_is_refused_with_the_nearest_preset(target: str, meant: str) -> None:
     assert refusal(target) == (
         f"'{target}' is not a target; the nearest preset is {meant}, and a target is a preset "
-        "(cartpole, pong, synthetic), a YAML file, a gymnasium id such as CartPole-v1, or "
+        f"({', '.join(presets())}), a YAML file, a gymnasium id such as CartPole-v1, or "
         "module:function"
     )
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from itertools import chain
 from pathlib import Path
 
-from penstock.configs.keys import options, sections
+from penstock.configs.keys import algorithms, options, sections
 from penstock.configs.reference import reference
 
 ROOT = Path(__file__).parents[2]
@@ -31,7 +32,12 @@ def test_the_page_is_up_to_date() -> None:
 
 def test_the_page_has_a_row_for_every_option() -> None:
     rows = [line for line in reference().splitlines() if line.startswith("| `")]
-    assert [row.split("`")[1] for row in rows if "." in row.split("`")[1]] == list(options())
+    named = [row.split("`")[1] for row in rows]
+    others = [list(options(name)) for name in algorithms()]
+    algo = [[name for name in other if name.startswith("algo.")] for other in others]
+    first = others[0].index("algo.name")
+    rest = others[0][first + len(algo[0]) :]
+    assert [name for name in named if "." in name] == [*others[0][:first], *chain(*algo), *rest]
     assert all(row.count("|") - row.count("\\|") == 5 for row in rows)
     assert [line[3:] for line in reference().splitlines() if line.startswith("## ")] == list(
         sections()

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.configs.errors import UserError
-from penstock.configs.keys import options
+from penstock.configs.keys import algorithms, options
 from penstock.configs.load import resolve
 from penstock.configs.schema import Config
 from penstock.configs.values import Seed, words
@@ -134,12 +134,14 @@ def test_a_power_of_ten_is_a_whole_number(exponent: int, digit: int) -> None:
     assert value_of("stop.env_steps", f"{digit}e{exponent}") == digit * 10**exponent
 
 
-def test_every_option_has_words_and_a_meaning_and_accepts_its_default() -> None:
-    for name, option in options().items():
+@pytest.mark.parametrize("algo", algorithms())
+def test_every_option_has_words_and_a_meaning_and_accepts_its_default(algo: str) -> None:
+    for name, option in options(algo).items():
         assert option.words, name
         assert option.field.description, name
         assert option.field.description.endswith("."), name
-    defaults = Config.model_validate({"env": {"id": "x"}})
+    defaults = Config.model_validate({"env": {"id": "x"}, "algo": {"name": algo}})
+    assert defaults.algo.name == algo
     assert Config.model_validate(defaults.model_dump()) == defaults
 
 
@@ -148,7 +150,8 @@ def test_words_follow_the_type() -> None:
     assert words(Seed | None) == "a whole number from 0 to 4294967295 or null"
     assert words(Annotated[bool, "anything"]) == "true or false"
     assert options()["learner.optimizer"].words == "`adam` or `rmsprop`"
-    assert options()["algo.name"].words == "`impala`"
+    assert options()["algo.name"].words == options("sac")["algo.name"].words
+    assert options()["algo.name"].words == "`impala`, `dqn` or `sac`"
 
 
 def test_a_config_is_frozen() -> None:

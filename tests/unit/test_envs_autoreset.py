@@ -98,6 +98,7 @@ def test_a_vector_plays_what_single_environments_play_by_hand(
     config: EnvConfig, count: int, single: Callable[[], Env[Any, Any]]
 ) -> None:
     game = make(config, count)
+    assert isinstance(game.info.action_space, gymnasium.spaces.Discrete)
     actions = np.random.default_rng(1).integers(game.info.action_space.n, size=(100, count))
     observations, *results = played(game, 5, actions)
     assert (results[1] | results[2]).sum() >= 3 * count

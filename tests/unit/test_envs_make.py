@@ -20,7 +20,7 @@ from penstock.envs import find_bad_observation, make, probe
 
 USER_MODULE = """
 import gymnasium, numpy as np
-from gymnasium.spaces import Box, Discrete
+from gymnasium.spaces import Box, Discrete, MultiDiscrete
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
 class Shop(gymnasium.Env):
@@ -62,6 +62,24 @@ def misfit(num_envs, shape, dtype):
     vector = SyncVectorEnv([Shop] * num_envs)
     vector.single_observation_space = Box(0, 1, shape, dtype)
     return vector
+
+class Knob(Shop):
+    '''Shows the action that it was given, and insists on its bounds.'''
+    observation_space = Box(-100, 100, (2,), np.float64)
+    def step(self, action):
+        assert action.dtype == self.action_space.dtype, action.dtype
+        assert self.action_space.contains(action), action
+        return np.array(action, np.float64), 0.0, False, False, {}
+
+def box(low=-1.0, high=4.0, dtype="float32"):
+    knob = Knob()
+    knob.action_space = Box(np.array([low, 0], dtype), np.array([high, 1], dtype), dtype=dtype)
+    return knob
+
+def pair():
+    knob = Knob()
+    knob.action_space = MultiDiscrete([2, 2])
+    return knob
 
 def too_few(num_envs):
     return SyncVectorEnv([Shop])
@@ -147,6 +165,7 @@ def test_what_a_policy_needs_to_know_is_in_the_info() -> None:
     info = probe(config("ALE/Pong-v5", frameskip=3))
     assert info.observation_space.shape == (4, 84, 84)
     assert info.observation_space.dtype == np.uint8
+    assert isinstance(info.action_space, gymnasium.spaces.Discrete)
     assert info.action_space.n == 6
     assert info.frames_per_step == 3
     assert probe(config("CartPole-v1")).frames_per_step == 1
@@ -157,7 +176,9 @@ def test_what_a_policy_needs_to_know_is_in_the_info() -> None:
 def test_a_users_game_by_id_and_by_function(env_id: str) -> None:
     assert one_step(config(env_id, price=3), action=1) == ([11, 11], [3, 3])
     assert "SyncVectorEnv" in probe(config(env_id)).how
-    assert probe(config(env_id)).action_space.start == 10
+    space = probe(config(env_id)).action_space
+    assert isinstance(space, gymnasium.spaces.Discrete)
+    assert space.start == 10
 
 
 @pytest.mark.usefixtures("shop")
@@ -181,6 +202,34 @@ def test_wrappers_go_on_from_the_inside_out_with_their_options() -> None:
         price=3,
     )
     assert one_step(wrapped, action=0)[1] == [14, 14]
+
+
+@pytest.mark.usefixtures("shop")
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_actions_of_a_box_run_from_minus_1_to_1(dtype: str) -> None:
+    game = make(config("shopping:box", dtype=dtype), 3)
+    out = np.zeros((3, 2))
+    game.reset_into(0, out)
+    actions = np.array([[-1, -1], [1, 1], [0.2, 1.0000001]], np.float32)
+    before = actions.copy()
+    game.step_into(actions, out)
+    np.testing.assert_allclose(out, np.array([[-1, 0], [4, 1], [-1 + 1.2 * 2.5, 1]]), rtol=1e-6)
+    np.testing.assert_array_equal(actions, before)
+    assert out[1].tolist() == [4, 1]  # the bounds themselves are exact
+    game.close()
+
+
+def test_the_pendulum_swings_as_by_hand() -> None:
+    game, single = make(config("Pendulum-v1"), 1), gymnasium.make("Pendulum-v1")
+    out = np.zeros((1, 3), np.float32)
+    game.reset_into(5, out)
+    np.testing.assert_array_equal(out[0], single.reset(seed=5)[0])
+    for value in (0.5, -1.0, 0.3):
+        reward, _, _ = game.step_into(np.full((1, 1), value, np.float32), out)
+        obs, expected, *_ = single.step(np.array([2 * value], np.float32))
+        np.testing.assert_allclose(out[0], obs, rtol=1e-6)
+        assert reward[0] == pytest.approx(expected, rel=1e-6)
+    game.close()
 
 
 def test_a_wrapper_makes_other_observations_fit() -> None:
@@ -214,7 +263,10 @@ ERRORS = [
     (config("CartPole-v1", max_episode_step=5), r"no option max_episode_step; .*max_episode_steps"),
     (config("Acrobot-v1", max_episode_step=5), r"no option max_episode_step; .*max_episode_steps"),
     (config("CartPole-v1", num_envs=5), r"num_envs is not set here; set actors.envs$"),
-    (config("Pendulum-v1"), r"actions of Box.*only Discrete is supported; set env.wrappers"),
+    (config("shopping:box", high=np.inf), r"actions of Box.*must have finite bounds.*env.wrappers"),
+    (config("shopping:box", high=-1.0), r"actions of Box.*the lower below the upper"),
+    (config("shopping:box", dtype="int32"), r"only Discrete and a Box of floats are supported"),
+    (config("shopping:pair"), r"actions of MultiDiscrete.*only Discrete and a Box of floats"),
     (config("FrozenLake-v1"), r"observations of Discrete.*gymnasium.wrappers:FlattenObservation"),
     (config("CartPole-v1", "gymnasium.wrappers:ClipRewards"), r"the nearest is .*ClipReward"),
     (

@@ -17,7 +17,7 @@ from penstock.envs import VectorGame, probe
 from penstock.launch.evaluate import Episode, describe, evaluate, play
 from penstock.learner import checkpoint
 from penstock.learner.checkpoint import Checkpoint
-from penstock.models.layout import net_shape
+from penstock.models.fitting import net_shape
 
 
 class Scripted:
@@ -70,7 +70,7 @@ def cartpole_run(tmp_path: Path) -> Path:
     config = resolve("cartpole")
     (tmp_path / "config.yaml").write_text(dump(config))
     info = probe(config.env)
-    layout = net_shape(config.model, info.observation_space, info.action_space).layout
+    layout = net_shape(config, info).layout
     weights = np.zeros(layout.size, np.float32)
     layout.views(weights)["policy.bias"][0] = 1.0
     checkpoint.save(tmp_path / "checkpoints" / "last", Checkpoint(layout, weights))

@@ -16,7 +16,7 @@ from penstock.core.params import ParamLayout
 from penstock.core.specs import Column, SlotSpec
 from penstock.learner.feed import Feeder
 from penstock.learner.staging import StagingBatch, torch_dtype
-from penstock.replay import Accounting, TrajectoryQueue
+from penstock.replay import Accounting, SlotQueue
 from penstock.transport.base import Welcome
 from penstock.transport.shm.board import WeightsBoard
 from penstock.transport.shm.host import ShmHost
@@ -47,7 +47,7 @@ class Rig:
         layout = ParamLayout((("w", (1,)),))
         welcome = Welcome(1, 0, SPEC, layout, {})
         self.host = ShmHost(folder / "s", welcome, self.board, self.store)
-        self.queue = TrajectoryQueue(self.store, Accounting(), max_policy_lag=100)
+        self.queue = SlotQueue(self.store, Accounting(), max_policy_lag=100)
         batches = [StagingBatch(SPEC, batch_slots, CPU) for _ in range(prefetch + 1)]
         self.feeder = Feeder(
             self.host, self.queue, batches, batch_slots, lambda: 0, prefetch=prefetch > 0

@@ -18,11 +18,14 @@ from penstock.algos.vtrace import vtrace
 from penstock.configs.algorithms import ImpalaConfig
 from penstock.configs.errors import UserError
 from penstock.configs.load import resolve
+from penstock.core.params import ParamLayout
 from penstock.core.specs import SlotSpec
 from penstock.models.layout import CnnShape, MlpShape
 from penstock.models.numpy_mlp import NumpyMlp
+from penstock.models.policy import Policy
+from penstock.models.sampling import Categorical
 from penstock.models.torch_nets import Net, build_net
-from penstock.models.torch_policy import TorchPolicy
+from penstock.models.torch_policy import TorchNetwork
 
 ACTIONS = 3
 SHAPE = MlpShape(4, ACTIONS, (16, 16), "tanh", 1.0)
@@ -189,14 +192,19 @@ def test_at_equal_weights_the_learner_reproduces_the_actors_log_probabilities(
         obs = rng.normal(size=(steps + 1, envs, 4)).astype(np.float32)
     else:
         obs = rng.integers(0, 256, (steps + 1, envs, 4, 84, 84)).astype(np.uint8)
-    policy = NumpyMlp(shape, envs, 3) if dtype is None else TorchPolicy(shape, envs, 3, dtype)
+    decider = Categorical(shape.outputs, envs, np.random.default_rng(3))
+    network = (
+        NumpyMlp(shape, decider.outputs)
+        if dtype is None
+        else TorchNetwork(shape, decider.outputs, dtype)
+    )
+    policy = Policy(network, decider)
     policy.load(flat)
     batch = make_batch(steps, envs) | {"obs": torch.from_numpy(obs)}
     batch["alive"].fill_(True)
     for t in range(steps):
-        action, logp = policy.act(obs[t])
-        batch["action"][t] = torch.from_numpy(action)
-        batch["behaviour_logp"][t] = torch.from_numpy(logp)
+        batch["action"][t] = torch.from_numpy(policy.act(obs[t]))
+        batch["behaviour_logp"][t] = torch.from_numpy(policy.recorded["behaviour_logp"])
     logits, _ = net(batch["obs"])
     logp_of_all = logits[: steps * envs].log_softmax(1)
     chosen = logp_of_all.gather(1, batch["action"].flatten().long()[:, None])[:, 0]
@@ -263,6 +271,9 @@ def test_actors_and_connectors_need_no_torch_for_it() -> None:
     assert done.stdout == "False\n"
 
 
+TWO_ACTIONS = ParamLayout((("policy.bias", (2,)),))
+
+
 def _sound() -> dict[str, np.ndarray[Any, Any]]:
     columns = impala.columns(spaces.Box(-1, 1, (3,)), spaces.Discrete(2))
     spec = SlotSpec(2, 2, columns)
@@ -281,14 +292,14 @@ def _sound() -> dict[str, np.ndarray[Any, Any]]:
 )
 def test_what_a_stranger_sent_is_checked(column: str, value: float, sentence: str) -> None:
     columns = _sound()
-    impala.check(columns, actions=2)
+    impala.check(columns, TWO_ACTIONS)
     columns[column][1, 1] = value
     with pytest.raises(ValueError, match=sentence):
-        impala.check(columns, actions=2)
+        impala.check(columns, TWO_ACTIONS)
 
 
 def test_a_flag_is_0_or_1() -> None:
     columns = _sound()
     columns["alive"].view(np.uint8)[0, 0] = 7
     with pytest.raises(ValueError, match="column alive holds bytes other than 0 and 1"):
-        impala.check(columns, actions=2)
+        impala.check(columns, TWO_ACTIONS)

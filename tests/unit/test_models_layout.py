@@ -11,14 +11,29 @@ import pytest
 from gymnasium import spaces
 
 from penstock.configs.errors import UserError
-from penstock.configs.schema import ModelConfig
+from penstock.configs.schema import Config, ModelConfig
 from penstock.core.params import ParamLayout
-from penstock.models.layout import CnnShape, MlpShape, net_shape, param_layout
-from penstock.models.torch_nets import build
+from penstock.models.fitting import net_shape
+from penstock.models.layout import CnnShape, DenseShape, MlpShape, NetShape, QCnnShape
+from penstock.models.torch_nets import build_net
 
 FRAMES = spaces.Box(0, 255, (4, 84, 84), np.uint8)
 VECTOR = spaces.Box(-1, 1, (3, 2), np.float32)
 TWO = spaces.Discrete(2)
+TORQUES = spaces.Box(-2, 2, (3,), np.float32)
+
+
+class Game:
+    def __init__(self, observation_space: Any, action_space: Any) -> None:
+        self.observation_space, self.action_space = observation_space, action_space
+
+
+def shape_of(
+    model: ModelConfig, observation_space: Any, action_space: Any, algo: str = "impala"
+) -> NetShape:
+    config = Config.model_validate({"env": {"id": "x"}, "algo": {"name": algo}})
+    config = config.model_copy(update={"model": model})
+    return net_shape(config, Game(observation_space, action_space))
 
 
 @pytest.mark.parametrize(
@@ -34,10 +49,27 @@ TWO = spaces.Discrete(2)
 def test_layout_is_that_of_the_torch_module(
     model: ModelConfig, observation_space: spaces.Box, actions: int
 ) -> None:
-    net = build(model, observation_space, spaces.Discrete(actions))
+    for algo in ("impala", "dqn"):
+        assert_layout(shape_of(model, observation_space, spaces.Discrete(actions), algo))
+
+
+@pytest.mark.parametrize("model", [ModelConfig(), ModelConfig(hidden=[8, 16], activation="relu")])
+def test_layout_of_a_gaussian_policy_is_that_of_the_torch_module(model: ModelConfig) -> None:
+    shape = shape_of(model, VECTOR, TORQUES, "sac")
+    assert shape == DenseShape(6, 2 * 3, tuple(model.hidden), model.activation, 1.0)
+    assert_layout(shape)
+
+
+@pytest.mark.parametrize("duelling", [True, False])
+def test_layout_of_q_networks_is_that_of_the_torch_module(duelling: bool) -> None:
+    assert_layout(DenseShape(6, 3, (16, 8), "tanh", 1.0, duelling))
+    assert_layout(QCnnShape(1, 40, 52, 3, 1.0, duelling))
+
+
+def assert_layout(shape: NetShape) -> None:
+    net = build_net(shape)
     tensors = (*net.named_parameters(), *net.named_buffers())
-    expected = ParamLayout(tuple((name, tuple(tensor.shape)) for name, tensor in tensors))
-    assert param_layout(model, observation_space, spaces.Discrete(actions)) == expected
+    assert shape.layout == ParamLayout(tuple((name, tuple(t.shape)) for name, t in tensors))
 
 
 @pytest.mark.parametrize(
@@ -53,35 +85,48 @@ def test_layout_is_that_of_the_torch_module(
 )
 def test_the_network_that_fits(kind: Any, shape: tuple[int, ...], expected: Any) -> None:
     space = spaces.Box(0, 255, shape, np.uint8)
-    assert net_shape(ModelConfig(kind=kind), space, TWO) == expected
+    assert shape_of(ModelConfig(kind=kind), space, TWO) == expected
+
+
+def test_q_networks_by_default_are_duelling() -> None:
+    assert shape_of(ModelConfig(), VECTOR, TWO, "dqn") == DenseShape(
+        6, 2, (64, 64), "tanh", 1.0, duelling=True
+    )
+    assert shape_of(ModelConfig(), FRAMES, TWO, "dqn") == QCnnShape(
+        4, 84, 84, 2, 1 / 255, duelling=True
+    )
 
 
 def test_only_bytes_are_scaled() -> None:
-    assert net_shape(ModelConfig(), VECTOR, TWO).obs_scale == 1.0
+    assert shape_of(ModelConfig(), VECTOR, TWO).obs_scale == 1.0
     floats = spaces.Box(0, 1, (4, 84, 84), np.float32)
-    assert net_shape(ModelConfig(), floats, TWO).obs_scale == 1.0
+    assert shape_of(ModelConfig(), floats, TWO).obs_scale == 1.0
 
 
 @pytest.mark.parametrize(
-    ("kind", "observation_space", "action_space", "words"),
+    ("algo", "kind", "observation_space", "action_space", "words"),
     [
-        ("nature_cnn", VECTOR, TWO, ["[3, 2]", "model.kind=mlp"]),
-        ("nature_cnn", spaces.Box(0, 255, (4, 84, 35), np.uint8), TWO, ["[4, 84, 35]"]),
-        ("auto", spaces.Box(0, 255, (210, 160, 3), np.uint8), TWO, ["[210, 160, 3]", "wrappers"]),
-        ("auto", spaces.Discrete(5), TWO, ["Discrete(5)", "FlattenObservation"]),
-        ("auto", VECTOR, VECTOR, ["Box", "not Discrete"]),
-        ("auto", VECTOR, spaces.MultiDiscrete([2, 2]), ["MultiDiscrete", "not Discrete"]),
+        ("dqn", "auto", VECTOR, TORQUES, ["algo.name dqn", "not Discrete", "set algo.name=sac"]),
+        ("sac", "auto", VECTOR, TWO, ["Discrete(2) is not a Box", "set algo.name=dqn"]),
+        ("sac", "auto", FRAMES, TORQUES, ["[4, 84, 84]", "look like frames", "model.kind=mlp"]),
+        ("sac", "auto", TWO, TORQUES, ["observation space", "FlattenObservation"]),
+        ("impala", "nature_cnn", VECTOR, TWO, ["[3, 2]", "model.kind=mlp"]),
+        ("dqn", "nature_cnn", spaces.Box(0, 255, (4, 84, 35), np.uint8), TWO, ["[4, 84, 35]"]),
+        ("impala", "auto", spaces.Box(0, 255, (210, 160, 3), np.uint8), TWO, ["[210, 160, 3]"]),
+        ("impala", "auto", spaces.Discrete(5), TWO, ["Discrete(5)", "FlattenObservation"]),
+        ("impala", "auto", VECTOR, VECTOR, ["Box", "not Discrete"]),
+        ("impala", "auto", VECTOR, spaces.MultiDiscrete([2, 2]), ["MultiDiscrete", "wrap the"]),
     ],
 )
 def test_what_no_network_fits_is_refused_in_a_sentence(
-    kind: Any, observation_space: Any, action_space: Any, words: list[str]
+    algo: str, kind: Any, observation_space: Any, action_space: Any, words: list[str]
 ) -> None:
     with pytest.raises(UserError) as refused:
-        net_shape(ModelConfig(kind=kind), observation_space, action_space)
+        shape_of(ModelConfig(kind=kind), observation_space, action_space, algo)
     assert all(word in str(refused.value) for word in words)
 
 
 def test_layout_imports_no_torch() -> None:
-    code = "import sys, penstock.models.layout; print('torch' in sys.modules)"
+    code = "import sys, penstock.models.fitting; print('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "False\n"

@@ -11,32 +11,55 @@ import torch
 from torch import nn
 from torch.nn.functional import conv2d, linear
 
-from penstock.models.layout import POLICY, VALUE, CnnShape, MlpShape, NetShape
+from penstock.models.layout import (
+    POLICY,
+    VALUE,
+    ActorCriticShape,
+    CnnShape,
+    DenseShape,
+    MlpShape,
+    NetShape,
+    QCnnShape,
+)
 from penstock.models.numpy_mlp import NumpyMlp
-from penstock.models.torch_nets import Mlp, NatureCnn, Net, build_net, tanh
-from penstock.models.torch_policy import TorchPolicy
+from penstock.models.policy import Policy
+from penstock.models.sampling import Categorical
+from penstock.models.torch_nets import Dense, Mlp, NatureCnn, Net, QCnn, TwinCritics, build_net
+from penstock.models.torch_policy import TorchNetwork
+from penstock.models.torch_trunks import tanh
 
 MLP = MlpShape(6, 3, (64, 64), "tanh", 1.0)
 CNN = CnnShape(4, 84, 84, 6, 1 / 255)
 ENVS = 16
 
 
-def random_net(shape: NetShape, dtype: torch.dtype = torch.float32) -> tuple[Net, Any]:
-    torch.manual_seed(0)
-    net = build_net(shape, dtype)
+def shaken(net: nn.Module) -> Any:
+    """The net's flat vector, after noise has made nothing in it special."""
+    torch.manual_seed(1)
     with torch.no_grad():
         for parameter in net.parameters():
             parameter.add_(0.05 * torch.randn_like(parameter))
-    return net, nn.utils.parameters_to_vector(net.parameters()).detach().numpy()
+    return nn.utils.parameters_to_vector(net.parameters()).detach().numpy()
+
+
+def random_net(shape: ActorCriticShape, dtype: torch.dtype = torch.float32) -> tuple[Net, Any]:
+    torch.manual_seed(0)
+    net = build_net(shape, dtype)
+    return net, shaken(net)
+
+
+def policy_of(kind: Any, shape: Any, *dtype: torch.dtype) -> Policy:
+    decider = Categorical(shape.outputs, ENVS, np.random.default_rng(0))
+    return Policy(kind(shape, decider.outputs, *dtype), decider)
 
 
 def observations(shape: NetShape, *lead: int) -> Any:
     rng = np.random.default_rng(0)
-    if isinstance(shape, CnnShape):
+    if isinstance(shape, CnnShape | QCnnShape):
         size = (*lead, shape.channels, shape.height, shape.width)
-        return rng.integers(0, 256, size, dtype=np.uint8)
+        return rng.integers(0, 256, size).astype(np.uint8)
     if shape.obs_scale != 1:
-        return rng.integers(0, 256, (*lead, shape.inputs), dtype=np.uint8)
+        return rng.integers(0, 256, (*lead, shape.inputs)).astype(np.uint8)
     return rng.normal(size=(*lead, shape.inputs)).astype(np.float32)
 
 
@@ -53,25 +76,26 @@ def test_numpy_and_torch_policies_give_the_modules_logits(shape: MlpShape) -> No
     net, flat = random_net(shape)
     obs = observations(shape, ENVS)
     expected = net(torch.from_numpy(obs))[0].detach().numpy()
-    for policy in (NumpyMlp(shape, ENVS, 0), TorchPolicy(shape, ENVS, 0)):
+    for kind in (NumpyMlp, TorchNetwork):
+        policy = policy_of(kind, shape)
         policy.load(flat)
-        np.testing.assert_allclose(policy.logits(obs), expected, rtol=0, atol=1e-5)
+        np.testing.assert_allclose(policy.outputs(obs), expected, rtol=0, atol=1e-5)
         assert (policy.greedy(obs) == expected.argmax(1)).all()
-        actions, logp = policy.act(obs)
+        actions, logp = policy.act(obs), policy.recorded["behaviour_logp"]
         chosen = net(torch.from_numpy(obs))[0].log_softmax(1).detach().numpy()
         np.testing.assert_allclose(logp, chosen[np.arange(ENVS), actions], rtol=0, atol=1e-5)
 
 
-@pytest.mark.parametrize("policy_type", [NumpyMlp, TorchPolicy])
-def test_load_copies(policy_type: Any) -> None:
+@pytest.mark.parametrize("kind", [NumpyMlp, TorchNetwork])
+def test_load_copies(kind: Any) -> None:
     _, flat = random_net(MLP)
-    policy, obs = policy_type(MLP, ENVS, 0), observations(MLP, ENVS)
+    policy, obs = policy_of(kind, MLP), observations(MLP, ENVS)
     policy.load(flat)
-    before = policy.logits(obs).copy()
+    before = policy.outputs(obs).copy()
     flat[:] = 0
-    assert (policy.logits(obs) == before).all()
+    assert (policy.outputs(obs) == before).all()
     policy.load(flat)
-    assert not policy.logits(obs).any()
+    assert not policy.outputs(obs).any()
     with pytest.raises(ValueError, match="this layout needs"):
         policy.load(flat[:-1])
 
@@ -79,10 +103,10 @@ def test_load_copies(policy_type: Any) -> None:
 def test_observations_of_an_environment_in_float64_are_read() -> None:
     _, flat = random_net(MLP)
     obs = observations(MLP, ENVS).astype(np.float64)
-    policies = NumpyMlp(MLP, ENVS, 0), TorchPolicy(MLP, ENVS, 0)
+    policies = policy_of(NumpyMlp, MLP), policy_of(TorchNetwork, MLP)
     for policy in policies:
         policy.load(flat)
-    np.testing.assert_allclose(policies[0].logits(obs), policies[1].logits(obs), atol=1e-5)
+    np.testing.assert_allclose(policies[0].outputs(obs), policies[1].outputs(obs), atol=1e-5)
 
 
 def test_mlp_is_two_separate_towers_of_linear_layers() -> None:
@@ -127,17 +151,106 @@ def test_cnn_in_bfloat16_is_near_and_its_outputs_and_gradients_are_float32() -> 
         assert b.grad is not None
         assert a.grad.dtype == torch.float32
         assert torch.cosine_similarity(a.grad.flatten(), b.grad.flatten(), 0) > 0.99
-    policy = TorchPolicy(CNN, 4, 0, torch.bfloat16)
-    policy.load(flat)
-    np.testing.assert_allclose(policy.logits(frames), logits.detach().numpy(), atol=1e-2)
+    outputs = np.empty((6, 4), np.float32)
+    network = TorchNetwork(CNN, outputs, torch.bfloat16)
+    network.load(flat)
+    network.forward(frames)
+    np.testing.assert_allclose(outputs.T, logits.detach().numpy(), atol=1e-2)
 
 
 @pytest.mark.parametrize("shape", [MLP, CNN])
-def test_leading_axes_and_slices_make_up_the_batch(shape: NetShape) -> None:
+def test_leading_axes_and_slices_make_up_the_batch(shape: ActorCriticShape) -> None:
     net, _ = random_net(shape)
     obs = torch.from_numpy(observations(shape, 3, 4))[:, 1:3]
     for a, b in zip(net(obs), net(obs.flatten(0, 1)), strict=True):
         assert torch.equal(a, b)
+
+
+def plain_tower(net: Any, obs: torch.Tensor, activation: Any) -> torch.Tensor:
+    hidden = obs.float().flatten(1)
+    for layer in net.hidden:
+        hidden = activation(linear(hidden, layer.weight[0].t(), layer.bias[0]))
+    return hidden
+
+
+@pytest.mark.parametrize("duelling", [False, True])
+@pytest.mark.parametrize(
+    ("hidden", "activation", "scale"), [((16,), "relu", 1.0), ((8, 12), "tanh", 1 / 255)]
+)
+def test_q_values_of_an_mlp_are_value_plus_advantage_over_the_mean(
+    hidden: tuple[int, ...], activation: Any, scale: float, duelling: bool
+) -> None:
+    shape = DenseShape(6, 3, hidden, activation, scale, duelling)
+    net = build_net(shape)
+    assert isinstance(net, Dense)
+    flat, obs = shaken(net), observations(shape, ENVS)
+    features = plain_tower(net, torch.from_numpy(obs) * scale, getattr(torch, activation))
+    if duelling:
+        assert net.value is not None
+        advantages = net.head(features[:, hidden[-1] :])
+        value = net.value(features[:, : hidden[-1]])
+        expected = value + advantages - advantages.mean(1, keepdim=True)
+    else:
+        expected = net.head(features)
+    torch.testing.assert_close(net(torch.from_numpy(obs)), expected, rtol=0, atol=1e-5)
+    for kind in (NumpyMlp, TorchNetwork):
+        policy = policy_of(kind, shape)
+        policy.load(flat)
+        np.testing.assert_allclose(policy.outputs(obs), expected.detach(), rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("duelling", [False, True])
+def test_q_values_of_frames_have_streams_of_their_own(duelling: bool) -> None:
+    shape = QCnnShape(4, 84, 84, 6, 1 / 255, duelling)
+    net = build_net(shape)
+    assert isinstance(net, QCnn)
+    flat, frames = shaken(net), observations(shape, 4)
+    hidden = torch.from_numpy(frames).float() / 255
+    for conv, stride in zip(net.convs, (4, 2, 1), strict=True):
+        hidden = conv2d(hidden, conv.weight, conv.bias, stride).relu()  # type: ignore[arg-type]
+    features = net.linear(hidden.flatten(1)).relu()
+    assert features.shape == (4, 1024 if duelling else 512)
+    expected = net.head(features[:, -512:])
+    if duelling:
+        assert net.value is not None
+        expected = expected - expected.mean(1, keepdim=True) + net.value(features[:, :512])
+    torch.testing.assert_close(net(torch.from_numpy(frames)), expected, rtol=0, atol=1e-5)
+    outputs = np.empty((6, 4), np.float32)
+    network = TorchNetwork(shape, outputs)
+    network.load(flat)
+    network.forward(frames)
+    np.testing.assert_allclose(outputs.T, expected.detach(), rtol=0, atol=1e-5)
+
+
+def test_a_common_shift_of_all_advantages_changes_no_q_value() -> None:
+    net = build_net(DenseShape(6, 3, (16,), "tanh", 1.0, duelling=True))
+    shaken(net)
+    obs = torch.from_numpy(observations(MLP, ENVS))
+    before = net(obs)
+    with torch.no_grad():
+        net.head.bias.add_(5.0)
+    torch.testing.assert_close(net(obs), before, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("activation", ["tanh", "relu"])
+def test_twin_critics_are_two_networks_over_observation_and_action(activation: Any) -> None:
+    critics = TwinCritics(DenseShape(3, 2 * 2, (8, 12), activation, 1 / 255))
+    shaken(critics)
+    rng = np.random.default_rng(0)
+    obs = torch.from_numpy(rng.integers(0, 256, (ENVS, 3)).astype(np.uint8))
+    action = torch.from_numpy(rng.uniform(-1, 1, (ENVS, 2)).astype(np.float32)).requires_grad_()
+    found = critics(obs, action)
+    assert found.shape == (2, ENVS)
+    rows = torch.cat([obs / 255, action], 1)
+    for twin in range(2):
+        hidden = rows
+        for i, layer in enumerate(critics.layers):
+            hidden = linear(hidden, layer.weight[twin].t(), layer.bias[twin])  # type: ignore[index]
+            hidden = getattr(torch, activation)(hidden) if i < 2 else hidden
+        torch.testing.assert_close(found[twin], hidden[:, 0], rtol=0, atol=1e-5)
+    (gradient,) = torch.autograd.grad(found[0].sum(), action, retain_graph=True)
+    (other,) = torch.autograd.grad(found[1].sum(), action)
+    assert not torch.allclose(gradient, other)
 
 
 def test_initialisation_is_orthogonal() -> None:
@@ -170,7 +283,7 @@ def test_tanh_and_its_gradient() -> None:
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("shape", [MLP, CNN])
-def test_a_gpu_computes_the_same(shape: NetShape) -> None:
+def test_a_gpu_computes_the_same(shape: ActorCriticShape) -> None:
     net, _ = random_net(shape)
     obs = torch.from_numpy(observations(shape, ENVS))
     expected = net(obs)

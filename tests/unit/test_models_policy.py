@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -11,13 +12,13 @@ import torch
 from gymnasium import spaces
 
 from penstock.configs.errors import UserError
-from penstock.configs.schema import ActorsConfig, ModelConfig
+from penstock.configs.schema import ActorsConfig, Config
 from penstock.models import policy as policies
-from penstock.models.layout import param_layout
+from penstock.models.fitting import net_shape
 from penstock.models.numpy_mlp import NumpyMlp
-from penstock.models.policy import make_policy
+from penstock.models.policy import Policy, make_policy
 from penstock.models.precision import cpu_gains_by_bf16
-from penstock.models.torch_policy import TorchPolicy
+from penstock.models.torch_policy import TorchNetwork
 
 
 class Vector:
@@ -30,19 +31,30 @@ class Frames:
     action_space = spaces.Discrete(6)
 
 
-def made(game: Any, **actors: Any) -> Any:
-    return make_policy(ModelConfig(), ActorsConfig(envs=3, **actors), game, seed=0)
+class Torques:
+    observation_space = spaces.Box(-1, 1, (4,), np.float32)
+    action_space = spaces.Box(-2, 2, (2, 3), np.float32)
+
+
+def config(algo: str = "impala", **actors: Any) -> Config:
+    found = Config.model_validate({"env": {"id": "x"}, "algo": {"name": algo}})
+    section = ActorsConfig.model_validate({"envs": 3} | actors)
+    return found.model_copy(update={"actors": section})
+
+
+def made(game: Any, **actors: Any) -> Policy:
+    return make_policy(config(**actors), game, seed=0)
 
 
 @pytest.mark.parametrize(
     ("game", "actors", "gains", "expected"),
     [
         (Vector(), {}, True, (NumpyMlp, None)),
-        (Vector(), {"inference": "torch"}, True, (TorchPolicy, torch.float32)),
-        (Vector(), {"precision": "bf16"}, False, (TorchPolicy, torch.bfloat16)),
-        (Frames(), {}, True, (TorchPolicy, torch.bfloat16)),
-        (Frames(), {}, False, (TorchPolicy, torch.float32)),
-        (Frames(), {"precision": "fp32"}, True, (TorchPolicy, torch.float32)),
+        (Vector(), {"inference": "torch"}, True, (TorchNetwork, torch.float32)),
+        (Vector(), {"precision": "bf16"}, False, (TorchNetwork, torch.bfloat16)),
+        (Frames(), {}, True, (TorchNetwork, torch.bfloat16)),
+        (Frames(), {}, False, (TorchNetwork, torch.float32)),
+        (Frames(), {"precision": "fp32"}, True, (TorchNetwork, torch.float32)),
     ],
 )
 def test_choice(
@@ -54,8 +66,9 @@ def test_choice(
 ) -> None:
     monkeypatch.setattr(policies, "cpu_gains_by_bf16", lambda: gains)
     policy = made(game, **actors)
-    dtype = policy.dtype if isinstance(policy, TorchPolicy) else None
-    assert (type(policy), dtype) == expected
+    network = policy.network
+    dtype = network.dtype if isinstance(network, TorchNetwork) else None
+    assert (type(network), dtype) == expected
 
 
 @pytest.mark.parametrize(("game", "actors"), [(Frames(), {}), (Vector(), {"precision": "bf16"})])
@@ -65,21 +78,62 @@ def test_numpy_is_refused_where_it_cannot_compute(game: Any, actors: dict[str, A
 
 
 @pytest.mark.parametrize("inference", ["numpy", "torch"])
-def test_the_same_seed_plays_the_same(inference: Any) -> None:
+@pytest.mark.parametrize(("algo", "game"), [("impala", Vector()), ("sac", Torques())])
+def test_the_same_seed_plays_the_same(inference: Any, algo: str, game: Any) -> None:
     obs = np.zeros((3, 4), np.float32)
-    size = param_layout(ModelConfig(), Vector.observation_space, Vector.action_space).size
+    cfg = config(algo, inference=inference)
+    size = net_shape(cfg, game).layout.size
     runs = []
     for seed in (5, 5, 6):
-        policy = make_policy(
-            ModelConfig(), ActorsConfig(envs=3, inference=inference), Vector(), seed
-        )
+        policy = make_policy(cfg, game, seed)
         policy.load(np.zeros(size, np.float32))
-        runs.append([policy.act(obs)[0].tolist() for _ in range(20)])
+        runs.append([policy.act(obs).tolist() for _ in range(20)])
         state = policy.state_dict()
-        after = policy.act(obs)[0].tolist()
+        after = policy.act(obs).tolist()
         policy.load_state_dict(state)
-        assert policy.act(obs)[0].tolist() == after
+        assert policy.act(obs).tolist() == after
     assert runs[0] == runs[1] != runs[2]
+
+
+@pytest.mark.parametrize("inference", ["numpy", "torch"])
+def test_each_environment_of_each_actor_explores_at_its_own_rate(inference: Any) -> None:
+    cfg = config("dqn", inference=inference, count=2)
+    flat = np.zeros(net_shape(cfg, Vector()).layout.size, np.float32)
+    net_shape(cfg, Vector()).layout.views(flat)["head.bias"][:] = (0.0, 1.0)
+    obs, rounds = np.zeros((3, 4), np.float32), 4000
+    rates = []
+    for actor in range(2):
+        policy = make_policy(cfg, Vector(), actor, actor)
+        policy.load(flat)
+        assert policy.greedy(obs).tolist() == [1, 1, 1]
+        worse = np.zeros(3)
+        for _ in range(rounds):
+            worse += policy.act(obs) == 0
+            np.testing.assert_allclose(policy.recorded["q_max"], 0.5)  # 1 less the mean
+        rates += (2 * worse / rounds).tolist()
+    expected = [0.4 ** (1 + i / 5 * 7) for i in range(6)]
+    np.testing.assert_allclose(rates, expected, atol=0.04)
+
+
+@pytest.mark.parametrize("inference", ["numpy", "torch"])
+def test_a_gaussian_policy_acts_within_the_bounds(inference: Any) -> None:
+    cfg, game = config("sac", inference=inference), Torques()
+    shape = net_shape(cfg, game)
+    flat = np.zeros(shape.layout.size, np.float32)
+    shape.layout.views(flat)["head.bias"][:] = [0.1, -0.2, 0.3, 5.0, 0, 0, *[-20.0] * 4, 9, 0]
+    policy = make_policy(cfg, game, 0)
+    policy.load(flat)
+    obs = np.zeros((3, 4), np.float32)
+    mean = np.tanh([[[0.1, -0.2, 0.3], [5.0, 0.0, 0.0]]] * 3)
+    np.testing.assert_allclose(policy.greedy(obs), mean, rtol=1e-6)
+    drawn = np.stack([policy.act(obs).copy() for _ in range(2000)])
+    assert (drawn.dtype, drawn.shape) == (np.dtype(np.float32), (2000, 3, 2, 3))
+    assert policy.recorded == {}
+    assert np.abs(drawn).max() <= 1
+    assert np.abs(drawn[..., 0, :] - mean[:, 0]).max() < 1e-5
+    # Deviation e^2, the upper bound, before tanh: beyond +-0.99 lies where |n| > atanh(0.99) / e^2.
+    beyond = (np.abs(drawn[..., 1, 1]) > 0.99).mean()
+    assert beyond == pytest.approx(math.erfc(math.atanh(0.99) / math.exp(2) / 2**0.5), abs=0.03)
 
 
 @pytest.mark.parametrize(

@@ -9,16 +9,16 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from penstock.models.sampling import Sampler
+from penstock.models.sampling import Categorical
 
 ENVS = 500
 
 
 def sampler(
     row: list[float], seed: int = 0, envs: int = ENVS
-) -> tuple[Sampler, npt.NDArray[np.float32]]:
+) -> tuple[Categorical, npt.NDArray[np.float32]]:
     logits = np.repeat(np.array(row, np.float32)[:, None], envs, axis=1)
-    return Sampler(len(row), envs, np.random.default_rng(seed)), logits
+    return Categorical(len(row), envs, np.random.default_rng(seed)), logits
 
 
 def log_softmax(row: list[float]) -> npt.NDArray[np.float64]:
@@ -43,8 +43,8 @@ def test_chi_square(row: list[float]) -> None:
     counts = np.zeros(len(row))
     rounds = 400
     for _ in range(rounds):
-        drawn.logits[:] = logits
-        counts += np.bincount(drawn.sample()[0], minlength=len(row))
+        drawn.outputs[:] = logits
+        counts += np.bincount(drawn.sample(), minlength=len(row))
     expected = np.exp(log_softmax(row)) * rounds * ENVS
     freedom = len(row) - 1
     statistic = float(((counts - expected) ** 2 / expected).sum())
@@ -55,8 +55,8 @@ def test_environments_are_drawn_independently() -> None:
     drawn, logits = sampler([0.0, 0.0], envs=2)
     pairs = np.zeros((2, 2))
     for _ in range(40_000):
-        drawn.logits[:] = logits
-        a, b = drawn.sample()[0]
+        drawn.outputs[:] = logits
+        a, b = drawn.sample()
         pairs[a, b] += 1
     assert float(((pairs - 10_000) ** 2 / 10_000).sum()) < 3 + 4 * math.sqrt(6)
 
@@ -64,8 +64,8 @@ def test_environments_are_drawn_independently() -> None:
 @pytest.mark.parametrize("row", [[0.3, -0.2], [1e4, 0.0, 9999.0], [-3.0, 2.0, 0.5, 0.1]])
 def test_log_probability_is_that_of_the_action(row: list[float]) -> None:
     drawn, logits = sampler(row)
-    drawn.logits[:] = logits
-    actions, logp = drawn.sample()
+    drawn.outputs[:] = logits
+    actions, logp = drawn.sample(), drawn.recorded["behaviour_logp"]
     assert (actions.dtype.str, logp.dtype.str) == ("<i4", "<f4")
     np.testing.assert_allclose(logp, log_softmax(row)[actions], rtol=1e-5, atol=1e-6)
 
@@ -80,25 +80,25 @@ class Largest(np.random.Generator):
 @pytest.mark.parametrize("row", [[0.0, -200.0], [0.0, 0.5, -200.0], [0.1, 0.2, 0.3, 0.4, -200.0]])
 def test_an_action_of_probability_zero_is_never_taken(row: list[float]) -> None:
     assert np.exp(np.float32(row[-1])) == 0
-    drawn = Sampler(len(row), 3, Largest(np.random.PCG64()))
-    drawn.logits[:] = np.array(row, np.float32)[:, None]
-    actions, logp = drawn.sample()
+    drawn = Categorical(len(row), 3, Largest(np.random.PCG64()))
+    drawn.outputs[:] = np.array(row, np.float32)[:, None]
+    actions, logp = drawn.sample(), drawn.recorded["behaviour_logp"]
     assert (actions == len(row) - 2).all()
     assert np.isfinite(logp).all()
 
 
 def test_greedy_takes_the_likeliest() -> None:
     drawn, _ = sampler([0.0, 0.0, 0.0], envs=3)
-    drawn.logits[:] = np.array([[1, 0, -1], [0, 5, -3], [0, 2, -0.5]], np.float32)
+    drawn.outputs[:] = np.array([[1, 0, -1], [0, 5, -3], [0, 2, -0.5]], np.float32)
     assert drawn.greedy().tolist() == [0, 1, 2]
 
 
 def test_the_random_state_survives_json() -> None:
     drawn, logits = sampler([0.0, 0.3, 0.1])
     state = json.loads(json.dumps(drawn.state_dict()))
-    drawn.logits[:] = logits
-    first = drawn.sample()[0].copy()
+    drawn.outputs[:] = logits
+    first = drawn.sample().copy()
     other, _ = sampler([0.0, 0.0, 0.0], seed=9)
     other.load_state_dict(state)
-    other.logits[:] = logits
-    assert (other.sample()[0] == first).all()
+    other.outputs[:] = logits
+    assert (other.sample() == first).all()

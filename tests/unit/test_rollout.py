@@ -20,14 +20,16 @@ ENVS, UNROLL, SEED = 3, 40, 7
 class Script:
     """A policy that plays a fixed sequence of actions and says so in its log-probabilities."""
 
-    def __init__(self) -> None:
+    def __init__(self, envs: int = ENVS) -> None:
         self.calls = 0
+        self.actions = np.arange(envs, dtype=np.int32) % 2
+        self.recorded = {"behaviour_logp": np.zeros(envs, np.float32)}
 
-    def act(self, obs: np.ndarray[Any, Any]) -> tuple[Any, Any]:
+    def act(self, obs: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
         # Always to the same side: every pole falls, in each environment at its own time.
         self.calls += 1
-        actions = np.arange(ENVS, dtype=np.int32) % 2
-        return actions, np.full(ENVS, -self.calls, np.float32)
+        self.recorded["behaviour_logp"][:] = -self.calls
+        return self.actions
 
 
 def unrolls(count: int) -> list[dict[str, Any]]:
@@ -79,9 +81,7 @@ def test_a_nan_observation_is_one_sentence() -> None:
     game = make(config.env, 2)
     spec = slot_spec(config, game.info)
     columns = spec.views(spec.zeros())
-    policy = Script()
-    policy.act = lambda obs: (np.zeros(2, np.int32), np.zeros(2, np.float32))  # type: ignore
-    rollout = Rollout(game, policy, SEED, beat=lambda: None)  # type: ignore[arg-type]
+    rollout = Rollout(game, Script(2), SEED, beat=lambda: None)  # type: ignore[arg-type]
     with pytest.raises(UserError, match=r"nan at .* make the environment return finite numbers"):
         rollout.fill(columns, 0, 0)
     game.close()

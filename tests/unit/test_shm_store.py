@@ -356,7 +356,7 @@ def test_a_strange_request_hurts_nobody(owner: Owner, request_bytes: bytes) -> N
 
 
 def test_a_socket_left_behind_is_taken_over_and_a_living_one_is_not(owner: Owner) -> None:
-    with pytest.raises(UserError, match="another learner may be using it"):
+    with pytest.raises(UserError, match="another process may be using it"):
         ShmHost(owner.path, welcome(), owner.board)
     left = owner.path.with_name("left.sock")
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as dead:

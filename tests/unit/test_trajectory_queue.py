@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from penstock.core.specs import Column, SlotSpec
-from penstock.replay import Accounting, TrajectoryQueue
+from penstock.replay import Accounting, SlotQueue
 from penstock.transport.shm.store import Slot, SlotStore, SlotWriter
 
 SPEC = SlotSpec(2, 3, (Column("obs", "<f4", (4,), "unroll+1"), Column("reward", "<f4")))
@@ -21,7 +21,7 @@ class Rig:
         self.store = SlotStore(SPEC, slots, lanes=2, shared=False)
         self.accounting = Accounting()
         options.setdefault("max_policy_lag", 100)
-        self.queue = TrajectoryQueue(self.store, self.accounting, **options)  # type: ignore[arg-type]
+        self.queue = SlotQueue(self.store, self.accounting, **options)  # type: ignore[arg-type]
         lane = self.store.open_lane(want)
         self.writer = SlotWriter(
             self.store.arena,

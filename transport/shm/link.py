@@ -2,24 +2,17 @@
 
 from __future__ import annotations
 
-import os
-import socket
 from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
-from typing import Any
 
-import msgpack
-
-from penstock.configs.errors import UserError
 from penstock.core.params import Float32, ParamLayout
 from penstock.core.specs import SlotSpec
 from penstock.transport.base import LearnerGoneError, Stamp, Welcome
 from penstock.transport.shm.arena import Arena
 from penstock.transport.shm.board import WeightsBoard
-from penstock.transport.shm.host import ATTACH_VERSION, MESSAGE_NBYTES
-from penstock.transport.shm.store import Geometry, Slot, SlotWriter
-
-MAX_FDS = 4
+from penstock.transport.shm.door import Entry
+from penstock.transport.shm.lane import attached
+from penstock.transport.shm.store import Slot, SlotWriter
 
 
 class ShmLink:
@@ -30,22 +23,20 @@ class ShmLink:
     def __init__(
         self, path: Path, spec: SlotSpec | None, want: int, *, lane: bool | None = None
     ) -> None:
-        """Raises OSError while no learner listens, UserError when it refuses.
+        """Raises OSError while no learner listens or answers, UserError when it refuses.
 
         ``lane`` says whether to open one, as a writer does that wants no slots yet; None: if
         ``want`` is above 0.
         """
         lane = want > 0 if lane is None else lane
-        self._stack = ExitStack()
-        self._socket = self._stack.enter_context(
-            socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        )
+        request = {"spec": spec.to_dict() if spec else None, "want": want, "lane": lane}
         try:
-            self._socket.connect(str(path))
-            reply, fds = self._handshake(spec, want, lane)
-        except BaseException:
-            self._stack.close()
-            raise
+            self._entry = Entry(path, request)
+        except EOFError as error:
+            raise LearnerGoneError(str(error)) from error
+        self._stack = ExitStack()
+        self._stack.callback(self._entry.leave)
+        reply, fds = self._entry.reply, self._entry.fds
         self.welcome = Welcome(
             reply["run_id"],
             reply["generation"],
@@ -57,34 +48,7 @@ class ShmLink:
         self._stack.callback(self.board.close)
         self.writer: SlotWriter | None = None
         if lane:
-            self.writer = self._open_writer(reply, fds[1:])
-
-    def _handshake(
-        self, spec: SlotSpec | None, want: int, lane: bool
-    ) -> tuple[dict[str, Any], list[int]]:
-        request = {
-            "attach": ATTACH_VERSION,
-            "spec": spec.to_dict() if spec else None,
-            "want": want,
-            "lane": lane,
-        }
-        self._socket.send(msgpack.packb(request))
-        data, fds, _, _ = socket.recv_fds(self._socket, MESSAGE_NBYTES, MAX_FDS)
-        if not data:
-            raise LearnerGoneError("the learner ended during the handshake")
-        reply = msgpack.unpackb(data)
-        if "error" in reply:
-            raise UserError(reply["error"])
-        return reply, fds
-
-    def _open_writer(self, reply: dict[str, Any], fds: list[int]) -> SlotWriter:
-        store_fd, lent_event, filled_event = fds
-        arena = Arena.attach(store_fd)
-        self._stack.callback(arena.close)
-        self._stack.callback(os.close, lent_event)
-        self._stack.callback(os.close, filled_event)
-        geometry = Geometry(self.welcome.spec, reply["slots"], reply["lanes"])
-        return SlotWriter(arena, geometry, reply["lane"], lent_event, filled_event)
+            self.writer = self._stack.enter_context(attached(self.welcome.spec, reply, fds[1:]))
 
     @property
     def spec(self) -> SlotSpec:
@@ -101,12 +65,7 @@ class ShmLink:
 
     def learner_gone(self) -> bool:
         """True when the learner closed the connection, which it does only by ending."""
-        try:
-            return not self._socket.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
-        except BlockingIOError:
-            return False
-        except OSError:
-            return True
+        return self._entry.owner_gone
 
     def close(self) -> None:
         self._stack.close()

@@ -154,6 +154,7 @@ class SlotStore:
         self.filled_event = os.eventfd(0, EVENT_FLAGS)
         self.ready: deque[int] = deque()
         self.corrupt_lanes = 0
+        self.held_back: set[int] = set()  # lanes that are lent nothing for now
         self._free: deque[int] = deque(range(slots))
         self._lanes: dict[int, _Lane] = {}
         self._owner: dict[int, _Lane] = {}  # slot -> lane that it was lent to
@@ -175,6 +176,11 @@ class SlotStore:
         self.lend()
         return index
 
+    @property
+    def lanes(self) -> set[int]:
+        """The lanes that writers have."""
+        return set(self._lanes)
+
     def lane_event(self, index: int) -> int:
         """Descriptor that wakes the lane's writer."""
         return self._lanes[index].event
@@ -183,6 +189,7 @@ class SlotStore:
         """Take back what a writer held whose death is confirmed; returns how many slots."""
         self.collect()
         lane = self._lanes.pop(index)
+        self.held_back.discard(index)
         os.close(lane.event)
         for slot in lane.lent:
             del self._owner[slot]
@@ -204,15 +211,30 @@ class SlotStore:
                     self.corrupt_lanes += 1
         return len(self.ready)
 
+    def keep(self, slot: int) -> None:
+        """A slot from `ready` stays until `release`, and counts against its lane no longer."""
+        self._owner.pop(slot).held -= 1
+
     def release(self, slot: int) -> None:
         """The consumer is done with a slot that came from `ready`."""
-        self._owner.pop(slot).held -= 1
+        if lane := self._owner.pop(slot, None):
+            lane.held -= 1
         self._free.append(slot)
         self.lend()
 
+    @property
+    def free(self) -> list[int]:
+        """Slots that nobody has, in the order in which they will be lent."""
+        return list(self._free)
+
+    def keep_all_but(self, free: list[int]) -> None:
+        """Before any is lent: only these slots are free, in this order; the others stay until
+        `release`."""
+        self._free = deque(free)
+
     def lend(self) -> None:
         """Give free slots to lanes that want them, in turn."""
-        lanes = list(self._lanes.values())
+        lanes = self._open_lanes()
         idle = 0
         while self._free and lanes and idle < len(lanes):
             self._turn += 1
@@ -222,6 +244,9 @@ class SlotStore:
                 continue
             idle = 0
             self._give(lane)
+
+    def _open_lanes(self) -> list[_Lane]:
+        return [lane for index, lane in self._lanes.items() if index not in self.held_back]
 
     def unstick(self) -> None:
         """Lend one slot more than wanted where all writers wait for a consumer that lacks slots.
@@ -239,6 +264,11 @@ class SlotStore:
         self._owner[slot] = lane
         lane.words.lent.push(slot)
         os.eventfd_write(lane.event, 1)
+
+    @property
+    def wanting(self) -> bool:
+        """True when some writer wants more slots than it holds and none is free."""
+        return not self._free and any(lane.held < lane.words.want for lane in self._open_lanes())
 
     @property
     def starved(self) -> bool:
@@ -266,6 +296,7 @@ class SlotWriter:
         self, arena: Arena, geometry: Geometry, lane: int, lent_event: int, filled_event: int
     ) -> None:
         self.spec = geometry.spec
+        self.blocks = geometry.blocks(arena)
         self._words = geometry.lane(arena, lane)
         self.event = lent_event  # readable when slots were lent
         self._filled_event = filled_event

@@ -27,6 +27,27 @@ def memory_nbytes(mount: Path = MOUNT, ours: Path = OURS) -> int | None:
     return min((limit for limit in limits if limit < NO_LIMIT), default=None)
 
 
+def memory_left_nbytes(mount: Path = MOUNT, ours: Path = OURS) -> int | None:
+    """Bytes that the groups still allow, or None without a limit; files in memory make room."""
+    left: list[int] = []
+    for group in _groups(mount, ours, "memory"):
+        for limit, used in (
+            ("memory.max", "memory.current"),
+            ("memory.limit_in_bytes", "memory.usage_in_bytes"),
+        ):
+            try:
+                allowed = (group / limit).read_text().strip()
+                if allowed == "max" or int(allowed) >= NO_LIMIT:
+                    continue
+                lines = (group / "memory.stat").read_text().splitlines()
+                stat = dict(line.split() for line in lines)
+                cached = int(stat.get("total_inactive_file", stat.get("inactive_file", 0)))
+                left.append(int(allowed) - int((group / used).read_text()) + cached)
+            except OSError:
+                continue
+    return min(left, default=None)
+
+
 def _cpu_max(mount: Path, ours: Path) -> Iterator[tuple[str, str]]:
     """Quota and period of each group."""
     for text in _read(mount, ours, "cpu", ("cpu.max",)):

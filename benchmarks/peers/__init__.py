@@ -1,0 +1,1 @@
+"""Adapters to other libraries, run by their own Python."""

@@ -1,0 +1,105 @@
+"""What numpy alone takes to move the bytes of a replay operation: the limits of benchmarks/replay.py."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from peers.replay import BATCH, FRAMES, Case, steps
+
+RECORD_NBYTES = 56  # observation, next one, action, reward, flags
+Array = npt.NDArray[Any]
+
+
+def rate(case: Case, seconds: float) -> float | None:
+    """Transitions per second at the limit, or None where numpy has no such operation."""
+    from replay import rate_of
+
+    rng = np.random.default_rng(0)
+    if case.operation == "add":
+        return rate_of(copies(case, rng), case.envs, seconds)
+    if case.operation in ("uniform", "frames"):
+        return rate_of([gather(case, rng)], BATCH, seconds)
+    return rate_of([lambda: (gather_tree(rng))], BATCH, seconds) if not case.atari else None
+
+
+def copies(case: Case, rng: np.random.Generator) -> list[Callable[[], object]]:
+    """One copy per column into preallocated memory; of a stack, the newest frame alone."""
+    made = steps(case, rng)
+    if case.atari:
+        for step in made:
+            del step["obs"]
+            step["next_obs"] = step["next_obs"][:, -1]
+    columns: dict[str, Array] = {
+        name: np.zeros((case.capacity // case.envs, *array.shape), array.dtype)
+        for name, array in made[0].items()
+    }
+    place = 0
+
+    def copy(step: dict[str, Array]) -> None:
+        nonlocal place
+        place = (place + 1) % (case.capacity // case.envs)
+        for name, array in step.items():
+            columns[name][place] = array
+
+    return [lambda step=step: copy(step) for step in made]
+
+
+def gather(case: Case, rng: np.random.Generator) -> Callable[[], object]:
+    """Random rows with one `take`: records, and for frames the stack and the frame that follows."""
+    if not case.atari:
+        table = np.ones((case.capacity, RECORD_NBYTES), np.uint8)
+        out = np.empty((BATCH, RECORD_NBYTES), np.uint8)
+        return lambda: np.take(
+            table, rng.integers(0, case.capacity, BATCH), axis=0, out=out, mode="clip"
+        )
+    table = np.ones((case.capacity, 84 * 84), np.uint8)
+    each = 2 * FRAMES if case.operation == "uniform" else FRAMES + 1
+    out = np.empty((BATCH, each, 84 * 84), np.uint8)
+    offsets = np.arange(each)
+
+    def take() -> None:
+        rows = rng.integers(0, case.capacity - each, BATCH)
+        np.take(table, rows[:, None] + offsets, axis=0, out=out, mode="clip")
+
+    return take
+
+
+class _Tree:
+    """A binary sum tree, batched by level, and nothing around it."""
+
+    def __init__(self, leaves: int) -> None:
+        self.depth = leaves.bit_length() - 1
+        self.sums = np.ones(2 * leaves)
+        for node in range(leaves - 1, 0, -1):
+            self.sums[node] = self.sums[2 * node] + self.sums[2 * node + 1]
+
+    def sample(self, rng: np.random.Generator) -> Array:
+        aim = rng.random(BATCH) * self.sums[1]
+        node = np.ones(BATCH, np.int64)
+        for _ in range(self.depth):
+            node *= 2
+            left = self.sums[node]
+            right = aim >= left
+            aim -= left * right
+            node += right
+        return node
+
+    def update(self, node: Array, values: Array) -> None:
+        self.sums[node] = values
+        for _ in range(self.depth):
+            node = node >> 1
+            self.sums[node] = self.sums[2 * node] + self.sums[2 * node + 1]
+
+
+_TREE: list[_Tree] = []
+
+
+def gather_tree(rng: np.random.Generator) -> None:
+    """Sample and update a tree of 2^20 leaves."""
+    if not _TREE:
+        _TREE.append(_Tree(1 << 20))
+    _TREE[0].update(_TREE[0].sample(rng), rng.random(BATCH))

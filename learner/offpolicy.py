@@ -1,0 +1,118 @@
+"""The trainer of an off-policy algorithm: networks, optimizers and counters, without any replay.
+
+Whoever owns the replay draws a batch, calls `OffPolicyTrainer.update`, and gives the errors that it
+returns back as priorities; when `publish_due`, it publishes. `Trainer` is the twin for algorithms
+that train on unrolls.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from penstock.algos import slot_spec
+from penstock.configs.algorithms import DqnConfig, SacConfig
+from penstock.configs.schema import Config
+from penstock.envs import GameInfo
+from penstock.learner import updates
+from penstock.learner.progress import Progress
+from penstock.learner.trainer import check_finite, pick_device, trunk_dtype
+from penstock.learner.updates import DqnUpdate, SacUpdate, Update
+from penstock.models.fitting import gaussian_shape, q_shape
+from penstock.models.layout import HeadShape
+from penstock.models.torch_setup import set_up_torch
+
+NAMES = ("obs", "action", "reward", "next_obs", "discount")
+
+
+class OffPolicyTrainer:
+    """Updates the networks of one algorithm; not thread-safe."""
+
+    def __init__(self, config: Config, info: GameInfo) -> None:
+        set_up_torch(config.learner.threads)
+        torch.manual_seed(config.run.seed)
+        self.config = config
+        self.device = pick_device(config.learner.device)
+        if self.device.type == "cuda":
+            torch.cuda.set_device(self.device)
+        self.spec = slot_spec(config, info)
+        self.progress = Progress(config.stop, info.frames_per_step)
+        self._update, shape = _make_update(config, info, self.device)
+        self.layout = shape.layout
+        self._clear()
+
+    def update(self, batch: Mapping[str, npt.NDArray[Any] | Tensor]) -> Tensor:
+        """One optimizer step; returns absolute temporal differences, float32 ``[B]``.
+
+        ``batch`` has `NAMES`, in the meaning of `penstock.algos.dqn.loss`, and may have ``weights``
+        (1 where absent). What is returned lies on the trainer's device, so that a GPU need not be
+        waited for; a difference that is not finite is 0 in it, and `statistics` tells.
+        """
+        tensors = {name: self._on_device(batch[name]) for name in NAMES}
+        weights = batch.get("weights")
+        tensors["weights"] = (
+            torch.ones_like(tensors["reward"]) if weights is None else self._on_device(weights)
+        )
+        number = self.progress.learner_steps + 1
+        step = self._update.take(tensors, number, self.progress.trained_steps)
+        self.progress.updated(1)
+        self._sums += step.sums
+        self._norms += step.norm
+        self._samples += len(step.errors)
+        self._updates += 1
+        return step.errors.nan_to_num_(0.0, 0.0)
+
+    @property
+    def publish_due(self) -> bool:
+        """Whether the last update brought the weights to where actors should get them."""
+        return self.progress.learner_steps % self.config.learner.publish_every == 0
+
+    def published(self) -> list[Tensor]:
+        """What actors get, in the layout's order."""
+        return self._update.published
+
+    def statistics(self) -> dict[str, float]:
+        """Means over the updates since the last call. Raises DivergedError for a number that is
+        not finite: the weights are then still those before it appeared."""
+        if not self._updates:
+            return {}
+        names = self._update.statistics
+        means = dict(zip(names, (self._sums / self._samples).tolist(), strict=True))
+        means["grad_norm"] = float(self._norms) / self._updates
+        self._clear()
+        check_finite(means, self.config.learner, self.progress.learner_steps)
+        return means
+
+    def state_dict(self) -> dict[str, npt.NDArray[Any]]:
+        """What a resumed run needs besides `published`, by name."""
+        return updates.arrays(self._update)
+
+    def load_state_dict(self, state: Mapping[str, npt.NDArray[Any]]) -> None:
+        """Go on from a `state_dict`; ValueError for one of another kind."""
+        updates.load_arrays(self._update, state)
+
+    def _on_device(self, values: npt.NDArray[Any] | Tensor) -> Tensor:
+        tensor = torch.from_numpy(values) if isinstance(values, np.ndarray) else values
+        return tensor.to(self.device, non_blocking=True)
+
+    def _clear(self) -> None:
+        self._sums = torch.zeros(len(self._update.statistics), device=self.device)
+        self._norms = torch.zeros((), device=self.device)
+        self._samples = self._updates = 0
+
+
+def _make_update(config: Config, info: GameInfo, device: torch.device) -> tuple[Update, HeadShape]:
+    algo, learner = config.algo, config.learner
+    if isinstance(algo, DqnConfig):
+        shape = q_shape(config.model, algo, info)
+        dtype = trunk_dtype(learner.precision, device, shape)
+        return DqnUpdate(algo, learner, shape, dtype, device), shape
+    assert isinstance(algo, SacConfig), algo
+    dense = gaussian_shape(config.model, info)
+    dtype = trunk_dtype(learner.precision, device, dense)
+    return SacUpdate(algo, learner, dense, dtype, device), dense

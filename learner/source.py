@@ -1,0 +1,43 @@
+"""Where a learner's batches come from: what its process needs to know of an algorithm's data.
+
+Two stand behind the seam: `learner.unrolls` for algorithms that train once on what actors just
+played, `learner.transitions` for those that draw from replay.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol, TypeVar
+
+from penstock.transport.shm.host import ShmHost
+from penstock.transport.shm.store import SlotStore
+
+B = TypeVar("B")
+
+
+class Source(Protocol[B]):
+    """Owns the store that actors fill. One thread uses it, that of the learner."""
+
+    store: SlotStore
+
+    def open(self, host: ShmHost) -> None:
+        """Begin to take in what is published; ``host`` serves the store from now on."""
+
+    def get(self, timeout_s: float) -> B | None:
+        """The next batch, or None when there was none in time."""
+
+    def train(self, batch: B) -> bool:
+        """Train on a batch and take it back; whether weights are due to be published."""
+
+    def stop(self) -> None:
+        """Take nothing in any more but what is counted as in flight."""
+
+    def in_flight_steps(self) -> int:
+        """Agent steps that arrived and were not trained on; after `stop`."""
+
+    def fill_fraction(self) -> float:
+        """Share of the memory that is filled and waiting."""
+
+    def figures(self) -> dict[str, float]:
+        """Further figures for metrics.jsonl."""
+
+    def close(self) -> None: ...

@@ -1,0 +1,128 @@
+"""The source of algorithms that draw from replay: kept slots, sampled again and again.
+
+A step counts as trained when it is taken into the replay, once, however often it is drawn later;
+how often that is, `replay.samples_per_insert` says: who is ahead, actors or learner, waits.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+
+import numpy as np
+from torch import Tensor
+
+from penstock.algos import n_step
+from penstock.configs.algorithms import OffPolicyConfig
+from penstock.configs.replay import ReplayConfig
+from penstock.configs.schema import Config
+from penstock.learner.offpolicy import OffPolicyTrainer
+from penstock.replay import Accounting, Linear, Prioritized, RateLimiter, Replay, Uniform
+from penstock.replay.batch import Batch
+from penstock.replay.samplers import Sampler
+from penstock.transport.shm.host import ShmHost
+from penstock.transport.shm.store import Slot
+
+
+class Transitions:
+    """A `Source` of batches drawn from replay."""
+
+    def __init__(
+        self, config: Config, trainer: OffPolicyTrainer, accounting: Accounting, actors: int
+    ) -> None:
+        replay, spec = config.replay, trainer.spec
+        self._trainer = trainer
+        self._accounting = accounting
+        self._batch_size = replay.batch_size
+        self._limiter = RateLimiter(
+            replay.samples_per_insert,
+            replay.min_size,
+            batch=replay.batch_size,
+            insert=spec.unroll * spec.envs * actors * config.transport.slots,
+            capacity=replay.capacity,
+        )
+        algo = config.algo
+        assert isinstance(algo, OffPolicyConfig)
+        seed = np.random.SeedSequence([config.run.seed, trainer.progress.generation])
+        self._replay = Replay(
+            spec,
+            replay.capacity,
+            n_step=n_step(algo),
+            discount=algo.discount,
+            sampler=make_sampler(replay),
+            writers=actors * config.transport.slots,
+            shared=True,
+            seed=int(seed.generate_state(1)[0]),
+        )
+        self._table = self._replay.table
+        self._table.arrived = self._arrived
+        self.store = self._table.store
+        # Errors that a GPU may still be computing: asked for one batch later, it is not waited for.
+        self._errors: deque[tuple[Batch, Tensor]] = deque()
+        self._behind = int(trainer.device.type == "cuda")
+
+    def open(self, host: ShmHost) -> None:
+        self._host = host
+
+    def get(self, timeout_s: float) -> Batch | None:
+        self._take_in(0.0)
+        if not self._limiter.may_sample(self._batch_size):
+            self._take_in(timeout_s)
+            return None
+        self._limiter.sampled(self._batch_size)
+        return self._replay.sample(self._batch_size)
+
+    def train(self, batch: Batch) -> bool:
+        self._errors.append((batch, self._trainer.update(batch)))
+        if len(self._errors) > self._behind:
+            drawn, errors = self._errors.popleft()
+            self._replay.update_priorities(drawn.keys, errors.cpu().numpy())
+        return self._trainer.publish_due
+
+    def stop(self) -> None:
+        """What comes from now on is still taken in."""
+
+    def in_flight_steps(self) -> int:
+        self._table.collect()
+        return 0
+
+    def fill_fraction(self) -> float:
+        return self._table.stored / self._table.rows
+
+    def figures(self) -> dict[str, float]:
+        counts = self._limiter.counts
+        return {
+            "replay_size": self._table.stored,
+            "samples_per_insert": counts.sampled / max(1, counts.inserted),
+        }
+
+    def close(self) -> None:
+        self._errors.clear()
+        self._table.arrived = None
+
+    def _take_in(self, timeout_s: float) -> None:
+        """Hear of what was published, and lend slots on if the learner keeps up."""
+        store, table = self.store, self._table
+        ahead = not self._limiter.may_insert(table.rows_per_slot)
+        store.held_back = store.lanes if ahead else set()
+        self._host.poll(timeout_s)
+        removed = table.evicted.total()
+        table.collect()
+        self._limiter.removed(table.evicted.total() - removed)
+
+    def _arrived(self, slot: Slot) -> None:
+        progress, steps = self._trainer.progress, int(slot.header["steps"])
+        progress.start(float(slot.header["started_s"]))
+        self._accounting.arrived(slot.header)
+        self._accounting.trained += steps
+        progress.played(slot.columns, steps)
+        self._limiter.inserted(steps)
+
+
+def make_sampler(replay: ReplayConfig) -> Sampler:
+    """What `replay` asks for; a step of its schedules is a transition drawn."""
+    if not replay.prioritized:
+        return Uniform()
+    beta: float | Linear = replay.beta
+    if replay.beta_steps is not None:
+        beta = Linear(replay.beta, 1.0, replay.beta_steps * replay.batch_size)
+    return Prioritized(replay.alpha, beta)

@@ -1,0 +1,76 @@
+"""The source of algorithms that train once on each unroll, while it is fresh: a trajectory queue.
+
+A feeder thread takes filled slots in and gathers them into staging batches ahead of the trainer.
+"""
+
+from __future__ import annotations
+
+from penstock.configs.schema import Config
+from penstock.learner.feed import Feeder
+from penstock.learner.staging import StagingBatch
+from penstock.learner.trainer import Trainer
+from penstock.replay import Accounting, SlotQueue
+from penstock.transport.shm.host import ShmHost
+from penstock.transport.shm.store import SlotStore
+
+
+class Unrolls:
+    """A `Source` of staging batches."""
+
+    def __init__(
+        self, config: Config, trainer: Trainer, accounting: Accounting, actors: int, lanes: int
+    ) -> None:
+        transport, learner = config.transport, config.learner
+        self.store = SlotStore(trainer.spec, actors * transport.slots, lanes)
+        self._learner = learner
+        self._trainer = trainer
+        self._accounting = accounting
+        self._queue = SlotQueue(
+            self.store,
+            accounting,
+            max_policy_lag=transport.max_policy_lag,
+            overflow=transport.overflow,
+        )
+
+    def open(self, host: ShmHost) -> None:
+        learner, trainer = self._learner, self._trainer
+        batches = [
+            StagingBatch(trainer.spec, learner.batch_slots, trainer.device)
+            for _ in range(learner.prefetch + 1)
+        ]
+        self._feeder = Feeder(
+            host,
+            self._queue,
+            batches,
+            learner.batch_slots,
+            lambda: trainer.progress.version,
+            prefetch=learner.prefetch > 0,
+        )
+        self._feeder.__enter__()
+
+    def get(self, timeout_s: float) -> StagingBatch | None:
+        batch = self._feeder.get(timeout_s)
+        if batch is not None:
+            self._trainer.progress.start(batch.started_s)
+        return batch
+
+    def train(self, batch: StagingBatch) -> bool:
+        due = self._trainer.train(batch)
+        self._accounting.trained += batch.steps
+        self._feeder.give_back(batch)
+        return due
+
+    def stop(self) -> None:
+        self._feeder.stop()
+
+    def in_flight_steps(self) -> int:
+        return self._queue.in_flight_steps() + self._feeder.staged_steps()
+
+    def fill_fraction(self) -> float:
+        return self.store.fill_fraction()
+
+    def figures(self) -> dict[str, float]:
+        return {}
+
+    def close(self) -> None:
+        self._feeder.__exit__(None, None, None)

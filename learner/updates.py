@@ -1,0 +1,223 @@
+"""One optimizer step on a batch from replay, for each off-policy algorithm.
+
+An update owns the networks, those that lag behind as targets, and the optimizers. Everything stays
+on the device: nothing here waits for a GPU.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor, nn
+
+from penstock.algos import dqn, sac
+from penstock.configs.algorithms import DqnConfig, SacConfig
+from penstock.configs.schema import LearnerConfig
+from penstock.learner.optimizer import FlatOptimizer, flatten
+from penstock.models.layout import DenseShape, HeadShape
+from penstock.models.torch_nets import HeadNet, TwinCritics, build_net
+
+Batch = Mapping[str, Tensor]
+Arrays = dict[str, npt.NDArray[Any]]
+
+
+class Step(NamedTuple):
+    """What an optimizer step found out; no gradients, on the device."""
+
+    errors: Tensor
+    """Absolute temporal differences, float32 ``[B]``."""
+    sums: Tensor
+    """`Update.statistics`, summed over the batch."""
+    norm: Tensor
+    """Of the gradient before clipping, ``[]``; not finite where the step was not taken."""
+
+
+class Update(Protocol):
+    """Networks and optimizers of one algorithm."""
+
+    @property
+    def statistics(self) -> tuple[str, ...]:
+        """Names of what `Step.sums` holds."""
+
+    @property
+    def published(self) -> list[Tensor]:
+        """What actors get, in the layout's order."""
+
+    def take(self, batch: Batch, number: int, env_steps: int) -> Step:
+        """Optimizer step ``number`` (from 1); the learning rate is that after ``env_steps``."""
+
+    def state(self) -> dict[str, Tensor]:
+        """What a resumed run needs besides `published` and the optimizers; written to on resume."""
+
+    def loaded(self) -> None:
+        """What `state` gave was written to."""
+
+    def optimizers(self) -> dict[str, FlatOptimizer]:
+        """By the name of what each updates."""
+
+
+class DqnUpdate:
+    """Q-network and target network."""
+
+    statistics = dqn.STATISTICS
+
+    def __init__(
+        self,
+        algo: DqnConfig,
+        learner: LearnerConfig,
+        shape: HeadShape,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:
+        self._algo = algo
+        self._micro_batch = learner.micro_batch
+        self.net: HeadNet = build_net(shape, dtype).to(device)
+        self.target_net = copy.deepcopy(self.net).requires_grad_(False)
+        self._target = flatten(self.target_net.parameters())
+        self.loaded()
+        self.optimizer = FlatOptimizer(self.net.parameters(), learner)
+        self.published = [self.optimizer.values, *self.net.buffers()]
+
+    def take(self, batch: Batch, number: int, env_steps: int) -> Step:
+        count = len(batch["reward"])
+        self.optimizer.zero_grad()
+        parts = []
+        for first in range(0, count, self._micro_batch):
+            part = {k: v[first : first + self._micro_batch] for k, v in batch.items()}
+            net = _with(self.net, self.net.acting_weights())
+            loss, differences, sums = dqn.loss(net, self._target_q, part, self._algo)
+            loss.backward()
+            parts.append((differences, sums))
+        norm = self.optimizer.step(count, env_steps)
+        if number % self._algo.target_every == 0:
+            self._target.copy_(self.optimizer.values)
+            self.loaded()
+        errors = torch.cat([differences for differences, _ in parts]).abs_()
+        return Step(errors, torch.stack([sums for _, sums in parts]).sum(0), norm)
+
+    def state(self) -> dict[str, Tensor]:
+        return {"target": self._target}
+
+    @torch.no_grad()
+    def loaded(self) -> None:
+        """Prepare the target network's weights once, not for every batch."""
+        self._target_q = _with(self.target_net, self.target_net.acting_weights())
+
+    def optimizers(self) -> dict[str, FlatOptimizer]:
+        return {"q": self.optimizer}
+
+
+class SacUpdate:
+    """Actor, twin critics with their targets, and temperature."""
+
+    statistics = sac.STATISTICS
+
+    def __init__(
+        self,
+        algo: SacConfig,
+        learner: LearnerConfig,
+        shape: DenseShape,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:
+        self._algo = algo
+        self._target_entropy = sac.target_entropy(algo, shape.outputs // 2)
+        self.actor: HeadNet = build_net(shape, dtype).to(device)
+        self.critics = TwinCritics(shape).to(device)
+        self.log_alpha = nn.Parameter(torch.tensor([math.log(algo.alpha)], device=device))
+        self._actor_optimizer = FlatOptimizer(self.actor.parameters(), learner)
+        self._critic_optimizer = FlatOptimizer(self.critics.parameters(), learner)
+        self._alpha_optimizer = FlatOptimizer([self.log_alpha], learner)
+        self._target = self._critic_optimizer.values.clone()
+        weights = self.critics.weights()
+        parts = self._target.split([weight.numel() for weight in weights])
+        self.target_weights = [
+            part.view(weight.shape) for part, weight in zip(parts, weights, strict=True)
+        ]
+        self.published = [self._actor_optimizer.values, *self.actor.buffers()]
+
+    def take(self, batch: Batch, number: int, env_steps: int) -> Step:
+        count = len(batch["reward"])
+        alpha = self.log_alpha.detach().exp()
+        critic_loss, errors, values, critic_norm = self._improve_critics(batch, alpha, env_steps)
+        action, logp = self._act(batch["obs"])
+        self._actor_optimizer.zero_grad()
+        actor_loss = sac.actor_loss(self.critics, batch["obs"], action, logp, alpha)
+        actor_loss.backward()
+        actor_norm = self._actor_optimizer.step(count, env_steps)
+        if self._algo.tune_alpha:
+            self._alpha_optimizer.zero_grad()
+            sac.temperature_loss(self.log_alpha, logp, self._target_entropy).backward()
+            self._alpha_optimizer.step(count, env_steps)
+        self._target.lerp_(self._critic_optimizer.values, self._algo.tau)
+        sums = (critic_loss, actor_loss, errors.sum(), values, -logp.sum(), alpha[0] * count)
+        norm = torch.hypot(critic_norm, actor_norm)
+        return Step(errors, torch.stack([value.detach() for value in sums]), norm)
+
+    def state(self) -> dict[str, Tensor]:
+        return {
+            "critics": self._critic_optimizer.values,
+            "target": self._target,
+            "log_alpha": self._alpha_optimizer.values,
+        }
+
+    def loaded(self) -> None:
+        """Everything is used as it is."""
+
+    def optimizers(self) -> dict[str, FlatOptimizer]:
+        return {
+            "actor": self._actor_optimizer,
+            "critics": self._critic_optimizer,
+            "log_alpha": self._alpha_optimizer,
+        }
+
+    def _improve_critics(
+        self, batch: Batch, alpha: Tensor, env_steps: int
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        with torch.no_grad():
+            ahead = self._act(batch["next_obs"])
+        self._critic_optimizer.zero_grad()
+        loss, errors, values = sac.critic_loss(
+            self.critics, self.target_weights, batch, *ahead, alpha
+        )
+        loss.backward()
+        return loss, errors, values, self._critic_optimizer.step(len(errors), env_steps)
+
+    def _act(self, obs: Tensor) -> tuple[Tensor, Tensor]:
+        """Fresh actions ``[B, D]`` and their log-densities ``[B]``."""
+        noise = torch.randn(len(obs), self.actor.head.out_features // 2, device=obs.device)
+        return sac.policy_sample(self.actor, obs, self._algo, noise)
+
+
+def _with(net: HeadNet, weights: list[Tensor]) -> Callable[[Tensor], Tensor]:
+    """The network by weights that are prepared already."""
+    return lambda obs: net.acting_outputs(obs, weights)
+
+
+def arrays(update: Update) -> Arrays:
+    """All that `load_arrays` needs; on a CPU they share the update's memory."""
+    found = {name: tensor.detach().cpu().numpy() for name, tensor in update.state().items()}
+    for name, optimizer in update.optimizers().items():
+        found |= {f"optimizer/{name}/{k}": v for k, v in optimizer.state_dict().items()}
+    return found
+
+
+@torch.no_grad()
+def load_arrays(update: Update, stored: Mapping[str, npt.NDArray[Any]]) -> None:
+    """Go on from `arrays`; ValueError for those of another algorithm or optimizer."""
+    wanted = arrays(update)
+    if wanted.keys() != stored.keys():
+        raise ValueError(f"state of {sorted(stored)}, but this run needs {sorted(wanted)}")
+    for name, tensor in update.state().items():
+        tensor.copy_(torch.from_numpy(np.array(stored[name])))
+    update.loaded()
+    for name, optimizer in update.optimizers().items():
+        prefix = f"optimizer/{name}/"
+        own = {k.removeprefix(prefix): v for k, v in stored.items() if k.startswith(prefix)}
+        optimizer.load_state_dict(own)

@@ -1,0 +1,45 @@
+"""What `sample` gives: arrays by name, nested like the spaces."""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+class Batch(dict[str, Any]):
+    """A dict whose keys are attributes too: ``batch.obs`` is ``batch["obs"]``.
+
+    | key                   | shape and dtype          | what it is                               |
+    | --------------------- | ------------------------ | ---------------------------------------- |
+    | obs, next_obs         | [B, *shape], like space  | before, and n rows later                 |
+    | action, further ones  | [B, *shape], like space  | as added                                 |
+    | reward                | [B] float32              | sum of gamma^j r over n rows             |
+    | discount              | [B] float32              | gamma^m, m <= n; 0 where terminated      |
+    | terminated, truncated | [B] bool                 | how the last of the rows ended           |
+    | weights               | [B] float32              | importance weights                       |
+    | keys                  | [B] int64                | for `update_priorities`                  |
+
+    With ``stacked=False``, observations that are frame stacks come as ``frames`` [B, K, *frame] in
+    place of obs and next_obs: see `unstack`.
+    """
+
+    @property
+    def keys(self) -> Any:  # the rows' keys; names: list(batch)
+        return self["keys"]
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return self[name]
+        except KeyError:
+            raise AttributeError(f"the batch has {list(self)}, no {name}") from None
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        self[name] = value
+
+
+def unstack(frames: Any, stack: int) -> tuple[Any, Any]:
+    """obs and next_obs, [B, stack, *frame] each, as views of ``frames`` [B, K, *frame].
+
+    K is stack + 1 for one-step transitions, whose stacks overlap, and 2 * stack for n-step ones.
+    Arrays and tensors alike, so that frames go to a device once and are stacked there.
+    """
+    return frames[:, :stack], frames[:, -stack:]

@@ -1,0 +1,345 @@
+"""The replay buffer: add steps, sample batches, from any thread.
+
+    rb = Replay.from_env(env, capacity=1_000_000, n_step=3, frame_stack=4)
+    rb.add(obs=o, action=a, reward=r, terminated=te, truncated=tr, next_obs=o2, info=info)
+    batch = rb.sample(256)
+
+It stands on a `Table` of slots: this module decides what is stored, how much, and who may write.
+One lock is around everything; the large copies release the interpreter lock under it.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+import numpy.typing as npt
+
+from penstock.core.specs import SlotSpec
+from penstock.replay import persistence
+from penstock.replay.batch import Batch
+from penstock.replay.cuts import Cuts, Cutter
+from penstock.replay.environment import columns_of, envs_of, resets_of
+from penstock.replay.errors import ReplayError
+from penstock.replay.gather import Gather
+from penstock.replay.layout import layout_of_spec, make_layout
+from penstock.replay.prefetch import Source, batches
+from penstock.replay.samplers import Sampler, Uniform
+from penstock.replay.sequence_gather import SequenceGather
+from penstock.replay.sequences import Sequences, SequenceSampler
+from penstock.replay.sharing import StoreServer, serve
+from penstock.replay.sizing import refuse_what_cannot_fit
+from penstock.replay.steps import AUTORESETS, Autoreset, StepWriter
+from penstock.replay.table import Table
+
+MOST_ROWS = 1 << 31  # keys have 32 bits for the row
+
+
+class Replay:
+    """At least the ``capacity`` newest rows, each one step of one environment."""
+
+    def __init__(
+        self,
+        columns: SlotSpec | Mapping[str, Any],
+        capacity: int,
+        *,
+        n_step: int = 1,
+        discount: float = 0.99,
+        frame_stack: int | Mapping[str, int] = 1,
+        sampler: Sampler | None = None,
+        envs: int = 1,
+        autoreset: Autoreset = "none",
+        unroll: int | None = None,
+        writers: int = 1,
+        shared: bool = False,
+        sequences: Sequences | None = None,
+        ttl_s: float | None = None,
+        max_policy_lag: int | None = None,
+        seed: int | None = None,
+    ) -> None:
+        """``columns``: a gymnasium space or (dtype, shape) for obs, action and further columns, or
+        the spec of slots that others fill.
+
+        ``envs``: environments that each `add` brings a step of. ``autoreset``: what resets them,
+        see `penstock.replay.steps`. ``writers``: how many threads or processes write at a time;
+        each more takes a slot from the capacity. ``unroll``: steps of a slot, by default chosen.
+
+        Raises ReplayError for what cannot be, and where the memory is not there, before it is
+        taken.
+        """
+        _check_numbers(capacity, n_step, discount, envs, writers, autoreset)
+        if isinstance(columns, SlotSpec):
+            self.layout = layout_of_spec(columns, frame_stack)
+        else:
+            self.layout = make_layout(columns, capacity, envs, frame_stack, unroll, shared=shared)
+        spec = self.layout.spec
+        slots = max(2, math.ceil(capacity / (spec.unroll * spec.envs))) + writers
+        if slots * spec.unroll * spec.envs > MOST_ROWS:
+            raise ReplayError(f"capacity {capacity} is above the {MOST_ROWS} rows that keys name")
+        self.capacity, self.n_step, self.discount = capacity, n_step, discount
+        self.autoreset: Autoreset = autoreset
+        refuse_what_cannot_fit(spec, slots, shared=shared, capacity=capacity)
+        self.sampler: Sampler = Uniform() if sampler is None else sampler
+        self.sequences, self.cuts = sequences, Cuts(ttl_s, max_policy_lag)
+        if sequences is not None:
+            self.sampler = SequenceSampler(sequences, self.sampler)
+        self.table = Table(spec, slots, self.sampler, shared=shared, history=self.layout.history)
+        if isinstance(self.sampler, SequenceSampler):
+            self.sampler.place(self.table)
+        self.sampler.bind(self.table.valid, np.random.default_rng(seed))
+        if sequences is None:
+            self.gather = Gather(self.table, self.layout, n_step, discount)
+        else:
+            self.gather = SequenceGather(self.table, self.layout, discount, sequences)
+        self._cutter = Cutter(self.cuts, self.table)
+        self.lock = threading.Lock()
+        self.stale_updates = 0
+        self._server: StoreServer | None = None
+        self._here = threading.local()  # .writer: the calling thread's own
+        self._writers: dict[threading.Thread, StepWriter] = {}
+
+    @classmethod
+    def from_env(cls, env: Any, capacity: int, **options: Any) -> Replay:
+        """A replay for a gymnasium environment, single or vector; ``options`` as for `Replay`,
+        ``columns`` being those besides obs and action."""
+        declared = columns_of(env) | dict(options.pop("columns", {}))
+        options.setdefault("autoreset", resets_of(env))
+        return cls(declared, capacity, envs=envs_of(env), **options)
+
+    @classmethod
+    def load(cls, folder: str | Path, sampler: Sampler | None = None) -> Self:
+        """The replay that `save` wrote; ``sampler`` where it was made with one of your own.
+
+        It goes on as the saved one would have: the next batch has the same rows. Streams begin
+        anew. Raises ReplayError where the folder holds no snapshot, or a damaged one.
+        """
+        return persistence.load(cls, folder, sampler)
+
+    # ------------------------------------------------------------------------- in
+
+    def add(
+        self,
+        *,
+        obs: Any,
+        action: Any,
+        reward: Any,
+        terminated: Any,
+        truncated: Any,
+        next_obs: Any,
+        info: Mapping[str, Any] | None = None,
+        priority: Any = None,
+        **extra: Any,
+    ) -> None:
+        """Store one step of each environment: arrays [envs, ...], or without the first axis if
+        there is one environment. ``info`` as the environment gave it; ``priority`` [envs] where
+        the sampler knows any; ``extra``: the further columns.
+
+        Each thread is a stream of its own. Raises ReplayError for what does not fit, and then
+        stores nothing.
+        """
+        with self.lock:
+            try:
+                writer = self._here.writer
+            except AttributeError:
+                writer = self._own_writer()
+            writer.add(obs, action, reward, terminated, truncated, next_obs, info, priority, extra)
+
+    def writer(self) -> StreamWriter:
+        """A stream of its own, for steps that do not follow those of the calling thread."""
+        with self.lock:
+            return StreamWriter(self, StepWriter(self.table, self.layout, self.autoreset))
+
+    def _own_writer(self) -> StepWriter:
+        for thread in [t for t in self._writers if not t.is_alive()]:
+            self._writers.pop(thread).close()
+        made = StepWriter(self.table, self.layout, self.autoreset)
+        self._writers[threading.current_thread()] = self._here.writer = made
+        return made
+
+    def serve(self, path: str | Path | None = None) -> str:
+        """Let other processes of this host add; the address for `Writer.attach`.
+
+        Needs ``shared=True``. Raises ReplayError where another listens at ``path``.
+        """
+        if self._server is None:
+            self._server = serve(self, path)
+        return self._server.address
+
+    # ------------------------------------------------------------------------- out
+
+    def sample(self, count: int, *, stacked: bool = True) -> Batch:
+        """``count`` rows as the sampler draws them: see `Batch`.
+
+        ``stacked=False``: frame stacks come as the frames that make them up, for stacking on a
+        device. Raises ReplayError when there is nothing to sample from, or too little.
+        """
+        with self.lock:
+            table = self.table
+            table.collect()
+            self._cutter.cut()
+            if not 0 < count <= (self.capacity if self.sequences else table.stored):
+                raise _cannot_sample(count, table.stored, self.capacity)
+            rows, weights = self.sampler.sample(count)
+            return self.gather.batch(rows, weights, stacked=stacked)
+
+    def update_priorities(self, keys: npt.ArrayLike, priorities: npt.ArrayLike) -> int:
+        """New priorities [n] for rows by their `keys` [n]; returns how many still were there.
+
+        Those of rows that were overwritten since are ignored, and counted in `stats`. Raises
+        ReplayError for priorities that are negative or not finite.
+        """
+        names = np.asarray(keys, np.int64).reshape(-1)
+        values = np.asarray(priorities, np.float64).reshape(-1)
+        if names.shape != values.shape:
+            raise ReplayError(f"{len(values)} priorities came for {len(names)} keys; give one each")
+        if not (np.isfinite(values) & (values >= 0)).all():
+            wrong = int(np.flatnonzero(~(np.isfinite(values) & (values >= 0)))[0])
+            raise ReplayError(
+                f"priority {values[wrong]} at position {wrong} must be finite and not negative; "
+                "pass for example the absolute TD error"
+            )
+        with self.lock:
+            fresh = self.table.fresh(names)
+            count = int(np.count_nonzero(fresh))
+            if count < len(names):
+                self.stale_updates += len(names) - count
+                names, values = names[fresh], values[fresh]
+            self.sampler.update(names & 0xFFFFFFFF, values)
+            return count
+
+    def batches(
+        self,
+        count: int,
+        *,
+        prefetch: int = 3,
+        device: Any = None,
+        stacked: bool = True,
+        timeout_s: float = 60.0,
+    ) -> Iterator[Batch]:
+        """Batches as of `sample` without end, ``prefetch`` of them drawn ahead by a thread.
+
+        ``device``: as torch tensors there, but for keys. Raises ReplayError when nothing could be
+        drawn for ``timeout_s``. Closing the generator ends the thread.
+        """
+        source = Source(self, count, stacked)
+        return batches(source, prefetch=prefetch, device=device, timeout_s=timeout_s)
+
+    def save(self, folder: str | Path) -> None:
+        """Write a snapshot, complete or not at all, while others go on adding and sampling.
+
+        Raises ReplayError where it cannot be written; the one before then stays.
+        """
+        persistence.save(self, folder)
+
+    @property
+    def version(self) -> int:
+        """Of the policy that acts now: what `max_policy_lag` counts from."""
+        return self.table.version
+
+    @version.setter
+    def version(self, version: int) -> None:
+        with self.lock:
+            self.table.version = version
+
+    def __len__(self) -> int:
+        """Rows that may be sampled."""
+        return self.table.stored
+
+    def stats(self) -> dict[str, Any]:
+        """Counts of rows, with ``inserted = stored + evicted``, and bytes."""
+        table = self.table
+        with self.lock:
+            table.collect()
+            return {
+                "capacity": self.capacity,
+                "stored": table.stored,
+                "inserted": table.inserted,
+                "evicted": dict(table.evicted),
+                "stale_updates": self.stale_updates,
+                "slots": table.slots,
+                "rows": table.rows,
+                "nbytes": table.store.geometry.nbytes + table.valid.nbytes,
+                "nbytes_per_row": table.store.geometry.nbytes / table.rows,
+            }
+
+    def close(self) -> None:
+        """Let writers go and give the memory back; batches stay as they are."""
+        if self._server is not None:
+            self._server.close()
+        with self.lock:
+            self._writers.clear()
+            self._here = threading.local()
+            self.table.store.close()
+
+
+class StreamWriter:
+    """`Replay.add` for one explicit stream; `close` ends it, and `with` does."""
+
+    def __init__(self, replay: Replay, writer: StepWriter) -> None:
+        self._replay, self._writer = replay, writer
+
+    def add(
+        self,
+        *,
+        obs: Any,
+        action: Any,
+        reward: Any,
+        terminated: Any,
+        truncated: Any,
+        next_obs: Any,
+        info: Mapping[str, Any] | None = None,
+        priority: Any = None,
+        **extra: Any,
+    ) -> None:
+        """As `Replay.add`."""
+        with self._replay.lock:
+            self._writer.add(
+                obs, action, reward, terminated, truncated, next_obs, info, priority, extra
+            )
+
+    def close(self) -> None:
+        """Its rows stay."""
+        with self._replay.lock:
+            self._writer.close()
+
+    def __enter__(self) -> StreamWriter:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+
+def _check_numbers(
+    capacity: int, n_step: int, discount: float, envs: int, writers: int, autoreset: str
+) -> None:
+    for name, value in (
+        ("capacity", capacity),
+        ("n_step", n_step),
+        ("envs", envs),
+        ("writers", writers),
+    ):
+        if not isinstance(value, int | np.integer) or value < 1:
+            raise ReplayError(f"{name} {value!r} must be a whole number and at least 1")
+    if capacity < envs:
+        raise ReplayError(
+            f"capacity {capacity} is below the {envs} rows of one step; give at least that"
+        )
+    if not 0 <= discount <= 1:
+        raise ReplayError(f"discount {discount} must lie between 0 and 1")
+    if autoreset not in AUTORESETS:
+        raise ReplayError(f"autoreset {autoreset!r} must be one of {', '.join(AUTORESETS)}")
+
+
+def _cannot_sample(count: int, stored: int, capacity: int) -> ReplayError:
+    if not isinstance(count, int | np.integer) or count < 1:
+        return ReplayError(f"a batch of {count!r} rows cannot be; give a whole number from 1")
+    if count > capacity:
+        return ReplayError(
+            f"a batch of {count} is larger than the capacity of {capacity}; lower one or raise the "
+            "other"
+        )
+    return ReplayError(f"a batch of {count} was asked for and {stored} rows are stored; add more")

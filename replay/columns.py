@@ -1,0 +1,186 @@
+"""Columns of a replay: from spaces to flat names, and between nested values and those names.
+
+A nested observation or action is flattened: a Dict joins keys with dots ("obs.camera"), a Tuple
+joins positions ("obs.0"). The names alone say the structure, so that a slot spec from anywhere can
+be unflattened; keys that would make them ambiguous are refused.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from penstock.replay.errors import ReplayError
+
+Array = npt.NDArray[Any]
+Nest = str | dict[str, "Nest"] | tuple["Nest", ...]  # leaves are names of columns
+
+GIVEN = ("reward", "terminated", "truncated", "next_obs", "alive", "age", "pad", "side", "priority")
+RESULTS = ("weights", "keys", "discount", "frames", "mask", "info")
+
+
+@dataclass(frozen=True)
+class Leaf:
+    """One array of a nested value: its column's name, and dtype and shape of one environment's."""
+
+    name: str
+    dtype: np.dtype[Any]
+    shape: tuple[int, ...]
+
+    @property
+    def nbytes(self) -> int:
+        return int(np.prod(self.shape, dtype=np.int64)) * self.dtype.itemsize
+
+    def __str__(self) -> str:
+        return f"{self.dtype}{list(self.shape)}"
+
+
+def leaves_of(columns: Mapping[str, Any]) -> list[Leaf]:
+    """Leaves of what a user declares: name -> gymnasium space, (dtype, shape), or a Mapping of it.
+
+    Raises ReplayError, naming the column, for what is none of these.
+    """
+    if not isinstance(columns, Mapping) or not {"obs", "action"} <= columns.keys():
+        given = list(columns) if isinstance(columns, Mapping) else type(columns).__name__
+        raise ReplayError(
+            f"columns {given} must be a mapping with at least obs and action, each a gymnasium "
+            "space or (dtype, shape)"
+        )
+    for name in columns:
+        if name in GIVEN or name in RESULTS:
+            raise ReplayError(f"column {name} is made by the replay itself; leave it out")
+    return [leaf for name, declared in columns.items() for leaf in _leaves(name, declared)]
+
+
+def _leaves(name: str, declared: Any) -> list[Leaf]:
+    spaces = sys.modules.get("gymnasium.spaces")  # whoever passes a space has imported it
+    if spaces is not None and isinstance(declared, spaces.Space):
+        return _leaves_of_space(name, declared, spaces)
+    if isinstance(declared, Mapping):
+        return _children(name, declared.items())
+    try:
+        dtype, shape = declared
+        leaf = Leaf(name, np.dtype(dtype), tuple(int(n) for n in shape))
+    except (TypeError, ValueError):
+        raise ReplayError(
+            f"column {name} is declared as {declared!r}; give a gymnasium space or (dtype, shape)"
+        ) from None
+    if leaf.dtype.hasobject or not leaf.nbytes:
+        raise ReplayError(f"column {name} cannot be {leaf}: it has no fixed number of bytes")
+    return [leaf]
+
+
+def _leaves_of_space(name: str, space: Any, spaces: Any) -> list[Leaf]:
+    if isinstance(space, spaces.Dict):
+        return _children(name, space.spaces.items())
+    if isinstance(space, spaces.Tuple):
+        parts = (_leaves(f"{name}.{i}", part) for i, part in enumerate(space.spaces))
+        return [leaf for leaves in parts for leaf in leaves]
+    if isinstance(space, spaces.Box | spaces.Discrete | spaces.MultiBinary | spaces.MultiDiscrete):
+        assert space.shape is not None
+        return [Leaf(name, np.dtype(space.dtype), tuple(space.shape))]
+    raise ReplayError(
+        f"column {name} has the space {space}, which has no fixed size; use Box, Discrete, "
+        "MultiBinary, MultiDiscrete, or Dict and Tuple of these"
+    )
+
+
+def _children(name: str, items: Any) -> list[Leaf]:
+    found: list[Leaf] = []
+    for key, declared in items:
+        if not isinstance(key, str) or "." in key or "@" in key or key.isdigit() or not key:
+            raise ReplayError(
+                f"column {name} has the key {key!r}; keys must be text without '.' and '@', and "
+                "not a number: they are joined to names such as obs.camera"
+            )
+        found += _leaves(f"{name}.{key}", declared)
+    return found
+
+
+def nest_of(root: str, names: list[str]) -> Nest:
+    """The structure that the dotted ``names`` of leaves below ``root`` describe."""
+    if names == [root]:
+        return root
+    keys = dict.fromkeys(name[len(root) + 1 :].split(".", 1)[0] for name in names)
+    children = {key: _below(f"{root}.{key}", names) for key in keys}
+    if all(key.isdigit() for key in keys):
+        return tuple(children.values())
+    return children
+
+
+def _below(root: str, names: list[str]) -> Nest:
+    return nest_of(root, [name for name in names if f"{name}.".startswith(f"{root}.")])
+
+
+def flatten(nest: Nest, value: Any, name: str, out: dict[str, Any]) -> None:
+    """Put the leaves of ``value`` into ``out`` by column name; ``name`` is for messages."""
+    if isinstance(nest, str):
+        out[nest] = value
+    elif isinstance(nest, dict):
+        if not isinstance(value, Mapping) or value.keys() != nest.keys():
+            came = f"keys {list(value)}" if isinstance(value, Mapping) else type(value).__name__
+            raise ReplayError(f"{name} came as {came}, expected a mapping with keys {list(nest)}")
+        for key, child in nest.items():
+            flatten(child, value[key], f"{name}.{key}", out)
+    else:
+        if not isinstance(value, tuple | list) or len(value) != len(nest):
+            came = (
+                f"{len(value)} parts" if isinstance(value, tuple | list) else type(value).__name__
+            )
+            raise ReplayError(f"{name} came as {came}, expected a tuple of {len(nest)}")
+        for i, child in enumerate(nest):
+            flatten(child, value[i], f"{name}.{i}", out)
+
+
+def unflatten(nest: Nest, arrays: Mapping[str, Any]) -> Any:
+    """Nested arrays by column name; leaves that ``arrays`` lacks are left out of their Dict."""
+    if isinstance(nest, str):
+        return arrays[nest]
+    if isinstance(nest, tuple):
+        return tuple(unflatten(child, arrays) for child in nest)
+    present = {key: child for key, child in nest.items() if _any_of(child, arrays)}
+    return {key: unflatten(child, arrays) for key, child in present.items()}
+
+
+def _any_of(nest: Nest, arrays: Mapping[str, Any]) -> bool:
+    if isinstance(nest, str):
+        return nest in arrays
+    children = nest.values() if isinstance(nest, dict) else nest
+    return any(_any_of(child, arrays) for child in children)
+
+
+def checked(leaf: Leaf, value: Any, envs: int, name: str = "") -> Array:
+    """``value`` as an array [envs, *leaf.shape] that can be stored without loss of kind.
+
+    One environment may leave the first axis out. Raises ReplayError with the column, what came and
+    what was expected.
+    """
+    try:
+        array = np.asarray(value)
+    except ValueError:  # ragged
+        array = np.empty(0, object)
+    wanted = (envs, *leaf.shape)
+    if envs == 1 and array.shape == leaf.shape:
+        array = array[None]
+    if array.shape != wanted:
+        or_so = f" or {list(leaf.shape)}" if envs == 1 else ""
+        raise ReplayError(
+            f"{name or leaf.name} came with shape {list(array.shape)}, "
+            f"expected {list(wanted)}{or_so}"
+        )
+    if not np.can_cast(array.dtype, leaf.dtype, "same_kind") and not _scalar_fits(value, leaf):
+        raise ReplayError(
+            f"{name or leaf.name} came with dtype {array.dtype}, expected {leaf.dtype}; "
+            f"convert it with .astype('{leaf.dtype}') if no value is lost"
+        )
+    return array
+
+
+def _scalar_fits(value: Any, leaf: Leaf) -> bool:
+    """A Python number has no dtype of its own."""
+    return np.isscalar(value) and np.can_cast(np.min_scalar_type(value), leaf.dtype)

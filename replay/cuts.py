@@ -1,0 +1,74 @@
+"""What is too old to learn from leaves before it is sampled: whole slots, each with its reason.
+
+"ttl": published longer ago than so many seconds. "lag": played by a policy more than so many
+versions behind. A slot that is still being written stays; its age counts from its publication, its
+version is that of its first step.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+
+import numpy as np
+
+from penstock.replay.errors import ReplayError
+from penstock.replay.table import Table
+
+
+@dataclass(frozen=True)
+class Cuts:
+    """None: no limit."""
+
+    ttl_s: float | None = None
+    max_policy_lag: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.ttl_s is not None and not self.ttl_s > 0:
+            raise ReplayError(f"ttl_s {self.ttl_s} must be above 0 seconds; None keeps all")
+        if self.max_policy_lag is not None and self.max_policy_lag < 0:
+            raise ReplayError(
+                f"max_policy_lag {self.max_policy_lag} must be at least 0 versions; None keeps all"
+            )
+
+
+class Cutter:
+    """Applies cuts to a table, under the buffer's lock; looks only at what may have become old."""
+
+    def __init__(self, cuts: Cuts, table: Table) -> None:
+        self._cuts = cuts
+        self._table = table
+        self._headers = table.store.geometry.headers(table.store.arena)
+        self._seen = (0, -1, 0)  # when lag was last looked at
+
+    def cut(self) -> int:
+        """Let go of what is too old now; returns how many slots."""
+        cuts, before = self._cuts, self._table.closed
+        if cuts.ttl_s is not None:
+            self._cut_expired(time.monotonic() - cuts.ttl_s)
+        if cuts.max_policy_lag is not None:
+            self._cut_lagging(self._table.version - cuts.max_policy_lag)
+        return before - self._table.closed
+
+    def _cut_expired(self, oldest_s: float) -> None:
+        """Slots are in the order of their publication."""
+        table = self._table
+        while table.closed and self._headers["published_s"][table.order[0]] < oldest_s:
+            table.evict_oldest("ttl")
+
+    def _cut_lagging(self, oldest: int) -> None:
+        """Also behind fresh slots: those of a slow writer come after those of the others."""
+        table = self._table
+        if not table.closed or (now := self._newest(oldest)) == self._seen:
+            return
+        kept = np.fromiter(table.order, np.int64, len(table.order))[: table.closed]
+        for slot in kept[self._headers["version"][kept].astype(np.int64) < oldest].tolist():
+            table.order.remove(slot)
+            table.order.appendleft(slot)
+            table.evict_oldest("lag")
+        self._seen = now
+
+    def _newest(self, oldest: int) -> tuple[int, int, int]:
+        """Changes whenever a slot may have become too old."""
+        slot = self._table.order[self._table.closed - 1]
+        return oldest, slot, int(self._table.generation[slot])

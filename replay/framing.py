@@ -1,0 +1,231 @@
+"""Frames of a stream: each stored once, and nothing stored that is not what was given.
+
+Row t+1 of a slot's frames is what row t led to. A stack is stored as its newest frame, so the rest
+of it must be frames stored before; that is checked, not assumed. An observation that does not
+continue what was stored begins a new history: what it replaces, and frames before it that are
+neither a repetition nor zeros, go to side rows.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from penstock.replay.columns import Array, checked
+from penstock.replay.errors import ReplayError
+from penstock.replay.history import OLDEST
+from penstock.replay.layout import Layout
+from penstock.replay.stream import Stream
+from penstock.replay.table import NONE, Table
+from penstock.replay.words import Words
+
+Flags = npt.NDArray[np.bool_]
+Arrays = dict[str, Array]
+
+REPEAT, ZEROS, SIDE = 0, 1, 2  # what `pad` says; SIDE + index of the oldest side row
+
+
+class Framing:
+    """What a writer does for observations that are stored as frames."""
+
+    def __init__(self, table: Table, layout: Layout, stream: Stream) -> None:
+        envs = table.spec.envs
+        self._table, self._layout, self._stream, self._envs = table, layout, stream, envs
+        self._depth = layout.history + 1
+        self._stored = {
+            o.name: Words(o, table.frames[o.name], table.sides[o.side_name], envs)
+            for o in layout.framed
+        }
+        self._fresh: Flags = np.ones(envs, bool)  # the next row begins an episode
+        self._after_reset: Flags = np.zeros(envs, bool)  # the last row was dropped
+        self._lost: Flags = np.zeros(envs, bool)  # begun with frames that found no side rows
+        self._age = np.zeros(envs, np.int64)
+        self._pad = np.zeros(envs, np.int64)
+        self._sides_used = 0
+        self._sides_of = (NONE, 0)  # the slot whose side rows those are, and its generation
+
+    # ------------------------------------------------------------------------- before the row
+
+    def accept(
+        self, flat: dict[str, Any], resetting: Flags, done: Flags, finals: Arrays | None
+    ) -> Arrays:
+        """What the row led to, checked; histories restart where obs begins one.
+
+        Raises ReplayError, before anything is changed, for a next_obs that is no shift of obs.
+        """
+        obs: Arrays = {}
+        after: Arrays = {}
+        for o in self._layout.framed:
+            for name, into in ((o.name, obs), (o.next_name, after)):
+                array = checked(o.leaf, flat[name], self._envs, name)
+                into[o.name] = np.ascontiguousarray(array, o.leaf.dtype)
+        restart = self._fresh | self._broken(obs)
+        restart &= ~resetting
+        self._check_shift(obs, after, resetting, done, finals)
+        self._restart(obs, restart)
+        return after
+
+    def _broken(self, obs: Arrays) -> Flags:
+        """Environments whose observation is not the one stored as the last next_obs."""
+        stream, spec = self._stream, self._table.spec
+        if stream.t:
+            at = (stream.slot * (spec.unroll + 1) + stream.t) * self._envs
+        elif stream.previous != NONE:
+            length = int(self._table.length[stream.previous])
+            at = (stream.previous * (spec.unroll + 1) + length) * self._envs
+        else:
+            return np.ones(self._envs, bool)
+        broken = np.zeros(self._envs, bool)
+        for name, words in self._stored.items():
+            broken |= words.discontinuous(obs[name], at, stream.t)
+        return broken
+
+    def _check_shift(
+        self, obs: Arrays, after: Arrays, resetting: Flags, done: Flags, finals: Arrays | None
+    ) -> None:
+        for o in self._layout.framed:
+            if not o.stack:
+                continue
+            words = self._stored[o.name]
+            wrong = words.no_shift(obs[o.name], after[o.name], self._stream.t) & ~resetting
+            if finals is not None:
+                ended = np.flatnonzero(done)
+                wrong[ended] = words.no_shift_of(obs[o.name][ended], finals[o.name])
+            if wrong.any():
+                raise ReplayError(
+                    f"next_{o.name} of environment {np.flatnonzero(wrong)[0]} is no shift of "
+                    f"{o.name}: with frame_stack={o.stack} its first {o.stack - 1} frames must be "
+                    f"the last {o.stack - 1} of {o.name}; check the order of frames and what "
+                    "resets the environment (autoreset=), or leave frame_stack out"
+                )
+
+    def _restart(self, obs: Arrays, restart: Flags) -> None:
+        stream = self._stream
+        saves, odd, pad = self._needs(obs, restart)
+        need = len(saves) + (self._depth - 1) * len(odd)
+        if stream.t and need > self._table.spec.side - self._sides_taken():
+            stream.end()  # in a new slot nothing has to be saved
+            stream.begin()
+        if not stream.t and stream.previous == NONE:
+            restart = np.ones(self._envs, bool)
+            _, odd, pad = self._needs(obs, restart)
+        which = np.flatnonzero(restart)
+        self._age[which] = 0
+        self._pad[which] = pad
+        self._lost[which] = False
+        if stream.t:
+            self._save(saves)
+            for name, words in self._stored.items():
+                words.put(self._frame_row(), which, obs[name][which])
+        else:
+            for name, words in self._stored.items():
+                words.put_all(self._frame_row(), obs[name])
+        self._keep_odd(obs, odd)
+
+    def _needs(
+        self, obs: Arrays, restart: Flags
+    ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+        """Environments whose last final observation must be saved, those that begin with frames of
+        their own, and the padding of all that restart."""
+        which = np.flatnonzero(restart)
+        none = which[:0]
+        if not len(which):
+            return none, none, none
+        saves = none
+        if self._stream.t:
+            moved = np.zeros(len(which), bool)
+            for name, words in self._stored.items():
+                moved |= words.differ_at(self._frame_row(), which, obs[name])
+            saves = which[moved & ~self._after_reset[which]]
+        repeat, zeros = np.ones(len(which), bool), np.ones(len(which), bool)
+        for o in self._layout.framed:
+            if o.stack:
+                stack = obs[o.name][which].reshape(len(which), o.stack, -1)
+                repeat &= (stack[:, :-1] == stack[:, -1:]).all(axis=(1, 2))
+                zeros &= ~stack[:, :-1].any(axis=(1, 2))
+        pad = np.where(repeat, REPEAT, ZEROS)
+        return saves, which[~(repeat | zeros)], pad
+
+    def _save(self, envs: npt.NDArray[np.int64]) -> None:
+        """Move the final observations of the last row out of the way."""
+        if not len(envs):
+            return
+        taken = self._take_sides(len(envs))
+        for words in self._stored.values():
+            words.save(self._frame_row(), envs, taken)
+        self._table.records["side"][self._stream.start - self._envs + envs] = (
+            taken - self._stream.slot * self._table.spec.side
+        )
+
+    def _keep_odd(self, obs: Arrays, odd: npt.NDArray[np.int64]) -> None:
+        """Frames before a start that are no padding go to side rows, while there are any."""
+        older = self._depth - 1
+        room = (self._table.spec.side - self._sides_taken()) // max(1, older)
+        self._lost[odd[room:]] = True
+        for env in odd[:room]:
+            taken = self._take_sides(older)
+            for o in self._layout.framed:
+                if o.stack:
+                    self._stored[o.name].put_history(taken, obs[o.name][env])
+            self._pad[env] = SIDE + taken[0] - self._stream.slot * self._table.spec.side
+
+    # ------------------------------------------------------------------------- the row
+
+    def write(self, after: Arrays, done: Flags, finals: Arrays | None) -> bool:
+        """Write what the row led to; True if the slot must be closed behind it.
+
+        A final observation goes to a side row, or where the slot ends here takes the place of the
+        next: that begins the next slot anyway.
+        """
+        stream, table = self._stream, self._table
+        rows = slice(stream.start, stream.start + self._envs)
+        for name, words in self._stored.items():
+            words.put_next(self._frame_row() + self._envs, after[name])
+        table.records["age"][rows] = self._age
+        table.records["side"][rows] = NONE
+        if self._depth > 1:
+            table.records["pad"][rows] = self._pad
+        if finals is None:
+            return False
+        ended = np.flatnonzero(done)
+        last = stream.t + 1 == table.spec.unroll
+        if last or len(ended) > table.spec.side - self._sides_taken():
+            for name, words in self._stored.items():
+                words.put(self._frame_row() + self._envs, ended, finals[name])
+            return not last
+        taken = self._take_sides(len(ended))
+        for name, words in self._stored.items():
+            words.put_aside(taken, finals[name])
+        table.records["side"][stream.start + ended] = taken - stream.slot * table.spec.side
+        return False
+
+    @property
+    def lost(self) -> Flags:
+        """Environments whose row cannot be given back as it came."""
+        return self._lost & (self._age < self._depth - 1)
+
+    def advance(self, starts: Flags, dropped: Flags) -> None:
+        """The row is written; ``starts``: whose next row begins an episode."""
+        np.minimum(self._age + 1, OLDEST, out=self._age)
+        self._fresh = starts
+        self._after_reset = dropped
+
+    # ------------------------------------------------------------------------- places
+
+    def _frame_row(self) -> int:
+        """Observation row of (t, environment 0)."""
+        stream = self._stream
+        return stream.start + stream.slot * self._envs
+
+    def _sides_taken(self) -> int:
+        generation = (self._stream.slot, int(self._table.generation[self._stream.slot]))
+        if self._sides_of != generation:
+            self._sides_of, self._sides_used = generation, 0
+        return self._sides_used
+
+    def _take_sides(self, count: int) -> npt.NDArray[np.int64]:
+        first = self._stream.slot * self._table.spec.side + self._sides_taken()
+        self._sides_used += count
+        return np.arange(first, first + count)

@@ -1,0 +1,149 @@
+"""Transitions out of the table: what a batch holds for given physical rows.
+
+Every array is made by one large take, which releases the interpreter lock, into memory that is
+reused; small columns come out of one take of whole records.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from penstock.replay.batch import Batch
+from penstock.replay.columns import unflatten
+from penstock.replay.layout import Layout
+from penstock.replay.nstep import Returns, n_step, one_step, take
+from penstock.replay.pool import Pool
+from penstock.replay.stacks import Window, window
+from penstock.replay.table import Table
+
+Rows = npt.NDArray[np.int64]
+Array = npt.NDArray[Any]
+
+
+class Gather:
+    """Makes batches of rows that count; under the buffer's lock."""
+
+    def __init__(self, table: Table, layout: Layout, steps: int, discount: float) -> None:
+        self.table = table
+        self.layout = layout
+        self.steps = steps
+        self.discount = discount
+        self.pool = Pool()
+
+    def batch(self, rows: Rows, weights: Array | None, *, stacked: bool = True) -> Batch:
+        """Rows [count] and their weights, as `Batch` describes."""
+        records = take(self.table.records, rows)
+        if self.steps == 1:
+            returns = one_step(rows, records, self.discount)
+        else:
+            returns = n_step(self.table, rows, records, self.steps, self.discount)
+        batch = Batch()
+        self._observe(batch, rows, records, returns, stacked)
+        flat = {leaf.name: self._column(leaf.name, rows, records) for leaf in self.layout.others}
+        for root, nest in self.layout.nests.items():
+            batch[root] = unflatten(nest, flat)
+        ends = returns.last_records
+        batch["reward"] = returns.reward
+        batch["discount"] = returns.discount
+        batch["terminated"] = ends["terminated"].copy()
+        batch["truncated"] = ends["truncated"].copy()
+        batch["weights"] = np.ones(len(rows), np.float32) if weights is None else weights
+        batch["keys"] = self.table.keys(rows)
+        return batch
+
+    def observations(self, rows: Rows) -> dict[str, Array]:
+        """Observations of ``rows`` by column name, without those that follow."""
+        records = take(self.table.records, rows)
+        windows = self._windows(rows, records)
+        found = {o.name: self._column(o.name, rows, records) for o in self.layout.inline}
+        for o in self.layout.framed:
+            found[o.name] = self._frames(o.name, windows[o.depth].narrow(0, o.depth), bool(o.stack))
+        return found
+
+    def _observe(
+        self, batch: Batch, rows: Rows, records: Array, returns: Returns, stacked: bool
+    ) -> None:
+        before: dict[str, Array] = {}
+        after: dict[str, Array] = {}
+        frames: dict[str, Array] = {}
+        for o in self.layout.inline:
+            before[o.name] = self._column(o.name, rows, records)
+            after[o.name] = self._column(o.next_name, returns.last, returns.last_records)
+        if self.layout.framed:
+            self._frame_columns(before, after, frames, rows, records, returns, stacked)
+        if before:
+            batch["obs"] = unflatten(self.layout.obs, before)
+            batch["next_obs"] = unflatten(self.layout.obs, after)
+        if frames:
+            batch["frames"] = unflatten(self.layout.obs, frames)
+
+    def _frame_columns(
+        self,
+        before: dict[str, Array],
+        after: dict[str, Array],
+        frames: dict[str, Array],
+        rows: Rows,
+        records: Array,
+        returns: Returns,
+        stacked: bool,
+    ) -> None:
+        """Observations that are stored as frames, into ``before`` and ``after``, or ``frames``."""
+        first = self._windows(rows, records)
+        same = self.steps == 1
+        last = first if same else self._windows(returns.last, returns.last_records)
+        for o in self.layout.framed:
+            seen, then = first[o.depth].narrow(0, o.depth), last[o.depth].narrow(1, o.depth + 1)
+            if stacked or not o.stack:
+                before[o.name] = self._frames(o.name, seen, bool(o.stack))
+                after[o.name] = self._frames(o.name, then, bool(o.stack))
+            elif same:
+                frames[o.name] = self._frames(o.name, first[o.depth], True)
+            else:
+                frames[o.name] = self._frames(o.name, _beside(seen, then), True)
+
+    def _windows(self, rows: Rows, records: Array) -> dict[int, Window]:
+        depths = {o.depth for o in self.layout.framed}
+        return {depth: window(self.table, rows, records, depth) for depth in depths}
+
+    def _column(self, name: str, rows: Rows, records: Array) -> Array:
+        big = self.table.columns.get(name)
+        if big is None:
+            return records[name].copy()
+        out = self.pool.empty((len(rows), *big.shape[1:]), big.dtype)
+        return big.take(rows, axis=0, out=out, mode="clip")
+
+    def _frames(self, name: str, frames: Window, stacked: bool) -> Array:
+        """[count, width, *frame], or [count, *frame] of a leaf that is one frame a row."""
+        source = self.table.frames[name]
+        count, width = frames.frames.shape
+        out = self.pool.empty((count, width, *source.shape[1:]), source.dtype)
+        flat = out.reshape(count * width, *source.shape[1:])
+        source.take(frames.frames.reshape(-1), axis=0, out=flat, mode="clip")
+        if len(frames.zeros):
+            flat[frames.zeros] = 0
+        if len(frames.side_at):
+            flat[frames.side_at] = self.table.sides[name + "@side"][frames.side_rows]
+        return out if stacked else flat
+
+
+def _beside(left: Window, right: Window) -> Window:
+    """The frames of ``left``, then those of ``right``, of each row."""
+    width = left.frames.shape[1]
+    both = 2 * width
+
+    def placed(at: Rows, first: int) -> Rows:
+        return at // width * both + at % width + first
+
+    def joined(part: Callable[[Window], Rows]) -> Rows:
+        return np.concatenate([placed(part(left), 0), placed(part(right), width)])
+
+    return Window(
+        np.concatenate([left.frames, right.frames], axis=1),
+        joined(lambda w: w.zeros),
+        joined(lambda w: w.side_at),
+        np.concatenate([left.side_rows, right.side_rows]),
+    )

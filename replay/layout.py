@@ -1,0 +1,189 @@
+"""Which columns a replay stores for the spaces of an environment, and what each of them is.
+
+Small observations lie beside their successor in the same row ("inline": one gather brings both).
+Big ones are *frames*: one per row, and a row's next observation is the frame of the row after it.
+A frame stack is stored as its newest frame. What that cannot say, the final observation of an
+episode whose next row already shows a reset, or an odd history at a start, goes to side rows.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from penstock.core.specs import Column, SlotSpec
+from penstock.replay.columns import Leaf, Nest, leaves_of, nest_of
+from penstock.replay.errors import ReplayError
+
+INLINE_NBYTES = 256
+MOST_STEPS = 256
+SIDE_SUFFIX = "@side"
+BOOKKEEPING = ("reward", "terminated", "truncated", "alive", "age", "pad", "side", "priority")
+
+
+@dataclass(frozen=True)
+class Observation:
+    """One leaf of the observation: ``leaf`` as the user sees it, and how it is stored.
+
+    ``stack`` is 0 for a leaf that is inline or one frame a row; else the frames of its first axis.
+    """
+
+    leaf: Leaf
+    framed: bool
+    stack: int
+
+    @property
+    def name(self) -> str:
+        return self.leaf.name
+
+    @property
+    def next_name(self) -> str:
+        return "next_" + self.leaf.name
+
+    @property
+    def side_name(self) -> str:
+        return self.leaf.name + SIDE_SUFFIX
+
+    @property
+    def depth(self) -> int:
+        """Frames that make up one observation."""
+        return self.stack or 1
+
+    @property
+    def frame(self) -> tuple[int, ...]:
+        """Shape of what one row stores."""
+        return self.leaf.shape[1:] if self.stack else self.leaf.shape
+
+
+class Layout:
+    """What each column of a slot spec is; the same whoever made the spec."""
+
+    def __init__(self, spec: SlotSpec, frame_stack: Mapping[str, int]) -> None:
+        """``frame_stack``: frames of each observation column that stores its newest one only."""
+        self.spec = spec
+        self.frame_stack = dict(frame_stack)
+        columns = {c.name: c for c in spec.columns}
+        names = [name for name in columns if _below(name, "obs") and not _is_side(name)]
+        self.observations = [self._observation(columns[name]) for name in names]
+        self.framed = [o for o in self.observations if o.framed]
+        self.inline = [o for o in self.observations if not o.framed]
+        for name in ("obs", "action", "reward", "terminated", "truncated"):
+            if not any(_below(c, name) for c in columns):
+                raise ReplayError(f"columns {list(columns)} have no {name}; a replay needs it")
+        missing = {"age", "pad"} - columns.keys()
+        if self.history and missing:
+            raise ReplayError(
+                f"frames are to be stacked, but the slots have no {' and '.join(sorted(missing))}; "
+                "add Column('age', '|u1') and Column('pad', '<i2')"
+            )
+        self.obs: Nest = nest_of("obs", names)
+        own = {*names, *(o.next_name for o in self.inline), *BOOKKEEPING}
+        rest = [c for c in spec.columns if c.rows == "unroll" and c.name not in own]
+        self.others = [Leaf(c.name, np.dtype(c.dtype), c.shape) for c in rest]
+        roots = dict.fromkeys(leaf.name.split(".", 1)[0] for leaf in self.others)
+        of_rest = [leaf.name for leaf in self.others]
+        self.nests: dict[str, Nest] = {
+            root: nest_of(root, [n for n in of_rest if _below(n, root)]) for root in roots
+        }
+
+    @property
+    def history(self) -> int:
+        """Rows before its own that a row's observation may need."""
+        return max((o.depth - 1 for o in self.framed), default=0)
+
+    def _observation(self, column: Column) -> Observation:
+        stack = self.frame_stack.get(column.name, 0)
+        shape = (stack, *column.shape) if stack else column.shape
+        leaf = Leaf(column.name, np.dtype(column.dtype), shape)
+        return Observation(leaf, column.rows == "unroll+1", stack)
+
+
+def layout_of_spec(spec: SlotSpec, frame_stack: int | Mapping[str, int]) -> Layout:
+    """The layout of slots that others fill; what they store as frames is what is stacked."""
+    if isinstance(frame_stack, Mapping):
+        return Layout(spec, frame_stack)
+    framed = [c.name for c in spec.columns if c.rows == "unroll+1" and _below(c.name, "obs")]
+    return Layout(spec, {name: frame_stack for name in framed if frame_stack > 1})
+
+
+def make_layout(
+    columns: Mapping[str, Any],
+    capacity: int,
+    envs: int,
+    frame_stack: int | Mapping[str, int],
+    unroll: int | None,
+    *,
+    shared: bool = False,
+) -> Layout:
+    """The layout for declared columns: see `leaves_of` for what they may be. A shared one has room
+    for what writers elsewhere know of their rows."""
+    leaves = leaves_of(columns)
+    steps = unroll or choose_unroll(capacity, envs)
+    seen = [leaf for leaf in leaves if _below(leaf.name, "obs")]
+    stacks = _stacks(seen, frame_stack)
+    made: list[Column] = []
+    for leaf in leaves:
+        made += _columns_of(leaf, stacks) if leaf in seen else [_column(leaf.name, leaf)]
+    made += [Column("reward", "<f4"), Column("terminated", "|b1"), Column("truncated", "|b1")]
+    made += [Column("priority", "<f4"), Column("alive", "|u1")] if shared else []
+    side = 0
+    if any(c.rows == "side" for c in made):
+        side = max(8, 2 * max(stacks.values(), default=0), steps * envs // 100)
+        made += [Column("side", "<i2"), Column("age", "|u1")]
+        made += [Column("pad", "<i2")] * bool(stacks)
+    return Layout(SlotSpec(steps, envs, tuple(made), side), stacks)
+
+
+def choose_unroll(capacity: int, envs: int) -> int:
+    """Steps of a slot: as many as there will be slots, where one row more and one slot more than
+    needed cost least together, and at most `MOST_STEPS`."""
+    return max(4, min(MOST_STEPS, math.isqrt(max(1, capacity // envs))))
+
+
+def _columns_of(leaf: Leaf, stacks: Mapping[str, int]) -> list[Column]:
+    stacked = leaf.name in stacks
+    if leaf.nbytes <= INLINE_NBYTES and not stacked:
+        return [_column(leaf.name, leaf), _column("next_" + leaf.name, leaf)]
+    shape = leaf.shape[1:] if stacked else leaf.shape
+    return [
+        Column(leaf.name, leaf.dtype.str, shape, "unroll+1"),
+        Column(leaf.name + SIDE_SUFFIX, leaf.dtype.str, shape, "side"),
+    ]
+
+
+def _column(name: str, leaf: Leaf) -> Column:
+    return Column(name, leaf.dtype.str, leaf.shape)
+
+
+def _stacks(seen: list[Leaf], frame_stack: int | Mapping[str, int]) -> dict[str, int]:
+    """Frames of each observation that is a stack; an int means all that have so many frames."""
+    shapes = ", ".join(f"{leaf.name} {leaf}" for leaf in seen)
+    if isinstance(frame_stack, Mapping):
+        known = {leaf.name: leaf for leaf in seen}
+        for name, frames in frame_stack.items():
+            if name not in known or known[name].shape[:1] != (frames,):
+                raise ReplayError(f"frame_stack says {name}: {frames}; there are {shapes}")
+        return {name: frames for name, frames in frame_stack.items() if frames > 1}
+    stacks = {
+        leaf.name: frame_stack
+        for leaf in seen
+        if frame_stack > 1 and len(leaf.shape) >= 2 and leaf.shape[0] == frame_stack
+    }
+    if frame_stack > 1 and not stacks:
+        raise ReplayError(
+            f"frame_stack={frame_stack} but no observation has that many frames on its first axis "
+            f"({shapes}); move the axis of the stack to the front, or leave frame_stack out"
+        )
+    return stacks
+
+
+def _below(name: str, root: str) -> bool:
+    return name == root or name.startswith(root + ".")
+
+
+def _is_side(name: str) -> bool:
+    return name.endswith(SIDE_SUFFIX)

@@ -1,0 +1,309 @@
+"""How often each inserted item is sampled, and who waits when that is upset.
+
+Reverb's idea: with S samples per insert, the *balance* is what inserts have earned less what
+samples have spent:
+
+    balance = S * (items inserted beyond the first min_size) - items sampled
+
+A sample that would take it below -band waits for inserts, an insert that would take it above +band
+waits for samples. Both would wait for each other, for ever, if there were a balance at which
+neither fits. With samples of B and inserts of I items there is none if
+
+    2 * band >= B + S * I
+
+which is checked as soon as the sizes are known. While fewer than min_size items are stored, inserts
+always go ahead and samples never do.
+
+Items are transitions on both sides: a batch of 256 counts 256. What may happen is decided by pure
+functions of `Rule` and `Counts`; `RateLimiter` counts and waits. Where one thread both adds and
+samples, nobody is left to wait for: ask with `may_insert` and `may_sample` there.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from penstock.replay.errors import ReplayError
+
+SLACK = 1e-6  # items; so that rounding never keeps both sides waiting
+_KEEP: Any = object()
+
+
+@dataclass(frozen=True)
+class Rule:
+    """`samples_per_insert` None: only `min_size` holds. `band` is in sampled items."""
+
+    samples_per_insert: float | None
+    min_size: int
+    band: float
+
+
+@dataclass
+class Counts:
+    """Items so far. `kept` is the balance that inserts beyond `earning_from` add to."""
+
+    inserted: int = 0
+    sampled: int = 0
+    removed: int = 0
+    kept: float = 0.0
+    earning_from: int = 0
+    spending_from: int = 0
+
+    @property
+    def stored(self) -> int:
+        return self.inserted - self.removed
+
+
+def balance(rule: Rule, counts: Counts) -> float:
+    """Samples that inserts have earned and nobody has drawn yet; negative if overdrawn."""
+    if rule.samples_per_insert is None:
+        return 0.0
+    earning = max(0, counts.inserted - counts.earning_from)
+    spent = counts.sampled - counts.spending_from
+    return counts.kept + rule.samples_per_insert * earning - spent
+
+
+def samples_missing(rule: Rule, counts: Counts, insert: int) -> int:
+    """Items to be sampled before `insert` items may be inserted; 0: they may be now."""
+    if rule.samples_per_insert is None or counts.stored < rule.min_size:
+        return 0
+    after = balance(rule, replace(counts, inserted=counts.inserted + insert))
+    return max(0, math.ceil(after - rule.band - SLACK))
+
+
+def inserts_missing(rule: Rule, counts: Counts, sample: int) -> int:
+    """Items to be inserted before `sample` items may be sampled; 0: they may be now."""
+    to_size = max(0, rule.min_size - counts.stored)
+    if rule.samples_per_insert is None:
+        return to_size
+    owed = sample - rule.band - balance(rule, counts) - SLACK
+    if owed <= 0:
+        return to_size
+    before_earning = max(0, counts.earning_from - counts.inserted)
+    return max(to_size, before_earning + math.ceil(owed / rule.samples_per_insert))
+
+
+def needed_band(samples_per_insert: float | None, batch: int, insert: int) -> float:
+    """The narrowest band in which a sample of `batch` or an insert of `insert` always fits."""
+    return (batch + (samples_per_insert or 0.0) * insert) / 2
+
+
+def why_not_insert(rule: Rule, counts: Counts, count: int) -> str | None:
+    """A sentence that says what an insert waits for, or None where it need not."""
+    missing = samples_missing(rule, counts, count)
+    if not missing:
+        return None
+    after = balance(rule, replace(counts, inserted=counts.inserted + count))
+    return (
+        f"inserting {count} waits for {missing} more samples: the balance would rise to "
+        f"{after:.10g}, above the band of {rule.band:.10g} around {rule.samples_per_insert:.10g} "
+        "samples per insert"
+    )
+
+
+def why_not_sample(rule: Rule, counts: Counts, count: int) -> str | None:
+    """A sentence that says what a sample waits for, or None where it need not."""
+    missing = inserts_missing(rule, counts, count)
+    if not missing:
+        return None
+    text = f"sampling {count} waits for {missing} more inserts: "
+    if counts.stored < rule.min_size:
+        return text + f"{counts.stored} items are stored and min_size is {rule.min_size}"
+    return text + (
+        f"the balance would fall to {balance(rule, counts) - count:.10g}, below the band of "
+        f"-{rule.band:.10g} around {rule.samples_per_insert:.10g} samples per insert"
+    )
+
+
+_Why = Callable[[Rule, Counts, int], str | None]
+
+
+@dataclass(frozen=True)
+class _Settings:
+    """What was asked for, and the largest sizes heard of."""
+
+    samples_per_insert: float | None
+    min_size: int
+    band: float | None
+    batch: int = 1
+    insert: int = 1
+    capacity: int | None = None
+
+    @property
+    def rule(self) -> Rule:
+        band = self.band
+        if band is None:
+            band = 2 * needed_band(self.samples_per_insert, self.batch, self.insert)
+        return Rule(self.samples_per_insert, self.min_size, band)
+
+    def checked(self) -> _Settings:
+        """Itself. Raises ReplayError for what is out of range, or would wait for ever."""
+        ratio, band = self.samples_per_insert, self.band
+        if ratio is not None and not 0 < ratio < math.inf:
+            raise ReplayError(f"samples_per_insert {ratio} must be above 0, or None for no ratio")
+        if self.min_size < 1:
+            raise ReplayError(f"min_size {self.min_size} must be at least 1")
+        if self.capacity is not None and self.min_size > self.capacity:
+            raise ReplayError(
+                f"min_size {self.min_size} is above the capacity of {self.capacity}, so that "
+                "sampling would never begin; lower min_size or raise capacity"
+            )
+        needed = needed_band(ratio, self.batch, self.insert)
+        if ratio is not None and band is not None and not needed - SLACK <= band < math.inf:
+            raise ReplayError(
+                f"band {band} is too narrow for samples of {self.batch} and inserts of "
+                f"{self.insert} at {ratio} samples per insert: each would wait for the other for "
+                f"ever; make it at least {needed:.10g}"
+            )
+        return self
+
+
+class RateLimiter:
+    """Keeps sampling and inserting in step; any thread may use it.
+
+    `may_*` ask; `inserted`, `sampled` and `removed` count what happened; `await_*` wait until it
+    may happen and count it at once, so that two waiting threads cannot both take the last place.
+
+    `band=None` is as wide as alternating freely with the largest batch and insert heard of takes:
+    `batch + samples_per_insert * insert`. `expect` tells sizes early.
+    """
+
+    def __init__(
+        self,
+        samples_per_insert: float | None = None,
+        min_size: int = 1,
+        band: float | None = None,
+        *,
+        batch: int = 1,
+        insert: int = 1,
+        capacity: int | None = None,
+    ) -> None:
+        self._settings = _Settings(
+            samples_per_insert, min_size, band, batch, insert, capacity
+        ).checked()
+        self._counts = Counts(earning_from=min_size)
+        self._changed = threading.Condition()
+        self._waiting: Counter[tuple[_Why, int]] = Counter()
+
+    @property
+    def rule(self) -> Rule:
+        return self._settings.rule
+
+    @property
+    def counts(self) -> Counts:
+        with self._changed:
+            return replace(self._counts)
+
+    @property
+    def reasons(self) -> list[str]:
+        """A sentence for each kind and size of what waits now."""
+        with self._changed:
+            waiting = list(self._waiting)
+            texts = [why(self.rule, self._counts, count) for why, count in waiting]
+        return [text for text in texts if text]
+
+    def expect(self, *, batch: int = 1, insert: int = 1, capacity: int | None = None) -> None:
+        """Sizes that will come; the largest count. ReplayError where they would wait for ever."""
+        with self._changed:
+            now = self._settings
+            self._settings = replace(
+                now,
+                batch=max(now.batch, batch),
+                insert=max(now.insert, insert),
+                capacity=now.capacity if capacity is None else capacity,
+            ).checked()
+            self._changed.notify_all()
+
+    def update(
+        self,
+        *,
+        samples_per_insert: float | None = _KEEP,
+        min_size: int = _KEEP,
+        band: float | None = _KEEP,
+    ) -> None:
+        """Change the rule from now on, also while others wait; what is not named stays.
+
+        The balance stays too: a new ratio does not apply to what was inserted before. Raises
+        ReplayError, and changes nothing, where the new rule could not hold.
+        """
+        asked = {"samples_per_insert": samples_per_insert, "min_size": min_size, "band": band}
+        changes: dict[str, Any] = {k: v for k, v in asked.items() if v is not _KEEP}
+        with self._changed:
+            settings = replace(self._settings, **changes).checked()
+            counts = self._counts
+            counts.kept = balance(self.rule, counts)
+            counts.spending_from = counts.sampled
+            counts.earning_from = max(settings.min_size, counts.inserted)
+            self._settings = settings
+            self._changed.notify_all()
+
+    def may_insert(self, count: int) -> bool:
+        with self._changed:
+            return not samples_missing(self.rule, self._counts, count)
+
+    def may_sample(self, count: int) -> bool:
+        with self._changed:
+            return not inserts_missing(self.rule, self._counts, count)
+
+    def inserted(self, count: int) -> None:
+        """Items were added, by whomever; a negative count takes back what an await counted."""
+        self._add(inserted=count)
+
+    def sampled(self, count: int) -> None:
+        """Items were drawn; a negative count takes back what an await counted."""
+        self._add(sampled=count)
+
+    def removed(self, count: int) -> None:
+        """Items were evicted: with fewer than min_size stored, nothing is sampled."""
+        self._add(removed=count)
+
+    def await_insert(self, count: int, timeout_s: float | None = None) -> bool:
+        """Wait until `count` items may be inserted and count them; False after `timeout_s`.
+
+        Raises ReplayError where that could never be.
+        """
+        self.expect(insert=count)
+        return self._await(why_not_insert, count, timeout_s, inserted=count)
+
+    def await_sample(self, count: int, timeout_s: float | None = None) -> bool:
+        """Wait until `count` items may be sampled and count them; False after `timeout_s`.
+
+        Raises ReplayError where that could never be.
+        """
+        self.expect(batch=count)
+        return self._await(why_not_sample, count, timeout_s, sampled=count)
+
+    def state_dict(self) -> dict[str, Any]:
+        """JSON values."""
+        with self._changed:
+            return {"settings": asdict(self._settings), "counts": asdict(self._counts)}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        with self._changed:
+            self._settings = _Settings(**state["settings"]).checked()
+            self._counts = Counts(**state["counts"])
+            self._changed.notify_all()
+
+    def _add(self, **counts: int) -> None:
+        with self._changed:
+            for name, count in counts.items():
+                setattr(self._counts, name, getattr(self._counts, name) + count)
+            self._changed.notify_all()
+
+    def _await(self, why: _Why, count: int, timeout_s: float | None, **counts: int) -> bool:
+        with self._changed:
+            self._waiting[why, count] += 1
+            try:
+                may = self._changed.wait_for(
+                    lambda: why(self.rule, self._counts, count) is None, timeout_s
+                )
+            finally:
+                self._waiting -= Counter({(why, count): 1})
+            if may:
+                self._add(**counts)
+            return may

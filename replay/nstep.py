@@ -1,0 +1,93 @@
+"""n-step returns at sampling: Sutton and Barto, Reinforcement Learning (2018), section 7.1.
+
+    R = sum over j < m of gamma^j r_{t+j},   discount = gamma^m, or 0 where row t+m-1 terminated
+
+m is n, or less where an episode ends or the stream has no further row yet: the return then goes on
+from what followed the last row there is.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from penstock.replay.table import NONE, Table
+
+Rows = npt.NDArray[np.int64]
+Array = npt.NDArray[Any]
+
+
+class Returns(NamedTuple):
+    """For each row: its return, the discount of what follows it, and its last row."""
+
+    reward: npt.NDArray[np.float32]
+    discount: npt.NDArray[np.float32]
+    last: Rows
+    last_records: Array
+
+
+def one_step(rows: Rows, records: Array, discount: float) -> Returns:
+    """The rows themselves, n = 1."""
+    factors = np.array([discount, 0], np.float32)
+    after = factors.take(records["terminated"].view(np.uint8))
+    return Returns(records["reward"].copy(), after, rows, records)
+
+
+def n_step(table: Table, rows: Rows, records: Array, steps: int, discount: float) -> Returns:
+    """Follow ``rows`` [count], whose records are ``records``, through up to ``steps`` rows."""
+    total = records["reward"].astype(np.float64)
+    factor = np.full(len(rows), discount)
+    last, last_records = rows.copy(), records.copy()
+    going = np.arange(len(rows))  # positions whose return may go on
+    for _ in range(steps - 1):
+        going = going[~_ended(last_records[going])]
+        following = _following(table, last[going])
+        exists = following != NONE
+        going, following = going[exists], following[exists]
+        if not len(going):
+            break
+        reached = take(table.records, following)
+        goes_on = _continues(reached)
+        going, following, reached = going[goes_on], following[goes_on], reached[goes_on]
+        total[going] += factor[going] * reached["reward"]
+        factor[going] *= discount
+        last[going] = following
+        last_records[going] = reached
+    after = np.where(last_records["terminated"], 0, factor)
+    return Returns(total.astype(np.float32), after.astype(np.float32), last, last_records)
+
+
+def take(records: Array, rows: Rows) -> Array:
+    """Records at ``rows``: plain memory, so that numpy copies each in one go."""
+    plain = records.view(f"V{records.dtype.itemsize}")
+    return plain.take(rows, mode="clip").view(records.dtype)
+
+
+def _ended(records: Array) -> npt.NDArray[np.bool_]:
+    ended: npt.NDArray[np.bool_] = records["terminated"] | records["truncated"]
+    return ended
+
+
+def _continues(records: Array) -> npt.NDArray[np.bool_]:
+    """Rows that carry on from the row before: neither a reset nor the start of an episode."""
+    names = records.dtype.names or ()
+    goes_on = np.ones(len(records), bool)
+    if "alive" in names:
+        goes_on &= records["alive"] != 0
+    if "age" in names:
+        goes_on &= records["age"] != 0
+    return goes_on
+
+
+def _following(table: Table, rows: Rows) -> Rows:
+    """The row one step later in the stream, NONE where there is none yet."""
+    envs = table.spec.envs
+    slot, rest = np.divmod(rows, table.rows_per_slot)
+    t, env = np.divmod(rest, envs)
+    inside = t + 1 < table.length.take(slot)
+    after = table.next.take(slot)
+    begun = (after != NONE) & (table.length.take(after, mode="clip") > 0)
+    crossed = np.where(begun, after * np.int64(table.rows_per_slot) + env, NONE)
+    return np.where(inside, rows + envs, crossed)

@@ -1,0 +1,261 @@
+"""Batches drawn ahead by a thread, so that the learner finds the next one ready.
+
+    thread:   draw ── to the device (pinned, side stream) ── ready, at most `prefetch` of them
+    consumer:                                                ready ── next(batches)
+
+The thread lives while the generator does: closing it, or dropping it, ends the thread. What goes
+wrong in the thread is raised in the consumer. torch is imported only where a device is asked for.
+"""
+
+from __future__ import annotations
+
+import importlib
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from penstock.replay.batch import Batch
+from penstock.replay.errors import ReplayError
+from penstock.replay.sequences import SequenceSampler
+
+if TYPE_CHECKING:
+    from penstock.replay.buffer import Replay
+
+LOOK_S = 0.1  # between two looks at whether the consumer is still there, while nothing can be drawn
+RETRY_S = 0.01  # between two attempts to draw
+ON_HOST = ("keys",)  # what goes back to the buffer stays in numpy
+
+
+class Source:
+    """Batches of ``count`` of a replay, as soon as they can be drawn."""
+
+    def __init__(self, replay: Replay, count: int, stacked: bool) -> None:
+        self._replay, self._count, self._stacked = replay, count, stacked
+
+    def draw(self, timeout_s: float) -> Batch | None:
+        """None where nothing could be drawn in time."""
+        ends_s = time.monotonic() + timeout_s
+        while self.missing():
+            if time.monotonic() >= ends_s:
+                return None
+            time.sleep(RETRY_S)
+        return self._replay.sample(self._count, stacked=self._stacked)
+
+    def missing(self) -> str:
+        """What a batch waits for; empty when it can be drawn."""
+        replay = self._replay
+        if isinstance(replay.sampler, SequenceSampler):
+            with replay.lock:
+                return "" if len(replay.sampler) else "no sequence is complete; is anything added?"
+        if min(self._count, replay.capacity) > len(replay):
+            return f"{len(replay)} of {self._count} rows are there; is anything added?"
+        return ""
+
+
+def batches(source: Source, *, prefetch: int, device: Any, timeout_s: float) -> Iterator[Batch]:
+    """Batches without end, on ``device`` as tensors, or in numpy where it is None.
+
+    Raises ReplayError where none could be drawn for ``timeout_s``. With ``prefetch`` 0 the consumer
+    draws itself.
+    """
+    if prefetch < 0:
+        raise ReplayError(f"prefetch {prefetch} must be 0 (no thread) or more batches")
+    if timeout_s <= 0:
+        raise ReplayError(f"timeout_s {timeout_s} must be above 0 seconds")
+    place = _placer(device)
+    if not prefetch:
+        return _drawn(source, place, timeout_s)
+    return _ahead(source, place, prefetch, timeout_s)
+
+
+def _drawn(source: Source, place: _Place, timeout_s: float) -> Iterator[Batch]:
+    while True:
+        batch = source.draw(timeout_s)
+        if batch is None:
+            raise _late(timeout_s, source)
+        yield place.arrive(place.send(batch))
+
+
+def _ahead(source: Source, place: _Place, prefetch: int, timeout_s: float) -> Iterator[Batch]:
+    ahead = _Ahead(source, place, prefetch)
+    thread = threading.Thread(target=ahead.run, name="replay-prefetch", daemon=True)
+    thread.start()
+    try:
+        while True:
+            sent = ahead.take(timeout_s)
+            if sent is None:
+                raise _late(timeout_s, source)
+            yield place.arrive(sent)
+    finally:
+        ahead.stop()
+        thread.join()
+
+
+def _late(timeout_s: float, source: Source) -> ReplayError:
+    why = source.missing() or "the buffer was busy"
+    return ReplayError(f"no batch could be drawn for {timeout_s:g} s: {why}")
+
+
+class _Ahead:
+    """What the thread and the consumer share."""
+
+    def __init__(self, source: Source, place: _Place, most: int) -> None:
+        self._source = source
+        self._place = place
+        self._most = most
+        self._ready: deque[Any] = deque()
+        self._changed = threading.Condition()
+        self._stopped = False
+        self._error: BaseException | None = None
+
+    def run(self) -> None:
+        try:
+            while self._await_room():
+                batch = self._source.draw(LOOK_S)
+                if batch is not None:
+                    sent = self._place.send(batch)
+                    with self._changed:
+                        self._ready.append(sent)
+                        self._changed.notify_all()
+        except BaseException as error:
+            with self._changed:
+                self._error = error
+                self._changed.notify_all()
+
+    def take(self, timeout_s: float) -> Any:
+        """The oldest batch that is ready; None after ``timeout_s`` without any."""
+        ends_s = time.monotonic() + timeout_s
+        with self._changed:
+            while not self._ready:
+                if self._error is not None:
+                    raise self._error
+                left_s = ends_s - time.monotonic()
+                if left_s <= 0 or not self._changed.wait(left_s):
+                    return None
+            self._changed.notify_all()
+            return self._ready.popleft()
+
+    def stop(self) -> None:
+        with self._changed:
+            self._stopped = True
+            self._changed.notify_all()
+
+    def _await_room(self) -> bool:
+        with self._changed:
+            while len(self._ready) >= self._most and not self._stopped:
+                self._changed.wait()
+            return not self._stopped
+
+
+class _Place:
+    """Where batches are wanted: here, in numpy."""
+
+    def send(self, batch: Batch) -> Any:
+        """Begin to bring a batch there; in the thread."""
+        return batch
+
+    def arrive(self, sent: Any) -> Batch:
+        """The batch, safe to use; in the consumer."""
+        batch: Batch = sent
+        return batch
+
+
+class _Tensors(_Place):
+    """On a torch device. To the CPU, tensors share the arrays' memory."""
+
+    def __init__(self, torch: Any, device: Any) -> None:
+        self._torch = torch
+        self._device = device
+
+    def send(self, batch: Batch) -> Any:
+        moved: dict[int, Any] = {}
+        return Batch(
+            {k: v if k in ON_HOST else _leaves(v, self._tensor, moved) for k, v in batch.items()}
+        )
+
+    def _tensor(self, array: np.ndarray[Any, Any], moved: dict[int, Any]) -> Any:
+        """Arrays that overlap, as obs and next_obs of sequences do, are brought over once."""
+        whole = array.base if isinstance(array.base, np.ndarray) else array
+        if whole.dtype != array.dtype or whole.nbytes > 2 * array.nbytes:
+            whole = array
+        if not (whole.flags.c_contiguous and array.flags.c_contiguous):
+            whole = array = np.ascontiguousarray(array)
+        if id(whole) not in moved:  # the array is kept, so that its id stays its own
+            moved[id(whole)] = whole, self._bring(self._torch.from_numpy(whole))
+        first = (_address(array) - _address(whole)) // array.itemsize
+        flat = moved[id(whole)][1].reshape(-1)
+        return flat[first : first + array.size].reshape(array.shape)
+
+    def _bring(self, tensor: Any) -> Any:
+        return tensor.to(self._device)
+
+
+class _Cuda(_Tensors):
+    """Through pinned memory, on a stream of its own beside the learner's."""
+
+    def __init__(self, torch: Any, device: Any) -> None:
+        super().__init__(torch, device)
+        self._stream = torch.cuda.Stream(device)
+
+    def send(self, batch: Batch) -> Any:
+        with self._torch.cuda.stream(self._stream):
+            sent = super().send(batch)
+            event = self._torch.cuda.Event()
+            event.record(self._stream)
+        return sent, event
+
+    def arrive(self, sent: Any) -> Batch:
+        batch, event = sent
+        current = self._torch.cuda.current_stream(self._device)
+        current.wait_event(event)
+        for key, value in batch.items():
+            if key not in ON_HOST:
+                _leaves(value, _used_by, current)
+        arrived: Batch = batch
+        return arrived
+
+    def _bring(self, tensor: Any) -> Any:
+        return tensor.pin_memory().to(self._device, non_blocking=True)
+
+
+def _used_by(tensor: Any, stream: Any) -> None:
+    """Its memory is not given away before what the stream does with it is done."""
+    if hasattr(tensor, "record_stream"):
+        tensor.record_stream(stream)
+
+
+def _placer(device: Any) -> _Place:
+    if device is None:
+        return _Place()
+    try:
+        torch: Any = importlib.import_module("torch")
+        wanted = torch.device(device)
+    except ImportError as error:
+        raise ReplayError(
+            f"device={device!r} needs torch, which cannot be imported ({error}); install it, or "
+            "leave device out for numpy arrays"
+        ) from error
+    except (RuntimeError, TypeError) as error:
+        raise ReplayError(f"device {device!r} is none that torch knows ({error})") from error
+    if wanted.type != "cuda":
+        return _Tensors(torch, wanted)
+    if not torch.cuda.is_available():
+        raise ReplayError(f"device {device!r} is not there: torch finds no CUDA; use 'cpu' or None")
+    return _Cuda(torch, wanted)
+
+
+def _leaves(value: Any, function: Callable[[Any, Any], Any], with_: Any) -> Any:
+    """``function`` of every array in a nested value; what is no array stays."""
+    if isinstance(value, dict):
+        return {key: _leaves(child, function, with_) for key, child in value.items()}
+    if isinstance(value, tuple):
+        return tuple(_leaves(child, function, with_) for child in value)
+    return value if isinstance(value, int | float | str) else function(value, with_)
+
+
+def _address(array: np.ndarray[Any, Any]) -> int:
+    return int(array.__array_interface__["data"][0])

@@ -1,0 +1,300 @@
+"""Which stored rows a batch takes: uniformly, or in proportion to priorities.
+
+A sampler is told which physical rows were written and removed; which of them count is in `valid`,
+the table's own array. It is used under the buffer's lock, by one thread at a time.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from penstock.replay.errors import ReplayError
+from penstock.replay.schedules import Schedule, as_schedule
+from penstock.replay.tree import Floats, Rows, SumTree
+
+Valid = npt.NDArray[np.bool_]
+Weights = npt.NDArray[np.float32]
+
+MAX_PRIORITY = 1e100  # so that the sum of any number of rows stays finite
+MIN_EPSILON = 1e-100  # the tree wants weights that are normal numbers
+DRAWS_PER_ROW = 32  # drawn in vain this often, the valid rows are few enough to list them
+
+
+class Sampler(Protocol):
+    """What a buffer asks of a sampler. Rows are physical rows of the table, int64."""
+
+    def bind(self, valid: Valid, rng: np.random.Generator) -> None:
+        """Once, before all else. `valid` [rows] is kept up to date by the table."""
+
+    def insert(self, start: int, stop: int, priorities: npt.NDArray[Any] | None) -> None:
+        """Rows start..stop were written; `valid` says which of them count.
+
+        A row that counts only later is inserted again then. `priorities` [stop - start], or None.
+        """
+
+    def remove(self, start: int, stop: int) -> None:
+        """Rows start..stop left; they are no longer valid."""
+
+    def remove_rows(self, rows: Rows) -> None:
+        """Single rows [n] are no longer valid."""
+
+    def sample(self, count: int) -> tuple[Rows, Weights | None]:
+        """`count` valid rows, with replacement, and their importance weights if they need any.
+
+        Raises ReplayError where no row can be drawn.
+        """
+
+    def update(self, rows: Rows, priorities: npt.NDArray[Any]) -> None:
+        """New priorities [n] of rows [n] that were not overwritten since they were sampled."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Arrays (copies) and JSON values; with it the same rows are drawn as without a break."""
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """After `bind` to a table that was loaded too."""
+
+
+class Uniform:
+    """Every valid row is equally likely, each draw independent of the others.
+
+    Rows are drawn among all up to the highest ever inserted, and drawn again where they are not
+    valid, so the cost depends on the share of valid rows and not on their number. Only where
+    hardly any row is valid are they listed.
+    """
+
+    def __init__(self) -> None:
+        self._end = 0
+        self._listed: Rows | None = None
+
+    def bind(self, valid: Valid, rng: np.random.Generator) -> None:
+        self._valid = valid
+        self._rng = rng
+
+    def insert(self, start: int, stop: int, priorities: npt.NDArray[Any] | None) -> None:
+        self._end = max(self._end, stop)
+        self._listed = None
+
+    def remove(self, start: int, stop: int) -> None:
+        self._listed = None
+
+    def remove_rows(self, rows: Rows) -> None:
+        self._listed = None
+
+    def sample(self, count: int) -> tuple[Rows, None]:
+        if not self._end:
+            raise _nothing_to_sample(count)
+        if self._listed is not None:
+            return self._draw_listed(count), None
+        rows = self._rng.integers(0, self._end, count)
+        counts = self._valid.take(rows)
+        return (rows if counts.all() else self._complete(rows[counts], count)), None
+
+    def update(self, rows: Rows, priorities: npt.NDArray[Any]) -> None:
+        """Priorities mean nothing here."""
+
+    def state_dict(self) -> dict[str, Any]:
+        listed = self._listed is not None
+        return {"end": self._end, "listed": listed, "rng": self._rng.bit_generator.state}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self._end = int(state["end"])
+        self._listed = np.flatnonzero(self._valid[: self._end]) if state["listed"] else None
+        self._rng.bit_generator.state = state["rng"]
+
+    def _complete(self, kept: Rows, count: int) -> Rows:
+        """`kept` and further independent draws, up to `count` rows."""
+        drawn, parts, missing = count, [kept], count - len(kept)
+        while missing:
+            if drawn > DRAWS_PER_ROW * (count - missing + 1):
+                self._listed = np.flatnonzero(self._valid[: self._end])
+                parts.append(self._draw_listed(missing))
+                break
+            rows = self._rng.integers(0, self._end, 2 * missing)
+            drawn += len(rows)
+            parts.append(rows[self._valid.take(rows)][:missing])
+            missing -= len(parts[-1])
+        return np.concatenate(parts)
+
+    def _draw_listed(self, count: int) -> Rows:
+        assert self._listed is not None
+        if not len(self._listed):
+            raise _nothing_to_sample(count)
+        return self._listed[self._rng.integers(0, len(self._listed), count)]
+
+
+class Prioritized:
+    """Proportional prioritisation, Schaul et al. 2016 (arXiv 1511.05952), section 3.
+
+    Row i is drawn with P(i) = (p_i + epsilon)^alpha / sum_k (p_k + epsilon)^alpha. A row inserted
+    without a priority gets the highest ever given, at least 1 (the paper's p_1). Draws are
+    stratified (appendix B.2.1): one from each of `count` equal shares of the total, so a row is
+    drawn count * P(i) times on average, with less spread than independent draws would have, and
+    a batch is ordered by row: shuffle it before you split it into parts that must be alike.
+
+    Weights are (N P(i))^-beta, divided by the largest of the batch. Learners with a shard each
+    divide by the largest of all: see `importance_weights`.
+
+    `fast`: True asks for numba's tree (the extra "fast"), False for numpy's, None takes numba's if
+    it is installed. Both draw the same rows.
+    """
+
+    def __init__(
+        self,
+        alpha: float = 0.6,
+        beta: float | Schedule = 0.4,
+        epsilon: float = 1e-6,
+        *,
+        fast: bool | None = None,
+    ) -> None:
+        self.alpha = _share("alpha", alpha)
+        self.schedule = as_schedule(beta)
+        _share("beta", self.schedule(0))
+        if not MIN_EPSILON <= epsilon <= MAX_PRIORITY:
+            raise ReplayError(
+                f"epsilon {epsilon} must be at least {MIN_EPSILON:g}: it keeps rows of priority 0 "
+                "from never being sampled"
+            )
+        self.epsilon = epsilon
+        self._fast = fast
+        self._highest = 1.0
+        self._drawn = 0
+        self._shares: Floats = np.empty(0)
+
+    def bind(self, valid: Valid, rng: np.random.Generator) -> None:
+        self._valid = valid
+        self._rng = rng
+        self._tree = make_tree(len(valid), self._fast)
+
+    @property
+    def beta(self) -> float:
+        """The exponent that the next batch's weights will have."""
+        return self.schedule(self._drawn)
+
+    @property
+    def probabilities(self) -> Floats:
+        """P(i) of the rows of the last batch, [count]."""
+        return self._shares / self._shares_total
+
+    @property
+    def stored(self) -> int:
+        """N, the number of valid rows; counted when asked for."""
+        return int(np.count_nonzero(self._valid))
+
+    def insert(self, start: int, stop: int, priorities: npt.NDArray[Any] | None) -> None:
+        counts = self._valid[start:stop]
+        if priorities is None:
+            weights = counts * (self._highest + self.epsilon) ** self.alpha
+        else:
+            _check_count(stop - start, priorities)
+            weights = self._weights(np.where(counts, priorities, 0.0)) * counts
+        self._tree.write(start, stop, weights)
+
+    def remove(self, start: int, stop: int) -> None:
+        self._tree.write(start, stop, 0.0)
+
+    def remove_rows(self, rows: Rows) -> None:
+        self._tree.set(rows, 0.0)
+
+    def sample(self, count: int) -> tuple[Rows, Weights]:
+        total = self._tree.total
+        if not total:
+            raise _nothing_to_sample(count)
+        rows = self._tree.draw((np.arange(count) + self._rng.random(count)) / count)
+        self._shares, self._shares_total = self._tree.leaves.take(rows), total
+        # (N P)^-beta over its maximum, which is where P is smallest: N and the total cancel.
+        weights = (self._shares.min() / self._shares) ** self.beta
+        self._drawn += count
+        return rows, weights.astype(np.float32)
+
+    def update(self, rows: Rows, priorities: npt.NDArray[Any]) -> None:
+        """Where a row comes twice, its last priority counts; rows not valid keep weight 0."""
+        _check_count(len(rows), priorities)
+        self._tree.set(rows, self._weights(priorities) * self._valid.take(rows))
+
+    def state_dict(self) -> dict[str, Any]:
+        return {
+            "leaves": self._tree.leaves.copy(),
+            "highest": self._highest,
+            "drawn": self._drawn,
+            "rng": self._rng.bit_generator.state,
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        if state["leaves"].shape != self._valid.shape:
+            raise ReplayError(
+                f"the snapshot has {len(state['leaves'])} priorities and the buffer "
+                f"{len(self._valid)} rows; load it into a buffer of the same size"
+            )
+        self._tree.load(state["leaves"])
+        self._highest = float(state["highest"])
+        self._drawn = int(state["drawn"])
+        self._rng.bit_generator.state = state["rng"]
+
+    def _weights(self, priorities: npt.NDArray[Any]) -> Floats:
+        """(p + epsilon)^alpha, after a check; the highest priority is remembered."""
+        priorities = np.asarray(priorities, np.float64)
+        if not len(priorities):
+            return priorities
+        highest = float(priorities.max())
+        if not (priorities.min() >= 0 and highest <= MAX_PRIORITY):  # both are NaN if any one is
+            raise _bad_priority(priorities)
+        self._highest = max(self._highest, highest)
+        weights: Floats = (priorities + self.epsilon) ** self.alpha
+        return weights
+
+
+def importance_weights(probabilities: Floats, stored: int, beta: float) -> Floats:
+    """(N P(i))^-beta, section 3.4 of the paper, not yet divided by the largest.
+
+    With K shards that each give an equal part of a batch, a row's probability is P(i) / K and N the
+    sum over the shards: `importance_weights(sampler.probabilities / K, all_stored, beta)`, then
+    divided by the largest of all shards.
+    """
+    return (stored * probabilities) ** -beta
+
+
+def make_tree(capacity: int, fast: bool | None) -> SumTree:
+    """numba's tree where it is installed and not declined. ReplayError if asked for and missing."""
+    if fast is False:
+        return SumTree(capacity)
+    from penstock.replay import fast_tree  # here, because importing numba takes long
+
+    if fast_tree.AVAILABLE:
+        return fast_tree.FastSumTree(capacity)
+    if fast:
+        raise ReplayError(
+            "fast=True needs numba, which is not installed; run pip install 'penstock[fast]' or "
+            "leave fast out"
+        )
+    return SumTree(capacity)
+
+
+def _check_count(rows: int, priorities: npt.NDArray[Any]) -> None:
+    if np.shape(priorities) != (rows,):
+        raise ReplayError(
+            f"priorities of shape {np.shape(priorities)} came for {rows} rows; give one number each"
+        )
+
+
+def _share(name: str, value: float) -> float:
+    if not 0 <= value <= 1:
+        raise ReplayError(f"{name} {value} must be between 0 and 1")
+    return value
+
+
+def _nothing_to_sample(count: int) -> ReplayError:
+    return ReplayError(
+        f"cannot sample {count} rows: no stored row can be sampled yet; add more first, and note "
+        "that a row counts once what followed it is known"
+    )
+
+
+def _bad_priority(priorities: Floats) -> ReplayError:
+    position = int(np.flatnonzero(~((priorities >= 0) & (priorities <= MAX_PRIORITY)))[0])
+    return ReplayError(
+        f"priority {priorities[position]} at position {position} must be a finite number from 0 "
+        f"to {MAX_PRIORITY:g}; pass for example the absolute TD error"
+    )

@@ -1,0 +1,307 @@
+"""Sequences for recurrent learners: which rows one may start at, and drawing among those.
+
+Starts lie every `length - overlap` steps, counted from each episode's first stored step. A start
+counts once its sequence is complete: `length` steps were written or, where sequences are padded,
+the episode ended before. What a row costs does not depend on how many are stored: as a slot is
+written, the position in the episode is carried along per environment, and a start is found when
+the last step of its sequence is.
+
+Starts are sparse, so a sampler does not draw rows but *numbers* of starts, dense from 0: the lowest
+never used is given to a new start, or one whose start has left. Uniform and prioritised sampling
+work alike on numbers.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from penstock.core.specs import SlotSpec
+from penstock.replay.errors import ReplayError
+from penstock.replay.samplers import Sampler, Valid, Weights
+from penstock.replay.tree import Rows
+
+Ints = npt.NDArray[np.int32]
+NONE = -1
+
+
+@dataclass(frozen=True)
+class Sequences:
+    """`length` steps each, of which neighbours share `overlap` and the first `burn_in` only warm up
+    the recurrent state.
+
+    Without `pad` only sequences that lie wholly in one episode are drawn, and what is left at an
+    episode's end never is; with it, sequences may end with their episode, and the mask says where.
+    """
+
+    length: int
+    overlap: int = 0
+    burn_in: int = 0
+    pad: bool = False
+
+    def __post_init__(self) -> None:
+        if self.length < 1:
+            raise ReplayError(f"sequences of length {self.length} hold nothing; give at least 1")
+        for name, value in (("overlap", self.overlap), ("burn_in", self.burn_in)):
+            if not 0 <= value < self.length:
+                raise ReplayError(
+                    f"{name} {value} must be between 0 and length - 1 = {self.length - 1}"
+                )
+
+    @property
+    def stride(self) -> int:
+        """Steps from one start to the next."""
+        return self.length - self.overlap
+
+
+class Slots(Protocol):
+    """What is needed of a `Table` to find starts."""
+
+    spec: SlotSpec
+    slots: int
+    records: npt.NDArray[Any]
+    length: Ints
+    prev: Ints
+
+
+class _Ends(NamedTuple):
+    """Last steps of sequences in one slot: step, environment, and steps back to the start."""
+
+    steps: Rows
+    envs: Rows
+    back: Rows
+
+
+class SequenceSampler:
+    """A `Sampler` of rows that are starts of sequences; which start, `sampler` decides.
+
+    The slots of a stream are inserted in their order, and leave in it.
+    """
+
+    def __init__(self, sequences: Sequences, sampler: Sampler) -> None:
+        self.sequences = sequences
+        self.sampler = sampler
+
+    def place(self, table: Slots) -> None:
+        """Once, before `bind`: the table whose rows these are."""
+        if any(column.name == "priority" for column in table.spec.columns):
+            raise _no_priorities()
+        self._table = table
+        self._unroll, self._envs = table.spec.unroll, table.spec.envs
+        self._slot_rows = self._unroll * self._envs
+        # Of each slot: neighbours in its stream, steps already searched (NONE: not in use), and the
+        # position in its episode that the next step of each environment will have.
+        self._before: Ints = np.full(table.slots, NONE, np.int32)
+        self._after: Ints = np.full(table.slots, NONE, np.int32)
+        self._searched: Ints = np.full(table.slots, NONE, np.int32)
+        self._position = np.zeros((table.slots, self._envs), np.int64)
+        self._pending: dict[int, None] = {}  # slots written since; the older of a stream first
+        rows = table.slots * self._slot_rows
+        # Zeros are pages that the system gives only when written: most numbers are never used.
+        self._number = np.zeros(rows, np.int32)  # of the start at each row, plus 1
+        self._row = np.zeros(rows, np.int64)  # of each number
+        self._taken: Valid = np.zeros(rows, np.bool_)  # by number
+        self._freed = np.zeros(rows, np.int32)  # a stack of numbers
+        self._freed_count = self._used = 0
+
+    def __len__(self) -> int:
+        """Starts that can be drawn."""
+        self._search()
+        return self._used - self._freed_count
+
+    def bind(self, valid: Valid, rng: np.random.Generator) -> None:
+        self._valid = valid
+        self.sampler.bind(self._taken, rng)
+
+    def insert(self, start: int, stop: int, priorities: npt.NDArray[Any] | None) -> None:
+        if priorities is not None:
+            raise _no_priorities()
+        slot = start // self._slot_rows
+        if self._searched[slot] == NONE:
+            self._search()
+            self._open(slot)
+        self._pending[slot] = None
+
+    def remove(self, start: int, stop: int) -> None:
+        self._search()
+        for slot in range(start // self._slot_rows, -(-stop // self._slot_rows)):
+            after = self._after[slot]
+            if after != NONE:
+                self._before[after] = NONE
+            self._before[slot] = self._after[slot] = self._searched[slot] = NONE
+        self._forget(start + np.flatnonzero(self._number[start:stop]))
+
+    def remove_rows(self, rows: Rows) -> None:
+        self._search()
+        self._forget(np.unique(rows[self._number[rows] > 0]))
+
+    def sample(self, count: int) -> tuple[Rows, Weights | None]:
+        """Rows [count] at which sequences start, and their weights if the sampler has any."""
+        if not len(self):
+            raise ReplayError(
+                f"cannot sample {count} sequences: no stored one is complete; add at least "
+                f"{self.sequences.length} steps of one episode first"
+                + ("" if self.sequences.pad else ", or give pad=True for shorter episodes")
+            )
+        numbers, weights = self.sampler.sample(count)
+        return self._row.take(numbers), weights
+
+    def update(self, rows: Rows, priorities: npt.NDArray[Any]) -> None:
+        numbers = self._number.take(rows) - 1
+        live = numbers >= 0
+        if live.all():
+            self.sampler.update(numbers.astype(np.int64), priorities)
+        else:
+            self.sampler.update(numbers[live].astype(np.int64), np.asarray(priorities)[live])
+
+    def state_dict(self) -> dict[str, Any]:
+        self._search()
+        return {
+            "sampler": self.sampler.state_dict(),
+            "rows": self._row[: self._used].copy(),
+            "freed": self._freed[: self._freed_count].copy(),
+            "before": self._before.copy(),
+            "after": self._after.copy(),
+            "searched": self._searched.copy(),
+            "position": self._position.copy(),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self._used, self._freed_count = len(state["rows"]), len(state["freed"])
+        self._row[: self._used] = state["rows"]
+        self._freed[: self._freed_count] = state["freed"]
+        self._taken[: self._used] = True
+        self._taken[state["freed"]] = False
+        numbers = np.flatnonzero(self._taken)
+        self._number[self._row[numbers]] = numbers + 1
+        for name in ("before", "after", "searched", "position"):
+            getattr(self, f"_{name}")[...] = state[name]
+        self.sampler.load_state_dict(state["sampler"])
+
+    def _open(self, slot: int) -> None:
+        before = int(self._table.prev[slot])
+        if before != NONE and self._searched[before] == NONE:
+            before = NONE
+        self._searched[slot], self._position[slot] = 0, 0
+        self._before[slot], self._after[slot] = before, NONE
+        if before != NONE:
+            self._after[before] = slot
+            self._position[slot] = self._position[before]
+
+    def _search(self) -> None:
+        """Find the starts whose sequences were completed by what was written since."""
+        pending, self._pending = self._pending, {}
+        for slot in pending:
+            start, stop = int(self._searched[slot]), int(self._table.length[slot])
+            if start < stop:
+                ends = self._ends(slot, start, stop)
+                self._searched[slot] = stop
+                rows = self._rows_back(slot, ends)
+                self._add(rows[self._valid.take(rows) & (self._number.take(rows) == 0)])
+
+    def _ends(self, slot: int, start: int, stop: int) -> _Ends:
+        """Sequences that end at steps start..stop of a slot; moves its positions on."""
+        first = slot * self._slot_rows
+        at = slice(first + start * self._envs, first + stop * self._envs)
+        shape = (stop - start, self._envs)
+        records, alive = self._table.records[at].reshape(shape), self._valid[at].reshape(shape)
+        last = records["terminated"] | records["truncated"]
+        found = []
+        if "age" in (records.dtype.names or ()):
+            begins = (records["age"] == 0) & alive
+            last[:-1] |= begins[1:]
+            found.append(self._ends_before(slot, begins[0]))
+        last &= alive
+        position = self._positions(slot, last | ~alive)
+        sequences = self.sequences
+        back = position - (sequences.length - 1)
+        complete = (back >= 0) & (back % sequences.stride == 0) & alive
+        steps, envs = np.nonzero(complete)
+        found.append(_Ends(steps, envs, np.full(len(steps), sequences.length - 1)))
+        if sequences.pad:
+            found.append(self._short(*np.nonzero(last), position[last]))
+        steps, envs, back = (np.concatenate(parts) for parts in zip(*found, strict=True))
+        return _Ends(steps + start, envs, back)
+
+    def _ends_before(self, slot: int, begins: npt.NDArray[np.bool_]) -> _Ends:
+        """Episodes [envs] that had no last step, as the next row shows the start of another."""
+        envs = np.flatnonzero(begins & (self._position[slot] > 0))
+        end = self._position[slot, envs] - 1
+        self._position[slot, envs] = 0
+        if not self.sequences.pad:
+            envs, end = envs[:0], end[:0]
+        return self._short(np.full(len(envs), -1), envs, end)
+
+    def _positions(self, slot: int, breaks: npt.NDArray[np.bool_]) -> Rows:
+        """Steps since the start of the episode [n, envs]; after a break the next one begins."""
+        count = len(breaks)
+        begins = np.empty((count + 1, self._envs), np.int64)
+        begins[0] = -self._position[slot]
+        begins[1:] = np.where(breaks, np.arange(1, count + 1)[:, None], -(1 << 62))
+        np.maximum.accumulate(begins, axis=0, out=begins)
+        self._position[slot] = count - begins[count]
+        positions: Rows = np.arange(count)[:, None] - begins[:count]
+        return positions
+
+    def _short(self, steps: Rows, envs: Rows, end: Rows) -> _Ends:
+        """Sequences shorter than `length` that end with their episode, at position `end`."""
+        stride = self.sequences.stride
+        oldest = -(-np.maximum(end - self.sequences.length + 2, 0) // stride)
+        counts = np.maximum(end // stride - oldest + 1, 0)
+        which = np.repeat(np.arange(len(counts)), counts)
+        offsets = np.arange(len(which)) - np.repeat(np.cumsum(counts) - counts, counts)
+        return _Ends(steps[which], envs[which], end[which] - (oldest[which] + offsets) * stride)
+
+    def _rows_back(self, slot: int, ends: _Ends) -> Rows:
+        """Rows at which the sequences start, ascending; without those whose start has left."""
+        steps = ends.steps - ends.back
+        slots = np.full(len(steps), slot)
+        while (early := np.flatnonzero((steps < 0) & (slots != NONE))).size:
+            slots[early] = self._before[slots[early]]
+            steps[early] += self._searched[slots[early]]
+        rows = (slots * self._unroll + steps) * self._envs + ends.envs
+        return np.sort(rows[slots != NONE])
+
+    def _add(self, rows: Rows) -> None:
+        if not len(rows):
+            return
+        reused = min(len(rows), self._freed_count)
+        top = self._freed_count
+        fresh = np.arange(self._used, self._used + len(rows) - reused)
+        numbers = np.concatenate([self._freed[top - reused : top][::-1], fresh])
+        self._freed_count -= reused
+        self._used += len(fresh)
+        self._row[numbers] = rows
+        self._number[rows] = numbers + 1
+        self._taken[numbers] = True
+        for start, stop in _runs(numbers):
+            self.sampler.insert(start, stop, None)
+
+    def _forget(self, rows: Rows) -> None:
+        if not len(rows):
+            return
+        numbers = np.sort(self._number[rows] - 1)
+        self._number[rows] = 0
+        self._taken[numbers] = False
+        self._freed[self._freed_count :][: len(numbers)] = numbers[::-1]
+        self._freed_count += len(numbers)
+        for start, stop in _runs(numbers):
+            self.sampler.remove(start, stop)
+
+
+def _runs(numbers: npt.NDArray[Any]) -> list[tuple[int, int]]:
+    """(start, stop) of each stretch of consecutive numbers."""
+    edges = np.flatnonzero(np.diff(numbers) != 1) + 1
+    starts = numbers[np.concatenate([[0], edges])]
+    stops = numbers[np.concatenate([edges - 1, [len(numbers) - 1]])] + 1
+    return list(zip(starts.tolist(), stops.tolist(), strict=True))
+
+
+def _no_priorities() -> ReplayError:
+    return ReplayError(
+        "priorities come with single steps, but sequences are drawn; leave them out and call "
+        "update_priorities with one priority per sequence"
+    )

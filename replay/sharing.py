@@ -1,0 +1,184 @@
+"""Lets other processes of this host write into a store: the consumer's service thread.
+
+    Writer.attach(address) ── Unix socket ── StoreServer ── a lane of the store
+    w.slot() ... publish   ── eventfd ────── StoreServer ── collect, under the consumer's lock
+
+The thread sleeps until something happens, and then acts under ``lock``, as everybody does who
+touches the store's consumer side. A writer that is killed is seen by its pidfd, and only then are
+its lent slots taken back: one that is merely stopped may wake up, and still has the memory mapped.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import shutil
+import tempfile
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from penstock.configs.errors import UserError
+from penstock.replay.errors import ReplayError
+from penstock.replay.table import NONE
+from penstock.transport.shm.door import Attached, Door
+from penstock.transport.shm.lane import offer
+from penstock.transport.shm.store import Slot, SlotStore, drain_event
+
+if TYPE_CHECKING:
+    from penstock.replay.buffer import Replay
+
+FOLDER_PREFIX = "penstock-replay-"
+WRITER_SLOTS = 2  # that a writer may hold: one to fill, and one lent ahead
+GATE_S = 0.005  # between two looks at a rate limiter that holds writers back
+SETTLE_S = 0.001  # publications within this time are taken in together
+
+
+class StoreServer:
+    """Serves ``store`` from a thread of its own until `close`.
+
+    ``collect`` takes in what was published; ``may_lend`` says whether writers may have slots now.
+    Both are called with ``lock`` held.
+    """
+
+    def __init__(
+        self,
+        store: SlotStore,
+        lock: threading.Lock,
+        path: Path | None,
+        *,
+        collect: Callable[[], Any],
+        may_lend: Callable[[], bool] = lambda: True,
+        want: int = WRITER_SLOTS,
+        about: dict[str, Any] | None = None,
+    ) -> None:
+        """Raises ReplayError where ``path`` is taken. None makes a folder, removed on `close`."""
+        self._store = store
+        self._lock = lock
+        self._collect = collect
+        self._may_lend = may_lend
+        self._want = want
+        self._about = about or {}
+        self._guests: set[int] = set()  # lanes of other processes
+        self._streams = 0
+        self._stop = False
+        self._folder = Path(tempfile.mkdtemp(prefix=FOLDER_PREFIX)) if path is None else None
+        self.path = self._folder / "store" if self._folder else Path(path or "")
+        try:
+            self._door = Door(self.path, self._attach, self._left)
+        except UserError as error:
+            self._remove_folder()
+            raise ReplayError(str(error)) from error
+        self._door.watch(store.filled_event, self._filled)
+        self._thread = threading.Thread(target=self._run, name="replay-server", daemon=True)
+        self._thread.start()
+        atexit.register(self.close)
+
+    @property
+    def address(self) -> str:
+        """What `Writer.attach` takes."""
+        return str(self.path)
+
+    @property
+    def writers(self) -> int:
+        """Processes that hold a lane now."""
+        return len(self._guests)
+
+    def close(self) -> None:
+        """Let nobody in any more, and let go of those who are."""
+        if self._stop:
+            return
+        self._stop = True
+        os.eventfd_write(self._store.filled_event, 1)
+        self._thread.join()
+        self._door.close()
+        self._remove_folder()
+        atexit.unregister(self.close)
+
+    def _run(self) -> None:
+        while not self._stop:
+            self._door.poll(GATE_S if self._store.held_back else None)
+            with self._lock:
+                self._tend()
+
+    def _filled(self) -> None:
+        drain_event(self._store.filled_event)
+
+    def _tend(self) -> None:
+        self._collect()
+        if self._may_lend():
+            self._store.held_back -= self._guests
+        else:
+            self._store.held_back |= self._guests
+        self._store.lend()
+
+    def _attach(self, request: dict[str, Any]) -> Attached:
+        if request["lane"] != "writer":
+            raise UserError("this address serves a replay buffer; it has no weights and no learner")
+        with self._lock:
+            lane, fds, where = offer(self._store, self._want)
+            self._guests.add(lane)
+            self._streams += 1
+        spec = self._store.geometry.spec.to_dict()
+        return Attached(lane, fds, {**where, **self._about, "spec": spec, "stream": self._streams})
+
+    def _left(self, lane: int) -> None:
+        with self._lock:
+            self._collect()
+            self._store.close_lane(lane)
+            self._guests.discard(lane)
+
+    def _remove_folder(self) -> None:
+        if self._folder is not None:
+            shutil.rmtree(self._folder, ignore_errors=True)
+
+
+def serve(replay: Replay, path: str | Path | None) -> StoreServer:
+    """Let processes of this host write into ``replay``. Raises ReplayError where it is private."""
+    if replay.table.store.arena.fd is None:
+        raise ReplayError(
+            "this replay's memory is its own; make it with shared=True to let others write"
+        )
+    about = {"autoreset": replay.autoreset, "frame_stack": replay.layout.frame_stack}
+    return StoreServer(
+        replay.table.store,
+        replay.lock,
+        None if path is None else Path(path),
+        collect=replay.table.collect,
+        about=about,
+    )
+
+
+class Inlet:
+    """A way into ``replay`` for slots of any streams that come from elsewhere. One thread."""
+
+    def __init__(self, replay: Replay) -> None:
+        self._replay = replay
+        with replay.lock:
+            self._lane, self._writer = replay.table.open_lane()
+
+    def acquire(self) -> Slot | None:
+        """A slot to fill, the oldest making room; None while there is none to be had."""
+        slot = self._writer.acquire(0)
+        if slot is None:
+            self.collect()
+            slot = self._writer.acquire(0)
+        return slot
+
+    def publish(self, slot: Slot) -> None:
+        """The buffer will see it at its next look."""
+        self._writer.publish(slot)
+
+    def give_back(self, slot: Slot) -> None:
+        """It was not filled after all."""
+        self._writer.give_back(slot)
+
+    def collect(self) -> None:
+        """Have the buffer see what was published."""
+        with self._replay.lock:
+            self._replay.table.collect()
+
+    def close(self) -> None:
+        with self._replay.lock:
+            self._replay.table.close_lane(self._lane, NONE)

@@ -1,0 +1,168 @@
+"""Snapshots of a table, taken while writers go on.
+
+What can change is copied in one go under the buffer's lock: which rows count, how slots follow each
+other, and the rows of slots that are still being written. Published slots do not change; they are
+written one by one, oldest first. One that has to leave before its turn is copied first, so the
+snapshot is the table of one instant, and writers wait no longer than for one copy of a slot.
+
+What is loaded has no writers. Slots that were being written end with the rows they had, and whoever
+adds begins new streams; foreign writers attach anew.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import Counter, deque
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from penstock.core.specs import HEADER, Bytes, SlotSpec
+from penstock.replay.errors import ReplayError
+from penstock.replay.snapshot_files import FolderReader, FolderWriter
+from penstock.replay.table import Table
+
+PER_SLOT = ("length", "prev", "next", "generation")
+COUNTS = ("inserted", "stored")
+
+
+def save(
+    folder: Path, table: Table, lock: threading.Lock, others: Callable[[], dict[str, Any]]
+) -> None:
+    """Replace the snapshot in ``folder``.
+
+    ``others`` is called under ``lock`` at the same instant and gives what else to keep: JSON values
+    and arrays that nobody changes any more. Raises ReplayError where it cannot be written, and then
+    the snapshot before is whole.
+    """
+    try:
+        writer = FolderWriter(folder)
+    except OSError as error:
+        raise _unwritten(folder, error) from error
+    leaving = _Leaving(table)
+    try:
+        with lock:
+            about = {"table": _state(table), "others": others()}
+            leaving.begin()
+        try:
+            for slot in about["table"]["order"]:
+                with lock:
+                    payload = leaving.take(slot)
+                for block, data in zip(table.spec.blocks, payload, strict=True):
+                    writer.append(block.name, data)
+        finally:
+            with lock:
+                leaving.end()
+        writer.finish(about)
+    except BaseException as error:
+        writer.abandon()
+        if isinstance(error, OSError):
+            raise _unwritten(folder, error) from error
+        raise
+
+
+def restore(reader: FolderReader, table: Table) -> dict[str, Any]:
+    """Fill a new table with a snapshot of one that was like it; what ``others`` gave comes back.
+
+    Raises ReplayError where the snapshot is damaged or of another kind.
+    """
+    with reader.refusing():
+        state = reader.about["table"]
+        spec = SlotSpec.from_dict(state["spec"])
+        if difference := spec.difference(table.spec, "snapshot", "replay"):
+            raise ReplayError(f"{reader.folder} is of another replay: {difference}; load its own")
+        if state["slots"] != table.slots:
+            raise ReplayError(
+                f"{reader.folder} has {state['slots']} slots and the replay {table.slots}; give "
+                "the same capacity"
+            )
+        order = [int(slot) for slot in state["order"]]
+        if len(set(order)) != len(order) or not set(order) <= set(range(table.slots)):
+            raise ValueError(f"its order of slots {order} is impossible")
+        for i, block in enumerate(spec.blocks):
+            reader.read(block.name, (table.store.slots[slot].payload[i] for slot in order))
+        for name in PER_SLOT:
+            getattr(table, name)[...] = state[name]
+        table.valid[...] = np.unpackbits(state["valid"], count=table.rows).view(bool)
+        headers = state["headers"].reshape(-1).view(HEADER)
+        for slot, header in zip(order, headers, strict=True):
+            # A slot is as old as it was: the clock may be that of another boot.
+            header["published_s"] += time.monotonic() - state["now_s"]
+            table.store.slots[slot].header[...] = header
+        table.order, table.closed = deque(order), len(order)
+        table.evicted = Counter({str(k): int(n) for k, n in state["evicted"].items()})
+        for name in COUNTS:
+            setattr(table, name, int(state[name]))
+        table.store.keep_all_but([int(slot) for slot in state["free"]])
+        others: dict[str, Any] = reader.about["others"]
+        return others
+
+
+class _Leaving:
+    """Copies of slots that leave, or change, before they are written to the snapshot."""
+
+    def __init__(self, table: Table) -> None:
+        self._table = table
+        self._waiting: set[int] = set()
+        self._copies: dict[int, tuple[Bytes, ...]] = {}
+        self._staging = table.spec.zeros()
+
+    def begin(self) -> None:
+        """Under the lock: from now on the kept slots wait to be written."""
+        table = self._table
+        if table.leaving is not None:
+            raise ReplayError("a snapshot of this replay is being written; wait for it to end")
+        table.leaving = self._before_it_leaves
+        self._waiting = set(table.order)
+        for slot in list(table.order)[table.closed :]:
+            self._copies[slot] = self._copy(slot)
+
+    def take(self, slot: int) -> tuple[Bytes, ...]:
+        """Under the lock: the slot's blocks, valid until the next call."""
+        self._waiting.discard(slot)
+        if slot in self._copies:
+            return self._copies.pop(slot)
+        for out, data in zip(self._staging, self._table.store.slots[slot].payload, strict=True):
+            np.copyto(out, data)
+        return tuple(self._staging)
+
+    def end(self) -> None:
+        """Under the lock."""
+        if self._table.leaving == self._before_it_leaves:
+            self._table.leaving = None
+
+    def _before_it_leaves(self, slot: int) -> None:
+        if slot in self._waiting and slot not in self._copies:
+            self._copies[slot] = self._copy(slot)
+
+    def _copy(self, slot: int) -> tuple[Bytes, ...]:
+        return tuple(data.copy() for data in self._table.store.slots[slot].payload)
+
+
+def _state(table: Table) -> dict[str, Any]:
+    order, free = list(table.order), table.store.free
+    known = {*order, *free}
+    lent = [slot for slot in range(table.slots) if slot not in known]
+    state: dict[str, Any] = {name: getattr(table, name).copy() for name in PER_SLOT}
+    state |= {name: getattr(table, name) for name in COUNTS}
+    headers = np.array([table.store.slots[slot].header for slot in order], HEADER)
+    return state | {
+        "spec": table.spec.to_dict(),
+        "slots": table.slots,
+        "now_s": time.monotonic(),
+        "order": order,
+        "free": lent + free,  # in the order in which they will be lent
+        "valid": np.packbits(table.valid),
+        "headers": headers.view(np.uint8),
+        "evicted": dict(table.evicted),
+    }
+
+
+def _unwritten(folder: Path, error: OSError) -> ReplayError:
+    return ReplayError(
+        f"snapshot {folder} could not be written ({error.strerror}), and any before it is whole; "
+        "free some space or give another folder"
+    )

@@ -1,0 +1,221 @@
+"""The writer behind `Replay.add`: steps of one environment or a vector, into slots in place.
+
+Each writer is a stream: its steps follow each other, and only steps of one stream do. The rows of
+the slot that it fills count at once. What resets an environment decides what its rows mean:
+
+- "none": whoever calls resets. The row after an episode's end begins another.
+- "next_step": the call after the end resets; what it gives is no decision and is dropped.
+- "same_step": next_obs is already the reset observation, the final one is in ``info``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from penstock.replay.columns import Array, Leaf, checked, flatten
+from penstock.replay.errors import ReplayError
+from penstock.replay.finals import final_observations, refuse_finals
+from penstock.replay.framing import Framing
+from penstock.replay.layout import Layout
+from penstock.replay.stream import Stream
+from penstock.replay.table import NONE, Table
+
+Autoreset = Literal["none", "next_step", "same_step"]
+AUTORESETS = ("none", "next_step", "same_step")
+Flags = npt.NDArray[np.bool_]
+
+FLAG = np.dtype(bool)
+REWARD = Leaf("reward", np.dtype(np.float32), ())
+WIDE = np.dtype("c16")  # 16 bytes that numpy copies in one piece
+WIDE_FROM = 128  # rows from which a wide copy pays for making the views
+
+
+class _Target:
+    """Where a column's values of one step go, and what they must be."""
+
+    def __init__(self, table: Table, leaf: Leaf, column: str, envs: int) -> None:
+        self.leaf, self.name = leaf, column
+        big = table.columns.get(column)
+        self.column: Array = table.records[column] if big is None else big
+        self.shape = (envs, *leaf.shape)
+        self.accepted = leaf.dtype  # dtypes that can be cast are learnt: to ask costs a microsecond
+        wide = len(leaf.shape) == 1 and leaf.nbytes == WIDE.itemsize and envs >= WIDE_FROM
+        self.wide = _wide_view(table.records, column) if wide and big is None else None
+
+    def check(self, value: Any) -> Array:
+        if type(value) is np.ndarray and value.dtype is self.accepted and value.shape == self.shape:
+            return value
+        array = checked(self.leaf, value, self.shape[0], self.name)
+        if isinstance(value, np.ndarray):
+            self.accepted = array.dtype
+        return array
+
+    def write(self, start: int, stop: int, value: Array) -> None:
+        if self.wide is not None and value.dtype is self.leaf.dtype and value.flags.c_contiguous:
+            self.wide[start:stop] = value.view(WIDE)
+        else:
+            self.column[start:stop] = value
+
+
+def _wide_view(records: Array, name: str) -> Array:
+    """A field of records as [rows, 1] of `WIDE`."""
+    assert records.dtype.fields is not None
+    layout = {
+        "names": ["wide"],
+        "formats": [(WIDE, (1,))],
+        "offsets": [records.dtype.fields[name][1]],
+        "itemsize": records.dtype.itemsize,
+    }
+    wide: Array = records.view(np.dtype(layout))["wide"]  # type: ignore[call-overload]
+    return wide
+
+
+class StepWriter:
+    """One stream of steps. Used under the buffer's lock."""
+
+    def __init__(self, table: Table, layout: Layout, autoreset: Autoreset) -> None:
+        self._table, self._layout, self._autoreset = table, layout, autoreset
+        self._envs = envs = table.spec.envs
+        self._stream = Stream(table)
+        self._framing = Framing(table, layout, self._stream) if layout.framed else None
+        self._nobody: Flags = np.zeros(envs, bool)
+        self._resetting = self._nobody  # NEXT_STEP: the next row of these only resets
+        self._any_resetting = False
+        before = [_Target(table, o.leaf, o.name, envs) for o in layout.inline]
+        self._after = [_Target(table, o.leaf, o.next_name, envs) for o in layout.inline]
+        others = [_Target(table, leaf, leaf.name, envs) for leaf in layout.others]
+        self._targets = [*before, *self._after, *others, _Target(table, REWARD, "reward", envs)]
+        self._ends = _Target(table, Leaf("terminated", FLAG, ()), "terminated", envs)
+        self._cuts = _Target(table, Leaf("truncated", FLAG, ()), "truncated", envs)
+        names = [target.name for target in self._targets]
+        self._direct = names == ["obs", "next_obs", "action", "reward"]
+        self._extra = layout.nests.keys() - {"action"}
+
+    def add(
+        self,
+        obs: Any,
+        action: Any,
+        reward: Any,
+        terminated: Any,
+        truncated: Any,
+        next_obs: Any,
+        info: Mapping[str, Any] | None,
+        priority: Any,
+        extra: dict[str, Any],
+    ) -> None:
+        """One step of every environment. Raises ReplayError, and then stores nothing."""
+        flat: dict[str, Any] = {}
+        if self._direct and not extra:
+            given = (obs, next_obs, action, reward)
+            values = [t.check(value) for t, value in zip(self._targets, given, strict=True)]
+        else:
+            flat = self._flatten(obs, action, reward, next_obs, extra)
+            values = [target.check(flat[target.name]) for target in self._targets]
+        ends, cuts = self._ends.check(terminated), self._cuts.check(truncated)
+        over = np.count_nonzero(ends) or np.count_nonzero(cuts)
+        if over or self._any_resetting or self._framing is not None or priority is not None:
+            self._add_with_care(flat, values, ends, cuts, info, priority)
+            return
+        stream = self._stream
+        if stream.slot == NONE:
+            stream.begin()
+        self._write(values, ends, cuts)
+        self._table.commit(stream.slot, stream.t)
+        stream.advance()
+
+    def flush(self) -> None:
+        """Publish the slot with the rows that it has; the stream goes on in another."""
+        if self._stream.slot != NONE and self._stream.t:
+            self._stream.end()
+
+    def close(self) -> None:
+        """Publish what was written; the stream ends."""
+        self._stream.close()
+
+    def _add_with_care(
+        self,
+        flat: dict[str, Any],
+        values: list[Array],
+        ends: Array,
+        cuts: Array,
+        info: Mapping[str, Any] | None,
+        priority: Any,
+    ) -> None:
+        """Rows that end episodes, only reset, are framed, or bring priorities."""
+        stream, framing, resetting = self._stream, self._framing, self._resetting
+        done: Flags = (ends | cuts) & ~resetting
+        finals = self._finals(info, done)
+        priorities = None if priority is None else _checked_priorities(priority, self._envs)
+        if stream.slot == NONE:
+            stream.begin()
+        framed = framing.accept(flat, resetting, done, finals) if framing else {}
+        self._write(values, ends, cuts)
+        if finals is not None:
+            rows = stream.start + np.flatnonzero(done)
+            for target in self._after:
+                target.column[rows] = finals[target.leaf.name]
+        counts = ~resetting
+        close = False
+        if framing:
+            close = framing.write(framed, done, finals)
+            counts &= ~framing.lost
+        self._table.commit(stream.slot, stream.t, counts, priorities)
+        by_itself = self._autoreset == "next_step"
+        if framing:
+            framing.advance(resetting if by_itself else done, resetting)
+        if by_itself:
+            self._resetting, self._any_resetting = done, bool(done.any())
+        stream.advance()
+        if close:
+            stream.end()
+
+    # ------------------------------------------------------------------------- what came
+
+    def _flatten(
+        self, obs: Any, action: Any, reward: Any, next_obs: Any, extra: dict[str, Any]
+    ) -> dict[str, Any]:
+        layout = self._layout
+        if extra.keys() != self._extra:
+            raise ReplayError(
+                f"add came with the further columns {sorted(extra)}, expected "
+                f"{sorted(self._extra)}: "
+                "declare columns when the replay is made, and pass each of them at every add"
+            )
+        flat: dict[str, Any] = {"reward": reward}
+        after: dict[str, Any] = {}
+        flatten(layout.obs, obs, "obs", flat)
+        flatten(layout.obs, next_obs, "next_obs", after)
+        flat |= {f"next_{name}": value for name, value in after.items()}
+        for root, nest in layout.nests.items():
+            flatten(nest, action if root == "action" else extra[root], root, flat)
+        return flat
+
+    def _finals(self, info: Mapping[str, Any] | None, done: Flags) -> dict[str, Array] | None:
+        """SAME_STEP: final observations [n, *shape] of the environments that are done."""
+        if not done.any():
+            return None
+        if self._autoreset == "same_step":
+            return final_observations(self._layout, info, done)
+        refuse_finals(info, self._autoreset)
+        return None
+
+    def _write(self, values: list[Array], ends: Array, cuts: Array) -> None:
+        start = self._stream.start
+        stop = start + self._envs
+        for target, value in zip(self._targets, values, strict=True):
+            target.write(start, stop, value)
+        self._ends.column[start:stop] = ends
+        np.greater(cuts, ends, out=self._cuts.column[start:stop])  # terminated wins
+
+
+def _checked_priorities(priority: Any, envs: int) -> Array:
+    priorities = np.asarray(priority, np.float64).reshape(-1)
+    if len(priorities) != envs or not (np.isfinite(priorities) & (priorities >= 0)).all():
+        raise ReplayError(
+            f"priority came as {priority!r}, expected {envs} finite numbers that are not negative"
+        )
+    return priorities

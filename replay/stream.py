@@ -1,0 +1,54 @@
+"""The slot that one writer of this process fills, and the one before it."""
+
+from __future__ import annotations
+
+from penstock.replay.table import NONE, Table
+
+
+class Stream:
+    """Steps that follow each other. Row ``t`` of ``slot`` is the next to be written."""
+
+    def __init__(self, table: Table) -> None:
+        self._table = table
+        self._lane, self._writer = table.open_lane()
+        self._spec = table.spec
+        self._last = (NONE, 0)  # the slot before, and its generation
+        self.slot = NONE
+        self.t = 0
+        self.start = 0  # physical row of (t, environment 0)
+
+    @property
+    def previous(self) -> int:
+        """The slot before, NONE if there is none or it is gone."""
+        slot, generation = self._last
+        return slot if slot != NONE and self._table.generation[slot] == generation else NONE
+
+    def begin(self) -> None:
+        """Open a slot; the oldest of the table makes room."""
+        self._lent = self._table.acquire(self._writer)
+        self.slot = self._lent.index
+        self._table.open(self.slot, self.previous)
+        self._lent.header["steps"] = 0
+        self.t = 0
+        self.start = self.slot * self._table.rows_per_slot
+
+    def advance(self) -> None:
+        """The row is written."""
+        self.t += 1
+        self.start += self._spec.envs
+        if self.t == self._spec.unroll:
+            self.end()
+
+    def end(self) -> None:
+        """Publish the slot with the rows that it has."""
+        slot, self.slot = self.slot, NONE
+        self._last = (slot, int(self._table.generation[slot]))
+        self._writer.publish(self._lent)
+        self._table.collect()
+
+    def close(self) -> None:
+        """Publish what was written and give the lane back."""
+        if self.slot != NONE and self.t:
+            self.end()
+        self._table.close_lane(self._lane, self.slot)
+        self.slot = NONE

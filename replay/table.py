@@ -1,0 +1,295 @@
+"""The table: slots of a store that are kept, row by row, until the oldest make room.
+
+A row is one decision of one environment. Physical row ``(slot * T + t) * E + e`` names it in every
+array; `valid` says whether it may be sampled. Slots come from writers in this process, which fill
+an open slot row by row and whose rows count at once, and from foreign ones, whose slots count when
+they are published. A slot leaves whole, the oldest first, and
+
+    inserted = stored + evicted{reason}
+
+with each term counted on its own. Slots of one stream are linked, so that frame stacks and n-step
+returns cross their edges. Everything here runs under the lock of the buffer that owns the table.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter, deque
+from collections.abc import Callable
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from penstock.core.specs import SlotSpec
+from penstock.replay.errors import ReplayError
+from penstock.replay.history import Before, lost_sight, start_of_stream, survey, told
+from penstock.replay.samplers import MAX_PRIORITY, Sampler
+from penstock.transport.shm.store import Slot, SlotStore, SlotWriter
+
+Array = npt.NDArray[Any]
+Rows = npt.NDArray[np.int64]
+
+NONE = -1
+LANES_PRIVATE = 16
+LANES_SHARED = 64
+
+
+class Table:
+    """Arrays over all slots, by physical row; which rows count; which slots follow each other."""
+
+    def __init__(
+        self,
+        spec: SlotSpec,
+        slots: int,
+        sampler: Sampler,
+        *,
+        shared: bool = False,
+        history: int = 0,
+    ) -> None:
+        """``history``: how many rows before its own a row's frame stack reaches back."""
+        self.spec, self.slots, self.history = spec, slots, history
+        self.rows_per_slot = spec.unroll * spec.envs
+        self.rows = slots * self.rows_per_slot
+        lanes = LANES_SHARED if shared else LANES_PRIVATE
+        self.store = SlotStore(spec, slots, lanes, shared=shared)
+        placed = place_columns(spec, self.store.blocks)
+        self.records, self.columns, self.frames, self.sides = placed
+        self.valid: npt.NDArray[np.bool_] = np.zeros(self.rows, bool)
+        self.length: npt.NDArray[np.int32] = np.zeros(slots, np.int32)
+        self.prev: npt.NDArray[np.int32] = np.full(slots, NONE, np.int32)
+        self.next: npt.NDArray[np.int32] = np.full(slots, NONE, np.int32)
+        self.generation: npt.NDArray[np.int64] = np.zeros(slots, np.int64)
+        self.order: deque[int] = deque()  # kept slots, oldest first; the open ones are last
+        self.closed = 0
+        self.inserted = 0
+        self.stored = 0
+        self.evicted: Counter[str] = Counter()
+        self.version = 0  # of the policy that acts; stamped on the slots that are opened here
+        self.leaving: Callable[[int], None] | None = None  # told of each slot before it goes
+        self._open: set[int] = set()
+        # How each foreign stream ended so far: sequence, slot (NONE once evicted), state.
+        self._ends: dict[tuple[int, int], tuple[int, int, Before]] = {}
+        self._sampler = sampler
+        self.arrived: Callable[[Slot], None] | None = None  # told of each foreign slot taken in
+
+    # ------------------------------------------------------------------------- slots come
+
+    def open_lane(self) -> tuple[int, SlotWriter]:
+        """A lane of the store for a writer of this process."""
+        store = self.store
+        lane = store.open_lane(want=1)
+        event = store.lane_event(lane)
+        return lane, SlotWriter(store.arena, store.geometry, lane, event, store.filled_event)
+
+    def close_lane(self, lane: int, slot: int) -> None:
+        """Its writer ends; ``slot`` is one that it opened and wrote no row of, or NONE."""
+        if slot != NONE:
+            self._forget_open(slot)
+            self._unlink(slot)
+        self.store.close_lane(lane)
+
+    def acquire(self, writer: SlotWriter) -> Slot:
+        """A slot to write; the oldest make room. ReplayError if all are being written."""
+        while (slot := writer.acquire(0)) is None:
+            self.collect()
+            if not writer.available:
+                if not self.closed:
+                    raise ReplayError(
+                        f"all {self.slots} slots of {self.spec.unroll} steps are being written; "
+                        "give a larger capacity or a smaller unroll, or use fewer writers"
+                    )
+                self.evict_oldest("capacity")
+        return slot
+
+    def open(self, slot: int, follows: int = NONE) -> None:
+        """A writer of this process begins ``slot``; ``follows`` is its stream's slot before."""
+        self._begin(slot, follows)
+        self.store.slots[slot].header["version"] = self.version
+        self._open.add(slot)
+        self.order.append(slot)
+
+    def commit(
+        self,
+        slot: int,
+        t: int,
+        counts: npt.NDArray[np.bool_] | None = None,
+        priorities: Array | None = None,
+    ) -> None:
+        """Row ``t`` of an open slot is written. ``counts`` [E]: which may be sampled; None: all."""
+        envs = self.spec.envs
+        start = slot * self.rows_per_slot + t * envs
+        stop = start + envs
+        if counts is None:
+            self.valid[start:stop] = True
+            new = envs
+        else:
+            self.valid[start:stop] = counts
+            new = int(np.count_nonzero(counts))
+        self.length[slot] = t + 1
+        self.inserted += new
+        self.stored += new
+        self._sampler.insert(start, stop, priorities)
+
+    def collect(self) -> None:
+        """Take in what was published, and evict the oldest where a writer wants a slot."""
+        store = self.store
+        if store.collect():
+            while store.ready:
+                index = store.ready.popleft()
+                store.keep(index)
+                if index in self._open:
+                    self._close(index)
+                else:
+                    self.ingest(store.slots[index])
+            store.lend()
+        while store.wanting and self.closed:
+            self.evict_oldest("capacity")
+
+    def ingest(self, slot: Slot) -> None:
+        """A slot that a foreign writer published: find its stream, and which of its rows count.
+
+        Where its writer did not say so (``rows`` of the header is 0), its columns follow NEXT_STEP:
+        the row after an episode's end is not ``alive``, or not a decision. A gap in the stream's
+        sequence breaks the link to the slot before.
+        """
+        index, envs = slot.index, self.spec.envs
+        before = self._link(slot)
+        rows = self.records.reshape(-1, self.spec.unroll, envs)[index]
+        length = min(int(slot.header["rows"]), self.spec.unroll)
+        if "alive" not in (rows.dtype.names or ()):
+            length = 0  # only who has that column can tell
+        decisions, after = told(rows, length) if length else survey(rows, before)
+        self._ends[self._stream_of(slot)] = (int(slot.header["sequence"]), index, after)
+        self.order.insert(self.closed, index)
+        self.closed += 1
+        self.length[index] = length or self.spec.unroll
+        start = index * self.rows_per_slot
+        self.valid[start : start + self.rows_per_slot] = decisions.reshape(-1)
+        new = int(np.count_nonzero(decisions))
+        self.inserted += new
+        self.stored += new
+        priorities = rows["priority"].reshape(-1) if "priority" in rows.dtype.names else None
+        if priorities is not None:
+            given = priorities[decisions.reshape(-1)]
+            if not (given.min(initial=0.0) >= 0 and given.max(initial=0.0) <= MAX_PRIORITY):
+                priorities = None  # NaN: the writer leaves them to the sampler
+        self._sampler.insert(start, start + self.rows_per_slot, priorities)
+        if self.prev[index] == NONE:
+            self._cut_history(index)
+        if self.arrived is not None:
+            self.arrived(slot)
+
+    def _link(self, slot: Slot) -> Before:
+        """Begin a foreign slot after the one before in its stream, and say how that ended."""
+        sequence = int(slot.header["sequence"])
+        last_sequence, last, after = self._ends.get(self._stream_of(slot), (NONE, NONE, None))
+        if after is None or sequence != last_sequence + 1:
+            self._begin(slot.index, NONE)
+            envs = self.spec.envs
+            return start_of_stream(envs) if sequence == 0 else lost_sight(envs)
+        self._begin(slot.index, last)
+        return after
+
+    @staticmethod
+    def _stream_of(slot: Slot) -> tuple[int, int]:
+        return int(slot.header["actor"]), int(slot.header["incarnation"])
+
+    def _begin(self, slot: int, follows: int) -> None:
+        self.generation[slot] += 1
+        self.length[slot] = 0
+        self.prev[slot] = follows
+        self.next[slot] = NONE
+        if follows != NONE:
+            self.next[follows] = slot
+
+    def _close(self, slot: int) -> None:
+        self._forget_open(slot)
+        self.store.slots[slot].header["published_s"] = time.monotonic()
+        self.order.insert(self.closed, slot)
+        self.closed += 1
+
+    def _forget_open(self, slot: int) -> None:
+        self._open.remove(slot)
+        self.order.remove(slot)
+
+    # ------------------------------------------------------------------------- slots and rows go
+
+    def evict_oldest(self, reason: str) -> None:
+        """Give the oldest published slot back to the store, to be written anew."""
+        slot = self.order.popleft()
+        if self.leaving is not None:
+            self.leaving(slot)
+        self.closed -= 1
+        start = slot * self.rows_per_slot
+        stop = start + self.rows_per_slot
+        gone = int(np.count_nonzero(self.valid[start:stop]))
+        self.valid[start:stop] = False
+        self.stored -= gone
+        self.evicted[reason] += gone
+        self._sampler.remove(start, stop)
+        self.length[slot] = 0
+        self._unlink(slot)
+        self.generation[slot] += 1  # so that its keys are stale before it is written again
+        self.store.release(slot)
+
+    def remove_rows(self, rows: Rows, reason: str) -> None:
+        """Single valid rows, each named once, can no longer be sampled."""
+        self.valid[rows] = False
+        self.stored -= len(rows)
+        self.evicted[reason] += len(rows)
+        self._sampler.remove_rows(rows)
+
+    def _unlink(self, slot: int) -> None:
+        before, after = int(self.prev[slot]), int(self.next[slot])
+        for stream, (sequence, last, end) in self._ends.items():
+            if last == slot:
+                self._ends[stream] = (sequence, NONE, end)
+        self.prev[slot] = self.next[slot] = NONE
+        if before != NONE:
+            self.next[before] = NONE
+        if after != NONE:
+            self.prev[after] = NONE
+            self._cut_history(after)
+
+    def _cut_history(self, slot: int) -> None:
+        """Rows whose frames began in the slot that was before are lost."""
+        steps = min(self.history, int(self.length[slot]))
+        if not steps:
+            return
+        start = slot * self.rows_per_slot
+        stop = start + steps * self.spec.envs
+        t = np.repeat(np.arange(steps), self.spec.envs)
+        lost = self.valid[start:stop] & (self.records["age"][start:stop] > t)
+        if lost.any():
+            self.remove_rows(start + np.flatnonzero(lost), "history")
+
+    # ------------------------------------------------------------------------- keys
+
+    def keys(self, rows: Rows) -> Rows:
+        """What names these rows until they are overwritten: generation and row."""
+        return (self.generation.take(rows // self.rows_per_slot) << 32) | rows
+
+    def fresh(self, keys: Rows) -> npt.NDArray[np.bool_]:
+        """Which keys still name a row that counts."""
+        rows = keys & 0xFFFFFFFF
+        known = (rows < self.rows) & (keys >= 0)
+        rows = np.where(known, rows, 0)
+        same = self.generation.take(rows // self.rows_per_slot) == keys >> 32
+        return known & same & self.valid.take(rows)
+
+
+def place_columns(
+    spec: SlotSpec, blocks: dict[str, Array]
+) -> tuple[Array, dict[str, Array], dict[str, Array], dict[str, Array]]:
+    """Records, big columns, frames and side rows of all slots, by physical row, from the blocks of
+    a store."""
+    rows = {column.name: column.rows for column in spec.columns}
+    kinds: dict[str, dict[str, Array]] = {"unroll": {}, "unroll+1": {}, "side": {}}
+    for block in spec.blocks:
+        kind = rows.get(block.name, "")
+        if kind in kinds:
+            own = block.shape[1:] if kind == "side" else block.shape[2:]
+            kinds[kind][block.name] = blocks[block.name].reshape(-1, *own)
+    return blocks["records"].reshape(-1), kinds["unroll"], kinds["unroll+1"], kinds["side"]

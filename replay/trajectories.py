@@ -1,0 +1,169 @@
+"""A first-in, first-out queue of trajectories with memory of its own, for any training loop.
+
+q = TrajectoryQueue(spec, unroll=20, slots=64, max_policy_lag=8, overflow="block")
+with q.slot(version=v) as s:            # any thread; other processes: Writer.attach(q.serve())
+    s.columns["obs"][t] = obs
+slots = q.take(4, version=v, timeout_s=1.0)
+train(slots)
+q.release(slots)
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Literal
+
+from penstock.core.specs import Column, SlotSpec
+from penstock.replay.accounting import Accounting
+from penstock.replay.errors import ReplayError
+from penstock.replay.queue import SlotQueue
+from penstock.replay.sharing import StoreServer
+from penstock.replay.writer import Lane, OpenSlot
+from penstock.transport.shm.store import Slot, SlotStore, SlotWriter
+
+LANES = 256  # threads and processes that may write
+
+
+class TrajectoryQueue:
+    """Slots of ``unroll`` steps; safe to use from any thread.
+
+    What is more than ``max_policy_lag`` versions old is dropped. So is, with overflow "drop_stale",
+    what stands in the way of fresher slots where writers wait; with "block" they go on waiting. A
+    writer says with each slot what version played it.
+    """
+
+    def __init__(
+        self,
+        spec: SlotSpec | Sequence[Column],
+        *,
+        unroll: int | None = None,
+        envs: int | None = None,
+        slots: int = 64,
+        max_policy_lag: int = 8,
+        overflow: Literal["block", "drop_stale"] = "block",
+    ) -> None:
+        """``spec``: a slot's columns; ``unroll`` and ``envs`` replace those of a SlotSpec.
+
+        Raises ReplayError for extents that cannot be, UserError where memory is short.
+        """
+        if slots < 1 or max_policy_lag < 0 or overflow not in ("block", "drop_stale"):
+            raise ReplayError(
+                f"slots {slots} must be at least 1, max_policy_lag {max_policy_lag} at least 0, "
+                f'and overflow {overflow!r} "block" or "drop_stale"'
+            )
+        self.spec = _slot_spec(spec, unroll, envs)
+        self._store = SlotStore(self.spec, slots, LANES)
+        self._accounting = Accounting()
+        self._queue = SlotQueue(
+            self._store,
+            self._accounting,
+            max_policy_lag=max_policy_lag,
+            overflow=overflow,
+            deep=True,
+        )
+        self._lock = threading.Lock()
+        self._arrived = threading.Condition(self._lock)
+        self._lanes = threading.local()
+        self._threads = 0
+        self._server: StoreServer | None = None
+        self._closed = False
+
+    @contextmanager
+    def slot(self, timeout_s: float = 1.0, version: int = 0) -> Iterator[OpenSlot]:
+        """A slot to fill; leaving the block publishes it, an exception does not.
+
+        ``version``: of the policy that plays it. Raises TimeoutError when none is free in time.
+        """
+        with self._own_lane().slot(timeout_s, version) as slot:
+            yield slot
+        self._collect()
+
+    def take(self, count: int, version: int = 0, timeout_s: float = 0.0) -> list[Slot]:
+        """The ``count`` oldest slots that a learner at ``version`` may train on, or, when there
+        are not that many within ``timeout_s``, an empty list. Give them back with `release`."""
+        if not 1 <= count <= len(self._store.slots):
+            raise ReplayError(
+                f"take({count}) can never be served by {len(self._store.slots)} slots; take from 1 "
+                "to that many"
+            )
+        ends_s = time.monotonic() + timeout_s
+        with self._arrived:
+            while not (taken := self._queue.take(count, version)):
+                left_s = ends_s - time.monotonic()
+                if left_s <= 0:
+                    break
+                self._arrived.wait(left_s)
+            self._accounting.trained += sum(int(slot.header["steps"]) for slot in taken)
+            return taken
+
+    def release(self, slots: list[Slot]) -> None:
+        """Give taken slots back, once they are used or copied: they will be written anew."""
+        with self._lock:
+            self._queue.release(slots)
+
+    def serve(self, path: str | Path | None = None) -> str:
+        """Let processes of this host write; the address for `Writer.attach`."""
+        if self._server is None:
+            where = Path(path) if path is not None else None
+            self._server = StoreServer(self._store, self._lock, where, collect=self._hear)
+        return self._server.address
+
+    def stats(self) -> dict[str, Any]:
+        """Agent steps: produced = taken + dropped + lost + in_flight; slots and bytes."""
+        with self._lock:
+            in_flight = self._queue.in_flight_steps()
+            counts = self._accounting.to_dict(in_flight)
+        counts["taken"] = counts.pop("trained")
+        return counts | {
+            "slots": len(self._store.slots),
+            "nbytes": self._store.geometry.nbytes,
+            "writers": self._server.writers if self._server else 0,
+        }
+
+    def close(self) -> None:
+        """Let writers go and give the memory back; taken slots must not be used any more."""
+        if self._server is not None:
+            self._server.close()
+        if not self._closed:
+            self._closed = True
+            self._store.close()
+
+    def __enter__(self) -> TrajectoryQueue:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def _own_lane(self) -> Lane:
+        lane: Lane | None = getattr(self._lanes, "own", None)
+        if lane is None:
+            store = self._store
+            with self._lock:
+                self._threads += 1
+                index = store.open_lane(1)
+                event = store.lane_event(index)
+            writer = SlotWriter(store.arena, store.geometry, index, event, store.filled_event)
+            lane = self._lanes.own = Lane(writer, self._threads << 32, lambda: False)
+        return lane
+
+    def _collect(self) -> None:
+        with self._lock:
+            self._hear()
+
+    def _hear(self) -> None:
+        """Take in what was published, and wake whoever waits for it."""
+        self._queue.collect()
+        self._arrived.notify_all()
+
+
+def _slot_spec(spec: SlotSpec | Sequence[Column], unroll: int | None, envs: int | None) -> SlotSpec:
+    try:
+        if isinstance(spec, SlotSpec):
+            return SlotSpec(unroll or spec.unroll, envs or spec.envs, spec.columns, spec.side)
+        return SlotSpec(20 if unroll is None else unroll, envs or 1, tuple(spec))
+    except (TypeError, ValueError) as error:
+        raise ReplayError(f"such slots cannot be made: {error}") from error

@@ -1,0 +1,156 @@
+"""Draws leaves in proportion to their weights: a sum tree of 16 children a node, in numpy.
+
+A binary tree of a million leaves has twenty levels, each a handful of numpy calls over the batch.
+Here a level sums 16 children and the levels stop at `TOP` nodes, which one cumulative sum covers:
+two levels and the top hold a million leaves.
+
+Per node the *prefix sums* of its children are kept beside the children themselves. An update
+computes them once; a draw only gathers and compares. Invariants:
+
+- a node is the last prefix sum of its children, added in order: computed anew, never by adding a
+  difference, so nothing drifts, and the whole tree is a function of its leaves, bit for bit;
+- a leaf of weight 0 is never drawn. Prefix sums never fall, because weights are not negative. A
+  target is kept below its node's sum, so some prefix lies above it; the first that does exceeds the
+  one before it, and only a positive weight makes it so.
+- ranges written through `write` become part of the sums at the next draw, adjoining ones together.
+"""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+Floats = npt.NDArray[np.float64]
+Rows = npt.NDArray[np.int64]
+
+SHIFT = 4
+FANOUT = 1 << SHIFT
+TOP = 8192  # one more level costs as much as the cumulative sum of about this many nodes
+MANY_RANGES = 1024
+BELOW = 1 - 2.0**-52  # x * BELOW < x for every normal x; four times as fast as np.nextafter
+
+
+class SumTree:
+    """`capacity` float64 weights, at first 0. Any capacity of at least 1.
+
+    `leaves` [capacity] may be read; change it only through the methods. That rows are in range and
+    weights 0 or normal positive numbers whose sum is finite, is for the caller to see to.
+    """
+
+    def __init__(self, capacity: int) -> None:
+        sizes = [capacity]
+        while sizes[-1] > TOP:
+            sizes.append(-(-sizes[-1] // FANOUT))
+        # One array for all levels, leaves first, each padded to whole nodes with zeros.
+        padded = [-(-size // FANOUT) * FANOUT for size in sizes]
+        self._offsets = np.concatenate([[0], np.cumsum(padded)]).astype(np.int64)
+        self._values: Floats = np.zeros(self._offsets[-1])
+        self._levels = [self._values[a:b] for a, b in pairwise(self._offsets)]
+        self._prefixes = self._new_prefixes()
+        self.leaves = self._levels[0][:capacity]
+        self._cumulated: Floats = np.zeros(len(self._levels[-1]) + 1)  # of the top, 0 first
+        self._top_changed = False
+        self._written: dict[int, int] = {}  # stop -> start of ranges not yet part of the sums
+
+    @property
+    def total(self) -> float:
+        """Sum of all weights."""
+        self._refresh()
+        return float(self._cumulated[-1])
+
+    @property
+    def nbytes(self) -> int:
+        prefixes = sum(prefix.nbytes for prefix in self._prefixes)
+        return self._values.nbytes + prefixes + self._cumulated.nbytes
+
+    def write(self, start: int, stop: int, weights: Floats | float) -> None:
+        """Set the leaves start..stop; they enter the sums at the next draw."""
+        if start == stop:
+            return
+        self.leaves[start:stop] = weights
+        start = self._written.pop(start, start)
+        self._written[stop] = min(start, self._written.get(stop, start))
+        if len(self._written) > MANY_RANGES:
+            self._enter_written()
+
+    def set(self, rows: Rows, weights: Floats | float) -> None:
+        """Set single leaves, rows [n]; where a row comes twice, its last weight counts."""
+        self.leaves[rows] = weights
+        self._top_changed = True
+        for level in range(len(self._prefixes)):
+            rows = rows >> SHIFT
+            self._sum_nodes(level, rows)
+
+    def draw(self, fractions: Floats) -> Rows:
+        """Leaves in whose share of the total the fractions [n], each in [0, 1), fall.
+
+        The total must be above 0.
+        """
+        self._refresh()
+        cumulated = self._cumulated
+        total = cumulated[-1]
+        # Rounding may bring a fraction below 1 up to the total itself.
+        targets = np.minimum(fractions * total, total * BELOW)
+        nodes: Rows = cumulated[1:].searchsorted(targets, "right")
+        targets -= cumulated.take(nodes)
+        for level in range(len(self._prefixes) - 1, -1, -1):
+            prefix = self._prefixes[level]
+            np.minimum(targets, self._levels[level + 1].take(nodes) * BELOW, out=targets)
+            child = (prefix.take(nodes, axis=0) > targets[:, None]).argmax(axis=1)
+            nodes = (nodes << SHIFT) + child
+            if level:
+                targets -= prefix.ravel().take(nodes - 1) * (child > 0)
+        return nodes
+
+    def load(self, leaves: Floats) -> None:
+        """Replace all weights, [capacity]."""
+        self.write(0, len(self.leaves), leaves)
+
+    def _new_prefixes(self) -> list[Floats]:
+        return [np.zeros((len(level) // FANOUT, FANOUT)) for level in self._levels[:-1]]
+
+    def _sum_nodes(self, level: int, nodes: Rows) -> None:
+        """Add up the children at `level` of the given nodes of the level above."""
+        sums = self._levels[level].reshape(-1, FANOUT).take(nodes, axis=0)
+        _accumulate(sums)
+        self._prefixes[level][nodes] = sums
+        self._levels[level + 1][nodes] = sums[:, -1]
+
+    def _refresh(self) -> None:
+        if self._written:
+            self._enter_written()
+        if self._top_changed:
+            np.cumsum(self._levels[-1], out=self._cumulated[1:])
+            self._top_changed = False
+
+    def _enter_written(self) -> None:
+        stops = np.fromiter(self._written.keys(), np.int64, len(self._written))
+        starts = np.fromiter(self._written.values(), np.int64, len(self._written))
+        self._written.clear()
+        self._top_changed = True
+        for level in range(len(self._prefixes)):
+            starts, stops = starts >> SHIFT, ((stops - 1) >> SHIFT) + 1
+            self._sum_nodes(level, _spans(starts, stops))
+
+
+def _accumulate(sums: npt.NDArray[Any]) -> None:
+    """Prefix sums along the last axis of [n, FANOUT] in place, bits as by np.cumsum.
+
+    Column by column is faster than cumsum as long as all of it stays in the cache.
+    """
+    if len(sums) > TOP:
+        np.cumsum(sums, axis=1, out=sums)
+        return
+    add = np.add
+    for before, column in pairwise(sums.T):
+        add(before, column, column)
+
+
+def _spans(starts: Rows, stops: Rows) -> Rows:
+    """The numbers start..stop of all ranges, one range after the other."""
+    lengths = stops - starts
+    ends = np.cumsum(lengths)
+    return np.repeat(stops - ends, lengths) + np.arange(ends[-1])

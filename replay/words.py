@@ -1,0 +1,144 @@
+"""Frames of one observation as machine words: copied, and compared bit by bit.
+
+Comparing all that a vector of environments gives would take longer than storing it. Up to
+`COMPLETE_NBYTES` a step everything is compared; beyond, the frame that history continues with is
+compared in quarters that take turns, and older ones at a few words, also in turn: what goes on
+being wrong is found within four steps.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from penstock.replay.columns import Array
+from penstock.replay.layout import Observation
+
+Flags = npt.NDArray[np.bool_]
+Ints = npt.NDArray[np.int64]
+
+COMPLETE_NBYTES = 1 << 20
+PARTS = 4
+SAMPLES = 4  # words of a frame that was already compared once
+STRIDE = 37  # by which the sampled words move from step to step
+
+
+class Words:
+    """One leaf that is stored as frames. ``at`` is the observation row of environment 0."""
+
+    def __init__(self, observation: Observation, frames: Array, sides: Array, envs: int) -> None:
+        self._depth = observation.depth
+        self._envs = envs
+        self._stacked = bool(observation.stack)
+        self._frames, self._sides = frames, sides
+        frame_nbytes = observation.leaf.nbytes // self._depth
+        width = next(w for w in (8, 4, 2, 1) if frame_nbytes % w == 0)
+        self._word = np.dtype(f"u{width}")
+        self._count = frame_nbytes // width
+        self._stored = frames.reshape(len(frames), -1).view(self._word)
+        self._complete = envs * frame_nbytes <= COMPLETE_NBYTES
+        self._all_complete = envs * frame_nbytes * max(1, self._depth - 2) <= COMPLETE_NBYTES
+        self._equal: Flags = np.zeros(envs, bool)
+        self._last: Array | None = None  # the newest next_obs, kept so that its memory stays its
+
+    # ------------------------------------------------------------------------- comparing
+
+    def discontinuous(self, obs: Array, at: int, t: int) -> Flags:
+        """Environments [E] whose ``obs`` is not the last next_obs, whose frame lies at ``at``."""
+        given, last = self._of(obs), self._last
+        if last is not None and _same_memory(obs, last):
+            part = self._some(t)  # the same array, unless it was written over since
+            return self._differing(given[:, -1, part], self._stored[at : at + self._envs, part])
+        part = self._part(t)
+        stored = self._stored[at : at + self._envs, part]
+        broken = self._differing(given[:, -1, part], stored)
+        if last is None or self._depth == 1:
+            return broken
+        before = self._of(last)
+        if self._differing(before[:, -1, part], stored).any():
+            return broken  # the array that was given then holds something else now
+        part = self._older_part(t)
+        return broken | self._differing(given[:, :-1, part], before[:, :-1, part])
+
+    def no_shift(self, obs: Array, after: Array, t: int) -> Flags:
+        """Environments [E] whose ``after`` does not begin with the newest frames of ``obs``."""
+        before, then = self._of(obs), self._of(after)
+        part = self._part(t)
+        wrong = self._differing(then[:, -2, part], before[:, -1, part])
+        if self._depth > 2:
+            part = self._older_part(t)
+            wrong = wrong | self._differing(then[:, :-2, part], before[:, 1:-1, part])
+        return wrong
+
+    def no_shift_of(self, obs: Array, after: Array) -> Flags:
+        """The same, completely, for the environments that are given."""
+        wrong: Flags = (self._of(after)[:, :-1] != self._of(obs)[:, 1:]).any(axis=(1, 2))
+        return wrong
+
+    def differ_at(self, at: int, envs: Ints, obs: Array) -> Flags:
+        """Which of ``envs`` have another newest frame than is stored for them."""
+        differ: Flags = (self._stored[at + envs] != self._of(obs[envs])[:, -1]).any(axis=1)
+        return differ
+
+    def _differing(self, left: Array, right: Array) -> Flags:
+        unequal = left != right
+        if not np.count_nonzero(unequal):
+            return self._equal
+        differing: Flags = unequal.reshape(len(unequal), -1).any(axis=1)
+        return differing
+
+    def _part(self, t: int) -> slice:
+        if self._complete:
+            return slice(None)
+        length = -(-self._count // PARTS)
+        first = t % PARTS * length
+        return slice(first, first + length)
+
+    def _older_part(self, t: int) -> slice:
+        return slice(None) if self._all_complete else self._some(t)
+
+    def _some(self, t: int) -> slice:
+        step = max(1, self._count // SAMPLES)
+        return slice(t * STRIDE % step, None, step)
+
+    # ------------------------------------------------------------------------- copying
+
+    def put_all(self, at: int, obs: Array) -> None:
+        """Store the newest frame of ``obs`` [E, ...]."""
+        self._frames[at : at + self._envs] = self._newest(obs)
+
+    def put_next(self, at: int, after: Array) -> None:
+        """Store what a row led to, and remember it as what the next one should continue."""
+        self.put_all(at, after)
+        self._last = after
+
+    def put(self, at: int, envs: Ints, given: Array) -> None:
+        """Store the newest frames of ``given`` [n, ...] for ``envs`` [n]."""
+        self._frames[at + envs] = self._newest(given)
+
+    def save(self, at: int, envs: Ints, side_rows: Ints) -> None:
+        """Copy what is stored for ``envs`` to side rows."""
+        self._sides[side_rows] = self._frames[at + envs]
+
+    def put_aside(self, side_rows: Ints, given: Array) -> None:
+        """Store the newest frames of ``given`` [n, ...] in side rows."""
+        self._sides[side_rows] = self._newest(given)
+
+    def put_history(self, side_rows: Ints, obs: Array) -> None:
+        """Store all but the newest frame of one observation in side rows."""
+        self._sides[side_rows] = obs[:-1]
+
+    def _newest(self, obs: Array) -> Array:
+        return obs[:, -1] if self._stacked else obs
+
+    def _of(self, obs: Array) -> Array:
+        """[n, depth, words]"""
+        words: Array = obs.reshape(len(obs), self._depth, -1).view(self._word)
+        return words
+
+
+def _same_memory(left: Array, right: Array) -> bool:
+    if left is right:
+        return True
+    first, second = left.__array_interface__["data"], right.__array_interface__["data"]
+    return bool(first == second) and left.strides == right.strides

@@ -1,0 +1,219 @@
+"""The producer's side of a replay buffer or a trajectory queue: slots, filled in place.
+
+    w = Writer.attach(address)
+    with w.slot(timeout_s=1.0) as s:
+        s.columns["reward"][...] = rewards
+        decompress_raw_into(frame, s.raw("obs"))
+
+Leaving the block publishes the slot; an exception, or the death of the process, does not.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from penstock.configs.errors import UserError
+from penstock.core.specs import SlotSpec
+from penstock.replay.errors import ReplayError
+from penstock.transport.shm.door import ATTACH_TIMEOUT_S, Entry
+from penstock.transport.shm.lane import attached
+from penstock.transport.shm.store import Slot, SlotWriter
+
+LOOK_S = 0.5  # between two looks at whether the owner lives, while no slot is lent
+
+
+class OpenSlot:
+    """A slot that its writer fills: ``columns`` by name, ``header`` one HEADER record."""
+
+    def __init__(self, spec: SlotSpec, slot: Slot) -> None:
+        self.columns: dict[str, npt.NDArray[Any]] = slot.columns
+        self.header = slot.header
+        self._blocks = {b.name: i for i, b in enumerate(spec.blocks)}
+        self._payload = slot.payload
+
+    def raw(self, name: str) -> memoryview:
+        """The bytes of a column that is a block of its own, or of "records"; writable."""
+        if name not in self._blocks:
+            packed = "is packed in records" if name in self.columns else "is none of this slot's"
+            raise ReplayError(
+                f"column {name} {packed}; raw bytes are there for {list(self._blocks)}, and every "
+                "column in .columns"
+            )
+        return self._payload[self._blocks[name]].data
+
+
+class Lane:
+    """One writer's lane: numbers its slots in their headers, which the consumer tells streams by."""
+
+    def __init__(self, writer: SlotWriter, stream: int, gone: Callable[[], bool]) -> None:
+        self.spec = writer.spec
+        self.blocks = writer.blocks
+        self._writer = writer
+        self._stream = stream
+        self._gone = gone
+        self._sequence = 0
+        self._produced = 0
+        self._all_steps = self.spec.unroll * self.spec.envs
+        self._has_alive = any(column.name == "alive" for column in self.spec.columns)
+
+    def acquire(self, timeout_s: float, version: int = 0) -> Slot:
+        """A slot to fill. Raises TimeoutError, ConnectionError."""
+        slot = self._wait(timeout_s)
+        header = slot.header
+        header["started_s"], header["version"], header["rows"] = time.monotonic(), version, 0
+        return slot
+
+    def publish(self, slot: Slot) -> None:
+        """Whole, numbered, and not ours any more."""
+        alive = np.count_nonzero(slot.columns["alive"]) if self._has_alive else self._all_steps
+        self._produced += int(alive)
+        header = slot.header
+        header["actor"], header["incarnation"] = self._stream, 0
+        header["sequence"], header["steps"] = self._sequence, alive
+        header["produced_steps"] = self._produced
+        header["published_s"] = time.monotonic()
+        self._sequence += 1
+        self._writer.publish(slot)
+
+    @contextmanager
+    def slot(self, timeout_s: float, version: int) -> Iterator[OpenSlot]:
+        """Raises TimeoutError when no slot was lent in time, ConnectionError without an owner."""
+        slot = self.acquire(timeout_s, version)
+        try:
+            yield OpenSlot(self.spec, slot)
+        except BaseException:
+            self._writer.give_back(slot)
+            raise
+        self.publish(slot)
+
+    def _wait(self, timeout_s: float) -> Slot:
+        ends_s = time.monotonic() + timeout_s
+        while True:
+            left_s = ends_s - time.monotonic()
+            slot = self._writer.acquire(max(0.0, min(LOOK_S, left_s)))
+            if slot is not None:
+                return slot
+            if self._gone():
+                raise ConnectionError("the buffer's process has ended; attach to its successor")
+            if left_s <= 0:
+                raise TimeoutError(
+                    f"no slot was lent within {timeout_s:g} s: the buffer holds writers back, by "
+                    "its rate limiter or because it is full; its stats() tell which"
+                )
+
+
+class Steps:
+    """What `add` needs: a writer of steps over a lane, as the owner described its columns."""
+
+    def __init__(self, lane: Lane, about: Mapping[str, Any]) -> None:
+        # Imported here: whoever writes whole slots needs none of it.
+        from penstock.replay.lane_table import LaneTable
+        from penstock.replay.layout import Layout
+        from penstock.replay.steps import StepWriter
+
+        if "autoreset" not in about:
+            raise ReplayError("this address takes whole slots only: use slot() instead of add()")
+        self.table = LaneTable(lane)
+        layout = Layout(lane.spec, about["frame_stack"])
+        self.writer = StepWriter(self.table, layout, about["autoreset"])
+
+
+class Writer:
+    """A process's way into a buffer that another process of this host owns. One thread at a time.
+
+    ``spec`` says what a slot holds.
+    """
+
+    def __init__(self, entry: Entry) -> None:
+        with ExitStack() as opening:
+            opening.callback(entry.leave)
+            self.spec = SlotSpec.from_dict(entry.reply["spec"])
+            lane = opening.enter_context(attached(self.spec, entry.reply, entry.fds))
+            self._lane = Lane(lane, entry.reply["stream"], lambda: entry.owner_gone)
+            self._about = entry.reply
+            self._steps: Steps | None = None
+            self._opened = opening.pop_all()
+
+    @classmethod
+    def attach(cls, address: str, timeout_s: float = ATTACH_TIMEOUT_S) -> Writer:
+        """Join the buffer at ``address``, which its ``serve()`` gave.
+
+        Raises ReplayError where there is none, or something else, or no answer within
+        ``timeout_s``.
+        """
+        try:
+            return cls(Entry(_path(address), {"lane": "writer"}, timeout_s))
+        except TimeoutError as error:
+            raise ReplayError(str(error)) from error
+        except OSError as error:
+            raise ReplayError(
+                f"no buffer answers at {address} ({error.strerror}); its process must run on this "
+                "host, under this user, and have called serve()"
+            ) from error
+        except (EOFError, LookupError, TypeError, ValueError) as error:
+            raise ReplayError(f"what listens at {address} is no replay buffer") from error
+        except UserError as error:
+            raise ReplayError(f"{address} refused: {error}") from error
+
+    @contextmanager
+    def slot(self, timeout_s: float = 1.0, version: int = 0) -> Iterator[OpenSlot]:
+        """A slot to fill. ``version``: of the policy that played it.
+
+        Raises TimeoutError when none was lent in time, ConnectionError when the owner has ended.
+        """
+        with self._lane.slot(timeout_s, version) as slot:
+            yield slot
+
+    def add(
+        self,
+        *,
+        obs: Any,
+        action: Any,
+        reward: Any,
+        terminated: Any,
+        truncated: Any,
+        next_obs: Any,
+        info: Mapping[str, Any] | None = None,
+        priority: Any = None,
+        timeout_s: float = 60.0,
+        **extra: Any,
+    ) -> None:
+        """One step of every environment, as `Replay.add`; the buffer sees a slot's steps together,
+        when it is full or at `flush`.
+
+        Raises ReplayError for what does not fit the columns, TimeoutError when no slot was lent
+        within ``timeout_s``, ConnectionError when the owner has ended.
+        """
+        if self._steps is None:
+            self._steps = Steps(self._lane, self._about)
+        self._steps.table.timeout_s = timeout_s
+        self._steps.writer.add(
+            obs, action, reward, terminated, truncated, next_obs, info, priority, extra
+        )
+
+    def flush(self) -> None:
+        """Show the buffer what was added so far; the rest of the slot stays empty."""
+        if self._steps is not None:
+            self._steps.writer.flush()
+
+    def close(self) -> None:
+        """Leave. What was added or published stays; slots must not be used any more."""
+        self.flush()
+        self._opened.close()
+
+    def __enter__(self) -> Writer:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+
+def _path(address: str) -> Path:
+    return Path(address.removeprefix("unix://"))

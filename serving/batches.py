@@ -1,0 +1,118 @@
+"""A batch as the bytes of one frame, and back without a copy.
+
+Leaves are named by their path, "obs.camera" for a Dict and "obs.0" for a Tuple. They lie one after
+the other in the frame, each at a multiple of 64 bytes; the message's meta lists name, dtype and
+shape. The reader makes views over the frame and trusts nothing: sizes must add up to the frame's.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from penstock.replay.batch import Batch
+from penstock.replay.columns import nest_of, unflatten
+from penstock.transport.wire import WireError
+
+Array = npt.NDArray[Any]
+ALIGN = 64
+MAX_FIELDS = 1024
+
+
+class Field(NamedTuple):
+    """Where a leaf lies in the frame."""
+
+    name: str
+    dtype: np.dtype[Any]
+    shape: tuple[int, ...]
+    start: int
+    nbytes: int
+
+
+class Shape(NamedTuple):
+    """The fields of a batch and the bytes that they take together."""
+
+    fields: tuple[Field, ...]
+    nbytes: int
+
+    @property
+    def meta(self) -> list[Any]:
+        """What a message says of it."""
+        return [[f.name, f.dtype.str, list(f.shape)] for f in self.fields]
+
+
+def leaves(value: Any, name: str = "") -> Iterator[tuple[str, Array]]:
+    """Arrays of a nested batch with the paths that name them."""
+    if isinstance(value, dict):
+        for key, child in value.items():
+            yield from leaves(child, f"{name}.{key}" if name else key)
+    elif isinstance(value, tuple):
+        for index, child in enumerate(value):
+            yield from leaves(child, f"{name}.{index}")
+    else:
+        yield name, value
+
+
+@lru_cache(maxsize=64)
+def _placed(described: tuple[tuple[str, str, tuple[int, ...]], ...]) -> Shape:
+    fields = []
+    start = 0
+    for name, dtype_text, shape in described:
+        dtype = np.dtype(dtype_text)
+        if dtype.hasobject:
+            raise WireError("meta", f"dtype {dtype_text}")
+        nbytes = math.prod(shape) * dtype.itemsize
+        fields.append(Field(name, dtype, shape, start, nbytes))
+        start += -(-nbytes // ALIGN) * ALIGN
+    return Shape(tuple(fields), start)
+
+
+def pack(batch: Batch) -> tuple[Shape, Array]:
+    """The bytes of a batch, uint8 ``[shape.nbytes]``."""
+    found = list(leaves(batch))
+    shape = _placed(tuple((name, array.dtype.str, array.shape) for name, array in found))
+    frame = np.empty(shape.nbytes, np.uint8)
+    for field, (_, array) in zip(shape.fields, found, strict=True):
+        out = frame[field.start : field.start + field.nbytes]
+        np.copyto(out.view(field.dtype).reshape(field.shape), array)
+    return shape, frame
+
+
+def read_shape(meta: Any) -> Shape:
+    """What a message's meta says of its batches. Raises WireError."""
+    if not isinstance(meta, list) or not 0 < len(meta) <= MAX_FIELDS:
+        raise WireError("meta", "no list of fields")
+    try:
+        described = tuple((str(n), str(d), tuple(int(i) for i in s)) for n, d, s in meta)
+        if any(extent < 0 for _, _, shape in described for extent in shape):
+            raise WireError("meta", "a negative extent")
+        return _placed(described)
+    except (TypeError, ValueError) as error:
+        raise WireError("meta", str(error)) from error
+
+
+def unpack(shape: Shape, frame: Any) -> Batch:
+    """Views over ``frame``, nested again. Raises WireError for a frame of another size."""
+    raw = np.frombuffer(frame, np.uint8)
+    if raw.nbytes != shape.nbytes:
+        raise WireError("size", f"a batch of {raw.nbytes} bytes instead of {shape.nbytes}")
+    arrays = {
+        f.name: raw[f.start : f.start + f.nbytes].view(f.dtype).reshape(f.shape)
+        for f in shape.fields
+    }
+    return Batch({root: unflatten(nest, arrays) for root, nest in _nests(shape)})
+
+
+@lru_cache(maxsize=64)
+def _nests(shape: Shape) -> list[tuple[str, Any]]:
+    names = [field.name for field in shape.fields]
+    roots = dict.fromkeys(name.split(".", 1)[0] for name in names)
+    return [
+        (root, nest_of(root, [n for n in names if n == root or n.startswith(root + ".")]))
+        for root in roots
+    ]

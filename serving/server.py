@@ -1,0 +1,245 @@
+"""Serves a replay buffer over ZeroMQ: several writers and readers, on this host or others.
+
+    SLOT    ── verify ── decode into a lent slot ── publish ── collect ──► the buffer ── STORED
+    SAMPLE  ── as soon as the rate limiter allows ── sample ── pack ──────────────────► BATCH
+    UPDATE  ── update_priorities
+
+docs/replay-protocol.md is the page for those on the other side. One thread does everything; nothing
+that is received raises: what cannot be used is counted by reason and dropped, and what a request
+asks wrongly is answered by REFUSE with a sentence. What may not be done yet waits here, in a line
+per peer of bounded length, and the peer hears why when it asks again.
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import zmq
+
+from penstock.replay.buffer import Replay
+from penstock.replay.errors import ReplayError
+from penstock.serving.batches import pack
+from penstock.serving.intake import Intake
+from penstock.transport import wire
+from penstock.transport.keys import answer_zap, load_learner
+from penstock.transport.sockets import check_bind, receive, router, zap
+from penstock.transport.wire import Buffer, Head, Kind, WireError
+
+BATCH = 64  # messages between two looks at everything else
+TICK_S = 0.005  # how often what waits is tried again
+MAX_PEERS = 4096  # beyond it the one that was silent longest is forgotten
+MAX_ASKS = 64  # requests of a peer that may wait
+MAX_BATCHES = 64  # in one request
+MAX_DRAW_NBYTES = 1 << 30  # of one answer
+
+
+@dataclass
+class Ask:
+    """A peer wants ``count`` batches of ``batch`` rows."""
+
+    number: int
+    batch: int
+    count: int
+    stacked: bool
+
+
+@dataclass
+class Peer:
+    """What the server knows of a client."""
+
+    stream: int
+    asks: OrderedDict[int, Ask] = field(default_factory=OrderedDict)
+
+
+class ReplayServer:
+    """``replay`` stays the caller's, who may use it meanwhile. Call `turn` again and again."""
+
+    def __init__(
+        self, replay: Replay, bind: str, *, curve: Path | None = None, insecure: bool = False
+    ) -> None:
+        """``curve``: folder of keys, as `penstock keys new` makes it.
+
+        Raises UserError for an address that is taken, or that others reach without keys.
+        """
+        check_bind(bind, keys=curve is not None, insecure=insecure)
+        self.rejected: Counter[str] = Counter()
+        self._replay = replay
+        self._run_id = secrets.randbits(63) | 1
+        self._peers: OrderedDict[bytes, Peer] = OrderedDict()
+        self._streams = 0
+        self._handlers: dict[int, Callable[[bytes, wire.Message], None]] = {
+            Kind.JOIN: self._join,
+            Kind.SLOT: self._slot,
+            Kind.SAMPLE: self._sample,
+            Kind.UPDATE: self._update,
+            Kind.ASK_STATS: self._ask_stats,
+        }
+        keys = load_learner(curve) if curve else None
+        self._allowed = keys.allowed if keys else frozenset()
+        self._poller = zmq.Poller()
+        with ExitStack() as opening:
+            context = zmq.Context()
+            opening.callback(context.destroy, 500)  # sockets too
+            self._zap = zap(context) if keys else None
+            self._router = router(context, bind, keys, wire.max_frame_nbytes(replay.spec))
+            self._intake = opening.enter_context(Intake(replay))
+            self._stack = opening.pop_all()
+        for socket in (self._router, self._zap):
+            if socket is not None:
+                self._poller.register(socket, zmq.POLLIN)
+
+    @property
+    def address(self) -> str:
+        """Where clients connect, with the port that was chosen."""
+        return self._router.getsockopt(zmq.LAST_ENDPOINT).rstrip(b"\0").decode()  # type: ignore[union-attr, no-any-return]
+
+    def turn(self, timeout_s: float) -> int:
+        """Handle what has come, waiting up to ``timeout_s`` for something; how many messages."""
+        waiting = self._intake.waiting or any(peer.asks for peer in self._peers.values())
+        ready = dict(self._poller.poll(round((min(TICK_S, timeout_s) if waiting else timeout_s) * 1000)))
+        if self._zap is not None and self._zap in ready:
+            answer_zap(self._zap, self._allowed)
+        count = 0
+        while count < BATCH and (parts := receive(self._router)) is not None:
+            self.handle(bytes(parts[0]), parts[1:])
+            count += 1
+        self._tend()
+        return count
+
+    def run(self, stopping: Callable[[], bool]) -> None:
+        """Serve until ``stopping()``."""
+        while not stopping():
+            self.turn(0.1)
+
+    def handle(self, name: bytes, parts: Sequence[Buffer]) -> None:
+        """Take in one message of a peer; whatever is wrong with it is counted."""
+        try:
+            message = wire.decode(parts)
+            handler = self._handlers.get(message.head.kind)
+            if handler is None:
+                raise WireError("kind")
+            if message.head.kind != Kind.JOIN:
+                if message.head.run_id != self._run_id or name not in self._peers:
+                    raise WireError("unknown")
+                self._peers.move_to_end(name)
+            handler(name, message)
+        except WireError as error:
+            self.rejected[error.reason] += 1
+            if error.reason == "unknown":
+                self._say(name, Kind.WHO)
+            elif error.reason == "version":
+                self._refuse(name, 0, f"the server {wire.OTHER_VERSION}")
+        except ReplayError as error:
+            self.rejected["refused"] += 1
+            self._refuse(name, message.head.sequence, str(error))
+        except wire.STRANGE:
+            self.rejected["meta"] += 1
+
+    def close(self) -> None:
+        self._stack.close()
+
+    def __enter__(self) -> ReplayServer:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def _join(self, name: bytes, message: wire.Message) -> None:
+        wire.verify(message)
+        if name not in self._peers:
+            self._streams += 1
+            self._peers[name] = Peer(self._streams)
+            if len(self._peers) > MAX_PEERS:
+                _, gone = self._peers.popitem(last=False)
+                self._intake.forget(gone.stream)
+        meta = {"spec": self._replay.spec.to_dict(), "frame_stack": self._replay.frame_stack}
+        self._say(name, Kind.SPEC, meta, actor=self._peers[name].stream)
+
+    def _slot(self, name: bytes, message: wire.Message) -> None:
+        self._intake.accept(self._peers[name].stream, name, message)
+
+    def _sample(self, name: bytes, message: wire.Message) -> None:
+        meta = wire.verify(message)
+        number = message.head.sequence
+        ask = Ask(number, int(meta["batch"]), int(meta["count"]), bool(meta["stacked"]))
+        peer = self._peers[name]
+        if number in peer.asks:
+            self._say(name, Kind.WAIT, {"reason": self._replay.why_not_sample(ask.batch)}, number)
+            return
+        row_nbytes = max(1, self._replay.batch_row_nbytes)
+        if not 1 <= ask.count <= MAX_BATCHES or ask.batch < 1:
+            raise ReplayError(f"{ask.count} batches of {ask.batch} rows; ask for 1 to {MAX_BATCHES}")
+        if ask.batch * ask.count * row_nbytes > MAX_DRAW_NBYTES:
+            raise ReplayError(
+                f"{ask.count} batches of {ask.batch} rows of {row_nbytes} bytes are more than "
+                f"{MAX_DRAW_NBYTES >> 20} MiB; ask for less at a time"
+            )
+        if len(peer.asks) >= MAX_ASKS:
+            raise ReplayError(f"more than {MAX_ASKS} requests wait; wait for answers first")
+        peer.asks[number] = ask
+
+    def _update(self, name: bytes, message: wire.Message) -> None:
+        wire.verify(message)
+        if len(message.frames) != 2:
+            raise WireError("frames", "an update has keys and priorities")
+        keys = np.frombuffer(message.frames[0], np.int64)
+        priorities = np.frombuffer(message.frames[1], np.float64)
+        if len(keys) != len(priorities):
+            raise WireError("size", f"{len(keys)} keys, {len(priorities)} priorities")
+        self._replay.update_priorities(keys, priorities)
+
+    def _ask_stats(self, name: bytes, message: wire.Message) -> None:
+        wire.verify(message)
+        stats = self._replay.stats() | {"server": self.figures()}
+        self._say(name, Kind.STATS, stats, message.head.sequence)
+
+    def figures(self) -> dict[str, Any]:
+        """Counters of the server itself."""
+        return {
+            "peers": len(self._peers),
+            **self._intake.received,
+            "rejected": dict(self.rejected),
+        }
+
+    def _tend(self) -> None:
+        """Store and sample what may be by now, one request of each peer in turn."""
+        for name, stored in self._intake.store():
+            self._say(name, Kind.STORED, None, stored)
+        for name, peer in self._peers.items():
+            if peer.asks and self._replay.may_sample(next(iter(peer.asks.values())).batch):
+                self._answer(name, peer.asks.popitem(last=False)[1])
+
+    def _answer(self, name: bytes, ask: Ask) -> None:
+        try:
+            batches = [self._replay.sample(ask.batch, stacked=ask.stacked) for _ in range(ask.count)]
+        except ReplayError as error:
+            self._refuse(name, ask.number, str(error))
+            return
+        packed = [pack(batch) for batch in batches]
+        shape = packed[0][0]
+        self._say(name, Kind.BATCH, shape.meta, ask.number, frames=[f.data for _, f in packed])
+
+    def _refuse(self, name: bytes, number: int, text: str) -> None:
+        self._say(name, Kind.REFUSE, {"error": text}, number)
+
+    def _say(
+        self,
+        name: bytes,
+        kind: Kind,
+        meta: Any = None,
+        number: int = 0,
+        actor: int = 0,
+        frames: Sequence[Buffer] = (),
+    ) -> None:
+        spec_hash = self._replay.spec.hash
+        head = Head(kind, spec_hash=spec_hash, run_id=self._run_id, actor=actor, sequence=number)
+        # A ROUTER drops what goes to a peer that left or does not read; that one asks again.
+        self._router.send_multipart([name, *wire.encode(head, meta, frames)], copy=not frames)

@@ -1,0 +1,252 @@
+"""DQN against numbers by hand: targets on a table of Q-values, priorities on short slots."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+from torch import Tensor, nn
+
+from penstock.algos import dqn, process, receive, slot_spec
+from penstock.algos.dqn import initial_priorities
+from penstock.configs.algorithms import DqnConfig
+from penstock.configs.load import resolve
+from penstock.core.params import ParamLayout
+from penstock.core.specs import SlotSpec
+
+TWO = ParamLayout((("head.bias", (2,)),))
+
+
+class Table(nn.Module):
+    """Q-values ``[states, actions]``; an observation is the number of its state."""
+
+    def __init__(self, values: list[list[float]]) -> None:
+        super().__init__()
+        self.values = nn.Parameter(torch.tensor(values))
+
+    def forward(self, obs: Tensor) -> Tensor:
+        return self.values[obs]
+
+
+# In state 1 the trained network prefers action 0, the target network action 1.
+ONLINE = [[1.0, 2.0], [5.0, 4.0], [0.0, 0.0]]
+TARGET = [[0.0, 0.0], [3.0, 7.0], [9.0, 9.0]]
+
+
+def transitions(*rows: tuple[int, int, float, int, float, float]) -> dict[str, Tensor]:
+    columns = [torch.tensor(column) for column in zip(*rows, strict=True)]
+    names = ("obs", "action", "reward", "next_obs", "discount", "weights")
+    return dict(zip(names, columns, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("double", "expected"),
+    [
+        # double: r + d * Q'(s', argmax Q) = 0.5 + 0.9 * 3; plain: 0.5 + 0.9 * 7
+        (True, [0.5 + 0.9 * 3 - 1, -1 + 0.81 * 3 - 2, 2 - 4]),
+        (False, [0.5 + 0.9 * 7 - 1, -1 + 0.81 * 7 - 2, 2 - 4]),
+    ],
+)
+def test_differences_of_one_step_two_steps_and_a_terminal(
+    double: bool, expected: list[float]
+) -> None:
+    batch = transitions(
+        (0, 0, 0.5, 1, 0.9, 1.0), (0, 1, -1.0, 1, 0.81, 1.0), (1, 1, 2.0, 2, 0.0, 1.0)
+    )
+    nets: Any = Table(ONLINE), Table(TARGET)
+    net, target = nets
+    loss, differences, sums = dqn.loss(net, target, batch, DqnConfig(double=double, huber=100.0))
+    np.testing.assert_allclose(differences, expected, rtol=1e-6)
+    assert loss.item() == pytest.approx(sum(0.5 * e * e for e in expected))
+    named = dict(zip(dqn.STATISTICS, sums.tolist(), strict=True))
+    assert named["q_loss"] == pytest.approx(loss.item())
+    assert named["td_error"] == pytest.approx(sum(abs(e) for e in expected))
+    assert named["q_mean"] == pytest.approx(1 + 2 + 4)
+    assert named["q_target_mean"] == pytest.approx(sum(expected) + 7)
+    assert not differences.requires_grad
+    assert not sums.requires_grad
+
+
+@pytest.mark.parametrize(
+    ("reward", "delta", "loss", "slope"),
+    [
+        (1.5, 1.0, 0.5 * 0.5**2, 0.5),  # difference 0.5
+        (4.0, 1.0, 1.0 * (3 - 0.5), 1.0),  # 3
+        (-4.0, 1.0, 1.0 * (5 - 0.5), -1.0),  # -5
+        (4.0, 2.0, 2.0 * (3 - 1.0), 2.0),  # 3, wider
+    ],
+)
+@pytest.mark.parametrize("weight", [1.0, 0.25])
+def test_huber_loss_and_its_gradient_by_hand(
+    reward: float, delta: float, loss: float, slope: float, weight: float
+) -> None:
+    net: Any = Table(ONLINE)
+    target: Any = Table(TARGET)
+    batch = transitions((0, 0, reward, 2, 0.0, weight))
+    total, _, _ = dqn.loss(net, target, batch, DqnConfig(huber=delta))
+    total.backward()
+    assert total.item() == pytest.approx(weight * loss)
+    expected = torch.zeros(3, 2)
+    expected[0, 0] = -weight * slope
+    torch.testing.assert_close(net.values.grad, expected)
+    assert target.values.grad is None
+
+
+N, GAMMA = 2, 0.5
+F, T = False, True
+
+
+def priorities(**rows: Any) -> list[float]:
+    """Of one environment; 5 steps unless said otherwise."""
+    steps = len(rows["reward"])
+    names = ("reward", "q_taken", "q_max", "terminated", "truncated", "alive")
+    missing = {"terminated": [F] * steps, "truncated": [F] * steps, "alive": [T] * steps}
+    columns: list[Any] = []
+    for name in names:
+        dtype = np.float32 if name in ("reward", "q_taken", "q_max") else np.bool_
+        columns.append(np.array({**missing, **rows}[name], dtype)[:, None])
+    found = initial_priorities(*columns, n_step=rows.get("n", N), discount=GAMMA)
+    assert found.dtype == np.float32
+    return [float(value) for value in found[:, 0]]
+
+
+BASE = {
+    "reward": [1.0, 2.0, 3.0, 4.0, 5.0],
+    "q_taken": [10.0, 0.0, 1.0, 1.0, 1.0],
+    "q_max": [100.0, 20.0, 40.0, 60.0, 80.0],
+}
+
+
+def test_priorities_sum_n_rewards_and_go_on_with_the_actors_value() -> None:
+    found = priorities(**BASE)
+    expected = [
+        1 + 0.5 * 2 + 0.25 * 40 - 10,
+        2 + 0.5 * 3 + 0.25 * 60 - 0,
+        3 + 0.5 * 4 + 0.25 * 80 - 1,
+        4 + 0.5 * 80 - 1,  # the last row stands for its own value
+    ]
+    assert found == pytest.approx([*map(abs, expected), max(expected)])
+
+
+@pytest.mark.parametrize("truncated", [False, True])
+def test_termination_ends_the_sum_and_wins(truncated: bool) -> None:
+    ends = [F, F, T, F, F]
+    alive = [T, T, T, F, T]
+    extra = {"truncated": ends} if truncated else {}
+    found = priorities(**BASE, terminated=ends, alive=alive, **extra)
+    expected = [1 + 0.5 * 2 + 0.25 * 40 - 10, 2 + 0.5 * 3, 3 - 1, 0]
+    assert found == pytest.approx([*expected, max(expected)])
+
+
+def test_truncation_goes_on_with_the_value_of_the_final_observation() -> None:
+    found = priorities(**BASE, truncated=[F, F, T, F, F], alive=[T, T, T, F, T])
+    expected = [1 + 0.5 * 2 + 0.25 * 40 - 10, 2 + 0.5 * (3 + 0.5 * 60), 3 + 0.5 * 60 - 1, 0]
+    assert found == pytest.approx([*expected, max(expected)])
+
+
+def test_a_last_row_that_terminated_is_known_exactly() -> None:
+    found = priorities(**BASE, terminated=[F, F, F, F, T])
+    assert found[3:] == pytest.approx([4 + 0.5 * 5 - 1, 5 - 1])
+    found = priorities(**BASE, truncated=[F, F, F, F, T])
+    assert found[3] == pytest.approx(4 + 0.5 * 80 - 1)
+
+
+def test_a_slot_of_one_step_and_one_shorter_than_n() -> None:
+    one = {name: values[:1] for name, values in BASE.items()}
+    assert priorities(**one) == [1.0]
+    assert priorities(**one, terminated=[T]) == [9.0]
+    two = {name: values[:2] for name, values in BASE.items()}
+    assert priorities(**two, n=7) == pytest.approx([1 + 0.5 * 20 - 10, 1])
+    assert priorities(**two, n=7, alive=[F, F]) == [0, 0]
+
+
+def naive(columns: dict[str, Any], n: int, discount: float, t: int, e: int) -> float | None:
+    """The absolute difference of one row by following it; None where the slot does not tell."""
+    steps, total, factor = len(columns["reward"]), 0.0, 1.0
+    for j in range(n + 1):
+        row = t + j
+        last = row == steps - 1
+        if j == n or (last and not columns["terminated"][row, e]):
+            if j == 0:
+                return None
+            total += factor * columns["q_max"][row, e]
+            break
+        total += factor * columns["reward"][row, e]
+        factor *= discount
+        if columns["terminated"][row, e]:
+            break
+        if columns["truncated"][row, e]:
+            total += factor * columns["q_max"][row + 1, e]
+            break
+    return float(abs(total - columns["q_taken"][t, e]))
+
+
+@pytest.mark.parametrize(("n", "seed"), [(1, 0), (3, 1), (5, 2), (20, 3)])
+def test_priorities_of_random_slots_are_those_of_a_plain_loop(n: int, seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    spec = SlotSpec(12, 9, dqn.columns(spaces.Box(-1, 1, (3,)), spaces.Discrete(2)))
+    columns = spec.views(spec.zeros())
+    for name in ("reward", "q_taken", "q_max"):
+        columns[name][...] = rng.normal(size=(12, 9))
+    ends = rng.random((2, 12, 9)) < 0.15
+    columns["alive"][0] = True
+    for t in range(12):
+        if t:
+            columns["alive"][t] = ~(columns["terminated"][t - 1] | columns["truncated"][t - 1])
+        columns["terminated"][t] = ends[0, t] & columns["alive"][t]
+        columns["truncated"][t] = ends[1, t] & columns["alive"][t]
+    process(DqnConfig(n_step=n, discount=0.9, reward_scale=0.5), columns)
+    expected = np.full((12, 9), np.nan)
+    for t, e in zip(*np.nonzero(columns["alive"]), strict=True):
+        value = naive(columns, n, 0.9, t, e)
+        expected[t, e] = np.nan if value is None else value
+    unknown = np.isnan(expected) & columns["alive"]
+    expected[unknown] = np.nanmax(expected)
+    expected[~columns["alive"]] = 0
+    assert unknown.any()
+    np.testing.assert_allclose(columns["priority"], expected, rtol=1e-4, atol=1e-5)
+
+
+def test_columns_of_a_slot() -> None:
+    class Game:
+        observation_space = spaces.Box(0, 255, (4, 84, 84), np.uint8)
+        action_space = spaces.Discrete(6)
+
+    spec = slot_spec(resolve("Acrobot-v1", ["algo.name=dqn", "actors.envs=2"]), Game())
+    found = {c.name: (c.dtype, c.shape, c.rows) for c in spec.columns}
+    assert found["obs"] == ("|u1", (4, 84, 84), "unroll+1")
+    assert found["action"] == ("<i4", (), "unroll")
+    for name in ("q_taken", "q_max", "priority"):
+        assert found[name] == ("<f4", (), "unroll")
+
+
+def test_process_clips_before_it_compares() -> None:
+    spec = SlotSpec(2, 1, dqn.columns(spaces.Box(-1, 1, (3,)), spaces.Discrete(2)))
+    columns = spec.views(spec.zeros())
+    columns["reward"][:] = [[-7.0], [3.0]]
+    columns["terminated"][1] = columns["alive"][...] = True
+    process(DqnConfig(reward_clip=1.0, reward_scale=0.5, discount=0.5), columns)
+    np.testing.assert_allclose(columns["reward"], [[-0.5], [0.5]])
+    np.testing.assert_allclose(columns["priority"], [[abs(-0.5 + 0.5 * 0.5)], [0.5]])
+
+
+@pytest.mark.parametrize(
+    ("column", "value", "sentence"),
+    [
+        ("action", 2, "actions from 0 to 2, there are 2"),
+        ("q_max", math.nan, "column q_max holds numbers that are not finite"),
+        ("q_taken", math.inf, "column q_taken"),
+        ("reward", 1e9, "a reward beyond"),
+    ],
+)
+def test_what_a_stranger_sent_is_checked(column: str, value: float, sentence: str) -> None:
+    spec = SlotSpec(2, 2, dqn.columns(spaces.Box(-1, 1, (3,)), spaces.Discrete(2)))
+    columns = spec.views(spec.zeros())
+    receive(DqnConfig(), TWO, columns)
+    columns[column][1, 1] = value
+    with pytest.raises(ValueError, match=sentence):
+        receive(DqnConfig(), TWO, columns)

@@ -1,0 +1,305 @@
+"""The off-policy trainer: fed with arrays, it learns, keeps its targets behind, and resumes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+
+from penstock.configs.load import resolve
+from penstock.core.params import Float32
+from penstock.envs.game import GameInfo
+from penstock.learner.checkpoints import Checkpoints
+from penstock.learner.offpolicy import OffPolicyTrainer
+from penstock.learner.trainer import DivergedError
+from penstock.learner.updates import DqnUpdate, SacUpdate
+from penstock.models.policy import make_policy
+
+CHOICES = GameInfo(spaces.Box(-1, 1, (4,), np.float32), spaces.Discrete(4), 1, "")
+TORQUES = GameInfo(spaces.Box(-1, 1, (3,), np.float32), spaces.Box(-2, 2, (1,), np.float32), 1, "")
+FRAMES = GameInfo(spaces.Box(0, 255, (2, 40, 40), np.uint8), spaces.Discrete(3), 1, "")
+COMMON = ("learner.precision=fp32", "learner.device=cpu", "model.activation=relu")
+GAMES = {"dqn": CHOICES, "sac": TORQUES}
+
+Batch = dict[str, Any]
+
+
+def trainer(algo: str, *options: str, info: GameInfo | None = None) -> OffPolicyTrainer:
+    config = resolve("Acrobot-v1", [f"algo.name={algo}", *COMMON, *options])
+    return OffPolicyTrainer(config, info or GAMES[algo])
+
+
+def random_batch(algo: str, seed: int = 0, size: int = 32, info: GameInfo | None = None) -> Batch:
+    rng = np.random.default_rng(seed)
+    info = info or GAMES[algo]
+    space, actions = info.observation_space, info.action_space
+    shape = (size, *space.shape)
+
+    def observations() -> Any:
+        if space.dtype == np.uint8:
+            return rng.integers(0, 256, shape).astype(np.uint8)
+        return rng.normal(size=shape).astype(np.float32)
+
+    return {
+        "obs": observations(),
+        "action": rng.integers(0, actions.n, size).astype(np.int32)
+        if isinstance(actions, spaces.Discrete)
+        else rng.uniform(-1, 1, (size, *actions.shape)).astype(np.float32),
+        "reward": rng.normal(size=size).astype(np.float32),
+        "next_obs": observations(),
+        "discount": np.where(rng.random(size) < 0.2, 0, 0.99).astype(np.float32),
+        "weights": rng.uniform(0.2, 1, size).astype(np.float32),
+    }
+
+
+def values(made: OffPolicyTrainer) -> Float32:
+    flat: Float32 = torch.cat([t.detach().flatten() for t in made.published()]).numpy()
+    return flat
+
+
+def dqn_of(made: OffPolicyTrainer) -> DqnUpdate:
+    assert isinstance(made._update, DqnUpdate)
+    return made._update
+
+
+def sac_of(made: OffPolicyTrainer) -> SacUpdate:
+    assert isinstance(made._update, SacUpdate)
+    return made._update
+
+
+def test_the_errors_are_those_before_the_update_by_the_published_network() -> None:
+    made = trainer("dqn", "algo.double=false", "actors.envs=32")
+    batch = random_batch("dqn")
+    q = []
+    for name in ("obs", "next_obs"):  # an actor's numpy network, before any update
+        policy = make_policy(made.config, CHOICES, 0)
+        policy.load(values(made))
+        q.append(policy.outputs(batch[name]).copy())
+    errors = made.update(batch).numpy()
+    target = batch["reward"] + batch["discount"] * q[1].max(1)
+    expected = np.abs(target - q[0][np.arange(32), batch["action"]])
+    np.testing.assert_allclose(errors, expected, rtol=1e-4, atol=1e-5)
+    assert errors.dtype == np.float32
+    assert not np.allclose(made.update(batch).numpy(), errors)
+    assert made.progress.learner_steps == made.progress.version == 2
+
+
+def test_the_target_network_is_copied_every_so_many_steps() -> None:
+    made = trainer("dqn", "algo.target_every=3")
+    start, target = values(made), dqn_of(made)._target
+    for step in range(1, 7):
+        made.update(random_batch("dqn", step))
+        if step % 3:
+            assert not np.array_equal(target.numpy(), values(made))
+        else:
+            np.testing.assert_array_equal(target.numpy(), values(made))
+        if step < 3:
+            np.testing.assert_array_equal(target.numpy(), start)
+
+
+def test_the_target_critics_follow_by_a_share() -> None:
+    made = trainer("sac", "algo.tau=0.25")
+    update = sac_of(made)
+    before = update._target.numpy().copy()
+    made.update(random_batch("sac"))
+    critics = update._critic_optimizer.values.detach().numpy()
+    assert not np.array_equal(before, critics)
+    np.testing.assert_allclose(update._target, 0.75 * before + 0.25 * critics, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("info", [CHOICES, FRAMES])
+def test_micro_batches_give_the_update_of_the_whole(info: GameInfo) -> None:
+    found = []
+    for size in (256, 5):
+        made = trainer("dqn", f"learner.micro_batch={size}", info=info)
+        errors = made.update(random_batch("dqn", info=info)).numpy()
+        found.append((errors, dqn_of(made).optimizer.grads, made.statistics()))
+    (errors, grads, statistics), (other, parts, others) = found
+    np.testing.assert_allclose(errors, other, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(grads, parts, rtol=1e-4, atol=1e-4)
+    assert statistics == pytest.approx(others, rel=1e-4)
+
+
+@pytest.mark.parametrize("algo", ["dqn", "sac"])
+def test_weights_scale_the_gradient_and_are_1_where_absent(algo: str) -> None:
+    plain, ones, some = (random_batch(algo) for _ in range(3))
+    del plain["weights"]
+    ones["weights"][:] = 1
+    stepped = []
+    for batch in (plain, ones, some):
+        made = trainer(algo)
+        made.update(batch)
+        update: Any = made._update
+        stepped.append(update.optimizers()["q" if algo == "dqn" else "critics"].grads.clone())
+    assert torch.equal(stepped[0], stepped[1])
+    assert not torch.allclose(stepped[0], stepped[2])
+
+
+@pytest.mark.parametrize("algo", ["dqn", "sac"])
+def test_what_is_published_has_the_layout_of_what_acts(algo: str) -> None:
+    made = trainer(algo, "algo.duelling=true") if algo == "dqn" else trainer(algo)
+    made.update(random_batch(algo))
+    assert sum(t.numel() for t in made.published()) == made.layout.size
+    policy = make_policy(made.config.model_copy(), GAMES[algo], 0)
+    policy.load(values(made))
+    obs = np.random.default_rng(1).normal(size=(64, *GAMES[algo].observation_space.shape))
+    net = dqn_of(made).net if algo == "dqn" else sac_of(made).actor
+    expected = net(torch.from_numpy(obs.astype(np.float32))).detach()
+    np.testing.assert_allclose(policy.outputs(obs), expected, rtol=0, atol=1e-5)
+
+
+def test_weights_are_due_every_so_many_updates() -> None:
+    made = trainer("dqn", "learner.publish_every=3")
+    due = []
+    for _ in range(6):
+        made.update(random_batch("dqn"))
+        due.append(made.publish_due)
+    assert due == [False, False, True] * 2
+
+
+@pytest.mark.parametrize("algo", ["dqn", "sac"])
+@pytest.mark.parametrize("optimizer", ["adam", "rmsprop"])
+def test_a_resumed_trainer_goes_on_bit_for_bit(algo: str, optimizer: str, tmp_path: Path) -> None:
+    options = [f"learner.optimizer={optimizer}"]
+    options += ["algo.target_every=4"] if algo == "dqn" else []
+    whole = trainer(algo, *options)
+    for step in range(10):
+        if step == 5:
+            Checkpoints(tmp_path, whole).save()
+        whole.update(random_batch(algo, step))
+    resumed = trainer(algo, *options, "run.seed=9")
+    assert Checkpoints(tmp_path, resumed).resume("must")
+    for step in range(5, 10):
+        resumed.update(random_batch(algo, step))
+    np.testing.assert_array_equal(values(whole), values(resumed))
+    ours, theirs = whole.state_dict(), resumed.state_dict()
+    assert ours.keys() == theirs.keys()
+    for name, array in ours.items():
+        np.testing.assert_array_equal(array, theirs[name], err_msg=name)
+    assert resumed.progress.learner_steps == 10
+
+
+def test_a_state_of_another_kind_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"state of .*exp_avg.* but this run needs .*square_avg"):
+        trainer("dqn", "learner.optimizer=rmsprop").load_state_dict(trainer("dqn").state_dict())
+
+
+@pytest.mark.parametrize("algo", ["dqn", "sac"])
+def test_a_loss_that_is_no_number_is_told_and_changes_no_weight(algo: str) -> None:
+    made = trainer(algo)
+    batch = random_batch(algo)
+    made.update(batch)
+    before = values(made)
+    batch["reward"][3] = np.nan
+    errors = made.update(batch).numpy()
+    assert np.isfinite(errors).all()  # or the replay would refuse its new priorities first
+    with pytest.raises(DivergedError, match=r"became nan before learner step 2.*lower learner.lr"):
+        made.statistics()
+    if algo == "dqn":
+        np.testing.assert_array_equal(values(made), before)
+    assert np.isfinite(values(made)).all()
+
+
+def test_statistics_are_means_and_start_over() -> None:
+    made = trainer("sac", "algo.alpha=0.5", "algo.tune_alpha=false")
+    assert made.statistics() == {}
+    for _ in range(3):
+        made.update(random_batch("sac"))
+    found = made.statistics()
+    assert found["alpha"] == pytest.approx(0.5)
+    assert found["td_error"] > 0
+    assert made.statistics() == {}
+
+
+class ListReplay:
+    """The plainest replay there is: rows in a list, drawn uniformly."""
+
+    def __init__(self, seed: int = 0) -> None:
+        self.rows: list[tuple[Any, ...]] = []
+        self._rng = np.random.default_rng(seed)
+
+    def sample(self, size: int) -> Batch:
+        drawn = [self.rows[i] for i in self._rng.integers(len(self.rows), size=size)]
+        names = ("obs", "action", "reward", "next_obs", "discount")
+        columns = (np.stack(column) for column in zip(*drawn, strict=True))
+        return dict(zip(names, columns, strict=True))
+
+
+def test_dqn_learns_a_contextual_bandit() -> None:
+    """The observation shows which of four actions pays 1, by the network that acts."""
+    made = trainer("dqn", "actors.envs=16", "actors.count=1", "learner.lr=2e-3")
+    policy = make_policy(made.config, CHOICES, 0)
+    replay, rng = ListReplay(), np.random.default_rng(0)
+    shown = np.eye(4, dtype=np.float32)
+    for _ in range(150):
+        policy.load(values(made))
+        right = rng.integers(4, size=16)
+        actions = policy.act(shown[right]).copy()
+        zero = np.float32(0)
+        replay.rows += [
+            (shown[r], a, np.float32(a == r), shown[r], zero)
+            for r, a in zip(right, actions, strict=True)
+        ]
+        made.update(replay.sample(64))
+    policy.load(values(made))
+    assert policy.greedy(np.repeat(shown, 4, 0)).tolist() == np.repeat(np.arange(4), 4).tolist()
+    assert made.statistics()["td_error"] < 0.3
+
+
+def test_dqn_learns_what_an_action_is_worth_much_later() -> None:
+    """A corridor of four rooms: only action 1, three times in a row, pays in the end."""
+    made = trainer("dqn", "algo.target_every=20", "learner.lr=3e-3", "algo.discount=0.9")
+    replay, rng = ListReplay(), np.random.default_rng(0)
+    rooms = np.eye(4, dtype=np.float32)
+    for _ in range(300):
+        room = int(rng.integers(3))
+        action = np.int32(rng.integers(4))
+        after = room + 1 if action == 1 else 0
+        discount = np.float32(0 if after == 3 else 0.9)
+        replay.rows.append((rooms[room], action, np.float32(after == 3), rooms[after], discount))
+    for _ in range(500):
+        made.update(replay.sample(64))
+    q = dqn_of(made).net(torch.from_numpy(rooms[:3])).detach().numpy()
+    np.testing.assert_allclose(q[:, 1], [0.81, 0.9, 1.0], atol=0.06)
+    # Any other action begins anew: 0.9 of the first room's worth.
+    np.testing.assert_allclose(np.delete(q, 1, 1), 0.9 * 0.81, atol=0.08)
+
+
+def test_sac_learns_where_the_reward_is_highest() -> None:
+    """One number to choose: the best is half of what is shown."""
+    options = ("model.hidden=[32,32]", "learner.lr=3e-3", "actors.envs=32", "algo.alpha=0.1")
+    made = trainer("sac", *options)
+    policy = make_policy(made.config, TORQUES, 0)
+    replay, rng = ListReplay(), np.random.default_rng(0)
+    for step in range(500):
+        if step % 4 == 0:
+            policy.load(values(made))
+            obs = rng.uniform(-1, 1, (32, 3)).astype(np.float32)
+            action = policy.act(obs).copy()
+            reward = -10 * (action[:, 0] - obs[:, 0] / 2) ** 2
+            zeros = np.zeros(32, np.float32)
+            replay.rows += list(zip(obs, action, reward, obs, zeros, strict=True))
+        made.update(replay.sample(64))
+    policy.load(values(made))
+    obs = rng.uniform(-1, 1, (32, 3)).astype(np.float32)
+    assert np.abs(policy.greedy(obs)[:, 0] - obs[:, 0] / 2).mean() < 0.1
+    made.statistics()
+    made.update(replay.sample(64))
+    assert made.statistics()["entropy"] == pytest.approx(-1.0, abs=0.5)  # the target
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("algo", ["dqn", "sac"])
+def test_a_gpu_takes_the_same_steps(algo: str) -> None:
+    options = ("algo.tune_alpha=false",) if algo == "sac" else ()
+    on_cpu, on_gpu = trainer(algo, *options), trainer(algo, *options, "learner.device=cuda")
+    on_gpu.load_state_dict(on_cpu.state_dict())
+    on_gpu.published()[0].copy_(on_cpu.published()[0])
+    errors = [made.update(random_batch(algo)).cpu() for made in (on_cpu, on_gpu)]
+    if algo == "dqn":  # noise differs between devices
+        torch.testing.assert_close(*errors, rtol=1e-3, atol=1e-3)
+    assert errors[1].isfinite().all()

@@ -1,0 +1,339 @@
+"""Samplers against exact probabilities; what is valid stands in an array of the test's own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from chi_square import assert_drawn_as
+from penstock.replay.errors import ReplayError
+from penstock.replay.samplers import Prioritized, Sampler, Uniform, importance_weights
+from penstock.replay.schedules import Linear
+
+Array = npt.NDArray[Any]
+
+
+class World:
+    """A sampler and the table it believes in."""
+
+    def __init__(self, sampler: Sampler, rows: int, seed: int = 0) -> None:
+        self.sampler = sampler
+        self.valid = np.zeros(rows, np.bool_)
+        sampler.bind(self.valid, np.random.default_rng(seed))
+
+    def insert(self, start: int, stop: int, priorities: Array | None = None) -> None:
+        self.valid[start:stop] = True
+        self.sampler.insert(start, stop, priorities)
+
+    def remove(self, start: int, stop: int) -> None:
+        self.valid[start:stop] = False
+        self.sampler.remove(start, stop)
+
+    def remove_rows(self, rows: list[int]) -> None:
+        self.valid[rows] = False
+        self.sampler.remove_rows(np.array(rows, np.int64))
+
+    def draws(self, batches: int, count: int) -> Array:
+        return np.concatenate([self.sampler.sample(count)[0] for _ in range(batches)])
+
+
+def prioritized(rows: int, seed: int = 0, **options: Any) -> tuple[World, Prioritized]:
+    sampler = Prioritized(**options)
+    return World(sampler, rows, seed), sampler
+
+
+# ---------------------------------------------------------------- uniform
+
+
+def uniform_over(valid: Array) -> Array:
+    return np.where(valid, 1 / np.count_nonzero(valid), 0.0)
+
+
+@pytest.mark.parametrize("share", [1.0, 0.9, 0.3, 0.04, 0.01])
+def test_uniform_over_the_valid_rows_whatever_their_share(share: float) -> None:
+    world = World(Uniform(), 1003)
+    world.insert(0, 1003)
+    holes = np.flatnonzero(np.random.default_rng(1).random(1003) >= share)
+    world.remove_rows(holes.tolist())
+    assert_drawn_as(world.draws(500, 100), uniform_over(world.valid))
+
+
+def test_uniform_draws_are_independent_also_with_holes() -> None:
+    """Neighbours within a batch, and the first of each batch, where some draws are repeated."""
+    world = World(Uniform(), 12)
+    world.insert(0, 12)
+    world.remove_rows([0, 3, 4, 9])
+    rows = world.draws(4000, 8).reshape(4000, 8)
+    pair = uniform_over(world.valid)[:, None] * uniform_over(world.valid)
+    assert_drawn_as(rows[:, 0] * 12 + rows[:, 1], pair.ravel())
+    assert_drawn_as(rows[:, 6] * 12 + rows[:, 7], pair.ravel())
+
+
+def test_uniform_knows_nothing_of_rows_never_inserted() -> None:
+    world = World(Uniform(), 1_000_000)
+    world.insert(0, 20)
+    assert_drawn_as(world.draws(20, 100), np.full(20, 0.05))
+
+
+def test_uniform_after_rows_left_and_came_back() -> None:
+    world = World(Uniform(), 200)
+    world.insert(0, 200)
+    world.remove(0, 197)
+    assert set(world.draws(20, 10)) == {197, 198, 199}
+    world.insert(50, 60)
+    assert_drawn_as(world.draws(200, 20), uniform_over(world.valid))
+
+
+@pytest.mark.parametrize("sampler", [Uniform, Prioritized])
+def test_nothing_to_sample_is_said(sampler: Callable[[], Sampler]) -> None:
+    world = World(sampler(), 100)
+    with pytest.raises(ReplayError, match="cannot sample 5 rows: no stored row"):
+        world.sampler.sample(5)
+    world.insert(0, 100)
+    world.remove(0, 100)
+    with pytest.raises(ReplayError, match="cannot sample 5 rows: no stored row"):
+        world.sampler.sample(5)
+
+
+# ---------------------------------------------------------------- prioritised: which rows
+
+
+def proportional(priorities: Array, alpha: float, epsilon: float) -> Array:
+    """The paper's P(i), in a loop; a priority below 0 stands for a row that is not there."""
+    powers = [(float(p) + epsilon) ** alpha if p >= 0 else 0.0 for p in priorities]
+    return np.array(powers) / sum(powers)
+
+
+@pytest.mark.parametrize(("rows", "alpha"), [(37, 0.6), (1000, 1.0), (9001, 0.3), (140_000, 0.6)])
+def test_proportional_to_widely_different_priorities(rows: int, alpha: float) -> None:
+    """Independent draws: one of each batch."""
+    rng = np.random.default_rng(rows)
+    priorities = np.full(rows, -1.0)
+    start = rows // 3
+    stop = min(rows, start + 500)
+    priorities[start:stop] = 10.0 ** rng.uniform(-3, 3, stop - start)
+    world, _ = prioritized(rows, alpha=alpha, epsilon=0.01, fast=False)
+    world.insert(start, stop, priorities[start:stop])
+    assert_drawn_as(world.draws(20_000, 1), proportional(priorities, alpha, 0.01))
+
+
+def test_every_stratum_gives_one_row() -> None:
+    """So a row comes n P(i) times, give or take less than 2."""
+    rng = np.random.default_rng(2)
+    priorities = 10.0 ** rng.uniform(-1, 1, 50)
+    world, _ = prioritized(50, alpha=1.0)
+    world.insert(0, 50, priorities)
+    expected = 400 * proportional(priorities, 1.0, 1e-6)
+    total = np.zeros(50)
+    for _ in range(200):
+        counts = np.bincount(world.sampler.sample(400)[0], minlength=50)
+        assert (np.abs(counts - expected) < 2).all()
+        total += counts
+    # 200 batches: a count's spread is below 1/2 a batch, so the mean's is below 1/2 / sqrt(200).
+    assert (np.abs(total / 200 - expected) < 4.5 * 0.5 / np.sqrt(200)).all()
+
+
+def test_after_wrap_around_removal_and_updates() -> None:
+    """Each row's priority is followed in a plain list."""
+    rng = np.random.default_rng(3)
+    world, sampler = prioritized(61, alpha=0.5, epsilon=1e-6)
+    priorities, highest = np.full(61, -1.0), 1.0
+    for turn in range(23):
+        start = turn * 7 % 56
+        world.remove(start, start + 7)
+        given = rng.uniform(0, 9, 7) if turn % 2 else None
+        world.insert(start, start + 7, given)
+        for row in range(start, start + 7):
+            priorities[row] = highest if given is None else given[row - start]
+        rows = sampler.sample(4)[0]
+        fresh = rng.uniform(0, 20, 4)
+        sampler.update(rows, fresh)
+        for row, priority in zip(rows, fresh, strict=True):
+            priorities[row] = priority
+        highest = max([highest, *fresh, *([] if given is None else given)])
+    world.remove_rows([8, 20, 21])
+    priorities[[8, 20, 21]] = -1
+    np.testing.assert_allclose(
+        sampler._tree.leaves / sampler._tree.total, proportional(priorities, 0.5, 1e-6), rtol=1e-12
+    )
+    assert_drawn_as(world.draws(15_000, 1), proportional(priorities, 0.5, 1e-6))
+
+
+def test_rows_that_do_not_count_are_never_drawn() -> None:
+    """Not valid when inserted, with a priority that is no number, or not valid when updated."""
+    world, sampler = prioritized(10)
+    world.valid[:10] = [1, 0, 1, 1, 1, 1, 1, 1, 1, 0]
+    priorities = np.ones(10)
+    priorities[[1, 9]] = np.nan
+    sampler.insert(0, 10, priorities)
+    world.remove_rows([4])
+    sampler.update(np.array([4, 5]), np.array([1e6, 1.0]))
+    assert set(world.draws(50, 20)) == {0, 2, 3, 5, 6, 7, 8}
+    assert sampler.stored == 7
+
+
+def test_new_rows_get_the_highest_priority_ever_given() -> None:
+    world, sampler = prioritized(4, alpha=1.0, epsilon=0.5)
+    world.insert(0, 1)
+    assert sampler._tree.leaves[0] == 1.5
+    sampler.update(np.array([0]), np.array([6.0]))
+    sampler.update(np.array([0]), np.array([2.0]))
+    world.insert(1, 2)
+    assert sampler._tree.leaves[:2].tolist() == [2.5, 6.5]
+    world.insert(2, 3, np.array([9.0]))
+    world.insert(3, 4)
+    assert sampler._tree.leaves[2:].tolist() == [9.5, 9.5]
+
+
+def test_of_a_row_that_comes_twice_the_last_priority_counts() -> None:
+    world, sampler = prioritized(3, alpha=1.0, epsilon=0.5)
+    world.insert(0, 3)
+    sampler.update(np.array([1, 2, 1]), np.array([7.0, 8.0, 3.0]))
+    assert sampler._tree.leaves.tolist() == [1.5, 3.5, 8.5]
+
+
+# ---------------------------------------------------------------- prioritised: weights
+
+
+def test_weights_are_the_papers() -> None:
+    priorities = np.array([0.1, 1.0, 5.0, 20.0])
+    world, sampler = prioritized(4, alpha=0.7, beta=0.5, epsilon=0.01)
+    world.insert(0, 4, priorities)
+    rows, weights = sampler.sample(64)
+    share = proportional(priorities, 0.7, 0.01)
+    expected = np.array([(4 * share[row]) ** -0.5 for row in rows])
+    np.testing.assert_allclose(weights, expected / expected.max(), rtol=1e-6)
+    assert weights.dtype == np.float32
+    np.testing.assert_allclose(sampler.probabilities, share[rows], rtol=1e-12)
+
+
+def test_weights_across_shards_are_those_of_one_buffer() -> None:
+    """Two shards of equal total stand for one: a row's chance, N and the largest are the same."""
+    first, second = np.array([1.0, 2.0, 3.0]), np.array([4.0, 2.0])
+    share = proportional(np.concatenate([first, second]), 1.0, 1e-9)
+    found, expected = [], []
+    for offset, priorities in ((0, first), (3, second)):
+        world, sampler = prioritized(len(priorities), alpha=1.0, beta=0.6, epsilon=1e-9)
+        world.insert(0, len(priorities), priorities)
+        rows, _ = sampler.sample(32)
+        found.append(importance_weights(sampler.probabilities / 2, 5, sampler.beta))
+        expected.append((5 * share[rows + offset]) ** -0.6)
+    np.testing.assert_allclose(np.concatenate(found), np.concatenate(expected), rtol=1e-6)
+
+
+def test_beta_follows_its_schedule_by_transitions_drawn() -> None:
+    world, sampler = prioritized(2, alpha=1.0, beta=Linear(0.0, 1.0, 100), epsilon=1e-9)
+    world.insert(0, 2, np.array([1.0, 3.0]))
+    for beta in (0.0, 0.4, 0.8, 1.0):
+        assert sampler.beta == pytest.approx(beta)
+        rows, weights = sampler.sample(40)
+        np.testing.assert_allclose(weights[rows == 1], 3**-beta, rtol=1e-6)
+        np.testing.assert_allclose(weights[rows == 0], 1.0)
+
+
+# ---------------------------------------------------------------- bad input
+
+
+@pytest.mark.parametrize("bad", [np.nan, -0.5, np.inf, -np.inf, 1e200])
+def test_a_bad_priority_is_refused_and_nothing_changes(bad: float) -> None:
+    world, sampler = prioritized(5)
+    world.insert(0, 5)
+    before = sampler.state_dict()["leaves"]
+    priorities = np.array([1.0, 2.0, bad, 1.0, bad])
+    message = f"priority {bad} at position 2 must be a finite number from 0"
+    with pytest.raises(ReplayError) as update:
+        sampler.update(np.arange(5), priorities)
+    with pytest.raises(ReplayError) as insert:
+        sampler.insert(0, 5, priorities)
+    assert str(update.value).startswith(message)
+    assert str(insert.value).startswith(message)
+    np.testing.assert_array_equal(sampler.state_dict()["leaves"], before)
+    assert sampler.state_dict()["highest"] == 1.0
+
+
+def test_the_wrong_number_of_priorities_is_refused() -> None:
+    world, sampler = prioritized(5)
+    world.insert(0, 5)
+    with pytest.raises(ReplayError, match=r"priorities of shape \(2,\) came for 3 rows"):
+        sampler.update(np.arange(3), np.ones(2))
+    with pytest.raises(ReplayError, match=r"priorities of shape \(3, 1\) came for 3 rows"):
+        sampler.insert(0, 3, np.ones((3, 1)))
+    sampler.update(np.arange(0), np.ones(0))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"alpha": 1.5}, "alpha 1.5 must be between 0 and 1"),
+        ({"alpha": np.nan}, "alpha nan must be"),
+        ({"beta": -0.1}, "beta -0.1 must be"),
+        ({"epsilon": 0.0}, "epsilon 0.0 must be at least"),
+    ],
+)
+def test_settings_out_of_range_are_refused(options: dict[str, float], message: str) -> None:
+    with pytest.raises(ReplayError, match=message):
+        Prioritized(**options)  # type: ignore[arg-type]
+
+
+# ---------------------------------------------------------------- numba and snapshots
+
+
+def test_asking_for_numba_without_having_it_is_said() -> None:
+    try:
+        import numba  # noqa: F401
+    except ImportError:
+        with pytest.raises(ReplayError, match=r"pip install 'penstock\[fast\]'"):
+            prioritized(10, fast=True)
+    else:
+        pytest.skip("numba is installed")
+
+
+def test_both_trees_give_the_same_batches() -> None:
+    pytest.importorskip("numba", reason="the extra 'fast' is not installed")
+    batches = []
+    for fast in (False, True):
+        world, sampler = prioritized(30_000, seed=5, fast=fast)
+        world.insert(0, 30_000, np.random.default_rng(1).uniform(0, 9, 30_000))
+        rows, _ = sampler.sample(256)
+        sampler.update(rows, np.random.default_rng(2).uniform(0, 9, 256))
+        batches.append(sampler.sample(256))
+    np.testing.assert_array_equal(batches[0][0], batches[1][0])
+    np.testing.assert_array_equal(batches[0][1], batches[1][1])
+
+
+@pytest.mark.parametrize("holes", [0, 300, 995])
+@pytest.mark.parametrize("make", [Uniform, lambda: Prioritized(beta=Linear(0.4, 1.0, 1000))])
+def test_a_loaded_sampler_goes_on_as_if_nothing_had_happened(
+    make: Callable[[], Sampler], holes: int
+) -> None:
+    world = World(make(), 1000, seed=7)
+    world.insert(0, 1000, np.random.default_rng(1).uniform(0, 9, 1000))
+    world.remove_rows(list(range(holes)))
+    rows, _ = world.sampler.sample(50)
+    world.sampler.update(rows, np.linspace(0, 20, 50))
+    if holes < 900:
+        world.insert(0, 3)
+    other = World(make(), 1000, seed=99)
+    other.valid[:] = world.valid
+    other.sampler.load_state_dict(world.sampler.state_dict())
+    for _ in range(3):
+        (rows, weights), (same_rows, same_weights) = (w.sampler.sample(33) for w in (world, other))
+        np.testing.assert_array_equal(same_rows, rows)
+        np.testing.assert_array_equal(same_weights, weights)
+        for w in (world, other):
+            w.sampler.update(rows, np.linspace(5, 0, 33))
+            w.insert(10, 12)
+
+
+def test_a_snapshot_is_a_copy_and_fits_only_its_size() -> None:
+    world, sampler = prioritized(10)
+    world.insert(0, 10)
+    state = sampler.state_dict()
+    sampler.update(np.arange(10), np.full(10, 5.0))
+    assert (state["leaves"] == state["leaves"][0]).all()
+    with pytest.raises(ReplayError, match="has 10 priorities and the buffer 11 rows"):
+        prioritized(11)[1].load_state_dict(state)

@@ -1,0 +1,235 @@
+"""The Unix socket where processes of this host get memory: who comes, and who has ended.
+
+The socket lies in a directory of mode 0700. Whoever connects sends one message and gets one back,
+with descriptors. The connection stays open: its end tells a client that the owner is gone. The
+owner, in turn, watches each client's pidfd. A client's memory is taken back when, and only when,
+the kernel says that it has ended, or the client itself that it will not write any more: a closed
+connection alone proves neither.
+
+Everything runs in the thread that calls `Door.poll`.
+"""
+
+from __future__ import annotations
+
+import os
+import selectors
+import socket
+import struct
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import msgpack
+
+from penstock.configs.errors import UserError
+
+ATTACH_VERSION = 1
+ATTACH_TIMEOUT_S = 10.0
+MESSAGE_NBYTES = 1 << 17
+MAX_FDS = 4
+BYE = b"bye"
+
+
+class Attached(NamedTuple):
+    """What a client is given: a lane or None, descriptors, and the answer to its request."""
+
+    lane: int | None
+    fds: list[int]
+    reply: dict[str, Any]
+
+
+class Door:
+    """``attach`` answers a request, or raises UserError to refuse it; ``left`` hears of each lane
+    whose holder has ended."""
+
+    def __init__(
+        self,
+        path: Path,
+        attach: Callable[[dict[str, Any]], Attached],
+        left: Callable[[int], None],
+    ) -> None:
+        """Raises UserError where somebody listens at ``path`` already."""
+        self._path = path
+        self._attach = attach
+        self._left = left
+        self._selector = selectors.DefaultSelector()
+        self._peers: dict[int, tuple[socket.socket, int | None]] = {}  # pidfd -> peer, lane
+        self._listener = _listen(path)
+        self.watch(self._listener, self._accept)
+
+    def watch(self, fileobj: Any, callback: Callable[[], None]) -> None:
+        """Have `poll` call ``callback`` when ``fileobj`` is readable."""
+        self._selector.register(fileobj, selectors.EVENT_READ, callback)
+
+    def unwatch(self, fileobj: Any) -> None:
+        """Forget what `watch` was told."""
+        self._selector.unregister(fileobj)
+
+    def poll(self, timeout_s: float | None) -> None:
+        """Handle what happened, waiting up to ``timeout_s`` (None: for ever) for something."""
+        for key, _ in self._selector.select(timeout_s):
+            if key.fileobj in self._selector.get_map():  # not by a callback before this one
+                key.data()
+
+    def close(self) -> None:
+        sockets = [key.fileobj for key in self._selector.get_map().values()]
+        for pidfd, (peer, _) in self._peers.items():
+            sockets.append(peer)
+            os.close(pidfd)
+        self._peers.clear()
+        self._selector.close()
+        for each in sockets:
+            if isinstance(each, socket.socket):
+                each.close()
+        self._path.unlink(missing_ok=True)
+
+    def _accept(self) -> None:
+        try:
+            peer, _ = self._listener.accept()
+        except OSError:  # it left, or this process is out of descriptors: they try again
+            return
+        peer.setblocking(False)
+        self.watch(peer, lambda: self._serve(peer))
+
+    def _serve(self, peer: socket.socket) -> None:
+        """Answer a peer's one message; from then on its pidfd tells of its end."""
+        self.unwatch(peer)
+        try:
+            request = msgpack.unpackb(peer.recv(MESSAGE_NBYTES))
+            pid = struct.unpack("3i", peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))[0]
+            if hung_up(peer):
+                raise ValueError("it did not wait for an answer")
+            pidfd = os.pidfd_open(pid)
+        except (OSError, ValueError):  # it left, or it is no client of ours
+            peer.close()
+            return
+        lane, fds, reply = self._answer(request)
+        self._peers[pidfd] = (peer, lane)
+        self.watch(pidfd, lambda: self._end(pidfd))
+        self.watch(peer, lambda: self._hear(pidfd))
+        try:
+            socket.send_fds(peer, [msgpack.packb(reply)], fds)
+        except OSError:  # the descriptors never reached it
+            self._end(pidfd)
+
+    def _answer(self, request: Any) -> Attached:
+        try:
+            if request.get("attach") != ATTACH_VERSION:
+                raise UserError(
+                    f"attach version {request.get('attach')!r} is not {ATTACH_VERSION}; "
+                    "use the same release of Penstock in both processes"
+                )
+            return self._attach(request)
+        except (UserError, OSError) as error:
+            return Attached(None, [], {"error": str(error)})
+        except (KeyError, TypeError, ValueError, AttributeError):
+            return Attached(None, [], {"error": "this is no request to attach"})
+
+    def _hear(self, pidfd: int) -> None:
+        """A client says that it will not write any more, or has closed its connection."""
+        peer, _ = self._peers[pidfd]
+        said = b""
+        with suppress(OSError):
+            said = peer.recv(len(BYE))
+        if said == BYE:
+            self._end(pidfd)
+        else:
+            self.unwatch(peer)
+
+    def _end(self, pidfd: int) -> None:
+        peer, lane = self._peers.pop(pidfd)
+        self.unwatch(pidfd)
+        with suppress(KeyError):  # its end was heard before
+            self.unwatch(peer)
+        os.close(pidfd)
+        peer.close()
+        if lane is not None:
+            self._left(lane)
+
+
+class Entry:
+    """A client's side of a door: the owner's answer, its descriptors, and whether it still lives.
+
+    The descriptors belong to the caller.
+    """
+
+    def __init__(
+        self, path: Path, request: dict[str, Any], timeout_s: float = ATTACH_TIMEOUT_S
+    ) -> None:
+        """Raises OSError while nobody listens, UserError when refused, TimeoutError without an
+        answer, EOFError where the owner ended meanwhile."""
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._socket.settimeout(timeout_s)
+        try:
+            self._socket.connect(str(path))
+            self.reply, self.fds = self._ask(request)
+            self._socket.settimeout(None)
+        except BaseException as error:
+            self._socket.close()
+            if isinstance(error, (TimeoutError, BlockingIOError)):
+                raise TimeoutError(
+                    f"the owner of {path} did not answer within {timeout_s:g} s; it may be stopped "
+                    "or hang: look at its process"
+                ) from error
+            raise
+
+    def _ask(self, request: dict[str, Any]) -> tuple[dict[str, Any], list[int]]:
+        self._socket.send(msgpack.packb({"attach": ATTACH_VERSION, **request}))
+        data, fds, _, _ = socket.recv_fds(
+            self._socket, MESSAGE_NBYTES, MAX_FDS, socket.MSG_CMSG_CLOEXEC
+        )
+        if not data:
+            raise EOFError("the owner ended during the handshake")
+        reply = msgpack.unpackb(data)
+        if "error" in reply:
+            raise UserError(reply["error"])
+        return reply, fds
+
+    @property
+    def owner_gone(self) -> bool:
+        """True when the owner closed the connection, which it does only by ending."""
+        return hung_up(self._socket)
+
+    def leave(self) -> None:
+        """Say that this side will not write any more."""
+        with suppress(OSError):
+            self._socket.send(BYE)
+        self._socket.close()
+
+
+def hung_up(peer: socket.socket) -> bool:
+    """Whether the other end of a connection is closed."""
+    try:
+        return not peer.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
+    except BlockingIOError:
+        return False
+    except OSError:
+        return True
+
+
+def _answers(path: Path) -> bool:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as probe:
+        return probe.connect_ex(str(path)) == 0
+
+
+def _listen(path: Path) -> socket.socket:
+    if len(os.fsencode(path)) > 107:
+        raise UserError(
+            f"the socket path {path} is longer than the 107 bytes that the system allows; "
+            "set XDG_RUNTIME_DIR or TMPDIR to a shorter folder"
+        )
+    if path.is_socket() and not _answers(path):
+        path.unlink()  # left by one that was killed
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    try:
+        listener.bind(str(path))
+    except OSError as error:
+        listener.close()
+        raise UserError(
+            f"cannot listen at {path} ({error.strerror}); another process may be using it: "
+            "stop that one first"
+        ) from error
+    listener.listen(128)
+    listener.setblocking(False)
+    return listener
