@@ -9,8 +9,8 @@ from typing import Any, Protocol
 
 import numpy.typing as npt
 
-from penstock.algos import dqn, impala, sac
-from penstock.configs.algorithms import AlgoConfig, DqnConfig, OffPolicyConfig
+from penstock.algos import dqn, impala, sac, slots
+from penstock.configs.algorithms import AlgoConfig, DqnConfig, ImpalaConfig, OffPolicyConfig
 from penstock.configs.schema import Config
 from penstock.core.params import ParamLayout
 from penstock.core.specs import Column, SlotSpec
@@ -38,6 +38,8 @@ def slot_spec(config: Config, spaces: Spaces) -> SlotSpec:
     net_shape(config, spaces)
     algorithm = ALGORITHMS[config.algo.name]
     columns = algorithm.columns(spaces.observation_space, spaces.action_space)
+    if config.replay.frame_stack and not isinstance(config.algo, ImpalaConfig):
+        columns = slots.newest_frames(columns, config.replay.frame_stack)
     return SlotSpec(config.actors.unroll, config.actors.envs, columns)
 
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
+from penstock.configs.errors import UserError
 from penstock.core.specs import Column
 
 MOST_REWARD = 1e6  # of a sound actor
@@ -40,6 +42,21 @@ def columns(observation_space: Any, action: Column, *recorded: Column) -> tuple[
         Column("seat", "|u1", rows="slot"),
         Column("policy_id", "<u2", rows="slot"),
     )
+
+
+def newest_frames(columns: tuple[Column, ...], stack: int) -> tuple[Column, ...]:
+    """The same slot with the newest frame of each observation alone, and what tells the others.
+
+    Raises UserError where observations are no stacks of ``stack`` frames.
+    """
+    obs, *rest = columns
+    if len(obs.shape) < 2 or obs.shape[0] != stack:
+        raise UserError(
+            f"replay.frame_stack is {stack} and observations have shape {list(obs.shape)}; it must "
+            "be the extent of their first axis, or null"
+        )
+    frame = replace(obs, shape=obs.shape[1:])
+    return (frame, *rest, Column("age", "|u1"), Column("pad", "<i2"))
 
 
 def check(columns: dict[str, npt.NDArray[Any]]) -> None:

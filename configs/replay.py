@@ -24,5 +24,8 @@ class ReplayConfig(Section):
     """Exponent of the priorities: 0 draws all alike, 1 in proportion."""
     beta: Fraction = 0.4
     """Exponent at the start of the importance weights that correct for it; 1 corrects in full."""
+    frame_stack: Count | None = None
+    """Frames that each observation is a stack of, along its first axis: each frame is then stored
+    once, and stacked again when drawn. null stores observations as they are."""
     beta_steps: Count | None = None
     """Optimizer steps over which `beta` rises linearly to 1; null: it stays."""

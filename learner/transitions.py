@@ -48,6 +48,7 @@ class Transitions:
             replay.capacity,
             n_step=n_step(algo),
             discount=algo.discount,
+            frame_stack=replay.frame_stack or 1,
             sampler=make_sampler(replay),
             writers=actors * config.transport.slots,
             shared=True,

@@ -30,7 +30,7 @@ from penstock.replay.layout import layout_of_spec, make_layout
 from penstock.replay.prefetch import Source, batches
 from penstock.replay.samplers import Sampler, Uniform
 from penstock.replay.sequence_gather import SequenceGather
-from penstock.replay.sequences import Sequences, SequenceSampler
+from penstock.replay.sequences import Sequences, SequenceSampler, no_priorities
 from penstock.replay.sharing import StoreServer, serve
 from penstock.replay.sizing import refuse_what_cannot_fit
 from penstock.replay.steps import AUTORESETS, Autoreset, StepWriter
@@ -86,6 +86,7 @@ class Replay:
         self.sampler: Sampler = Uniform() if sampler is None else sampler
         self.sequences, self.cuts = sequences, Cuts(ttl_s, max_policy_lag)
         if sequences is not None:
+            sequences.refuse_n_step(n_step)
             self.sampler = SequenceSampler(sequences, self.sampler)
         self.table = Table(spec, slots, self.sampler, shared=shared, history=self.layout.history)
         if isinstance(self.sampler, SequenceSampler):
@@ -141,6 +142,8 @@ class Replay:
         Each thread is a stream of its own. Raises ReplayError for what does not fit, and then
         stores nothing.
         """
+        if priority is not None and self.sequences is not None:
+            raise no_priorities()
         with self.lock:
             try:
                 writer = self._here.writer

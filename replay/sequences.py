@@ -56,6 +56,13 @@ class Sequences:
         """Steps from one start to the next."""
         return self.length - self.overlap
 
+    def refuse_n_step(self, n_step: int) -> None:
+        if n_step != 1:
+            raise ReplayError(
+                f"n_step {n_step} does not go with sequences, which bring every step; leave it out "
+                "and sum up in the learner"
+            )
+
 
 class Slots(Protocol):
     """What is needed of a `Table` to find starts."""
@@ -88,7 +95,7 @@ class SequenceSampler:
     def place(self, table: Slots) -> None:
         """Once, before `bind`: the table whose rows these are."""
         if any(column.name == "priority" for column in table.spec.columns):
-            raise _no_priorities()
+            raise no_priorities()
         self._table = table
         self._unroll, self._envs = table.spec.unroll, table.spec.envs
         self._slot_rows = self._unroll * self._envs
@@ -118,7 +125,7 @@ class SequenceSampler:
 
     def insert(self, start: int, stop: int, priorities: npt.NDArray[Any] | None) -> None:
         if priorities is not None:
-            raise _no_priorities()
+            raise no_priorities()
         slot = start // self._slot_rows
         if self._searched[slot] == NONE:
             self._search()
@@ -300,7 +307,8 @@ def _runs(numbers: npt.NDArray[Any]) -> list[tuple[int, int]]:
     return list(zip(starts.tolist(), stops.tolist(), strict=True))
 
 
-def _no_priorities() -> ReplayError:
+def no_priorities() -> ReplayError:
+    """For those who give single steps a priority."""
     return ReplayError(
         "priorities come with single steps, but sequences are drawn; leave them out and call "
         "update_priorities with one priority per sequence"
