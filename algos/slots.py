@@ -70,6 +70,9 @@ def check(columns: dict[str, npt.NDArray[Any]]) -> None:
     for name in ("terminated", "truncated", "alive"):
         if columns[name].view(np.uint8).max() > 1:
             raise ValueError(f"column {name} holds bytes other than 0 and 1")
+    pad = columns.get("pad")
+    if pad is not None and (pad.min() < 0 or pad.max() > 1):
+        raise ValueError(f"column pad holds {pad.min()} to {pad.max()}, and it is 0 or 1")
 
 
 def check_choices(action: npt.NDArray[Any], actions: int) -> None:

@@ -3,23 +3,26 @@
 In each turn every actor plays one unroll with the newest weights, then the learner trains on them.
 Nothing depends on timing, so the same config gives the same run, bit for bit. Environments cannot
 be saved in general: at every checkpoint, which here is by steps only, they begin anew, seeded by
-the step count, and so they do on a resume. 100 steps, resume and 100 more equal 200 where
-`checkpoint.every_steps` divides 100.
+the step count, and so they do on a resume; a replay begins anew with them, empty. 100 steps, resume
+and 100 more equal 200 where `checkpoint.every_steps` divides 100.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from typing import Any
 
 from penstock.actors.main import Player
 from penstock.configs.schema import Config
 from penstock.core.role import RoleContext
 from penstock.envs import make, probe
 from penstock.learner.checkpoints import Checkpoints
+from penstock.learner.main import AnyTrainer, make_trainer
 from penstock.learner.publish import Publisher
 from penstock.learner.staging import StagingBatch
 from penstock.learner.trainer import Trainer
+from penstock.learner.transitions import Transitions
 from penstock.profiling.ledger import TimeLedger
 from penstock.replay import Accounting, SlotQueue
 from penstock.transport.base import Stamp, Welcome
@@ -34,7 +37,7 @@ def run(ctx: RoleContext) -> None:
     assert config is not None
     info = probe(config.env)
     ctx.report("note", text=info.how)
-    trainer = Trainer(config, info)
+    trainer = make_trainer(config, info)
     checkpoints = Checkpoints(ctx.run_dir, trainer)
     checkpoints.resume(ctx.resume)
     lockstep = Lockstep(config, trainer, ctx.run_id, ctx.status.beat)
@@ -54,75 +57,105 @@ def run(ctx: RoleContext) -> None:
     if reason is not None:
         ctx.report("stop", reason=reason)
     ctx.report("metrics", **lockstep.metrics(ledger))
-    ctx.report("final", accounting=lockstep.accounting.to_dict(lockstep.queue.in_flight_steps()))
+    ctx.report("final", accounting=lockstep.accounting.to_dict(lockstep.in_flight_steps()))
     checkpoints.save()
     while not ctx.stopping():
         ctx.status.beat()
         time.sleep(0.01)
 
 
+class FreshUnrolls:
+    """Unrolls that are trained on at once: the queue and one staging batch, without a thread."""
+
+    def __init__(self, config: Config, trainer: Trainer, accounting: Accounting) -> None:
+        actors, self._batch_slots = config.actors.count, config.learner.batch_slots
+        # Enough that nobody waits: a turn's unrolls and what is left of the last batch.
+        slots = actors * (1 + -(-self._batch_slots // actors))
+        self.store = SlotStore(trainer.spec, slots, lanes=actors, shared=False)
+        self._queue = SlotQueue(self.store, accounting, max_policy_lag=1 << 62)
+        self._batch = StagingBatch(trainer.spec, self._batch_slots, trainer.device)
+        self._trainer = trainer
+        self._accounting = accounting
+
+    def get(self, timeout_s: float) -> StagingBatch | None:
+        slots = self._queue.take(self._batch_slots, self._trainer.progress.version)
+        if not slots:
+            return None
+        self._batch.gather(slots)
+        self._queue.release(slots)
+        return self._batch
+
+    def train(self, batch: StagingBatch) -> bool:
+        due = self._trainer.train(batch)
+        self._accounting.trained += batch.steps
+        batch.let_go()
+        return due
+
+    def in_flight_steps(self) -> int:
+        return self._queue.in_flight_steps()
+
+    def figures(self) -> dict[str, float]:
+        return {}
+
+    def fill_fraction(self) -> float:
+        return self.store.fill_fraction()
+
+
 class Lockstep:
-    """Players, queue and trainer in one thread."""
+    """Players, source and trainer in one thread."""
 
     def __init__(
-        self, config: Config, trainer: Trainer, run_id: int, beat: Callable[[], None]
+        self, config: Config, trainer: AnyTrainer, run_id: int, beat: Callable[[], None]
     ) -> None:
         self._config = config
         self._trainer = trainer
         self._beat = beat
-        self._batch_slots = config.learner.batch_slots
         self.accounting = Accounting()
-        self._store = SlotStore(
-            trainer.spec, self._slots(), lanes=config.actors.count, shared=False
-        )
-        self.queue = SlotQueue(self._store, self.accounting, max_policy_lag=1 << 62)
+        # Generation 0 whatever was resumed: games are seeded by the step count alone.
+        self._welcome = Welcome(run_id, 0, trainer.spec, trainer.layout, {})
         self._board = WeightsBoard.create(trainer.layout.size, shared=False)
         self._publisher = Publisher(trainer.published(), self._board)
-        self._batch = StagingBatch(trainer.spec, self._batch_slots, trainer.device)
-        # Generation 0 whatever was resumed: games are seeded by the step count alone.
-        welcome = Welcome(run_id, 0, trainer.spec, trainer.layout, {})
-        self._links = [
-            InprocLink(welcome, self._store, self._board, self._slots() // config.actors.count)
-            for _ in range(config.actors.count)
-        ]
+        self._players: list[Player] = []
+        self._source: FreshUnrolls | Transitions | None = None
         self.begin_anew()
 
     def turn(self, ledger: TimeLedger) -> None:
         """Every actor plays one unroll, then the learner trains on what has come together."""
         ledger.switch("wait_data")
+        source: Any = self._source
         for player in self._players:
             self._beat()
             assert player.play(timeout_s=0.0), "the learner freed every slot"
-        progress = self._trainer.progress
-        while slots := self.queue.take(self._batch_slots, progress.version):
+        while (batch := source.get(0.0)) is not None:
             ledger.switch("compute")
-            self._batch.gather(slots)
-            self.queue.release(slots)
-            due = self._trainer.train(self._batch)
-            self.accounting.trained += self._batch.steps
-            self._batch.let_go()
-            if due:
+            self._beat()
+            if source.train(batch):
                 ledger.switch("publish")
                 self._publish()
-        progress.arrived(self.accounting)
+            ledger.switch("wait_data")
+        self._trainer.progress.arrived(self.accounting)
         ledger.switch("other")
 
-    def metrics(self, ledger: TimeLedger) -> dict[str, object]:
-        """What metrics.jsonl wants to know; there is no queue to be full."""
-        counts = {"actors_alive": len(self._players), "queue_fill": self._store.fill_fraction()}
-        return self._trainer.progress.interval(ledger) | counts | {"dropped": {}, "lost": {}}
+    def in_flight_steps(self) -> int:
+        """Agent steps that were played and not trained on."""
+        assert self._source is not None
+        return self._source.in_flight_steps()
 
-    def _slots(self) -> int:
-        """Enough that nobody waits: a turn's unrolls and what is left of the last batch."""
-        actors = self._config.actors.count
-        return actors * (1 + -(-self._batch_slots // actors))
+    def metrics(self, ledger: TimeLedger) -> dict[str, object]:
+        """What metrics.jsonl wants to know."""
+        source = self._source
+        assert source is not None
+        counts = {"actors_alive": len(self._players), "queue_fill": source.fill_fraction()}
+        interval = self._trainer.progress.interval(ledger)
+        return interval | counts | source.figures() | {"dropped": {}, "lost": {}}
 
     def begin_anew(self) -> None:
-        """New environments and random generators, seeded by the learner's step count."""
+        """New environments, random generators and replay, seeded by the learner's step count."""
         self._publish()  # as a resumed run would
         config, step = self._config, self._trainer.progress.learner_steps
-        for player in getattr(self, "_players", []):
+        for player in self._players:
             player.close()
+        self._renew_source()
         self._players = [
             Player(
                 config,
@@ -134,6 +167,23 @@ class Lockstep:
             )
             for actor, link in enumerate(self._links)
         ]
+
+    def _renew_source(self) -> None:
+        """An empty replay, or at the start a queue; what waits in a queue stays."""
+        config, trainer, actors = self._config, self._trainer, self._config.actors.count
+        if isinstance(self._source, FreshUnrolls):
+            return
+        if self._source is not None:
+            self._source.close()
+            self._source.store.close()
+        if isinstance(trainer, Trainer):
+            self._source = FreshUnrolls(config, trainer, self.accounting)
+            want = len(self._source.store.slots) // actors
+        else:
+            self._source = Transitions(config, trainer, self.accounting, actors, shared=False)
+            want = config.transport.slots
+        store = self._source.store
+        self._links = [InprocLink(self._welcome, store, self._board, want) for _ in range(actors)]
 
     def _publish(self) -> None:
         progress = self._trainer.progress

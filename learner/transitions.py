@@ -27,8 +27,15 @@ class Transitions:
     """A `Source` of batches drawn from replay."""
 
     def __init__(
-        self, config: Config, trainer: OffPolicyTrainer, accounting: Accounting, actors: int
+        self,
+        config: Config,
+        trainer: OffPolicyTrainer,
+        accounting: Accounting,
+        actors: int,
+        *,
+        shared: bool = True,
     ) -> None:
+        """Room for ``actors`` that play at a time; not ``shared`` where all are in one process."""
         replay, spec = config.replay, trainer.spec
         self._trainer = trainer
         self._accounting = accounting
@@ -42,7 +49,7 @@ class Transitions:
         )
         algo = config.algo
         assert isinstance(algo, OffPolicyConfig)
-        seed = np.random.SeedSequence([config.run.seed, trainer.progress.generation])
+        seed = np.random.SeedSequence([config.run.seed, trainer.progress.learner_steps])
         self._replay = Replay(
             spec,
             replay.capacity,
@@ -51,7 +58,7 @@ class Transitions:
             frame_stack=replay.frame_stack or 1,
             sampler=make_sampler(replay),
             writers=actors * config.transport.slots,
-            shared=True,
+            shared=shared,
             seed=int(seed.generate_state(1)[0]),
         )
         self._table = self._replay.table
@@ -60,6 +67,8 @@ class Transitions:
         # Errors that a GPU may still be computing: asked for one batch later, it is not waited for.
         self._errors: deque[tuple[Batch, Tensor]] = deque()
         self._behind = int(trainer.device.type == "cuda")
+
+        self._host: ShmHost | None = None
 
     def open(self, host: ShmHost) -> None:
         self._host = host
@@ -105,7 +114,8 @@ class Transitions:
         store, table = self.store, self._table
         ahead = not self._limiter.may_insert(table.rows_per_slot)
         store.held_back = store.lanes if ahead else set()
-        self._host.poll(timeout_s)
+        if self._host is not None:
+            self._host.poll(timeout_s)
         removed = table.evicted.total()
         table.collect()
         self._limiter.removed(table.evicted.total() - removed)

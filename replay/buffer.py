@@ -33,6 +33,7 @@ from penstock.replay.sequence_gather import SequenceGather
 from penstock.replay.sequences import Sequences, SequenceSampler, no_priorities
 from penstock.replay.sharing import StoreServer, serve
 from penstock.replay.sizing import refuse_what_cannot_fit
+from penstock.replay.snapshot_files import FolderReader
 from penstock.replay.steps import AUTORESETS, Autoreset, StepWriter
 from penstock.replay.table import Table
 
@@ -237,6 +238,13 @@ class Replay:
         Raises ReplayError where it cannot be written; the one before then stays.
         """
         persistence.save(self, folder)
+
+    def restore(self, folder: str | Path) -> None:
+        """Take over the snapshot of a replay made alike; this one must be new.
+
+        Raises ReplayError where it is damaged or was made otherwise; use this replay no more then.
+        """
+        persistence.restore(self, FolderReader(Path(folder)))
 
     @property
     def version(self) -> int:

@@ -79,5 +79,8 @@ class LaneTable:
         slot.header["published_s"] = time.monotonic()
         self._lane.publish(slot)
 
+    def refuse(self, count: int, reason: str) -> None:
+        """The owner counts what it is sent."""
+
     def collect(self) -> None:
         """The owner's to do."""

@@ -94,8 +94,6 @@ class SequenceSampler:
 
     def place(self, table: Slots) -> None:
         """Once, before `bind`: the table whose rows these are."""
-        if any(column.name == "priority" for column in table.spec.columns):
-            raise no_priorities()
         self._table = table
         self._unroll, self._envs = table.spec.unroll, table.spec.envs
         self._slot_rows = self._unroll * self._envs
@@ -124,8 +122,7 @@ class SequenceSampler:
         self.sampler.bind(self._taken, rng)
 
     def insert(self, start: int, stop: int, priorities: npt.NDArray[Any] | None) -> None:
-        if priorities is not None:
-            raise no_priorities()
+        """Priorities of single steps, which foreign writers may bring, mean nothing here."""
         slot = start // self._slot_rows
         if self._searched[slot] == NONE:
             self._search()

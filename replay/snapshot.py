@@ -48,6 +48,8 @@ def save(
             about = {"table": _state(table), "others": others()}
             leaving.begin()
         try:
+            for block in table.spec.blocks:
+                writer.append(block.name, np.empty(0, block.dtype))  # where no slot is kept
             for slot in about["table"]["order"]:
                 with lock:
                     payload = leaving.take(slot)

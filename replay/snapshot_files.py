@@ -137,7 +137,14 @@ class FolderReader:
             yield
         except ReplayError:
             raise
-        except (OSError, EOFError, LookupError, ArithmeticError, TypeError, ValueError) as error:
+        except (
+            OSError,
+            LookupError,
+            ArithmeticError,
+            AttributeError,
+            TypeError,
+            ValueError,
+        ) as error:
             raise ReplayError(
                 f"{self.folder} is damaged or no snapshot of a replay ({error}); load another one"
             ) from error

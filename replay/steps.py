@@ -162,7 +162,9 @@ class StepWriter:
         close = False
         if framing:
             close = framing.write(framed, done, finals)
-            counts &= ~framing.lost
+            lost = framing.lost & counts
+            counts &= ~lost
+            self._table.refuse(int(np.count_nonzero(lost)), "history")
         self._table.commit(stream.slot, stream.t, counts, priorities)
         by_itself = self._autoreset == "next_step"
         if framing:

@@ -16,7 +16,6 @@ from __future__ import annotations
 import time
 from collections import Counter, deque
 from collections.abc import Callable
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -131,6 +130,13 @@ class Table:
         self.inserted += new
         self.stored += new
         self._sampler.insert(start, stop, priorities)
+        if t < self.history:
+            self._cut_history(slot)
+
+    def refuse(self, count: int, reason: str) -> None:
+        """Rows that came and could not be stored."""
+        self.inserted += count
+        self.evicted[reason] += count
 
     def collect(self) -> None:
         """Take in what was published, and evict the oldest where a writer wants a slot."""
@@ -173,11 +179,11 @@ class Table:
         priorities = rows["priority"].reshape(-1) if "priority" in rows.dtype.names else None
         if priorities is not None:
             given = priorities[decisions.reshape(-1)]
-            if not (given.min(initial=0.0) >= 0 and given.max(initial=0.0) <= MAX_PRIORITY):
+            lowest, highest = float(given.min(initial=0.0)), float(given.max(initial=0.0))
+            if not 0 <= lowest <= highest <= MAX_PRIORITY:
                 priorities = None  # NaN: the writer leaves them to the sampler
         self._sampler.insert(start, start + self.rows_per_slot, priorities)
-        if self.prev[index] == NONE:
-            self._cut_history(index)
+        self._cut_history(index)
         if self.arrived is not None:
             self.arrived(slot)
 
@@ -254,16 +260,24 @@ class Table:
             self._cut_history(after)
 
     def _cut_history(self, slot: int) -> None:
-        """Rows whose frames began in the slot that was before are lost."""
-        steps = min(self.history, int(self.length[slot]))
-        if not steps:
-            return
-        start = slot * self.rows_per_slot
-        stop = start + steps * self.spec.envs
-        t = np.repeat(np.arange(steps), self.spec.envs)
-        lost = self.valid[start:stop] & (self.records["age"][start:stop] > t)
-        if lost.any():
-            self.remove_rows(start + np.flatnonzero(lost), "history")
+        """Rows from ``slot`` on whose frames begin before what is left of their stream are lost."""
+        envs = self.spec.envs
+        while slot != NONE and (behind := self._behind(slot)) < self.history:
+            start = slot * self.rows_per_slot
+            steps = min(self.history - behind, int(self.length[slot]))
+            t = np.repeat(np.arange(steps), envs)
+            reach = np.minimum(self.records["age"][start : start + steps * envs], self.history)
+            lost = self.valid[start : start + steps * envs] & (reach > t + behind)
+            if lost.any():
+                self.remove_rows(start + np.flatnonzero(lost), "history")
+            slot = int(self.next[slot])
+
+    def _behind(self, slot: int) -> int:
+        """Steps of its stream that are stored before ``slot``; not counted beyond `history`."""
+        steps = 0
+        while steps < self.history and (slot := int(self.prev[slot])) != NONE:
+            steps += int(self.length[slot])
+        return steps
 
     # ------------------------------------------------------------------------- keys
 

@@ -50,3 +50,31 @@ def test_the_best_play_of_the_synthetic_game_is_found(
     summary = train(tmp_path, "synthetic", "stop.minutes=2")
     assert summary["exit_reason"] == "return"
     assert 95 <= summary["episode_return_mean"] <= 100
+
+
+@pytest.mark.parametrize("kind", ["shm", "zmq"])
+def test_dqn_learns_from_replay(tmp_path: Path, nothing_left_behind: None, kind: str) -> None:
+    options = ("stop.return=150", "stop.minutes=3", f"transport.kind={kind}")
+    summary = train(tmp_path, "cartpole_dqn", *options)
+    assert summary["exit_reason"] == "return"
+    assert summary["samples_per_insert"] == pytest.approx(8, rel=0.3)
+    assert summary["replay_size"] >= 2000
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("target", "least"), [("cartpole_dqn", 475), ("pendulum_sac", -200)])
+def test_presets_on_replay_reach_their_return(
+    tmp_path: Path, nothing_left_behind: None, target: str, least: float
+) -> None:
+    summary = train(tmp_path, target, "stop.minutes=3.5")
+    assert summary["exit_reason"] == "return"
+    assert summary["episode_return_mean"] >= least
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("example", "least"), [("dqn", 475), ("sac", -200)])
+def test_examples_learn(example: str, least: float) -> None:
+    program = Path(__file__).parents[2] / f"examples/{example}.py"
+    done = subprocess.run([sys.executable, program], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert float(done.stdout.split()[-1]) >= least

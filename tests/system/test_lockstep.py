@@ -16,9 +16,11 @@ pytestmark = pytest.mark.system
 SMALL = ["transport.kind=inproc", "actors.envs=8", "actors.unroll=8", "checkpoint.every_steps=20"]
 
 
-def train(folder: Path, steps: int, *options: str, resume: str = "no") -> checkpoint.Checkpoint:
+def train(
+    folder: Path, steps: int, *options: str, resume: str = "no", target: str = "cartpole"
+) -> checkpoint.Checkpoint:
     overrides = [*SMALL, f"stop.learner_steps={steps}", "stop.return=null", f"run.dir={folder}"]
-    assert run.train("cartpole", [*overrides, *options], resume, False) == 0  # type: ignore[arg-type]
+    assert run.train(target, [*overrides, *options], resume, False) == 0  # type: ignore[arg-type]
     return checkpoint.load(folder / "checkpoints" / "last")
 
 
@@ -35,6 +37,19 @@ def test_a_resumed_run_equals_a_whole_one_bit_for_bit(tmp_path: Path) -> None:
     parts = train(tmp_path / "parts", 40, resume="must")
     assert same(whole, parts)
     assert parts.meta["progress"]["generation"] == 1
+
+
+@pytest.mark.parametrize(
+    ("target", "option"), [("cartpole_dqn", "algo.target_every=8"), ("pendulum_sac", "algo.tau=0.1")]
+)
+def test_so_does_one_that_learns_from_replay(tmp_path: Path, target: str, option: str) -> None:
+    small = ("replay.min_size=64", "replay.batch_size=32", "replay.samples_per_insert=1")
+    options = (option, *small)
+    whole = train(tmp_path / "whole", 40, *options, target=target)
+    half = train(tmp_path / "parts", 20, *options, target=target)
+    parts = train(tmp_path / "parts", 40, *options, target=target, resume="must")
+    assert same(whole, parts)
+    assert not np.array_equal(half.weights, parts.weights)
 
 
 def test_the_seed_is_what_differs(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from penstock.algos import dqn, process, receive, slot_spec
 from penstock.algos.dqn import initial_priorities
+from penstock.algos.slots import newest_frames
 from penstock.configs.algorithms import DqnConfig
 from penstock.configs.load import resolve
 from penstock.core.params import ParamLayout
@@ -249,4 +250,16 @@ def test_what_a_stranger_sent_is_checked(column: str, value: float, sentence: st
     receive(DqnConfig(), TWO, columns)
     columns[column][1, 1] = value
     with pytest.raises(ValueError, match=sentence):
+        receive(DqnConfig(), TWO, columns)
+
+
+@pytest.mark.parametrize("pad", [-1, 2])
+def test_a_stack_refers_to_no_side_rows(pad: int) -> None:
+    stacks = spaces.Box(0, 255, (4, 8, 8), np.uint8)
+    spec = SlotSpec(2, 2, newest_frames(dqn.columns(stacks, spaces.Discrete(2)), 4))
+    columns = spec.views(spec.zeros())
+    columns["pad"][0, 0] = 1
+    receive(DqnConfig(), TWO, columns)
+    columns["pad"][1, 1] = pad
+    with pytest.raises(ValueError, match="column pad"):
         receive(DqnConfig(), TWO, columns)

@@ -375,8 +375,9 @@ def test_priorities_are_of_sequences() -> None:
     assert replay.update_priorities(keys, start) == 40
     batch = replay.sample(1000)
     drawn = np.array([(batch.obs[0, :, 0] == s).mean() for s in start])
-    np.testing.assert_allclose(drawn, start / start.sum(), atol=1.01e-3)  # stratified draws
-    np.testing.assert_allclose(batch.weights, start.min() / batch.obs[0, :, 0], rtol=1e-5)
+    np.testing.assert_allclose(drawn, start / start.sum(), atol=2e-3)  # stratified draws
+    priorities = batch.obs[0, :, 0]
+    np.testing.assert_allclose(batch.weights, priorities.min() / priorities, rtol=1e-5)
 
 
 def test_keys_of_sequences_that_left_are_ignored() -> None:

@@ -1,0 +1,198 @@
+"""Batches drawn ahead: the same ones, ending cleanly, failing loudly, on a device where asked."""
+
+from __future__ import annotations
+
+import itertools
+import subprocess
+import sys
+import threading
+import time
+from typing import Any
+
+import numpy as np
+import pytest
+
+from penstock.replay.buffer import Replay
+from penstock.replay.errors import ReplayError
+from penstock.replay.samplers import Prioritized
+from penstock.replay.sequences import Sequences
+
+COLUMNS = {"obs": {"a": (np.float32, (3,)), "b": (np.uint8, (20, 20))}, "action": (np.int64, ())}
+
+
+def add(replay: Replay, i: int) -> None:
+    def obs(i: int) -> dict[str, Any]:
+        return {"a": np.full(3, i, np.float32), "b": np.full((20, 20), i % 256, np.uint8)}
+
+    replay.add(
+        obs=obs(i), action=i, reward=i, terminated=False, truncated=False, next_obs=obs(i + 1)
+    )
+
+
+def made(steps: int = 100, **options: Any) -> Replay:
+    replay = Replay(COLUMNS, 1000, seed=0, **options)
+    for i in range(steps):
+        add(replay, i)
+    return replay
+
+
+def threads() -> list[str]:
+    return [t.name for t in threading.enumerate() if t.name == "replay-prefetch"]
+
+
+def assert_same(a: Any, b: Any) -> None:
+    if isinstance(a, dict):
+        assert set(a) == set(b)
+        for name in a:
+            assert_same(a[name], b[name])
+    else:
+        np.testing.assert_array_equal(a, b)
+
+
+@pytest.mark.parametrize("prefetch", [0, 1, 3])
+def test_the_batches_of_sample_one_after_the_other(prefetch: int) -> None:
+    expected, replay = made(), made()
+    batches = replay.batches(16, prefetch=prefetch)
+    for _ in range(20):
+        assert_same(next(batches), expected.sample(16))
+    batches.close()
+    assert not threads()
+
+
+def test_so_many_are_drawn_ahead_and_no_more() -> None:
+    replay = made(sampler=Prioritized())
+    batches = replay.batches(8, prefetch=3)
+    kept = [next(batches)]
+    time.sleep(0.2)
+    assert replay.sampler.state_dict()["drawn"] == 8 * 4
+    kept += [next(batches) for _ in range(30)]  # and those that are kept are not overwritten
+    for batch in kept:
+        np.testing.assert_array_equal(batch.obs["a"][:, 0], batch.action)
+        np.testing.assert_array_equal(batch.obs["b"][:, 7, 7], batch.action)
+    batches.close()
+
+
+def test_no_thread_before_the_first_batch_and_none_after_the_last() -> None:
+    replay = made()
+    batches = replay.batches(8)
+    assert not threads()
+    next(batches)
+    assert threads()
+    del batches
+    assert not threads()
+    for i, _ in enumerate(replay.batches(8)):
+        if i == 3:
+            break
+    assert not threads()
+
+
+def test_closing_does_not_wait_for_what_never_comes() -> None:
+    replay = made()
+    batches = replay.batches(100)
+    next(batches)
+    for _ in range(3):
+        next(batches)
+    replay.table.valid[...] = False
+    replay.table.stored = 0
+    time.sleep(0.05)
+    began_s = time.monotonic()
+    batches.close()
+    assert time.monotonic() - began_s < 2.0
+    assert not threads()
+
+
+@pytest.mark.parametrize("prefetch", [0, 2])
+def test_too_little_is_waited_for_and_then_said(prefetch: int) -> None:
+    replay = made(5)
+    with pytest.raises(
+        ReplayError, match=r"no batch could be drawn for 0.3 s: 5 of 8 rows are there; is anything"
+    ):
+        next(replay.batches(8, prefetch=prefetch, timeout_s=0.3))
+    batches = replay.batches(8, prefetch=prefetch, timeout_s=30.0)
+    adding = threading.Timer(0.2, lambda: [add(replay, i) for i in range(5, 8)])
+    adding.start()
+    assert len(next(batches).action) == 8
+    adding.join()
+    batches.close()
+    assert not threads()
+
+
+def test_sequences_are_waited_for_too() -> None:
+    replay = made(9, sequences=Sequences(10))
+    with pytest.raises(ReplayError, match="no sequence is complete; is anything added"):
+        next(replay.batches(4, timeout_s=0.2))
+    add(replay, 9)
+    assert next(replay.batches(4)).action.shape == (10, 4)
+
+
+def test_errors_of_the_thread_are_raised_here() -> None:
+    replay = made()
+    with pytest.raises(ReplayError, match="a batch of 2000 is larger than the capacity"):
+        made(1000).batches(2000).send(None)  # type: ignore[attr-defined]
+    batches = replay.batches(8)
+    next(batches)
+    replay.sampler = None  # type: ignore[assignment]
+    with pytest.raises(AttributeError, match="sample"):
+        list(itertools.islice(batches, 9))
+    assert not threads()
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"prefetch": -1}, r"prefetch -1 must be 0 \(no thread\) or more batches"),
+        ({"timeout_s": 0}, "timeout_s 0 must be above 0 seconds"),
+        ({"device": "toaster"}, "device 'toaster' is none that torch knows"),
+    ],
+)
+def test_bad_options_are_refused_at_once(options: dict[str, Any], words: str) -> None:
+    with pytest.raises(ReplayError, match=words):
+        made().batches(8, **options)
+
+
+@pytest.mark.parametrize("options", [{}, {"sequences": Sequences(5, 2)}], ids=["rows", "sequences"])
+def test_tensors(options: dict[str, Any]) -> None:
+    assert_tensors("cpu", options)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("options", [{}, {"sequences": Sequences(5, 2)}], ids=["rows", "sequences"])
+def test_tensors_on_a_gpu(options: dict[str, Any]) -> None:
+    assert_tensors("cuda", options)
+
+
+def assert_tensors(device: str, options: dict[str, Any]) -> None:
+    import torch
+
+    expected, replay = made(**options), made(**options)
+    batches = replay.batches(16, device=device)
+    for _ in range(12):
+        batch, wanted = next(batches), expected.sample(16)
+        assert isinstance(batch["keys"], np.ndarray)
+        assert isinstance(batch.obs["b"], torch.Tensor)
+        assert batch.reward.device.type == device
+        assert batch.obs["b"].dtype == torch.uint8
+        assert_same(_on_host(batch), dict(wanted))
+    batches.close()
+    assert not threads()
+
+
+def _on_host(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _on_host(child) for name, child in value.items()}
+    return value.cpu().numpy() if hasattr(value, "cpu") else value
+
+
+def test_numpy_alone_needs_no_torch() -> None:
+    code = """
+import sys
+import numpy as np
+from penstock.replay import Replay
+replay = Replay({"obs": (np.float32, (3,)), "action": (np.int64, ())}, 100)
+obs = np.zeros(3, np.float32)
+replay.add(obs=obs, action=0, reward=0, terminated=False, truncated=False, next_obs=obs)
+heavy = {"torch", "zmq", "pydantic", "gymnasium"}
+print(len(next(replay.batches(1)).action), heavy & {*sys.modules})
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "1 set()\n"

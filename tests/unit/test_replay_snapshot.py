@@ -1,0 +1,308 @@
+"""Snapshots come back whole, appear whole or not at all, and are refused in a sentence."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import resource
+import shutil
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from penstock.replay.buffer import Replay
+from penstock.replay.errors import ReplayError
+from penstock.replay.samplers import Prioritized, Uniform
+from penstock.replay.schedules import Linear
+from penstock.replay.sequences import Sequences
+from penstock.replay.snapshot_files import MANIFEST
+
+
+def step(i: int, size: int) -> dict[str, Any]:
+    """Step ``i`` of a stream whose every value follows from ``i``."""
+    return {
+        "obs": np.full(size, i, np.float32),
+        "next_obs": np.full(size, i + 1, np.float32),
+        "action": i * 3,
+        "reward": float(i),
+        "terminated": i % 17 == 16,
+        "truncated": i % 23 == 22,
+    }
+
+
+def made(
+    steps: int = 150, size: int = 3, capacity: int = 100, **options: Any
+) -> tuple[Replay, Callable[[], None]]:
+    """A replay with so many steps, and what adds the next one."""
+    columns = {"obs": (np.float32, (size,)), "action": (np.int64, ())}
+    replay = Replay(columns, capacity, unroll=8, seed=5, **options)
+    count = iter(range(10**9))
+
+    def add() -> None:
+        replay.add(**step(next(count), size))
+
+    for _ in range(steps):
+        add()
+    return replay, add
+
+
+def assert_equal(a: Any, b: Any) -> None:
+    assert set(a) == set(b)
+    for name in a:
+        np.testing.assert_array_equal(a[name], b[name], name)
+
+
+def assert_consistent(batch: Any, n_step: int = 1) -> None:
+    """Every row is one that `step` made."""
+    i = batch.action // 3
+    np.testing.assert_array_equal(batch.obs[:, 0], i)
+    assert (batch.obs == batch.obs[:, :1]).all()
+    if n_step == 1:
+        np.testing.assert_array_equal(batch.reward, i)
+        np.testing.assert_array_equal(batch.next_obs[:, 0], i + 1)
+
+
+OPTIONS: list[dict[str, Any]] = [
+    {},
+    {"sampler": lambda: Prioritized(0.7, Linear(0.4, 1.0, 5000)), "n_step": 3, "discount": 0.9},
+    {"sampler": lambda: Prioritized(fast=False), "sequences": Sequences(6, 3, 2, True)},
+    {"size": 100},  # frames, beside the records
+    {"size": 100, "shared": True, "steps": 3},
+    {"steps": 0},
+]
+
+
+@pytest.mark.parametrize("options", OPTIONS, ids=range(len(OPTIONS)))
+def test_what_is_loaded_goes_on_alike(tmp_path: Path, options: dict[str, Any]) -> None:
+    options = dict(options)
+    if "sampler" in options:
+        options["sampler"] = options["sampler"]()
+    replay, _ = made(**options)
+    stored = len(replay)
+    if stored > 10:
+        batch = replay.sample(10)
+        replay.update_priorities(batch.keys, np.arange(10))
+    replay.save(tmp_path / "deep" / "ckpt")
+    loaded = Replay.load(tmp_path / "deep" / "ckpt")
+    assert len(loaded) == stored
+    kept = {"stored", "inserted", "evicted", "capacity", "slots", "rows", "stale_updates"}
+    before, after = replay.stats(), loaded.stats()
+    assert {k: before[k] for k in kept} == {k: after[k] for k in kept}
+    for _ in range(5 if stored else 0):
+        one, other = replay.sample(stored if stored < 10 else 20), None
+        other = loaded.sample(stored if stored < 10 else 20)
+        assert_equal(one, other)
+        assert replay.update_priorities(one.keys, one.weights) == loaded.update_priorities(
+            other.keys, other.weights
+        )
+    assert (loaded.n_step, loaded.discount) == (replay.n_step, replay.discount)
+    for i in range(300):  # it is a replay like any other
+        loaded.add(**step(i, options.get("size", 3)))
+    if "sequences" not in options:
+        assert_consistent(loaded.sample(50), loaded.n_step)
+
+
+def test_the_newer_replaces_the_older(tmp_path: Path) -> None:
+    replay, add = made()
+    replay.save(tmp_path)
+    add()
+    replay.save(tmp_path)
+    assert Replay.load(tmp_path).stats()["inserted"] == 151
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["replay-2", MANIFEST]
+
+
+def test_one_instant_while_a_thread_adds(tmp_path: Path) -> None:
+    replay, add = made(3000, size=100, capacity=2000, writers=2, sampler=Prioritized(fast=False))
+    ended = threading.Event()
+
+    def adding() -> None:
+        while not ended.is_set():
+            add()
+
+    thread = threading.Thread(target=adding)
+    thread.start()
+    try:
+        for _ in range(8):
+            replay.save(tmp_path)
+            loaded = Replay.load(tmp_path)
+            stats = loaded.stats()
+            evicted = sum(stats["evicted"].values())
+            assert stats["inserted"] == stats["stored"] + evicted
+            assert stats["stored"] == np.count_nonzero(loaded.table.valid)
+            rows = np.flatnonzero(loaded.table.valid)
+            batch = loaded.gather.batch(rows, None)
+            assert_consistent(batch)
+            newest = stats["inserted"]
+            expected = np.arange(newest - stats["stored"], newest)
+            np.testing.assert_array_equal(np.sort(batch.action // 3), expected)
+            loaded.sample(100)
+            loaded.close()
+    finally:
+        ended.set()
+        thread.join()
+    assert replay.table.leaving is None
+    assert len(replay) >= 2000
+
+
+def test_slots_that_leave_meanwhile_are_in_the_snapshot(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every kept slot leaves after the first was written."""
+    from penstock.replay import snapshot
+
+    replay, add = made(150, size=100)
+    before = replay.gather.batch(np.flatnonzero(replay.table.valid), None)
+    append, done = snapshot.FolderWriter.append, []
+
+    def slow(self: Any, name: str, array: Any) -> None:
+        append(self, name, array)
+        if not done:
+            done.append(True)
+            for _ in range(500):
+                add()
+
+    monkeypatch.setattr(snapshot.FolderWriter, "append", slow)
+    replay.save(tmp_path)
+    loaded = Replay.load(tmp_path)
+    after = loaded.gather.batch(np.flatnonzero(loaded.table.valid), None)
+    assert_equal(before, after)
+    assert loaded.stats()["inserted"] == 150
+
+
+def test_two_at_a_time_are_refused(tmp_path: Path) -> None:
+    replay, _ = made()
+    replay.table.leaving = lambda slot: None
+    with pytest.raises(ReplayError, match="a snapshot of this replay is being written; wait"):
+        replay.save(tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+def files(folder: Path) -> list[Path]:
+    return sorted(p for p in folder.rglob("*") if p.is_file())
+
+
+def test_cut_or_changed_anywhere_it_is_refused(tmp_path: Path) -> None:
+    replay, _ = made(20, capacity=20, sampler=Prioritized(fast=False))
+    whole = tmp_path / "whole"
+    replay.save(whole)
+    for path in files(whole):
+        data = path.read_bytes()
+        places = {0, 1, len(data) // 2, len(data) - 1} if data else set()
+        for place in places:
+            damaged = tmp_path / "damaged"
+            for changed in (
+                data[:place],
+                data[:place] + bytes([data[place] ^ 1]) + data[place + 1 :],
+            ):
+                shutil.copytree(whole, damaged)
+                (damaged / path.relative_to(whole)).write_bytes(changed)
+                with pytest.raises(ReplayError, match=r"is damaged or no snapshot|has format"):
+                    Replay.load(damaged)
+                shutil.rmtree(damaged)
+
+
+def test_the_manifest_cut_at_any_byte_is_refused(tmp_path: Path) -> None:
+    made(5, capacity=20)[0].save(tmp_path)
+    data = (tmp_path / MANIFEST).read_bytes()
+    for length in range(len(data)):
+        (tmp_path / MANIFEST).write_bytes(data[:length])
+        with pytest.raises(ReplayError, match="is damaged or no snapshot of a replay"):
+            Replay.load(tmp_path)
+
+
+def test_a_missing_file_or_folder_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ReplayError, match=f"holds no {MANIFEST}; give the folder that Replay.save"):
+        Replay.load(tmp_path)
+    made()[0].save(tmp_path)
+    next(p for p in files(tmp_path) if p.suffix == ".bin").unlink()
+    with pytest.raises(ReplayError, match="is damaged or no snapshot of a replay"):
+        Replay.load(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "text", ["{}", "[]", "3", '{"format": 1}', "\0", '{"format": 1, "body": 2}']
+)
+def test_something_else_is_refused(tmp_path: Path, text: str) -> None:
+    (tmp_path / MANIFEST).write_text(text)
+    with pytest.raises(ReplayError, match="is damaged or no snapshot of a replay"):
+        Replay.load(tmp_path)
+
+
+def test_another_format_is_named(tmp_path: Path) -> None:
+    made()[0].save(tmp_path)
+    whole = json.loads((tmp_path / MANIFEST).read_bytes())
+    (tmp_path / MANIFEST).write_text(json.dumps(whole | {"format": 7}))
+    with pytest.raises(ReplayError, match="has format 7, this version reads 1; use the version"):
+        Replay.load(tmp_path)
+
+
+def test_another_spec_or_sampler_is_named(tmp_path: Path) -> None:
+    made()[0].save(tmp_path)
+    other, _ = made(0, size=4)
+    with pytest.raises(ReplayError, match=r"another replay: column .*obs: snapshot .*\[3\]"):
+        other.restore(tmp_path)
+    smaller, _ = made(0, capacity=50)
+    with pytest.raises(ReplayError, match="14 slots and the replay 8; give the same capacity"):
+        smaller.restore(tmp_path)
+    with pytest.raises(ReplayError, match="state of another sampler"):
+        Replay.load(tmp_path, sampler=Prioritized())
+
+
+def test_a_schedule_of_ones_own_has_to_be_given(tmp_path: Path) -> None:
+    def beta(drawn: int) -> float:
+        return min(1.0, 0.5 + drawn * 1e-6)
+
+    replay, _ = made(sampler=Prioritized(beta=beta))
+    replay.save(tmp_path)
+    with pytest.raises(ReplayError, match=r"of your own; .* Replay.load\(folder, sampler=...\)"):
+        Replay.load(tmp_path)
+    loaded = Replay.load(tmp_path, sampler=Prioritized(beta=beta))
+    assert_equal(replay.sample(20), loaded.sample(20))
+
+
+@contextmanager
+def file_limit(nbytes: int) -> Iterator[None]:
+    """The system refuses to let a file grow beyond this, in the midst of a write."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (nbytes, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+def test_a_full_disk_leaves_the_one_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    replay, add = made(size=200)
+    replay.save(tmp_path)
+    add()
+    before = [(p, p.read_bytes()) for p in files(tmp_path)]
+
+    def refused(words: str) -> None:
+        with pytest.raises(ReplayError, match=words) as error:
+            replay.save(tmp_path)
+        assert "and any before it is whole; free some space" in str(error.value)
+        assert [(p, p.read_bytes()) for p in files(tmp_path)] == before
+        assert Replay.load(tmp_path).stats()["inserted"] == 150
+
+    for nbytes in (0, 100, 20_000):
+        with file_limit(nbytes), pytest.raises(ReplayError, match="File too large"):
+            replay.save(tmp_path)
+        assert [(p, p.read_bytes()) for p in files(tmp_path)] == before
+
+    def full(_: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "fsync", full)
+    refused("No space left on device")
+    assert replay.table.leaving is None
+
+
+def test_uniform_is_the_default_after_loading_too(tmp_path: Path) -> None:
+    made()[0].save(tmp_path)
+    assert isinstance(Replay.load(tmp_path).sampler, Uniform)
