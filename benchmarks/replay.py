@@ -15,8 +15,6 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -25,13 +23,13 @@ import numpy as np
 import replay_limits as limits
 import replay_processes as processes
 from common import ONE_THREAD, finish, parser
-from penstock.replay import Prioritized, Replay, Uniform
 from peers.replay import BATCH, FRAMES, Case, steps
+from penstock.replay import Prioritized, Replay, Uniform
+from replay_rates import rate_of
 
 F32, ATARI = 1_000_000, 100_000
 PEERS = ("sb3", "cpprb", "tianshou", "torchrl")
 PEERS_PYTHON = Path(__file__).parents[1] / ".venv-peers/bin/python"
-REVERB = {"add": 9_000.0, "sample": 87_000.0}  # over localhost on such a machine, not in this run
 CASES = {
     "add 256": (Case("add", "f32", 256, F32), Case("add", "atari", 256, ATARI)),
     "add 64": (Case("add", "f32", 64, F32), None),
@@ -58,15 +56,16 @@ def main() -> None:
     for name, measure in processes.CASES.items():
         if name.startswith(options.only):
             found[name] = measure(options.seconds)
-    rows: list[list[Any]] = [["operation", "f32", "atari", "limit f32", "limit atari", "peers"]]
+    rows: list[list[Any]] = [["operation", "f32", "atari", "limit f32", "limit atari", "others"]]
     rows += [row(name, result) for name, result in found.items()]
     finish("replay", {"cases": found}, rows, options)
 
 
 def row(name: str, result: dict[str, Any]) -> list[Any]:
-    peers = ", ".join(f"{peer} {rate:,.0f}" for peer, rate in result.get("peers", {}).items())
-    cells = [result.get(key, "") for key in ("f32", "atari", "limit", "limit_atari")]
-    return [name, *cells, peers]
+    columns = ("f32", "atari", "limit", "limit_atari")
+    rest = {key: value for key, value in result.items() if key not in (*columns, "peers")}
+    others = ", ".join(f"{k} {v:,.4g}" for k, v in (rest | result.get("peers", {})).items())
+    return [name, *(result.get(key, "") for key in columns), others]
 
 
 def measure_pair(pair: tuple[Case | None, Case | None], options: Any) -> dict[str, Any]:
@@ -117,18 +116,6 @@ def ours(case: Case, seconds: float) -> float:
     if case.operation == "add":
         return rate_of([lambda step=step: replay.add(**step) for step in made], case.envs, seconds)
     return rate_of([sample], BATCH, seconds)
-
-
-def rate_of(calls: list[Callable[[], object]], rows: int, seconds: float) -> float:
-    """Rows per second: the median of five turns through ``calls``."""
-    rates = []
-    for _ in range(5):
-        done, began_s = 0, time.perf_counter()
-        while time.perf_counter() < began_s + seconds / 5:
-            calls[done % len(calls)]()
-            done += 1
-        rates.append(done * rows / (time.perf_counter() - began_s))
-    return float(np.median(rates))
 
 
 def peer_rate(python: str, peer: str, case: Case, seconds: float) -> float | None:

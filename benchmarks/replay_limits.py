@@ -1,4 +1,4 @@
-"""What numpy alone takes to move the bytes of a replay operation: the limits of benchmarks/replay.py."""
+"""What numpy alone takes to move the bytes of a replay operation."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from peers.replay import BATCH, FRAMES, Case, steps
+from replay_rates import rate_of
 
 RECORD_NBYTES = 56  # observation, next one, action, reward, flags
 Array = npt.NDArray[Any]
@@ -16,14 +17,12 @@ Array = npt.NDArray[Any]
 
 def rate(case: Case, seconds: float) -> float | None:
     """Transitions per second at the limit, or None where numpy has no such operation."""
-    from replay import rate_of
-
     rng = np.random.default_rng(0)
     if case.operation == "add":
         return rate_of(copies(case, rng), case.envs, seconds)
     if case.operation in ("uniform", "frames"):
         return rate_of([gather(case, rng)], BATCH, seconds)
-    return rate_of([lambda: (gather_tree(rng))], BATCH, seconds) if not case.atari else None
+    return None if case.atari else rate_of([tree_alone(rng)], BATCH, seconds)
 
 
 def copies(case: Case, rng: np.random.Generator) -> list[Callable[[], object]]:
@@ -74,8 +73,9 @@ class _Tree:
     def __init__(self, leaves: int) -> None:
         self.depth = leaves.bit_length() - 1
         self.sums = np.ones(2 * leaves)
-        for node in range(leaves - 1, 0, -1):
-            self.sums[node] = self.sums[2 * node] + self.sums[2 * node + 1]
+        for level in range(self.depth - 1, -1, -1):
+            nodes = np.arange(1 << level, 2 << level)
+            self.sums[nodes] = self.sums[2 * nodes] + self.sums[2 * nodes + 1]
 
     def sample(self, rng: np.random.Generator) -> Array:
         aim = rng.random(BATCH) * self.sums[1]
@@ -95,11 +95,7 @@ class _Tree:
             self.sums[node] = self.sums[2 * node] + self.sums[2 * node + 1]
 
 
-_TREE: list[_Tree] = []
-
-
-def gather_tree(rng: np.random.Generator) -> None:
+def tree_alone(rng: np.random.Generator) -> Callable[[], object]:
     """Sample and update a tree of 2^20 leaves."""
-    if not _TREE:
-        _TREE.append(_Tree(1 << 20))
-    _TREE[0].update(_TREE[0].sample(rng), rng.random(BATCH))
+    tree = _Tree(1 << 20)
+    return lambda: tree.update(tree.sample(rng), rng.random(BATCH))

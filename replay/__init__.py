@@ -8,6 +8,7 @@ from penstock.replay.limiter import RateLimiter
 from penstock.replay.queue import SlotQueue
 from penstock.replay.samplers import Prioritized, Sampler, Uniform
 from penstock.replay.schedules import Constant, Linear
+from penstock.replay.sequences import Sequences
 from penstock.replay.trajectories import TrajectoryQueue
 from penstock.replay.writer import Writer
 
@@ -21,6 +22,7 @@ __all__ = [
     "Replay",
     "ReplayError",
     "Sampler",
+    "Sequences",
     "SlotQueue",
     "TrajectoryQueue",
     "Uniform",

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Mapping
 from pathlib import Path
 from typing import Any, Self
 
@@ -223,7 +223,7 @@ class Replay:
         device: Any = None,
         stacked: bool = True,
         timeout_s: float = 60.0,
-    ) -> Iterator[Batch]:
+    ) -> Generator[Batch, None, None]:
         """Batches as of `sample` without end, ``prefetch`` of them drawn ahead by a thread.
 
         ``device``: as torch tensors there, but for keys. Raises ReplayError when nothing could be

@@ -16,10 +16,10 @@ import numpy.typing as npt
 from penstock.replay.columns import Array, checked
 from penstock.replay.errors import ReplayError
 from penstock.replay.history import OLDEST
-from penstock.replay.layout import Layout
+from penstock.replay.layout import Layout, Observation
 from penstock.replay.stream import Stream
 from penstock.replay.table import NONE, Table
-from penstock.replay.words import Words
+from penstock.replay.words import Words, either
 
 Flags = npt.NDArray[np.bool_]
 Arrays = dict[str, Array]
@@ -38,9 +38,11 @@ class Framing:
             o.name: Words(o, table.frames[o.name], table.sides[o.side_name], envs)
             for o in layout.framed
         }
-        self._fresh: Flags = np.ones(envs, bool)  # the next row begins an episode
+        self._fresh: Flags | None = np.ones(envs, bool)  # the next row begins an episode
         self._after_reset: Flags = np.zeros(envs, bool)  # the last row was dropped
+        self._nobody = self._after_reset
         self._lost: Flags = np.zeros(envs, bool)  # begun with frames that found no side rows
+        self._any_lost = False
         self._age = np.zeros(envs, np.int64)
         self._pad = np.zeros(envs, np.int64)
         self._sides_used = 0
@@ -49,7 +51,11 @@ class Framing:
     # ------------------------------------------------------------------------- before the row
 
     def accept(
-        self, flat: dict[str, Any], resetting: Flags, done: Flags, finals: Arrays | None
+        self,
+        flat: dict[str, Any],
+        resetting: Flags | None,
+        done: Flags | None,
+        finals: Arrays | None,
     ) -> Arrays:
         """What the row led to, checked; histories restart where obs begins one.
 
@@ -58,48 +64,53 @@ class Framing:
         obs: Arrays = {}
         after: Arrays = {}
         for o in self._layout.framed:
-            for name, into in ((o.name, obs), (o.next_name, after)):
-                array = checked(o.leaf, flat[name], self._envs, name)
-                into[o.name] = np.ascontiguousarray(array, o.leaf.dtype)
-        restart = self._fresh | self._broken(obs)
-        restart &= ~resetting
+            obs[o.name] = _contiguous(o, flat[o.name], self._envs, o.name)
+            after[o.name] = _contiguous(o, flat[o.next_name], self._envs, o.next_name)
+        restart = either(self._fresh, self._broken(obs))
+        if restart is not None and resetting is not None:
+            restart &= ~resetting
         self._check_shift(obs, after, resetting, done, finals)
-        self._restart(obs, restart)
+        if restart is not None or not self._stream.t:
+            self._restart(obs, np.zeros(self._envs, bool) if restart is None else restart)
         return after
 
-    def _broken(self, obs: Arrays) -> Flags:
+    def _broken(self, obs: Arrays) -> Flags | None:
         """Environments whose observation is not the one stored as the last next_obs."""
         stream, spec = self._stream, self._table.spec
         if stream.t:
-            at = (stream.slot * (spec.unroll + 1) + stream.t) * self._envs
+            at = self._frame_row()
         elif stream.previous != NONE:
             length = int(self._table.length[stream.previous])
             at = (stream.previous * (spec.unroll + 1) + length) * self._envs
         else:
             return np.ones(self._envs, bool)
-        broken = np.zeros(self._envs, bool)
+        broken: Flags | None = None
         for name, words in self._stored.items():
-            broken |= words.discontinuous(obs[name], at, stream.t)
+            broken = either(broken, words.discontinuous(obs[name], at, stream.t))
         return broken
 
     def _check_shift(
-        self, obs: Arrays, after: Arrays, resetting: Flags, done: Flags, finals: Arrays | None
+        self,
+        obs: Arrays,
+        after: Arrays,
+        resetting: Flags | None,
+        done: Flags | None,
+        finals: Arrays | None,
     ) -> None:
         for o in self._layout.framed:
             if not o.stack:
                 continue
             words = self._stored[o.name]
-            wrong = words.no_shift(obs[o.name], after[o.name], self._stream.t) & ~resetting
+            wrong = words.no_shift(obs[o.name], after[o.name], self._stream.t)
+            if wrong is not None and resetting is not None:
+                wrong &= ~resetting
             if finals is not None:
+                assert done is not None
+                wrong = np.zeros(self._envs, bool) if wrong is None else wrong
                 ended = np.flatnonzero(done)
                 wrong[ended] = words.no_shift_of(obs[o.name][ended], finals[o.name])
-            if wrong.any():
-                raise ReplayError(
-                    f"next_{o.name} of environment {np.flatnonzero(wrong)[0]} is no shift of "
-                    f"{o.name}: with frame_stack={o.stack} its first {o.stack - 1} frames must be "
-                    f"the last {o.stack - 1} of {o.name}; check the order of frames and what "
-                    "resets the environment (autoreset=), or leave frame_stack out"
-                )
+            if wrong is not None and wrong.any():
+                raise _no_shift(o, int(np.flatnonzero(wrong)[0]))
 
     def _restart(self, obs: Arrays, restart: Flags) -> None:
         stream = self._stream
@@ -164,6 +175,7 @@ class Framing:
         older = self._depth - 1
         room = (self._table.spec.side - self._sides_taken()) // max(1, older)
         self._lost[odd[room:]] = True
+        self._any_lost |= len(odd) > room
         for env in odd[:room]:
             taken = self._take_sides(older)
             for o in self._layout.framed:
@@ -173,7 +185,7 @@ class Framing:
 
     # ------------------------------------------------------------------------- the row
 
-    def write(self, after: Arrays, done: Flags, finals: Arrays | None) -> bool:
+    def write(self, after: Arrays, done: Flags | None, finals: Arrays | None) -> bool:
         """Write what the row led to; True if the slot must be closed behind it.
 
         A final observation goes to a side row, or where the slot ends here takes the place of the
@@ -187,7 +199,7 @@ class Framing:
         table.records["side"][rows] = NONE
         if self._depth > 1:
             table.records["pad"][rows] = self._pad
-        if finals is None:
+        if finals is None or done is None:
             return False
         ended = np.flatnonzero(done)
         last = stream.t + 1 == table.spec.unroll
@@ -202,15 +214,19 @@ class Framing:
         return False
 
     @property
-    def lost(self) -> Flags:
-        """Environments whose row cannot be given back as it came."""
-        return self._lost & (self._age < self._depth - 1)
+    def lost(self) -> Flags | None:
+        """Environments whose row cannot be given back as it came; None: nobody's."""
+        if not self._any_lost:
+            return None
+        lost = self._lost & (self._age < self._depth - 1)
+        self._any_lost = bool(lost.any())
+        return lost if self._any_lost else None
 
-    def advance(self, starts: Flags, dropped: Flags) -> None:
+    def advance(self, starts: Flags | None, dropped: Flags | None) -> None:
         """The row is written; ``starts``: whose next row begins an episode."""
         np.minimum(self._age + 1, OLDEST, out=self._age)
-        self._fresh = starts
-        self._after_reset = dropped
+        self._fresh = None if starts is None else starts.copy()
+        self._after_reset = self._nobody if dropped is None else dropped
 
     # ------------------------------------------------------------------------- places
 
@@ -229,3 +245,17 @@ class Framing:
         first = self._stream.slot * self._table.spec.side + self._sides_taken()
         self._sides_used += count
         return np.arange(first, first + count)
+
+
+def _contiguous(o: Observation, value: Any, envs: int, name: str) -> Array:
+    array = checked(o.leaf, value, envs, name)
+    return np.ascontiguousarray(array, o.leaf.dtype)
+
+
+def _no_shift(o: Observation, env: int) -> ReplayError:
+    older = o.stack - 1
+    return ReplayError(
+        f"{o.next_name} of environment {env} is no shift of {o.name}: with frame_stack={o.stack} "
+        f"its first {older} frames must be the last {older} of {o.name}; check the order of frames "
+        "and what resets the environment (autoreset=), or leave frame_stack out"
+    )

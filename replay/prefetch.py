@@ -13,7 +13,7 @@ import importlib
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -56,7 +56,9 @@ class Source:
         return ""
 
 
-def batches(source: Source, *, prefetch: int, device: Any, timeout_s: float) -> Iterator[Batch]:
+def batches(
+    source: Source, *, prefetch: int, device: Any, timeout_s: float
+) -> Generator[Batch, None, None]:
     """Batches without end, on ``device`` as tensors, or in numpy where it is None.
 
     Raises ReplayError where none could be drawn for ``timeout_s``. With ``prefetch`` 0 the consumer
@@ -72,7 +74,7 @@ def batches(source: Source, *, prefetch: int, device: Any, timeout_s: float) -> 
     return _ahead(source, place, prefetch, timeout_s)
 
 
-def _drawn(source: Source, place: _Place, timeout_s: float) -> Iterator[Batch]:
+def _drawn(source: Source, place: _Place, timeout_s: float) -> Generator[Batch, None, None]:
     while True:
         batch = source.draw(timeout_s)
         if batch is None:
@@ -80,7 +82,9 @@ def _drawn(source: Source, place: _Place, timeout_s: float) -> Iterator[Batch]:
         yield place.arrive(place.send(batch))
 
 
-def _ahead(source: Source, place: _Place, prefetch: int, timeout_s: float) -> Iterator[Batch]:
+def _ahead(
+    source: Source, place: _Place, prefetch: int, timeout_s: float
+) -> Generator[Batch, None, None]:
     ahead = _Ahead(source, place, prefetch)
     thread = threading.Thread(target=ahead.run, name="replay-prefetch", daemon=True)
     thread.start()

@@ -25,6 +25,7 @@ Rows = npt.NDArray[np.int64]
 Mask = npt.NDArray[np.bool_]
 Array = npt.NDArray[Any]
 STATE = "state"
+WIDE = np.dtype("c16")  # 16 bytes that numpy copies in one piece
 
 
 class SequenceGather(Gather):
@@ -63,12 +64,12 @@ class SequenceGather(Gather):
             if root == STATE:
                 flat = {name: array[0] for name, array in flat.items()}
             batch[root] = unflatten(nest, flat)
-        reward = _blank(records["reward"].astype(np.float32), mask)
+        reward = self._blank(records["reward"].astype(np.float32), mask)
         discounts = np.array([self.discount, 0], np.float32)
         batch["reward"] = reward
-        batch["discount"] = _blank(discounts.take(records["terminated"].view(np.uint8)), mask)
-        batch["terminated"] = _blank(records["terminated"].copy(), mask)
-        batch["truncated"] = _blank(records["truncated"].copy(), mask)
+        batch["discount"] = self._blank(discounts.take(records["terminated"].view(np.uint8)), mask)
+        batch["terminated"] = self._blank(records["terminated"].copy(), mask)
+        batch["truncated"] = self._blank(records["truncated"].copy(), mask)
         batch["mask"] = mask
         batch["weights"] = np.ones(len(rows), np.float32) if weights is None else weights
         batch["keys"] = self.table.keys(rows)
@@ -128,7 +129,8 @@ class SequenceGather(Gather):
         out = self.pool.empty((length + 1, count, *o.leaf.shape), o.leaf.dtype)
         big = self.table.columns.get(o.name)
         if big is None:
-            out[:-1] = records[o.name]
+            field = _words(records, o.name)
+            (out[:-1].view(WIDE)[..., 0] if field.dtype == WIDE else out[:-1])[...] = field
         else:
             flat = out[:-1].reshape(-1, *o.leaf.shape)
             big.take(rows.reshape(-1), axis=0, out=flat, mode="clip")
@@ -140,30 +142,35 @@ class SequenceGather(Gather):
         flat = self._frames(o.name, _joined(parts), bool(o.stack))
         return flat.reshape(-1, mask.shape[1], *flat.shape[1:])
 
+    def _blank(self, array: Array, mask: Mask) -> Array:
+        if self.sequences.pad:
+            array[~mask] = 0
+        return array
+
     def _steps(self, name: str, rows: Rows, records: Array, mask: Mask) -> Array:
         flat = self._column(name, rows.reshape(-1), records.reshape(-1))
-        return _blank(flat.reshape(*rows.shape, *flat.shape[1:]), mask)
+        return self._blank(flat.reshape(*rows.shape, *flat.shape[1:]), mask)
 
 
 def follow(table: Table, starts: Rows, count: int) -> Rows:
     """Rows [count, B] that follow ``starts`` [B] in their streams, themselves first; NONE where
     there is none yet."""
     envs = table.spec.envs
+    steps = np.arange(count)[:, None]
+    rows: Rows = starts + steps * envs
     slot, rest = np.divmod(starts, table.rows_per_slot)
-    t = rest // envs + np.arange(count)[:, None]
-    rows: Rows = starts + np.arange(0, count * envs, envs)[:, None]
-    beyond = np.nonzero(t >= table.length.take(slot))
-    if not len(beyond[0]):
-        return rows
-    t, slots, env = t[beyond], slot[beyond[1]], rest[beyond[1]] % envs
-    moving = np.arange(len(t))
-    while len(moving):
-        t[moving] -= table.length.take(slots[moving])
-        slots[moving] = table.next.take(slots[moving])
-        moving = moving[slots[moving] != NONE]
-        moving = moving[t[moving] >= table.length.take(slots[moving])]
-    crossed = (slots * table.spec.unroll + t) * envs + env
-    rows[beyond] = np.where(slots == NONE, NONE, crossed)
+    left = table.length.take(slot) - rest // envs  # steps until the slot ends
+    which = np.flatnonzero(left < count)
+    slot, left, env = slot[which], left[which], rest[which] % envs
+    while len(which):
+        slot = table.next.take(slot)
+        first = np.where(slot == NONE, NONE, slot * np.int64(table.rows_per_slot) + env)
+        further = steps - left
+        stride = np.where(slot == NONE, 0, envs)
+        rows[:, which] = np.where(further >= 0, first + further * stride, rows[:, which])
+        left = left + table.length.take(slot)
+        going = (slot != NONE) & (left < count)
+        which, slot, left, env = which[going], slot[going], left[going], env[going]
     return rows
 
 
@@ -187,7 +194,12 @@ def _place_last(array: Array, counts: Rows, older: int) -> None:
         array[after + 1 :, which] = 0
 
 
-def _blank(array: Array, mask: Mask) -> Array:
-    if not mask.all():
-        array[~mask] = 0
-    return array
+def _words(records: Array, name: str) -> Array:
+    """A field [length, B] that numpy copies in one piece where it has 16 bytes, as [..., word]."""
+    assert records.dtype.fields is not None
+    field, offset = records.dtype.fields[name][:2]
+    one_axis = len(field.shape) == 1 and field.itemsize == WIDE.itemsize
+    if not one_axis or offset % 8 or records.dtype.itemsize % 8:
+        plain: Array = records[name]
+        return plain
+    return np.ndarray(records.shape, WIDE, records.data, offset, records.strides)

@@ -226,7 +226,8 @@ class SequenceSampler:
         steps, envs = np.nonzero(complete)
         found.append(_Ends(steps, envs, np.full(len(steps), sequences.length - 1)))
         if sequences.pad:
-            found.append(self._short(*np.nonzero(last), position[last]))
+            at_step, of_env = np.nonzero(last)
+            found.append(self._short(at_step, of_env, position[last]))
         steps, envs, back = (np.concatenate(parts) for parts in zip(*found, strict=True))
         return _Ends(steps + start, envs, back)
 

@@ -63,6 +63,7 @@ class StoreServer:
         self._guests: set[int] = set()  # lanes of other processes
         self._streams = 0
         self._stop = False
+        self._pid = os.getpid()
         self._folder = Path(tempfile.mkdtemp(prefix=FOLDER_PREFIX)) if path is None else None
         self.path = self._folder / "store" if self._folder else Path(path or "")
         try:
@@ -87,7 +88,7 @@ class StoreServer:
 
     def close(self) -> None:
         """Let nobody in any more, and let go of those who are."""
-        if self._stop:
+        if self._stop or os.getpid() != self._pid:  # a fork of this process owns nothing
             return
         self._stop = True
         os.eventfd_write(self._store.filled_event, 1)

@@ -156,7 +156,7 @@ class FolderReader:
             for part in parts:
                 data = part.reshape(-1).view(np.uint8).data
                 nbytes += data.nbytes
-                if nbytes > about["nbytes"] or stream.readinto(data) != data.nbytes:  # type: ignore[attr-defined]
+                if nbytes > about["nbytes"] or stream.readinto(data) != data.nbytes:
                     raise ValueError(f"{name} ends too early")
                 crc32 = zlib.crc32(data, crc32)
         if (crc32, nbytes) != (about["crc32"], about["nbytes"]):

@@ -67,6 +67,7 @@ class Table:
         self.evicted: Counter[str] = Counter()
         self.version = 0  # of the policy that acts; stamped on the slots that are opened here
         self.leaving: Callable[[int], None] | None = None  # told of each slot before it goes
+        self._all: npt.NDArray[np.bool_] = np.ones(spec.envs, bool)
         self._open: set[int] = set()
         # How each foreign stream ended so far: sequence, slot (NONE once evicted), state.
         self._ends: dict[tuple[int, int], tuple[int, int, Before]] = {}
@@ -121,7 +122,7 @@ class Table:
         start = slot * self.rows_per_slot + t * envs
         stop = start + envs
         if counts is None:
-            self.valid[start:stop] = True
+            self.valid[start:stop] = self._all
             new = envs
         else:
             self.valid[start:stop] = counts

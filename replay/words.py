@@ -19,7 +19,7 @@ Ints = npt.NDArray[np.int64]
 
 COMPLETE_NBYTES = 1 << 20
 PARTS = 4
-SAMPLES = 4  # words of a frame that was already compared once
+SAMPLES = 2  # words of a frame that was already compared once
 STRIDE = 37  # by which the sampled words move from step to step
 
 
@@ -38,36 +38,36 @@ class Words:
         self._stored = frames.reshape(len(frames), -1).view(self._word)
         self._complete = envs * frame_nbytes <= COMPLETE_NBYTES
         self._all_complete = envs * frame_nbytes * max(1, self._depth - 2) <= COMPLETE_NBYTES
-        self._equal: Flags = np.zeros(envs, bool)
         self._last: Array | None = None  # the newest next_obs, kept so that its memory stays its
 
     # ------------------------------------------------------------------------- comparing
 
-    def discontinuous(self, obs: Array, at: int, t: int) -> Flags:
-        """Environments [E] whose ``obs`` is not the last next_obs, whose frame lies at ``at``."""
+    def discontinuous(self, obs: Array, at: int, t: int) -> Flags | None:
+        """Environments [E] whose ``obs`` is not the last next_obs, whose frame lies at ``at``;
+        None: it is everywhere."""
         given, last = self._of(obs), self._last
         if last is not None and _same_memory(obs, last):
             part = self._some(t)  # the same array, unless it was written over since
-            return self._differing(given[:, -1, part], self._stored[at : at + self._envs, part])
+            return _differing(given[:, -1, part], self._stored[at : at + self._envs, part])
         part = self._part(t)
         stored = self._stored[at : at + self._envs, part]
-        broken = self._differing(given[:, -1, part], stored)
+        broken = _differing(given[:, -1, part], stored)
         if last is None or self._depth == 1:
             return broken
         before = self._of(last)
-        if self._differing(before[:, -1, part], stored).any():
+        if _differing(before[:, -1, part], stored) is not None:
             return broken  # the array that was given then holds something else now
         part = self._older_part(t)
-        return broken | self._differing(given[:, :-1, part], before[:, :-1, part])
+        return either(broken, _differing(given[:, :-1, part], before[:, :-1, part]))
 
-    def no_shift(self, obs: Array, after: Array, t: int) -> Flags:
+    def no_shift(self, obs: Array, after: Array, t: int) -> Flags | None:
         """Environments [E] whose ``after`` does not begin with the newest frames of ``obs``."""
         before, then = self._of(obs), self._of(after)
         part = self._part(t)
-        wrong = self._differing(then[:, -2, part], before[:, -1, part])
+        wrong = _differing(then[:, -2, part], before[:, -1, part])
         if self._depth > 2:
             part = self._older_part(t)
-            wrong = wrong | self._differing(then[:, :-2, part], before[:, 1:-1, part])
+            wrong = either(wrong, _differing(then[:, :-2, part], before[:, 1:-1, part]))
         return wrong
 
     def no_shift_of(self, obs: Array, after: Array) -> Flags:
@@ -79,13 +79,6 @@ class Words:
         """Which of ``envs`` have another newest frame than is stored for them."""
         differ: Flags = (self._stored[at + envs] != self._of(obs[envs])[:, -1]).any(axis=1)
         return differ
-
-    def _differing(self, left: Array, right: Array) -> Flags:
-        unequal = left != right
-        if not np.count_nonzero(unequal):
-            return self._equal
-        differing: Flags = unequal.reshape(len(unequal), -1).any(axis=1)
-        return differing
 
     def _part(self, t: int) -> slice:
         if self._complete:
@@ -142,3 +135,19 @@ def _same_memory(left: Array, right: Array) -> bool:
         return True
     first, second = left.__array_interface__["data"], right.__array_interface__["data"]
     return bool(first == second) and left.strides == right.strides
+
+
+def _differing(left: Array, right: Array) -> Flags | None:
+    """Which of [n, ...] differ anywhere; None: none do."""
+    unequal = left != right
+    if not np.count_nonzero(unequal):
+        return None
+    differing: Flags = unequal.reshape(len(unequal), -1).any(axis=1)
+    return differing
+
+
+def either(left: Flags | None, right: Flags | None) -> Flags | None:
+    """Their union; None: nobody."""
+    if left is None or right is None:
+        return right if left is None else left
+    return left | right

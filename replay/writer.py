@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -25,6 +25,9 @@ from penstock.replay.errors import ReplayError
 from penstock.transport.shm.door import ATTACH_TIMEOUT_S, Entry
 from penstock.transport.shm.lane import attached
 from penstock.transport.shm.store import Slot, SlotWriter
+
+if TYPE_CHECKING:
+    from penstock.replay.table import Table
 
 LOOK_S = 0.5  # between two looks at whether the owner lives, while no slot is lent
 
@@ -50,7 +53,7 @@ class OpenSlot:
 
 
 class Lane:
-    """One writer's lane: numbers its slots in their headers, which the consumer tells streams by."""
+    """One writer's lane. Numbers its slots in their headers, which tell the consumer of streams."""
 
     def __init__(self, writer: SlotWriter, stream: int, gone: Callable[[], bool]) -> None:
         self.spec = writer.spec
@@ -122,7 +125,7 @@ class Steps:
             raise ReplayError("this address takes whole slots only: use slot() instead of add()")
         self.table = LaneTable(lane)
         layout = Layout(lane.spec, about["frame_stack"])
-        self.writer = StepWriter(self.table, layout, about["autoreset"])
+        self.writer = StepWriter(cast("Table", self.table), layout, about["autoreset"])
 
 
 class Writer:

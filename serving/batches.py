@@ -58,6 +58,15 @@ def leaves(value: Any, name: str = "") -> Iterator[tuple[str, Array]]:
         yield name, value
 
 
+def deal(value: Any, first: int, every: int) -> Any:
+    """Rows ``first``, ``first + every``, ... of all arrays of a nested batch, as views."""
+    if isinstance(value, dict):
+        return Batch({key: deal(child, first, every) for key, child in value.items()})
+    if isinstance(value, tuple):
+        return tuple(deal(child, first, every) for child in value)
+    return value[first::every]
+
+
 @lru_cache(maxsize=64)
 def _placed(described: tuple[tuple[str, str, tuple[int, ...]], ...]) -> Shape:
     fields = []

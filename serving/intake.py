@@ -8,15 +8,16 @@ not stored again. A gap makes the client send from the gap on.
 from __future__ import annotations
 
 import time
-from collections import deque
+from collections import Counter, deque
 from dataclasses import dataclass, field
-from typing import Any
 
 from penstock.replay.buffer import Replay
 from penstock.replay.sharing import Inlet
 from penstock.transport import wire
+from penstock.transport.shm.store import Slot
 from penstock.transport.wire import SlotDecoder, WireError
 
+FIRST_STREAM = 1 << 48  # none of those that writers of this host have
 WINDOW = 8  # slots of a client that may be on their way
 
 
@@ -33,10 +34,12 @@ class Line:
 class Intake:
     """Stores slots of many streams through one lane of ``replay``'s store."""
 
-    def __init__(self, replay: Replay) -> None:
+    def __init__(self, replay: Replay, rejected: Counter[str]) -> None:
+        """``rejected`` counts what cannot be used, by reason."""
+        self._rejected = rejected
         self.received = dict.fromkeys(("slots", "rows", "raw_nbytes", "coded_nbytes"), 0)
-        self._spec = replay.spec
-        self._decoder = SlotDecoder(replay.spec)
+        self._spec = replay.layout.spec
+        self._decoder = SlotDecoder(replay.layout.spec)
         self._inlet = Inlet(replay)
         self._lines: dict[int, Line] = {}
 
@@ -100,22 +103,40 @@ class Intake:
         message = line.waiting[0]
         try:
             self._decoder.decode(message, slot.payload)
-        except WireError:
-            # Its successors no longer follow; the client sends all of them again.
-            line.waiting.clear()
+        except WireError as error:
+            self._rejected[error.reason] += 1
+            line.waiting.clear()  # they no longer follow; the client sends all of them again
             self._inlet.give_back(slot)
-            raise
+            return True
         line.waiting.popleft()
         line.next += 1
         line.due = True
-        self._inlet.publish(slot, stream, message.head)
         head = message.head
+        _fill_header(slot, stream, head)
+        self._inlet.publish(slot)
         self._count(head)
         return True
 
     def _count(self, head: wire.Head) -> None:
-        received: dict[str, Any] = self.received
+        received = self.received
         received["slots"] += 1
         received["rows"] += head.steps
         received["raw_nbytes"] += head.raw_nbytes
         received["coded_nbytes"] += head.coded_nbytes
+
+
+def _fill_header(slot: Slot, stream: int, head: wire.Head) -> None:
+    """As its writer would have in shared memory; the message's generation is its `rows`."""
+    now_s = time.monotonic()
+    slot.header[...] = (
+        FIRST_STREAM + stream,
+        0,
+        0,
+        head.sequence,
+        head.version,
+        head.steps,
+        head.produced_steps,
+        now_s - head.duration_s,
+        now_s,
+        head.generation,
+    )

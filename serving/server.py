@@ -13,7 +13,6 @@ per peer of bounded length, and the peer hears why when it asks again.
 from __future__ import annotations
 
 import secrets
-import time
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
@@ -24,9 +23,11 @@ from typing import Any
 import numpy as np
 import zmq
 
+from penstock.replay.batch import Batch
 from penstock.replay.buffer import Replay
 from penstock.replay.errors import ReplayError
-from penstock.serving.batches import pack
+from penstock.replay.prefetch import Source
+from penstock.serving.batches import deal, pack
 from penstock.serving.intake import Intake
 from penstock.transport import wire
 from penstock.transport.keys import answer_zap, load_learner
@@ -39,13 +40,16 @@ MAX_PEERS = 4096  # beyond it the one that was silent longest is forgotten
 MAX_ASKS = 64  # requests of a peer that may wait
 MAX_BATCHES = 64  # in one request
 MAX_DRAW_NBYTES = 1 << 30  # of one answer
+TOGETHER_NBYTES = 1 << 20  # of batches that are drawn at once
+SCALARS_NBYTES = 32  # reward, discount, flags, weight and key of a row
 
 
 @dataclass
 class Ask:
-    """A peer wants ``count`` batches of ``batch`` rows."""
+    """A peer wants ``count`` batches."""
 
     number: int
+    source: Source
     batch: int
     count: int
     stacked: bool
@@ -75,6 +79,7 @@ class ReplayServer:
         self._run_id = secrets.randbits(63) | 1
         self._peers: OrderedDict[bytes, Peer] = OrderedDict()
         self._streams = 0
+        self._row_nbytes = row_nbytes(replay)
         self._handlers: dict[int, Callable[[bytes, wire.Message], None]] = {
             Kind.JOIN: self._join,
             Kind.SLOT: self._slot,
@@ -89,8 +94,8 @@ class ReplayServer:
             context = zmq.Context()
             opening.callback(context.destroy, 500)  # sockets too
             self._zap = zap(context) if keys else None
-            self._router = router(context, bind, keys, wire.max_frame_nbytes(replay.spec))
-            self._intake = opening.enter_context(Intake(replay))
+            self._router = router(context, bind, keys, wire.max_frame_nbytes(replay.layout.spec))
+            self._intake = opening.enter_context(Intake(replay, self.rejected))
             self._stack = opening.pop_all()
         for socket in (self._router, self._zap):
             if socket is not None:
@@ -99,12 +104,13 @@ class ReplayServer:
     @property
     def address(self) -> str:
         """Where clients connect, with the port that was chosen."""
-        return self._router.getsockopt(zmq.LAST_ENDPOINT).rstrip(b"\0").decode()  # type: ignore[union-attr, no-any-return]
+        return self._router.getsockopt(zmq.LAST_ENDPOINT).rstrip(b"\0").decode()  # type: ignore[union-attr]
 
     def turn(self, timeout_s: float) -> int:
         """Handle what has come, waiting up to ``timeout_s`` for something; how many messages."""
         waiting = self._intake.waiting or any(peer.asks for peer in self._peers.values())
-        ready = dict(self._poller.poll(round((min(TICK_S, timeout_s) if waiting else timeout_s) * 1000)))
+        patience_s = min(TICK_S, timeout_s) if waiting else timeout_s
+        ready = dict(self._poller.poll(round(patience_s * 1000)))
         if self._zap is not None and self._zap in ready:
             answer_zap(self._zap, self._allowed)
         count = 0
@@ -160,7 +166,12 @@ class ReplayServer:
             if len(self._peers) > MAX_PEERS:
                 _, gone = self._peers.popitem(last=False)
                 self._intake.forget(gone.stream)
-        meta = {"spec": self._replay.spec.to_dict(), "frame_stack": self._replay.frame_stack}
+        layout = self._replay.layout
+        meta = {
+            "spec": layout.spec.to_dict(),
+            "frame_stack": layout.frame_stack,
+            "autoreset": self._replay.autoreset,
+        }
         self._say(name, Kind.SPEC, meta, actor=self._peers[name].stream)
 
     def _slot(self, name: bytes, message: wire.Message) -> None:
@@ -168,23 +179,26 @@ class ReplayServer:
 
     def _sample(self, name: bytes, message: wire.Message) -> None:
         meta = wire.verify(message)
-        number = message.head.sequence
-        ask = Ask(number, int(meta["batch"]), int(meta["count"]), bool(meta["stacked"]))
-        peer = self._peers[name]
+        number, peer = message.head.sequence, self._peers[name]
+        batch, count = int(meta["batch"]), int(meta["count"])
         if number in peer.asks:
-            self._say(name, Kind.WAIT, {"reason": self._replay.why_not_sample(ask.batch)}, number)
+            self._say(name, Kind.WAIT, {"reason": peer.asks[number].source.missing()}, number)
             return
-        row_nbytes = max(1, self._replay.batch_row_nbytes)
-        if not 1 <= ask.count <= MAX_BATCHES or ask.batch < 1:
-            raise ReplayError(f"{ask.count} batches of {ask.batch} rows; ask for 1 to {MAX_BATCHES}")
-        if ask.batch * ask.count * row_nbytes > MAX_DRAW_NBYTES:
+        if not 1 <= count <= MAX_BATCHES or not 1 <= batch <= self._replay.capacity:
             raise ReplayError(
-                f"{ask.count} batches of {ask.batch} rows of {row_nbytes} bytes are more than "
-                f"{MAX_DRAW_NBYTES >> 20} MiB; ask for less at a time"
+                f"{count} batches of {batch} rows; ask for 1 to {MAX_BATCHES} of 1 to "
+                f"{self._replay.capacity}, the buffer's capacity"
+            )
+        if batch * count * self._row_nbytes > MAX_DRAW_NBYTES:
+            raise ReplayError(
+                f"{count} batches of {batch} rows of {self._row_nbytes} bytes are more than "
+                f"{MAX_DRAW_NBYTES >> 20} MiB; ask for less at a time: a lower prefetch"
             )
         if len(peer.asks) >= MAX_ASKS:
             raise ReplayError(f"more than {MAX_ASKS} requests wait; wait for answers first")
-        peer.asks[number] = ask
+        stacked = bool(meta["stacked"])
+        source = Source(self._replay, batch, stacked)
+        peer.asks[number] = Ask(number, source, batch, count, stacked)
 
     def _update(self, name: bytes, message: wire.Message) -> None:
         wire.verify(message)
@@ -214,18 +228,33 @@ class ReplayServer:
         for name, stored in self._intake.store():
             self._say(name, Kind.STORED, None, stored)
         for name, peer in self._peers.items():
-            if peer.asks and self._replay.may_sample(next(iter(peer.asks.values())).batch):
+            if peer.asks and not next(iter(peer.asks.values())).source.missing():
                 self._answer(name, peer.asks.popitem(last=False)[1])
 
     def _answer(self, name: bytes, ask: Ask) -> None:
         try:
-            batches = [self._replay.sample(ask.batch, stacked=ask.stacked) for _ in range(ask.count)]
+            drawn = self._draw(ask)
         except ReplayError as error:
             self._refuse(name, ask.number, str(error))
             return
-        packed = [pack(batch) for batch in batches]
-        shape = packed[0][0]
-        self._say(name, Kind.BATCH, shape.meta, ask.number, frames=[f.data for _, f in packed])
+        packed = [pack(batch) for batch in drawn]
+        if packed:  # else it asks again
+            frames = [frame.data for _, frame in packed]
+            self._say(name, Kind.BATCH, packed[0][0].meta, ask.number, frames=frames)
+
+    def _draw(self, ask: Ask) -> list[Batch]:
+        """Small batches are drawn at once, which costs half as much, and dealt out in turn: each
+        has one row of every stratum, as if it had been drawn alone."""
+        replay, rows = self._replay, ask.batch * ask.count
+        together = rows * self._row_nbytes <= TOGETHER_NBYTES and rows <= len(replay)
+        if ask.count == 1 or not together or replay.sequences is not None:
+            drawn = [ask.source.draw(0.0) for _ in range(ask.count)]
+            return [batch for batch in drawn if batch is not None]
+        batch = replay.sample(rows, stacked=ask.stacked)
+        dealt = [deal(batch, k, ask.count) for k in range(ask.count)]
+        for each in dealt:
+            each["weights"] = each["weights"] / each["weights"].max()
+        return dealt
 
     def _refuse(self, name: bytes, number: int, text: str) -> None:
         self._say(name, Kind.REFUSE, {"error": text}, number)
@@ -239,7 +268,15 @@ class ReplayServer:
         actor: int = 0,
         frames: Sequence[Buffer] = (),
     ) -> None:
-        spec_hash = self._replay.spec.hash
+        spec_hash = self._replay.layout.spec.hash
         head = Head(kind, spec_hash=spec_hash, run_id=self._run_id, actor=actor, sequence=number)
         # A ROUTER drops what goes to a peer that left or does not read; that one asks again.
         self._router.send_multipart([name, *wire.encode(head, meta, frames)], copy=not frames)
+
+
+def row_nbytes(replay: Replay) -> int:
+    """Bytes of one row of a batch, about; of a whole sequence where the replay gives those."""
+    layout = replay.layout
+    row = sum(2 * o.leaf.nbytes for o in layout.observations)
+    row += sum(leaf.nbytes for leaf in layout.others) + SCALARS_NBYTES
+    return row * (replay.sequences.length if replay.sequences else 1)

@@ -109,7 +109,12 @@ def test_too_little_is_waited_for_and_then_said(prefetch: int) -> None:
     ):
         next(replay.batches(8, prefetch=prefetch, timeout_s=0.3))
     batches = replay.batches(8, prefetch=prefetch, timeout_s=30.0)
-    adding = threading.Timer(0.2, lambda: [add(replay, i) for i in range(5, 8)])
+
+    def later() -> None:
+        for i in range(5, 8):
+            add(replay, i)
+
+    adding = threading.Timer(0.2, later)
     adding.start()
     assert len(next(batches).action) == 8
     adding.join()
@@ -128,7 +133,7 @@ def test_sequences_are_waited_for_too() -> None:
 def test_errors_of_the_thread_are_raised_here() -> None:
     replay = made()
     with pytest.raises(ReplayError, match="a batch of 2000 is larger than the capacity"):
-        made(1000).batches(2000).send(None)  # type: ignore[attr-defined]
+        made(1000).batches(2000).send(None)
     batches = replay.batches(8)
     next(batches)
     replay.sampler = None  # type: ignore[assignment]

@@ -366,7 +366,7 @@ def test_uniform_draws_all_starts_alike() -> None:
 
 def test_priorities_are_of_sequences() -> None:
     replay, _ = filled(Prioritized(alpha=1.0, beta=1.0, epsilon=1e-9), Sequences(10, 0))
-    every = {}
+    every: dict[int, float] = {}
     while len(every) < 40:
         batch = replay.sample(100)
         every.update(zip(batch.keys.tolist(), batch.obs[0, :, 0].tolist(), strict=True))
@@ -409,7 +409,7 @@ def test_the_end_of_an_unfinished_episode_waits() -> None:
         ({"length": 5, "overlap": -1}, "overlap -1 must be between 0 and length - 1 = 4"),
     ],
 )
-def test_impossible_sequences(arguments: dict[str, int], words: str) -> None:
+def test_impossible_sequences(arguments: dict[str, Any], words: str) -> None:
     with pytest.raises(ReplayError, match=words):
         Sequences(**arguments)
 
@@ -419,7 +419,7 @@ def test_what_does_not_go_with_sequences() -> None:
     with pytest.raises(ReplayError, match="n_step 3 does not go with sequences"):
         Replay(declared, 100, n_step=3, sequences=Sequences(5))
     replay = Replay(declared, 100, sequences=Sequences(5))
-    step = {"action": 0, "reward": 0.0, "terminated": False, "truncated": False}
+    step: dict[str, Any] = {"action": 0, "reward": 0.0, "terminated": False, "truncated": False}
     obs = np.zeros(3, np.float32)
     with pytest.raises(ReplayError, match="priorities come with single steps"):
         replay.add(obs=obs, next_obs=obs, priority=1.0, **step)

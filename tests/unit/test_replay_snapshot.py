@@ -21,7 +21,7 @@ from penstock.replay.errors import ReplayError
 from penstock.replay.samplers import Prioritized, Uniform
 from penstock.replay.schedules import Linear
 from penstock.replay.sequences import Sequences
-from penstock.replay.snapshot_files import MANIFEST
+from penstock.replay.snapshot_files import MANIFEST, FolderWriter
 
 
 def step(i: int, size: int) -> dict[str, Any]:
@@ -154,11 +154,9 @@ def test_slots_that_leave_meanwhile_are_in_the_snapshot(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Every kept slot leaves after the first was written."""
-    from penstock.replay import snapshot
-
     replay, add = made(150, size=100)
     before = replay.gather.batch(np.flatnonzero(replay.table.valid), None)
-    append, done = snapshot.FolderWriter.append, []
+    append, done = FolderWriter.append, list[bool]()
 
     def slow(self: Any, name: str, array: Any) -> None:
         append(self, name, array)
@@ -167,7 +165,7 @@ def test_slots_that_leave_meanwhile_are_in_the_snapshot(
             for _ in range(500):
                 add()
 
-    monkeypatch.setattr(snapshot.FolderWriter, "append", slow)
+    monkeypatch.setattr(FolderWriter, "append", slow)
     replay.save(tmp_path)
     loaded = Replay.load(tmp_path)
     after = loaded.gather.batch(np.flatnonzero(loaded.table.valid), None)
