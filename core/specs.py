@@ -27,7 +27,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-Rows = Literal["unroll+1", "unroll", "slot", "side"]
+Rows = Literal["unroll+1", "frames", "unroll", "slot", "side"]
 
 PAGE = 4096
 Bytes = np.ndarray[Any, np.dtype[np.uint8]]
@@ -90,13 +90,18 @@ class SlotSpec:
             return (self.envs,)
         if column.rows == "side":
             return (self.side,)
-        return (self.unroll + (column.rows == "unroll+1"), self.envs)
+        return (self.unroll + (column.rows in ("unroll+1", "frames")), self.envs)
+
+    def _memory_of(self, column: Column) -> tuple[int, ...]:
+        """Leading extents of a column's block."""
+        rows = self.rows_of(column)
+        return rows[::-1] if column.rows == "frames" else rows
 
     @cached_property
     def blocks(self) -> tuple[Block, ...]:
         """Blocks in their order; the wire sends each as a frame."""
         blocks = [
-            Block(c.name, (*self.rows_of(c), *c.shape), np.dtype(c.dtype))
+            Block(c.name, (*self._memory_of(c), *c.shape), np.dtype(c.dtype))
             for c in self.columns
             if not _is_small(c)
         ]
@@ -124,12 +129,13 @@ class SlotSpec:
     def views(self, payload: Sequence[Bytes]) -> dict[str, np.ndarray[Any, Any]]:
         """Arrays over the bytes of a slot's blocks, by column name, without a copy."""
         arrays: dict[str, np.ndarray[Any, Any]] = {}
+        frames = {column.name for column in self.columns if column.rows == "frames"}
         for block, raw in zip(self.blocks, payload, strict=True):
             array = raw.view(block.dtype).reshape(block.shape)
             if block.dtype.names:
                 arrays.update({name: array[name] for name in block.dtype.names})
             else:
-                arrays[block.name] = array
+                arrays[block.name] = array.swapaxes(0, 1) if block.name in frames else array
         return arrays
 
     def to_dict(self) -> dict[str, Any]:

@@ -23,8 +23,10 @@ app = typer.Typer(
 )
 config_app = typer.Typer(help="Show configs.", no_args_is_help=True, rich_markup_mode=None)
 keys_app = typer.Typer(help="Keys for encrypted runs.", no_args_is_help=True, rich_markup_mode=None)
+replay_app = typer.Typer(help="Replay buffers.", no_args_is_help=True, rich_markup_mode=None)
 app.add_typer(config_app, name="config")
 app.add_typer(keys_app, name="keys")
+app.add_typer(replay_app, name="replay")
 
 Resume = Literal["no", "auto", "must"]
 
@@ -173,6 +175,33 @@ def keys_new(
 
     paths = [str(path) for path in new(Path(folder))]
     _answer("\n".join(paths), {"files": paths}, as_json)
+
+
+@replay_app.command("serve")
+def replay_serve(
+    spec: Annotated[str, typer.Option(help="YAML file: columns, envs, n_step, frame_stack ...")],
+    bind: Annotated[
+        str, typer.Option(help="Where clients connect: tcp://host:port, or ipc://path.")
+    ] = "tcp://127.0.0.1:7800",
+    capacity: Annotated[int, typer.Option(help="Rows that are kept at least.")] = 1_000_000,
+    sampler: Annotated[
+        Literal["uniform", "prioritized"], typer.Option(help="How rows are drawn.")
+    ] = "uniform",
+    alpha: Annotated[float, typer.Option(help="Of prioritized: how much priorities count.")] = 0.6,
+    beta: Annotated[float, typer.Option(help="Of prioritized: how much weights correct.")] = 0.4,
+    curve: Annotated[str | None, typer.Option(help="Folder with keys of `keys new`.")] = None,
+    insecure: Annotated[
+        bool, typer.Option("--insecure", help="Let anybody in who reaches the address.")
+    ] = False,
+    as_json: Json = False,
+) -> None:
+    """Keep a replay buffer that clients fill and sample over the network, until Ctrl-C."""
+    from pathlib import Path
+
+    from penstock.launch.replay import serve
+
+    keys = Path(curve) if curve else None
+    serve(bind, Path(spec), capacity, sampler, alpha, beta, keys, insecure, as_json)
 
 
 def _answer(text: str, data: dict[str, Any], as_json: bool) -> None:

@@ -34,8 +34,9 @@ class Framing:
         envs = table.spec.envs
         self._table, self._layout, self._stream, self._envs = table, layout, stream, envs
         self._depth = layout.history + 1
+        self._lie = table.frame_rows
         self._stored = {
-            o.name: Words(o, table.frames[o.name], table.sides[o.side_name], envs)
+            o.name: Words(o, table.frames[o.name], table.sides[o.side_name], envs, self._lie.envs)
             for o in layout.framed
         }
         self._fresh: Flags | None = np.ones(envs, bool)  # the next row begins an episode
@@ -76,12 +77,12 @@ class Framing:
 
     def _broken(self, obs: Arrays) -> Flags | None:
         """Environments whose observation is not the one stored as the last next_obs."""
-        stream, spec = self._stream, self._table.spec
+        stream = self._stream
         if stream.t:
             at = self._frame_row()
         elif stream.previous != NONE:
             length = int(self._table.length[stream.previous])
-            at = (stream.previous * (spec.unroll + 1) + length) * self._envs
+            at = stream.previous * self._lie.slots + length * self._lie.steps
         else:
             return np.ones(self._envs, bool)
         broken: Flags | None = None
@@ -194,7 +195,7 @@ class Framing:
         stream, table = self._stream, self._table
         rows = slice(stream.start, stream.start + self._envs)
         for name, words in self._stored.items():
-            words.put_next(self._frame_row() + self._envs, after[name])
+            words.put_next(self._frame_row() + self._lie.steps, after[name])
         table.records["age"][rows] = self._age
         table.records["side"][rows] = NONE
         if self._depth > 1:
@@ -205,7 +206,7 @@ class Framing:
         last = stream.t + 1 == table.spec.unroll
         if last or len(ended) > table.spec.side - self._sides_taken():
             for name, words in self._stored.items():
-                words.put(self._frame_row() + self._envs, ended, finals[name])
+                words.put(self._frame_row() + self._lie.steps, ended, finals[name])
             return not last
         taken = self._take_sides(len(ended))
         for name, words in self._stored.items():
@@ -231,9 +232,8 @@ class Framing:
     # ------------------------------------------------------------------------- places
 
     def _frame_row(self) -> int:
-        """Observation row of (t, environment 0)."""
-        stream = self._stream
-        return stream.start + stream.slot * self._envs
+        """Row of `Table.frames` of (t, environment 0)."""
+        return self._stream.slot * self._lie.slots + self._stream.t * self._lie.steps
 
     def _sides_taken(self) -> int:
         generation = (self._stream.slot, int(self._table.generation[self._stream.slot]))

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock.replay.errors import ReplayError
-from penstock.replay.table import NONE, place_columns
+from penstock.replay.table import NONE, frame_rows, place_columns
 from penstock.replay.writer import Lane
 from penstock.transport.shm.store import Slot
 
@@ -29,6 +29,7 @@ class LaneTable:
         self.spec, self.timeout_s = spec, 0.0
         self.rows_per_slot = spec.unroll * spec.envs
         self.records, self.columns, self.frames, self.sides = place_columns(spec, lane.blocks)
+        self.frame_rows = frame_rows(spec)
         if "alive" not in (self.records.dtype.names or ()):
             raise ReplayError(
                 "this buffer takes whole slots only: slot(); its rows have no column alive"

@@ -22,6 +22,7 @@ from penstock.replay.errors import ReplayError
 INLINE_NBYTES = 256
 MOST_STEPS = 256
 SIDE_SUFFIX = "@side"
+FRAMED = ("frames", "unroll+1")
 BOOKKEEPING = ("reward", "terminated", "truncated", "alive", "age", "pad", "side", "priority")
 
 
@@ -99,14 +100,14 @@ class Layout:
         stack = self.frame_stack.get(column.name, 0)
         shape = (stack, *column.shape) if stack else column.shape
         leaf = Leaf(column.name, np.dtype(column.dtype), shape)
-        return Observation(leaf, column.rows == "unroll+1", stack)
+        return Observation(leaf, column.rows in FRAMED, stack)
 
 
 def layout_of_spec(spec: SlotSpec, frame_stack: int | Mapping[str, int]) -> Layout:
     """The layout of slots that others fill; what they store as frames is what is stacked."""
     if isinstance(frame_stack, Mapping):
         return Layout(spec, frame_stack)
-    framed = [c.name for c in spec.columns if c.rows == "unroll+1" and _below(c.name, "obs")]
+    framed = [c.name for c in spec.columns if c.rows in FRAMED and _below(c.name, "obs")]
     return Layout(spec, {name: frame_stack for name in framed if frame_stack > 1})
 
 
@@ -150,7 +151,7 @@ def _columns_of(leaf: Leaf, stacks: Mapping[str, int]) -> list[Column]:
         return [_column(leaf.name, leaf), _column("next_" + leaf.name, leaf)]
     shape = leaf.shape[1:] if stacked else leaf.shape
     return [
-        Column(leaf.name, leaf.dtype.str, shape, "unroll+1"),
+        Column(leaf.name, leaf.dtype.str, shape, "frames"),
         Column(leaf.name + SIDE_SUFFIX, leaf.dtype.str, shape, "side"),
     ]
 

@@ -1,6 +1,6 @@
 """Which stored frames make up the observations of rows, before and after.
 
-The frame of row t is stored at observation row t; its stack is that and the frames before it, back
+The frame of row t is stored at step t of its slot; its stack is that and the frames before it, back
 to the start of the episode. What would lie before the start is the padding of the environment: the
 first frame again (pad 0), zeros (1), or frames kept in side rows (2 + index of the oldest).
 """
@@ -51,20 +51,20 @@ def _moved(at: Rows, width: int, first: int, stop: int) -> tuple[Rows, npt.NDArr
 
 def window(table: Table, rows: Rows, records: Array, depth: int) -> Window:
     """Frames of ``rows`` [n], whose records are ``records`` [n]; ``depth``: frames of a stack."""
-    spec = table.spec
+    spec, lie = table.spec, table.frame_rows
     slot, rest = np.divmod(rows, table.rows_per_slot)
-    own = rows + slot * spec.envs  # observation row: a slot has one step of them more
+    t, env = np.divmod(rest, spec.envs)
+    own = slot * lie.slots + t * lie.steps + env * lie.envs
     frames = np.empty((len(rows), depth + 1), np.int64)
     frames[:, depth - 1] = own
-    frames[:, depth] = own + spec.envs
+    frames[:, depth] = own + lie.steps
     zeros = side_at = side_rows = np.empty(0, np.int64)
     if depth > 1:
         back = np.arange(depth - 1, 0, -1)
         age = records["age"].astype(np.int64)
         reach = np.minimum(back, age[:, None])  # not further back than the start
-        np.subtract(own[:, None], reach * spec.envs, out=frames[:, : depth - 1])
-        t = rest // spec.envs
-        _cross_edges(table, frames, slot, t, rest - t * spec.envs, reach)
+        np.subtract(own[:, None], reach * lie.steps, out=frames[:, : depth - 1])
+        _cross_edges(table, frames, slot, t, env, reach)
         zeros, side_at, side_rows = _padding(table, records, slot, t, age, depth)
     if "side" in (records.dtype.names or ()):
         final = np.flatnonzero(records["side"] >= 0)
@@ -81,8 +81,8 @@ def _cross_edges(table: Table, frames: Rows, slot: Rows, t: Rows, env: Rows, rea
     if not len(row):
         return
     back_slot, back_t = walk_back(table, slot[row], t[row] - reach[row, column])
-    steps = table.spec.unroll + 1
-    frames[row, column] = (back_slot * steps + back_t) * table.spec.envs + env[row]
+    lie = table.frame_rows
+    frames[row, column] = back_slot * lie.slots + back_t * lie.steps + env[row] * lie.envs
 
 
 def walk_back(table: Table, slot: Rows, t: Rows) -> tuple[Rows, Rows]:

@@ -16,7 +16,7 @@ from __future__ import annotations
 import time
 from collections import Counter, deque
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -55,6 +55,7 @@ class Table:
         self.store = SlotStore(spec, slots, lanes, shared=shared)
         placed = place_columns(spec, self.store.blocks)
         self.records, self.columns, self.frames, self.sides = placed
+        self.frame_rows = frame_rows(spec)
         self.valid: npt.NDArray[np.bool_] = np.zeros(self.rows, bool)
         self.length: npt.NDArray[np.int32] = np.zeros(slots, np.int32)
         self.prev: npt.NDArray[np.int32] = np.full(slots, NONE, np.int32)
@@ -301,10 +302,34 @@ def place_columns(
     """Records, big columns, frames and side rows of all slots, by physical row, from the blocks of
     a store."""
     rows = {column.name: column.rows for column in spec.columns}
-    kinds: dict[str, dict[str, Array]] = {"unroll": {}, "unroll+1": {}, "side": {}}
+    columns: dict[str, Array] = {}
+    frames: dict[str, Array] = {}
+    sides: dict[str, Array] = {}
+    places = {"unroll": columns, "unroll+1": frames, "frames": frames, "side": sides}
     for block in spec.blocks:
-        kind = rows.get(block.name, "")
-        if kind in kinds:
+        if (kind := rows.get(block.name, "")) in places:
             own = block.shape[1:] if kind == "side" else block.shape[2:]
-            kinds[kind][block.name] = blocks[block.name].reshape(-1, *own)
-    return blocks["records"].reshape(-1), kinds["unroll"], kinds["unroll+1"], kinds["side"]
+            places[kind][block.name] = blocks[block.name].reshape(-1, *own)
+    return blocks["records"].reshape(-1), columns, frames, sides
+
+
+class FrameRows(NamedTuple):
+    """Where frames lie: row ``slot * slots + t * steps + env * envs`` of `Table.frames`."""
+
+    slots: int
+    steps: int
+    envs: int
+
+
+def frame_rows(spec: SlotSpec) -> FrameRows:
+    """Frames lie by step, as actors fill them, or by environment ("frames"), as is best to sample.
+
+    Raises ReplayError where one spec has both.
+    """
+    kinds = {column.rows for column in spec.columns} & {"unroll+1", "frames"}
+    if len(kinds) == 2:
+        raise ReplayError('columns of rows "unroll+1" and "frames" cannot be mixed; choose one')
+    steps = spec.unroll + 1
+    by_environment = "frames" in kinds
+    strides = (1, steps) if by_environment else (spec.envs, 1)
+    return FrameRows(steps * spec.envs, *strides)

@@ -24,11 +24,14 @@ STRIDE = 37  # by which the sampled words move from step to step
 
 
 class Words:
-    """One leaf that is stored as frames. ``at`` is the observation row of environment 0."""
+    """One leaf that is stored as frames. ``at`` is the row of `Table.frames` of environment 0."""
 
-    def __init__(self, observation: Observation, frames: Array, sides: Array, envs: int) -> None:
+    def __init__(
+        self, observation: Observation, frames: Array, sides: Array, envs: int, stride: int
+    ) -> None:
+        """``stride``: rows of ``frames`` from one environment to the next."""
         self._depth = observation.depth
-        self._envs = envs
+        self._envs, self._stride = envs, stride
         self._stacked = bool(observation.stack)
         self._frames, self._sides = frames, sides
         frame_nbytes = observation.leaf.nbytes // self._depth
@@ -48,9 +51,9 @@ class Words:
         given, last = self._of(obs), self._last
         if last is not None and _same_memory(obs, last):
             part = self._some(t)  # the same array, unless it was written over since
-            return _differing(given[:, -1, part], self._stored[at : at + self._envs, part])
+            return _differing(given[:, -1, part], self._stored[self._rows(at), part])
         part = self._part(t)
-        stored = self._stored[at : at + self._envs, part]
+        stored = self._stored[self._rows(at), part]
         broken = _differing(given[:, -1, part], stored)
         if last is None or self._depth == 1:
             return broken
@@ -77,7 +80,9 @@ class Words:
 
     def differ_at(self, at: int, envs: Ints, obs: Array) -> Flags:
         """Which of ``envs`` have another newest frame than is stored for them."""
-        differ: Flags = (self._stored[at + envs] != self._of(obs[envs])[:, -1]).any(axis=1)
+        differ: Flags = (self._stored[at + envs * self._stride] != self._of(obs[envs])[:, -1]).any(
+            axis=1
+        )
         return differ
 
     def _part(self, t: int) -> slice:
@@ -98,7 +103,7 @@ class Words:
 
     def put_all(self, at: int, obs: Array) -> None:
         """Store the newest frame of ``obs`` [E, ...]."""
-        self._frames[at : at + self._envs] = self._newest(obs)
+        self._frames[self._rows(at)] = self._newest(obs)
 
     def put_next(self, at: int, after: Array) -> None:
         """Store what a row led to, and remember it as what the next one should continue."""
@@ -107,11 +112,11 @@ class Words:
 
     def put(self, at: int, envs: Ints, given: Array) -> None:
         """Store the newest frames of ``given`` [n, ...] for ``envs`` [n]."""
-        self._frames[at + envs] = self._newest(given)
+        self._frames[at + envs * self._stride] = self._newest(given)
 
     def save(self, at: int, envs: Ints, side_rows: Ints) -> None:
         """Copy what is stored for ``envs`` to side rows."""
-        self._sides[side_rows] = self._frames[at + envs]
+        self._sides[side_rows] = self._frames[at + envs * self._stride]
 
     def put_aside(self, side_rows: Ints, given: Array) -> None:
         """Store the newest frames of ``given`` [n, ...] in side rows."""
@@ -120,6 +125,9 @@ class Words:
     def put_history(self, side_rows: Ints, obs: Array) -> None:
         """Store all but the newest frame of one observation in side rows."""
         self._sides[side_rows] = obs[:-1]
+
+    def _rows(self, at: int) -> slice:
+        return slice(at, at + (self._envs - 1) * self._stride + 1, self._stride)
 
     def _newest(self, obs: Array) -> Array:
         return obs[:, -1] if self._stacked else obs

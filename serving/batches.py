@@ -58,15 +58,6 @@ def leaves(value: Any, name: str = "") -> Iterator[tuple[str, Array]]:
         yield name, value
 
 
-def deal(value: Any, first: int, every: int) -> Any:
-    """Rows ``first``, ``first + every``, ... of all arrays of a nested batch, as views."""
-    if isinstance(value, dict):
-        return Batch({key: deal(child, first, every) for key, child in value.items()})
-    if isinstance(value, tuple):
-        return tuple(deal(child, first, every) for child in value)
-    return value[first::every]
-
-
 @lru_cache(maxsize=64)
 def _placed(described: tuple[tuple[str, str, tuple[int, ...]], ...]) -> Shape:
     fields = []
@@ -81,15 +72,17 @@ def _placed(described: tuple[tuple[str, str, tuple[int, ...]], ...]) -> Shape:
     return Shape(tuple(fields), start)
 
 
-def pack(batch: Batch) -> tuple[Shape, Array]:
-    """The bytes of a batch, uint8 ``[shape.nbytes]``."""
+def pack(batch: Batch, count: int = 1) -> tuple[Shape, Array]:
+    """``count`` batches, dealt out in turn from the rows of one, as uint8 ``[count, nbytes]``."""
     found = list(leaves(batch))
-    shape = _placed(tuple((name, array.dtype.str, array.shape) for name, array in found))
-    frame = np.empty(shape.nbytes, np.uint8)
+    described = tuple((n, a.dtype.str, (len(a) // count, *a.shape[1:])) for n, a in found)
+    shape = _placed(described)
+    frames = np.empty((count, shape.nbytes), np.uint8)
     for field, (_, array) in zip(shape.fields, found, strict=True):
-        out = frame[field.start : field.start + field.nbytes]
-        np.copyto(out.view(field.dtype).reshape(field.shape), array)
-    return shape, frame
+        out = frames[:, field.start : field.start + field.nbytes].view(field.dtype)
+        rows = array.reshape(field.shape[0], count, *field.shape[1:]).swapaxes(0, 1)
+        np.copyto(out.reshape(rows.shape), rows)
+    return shape, frames
 
 
 def read_shape(meta: Any) -> Shape:

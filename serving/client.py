@@ -33,6 +33,7 @@ from penstock.transport.wire import Head, Kind, WireError
 
 REPEAT_S = 1.0
 UPDATE_ROWS = 1 << 16  # of one message
+AHEAD_NBYTES = 64 << 20  # of batches that are on their way
 Want = tuple[int, bool]  # rows, stacked
 
 
@@ -44,10 +45,11 @@ class ReplayClient:
         address: str,
         *,
         curve: str | Path | None = None,
-        prefetch: int = 8,
+        prefetch: int = 32,
         patience_s: float = 30.0,
     ) -> None:
-        """``curve``: folder with this host's keys.
+        """``curve``: folder with this host's keys. ``prefetch``: batches asked for ahead, fewer if
+        they are big.
 
         Raises ReplayError where no replay server answers within ``patience_s``, UserError for keys
         or an address that cannot be used.
@@ -56,6 +58,7 @@ class ReplayClient:
             raise ReplayError(f"prefetch {prefetch} must be at least 1 batch")
         self._address, self._prefetch, self._patience_s = address, prefetch, patience_s
         self._run_id = 0
+        self._row_nbytes = self._ahead = 1
         self._outbox: Outbox | None = None
         self._want: Want = (0, True)
         self._batches: deque[Batch] = deque()
@@ -119,6 +122,9 @@ class ReplayClient:
         """As `Replay.sample`. Raises TimeoutError, with the server's reason, where none came."""
         if self._want != (count, stacked):
             self._want = (count, stacked)
+            self._ahead = max(
+                1, min(self._prefetch, AHEAD_NBYTES // (max(1, count) * self._row_nbytes))
+            )
             self._batches.clear()
             self._asked.clear()
         ends_s = time.monotonic() + timeout_s
@@ -203,15 +209,15 @@ class ReplayClient:
             self._raise_refusal()
 
     def _ask(self) -> None:
-        """Keep `prefetch` batches on their way, asking for half of them at a time."""
+        """Keep batches on their way, asking for a quarter of them at a time."""
         now_s = time.monotonic()
         for number, (count, asked_s) in self._asked.items():
             if now_s - asked_s > REPEAT_S:
                 self._asked[number] = (count, now_s)
                 self._say_sample(number, count)
         coming = len(self._batches) + sum(count for count, _ in self._asked.values())
-        missing = self._prefetch - coming
-        if missing >= max(1, self._prefetch // 2):
+        missing = self._ahead - coming
+        if missing >= max(1, self._ahead // 4):
             self._number += 1
             self._asked[self._number] = (missing, now_s)
             self._say_sample(self._number, missing)
@@ -266,6 +272,7 @@ class ReplayClient:
             codec = "none" if is_local(self._address) else "auto"
             self._outbox = Outbox(spec, meta, codec, self._send, self._pump)
             self.spec = spec
+            self._row_nbytes = max(1, int(meta["row_nbytes"]))
         elif spec != self.spec:
             raise ReplayError(
                 f"another buffer listens at {self._address} now "

@@ -23,11 +23,10 @@ from typing import Any
 import numpy as np
 import zmq
 
-from penstock.replay.batch import Batch
 from penstock.replay.buffer import Replay
 from penstock.replay.errors import ReplayError
 from penstock.replay.prefetch import Source
-from penstock.serving.batches import deal, pack
+from penstock.serving.batches import Array, Shape, pack
 from penstock.serving.intake import Intake
 from penstock.transport import wire
 from penstock.transport.keys import answer_zap, load_learner
@@ -74,6 +73,8 @@ class ReplayServer:
         Raises UserError for an address that is taken, or that others reach without keys.
         """
         check_bind(bind, keys=curve is not None, insecure=insecure)
+        if "alive" not in (replay.table.records.dtype.names or ()):
+            raise ReplayError("this replay has no room for others' rows; make it with shared=True")
         self.rejected: Counter[str] = Counter()
         self._replay = replay
         self._run_id = secrets.randbits(63) | 1
@@ -171,6 +172,7 @@ class ReplayServer:
             "spec": layout.spec.to_dict(),
             "frame_stack": layout.frame_stack,
             "autoreset": self._replay.autoreset,
+            "row_nbytes": self._row_nbytes,
         }
         self._say(name, Kind.SPEC, meta, actor=self._peers[name].stream)
 
@@ -233,28 +235,26 @@ class ReplayServer:
 
     def _answer(self, name: bytes, ask: Ask) -> None:
         try:
-            drawn = self._draw(ask)
+            packed = self._draw(ask)
         except ReplayError as error:
             self._refuse(name, ask.number, str(error))
             return
-        packed = [pack(batch) for batch in drawn]
         if packed:  # else it asks again
-            frames = [frame.data for _, frame in packed]
+            frames = [frame.data for _, frames in packed for frame in frames]
             self._say(name, Kind.BATCH, packed[0][0].meta, ask.number, frames=frames)
 
-    def _draw(self, ask: Ask) -> list[Batch]:
-        """Small batches are drawn at once, which costs half as much, and dealt out in turn: each
-        has one row of every stratum, as if it had been drawn alone."""
+    def _draw(self, ask: Ask) -> list[tuple[Shape, Array]]:
+        """Small batches are drawn at once, which costs less, and dealt out in turn: each has its
+        share of every stratum, as if it had been drawn alone."""
         replay, rows = self._replay, ask.batch * ask.count
         together = rows * self._row_nbytes <= TOGETHER_NBYTES and rows <= len(replay)
         if ask.count == 1 or not together or replay.sequences is not None:
             drawn = [ask.source.draw(0.0) for _ in range(ask.count)]
-            return [batch for batch in drawn if batch is not None]
+            return [pack(batch) for batch in drawn if batch is not None]
         batch = replay.sample(rows, stacked=ask.stacked)
-        dealt = [deal(batch, k, ask.count) for k in range(ask.count)]
-        for each in dealt:
-            each["weights"] = each["weights"] / each["weights"].max()
-        return dealt
+        weights = batch["weights"].reshape(-1, ask.count)
+        batch["weights"] = (weights / weights.max(axis=0)).reshape(-1)
+        return [pack(batch, ask.count)]
 
     def _refuse(self, name: bytes, number: int, text: str) -> None:
         self._say(name, Kind.REFUSE, {"error": text}, number)
