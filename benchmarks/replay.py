@@ -15,6 +15,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -114,7 +115,7 @@ def ours(case: Case, seconds: float) -> float:
             replay.update_priorities(batch.keys, rng.random(BATCH))
 
     if case.operation == "add":
-        return rate_of([lambda step=step: replay.add(**step) for step in made], case.envs, seconds)
+        return rate_of([partial(replay.add, **step) for step in made], case.envs, seconds)
     return rate_of([sample], BATCH, seconds)
 
 

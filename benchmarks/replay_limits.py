@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -25,7 +26,7 @@ def rate(case: Case, seconds: float) -> float | None:
     return None if case.atari else rate_of([tree_alone(rng)], BATCH, seconds)
 
 
-def copies(case: Case, rng: np.random.Generator) -> list[Callable[[], object]]:
+def copies(case: Case, rng: np.random.Generator) -> Sequence[Callable[[], object]]:
     """One copy per column into preallocated memory; of a stack, the newest frame alone."""
     made = steps(case, rng)
     if case.atari:
@@ -44,7 +45,7 @@ def copies(case: Case, rng: np.random.Generator) -> list[Callable[[], object]]:
         for name, array in step.items():
             columns[name][place] = array
 
-    return [lambda step=step: copy(step) for step in made]
+    return [partial(copy, step) for step in made]
 
 
 def gather(case: Case, rng: np.random.Generator) -> Callable[[], object]:

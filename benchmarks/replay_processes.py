@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -50,10 +51,10 @@ def between_processes(seconds: float) -> dict[str, Any]:
             child.terminate()
             child.wait()
         name = "f32 sampled" if shared else "limit"  # the limit: all of it in one process
-        result[name] = rate_of([lambda r=replay: r.sample(BATCH)], BATCH, seconds)
+        result[name] = rate_of([partial(replay.sample, BATCH)], BATCH, seconds)
         if not shared:
             made = steps(case, np.random.default_rng(0))
-            calls = [lambda s=s, r=replay: r.add(**s) for s in made]
+            calls = [partial(replay.add, **step) for step in made]
             result["limit added"] = rate_of(calls, BATCH, seconds)
         replay.close()
     return result
@@ -74,7 +75,7 @@ def growing_sequences(seconds: float) -> dict[str, Any]:
     for capacity, name in ((SMALL, "1e4 rows"), (LARGE, "1e7 rows")):
         replay = Replay(F32, capacity, envs=10, sequences=Sequences(LENGTH), seed=0)
         fill(replay, Case("add", "f32", 10, capacity), spread=True)
-        result[f"f32, {name}"] = rate_of([lambda r=replay: r.sample(SEQUENCES)], SEQUENCES, seconds)
+        result[f"f32, {name}"] = rate_of([partial(replay.sample, SEQUENCES)], SEQUENCES, seconds)
         replay.close()
         result[f"limit, {name}"] = rate_of([bare_take(capacity)], SEQUENCES, seconds)
     growth = result["f32, 1e4 rows"] / result["f32, 1e7 rows"]

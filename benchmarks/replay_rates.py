@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
 
-def rate_of(calls: list[Callable[[], object]], rows: int, seconds: float) -> float:
+def rate_of(calls: Sequence[Callable[[], object]], rows: int, seconds: float) -> float:
     """Rows per second: the median of five turns through ``calls``."""
     rates = []
     for _ in range(5):

@@ -62,9 +62,7 @@ class Progress:
         self.played(arrays, steps, updates)
         self.updated(updates)
 
-    def played(
-        self, arrays: Mapping[str, npt.NDArray[Any]], steps: int, updates: int = 0
-    ) -> None:
+    def played(self, arrays: Mapping[str, npt.NDArray[Any]], steps: int, updates: int = 0) -> None:
         """Unrolls of ``steps`` agent steps were taken in, to be trained on in so many optimizer
         steps now, or later from replay."""
         alive = arrays["alive"]

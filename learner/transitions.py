@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import deque
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from penstock.algos import n_step
@@ -16,9 +17,17 @@ from penstock.configs.algorithms import OffPolicyConfig
 from penstock.configs.replay import ReplayConfig
 from penstock.configs.schema import Config
 from penstock.learner.offpolicy import OffPolicyTrainer
-from penstock.replay import Accounting, Linear, Prioritized, RateLimiter, Replay, Uniform
-from penstock.replay.batch import Batch
-from penstock.replay.samplers import Sampler
+from penstock.replay import (
+    Accounting,
+    Batch,
+    Linear,
+    Prioritized,
+    RateLimiter,
+    Replay,
+    Sampler,
+    Uniform,
+    unstack,
+)
 from penstock.transport.shm.host import ShmHost
 from penstock.transport.shm.store import Slot
 
@@ -47,6 +56,7 @@ class Transitions:
             insert=spec.unroll * spec.envs * actors * config.transport.slots,
             capacity=replay.capacity,
         )
+        self._stack = replay.frame_stack or 1
         algo = config.algo
         assert isinstance(algo, OffPolicyConfig)
         seed = np.random.SeedSequence([config.run.seed, trainer.progress.learner_steps])
@@ -55,7 +65,7 @@ class Transitions:
             replay.capacity,
             n_step=n_step(algo),
             discount=algo.discount,
-            frame_stack=replay.frame_stack or 1,
+            frame_stack=self._stack,
             sampler=make_sampler(replay),
             writers=actors * config.transport.slots,
             shared=shared,
@@ -67,6 +77,7 @@ class Transitions:
         # Errors that a GPU may still be computing: asked for one batch later, it is not waited for.
         self._errors: deque[tuple[Batch, Tensor]] = deque()
         self._behind = int(trainer.device.type == "cuda")
+        self.stacks_on_device = trainer.device.type == "cuda" and replay.frame_stack is not None
 
         self._host: ShmHost | None = None
 
@@ -79,9 +90,12 @@ class Transitions:
             self._take_in(timeout_s)
             return None
         self._limiter.sampled(self._batch_size)
-        return self._replay.sample(self._batch_size)
+        return self._replay.sample(self._batch_size, stacked=not self.stacks_on_device)
 
     def train(self, batch: Batch) -> bool:
+        if self.stacks_on_device:
+            frames = torch.from_numpy(batch["frames"]).to(self._trainer.device)
+            batch["obs"], batch["next_obs"] = unstack(frames, self._stack)
         self._errors.append((batch, self._trainer.update(batch)))
         if len(self._errors) > self._behind:
             drawn, errors = self._errors.popleft()

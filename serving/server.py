@@ -30,7 +30,7 @@ from penstock.serving.batches import Array, Shape, pack
 from penstock.serving.intake import Intake
 from penstock.transport import wire
 from penstock.transport.keys import answer_zap, load_learner
-from penstock.transport.sockets import check_bind, receive, router, zap
+from penstock.transport.sockets import Socket, is_local, receive, router, zap
 from penstock.transport.wire import Buffer, Head, Kind, WireError
 
 BATCH = 64  # messages between two looks at everything else
@@ -72,7 +72,11 @@ class ReplayServer:
 
         Raises UserError for an address that is taken, or that others reach without keys.
         """
-        check_bind(bind, keys=curve is not None, insecure=insecure)
+        if not (curve or insecure or is_local(bind)):
+            raise ReplayError(
+                f"{bind} can be reached from other hosts, where anyone could change the buffer; "
+                "make keys with `penstock keys new` and give their folder as curve, or say insecure"
+            )
         if "alive" not in (replay.table.records.dtype.names or ()):
             raise ReplayError("this replay has no room for others' rows; make it with shared=True")
         self.rejected: Counter[str] = Counter()
@@ -96,16 +100,12 @@ class ReplayServer:
             opening.callback(context.destroy, 500)  # sockets too
             self._zap = zap(context) if keys else None
             self._router = router(context, bind, keys, wire.max_frame_nbytes(replay.layout.spec))
+            self.address = _address(bind, self._router)
             self._intake = opening.enter_context(Intake(replay, self.rejected))
             self._stack = opening.pop_all()
         for socket in (self._router, self._zap):
             if socket is not None:
                 self._poller.register(socket, zmq.POLLIN)
-
-    @property
-    def address(self) -> str:
-        """Where clients connect, with the port that was chosen."""
-        return self._router.getsockopt(zmq.LAST_ENDPOINT).rstrip(b"\0").decode()  # type: ignore[union-attr]
 
     def turn(self, timeout_s: float) -> int:
         """Handle what has come, waiting up to ``timeout_s`` for something; how many messages."""
@@ -272,6 +272,16 @@ class ReplayServer:
         head = Head(kind, spec_hash=spec_hash, run_id=self._run_id, actor=actor, sequence=number)
         # A ROUTER drops what goes to a peer that left or does not read; that one asks again.
         self._router.send_multipart([name, *wire.encode(head, meta, frames)], copy=not frames)
+
+
+def _address(bind: str, bound: Socket) -> str:
+    """Where clients of this host connect, with the port that was chosen."""
+    if not bind.startswith("tcp://"):
+        return bind
+    endpoint = bound.getsockopt(zmq.LAST_ENDPOINT)
+    assert isinstance(endpoint, bytes)
+    port = endpoint.rstrip(b"\0").decode().rpartition(":")[2]
+    return f"{bind.rpartition(':')[0]}:{port}"
 
 
 def row_nbytes(replay: Replay) -> int:

@@ -188,15 +188,23 @@ class Player:
         self, i: int, row: dict[str, Any], after: dict[str, Array], starts: bool, counts: bool
     ) -> None:
         step = Step(
-            row["obs"], after, row["action"], row["reward"], row["terminated"], row["truncated"],
-            starts, counts,
+            row["obs"],
+            after,
+            row["action"],
+            row["reward"],
+            row["terminated"],
+            row["truncated"],
+            starts,
+            counts,
         )
         self.histories[i].steps.append(step)
 
     def _info(self, finals: list[dict[str, Array] | None], rows: list[Any]) -> dict[str, Any]:
         """As gymnasium gives it, or as ale-py does: dense, with no mask."""
         if self.layout == "dense":
-            known = [f if f is not None else r["next_obs"] for f, r in zip(finals, rows, strict=True)]
+            known = [
+                f if f is not None else r["next_obs"] for f, r in zip(finals, rows, strict=True)
+            ]
             return {"final_obs": _together(known)}
         array = np.full(len(finals), None, dtype=object)
         for i, final in enumerate(finals):

@@ -14,6 +14,7 @@ import argparse
 import json
 import time
 from collections.abc import Callable
+from functools import partial
 from importlib.metadata import version
 from typing import Any, NamedTuple
 
@@ -224,7 +225,7 @@ def measure(buffer: Any, case: Case, seconds: float) -> float:
         if case.operation == "add" and i * case.envs > case.capacity // 4:
             break
     if case.operation == "add":
-        calls = [lambda step=step: buffer.add(step) for step in made]
+        calls = [partial(buffer.add, step) for step in made]
         rows = case.envs
     else:
         call = buffer.sample if case.operation == "uniform" else buffer.sample_and_update

@@ -40,7 +40,8 @@ def test_a_resumed_run_equals_a_whole_one_bit_for_bit(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("target", "option"), [("cartpole_dqn", "algo.target_every=8"), ("pendulum_sac", "algo.tau=0.1")]
+    ("target", "option"),
+    [("cartpole_dqn", "algo.target_every=8"), ("pendulum_sac", "algo.tau=0.1")],
 )
 def test_so_does_one_that_learns_from_replay(tmp_path: Path, target: str, option: str) -> None:
     small = ("replay.min_size=64", "replay.batch_size=32", "replay.samples_per_insert=1")

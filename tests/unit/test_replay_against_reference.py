@@ -21,7 +21,11 @@ KINDS: dict[str, dict[str, Shape]] = {
     "one frame": {"": Shape("f4", (70,))},
     "stack of 2": {"": Shape("u1", (2, 3), 2)},
     "stack of 4": {"": Shape("u1", (5,), 4)},
-    "nested": {"camera": Shape("u1", (2, 2), 3), "speed": Shape("f4", (2,)), "far": Shape("f8", (40,))},
+    "nested": {
+        "camera": Shape("u1", (2, 2), 3),
+        "speed": Shape("f4", (2,)),
+        "far": Shape("f8", (40,)),
+    },
 }
 ACTIONS_PER_STREAM = 1_000_000
 
@@ -45,19 +49,38 @@ class ReplayMachine(RuleBasedStateMachine):
         streams=st.integers(1, 2),
         seed=st.integers(0, 99),
     )
-    def begin(self, kind: str, envs: int, unroll: int, slots: int, n_step: int, autoreset: str,
-              dense: bool, streams: int, seed: int) -> None:
+    def begin(
+        self,
+        kind: str,
+        envs: int,
+        unroll: int,
+        slots: int,
+        n_step: int,
+        autoreset: str,
+        dense: bool,
+        streams: int,
+        seed: int,
+    ) -> None:
         shapes = KINDS[kind]
         self.shapes, self.envs, self.n_step, self.autoreset = shapes, envs, n_step, autoreset
         self.stack = max(shape.stack for shape in shapes.values()) or 1
         self.replay = Replay(
-            declared(shapes), capacity=slots * unroll * envs, n_step=n_step, discount=0.9,
-            frame_stack=self.stack, sampler=Uniform(), envs=envs, autoreset=autoreset,  # type: ignore[arg-type]
-            unroll=unroll, writers=streams, seed=seed,
+            declared(shapes),
+            capacity=slots * unroll * envs,
+            n_step=n_step,
+            discount=0.9,
+            frame_stack=self.stack,
+            sampler=Uniform(),
+            envs=envs,
+            autoreset=autoreset,  # type: ignore[arg-type]
+            unroll=unroll,
+            writers=streams,
+            seed=seed,
         )
         self.framed = bool(self.replay.layout.framed)
         self.players = [
-            Player(shapes, envs, autoreset, i * ACTIONS_PER_STREAM, seed + i) for i in range(streams)
+            Player(shapes, envs, autoreset, i * ACTIONS_PER_STREAM, seed + i)
+            for i in range(streams)
         ]
         for player in self.players:
             player.layout = "dense" if dense else "object"
@@ -69,7 +92,11 @@ class ReplayMachine(RuleBasedStateMachine):
         stream = data.draw(st.integers(0, len(self.players) - 1))
         for _ in range(times):
             each = {"min_size": self.envs, "max_size": self.envs}
-            ends = data.draw(st.lists(st.sampled_from(["", "", "", "", "terminated", "truncated", "both"]), **each))
+            ends = data.draw(
+                st.lists(
+                    st.sampled_from(["", "", "", "", "terminated", "truncated", "both"]), **each
+                )
+            )
             paddings = data.draw(st.lists(st.sampled_from(PADDINGS), **each))
             quiet = self.framed and self.autoreset == "none"
             silent = data.draw(st.lists(st.integers(0, 5), **each))
@@ -127,7 +154,11 @@ class ReplayMachine(RuleBasedStateMachine):
             if shape.stack:
                 frames = apart.frames if name == "" else apart.frames[name]
                 obs, after = unstack(frames, shape.stack)
-                whole = (batch.obs, batch.next_obs) if name == "" else (batch.obs[name], batch.next_obs[name])
+                whole = (
+                    (batch.obs, batch.next_obs)
+                    if name == ""
+                    else (batch.obs[name], batch.next_obs[name])
+                )
                 np.testing.assert_array_equal(obs, whole[0])
                 np.testing.assert_array_equal(after, whole[1])
 
@@ -145,7 +176,9 @@ def same(left: Any, right: Any) -> bool:
 
 
 ReplayMachine.TestCase.settings = settings(
-    max_examples=200, stateful_step_count=30, deadline=None,
+    max_examples=200,
+    stateful_step_count=30,
+    deadline=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
 )
 TestReplay = ReplayMachine.TestCase

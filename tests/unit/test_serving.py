@@ -1,0 +1,369 @@
+"""A replay buffer over the wire: what comes back is what was sent, whoever else is there."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from penstock.replay.batch import Batch
+from penstock.replay.buffer import Replay
+from penstock.replay.errors import ReplayError
+from penstock.replay.samplers import Prioritized, Uniform
+from penstock.serving import ReplayClient, ReplayServer
+from penstock.serving.batches import pack, read_shape, unpack
+from penstock.transport import keys, wire
+from penstock.transport.wire import Head, Kind, WireError
+
+COLUMNS: dict[str, Any] = {
+    "obs": {"camera": (np.uint8, (9, 9)), "arm": (np.float32, (3,))},
+    "action": (np.int64, ()),
+    "writer": (np.int64, ()),
+}
+ENVS = 2
+
+
+def step(count: int, writer: int = 0) -> dict[str, Any]:
+    """What can be told from the action, which is the number of the row."""
+    rows = np.arange(ENVS) + ENVS * count
+    return {
+        "obs": observation(rows),
+        "next_obs": observation(rows + ENVS),
+        "action": rows,
+        "writer": np.full(ENVS, writer),
+        "reward": rows.astype(np.float32),
+        "terminated": rows % 10 == 9,
+        "truncated": np.zeros(ENVS, bool),
+    }
+
+
+def observation(rows: Any) -> dict[str, Any]:
+    rows = np.asarray(rows)
+    camera = np.broadcast_to((rows % 251)[:, None, None], (len(rows), 9, 9)).astype(np.uint8)
+    return {"camera": camera, "arm": np.stack([rows, -rows, rows / 2], 1).astype(np.float32)}
+
+
+def check(batch: Batch) -> None:
+    rows = batch["action"]
+    for name, value in (("obs", rows), ("next_obs", rows + ENVS)):
+        expected = observation(value)
+        np.testing.assert_array_equal(batch[name]["camera"], expected["camera"])
+        np.testing.assert_array_equal(batch[name]["arm"], expected["arm"])
+    np.testing.assert_array_equal(batch["reward"], rows.astype(np.float32))
+    np.testing.assert_array_equal(batch["terminated"], rows % 10 == 9)
+    np.testing.assert_allclose(batch["discount"], np.where(rows % 10 == 9, 0, 0.99), rtol=1e-6)
+
+
+class Rig:
+    """A server in a thread."""
+
+    def __init__(self, bind: str = "tcp://127.0.0.1:*", **options: Any) -> None:
+        sampler = Prioritized(1.0, 1.0) if options.pop("prioritized", False) else Uniform()
+        server = {key: options.pop(key) for key in ("curve", "insecure") if key in options}
+        self.replay = Replay(
+            COLUMNS, options.pop("capacity", 4000), envs=ENVS, unroll=8, shared=True, seed=0,
+            sampler=sampler, writers=2, **options,
+        )  # fmt: skip
+        self.server = ReplayServer(self.replay, bind, **server)
+        self._stop = False
+        self._thread = threading.Thread(target=self.server.run, args=(lambda: self._stop,))
+        self._thread.start()
+
+    def close(self) -> None:
+        self._stop = True
+        self._thread.join()
+        self.server.close()
+        self.replay.close()
+
+
+@pytest.fixture
+def rig() -> Iterator[Callable[..., Rig]]:
+    made: list[Rig] = []
+
+    def make(**options: Any) -> Rig:
+        made.append(Rig(**options))
+        return made[-1]
+
+    yield make
+    for each in made:
+        each.close()
+
+
+def wait_until(condition: Callable[[], bool], timeout_s: float = 10.0) -> None:
+    deadline_s = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline_s, "it did not come true in time"
+        time.sleep(0.002)
+
+
+# ----------------------------------------------------------------------------- there and back
+
+
+def test_rows_come_back_as_they_were_added(rig: Callable[..., Rig]) -> None:
+    with ReplayClient(rig().server.address) as client:
+        for count in range(100):
+            client.add(**step(count))
+        client.flush()
+        assert client.stats()["stored"] == 100 * ENVS
+        seen: set[int] = set()
+        for _ in range(30):
+            batch = client.sample(64)
+            check(batch)
+            seen |= set(batch.action.tolist())
+        assert len(seen) > 150
+        assert seen <= set(range(200))
+
+
+def test_a_batch_has_what_a_local_one_has(rig: Callable[..., Rig]) -> None:
+    r = rig()
+    with ReplayClient(r.server.address, prefetch=1) as client:
+        for count in range(20):
+            client.add(**step(count))
+        client.flush()
+        far, near = client.sample(16), r.replay.sample(16)
+    assert list(far) == list(near)
+    for (name, a), (_, b) in zip(_leaves(far), _leaves(near), strict=True):
+        assert (name, a.dtype, a.shape) == (name, b.dtype, b.shape)
+
+
+def _leaves(batch: Any, name: str = "") -> list[tuple[str, Any]]:
+    if not isinstance(batch, dict):
+        return [(name, batch)]
+    return [leaf for key, value in batch.items() for leaf in _leaves(value, f"{name}.{key}")]
+
+
+def test_several_writers_and_readers_at_once(rig: Callable[..., Rig]) -> None:
+    r = rig()
+    errors: list[BaseException] = []
+
+    def write(writer: int) -> None:
+        with ReplayClient(r.server.address) as client:
+            for count in range(200):
+                client.add(**step(count, writer))
+            client.flush()
+
+    def read() -> None:
+        with ReplayClient(r.server.address) as client:
+            for _ in range(100):
+                check(client.sample(32))
+
+    def guarded(target: Callable[..., None], *arguments: int) -> None:
+        try:
+            target(*arguments)
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=guarded, args=(write, k)) for k in range(3)]
+    threads += [threading.Thread(target=guarded, args=(read,)) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert errors == []
+    assert len(r.replay) == 3 * 200 * ENVS
+    with r.replay.lock:
+        rows = r.replay.gather.batch(np.flatnonzero(r.replay.table.valid), None)
+    for writer in range(3):
+        mine = np.sort(rows["action"][rows["writer"] == writer])
+        np.testing.assert_array_equal(mine, np.arange(200 * ENVS))
+    assert r.server.rejected == {}
+
+
+def test_priorities_steer_what_is_drawn(rig: Callable[..., Rig]) -> None:
+    """One row of ten times the priority of each other comes ten times as often."""
+    r = rig(prioritized=True)
+    with ReplayClient(r.server.address, prefetch=4) as client:
+        for count in range(50):
+            client.add(**step(count), priority=np.ones(ENVS))
+        client.flush()
+        batch = client.sample(64)
+        client.update_priorities(batch.keys[:1], [10.0])
+        favourite = int(batch.action[0])
+        client.stats()  # by which the update has been done
+        for _ in range(4):
+            client.sample(64)  # drawn before
+        drawn = np.concatenate([client.sample(64).action for _ in range(100)])
+    share = 10 / (10 + 99)
+    deviation = np.sqrt(share * (1 - share) / len(drawn))
+    assert abs((drawn == favourite).mean() - share) < 5 * deviation
+    assert r.replay.stale_updates == 0
+
+
+def test_weights_of_a_batch_reach_one(rig: Callable[..., Rig]) -> None:
+    with ReplayClient(rig(prioritized=True).server.address) as client:
+        for count in range(50):
+            client.add(**step(count), priority=1.0 + np.arange(ENVS) + count)
+        client.flush()
+        for _ in range(20):
+            batch = client.sample(16)
+            # beta 1 and the share of a row proportional to its priority, which is 1 + e + count.
+            priority = 1.0 + batch.action % ENVS + batch.action // ENVS
+            np.testing.assert_allclose(batch.weights, priority.min() / priority, rtol=1e-4)
+
+
+# ----------------------------------------------------------------------------- what goes wrong
+
+
+def test_sampling_waits_for_rows_and_says_so(rig: Callable[..., Rig]) -> None:
+    address = rig().server.address
+    with ReplayClient(address) as reader, ReplayClient(address) as writer:
+        with pytest.raises(TimeoutError, match="0 of 8 rows are there"):
+            reader.sample(8, timeout_s=1.5)
+        for count in range(8):
+            writer.add(**step(count))
+        writer.flush()
+        check(reader.sample(8, timeout_s=5.0))
+
+
+def test_what_cannot_be_asked_is_refused_in_words(rig: Callable[..., Rig]) -> None:
+    with ReplayClient(rig(capacity=100).server.address) as client:
+        with pytest.raises(
+            ReplayError, match=r"of 101 rows; ask for .* 100, the buffer's capacity"
+        ):
+            client.sample(101, timeout_s=5.0)
+        with pytest.raises(ReplayError, match="2 priorities came for 1 keys"):
+            client.update_priorities([1], [1.0, 2.0])
+        with pytest.raises(ReplayError, match="finite and not negative"):
+            client.update_priorities([1], [float("nan")])
+        wrong = step(0)
+        wrong["obs"]["arm"] = np.zeros((ENVS, 4), np.float32)
+        with pytest.raises(ReplayError, match=r"obs\.arm came with shape"):
+            client.add(**wrong)
+
+
+def test_nobody_there() -> None:
+    with pytest.raises(ReplayError, match=r"no replay server answers at tcp://127\.0\.0\.1:9 "):
+        ReplayClient("tcp://127.0.0.1:9", patience_s=0.3)
+
+
+def test_a_server_that_starts_again_gets_what_was_not_stored(rig: Callable[..., Rig]) -> None:
+    first = rig()
+    address = first.server.address
+    with ReplayClient(address, prefetch=2) as client:
+        for count in range(8):
+            client.add(**step(count))
+        client.flush()
+        first.close()
+        for count in range(8, 16):  # one slot, which finds nobody
+            client.add(**step(count))
+        second = rig(bind=address)
+        client.flush(timeout_s=15.0)
+        assert sorted(second.replay.sample(8).action.tolist())[0] >= 8 * ENVS
+        check(client.sample(8, timeout_s=10.0))
+
+
+@pytest.mark.parametrize("binds", ["tcp://0.0.0.0:*", "tcp://*:*"])
+def test_an_open_address_needs_keys_or_a_word(binds: str) -> None:
+    replay = Replay(COLUMNS, 100, envs=ENVS, shared=True)
+    with pytest.raises(ReplayError, match="can be reached from other hosts"):
+        ReplayServer(replay, binds)
+    ReplayServer(replay, binds, insecure=True).close()
+    replay.close()
+
+
+def test_a_private_replay_is_refused() -> None:
+    replay = Replay(COLUMNS, 100, envs=ENVS)
+    with pytest.raises(ReplayError, match="make it with shared=True"):
+        ReplayServer(replay, "tcp://127.0.0.1:*")
+    replay.close()
+
+
+def test_only_listed_keys_get_in(rig: Callable[..., Rig], tmp_path: Path) -> None:
+    mine, other = tmp_path / "mine", tmp_path / "other"
+    for folder in (mine, other):
+        keys.new(folder)
+    (other / "learner.key").write_text((mine / "learner.key").read_text())
+    address = rig(curve=mine).server.address
+    with ReplayClient(address, curve=mine) as client:
+        client.add(**step(0))
+        client.flush()
+    for curve in (other, None):
+        with pytest.raises(ReplayError, match="no replay server answers"):
+            ReplayClient(address, curve=curve, patience_s=0.5)
+
+
+def test_bad_messages_are_counted_and_end_nothing(rig: Callable[..., Rig]) -> None:
+    r = rig()
+    with ReplayClient(r.server.address) as client:
+        for count in range(8):
+            client.add(**step(count))
+        client.flush()
+        run_id, spec = client._run_id, client.spec
+        bad: list[tuple[str, list[Any]]] = [
+            ("frames", [b"x"]),
+            ("header", [b"x" * 100, b"\xc0"]),
+            ("kind", wire.encode(Head(Kind.GRANT))),
+            ("unknown", wire.encode(Head(Kind.SAMPLE, run_id=1))),
+            ("meta", wire.encode(Head(Kind.SAMPLE, run_id=run_id, sequence=999), {"batch": "x"})),
+            ("spec", wire.encode(Head(Kind.SLOT, run_id=run_id, spec_hash=1))),
+            ("ungranted", wire.encode(
+                Head(Kind.SLOT, run_id=run_id, spec_hash=spec.hash, sequence=77))),
+            ("size", wire.encode(
+                Head(Kind.UPDATE, run_id=run_id), None, [bytes(16), bytes(8)])),
+        ]  # fmt: skip
+        for reason, parts in bad:
+            before = r.server.rejected[reason]
+            client._socket.send_multipart(parts)
+            wait_until(lambda reason=reason, n=before: r.server.rejected[reason] == n + 1)  # type: ignore[misc]
+        head = Head(Kind.SLOT, run_id=run_id, spec_hash=spec.hash, sequence=1,
+                    raw_nbytes=spec.payload_nbytes)  # fmt: skip
+        torn = [bytes(part) for part in wire.encode(head, [["raw", 1]], [bytes(1)])]
+        client._socket.send_multipart(torn)
+        wait_until(lambda: r.server.rejected["frames"] == 2)
+        rng = np.random.default_rng(0)
+        for _ in range(200):
+            client._socket.send_multipart([rng.bytes(int(rng.integers(200))) for _ in range(3)])
+        check(client.sample(8))
+        for count in range(8, 16):
+            client.add(**step(count))
+        client.flush()
+    assert len(r.replay) == 16 * ENVS
+
+
+def test_clients_that_vanish_leave_the_server_as_it_was(rig: Callable[..., Rig]) -> None:
+    r = rig()
+    for _ in range(10):
+        client = ReplayClient(r.server.address)
+        client.add(**step(0))
+        client._ask()
+        client._socket.close(0)  # without a word
+        client._context.term()
+    with ReplayClient(r.server.address) as client:
+        client.add(**step(1))
+        client.flush()
+        check(client.sample(2))
+
+
+# ----------------------------------------------------------------------------- the bytes
+
+
+def test_batches_of_one_draw_are_dealt_in_turn() -> None:
+    batch = Batch(obs=(np.arange(12).reshape(6, 2), {"x": np.arange(6.0)}), keys=np.arange(6))
+    shape, frames = pack(batch, 3)
+    read = read_shape(shape.meta)
+    for k in range(3):
+        dealt = unpack(read, frames[k].tobytes())
+        assert dealt.obs[0].tolist() == [[2 * k, 2 * k + 1], [2 * k + 6, 2 * k + 7]]
+        assert dealt.obs[1]["x"].tolist() == [k, k + 3]
+        assert dealt["keys"].tolist() == [k, k + 3]
+
+
+@pytest.mark.parametrize(
+    "meta",
+    [None, [], [["a", "|O", [1]]], [["a", "nonsense", [1]]], [["a", "<f4", [-1]]], [["a", "<f4"]],
+     [["a", "<f4", "x"]], [3], [["a", "<f4", [1]]] * 2000],
+)  # fmt: skip
+def test_a_strange_description_is_refused(meta: Any) -> None:
+    with pytest.raises(WireError):
+        read_shape(meta)
+
+
+def test_a_frame_of_another_size_is_refused() -> None:
+    shape, frames = pack(Batch(a=np.arange(5)))
+    with pytest.raises(WireError, match="size"):
+        unpack(shape, frames[0].tobytes()[:-1])
