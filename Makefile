@@ -2,7 +2,8 @@
 
 BIN := .venv/bin
 INSTALLED := .venv/installed
-BENCHMARKS := $(filter-out benchmarks/common.py benchmarks/runs.py benchmarks/curve.py, $(wildcard benchmarks/*.py))
+BENCHMARKS := $(addprefix benchmarks/, $(addsuffix .py, \
+	cartpole learner_wait memory pong replay shm startup wire))
 
 # The first Python that runs and is new enough; or say `make train PYTHON=/path/to/python3`.
 PYTHON ?= $(shell for python in python3.11 python3.12 python3.13 python3.14 python3; do \
@@ -10,7 +11,7 @@ PYTHON ?= $(shell for python in python3.11 python3.12 python3.13 python3.14 pyth
 	&& echo $$python && break; done)
 
 .DEFAULT_GOAL := help
-.PHONY: help venv train test test-slow check lint types imports links wheel format docs bench clean
+.PHONY: help venv train test test-slow check lint types imports links wheel format docs bench peers clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -67,6 +68,10 @@ docs: venv ## write the reference of the configuration from its schema
 bench: venv ## run the benchmarks, one after another; results go to benchmarks/results
 	set -e; for benchmark in $(BENCHMARKS); do echo "$$benchmark"; $(BIN)/python $$benchmark --save; done
 
+peers: ## install the replay libraries that `benchmarks/replay.py --peers` measures, into .venv-peers
+	$(PYTHON) -m venv .venv-peers
+	.venv-peers/bin/pip install --quiet -r benchmarks/peers/requirements.txt
+
 clean: ## remove .venv, caches and builds; runs/ stays
-	rm -rf .venv build dist *.egg-info .hypothesis .*_cache
+	rm -rf .venv .venv-peers build dist *.egg-info .hypothesis .*_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -143,15 +143,16 @@ def unflatten(nest: Nest, arrays: Mapping[str, Any]) -> Any:
         return arrays[nest]
     if isinstance(nest, tuple):
         return tuple(unflatten(child, arrays) for child in nest)
-    present = {key: child for key, child in nest.items() if _any_of(child, arrays)}
+    present = {k: child for k, child in nest.items() if arrays.keys() & set(names_of(child))}
     return {key: unflatten(child, arrays) for key, child in present.items()}
 
 
-def _any_of(nest: Nest, arrays: Mapping[str, Any]) -> bool:
+def names_of(nest: Nest) -> list[str]:
+    """Its leaves, in their order."""
     if isinstance(nest, str):
-        return nest in arrays
+        return [nest]
     children = nest.values() if isinstance(nest, dict) else nest
-    return any(_any_of(child, arrays) for child in children)
+    return [name for child in children for name in names_of(child)]
 
 
 def checked(leaf: Leaf, value: Any, envs: int, name: str = "") -> Array:

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock.replay.batch import Batch
-from penstock.replay.columns import unflatten
+from penstock.replay.columns import names_of, unflatten
 from penstock.replay.layout import Layout
 from penstock.replay.nstep import Returns, n_step, one_step, take
 from penstock.replay.pool import Pool
@@ -33,27 +33,38 @@ class Gather:
         self.steps = steps
         self.discount = discount
         self.pool = Pool()
+        self._factors = np.array([discount, 0], np.float32)
+        self._ones: Array = np.ones(0, np.float32)
 
     def batch(self, rows: Rows, weights: Array | None, *, stacked: bool = True) -> Batch:
         """Rows [count] and their weights, as `Batch` describes."""
         records = take(self.table.records, rows)
         if self.steps == 1:
-            returns = one_step(rows, records, self.discount)
+            returns = one_step(rows, records, self._factors)
         else:
             returns = n_step(self.table, rows, records, self.steps, self.discount)
         batch = Batch()
         self._observe(batch, rows, records, returns, stacked)
-        flat = {leaf.name: self._column(leaf.name, rows, records) for leaf in self.layout.others}
         for root, nest in self.layout.nests.items():
-            batch[root] = unflatten(nest, flat)
+            if isinstance(nest, str):
+                batch[root] = self._column(nest, rows, records)
+            else:
+                names = names_of(nest)
+                flat = {name: self._column(name, rows, records) for name in names}
+                batch[root] = unflatten(nest, flat)
         ends = returns.last_records
         batch["reward"] = returns.reward
         batch["discount"] = returns.discount
         batch["terminated"] = ends["terminated"].copy()
         batch["truncated"] = ends["truncated"].copy()
-        batch["weights"] = np.ones(len(rows), np.float32) if weights is None else weights
+        batch["weights"] = self._equal_weights(len(rows)) if weights is None else weights
         batch["keys"] = self.table.keys(rows)
         return batch
+
+    def _equal_weights(self, count: int) -> Array:
+        if len(self._ones) != count:
+            self._ones = np.ones(count, np.float32)
+        return self._ones.copy()
 
     def observations(self, rows: Rows) -> dict[str, Array]:
         """Observations of ``rows`` by column name, without those that follow."""

@@ -28,11 +28,9 @@ class Returns(NamedTuple):
     last_records: Array
 
 
-def one_step(rows: Rows, records: Array, discount: float) -> Returns:
-    """The rows themselves, n = 1."""
-    factors = np.array([discount, 0], np.float32)
-    after = factors.take(records["terminated"].view(np.uint8))
-    return Returns(records["reward"].copy(), after, rows, records)
+def one_step(rows: Rows, records: Array, factors: npt.NDArray[np.float32]) -> Returns:
+    """The rows themselves, n = 1. ``factors``: discount of what follows, and 0."""
+    return Returns(records["reward"].copy(), factors.take(records["terminated"]), rows, records)
 
 
 def n_step(table: Table, rows: Rows, records: Array, steps: int, discount: float) -> Returns:

@@ -285,7 +285,10 @@ class Table:
 
     def keys(self, rows: Rows) -> Rows:
         """What names these rows until they are overwritten: generation and row."""
-        return (self.generation.take(rows // self.rows_per_slot) << 32) | rows
+        keys = self.generation.take(rows // self.rows_per_slot)
+        keys <<= 32
+        keys |= rows
+        return keys
 
     def fresh(self, keys: Rows) -> npt.NDArray[np.bool_]:
         """Which keys still name a row that counts."""
@@ -293,7 +296,8 @@ class Table:
         known = (rows < self.rows) & (keys >= 0)
         rows = np.where(known, rows, 0)
         same = self.generation.take(rows // self.rows_per_slot) == keys >> 32
-        return known & same & self.valid.take(rows)
+        fresh: npt.NDArray[np.bool_] = known & same & self.valid.take(rows)
+        return fresh
 
 
 def place_columns(

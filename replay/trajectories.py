@@ -70,7 +70,6 @@ class TrajectoryQueue:
         self._lanes = threading.local()
         self._threads = 0
         self._server: StoreServer | None = None
-        self._closed = False
 
     @contextmanager
     def slot(self, timeout_s: float = 1.0, version: int = 0) -> Iterator[OpenSlot]:
@@ -128,9 +127,7 @@ class TrajectoryQueue:
         """Let writers go and give the memory back; taken slots must not be used any more."""
         if self._server is not None:
             self._server.close()
-        if not self._closed:
-            self._closed = True
-            self._store.close()
+        self._store.close()
 
     def __enter__(self) -> TrajectoryQueue:
         return self

@@ -53,13 +53,13 @@ def steps(case: Case, rng: np.random.Generator) -> list[Step]:
         if frames is not None:
             following = np.concatenate([obs[:, 1:], frames[i][:, None]], axis=1)
         else:
-            following = rng.normal(size=obs.shape).astype(np.float32)
+            following = rng.standard_normal(obs.shape, np.float32)
         made.append(
             {
                 "obs": obs,
                 "next_obs": following,
                 "action": rng.integers(0, 4, case.envs),
-                "reward": rng.normal(size=case.envs).astype(np.float32),
+                "reward": rng.standard_normal(case.envs, np.float32),
                 "terminated": np.zeros(case.envs, np.bool_),
                 "truncated": np.zeros(case.envs, np.bool_),
             }

@@ -5,16 +5,20 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from penstock.core.specs import Column, SlotSpec
 from penstock.replay.buffer import Replay
 from penstock.replay.errors import ReplayError
+from penstock.replay.sharing import WRITER_SLOTS, StoreServer
 from penstock.replay.steps import Autoreset
 from penstock.replay.writer import Writer
+from penstock.transport.shm.store import SlotStore
 
 STACK, SIDE, ENVS, STEPS = 3, 24, 2, 150
 FRAMED: dict[str, Any] = {"obs": (np.uint8, (STACK, SIDE, SIDE)), "action": (np.int64, ())}
@@ -175,7 +179,36 @@ def test_a_writer_hears_that_the_owner_has_gone(shared: Replay, tmp_path: Path) 
     writer = Writer.attach(shared.serve(tmp_path / "rb"))
     shared.close()
     games = Games("none", False)
-    with pytest.raises(ConnectionError, match="has ended"):
+
+    def add_all() -> None:
         for _ in range(100):
             writer.add(**games.step()[0], timeout_s=5.0)
+
+    with pytest.raises(ConnectionError, match="has ended"):
+        add_all()
     writer.close()
+
+
+def test_writers_are_lent_nothing_while_they_are_held_back() -> None:
+    """Only what they hold already may still come."""
+    open_ = [False]
+    store = SlotStore(SlotSpec(2, 1, (Column("reward", "<f4"),)), 20)
+    lock = threading.Lock()
+    server = StoreServer(store, lock, None, collect=store.collect, may_lend=lambda: open_[0])
+    published = 0
+    with Writer.attach(server.address) as writer:
+        with suppress(TimeoutError):
+            while published <= WRITER_SLOTS:
+                with writer.slot(timeout_s=0.1):
+                    published += 1
+        assert published <= WRITER_SLOTS
+        open_[0] = True
+        for _ in range(10 * WRITER_SLOTS):  # as many as are taken away again
+            with writer.slot(timeout_s=1.0):
+                published += 1
+            with lock:
+                store.collect()
+                while store.ready:
+                    store.release(store.ready.popleft())
+    server.close()
+    store.close()

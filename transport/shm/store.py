@@ -285,7 +285,9 @@ class SlotStore:
         for lane in self._lanes.values():
             os.close(lane.event)
         self._lanes.clear()
-        os.close(self.filled_event)
+        if self.filled_event >= 0:
+            os.close(self.filled_event)
+            self.filled_event = -1
         self.arena.close()
 
 

@@ -1,0 +1,110 @@
+"""`penstock replay serve` as a process: it serves, ends cleanly, and says what is wrong."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from penstock.serving import ReplayClient
+
+pytestmark = pytest.mark.system
+
+SPEC = """
+columns:
+  obs: [float32, [4]]
+  action: [int64, []]
+envs: 2
+n_step: 2
+"""
+
+
+@pytest.fixture
+def spec(tmp_path: Path) -> Path:
+    path = tmp_path / "spec.yaml"
+    path.write_text(SPEC)
+    return path
+
+
+def command(*arguments: str) -> list[str]:
+    return [sys.executable, "-m", "penstock", "replay", "serve", *arguments]
+
+
+@contextmanager
+def served(*arguments: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    """A running server and its address."""
+    process = subprocess.Popen(
+        command("--bind", "tcp://127.0.0.1:*", *arguments),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        assert process.stderr is not None
+        yield process, process.stderr.readline().split()[-1]
+    finally:
+        process.kill()
+        process.communicate()
+
+
+@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT])
+def test_it_serves_until_told_to_stop(spec: Path, signum: signal.Signals) -> None:
+    options = ("--spec", str(spec), "--capacity", "1000", "--sampler", "prioritized", "--json")
+    with served(*options) as (process, address):
+        with ReplayClient(address) as client:
+            for count in range(10):
+                client.add(
+                    obs=np.full((2, 4), count, np.float32),
+                    action=np.full(2, count),
+                    reward=np.ones(2, np.float32),
+                    terminated=np.zeros(2, bool),
+                    truncated=np.zeros(2, bool),
+                    next_obs=np.full((2, 4), count + 1, np.float32),
+                )
+            client.flush()
+            batch = client.sample(8)
+            client.update_priorities(batch.keys, np.ones(8))
+        inner = batch.action < 9  # the newest rows have no second reward yet
+        np.testing.assert_allclose(batch.reward, np.where(inner, 1 + 0.99, 1.0), rtol=1e-6)
+        process.send_signal(signum)
+        out, _ = process.communicate(timeout=20)
+    assert process.returncode == 0
+    answer = json.loads(out.splitlines()[-1])
+    assert (answer["inserted"], answer["stored"], answer["address"]) == (20, 20, address)
+
+
+@pytest.mark.parametrize(
+    ("text", "options", "error"),
+    [
+        (SPEC, ["--bind", "tcp://0.0.0.0:7800"], "can be reached from other hosts"),
+        (SPEC, ["--bind", "nonsense"], "nonsense"),
+        (SPEC, ["--capacity", "0"], "capacity 0 must be a whole number and at least 1"),
+        (SPEC, ["--spec", "/nowhere.yaml"], "the spec /nowhere.yaml cannot be read"),
+        (SPEC, ["--curve", "/nowhere"], "/nowhere"),
+        (SPEC, ["--sampler", "prioritized", "--alpha", "-1"], "alpha"),
+        ("columns: [", [], "this is not YAML"),
+        ("", [], "the whole: "),
+        ("envs: 3", [], "columns: Field required"),
+        ("columns: {obs: [float32, [4]], action: [nope, []]}", [], "column action is declared as"),
+        ("columns: {}\nsize: 3", [], "size: Extra inputs are not permitted; a spec has columns"),
+    ],
+)
+def test_a_mistake_is_one_sentence(
+    tmp_path: Path, text: str, options: list[str], error: str
+) -> None:
+    path = tmp_path / "spec.yaml"
+    path.write_text(text)
+    given = [] if "--spec" in options else ["--spec", str(path)]
+    done = subprocess.run(
+        command(*given, *options), capture_output=True, text=True, timeout=30, check=False
+    )
+    assert (done.returncode, done.stdout) == (2, "")
+    assert error in done.stderr
+    assert done.stderr.count("\n") == 1
