@@ -1,8 +1,9 @@
-"""DQN in 60 lines on `penstock.replay`: double, prioritised, three-step. CartPole in half a minute.
+"""DQN on `penstock.replay`: double, prioritised, three-step. CartPole in under a minute.
 
 python examples/dqn.py [seed]
 """
 
+import copy
 import sys
 
 import gymnasium as gym
@@ -12,55 +13,54 @@ from torch import nn
 
 from penstock.replay import Linear, Prioritized, Replay
 
-STEPS, START, ENVS, BATCH, LR = 100_000, 1_000, 8, 128, 2e-3
-seed = int(sys.argv[1]) if len(sys.argv) > 1 else 0
-torch.manual_seed(seed)
+STEPS, START, ENVS, BATCH, LR = 120_000, 1_000, 8, 128, 2e-3
+SEED = int(sys.argv[1]) if len(sys.argv) > 1 else 0
+torch.manual_seed(SEED)
 torch.set_num_threads(1)
-rng = np.random.default_rng(seed)
+rng = np.random.default_rng(SEED)
 env = gym.make_vec("CartPole-v1", num_envs=ENVS)
-replay = Replay.from_env(
-    env, 50_000, n_step=3, discount=0.99, seed=seed, sampler=Prioritized(0.6, Linear(0.4, 1, STEPS))
-)
+sampler = Prioritized(alpha=0.6, beta=Linear(0.4, 1.0, STEPS // ENVS * BATCH))
+replay = Replay.from_env(env, 50_000, n_step=3, discount=0.99, sampler=sampler, seed=SEED)
 
-
-def q_network() -> nn.Module:
-    return nn.Sequential(nn.Linear(4, 64), nn.Tanh(), nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, 2))
-
-
-online, target = q_network(), q_network()
-target.load_state_dict(online.state_dict())
+layers = [nn.Linear(4, 64), nn.Tanh(), nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, 2)]
+online = nn.Sequential(*layers)
+target = copy.deepcopy(online)
 optimizer = torch.optim.Adam(online.parameters(), LR)
 schedule = torch.optim.lr_scheduler.LinearLR(optimizer, 1, 0.05, STEPS // ENVS)
-obs, info = env.reset(seed=seed)
-score, scores = np.zeros(ENVS), []
-for step in range(STEPS // ENVS):
-    with torch.no_grad():
-        action = online(torch.from_numpy(obs)).argmax(1).numpy()
-    epsilon = max(0.01, 1 - step * ENVS / 10_000)
-    action = np.where(rng.random(ENVS) < epsilon, rng.integers(2, size=ENVS), action)
-    next_obs, reward, terminated, truncated, info = env.step(action)
-    replay.add(obs=obs, action=action, reward=reward, terminated=terminated, truncated=truncated,
-               next_obs=next_obs, info=info)  # fmt: skip
-    score += reward
-    for i in np.flatnonzero(terminated | truncated):
-        scores.append(score[i])
-        score[i] = 0
-    obs = next_obs
-    if len(replay) < START:
-        continue
+
+
+def learn() -> None:
     batch = replay.sample(BATCH)
-    b = {k: torch.from_numpy(batch[k]) for k in ("obs", "next_obs", "action", "reward", "discount", "weights")}
+    obs, next_obs = torch.from_numpy(batch.obs), torch.from_numpy(batch.next_obs)
     with torch.no_grad():
-        best = online(b["next_obs"]).argmax(1, keepdim=True)
-        goal = 0.1 * b["reward"] + b["discount"] * target(b["next_obs"]).gather(1, best)[:, 0]
-    error = online(b["obs"]).gather(1, b["action"].long()[:, None])[:, 0] - goal
+        best = online(next_obs).argmax(1, keepdim=True)
+        value = target(next_obs).gather(1, best)[:, 0]
+    goal = 0.1 * torch.from_numpy(batch.reward) + torch.from_numpy(batch.discount) * value
+    taken = online(obs).gather(1, torch.from_numpy(batch.action)[:, None])[:, 0]
+    losses = nn.functional.huber_loss(taken, goal, reduction="none")
     optimizer.zero_grad()
-    (b["weights"] * nn.functional.huber_loss(error, torch.zeros_like(error), reduction="none")).mean().backward()
+    (torch.from_numpy(batch.weights) * losses).mean().backward()
     optimizer.step()
     schedule.step()
-    replay.update_priorities(batch.keys, error.detach().abs().numpy())
+    replay.update_priorities(batch.keys, (goal - taken).detach().abs().numpy())
     for old, new in zip(target.parameters(), online.parameters(), strict=True):
         old.data.lerp_(new.data, 0.02)
-    if step % 500 == 0:
-        print(f"step {step * ENVS:6}  return {np.mean(scores[-100:]):.1f}")
+
+
+(obs, info), score, scores = env.reset(seed=SEED), np.zeros(ENVS), [0.0]
+for step in range(0, STEPS, ENVS):
+    with torch.no_grad():
+        action = online(torch.from_numpy(obs)).argmax(1).numpy()
+    curious = rng.random(ENVS) < max(0.01, 1 - step / 10_000)
+    action = np.where(curious, rng.integers(2, size=ENVS), action)
+    next_obs, reward, ended, cut, info = env.step(action)
+    replay.add(obs=obs, action=action, reward=reward, terminated=ended, truncated=cut,
+               next_obs=next_obs, info=info)  # fmt: skip
+    obs, score = next_obs, score + reward
+    scores += score[ended | cut].tolist()
+    score[ended | cut] = 0
+    if len(replay) >= START:
+        learn()
+    if step % 4_000 == 0:
+        print(f"step {step:6}  return {np.mean(scores[-100:]):.1f}")
 print(f"mean return of the last 100 episodes: {np.mean(scores[-100:]):.1f}")

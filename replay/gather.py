@@ -125,7 +125,8 @@ class Gather:
         if big is None:
             return records[name].copy()
         out = self.pool.empty((len(rows), *big.shape[1:]), big.dtype)
-        return big.take(rows, axis=0, out=out, mode="clip")
+        big.take(rows, axis=0, out=out, mode="clip")
+        return out
 
     def _frames(self, name: str, frames: Window, stacked: bool) -> Array:
         """[count, width, *frame], or [count, *frame] of a leaf that is one frame a row."""
@@ -147,7 +148,8 @@ def _beside(left: Window, right: Window) -> Window:
     both = 2 * width
 
     def placed(at: Rows, first: int) -> Rows:
-        return at // width * both + at % width + first
+        moved: Rows = at // width * both + at % width + first
+        return moved
 
     def joined(part: Callable[[Window], Rows]) -> Rows:
         return np.concatenate([placed(part(left), 0), placed(part(right), width)])

@@ -30,7 +30,8 @@ class LaneTable:
         self.rows_per_slot = spec.unroll * spec.envs
         self.records, self.columns, self.frames, self.sides = place_columns(spec, lane.blocks)
         self.frame_rows = frame_rows(spec)
-        if "alive" not in (self.records.dtype.names or ()):
+        names = self.records.dtype.names or ()
+        if "alive" not in names:
             raise ReplayError(
                 "this buffer takes whole slots only: slot(); its rows have no column alive"
             )
@@ -38,7 +39,8 @@ class LaneTable:
         slots = len(lane.blocks["records"])
         self.generation: npt.NDArray[np.int64] = np.zeros(slots, np.int64)
         self.length: npt.NDArray[np.int32] = np.zeros(slots, np.int32)
-        self._rated = "priority" in (self.records.dtype.names or ())
+        self._alive = self.records["alive"]
+        self._priority = self.records["priority"] if "priority" in names else None
 
     def open_lane(self) -> tuple[int, LaneTable]:
         """This lane, which is its own writer."""
@@ -54,6 +56,10 @@ class LaneTable:
     def open(self, slot: int, follows: int = NONE) -> None:
         self.generation[slot] += 1
         self.length[slot] = 0
+        rows = slice(slot * self.rows_per_slot, (slot + 1) * self.rows_per_slot)
+        self._alive[rows] = 1
+        if self._priority is not None:
+            self._priority[rows] = np.nan
 
     def commit(
         self,
@@ -64,12 +70,12 @@ class LaneTable:
     ) -> None:
         """Row ``t`` is written. ``counts`` [E]: which may be sampled; None: all."""
         start = slot * self.rows_per_slot + t * self.spec.envs
-        rows = self.records[start : start + self.spec.envs]
-        rows["alive"] = True if counts is None else counts
-        if self._rated:
-            rows["priority"] = np.nan if priorities is None else priorities
-        elif priorities is not None:
-            raise ReplayError("this buffer samples without priorities; leave priority out")
+        if counts is not None:
+            self._alive[start : start + self.spec.envs] = counts
+        if priorities is not None:
+            if self._priority is None:
+                raise ReplayError("this buffer samples without priorities; leave priority out")
+            self._priority[start : start + self.spec.envs] = priorities
         self.length[slot] = t + 1
 
     def publish(self, slot: Slot) -> None:

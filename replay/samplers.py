@@ -74,7 +74,8 @@ class Uniform:
         self._rng = rng
 
     def insert(self, start: int, stop: int, priorities: npt.NDArray[Any] | None) -> None:
-        self._end = max(self._end, stop)
+        if stop > self._end:
+            self._end = stop
         self._listed = None
 
     def remove(self, start: int, stop: int) -> None:

@@ -32,7 +32,6 @@ if TYPE_CHECKING:
 FOLDER_PREFIX = "penstock-replay-"
 WRITER_SLOTS = 2  # that a writer may hold: one to fill, and one lent ahead
 GATE_S = 0.005  # between two looks at a rate limiter that holds writers back
-SETTLE_S = 0.001  # publications within this time are taken in together
 
 
 class StoreServer:
@@ -107,19 +106,26 @@ class StoreServer:
         drain_event(self._store.filled_event)
 
     def _tend(self) -> None:
+        self._gate()
         self._collect()
+        self._store.lend()
+
+    def _gate(self) -> None:
+        """Before anything is lent."""
         if self._may_lend():
             self._store.held_back -= self._guests
         else:
             self._store.held_back |= self._guests
-        self._store.lend()
 
     def _attach(self, request: dict[str, Any]) -> Attached:
         if request["lane"] != "writer":
             raise UserError("this address serves a replay buffer; it has no weights and no learner")
         with self._lock:
-            lane, fds, where = offer(self._store, self._want)
+            lane, fds, where = offer(self._store, 0)
             self._guests.add(lane)
+            self._gate()
+            self._store.geometry.lane(self._store.arena, lane).want = self._want
+            self._store.lend()
             self._streams += 1
         spec = self._store.geometry.spec.to_dict()
         return Attached(lane, fds, {**where, **self._about, "spec": spec, "stream": self._streams})

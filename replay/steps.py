@@ -126,7 +126,7 @@ class StepWriter:
     ) -> None:
         """One step of every environment. Raises ReplayError, and then stores nothing."""
         ends, cuts = self._ends.check(terminated), self._cuts.check(truncated)
-        # Bytes are searched ten times faster than `any` begins.
+        # Bytes are searched in a tenth of the time that `any` takes to begin.
         over = 1 in ends.tobytes() or 1 in cuts.tobytes()
         if over or self._any_resetting or not self._direct or extra or priority is not None:
             flat = self._flatten(obs, action, reward, next_obs, extra)
@@ -136,7 +136,8 @@ class StepWriter:
         if stream.slot == NONE:
             stream.begin()
         rows = slice(stream.start, stream.start + self._envs)
-        for target, value in zip(self._targets, (obs, next_obs, action, reward), strict=True):
+        given = (obs, next_obs, action, reward)
+        for target, value in zip(self._targets, given):  # noqa: B905 - strict costs 3 % of a step
             if (
                 type(value) is not np.ndarray
                 or value.dtype is not target.accepted
@@ -181,7 +182,7 @@ class StepWriter:
             stream.begin()
         framed = framing.accept(flat, resetting, done, finals) if framing else {}
         self._write(values, ends, cuts)
-        if finals is not None:
+        if finals is not None and done is not None:
             rows = stream.start + np.flatnonzero(done)
             for target in self._after:
                 target.column[rows] = finals[target.leaf.name]

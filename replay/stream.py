@@ -11,7 +11,7 @@ class Stream:
     def __init__(self, table: Table) -> None:
         self._table = table
         self._lane, self._writer = table.open_lane()
-        self._spec = table.spec
+        self._unroll, self._envs = table.spec.unroll, table.spec.envs
         self._last = (NONE, 0)  # the slot before, and its generation
         self.slot = NONE
         self.t = 0
@@ -35,8 +35,8 @@ class Stream:
     def advance(self) -> None:
         """The row is written."""
         self.t += 1
-        self.start += self._spec.envs
-        if self.t == self._spec.unroll:
+        self.start += self._envs
+        if self.t == self._unroll:
             self.end()
 
     def end(self) -> None:

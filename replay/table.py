@@ -68,6 +68,7 @@ class Table:
         self.evicted: Counter[str] = Counter()
         self.version = 0  # of the policy that acts; stamped on the slots that are opened here
         self.leaving: Callable[[int], None] | None = None  # told of each slot before it goes
+        self._envs = spec.envs
         self._all: npt.NDArray[np.bool_] = np.ones(spec.envs, bool)
         self._open: set[int] = set()
         # How each foreign stream ended so far: sequence, slot (NONE once evicted), state.
@@ -119,12 +120,11 @@ class Table:
         priorities: Array | None = None,
     ) -> None:
         """Row ``t`` of an open slot is written. ``counts`` [E]: which may be sampled; None: all."""
-        envs = self.spec.envs
-        start = slot * self.rows_per_slot + t * envs
-        stop = start + envs
+        start = slot * self.rows_per_slot + t * self._envs
+        stop = start + self._envs
         if counts is None:
             self.valid[start:stop] = self._all
-            new = envs
+            new = self._envs
         else:
             self.valid[start:stop] = counts
             new = int(np.count_nonzero(counts))

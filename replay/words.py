@@ -1,9 +1,9 @@
 """Frames of one observation as machine words: copied, and compared bit by bit.
 
-Comparing all that a vector of environments gives would take longer than storing it. Up to
-`COMPLETE_NBYTES` a step everything is compared; beyond, the frame that history continues with is
-compared in quarters that take turns, and older ones at a few words, also in turn: what goes on
-being wrong is found within four steps.
+Comparing all that a large vector of environments gives takes longer than storing it: 300 us to
+140 us for 256 Atari frames. Up to `COMPLETE_NBYTES` a step everything is compared; beyond, the
+frame that history continues with is compared in parts that take turns, and older ones at a few
+words, also in turn: what goes on being wrong is found within `PARTS` steps.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ Flags = npt.NDArray[np.bool_]
 Ints = npt.NDArray[np.int64]
 
 COMPLETE_NBYTES = 1 << 20
-PARTS = 4
+PARTS = 8
 SAMPLES = 2  # words of a frame that was already compared once
 STRIDE = 37  # by which the sampled words move from step to step
 

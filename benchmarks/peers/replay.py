@@ -49,11 +49,13 @@ def steps(case: Case, rng: np.random.Generator) -> list[Step]:
     shape = ATARI_SHAPE if case.atari else (4,)
     frames = rng.integers(0, 255, (16, case.envs, 84, 84), np.uint8) if case.atari else None
     obs = np.zeros((case.envs, *shape), np.uint8 if case.atari else np.float32)
+    if frames is not None:  # what the last transition will end with, so that the first follows it
+        obs = np.ascontiguousarray(frames[8 - shape[0] : 8].swapaxes(0, 1))
     for i in range(8):
         if frames is not None:
             following = np.concatenate([obs[:, 1:], frames[i][:, None]], axis=1)
         else:
-            following = rng.standard_normal(obs.shape, np.float32)
+            following = rng.random(obs.shape, np.float32)
         made.append(
             {
                 "obs": obs,
@@ -65,6 +67,7 @@ def steps(case: Case, rng: np.random.Generator) -> list[Step]:
             }
         )
         obs = following
+    made[0]["obs"] = obs
     return made
 
 

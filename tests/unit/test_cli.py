@@ -14,7 +14,7 @@ import penstock
 
 COMMANDS = (
     ["train"], ["learner"], ["actor"], ["eval"], ["doctor"], ["config", "show"],
-    ["config", "list"], ["keys", "new"],
+    ["config", "list"], ["keys", "new"], ["replay", "serve"],
 )  # fmt: skip
 
 

@@ -193,8 +193,14 @@ def test_writers_are_lent_nothing_while_they_are_held_back() -> None:
     """Only what they hold already may still come."""
     open_ = [False]
     store = SlotStore(SlotSpec(2, 1, (Column("reward", "<f4"),)), 20)
+
+    def use_up() -> None:
+        store.collect()
+        while store.ready:
+            store.release(store.ready.popleft())
+
     lock = threading.Lock()
-    server = StoreServer(store, lock, None, collect=store.collect, may_lend=lambda: open_[0])
+    server = StoreServer(store, lock, None, collect=use_up, may_lend=lambda: open_[0])
     published = 0
     with Writer.attach(server.address) as writer:
         with suppress(TimeoutError):
@@ -203,12 +209,8 @@ def test_writers_are_lent_nothing_while_they_are_held_back() -> None:
                     published += 1
         assert published <= WRITER_SLOTS
         open_[0] = True
-        for _ in range(10 * WRITER_SLOTS):  # as many as are taken away again
-            with writer.slot(timeout_s=1.0):
+        for _ in range(10 * WRITER_SLOTS):
+            with writer.slot(timeout_s=5.0):
                 published += 1
-            with lock:
-                store.collect()
-                while store.ready:
-                    store.release(store.ready.popleft())
     server.close()
     store.close()
