@@ -22,6 +22,7 @@ import numpy.typing as npt
 from penstock.core.specs import SlotSpec
 from penstock.replay import persistence
 from penstock.replay.batch import Batch
+from penstock.replay.checks import cannot_sample, check_numbers
 from penstock.replay.cuts import Cuts, Cutter
 from penstock.replay.environment import columns_of, envs_of, resets_of
 from penstock.replay.errors import ReplayError
@@ -34,8 +35,9 @@ from penstock.replay.sequences import Sequences, SequenceSampler, no_priorities
 from penstock.replay.sharing import StoreServer, serve
 from penstock.replay.sizing import refuse_what_cannot_fit
 from penstock.replay.snapshot_files import FolderReader
-from penstock.replay.steps import AUTORESETS, Autoreset, StepWriter
+from penstock.replay.steps import Autoreset, StepWriter
 from penstock.replay.table import Table
+from penstock.replay.times_sampled import TimesSampled
 
 MOST_ROWS = 1 << 31  # keys have 32 bits for the row
 
@@ -58,6 +60,7 @@ class Replay:
         writers: int = 1,
         shared: bool = False,
         sequences: Sequences | None = None,
+        max_times_sampled: int | None = None,
         ttl_s: float | None = None,
         max_policy_lag: int | None = None,
         seed: int | None = None,
@@ -68,11 +71,12 @@ class Replay:
         ``envs``: environments that each `add` brings a step of. ``autoreset``: what resets them,
         see `penstock.replay.steps`. ``writers``: how many threads or processes write at a time;
         each more takes a slot from the capacity. ``unroll``: steps of a slot, by default chosen.
+        ``max_times_sampled``: after which a row leaves.
 
         Raises ReplayError for what cannot be, and where the memory is not there, before it is
         taken.
         """
-        _check_numbers(capacity, n_step, discount, envs, writers, autoreset)
+        check_numbers(capacity, n_step, discount, envs, writers, autoreset)
         if isinstance(columns, SlotSpec):
             self.layout = layout_of_spec(columns, frame_stack)
         else:
@@ -89,8 +93,12 @@ class Replay:
         if sequences is not None:
             sequences.refuse_n_step(n_step)
             self.sampler = SequenceSampler(sequences, self.sampler)
+        if max_times_sampled is not None:
+            if sequences is not None:
+                raise ReplayError("max_times_sampled counts rows, not sequences; leave one out")
+            self.sampler = TimesSampled(self.sampler, max_times_sampled)
         self.table = Table(spec, slots, self.sampler, shared=shared, history=self.layout.history)
-        if isinstance(self.sampler, SequenceSampler):
+        if isinstance(self.sampler, SequenceSampler | TimesSampled):
             self.sampler.place(self.table)
         self.sampler.bind(self.table.valid, np.random.default_rng(seed))
         if sequences is None:
@@ -186,7 +194,7 @@ class Replay:
             table.collect()
             self._cutter.cut()
             if not 0 < count <= (self.capacity if self.sequences else table.stored):
-                raise _cannot_sample(count, table.stored, self.capacity)
+                raise cannot_sample(count, table.stored, self.capacity)
             rows, weights = self.sampler.sample(count)
             return self.gather.batch(rows, weights, stacked=stacked)
 
@@ -322,35 +330,3 @@ class StreamWriter:
 
     def __exit__(self, *error: object) -> None:
         self.close()
-
-
-def _check_numbers(
-    capacity: int, n_step: int, discount: float, envs: int, writers: int, autoreset: str
-) -> None:
-    for name, value in (
-        ("capacity", capacity),
-        ("n_step", n_step),
-        ("envs", envs),
-        ("writers", writers),
-    ):
-        if not isinstance(value, int | np.integer) or value < 1:
-            raise ReplayError(f"{name} {value!r} must be a whole number and at least 1")
-    if capacity < envs:
-        raise ReplayError(
-            f"capacity {capacity} is below the {envs} rows of one step; give at least that"
-        )
-    if not 0 <= discount <= 1:
-        raise ReplayError(f"discount {discount} must lie between 0 and 1")
-    if autoreset not in AUTORESETS:
-        raise ReplayError(f"autoreset {autoreset!r} must be one of {', '.join(AUTORESETS)}")
-
-
-def _cannot_sample(count: int, stored: int, capacity: int) -> ReplayError:
-    if not isinstance(count, int | np.integer) or count < 1:
-        return ReplayError(f"a batch of {count!r} rows cannot be; give a whole number from 1")
-    if count > capacity:
-        return ReplayError(
-            f"a batch of {count} is larger than the capacity of {capacity}; lower one or raise the "
-            "other"
-        )
-    return ReplayError(f"a batch of {count} was asked for and {stored} rows are stored; add more")

@@ -15,6 +15,7 @@ from penstock.replay.samplers import Prioritized, Sampler, Uniform
 from penstock.replay.schedules import Constant, Linear, Schedule
 from penstock.replay.sequences import Sequences, SequenceSampler
 from penstock.replay.snapshot_files import FolderReader
+from penstock.replay.times_sampled import TimesSampled
 
 if TYPE_CHECKING:
     from penstock.replay.buffer import Replay
@@ -83,12 +84,13 @@ def _options(replay: Replay) -> dict[str, Any]:
         "writers": table.slots - max(2, math.ceil(replay.capacity / table.rows_per_slot)),
         "shared": table.store.arena.fd is not None,
         "sequences": None if sequences is None else asdict(sequences),
+        "max_times_sampled": getattr(replay.sampler, "most", None),
         **asdict(replay.cuts),
     }
 
 
 def _inner(sampler: Sampler) -> Sampler:
-    return sampler.sampler if isinstance(sampler, SequenceSampler) else sampler
+    return sampler.sampler if isinstance(sampler, SequenceSampler | TimesSampled) else sampler
 
 
 def _described(sampler: Sampler) -> dict[str, Any] | None:

@@ -10,10 +10,15 @@ import uuid
 from collections.abc import Iterator
 from pathlib import Path
 
+import hypothesis
 import pytest
 
 MARKER = "PENSTOCK_TEST"
 LEAVE_WITHIN_S = 5.0
+
+# Machines are shared: how long an example takes says nothing about the code.
+hypothesis.settings.register_profile("penstock", deadline=None)
+hypothesis.settings.load_profile("penstock")
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

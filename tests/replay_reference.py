@@ -209,11 +209,11 @@ class Player:
         array = np.full(len(finals), None, dtype=object)
         for i, final in enumerate(finals):
             if final is not None:
-                array[i] = final if "" not in final else final[""]
+                array[i] = final.get("", final)
         return {"final_obs": array, "_final_obs": np.array([f is not None for f in finals])}
 
 
 def _together(parts: list[dict[str, Array]]) -> Any:
     """[E, ...] of each leaf; the leaf named "" is the observation itself."""
     joined = {name: np.stack([part[name] for part in parts]) for name in parts[0]}
-    return joined[""] if "" in joined else joined
+    return joined.get("", joined)
