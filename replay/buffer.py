@@ -26,8 +26,10 @@ from penstock.replay.checks import cannot_sample, check_numbers
 from penstock.replay.cuts import Cuts, Cutter
 from penstock.replay.environment import columns_of, envs_of, resets_of
 from penstock.replay.errors import ReplayError
+from penstock.replay.flow import Flow
 from penstock.replay.gather import Gather
 from penstock.replay.layout import layout_of_spec, make_layout
+from penstock.replay.limiter import RateLimiter
 from penstock.replay.prefetch import Source, batches
 from penstock.replay.samplers import Sampler, Uniform
 from penstock.replay.sequence_gather import SequenceGather
@@ -36,6 +38,7 @@ from penstock.replay.sharing import StoreServer, serve
 from penstock.replay.sizing import refuse_what_cannot_fit
 from penstock.replay.snapshot_files import FolderReader
 from penstock.replay.steps import Autoreset, StepWriter
+from penstock.replay.stream_writer import StreamWriter
 from penstock.replay.table import Table
 from penstock.replay.times_sampled import TimesSampled
 
@@ -63,6 +66,8 @@ class Replay:
         max_times_sampled: int | None = None,
         ttl_s: float | None = None,
         max_policy_lag: int | None = None,
+        limiter: RateLimiter | None = None,
+        timeout_s: float = 60.0,
         seed: int | None = None,
     ) -> None:
         """``columns``: a gymnasium space or (dtype, shape) for obs, action and further columns, or
@@ -71,7 +76,8 @@ class Replay:
         ``envs``: environments that each `add` brings a step of. ``autoreset``: what resets them,
         see `penstock.replay.steps`. ``writers``: how many threads or processes write at a time;
         each more takes a slot from the capacity. ``unroll``: steps of a slot, by default chosen.
-        ``max_times_sampled``: after which a row leaves.
+        ``max_times_sampled``: after which a row leaves. ``limiter``: keeps `add` and `sample` in
+        step; whoever is ahead waits for the other side, at most ``timeout_s``.
 
         Raises ReplayError for what cannot be, and where the memory is not there, before it is
         taken.
@@ -106,6 +112,7 @@ class Replay:
         else:
             self.gather = SequenceGather(self.table, self.layout, discount, sequences)
         self._cutter = Cutter(self.cuts, self.table)
+        self.flow = Flow(limiter, self.table, capacity, timeout_s) if limiter else None
         self.lock = threading.Lock()
         self.stale_updates = 0
         self._server: StoreServer | None = None
@@ -153,12 +160,25 @@ class Replay:
         """
         if priority is not None and self.sequences is not None:
             raise no_priorities()
+        given = (obs, action, reward, terminated, truncated, next_obs, info, priority, extra)
+        if self.flow is not None:
+            self.flow.before_insert(self.table.spec.envs)
         with self.lock:
             try:
                 writer = self._here.writer
             except AttributeError:
                 writer = self._own_writer()
-            writer.add(obs, action, reward, terminated, truncated, next_obs, info, priority, extra)
+            self.write(writer, *given)
+
+    def write(self, writer: StepWriter, *given: Any) -> None:
+        """Add under the lock what was counted before by the limiter."""
+        if self.flow is None:
+            writer.add(*given)
+            return
+        try:
+            writer.add(*given)
+        finally:
+            self.flow.note(counted=self.table.spec.envs)
 
     def writer(self) -> StreamWriter:
         """A stream of its own, for steps that do not follow those of the calling thread."""
@@ -189,30 +209,50 @@ class Replay:
         ``stacked=False``: frame stacks come as the frames that make them up, for stacking on a
         device. Raises ReplayError when there is nothing to sample from, or too little.
         """
+        flow = self.flow
+        if flow is None:
+            return self._draw(count, stacked)
         with self.lock:
-            table = self.table
-            table.collect()
-            self._cutter.cut()
-            if not 0 < count <= (self.capacity if self.sequences else table.stored):
-                raise cannot_sample(count, table.stored, self.capacity)
+            self.collect()
+        flow.before_sample(count)
+        try:
+            return self._draw(count, stacked)
+        except BaseException:
+            flow.not_sampled(count)
+            raise
+
+    def _draw(self, count: int, stacked: bool) -> Batch:
+        with self.lock:
+            self.collect()
+            stored = self.table.stored
+            if not 0 < count <= (self.capacity if self.sequences else stored):
+                raise cannot_sample(count, stored, self.capacity)
             rows, weights = self.sampler.sample(count)
             return self.gather.batch(rows, weights, stacked=stacked)
+
+    def collect(self) -> None:
+        """Take in what others published, and let go of what is too old. Under `lock`."""
+        self.table.collect()
+        self._cutter.cut()
+        if self.flow is not None:
+            self.flow.note()
 
     def update_priorities(self, keys: npt.ArrayLike, priorities: npt.ArrayLike) -> int:
         """New priorities [n] for rows by their `keys` [n]; returns how many still were there.
 
-        Those of rows that were overwritten since are ignored, and counted in `stats`. Raises
-        ReplayError for priorities that are negative or not finite.
+        Magnitudes count, so TD errors may be given as they are. Those of rows that were overwritten
+        since are ignored, and counted in `stats`. Raises ReplayError for priorities that are not
+        finite.
         """
         names = np.asarray(keys, np.int64).reshape(-1)
-        values = np.asarray(priorities, np.float64).reshape(-1)
+        values = np.abs(np.asarray(priorities, np.float64)).reshape(-1)
         if names.shape != values.shape:
             raise ReplayError(f"{len(values)} priorities came for {len(names)} keys; give one each")
-        if not (np.isfinite(values) & (values >= 0)).all():
-            wrong = int(np.flatnonzero(~(np.isfinite(values) & (values >= 0)))[0])
+        if not (finite := np.isfinite(values)).all():
+            wrong = int(np.argmin(finite))
             raise ReplayError(
-                f"priority {values[wrong]} at position {wrong} must be finite and not negative; "
-                "pass for example the absolute TD error"
+                f"priority {values[wrong]} at position {wrong} must be finite; look for what made "
+                "it so before it reaches the network"
             )
         with self.lock:
             fresh = self.table.fresh(names)
@@ -272,7 +312,7 @@ class Replay:
         """Counts of rows, with ``inserted = stored + evicted``, and bytes."""
         table = self.table
         with self.lock:
-            table.collect()
+            self.collect()
             return {
                 "capacity": self.capacity,
                 "stored": table.stored,
@@ -293,40 +333,3 @@ class Replay:
             self._writers.clear()
             self._here = threading.local()
             self.table.store.close()
-
-
-class StreamWriter:
-    """`Replay.add` for one explicit stream; `close` ends it, and `with` does."""
-
-    def __init__(self, replay: Replay, writer: StepWriter) -> None:
-        self._replay, self._writer = replay, writer
-
-    def add(
-        self,
-        *,
-        obs: Any,
-        action: Any,
-        reward: Any,
-        terminated: Any,
-        truncated: Any,
-        next_obs: Any,
-        info: Mapping[str, Any] | None = None,
-        priority: Any = None,
-        **extra: Any,
-    ) -> None:
-        """As `Replay.add`."""
-        with self._replay.lock:
-            self._writer.add(
-                obs, action, reward, terminated, truncated, next_obs, info, priority, extra
-            )
-
-    def close(self) -> None:
-        """Its rows stay."""
-        with self._replay.lock:
-            self._writer.close()
-
-    def __enter__(self) -> StreamWriter:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.close()

@@ -133,7 +133,7 @@ def make_layout(
     made += [Column("priority", "<f4"), Column("alive", "|u1")] if shared else []
     side = 0
     if any(c.rows == "side" for c in made):
-        side = max(8, 2 * max(stacks.values(), default=0), steps * envs // 100)
+        side = _side_rows(steps * envs, envs, max(stacks.values(), default=1))
         made += [Column("side", "<i2"), Column("age", "|u1")]
         made += [Column("pad", "<i2")] * bool(stacks)
     return Layout(SlotSpec(steps, envs, tuple(made), side), stacks)
@@ -143,6 +143,13 @@ def choose_unroll(capacity: int, envs: int) -> int:
     """Steps of a slot: as many as there will be slots, where one row more and one slot more than
     needed cost least together, and at most `MOST_STEPS`."""
     return max(4, min(MOST_STEPS, math.isqrt(max(1, capacity // envs))))
+
+
+def _side_rows(rows: int, envs: int, depth: int) -> int:
+    """Enough for one history of its own per environment if that is 1.5 % of the rows, and in any
+    case for the ends of episodes of a hundred steps."""
+    histories = min((depth - 1) * envs, rows * 3 // 200)
+    return max(8, 2 * depth, histories, rows // 100)
 
 
 def _columns_of(leaf: Leaf, stacks: Mapping[str, int]) -> list[Column]:

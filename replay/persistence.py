@@ -36,7 +36,7 @@ def save(replay: Replay, folder: str | Path) -> None:
         }
 
     with replay.lock:
-        replay.table.collect()
+        replay.collect()
     snapshot.save(Path(folder), replay.table, replay.lock, others)
 
 

@@ -53,7 +53,7 @@ class Source:
                 return "" if len(replay.sampler) else "no sequence is complete; is anything added?"
         if min(self._count, replay.capacity) > len(replay):
             return f"{len(replay)} of {self._count} rows are there; is anything added?"
-        return ""
+        return replay.flow.missing(self._count) if replay.flow else ""
 
 
 def batches(

@@ -152,7 +152,8 @@ def serve(replay: Replay, path: str | Path | None) -> StoreServer:
         replay.table.store,
         replay.lock,
         None if path is None else Path(path),
-        collect=replay.table.collect,
+        collect=replay.collect,
+        may_lend=replay.flow.may_lend if replay.flow else lambda: True,
         about=about,
     )
 
@@ -167,6 +168,9 @@ class Inlet:
 
     def acquire(self) -> Slot | None:
         """A slot to fill, the oldest making room; None while there is none to be had."""
+        flow = self._replay.flow
+        if flow is not None and not flow.may_lend():
+            return None
         slot = self._writer.acquire(0)
         if slot is None:
             self.collect()
@@ -184,7 +188,7 @@ class Inlet:
     def collect(self) -> None:
         """Have the buffer see what was published."""
         with self._replay.lock:
-            self._replay.table.collect()
+            self._replay.collect()
 
     def close(self) -> None:
         with self._replay.lock:

@@ -51,6 +51,7 @@ def steps(case: Case, rng: np.random.Generator) -> list[Step]:
     obs = np.zeros((case.envs, *shape), np.uint8 if case.atari else np.float32)
     if frames is not None:  # what the last transition will end with, so that the first follows it
         obs = np.ascontiguousarray(frames[8 - shape[0] : 8].swapaxes(0, 1))
+    following: np.ndarray[Any, Any]
     for i in range(8):
         if frames is not None:
             following = np.concatenate([obs[:, 1:], frames[i][:, None]], axis=1)
