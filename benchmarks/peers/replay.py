@@ -56,7 +56,7 @@ def steps(case: Case, rng: np.random.Generator) -> list[Step]:
         if frames is not None:
             following = np.concatenate([obs[:, 1:], frames[i][:, None]], axis=1)
         else:
-            following = rng.random(obs.shape, np.float32)
+            following = np.asarray(rng.random(obs.shape), np.float32)
         made.append(
             {
                 "obs": obs,
