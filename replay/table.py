@@ -25,7 +25,8 @@ from penstock.core.specs import SlotSpec
 from penstock.replay.errors import ReplayError
 from penstock.replay.history import Before, lost_sight, start_of_stream, survey, told
 from penstock.replay.samplers import MAX_PRIORITY, Sampler
-from penstock.transport.shm.store import Slot, SlotStore, SlotWriter
+from penstock.transport.shm.slot_writer import SlotWriter
+from penstock.transport.shm.store import Slot, SlotStore
 
 Array = npt.NDArray[Any]
 Rows = npt.NDArray[np.int64]

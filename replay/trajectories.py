@@ -23,7 +23,8 @@ from penstock.replay.errors import ReplayError
 from penstock.replay.queue import SlotQueue
 from penstock.replay.sharing import StoreServer
 from penstock.replay.writer import Lane, OpenSlot
-from penstock.transport.shm.store import Slot, SlotStore, SlotWriter
+from penstock.transport.shm.slot_writer import SlotWriter
+from penstock.transport.shm.store import Slot, SlotStore
 
 LANES = 256  # threads and processes that may write
 

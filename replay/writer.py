@@ -24,7 +24,8 @@ from penstock.core.specs import SlotSpec
 from penstock.replay.errors import ReplayError
 from penstock.transport.shm.door import ATTACH_TIMEOUT_S, Entry
 from penstock.transport.shm.lane import attached
-from penstock.transport.shm.store import Slot, SlotWriter
+from penstock.transport.shm.slot_writer import SlotWriter
+from penstock.transport.shm.store import Slot
 
 if TYPE_CHECKING:
     from penstock.replay.table import Table

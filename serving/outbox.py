@@ -14,7 +14,8 @@ from typing import Any
 from penstock.core.specs import SlotSpec
 from penstock.replay.writer import Lane, Steps
 from penstock.transport import wire
-from penstock.transport.shm.store import Slot, SlotStore, SlotWriter
+from penstock.transport.shm.slot_writer import SlotWriter
+from penstock.transport.shm.store import Slot, SlotStore
 from penstock.transport.wire import SlotEncoder
 
 UNSTORED = 4  # slots that may be on their way

@@ -7,7 +7,8 @@ from contextlib import AbstractContextManager
 from penstock.core.params import Float32
 from penstock.transport.base import Stamp, Welcome
 from penstock.transport.shm.board import WeightsBoard
-from penstock.transport.shm.store import Slot, SlotStore, SlotWriter
+from penstock.transport.shm.slot_writer import SlotWriter
+from penstock.transport.shm.store import Slot, SlotStore
 
 
 class InprocLink:

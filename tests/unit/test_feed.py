@@ -21,7 +21,8 @@ from penstock.transport.base import Welcome
 from penstock.transport.shm.board import WeightsBoard
 from penstock.transport.shm.host import ShmHost
 from penstock.transport.shm.link import ShmLink
-from penstock.transport.shm.store import SlotStore, SlotWriter
+from penstock.transport.shm.slot_writer import SlotWriter
+from penstock.transport.shm.store import SlotStore
 
 SPEC = SlotSpec(
     3,

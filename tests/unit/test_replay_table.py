@@ -12,7 +12,7 @@ from penstock.replay.gather import Gather
 from penstock.replay.layout import layout_of_spec
 from penstock.replay.samplers import Prioritized, Uniform
 from penstock.replay.table import NONE, Table, frame_rows
-from penstock.transport.shm.store import SlotWriter
+from penstock.transport.shm.slot_writer import SlotWriter
 
 T, E = 4, 2
 COLUMNS = (

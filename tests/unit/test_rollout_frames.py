@@ -14,7 +14,7 @@ from penstock.configs.load import resolve
 from penstock.configs.schema import Config
 from penstock.envs import make
 from penstock.replay import Replay
-from penstock.transport.shm.store import SlotWriter
+from penstock.transport.shm.slot_writer import SlotWriter
 
 pytest.importorskip("ale_py")
 

@@ -30,7 +30,8 @@ from penstock.transport.shm.board import WeightsBoard
 from penstock.transport.shm.host import ShmHost
 from penstock.transport.shm.link import ShmLink
 from penstock.transport.shm.ring import Ring
-from penstock.transport.shm.store import Slot, SlotStore, SlotWriter
+from penstock.transport.shm.slot_writer import SlotWriter
+from penstock.transport.shm.store import Slot, SlotStore
 from transport_world import LAYOUT, welcome
 
 SPEC = SlotSpec(4, 2, (Column("obs", "|u1", (200, 100), "unroll+1"), Column("reward", "|u1")))

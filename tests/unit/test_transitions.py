@@ -15,7 +15,8 @@ from penstock.envs import probe
 from penstock.learner.offpolicy import OffPolicyTrainer
 from penstock.learner.transitions import Transitions
 from penstock.replay import Accounting
-from penstock.transport.shm.store import Slot, SlotWriter
+from penstock.transport.shm.slot_writer import SlotWriter
+from penstock.transport.shm.store import Slot
 
 OPTIONS = (
     *("actors.envs=2", "actors.unroll=4", "actors.count=1", "transport.slots=1"),

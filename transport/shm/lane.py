@@ -9,7 +9,8 @@ from typing import Any
 
 from penstock.core.specs import SlotSpec
 from penstock.transport.shm.arena import Arena
-from penstock.transport.shm.store import Geometry, SlotStore, SlotWriter
+from penstock.transport.shm.slot_writer import SlotWriter
+from penstock.transport.shm.store import Geometry, SlotStore
 
 
 def offer(store: SlotStore, want: int) -> tuple[int, list[int], dict[str, Any]]:

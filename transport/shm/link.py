@@ -12,7 +12,8 @@ from penstock.transport.shm.arena import Arena
 from penstock.transport.shm.board import WeightsBoard
 from penstock.transport.shm.door import Entry
 from penstock.transport.shm.lane import attached
-from penstock.transport.shm.store import Slot, SlotWriter
+from penstock.transport.shm.slot_writer import SlotWriter
+from penstock.transport.shm.store import Slot
 
 
 class ShmLink:
