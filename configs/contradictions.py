@@ -68,13 +68,26 @@ def _replay(cfg: Config) -> Iterator[Contradiction]:
                 "algo.name=dqn, or replay={}",
             )
         return
-    for key in ("min_size", "batch_size"):
+    for key in ("batch_size",):
         if getattr(replay, key) > replay.capacity:
             yield Contradiction(
                 (f"replay.{key}", "replay.capacity"),
                 f"replay.{key} {getattr(replay, key)} is never reached with replay.capacity "
                 f"{replay.capacity}; set replay.{key}={replay.capacity} or less",
             )
+    if 4 * replay.min_size > 3 * replay.capacity:
+        yield Contradiction(
+            ("replay.min_size", "replay.capacity"),
+            f"replay.min_size {replay.min_size} is more than three quarters of replay.capacity "
+            f"{replay.capacity}, part of which holds rows that only reset a game; set "
+            f"replay.min_size={3 * replay.capacity // 4} or less",
+        )
+    if cfg.transport.kind == "inproc" and replay.samples_per_insert is None:
+        yield Contradiction(
+            ("replay.samples_per_insert", "transport.kind"),
+            "replay.samples_per_insert null lets the learner draw for ever where actors take turns "
+            "with it (transport.kind inproc); set replay.samples_per_insert=8",
+        )
     if replay.prioritized and replay.beta == 1 and replay.beta_steps is not None:
         yield Contradiction(
             ("replay.beta", "replay.beta_steps"),

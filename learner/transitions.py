@@ -51,7 +51,7 @@ class Transitions:
         self._batch_size = replay.batch_size
         self._limiter = RateLimiter(
             replay.samples_per_insert,
-            replay.min_size,
+            max(replay.min_size, replay.batch_size),
             batch=replay.batch_size,
             insert=spec.unroll * spec.envs * actors * config.transport.slots,
             capacity=replay.capacity,
@@ -66,9 +66,10 @@ class Transitions:
             n_step=n_step(algo),
             discount=algo.discount,
             frame_stack=self._stack,
-            sampler=make_sampler(replay),
+            sampler=make_sampler(replay, trainer.progress.learner_steps),
             writers=actors * config.transport.slots,
             shared=shared,
+            limiter=self._limiter,
             seed=int(seed.generate_state(1)[0]),
         )
         self._table = self._replay.table
@@ -89,7 +90,6 @@ class Transitions:
         if not self._limiter.may_sample(self._batch_size):
             self._take_in(timeout_s)
             return None
-        self._limiter.sampled(self._batch_size)
         return self._replay.sample(self._batch_size, stacked=not self.stacks_on_device)
 
     def train(self, batch: Batch) -> bool:
@@ -106,7 +106,8 @@ class Transitions:
         """What comes from now on is still taken in."""
 
     def in_flight_steps(self) -> int:
-        self._table.collect()
+        with self._replay.lock:
+            self._replay.collect()
         return 0
 
     def fill_fraction(self) -> float:
@@ -130,9 +131,8 @@ class Transitions:
         store.held_back = store.lanes if ahead else set()
         if self._host is not None:
             self._host.poll(timeout_s)
-        removed = table.evicted.total()
-        table.collect()
-        self._limiter.removed(table.evicted.total() - removed)
+        with self._replay.lock:
+            self._replay.collect()
 
     def _arrived(self, slot: Slot) -> None:
         progress, steps = self._trainer.progress, int(slot.header["steps"])
@@ -140,14 +140,14 @@ class Transitions:
         self._accounting.arrived(slot.header)
         self._accounting.trained += steps
         progress.played(slot.columns, steps)
-        self._limiter.inserted(steps)
 
 
-def make_sampler(replay: ReplayConfig) -> Sampler:
-    """What `replay` asks for; a step of its schedules is a transition drawn."""
+def make_sampler(replay: ReplayConfig, learner_steps: int) -> Sampler:
+    """What `replay` asks for, after so many optimizer steps: a resumed run goes on with beta."""
     if not replay.prioritized:
         return Uniform()
-    beta: float | Linear = replay.beta
-    if replay.beta_steps is not None:
-        beta = Linear(replay.beta, 1.0, replay.beta_steps * replay.batch_size)
-    return Prioritized(replay.alpha, beta)
+    if replay.beta_steps is None:
+        return Prioritized(replay.alpha, replay.beta)
+    before, over = (n * replay.batch_size for n in (learner_steps, replay.beta_steps))
+    rise = Linear(replay.beta, 1.0, over)  # a schedule counts transitions drawn
+    return Prioritized(replay.alpha, lambda drawn: rise(before + drawn))

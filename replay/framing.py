@@ -248,8 +248,12 @@ class Framing:
 
 
 def _contiguous(o: Observation, value: Any, envs: int, name: str) -> Array:
-    array = checked(o.leaf, value, envs, name)
-    return np.ascontiguousarray(array, o.leaf.dtype)
+    if type(value) is np.ndarray and value.dtype is o.leaf.dtype and value.flags.c_contiguous:
+        if value.shape == (envs, *o.leaf.shape):
+            return value
+        if envs == 1 and value.shape == o.leaf.shape:
+            return value[None]
+    return np.ascontiguousarray(checked(o.leaf, value, envs, name), o.leaf.dtype)
 
 
 def _no_shift(o: Observation, env: int) -> ReplayError:

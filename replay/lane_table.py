@@ -86,6 +86,10 @@ class LaneTable:
         slot.header["published_s"] = time.monotonic()
         self._lane.publish(slot)
 
+    def commit_all(self, slot: int, t: int, rows: slice) -> None:
+        """Row ``t`` is written, and all of it may be sampled."""
+        self.commit(slot, t)
+
     def refuse(self, count: int, reason: str) -> None:
         """The owner counts what it is sent."""
 

@@ -119,9 +119,11 @@ def make_layout(
     unroll: int | None,
     *,
     shared: bool = False,
+    follow: bool = False,
 ) -> Layout:
     """The layout for declared columns: see `leaves_of` for what they may be. A shared one has room
-    for what writers elsewhere know of their rows."""
+    for what writers elsewhere know of their rows; with ``follow``, rows are told to follow each
+    other."""
     leaves = leaves_of(columns)
     steps = unroll or choose_unroll(capacity, envs)
     seen = [leaf for leaf in leaves if _below(leaf.name, "obs")]
@@ -136,6 +138,8 @@ def make_layout(
         side = _side_rows(steps * envs, envs, max(stacks.values(), default=1))
         made += [Column("side", "<i2"), Column("age", "|u1")]
         made += [Column("pad", "<i2")] * bool(stacks)
+    elif follow:
+        made += [Column("age", "|u1")]
     return Layout(SlotSpec(steps, envs, tuple(made), side), stacks)
 
 

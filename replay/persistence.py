@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
@@ -81,7 +80,7 @@ def _options(replay: Replay) -> dict[str, Any]:
         "discount": replay.discount,
         "frame_stack": replay.layout.frame_stack,
         "autoreset": replay.autoreset,
-        "writers": table.slots - max(2, math.ceil(replay.capacity / table.rows_per_slot)),
+        "writers": replay.writers,
         "shared": table.store.arena.fd is not None,
         "sequences": None if sequences is None else asdict(sequences),
         "max_times_sampled": getattr(replay.sampler, "most", None),

@@ -15,7 +15,18 @@ import numpy.typing as npt
 
 BIG_NBYTES = 1 << 16  # malloc reuses smaller ones itself
 MOST_KEPT = 8  # of one shape and dtype: prefetching holds a few
-_UNUSED = 3  # references: the pool's list, the loop below, and getrefcount's argument
+
+
+def _references_of_unused() -> int:
+    """What getrefcount says in the loop below of an array that the pool alone has: it differs
+    between versions of Python."""
+    kept = [np.empty(0)]
+    for array in kept:
+        return sys.getrefcount(array)
+    raise AssertionError
+
+
+_UNUSED = _references_of_unused()
 
 
 class Pool:

@@ -48,6 +48,8 @@ class Source:
     def missing(self) -> str:
         """What a batch waits for; empty when it can be drawn."""
         replay = self._replay
+        with replay.lock:
+            replay.collect()
         if isinstance(replay.sampler, SequenceSampler):
             with replay.lock:
                 return "" if len(replay.sampler) else "no sequence is complete; is anything added?"

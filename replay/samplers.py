@@ -32,7 +32,8 @@ class Sampler(Protocol):
     def insert(self, start: int, stop: int, priorities: npt.NDArray[Any] | None) -> None:
         """Rows start..stop were written; `valid` says which of them count.
 
-        A row that counts only later is inserted again then. `priorities` [stop - start], or None.
+        A row that counts only later is inserted again then. `priorities` [stop - start], NaN for
+        rows that the sampler is to rate, or None for all of them.
         """
 
     def remove(self, start: int, stop: int) -> None:
@@ -192,6 +193,7 @@ class Prioritized:
             weights = counts * (self._highest + self.epsilon) ** self.alpha
         else:
             _check_count(stop - start, priorities)
+            priorities = np.where(np.isnan(priorities), self._highest, priorities)
             weights = self._weights(np.where(counts, priorities, 0.0)) * counts
         self._tree.write(start, stop, weights)
 

@@ -16,6 +16,7 @@ import shutil
 import tempfile
 import threading
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -44,7 +45,7 @@ class StoreServer:
     def __init__(
         self,
         store: SlotStore,
-        lock: threading.Lock,
+        lock: AbstractContextManager[Any],
         path: Path | None,
         *,
         collect: Callable[[], Any],

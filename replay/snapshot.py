@@ -11,10 +11,10 @@ adds begins new streams; foreign writers attach anew.
 
 from __future__ import annotations
 
-import threading
 import time
 from collections import Counter, deque
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +30,10 @@ COUNTS = ("inserted", "stored")
 
 
 def save(
-    folder: Path, table: Table, lock: threading.Lock, others: Callable[[], dict[str, Any]]
+    folder: Path,
+    table: Table,
+    lock: AbstractContextManager[Any],
+    others: Callable[[], dict[str, Any]],
 ) -> None:
     """Replace the snapshot in ``folder``.
 
@@ -71,6 +74,10 @@ def restore(reader: FolderReader, table: Table) -> dict[str, Any]:
 
     Raises ReplayError where the snapshot is damaged or of another kind.
     """
+    if table.inserted or table.store.lanes:
+        raise ReplayError(
+            f"{reader.folder} can only be restored into a replay that is new; use Replay.load"
+        )
     with reader.refusing():
         state = reader.about["table"]
         spec = SlotSpec.from_dict(state["spec"])
@@ -151,6 +158,7 @@ def _state(table: Table) -> dict[str, Any]:
     state: dict[str, Any] = {name: getattr(table, name).copy() for name in PER_SLOT}
     state |= {name: getattr(table, name) for name in COUNTS}
     headers = np.array([table.store.slots[slot].header for slot in order], HEADER)
+    headers["published_s"][table.closed :] = time.monotonic()  # they end here
     return state | {
         "spec": table.spec.to_dict(),
         "slots": table.slots,

@@ -15,13 +15,16 @@ from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
+from numpy import ndarray
 
 from penstock.replay.columns import Array, Leaf, checked, flatten
 from penstock.replay.errors import ReplayError
 from penstock.replay.finals import final_observations, refuse_finals
 from penstock.replay.framing import Framing
 from penstock.replay.layout import Layout
+from penstock.replay.samplers import MAX_PRIORITY
 from penstock.replay.stream import Stream
+from penstock.replay.succession import Succession
 from penstock.replay.table import NONE, Table
 
 Autoreset = Literal["none", "next_step", "same_step"]
@@ -31,7 +34,7 @@ Flags = npt.NDArray[np.bool_]
 FLAG = np.dtype(bool)
 REWARD = Leaf("reward", np.dtype(np.float32), ())
 WIDE = np.dtype("c16")  # 16 bytes that numpy copies in one piece
-WIDE_FROM = 128  # rows from which a wide copy pays for making the views
+WIDE_FROM = 128  # rows from which a wide copy pays for making the view
 SCALARS: dict[str, tuple[type, ...]] = {  # of Python, that fit columns of these dtypes
     "?": (bool,),
     "l": (int,),
@@ -75,15 +78,15 @@ class _Target:
         if wide is None or value.dtype is not self.leaf.dtype or not value.flags.c_contiguous:
             self.column[rows] = value
         else:
-            wide[rows] = value.view(WIDE)
+            wide[rows] = np.frombuffer(value, WIDE)
 
 
 def _wide_view(records: Array, name: str) -> Array:
-    """A field of records as [rows, 1] of `WIDE`."""
+    """A field of records as [rows] of `WIDE`."""
     assert records.dtype.fields is not None
     layout = {
         "names": ["wide"],
-        "formats": [(WIDE, (1,))],
+        "formats": [WIDE],
         "offsets": [records.dtype.fields[name][1]],
         "itemsize": records.dtype.itemsize,
     }
@@ -97,6 +100,7 @@ class StepWriter:
     def __init__(self, table: Table, layout: Layout, autoreset: Autoreset) -> None:
         self._table, self._layout, self._autoreset = table, layout, autoreset
         self._envs = envs = table.spec.envs
+        self._lead = (envs,)
         self._stream = Stream(table)
         self._framing = Framing(table, layout, self._stream) if layout.framed else None
         self._nobody: Flags = np.zeros(envs, bool)
@@ -109,7 +113,9 @@ class StepWriter:
         self._ends = _Target(table, Leaf("terminated", FLAG, ()), "terminated", envs)
         self._cuts = _Target(table, Leaf("truncated", FLAG, ()), "truncated", envs)
         names = [target.name for target in self._targets]
-        self._direct = names == ["obs", "next_obs", "action", "reward"]
+        follows = "age" in (table.records.dtype.names or ()) and not layout.framed
+        self._succession = Succession(envs) if follows else None
+        self._direct = names == ["obs", "next_obs", "action", "reward"] and not follows
         self._extra = layout.nests.keys() - {"action"}
 
     def add(
@@ -125,7 +131,11 @@ class StepWriter:
         extra: dict[str, Any],
     ) -> None:
         """One step of every environment. Raises ReplayError, and then stores nothing."""
-        ends, cuts = self._ends.check(terminated), self._cuts.check(truncated)
+        ends, cuts, lead = terminated, truncated, self._lead
+        if type(ends) is not ndarray or ends.dtype is not FLAG or ends.shape != lead:
+            ends = self._ends.check(ends)
+        if type(cuts) is not ndarray or cuts.dtype is not FLAG or cuts.shape != lead:
+            cuts = self._cuts.check(cuts)
         # Bytes are searched in a tenth of the time that `any` takes to begin.
         over = 1 in ends.tobytes() or 1 in cuts.tobytes()
         if over or self._any_resetting or not self._direct or extra or priority is not None:
@@ -139,7 +149,7 @@ class StepWriter:
         given = (obs, next_obs, action, reward)
         for target, value in zip(self._targets, given):  # noqa: B905 - strict costs 3 % of a step
             if (
-                type(value) is not np.ndarray
+                type(value) is not ndarray
                 or value.dtype is not target.accepted
                 or value.shape != target.shape
             ):
@@ -150,7 +160,7 @@ class StepWriter:
                 target.write(rows, value)
         self._ends.column[rows] = ends
         self._cuts.column[rows] = cuts
-        self._table.commit(stream.slot, stream.t)
+        self._table.commit_all(stream.slot, stream.t, rows)
         stream.advance()
 
     def flush(self) -> None:
@@ -182,6 +192,10 @@ class StepWriter:
             stream.begin()
         framed = framing.accept(flat, resetting, done, finals) if framing else {}
         self._write(values, ends, cuts)
+        if self._succession is not None:
+            inline = len(self._after)
+            ages = self._succession.ages(values[:inline], values[inline : 2 * inline], ends | cuts)
+            self._table.records["age"][stream.start : stream.start + self._envs] = ages
         if finals is not None and done is not None:
             rows = stream.start + np.flatnonzero(done)
             for target in self._after:
@@ -255,8 +269,9 @@ class StepWriter:
 
 def _checked_priorities(priority: Any, envs: int) -> Array:
     priorities = np.asarray(priority, np.float64).reshape(-1)
-    if len(priorities) != envs or not (np.isfinite(priorities) & (priorities >= 0)).all():
+    sound = (priorities >= 0) & (priorities <= MAX_PRIORITY)
+    if len(priorities) != envs or not sound.all():
         raise ReplayError(
-            f"priority came as {priority!r}, expected {envs} finite numbers that are not negative"
+            f"priority came as {priority!r}, expected {envs} numbers from 0 to {MAX_PRIORITY:g}"
         )
     return priorities

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from penstock.replay.errors import ReplayError
 from penstock.replay.table import NONE, Table
 
 
@@ -16,6 +17,7 @@ class Stream:
         self.slot = NONE
         self.t = 0
         self.start = 0  # physical row of (t, environment 0)
+        self._closed = False
 
     @property
     def previous(self) -> int:
@@ -25,6 +27,8 @@ class Stream:
 
     def begin(self) -> None:
         """Open a slot; the oldest of the table makes room."""
+        if self._closed:
+            raise ReplayError("this stream is closed; take another from writer()")
         self._lent = self._table.acquire(self._writer)
         self.slot = self._lent.index
         self._table.open(self.slot, self.previous)
@@ -48,6 +52,9 @@ class Stream:
 
     def close(self) -> None:
         """Publish what was written and give the lane back."""
+        if self._closed:
+            return
+        self._closed = True
         if self.slot != NONE and self.t:
             self.end()
         self._table.close_lane(self._lane, self.slot)

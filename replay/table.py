@@ -33,6 +33,7 @@ Rows = npt.NDArray[np.int64]
 
 NONE = -1
 LANES_PRIVATE = 16
+STREAMS_KEPT = 1024  # besides those that have a slot
 LANES_SHARED = 64
 
 
@@ -47,12 +48,14 @@ class Table:
         *,
         shared: bool = False,
         history: int = 0,
+        writers: int = 0,
     ) -> None:
-        """``history``: how many rows before its own a row's frame stack reaches back."""
+        """``history``: how many rows before its own a row's frame stack reaches back. ``writers``
+        may write at a time, if not more."""
         self.spec, self.slots, self.history = spec, slots, history
         self.rows_per_slot = spec.unroll * spec.envs
         self.rows = slots * self.rows_per_slot
-        lanes = LANES_SHARED if shared else LANES_PRIVATE
+        lanes = max(LANES_SHARED if shared else LANES_PRIVATE, writers + 2)
         self.store = SlotStore(spec, slots, lanes, shared=shared)
         placed = place_columns(spec, self.store.blocks)
         self.records, self.columns, self.frames, self.sides = placed
@@ -75,6 +78,8 @@ class Table:
         # How each foreign stream ended so far: sequence, slot (NONE once evicted), state.
         self._ends: dict[tuple[int, int], tuple[int, int, Before]] = {}
         self._sampler = sampler
+        marked = "alive" in (self.records.dtype.names or ())
+        self._marks: Array | None = self.records["alive"] if marked else None
         self.arrived: Callable[[Slot], None] | None = None  # told of each foreign slot taken in
 
     # ------------------------------------------------------------------------- slots come
@@ -82,6 +87,11 @@ class Table:
     def open_lane(self) -> tuple[int, SlotWriter]:
         """A lane of the store for a writer of this process."""
         store = self.store
+        if len(store.lanes) == store.geometry.lanes:
+            raise ReplayError(
+                f"{store.geometry.lanes} streams are open; make the replay with a larger writers=, "
+                "and close() streams that have ended"
+            )
         lane = store.open_lane(want=1)
         event = store.lane_event(lane)
         return lane, SlotWriter(store.arena, store.geometry, lane, event, store.filled_event)
@@ -110,6 +120,7 @@ class Table:
         """A writer of this process begins ``slot``; ``follows`` is its stream's slot before."""
         self._begin(slot, follows)
         self.store.slots[slot].header["version"] = self.version
+        preset(self.store.slots[slot].columns)
         self._open.add(slot)
         self.order.append(slot)
 
@@ -129,12 +140,22 @@ class Table:
         else:
             self.valid[start:stop] = counts
             new = int(np.count_nonzero(counts))
+            if self._marks is not None:
+                self._marks[start:stop] = counts
         self.length[slot] = t + 1
         self.inserted += new
         self.stored += new
         self._sampler.insert(start, stop, priorities)
         if t < self.history:
             self._cut_history(slot)
+
+    def commit_all(self, slot: int, t: int, rows: slice) -> None:
+        """Row ``t`` of an open slot is written, and all of it may be sampled; without stacks."""
+        self.valid[rows] = self._all
+        self.length[slot] = t + 1
+        self.inserted += self._envs
+        self.stored += self._envs
+        self._sampler.insert(rows.start, rows.stop, None)
 
     def refuse(self, count: int, reason: str) -> None:
         """Rows that came and could not be stored."""
@@ -170,7 +191,7 @@ class Table:
         if "alive" not in (rows.dtype.names or ()):
             length = 0  # only who has that column can tell
         decisions, after = told(rows, length) if length else survey(rows, before)
-        self._ends[self._stream_of(slot)] = (int(slot.header["sequence"]), index, after)
+        self._note_end(slot, after)
         self.order.insert(self.closed, index)
         self.closed += 1
         self.length[index] = length or self.spec.unroll
@@ -181,10 +202,10 @@ class Table:
         self.stored += new
         priorities = rows["priority"].reshape(-1) if "priority" in rows.dtype.names else None
         if priorities is not None:
-            given = priorities[decisions.reshape(-1)]
-            lowest, highest = float(given.min(initial=0.0)), float(given.max(initial=0.0))
-            if not 0 <= lowest <= highest <= MAX_PRIORITY:
-                priorities = None  # NaN: the writer leaves them to the sampler
+            priorities = priorities.astype(np.float64)
+            sound = (priorities >= 0) & (priorities <= MAX_PRIORITY)
+            if not sound.all():  # NaN: the writer leaves it to the sampler
+                priorities = np.where(sound, priorities, np.nan)
         self._sampler.insert(start, start + self.rows_per_slot, priorities)
         self._cut_history(index)
         if self.arrived is not None:
@@ -200,6 +221,15 @@ class Table:
             return start_of_stream(envs) if sequence == 0 else lost_sight(envs)
         self._begin(slot.index, last)
         return after
+
+    def _note_end(self, slot: Slot, after: Before) -> None:
+        """Remember how a stream ended so far, and forget those that were long ago."""
+        stream = self._stream_of(slot)
+        self._ends.pop(stream, None)
+        self._ends[stream] = (int(slot.header["sequence"]), slot.index, after)
+        if len(self._ends) > STREAMS_KEPT + self.slots:
+            gone = (key for key, (_, last, _) in self._ends.items() if last == NONE)
+            self._ends.pop(next(gone))
 
     @staticmethod
     def _stream_of(slot: Slot) -> tuple[int, int]:
@@ -299,6 +329,14 @@ class Table:
         same = self.generation.take(rows // self.rows_per_slot) == keys >> 32
         fresh: npt.NDArray[np.bool_] = known & same & self.valid.take(rows)
         return fresh
+
+
+def preset(columns: dict[str, Array]) -> None:
+    """What a writer finds in a slot: every row counts, and the sampler rates it."""
+    if "alive" in columns:
+        columns["alive"][...] = 1
+    if "priority" in columns:
+        columns["priority"][...] = np.nan
 
 
 def place_columns(

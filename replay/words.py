@@ -18,8 +18,9 @@ Flags = npt.NDArray[np.bool_]
 Ints = npt.NDArray[np.int64]
 
 COMPLETE_NBYTES = 1 << 20
-PARTS = 8
-SAMPLES = 2  # words of a frame that was already compared once
+PARTS = 16
+SAMPLES = 8  # words of a frame that was already compared once
+MANY = 64  # environments from which on not each one's frames are sampled at each step
 STRIDE = 37  # by which the sampled words move from step to step
 
 
@@ -50,8 +51,8 @@ class Words:
         None: it is everywhere."""
         given, last = self._of(obs), self._last
         if last is not None and _same_memory(obs, last):
-            part = self._some(t)  # the same array, unless it was written over since
-            return _differing(given[:, -1, part], self._stored[self._rows(at), part])
+            # The same array, unless it was written over since.
+            return self._sampled(given[:, -1], self._stored[self._rows(at)], t)
         part = self._part(t)
         stored = self._stored[self._rows(at), part]
         broken = _differing(given[:, -1, part], stored)
@@ -60,8 +61,7 @@ class Words:
         before = self._of(last)
         if _differing(before[:, -1, part], stored) is not None:
             return broken  # the array that was given then holds something else now
-        part = self._older_part(t)
-        return either(broken, _differing(given[:, :-1, part], before[:, :-1, part]))
+        return either(broken, self._older(given[:, :-1], before[:, :-1], t))
 
     def no_shift(self, obs: Array, after: Array, t: int) -> Flags | None:
         """Environments [E] whose ``after`` does not begin with the newest frames of ``obs``."""
@@ -69,8 +69,7 @@ class Words:
         part = self._part(t)
         wrong = _differing(then[:, -2, part], before[:, -1, part])
         if self._depth > 2:
-            part = self._older_part(t)
-            wrong = either(wrong, _differing(then[:, :-2, part], before[:, 1:-1, part]))
+            wrong = either(wrong, self._older(then[:, :-2], before[:, 1:-1], t))
         return wrong
 
     def no_shift_of(self, obs: Array, after: Array) -> Flags:
@@ -92,12 +91,15 @@ class Words:
         first = t % PARTS * length
         return slice(first, first + length)
 
-    def _older_part(self, t: int) -> slice:
-        return slice(None) if self._all_complete else self._some(t)
+    def _older(self, left: Array, right: Array, t: int) -> Flags | None:
+        return _differing(left, right) if self._all_complete else self._sampled(left, right, t)
 
-    def _some(self, t: int) -> slice:
+    def _sampled(self, left: Array, right: Array, t: int) -> Flags | None:
+        """As `_differing`, after a look at a few words; they move from step to step."""
+        envs = PARTS if self._envs > MANY else 1
         step = max(1, self._count // SAMPLES)
-        return slice(t * STRIDE % step, None, step)
+        few = slice(t % envs, None, envs), ..., slice(t * STRIDE % step, None, step)
+        return None if _differing(left[few], right[few]) is None else _differing(left, right)
 
     # ------------------------------------------------------------------------- copying
 

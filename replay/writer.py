@@ -72,6 +72,10 @@ class Lane:
         slot = self._wait(timeout_s)
         header = slot.header
         header["started_s"], header["version"], header["rows"] = time.monotonic(), version, 0
+        if "alive" in slot.columns:
+            slot.columns["alive"][...] = 1
+        if "priority" in slot.columns:
+            slot.columns["priority"][...] = np.nan
         return slot
 
     def publish(self, slot: Slot) -> None:

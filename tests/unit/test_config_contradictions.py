@@ -54,9 +54,9 @@ CASES = {
     ),
     "a start that is never reached": (
         ["algo.name=sac", "replay.capacity=1e3"],
-        "replay.min_size 10000 is never reached with replay.capacity 1000; "
-        "set replay.min_size=1000 or less",
-        ["replay.min_size=1000"],
+        "replay.min_size 10000 is more than three quarters of replay.capacity 1000, part of which "
+        "holds rows that only reset a game; set replay.min_size=750 or less",
+        ["replay.min_size=750"],
     ),
     "a schedule of nothing": (
         ["algo.name=dqn", "replay.beta=1", "replay.beta_steps=1e6"],

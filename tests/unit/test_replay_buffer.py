@@ -88,6 +88,17 @@ def test_at_least_the_newest_rows_stay() -> None:
     assert stats["inserted"] == 300 == stats["stored"] + sum(stats["evicted"].values())
 
 
+def test_capacity_holds_for_frame_stacks_too() -> None:
+    """Although the oldest stored rows have lost frames of theirs."""
+    columns = {"obs": (np.uint8, (4, 3)), "action": (np.int64, ())}
+    replay = Replay(columns, 64, unroll=8, frame_stack=4, autoreset="next_step")
+    frames = np.arange(203 * 3, dtype=np.uint8).reshape(203, 3)
+    for i in range(199):
+        fill(replay, i, 1, obs=frames[i : i + 4], next_obs=frames[i + 1 : i + 5])
+        assert len(replay) >= min(64, i + 1)
+    assert replay.stats()["evicted"]["history"] > 0
+
+
 def test_two_streams_do_not_follow_each_other() -> None:
     replay = Replay(PLAIN, 100, n_step=2, discount=1.0, writers=2)
     with replay.writer() as other:
@@ -202,7 +213,7 @@ def test_batches_that_cannot_be_are_refused() -> None:
     keys = replay.sample(2).keys
     for priorities, words in (
         ([1, np.nan], "nan at position 1"),
-        ([-1, 1], "-1"),
+        ([np.inf, 1], "inf at position 0"),
         ([1], "1 prior"),
     ):
         with pytest.raises(ReplayError, match=words):

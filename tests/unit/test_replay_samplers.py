@@ -247,10 +247,11 @@ def test_a_bad_priority_is_refused_and_nothing_changes(bad: float) -> None:
     message = f"priority {bad} at position 2 must be a finite number from 0"
     with pytest.raises(ReplayError) as update:
         sampler.update(np.arange(5), priorities)
-    with pytest.raises(ReplayError) as insert:
-        sampler.insert(0, 5, priorities)
     assert str(update.value).startswith(message)
-    assert str(insert.value).startswith(message)
+    if not np.isnan(bad):  # in an insert: the sampler is to rate the row
+        with pytest.raises(ReplayError) as insert:
+            sampler.insert(0, 5, priorities)
+        assert str(insert.value).startswith(message)
     np.testing.assert_array_equal(sampler.state_dict()["leaves"], before)
     assert sampler.state_dict()["highest"] == 1.0
 

@@ -13,6 +13,7 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from gymnasium.wrappers import FrameStackObservation
 
 from penstock.replay import Replay, ReplayError
+from penstock.replay.words import PARTS
 
 ENVS = 3
 
@@ -167,12 +168,12 @@ def test_an_obs_that_does_not_continue_the_last_begins_a_history(changed: int) -
     np.testing.assert_allclose(batch.reward, [1.99, 1.0, 1 + 0.99 + 0.99**2, 1.99, 1.0], rtol=1e-6)
 
 
-def test_a_large_vector_of_wrong_stacks_is_found_within_eight_steps() -> None:
+def test_wrong_stacks_of_a_large_vector_are_found_within_as_many_steps_as_parts() -> None:
     envs, frame = 200, 84 * 84
-    replay, s = stacking(envs=envs, frame=frame), stacks(12, envs=envs, frame=frame)
+    replay, s = stacking(envs=envs, frame=frame), stacks(PARTS + 2, envs=envs, frame=frame)
     s[1:, 77, 2, 4000:] ^= 1  # where a shift has the newest frame of the one before
     refused = []
-    for i in range(8):
+    for i in range(PARTS):
         try:
             replay.add(**row(s[i], s[i + 1], envs))
         except ReplayError as error:
@@ -186,7 +187,7 @@ def test_an_array_that_is_written_over_is_noticed() -> None:
     """As environments do that always return the same array."""
     replay, s = stacking(), stacks(6)
     buffer = s[0].copy()
-    with pytest.raises(ReplayError, match="no shift"):
+    with pytest.raises(ReplayError, match="no shift of obs"):
         replay.add(**row(buffer, buffer))
     replay.add(**row(s[0], s[1]))
     buffer[...] = s[1]
@@ -236,7 +237,7 @@ GOOD = row(np.zeros((2, 4), np.float32), np.zeros((2, 4), np.float32), 2)
         ({"truncated": False}, ["truncated", "[]", "[2]"]),
         ({"value": np.zeros(2)}, ["value", "[]"]),
         ({"priority": [np.nan, 1.0]}, ["priority", "nan"]),
-        ({"priority": [1.0]}, ["priority", "2 finite"]),
+        ({"priority": [1.0]}, ["priority", "2 numbers"]),
         (
             {"terminated": np.array([True, False]), "info": {"final_obs": np.zeros((2, 4))}},
             ["final_obs", "autoreset='same_step'"],
