@@ -125,9 +125,10 @@ def make_layout(
     for what writers elsewhere know of their rows; with ``follow``, rows are told to follow each
     other."""
     leaves = leaves_of(columns)
-    steps = unroll or choose_unroll(capacity, envs)
     seen = [leaf for leaf in leaves if _below(leaf.name, "obs")]
     stacks = _stacks(seen, frame_stack)
+    inline = not stacks and all(leaf.nbytes <= INLINE_NBYTES for leaf in seen)
+    steps = unroll or choose_unroll(capacity, envs, inline=inline)
     made: list[Column] = []
     for leaf in leaves:
         made += _columns_of(leaf, stacks) if leaf in seen else [_column(leaf.name, leaf)]
@@ -143,10 +144,13 @@ def make_layout(
     return Layout(SlotSpec(steps, envs, tuple(made), side), stacks)
 
 
-def choose_unroll(capacity: int, envs: int) -> int:
-    """Steps of a slot: as many as there will be slots, where one row more and one slot more than
-    needed cost least together, and at most `MOST_STEPS`."""
-    return max(4, min(MOST_STEPS, math.isqrt(max(1, capacity // envs))))
+def choose_unroll(capacity: int, envs: int, *, inline: bool) -> int:
+    """Steps of a slot. With frames as many as there will be slots, where one row of frames more for
+    each and one slot more than needed cost least together; without, 3 % of what is stored."""
+    steps = math.isqrt(max(1, capacity // envs))
+    if inline:
+        steps = max(min(steps, MOST_STEPS), min(capacity // envs // 32, 2 * MOST_STEPS))
+    return max(4, min(2 * MOST_STEPS if inline else MOST_STEPS, steps))
 
 
 def _side_rows(rows: int, envs: int, depth: int) -> int:
