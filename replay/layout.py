@@ -147,10 +147,10 @@ def make_layout(
 def choose_unroll(capacity: int, envs: int, *, inline: bool) -> int:
     """Steps of a slot. With frames as many as there will be slots, where one row of frames more for
     each and one slot more than needed cost least together; without, 3 % of what is stored."""
-    steps = math.isqrt(max(1, capacity // envs))
+    steps = min(math.isqrt(max(1, capacity // envs)), MOST_STEPS)
     if inline:
-        steps = max(min(steps, MOST_STEPS), min(capacity // envs // 32, 2 * MOST_STEPS))
-    return max(4, min(2 * MOST_STEPS if inline else MOST_STEPS, steps))
+        steps = max(steps, min(capacity // envs // 32, 2 * MOST_STEPS))
+    return max(4, steps)
 
 
 def _side_rows(rows: int, envs: int, depth: int) -> int:
