@@ -14,7 +14,8 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock.replay.errors import ReplayError
-from penstock.replay.table import NONE, frame_rows, place_columns
+from penstock.replay.placement import frame_rows, place_columns
+from penstock.replay.table import NONE
 from penstock.replay.writer import Lane
 from penstock.transport.shm.store import Slot
 

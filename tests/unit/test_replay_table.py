@@ -10,8 +10,9 @@ import pytest
 from penstock.core.specs import Column, SlotSpec
 from penstock.replay.gather import Gather
 from penstock.replay.layout import layout_of_spec
+from penstock.replay.placement import frame_rows
 from penstock.replay.samplers import Prioritized, Uniform
-from penstock.replay.table import NONE, Table, frame_rows
+from penstock.replay.table import NONE, Table
 from penstock.transport.shm.slot_writer import SlotWriter
 
 T, E = 4, 2
