@@ -32,7 +32,7 @@ class Succession:
         it ends.
         """
         starts = self._over.copy()
-        for now, expected in zip(obs, self._next, strict=False):
+        for now, expected in zip(obs, self._next, strict=False):  # nothing came before the first
             starts |= _differ(now, expected)
         self._age = np.where(starts, 0, np.minimum(self._age + 1, OLDEST))
         self._next = [np.array(value) for value in next_obs]
