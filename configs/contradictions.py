@@ -4,23 +4,18 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
+
+from penstock.configs.group import Contradiction, group
 
 if TYPE_CHECKING:
     from penstock.configs.schema import Config
     from penstock.configs.section import Section
 
 
-class Contradiction(NamedTuple):
-    """A sentence, and the dotted names of the fields that it is about."""
-
-    keys: tuple[str, ...]
-    text: str
-
-
 def contradictions(cfg: Config) -> list[Contradiction]:
     """All contradictions of a config whose fields are each valid."""
-    checks = (_batches, _replay, _sac, _inference, _schedule, _stop, _addresses, _keys)
+    checks = (_batches, _replay, _sac, _inference, _schedule, _stop, _addresses, _keys, group)
     return [found for check in checks for found in check(cfg)]
 
 
@@ -38,12 +33,13 @@ def _batches(cfg: Config) -> Iterator[Contradiction]:
             f"environments; set actors.envs={more} or "
             f"learner.updates_per_batch={fewer}",
         )
-    waiting = actors.count * transport.slots
+    waiting = max(1, actors.count // learner.count) * transport.slots
     if waiting < learner.batch_slots:
         yield Contradiction(
             ("actors.count", "transport.slots", "learner.batch_slots"),
             f"learner.batch_slots {learner.batch_slots} never come together, as actors.count "
-            f"{actors.count} and transport.slots {transport.slots} make {waiting} at most; set "
+            f"{actors.count} and transport.slots {transport.slots} make {waiting} at most"
+            f"{' for each learner' if learner.count > 1 else ''}; set "
             f"learner.batch_slots={waiting} or less",
         )
     batches = waiting // learner.batch_slots + learner.prefetch + 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from difflib import SequenceMatcher, get_close_matches
 from functools import cache
 from typing import Any, NamedTuple, get_args, get_type_hints
@@ -50,16 +51,29 @@ def options(algo: str = DEFAULT) -> dict[str, Option]:
     A name that is no algorithm's stands for the default.
     """
     chosen = algorithms().index(algo) if algo in algorithms() else 0
-    found = {}
+    found: dict[str, Option] = {}
     for section, kinds in sections().items():
         kind = kinds[chosen] if len(kinds) > 1 else kinds[0]
-        hints = get_type_hints(kind, include_extras=True)
-        for attribute, field in _fields(kind).items():
-            name = f"{section}.{field.alias or attribute}"
-            found[name] = Option(name, words(hints[attribute]), field)
+        found |= {option.name: option for option in _options(section, kind)}
     first = _fields(sections()["algo"][0])["name"]
     found["algo.name"] = Option("algo.name", either([f"`{name}`" for name in algorithms()]), first)
     return found
+
+
+def _options(section: str, kind: type[Section]) -> Iterator[Option]:
+    """Those of a section, and of the sections within it."""
+    hints = get_type_hints(kind, include_extras=True)
+    for attribute, field in _fields(kind).items():
+        name, hint = f"{section}.{field.alias or attribute}", hints[attribute]
+        if isinstance(hint, type) and issubclass(hint, Section):
+            yield from _options(name, hint)
+        else:
+            yield Option(name, words(hint), field)
+
+
+def is_section(name: str) -> bool:
+    """Whether options have names that begin with this one and a dot."""
+    return any(option.startswith(f"{name}.") for option in options())
 
 
 def nearest(unknown: str, algo: str = DEFAULT) -> str:

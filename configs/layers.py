@@ -14,7 +14,7 @@ from typing import Any
 
 from penstock.configs.algorithms import DEFAULT
 from penstock.configs.errors import UserError
-from penstock.configs.keys import sections
+from penstock.configs.keys import is_section
 from penstock.configs.text import KeyPath, parse
 
 _EXAMPLE = "write key=value, for example learner.lr=3e-4"
@@ -82,4 +82,4 @@ class Layers:
 
 
 def _is_map(path: KeyPath) -> bool:
-    return path == ("env", "kwargs") or (len(path) == 1 and path[0] in sections())
+    return path == ("env", "kwargs") or is_section(".".join(path))

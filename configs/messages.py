@@ -41,7 +41,9 @@ def _sentences(detail: ErrorDetails, layers: Layers, source: str) -> list[str]:
         return [f"{source}: env.id is missing; name the game, for example env.id=CartPole-v1"]
     if detail["type"] == "union_tag_invalid":
         path = (*path, "name")
-    return [f"{layers.place(path) or source}: {_wrong_value(path[:2], layers)}"]
+    known = options(layers.algo)
+    depth = next((n for n in (2, 3) if ".".join(path[:n]) in known), min(len(path), 2))
+    return [f"{layers.place(path) or source}: {_wrong_value(path[:depth], layers)}"]
 
 
 def _wrong_value(path: KeyPath, layers: Layers) -> str:

@@ -14,6 +14,7 @@ from pydantic_core import PydanticCustomError
 
 from penstock.configs.algorithms import AlgoConfig, ImpalaConfig
 from penstock.configs.contradictions import contradictions
+from penstock.configs.reduce import ReduceConfig
 from penstock.configs.replay import ReplayConfig
 from penstock.configs.section import Section
 from penstock.configs.values import (
@@ -108,8 +109,24 @@ class TransportConfig(Section):
 
 
 class LearnerConfig(Section):
-    """The process that trains."""
+    """The processes that train."""
 
+    count: Count = 1
+    """Learners that train one agent together, each on the samples of its own share of the actors."""
+    pace: Literal["bsp", "local_sgd", "ssp", "asp", "tap", "backup"] = "bsp"
+    """How several learners keep step. `bsp` averages gradients in every step; `local_sgd` averages
+    parameters every `local_steps`. With a parameter server: `ssp` lets nobody be more than
+    `staleness` steps ahead, `asp` sends only what has changed by more than `significance`, `tap`
+    never waits, `backup` goes on without the last `spare` gradients of a step."""
+    local_steps: Count = 8
+    """Optimizer steps between two averages under `local_sgd`."""
+    staleness: Natural = 3
+    """Steps that the fastest learner may be ahead of the slowest under `ssp`."""
+    significance: Positive = 0.01
+    """Relative change from which an update is sent under `asp`."""
+    spare: Count = 1
+    """Gradients of each step that `backup` does not wait for."""
+    reduce: ReduceConfig = Field(default_factory=ReduceConfig)
     device: Device = "auto"
     """`auto` takes a GPU if there is one."""
     precision: Literal["auto", "fp32", "bf16"] = "auto"
@@ -117,10 +134,19 @@ class LearnerConfig(Section):
     for convolutions where the device gains by it."""
     threads: Count = 1
     """Threads of the learner's torch on a CPU."""
-    optimizer: Literal["adam", "rmsprop"] = "adam"
-    """The optimizer."""
+    optimizer: Literal["adam", "rmsprop", "sgd", "lars", "lamb"] = "adam"
+    """The optimizer. `lars` and `lamb` are for large batches and need the extra `[large]`."""
+    momentum: Fraction = 0.9
+    """Momentum of `sgd` and `lars`."""
+    weight_decay: NotNegative = 0.0
+    """Weight decay of `sgd`, `lars` and `lamb`."""
     lr: Positive = 3e-4
-    """Learning rate at the start."""
+    """Learning rate at the start, of one learner."""
+    lr_scaling: Literal["none", "sqrt", "linear"] = "none"
+    """What `lr` is multiplied by for several learners: nothing, the root of `count`, or `count`."""
+    lr_warmup_updates: Natural = 0
+    """Optimizer steps over which the learning rate rises linearly to its start, from the rate of
+    one learner where it is scaled, else from 0."""
     lr_end_fraction: Fraction = 1.0
     """The learning rate falls linearly to this fraction of `lr`; 1 keeps it constant."""
     lr_decay_steps: Count | None = None
@@ -134,6 +160,8 @@ class LearnerConfig(Section):
     updates_per_batch: Count = 1
     """Optimizer steps per batch, each on its share of the batch's environments. Every sample is
     still used once."""
+    accumulate: Count = 1
+    """Batches whose gradients add up to one optimizer step."""
     micro_batch: Count = 256
     """Observations in one forward and backward pass; gradients of a larger update are summed."""
     prefetch: Natural = 1

@@ -132,7 +132,7 @@ def test_the_last_override_counts_and_is_the_one_named() -> None:
 
 def test_a_value_for_a_whole_section_is_refused() -> None:
     assert refusal("pong", "learner=3") == (
-        "override learner=3: learner is 3; it must be a map of options, such as learner.device"
+        "override learner=3: learner is 3; it must be a map of options, such as learner.count"
     )
     assert refusal("pong", "algo=dqn") == (
         "override algo=dqn: algo is 'dqn'; it must be a map of options, such as algo.name"

@@ -149,7 +149,7 @@ def test_words_follow_the_type() -> None:
     assert words(Seed) == "a whole number from 0 to 4294967295"
     assert words(Seed | None) == "a whole number from 0 to 4294967295 or null"
     assert words(Annotated[bool, "anything"]) == "true or false"
-    assert options()["learner.optimizer"].words == "`adam` or `rmsprop`"
+    assert options()["learner.lr_scaling"].words == "`none`, `sqrt` or `linear`"
     assert options()["algo.name"].words == options("sac")["algo.name"].words
     assert options()["algo.name"].words == "`impala`, `dqn` or `sac`"
 

@@ -1,0 +1,104 @@
+"""What must not be said together of several learners."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from penstock.configs.schema import Config, LearnerConfig
+
+SERVED = ("ssp", "asp", "tap", "backup")  # paces with a parameter server
+ROUGH = {  # codecs that no second moment survives, and what they make of a gradient
+    "onebit": "signs with one size",
+    "terngrad": "-1, 0 or 1 times one size",
+    "dropping": "zeros for most values",
+    "dgc": "zeros for nearly all values",
+}
+
+
+class Contradiction(NamedTuple):
+    """A sentence, and the dotted names of the fields that it is about."""
+
+    keys: tuple[str, ...]
+    text: str
+
+
+def group(cfg: Config) -> Iterator[Contradiction]:
+    """Of codecs, optimizers, paces and numbers of learners."""
+    yield from _codec(cfg.learner)
+    yield from _pace(cfg)
+    yield from _numbers(cfg)
+
+
+def _codec(learner: LearnerConfig) -> Iterator[Contradiction]:
+    codec, optimizer = learner.reduce.codec, learner.optimizer
+    keys = ("learner.reduce.codec", "learner.optimizer")
+    if codec in ROUGH and optimizer in ("adam", "rmsprop", "lamb"):
+        yield Contradiction(
+            keys,
+            f"learner.reduce.codec {codec} sends {ROUGH[codec]}, which ruins the second moment that "
+            f"learner.optimizer {optimizer} divides by; set learner.optimizer=sgd (with a learning "
+            "rate of its own), or learner.reduce.codec=int8",
+        )
+    if codec == "dgc" and optimizer == "lars":
+        yield Contradiction(
+            keys,
+            "learner.reduce.codec dgc has its own momentum in place of the optimizer's, and "
+            "learner.optimizer lars cannot do without; set learner.optimizer=sgd",
+        )
+    if codec != "none" and learner.pace != "bsp":
+        yield Contradiction(
+            ("learner.reduce.codec", "learner.pace"),
+            f"learner.reduce.codec {codec} is for the gradients that learner.pace bsp reduces in "
+            f"every step, and learner.pace {learner.pace} does not; set learner.pace=bsp or "
+            "learner.reduce.codec=none",
+        )
+
+
+def _pace(cfg: Config) -> Iterator[Contradiction]:
+    learner = cfg.learner
+    pace = learner.pace
+    if pace in SERVED and learner.optimizer in ("lars", "lamb"):
+        yield Contradiction(
+            ("learner.pace", "learner.optimizer"),
+            f"learner.pace {pace} has a parameter server, which knows no layers, and "
+            f"learner.optimizer {learner.optimizer} works by layers; set learner.optimizer=sgd or "
+            "learner.pace=bsp",
+        )
+    if pace != "bsp" and cfg.algo.name != "impala":
+        yield Contradiction(
+            ("learner.pace", "algo.name"),
+            f"learner.pace {pace} is for algo.name impala; {cfg.algo.name} trains several learners "
+            "with learner.pace=bsp",
+        )
+    if pace != "bsp" and learner.count == 1:
+        yield Contradiction(
+            ("learner.pace", "learner.count"),
+            f"learner.pace {pace} is for several learners and learner.count is 1; set "
+            "learner.count=2 or more, or learner.pace=bsp",
+        )
+    if pace == "backup" and learner.spare >= learner.count > 1:
+        yield Contradiction(
+            ("learner.spare", "learner.count"),
+            f"learner.spare {learner.spare} leaves no gradient of learner.count {learner.count} to "
+            f"wait for; set learner.spare={learner.count - 1} or less",
+        )
+
+
+def _numbers(cfg: Config) -> Iterator[Contradiction]:
+    count = cfg.learner.count
+    if count == 1:
+        return
+    if cfg.transport.kind == "inproc":
+        yield Contradiction(
+            ("learner.count", "transport.kind"),
+            f"learner.count {count} needs a process for each learner, and transport.kind inproc is "
+            "one process; set learner.count=1 or transport.kind=shm",
+        )
+    if cfg.actors.count < count and cfg.transport.bind is None:
+        yield Contradiction(
+            ("learner.count", "actors.count"),
+            f"learner.count {count} leaves learners without samples, as actors.count is "
+            f"{cfg.actors.count}; set actors.count={count} or more",
+        )
