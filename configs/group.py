@@ -37,8 +37,8 @@ def _codec(learner: LearnerConfig) -> Iterator[Contradiction]:
     if codec in ROUGH and optimizer in ("adam", "rmsprop", "lamb"):
         yield Contradiction(
             keys,
-            f"learner.reduce.codec {codec} sends {ROUGH[codec]}, which ruins the second moment that "
-            f"learner.optimizer {optimizer} divides by; set learner.optimizer=sgd (with a learning "
+            f"learner.reduce.codec {codec} sends {ROUGH[codec]}, which ruins the second moment "
+            f"that learner.optimizer {optimizer} divides by; set learner.optimizer=sgd (with a learning "
             "rate of its own), or learner.reduce.codec=int8",
         )
     if codec == "dgc" and optimizer == "lars":

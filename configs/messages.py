@@ -8,7 +8,7 @@ from typing import Any
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
-from penstock.configs.contradictions import Contradiction
+from penstock.configs.group import Contradiction
 from penstock.configs.keys import nearest, options
 from penstock.configs.layers import Layers
 from penstock.configs.text import KeyPath

@@ -112,7 +112,7 @@ class LearnerConfig(Section):
     """The processes that train."""
 
     count: Count = 1
-    """Learners that train one agent together, each on the samples of its own share of the actors."""
+    """Learners that train one agent together, each on the samples of its share of the actors."""
     pace: Literal["bsp", "local_sgd", "ssp", "asp", "tap", "backup"] = "bsp"
     """How several learners keep step. `bsp` averages gradients in every step; `local_sgd` averages
     parameters every `local_steps`. With a parameter server: `ssp` lets nobody be more than
