@@ -6,6 +6,7 @@ minimises `loss`. Only `loss` imports torch, and only when called.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import numpy.typing as npt
@@ -50,7 +51,11 @@ def process(cfg: ImpalaConfig, columns: dict[str, npt.NDArray[Any]]) -> None:
 
 
 def loss(
-    net: Net, batch: dict[str, Tensor], cfg: ImpalaConfig, envs: slice = WHOLE
+    net: Net,
+    batch: dict[str, Tensor],
+    cfg: ImpalaConfig,
+    envs: slice = WHOLE,
+    add_others: Callable[[Tensor], None] | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Loss and `STATISTICS` of the environments ``envs`` of a batch, both summed over alive rows.
 
@@ -60,7 +65,8 @@ def loss(
     "rho_clipped" counts the importance weights above ``rho_clip``, rounding apart.
 
     With ``normalize_advantages`` the ``envs`` must be the whole update: what an update learns must
-    not depend on how it is cut to fit a cache.
+    not depend on how it is cut to fit a cache. ``add_others`` adds to three sums, in place, those
+    of the learners that share the update.
     """
     import torch
 
@@ -92,7 +98,7 @@ def loss(
     mask = alive.flatten().float()
     advantages = trace.advantages.flatten()
     if cfg.normalize_advantages:
-        advantages = _normalized(advantages, mask)
+        advantages = _normalized(advantages, mask, add_others)
     # Advantages and errors are 0 on rows that are not alive, and so are their terms of the sums.
     differences = v_tm1 - (trace.errors + bootstrapped[:-1]).flatten()
     policy_loss = -torch.dot(advantages, action_logp)
@@ -111,8 +117,17 @@ def _lag(log_rhos: Tensor, mask: Tensor, rho_clip: float) -> tuple[Tensor, Tenso
     return (rhos - 1 - log_rhos).dot(mask), rhos.dot(mask), clipped.dot(mask)
 
 
-def _normalized(advantages: Tensor, mask: Tensor) -> Tensor:
+def _normalized(
+    advantages: Tensor, mask: Tensor, add_others: Callable[[Tensor], None] | None
+) -> Tensor:
     """Shifted and scaled to mean 0 and deviation 1 where ``mask`` is 1; 0 elsewhere, as before."""
-    count = mask.sum().clamp_(min=1)
-    centered = (advantages - advantages.sum() / count) * mask
-    return centered / ((centered.square().sum() / count).sqrt_() + 1e-8)
+    import torch
+
+    exact = advantages.double()  # so that one pass is enough
+    sums = torch.stack((mask.sum().double(), exact.sum(), exact.dot(exact)))
+    if add_others is not None:
+        add_others(sums)
+    count = sums[0].clamp(min=1)
+    mean = sums[1] / count
+    deviation = (sums[2] / count - mean.square()).clamp_(min=0).sqrt_()
+    return (advantages - mean.float()) * mask / (deviation.float() + 1e-8)

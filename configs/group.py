@@ -26,20 +26,21 @@ class Contradiction(NamedTuple):
 
 def group(cfg: Config) -> Iterator[Contradiction]:
     """Of codecs, optimizers, paces and numbers of learners."""
-    yield from _codec(cfg.learner)
+    yield from codec_contradictions(cfg.learner)
     yield from _pace(cfg)
     yield from _numbers(cfg)
 
 
-def _codec(learner: LearnerConfig) -> Iterator[Contradiction]:
+def codec_contradictions(learner: LearnerConfig) -> Iterator[Contradiction]:
+    """Of the codec with the optimizer and the pace."""
     codec, optimizer = learner.reduce.codec, learner.optimizer
     keys = ("learner.reduce.codec", "learner.optimizer")
     if codec in ROUGH and optimizer in ("adam", "rmsprop", "lamb"):
         yield Contradiction(
             keys,
             f"learner.reduce.codec {codec} sends {ROUGH[codec]}, which ruins the second moment "
-            f"that learner.optimizer {optimizer} divides by; set learner.optimizer=sgd (with a learning "
-            "rate of its own), or learner.reduce.codec=int8",
+            f"that learner.optimizer {optimizer} divides by; set learner.optimizer=sgd (with a "
+            "learning rate of its own), or learner.reduce.codec=int8",
         )
     if codec == "dgc" and optimizer == "lars":
         yield Contradiction(

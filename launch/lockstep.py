@@ -18,6 +18,7 @@ from penstock.configs.schema import Config
 from penstock.core.role import RoleContext
 from penstock.envs import make, probe
 from penstock.learner.checkpoints import Checkpoints
+from penstock.learner.exchange.base import Floats
 from penstock.learner.main import AnyTrainer, make_trainer
 from penstock.learner.publish import Publisher
 from penstock.learner.staging import StagingBatch
@@ -48,7 +49,8 @@ def run(ctx: RoleContext) -> None:
     reason = None
     while reason is None and not ctx.stopping():
         lockstep.turn(ledger)
-        if checkpoints.save_if_due(by_time=False):
+        if checkpoints.due(by_time=False):
+            checkpoints.save()
             lockstep.begin_anew()
         if time.monotonic() >= next_report_s:
             next_report_s = time.monotonic() + config.run.interval_s
@@ -85,8 +87,11 @@ class FreshUnrolls:
         self._queue.release(slots)
         return self._batch
 
-    def train(self, batch: StagingBatch) -> bool:
-        due = self._trainer.train(batch)
+    def book(self, batch: StagingBatch) -> Floats:
+        return self._trainer.book(batch)
+
+    def train(self, batch: StagingBatch, totals: Floats) -> bool:
+        due = self._trainer.train(batch, totals)
         self._accounting.trained += batch.steps
         batch.let_go()
         return due
@@ -129,11 +134,14 @@ class Lockstep:
         while (batch := source.get(0.0)) is not None:
             ledger.switch("compute")
             self._beat()
-            if source.train(batch):
+            totals = source.book(batch)
+            self._grow()
+            if source.train(batch, totals):
                 ledger.switch("publish")
                 self._publish()
             ledger.switch("wait_data")
         self._trainer.progress.arrived(self.accounting)
+        self._grow()
         ledger.switch("other")
 
     def in_flight_steps(self) -> int:
@@ -184,6 +192,11 @@ class Lockstep:
             want = config.transport.slots
         store = self._source.store
         self._links = [InprocLink(self._welcome, store, self._board, want) for _ in range(actors)]
+
+    def _grow(self) -> None:
+        """What was booked counts at once: there is no other learner."""
+        progress = self._trainer.progress
+        progress.grow(progress.growth())
 
     def _publish(self) -> None:
         progress = self._trainer.progress

@@ -18,9 +18,11 @@ from penstock.learner import checkpoint
 from penstock.learner.checkpoint import Checkpoint
 from penstock.learner.offpolicy import OffPolicyTrainer
 from penstock.learner.progress import EPISODES
+from penstock.learner.state import Arrays, set_weights, weights_of
 from penstock.learner.trainer import Trainer, under
 
 RANDOM = "random/"
+TEAM = "team/"
 
 
 class Checkpoints:
@@ -34,6 +36,7 @@ class Checkpoints:
         self._best_return: float | None = None
         self._saved_s = time.monotonic()
         self._saved_steps = 0
+        self.stored: Arrays = {}  # of what was resumed: what each of several learners kept
 
     def resume(self, how: str) -> bool:
         """Go on from `last`: "no" never, "auto" if there is one, "must" only so (UserError)."""
@@ -41,38 +44,32 @@ class Checkpoints:
             return False
         stored = checkpoint.load(self._last, self._trainer.layout)
         trainer = self._trainer
-        with torch.no_grad():
-            flat = torch.from_numpy(stored.weights)
-            targets = trainer.published()
-            for target, part in zip(targets, flat.split([t.numel() for t in targets]), strict=True):
-                target.copy_(part.view(target.shape))
+        set_weights(trainer, stored.weights)
+        own = {k: v for k, v in stored.arrays.items() if not k.startswith((RANDOM, TEAM))}
         try:
-            trainer.load_state_dict(
-                {k: v for k, v in stored.arrays.items() if not k.startswith(RANDOM)}
-            )
+            trainer.load_state_dict(own)
         except ValueError as error:
             raise UserError(
                 f"{self._last} was saved by another optimizer ({error}); set learner.optimizer as "
                 "it was, or another run.dir"
             ) from error
         _set_random_states(under(RANDOM, stored.arrays))
+        self.stored = under(TEAM, stored.arrays)
         trainer.progress.load_state_dict(stored.meta["progress"])
         self._best_return = stored.meta["best_return"]
         self._saved_steps = trainer.progress.learner_steps
         return True
 
-    def save_if_due(self, *, by_time: bool = True) -> bool:
-        """Save when `checkpoint.every_s` or `checkpoint.every_steps` says so; whether it did."""
+    def due(self, *, by_time: bool = True) -> bool:
+        """Whether `checkpoint.every_s` or `checkpoint.every_steps` says to save."""
         steps = self._trainer.progress.learner_steps
         every = self._config.every_steps
         due = by_time and time.monotonic() - self._saved_s >= self._config.every_s
-        due = due or (every is not None and steps // every > self._saved_steps // every)
-        if due:
-            self.save()
-        return due
+        return due or (every is not None and steps // every > self._saved_steps // every)
 
-    def save(self) -> None:
-        """Write `last`, and `best` where the mean return has never been higher."""
+    def save(self, team: Arrays | None = None) -> None:
+        """Write `last`, and `best` where the mean return has never been higher. ``team`` is what
+        each of several learners keeps for itself."""
         progress = self._trainer.progress
         mean = progress.return_mean
         is_best = (
@@ -82,24 +79,23 @@ class Checkpoints:
         )
         if is_best:
             self._best_return = mean
-        state = self._state()
+        state = self._state(team or {})
         checkpoint.save(self._last, state)
         if is_best or not checkpoint.exists(self._best):
             checkpoint.save(self._best, state)
         self._saved_s = time.monotonic()
         self._saved_steps = progress.learner_steps
 
-    def _state(self) -> Checkpoint:
+    def _state(self, team: Arrays) -> Checkpoint:
         trainer = self._trainer
-        with torch.no_grad():
-            weights = torch.cat([t.flatten() for t in trainer.published()]).cpu().numpy()
         arrays = trainer.state_dict() | {RANDOM + k: v for k, v in _random_states().items()}
+        arrays |= {TEAM + k: v for k, v in team.items()}
         meta = {
             "progress": trainer.progress.state_dict(),
             "best_return": self._best_return,
             "spec": trainer.spec.to_dict(),
         }
-        return Checkpoint(trainer.layout, weights, arrays, meta)
+        return Checkpoint(trainer.layout, weights_of(trainer), arrays, meta)
 
 
 def _random_states() -> dict[str, Any]:

@@ -8,17 +8,23 @@ from __future__ import annotations
 
 import time
 from collections import Counter
+from contextlib import suppress
 from typing import Any
+
+import numpy as np
 
 from penstock.configs.algorithms import ImpalaConfig
 from penstock.configs.schema import Config
-from penstock.core.role import RoleContext
+from penstock.core.role import RoleContext, learner_socket
 from penstock.envs import GameInfo, probe
 from penstock.learner.checkpoints import Checkpoints
+from penstock.learner.exchange.base import Floats, GroupLostError, Word
 from penstock.learner.offpolicy import OffPolicyTrainer
 from penstock.learner.publish import Publisher
 from penstock.learner.source import Source
-from penstock.learner.trainer import Trainer
+from penstock.learner.state import Arrays
+from penstock.learner.team import Team
+from penstock.learner.trainer import DivergedError, Trainer
 from penstock.learner.transitions import Transitions
 from penstock.learner.unrolls import Unrolls
 from penstock.profiling.ledger import TimeLedger
@@ -42,8 +48,13 @@ def run(ctx: RoleContext) -> None:
     ctx.report("note", text=info.how)
     trainer = make_trainer(config, info)
     checkpoints = Checkpoints(ctx.run_dir, trainer)
-    checkpoints.resume(ctx.resume)
-    with LearnerProcess(ctx, config, trainer, checkpoints) as process:
+    if ctx.learner == 0:  # the others take its state
+        checkpoints.resume(ctx.resume)
+    ledger = TimeLedger()
+    team = Team(ctx, config, trainer, ledger, checkpoints.stored)
+    if not team.join():
+        return
+    with LearnerProcess(ctx, config, trainer, checkpoints, team, ledger) as process:
         ctx.report("ready")
         process.work()
         process.finish()
@@ -71,9 +82,17 @@ class LearnerProcess:
     """Everything of one learner between "ready" and its end."""
 
     def __init__(
-        self, ctx: RoleContext, config: Config, trainer: AnyTrainer, checkpoints: Checkpoints
+        self,
+        ctx: RoleContext,
+        config: Config,
+        trainer: AnyTrainer,
+        checkpoints: Checkpoints,
+        team: Team,
+        ledger: TimeLedger,
     ) -> None:
         self._ctx = ctx
+        self._team = team
+        self._ledger = ledger
         self._config = config
         self._trainer = trainer
         self._progress = trainer.progress
@@ -94,9 +113,10 @@ class LearnerProcess:
             trainer.layout,
             config.model_dump(mode="json"),
         )
-        socket = ctx.runtime_dir / "learner.sock"
+        socket = learner_socket(ctx.runtime_dir, ctx.learner)
         self._host = ShmHost(socket, welcome, self._board, self._source.store)
-        self._ledger = TimeLedger()
+        self._diverged: DivergedError | None = None
+        self._kept: Arrays = {}  # what the team keeps, for the last checkpoint
         self._next_report_s = 0.0
         self._connectors: dict[int, dict[str, Any]] = {}  # the last word of each incarnation
         self._ended: list[tuple[float, dict[str, Any]]] = []  # when heard of, actor_ended
@@ -114,15 +134,15 @@ class LearnerProcess:
     def work(self) -> None:
         """Train until a stop condition is met or the supervisor says so."""
         self._next_report_s = time.monotonic() + self._config.run.interval_s
-        while not self._ctx.stopping():
+        going = True
+        while going:
             self._ctx.status.beat()
-            self._train_once()
+            try:
+                going = self._turn()
+            except GroupLostError:
+                going = self._regroup()
             if time.monotonic() >= self._next_report_s:
                 self._report()
-            reason = self._progress.stop_reason()
-            if reason is not None:
-                self._ctx.report("stop", reason=reason)
-                break
         self._report()
 
     def finish(self) -> None:
@@ -136,24 +156,80 @@ class LearnerProcess:
         self._listen(everything_arrived=True)
         in_flight += sum(c["in_flight_steps"] for c in self._connectors.values())
         self._progress.arrived(self._accounting)
+        with suppress(GroupLostError):
+            last = self._team.exchange.agree(Word(np.zeros(0), self._progress.growth()))
+            self._progress.grow(last.growth)
         counts = self._progress.counts() | self._drops()
         self._ctx.report("final", accounting=self._accounting.to_dict(in_flight), **counts)
         self._ctx.status.phase = Phase.SAVING
-        self._checkpoints.save()
+        if self._team.leads:
+            self._checkpoints.save(self._kept)
+        self._team.leave()
 
-    def _train_once(self) -> None:
+    def _turn(self) -> bool:
+        """Train on one batch together with the other learners; whether to go on."""
         self._publisher.flush()
         self._ledger.switch("wait_data")
         self._ctx.status.phase = Phase.WAITING
-        batch = self._source.get(WAIT_S)
-        if batch is None:
-            return
+        reason = self._progress.stop_reason()
+        stop = reason is not None or self._ctx.stopping()
+        batch = None if stop else self._batch()
+        self._ctx.status.phase = Phase.REDUCING
+        said = self._team.exchange.agree(self._word(self._source.book(batch), stop))
         self._ledger.switch("compute")
         self._ctx.status.phase = Phase.TRAINING
-        if self._source.train(batch):
+        self._progress.grow(said.growth)
+        if said.nan:
+            raise self._diverged or DivergedError(
+                "another learner found a number that is not finite; its message says which"
+            )
+        if said.counts.any() and self._source.train(batch, said.counts):
             self._ledger.switch("publish")
             self._publish()
         self._ledger.switch("other")
+        if said.checkpoint or said.stop:
+            self._keep(save=not said.stop)
+        if said.regroup:
+            raise GroupLostError("its members have changed")
+        if reason is not None:
+            self._ctx.report("stop", reason=reason)
+        return not said.stop
+
+    def _batch(self) -> Any:
+        """The next batch; None where there is none for so long that other learners go on."""
+        together = self._team.exchange.world > 1
+        deadline_s = time.monotonic() + self._config.learner.reduce.wait_s * together
+        while (batch := self._source.get(WAIT_S)) is None:
+            self._ctx.status.beat()
+            if self._ctx.stopping() or time.monotonic() >= deadline_s:
+                break
+        return batch
+
+    def _word(self, counts: Floats, stop: bool) -> Word:
+        """What the other learners are to know in this turn."""
+        self._hear()
+        return Word(
+            counts,
+            self._progress.growth(),
+            stop=stop,
+            nan=self._diverged is not None,
+            checkpoint=self._team.leads and self._checkpoints.due(),
+            regroup=self._team.changed,
+        )
+
+    def _keep(self, *, save: bool) -> None:
+        """Take in what each learner keeps for itself, and ``save`` the run."""
+        self._kept = self._team.state()
+        if save and self._team.leads:
+            self._checkpoints.save(self._kept)
+
+    def _regroup(self) -> bool:
+        """Find the other learners again; False where the run ends."""
+        self._ledger.switch("reduce_exposed")
+        if not self._team.join():
+            return False
+        self._publish()
+        return True
 
     def _publish(self) -> None:
         self._publisher.publish(Stamp(self._progress.generation, self._progress.version))
@@ -164,9 +240,12 @@ class LearnerProcess:
         self._next_report_s = time.monotonic() + self._config.run.interval_s
         self._listen()
         self._progress.arrived(self._accounting)
-        statistics = self._trainer.statistics()
+        statistics = {}
+        try:
+            statistics = self._trainer.statistics()
+        except DivergedError as error:
+            self._diverged = error  # said in the next turn, so that all end together
         self._ctx.report("metrics", **self._metrics(), **statistics)
-        self._checkpoints.save_if_due()
 
     def _metrics(self) -> dict[str, Any]:
         actors = self._host.actors
@@ -195,15 +274,19 @@ class LearnerProcess:
 
         What a dead actor sent may still be on its way, so its stream is closed some time later.
         """
+        self._hear()
         now_s = time.monotonic()
-        for message in self._ctx.messages():
-            if message["kind"] == "actor_ended":
-                self._ended.append((now_s, message))
-            elif message["kind"] == "connector":
-                self._connectors[message["incarnation"]] = message
-                self._ended += [(now_s, stream) for stream in message.get("streams", ())]
         while self._ended and (everything_arrived or now_s - self._ended[0][0] > ARRIVAL_S):
             _, end = self._ended.pop(0)
             self._accounting.ended(
                 end["actor"], end["incarnation"], end["sequence"], end["produced_steps"]
             )
+
+    def _hear(self) -> None:
+        now_s = time.monotonic()
+        for message in self._team.messages():
+            if message["kind"] == "actor_ended":
+                self._ended.append((now_s, message))
+            elif message["kind"] == "connector":
+                self._connectors[message["incarnation"]] = message
+                self._ended += [(now_s, stream) for stream in message.get("streams", ())]

@@ -20,6 +20,8 @@ from penstock.configs.algorithms import DqnConfig, SacConfig
 from penstock.configs.schema import Config
 from penstock.envs import GameInfo
 from penstock.learner import updates
+from penstock.learner.exchange.base import Exchange
+from penstock.learner.optimizer import FlatOptimizer
 from penstock.learner.progress import Progress
 from penstock.learner.trainer import check_finite, pick_device, trunk_dtype
 from penstock.learner.updates import DqnUpdate, SacUpdate, Update
@@ -46,20 +48,36 @@ class OffPolicyTrainer:
         self.layout = shape.layout
         self._clear()
 
-    def update(self, batch: Mapping[str, npt.NDArray[Any] | Tensor]) -> Tensor:
+    @property
+    def exchange(self) -> Exchange:
+        """What connects it with other learners."""
+        return self._update.exchange
+
+    @exchange.setter
+    def exchange(self, exchange: Exchange) -> None:
+        self._update.exchange = exchange
+
+    def optimizers(self) -> dict[str, FlatOptimizer]:
+        """By the name of what each updates."""
+        return self._update.optimizers()
+
+    def update(
+        self, batch: Mapping[str, npt.NDArray[Any] | Tensor] | None, total: float | None = None
+    ) -> Tensor:
         """One optimizer step; returns absolute temporal differences, float32 ``[B]``.
+
+        ``total`` is the number of transitions of all learners together, by default of the batch;
+        ``batch`` is None where this learner has none to give.
 
         ``batch`` has `NAMES`, in the meaning of `penstock.algos.dqn.loss`, and may have ``weights``
         (1 where absent). What is returned lies on the trainer's device, so that a GPU need not be
         waited for; a difference that is not finite is 0 in it, and `statistics` tells.
         """
-        tensors = {name: self._on_device(batch[name]) for name in NAMES}
-        weights = batch.get("weights")
-        tensors["weights"] = (
-            torch.ones_like(tensors["reward"]) if weights is None else self._on_device(weights)
-        )
+        tensors = None if batch is None else self._tensors(batch)
+        if total is None:
+            total = 0 if tensors is None else len(tensors["reward"])
         number = self.progress.learner_steps + 1
-        step = self._update.take(tensors, number, self.progress.trained_steps)
+        step = self._update.take(tensors, total, number, self.progress.trained_steps)
         self.progress.updated(1)
         self._sums += step.sums
         self._norms += step.norm
@@ -72,6 +90,9 @@ class OffPolicyTrainer:
         """Whether the last update brought the weights to where actors should get them."""
         return self.progress.learner_steps % self.config.learner.publish_every == 0
 
+    def regrouped(self) -> None:
+        """Begin anew with other learners: nothing is left half done."""
+
     def published(self) -> list[Tensor]:
         """What actors get, in the layout's order."""
         return self._update.published
@@ -82,7 +103,7 @@ class OffPolicyTrainer:
         if not self._updates:
             return {}
         names = self._update.statistics
-        means = dict(zip(names, (self._sums / self._samples).tolist(), strict=True))
+        means = dict(zip(names, (self._sums / max(1, self._samples)).tolist(), strict=True))
         means["grad_norm"] = float(self._norms) / self._updates
         self._clear()
         check_finite(means, self.config.learner, self.progress.learner_steps)
@@ -95,6 +116,14 @@ class OffPolicyTrainer:
     def load_state_dict(self, state: Mapping[str, npt.NDArray[Any]]) -> None:
         """Go on from a `state_dict`; ValueError for one of another kind."""
         updates.load_arrays(self._update, state)
+
+    def _tensors(self, batch: Mapping[str, npt.NDArray[Any] | Tensor]) -> dict[str, Tensor]:
+        tensors = {name: self._on_device(batch[name]) for name in NAMES}
+        weights = batch.get("weights")
+        tensors["weights"] = (
+            torch.ones_like(tensors["reward"]) if weights is None else self._on_device(weights)
+        )
+        return tensors
 
     def _on_device(self, values: npt.NDArray[Any] | Tensor) -> Tensor:
         tensor = torch.from_numpy(values) if isinstance(values, np.ndarray) else values

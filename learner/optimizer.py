@@ -1,45 +1,53 @@
-"""Adam and RMSProp over one flat vector.
+"""One optimizer over one flat vector.
 
 All parameters of a network become views of one vector and their gradients views of another: one
-call updates everything, one norm clips everything, one collective would reduce everything. The
-update rules are torch's own functions; its classes would import torch._dynamo, which takes longer
-than everything else at the start of a learner.
+call updates everything, one norm clips everything, and slices of it are what learners reduce.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from typing import Any
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor, nn
-from torch.optim.adam import adam
-from torch.optim.rmsprop import rmsprop
 
 from penstock.configs.schema import LearnerConfig
+from penstock.learner.optimizer_rules import Adam, RmsProp, Rule, Sgd, Step
+from penstock.learner.optimizer_schedule import learning_rate
 
-BETAS = (0.9, 0.999)
-ALPHA = 0.99
 CLIP_MARGIN = 1e-6  # as in torch's clip_grad_norm_
 
 
-class FlatOptimizer:
-    """Takes over ``parameters`` (float32, one device): ``values`` and ``grads`` hold them all.
+class Span(NamedTuple):
+    """Where one parameter lies in the flat vectors."""
 
-    The order is that of ``parameters``, each contiguous. Gradients add up in ``grads`` until
-    `zero_grad`.
+    name: str
+    start: int
+    stop: int
+    ndim: int
+
+
+class FlatOptimizer:
+    """Takes over ``named`` parameters (float32, one device): ``values``, ``grads`` hold them all.
+
+    The order is that of ``named``, each contiguous, and ``spans`` says where. Gradients add up in
+    ``grads`` until `zero_grad`. ``momentum`` (of sgd and lars) is 0 where the codec has its own.
     """
 
-    def __init__(self, parameters: Iterable[nn.Parameter], cfg: LearnerConfig) -> None:
+    def __init__(self, named: Iterable[tuple[str, nn.Parameter]], cfg: LearnerConfig) -> None:
         self._cfg = cfg
-        listed = list(parameters)
-        self.values = flatten(listed)
-        self.grads = _make_gradients(self.values, listed)
-        names = ("exp_avg", "exp_avg_sq") if cfg.optimizer == "adam" else ("square_avg",)
-        self._moments = {name: torch.zeros_like(self.values) for name in names}
+        names, parameters = zip(*named, strict=True)
+        self.parameters: list[nn.Parameter] = list(parameters)
+        self.spans = _spans(names, self.parameters)
+        self.values = flatten(self.parameters)
+        self.grads = _make_gradients(self.values, self.parameters)
+        self.momentum = 0.0 if cfg.reduce.codec == "dgc" else cfg.momentum
+        self.updates = 0  # the same as _steps, but known without asking the device
         self._steps = torch.zeros((), device=self.values.device)
+        self._rule = _make_rule(self, self._steps, cfg)
 
     def zero_grad(self) -> None:
         self.grads.zero_()
@@ -56,69 +64,45 @@ class FlatOptimizer:
         scale = torch.full_like(norm, count)
         if self._cfg.grad_clip is not None:
             scale.mul_(((norm + CLIP_MARGIN) / self._cfg.grad_clip).clamp_(min=1.0))
-        update = self._adam if self._cfg.optimizer == "adam" else self._rmsprop
-        update(learning_rate(self._cfg, env_steps), scale, is_bad)
+        self.updates += 1
+        lr = learning_rate(self._cfg, env_steps, self.updates)
+        self._rule(Step(lr, self.momentum, scale, is_bad))
         return norm
 
     def state_dict(self) -> dict[str, npt.NDArray[Any]]:
         """Arrays by name; on a CPU they share the optimizer's memory."""
-        tensors = self._moments | {"steps": self._steps}
-        return {name: tensor.cpu().numpy() for name, tensor in tensors.items()}
+        return {name: tensor.cpu().numpy() for name, tensor in self._state().items()}
 
     def load_state_dict(self, state: Mapping[str, npt.NDArray[Any]]) -> None:
         """Go on from a `state_dict` of the same kind of optimizer and the same parameters."""
-        tensors = self._moments | {"steps": self._steps}
+        tensors = self._state()
         if state.keys() != tensors.keys():
             raise ValueError(
                 f"state of {sorted(state)}, but {self._cfg.optimizer} needs {sorted(tensors)}"
             )
         for name, tensor in tensors.items():
             tensor.copy_(torch.from_numpy(np.array(state[name])))
+        self.updates = int(self._steps)
 
-    def _adam(self, lr: float, scale: Tensor, is_bad: Tensor) -> None:
-        adam(
-            [self.values],
-            [self.grads],
-            [self._moments["exp_avg"]],
-            [self._moments["exp_avg_sq"]],
-            [],
-            [self._steps],
-            fused=True,
-            grad_scale=scale,
-            found_inf=is_bad,
-            amsgrad=False,
-            beta1=BETAS[0],
-            beta2=BETAS[1],
-            lr=lr,
-            weight_decay=0.0,
-            eps=self._cfg.eps,
-            maximize=False,
-        )
-
-    def _rmsprop(self, lr: float, scale: Tensor, is_bad: Tensor) -> None:
-        self.grads.div_(scale).masked_fill_(is_bad > 0, 0.0)
-        rmsprop(
-            [self.values],
-            [self.grads],
-            [self._moments["square_avg"]],
-            [],
-            [],
-            [self._steps],
-            lr=lr,
-            alpha=ALPHA,
-            eps=self._cfg.eps,
-            weight_decay=0.0,
-            momentum=0.0,
-            centered=False,
-        )
+    def _state(self) -> dict[str, Tensor]:
+        return self._rule.moments | {"steps": self._steps}
 
 
-def learning_rate(cfg: LearnerConfig, env_steps: int) -> float:
-    """``lr``, falling linearly to ``lr * lr_end_fraction`` over ``lr_decay_steps`` agent steps."""
-    if cfg.lr_decay_steps is None:
-        return cfg.lr
-    done = min(env_steps / cfg.lr_decay_steps, 1.0)
-    return cfg.lr * (1 - done * (1 - cfg.lr_end_fraction))
+def _make_rule(flat: FlatOptimizer, steps: Tensor, cfg: LearnerConfig) -> Rule:
+    if cfg.optimizer in ("lars", "lamb"):
+        from penstock.learner.optimizer_layerwise import Layerwise
+
+        return Layerwise(flat.values, flat.grads, steps, cfg, flat.parameters)
+    kinds: dict[str, type[Adam | RmsProp | Sgd]] = {"adam": Adam, "rmsprop": RmsProp, "sgd": Sgd}
+    return kinds[cfg.optimizer](flat.values, flat.grads, steps, cfg)
+
+
+def _spans(names: Sequence[str], parameters: Sequence[nn.Parameter]) -> tuple[Span, ...]:
+    spans, start = [], 0
+    for name, parameter in zip(names, parameters, strict=True):
+        spans.append(Span(name, start, start + parameter.numel(), parameter.ndim))
+        start += parameter.numel()
+    return tuple(spans)
 
 
 @torch.no_grad()

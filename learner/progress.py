@@ -1,7 +1,9 @@
 """How far a run is: counters, returns, policy lag, and when it has come to its end.
 
-Everything here lasts across a resume through `state_dict`. Rates and shares are taken over the
-interval between two calls of `interval`.
+The counters are those of all learners of the run together, and equal on each: what one has booked
+(`growth`) counts once all have agreed on the sum (`grow`). Policy lag and rates are a learner's
+own, taken over the interval between two calls of `interval`. The rest lasts across a resume through
+`state_dict`.
 """
 
 from __future__ import annotations
@@ -18,9 +20,13 @@ from penstock.configs.schema import StopConfig
 from penstock.profiling.ledger import TimeLedger, fractions
 from penstock.replay.accounting import Accounting
 
+Floats = npt.NDArray[np.float64]
+
 MAX_LAG = 1 << 16  # the histogram's last bin
 EPISODES = 100  # returns are the mean of the last hundred episodes
 COUNTERS = ("env_steps", "trained_steps", "learner_steps", "episodes", "version")
+BOOKED = ("env_steps", "trained_steps", "episodes")  # by each learner for itself
+GROWTH = len(BOOKED) + 3  # then sums and number of the recent returns and lengths
 
 
 class Progress:
@@ -37,11 +43,13 @@ class Progress:
         self.generation = 0
         self.returns: deque[float] = deque(maxlen=EPISODES)
         self.lengths: deque[int] = deque(maxlen=EPISODES)
+        self._recent = (0.0, 0.0, 0.0)  # of all learners: sum of returns, of lengths, number
+        self._booked = dict.fromkeys(BOOKED, 0)
+        self._own = dict.fromkeys(BOOKED, 0)  # the same since the process began
         self.lag: Counter[int] = Counter()
         self.solved_at_s: float | None = None
         self._trained_before_s = 0.0
         self._started_s: float | None = None
-        self._resumed_steps = 0
         self._last: tuple[float, int, int, dict[str, float]] = (0.0, 0, 0, {})
 
     @property
@@ -55,12 +63,7 @@ class Progress:
         """The first unroll was begun at ``at_s`` (monotonic); later calls change nothing."""
         if self._started_s is None:
             self._started_s = at_s
-            self._last = (self.time_s, self.env_steps, self.trained_steps, {})
-
-    def trained(self, arrays: dict[str, npt.NDArray[Any]], steps: int, updates: int) -> None:
-        """A batch of ``steps`` agent steps was trained on in ``updates`` optimizer steps."""
-        self.played(arrays, steps, updates)
-        self.updated(updates)
+            self._last = (self.time_s, *self._own_steps(), {})
 
     def played(self, arrays: Mapping[str, npt.NDArray[Any]], steps: int, updates: int = 0) -> None:
         """Unrolls of ``steps`` agent steps were taken in, to be trained on in so many optimizer
@@ -77,9 +80,31 @@ class Progress:
         if over.any():
             self.returns.extend(arrays["episode_return"][over].tolist())
             self.lengths.extend(arrays["episode_length"][over].tolist())
-            self.episodes += int(np.count_nonzero(over))
-        self.trained_steps += steps
+            self._booked["episodes"] += int(np.count_nonzero(over))
+        self._booked["trained_steps"] += steps
+
+    def growth(self) -> Floats:
+        """What this learner has booked since the last call, float64 ``[GROWTH]``; sums of those of
+        several learners are what `grow` takes."""
+        booked = [self._booked[name] for name in BOOKED]
+        for name in BOOKED:
+            self._own[name] += self._booked[name]
+            self._booked[name] = 0
+        recent = (sum(self.returns), sum(self.lengths), len(self.returns))
+        return np.array([*booked, *recent], np.float64)
+
+    def grow(self, growth: Floats) -> None:
+        """All learners together have booked ``growth``."""
+        for name, value in zip(BOOKED, growth, strict=False):
+            setattr(self, name, getattr(self, name) + int(value))
+        self._recent = (float(growth[-3]), float(growth[-2]), float(growth[-1]))
         self._notice_solved()
+
+    def share_window(self, learners: int) -> None:
+        """The last hundred episodes are this learner's share of them, among so many."""
+        most = -(-EPISODES // learners)
+        self.returns = deque(self.returns, most)
+        self.lengths = deque(self.lengths, most)
 
     def updated(self, updates: int) -> None:
         """So many optimizer steps were taken."""
@@ -88,12 +113,13 @@ class Progress:
 
     def arrived(self, accounting: Accounting) -> None:
         """Bring the count of environment steps up to what has been heard of."""
-        self.env_steps = self._resumed_steps + accounting.produced
+        self._booked["env_steps"] = accounting.produced - self._own["env_steps"]
 
     @property
     def return_mean(self) -> float | None:
         """Mean raw return of the last hundred episodes; None before the first episode."""
-        return float(np.mean(self.returns)) if self.returns else None
+        returns, _, episodes = self._recent
+        return returns / episodes if episodes else None
 
     def stop_reason(self) -> str | None:
         """Which of the `stop` settings is reached."""
@@ -112,16 +138,17 @@ class Progress:
         """Metrics since the last call, by their names in metrics.jsonl."""
         now_s, spent = self.time_s, ledger.snapshot()
         last_s, last_env, last_trained, last_spent = self._last
-        self._last = (now_s, self.env_steps, self.trained_steps, spent)
+        env_steps, trained_steps = self._own_steps()
+        self._last = (now_s, env_steps, trained_steps, spent)
         elapsed_s = max(now_s - last_s, 1e-9)
         shares = fractions(spent, last_spent)
         lag, self.lag = self.lag, Counter()
         return self.counts() | {
             "time_s": now_s,
-            "steps_per_s": (self.env_steps - last_env) / elapsed_s,
-            "trained_steps_per_s": (self.trained_steps - last_trained) / elapsed_s,
+            "steps_per_s": (env_steps - last_env) / elapsed_s,
+            "trained_steps_per_s": (trained_steps - last_trained) / elapsed_s,
             "episode_return_mean": self.return_mean,
-            "episode_length_mean": float(np.mean(self.lengths)) if self.lengths else None,
+            "episode_length_mean": self._recent[1] / self._recent[2] if self._recent[2] else None,
             "policy_lag_mean": lag_mean(lag),
             "policy_lag_max": max(lag, default=None),
             "policy_lag_histogram": {str(k): lag[k] for k in sorted(lag)},
@@ -154,20 +181,31 @@ class Progress:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on from a checkpoint, as the next generation of the run."""
-        for name in COUNTERS:
-            setattr(self, name, state[name])
-        self.generation = state["generation"] + 1
+        self.join({**state, "generation": state["generation"] + 1})
         self.returns.extend(state["returns"])
         self.lengths.extend(state["lengths"])
-        self.solved_at_s = state["solved_at_s"]
-        self._trained_before_s = state["time_s"]
-        self._resumed_steps = self.env_steps
+        self._recent = (sum(self.returns), sum(self.lengths), len(self.returns))
+
+    def join(self, state: dict[str, Any]) -> None:
+        """Stand where another learner of the run does, by its `state_dict`; episodes stay one's
+        own."""
+        for name in (*COUNTERS, "generation", "solved_at_s"):
+            setattr(self, name, state[name])
+        if self._started_s is None:
+            self._trained_before_s = state["time_s"]
+
+    def _own_steps(self) -> tuple[int, int]:
+        """Environment and trained steps of this process so far."""
+        names = ("env_steps", "trained_steps")
+        env_steps, trained_steps = (self._own[name] + self._booked[name] for name in names)
+        return env_steps, trained_steps
 
     def _notice_solved(self) -> None:
         goal = self._stop.return_
-        if goal is None or self.solved_at_s is not None or len(self.returns) < EPISODES:
+        mean, episodes = self.return_mean, self._recent[2]
+        if goal is None or self.solved_at_s is not None or mean is None or episodes < EPISODES:
             return
-        if float(np.mean(self.returns)) >= goal:
+        if mean >= goal:
             self.solved_at_s = self.time_s
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import Protocol, TypeVar
 
+from penstock.learner.exchange.base import Floats
 from penstock.transport.shm.host import ShmHost
 from penstock.transport.shm.store import SlotStore
 
@@ -25,8 +26,14 @@ class Source(Protocol[B]):
     def get(self, timeout_s: float) -> B | None:
         """The next batch, or None when there was none in time."""
 
-    def train(self, batch: B) -> bool:
-        """Train on a batch and take it back; whether weights are due to be published."""
+    def book(self, batch: B | None) -> Floats:
+        """Count what is about to be trained on: samples of each update, float64 ``[updates]``."""
+
+    def train(self, batch: B | None, totals: Floats) -> bool:
+        """Train on a batch and take it back; whether weights are due to be published.
+
+        ``totals`` are what all learners have booked together, one of which may have no batch.
+        """
 
     def stop(self) -> None:
         """Take nothing in any more but what is counted as in flight."""

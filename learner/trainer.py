@@ -2,16 +2,17 @@
 
 The learner's process feeds it from shared memory, the lockstep mode from the same process. A batch
 is split by environments into ``updates_per_batch`` updates, and an update into micro-batches that
-fit the processor's cache; their gradients add up, and one step is taken by their sum over the
-number of agent steps.
+fit the processor's cache; their gradients add up, over ``accumulate`` batches and over the learners
+that ``exchange`` connects, and one step is taken by their sum over the number of agent steps.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
@@ -21,6 +22,7 @@ from penstock.configs.algorithms import ImpalaConfig
 from penstock.configs.errors import UserError
 from penstock.configs.schema import Config, LearnerConfig
 from penstock.envs import GameInfo
+from penstock.learner.exchange.base import Alone, Exchange, Floats
 from penstock.learner.optimizer import FlatOptimizer
 from penstock.learner.progress import Progress
 from penstock.learner.staging import StagingBatch
@@ -54,25 +56,56 @@ class Trainer:
         self.layout = shape.layout
         dtype = trunk_dtype(config.learner.precision, self.device, shape)
         self.model = build_net(shape, dtype).to(self.device)
-        self.optimizer = FlatOptimizer(self.model.parameters(), config.learner)
+        self.optimizer = FlatOptimizer(self.model.named_parameters(), config.learner)
         self.progress = Progress(config.stop, info.frames_per_step)
+        self.exchange: Exchange = Alone()
+        self._updates_done = 0  # of the batch in training
         self._trained = torch.cuda.Event() if self.device.type == "cuda" else None
+        self._batches = 0
+        self._accumulated = 0.0  # samples, of all learners, in the gradients so far
         self._clear()
 
-    def train(self, batch: StagingBatch) -> bool:
-        """Train once on every sample of a batch; True when weights are due to be published."""
+    def book(self, batch: StagingBatch) -> Floats:
+        """Count a batch that is about to be trained on; the agent steps of each of its updates,
+        float64 ``[updates]``."""
         updates = self.config.learner.updates_per_batch
+        self.progress.played(batch.arrays, batch.steps, updates)
+        return np.array([batch.alive(envs) for envs in self._shares(batch)], np.float64)
+
+    def train(self, batch: StagingBatch | None, totals: Floats | None = None) -> bool:
+        """Train once on every sample of a batch; True when weights are due to be published.
+
+        ``totals`` are what all learners have booked together, by default this one alone; ``batch``
+        is None where it has nothing to give.
+        """
+        if totals is None:
+            assert batch is not None
+            totals = self.book(batch)
         if self._trained is not None:
             self._trained.synchronize()  # one batch queued ahead: time shows where it is spent
-        batch.wait_on_device()
-        envs = batch.arrays["alive"].shape[1] // updates
-        for i in range(updates):
-            self._update(batch, i * envs, (i + 1) * envs)
+        shares: Sequence[slice | None] = [None] * len(totals)
+        if batch is not None:
+            batch.wait_on_device()
+            shares = self._shares(batch)
+        before = self.progress.learner_steps
+        self._updates_done = 0
+        self._batches += 1
+        for envs, total in zip(shares, totals, strict=True):
+            self._update(batch if envs else None, envs or slice(0), float(total))
+            self._updates_done += 1
         if self._trained is not None:
             self._trained.record()
-        self.progress.trained(batch.arrays, batch.steps, updates)
         every, steps = self.config.learner.publish_every, self.progress.learner_steps
-        return steps // every > (steps - updates) // every
+        return steps // every > before // every
+
+    def regrouped(self) -> None:
+        """Begin anew with other learners: what was half done is given up."""
+        self._batches = 0
+        self._accumulated = 0.0
+
+    def optimizers(self) -> dict[str, FlatOptimizer]:
+        """By the name of what each updates."""
+        return {"model": self.optimizer}
 
     def published(self) -> list[Tensor]:
         """What actors get, in the layout's order: parameters, then buffers."""
@@ -91,30 +124,56 @@ class Trainer:
         not finite: the weights are then still those before it appeared."""
         if not self._updates:
             return {}
-        means = dict(zip(impala.STATISTICS, (self._sums / self._steps).tolist(), strict=True))
+        steps = max(1, self._steps)
+        means = dict(zip(impala.STATISTICS, (self._sums / steps).tolist(), strict=True))
         means["grad_norm"] = float(self._norms) / self._updates
         self._clear()
         check_finite(means, self.config.learner, self.progress.learner_steps)
         return means
 
-    def _update(self, batch: StagingBatch, start: int, stop: int) -> None:
-        """One optimizer step on the environments from ``start`` to ``stop``."""
-        steps = batch.alive(slice(start, stop))
-        if not steps:
+    def steps_done(self, batch: StagingBatch) -> int:
+        """Agent steps of those updates of a batch that were taken before the group was lost."""
+        return sum(batch.alive(envs) for envs in self._shares(batch)[: self._updates_done])
+
+    def _shares(self, batch: StagingBatch) -> list[slice]:
+        """The environments of each update."""
+        updates = self.config.learner.updates_per_batch
+        envs = batch.arrays["alive"].shape[1] // updates
+        return [slice(i * envs, (i + 1) * envs) for i in range(updates)]
+
+    def _update(self, batch: StagingBatch | None, share: slice, total: float) -> None:
+        """One optimizer step, or a part of one, on ``total`` samples of all learners, of which the
+        environments ``share`` of the batch are this one's."""
+        if self._accumulated == 0:
+            self.optimizer.zero_grad()
+        self._accumulated += total
+        complete = self._batches % self.config.learner.accumulate == 0
+        if batch is not None and total:
+            self._backward(batch, share, complete)
+        elif self._algo.normalize_advantages and total:
+            self.exchange.sum(torch.zeros(3, dtype=torch.float64, device=self.device))
+        if batch is not None:
+            self._steps += batch.alive(share)
+        if not complete or not self._accumulated:
             return
-        self.optimizer.zero_grad()
+        total, self._accumulated = self._accumulated, 0.0
+        norm = self.exchange.step(self.optimizer, total, self.progress.trained_steps)
+        self.progress.updated(1)
+        self._norms += norm
+        self._updates += 1
+
+    def _backward(self, batch: StagingBatch, share: slice, complete: bool) -> None:
+        """Add the gradients of some environments, micro-batch by micro-batch."""
         size = max(1, self.config.learner.micro_batch // batch.arrays["obs"].shape[0])
         if self._algo.normalize_advantages:
-            size = stop - start  # over the whole update, however large
-        for first in range(start, stop, size):
-            envs = slice(first, min(first + size, stop))
-            loss, sums = impala.loss(self.model, batch.tensors, self._algo, envs)
+            size = share.stop - share.start  # over the whole update, however large
+        for first in range(share.start, share.stop, size):
+            envs = slice(first, min(first + size, share.stop))
+            loss, sums = impala.loss(self.model, batch.tensors, self._algo, envs, self.exchange.sum)
+            if complete and envs.stop == share.stop:
+                self.exchange.arm(self.optimizer, self._accumulated)
             loss.backward()
             self._sums += sums
-        norm = self.optimizer.step(steps, self.progress.trained_steps)
-        self._norms += norm
-        self._steps += steps
-        self._updates += 1
 
     def _clear(self) -> None:
         self._sums = torch.zeros(len(impala.STATISTICS), device=self.device)

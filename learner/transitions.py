@@ -6,6 +6,7 @@ how often that is, `replay.samples_per_insert` says: who is ahead, actors or lea
 
 from __future__ import annotations
 
+import math
 from collections import deque
 
 import numpy as np
@@ -16,6 +17,7 @@ from penstock.algos import n_step
 from penstock.configs.algorithms import OffPolicyConfig
 from penstock.configs.replay import ReplayConfig
 from penstock.configs.schema import Config
+from penstock.learner.exchange.base import Floats
 from penstock.learner.offpolicy import OffPolicyTrainer
 from penstock.replay import (
     Accounting,
@@ -60,13 +62,15 @@ class Transitions:
         algo = config.algo
         assert isinstance(algo, OffPolicyConfig)
         seed = np.random.SeedSequence([config.run.seed, trainer.progress.learner_steps])
+        self._sampler = make_sampler(replay, trainer.progress.learner_steps)
+        self._beta = 1.0  # of the last batch
         self._replay = Replay(
             spec,
             replay.capacity,
             n_step=n_step(algo),
             discount=algo.discount,
             frame_stack=self._stack,
-            sampler=make_sampler(replay, trainer.progress.learner_steps),
+            sampler=self._sampler,
             writers=actors * config.transport.slots,
             shared=shared,
             limiter=self._limiter,
@@ -90,17 +94,43 @@ class Transitions:
         if not self._limiter.may_sample(self._batch_size):
             self._take_in(timeout_s)
             return None
+        if isinstance(self._sampler, Prioritized):
+            self._beta = self._sampler.beta
         return self._replay.sample(self._batch_size, stacked=not self.stacks_on_device)
 
-    def train(self, batch: Batch) -> bool:
+    def book(self, batch: Batch | None) -> Floats:
+        return np.array([0.0 if batch is None else len(batch["reward"])])
+
+    def train(self, batch: Batch | None, totals: Floats | None = None) -> bool:
+        totals = self.book(batch) if totals is None else totals
+        if self._trainer.exchange.world > 1:
+            self._weigh(batch)
+        if batch is None:
+            self._trainer.update(None, float(totals[0]))
+            return self._trainer.publish_due
         if self.stacks_on_device:
             frames = torch.from_numpy(batch["frames"]).to(self._trainer.device)
             batch["obs"], batch["next_obs"] = unstack(frames, self._stack)
-        self._errors.append((batch, self._trainer.update(batch)))
+        self._errors.append((batch, self._trainer.update(batch, float(totals[0]))))
         if len(self._errors) > self._behind:
             drawn, errors = self._errors.popleft()
             self._replay.update_priorities(drawn.keys, errors.cpu().numpy())
         return self._trainer.publish_due
+
+    def _weigh(self, batch: Batch | None) -> None:
+        """Divide importance weights by the largest of all learners' batches, not of this one.
+
+        Each learner draws as many from its shard, so that the chance of a row of shard r in the
+        whole is P_r / learners, and its weight (N P_r / learners)^-beta. Over the largest weight,
+        which belongs to the least P_r of all, everything but the ratio of the two cancels.
+        """
+        sampler = self._sampler
+        if not isinstance(sampler, Prioritized):
+            return
+        own = math.inf if batch is None else float(sampler.probabilities.min())
+        least = self._trainer.exchange.least(own)
+        if batch is not None:
+            batch["weights"] *= np.float32((least / own) ** self._beta)
 
     def stop(self) -> None:
         """What comes from now on is still taken in."""

@@ -5,7 +5,10 @@ A feeder thread takes filled slots in and gathers them into staging batches ahea
 
 from __future__ import annotations
 
+import numpy as np
+
 from penstock.configs.schema import Config
+from penstock.learner.exchange.base import Floats, GroupLostError
 from penstock.learner.feed import Feeder
 from penstock.learner.staging import StagingBatch
 from penstock.learner.trainer import Trainer
@@ -54,8 +57,22 @@ class Unrolls:
             self._trainer.progress.start(batch.started_s)
         return batch
 
-    def train(self, batch: StagingBatch) -> bool:
-        due = self._trainer.train(batch)
+    def book(self, batch: StagingBatch | None) -> Floats:
+        if batch is None:
+            return np.zeros(self._learner.updates_per_batch)
+        return self._trainer.book(batch)
+
+    def train(self, batch: StagingBatch | None, totals: Floats) -> bool:
+        if batch is None:
+            return self._trainer.train(None, totals)
+        try:
+            due = self._trainer.train(batch, totals)
+        except GroupLostError:
+            done = self._trainer.steps_done(batch)
+            self._accounting.trained += done
+            self._accounting.dropped["group_lost"] += batch.steps - done
+            self._feeder.give_back(batch)
+            raise
         self._accounting.trained += batch.steps
         self._feeder.give_back(batch)
         return due

@@ -1,7 +1,8 @@
 """One optimizer step on a batch from replay, for each off-policy algorithm.
 
 An update owns the networks, those that lag behind as targets, and the optimizers. Everything stays
-on the device: nothing here waits for a GPU.
+on the device: nothing here waits for a GPU. Its ``exchange`` connects it with other learners; one
+that has no batch takes the step with them.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from torch import Tensor, nn
 from penstock.algos import dqn, sac
 from penstock.configs.algorithms import DqnConfig, SacConfig
 from penstock.configs.schema import LearnerConfig
+from penstock.learner.exchange.base import Alone, Exchange
 from penstock.learner.optimizer import FlatOptimizer, flatten
 from penstock.models.layout import DenseShape, HeadShape
 from penstock.models.torch_nets import HeadNet, TwinCritics, build_net
@@ -49,8 +51,11 @@ class Update(Protocol):
     def published(self) -> list[Tensor]:
         """What actors get, in the layout's order."""
 
-    def take(self, batch: Batch, number: int, env_steps: int) -> Step:
-        """Optimizer step ``number`` (from 1); the learning rate is that after ``env_steps``."""
+    exchange: Exchange
+
+    def take(self, batch: Batch | None, total: float, number: int, env_steps: int) -> Step:
+        """Optimizer step ``number`` (from 1) on the ``total`` transitions of all learners' batches;
+        the learning rate is that after ``env_steps``."""
 
     def state(self) -> dict[str, Tensor]:
         """What a resumed run needs besides `published` and the optimizers; written to on resume."""
@@ -66,6 +71,7 @@ class DqnUpdate:
     """Q-network and target network."""
 
     statistics = dqn.STATISTICS
+    exchange: Exchange
 
     def __init__(
         self,
@@ -77,29 +83,38 @@ class DqnUpdate:
     ) -> None:
         self._algo = algo
         self._micro_batch = learner.micro_batch
+        self.exchange = Alone()
         self.net: HeadNet = build_net(shape, dtype).to(device)
         self.target_net = copy.deepcopy(self.net).requires_grad_(False)
         self._target = flatten(self.target_net.parameters())
         self.loaded()
-        self.optimizer = FlatOptimizer(self.net.parameters(), learner)
+        self.optimizer = FlatOptimizer(self.net.named_parameters(), learner)
         self.published = [self.optimizer.values, *self.net.buffers()]
 
-    def take(self, batch: Batch, number: int, env_steps: int) -> Step:
-        count = len(batch["reward"])
+    def take(self, batch: Batch | None, total: float, number: int, env_steps: int) -> Step:
         self.optimizer.zero_grad()
-        parts = []
+        parts = [] if batch is None else self._backward(batch, total)
+        norm = self.exchange.step(self.optimizer, total, env_steps)
+        if number % self._algo.target_every == 0:
+            self._target.copy_(self.optimizer.values)
+            self.loaded()
+        if not parts:
+            return _nothing(self.statistics, norm)
+        errors = torch.cat([differences for differences, _ in parts]).abs_()
+        return Step(errors, torch.stack([sums for _, sums in parts]).sum(0), norm)
+
+    def _backward(self, batch: Batch, total: float) -> list[tuple[Tensor, Tensor]]:
+        """Gradients of a batch, micro-batch by micro-batch; differences and statistics of each."""
+        count, parts = len(batch["reward"]), []
         for first in range(0, count, self._micro_batch):
             part = {k: v[first : first + self._micro_batch] for k, v in batch.items()}
             net = _with(self.net, self.net.acting_weights())
             loss, differences, sums = dqn.loss(net, self._target_q, part, self._algo)
+            if first + self._micro_batch >= count:
+                self.exchange.arm(self.optimizer, total)
             loss.backward()
             parts.append((differences, sums))
-        norm = self.optimizer.step(count, env_steps)
-        if number % self._algo.target_every == 0:
-            self._target.copy_(self.optimizer.values)
-            self.loaded()
-        errors = torch.cat([differences for differences, _ in parts]).abs_()
-        return Step(errors, torch.stack([sums for _, sums in parts]).sum(0), norm)
+        return parts
 
     def state(self) -> dict[str, Tensor]:
         return {"target": self._target}
@@ -117,6 +132,7 @@ class SacUpdate:
     """Actor, twin critics with their targets, and temperature."""
 
     statistics = sac.STATISTICS
+    exchange: Exchange
 
     def __init__(
         self,
@@ -127,13 +143,14 @@ class SacUpdate:
         device: torch.device,
     ) -> None:
         self._algo = algo
+        self.exchange = Alone()
         self._target_entropy = sac.target_entropy(algo, shape.outputs // 2)
         self.actor: HeadNet = build_net(shape, dtype).to(device)
         self.critics = TwinCritics(shape).to(device)
         self.log_alpha = nn.Parameter(torch.tensor([math.log(algo.alpha)], device=device))
-        self._actor_optimizer = FlatOptimizer(self.actor.parameters(), learner)
-        self._critic_optimizer = FlatOptimizer(self.critics.parameters(), learner)
-        self._alpha_optimizer = FlatOptimizer([self.log_alpha], learner)
+        self._actor_optimizer = FlatOptimizer(self.actor.named_parameters(), learner)
+        self._critic_optimizer = FlatOptimizer(self.critics.named_parameters(), learner)
+        self._alpha_optimizer = FlatOptimizer([("log_alpha", self.log_alpha)], learner)
         self._target = self._critic_optimizer.values.clone()
         weights = self.critics.weights()
         parts = self._target.split([weight.numel() for weight in weights])
@@ -142,22 +159,25 @@ class SacUpdate:
         ]
         self.published = [self._actor_optimizer.values, *self.actor.buffers()]
 
-    def take(self, batch: Batch, number: int, env_steps: int) -> Step:
-        count = len(batch["reward"])
+    def take(self, batch: Batch | None, total: float, number: int, env_steps: int) -> Step:
+        for optimizer in self.optimizers().values():
+            optimizer.zero_grad()
         alpha = self.log_alpha.detach().exp()
-        critic_loss, errors, values, critic_norm = self._improve_critics(batch, alpha, env_steps)
-        action, logp = self._act(batch["obs"])
-        self._actor_optimizer.zero_grad()
-        actor_loss = sac.actor_loss(self.critics, batch["obs"], action, logp, alpha)
-        actor_loss.backward()
-        actor_norm = self._actor_optimizer.step(count, env_steps)
+        found = None if batch is None else self._critic_gradients(batch, alpha, total)
+        critic_norm = self.exchange.step(self._critic_optimizer, total, env_steps)
+        acted = None if batch is None else self._actor_gradients(batch, alpha, total)
+        actor_norm = self.exchange.step(self._actor_optimizer, total, env_steps)
         if self._algo.tune_alpha:
-            self._alpha_optimizer.zero_grad()
-            sac.temperature_loss(self.log_alpha, logp, self._target_entropy).backward()
-            self._alpha_optimizer.step(count, env_steps)
+            if acted is not None:
+                self._temperature_gradient(acted[1], total)
+            self.exchange.step(self._alpha_optimizer, total, env_steps)
         self._target.lerp_(self._critic_optimizer.values, self._algo.tau)
-        sums = (critic_loss, actor_loss, errors.sum(), values, -logp.sum(), alpha[0] * count)
         norm = torch.hypot(critic_norm, actor_norm)
+        if found is None or acted is None:
+            return _nothing(self.statistics, norm)
+        (critic_loss, errors, values), (actor_loss, logp) = found, acted
+        entropy, alphas = -logp.sum(), alpha[0] * len(errors)
+        sums = (critic_loss, actor_loss, errors.sum(), values, entropy, alphas)
         return Step(errors, torch.stack([value.detach() for value in sums]), norm)
 
     def state(self) -> dict[str, Tensor]:
@@ -177,17 +197,28 @@ class SacUpdate:
             "log_alpha": self._alpha_optimizer,
         }
 
-    def _improve_critics(
-        self, batch: Batch, alpha: Tensor, env_steps: int
-    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    def _critic_gradients(
+        self, batch: Batch, alpha: Tensor, total: float
+    ) -> tuple[Tensor, Tensor, Tensor]:
         with torch.no_grad():
             ahead = self._act(batch["next_obs"])
-        self._critic_optimizer.zero_grad()
         loss, errors, values = sac.critic_loss(
             self.critics, self.target_weights, batch, *ahead, alpha
         )
+        self.exchange.arm(self._critic_optimizer, total)
         loss.backward()
-        return loss, errors, values, self._critic_optimizer.step(len(errors), env_steps)
+        return loss, errors, values
+
+    def _actor_gradients(self, batch: Batch, alpha: Tensor, total: float) -> tuple[Tensor, Tensor]:
+        action, logp = self._act(batch["obs"])
+        loss = sac.actor_loss(self.critics, batch["obs"], action, logp, alpha)
+        self.exchange.arm(self._actor_optimizer, total)
+        loss.backward()
+        return loss, logp
+
+    def _temperature_gradient(self, logp: Tensor, total: float) -> None:
+        self.exchange.arm(self._alpha_optimizer, total)
+        sac.temperature_loss(self.log_alpha, logp, self._target_entropy).backward()
 
     def _act(self, obs: Tensor) -> tuple[Tensor, Tensor]:
         """Fresh actions ``[B, D]`` and their log-densities ``[B]``."""
@@ -198,6 +229,11 @@ class SacUpdate:
 def _with(net: HeadNet, weights: list[Tensor]) -> Callable[[Tensor], Tensor]:
     """The network by weights that are prepared already."""
     return lambda obs: net.acting_outputs(obs, weights)
+
+
+def _nothing(statistics: tuple[str, ...], norm: Tensor) -> Step:
+    """Of a step without a batch."""
+    return Step(norm.new_empty(0), norm.new_zeros(len(statistics)), norm)
 
 
 def arrays(update: Update) -> Arrays:

@@ -32,10 +32,17 @@ def progress(**stop: Any) -> Progress:
     return Progress(StopConfig.model_validate(stop), frames_per_step=4)
 
 
+def train(run: Progress, batch: dict[str, np.ndarray], steps: int, updates: int) -> None:
+    """What a single learner does with a batch."""
+    run.played(batch, steps, updates)
+    run.grow(run.growth())
+    run.updated(updates)
+
+
 def test_the_mean_is_over_the_last_hundred_episodes_and_skips_reset_rows() -> None:
     run = progress()
-    run.trained(batch([1000.0] * 50), 50, 1)
-    run.trained(batch([5.0] * 60 + [7.0] * 50, reset_rows=10), 100, 1)
+    train(run, batch([1000.0] * 50), 50, 1)
+    train(run, batch([5.0] * 60 + [7.0] * 50, reset_rows=10), 100, 1)
     assert run.episodes == 150
     assert run.return_mean == pytest.approx((50 * 5 + 50 * 7) / 100)
 
@@ -43,9 +50,9 @@ def test_the_mean_is_over_the_last_hundred_episodes_and_skips_reset_rows() -> No
 def test_solved_needs_a_hundred_episodes() -> None:
     run = progress(**{"return": 10.0})
     run.start(time.monotonic())
-    run.trained(batch([20.0] * 99), 99, 1)
+    train(run, batch([20.0] * 99), 99, 1)
     assert run.stop_reason() is None
-    run.trained(batch([20.0]), 1, 1)
+    train(run, batch([20.0]), 1, 1)
     assert run.solved_at_s is not None
     assert run.stop_reason() == "return"
 
@@ -53,7 +60,7 @@ def test_solved_needs_a_hundred_episodes() -> None:
 def test_hold_goes_on_after_solved() -> None:
     run = progress(**{"return": 10.0, "hold_s": 1000})
     run.start(time.monotonic())
-    run.trained(batch([20.0] * 100), 100, 1)
+    train(run, batch([20.0] * 100), 100, 1)
     assert run.solved_at_s is not None
     assert run.stop_reason() is None
 
@@ -64,16 +71,16 @@ def test_hold_goes_on_after_solved() -> None:
 def test_other_ends(stop: dict[str, Any], reason: str) -> None:
     run = progress(**stop)
     run.start(time.monotonic())
-    run.trained(batch([1.0]), 1, updates=3)
+    train(run, batch([1.0]), 1, updates=3)
     assert run.stop_reason() == reason
 
 
 def test_lag_is_by_step_at_the_version_that_trains() -> None:
     run = progress()
     run.version = 10
-    run.trained(batch([0.0] * 4, version=8), 4, updates=2)  # half of it at version 10, half at 11
+    train(run, batch([0.0] * 4, version=8), 4, updates=2)  # half of it at version 10, half at 11
     assert run.version == 12
-    run.trained(batch([0.0] * 1, version=12), 1, updates=1)
+    train(run, batch([0.0] * 1, version=12), 1, updates=1)
     metrics = run.interval(TimeLedger())
     assert metrics["policy_lag_histogram"] == {"0": 1, "2": 2, "3": 2}
     assert metrics["policy_lag_mean"] == pytest.approx((2 * 2 + 2 * 3) / 5)
@@ -83,7 +90,7 @@ def test_lag_is_by_step_at_the_version_that_trains() -> None:
 def test_state_goes_on_where_it_was() -> None:
     run = progress(**{"return": 10.0})
     run.start(time.monotonic())
-    run.trained(batch([20.0] * 100), 100, 5)
+    train(run, batch([20.0] * 100), 100, 5)
     run.env_steps = 120
     after = progress(**{"return": 10.0})
     after.load_state_dict(run.state_dict())

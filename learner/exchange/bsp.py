@@ -1,0 +1,131 @@
+"""Bulk-synchronous pace: in every step the gradients of all learners become one, the same on each.
+
+Each turn begins with one small sum of everybody's words, so that all know how many samples there
+are and whether to stop, save or part. A learner that had no samples brings zeros, and whatever
+earlier steps left in its codec's residual.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from zlib import crc32
+
+import torch
+from torch import Tensor
+
+from penstock.configs.schema import LearnerConfig
+from penstock.learner.exchange.base import Word
+from penstock.learner.group import Arrays, Group
+from penstock.learner.optimizer import FlatOptimizer
+from penstock.learner.reduce.layout import Part, buckets_of
+from penstock.learner.reduce.make import make_codec
+from penstock.learner.reduce.reducer import Reducer
+from penstock.profiling.ledger import TimeLedger
+
+MB = 1_000_000
+
+
+class Bsp:
+    """Learners that step together. ``optimizers`` by name, the same on every rank."""
+
+    def __init__(
+        self,
+        group: Group,
+        optimizers: Mapping[str, FlatOptimizer],
+        cfg: LearnerConfig,
+        ledger: TimeLedger,
+    ) -> None:
+        self.world = group.world
+        self._group = group
+        self._optimizers = optimizers
+        self._cfg = cfg
+        self._ledger = ledger
+        self._thread = ThreadPoolExecutor(1, "reduce")
+        self._reducers = {
+            id(optimizer): self._reducer(optimizer) for optimizer in optimizers.values()
+        }
+        self._steps = 0
+
+    def agree(self, mine: Word) -> Word:
+        self._ledger.switch("reduce_exposed")
+        vector = torch.from_numpy(mine.pack())
+        self._group.control.all_reduce(vector)
+        return Word.unpack(vector.numpy())
+
+    def arm(self, optimizer: FlatOptimizer, total: float) -> None:
+        self._reducers[id(optimizer)].arm(optimizer.updates, total)
+
+    def step(self, optimizer: FlatOptimizer, total: float, env_steps: int) -> Tensor:
+        self._ledger.switch("reduce_exposed")
+        self._reducers[id(optimizer)].finish(optimizer.updates, total)
+        self._ledger.switch("compute")
+        norm = optimizer.step(1.0, env_steps)
+        if optimizer.updates % self._cfg.reduce.check_every == 0:
+            self.check_equal()
+        return norm
+
+    def sum(self, values: Tensor) -> None:
+        self._group.gradients.all_reduce(values)
+
+    def least(self, value: float) -> float:
+        negative = torch.tensor([-value], dtype=torch.float64)
+        self._group.control.all_reduce_max(negative)
+        return -float(negative)
+
+    def check_equal(self) -> None:
+        """Raise RuntimeError, naming the first parameter that differs, where learners have come
+        apart."""
+        for name, optimizer in self._optimizers.items():
+            values = optimizer.values.cpu().numpy().data
+            sums = [crc32(values)] + [crc32(values[s.start : s.stop]) for s in optimizer.spans]
+            first, *others = self._group.gather(sums)
+            for place, other in enumerate(others, start=1):
+                if other != first:
+                    i = next(i for i in range(1, len(first)) if other[i] != first[i]) - 1
+                    ranks = self._group.members
+                    raise RuntimeError(
+                        f"parameters of rank {ranks[place]} differ from those of rank {ranks[0]} "
+                        f"after {optimizer.updates} updates, first in {name}."
+                        f"{optimizer.spans[i].name}; the learners were not made alike, or memory "
+                        "is faulty: resume from the last checkpoint"
+                    )
+
+    def state(self) -> Arrays:
+        """What this learner's codecs keep for the next steps, by name."""
+        return {
+            f"{name}/{kind}": values.cpu().numpy()
+            for name, optimizer in self._optimizers.items()
+            for kind, values in self._reducers[id(optimizer)].codec.residuals().items()
+        }
+
+    def load_state(self, state: Arrays) -> None:
+        """Go on from a `state` of the same codec; anything else is left alone."""
+        for name, optimizer in self._optimizers.items():
+            for kind, values in self._reducers[id(optimizer)].codec.residuals().items():
+                if f"{name}/{kind}" in state:
+                    values.copy_(torch.from_numpy(state[f"{name}/{kind}"]))
+
+    def close(self) -> None:
+        """Leave the group; what was being reduced is lost."""
+        for reducer in self._reducers.values():
+            reducer.close()
+        self._thread.shutdown(wait=False, cancel_futures=True)
+        self._group.close()
+        self._thread.shutdown(wait=True)
+
+    def _reducer(self, optimizer: FlatOptimizer) -> Reducer:
+        cfg, group = self._cfg.reduce, self._group
+        parts = [Part(s.name, s.start, s.stop, s.ndim < 2) for s in optimizer.spans]
+        codec = make_codec(
+            cfg, parts, optimizer.grads.numel(), optimizer.grads.device, group.world, group.rank
+        )
+        return Reducer(
+            optimizer.grads,
+            optimizer.parameters,
+            buckets_of(parts, int(cfg.bucket_mb * MB)),
+            codec,
+            group.gradients,
+            self._thread,
+            overlap=cfg.overlap,
+        )

@@ -1,0 +1,52 @@
+"""All that a learner has learned, as arrays: for a checkpoint, or another learner."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+if TYPE_CHECKING:
+    from penstock.learner.main import AnyTrainer
+
+Arrays = dict[str, npt.NDArray[Any]]
+WEIGHTS, PROGRESS = "weights", "progress"
+
+
+@torch.no_grad()
+def weights_of(trainer: AnyTrainer) -> npt.NDArray[np.float32]:
+    """What actors get, in one vector, in the layout's order."""
+    flat: npt.NDArray[np.float32] = (
+        torch.cat([t.flatten() for t in trainer.published()]).cpu().numpy()
+    )
+    return flat
+
+
+@torch.no_grad()
+def set_weights(trainer: AnyTrainer, weights: npt.NDArray[np.float32]) -> None:
+    """Write what `weights_of` gave."""
+    targets = trainer.published()
+    parts = torch.from_numpy(weights).split([t.numel() for t in targets])
+    for target, part in zip(targets, parts, strict=True):
+        target.copy_(part.view(target.shape))
+
+
+def take_state(trainer: AnyTrainer) -> Arrays:
+    """Weights, optimizers, targets and counters."""
+    progress = json.dumps(trainer.progress.state_dict()).encode()
+    return trainer.state_dict() | {
+        WEIGHTS: weights_of(trainer),
+        PROGRESS: np.frombuffer(progress, np.uint8),
+    }
+
+
+def put_state(trainer: AnyTrainer, state: Arrays) -> None:
+    """Stand where the learner does that `take_state` was taken from."""
+    rest = dict(state)
+    set_weights(trainer, rest.pop(WEIGHTS))
+    progress = json.loads(rest.pop(PROGRESS).tobytes())
+    trainer.load_state_dict(rest)
+    trainer.progress.join(progress)

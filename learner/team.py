@@ -1,0 +1,217 @@
+"""The team: how this learner comes to stand in a group of learners, again and again.
+
+The supervisor names the members of each epoch: the first one when all learners have said that they
+could begin, a new one whenever a member has ended or one that was started again wants in. Whoever
+stands in a group that was lost, or hears of a newer one, leaves and meets the others in the next;
+there they take the state of the most advanced. Over several machines nobody names new members:
+there is one group, and its end is the end of the run.
+"""
+
+from __future__ import annotations
+
+import time
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+
+from penstock import __version__
+from penstock.configs.group import SERVED
+from penstock.configs.schema import Config
+from penstock.core.control import Message
+from penstock.core.role import RoleContext
+from penstock.learner.exchange.base import Alone, Exchange, GroupLostError
+from penstock.learner.exchange.bsp import Bsp
+from penstock.learner.group import Arrays, Group, meet, use_interface
+from penstock.learner.state import put_state, take_state
+from penstock.profiling.ledger import TimeLedger
+from penstock.profiling.status import Phase
+
+if TYPE_CHECKING:
+    from torch._C._distributed_c10d import Store
+
+    from penstock.learner.main import AnyTrainer
+
+MEET_S = 4.0  # members named by the supervisor are alive, and soon there
+LOOK_S = 0.005
+MOST_FAILURES = 3  # of the same members, one after the other
+LOOPBACK = "lo"
+OWN = ("count", "device", "nice", "threads", "env_threads")  # options that may differ
+
+
+class Team:
+    """Makes exchanges for ``trainer``, one for each epoch."""
+
+    def __init__(
+        self,
+        ctx: RoleContext,
+        config: Config,
+        trainer: AnyTrainer,
+        ledger: TimeLedger,
+        stored: Arrays,
+    ) -> None:
+        """``stored`` is what `state` gave when the run was saved, on the rank that resumes."""
+        self._ctx = ctx
+        self._config = config
+        self._trainer = trainer
+        self._ledger = ledger
+        self._stored = stored
+        self._named: Message | None = None  # the newest group that the supervisor has named
+        self._others: list[Message] = []
+        self._group: Group | None = None
+        self._failures = 0
+        self.exchange: Exchange = Alone()
+
+    @property
+    def leads(self) -> bool:
+        """Whether this one saves the run: the first of the members."""
+        return self._group is None or self._group.rank == 0
+
+    def messages(self) -> list[Message]:
+        """What the supervisor has said, but for what concerns the team."""
+        for message in self._ctx.messages():
+            if message["kind"] == "group":
+                self._named = message
+            else:
+                self._others.append(message)
+        others, self._others = self._others, []
+        return others
+
+    @property
+    def changed(self) -> bool:
+        """Whether the members are others than those of the group that this one stands in."""
+        named, group = self._named, self._group
+        return group is not None and named is not None and named["epoch"] > group.epoch
+
+    def join(self) -> bool:
+        """Stand in the newest group, in the state of its most advanced member; False where the run
+        ends before. What `exchange` was before is left."""
+        count = self._config.learner.count
+        if count == 1 or self._config.learner.pace in SERVED:
+            return True
+        first = self._group is None
+        self.leave()
+        if self._ctx.store is None:
+            use_interface(LOOPBACK)
+            if first:
+                self._ctx.report("join")
+            while (named := self._wait_for_word()) is not None:
+                if self._enter(self._local_store(named), named["epoch"], named["members"], MEET_S):
+                    return True
+            return False
+        if not first:
+            raise RuntimeError(
+                "a learner of another machine has ended or cannot be reached; start all of them "
+                "again with --resume auto, to go on from the last checkpoint"
+            )
+        members = list(range(count))
+        return self._enter(self._remote_store(), 0, members, self._config.run.start_timeout_s)
+
+    def leave(self) -> None:
+        """Part from the others, who notice."""
+        if isinstance(self.exchange, Bsp):
+            self.exchange.close()
+        self.exchange = Alone()
+
+    def state(self) -> Arrays:
+        """What each member keeps for itself, for a checkpoint: all call it in the same turn."""
+        if self._group is None or not isinstance(self.exchange, Bsp):
+            return {}
+        own = self.exchange.state() | {"random": torch.get_rng_state().numpy()}
+        collected = self._group.collect(own)
+        return {f"{i}/{k}": v for i, arrays in enumerate(collected) for k, v in arrays.items()}
+
+    def _wait_for_word(self) -> Message | None:
+        """The newest group, once the supervisor has named one that is new; None at the end."""
+        known = -1 if self._group is None else self._group.epoch
+        self._ctx.status.phase = Phase.REDUCING
+        while not self._ctx.stopping():
+            self._ctx.status.beat()
+            self._others = self.messages()
+            if self._named is not None and self._named["epoch"] > known:
+                return self._named
+            time.sleep(LOOK_S)
+        return None
+
+    def _enter(self, store: Store, epoch: int, members: list[int], timeout_s: float) -> bool:
+        """Meet the members and take the state of the most advanced; False where that failed, which
+        the supervisor is told."""
+        ctx, trainer, cfg = self._ctx, self._trainer, self._config.learner
+
+        def waiting() -> bool:
+            ctx.status.beat()
+            self._others = self.messages()
+            named = self._named
+            return not ctx.stopping() and (named is None or named["epoch"] <= epoch)
+
+        try:
+            meet(store, members, ctx.learner, self._hello(), timeout_s, waiting)
+            group = Group(store, epoch, members, ctx.learner, trainer.device, cfg.reduce)
+            self._group = group
+            exchange = Bsp(group, trainer.optimizers(), cfg, self._ledger)
+            self._equalise(group, exchange)
+        except GroupLostError as error:
+            if ctx.store is not None:
+                raise RuntimeError(f"the learners did not come together: {error}") from error
+            self._failed(epoch, error)
+            return False
+        self.exchange = trainer.exchange = exchange
+        self._failures = 0
+        return True
+
+    def _failed(self, epoch: int, error: GroupLostError) -> None:
+        if dist.is_initialized():
+            dist.destroy_process_group()
+        self._failures += 1
+        if self._failures >= MOST_FAILURES and not self._ctx.stopping():
+            raise RuntimeError(f"no group of learners came together: {error}") from error
+        self._ctx.report("group_failed", epoch=epoch, message=str(error))
+
+    def _equalise(self, group: Group, exchange: Bsp) -> None:
+        """Take the most advanced member's state, and one's own part of what a checkpoint had."""
+        trainer, progress = self._trainer, self._trainer.progress
+        places = group.gather([progress.generation, progress.learner_steps])
+        source = places.index(max(places))
+        state = take_state(trainer) if group.rank == source else None
+        received = group.broadcast(state, source)
+        if group.rank != source:
+            put_state(trainer, received)
+        trainer.regrouped()
+        progress.share_window(group.world)
+        stored = group.broadcast(self._stored, source)
+        self._stored = {}
+        if f"{group.world - 1}/random" in stored and f"{group.world}/random" not in stored:
+            own = {
+                k.partition("/")[2]: v for k, v in stored.items() if k.startswith(f"{group.rank}/")
+            }
+            torch.set_rng_state(torch.from_numpy(own.pop("random")))
+            exchange.load_state(own)
+        elif group.rank != source:
+            seed = np.random.SeedSequence([self._config.run.seed, group.epoch, group.rank])
+            torch.manual_seed(int(seed.generate_state(1)[0]))
+
+    def _hello(self) -> dict[str, Any]:
+        """What all learners must have in common: the version, and options by their dotted names."""
+        found: dict[str, Any] = {"the version of penstock": __version__}
+        for section in ("env", "algo", "model", "actors", "learner"):
+            for name, value in getattr(self._config, section).model_dump(mode="json").items():
+                if name not in OWN:
+                    found[f"{section}.{name}"] = value
+        return found
+
+    def _local_store(self, named: Message) -> Store:
+        path = self._ctx.runtime_dir / f"group-{named['epoch']}"
+        return dist.FileStore(str(path), len(named["members"]))  # type: ignore[attr-defined]
+
+    def _remote_store(self) -> Store:
+        where = self._ctx.store
+        assert where is not None
+        use_interface(self._config.learner.reduce.interface)
+        serves = self._ctx.learner == 0 and not where.served
+        timeout = timedelta(seconds=self._config.run.start_timeout_s)
+        store = dist.TCPStore(  # type: ignore[attr-defined]
+            where.host, where.port, is_master=serves, wait_for_workers=False, timeout=timeout
+        )
+        return dist.PrefixStore(f"attempt-{where.attempt}", store)  # type: ignore[attr-defined]

@@ -1,0 +1,89 @@
+"""Groups of learners, as real processes over loopback: equal to one alone, and outliving death."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from tests.group_member import make_slot, make_trainer, stage
+
+MEMBER = Path(__file__).parent.parent / "group_member.py"
+PLAIN = ("learner.optimizer=sgd", "learner.lr=0.1", "learner.grad_clip=null")
+
+
+def run(where: Path, world: int, *words: str) -> list[int]:
+    """Exit codes of the members; none of them outlives this call."""
+    members = [
+        subprocess.Popen([sys.executable, str(MEMBER), str(where), str(rank), str(world), *words])
+        for rank in range(world)
+    ]
+    try:
+        return [member.wait(60) for member in members]
+    finally:
+        for member in members:
+            member.kill()
+            member.wait()
+
+
+def load(where: Path, name: str, ranks: range | list[int]) -> list[np.ndarray]:
+    return [np.load(where / f"{name}-{rank}.npy") for rank in ranks]
+
+
+@pytest.mark.parametrize("normalize", ["true", "false"])
+def test_four_learners_make_the_gradient_of_one_with_four_times_the_batch(
+    tmp_path: Path, normalize: str
+) -> None:
+    options = (*PLAIN, f"algo.normalize_advantages={normalize}")
+    assert run(tmp_path, 4, "equal", *options) == [0] * 4
+    alone = make_trainer(*options, "learner.batch_slots=4", "actors.count=4")
+    three = make_trainer(*options, "learner.batch_slots=3", "actors.count=4")
+    for number in range(3):
+        ranks = [0, 2, 3] if number == 1 else range(4)  # rank 1 has nothing in the second step
+        trainer = three if number == 1 else alone
+        before = load(tmp_path, f"values{number}", [0])[0]
+        trainer.optimizer.values.copy_(torch.from_numpy(before))
+        trainer.train(stage(trainer, [make_slot(trainer, 10 * number + rank) for rank in ranks]))
+        expected = trainer.optimizer.grads.numpy()  # a mean: the step has divided it
+        for grads in load(tmp_path, f"grads{number}", range(4)):
+            error = np.linalg.norm(grads - expected) / np.linalg.norm(expected)
+            assert error < 2e-6  # asked for: 1e-5
+    first, *others = load(tmp_path, "values", range(4))
+    for other in others:
+        np.testing.assert_array_equal(other, first)
+    steps = load(tmp_path, "steps", range(4))
+    assert len(set(map(int, steps))) == 1
+
+
+@pytest.mark.parametrize("accumulate", ["1", "2"])
+@pytest.mark.parametrize("overlap", ["true", "false"])
+def test_parameters_are_equal_on_all_ranks_bit_for_bit(
+    tmp_path: Path, overlap: str, accumulate: str
+) -> None:
+    options = (f"learner.reduce.overlap={overlap}", f"learner.accumulate={accumulate}")
+    assert run(tmp_path, 3, "equal", *options) == [0] * 3
+    first, *others = load(tmp_path, "values", range(3))
+    for other in others:
+        np.testing.assert_array_equal(other, first)
+
+
+@pytest.mark.parametrize("when", ["control", "collective", "optimizer", "optimizer@0"])
+def test_the_living_go_on_when_a_learner_is_killed(tmp_path: Path, when: str) -> None:
+    codes = run(tmp_path, 3, "killed", when)
+    gone = int(when.partition("@")[2] or 2)
+    assert [code for rank, code in enumerate(codes) if rank != gone] == [0, 0]
+    assert codes[gone] == -9
+    first, second = load(tmp_path, "values", [rank for rank in range(3) if rank != gone])
+    np.testing.assert_array_equal(first, second)
+    assert np.isfinite(first).all()
+
+
+def test_learners_that_came_apart_are_told_where(tmp_path: Path) -> None:
+    assert run(tmp_path, 2, "apart") == [0, 0]
+    name = make_trainer().optimizer.spans[2].name
+    for said in load(tmp_path, "said", range(2)):
+        assert "parameters of rank 1 differ from those of rank 0" in str(said)
+        assert f"first in model.{name};" in str(said)
