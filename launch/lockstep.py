@@ -3,14 +3,16 @@
 In each turn every actor plays one unroll with the newest weights, then the learner trains on them.
 Nothing depends on timing, so the same config gives the same run, bit for bit. Environments cannot
 be saved in general: at every checkpoint, which here is by steps only, they begin anew, seeded by
-the step count, and so they do on a resume; a replay begins anew with them, empty. 100 steps, resume
-and 100 more equal 200 where `checkpoint.every_steps` divides 100.
+the step count, and so they do on a resume. A replay begins anew with them: empty, or from what the
+checkpoint holds of it (`replay.checkpoint`). 100 steps, resume and 100 more equal 200 where
+`checkpoint.every_steps` divides 100.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from penstock.actors.main import Player
@@ -41,7 +43,9 @@ def run(ctx: RoleContext) -> None:
     trainer = make_trainer(config, info)
     checkpoints = Checkpoints(ctx.run_dir, trainer)
     checkpoints.resume(ctx.resume)
-    lockstep = Lockstep(config, trainer, ctx.run_id, ctx.status.beat)
+    lockstep = Lockstep(config, trainer, ctx, checkpoints)
+    if lockstep.note:
+        ctx.report("note", text=lockstep.note)
     ledger = TimeLedger()
     ctx.report("ready")
     trainer.progress.start(time.monotonic())
@@ -50,7 +54,7 @@ def run(ctx: RoleContext) -> None:
     while reason is None and not ctx.stopping():
         lockstep.turn(ledger)
         if checkpoints.due(by_time=False):
-            checkpoints.save()
+            lockstep.save()
             lockstep.begin_anew()
         if time.monotonic() >= next_report_s:
             next_report_s = time.monotonic() + config.run.interval_s
@@ -60,7 +64,7 @@ def run(ctx: RoleContext) -> None:
         ctx.report("stop", reason=reason)
     ctx.report("metrics", **lockstep.metrics(ledger))
     ctx.report("final", accounting=lockstep.accounting.to_dict(lockstep.in_flight_steps()))
-    checkpoints.save()
+    lockstep.save()
     while not ctx.stopping():
         ctx.status.beat()
         time.sleep(0.01)
@@ -87,6 +91,9 @@ class FreshUnrolls:
         self._queue.release(slots)
         return self._batch
 
+    def save(self, folder: Path, beat: Callable[[], None]) -> None:
+        """What is not trained on yet is in flight, and lost."""
+
     def book(self, batch: StagingBatch) -> Floats:
         return self._trainer.book(batch)
 
@@ -110,14 +117,17 @@ class Lockstep:
     """Players, source and trainer in one thread."""
 
     def __init__(
-        self, config: Config, trainer: AnyTrainer, run_id: int, beat: Callable[[], None]
+        self, config: Config, trainer: AnyTrainer, ctx: RoleContext, checkpoints: Checkpoints
     ) -> None:
         self._config = config
         self._trainer = trainer
-        self._beat = beat
+        self._ctx, self._beat = ctx, ctx.status.beat
+        self._checkpoints = checkpoints
+        self._resumes = trainer.progress.generation > 0
+        self.note = ""  # for the user: what the replay began with
         self.accounting = Accounting()
         # Generation 0 whatever was resumed: games are seeded by the step count alone.
-        self._welcome = Welcome(run_id, 0, trainer.spec, trainer.layout, {})
+        self._welcome = Welcome(ctx.run_id, 0, trainer.spec, trainer.layout, {})
         self._board = WeightsBoard.create(trainer.layout.size, shared=False)
         self._publisher = Publisher(trainer.published(), self._board)
         self._players: list[Player] = []
@@ -131,7 +141,7 @@ class Lockstep:
         for player in self._players:
             self._beat()
             assert player.play(timeout_s=0.0), "the learner freed every slot"
-        while (batch := source.get(0.0)) is not None:
+        while not self._interrupted() and (batch := source.get(0.0)) is not None:
             ledger.switch("compute")
             self._beat()
             totals = source.book(batch)
@@ -143,6 +153,23 @@ class Lockstep:
         self._trainer.progress.arrived(self.accounting)
         self._grow()
         ledger.switch("other")
+
+    def _interrupted(self) -> bool:
+        """Whether the turn ends here, though the learner may have more to train on: what a replay
+        allows it in one turn can take minutes. What unrolls were played is soon trained on, and a
+        resumed run would not have those that wait."""
+        if self._ctx.stopping():
+            return True
+        ends = self._trainer.progress.stop_reason() is not None
+        return isinstance(self._source, Transitions) and (
+            ends or self._checkpoints.due(by_time=False)
+        )
+
+    def save(self) -> None:
+        """Write a checkpoint, complete before this returns."""
+        self._checkpoints.save()
+        assert self._source is not None
+        self._source.save(self._checkpoints.shard(), self._beat)
 
     def in_flight_steps(self) -> int:
         """Agent steps that were played and not trained on."""
@@ -177,7 +204,8 @@ class Lockstep:
         ]
 
     def _renew_source(self) -> None:
-        """An empty replay, or at the start a queue; what waits in a queue stays."""
+        """A replay, as a resumed run would have it, or at the start a queue; what waits in a queue
+        stays."""
         config, trainer, actors = self._config, self._trainer, self._config.actors.count
         if isinstance(self._source, FreshUnrolls):
             return
@@ -188,7 +216,12 @@ class Lockstep:
             self._source = FreshUnrolls(config, trainer, self.accounting)
             want = len(self._source.store.slots) // actors
         else:
-            self._source = Transitions(config, trainer, self.accounting, actors, shared=False)
+            self._source = Transitions(
+                config, trainer, self.accounting, actors, lanes=actors, shared=False
+            )
+            if self._resumes:
+                self.note = self._source.resume(self._checkpoints.shard())
+            self._resumes = True
             want = config.transport.slots
         store = self._source.store
         self._links = [InprocLink(self._welcome, store, self._board, want) for _ in range(actors)]
@@ -196,7 +229,7 @@ class Lockstep:
     def _grow(self) -> None:
         """What was booked counts at once: there is no other learner."""
         progress = self._trainer.progress
-        progress.grow(progress.growth())
+        progress.grow(progress.growth(), progress.growth())
 
     def _publish(self) -> None:
         progress = self._trainer.progress

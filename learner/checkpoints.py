@@ -60,6 +60,10 @@ class Checkpoints:
         self._saved_steps = trainer.progress.learner_steps
         return True
 
+    def shard(self, learner: int = 0) -> Path:
+        """Where ``learner`` keeps its replay, if the run keeps any."""
+        return self._last / "replay" / str(learner)
+
     def due(self, *, by_time: bool = True) -> bool:
         """Whether `checkpoint.every_s` or `checkpoint.every_steps` says to save."""
         steps = self._trainer.progress.learner_steps

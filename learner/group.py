@@ -57,12 +57,17 @@ class Guarded(Collective):
 
 @contextmanager
 def lost(what: str) -> Iterator[None]:
-    """Turn what torch raises where a member is gone or late into a `GroupLostError`."""
+    """Turn what torch raises where a member is gone or late into a `GroupLostError`.
+
+    Not "from" that: its traceback would hold the process group, and so the connections, open.
+    """
+    text = ""
     try:
         yield
     except RuntimeError as error:
         text = str(error).strip() or type(error).__name__
-        raise GroupLostError(f"{what} failed: {text.splitlines()[0]}") from error
+    if text:
+        raise GroupLostError(f"{what} failed: {text.splitlines()[0]}")
 
 
 class Group:
@@ -100,9 +105,9 @@ class Group:
         self.gradients = Guarded(gradients)
 
     def close(self) -> None:
-        """Leave at once: the others notice."""
-        if dist.is_initialized():
-            dist.destroy_process_group()
+        """Leave at once: the others notice, since connections close with their last owner."""
+        del self.control.group, self.gradients.group
+        dist.destroy_process_group()
 
     def broadcast(self, arrays: Arrays | None, source: int) -> Arrays:
         """What the member at place ``source`` has, for everybody."""

@@ -75,7 +75,7 @@ def make_source(
     """Where ``trainer`` gets its batches from, with room for ``actors`` that play at once."""
     if isinstance(trainer, Trainer):
         return Unrolls(config, trainer, accounting, actors, lanes)
-    return Transitions(config, trainer, accounting, actors)
+    return Transitions(config, trainer, accounting, actors, lanes)
 
 
 class LearnerProcess:
@@ -102,6 +102,9 @@ class LearnerProcess:
         self._source = make_source(
             config, trainer, self._accounting, actors, lanes=actors + SPARE_LANES
         )
+        self._shard = checkpoints.shard(ctx.learner)
+        if self._progress.generation and (note := self._source.resume(self._shard)):
+            ctx.report("note", text=note)
         self._board = WeightsBoard.create(trainer.layout.size)
         self._publisher = Publisher(trainer.published(), self._board)
         self._publish()
@@ -116,6 +119,7 @@ class LearnerProcess:
         socket = learner_socket(ctx.runtime_dir, ctx.learner)
         self._host = ShmHost(socket, welcome, self._board, self._source.store)
         self._diverged: DivergedError | None = None
+        self._held: tuple[Any, Floats] | None = None  # a batch and its samples
         self._kept: Arrays = {}  # what the team keeps, for the last checkpoint
         self._next_report_s = 0.0
         self._connectors: dict[int, dict[str, Any]] = {}  # the last word of each incarnation
@@ -137,9 +141,11 @@ class LearnerProcess:
         going = True
         while going:
             self._ctx.status.beat()
-            try:
+            whole = False
+            with suppress(GroupLostError):
                 going = self._turn()
-            except GroupLostError:
+                whole = True
+            if not whole:  # out here, where nothing of the lost group is held any more
                 going = self._regroup()
             if time.monotonic() >= self._next_report_s:
                 self._report()
@@ -157,28 +163,35 @@ class LearnerProcess:
         in_flight += sum(c["in_flight_steps"] for c in self._connectors.values())
         self._progress.arrived(self._accounting)
         with suppress(GroupLostError):
-            last = self._team.exchange.agree(Word(np.zeros(0), self._progress.growth()))
-            self._progress.grow(last.growth)
+            last = Word(np.zeros(0), self._progress.growth())
+            self._progress.grow(last.growth, self._team.exchange.agree(last).growth)
         counts = self._progress.counts() | self._drops()
         self._ctx.report("final", accounting=self._accounting.to_dict(in_flight), **counts)
         self._ctx.status.phase = Phase.SAVING
         if self._team.leads:
             self._checkpoints.save(self._kept)
         self._team.leave()
+        self._source.save(self._shard, self._ctx.status.beat)
 
     def _turn(self) -> bool:
         """Train on one batch together with the other learners; whether to go on."""
         self._publisher.flush()
         self._ledger.switch("wait_data")
+        self._ctx.status.produced_steps = self._accounting.produced
+        self._ctx.status.trained_steps = self._accounting.trained
         self._ctx.status.phase = Phase.WAITING
         reason = self._progress.stop_reason()
         stop = reason is not None or self._ctx.stopping()
-        batch = None if stop else self._batch()
+        if self._held is None:  # else the group was lost before it could be trained on
+            batch = None if stop else self._batch()
+            self._held = (batch, self._source.book(batch))
         self._ctx.status.phase = Phase.REDUCING
-        said = self._team.exchange.agree(self._word(self._source.book(batch), stop))
+        word = self._word(self._held[1], stop)
+        said = self._team.exchange.agree(word)
         self._ledger.switch("compute")
         self._ctx.status.phase = Phase.TRAINING
-        self._progress.grow(said.growth)
+        self._progress.grow(word.growth, said.growth)
+        (batch, _), self._held = self._held, None
         if said.nan:
             raise self._diverged or DivergedError(
                 "another learner found a number that is not finite; its message says which"
@@ -222,6 +235,8 @@ class LearnerProcess:
         self._kept = self._team.state()
         if save and self._team.leads:
             self._checkpoints.save(self._kept)
+        if save:
+            self._source.save(self._shard)
 
     def _regroup(self) -> bool:
         """Find the other learners again; False where the run ends."""

@@ -84,19 +84,17 @@ class Progress:
         self._booked["trained_steps"] += steps
 
     def growth(self) -> Floats:
-        """What this learner has booked since the last call, float64 ``[GROWTH]``; sums of those of
-        several learners are what `grow` takes."""
-        booked = [self._booked[name] for name in BOOKED]
-        for name in BOOKED:
-            self._own[name] += self._booked[name]
-            self._booked[name] = 0
+        """What this learner has booked and nobody has agreed on yet, float64 ``[GROWTH]``; sums of
+        those of several learners are what `grow` takes."""
         recent = (sum(self.returns), sum(self.lengths), len(self.returns))
-        return np.array([*booked, *recent], np.float64)
+        return np.array([*(self._booked[name] for name in BOOKED), *recent], np.float64)
 
-    def grow(self, growth: Floats) -> None:
-        """All learners together have booked ``growth``."""
-        for name, value in zip(BOOKED, growth, strict=False):
+    def grow(self, own: Floats, growth: Floats) -> None:
+        """All learners together have booked ``growth``, of which ``own`` is this one's."""
+        for name, mine, value in zip(BOOKED, own, growth, strict=False):
             setattr(self, name, getattr(self, name) + int(value))
+            self._booked[name] -= int(mine)
+            self._own[name] += int(mine)
         self._recent = (float(growth[-3]), float(growth[-2]), float(growth[-1]))
         self._notice_solved()
 

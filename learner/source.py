@@ -6,6 +6,8 @@ played, `learner.transitions` for those that draw from replay.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from pathlib import Path
 from typing import Protocol, TypeVar
 
 from penstock.learner.exchange.base import Floats
@@ -34,6 +36,14 @@ class Source(Protocol[B]):
 
         ``totals`` are what all learners have booked together, one of which may have no batch.
         """
+
+    def resume(self, folder: Path) -> str:
+        """Go on with what `save` wrote there; a note for the user, or nothing to say. Before
+        `open`, and only where the run itself is resumed."""
+
+    def save(self, folder: Path, beat: Callable[[], None] | None = None) -> None:
+        """Write what a checkpoint is to hold besides the trainer: in the background, or, with a
+        ``beat`` for as long as it takes, until it is there. UserError where that failed."""
 
     def stop(self) -> None:
         """Take nothing in any more but what is counted as in flight."""

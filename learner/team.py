@@ -36,7 +36,6 @@ if TYPE_CHECKING:
 
 MEET_S = 4.0  # members named by the supervisor are alive, and soon there
 LOOK_S = 0.005
-MOST_FAILURES = 3  # of the same members, one after the other
 LOOPBACK = "lo"
 OWN = ("count", "device", "nice", "threads", "env_threads")  # options that may differ
 
@@ -61,7 +60,7 @@ class Team:
         self._named: Message | None = None  # the newest group that the supervisor has named
         self._others: list[Message] = []
         self._group: Group | None = None
-        self._failures = 0
+        self._failing_since_s: float | None = None
         self.exchange: Exchange = Alone()
 
     @property
@@ -158,15 +157,17 @@ class Team:
             self._failed(epoch, error)
             return False
         self.exchange = trainer.exchange = exchange
-        self._failures = 0
+        self._failing_since_s = None
         return True
 
     def _failed(self, epoch: int, error: GroupLostError) -> None:
         if dist.is_initialized():
             dist.destroy_process_group()
-        self._failures += 1
-        if self._failures >= MOST_FAILURES and not self._ctx.stopping():
-            raise RuntimeError(f"no group of learners came together: {error}") from error
+        now_s = time.monotonic()
+        self._failing_since_s = self._failing_since_s or now_s
+        patience_s = self._config.learner.reduce.timeout_s
+        if now_s - self._failing_since_s > patience_s and not self._ctx.stopping():
+            raise RuntimeError(f"no group of learners came together for {patience_s:g} s: {error}")
         self._ctx.report("group_failed", epoch=epoch, message=str(error))
 
     def _equalise(self, group: Group, exchange: Bsp) -> None:

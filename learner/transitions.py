@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import math
 from collections import deque
+from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -18,7 +20,9 @@ from penstock.configs.algorithms import OffPolicyConfig
 from penstock.configs.replay import ReplayConfig
 from penstock.configs.schema import Config
 from penstock.learner.exchange.base import Floats
+from penstock.learner.kept_replay import KeptReplay
 from penstock.learner.offpolicy import OffPolicyTrainer
+from penstock.learner.progress import Progress
 from penstock.replay import (
     Accounting,
     Batch,
@@ -33,6 +37,8 @@ from penstock.replay import (
 from penstock.transport.shm.host import ShmHost
 from penstock.transport.shm.store import Slot
 
+SHARE_S = 0.005  # that a snapshot waits for its turn, at most, where there is nothing to train on
+
 
 class Transitions:
     """A `Source` of batches drawn from replay."""
@@ -43,10 +49,12 @@ class Transitions:
         trainer: OffPolicyTrainer,
         accounting: Accounting,
         actors: int,
+        lanes: int,
         *,
         shared: bool = True,
     ) -> None:
-        """Room for ``actors`` that play at a time; not ``shared`` where all are in one process."""
+        """Memory for ``actors`` that play at a time, and ``lanes`` for those that come and go; not
+        ``shared`` where all are in one process."""
         replay, spec = config.replay, trainer.spec
         self._trainer = trainer
         self._accounting = accounting
@@ -62,7 +70,7 @@ class Transitions:
         algo = config.algo
         assert isinstance(algo, OffPolicyConfig)
         seed = np.random.SeedSequence([config.run.seed, trainer.progress.learner_steps])
-        self._sampler = make_sampler(replay, trainer.progress.learner_steps)
+        self._sampler = make_sampler(replay, trainer.progress)
         self._beta = 1.0  # of the last batch
         self._replay = Replay(
             spec,
@@ -71,7 +79,8 @@ class Transitions:
             discount=algo.discount,
             frame_stack=self._stack,
             sampler=self._sampler,
-            writers=actors * config.transport.slots,
+            writers=lanes,
+            in_hand=actors * config.transport.slots,
             shared=shared,
             limiter=self._limiter,
             seed=int(seed.generate_state(1)[0]),
@@ -84,15 +93,19 @@ class Transitions:
         self._behind = int(trainer.device.type == "cuda")
         self.stacks_on_device = trainer.device.type == "cuda" and replay.frame_stack is not None
 
+        self._kept = KeptReplay(self._replay, wanted=replay.checkpoint)
         self._host: ShmHost | None = None
 
     def open(self, host: ShmHost) -> None:
         self._host = host
 
     def get(self, timeout_s: float) -> Batch | None:
-        self._take_in(0.0)
+        self._hear(0.0)
         if not self._limiter.may_sample(self._batch_size):
-            self._take_in(timeout_s)
+            self._collect()
+        if not self._limiter.may_sample(self._batch_size):
+            self._hear(timeout_s)
+            self._collect()
             return None
         if isinstance(self._sampler, Prioritized):
             self._beta = self._sampler.beta
@@ -132,12 +145,20 @@ class Transitions:
         if batch is not None:
             batch["weights"] *= np.float32((least / own) ** self._beta)
 
+    def resume(self, folder: Path) -> str:
+        return self._kept.resume(folder)
+
+    def save(self, folder: Path, beat: Callable[[], None] | None = None) -> None:
+        if beat is None:
+            self._kept.begin(folder)
+        else:
+            self._kept.finish(folder, beat)
+
     def stop(self) -> None:
         """What comes from now on is still taken in."""
 
     def in_flight_steps(self) -> int:
-        with self._replay.lock:
-            self._replay.collect()
+        self._collect()
         return 0
 
     def fill_fraction(self) -> float:
@@ -153,14 +174,19 @@ class Transitions:
     def close(self) -> None:
         self._errors.clear()
         self._table.arrived = None
+        self._replay.close()
 
-    def _take_in(self, timeout_s: float) -> None:
+    def _hear(self, timeout_s: float) -> None:
         """Hear of what was published, and lend slots on if the learner keeps up."""
         store, table = self.store, self._table
         ahead = not self._limiter.may_insert(table.rows_per_slot)
         store.held_back = store.lanes if ahead else set()
         if self._host is not None:
-            self._host.poll(timeout_s)
+            with self._replay.lock:  # a snapshot wants to know whose slots are whose
+                self._host.poll(min(timeout_s, SHARE_S) if self._kept.saving else timeout_s)
+
+    def _collect(self) -> None:
+        """Take in what was published; the replay does it itself before it is sampled."""
         with self._replay.lock:
             self._replay.collect()
 
@@ -172,12 +198,11 @@ class Transitions:
         progress.played(slot.columns, steps)
 
 
-def make_sampler(replay: ReplayConfig, learner_steps: int) -> Sampler:
-    """What `replay` asks for, after so many optimizer steps: a resumed run goes on with beta."""
+def make_sampler(replay: ReplayConfig, progress: Progress) -> Sampler:
+    """What `replay` asks for; beta follows the optimizer steps of the whole run."""
     if not replay.prioritized:
         return Uniform()
     if replay.beta_steps is None:
         return Prioritized(replay.alpha, replay.beta)
-    before, over = (n * replay.batch_size for n in (learner_steps, replay.beta_steps))
-    rise = Linear(replay.beta, 1.0, over)  # a schedule counts transitions drawn
-    return Prioritized(replay.alpha, lambda drawn: rise(before + drawn))
+    rise = Linear(replay.beta, 1.0, replay.beta_steps)
+    return Prioritized(replay.alpha, lambda _: rise(progress.learner_steps))

@@ -5,6 +5,9 @@ A feeder thread takes filled slots in and gathers them into staging batches ahea
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from pathlib import Path
+
 import numpy as np
 
 from penstock.configs.schema import Config
@@ -76,6 +79,12 @@ class Unrolls:
         self._accounting.trained += batch.steps
         self._feeder.give_back(batch)
         return due
+
+    def resume(self, folder: Path) -> str:
+        return ""
+
+    def save(self, folder: Path, beat: Callable[[], None] | None = None) -> None:
+        """Unrolls are fresh or worth nothing."""
 
     def stop(self) -> None:
         self._feeder.stop()

@@ -85,8 +85,9 @@ class Member:
         batch = None if seed is None else stage(trainer, [make_slot(trainer, seed)])
         updates = trainer.config.learner.updates_per_batch
         counts = np.zeros(updates) if batch is None else trainer.book(batch)
-        said = trainer.exchange.agree(Word(counts, trainer.progress.growth()))
-        trainer.progress.grow(said.growth)
+        word = Word(counts, trainer.progress.growth())
+        said = trainer.exchange.agree(word)
+        trainer.progress.grow(word.growth, said.growth)
         trainer.train(batch, said.counts)
         return float(said.counts.sum())
 

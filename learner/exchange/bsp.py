@@ -18,13 +18,10 @@ from penstock.configs.schema import LearnerConfig
 from penstock.learner.exchange.base import Word
 from penstock.learner.group import Arrays, Group
 from penstock.learner.optimizer import FlatOptimizer
-from penstock.learner.reduce.layout import Part, buckets_of
+from penstock.learner.reduce.layout import Part
 from penstock.learner.reduce.make import make_codec
 from penstock.learner.reduce.reducer import Reducer
 from penstock.profiling.ledger import TimeLedger
-
-MB = 1_000_000
-
 
 class Bsp:
     """Learners that step together. ``optimizers`` by name, the same on every rank."""
@@ -110,20 +107,25 @@ class Bsp:
         """Leave the group; what was being reduced is lost."""
         for reducer in self._reducers.values():
             reducer.close()
-        self._thread.shutdown(wait=False, cancel_futures=True)
+        self._reducers.clear()
+        self._thread.shutdown(cancel_futures=True)
         self._group.close()
-        self._thread.shutdown(wait=True)
 
     def _reducer(self, optimizer: FlatOptimizer) -> Reducer:
         cfg, group = self._cfg.reduce, self._group
         parts = [Part(s.name, s.start, s.stop, s.ndim < 2) for s in optimizer.spans]
         codec = make_codec(
-            cfg, parts, optimizer.grads.numel(), optimizer.grads.device, group.world, group.rank
+            cfg,
+            parts,
+            optimizer.grads.numel(),
+            optimizer.grads.device,
+            group.world,
+            group.rank,
+            self._cfg.momentum,
         )
         return Reducer(
             optimizer.grads,
             optimizer.parameters,
-            buckets_of(parts, int(cfg.bucket_mb * MB)),
             codec,
             group.gradients,
             self._thread,

@@ -35,7 +35,7 @@ def progress(**stop: Any) -> Progress:
 def train(run: Progress, batch: dict[str, np.ndarray], steps: int, updates: int) -> None:
     """What a single learner does with a batch."""
     run.played(batch, steps, updates)
-    run.grow(run.growth())
+    run.grow(run.growth(), run.growth())
     run.updated(updates)
 
 

@@ -61,7 +61,7 @@ def make_world(*options: str) -> World:
     config = resolve("cartpole_dqn", [*OPTIONS, *options])
     trainer = OffPolicyTrainer(config, probe(config.env))
     accounting = Accounting()
-    source = Transitions(config, trainer, accounting, 1, shared=False)
+    source = Transitions(config, trainer, accounting, 1, 1, shared=False)
     store = source.store
     lane = store.open_lane(1)
     event = store.lane_event(lane)
@@ -95,7 +95,7 @@ def test_a_step_is_trained_once_however_often_it_is_drawn(world: World) -> None:
     assert world.accounting.produced == world.accounting.trained == 32
     assert world.accounting.balance(world.source.in_flight_steps()) == 0
     progress = world.trainer.progress
-    progress.grow(progress.growth())
+    progress.grow(progress.growth(), progress.growth())
     assert progress.trained_steps == 32
     assert world.trainer.progress.learner_steps > 4
 
