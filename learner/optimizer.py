@@ -49,6 +49,11 @@ class FlatOptimizer:
         self._steps = torch.zeros((), device=self.values.device)
         self._rule = _make_rule(self, self._steps, cfg)
 
+    @property
+    def moments(self) -> dict[str, Tensor]:
+        """What the rule keeps for each parameter, by name: float32, laid out like ``values``."""
+        return self._rule.moments
+
     def zero_grad(self) -> None:
         self.grads.zero_()
 

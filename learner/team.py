@@ -24,6 +24,7 @@ from penstock.core.control import Message
 from penstock.core.role import RoleContext
 from penstock.learner.exchange.base import Alone, Exchange, GroupLostError
 from penstock.learner.exchange.bsp import Bsp
+from penstock.learner.exchange.local import LocalSgd
 from penstock.learner.group import Arrays, Group, meet, use_interface
 from penstock.learner.state import put_state, take_state
 from penstock.profiling.ledger import TimeLedger
@@ -110,13 +111,13 @@ class Team:
 
     def leave(self) -> None:
         """Part from the others, who notice."""
-        if isinstance(self.exchange, Bsp):
+        if isinstance(self.exchange, Bsp | LocalSgd):
             self.exchange.close()
         self.exchange = Alone()
 
     def state(self) -> Arrays:
         """What each member keeps for itself, for a checkpoint: all call it in the same turn."""
-        if self._group is None or not isinstance(self.exchange, Bsp):
+        if self._group is None or not isinstance(self.exchange, Bsp | LocalSgd):
             return {}
         own = self.exchange.state() | {"random": torch.get_rng_state().numpy()}
         collected = self._group.collect(own)
@@ -149,7 +150,8 @@ class Team:
             meet(store, members, ctx.learner, self._hello(), timeout_s, waiting)
             group = Group(store, epoch, members, ctx.learner, trainer.device, cfg.reduce)
             self._group = group
-            exchange = Bsp(group, trainer.optimizers(), cfg, self._ledger)
+            pace = LocalSgd if cfg.pace == "local_sgd" else Bsp
+            exchange = pace(group, trainer.optimizers(), cfg, self._ledger)
             self._equalise(group, exchange)
         except GroupLostError as error:
             if ctx.store is not None:
@@ -170,7 +172,7 @@ class Team:
             raise RuntimeError(f"no group of learners came together for {patience_s:g} s: {error}")
         self._ctx.report("group_failed", epoch=epoch, message=str(error))
 
-    def _equalise(self, group: Group, exchange: Bsp) -> None:
+    def _equalise(self, group: Group, exchange: Bsp | LocalSgd) -> None:
         """Take the most advanced member's state, and one's own part of what a checkpoint had."""
         trainer, progress = self._trainer, self._trainer.progress
         places = group.gather([progress.generation, progress.learner_steps])

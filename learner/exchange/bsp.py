@@ -23,6 +23,7 @@ from penstock.learner.reduce.make import make_codec
 from penstock.learner.reduce.reducer import Reducer
 from penstock.profiling.ledger import TimeLedger
 
+
 class Bsp:
     """Learners that step together. ``optimizers`` by name, the same on every rank."""
 

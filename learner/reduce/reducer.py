@@ -31,7 +31,6 @@ class Reducer:
         self,
         grads: Tensor,
         parameters: Sequence[nn.Parameter],
-        buckets: Sequence[Bucket],
         codec: Codec,
         ring: Collective,
         thread: ThreadPoolExecutor,
@@ -40,7 +39,7 @@ class Reducer:
     ) -> None:
         self.codec = codec
         self._grads = grads
-        self._buckets = buckets
+        self._buckets = buckets = codec.buckets
         self._ring = ring
         self._thread = thread
         self._overlap = overlap
@@ -49,6 +48,7 @@ class Reducer:
         self._total: float | None = None
         self._missing: list[int] = []
         self._handed = 0
+        self._failed = False
         self._pending: list[Future[None]] = []
         owner = {part: i for i, bucket in enumerate(buckets) for part in bucket.parts}
         parts = sorted(owner, key=lambda part: part.start)
@@ -106,10 +106,14 @@ class Reducer:
 
     @torch.no_grad()
     def _reduce(self, bucket: Bucket, total: float, ready: torch.cuda.Event | None) -> None:
+        if self._failed:  # the next bucket would wait for those who have given up
+            return
+        self._failed = True
         grads = self._grads[bucket.start : bucket.stop]
         if self._stream is None or ready is None:
             self.codec.reduce(bucket, grads.div_(total), self._ring)
-            return
-        with torch.cuda.stream(self._stream):
-            self._stream.wait_event(ready)
-            self.codec.reduce(bucket, grads.div_(total), self._ring)
+        else:
+            with torch.cuda.stream(self._stream):
+                self._stream.wait_event(ready)
+                self.codec.reduce(bucket, grads.div_(total), self._ring)
+        self._failed = False

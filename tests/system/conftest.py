@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.system.command import Command
 
 HERE = Path(__file__).parent
 WAIT_S = 20.0
@@ -85,3 +86,18 @@ def supervise(tmp_path: Path, nothing_left_behind: None) -> Iterator[Callable[..
         if run.process.poll() is None:
             run.signal(signal.SIGKILL)
         run.process.communicate()
+
+
+@pytest.fixture
+def penstock(tmp_path: Path, nothing_left_behind: None) -> Iterator[Callable[..., Command]]:
+    started: list[Command] = []
+
+    def start(*arguments: str) -> Command:
+        started.append(Command(tmp_path, *arguments))
+        return started[-1]
+
+    yield start
+    for command in started:
+        if command.process.poll() is None:
+            command.process.kill()
+        command.process.communicate()

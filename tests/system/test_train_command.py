@@ -5,20 +5,14 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
-import sys
 import time
-from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import pytest
+from tests.system.command import SMALL, Penstock, assert_balanced, metrics, trained
 
 pytestmark = pytest.mark.system
-
-SMALL = ("actors.envs=8", "actors.unroll=8", "run.interval_s=0.1", "stop.return=null")
-WAIT_S = 40.0
 
 METRICS = {
     "time_s", "env_steps", "env_frames", "learner_steps", "steps_per_s", "trained_steps_per_s",
@@ -26,79 +20,6 @@ METRICS = {
     "actors_alive", "actors_restarted", "learner_wait_fraction", "learner_compute_fraction",
 }  # fmt: skip
 SUMMARY = METRICS | {"solved_at_s", "accounting", "exit_reason"}
-
-
-class Command:
-    """``penstock`` with arguments, in the folder of the test."""
-
-    def __init__(self, folder: Path, *arguments: str) -> None:
-        self.folder = folder
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "penstock", *arguments],
-            cwd=folder,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-
-    def end(self) -> tuple[int, dict[str, Any], str]:
-        """Exit code, the object on the last line of standard output, standard error."""
-        out, err = self.process.communicate(timeout=WAIT_S)
-        lines = out.splitlines()
-        return self.process.returncode, json.loads(lines[-1]) if lines else {}, err
-
-    def wait_until(self, condition: Callable[[], object]) -> None:
-        ends_s = time.monotonic() + WAIT_S
-        while not condition():
-            assert self.process.poll() is None, self.process.communicate()
-            assert time.monotonic() < ends_s
-            time.sleep(0.05)
-
-    def pid_of(self, name: str) -> int:
-        """The process of a role; 0 while there is none."""
-        for process in Path("/proc").glob("[0-9]*"):
-            try:
-                parts = (process / "cmdline").read_bytes().split(b"\0")
-                parent = int((process / "stat").read_text().rpartition(")")[2].split()[1])
-            except OSError:  # it has ended meanwhile
-                continue
-            if name.encode() in parts and parent == self.process.pid:
-                return int(process.name)
-        return 0
-
-
-def metrics(run_dir: Path) -> list[dict[str, Any]]:
-    path = run_dir / "metrics.jsonl"
-    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
-
-
-def trained(run_dir: Path) -> bool:
-    return any(m["learner_steps"] > 0 and m["actors_alive"] == 2 for m in metrics(run_dir))
-
-
-def assert_balanced(summary: dict[str, Any]) -> None:
-    a = summary["accounting"]
-    went = a["trained"] + sum(a["dropped"].values()) + sum(a["lost"].values()) + a["in_flight"]
-    assert a["produced"] == went
-    assert a["trained"] > 0
-
-
-@pytest.fixture
-def penstock(tmp_path: Path, nothing_left_behind: None) -> Iterator[Callable[..., Command]]:
-    started: list[Command] = []
-
-    def start(*arguments: str) -> Command:
-        started.append(Command(tmp_path, *arguments))
-        return started[-1]
-
-    yield start
-    for command in started:
-        if command.process.poll() is None:
-            command.process.kill()
-        command.process.communicate()
-
-
-Penstock = Callable[..., Command]
 
 
 @pytest.mark.parametrize("kind", ["shm", "zmq", "inproc"])

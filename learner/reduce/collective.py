@@ -1,0 +1,63 @@
+"""Collectives over one process group, and the bytes that they send.
+
+All ranks call the same methods in the same order, from one thread. A rank that is gone or late
+makes them raise torch's RuntimeError, after which the group is of no use.
+"""
+
+from __future__ import annotations
+
+import torch.distributed as dist
+from torch import Tensor
+
+
+class Collective:
+    """What codecs may ask of a ``group`` (gloo or NCCL); tensors are contiguous.
+
+    ``sent_nbytes`` adds up the payload that this rank gave to the network, by the algorithms that
+    gloo and NCCL use (see `all_reduce_nbytes`, `all_to_all_nbytes`, `all_gather_nbytes`).
+    """
+
+    def __init__(self, group: dist.ProcessGroup) -> None:
+        self.group = group
+        self.rank = group.rank()
+        self.world = group.size()
+        self.sent_nbytes = 0
+
+    def all_reduce(self, tensor: Tensor) -> None:
+        """It becomes its sum over ranks, bitwise the same on all."""
+        self._reduce(tensor, dist.ReduceOp.SUM)
+
+    def all_reduce_max(self, tensor: Tensor) -> None:
+        """It becomes its maximum over ranks. Not for NaN, which gloo may lose."""
+        self._reduce(tensor, dist.ReduceOp.MAX)
+
+    def all_to_all(self, out: Tensor, given: Tensor) -> None:
+        """Row r of ``given`` ``[world, k]`` goes to rank r; row r of ``out`` is what r gave."""
+        self.sent_nbytes += all_to_all_nbytes(given.nbytes, self.world)
+        self.group.alltoall_base(out.view(-1), given.view(-1), [], []).wait()
+
+    def all_gather(self, out: Tensor, given: Tensor) -> None:
+        """Row r of ``out`` ``[world, k]`` is what rank r gave, each of the same size."""
+        self.sent_nbytes += all_gather_nbytes(given.nbytes, self.world)
+        self.group._allgather_base(out.view(-1), given.view(-1)).wait()
+
+    def _reduce(self, tensor: Tensor, op: dist.ReduceOp.RedOpType) -> None:
+        self.sent_nbytes += all_reduce_nbytes(tensor.nbytes, self.world)
+        options = dist.AllreduceOptions()
+        options.reduceOp = op  # type: ignore[assignment]
+        self.group.allreduce([tensor], options).wait()
+
+
+def all_reduce_nbytes(nbytes: int, world: int) -> int:
+    """Sent by each rank of a ring: every chunk goes round twice, less one step each time."""
+    return 2 * (world - 1) * nbytes // world
+
+
+def all_to_all_nbytes(nbytes: int, world: int) -> int:
+    """Sent by each rank: its own row stays."""
+    return (world - 1) * nbytes // world
+
+
+def all_gather_nbytes(nbytes: int, world: int) -> int:
+    """Sent by each rank of a ring: its own ``nbytes``, and what it passes on."""
+    return (world - 1) * nbytes

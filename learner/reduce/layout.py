@@ -1,0 +1,74 @@
+"""Which parts of the flat gradient travel together."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from itertools import pairwise
+from typing import NamedTuple
+
+from torch import Tensor
+
+VALUE_NBYTES = 4  # of float32
+
+
+class Part(NamedTuple):
+    """One parameter in the flat vector: its values ``start`` up to ``stop``.
+
+    ``is_bias`` if it has fewer than two dimensions. ``rows`` is the size of its first dimension,
+    where it is seen as a matrix; 1 if that does not matter (only `powersgd` asks).
+    """
+
+    name: str
+    start: int
+    stop: int
+    is_bias: bool
+    rows: int = 1
+
+
+class Bucket(NamedTuple):
+    """A slice of the flat vector, of whole parameters, in their order."""
+
+    start: int
+    stop: int
+    parts: tuple[Part, ...]
+
+    @property
+    def size(self) -> int:
+        """Values in it."""
+        return self.stop - self.start
+
+
+def parts_of(parameters: Iterable[tuple[str, Tensor]]) -> tuple[Part, ...]:
+    """Where each of the named parameters lies when they follow one another."""
+    parts, start = [], 0
+    for name, parameter in parameters:
+        stop = start + parameter.numel()
+        is_bias = parameter.ndim < 2
+        parts.append(Part(name, start, stop, is_bias, 1 if is_bias else parameter.shape[0]))
+        start = stop
+    return tuple(parts)
+
+
+def buckets_of(parts: Sequence[Part], nbytes: int) -> tuple[Bucket, ...]:
+    """Cut ``parts`` into buckets of at most ``nbytes`` of float32, the last parameters first.
+
+    So the first bucket is the first to be ready in a backward pass. A parameter is never cut: a
+    larger one is a bucket of its own.
+
+    :raises ValueError: if the parts leave gaps.
+    """
+    for before, after in pairwise(parts):
+        if before.stop != after.start:
+            raise ValueError(f"{after.name} starts at {after.start}, not at {before.stop}")
+    buckets: list[Bucket] = []
+    held: list[Part] = []
+    for part in reversed(parts):
+        if held and (held[0].stop - part.start) * VALUE_NBYTES > nbytes:
+            buckets.append(_bucket(held))
+            held = []
+        held.append(part)
+    return (*buckets, _bucket(held)) if held else ()
+
+
+def _bucket(reverse: Sequence[Part]) -> Bucket:
+    return Bucket(reverse[-1].start, reverse[0].stop, tuple(reversed(reverse)))

@@ -1,0 +1,183 @@
+"""Who may go on, and what becomes of a gradient: one pure state machine per pace.
+
+A worker *goes* (is given the parameters of now), works, *pushes*, and asks to go again. Its clock
+counts its pushes. A machine holds no gradients and does no input or output; whoever has those asks
+
+    push(worker, samples)  whether the gradient counts, and how old it is
+    due() / stepped()      whether what has come makes an update of the parameters now
+    may_go(worker)         whether a worker may go on
+
+and asks `due` and `may_go` again after every push and after every `leave`: what a dead worker held
+up goes on at once. A worker that joins starts at the clock of the slowest, so that it neither holds
+others up nor is held up.
+
+*Staleness* of a gradient: updates of the parameters between the worker's going and its push.
+
+- `Bounded`: stale synchronous parallel, Ho et al. 2013, "More Effective Distributed ML via a Stale
+  Synchronous Parallel Parameter Server": the slowest and the fastest worker are at most ``s``
+  clocks apart, else the fastest waits. ``s = 0`` is a barrier, no bound is totally asynchronous.
+  The mirror clock of Gaia's approximate synchronous parallel (Hsieh et al. 2017) is the same bound.
+- `Backup`: Chen et al. 2016, "Revisiting Distributed Synchronous SGD" (arXiv 1604.00981): each step
+  takes the first K gradients of its own step, and drops those that come late.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections import Counter
+from dataclasses import dataclass
+
+from penstock.configs.schema import LearnerConfig
+
+MAX_LAG = 1 << 16  # the histograms' last bin
+
+
+@dataclass
+class Worker:
+    """A living worker. ``pulled`` is the version that it went with."""
+
+    clock: int
+    pulled: int = 0
+    working: bool = False
+
+
+class Pace(ABC):
+    """What all paces share. ``version`` counts updates of the parameters."""
+
+    def __init__(self, version: int = 0) -> None:
+        self.version = version
+        self.workers: dict[int, Worker] = {}
+        self.lag: Counter[int] = Counter()
+        """Gradients applied, by staleness."""
+        self.late: Counter[int] = Counter()
+        """Gradients discarded, by staleness."""
+        self.widest = 0
+        """The most clocks that anyone was ahead of the slowest when it went."""
+
+    @property
+    def slowest(self) -> int:
+        """Clock of the slowest living worker; 0 where there is none."""
+        return min((worker.clock for worker in self.workers.values()), default=0)
+
+    def join(self, worker: int) -> None:
+        """A worker is there that was not: identities are not used twice."""
+        self.workers[worker] = Worker(self.slowest)
+
+    def leave(self, worker: int) -> None:
+        """A worker has died, or said goodbye."""
+        self.workers.pop(worker, None)
+
+    def go(self, worker: int) -> None:
+        """A worker that `may_go` has been given the parameters of ``version``."""
+        self.widest = max(self.widest, self.workers[worker].clock - self.slowest)
+        self.workers[worker].pulled = self.version
+        self.workers[worker].working = True
+
+    def push(self, worker: int, samples: int) -> int | None:
+        """Take a gradient over ``samples``, 0 for none: its staleness, or None to discard it.
+
+        Only a worker that has gone may push, and once.
+        """
+        state = self.workers[worker]
+        state.working = False
+        state.clock += 1
+        lag = self.version - state.pulled
+        counts = self._counts(worker)
+        if samples:
+            (self.lag if counts else self.late)[min(lag, MAX_LAG)] += 1
+        return lag if counts else None
+
+    def stepped(self, updated: bool) -> None:
+        """What was `due` is done; ``updated`` where it changed the parameters."""
+        self.version += updated
+        self._stepped()
+
+    @abstractmethod
+    def may_go(self, worker: int) -> bool:
+        """Whether a worker that asks may go on now."""
+
+    @abstractmethod
+    def due(self) -> bool:
+        """Whether the gradients taken since the last step are to be applied now, as one update."""
+
+    @abstractmethod
+    def _counts(self, worker: int) -> bool:
+        """Whether the push that has just come is taken."""
+
+    @abstractmethod
+    def _stepped(self) -> None: ...
+
+
+class Bounded(Pace):
+    """Every push is an update; nobody works more than ``staleness`` clocks ahead of the slowest.
+
+    None: no bound. A worker that has pushed and waits is ahead by one more at most.
+    """
+
+    def __init__(self, staleness: int | None, version: int = 0) -> None:
+        super().__init__(version)
+        self._staleness = staleness
+        self._taken = False
+
+    def may_go(self, worker: int) -> bool:
+        if self._staleness is None:
+            return True
+        return self.workers[worker].clock - self.slowest <= self._staleness
+
+    def due(self) -> bool:
+        return self._taken
+
+    def _counts(self, worker: int) -> bool:
+        self._taken = True
+        return True
+
+    def _stepped(self) -> None:
+        self._taken = False
+
+
+class Backup(Pace):
+    """A step is the first ``wanted`` pushes of workers that went at that step, or fewer where fewer
+    live; whoever comes later is discarded and goes on at the step of now."""
+
+    def __init__(self, wanted: int, version: int = 0) -> None:
+        super().__init__(version)
+        self._wanted = wanted
+        self._step = 0
+        self._began: dict[int, int] = {}  # the step at which a worker went
+        self._arrived: set[int] = set()
+
+    def leave(self, worker: int) -> None:
+        super().leave(worker)
+        self._began.pop(worker, None)
+
+    def go(self, worker: int) -> None:
+        super().go(worker)
+        self._began[worker] = self._step
+
+    def may_go(self, worker: int) -> bool:
+        return worker not in self._arrived
+
+    def due(self) -> bool:
+        could_come = len(self.workers.keys() | self._arrived)
+        return bool(self._arrived) and len(self._arrived) >= min(self._wanted, could_come)
+
+    def _counts(self, worker: int) -> bool:
+        if self._began[worker] != self._step:
+            return False
+        self._arrived.add(worker)
+        return True
+
+    def _stepped(self) -> None:
+        self._step += 1
+        self._arrived.clear()
+
+
+def make_pace(cfg: LearnerConfig, version: int = 0) -> Pace:
+    """The machine of `learner.pace`, for a pace that has a parameter server."""
+    if cfg.pace == "backup":
+        return Backup(max(1, cfg.count - cfg.spare), version)
+    if cfg.pace in ("ssp", "asp"):
+        return Bounded(cfg.staleness, version)
+    if cfg.pace == "tap":
+        return Bounded(None, version)
+    raise ValueError(f"learner.pace {cfg.pace} has no parameter server")

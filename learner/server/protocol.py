@@ -1,0 +1,212 @@
+"""Messages between learners (workers) and their parameter server: pure functions, no sockets.
+
+A message is two frames, ``[head | payload]``, to the server's ROUTER from a worker's DEALER and
+back. The head is `HEAD`, little-endian; fields that a kind does not name are 0. The payload is raw:
+
+    dense     ``entries`` float32
+    sparse    ``entries`` uint32 indices, growing, then as many float32
+    text      ``entries`` bytes of UTF-8
+
+    kind       from    what it says
+    JOIN       worker  rank; session = the worker's own random token; version = updates that its
+                       parameters have seen; entries = how many there are; rules = checksum of the
+                       settings on which all must agree
+    WELCOME    server  session to name from now on; flag WANTED: send your parameters
+    STATE      worker  version, samples, steps of the run; dense: parameters, then the optimizer's
+                       arrays by name; the server takes them if it has none, or older ones
+    PUSH       worker  samples and steps since the push before. dense: the gradient, summed over its
+                       samples. sparse (asp): changes of parameters. No payload where there is none
+    PULL       worker  number = that of its answer; version = what it has (asp), -1 for none
+    VALUES     server  number; version, samples, steps of the run; lag = staleness of the worker's
+                       last push, -1 where it was discarded; workers. dense: all parameters; sparse
+                       (asp): those that changed since ``version``
+    ASK_STATE  worker  number
+    STATE      server  number, as above
+    BYE        worker  it leaves
+    WHO        server  session = one that it does not know (any more): join again
+    BUSY       server  text: why it cannot join now; to be tried again
+    REFUSE     server  text: why it never can
+    PING       server  nothing: only whether it can be sent
+
+Flags STOP and CHECKPOINT in a PUSH are for all workers: each finds them in its next VALUES, and
+STOP in all that follow.
+
+Whatever is wrong with received bytes raises `WireError`, whose ``reason`` is what gets counted. A
+worker whose connection ended has a new identity when it is back, and is answered WHO; a push that
+got lost with it is a gradient lost. Never pickle. Without CURVE keys nobody is told from a worker.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from enum import IntEnum, IntFlag
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from penstock.transport.checksum import crc32
+from penstock.transport.wire import WireError
+
+PROTOCOL_VERSION = 1
+MAGIC = b"PNPS"
+MAX_COUNT = 1 << 62
+# magic, protocol, kind, flags, rank, number, session, version, samples, steps, entries, rules, lag,
+# workers, checksum of the payload, checksum of all before it
+HEAD = struct.Struct("<4sBBHIQQqqqQIiIII")
+_U32 = struct.Struct("<I")
+
+Floats = npt.NDArray[np.float32]
+Indices = npt.NDArray[np.uint32]
+Payload = bytes | memoryview
+
+
+class Kind(IntEnum):
+    """What a message says."""
+
+    JOIN = 1
+    WELCOME = 2
+    STATE = 3
+    PUSH = 4
+    PULL = 5
+    VALUES = 6
+    ASK_STATE = 7
+    BYE = 8
+    WHO = 9
+    BUSY = 10
+    REFUSE = 11
+    PING = 12
+
+
+class Flag(IntFlag):
+    """``DENSE`` and ``SPARSE`` say how to read the payload; with neither it is text or empty."""
+
+    NONE = 0
+    DENSE = 1
+    SPARSE = 2
+    WANTED = 4
+    STOP = 8
+    CHECKPOINT = 16
+
+
+class Head(NamedTuple):
+    """The fields in the order in which they stand, without magic, version and checksums."""
+
+    kind: int
+    flags: int = 0
+    rank: int = 0
+    number: int = 0
+    session: int = 0
+    version: int = 0
+    samples: int = 0
+    steps: int = 0
+    entries: int = 0
+    rules: int = 0
+    lag: int = 0
+    workers: int = 0
+
+
+class Message(NamedTuple):
+    """A sound head, and a payload of the size that it names, with the right checksum."""
+
+    head: Head
+    payload: memoryview
+
+
+class Packed(NamedTuple):
+    """A payload that is sent several times, with what its head says of it."""
+
+    payload: Payload
+    flags: Flag
+    entries: int
+    crc: int
+
+
+def pack_dense(values: Floats) -> Packed:
+    """A copy: ``values`` may change while it is on its way."""
+    payload = values.astype("<f4", copy=False).tobytes()
+    return Packed(payload, Flag.DENSE, values.size, crc32(payload))
+
+
+def pack_sparse(indices: Indices, values: Floats) -> Packed:
+    """``indices`` grow."""
+    payload = indices.astype("<u4", copy=False).tobytes()
+    payload += values.astype("<f4", copy=False).tobytes()
+    return Packed(payload, Flag.SPARSE, values.size, crc32(payload))
+
+
+def pack_text(text: str) -> Packed:
+    payload = text.encode()
+    return Packed(payload, Flag.NONE, len(payload), crc32(payload))
+
+
+def encode(head: Head, packed: Packed | None = None) -> list[Payload]:
+    """The two frames; what ``head`` says of the payload is filled in."""
+    payload: Payload = b""
+    crc = crc32(b"")
+    if packed is not None:
+        payload, crc = packed.payload, packed.crc
+        head = head._replace(flags=head.flags | packed.flags, entries=packed.entries)
+    blank = HEAD.pack(MAGIC, PROTOCOL_VERSION, *head, crc, 0)[:-4]
+    return [blank + _U32.pack(crc32(blank)), payload]
+
+
+def decode(frames: Sequence[Payload]) -> Message:
+    """Check everything that needs no knowledge of the run."""
+    if len(frames) != 2:
+        raise WireError("frames", f"{len(frames)} frames")
+    raw, payload = bytes(frames[0][: HEAD.size + 1]), memoryview(frames[1])
+    if len(raw) != HEAD.size:
+        raise WireError("header", f"{len(raw)} bytes")
+    magic, protocol, *fields, payload_crc, head_crc = HEAD.unpack(raw)
+    if magic != MAGIC or crc32(raw[:-4]) != head_crc:
+        raise WireError("header", "magic or checksum")
+    if protocol != PROTOCOL_VERSION:
+        raise WireError("version", f"protocol {protocol}")
+    head = Head(*fields)
+    if head.kind not in _KINDS or max(head.samples, head.steps, head.version) > MAX_COUNT:
+        raise WireError("header", f"kind {head.kind}")
+    if min(head.samples, head.steps, head.version + 1) < 0:
+        raise WireError("header", "negative counts")
+    if payload.nbytes != _nbytes(head):
+        raise WireError("size", f"{payload.nbytes} bytes for {head.entries} entries")
+    if crc32(payload) != payload_crc:
+        raise WireError("checksum")
+    return Message(head, payload)
+
+
+def dense(message: Message, size: int) -> Floats:
+    """The payload as float32 ``[size]``: not a copy, and perhaps not aligned."""
+    if message.head.flags & _SHAPES != Flag.DENSE or message.head.entries != size:
+        raise WireError("size", f"{message.head.entries} instead of {size} values")
+    return np.frombuffer(message.payload, "<f4")
+
+
+def sparse(message: Message, size: int) -> tuple[Indices, Floats]:
+    """Indices below ``size``, each once, and their values."""
+    if message.head.flags & _SHAPES != Flag.SPARSE or message.head.entries > size:
+        raise WireError("size", f"{message.head.entries} of {size} values")
+    half = 4 * message.head.entries
+    indices = np.frombuffer(message.payload[:half], "<u4")
+    if indices.size and (indices[-1] >= size or np.any(indices[1:] <= indices[:-1])):
+        raise WireError("indices", f"not growing, or not below {size}")
+    return indices, np.frombuffer(message.payload[half:], "<f4")
+
+
+def text(message: Message) -> str:
+    return bytes(message.payload).decode(errors="replace")
+
+
+def _nbytes(head: Head) -> int:
+    """Size of the payload that a head announces."""
+    flags = head.flags & _SHAPES
+    if flags == _SHAPES:
+        raise WireError("header", "both dense and sparse")
+    if head.kind == Kind.JOIN:  # there ``entries`` tells of what is not sent
+        return 0
+    return int(head.entries) * {Flag.DENSE: 4, Flag.SPARSE: 8}.get(Flag(flags), 1)
+
+
+_KINDS = frozenset(Kind)
+_SHAPES = Flag.DENSE | Flag.SPARSE

@@ -1,0 +1,72 @@
+"""`penstock` as a user runs it, and what its run folder says."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+SMALL = ("actors.envs=8", "actors.unroll=8", "run.interval_s=0.1", "stop.return=null")
+WAIT_S = 40.0
+
+
+class Command:
+    """``penstock`` with arguments, in the folder of the test."""
+
+    def __init__(self, folder: Path, *arguments: str) -> None:
+        self.folder = folder
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "penstock", *arguments],
+            cwd=folder,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    def end(self) -> tuple[int, dict[str, Any], str]:
+        """Exit code, the object on the last line of standard output, standard error."""
+        out, err = self.process.communicate(timeout=WAIT_S)
+        lines = out.splitlines()
+        return self.process.returncode, json.loads(lines[-1]) if lines else {}, err
+
+    def wait_until(self, condition: Callable[[], object]) -> None:
+        ends_s = time.monotonic() + WAIT_S
+        while not condition():
+            assert self.process.poll() is None, self.process.communicate()
+            assert time.monotonic() < ends_s
+            time.sleep(0.05)
+
+    def pid_of(self, name: str) -> int:
+        """The process of a role; 0 while there is none."""
+        for process in Path("/proc").glob("[0-9]*"):
+            try:
+                parts = (process / "cmdline").read_bytes().split(b"\0")
+                parent = int((process / "stat").read_text().rpartition(")")[2].split()[1])
+            except OSError:  # it has ended meanwhile
+                continue
+            if name.encode() in parts and parent == self.process.pid:
+                return int(process.name)
+        return 0
+
+
+def metrics(run_dir: Path) -> list[dict[str, Any]]:
+    path = run_dir / "metrics.jsonl"
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+
+def trained(run_dir: Path) -> bool:
+    return any(m["learner_steps"] > 0 and m["actors_alive"] == 2 for m in metrics(run_dir))
+
+
+def assert_balanced(summary: dict[str, Any]) -> None:
+    a = summary["accounting"]
+    went = a["trained"] + sum(a["dropped"].values()) + sum(a["lost"].values()) + a["in_flight"]
+    assert a["produced"] == went
+    assert a["trained"] > 0
+
+
+Penstock = Callable[..., Command]

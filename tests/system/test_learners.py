@@ -1,0 +1,91 @@
+"""Several learners under the real supervisor: one agent, whoever dies."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.system.command import SMALL, Command, Penstock, assert_balanced, metrics
+
+pytestmark = pytest.mark.system
+
+THREE = (*SMALL, "learner.count=3", "actors.count=3", "run.dir=run")
+AGAIN_S = 5.0  # within which the others train again
+
+
+def updates(run_dir: Path) -> int:
+    return max((m["learner_steps"] for m in metrics(run_dir)), default=0)
+
+
+def last(run_dir: Path) -> dict[str, Any]:
+    return metrics(run_dir)[-1]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        ("transport.kind=shm",),
+        ("transport.kind=zmq", "learner.reduce.codec=int8"),
+        ("learner.pace=local_sgd",),
+        ("learner.reduce.codec=onebit", "learner.optimizer=sgd", "learner.reduce.overlap=false"),
+    ],
+    ids=["shm", "zmq-int8", "local_sgd", "onebit"],
+)
+def test_learners_train_one_agent_and_go_on_from_their_checkpoint(
+    penstock: Penstock, tmp_path: Path, options: tuple[str, ...]
+) -> None:
+    command = ("train", "cartpole", "--json", *THREE, *options)
+    code, answer, err = penstock(*command, "stop.learner_steps=40").end()
+    assert code == 0, err
+    assert answer["exit_reason"] == "learner_steps"
+    assert answer["learner_steps"] >= 40
+    assert_balanced(answer)
+    code, again, err = penstock(*command, "stop.learner_steps=80", "--resume", "must").end()
+    assert code == 0, err
+    assert 80 <= again["learner_steps"] < 120
+    assert again["trained_steps"] > answer["trained_steps"]
+    assert_balanced(again)
+
+
+@pytest.mark.parametrize("algo", ["cartpole_dqn", "pendulum_sac"])
+def test_off_policy_learners_have_a_shard_of_the_replay_each(penstock: Penstock, algo: str) -> None:
+    options = ("replay.min_size=500", "replay.capacity=10000", "replay.samples_per_insert=null")
+    limits = ("stop.learner_steps=60", "stop.return=null", "actors.envs=4")
+    count = ("learner.count=2", "actors.count=2", "run.dir=run")
+    code, answer, err = penstock("train", algo, "--json", *options, *limits, *count).end()
+    assert code == 0, err
+    assert answer["exit_reason"] == "learner_steps"
+    assert_balanced(answer)
+
+
+@pytest.mark.parametrize("rank", [0, 2])
+def test_a_killed_learner_costs_the_others_moments(
+    penstock: Penstock, tmp_path: Path, rank: int
+) -> None:
+    run_dir = tmp_path / "run"
+    run = penstock("train", "cartpole", "--json", *THREE, "stop.minutes=5")
+    run.wait_until(lambda: updates(run_dir) > 20)
+    run.wait_until(lambda: last(run_dir)["learners_alive"] == 3)
+    os.kill(run.pid_of(f"learner-{rank}"), signal.SIGKILL)
+    killed_s, before = time.monotonic(), updates(run_dir)
+    run.wait_until(lambda: updates(run_dir) > before + 20)
+    assert time.monotonic() - killed_s < AGAIN_S
+    run.wait_until(lambda: _whole(run, run_dir))
+    reached = updates(run_dir)
+    run.wait_until(lambda: updates(run_dir) > reached + 20)
+    os.kill(run.process.pid, signal.SIGTERM)
+    code, answer, err = run.end()
+    assert code == 143, err
+    assert_balanced(answer)
+    assert answer["accounting"]["lost"]["learner"] > 0
+    assert answer["actors_restarted"] == 0
+
+
+def _whole(run: Command, run_dir: Path) -> bool:
+    """Whether the dead learner is back, with actors of its own."""
+    now = last(run_dir)
+    return bool(now["learners_restarted"] == 1 and now["learners_alive"] == 3)
