@@ -27,6 +27,7 @@ class Contradiction(NamedTuple):
 def group(cfg: Config) -> Iterator[Contradiction]:
     """Of codecs, optimizers, paces and numbers of learners."""
     yield from codec_contradictions(cfg.learner)
+    yield from _updates(cfg.learner)
     yield from _pace(cfg)
     yield from _numbers(cfg)
 
@@ -57,6 +58,22 @@ def codec_contradictions(learner: LearnerConfig) -> Iterator[Contradiction]:
         )
 
 
+def _updates(learner: LearnerConfig) -> Iterator[Contradiction]:
+    if learner.accumulate > 1 and learner.updates_per_batch > 1:
+        yield Contradiction(
+            ("learner.accumulate", "learner.updates_per_batch"),
+            f"learner.accumulate {learner.accumulate} makes one update of several batches and "
+            f"learner.updates_per_batch {learner.updates_per_batch} several of one; set one of "
+            "them to 1",
+        )
+    if learner.lr_scaling != "none" and learner.count == 1:
+        yield Contradiction(
+            ("learner.lr_scaling", "learner.count"),
+            f"learner.lr_scaling {learner.lr_scaling} does nothing while learner.count is 1; set "
+            "learner.lr_scaling=none",
+        )
+
+
 def _pace(cfg: Config) -> Iterator[Contradiction]:
     learner = cfg.learner
     pace = learner.pace
@@ -66,6 +83,12 @@ def _pace(cfg: Config) -> Iterator[Contradiction]:
             f"learner.pace {pace} has a parameter server, which knows no layers, and "
             f"learner.optimizer {learner.optimizer} works by layers; set learner.optimizer=sgd or "
             "learner.pace=bsp",
+        )
+    if learner.accumulate > 1 and cfg.algo.name != "impala":
+        yield Contradiction(
+            ("learner.accumulate", "algo.name"),
+            f"learner.accumulate {learner.accumulate} is for algo.name impala; {cfg.algo.name} "
+            f"takes larger batches with replay.batch_size; set learner.accumulate=1",
         )
     if pace != "bsp" and cfg.algo.name != "impala":
         yield Contradiction(

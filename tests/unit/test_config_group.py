@@ -1,0 +1,109 @@
+"""What does not go together among several learners is refused, and the advice works."""
+
+from __future__ import annotations
+
+import pytest
+
+from penstock.configs.errors import UserError
+from penstock.configs.load import resolve
+
+FOUR = ["learner.count=4", "actors.count=4"]
+
+CASES = {
+    "signs into adam": (
+        [*FOUR, "learner.reduce.codec=onebit"],
+        "learner.reduce.codec onebit sends signs with one size, which ruins the second moment that",
+        ["learner.optimizer=sgd"],
+    ),
+    "ternary into rmsprop": (
+        [*FOUR, "learner.reduce.codec=terngrad", "learner.optimizer=rmsprop"],
+        "learner.reduce.codec terngrad sends -1, 0 or 1 times one size, which ruins",
+        ["learner.reduce.codec=int8"],
+    ),
+    "sparse into lamb": (
+        [*FOUR, "learner.reduce.codec=dropping", "learner.optimizer=lamb"],
+        "learner.reduce.codec dropping sends zeros for most values, which ruins",
+        ["learner.optimizer=sgd"],
+    ),
+    "two momenta": (
+        [*FOUR, "learner.reduce.codec=dgc", "learner.optimizer=lars"],
+        "learner.reduce.codec dgc has its own momentum in place of the optimizer's",
+        ["learner.optimizer=sgd"],
+    ),
+    "codec without reduction": (
+        [*FOUR, "learner.reduce.codec=int8", "learner.pace=local_sgd"],
+        "learner.reduce.codec int8 is for the gradients that learner.pace bsp reduces",
+        ["learner.reduce.codec=none"],
+    ),
+    "layers on a server": (
+        [*FOUR, "learner.pace=ssp", "learner.optimizer=lamb"],
+        "learner.pace ssp has a parameter server, which knows no layers, and learner.optimizer",
+        ["learner.optimizer=sgd"],
+    ),
+    "pace of one": (
+        ["learner.pace=tap"],
+        "learner.pace tap is for several learners and learner.count is 1; set learner.count=2",
+        ["learner.count=2"],
+    ),
+    "pace of an algorithm": (
+        [*FOUR, "learner.pace=ssp", "algo.name=dqn"],
+        "learner.pace ssp is for algo.name impala; dqn trains several learners with",
+        ["learner.pace=bsp"],
+    ),
+    "nobody to wait for": (
+        [*FOUR, "learner.pace=backup", "learner.spare=4"],
+        "learner.spare 4 leaves no gradient of learner.count 4 to wait for; set learner.spare=3",
+        ["learner.spare=3"],
+    ),
+    "one process": (
+        [*FOUR, "transport.kind=inproc"],
+        "learner.count 4 needs a process for each learner, and transport.kind inproc is one",
+        ["transport.kind=shm"],
+    ),
+    "no samples": (
+        ["learner.count=4", "actors.count=3"],
+        "learner.count 4 leaves learners without samples, as actors.count is 3; set actors.count=4",
+        ["actors.count=4"],
+    ),
+    "share of the actors": (
+        [*FOUR, "learner.batch_slots=3"],
+        "actors.count 4 and transport.slots 2 make 2 at most for each learner; set "
+        "learner.batch_slots=2",
+        ["learner.batch_slots=2"],
+    ),
+    "parts and sums": (
+        ["learner.accumulate=2", "learner.updates_per_batch=2"],
+        "learner.accumulate 2 makes one update of several batches",
+        ["learner.accumulate=1"],
+    ),
+    "larger batches from replay": (
+        ["learner.accumulate=2", "algo.name=dqn"],
+        "learner.accumulate 2 is for algo.name impala; dqn takes larger batches with",
+        ["learner.accumulate=1"],
+    ),
+    "scaled by one": (
+        ["learner.lr_scaling=linear"],
+        "learner.lr_scaling linear does nothing while learner.count is 1",
+        ["learner.lr_scaling=none"],
+    ),
+}
+
+
+@pytest.mark.parametrize(("overrides", "text", "advice"), CASES.values(), ids=CASES.keys())
+def test_what_excludes_each_other_is_refused(
+    overrides: list[str], text: str, advice: list[str]
+) -> None:
+    with pytest.raises(UserError) as refused:
+        resolve("Acrobot-v1", overrides)
+    assert text in str(refused.value)
+    assert len(str(refused.value).splitlines()) == 1
+    if advice == ["learner.count=2"]:
+        advice = [*advice, "actors.count=2"]
+    resolve("Acrobot-v1", [*overrides, *advice])
+
+
+@pytest.mark.parametrize("codec", ["none", "fp16", "bf16", "int8", "powersgd", "auto"])
+@pytest.mark.parametrize("optimizer", ["adam", "rmsprop", "sgd", "lars", "lamb"])
+def test_codecs_that_keep_every_value_go_with_every_optimizer(codec: str, optimizer: str) -> None:
+    choice = [f"learner.reduce.codec={codec}", f"learner.optimizer={optimizer}"]
+    resolve("Acrobot-v1", [*FOUR, *choice])
