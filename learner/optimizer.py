@@ -44,7 +44,8 @@ class FlatOptimizer:
         self.spans = _spans(names, self.parameters)
         self.values = flatten(self.parameters)
         self.grads = _make_gradients(self.values, self.parameters)
-        self.momentum = 0.0 if cfg.reduce.codec == "dgc" else cfg.momentum
+        replaced = cfg.count > 1 and cfg.reduce.codec == "dgc"
+        self.momentum = 0.0 if replaced else cfg.momentum
         self.updates = 0  # the same as _steps, but known without asking the device
         self._steps = torch.zeros((), device=self.values.device)
         self._rule = _make_rule(self, self._steps, cfg)

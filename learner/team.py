@@ -19,13 +19,14 @@ import torch.distributed as dist
 
 from penstock import __version__
 from penstock.configs.group import SERVED
-from penstock.configs.schema import Config
+from penstock.configs.schema import Config, LearnerConfig
 from penstock.core.control import Message
 from penstock.core.role import RoleContext
 from penstock.learner.exchange.base import Alone, Exchange, GroupLostError
-from penstock.learner.exchange.bsp import Bsp
+from penstock.learner.exchange.bsp import Bsp, parts_of
 from penstock.learner.exchange.local import LocalSgd
 from penstock.learner.group import Arrays, Group, meet, use_interface
+from penstock.learner.reduce.auto import choose
 from penstock.learner.state import put_state, take_state
 from penstock.profiling.ledger import TimeLedger
 from penstock.profiling.status import Phase
@@ -59,6 +60,7 @@ class Team:
         self._ledger = ledger
         self._stored = stored
         self._named: Message | None = None  # the newest group that the supervisor has named
+        self._codec = ""  # what `auto` stands for, once it was measured
         self._others: list[Message] = []
         self._group: Group | None = None
         self._failing_since_s: float | None = None
@@ -150,9 +152,12 @@ class Team:
             meet(store, members, ctx.learner, self._hello(), timeout_s, waiting)
             group = Group(store, epoch, members, ctx.learner, trainer.device, cfg.reduce)
             self._group = group
+            places = group.gather([trainer.progress.generation, trainer.progress.learner_steps])
+            source = places.index(max(places))
+            cfg = self._with_codec(cfg, group, source)
             pace = LocalSgd if cfg.pace == "local_sgd" else Bsp
             exchange = pace(group, trainer.optimizers(), cfg, self._ledger)
-            self._equalise(group, exchange)
+            self._equalise(group, exchange, source)
         except GroupLostError as error:
             if ctx.store is not None:
                 raise RuntimeError(f"the learners did not come together: {error}") from error
@@ -172,11 +177,26 @@ class Team:
             raise RuntimeError(f"no group of learners came together for {patience_s:g} s: {error}")
         self._ctx.report("group_failed", epoch=epoch, message=str(error))
 
-    def _equalise(self, group: Group, exchange: Bsp | LocalSgd) -> None:
+    def _with_codec(self, cfg: LearnerConfig, group: Group, source: int) -> LearnerConfig:
+        """``cfg`` with the codec that `auto` stands for: what the most advanced has, else measured
+        now by all together."""
+        if cfg.reduce.codec != "auto":
+            return cfg
+        known = np.frombuffer(self._codec.encode(), np.uint8)
+        self._codec = group.broadcast({"codec": known}, source)["codec"].tobytes().decode()
+        if not self._codec:
+            largest = max(self._trainer.optimizers().values(), key=lambda o: len(o.values))
+            device = self._trainer.device
+            choice = choose(cfg, parts_of(largest), len(largest.values), device, group.gradients)
+            self._codec = choice.codec
+            if group.rank == 0:
+                self._ctx.report("note", text=f"learner.reduce.codec auto is {choice.text}")
+        reduce = cfg.reduce.model_copy(update={"codec": self._codec})
+        return cfg.model_copy(update={"reduce": reduce})
+
+    def _equalise(self, group: Group, exchange: Bsp | LocalSgd, source: int) -> None:
         """Take the most advanced member's state, and one's own part of what a checkpoint had."""
         trainer, progress = self._trainer, self._trainer.progress
-        places = group.gather([progress.generation, progress.learner_steps])
-        source = places.index(max(places))
         state = take_state(trainer) if group.rank == source else None
         received = group.broadcast(state, source)
         if group.rank != source:

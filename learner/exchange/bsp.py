@@ -18,6 +18,7 @@ from penstock.configs.schema import LearnerConfig
 from penstock.learner.exchange.base import Word
 from penstock.learner.group import Arrays, Group
 from penstock.learner.optimizer import FlatOptimizer
+from penstock.learner.reduce.dgc import Dgc
 from penstock.learner.reduce.layout import Part
 from penstock.learner.reduce.make import make_codec
 from penstock.learner.reduce.reducer import Reducer
@@ -114,16 +115,11 @@ class Bsp:
 
     def _reducer(self, optimizer: FlatOptimizer) -> Reducer:
         cfg, group = self._cfg.reduce, self._group
-        parts = [Part(s.name, s.start, s.stop, s.ndim < 2) for s in optimizer.spans]
-        codec = make_codec(
-            cfg,
-            parts,
-            optimizer.grads.numel(),
-            optimizer.grads.device,
-            group.world,
-            group.rank,
-            self._cfg.momentum,
-        )
+        if cfg.codec == Dgc.name:
+            optimizer.momentum = 0.0  # the codec's is in its place
+        size, device = len(optimizer.grads), optimizer.grads.device
+        places = (group.world, group.rank)
+        codec = make_codec(cfg, parts_of(optimizer), size, device, *places, self._cfg.momentum)
         return Reducer(
             optimizer.grads,
             optimizer.parameters,
@@ -132,3 +128,8 @@ class Bsp:
             self._thread,
             overlap=cfg.overlap,
         )
+
+
+def parts_of(optimizer: FlatOptimizer) -> list[Part]:
+    """Its parameters, as codecs see them."""
+    return [Part(span.name, span.start, span.stop, span.ndim < 2) for span in optimizer.spans]
