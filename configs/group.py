@@ -66,6 +66,12 @@ def _updates(learner: LearnerConfig) -> Iterator[Contradiction]:
             f"learner.updates_per_batch {learner.updates_per_batch} several of one; set one of "
             "them to 1",
         )
+    if learner.weight_decay and learner.optimizer in ("adam", "rmsprop"):
+        yield Contradiction(
+            ("learner.weight_decay", "learner.optimizer"),
+            f"learner.weight_decay {learner.weight_decay:g} is of sgd, lars and lamb, and "
+            f"learner.optimizer is {learner.optimizer}; set learner.weight_decay=0",
+        )
     if learner.lr_scaling != "none" and learner.count == 1:
         yield Contradiction(
             ("learner.lr_scaling", "learner.count"),

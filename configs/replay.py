@@ -29,3 +29,7 @@ class ReplayConfig(Section):
     once, and stacked again when drawn. null stores observations as they are."""
     beta_steps: Count | None = None
     """Optimizer steps over which `beta` rises linearly to 1; null: it stays."""
+    checkpoint: Switch = False
+    """Whether checkpoints hold the replay too, so that a resumed run goes on with what it had; else
+    it begins with an empty one. Takes the replay's size on disk, twice while one is written; at the
+    end of a run, `run.grace_s` must be long enough for that."""

@@ -185,7 +185,7 @@ def learner(
 ) -> Iterator[Learner]:
     store = SlotStore(spec, slots)
     board = WeightsBoard.create(LAYOUT.size)
-    path = folder / "learner.sock"
+    path = folder / "learner-0.sock"
     host = ShmHost(path, welcome(run_id, spec), board, store)
     side = Learner(path, store, board, welcome(run_id, spec))
     side.start(host)

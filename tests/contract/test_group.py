@@ -9,7 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from tests.group_member import make_slot, make_trainer, stage
+
+from group_member import make_slot, make_trainer, stage
 
 MEMBER = Path(__file__).parent.parent / "group_member.py"
 PLAIN = ("learner.optimizer=sgd", "learner.lr=0.1", "learner.grad_clip=null")

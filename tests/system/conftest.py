@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.system.command import Command
+
+from train_command import Command
 
 HERE = Path(__file__).parent
 WAIT_S = 20.0

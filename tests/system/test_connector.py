@@ -276,7 +276,7 @@ def test_it_ends_when_the_learner_does_and_the_actor_meets_the_next_run(
         link = join(address)
         send(link, 0)
         assert side.take().columns["reward"].max() == expected(0)["reward"].max()
-        (tmp_path / "learner.sock").unlink()
+        (tmp_path / "learner-0.sock").unlink()
         side.stop()
         assert exit_code(child) == EXIT_REJOIN
     with (

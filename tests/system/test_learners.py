@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.system.command import SMALL, Command, Penstock, assert_balanced, metrics
+
+from train_command import SMALL, Command, Penstock, assert_balanced, metrics
 
 pytestmark = pytest.mark.system
 

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import json
+import signal
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 import numpy as np
@@ -10,6 +15,7 @@ import pytest
 from penstock.configs.load import resolve
 from penstock.launch import run
 from penstock.learner import checkpoint
+from penstock.replay import Prioritized, Replay
 
 pytestmark = pytest.mark.system
 
@@ -51,6 +57,85 @@ def test_so_does_one_that_learns_from_replay(tmp_path: Path, target: str, option
     parts = train(tmp_path / "parts", 40, *options, target=target, resume="must")
     assert same(whole, parts)
     assert not np.array_equal(half.weights, parts.weights)
+
+
+KEPT = (
+    *("replay.checkpoint=true", "replay.min_size=512", "replay.batch_size=32"),
+    *("replay.samples_per_insert=1", "algo.target_every=8"),
+)
+
+
+@pytest.mark.parametrize("capacity", [10_000, 700], ids=["growing", "full"])
+def test_so_does_one_whose_checkpoints_hold_the_replay(
+    tmp_path: Path, capacity: int, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """It goes on with the stored steps: at 20 more optimizer steps it has played 640 more, where an
+    empty replay would have had to be filled with 512 first."""
+    options = (*KEPT, f"replay.capacity={capacity}", "replay.beta_steps=60")
+    whole = train(tmp_path / "whole", 40, *options, target="cartpole_dqn")
+    half = train(tmp_path / "parts", 20, *options, target="cartpole_dqn")
+    stored = Replay.load(tmp_path / "parts/checkpoints/last/replay/0", sampler=Prioritized())
+    capfd.readouterr()
+    parts = train(tmp_path / "parts", 40, *options, target="cartpole_dqn", resume="must")
+    assert same(whole, parts)
+    assert f"the replay goes on with {len(stored)} stored steps" in capfd.readouterr().out
+    assert 512 <= len(stored) <= half.meta["progress"]["env_steps"]
+    more = parts.meta["progress"]["env_steps"] - half.meta["progress"]["env_steps"]
+    assert more == pytest.approx(20 * 32, abs=200)
+
+
+def test_without_the_option_the_replay_begins_empty_and_that_is_said(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    half = train(tmp_path, 20, *KEPT, target="cartpole_dqn")
+    off = (*KEPT, "replay.checkpoint=false")
+    whole = train(tmp_path, 40, *off, target="cartpole_dqn", resume="must")
+    assert "the replay begins empty, as replay.checkpoint is false" in capfd.readouterr().out
+    more = whole.meta["progress"]["env_steps"] - half.meta["progress"]["env_steps"]
+    assert more >= 512 + 20 * 32 - 300
+    assert not (tmp_path / "checkpoints/last/replay/0").exists(), "that was of another moment"
+
+
+def test_a_replay_of_another_size_is_refused(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    train(tmp_path, 20, *KEPT, target="cartpole_dqn")
+    small = [*SMALL, *KEPT, "replay.capacity=1000", f"run.dir={tmp_path}"]
+    assert run.train("cartpole_dqn", small, "must", False) == 2
+    error = capfd.readouterr().err
+    assert "give the same capacity; or begin with an empty one: replay.checkpoint=false" in error
+
+
+def test_a_run_from_replay_stops_where_it_was_told_to(tmp_path: Path) -> None:
+    """Although one turn would allow it a thousand steps more."""
+    options = ("replay.min_size=128", "replay.batch_size=8", "replay.samples_per_insert=32")
+    stored = train(tmp_path, 30, *options, target="cartpole_dqn")
+    assert stored.meta["progress"]["learner_steps"] == 30
+
+
+def test_a_signal_ends_a_turn(tmp_path: Path, nothing_left_behind: None) -> None:
+    """One that would take far longer than the time in which a run must end."""
+    options = ["replay.min_size=128", "replay.batch_size=1024", "replay.samples_per_insert=100000"]
+    options += ["model.hidden=[512,512]", "run.interval_s=0.1", "run.grace_s=8", "run.dir=run"]
+    command = [sys.executable, "-m", "penstock", "train", "cartpole_dqn", "--json"]
+    process = subprocess.Popen(
+        [*command, *SMALL, *options, "checkpoint.every_steps=null", "replay.capacity=100000"],
+        cwd=tmp_path,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+    )
+    status = tmp_path / "run" / "config.yaml"
+    ends_s = time.monotonic() + 20
+    while not status.exists() and time.monotonic() < ends_s:
+        time.sleep(0.05)
+    time.sleep(5.0)
+    process.send_signal(signal.SIGINT)
+    start_s = time.monotonic()
+    out, _ = process.communicate(timeout=30)
+    assert time.monotonic() - start_s < 6
+    assert json.loads(out.splitlines()[-1])["learner_steps"] > 0, out
+    assert checkpoint.exists(tmp_path / "run" / "checkpoints" / "last")
 
 
 def test_the_seed_is_what_differs(tmp_path: Path) -> None:

@@ -54,8 +54,8 @@ def test_weights_reach_all_actors_of_a_host(tmp_path: Path, far: Path, side: Lea
     address = f"ipc://{tmp_path}/wire"
     with role_process(far, "relay", address) as child:
         heard(child, "ready")
-        link = ZmqLink(context(far), address, None, 2, actor=7, relay_path=far / "relay.sock")
-        other = ShmLink(far / "relay.sock", None, want=0)
+        link = ZmqLink(context(far), address, None, 2, actor=7, relay_path=far / "relay-0.sock")
+        other = ShmLink(far / "relay-0.sock", None, want=0)
         for version in (1, 2, 5):
             sent = side.publish(version)
             np.testing.assert_array_equal(newest(link, version), sent)
@@ -67,7 +67,7 @@ def test_weights_reach_all_actors_of_a_host(tmp_path: Path, far: Path, side: Lea
 
 def test_an_actor_follows_a_relay_that_was_killed(tmp_path: Path, far: Path, side: Learner) -> None:
     address = f"ipc://{tmp_path}/wire"
-    link = ZmqLink(context(far), address, None, 2, actor=7, relay_path=far / "relay.sock")
+    link = ZmqLink(context(far), address, None, 2, actor=7, relay_path=far / "relay-0.sock")
     side.publish(1)
     with role_process(far, "relay", address) as child:
         newest(link, 1)
@@ -84,7 +84,7 @@ def test_a_relay_follows_a_connector_that_was_replaced(tmp_path: Path, far: Path
     with learner(tmp_path) as side, role_process(far, "relay", address) as child:
         with connector(side, address):
             heard(child, "ready")
-            link = ShmLink(far / "relay.sock", None, want=0)
+            link = ShmLink(far / "relay-0.sock", None, want=0)
             side.publish(1)
             newest(link, 1)
         with connector(side, address):

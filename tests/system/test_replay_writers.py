@@ -118,8 +118,7 @@ def all_rows(rb: Replay) -> Any:
 
 
 def writers(rb: Replay) -> int:
-    assert rb._server is not None
-    return rb._server.writers
+    return int(rb.stats()["writers"])
 
 
 def test_writers_killed_at_random_instants(nursery_of: Callable[[str], Nursery]) -> None:

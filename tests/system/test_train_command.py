@@ -10,7 +10,8 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from tests.system.command import SMALL, Penstock, assert_balanced, metrics, trained
+
+from train_command import SMALL, Penstock, assert_balanced, metrics, trained
 
 pytestmark = pytest.mark.system
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import importlib
+import json
 import os
 import signal
 import subprocess
@@ -52,6 +53,51 @@ def learn(ctx: RoleContext) -> None:
     heard.extend(ctx.messages())
     (ctx.run_dir / "saved").write_text("saved")
     ctx.report("final", heard=heard, accounting={"produced": 3, "trained": 3})
+
+
+def learn_together(ctx: RoleContext) -> None:
+    """One of several learners: writes down who is in its group, and what it hears when."""
+    ctx.report("join")
+    ctx.status.phase = Phase.REDUCING
+    print(f"pid {os.getpid()}", flush=True)
+
+    alive = 1
+
+    def turn() -> bool:
+        nonlocal alive
+        for message in ctx.messages():
+            alive = message.get("alive", alive)
+            if message["kind"] != "actors":
+                print(f"heard {time.monotonic()} {json.dumps(message)}", flush=True)
+        ctx.status.produced_steps, ctx.status.trained_steps = 50, 40
+        if alive:
+            ctx.report("metrics", time_s=1.0, steps_per_s=10.0, learner_wait_fraction=0.25)
+        return ctx.stopping()
+
+    _turns(ctx, turn)
+    accounting = {"produced": 50, "trained": 50, "dropped": {}, "lost": {}, "in_flight": 0}
+    ctx.report("final", accounting=accounting)
+
+
+def learn_together_until_told(ctx: RoleContext) -> None:
+    """One of several learners that dies, again and again, as soon as it works."""
+    if ctx.incarnation > 1:
+        raise ValueError(f"crash of incarnation {ctx.incarnation}")
+    learn_together(ctx)
+
+
+def follow(ctx: RoleContext) -> None:
+    """An actor that writes down whom it plays for: one unroll of ten steps for each."""
+    ctx.report("ready")
+    while not ctx.stopping():
+        ctx.follow()
+        print(f"pid {os.getpid()} plays for {ctx.learner} as {ctx.incarnation}", flush=True)
+        ctx.status.begin_stream(ctx.incarnation, 0)
+        ctx.status.sequence, ctx.status.produced_steps = 1, 10
+        ctx.status.played_steps += 10
+        while not ctx.leaving():
+            ctx.status.beat()
+            time.sleep(TURN_S)
 
 
 def stop_soon(ctx: RoleContext) -> None:

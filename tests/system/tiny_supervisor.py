@@ -1,6 +1,7 @@
 """A program that supervises roles of `tiny_roles`, and prints how it ended as one JSON line.
 
-Arguments: a JSON object {"dir": ..., "actors": [...], "learner": ..., "limits": {...}}.
+Arguments: a JSON object {"dir": ..., "actors": [...], "learner": ..., "limits": {...}};
+several are "learners": [...].
 """
 
 from __future__ import annotations
@@ -42,13 +43,15 @@ class Ears:
 def main() -> None:
     plan = json.loads(sys.argv[1])
     run_dir = Path(plan["dir"])
+    learners = [plan["learner"]] if "learner" in plan else plan.get("learners", [])
     specs = [
-        RoleSpec("actor", i, f"tiny_roles:{main}", Stage.ACTORS)
+        RoleSpec("actor", i, f"tiny_roles:{main}", Stage.ACTORS, learner=i % max(1, len(learners)))
         for i, main in enumerate(plan.get("actors", []))
     ]
-    if "learner" in plan:
-        main = f"tiny_roles:{plan['learner']}"
-        specs.append(RoleSpec("learner", 0, main, Stage.LEARNER, informed=True))
+    specs += [
+        RoleSpec("learner", i, f"tiny_roles:{main}", Stage.LEARNER, informed=True, learner=i)
+        for i, main in enumerate(learners)
+    ]
     ears = Ears(plan.get("fault", False))
     with run_folder(run_dir, "auto") as lock, runtime_folder() as runtime_dir:
         arguments = {"run_dir": str(run_dir), "runtime_dir": str(runtime_dir), "config": None}

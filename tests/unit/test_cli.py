@@ -14,7 +14,7 @@ import penstock
 
 COMMANDS = (
     ["train"], ["learner"], ["actor"], ["eval"], ["doctor"], ["config", "show"],
-    ["config", "list"], ["keys", "new"], ["replay", "serve"],
+    ["config", "list"], ["keys", "new"], ["replay", "serve"], ["bench", "reduce"],
 )  # fmt: skip
 
 

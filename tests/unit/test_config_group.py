@@ -81,6 +81,11 @@ CASES = {
         "learner.accumulate 2 is for algo.name impala; dqn takes larger batches with",
         ["learner.accumulate=1"],
     ),
+    "decay without use": (
+        ["learner.weight_decay=0.1"],
+        "learner.weight_decay 0.1 is of sgd, lars and lamb, and learner.optimizer is adam",
+        ["learner.optimizer=sgd"],
+    ),
     "scaled by one": (
         ["learner.lr_scaling=linear"],
         "learner.lr_scaling linear does nothing while learner.count is 1",

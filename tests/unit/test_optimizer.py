@@ -11,14 +11,25 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from penstock.configs.reduce import ReduceConfig
 from penstock.configs.schema import LearnerConfig
-from penstock.learner.optimizer import FlatOptimizer, learning_rate
+from penstock.learner.optimizer import FlatOptimizer, Span
 
-KINDS = ["adam", "rmsprop"]
+KINDS = ["adam", "rmsprop", "sgd"]
+LARGE = ["lars", "lamb"]
 TORCHS: dict[str, Callable[[Iterable[nn.Parameter], LearnerConfig], torch.optim.Optimizer]] = {
     "adam": lambda p, cfg: torch.optim.Adam(p, lr=cfg.lr, eps=cfg.eps),
     "rmsprop": lambda p, cfg: torch.optim.RMSprop(p, lr=cfg.lr, eps=cfg.eps),
+    "sgd": lambda p, cfg: torch.optim.SGD(
+        p, lr=cfg.lr, momentum=cfg.momentum, weight_decay=cfg.weight_decay
+    ),
 }
+
+
+def flat(net: nn.Module, kind: Any = "adam", **settings: Any) -> FlatOptimizer:
+    if kind in LARGE:
+        pytest.importorskip("pytorch_optimizer", reason="the extra 'large' is not installed")
+    return FlatOptimizer(net.named_parameters(), LearnerConfig(optimizer=kind, **settings))
 
 
 def make_net(seed: int = 0) -> nn.Sequential:
@@ -46,7 +57,7 @@ def train(net: nn.Module, optimizer: FlatOptimizer, steps: range) -> list[Tensor
 def test_fifty_steps_equal_torchs(kind: Any, grad_clip: float | None) -> None:
     cfg = LearnerConfig(optimizer=kind, lr=3e-3, grad_clip=grad_clip)
     net, other = make_net(), make_net()
-    norms = train(net, FlatOptimizer(net.parameters(), cfg), range(50))
+    norms = train(net, FlatOptimizer(net.named_parameters(), cfg), range(50))
     reference = TORCHS[kind](other.parameters(), cfg)
     for step in range(50):
         reference.zero_grad()
@@ -60,10 +71,67 @@ def test_fifty_steps_equal_torchs(kind: Any, grad_clip: float | None) -> None:
         torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.parametrize(("momentum", "decay"), [(0.0, 0.0), (0.0, 0.1), (0.9, 0.1)])
+def test_sgd_of_each_momentum_and_decay_equals_torchs(momentum: float, decay: float) -> None:
+    cfg = LearnerConfig(optimizer="sgd", lr=1e-2, momentum=momentum, weight_decay=decay)
+    net, other = make_net(), make_net()
+    norms = train(net, FlatOptimizer(net.named_parameters(), cfg), range(20))
+    reference = TORCHS["sgd"](other.parameters(), cfg)
+    for step in range(20):
+        reference.zero_grad()
+        (loss_of(other, step) / 8).backward()
+        nn.utils.clip_grad_norm_(other.parameters(), 0.5)
+        reference.step()
+    assert min(norms) < 0.5 < max(norms)
+    for a, b in zip(net.parameters(), other.parameters(), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-6)
+
+
+def one_weight(value: float, **settings: Any) -> FlatOptimizer:
+    cfg = LearnerConfig(grad_clip=None, **settings)
+    return FlatOptimizer([("w", nn.Parameter(torch.tensor([value])))], cfg)
+
+
+def test_sgd_by_hand() -> None:
+    optimizer = one_weight(1.0, optimizer="sgd", lr=0.1, momentum=0.5)
+    seen = []
+    for gradient in (8.0, 4.0, -8.0):  # summed over four samples: 2, 1, -2
+        optimizer.grads[:] = gradient
+        optimizer.step(4, 0)
+        seen.append(optimizer.values.item())
+    # u = 2, then 1 + 1 = 2, then -2 + 1 = -1
+    assert seen == pytest.approx([0.8, 0.6, 0.7])
+
+
+@pytest.mark.parametrize(("count", "expected"), [(2, 1 - 0.2 - 0.1), (1, 1 - 0.2 - 0.2)])
+def test_momentum_is_left_to_a_codec_that_has_its_own(count: int, expected: float) -> None:
+    dgc = ReduceConfig(codec="dgc")  # which does nothing for one learner alone
+    optimizer = one_weight(1.0, optimizer="sgd", lr=0.1, momentum=0.5, count=count, reduce=dgc)
+    for gradient in (2.0, 1.0):
+        optimizer.grads[:] = gradient
+        optimizer.step(1, 0)
+    assert optimizer.values.item() == pytest.approx(expected)
+
+
+def test_spans_say_where_each_parameter_lies() -> None:
+    net = make_net()
+    optimizer = flat(net)
+    assert optimizer.spans == (
+        Span("0.weight", 0, 54, 4),
+        Span("0.bias", 54, 57, 1),
+        Span("3.weight", 57, 105, 2),
+        Span("3.bias", 105, 109, 1),
+    )
+    assert all(a is b for a, b in zip(optimizer.parameters, net.parameters(), strict=True))
+    optimizer.values.copy_(torch.arange(109.0))
+    firsts = [parameter.flatten()[0].item() for parameter in net.parameters()]
+    assert firsts == [0, 54, 57, 105]
+
+
 def test_parameters_and_gradients_are_views_of_the_flat_vectors() -> None:
     net = make_net()
     before = nn.utils.parameters_to_vector(net.parameters()).detach().clone()
-    optimizer = FlatOptimizer(net.parameters(), LearnerConfig())
+    optimizer = flat(net)
     assert torch.equal(optimizer.values, before)
     loss_of(net, 0).backward()
     once = optimizer.grads.clone()
@@ -78,12 +146,12 @@ def test_parameters_and_gradients_are_views_of_the_flat_vectors() -> None:
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", KINDS + LARGE)
 def test_a_gradient_that_is_not_finite_shows_in_the_norm_and_changes_no_weight(
     kind: Any, bad: float
 ) -> None:
     net = make_net()
-    optimizer = FlatOptimizer(net.parameters(), LearnerConfig(optimizer=kind))
+    optimizer = flat(net, kind, weight_decay=0.1)
     train(net, optimizer, range(3))
     before = optimizer.values.clone()
     optimizer.grads[5] = bad
@@ -93,11 +161,10 @@ def test_a_gradient_that_is_not_finite_shows_in_the_norm_and_changes_no_weight(
     assert train(net, optimizer, range(3, 4))[0].isfinite()
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", KINDS + LARGE)
 def test_resumed_training_is_equal_bit_for_bit(kind: Any) -> None:
-    cfg = LearnerConfig(optimizer=kind)
     net, other = make_net(), make_net(seed=1)
-    optimizer, resumed = (FlatOptimizer(n.parameters(), cfg) for n in (net, other))
+    optimizer, resumed = (flat(n, kind, lr_warmup_updates=30) for n in (net, other))
     train(net, optimizer, range(20))
     state = {name: array.copy() for name, array in optimizer.state_dict().items()}
     other.load_state_dict(net.state_dict())
@@ -110,28 +177,30 @@ def test_resumed_training_is_equal_bit_for_bit(kind: Any) -> None:
 
 
 def test_the_state_of_another_optimizer_is_refused() -> None:
-    adam, rmsprop = (
-        FlatOptimizer(make_net().parameters(), LearnerConfig(optimizer=kind))  # type: ignore[arg-type]
-        for kind in KINDS
-    )
+    adam, rmsprop = (flat(make_net(), kind) for kind in ("adam", "rmsprop"))
     with pytest.raises(ValueError, match="rmsprop needs"):
         rmsprop.load_state_dict(adam.state_dict())
 
 
-def test_learning_rate_falls_linearly_and_stays() -> None:
-    assert learning_rate(LearnerConfig(lr=0.5), 10**9) == 0.5
-    cfg = LearnerConfig(lr=0.5, lr_end_fraction=0.2, lr_decay_steps=1000)
-    rates = [learning_rate(cfg, steps) for steps in (0, 250, 500, 1000, 5000)]
-    assert rates == pytest.approx([0.5, 0.4, 0.3, 0.1, 0.1])
-
-
-def test_the_learning_rate_is_used() -> None:
-    cfg = LearnerConfig(lr=0.5, lr_end_fraction=0.0, lr_decay_steps=10)
-    net = make_net()
-    optimizer = FlatOptimizer(net.parameters(), cfg)
+@pytest.mark.parametrize("kind", KINDS + LARGE)
+def test_the_learning_rate_of_the_step_is_used(kind: Any) -> None:
+    optimizer = flat(make_net(), kind, lr=0.5, lr_end_fraction=0.0, lr_decay_steps=10)
     before = optimizer.values.clone()
-    train(net, optimizer, range(10, 11))
+    optimizer.grads.fill_(1.0)
+    optimizer.step(1, env_steps=10)
     assert torch.equal(optimizer.values, before)
+    optimizer.step(1, env_steps=5)
+    assert not torch.equal(optimizer.values, before)
+
+
+def test_updates_are_counted_for_the_warm_up() -> None:
+    optimizer = one_weight(0.0, optimizer="sgd", momentum=0.0, lr=0.4, lr_warmup_updates=4)
+    seen = []
+    for _ in range(6):
+        optimizer.grads[:] = -1.0
+        optimizer.step(1, 0)
+        seen.append(optimizer.values.item())
+    assert seen == pytest.approx([0.1, 0.3, 0.6, 1.0, 1.4, 1.8])
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -143,7 +212,7 @@ from penstock.learner.optimizer import FlatOptimizer
 from penstock.models.layout import MlpShape
 from penstock.models.torch_nets import build_net
 net = build_net(MlpShape(3, 2, (4,), "tanh", 1.0))
-optimizer = FlatOptimizer(net.parameters(), LearnerConfig(optimizer="{kind}"))
+optimizer = FlatOptimizer(net.named_parameters(), LearnerConfig(optimizer="{kind}"))
 sum(output.sum() for output in net(torch.ones(1, 3))).backward()
 optimizer.step(1, 0)
 print("torch._dynamo" in sys.modules)
@@ -153,14 +222,29 @@ print("torch._dynamo" in sys.modules)
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", KINDS + LARGE)
 def test_a_gpu_steps_the_same(kind: Any) -> None:
-    cfg = LearnerConfig(optimizer=kind)
     net, other = make_net(), make_net().cuda()
-    optimizer, on_gpu = (FlatOptimizer(n.parameters(), cfg) for n in (net, other))
+    optimizer, on_gpu = flat(net, kind), flat(other, kind)
     for step in range(10):
-        for flat, model in ((optimizer, net), (on_gpu, other)):
-            flat.zero_grad()
+        for each, model in ((optimizer, net), (on_gpu, other)):
+            each.zero_grad()
             sum(p.sum() * (step + i) for i, p in enumerate(model.parameters())).backward()  # type: ignore[union-attr]
-            flat.step(8, 0)
+            each.step(8, 0)
     torch.testing.assert_close(on_gpu.values.cpu(), optimizer.values)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("kind", KINDS + LARGE)
+def test_a_bad_gradient_on_a_gpu_changes_no_weight_and_a_step_waits_for_nothing(kind: Any) -> None:
+    optimizer = flat(make_net().cuda(), kind)
+    optimizer.grads.fill_(1.0)
+    optimizer.step(8, 0)
+    before = optimizer.values.clone()
+    optimizer.grads[5] = float("nan")
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        optimizer.step(8, 0)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert torch.equal(optimizer.values, before)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 import threading
@@ -194,12 +195,82 @@ def test_what_it_takes_is_known_before_it_is_taken(monkeypatch: pytest.MonkeyPat
         ({"autoreset": "later"}, "autoreset 'later'"),
         ({"max_times_sampled": 0}, "max_times_sampled 0"),
         ({"capacity": 1 << 33}, "rows that keys name"),
+        ({"capacity": 1e300}, "rows that keys name"),
+        ({"capacity": float("nan")}, "capacity nan must be"),
+        ({"capacity": "10"}, "capacity '10' must be"),
+        ({"unroll": 0}, "unroll 0 must be a whole number and at least 1"),
+        ({"unroll": -3}, "unroll -3 must be"),
+        ({"in_hand": -1}, "in_hand -1 must be"),
     ],
 )
 def test_numbers_that_cannot_be_are_refused(change: dict[str, Any], words: str) -> None:
     options: dict[str, Any] = {"capacity": 10} | change
     with pytest.raises(ReplayError, match=words):
         Replay(PLAIN, **options)
+
+
+def test_numbers_may_be_written_as_floats() -> None:
+    replay = Replay(PLAIN, 1e3, n_step=3.0, unroll=4.0)  # type: ignore[arg-type]
+    assert (replay.capacity, replay.n_step, replay.layout.spec.unroll) == (1000, 3, 4)
+    assert all(type(n) is int for n in (replay.capacity, replay.n_step))
+
+
+@pytest.mark.parametrize("name", ["values", "items", "update", "a.b", "a@side", 3])
+def test_names_that_a_batch_cannot_have_are_refused(name: Any) -> None:
+    with pytest.raises(ReplayError, match=rf"column.* {re.escape(repr(name))}"):
+        Replay(PLAIN | {name: (np.float32, ())}, 100)
+
+
+def test_slots_in_hand_are_what_comes_on_top_of_the_capacity() -> None:
+    """By default one for each writer, two where memory is shared."""
+    for options, extra in (
+        ({"writers": 3}, 3),
+        ({"writers": 3, "shared": True}, 6),
+        ({"writers": 30, "in_hand": 5, "shared": True}, 5),
+    ):
+        replay = Replay(PLAIN, 100, unroll=10, **options)  # type: ignore[arg-type]
+        assert replay.stats()["slots"] == 10 + extra
+        replay.close()
+
+
+def test_flags_may_be_zero_and_one() -> None:
+    replay = Replay(PLAIN, 100)
+    fill(replay, 0, 1, terminated=0, truncated=np.int64(0))
+    fill(replay, 1, 1, terminated=1, truncated=0)
+    batch = replay.gather.batch(np.arange(2), None)
+    assert batch.terminated.tolist() == [False, True]
+    for value in (2, -1, 1.0, "yes"):
+        with pytest.raises(ReplayError, match="terminated came with dtype"):
+            fill(replay, 2, 1, terminated=value)
+    assert len(replay) == 2
+
+
+@pytest.mark.parametrize("framed", [False, True])
+def test_an_environment_that_writes_over_its_observation_is_noticed(framed: bool) -> None:
+    """At its first step; where the episode ends, next_obs may be anything."""
+    shape = (100,) if framed else (2,)
+    space = {"camera": (np.float32, shape), "parts": spaces.Tuple([spaces.Discrete(3)])}
+    replay = Replay({"obs": space, "action": (np.int64, ())}, 100)
+    buffer = np.zeros(shape, np.float32)
+
+    def add(after: Any, **changes: Any) -> None:
+        seen = [{"camera": array, "parts": (np.array(1),)} for array in (buffer, after)]
+        fill(replay, 0, 1, obs=seen[0], next_obs=seen[1], **changes)
+
+    for same in (buffer, buffer[:]):
+        with pytest.raises(ReplayError, match=r"obs\.camera and next_obs\.camera are the same mem"):
+            add(same)
+    add(buffer, terminated=True)
+    add(buffer + 1)
+    assert len(replay) == 2
+
+
+def test_stacks_may_be_views_of_one_history() -> None:
+    history = np.arange(12, dtype=np.uint8).reshape(6, 2)
+    replay = Replay({"obs": (np.uint8, (3, 2)), "action": (np.int64, ())}, 100, frame_stack=3)
+    for i in range(2):
+        fill(replay, i, 1, obs=history[i : i + 3], next_obs=history[i + 1 : i + 4])
+    assert len(replay) == 2
 
 
 def test_batches_that_cannot_be_are_refused() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -129,6 +130,16 @@ def test_an_atari_transition_takes_no_more_than_it_must() -> None:
         spec = make_layout(atari, 100_000, envs, 4, None).spec
         nbytes = spec.payload_nbytes / (spec.unroll * spec.envs)
         assert 7056 < nbytes <= 7600
+
+
+def test_a_hundred_thousand_atari_transitions_take_7600_bytes_each() -> None:
+    """With all that a buffer of them has: the slot that is being written, rows of frames that two
+    slots have, side rows, and what is left of the last slot."""
+    atari = {"obs": (np.uint8, (4, 84, 84)), "action": (np.int64, ())}
+    for envs in (1, 8, 16, 64):
+        spec = make_layout(atari, 100_000, envs, 4, None).spec
+        slots = math.ceil((100_000 + 3 * envs) / (spec.unroll * envs)) + 1
+        assert slots * spec.payload_nbytes / 100_000 <= 7600
 
 
 @pytest.mark.parametrize("stack", [3, {"obs": 3}, {"camera": 4}])

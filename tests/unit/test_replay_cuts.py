@@ -23,7 +23,7 @@ def made(**options: Any) -> Replay:
 def add(replay: Any, i: int, times: int = 1) -> None:
     for _ in range(times):
         obs = np.full(2, i, np.float32)
-        replay.add(obs=obs, action=i, reward=0, terminated=False, truncated=False, next_obs=obs)
+        replay.add(obs=obs, action=i, reward=0, terminated=False, truncated=False, next_obs=obs + 1)
 
 
 def stored(replay: Replay) -> set[int]:

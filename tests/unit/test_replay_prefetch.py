@@ -195,7 +195,7 @@ import numpy as np
 from penstock.replay import Replay
 replay = Replay({"obs": (np.float32, (3,)), "action": (np.int64, ())}, 100)
 obs = np.zeros(3, np.float32)
-replay.add(obs=obs, action=0, reward=0, terminated=False, truncated=False, next_obs=obs)
+replay.add(obs=obs, action=0, reward=0, terminated=False, truncated=False, next_obs=obs + 1)
 heavy = {"torch", "zmq", "pydantic", "gymnasium"}
 print(len(next(replay.batches(1)).action), heavy & {*sys.modules})
 """

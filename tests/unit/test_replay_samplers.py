@@ -53,7 +53,7 @@ def uniform_over(valid: Array) -> Array:
     return np.where(valid, 1 / np.count_nonzero(valid), 0.0)
 
 
-@pytest.mark.parametrize("share", [1.0, 0.9, 0.3, 0.04, 0.01])
+@pytest.mark.parametrize("share", [1.0, 0.97, 0.9, 0.3, 0.04, 0.01])
 def test_uniform_over_the_valid_rows_whatever_their_share(share: float) -> None:
     world = World(Uniform(), 1003)
     world.insert(0, 1003)

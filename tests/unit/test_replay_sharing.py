@@ -200,7 +200,10 @@ def test_writers_are_lent_nothing_while_they_are_held_back() -> None:
             store.release(store.ready.popleft())
 
     lock = threading.Lock()
-    server = StoreServer(store, lock, None, collect=use_up, may_lend=lambda: open_[0])
+    failures: list[BaseException] = []
+    server = StoreServer(
+        store, lock, None, collect=use_up, failed=failures.append, may_lend=lambda: open_[0]
+    )
     published = 0
     with Writer.attach(server.address) as writer:
         with suppress(TimeoutError):
@@ -214,3 +217,4 @@ def test_writers_are_lent_nothing_while_they_are_held_back() -> None:
                 published += 1
     server.close()
     store.close()
+    assert not failures

@@ -8,14 +8,17 @@ import os
 import resource
 import shutil
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from penstock.replay import snapshot, snapshot_cut
 from penstock.replay.buffer import Replay
 from penstock.replay.errors import ReplayError
 from penstock.replay.samplers import Prioritized, Uniform
@@ -171,6 +174,91 @@ def test_slots_that_leave_meanwhile_are_in_the_snapshot(
     after = loaded.gather.batch(np.flatnonzero(loaded.table.valid), None)
     assert_equal(before, after)
     assert loaded.stats()["inserted"] == 150
+
+
+@pytest.mark.parametrize("rows", ["frames", "unroll+1"])
+@pytest.mark.parametrize(
+    ("piece_nbytes", "after"), [(1 << 22, n) for n in range(9)] + [(100, n) for n in (5, 20, 30)]
+)
+def test_an_open_slot_is_kept_as_it_was(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rows: Any, piece_nbytes: int, after: int
+) -> None:
+    """The next step moves the final observations of the newest row away, to begin episodes; it
+    comes when so many pieces were written."""
+    monkeypatch.setattr(snapshot_cut, "PIECE_NBYTES", piece_nbytes)
+    columns = {"obs": (np.uint8, (3, 5, 7)), "action": (np.int64, ())}
+    spec = Replay(columns, 60, envs=2, unroll=10, frame_stack=3).layout.spec
+    rowed = tuple(replace(c, rows=rows) if c.rows == "frames" else c for c in spec.columns)
+    replay = Replay(replace(spec, columns=rowed), 60, frame_stack=3, seed=0)
+    frames = np.random.default_rng(0).integers(0, 255, (40, 2, 3, 5, 7), np.uint8)
+    stacks = [np.ascontiguousarray(frames[i : i + 3, :, 0].swapaxes(0, 1)) for i in range(38)]
+
+    def add(at: int, *, ends: bool = False) -> None:
+        replay.add(
+            obs=stacks[at],
+            next_obs=stacks[at + 1],
+            action=np.arange(2),
+            reward=np.ones(2, np.float32),
+            terminated=np.zeros(2, bool),
+            truncated=np.array([ends, False]),
+        )
+
+    for at in range(12):
+        add(at)
+    add(12, ends=True)
+    everything = np.flatnonzero(replay.table.valid)
+    before = replay.gather.batch(everything, None)
+    append, written = FolderWriter.append, list[str]()
+
+    def then_go_on(self: Any, name: str, array: Any) -> None:
+        append(self, name, array)
+        written.append(name)
+        if len(written) == after + 1:
+            for at in range(20, 25):  # stacks that do not continue: both begin anew
+                add(at)
+
+    monkeypatch.setattr(FolderWriter, "append", then_go_on)
+    replay.save(tmp_path)
+    assert len(written) > after
+    loaded = Replay.load(tmp_path)
+    np.testing.assert_array_equal(np.flatnonzero(loaded.table.valid), everything)
+    assert_equal(before, loaded.gather.batch(everything, None))
+
+
+class MeasuredLock:
+    """A lock that knows the longest that it was held, in seconds of the holder's work."""
+
+    def __init__(self, lock: Any) -> None:
+        self._lock, self.longest_s = lock, 0.0
+
+    def __enter__(self) -> None:
+        self._lock.__enter__()
+        self._since_s = time.thread_time()
+
+    def __exit__(self, *error: object) -> None:
+        self.longest_s = max(self.longest_s, time.thread_time() - self._since_s)
+        self._lock.__exit__(*error)
+
+
+def test_nobody_waits_for_a_whole_slot(tmp_path: Path) -> None:
+    """A slot has 64 MB; one is open."""
+    columns = {"obs": (np.uint8, (1000,)), "action": (np.int64, ())}
+    replay = Replay(columns, 160_000, envs=640, unroll=100)
+    zeros: dict[str, Any] = {
+        name: np.zeros(640, dtype)
+        for name, dtype in (("action", int), ("reward", "f4"), ("terminated", "?"))
+    }
+    obs = np.ones((640, 1000), np.uint8)
+    for _ in range(150):
+        replay.add(obs=obs, next_obs=obs + 1, truncated=np.zeros(640, bool), **zeros)
+    start_s = time.thread_time()
+    copies = [data.copy() for data in replay.table.store.slots[0].payload]
+    whole_s = time.thread_time() - start_s
+    lock: Any = MeasuredLock(replay.lock)
+    snapshot.save(tmp_path, replay.table, lock, lambda: {})
+    assert lock.longest_s < whole_s / 2
+    assert sum(data.nbytes for data in copies) > 64e6
+    replay.close()
 
 
 def test_two_at_a_time_are_refused(tmp_path: Path) -> None:

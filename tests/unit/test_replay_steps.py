@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from itertools import pairwise
 from typing import Any
 
 import gymnasium
@@ -13,7 +12,7 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from gymnasium.wrappers import FrameStackObservation
 
 from penstock.replay import Replay, ReplayError
-from penstock.replay.words import PARTS
+from replay_rows import row
 
 ENVS = 3
 
@@ -113,108 +112,6 @@ def test_a_single_environment_is_reset_by_hand() -> None:
     np.testing.assert_array_equal(batch.next_obs, [after for _, after in want])
 
 
-# ------------------------------------------------------------------------------- frame stacks
-
-
-def stacks(count: int, envs: int = 1, frame: int = 8, seed: int = 0) -> np.ndarray[Any, Any]:
-    """[count, envs, 4, frame]: stacks of consecutive random frames."""
-    frames = np.random.default_rng(seed).integers(0, 255, (count + 3, envs, frame), np.uint8)
-    return np.stack([frames[i : i + 4].swapaxes(0, 1) for i in range(count)])
-
-
-def stacking(envs: int = 1, frame: int = 8, **options: Any) -> Replay:
-    columns = {"obs": (np.uint8, (4, frame)), "action": (np.int64, ())}
-    return Replay(columns, 100 * envs, frame_stack=4, envs=envs, unroll=10, **options)
-
-
-def row(obs: Any, after: Any, envs: int = 1, **changes: Any) -> dict[str, Any]:
-    flags = np.zeros(envs, bool)
-    return {
-        "obs": obs, "next_obs": after, "action": np.arange(envs), "reward": np.zeros(envs),
-        "terminated": flags, "truncated": flags,
-    } | changes  # fmt: skip
-
-
-@pytest.mark.parametrize("wrong", [0, 1, 2])
-def test_a_next_obs_that_is_no_shift_of_obs_is_refused_and_nothing_is_stored(wrong: int) -> None:
-    replay, s = stacking(envs=2), stacks(4, envs=2)
-    replay.add(**row(s[0], s[1], 2))
-    after = s[2].copy()
-    after[1, wrong, 5] ^= 1  # one bit of one of the frames that obs had too
-    with pytest.raises(ReplayError, match=r"next_obs of environment 1 is no shift.*frame_stack=4"):
-        replay.add(**row(s[1], after, 2))
-    assert len(replay) == 2
-    replay.add(**row(s[1], s[2], 2))  # and it goes on as if that had not been
-    batch = replay.gather.batch(np.flatnonzero(replay.table.valid), None)
-    np.testing.assert_array_equal(batch.obs, np.concatenate([s[0], s[1]]))
-    np.testing.assert_array_equal(batch.next_obs, np.concatenate([s[1], s[2]]))
-
-
-@pytest.mark.parametrize("changed", [0, 1, 2, 3])
-def test_an_obs_that_does_not_continue_the_last_begins_a_history(changed: int) -> None:
-    """Although nobody said that an episode ended; whichever frame tells."""
-    replay, s = stacking(n_step=3), stacks(8)
-    other = s[2:6].copy()
-    for i in range(4):  # the same change in each stack that has the frame
-        if changed - i >= 0:
-            other[i, 0, changed - i] ^= 1
-    steps = [(s[0], s[1]), (s[1], s[2]), *pairwise(other)]
-    for obs, after in steps:
-        replay.add(**row(obs, after, reward=np.ones(1)))
-    batch = replay.gather.batch(np.flatnonzero(replay.table.valid), None)
-    np.testing.assert_array_equal(batch.obs, np.concatenate([obs for obs, _ in steps]))
-    # Returns end where the first history does.
-    np.testing.assert_array_equal(batch.next_obs[:2], [s[2][0], s[2][0]])
-    np.testing.assert_allclose(batch.reward, [1.99, 1.0, 1 + 0.99 + 0.99**2, 1.99, 1.0], rtol=1e-6)
-
-
-def test_wrong_stacks_of_a_large_vector_are_found_within_as_many_steps_as_parts() -> None:
-    envs, frame = 200, 84 * 84
-    replay, s = stacking(envs=envs, frame=frame), stacks(PARTS + 2, envs=envs, frame=frame)
-    s[1:, 77, 2, 4000:] ^= 1  # where a shift has the newest frame of the one before
-    refused = []
-    for i in range(PARTS):
-        try:
-            replay.add(**row(s[i], s[i + 1], envs))
-        except ReplayError as error:
-            refused.append(str(error))
-    assert refused
-    assert all("environment 77 is no shift" in text for text in refused)
-    replay.close()
-
-
-def test_an_array_that_is_written_over_is_noticed() -> None:
-    """As environments do that always return the same array."""
-    replay, s = stacking(), stacks(6)
-    buffer = s[0].copy()
-    with pytest.raises(ReplayError, match="no shift of obs"):
-        replay.add(**row(buffer, buffer))
-    replay.add(**row(s[0], s[1]))
-    buffer[...] = s[1]
-    replay.add(**row(buffer, s[2]))
-    buffer[...] = s[2]
-    replay.add(**row(buffer, s[3]))
-    batch = replay.gather.batch(np.flatnonzero(replay.table.valid), None)
-    np.testing.assert_array_equal(batch.obs, s[:3, 0])
-
-
-def test_frames_that_find_no_side_rows_are_counted_and_not_stored_wrong() -> None:
-    """40 environments that begin with histories of their own: 3 side rows each, and there are 8."""
-    envs = 40
-    replay, s = stacking(envs=envs), stacks(6, envs=envs)
-    for i in range(5):
-        replay.add(**row(s[i], s[i + 1], envs, action=np.arange(envs) + 100 * i))
-    side = replay.layout.spec.side
-    lost = (envs - side // 3) * 3  # of each that found no room, until three frames are stored
-    assert replay.stats()["evicted"] == {"history": lost}
-    assert len(replay) == 5 * envs - lost
-    batch = replay.gather.batch(np.flatnonzero(replay.table.valid), None)
-    for obs, after, action in zip(batch.obs, batch.next_obs, batch.action, strict=True):
-        step, env = divmod(int(action), 100)
-        np.testing.assert_array_equal(obs, s[step, env])
-        np.testing.assert_array_equal(after, s[step + 1, env])
-
-
 # ------------------------------------------------------------------------------- bad input
 
 
@@ -290,3 +187,27 @@ def test_further_columns_are_declared_and_come_back() -> None:
     assert batch.logp.tolist() == [-0.5]
     assert batch.memory["h"].tolist() == [[1, 2, 3]]
     assert batch.memory["c"].tolist() == [4]
+
+
+def test_arrays_of_any_order_and_dtype_that_fits_are_stored_alike() -> None:
+    """Whatever came before: some are copied as wide words, some must be cast."""
+    envs = 40
+    replay = Replay({"obs": (np.float32, (4,)), "action": (np.int64, ())}, 100 * envs, envs=envs)
+    values = np.random.default_rng(0).integers(-9, 9, (7, envs, 4)).astype(np.float32)
+    forms = [
+        lambda a: a,
+        lambda a: a.astype(np.float64),
+        lambda a: a,
+        lambda a: np.asfortranarray(a),
+        lambda a: a.tolist(),
+        lambda a: np.repeat(a, 2, axis=1)[:, ::2],
+        lambda a: a,
+    ]
+    for i, form in enumerate(forms):
+        step = row(form(values[i]), form(-values[i]), envs, action=np.arange(envs) + 100 * i)
+        replay.add(**step)
+    batch = replay.gather.batch(np.flatnonzero(replay.table.valid), None)
+    steps, who = np.divmod(batch.action, 100)
+    np.testing.assert_array_equal(batch.obs, values[steps, who])
+    np.testing.assert_array_equal(batch.next_obs, -values[steps, who])
+    assert len(steps) == 7 * envs

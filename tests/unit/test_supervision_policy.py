@@ -11,6 +11,7 @@ from penstock.core.role import EXIT_REJOIN
 from penstock.launch.decisions import Decisions
 from penstock.launch.effects import (
     Effect,
+    End,
     Failure,
     Kill,
     Limits,
@@ -37,6 +38,7 @@ class Scene:
         self.decisions = Decisions(specs, Limits(**limits))  # type: ignore[arg-type]
         self.now_s = 1000.0
         self.beats: dict[str, float] = {}
+        self.incarnations: dict[str, int] = {}
         self.tick()
         for spec in specs:
             if ready:
@@ -45,16 +47,17 @@ class Scene:
     def tick(self, after_s: float = 0.0, beating: Sequence[str] = ()) -> list[Effect]:
         self.now_s += after_s
         self.beats |= dict.fromkeys(beating, self.now_s)
-        return self.decisions.tick(self.now_s, self.beats, {"actor-0": "environment"})
+        effects = self.decisions.tick(self.now_s, self.beats, {"actor-0": "environment"})
+        self.incarnations |= {e.name: e.incarnation for e in effects if isinstance(e, Start)}
+        return effects
 
     def wait(self, seconds: float, beating: Sequence[str] = ()) -> list[Effect]:
         """Tick through ``seconds``, a second at a time."""
         return [e for _ in range(int(seconds)) for e in self.tick(1.0, beating)]
 
     def ends(self, name: str, code: int, produced: int = 0, log: str = "") -> list[Effect]:
-        return self.decisions.ended(
-            name, code, self.now_s, produced=produced, sequence=produced // 10, log=log
-        )
+        end = End(code, produced, produced // 10, self.incarnations.get(name, 0), log)
+        return self.decisions.ended(name, end, self.now_s)
 
     def crash_and_restart(self, name: str, produced: int = 0) -> float:
         """Seconds from a crash to the new start."""
@@ -107,7 +110,7 @@ def test_an_actor_that_ends_is_told_with_what_it_had_produced() -> None:
     ]
     assert scene.tick(0.05) == []
     assert scene.tick(0.06) == [Start("actor-1", 1)]
-    assert scene.decisions.restarts == 1
+    assert scene.decisions.restarts[Stage.ACTORS] == 1
 
 
 def test_delays_double_up_to_ten_seconds_and_forget_after_health() -> None:

@@ -4,7 +4,9 @@ from pathlib import Path
 
 import pytest
 
+from penstock.configs.errors import UserError
 from penstock.configs.load import resolve
+from penstock.core.role import Store
 from penstock.launch import topology
 from penstock.launch.topology import RoleSpec, Stage, reachable
 
@@ -29,9 +31,9 @@ def test_on_one_host_a_run_is_a_learner_and_actors(kind: str) -> None:
 
 
 def test_over_the_wire_there_are_a_connector_and_a_relay_too() -> None:
-    wire = f"ipc://{RUNTIME}/wire"
+    wire = f"ipc://{RUNTIME}/wire-0"
     assert addresses(train("transport.kind=zmq", "actors.count=1")) == {
-        "learner-0": None,
+        "learner-0": wire,
         "actor-0": wire,
         "connector-0": wire,
         "relay-0": wire,
@@ -54,7 +56,7 @@ def test_one_process_is_lockstep() -> None:
 
 def test_a_learner_by_hand_has_no_actors_and_actors_no_learner() -> None:
     config = resolve("CartPole-v1")
-    specs = topology.learner(config, "tcp://10.0.0.1:7700")
+    specs = topology.learner(config, "tcp://10.0.0.1:7700", RUNTIME)
     assert addresses(specs) == {"learner-0": None, "connector-0": "tcp://10.0.0.1:7700"}
     specs = topology.actors(2, "tcp://10.0.0.1:7700", relay=True)
     assert set(addresses(specs)) == {"actor-0", "actor-1", "relay-0"}
@@ -74,3 +76,68 @@ def test_a_learner_by_hand_has_no_actors_and_actors_no_learner() -> None:
 )
 def test_what_is_bound_everywhere_is_reached_on_this_host(bind: str, connect: str) -> None:
     assert reachable(bind) == connect
+
+
+def test_each_learner_has_a_share_of_the_actors() -> None:
+    specs = train("learner.count=2", "actors.count=5")
+    assert [s.name for s in specs if s.informed] == ["learner-0", "learner-1"]
+    learner_of = {spec.name: spec.learner for spec in specs}
+    assert learner_of == {
+        "learner-0": 0,
+        "learner-1": 1,
+        "actor-0": 0,
+        "actor-1": 1,
+        "actor-2": 0,
+        "actor-3": 1,
+        "actor-4": 0,
+    }
+    assert topology.names(specs) == "2 learners, 5 actors"
+
+
+def test_each_learner_has_a_wire_of_its_own() -> None:
+    specs = train("learner.count=2", "actors.count=3", "transport.kind=zmq")
+    for spec in specs:
+        assert spec.address == f"ipc://{RUNTIME}/wire-{spec.learner}"
+    roles = [spec.name for spec in specs if spec.stage is Stage.CARRIERS]
+    assert roles == ["connector-0", "connector-1", "relay-0", "relay-1"]
+
+
+def test_learners_of_one_host_listen_at_ports_side_by_side() -> None:
+    config = resolve("CartPole-v1", ["learner.count=3", "actors.count=3"])
+    specs = topology.learner(config, "tcp://127.0.0.1:7700", RUNTIME)
+    connectors = [spec.address for spec in specs if spec.role == "connector"]
+    assert connectors == [f"tcp://127.0.0.1:{port}" for port in (7700, 7701, 7702)]
+
+
+def test_a_parameter_server_stands_beside_the_learners_and_outlives_them() -> None:
+    server, *others = train("learner.count=2", "actors.count=2", "learner.pace=ssp")
+    assert (server.name, server.address) == ("server-0", f"ipc://{RUNTIME}/server")
+    assert server.stage > max(spec.stage for spec in others)
+    assert server.essential
+
+
+def test_one_of_several_learners_is_alone_in_its_command() -> None:
+    config = resolve("CartPole-v1", ["learner.count=3", "actors.count=3"])
+    store = Store("10.0.0.1", 29500)
+    learner, connector = topology.one_of_several(config, "tcp://0.0.0.0:7700", 2, store)
+    assert (learner.name, learner.learner, learner.store) == ("learner-2", 2, store)
+    assert (connector.address, connector.learner) == ("tcp://0.0.0.0:7702", 2)
+
+
+@pytest.mark.parametrize(
+    ("bind", "third"),
+    [
+        ("tcp://0.0.0.0:7700", "tcp://0.0.0.0:7702"),
+        ("tcp://[::1]:7700", "tcp://[::1]:7702"),
+        ("tcp://127.0.0.1:*", "tcp://127.0.0.1:*"),
+        ("ipc:///tmp/x", "ipc:///tmp/x-2"),
+    ],
+)
+def test_where_the_third_learner_listens(bind: str, third: str) -> None:
+    assert topology.bind_of(bind, 0) == bind
+    assert topology.bind_of(bind, 2) == third
+
+
+def test_there_are_only_so_many_ports() -> None:
+    with pytest.raises(UserError, match=r"port 65534 \+ 2, and the last port is 65535; set"):
+        topology.bind_of("tcp://127.0.0.1:65534", 2)

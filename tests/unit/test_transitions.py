@@ -13,8 +13,8 @@ from penstock.configs.errors import UserError
 from penstock.configs.load import resolve
 from penstock.envs import probe
 from penstock.learner.offpolicy import OffPolicyTrainer
-from penstock.learner.transitions import Transitions
-from penstock.replay import Accounting
+from penstock.learner.transitions import Transitions, make_sampler
+from penstock.replay import Accounting, Prioritized
 from penstock.transport.shm.slot_writer import SlotWriter
 from penstock.transport.shm.store import Slot
 
@@ -129,6 +129,48 @@ def test_the_oldest_leave_when_it_is_full() -> None:
     rewards = np.concatenate([world.source.get(0.0).reward for _ in range(20)])  # type: ignore[union-attr]
     assert rewards.min() >= 30 * 8 - 80
     world.source.store.close()
+
+
+def test_memory_is_for_what_actors_may_hold() -> None:
+    """64 steps in slots of 8, and 2 slots for each of 3 actors; lanes for 32 that come and go."""
+    config = resolve("cartpole_dqn", [*OPTIONS, "actors.count=3", "transport.slots=2"])
+    trainer = OffPolicyTrainer(config, probe(config.env))
+    for shared in (True, False):
+        source = Transitions(config, trainer, Accounting(), 3, 35, shared=shared)
+        assert len(source.store.slots) == 64 // 8 + 3 * 2
+        opened = [source.store.open_lane(0) for _ in range(35)]
+        assert len(set(opened)) == 35
+        source.close()
+
+
+def test_what_was_published_is_taken_in_once_for_a_batch(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for _ in range(4):
+        world.publish()
+        world.source.get(0.0)
+    counted: list[int] = []
+    table = world.source._table
+    collect = table.collect
+
+    def count() -> None:
+        counted.append(1)
+        collect()
+
+    monkeypatch.setattr(table, "collect", count)
+    assert world.source.get(0.0) is not None
+    assert len(counted) == 1
+
+
+def test_beta_follows_the_optimizer_steps_of_the_whole_run() -> None:
+    options = ("replay.beta=0.4", "replay.beta_steps=100", "replay.prioritized=true")
+    config = resolve("cartpole_dqn", [*OPTIONS, *options])
+    progress = OffPolicyTrainer(config, probe(config.env)).progress
+    sampler = make_sampler(config.replay, progress)
+    assert isinstance(sampler, Prioritized)
+    for steps, beta in ((0, 0.4), (50, 0.7), (100, 1.0), (1000, 1.0)):
+        progress.learner_steps = steps
+        assert sampler.beta == pytest.approx(beta)
 
 
 def test_padding_tells_what_stood_before_an_episode() -> None:

@@ -1,0 +1,268 @@
+"""An actor that goes from one learner to another: the same games, a new stream, nothing lost."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from penstock.actors import join as joining
+from penstock.actors import main as actor_main
+from penstock.algos import slot_spec
+from penstock.configs.load import resolve
+from penstock.configs.schema import Config
+from penstock.core.control import Channel
+from penstock.core.role import EXIT_REJOIN, RoleContext, learner_socket
+from penstock.core.specs import SlotSpec
+from penstock.envs import probe
+from penstock.models.fitting import net_shape
+from penstock.profiling.status import StatusPage
+from penstock.replay import Accounting
+from penstock.transport import relay
+from penstock.transport.base import Stamp, Welcome
+from penstock.transport.shm.board import WeightsBoard
+from penstock.transport.shm.host import ShmHost
+from penstock.transport.shm.store import SlotStore
+from transport_world import RUN_ID, Learner, Taken, connector, context, wait_until
+
+ACTOR = 1
+
+
+@pytest.fixture
+def config() -> Config:
+    options = ["learner.count=2", "actors.count=2", "actors.envs=2", "actors.unroll=5"]
+    return resolve("cartpole", [*options, "stop.return=null"])
+
+
+@contextmanager
+def learner(folder: Path, rank: int, config: Config, kind: str) -> Iterator[Learner]:
+    """A learner that trains nothing, with connector and relay where ``kind`` is zmq."""
+    info = probe(config.env)
+    spec, layout = slot_spec(config, info), net_shape(config, info).layout
+    store, board = SlotStore(spec, 8), WeightsBoard.create(layout.size)
+    board.publish(np.zeros(layout.size, np.float32), Stamp(0, 0))
+    welcome = Welcome(RUN_ID, 0, spec, layout, config.model_dump(mode="json"))
+    path = learner_socket(folder, rank)
+    side = Learner(path, store, board, welcome)
+    side.start(ShmHost(path, welcome, board, store))
+    try:
+        if kind == "shm":
+            yield side
+        else:
+            with connector(side, wire(folder, rank)), following(folder, rank):
+                yield side
+    finally:
+        side.stop()
+        store.close()
+        board.close()
+
+
+@contextmanager
+def following(folder: Path, rank: int) -> Iterator[None]:
+    ctx = context(folder, "relay", address=wire(folder, rank), learner=rank)
+    thread = threading.Thread(target=relay.run, args=(ctx,))
+    thread.start()
+    try:
+        yield
+    finally:
+        ctx.stop()
+        thread.join()
+
+
+def wire(folder: Path, rank: int) -> str:
+    return f"ipc://{folder}/wire-{rank}"
+
+
+@dataclass
+class Actor:
+    """An actor's role in a thread, and its supervisor's end of the line."""
+
+    ctx: RoleContext
+    line: Channel
+    kind: str
+    exit_code: object = None
+
+    def __post_init__(self) -> None:
+        self.thread = threading.Thread(target=self._live)
+        self.thread.start()
+
+    def give_to(self, rank: int, incarnation: int) -> None:
+        address = wire(self.ctx.runtime_dir, rank) if self.kind == "zmq" else None
+        place = {"index": rank, "address": address, "incarnation": incarnation}
+        assert self.line.send({"kind": "learner", **place})
+
+    def _live(self) -> None:
+        try:
+            actor_main.run(self.ctx)
+        except SystemExit as error:
+            self.exit_code = error.code
+
+    def end(self) -> float:
+        """Have it stop; the seconds that took."""
+        began_s = time.monotonic()
+        self.ctx.stop()
+        self.thread.join(20)
+        assert not self.thread.is_alive()
+        return time.monotonic() - began_s
+
+
+@contextmanager
+def actor(folder: Path, config: Config, kind: str, learner: int) -> Iterator[Actor]:
+    page, descriptor = StatusPage.create()
+    os.close(descriptor)
+    line, theirs = Channel.pair()
+    address = wire(folder, learner) if kind == "zmq" else None
+    ctx = RoleContext(
+        "actor", ACTOR, 0, RUN_ID, folder, folder, Channel(theirs), page,
+        config=config, address=address, learner=learner,
+    )  # fmt: skip
+    made = Actor(ctx, line, kind)
+    try:
+        yield made
+    finally:
+        made.end()
+        line.close()
+        ctx.channel.close()
+
+
+def take_all(side: Learner) -> list[Taken]:
+    """What has arrived, once nothing more comes."""
+    while True:
+        before = len(side.taken)
+        time.sleep(0.1)
+        if len(side.taken) == before:
+            return list(side.taken)
+
+
+def stream(taken: list[Taken], incarnation: int) -> list[Taken]:
+    return [slot for slot in taken if slot.header["incarnation"] == incarnation]
+
+
+def assert_accounted(taken: list[Taken], first: int) -> None:
+    """Sequences from ``first`` on without a gap, and no step lost."""
+    accounting = Accounting()
+    for slot in taken:
+        accounting.arrived(slot.header)
+    assert [slot.header["sequence"] for slot in taken] == list(range(first, first + len(taken)))
+    assert accounting.lost.total() == 0
+    assert accounting.produced == sum(slot.header["steps"] for slot in taken)
+
+
+def same_games(before: Taken, after: Taken, spec: SlotSpec) -> bool:
+    return bool(np.array_equal(before.columns["obs"][spec.unroll], after.columns["obs"][0]))
+
+
+@pytest.mark.parametrize("kind", ["shm", "zmq"])
+def test_to_another_learner_and_back(
+    tmp_path: Path, config: Config, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[Any] = []
+    make = actor_main.make
+    monkeypatch.setattr(actor_main, "make", lambda *args: made.append(args) or make(*args))
+    with (
+        learner(tmp_path, 0, config, kind) as first,
+        learner(tmp_path, 1, config, kind) as second,
+        actor(tmp_path, config, kind, learner=0) as one,
+    ):
+        wait_until(lambda: len(first.taken) > 3, 30)
+        one.give_to(1, incarnation=1)
+        wait_until(lambda: len(second.taken) > 3, 30)
+        home = take_all(first)
+        one.give_to(0, incarnation=2)
+        wait_until(lambda: len(stream(list(first.taken), 2)) > 3, 30)
+        away = take_all(second)
+        page = one.ctx.status
+        assert page.incarnation == 2
+        one.end()
+        back = stream(take_all(first), 2)
+        assert (page.sequence, page.produced_steps) == (
+            back[-1].header["sequence"] + 1,
+            back[-1].header["produced_steps"],
+        )
+        all_steps = sum(slot.header["steps"] for slot in [*home, *away, *back])
+        assert page.played_steps == all_steps
+    assert len(made) == 1
+    assert {slot.header["incarnation"] for slot in away} == {1}
+    # From the second on streams begin in the middle of episodes, which sequence 0 would deny.
+    for taken, sequence in ((home, 0), (away, 1), (back, 1)):
+        assert_accounted(taken, sequence)
+    spec = first.welcome.spec
+    assert same_games(home[-1], away[0], spec)
+    assert same_games(away[-1], back[0], spec)
+
+
+@pytest.mark.parametrize("kind", ["shm", "zmq"])
+def test_who_lost_its_learner_goes_to_the_one_that_it_is_given(
+    tmp_path: Path, config: Config, kind: str
+) -> None:
+    with learner(tmp_path, 1, config, kind) as second:
+        with learner(tmp_path, 0, config, kind) as first:
+            run = actor(tmp_path, config, kind, learner=0)
+            one = run.__enter__()
+            wait_until(lambda: len(first.taken) > 3, 30)
+        one.give_to(1, incarnation=1)
+        given_s = time.monotonic()
+        wait_until(lambda: len(second.taken) > 3, 30)
+        assert time.monotonic() - given_s < 3
+        run.__exit__(None, None, None)
+        assert_accounted(take_all(second), 1)
+
+
+def test_who_is_given_to_nobody_waits_without_haste_and_ends_when_told(
+    tmp_path: Path, config: Config, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tried: list[Path] = []
+    link = joining.ShmLink
+
+    def attempt(path: Path, *args: Any) -> Any:
+        tried.append(path)
+        return link(path, *args)
+
+    monkeypatch.setattr(joining, "ShmLink", attempt)
+    with learner(tmp_path, 0, config, "shm") as first:
+        run = actor(tmp_path, config, "shm", learner=0)
+        one = run.__enter__()
+        wait_until(lambda: len(first.taken) > 3, 30)
+    wait_until(lambda: len(tried) > 2, 10)
+    before, beats = len(tried), one.ctx.status.beats
+    time.sleep(0.5)
+    assert 1 <= len(tried) - before <= 0.5 / joining.RETRY_S + 1
+    assert one.ctx.status.beats > beats  # it does not look hung
+    assert one.end() < 1
+    run.__exit__(None, None, None)
+    assert tried[-1] == learner_socket(tmp_path, 0)
+
+
+def test_who_waits_for_its_learner_over_the_wire_can_be_given_to_another(
+    tmp_path: Path, config: Config
+) -> None:
+    with (
+        learner(tmp_path, 1, config, "zmq") as second,
+        actor(tmp_path, config, "zmq", learner=0) as one,
+    ):
+        time.sleep(0.3)
+        one.give_to(1, incarnation=1)
+        wait_until(lambda: len(second.taken) > 1, 30)
+        # It had played nothing before, so that this is the beginning of its episodes.
+        assert_accounted(list(second.taken), 0)
+
+
+def test_the_only_learner_is_left_by_ending(tmp_path: Path, config: Config) -> None:
+    alone = config.model_copy(update={"learner": config.learner.model_copy(update={"count": 1})})
+    with learner(tmp_path, 0, alone, "shm") as first:
+        run = actor(tmp_path, alone, "shm", learner=0)
+        one = run.__enter__()
+        wait_until(lambda: len(first.taken) > 3, 30)
+    one.thread.join(5)
+    assert one.exit_code == EXIT_REJOIN
+    notes = [m for m in one.line.receive() if m["kind"] == "note"]
+    assert notes[-1]["text"] == "actor-1 joins again: the learner ended"
+    run.__exit__(None, None, None)

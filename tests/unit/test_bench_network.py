@@ -1,0 +1,127 @@
+"""The gradients that `penstock bench reduce` reduces."""
+
+from __future__ import annotations
+
+import math
+from concurrent.futures import ThreadPoolExecutor
+from itertools import pairwise
+
+import pytest
+import torch
+from torch import Tensor
+
+from penstock.configs.errors import UserError
+from penstock.configs.schema import LearnerConfig
+from penstock.launch.bench.gradients import Draws
+from penstock.launch.bench.network import entries, parse_count, shares_of_backward
+from penstock.launch.bench.simulated import Passes
+from penstock.learner.reduce.alone import Alone
+from penstock.learner.reduce.layout import parts_of
+from penstock.learner.reduce.make import make_codec
+from penstock.models.layout import CnnShape
+
+SMALL = entries(130_000)
+SIZE = sum(math.prod(shape) for _, shape in SMALL)
+
+
+def draw(draws: Draws, step: int) -> Tensor:
+    return draws(step, torch.empty(SIZE))
+
+
+def layers(vector: Tensor) -> tuple[Tensor, ...]:
+    return vector.split([math.prod(shape) for _, shape in SMALL])
+
+
+def test_the_usual_size_is_the_network_that_plays_atari() -> None:
+    shape = CnnShape(channels=4, height=84, width=84, actions=6, obs_scale=1 / 255)
+    assert tuple(entries(1_700_000)) == shape.layout.entries
+    assert shape.layout.size == 1_687_719
+
+
+def test_other_sizes_come_close() -> None:
+    # 16 units are 16 * (3136 + 1 + 7) = 50,304 values.
+    for wanted in (200_000, 5_000_000, 20_000_000):
+        assert abs(sum(math.prod(s) for _, s in entries(wanted)) - wanted) <= 50_304 / 2
+
+
+@pytest.mark.parametrize(
+    ("text", "count"), [("1.7M", 1_700_000), ("300k", 300_000), ("200000", 200_000), ("1g", 10**9)]
+)
+def test_sizes_as_text(text: str, count: int) -> None:
+    assert parse_count(text) == count
+
+
+@pytest.mark.parametrize("text", ["", "many", "nan", "-1M", "100", "2G", "1.7MB"])
+def test_sizes_that_are_refused(text: str) -> None:
+    with pytest.raises(UserError, match=r"--parameters .*must be a number such as 1\.7M"):
+        parse_count(text)
+
+
+def test_where_a_backward_pass_spends_its_time() -> None:
+    # Multiplications: weights times the places that a convolution's output has.
+    weights = [8192 * 400, 32, 32768 * 81, 64, 36864 * 49, 64, 1605632, 512, 3072, 6, 512, 1]
+    expected = [weight / sum(weights) for weight in weights]
+    assert shares_of_backward(entries(1_700_000)) == pytest.approx(expected)
+
+
+def test_layers_have_a_heavy_tail_and_a_scale_of_their_own() -> None:
+    values = layers(draw(Draws(SMALL, rank=0, world=1), 0))
+    sizes = [layer.numel() for layer in values]
+    assert sizes[4:8] == [36864, 64, 50176, 16]
+    for layer, deviation in (
+        (values[4], 36864**-0.5),
+        (values[5], 4 * 36864**-0.5),
+        (values[6], 50176**-0.5),
+    ):
+        assert float(layer.std()) == pytest.approx(deviation, rel=0.4)
+    deviations = values[6].abs() / values[6].std()
+    # Of a normal distribution 0.27 % lie beyond 3 deviations and 0.0000 % beyond 8.
+    assert float((deviations > 3).float().mean()) > 0.005
+    assert float(deviations.max()) > 8
+
+
+def test_a_rank_gives_its_share_of_the_mean() -> None:
+    alone, one_of_four = (draw(Draws(SMALL, 0, world), 0) for world in (1, 4))
+    torch.testing.assert_close(alone, 4 * one_of_four)
+
+
+def signs_alike(a: Tensor, b: Tensor) -> float:
+    return float((a.sign() == b.sign()).float().mean())
+
+
+def test_ranks_and_steps_share_only_the_signal() -> None:
+    first = draw(Draws(SMALL, rank=0, world=2), 0)
+    for rank, step in ((0, 1), (1, 0), (1, 1)):
+        other = draw(Draws(SMALL, rank=rank, world=2), step)
+        assert 0.5 < signs_alike(first, other) < 0.6
+    assert torch.equal(first, draw(Draws(SMALL, rank=0, world=2), 0))
+    # Over 40 draws the noise falls to half of the signal.
+    draws = [Draws(SMALL, rank, world=4) for rank in range(4)]
+    means = [
+        sum((draw(one, step) for one in draws for step in steps), torch.zeros(SIZE))
+        for steps in (range(10), range(10, 20))
+    ]
+    assert signs_alike(*means) > 0.7
+
+
+def test_a_simulated_backward_takes_its_time_and_gives_its_gradient() -> None:
+    parts = parts_of((name, torch.empty(shape, device="meta")) for name, shape in SMALL)
+    cfg = LearnerConfig(count=2).reduce
+    codec = make_codec(cfg, parts, SIZE, torch.device("cpu"), 2, 0)
+    gradient = draw(Draws(SMALL, rank=0, world=2), 0)
+    started: list[tuple[int, int]] = []
+
+    class Noted(Alone):
+        def all_reduce(self, values: Tensor) -> None:
+            started.append((values.storage_offset(), values.numel()))
+            super().all_reduce(values)
+
+    with ThreadPoolExecutor(1) as thread:
+        passes = Passes(parts, 0.0, [0.001] * len(parts), codec, Noted(0, 2), thread, overlap=True)
+        for _ in range(2):
+            passes(gradient)
+            torch.testing.assert_close(passes.grads, 2 * gradient, rtol=0, atol=0)
+        passes.close()
+    edges = [(bucket.start, bucket.size) for bucket in codec.buckets]
+    assert started == edges * 2
+    assert all(before[0] > after[0] for before, after in pairwise(edges))

@@ -1,0 +1,138 @@
+"""Learners on several machines: what options and torchrun say, and what is refused."""
+
+from __future__ import annotations
+
+import re
+import socket
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from penstock.configs.errors import UserError
+from penstock.configs.load import resolve
+from penstock.core.role import Store
+from penstock.launch.machines import Place, check_place, find_place, where_to_write
+
+TORCHRUN = {
+    "TORCHELASTIC_RUN_ID": "none",
+    "RANK": "1",
+    "WORLD_SIZE": "4",
+    "MASTER_ADDR": "node7",
+    "MASTER_PORT": "29400",
+    "TORCHELASTIC_USE_AGENT_STORE": "True",
+    "TORCHELASTIC_RESTART_COUNT": "2",
+}
+FAR = Place(1, 2, Store("10.0.0.1", 29500))
+
+
+def config(*overrides: str) -> Any:
+    return resolve("CartPole-v1", ["learner.count=2", *overrides])
+
+
+@pytest.fixture
+def resolves(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
+    """What names resolve to; the rest does not."""
+    known = {"10.0.0.1": "10.0.0.1", "127.0.0.1": "127.0.0.1", "localhost": "127.0.0.1"}
+
+    def look_up(host: str, *_: Any, **__: Any) -> list[Any]:
+        if host not in known:
+            raise socket.gaierror(-2, "Name or service not known")
+        return [(0, 0, 0, "", (known[host], 0))]
+
+    monkeypatch.setattr(socket, "getaddrinfo", look_up)
+    monkeypatch.setattr(socket, "gethostname", lambda: "box")
+    return known
+
+
+def test_by_hand_all_three_are_given() -> None:
+    assert find_place(1, 4, "10.0.0.1:29500", {}) == Place(1, 4, Store("10.0.0.1", 29500))
+    assert find_place(0, 1, "[fd00::7]:29500", {}) == Place(0, 1, Store("fd00::7", 29500))
+
+
+def test_without_options_and_torchrun_there_is_one_command() -> None:
+    # MPI and Slurm set some of these too.
+    assert find_place(None, None, None, {"RANK": "3", "WORLD_SIZE": "4"}) is None
+
+
+def test_torchrun_says_it_in_the_environment() -> None:
+    place = find_place(None, None, None, TORCHRUN)
+    assert place == Place(1, 4, Store("node7", 29400, served=True, attempt=2), torchrun=True)
+
+
+@pytest.mark.parametrize(
+    ("rank", "world", "store", "environ", "sentence"),
+    [
+        (1, None, "h:1", {}, "and --world is missing; give all three, such as --rank 0"),
+        (None, 2, None, {}, "and --rank, --store is missing"),
+        (2, 2, "h:1", {}, "--rank 2 is not below --world 2: ranks count from 0; use --rank 1"),
+        (0, 2, "10.0.0.1", {}, "--store 10.0.0.1 is no host and port; give where rank 0"),
+        (0, 2, "h:70000", {}, "--store h:70000 is no host and port"),
+        (0, None, None, TORCHRUN, "torchrun says which rank this is; leave out --rank"),
+        (None, None, None, {**TORCHRUN, "RANK": "x"}, "is not what torchrun sets"),
+        (None, None, None, {"TORCHELASTIC_RUN_ID": "1"}, "'RANK' is not what torchrun sets"),
+    ],
+)
+def test_what_is_refused_of_options(
+    rank: int | None, world: int | None, store: str | None, environ: dict[str, str], sentence: str
+) -> None:
+    with pytest.raises(UserError, match=re.escape(sentence)):
+        find_place(rank, world, store, environ)
+
+
+def test_a_name_that_means_loopback_is_found_out_early(resolves: dict[str, str]) -> None:
+    resolves["box"] = "127.0.1.1"
+    with pytest.raises(UserError) as error:
+        check_place(FAR, config(), {})
+    assert str(error.value).startswith(
+        "this machine's name box resolves to 127.0.1.1, where learners of other machines cannot "
+        "reach it; set learner.reduce.interface to the network they share, one of "
+    )
+    assert "lo" in str(error.value).rpartition("one of ")[2].split(", ")
+
+
+def test_a_name_that_means_nothing_too(resolves: dict[str, str]) -> None:
+    with pytest.raises(UserError, match="this machine's name box cannot be resolved, where"):
+        check_place(FAR, config(), {})
+
+
+def test_what_makes_loopback_right(resolves: dict[str, str]) -> None:
+    resolves["box"] = "127.0.1.1"
+    check_place(FAR, config("learner.reduce.interface=lo"), {})
+    check_place(FAR, config(), {"GLOO_SOCKET_IFNAME": "eth0"})
+    check_place(Place(1, 2, Store("localhost", 29500)), config(), {})
+    check_place(Place(0, 1, Store("10.0.0.1", 29500)), config(), {})
+    resolves["box"] = "10.0.0.2"
+    check_place(FAR, config(), {})
+
+
+def test_a_meeting_place_that_cannot_be_found(resolves: dict[str, str]) -> None:
+    with pytest.raises(UserError, match="nowhere, where the learners meet, cannot be resolved"):
+        check_place(Place(1, 2, Store("nowhere", 1)), config(), {})
+
+
+def test_an_interface_that_does_not_exist(resolves: dict[str, str]) -> None:
+    with pytest.raises(UserError, match=r"interface eth77 does not exist; this machine has .*lo"):
+        check_place(FAR, config("learner.reduce.interface=eth77"), {})
+
+
+def test_a_parameter_server_is_for_one_machine(resolves: dict[str, str]) -> None:
+    with pytest.raises(UserError, match=r"learner\.pace ssp has a parameter server, which serves"):
+        check_place(FAR, config("learner.pace=ssp"), {})
+
+
+def test_torchrun_needs_a_folder_to_come_back_to() -> None:
+    place = Place(0, 1, Store("10.0.0.1", 29500), torchrun=True)
+    with pytest.raises(UserError, match=r"must find its checkpoint; set run\.dir"):
+        check_place(place, config(), {})
+    check_place(place, config("run.dir=somewhere"), {})
+
+
+def test_each_rank_writes_to_a_folder_of_its_own() -> None:
+    run = Path("run")
+    first, second = (Place(rank, 2, Store("h", 1)) for rank in range(2))
+    assert where_to_write(first, run, "must") == (run, "must")
+    assert where_to_write(second, run, "must") == (run / "rank-1", "auto")
+    assert where_to_write(second, run, "no") == (run / "rank-1", "no")
+    by_torchrun = Place(0, 2, Store("h", 1), torchrun=True)
+    assert where_to_write(by_torchrun, run, "no") == (run, "auto")

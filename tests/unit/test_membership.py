@@ -1,0 +1,121 @@
+"""Groups of learners and the seats of their actors, worked out by hand."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from penstock.launch.effects import Effect, Send
+from penstock.launch.membership import Group, Seats
+from penstock.launch.topology import RoleSpec, Stage
+
+
+def learners(count: int) -> list[RoleSpec]:
+    return [
+        RoleSpec("learner", r, "m:f", Stage.LEARNER, address=f"ipc:///wire-{r}", learner=r)
+        for r in range(count)
+    ]
+
+
+def actors(count: int, of: int) -> list[RoleSpec]:
+    return [RoleSpec("actor", i, "m:f", Stage.ACTORS, learner=i % of) for i in range(count)]
+
+
+def told(*members: int, epoch: int) -> list[Effect]:
+    message: dict[str, Any] = {"kind": "group", "epoch": epoch, "members": list(members)}
+    return [Send(f"learner-{rank}", message) for rank in members]
+
+
+def test_the_first_group_waits_for_all_and_every_change_makes_another() -> None:
+    group = Group(learners(3))
+    assert group.join(2) == []
+    assert group.join(0) == []
+    assert group.join(1) == told(0, 1, 2, epoch=1)
+    assert group.leave(1) == told(0, 2, epoch=2)
+    assert group.join(1) == told(0, 1, 2, epoch=3)
+
+
+def test_who_ends_before_the_first_group_is_waited_for() -> None:
+    group = Group(learners(2))
+    group.join(0)
+    assert group.leave(0) == []
+    assert group.join(1) == []
+    assert group.join(0) == told(0, 1, epoch=1)
+
+
+def test_who_was_in_no_group_may_end_unnoticed() -> None:
+    group = Group(learners(2))
+    group.join(0)
+    group.join(1)
+    group.leave(1)
+    assert group.leave(1) == []
+
+
+def test_one_failure_of_a_group_makes_one_new_one_however_many_tell_of_it() -> None:
+    group = Group(learners(2))
+    group.join(0)
+    group.join(1)
+    assert group.failed(1) == told(0, 1, epoch=2)
+    assert group.failed(1) == []
+    assert group.failed(2) == told(0, 1, epoch=3)
+
+
+def test_what_has_been_learned_is_held_by_members_alone() -> None:
+    group = Group(learners(3))
+    assert group.holds_run(0, running={0, 2})
+    assert not group.holds_run(0, running={0})
+    for rank in range(3):
+        group.join(rank)
+    group.leave(2)  # and is started again
+    assert group.holds_run(0, running={0, 1, 2})
+    assert not group.holds_run(0, running={0, 2})
+
+
+def place(seats: Seats, name: str, incarnation: int) -> int:
+    effect = seats.begin(name, incarnation)
+    assert effect is not None
+    assert effect.name == name
+    assert effect.message["incarnation"] == incarnation
+    rank: int = effect.message["index"]
+    assert effect.message["address"] == f"ipc:///wire-{rank}"
+    return rank
+
+
+def test_an_actor_at_home_needs_no_word() -> None:
+    seats = Seats(actors(4, of=2), learners(2))
+    assert seats.begin("actor-3", 0) is None
+    assert seats.begin("actor-3", 1) is None
+
+
+def test_actors_of_the_dead_go_where_the_fewest_are_and_come_home() -> None:
+    # Homes: 0 1 2 0 1 2 0. Learner 1 (two actors) falls to 2; then learner 0 has three, 2 has two.
+    seats = Seats(actors(7, of=3), learners(3))
+    assert seats.leave(1) == ["actor-1", "actor-4"]
+    assert [place(seats, "actor-1", 1), place(seats, "actor-4", 1)] == [2, 0]
+    assert seats.leave(2) == ["actor-1", "actor-2", "actor-5"]
+    assert {place(seats, f"actor-{i}", 2) for i in (1, 2, 5)} == {0}
+    assert seats.enter(1) == ["actor-1", "actor-4"]
+    assert [place(seats, "actor-1", 3), place(seats, "actor-4", 3)] == [1, 1]
+    assert seats.enter(1) == []
+    assert seats.enter(2) == ["actor-2", "actor-5"]
+
+
+def test_with_nobody_left_actors_wait_for_whoever_comes_first() -> None:
+    seats = Seats(actors(2, of=2), learners(2))
+    assert seats.leave(0) == ["actor-0"]
+    assert seats.leave(1) == []
+    assert seats.enter(1) == ["actor-0", "actor-1"]
+    assert place(seats, "actor-1", 1) == 1
+
+
+def test_the_end_of_a_stream_is_told_to_that_life_of_its_learner_alone() -> None:
+    seats = Seats(actors(2, of=2), learners(2))
+    seats.begin("actor-0", 0)
+    seats.leave(0)
+    seats.begin("actor-0", 1)  # for learner 1
+    assert seats.end("actor-0", 0) is None  # it had not got there yet, and learner 0 is gone
+    seats.begin("actor-0", 2)
+    seats.enter(0)
+    seats.begin("actor-0", 3)
+    assert seats.end("actor-0", 2) == 1
+    seats.begin("actor-0", 4)
+    assert seats.end("actor-0", 4) == 0

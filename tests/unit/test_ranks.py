@@ -1,0 +1,184 @@
+"""Reports of several learners as one, worked out by hand."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from penstock.launch.ranks import Place, Ranks, whereabouts
+
+
+def report(steps_per_s: float, wait: float, lag: dict[str, int], **more: Any) -> dict[str, Any]:
+    return {
+        "time_s": 3.0,
+        "env_steps": 5000,
+        "steps_per_s": steps_per_s,
+        "learner_wait_fraction": wait,
+        "ledger": {"wait_data": wait, "compute": 1 - wait},
+        "policy_lag_histogram": lag,
+        "policy_lag_mean": -1.0,
+        "policy_lag_max": -1,
+        "episode_return_mean": 20.0,
+        "dropped": {},
+        "lost": {},
+        "rejected": {},
+        **more,
+    }
+
+
+def final(
+    produced: int, trained: int, in_flight: int = 0, **counts: dict[str, int]
+) -> dict[str, Any]:
+    dropped, lost = counts.get("dropped", {}), counts.get("lost", {})
+    accounting = {"produced": produced, "trained": trained, "in_flight": in_flight}
+    accounting |= {"dropped": dropped, "lost": lost}
+    return {"accounting": accounting, "env_steps": 9, "dropped": dropped, "lost": lost}
+
+
+def went(accounting: dict[str, Any]) -> int:
+    parts = accounting["trained"], accounting["in_flight"]
+    return sum(parts) + sum(accounting["dropped"].values()) + sum(accounting["lost"].values())
+
+
+def test_amounts_are_added_and_shares_averaged() -> None:
+    ranks = Ranks(range(2))
+    second = report(300, 0.5, {"1": 10, "4": 10}, dropped={"lag": 2}, rejected={"run": 1})
+    assert ranks.metrics(1, second | {"actors_alive": 2}) is None
+    first = report(100, 0.1, {"1": 20}, dropped={"lag": 3, "stale": 1})
+    merged = ranks.metrics(0, first | {"actors_alive": 3, "entropy": 0.5})
+    assert merged is not None
+    assert merged.pop("ranks") == [
+        {
+            "rank": 0,
+            "steps_per_s": 100,
+            "actors_alive": 3,
+            "ledger": {"wait_data": 0.1, "compute": 0.9},
+        },
+        {
+            "rank": 1,
+            "steps_per_s": 300,
+            "actors_alive": 2,
+            "ledger": {"wait_data": 0.5, "compute": 0.5},
+        },
+    ]
+    assert merged.pop("ledger") == pytest.approx({"wait_data": 0.3, "compute": 0.7})
+    assert merged.pop("learner_wait_fraction") == pytest.approx(0.3)
+    assert merged == {
+        "time_s": 3.0,
+        "env_steps": 5000,
+        "episode_return_mean": 20.0,
+        "steps_per_s": 400,
+        "actors_alive": 5,
+        "entropy": 0.5,
+        "policy_lag_histogram": {"1": 30, "4": 10},
+        "policy_lag_mean": 1.75,  # (30 * 1 + 10 * 4) / 40
+        "policy_lag_max": 4,
+        "dropped": {"lag": 5, "stale": 1},
+        "lost": {},
+        "rejected": {"run": 1},
+    }
+
+
+def test_a_figure_that_one_rank_lacks_is_the_mean_of_the_others() -> None:
+    ranks = Ranks(range(2))
+    ranks.metrics(1, report(1, 0, {}, grad_norm=4.0))
+    merged = ranks.metrics(0, report(1, 0, {}, grad_norm=None))
+    assert merged is not None
+    assert (merged["grad_norm"], merged["policy_lag_mean"]) == (4.0, None)
+
+
+def test_the_lowest_that_lives_speaks_for_all_once_all_were_heard() -> None:
+    ranks = Ranks(range(3))
+    assert ranks.metrics(0, report(1, 0, {"0": 1})) is None
+    assert ranks.metrics(1, report(2, 0, {"0": 1})) is None
+    ranks.learner_ended(2, 0, 0)
+    assert ranks.metrics(0, report(1, 0, {"0": 1})) is not None
+    assert ranks.metrics(1, report(2, 0, {"0": 1})) is None
+    ranks.learner_ended(0, 0, 0)
+    merged = ranks.metrics(1, report(4, 0, {"0": 1}))
+    assert merged is not None
+    assert merged["steps_per_s"] == 4
+    assert merged["policy_lag_histogram"] == {"0": 2}  # of rank 1, two intervals
+    assert ranks.metrics(2, report(8, 0, {})) is None  # it is back
+    assert ranks.metrics(0, report(16, 0, {})) is not None
+
+
+def test_the_parameter_server_has_a_word_too() -> None:
+    ranks = Ranks(range(1))
+    ranks.server = {"version": 7}
+    merged = ranks.metrics(0, report(1, 0, {}))
+    assert merged is not None
+    assert merged["server"] == {"version": 7}
+
+
+def test_final_counts_add_up() -> None:
+    ranks = Ranks(range(2))
+    first = final(100, 80, 10, dropped={"lag": 10})
+    assert ranks.final(1, first) == first | {"rejected": {}}
+    merged = ranks.final(0, final(50, 40, 3, dropped={"stale": 1}, lost={"disconnect": 6}))
+    assert merged["accounting"] == {
+        "produced": 150,
+        "trained": 120,
+        "in_flight": 13,
+        "dropped": {"lag": 10, "stale": 1},
+        "lost": {"disconnect": 6},
+    }
+    assert merged["dropped"] == {"lag": 10, "stale": 1}
+
+
+def test_what_the_dead_held_is_lost() -> None:
+    ranks = Ranks(range(2))
+    ranks.metrics(1, report(1, 0, {}, dropped={"lag": 7}, lost={"disconnect": 3}))
+    # It had heard of 200 steps: 150 trained, 10 counted out, 40 in its memory.
+    assert ranks.learner_ended(1, produced=200, trained=150) is None
+    merged = ranks.metrics(0, report(1, 0, {}, dropped={"lag": 1}))
+    assert merged is not None
+    assert merged["dropped"] == {"lag": 8}
+    assert merged["lost"] == {"disconnect": 3, "learner": 40}
+    last = ranks.final(0, final(1000, 990, 10))
+    assert last["accounting"] == {
+        "produced": 1200,
+        "trained": 1140,
+        "in_flight": 10,
+        "dropped": {"lag": 7},
+        "lost": {"disconnect": 3, "learner": 40},
+    }
+    assert last["lost"] == {"disconnect": 3, "learner": 40}
+
+
+def test_what_never_reached_the_dead_is_known_by_the_actors() -> None:
+    ranks = Ranks(range(2))
+    ranks.learner_ended(1, produced=200, trained=150)
+    for played in (700, 540):
+        ranks.actor_ended(played)
+    accounting = ranks.final(0, final(1000, 990, 10))["accounting"]
+    assert accounting["produced"] == 1240
+    assert accounting["lost"] == {"learner": 90}
+    assert went(accounting) == 1240
+
+
+def test_pages_that_are_a_moment_old_still_balance() -> None:
+    ranks = Ranks(range(2))
+    ranks.metrics(1, report(1, 0, {}, dropped={"lag": 60}))
+    ranks.learner_ended(1, produced=200, trained=150)
+    accounting = ranks.final(0, final(10, 10))["accounting"]
+    assert (accounting["produced"], went(accounting)) == (220, 220)
+    assert accounting["lost"].get("learner", 0) == 0
+
+
+def test_a_learner_that_dies_while_the_others_give_their_last_word() -> None:
+    ranks = Ranks(range(2))
+    ranks.final(0, final(100, 100))
+    assert ranks.learner_ended(0, produced=100, trained=100) is None  # as it should
+    merged = ranks.learner_ended(1, produced=60, trained=50)
+    assert merged is not None
+    assert merged["accounting"]["lost"] == {"learner": 10}
+    assert (merged["accounting"]["produced"], went(merged["accounting"])) == (160, 160)
+
+
+def test_where_each_rank_is() -> None:
+    reducing = Place("all-reduce", 30.2, 1207)
+    places = {0: reducing, 1: reducing, 2: Place("wait_data", 41.4), 3: reducing}
+    assert whereabouts(places) == ("rank 2 is in wait_data for 41 s; 0, 1, 3 in all-reduce 1207")
+    assert whereabouts({0: reducing, 1: reducing}) == "ranks 0, 1 are in all-reduce 1207 for 30 s"

@@ -1,0 +1,79 @@
+"""Memory is there before it is used, and what is in it stays."""
+
+from __future__ import annotations
+
+import mmap
+import resource
+import threading
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from penstock.replay import Replay, prefault
+from penstock.replay.prefault import LEAST_NBYTES, Prefault
+from penstock.transport.shm.arena import Arena
+
+COLUMNS: dict[str, Any] = {"obs": (np.uint8, (1000,)), "action": (np.int64, ())}
+
+
+def resident_nbytes() -> int:
+    """Of this process."""
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return pages * mmap.PAGESIZE
+
+
+def minor_faults() -> int:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+
+
+def threads() -> list[str]:
+    return [t.name for t in threading.enumerate() if t.name == "replay-prefault"]
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_a_large_buffer_becomes_resident(shared: bool) -> None:
+    before = resident_nbytes()
+    with Replay(COLUMNS, 150_000, unroll=100, shared=shared) as replay:
+        nbytes = replay.stats()["nbytes"]
+        assert nbytes > 2 * LEAST_NBYTES
+        replay._stock._prefault.join(20.0)
+        assert threads() == []
+        assert resident_nbytes() - before > 0.95 * nbytes
+        faults = minor_faults()
+        replay.table.store.arena.bytes[:: mmap.PAGESIZE] = 0
+        assert minor_faults() - faults < 100, "a page was not there"
+
+
+def test_what_was_written_meanwhile_stays() -> None:
+    arena = Arena.private(2 * LEAST_NBYTES)
+    values = np.random.default_rng(0).integers(0, 255, arena.bytes[::4096].shape, np.uint8)
+    arena.bytes[::4096] = values
+    made = Prefault(arena)
+    made.join(20.0)
+    np.testing.assert_array_equal(arena.bytes[::4096], values)
+    assert int(arena.bytes.sum(dtype=np.int64)) == int(values.sum(dtype=np.int64))
+
+
+def test_a_small_buffer_needs_no_thread() -> None:
+    with Replay(COLUMNS, 1000):
+        assert threads() == []
+
+
+def test_it_stops_at_close(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(prefault, "PIECE_NBYTES", mmap.PAGESIZE)  # far more than can be done soon
+    before = resident_nbytes()
+    with Replay(COLUMNS, 1_000_000) as replay:
+        nbytes = replay.stats()["nbytes"]
+        assert threads()
+    assert threads() == []
+    assert resident_nbytes() - before < 0.9 * nbytes
+
+
+def test_it_takes_nothing_that_has_become_scarce(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(prefault, "available_nbytes", lambda: LEAST_NBYTES // 2)
+    arena, before = Arena.private(LEAST_NBYTES), resident_nbytes()
+    made = Prefault(arena)
+    made.join(20.0)
+    assert resident_nbytes() - before < LEAST_NBYTES // 4

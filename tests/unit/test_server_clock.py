@@ -1,0 +1,292 @@
+"""The pace machines: sequences worked out by hand, and their promises under any order of events."""
+
+from __future__ import annotations
+
+from collections import Counter
+from itertools import count
+
+import hypothesis.strategies as st
+import pytest
+from hypothesis import settings
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from penstock.configs.schema import LearnerConfig
+from penstock.learner.server.clock import Backup, Bounded, Pace, make_pace
+
+A, B, C, D = 1, 2, 3, 4
+
+
+def joined(pace: Pace, *workers: int) -> Pace:
+    for worker in workers:
+        pace.join(worker)
+        pace.go(worker)
+    return pace
+
+
+def push(pace: Pace, worker: int, samples: int = 8) -> int | None:
+    """Push and make what is due, as the server does."""
+    lag = pace.push(worker, samples)
+    while pace.due():
+        pace.stepped(samples > 0)
+    return lag
+
+
+def test_staleness_zero_is_a_barrier() -> None:
+    pace = joined(Bounded(0), A, B, C)
+    assert push(pace, A) == 0  # nobody was before
+    assert not pace.may_go(A)
+    assert push(pace, B) == 1  # A's update came between
+    assert not pace.may_go(A)
+    assert not pace.may_go(B)
+    assert push(pace, C) == 2
+    assert all(pace.may_go(worker) for worker in (A, B, C))
+    assert pace.version == 3
+    assert pace.lag == Counter({0: 1, 1: 1, 2: 1})
+
+
+def test_the_fastest_runs_ahead_by_the_bound_and_no_further() -> None:
+    pace = joined(Bounded(2), A, B)
+    for _ in range(2):  # clocks 1 and 2: ahead by 1 and by 2
+        push(pace, A)
+        assert pace.may_go(A)
+        pace.go(A)
+    push(pace, A)  # clock 3, and B has not pushed yet
+    assert not pace.may_go(A)
+    assert push(pace, B) == 3
+    assert pace.may_go(A)
+    assert pace.widest == 2
+    assert pace.lag == Counter({0: 3, 3: 1})
+
+
+def test_the_dead_hold_nobody_up() -> None:
+    pace = joined(Bounded(0), A, B, C)
+    push(pace, A)
+    push(pace, B)
+    assert not pace.may_go(A)
+    pace.leave(C)
+    assert pace.may_go(A)
+    assert pace.may_go(B)
+
+
+def test_who_joins_late_starts_with_the_slowest() -> None:
+    pace = joined(Bounded(1), A, B)
+    for _ in range(5):
+        for worker in (A, B):
+            push(pace, worker)
+            pace.go(worker)
+    push(pace, A)
+    pace.join(C)
+    assert pace.workers[C].clock == 5  # as B
+    assert pace.may_go(C)
+    assert pace.may_go(A)
+
+
+def test_no_samples_pass_the_turn_without_an_update() -> None:
+    pace = joined(Bounded(0), A, B)
+    push(pace, A, samples=0)
+    assert pace.version == 0
+    push(pace, B)
+    assert pace.version == 1
+    assert pace.may_go(A)
+    assert pace.lag == Counter({0: 1})
+
+
+def test_without_a_bound_nobody_waits() -> None:
+    pace = joined(Bounded(None), A, B)
+    for _ in range(100):
+        push(pace, A)
+        assert pace.may_go(A)
+        pace.go(A)
+    assert push(pace, B) == 100
+
+
+def test_backup_takes_the_first_and_drops_the_late() -> None:
+    pace = joined(Backup(3), A, B, C, D)
+    assert push(pace, A) == 0
+    assert push(pace, B) == 0
+    assert not pace.may_go(A)  # its step is not over
+    assert pace.version == 0
+    assert push(pace, D) == 0  # the third
+    assert pace.version == 1
+    assert all(pace.may_go(worker) for worker in (A, B, D))
+    assert push(pace, C) is None  # of the step before
+    assert pace.may_go(C)
+    assert pace.lag == Counter({0: 3})
+    assert pace.late == Counter({1: 1})
+    for worker in (A, B, C, D):
+        pace.go(worker)
+    assert push(pace, C) == 0  # no harm done
+
+
+def test_backup_goes_on_with_fewer_when_fewer_live() -> None:
+    pace = joined(Backup(3), A, B, C, D)
+    pace.leave(D)
+    push(pace, A)
+    push(pace, B)
+    assert pace.version == 0  # three live, three are wanted
+    pace.leave(C)
+    assert pace.due()  # two live, and both have come
+    pace.stepped(True)
+    assert pace.may_go(A)
+
+
+def test_backup_keeps_what_came_from_one_who_died_since() -> None:
+    pace = joined(Backup(2), A, B, C)
+    push(pace, A)
+    pace.leave(A)
+    assert not pace.due()
+    push(pace, B)
+    assert pace.version == 1
+
+
+def test_a_step_of_backup_without_any_samples_ends_without_an_update() -> None:
+    pace = joined(Backup(2), A, B)
+    push(pace, A, samples=0)
+    push(pace, B, samples=0)
+    assert pace.version == 0
+    assert pace.may_go(A)
+    pace.go(A)
+    assert push(pace, A) == 0  # of the next step
+
+
+@pytest.mark.parametrize(
+    ("chosen", "expected"),
+    [
+        ({"pace": "ssp", "staleness": 5}, 5),
+        ({"pace": "asp", "staleness": 2}, 2),
+        ({"pace": "tap", "staleness": 5}, None),
+    ],
+)
+def test_settings_choose_the_bound(chosen: dict[str, object], expected: int | None) -> None:
+    pace = joined(make_pace(LearnerConfig.model_validate(chosen | {"count": 2})), A, B)
+    ahead = 0
+    while ahead < 100 and pace.may_go(A):
+        pace.go(A)
+        push(pace, A)
+        ahead += 1
+    assert ahead == (100 if expected is None else expected + 1)
+
+
+def test_settings_choose_how_many_gradients_a_step_has() -> None:
+    pace = make_pace(LearnerConfig(pace="backup", count=4, spare=2))
+    joined(pace, A, B, C, D)
+    push(pace, A)
+    assert pace.version == 0
+    push(pace, C)
+    assert pace.version == 1
+
+
+def test_a_pace_of_the_collectives_has_no_server() -> None:
+    with pytest.raises(ValueError, match="bsp has no parameter server"):
+        make_pace(LearnerConfig())
+
+
+class AnyOrder(RuleBasedStateMachine):
+    """Workers join, die, push and ask to go in any order; `ask` notes what they were told."""
+
+    pace: Pace
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.numbers = count(1)
+        self.working: dict[int, int] = {}  # worker -> version it went with
+        self.waiting: set[int] = set()
+        self.pushes: dict[int, int] = {}
+        self.applied = 0
+
+    @property
+    def living(self) -> set[int]:
+        return self.waiting | self.working.keys()
+
+    def settle(self) -> None:
+        while self.pace.due():
+            self.pace.stepped(True)
+
+    @rule()
+    def join(self) -> None:
+        worker = next(self.numbers)
+        self.pushes[worker] = min((self.pushes[w] for w in self.living), default=0)
+        self.pace.join(worker)
+        self.waiting.add(worker)
+
+    @precondition(lambda self: self.living)
+    @rule(data=st.data())
+    def die(self, data: st.DataObject) -> None:
+        worker = data.draw(st.sampled_from(sorted(self.living)))
+        self.pace.leave(worker)
+        self.working.pop(worker, None)
+        self.waiting.discard(worker)
+        self.settle()
+
+    @precondition(lambda self: self.waiting)
+    @rule(data=st.data())
+    def go(self, data: st.DataObject) -> None:
+        worker = data.draw(st.sampled_from(sorted(self.waiting)))
+        if self.pace.may_go(worker):
+            self.pace.go(worker)
+            self.waiting.discard(worker)
+            self.working[worker] = self.pace.version
+
+    @precondition(lambda self: self.working)
+    @rule(data=st.data())
+    def push(self, data: st.DataObject) -> None:
+        worker = data.draw(st.sampled_from(sorted(self.working)))
+        expected = self.pace.version - self.working.pop(worker)
+        lag = self.pace.push(worker, 1)
+        assert lag in (None, expected)
+        self.applied += lag is not None
+        self.pushes[worker] += 1
+        self.waiting.add(worker)
+        self.settle()
+
+    @invariant()
+    def somebody_works_or_may(self) -> None:
+        if self.living:
+            assert self.working or any(self.pace.may_go(w) for w in self.waiting)
+
+    @invariant()
+    def every_applied_gradient_is_counted(self) -> None:
+        assert self.pace.lag.total() == self.applied
+
+
+class AnyOrderBounded(AnyOrder):
+    staleness = 2
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.pace = Bounded(self.staleness)
+
+    @invariant()
+    def nobody_works_beyond_the_bound(self) -> None:
+        slowest = min((self.pushes[w] for w in self.living), default=0)
+        assert all(self.pushes[w] - slowest <= self.staleness for w in self.working)
+        assert all(self.pushes[w] - slowest <= self.staleness + 1 for w in self.waiting)
+        assert self.pace.widest <= self.staleness
+
+    @invariant()
+    def nobody_waits_without_need(self) -> None:
+        slowest = min((self.pushes[w] for w in self.living), default=0)
+        for worker in self.waiting:
+            assert self.pace.may_go(worker) == (self.pushes[worker] - slowest <= self.staleness)
+
+
+class AnyOrderBackup(AnyOrder):
+    wanted = 3
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.pace = Backup(self.wanted)
+
+    @invariant()
+    def gradients_are_never_stale(self) -> None:
+        assert set(self.pace.lag) <= {0}
+
+    @invariant()
+    def no_step_has_more_than_wanted(self) -> None:
+        assert self.applied < (self.pace.version + 1) * self.wanted
+
+
+TestAnyOrderBounded = AnyOrderBounded.TestCase
+TestAnyOrderBounded.settings = settings(max_examples=60, stateful_step_count=60)
+TestAnyOrderBackup = AnyOrderBackup.TestCase
+TestAnyOrderBackup.settings = settings(max_examples=60, stateful_step_count=60)

@@ -1,0 +1,123 @@
+"""Messages of the parameter server: what was packed comes back, and nothing else gets through."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock.learner.server import protocol
+from penstock.learner.server.protocol import HEAD, Flag, Head, Kind, Payload
+from penstock.transport.checksum import crc32
+from penstock.transport.wire import WireError
+
+VALUES = np.array([1.5, -2.0, 0.25], np.float32)
+
+
+def push(samples: int = 5, **fields: int) -> list[Payload]:
+    head = Head(Kind.PUSH, samples=samples, **fields)
+    return protocol.encode(head, protocol.pack_dense(VALUES))
+
+
+def reason(frames: list[Payload], size: int = 3) -> str:
+    with pytest.raises(WireError) as caught:
+        protocol.dense(protocol.decode(frames), size)
+    return caught.value.reason
+
+
+def test_a_dense_message_comes_back() -> None:
+    head = Head(Kind.PUSH, Flag.STOP, 3, 4, 1 << 63, 6, 7, 8)
+    message = protocol.decode(protocol.encode(head, protocol.pack_dense(VALUES)))
+    assert message.head == head._replace(flags=Flag.STOP | Flag.DENSE, entries=3)
+    np.testing.assert_array_equal(protocol.dense(message, 3), VALUES)
+
+
+def test_a_sparse_message_comes_back() -> None:
+    indices = np.array([0, 7, 9], np.uint32)
+    packed = protocol.pack_sparse(indices, VALUES)
+    assert len(packed.payload) == 24  # four bytes an index, four a value
+    message = protocol.decode(protocol.encode(Head(Kind.VALUES, lag=-1), packed))
+    found, values = protocol.sparse(message, 10)
+    np.testing.assert_array_equal(found, indices)
+    np.testing.assert_array_equal(values, VALUES)
+    assert message.head.lag == -1
+
+
+def test_a_sparse_message_may_be_empty() -> None:
+    packed = protocol.pack_sparse(np.zeros(0, np.uint32), np.zeros(0, np.float32))
+    indices, values = protocol.sparse(protocol.decode(protocol.encode(Head(1), packed)), 10)
+    assert indices.size == values.size == 0
+
+
+def test_text_comes_back() -> None:
+    message = protocol.decode(protocol.encode(Head(Kind.REFUSE), protocol.pack_text("no: ü")))
+    assert protocol.text(message) == "no: ü"
+
+
+def test_values_may_lie_at_odd_addresses() -> None:
+    head, payload = push()
+    shifted = memoryview(bytearray(b"x" + bytes(payload)))[1:]
+    np.testing.assert_array_equal(protocol.dense(protocol.decode([head, shifted]), 3), VALUES)
+
+
+def test_what_is_wrong_is_told() -> None:
+    head, payload = push()
+    assert reason([]) == "frames"
+    assert reason([head, payload, b""]) == "frames"
+    assert reason([b"", payload]) == "header"
+    assert reason([bytes(head) + b"x", payload]) == "header"
+    assert reason([b"PNSK" + bytes(head[4:]), payload]) == "header"
+    assert reason([head, bytes(payload) + b"x"]) == "size"
+    assert reason([head, payload[:-4]]) == "size"
+    assert reason([head, b"x" + bytes(payload[1:])]) == "checksum"
+    assert reason([head, payload], size=4) == "size"
+    assert reason(push(version=-2)) == "header"
+    assert reason(push(samples=-1)) == "header"
+    assert reason(push(steps=protocol.MAX_COUNT + 1)) == "header"
+    assert reason(protocol.encode(Head(99), protocol.pack_dense(VALUES))) == "header"
+
+
+def test_another_protocol_is_told_apart() -> None:
+    head = bytearray(push()[0])
+    head[4] = protocol.PROTOCOL_VERSION + 1
+    head[-4:] = crc32(bytes(head[:-4])).to_bytes(4, "little")
+    assert reason([bytes(head), push()[1]]) == "version"
+
+
+def test_a_payload_cannot_be_both() -> None:
+    head = Head(Kind.PUSH, Flag.DENSE | Flag.SPARSE)
+    assert reason(protocol.encode(head)) == "header"
+
+
+@pytest.mark.parametrize("indices", [[3, 2], [2, 2], [0, 10]])
+def test_indices_must_grow_and_be_there(indices: list[int]) -> None:
+    packed = protocol.pack_sparse(np.array(indices, np.uint32), VALUES[:2])
+    message = protocol.decode(protocol.encode(Head(Kind.PUSH), packed))
+    with pytest.raises(WireError) as caught:
+        protocol.sparse(message, 10)
+    assert caught.value.reason == "indices"
+
+
+def test_more_changes_than_values_are_refused() -> None:
+    packed = protocol.pack_sparse(np.arange(3, dtype=np.uint32), VALUES)
+    message = protocol.decode(protocol.encode(Head(Kind.PUSH), packed))
+    with pytest.raises(WireError):
+        protocol.sparse(message, 2)
+    with pytest.raises(WireError):
+        protocol.dense(message, 3)
+
+
+@given(st.binary(min_size=HEAD.size, max_size=HEAD.size), st.binary(max_size=64))
+def test_noise_raises_nothing_else(head: bytes, payload: bytes) -> None:
+    with pytest.raises(WireError):
+        protocol.decode([head, payload])
+
+
+@given(st.integers(0, HEAD.size - 1), st.integers(1, 255))
+def test_any_changed_byte_of_a_head_is_noticed(at: int, change: int) -> None:
+    head, payload = push()
+    broken = bytearray(head)
+    broken[at] ^= change
+    with pytest.raises(WireError):
+        protocol.decode([bytes(broken), payload])

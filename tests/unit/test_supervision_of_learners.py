@@ -1,0 +1,221 @@
+"""The supervisor's decisions about several learners, without a process or a clock."""
+
+from __future__ import annotations
+
+import signal
+from typing import Any
+
+from penstock.core.role import EXIT_REJOIN
+from penstock.launch.decisions import Decisions
+from penstock.launch.effects import Effect, End, Failure, Kill, Limits, Note, Outcome, Send, Start
+from penstock.launch.topology import RoleSpec, Stage
+
+TERM, KILL = int(signal.SIGTERM), int(signal.SIGKILL)
+KILLED = "was killed by SIGKILL (out of memory? the kernel's log tells: dmesg)"
+SERVER = RoleSpec("server", 0, "m:f", Stage.SERVER)
+
+
+class Scene:
+    """Three learners with two actors each, all at work, and a clock that a test turns."""
+
+    def __init__(self, *more: RoleSpec, learners: int = 3, joined: bool = True, **limits: float):
+        ranks = range(learners)
+        actors = range(2 * learners)
+        specs = (
+            *(RoleSpec("learner", r, "m", Stage.LEARNER, informed=True, learner=r) for r in ranks),
+            *(RoleSpec("actor", i, "m", Stage.ACTORS, learner=i % learners) for i in actors),
+            *more,
+        )
+        self.decisions = Decisions(specs, Limits(**limits))  # type: ignore[arg-type]
+        self.now_s = 1000.0
+        self.tick()
+        for spec in specs:
+            self.decisions.ready(spec.name, self.now_s)
+        for rank in ranks if joined else ():
+            self.decisions.join(f"learner-{rank}")
+
+    def tick(self, after_s: float = 0.0) -> list[Effect]:
+        self.now_s += after_s
+        return self.decisions.tick(self.now_s, {}, {})
+
+    def ends(self, name: str, code: int = -9, **said: int) -> list[Effect]:
+        return self.decisions.ended(name, End(code, **said), self.now_s)
+
+    def starts_again(self, name: str) -> list[Effect]:
+        """It starts, works and joins after a crash; what is done at that."""
+        assert any(isinstance(e, Start) and e.name == name for e in self.tick(20))
+        return [*self.decisions.ready(name, self.now_s), *self.decisions.join(name)]
+
+    def ends_all(self, *names: str, code: int = 0) -> list[Effect]:
+        return [effect for name in names for effect in self.ends(name, code)]
+
+
+def sent(effects: list[Effect], kind: str) -> dict[str, Any]:
+    """Messages of a kind, by whom they are for."""
+    sends = [e for e in effects if isinstance(e, Send) and e.message["kind"] == kind]
+    return {e.name: e.message for e in sends}
+
+
+def test_a_learner_that_dies_is_replaced_while_the_others_go_on() -> None:
+    scene = Scene()
+    effects = scene.ends("learner-1")
+    group = {"kind": "group", "epoch": 2, "members": [0, 2]}
+    assert effects[:2] == [Send("learner-0", group), Send("learner-2", group)]
+    assert {name: m["index"] for name, m in sent(effects, "learner").items()} == {
+        "actor-1": 0,
+        "actor-4": 2,
+    }
+    assert effects[-1] == Note(
+        f"learner-1: {KILLED}; it starts again in 0.1 s, and the others go on without it"
+    )
+    assert scene.decisions.learners_alive == 2
+    assert scene.tick(0.1) == [Start("learner-1", 1)]
+    assert scene.decisions.restarts == {
+        Stage.ACTORS: 0,
+        Stage.CARRIERS: 0,
+        Stage.LEARNER: 1,
+        Stage.SERVER: 0,
+    }
+    back = sent(scene.decisions.ready("learner-1", scene.now_s), "learner")
+    assert {name: (m["index"], m["incarnation"]) for name, m in back.items()} == {
+        "actor-1": (1, 2),
+        "actor-4": (1, 2),
+    }
+    assert sent(scene.decisions.join("learner-1"), "group").keys() == {
+        "learner-0",
+        "learner-1",
+        "learner-2",
+    }
+
+
+def test_a_learners_own_report_does_not_end_the_run_either() -> None:
+    scene = Scene()
+    failure = Failure("learner-0", "RuntimeError: out of luck", "its traceback")
+    assert scene.decisions.failed(failure, scene.now_s) == []
+    [note] = [e for e in scene.ends("learner-0", 1) if isinstance(e, Note)]
+    assert note.text.startswith("learner-0: RuntimeError: out of luck; it starts again")
+    assert not scene.decisions.stopping
+
+
+def test_a_users_mistake_found_by_one_learner_ends_the_run() -> None:
+    scene = Scene()
+    failure = Failure("learner-2", "the loss became nan", user=True)
+    effects = scene.decisions.failed(failure, scene.now_s)
+    assert [e.name for e in effects if isinstance(e, Kill)] == [f"actor-{i}" for i in range(6)]
+
+
+def test_a_learner_that_keeps_dying_is_given_up_with_the_first_traceback() -> None:
+    scene = Scene(max_restarts=2)
+    for n in range(3):
+        failure = Failure("learner-1", f"crash {n}", f"traceback {n}")
+        scene.decisions.failed(failure, scene.now_s)
+        assert not scene.decisions.stopping
+        scene.ends("learner-1", 1, produced=900)  # what it heard of is no sign of health
+        if n < 2:
+            scene.starts_again("learner-1")
+    scene.ends_all(*(f"actor-{i}" for i in range(6)), "learner-0", "learner-2")
+    failure = Failure("learner-1", "crash 0", "traceback 0")
+    assert scene.decisions.outcome == Outcome(1, "fault", failure)
+
+
+def test_who_has_not_joined_again_cannot_keep_the_run_going() -> None:
+    scene = Scene(learners=2)
+    scene.ends("learner-0")
+    scene.tick(1)  # it starts again, knowing nothing yet
+    scene.ends("learner-1")
+    assert scene.decisions.stopping
+
+
+def test_before_the_first_group_any_other_learner_will_do() -> None:
+    scene = Scene(learners=2, joined=False)
+    assert sent(scene.ends("learner-0"), "group") == {}
+    assert not scene.decisions.stopping
+    scene.decisions.join("learner-1")
+    assert sent(scene.starts_again("learner-0"), "group").keys() == {"learner-0", "learner-1"}
+
+
+def test_an_actors_end_is_told_to_the_learner_that_it_was_with() -> None:
+    scene = Scene()
+    ended = sent(scene.ends("actor-4", produced=80, sequence=8), "actor_ended")
+    assert ended == {
+        "learner-1": {
+            "kind": "actor_ended",
+            "actor": 4,
+            "incarnation": 0,
+            "produced_steps": 80,
+            "sequence": 8,
+        }
+    }
+    scene.ends("learner-1")
+    ended = sent(scene.ends("actor-1", produced=10, sequence=2, incarnation=1), "actor_ended")
+    assert list(ended) == ["learner-0"]
+
+
+def test_what_an_actor_had_sent_to_a_dead_learner_is_told_to_nobody() -> None:
+    scene = Scene()
+    scene.ends("learner-1")
+    # It dies before it has followed: its page still names the stream of the dead learner.
+    assert sent(scene.ends("actor-1", produced=70), "actor_ended") == {}
+    scene.starts_again("learner-1")
+    scene.ends("actor-4", incarnation=0)
+    assert sent(scene.ends("actor-0", produced=5), "actor_ended").keys() == {"learner-0"}
+
+
+def test_an_actor_started_while_its_learner_is_away_is_told_where_to_go() -> None:
+    scene = Scene()
+    scene.ends("actor-1", produced=10)
+    scene.ends("learner-1")
+    effects = scene.tick(0.1)
+    assert Start("actor-1", 1) in effects
+    assert sent(effects, "learner")["actor-1"]["index"] in (0, 2)
+    assert sent(effects, "learner")["actor-1"]["incarnation"] == 1
+
+
+def test_counts_of_a_connector_are_for_its_own_learner() -> None:
+    connectors = [RoleSpec("connector", r, "m", Stage.CARRIERS, learner=r) for r in range(3)]
+    scene = Scene(*connectors)
+    message = {"kind": "connector", "received": 3}
+    assert scene.decisions.pass_on("connector-2", message) == [Send("learner-2", message)]
+
+
+def test_last_words_about_a_dead_learner_are_not_for_the_one_that_replaces_it() -> None:
+    scene = Scene(*(RoleSpec("connector", r, "m", Stage.CARRIERS, learner=r) for r in range(3)))
+    scene.ends("learner-1")
+    scene.starts_again("learner-1")
+    assert scene.decisions.pass_on("connector-1", {"kind": "connector"}) == []
+    assert scene.decisions.pass_on("connector-0", {"kind": "connector"}) != []
+    scene.ends("connector-1", EXIT_REJOIN)
+    scene.tick(1)
+    scene.decisions.ready("connector-1", scene.now_s)
+    assert scene.decisions.pass_on("connector-1", {"kind": "connector"}) != []
+
+
+def test_all_learners_finish_together_and_the_server_after_them() -> None:
+    scene = Scene(SERVER)
+    scene.decisions.stop("return", scene.now_s)
+    scene.decisions.stop("env_steps", scene.now_s)
+    effects = scene.ends_all(*(f"actor-{i}" for i in range(6)))
+    assert [e for e in effects if isinstance(e, Kill)] == [
+        Kill(f"learner-{rank}", TERM) for rank in range(3)
+    ]
+    assert sent(effects, "finish").keys() == {"learner-0", "learner-1", "learner-2"}
+    assert not any(isinstance(e, Kill) for e in scene.ends_all("learner-0", "learner-2"))
+    assert Kill("server-0", TERM) in scene.ends("learner-1", 0)
+    scene.ends("server-0", 0)
+    assert scene.decisions.outcome == Outcome(0, "return")
+
+
+def test_a_server_gets_time_even_where_the_learners_used_it_all_up() -> None:
+    scene = Scene(SERVER, learners=2, grace_s=10)
+    scene.decisions.stop("return", scene.now_s)
+    scene.ends_all(*(f"actor-{i}" for i in range(4)), "learner-0")
+    assert scene.tick(10) == [Kill("learner-1", KILL)]
+    assert Kill("server-0", TERM) in scene.ends("learner-1")
+    assert scene.tick(1.9) == []
+    assert scene.tick(0.2) == [Kill("server-0", KILL)]
+
+
+def test_the_run_cannot_go_on_without_its_server() -> None:
+    scene = Scene(SERVER)
+    scene.ends("server-0", -11)
+    assert scene.decisions.stopping
