@@ -185,6 +185,7 @@ class LearnerProcess:
         if self._held is None:  # else the group was lost before it could be trained on
             batch = None if stop else self._batch()
             self._held = (batch, self._source.book(batch))
+        self._ctx.status.reduction += 1
         self._ctx.status.phase = Phase.REDUCING
         word = self._word(self._held[1], stop)
         said = self._team.exchange.agree(word)
@@ -204,8 +205,9 @@ class LearnerProcess:
             self._keep(save=not said.stop)
         if said.regroup:
             raise GroupLostError("its members have changed")
-        if reason is not None:
-            self._ctx.report("stop", reason=reason)
+        if said.stop and (reason is not None or self._ctx.store is not None):
+            # Over several machines each supervisor hears it from its own learner.
+            self._ctx.report("stop", reason=reason or "stopped")
         return not said.stop
 
     def _batch(self) -> Any:

@@ -34,7 +34,8 @@ class FlatOptimizer:
     """Takes over ``named`` parameters (float32, one device): ``values``, ``grads`` hold them all.
 
     The order is that of ``named``, each contiguous, and ``spans`` says where. Gradients add up in
-    ``grads`` until `zero_grad`. ``momentum`` (of sgd and lars) is 0 where the codec has its own.
+    ``grads`` until `zero_grad`. ``momentum`` (of sgd and lars) is 0 where the codec has its own, and
+    ``grad_clip`` None: what such a codec sends is a velocity.
     """
 
     def __init__(self, named: Iterable[tuple[str, nn.Parameter]], cfg: LearnerConfig) -> None:
@@ -46,6 +47,7 @@ class FlatOptimizer:
         self.grads = _make_gradients(self.values, self.parameters)
         replaced = cfg.count > 1 and cfg.reduce.codec == "dgc"
         self.momentum = 0.0 if replaced else cfg.momentum
+        self.grad_clip = None if replaced else cfg.grad_clip
         self.updates = 0  # the same as _steps, but known without asking the device
         self._steps = torch.zeros((), device=self.values.device)
         self._rule = _make_rule(self, self._steps, cfg)
@@ -68,8 +70,8 @@ class FlatOptimizer:
         norm: Tensor = torch.linalg.vector_norm(self.grads) / count
         is_bad = norm.isfinite().logical_not_().float()
         scale = torch.full_like(norm, count)
-        if self._cfg.grad_clip is not None:
-            scale.mul_(((norm + CLIP_MARGIN) / self._cfg.grad_clip).clamp_(min=1.0))
+        if self.grad_clip is not None:
+            scale.mul_(((norm + CLIP_MARGIN) / self.grad_clip).clamp_(min=1.0))
         self.updates += 1
         lr = learning_rate(self._cfg, env_steps, self.updates)
         self._rule(Step(lr, self.momentum, scale, is_bad))

@@ -98,6 +98,14 @@ class Progress:
         self._recent = (float(growth[-3]), float(growth[-2]), float(growth[-1]))
         self._notice_solved()
 
+    def totals(self) -> list[float]:
+        """What `grow` has made of all growth so far, laid out as that."""
+        return [*(float(getattr(self, name)) for name in BOOKED), *self._recent]
+
+    def follow(self, version: int) -> None:
+        """All learners together have taken so many optimizer steps."""
+        self.learner_steps = self.version = version
+
     def share_window(self, learners: int) -> None:
         """The last hundred episodes are this learner's share of them, among so many."""
         most = -(-EPISODES // learners)

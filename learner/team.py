@@ -22,11 +22,13 @@ from penstock.configs.group import SERVED
 from penstock.configs.schema import Config, LearnerConfig
 from penstock.core.control import Message
 from penstock.core.role import RoleContext
-from penstock.learner.exchange.base import Alone, Exchange, GroupLostError
+from penstock.learner.exchange.base import Alone, Exchange, GroupLostError, Word
 from penstock.learner.exchange.bsp import Bsp, parts_of
 from penstock.learner.exchange.local import LocalSgd
+from penstock.learner.exchange.served import Served
 from penstock.learner.group import Arrays, Group, meet, use_interface
 from penstock.learner.reduce.auto import choose
+from penstock.learner.server.client import ServerClient
 from penstock.learner.state import put_state, take_state
 from penstock.profiling.ledger import TimeLedger
 from penstock.profiling.status import Phase
@@ -69,7 +71,7 @@ class Team:
     @property
     def leads(self) -> bool:
         """Whether this one saves the run: the first of the members."""
-        return self._group is None or self._group.rank == 0
+        return self._ctx.learner == 0 if self._group is None else self._group.rank == 0
 
     def messages(self) -> list[Message]:
         """What the supervisor has said, but for what concerns the team."""
@@ -91,8 +93,10 @@ class Team:
         """Stand in the newest group, in the state of its most advanced member; False where the run
         ends before. What `exchange` was before is left."""
         count = self._config.learner.count
-        if count == 1 or self._config.learner.pace in SERVED:
+        if count == 1:
             return True
+        if self._config.learner.pace in SERVED:
+            return self._serve()
         first = self._group is None
         self.leave()
         if self._ctx.store is None:
@@ -113,17 +117,41 @@ class Team:
 
     def leave(self) -> None:
         """Part from the others, who notice."""
-        if isinstance(self.exchange, Bsp | LocalSgd):
-            self.exchange.close()
+        self.exchange.close()
         self.exchange = Alone()
 
     def state(self) -> Arrays:
         """What each member keeps for itself, for a checkpoint: all call it in the same turn."""
+        if isinstance(self.exchange, Served) and self.leads:
+            self.exchange.state()
         if self._group is None or not isinstance(self.exchange, Bsp | LocalSgd):
             return {}
         own = self.exchange.state() | {"random": torch.get_rng_state().numpy()}
         collected = self._group.collect(own)
         return {f"{i}/{k}": v for i, arrays in enumerate(collected) for k, v in arrays.items()}
+
+    def _serve(self) -> bool:
+        """Join the parameter server, and stand where it does; False where the run ends before."""
+        ctx, cfg, trainer = self._ctx, self._config.learner, self._trainer
+        progress = trainer.progress
+        (optimizer,) = trainer.optimizers().values()
+        tally = tuple(progress.totals())
+        counts = {"version": progress.version, "samples": progress.trained_steps, "tally": tally}
+        client = ServerClient(
+            f"ipc://{ctx.runtime_dir}/server", ctx.learner, optimizer, cfg, **counts
+        )
+
+        def waiting() -> bool:
+            ctx.status.beat()
+            return not ctx.stopping()
+
+        progress.share_window(cfg.count)
+        served = Served(client, optimizer, progress, cfg.count, self._ledger, waiting)
+        self.exchange = trainer.exchange = served
+        nothing = Word(np.zeros(0), progress.growth())
+        said = served.agree(nothing)
+        progress.grow(nothing.growth, said.growth)
+        return not said.stop
 
     def _wait_for_word(self) -> Message | None:
         """The newest group, once the supervisor has named one that is new; None at the end."""

@@ -59,13 +59,8 @@ class Transitions:
         self._trainer = trainer
         self._accounting = accounting
         self._batch_size = replay.batch_size
-        self._limiter = RateLimiter(
-            replay.samples_per_insert,
-            max(replay.min_size, replay.batch_size),
-            batch=replay.batch_size,
-            insert=spec.unroll * spec.envs * actors * config.transport.slots,
-            capacity=replay.capacity,
-        )
+        in_hand = actors * config.transport.slots
+        self._limiter = make_limiter(replay, insert=spec.unroll * spec.envs * in_hand)
         self._stack = replay.frame_stack or 1
         algo = config.algo
         assert isinstance(algo, OffPolicyConfig)
@@ -80,7 +75,7 @@ class Transitions:
             frame_stack=self._stack,
             sampler=self._sampler,
             writers=lanes,
-            in_hand=actors * config.transport.slots,
+            in_hand=in_hand,
             shared=shared,
             limiter=self._limiter,
             seed=int(seed.generate_state(1)[0]),
@@ -92,7 +87,6 @@ class Transitions:
         self._errors: deque[tuple[Batch, Tensor]] = deque()
         self._behind = int(trainer.device.type == "cuda")
         self.stacks_on_device = trainer.device.type == "cuda" and replay.frame_stack is not None
-
         self._kept = KeptReplay(self._replay, wanted=replay.checkpoint)
         self._host: ShmHost | None = None
 
@@ -196,6 +190,18 @@ class Transitions:
         self._accounting.arrived(slot.header)
         self._accounting.trained += steps
         progress.played(slot.columns, steps)
+
+
+def make_limiter(replay: ReplayConfig, insert: int) -> RateLimiter:
+    """What keeps actors and learner in step; ``insert``: steps that may come at once."""
+    least = max(replay.min_size, replay.batch_size)
+    return RateLimiter(
+        replay.samples_per_insert,
+        least,
+        batch=replay.batch_size,
+        insert=insert,
+        capacity=replay.capacity,
+    )
 
 
 def make_sampler(replay: ReplayConfig, progress: Progress) -> Sampler:

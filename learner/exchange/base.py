@@ -82,6 +82,9 @@ class Exchange(Protocol):
     def least(self, value: float) -> float:
         """The least of what those learners say."""
 
+    def close(self) -> None:
+        """Part from the other learners, who notice."""
+
 
 class Alone:
     """The only learner of its run."""
@@ -102,3 +105,6 @@ class Alone:
 
     def least(self, value: float) -> float:
         return value
+
+    def close(self) -> None:
+        pass

@@ -115,8 +115,10 @@ class Bsp:
 
     def _reducer(self, optimizer: FlatOptimizer) -> Reducer:
         cfg, group = self._cfg.reduce, self._group
-        if cfg.codec == Dgc.name:
-            optimizer.momentum = 0.0  # the codec's is in its place
+        if cfg.codec == Dgc.name:  # it has both in the optimizer's place, before values are chosen
+            optimizer.momentum, optimizer.grad_clip = 0.0, None
+            if cfg.dgc_clip is None:
+                cfg = cfg.model_copy(update={"dgc_clip": self._cfg.grad_clip})
         size, device = len(optimizer.grads), optimizer.grads.device
         places = (group.world, group.rank)
         codec = make_codec(cfg, parts_of(optimizer), size, device, *places, self._cfg.momentum)

@@ -56,5 +56,6 @@ class LocalCopy:
         if indices is None:
             self._shared.copy_(values)
         else:
-            self._shared[indices.to(values.device)] = values.to(self._shared.device)
+            device = self._shared.device
+            self._shared[indices.to(device)] = values.to(device)
         torch.add(self._shared, self._unsent, out=self._optimizer.values)

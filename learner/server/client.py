@@ -3,7 +3,7 @@
     client = ServerClient(address, rank, optimizer, config.learner)
     while client.pull(0.2) is None: ...    # parameters of now; again before each batch
     ... loss.backward() ...                # adds to optimizer.grads, summed over ``samples``
-    client.push(samples, steps)            # in place of optimizer.step
+    client.push(samples, growth)           # in place of optimizer.step
 
 Under asp a push takes the optimizer's step here and sends what it changed (`changes`); else the
 server takes it and the optimizer here only holds parameters and gradients. Nothing waits longer
@@ -27,9 +27,10 @@ from penstock.configs.schema import LearnerConfig
 from penstock.learner.optimizer import FlatOptimizer
 from penstock.learner.server import protocol
 from penstock.learner.server.changes import LocalCopy
+from penstock.learner.server.members import rules
 from penstock.learner.server.parameters import State, pack_state, template, unpack_state
-from penstock.learner.server.protocol import Flag, Head, Kind, Message, Packed
-from penstock.learner.server.server import rules
+from penstock.learner.server.protocol import NOTHING, Flag, Head, Kind, Message, Packed, Tally
+from penstock.learner.server.server import STEPS
 from penstock.transport.keys import load_actor
 from penstock.transport.sockets import dealer
 from penstock.transport.wire import WireError
@@ -45,14 +46,16 @@ class Reply(NamedTuple):
     """Updates of the parameters, by all learners."""
     samples: int
     """Samples whose gradients made them."""
-    steps: int
-    """Agent steps that all pushes told of."""
+    tally: Tally
+    """What all learners have counted, as `Progress.growth`."""
     lag: int | None
     """Staleness of the last push, in updates; None where it was discarded, lost, or not made."""
     workers: int
     """Learners that live."""
     stop: bool
     """Some learner is to stop, and so all are."""
+    nan: bool
+    """Some learner found a number that is not finite."""
     checkpoint: bool
     """Another learner asked all to save."""
 
@@ -69,17 +72,17 @@ class ServerClient:
         *,
         version: int = 0,
         samples: int = 0,
-        steps: int = 0,
+        tally: Tally = NOTHING,
         curve: Path | None = None,
     ) -> None:
-        """``version``, ``samples``, ``steps``: what the parameters and state in ``optimizer`` have
+        """``version``, ``samples``, ``tally``: what the parameters and state in ``optimizer`` have
         seen. The server goes on with those of whoever has seen the most updates."""
         self.said = "no parameter server has answered yet"
         """What the server said last to a learner that waits for it."""
         self._rank, self._optimizer, self._cfg = rank, optimizer, cfg
         self._size = optimizer.values.numel()
         self._copy = LocalCopy(optimizer, cfg.significance) if cfg.pace == "asp" else None
-        self._reply = Reply(version, samples, steps, None, 1, False, False)
+        self._reply = Reply(version, samples, tally, None, 1, False, False, False)
         self._clock = version // cfg.count
         self._have = -1  # the version of the session that is here
         self._token = secrets.randbits(63) | 1
@@ -92,17 +95,23 @@ class ServerClient:
         self._socket = dealer(self._context, address, load_actor(curve) if curve else None)
 
     def push(
-        self, samples: int, steps: int, *, stop: bool = False, checkpoint: bool = False
+        self,
+        samples: int,
+        tally: Tally = NOTHING,
+        *,
+        stop: bool = False,
+        nan: bool = False,
+        checkpoint: bool = False,
     ) -> Tensor | None:
         """Give away the gradient in ``optimizer.grads``, summed over ``samples``; the norm of their
         mean, float32 ``[]``, None for no samples.
 
-        0 samples, where there was no data in time: it holds nobody up. ``steps``: agent steps since
-        the push before. ``stop`` and ``checkpoint`` are told to all learners.
+        0 samples, where there was no data in time: it holds nobody up. ``tally`` is what was
+        counted since the push before; ``stop``, ``nan`` and ``checkpoint`` are told to all.
         """
         norm, packed = None, None
         if samples and self._copy is not None:
-            norm = self._copy.step(samples, self._reply.steps + steps)
+            norm = self._copy.step(samples, int(self._reply.tally[STEPS] + tally[STEPS]))
             self._clock += 1
             indices, changes = self._copy.significant(self._clock)
             packed = protocol.pack_sparse(
@@ -111,8 +120,9 @@ class ServerClient:
         elif samples:
             norm = torch.linalg.vector_norm(self._optimizer.grads) / samples
             packed = protocol.pack_dense(self._optimizer.grads.cpu().numpy())
-        flags = (Flag.STOP if stop else Flag.NONE) | (Flag.CHECKPOINT if checkpoint else Flag.NONE)
-        self._send(Head(Kind.PUSH, flags, samples=samples, steps=steps), packed)
+        said = {Flag.STOP: stop, Flag.NAN: nan, Flag.CHECKPOINT: checkpoint}
+        flags = sum(flag for flag, is_said in said.items() if is_said)
+        self._send(Head(Kind.PUSH, flags, samples=samples, tally=tally), packed)
         return norm
 
     def pull(self, timeout_s: float) -> Reply | None:
@@ -221,7 +231,7 @@ class ServerClient:
                 Kind.STATE,
                 version=self._reply.version,
                 samples=self._reply.samples,
-                steps=self._reply.steps,
+                tally=self._reply.tally,
             )
             self._send(offer, pack_state(self._optimizer.values.cpu().numpy(), arrays))
 
@@ -242,10 +252,11 @@ class ServerClient:
         self._reply = Reply(
             head.version,
             head.samples,
-            head.steps,
+            head.tally,
             head.lag if head.lag >= 0 else None,
             head.workers,
             bool(head.flags & Flag.STOP),
+            bool(head.flags & Flag.NAN),
             bool(head.flags & Flag.CHECKPOINT),
         )
 

@@ -23,6 +23,7 @@ from penstock.learner.server.protocol import (
     Indices,
     Message,
     Packed,
+    Tally,
     dense,
     pack_dense,
     pack_sparse,
@@ -32,7 +33,7 @@ from penstock.transport.wire import WireError
 
 Change = tuple[Indices | None, Floats]  # all values, or those at some indices
 Arrays = dict[str, npt.NDArray[Any]]
-MAX_SIZE = 1 << 29
+MAX_SIZE = 1 << 28  # parameters
 
 
 class State(NamedTuple):
@@ -42,8 +43,8 @@ class State(NamedTuple):
     """Updates of the parameters."""
     samples: int
     """Samples whose gradients were applied."""
-    steps: int
-    """Agent steps that workers told of."""
+    tally: Tally
+    """What all workers together have counted, as `Progress.growth`."""
     values: Floats
     arrays: Arrays
     """The optimizer's, as `FlatOptimizer.state_dict` gives them; none under asp."""
@@ -201,7 +202,7 @@ def unpack_state(message: Message, size: int, shapes: Mapping[str, tuple[int, ..
         for name, part in zip(sorted(shapes), parts[1:], strict=True)
     }
     head = message.head
-    return State(head.version, head.samples, head.steps, parts[0], arrays)
+    return State(head.version, head.samples, head.tally, parts[0], arrays)
 
 
 def _optimizer(size: int, cfg: LearnerConfig) -> FlatOptimizer:

@@ -12,12 +12,12 @@ back. The head is `HEAD`, little-endian; fields that a kind does not name are 0.
                        parameters have seen; entries = how many there are; rules = checksum of the
                        settings on which all must agree
     WELCOME    server  session to name from now on; flag WANTED: send your parameters
-    STATE      worker  version, samples, steps of the run; dense: parameters, then the optimizer's
+    STATE      worker  version, samples, tally of the run; dense: parameters, then the optimizer's
                        arrays by name; the server takes them if it has none, or older ones
-    PUSH       worker  samples and steps since the push before. dense: the gradient, summed over its
+    PUSH       worker  samples; tally since the push before. dense: the gradient, summed over its
                        samples. sparse (asp): changes of parameters. No payload where there is none
     PULL       worker  number = that of its answer; version = what it has (asp), -1 for none
-    VALUES     server  number; version, samples, steps of the run; lag = staleness of the worker's
+    VALUES     server  number; version, samples, tally of the run; lag = staleness of the worker's
                        last push, -1 where it was discarded; workers. dense: all parameters; sparse
                        (asp): those that changed since ``version``
     ASK_STATE  worker  number
@@ -28,8 +28,9 @@ back. The head is `HEAD`, little-endian; fields that a kind does not name are 0.
     REFUSE     server  text: why it never can
     PING       server  nothing: only whether it can be sent
 
-Flags STOP and CHECKPOINT in a PUSH are for all workers: each finds them in its next VALUES, and
-STOP in all that follow.
+A tally is `Progress.growth`: counts that add up, then sums of which each worker's last one counts.
+Flags STOP, NAN and CHECKPOINT in a PUSH are for all workers: each finds them in its next VALUES,
+and the first two in all that follow. When all stop, nobody waits, and gradients count no more.
 
 Whatever is wrong with received bytes raises `WireError`, whose ``reason`` is what gets counted. A
 worker whose connection ended has a new identity when it is back, and is answered WHO; a push that
@@ -38,6 +39,7 @@ got lost with it is a gradient lost. Never pickle. Without CURVE keys nobody is 
 
 from __future__ import annotations
 
+import math
 import struct
 from collections.abc import Sequence
 from enum import IntEnum, IntFlag
@@ -46,20 +48,23 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from penstock.learner.progress import BOOKED, GROWTH
 from penstock.transport.checksum import crc32
 from penstock.transport.wire import WireError
 
 PROTOCOL_VERSION = 1
 MAGIC = b"PNPS"
 MAX_COUNT = 1 << 62
-# magic, protocol, kind, flags, rank, number, session, version, samples, steps, entries, rules, lag,
-# workers, checksum of the payload, checksum of all before it
-HEAD = struct.Struct("<4sBBHIQQqqqQIiIII")
+# magic, protocol, kind, flags, rank, number, session, version, samples, entries, rules, lag,
+# workers, tally, checksum of the payload, checksum of all before it
+HEAD = struct.Struct(f"<4sBBHIQQqqQIiI{GROWTH}dII")
 _U32 = struct.Struct("<I")
 
 Floats = npt.NDArray[np.float32]
 Indices = npt.NDArray[np.uint32]
 Payload = bytes | memoryview
+Tally = tuple[float, ...]
+NOTHING: Tally = (0.0,) * GROWTH
 
 
 class Kind(IntEnum):
@@ -88,6 +93,7 @@ class Flag(IntFlag):
     WANTED = 4
     STOP = 8
     CHECKPOINT = 16
+    NAN = 32
 
 
 class Head(NamedTuple):
@@ -100,11 +106,11 @@ class Head(NamedTuple):
     session: int = 0
     version: int = 0
     samples: int = 0
-    steps: int = 0
     entries: int = 0
     rules: int = 0
     lag: int = 0
     workers: int = 0
+    tally: Tally = NOTHING
 
 
 class Message(NamedTuple):
@@ -148,7 +154,7 @@ def encode(head: Head, packed: Packed | None = None) -> list[Payload]:
     if packed is not None:
         payload, crc = packed.payload, packed.crc
         head = head._replace(flags=head.flags | packed.flags, entries=packed.entries)
-    blank = HEAD.pack(MAGIC, PROTOCOL_VERSION, *head, crc, 0)[:-4]
+    blank = HEAD.pack(MAGIC, PROTOCOL_VERSION, *head[:-1], *head.tally, crc, 0)[:-4]
     return [blank + _U32.pack(crc32(blank)), payload]
 
 
@@ -164,11 +170,13 @@ def decode(frames: Sequence[Payload]) -> Message:
         raise WireError("header", "magic or checksum")
     if protocol != PROTOCOL_VERSION:
         raise WireError("version", f"protocol {protocol}")
-    head = Head(*fields)
-    if head.kind not in _KINDS or max(head.samples, head.steps, head.version) > MAX_COUNT:
+    head = Head(*fields[:-GROWTH], tuple(fields[-GROWTH:]))
+    if head.kind not in _KINDS or max(head.samples, head.version) > MAX_COUNT:
         raise WireError("header", f"kind {head.kind}")
-    if min(head.samples, head.steps, head.version + 1) < 0:
+    if min(head.samples, head.version + 1, *head.tally[: len(BOOKED)]) < 0:
         raise WireError("header", "negative counts")
+    if not all(map(math.isfinite, head.tally)):
+        raise WireError("header", "counts that are not finite")
     if payload.nbytes != _nbytes(head):
         raise WireError("size", f"{payload.nbytes} bytes for {head.entries} entries")
     if crc32(payload) != payload_crc:

@@ -19,18 +19,20 @@ then a new session begins, and all others join again and take those.
 
 from __future__ import annotations
 
-import json
 import secrets
 import time
 from collections import Counter
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from penstock.configs.schema import LearnerConfig
 from penstock.core.role import RoleContext
+from penstock.learner.progress import BOOKED
 from penstock.learner.server import protocol
 from penstock.learner.server.clock import Bounded, make_pace
+from penstock.learner.server.members import Member, rules
 from penstock.learner.server.parameters import (
     MAX_SIZE,
     Parameters,
@@ -40,19 +42,24 @@ from penstock.learner.server.parameters import (
     unpack_state,
 )
 from penstock.learner.server.peers import Peers
-from penstock.learner.server.protocol import Flag, Head, Kind, Message, Packed, Payload
+from penstock.learner.server.protocol import (
+    Flag,
+    Head,
+    Kind,
+    Message,
+    Packed,
+    Payload,
+    Tally,
+)
 from penstock.models.torch_setup import set_up_torch
 from penstock.profiling.status import Phase
-from penstock.transport.checksum import crc32
 from penstock.transport.sockets import check_bind
 from penstock.transport.wire import OTHER_VERSION, WireError
 
 TICK_S = 0.05
+STEPS = BOOKED.index("trained_steps")  # by which the learning rate falls
 BATCH = 64  # messages between two looks at everything else
 MAX_FRAME_NBYTES = 4 * 4 * MAX_SIZE  # parameters and an optimizer's arrays
-AGREED = {"pace", "count", "staleness", "significance", "spare", "optimizer", "momentum"}
-AGREED |= {"weight_decay", "lr", "lr_scaling", "lr_warmup_updates", "lr_end_fraction"}
-AGREED |= {"lr_decay_steps", "eps", "grad_clip"}
 
 
 def run(ctx: RoleContext) -> None:
@@ -80,26 +87,6 @@ def run(ctx: RoleContext) -> None:
         server.close()
 
 
-def rules(cfg: LearnerConfig) -> int:
-    """Checksum of the settings on which all learners and their server must agree."""
-    text = json.dumps(cfg.model_dump(mode="json", include=AGREED), sort_keys=True)
-    return crc32(text.encode())
-
-
-@dataclass
-class Member:
-    """A living worker, as the wire knows it."""
-
-    number: int  # as the pace knows it
-    rank: int
-    token: int
-    size: int  # of its parameters
-    pull: Head | None = None
-    answered: int = 0
-    lag: int = -1
-    checkpoint: bool = False
-
-
 class ParameterServer:
     """Call `turn` again and again."""
 
@@ -110,8 +97,8 @@ class ParameterServer:
         self._session = secrets.randbits(63) | 1
         self._members: dict[bytes, Member] = {}
         self._numbers = 0
-        self._steps = 0
-        self._stop = False
+        self._counted = np.zeros(len(BOOKED))
+        self._told = Flag.NONE  # STOP and NAN, for everybody from now on
         self._parameters: Parameters | None = None
         self.pace = make_pace(cfg)
         self.rejected: Counter[str] = Counter()
@@ -147,7 +134,6 @@ class ParameterServer:
         return {
             "version": pace.version,
             "samples": self._parameters.samples if self._parameters else 0,
-            "steps": self._steps,
             "clocks": {str(rank): clocks[rank] for rank in sorted(clocks)},
             "lag_histogram": {str(k): pace.lag[k] for k in sorted(pace.lag)},
             "late_histogram": {str(k): pace.late[k] for k in sorted(pace.late)},
@@ -225,12 +211,15 @@ class ParameterServer:
     def _push(self, member: Member, message: Message) -> None:
         worker = self.pace.workers[member.number]
         parameters, head = self._parameters, message.head
-        if not worker.working or parameters is None:
+        self._counted += head.tally[: len(BOOKED)]
+        member.recent = head.tally[len(BOOKED) :]
+        self._told |= Flag(head.flags) & (Flag.STOP | Flag.NAN)
+        if parameters is None or not (worker.working or self._told & Flag.STOP):
             raise WireError("not_pulled")
-        self._steps += head.steps
-        self._stop |= bool(head.flags & Flag.STOP)
         for other in self._members.values():
             other.checkpoint |= bool(head.flags & Flag.CHECKPOINT) and other is not member
+        if not worker.working:
+            return
         change, samples = None, head.samples
         try:
             change = parameters.read(message) if samples else None
@@ -248,7 +237,8 @@ class ParameterServer:
         while parameters is not None:
             while self.pace.due():
                 alone = isinstance(self.pace, Bounded)
-                self.pace.stepped(parameters.update(alone=alone, steps=self._steps))
+                steps = int(self._counted[STEPS])
+                self.pace.stepped(parameters.update(alone=alone, steps=steps))
             ready = (name for name, member in self._members.items() if self._may_go(member))
             name = next(ready, None)
             if name is None:
@@ -256,20 +246,22 @@ class ParameterServer:
             self._answer(name, self._members[name], parameters)
 
     def _may_go(self, member: Member) -> bool:
-        return member.pull is not None and (self._stop or self.pace.may_go(member.number))
+        return member.pull is not None and (
+            bool(self._told & Flag.STOP) or self.pace.may_go(member.number)
+        )
 
     def _answer(self, name: bytes, member: Member, parameters: Parameters) -> None:
         assert member.pull is not None
         have = min(member.pull.version, self.pace.version)
         head = Head(
             Kind.VALUES,
-            (Flag.STOP if self._stop else 0) | (Flag.CHECKPOINT if member.checkpoint else 0),
+            self._told | (Flag.CHECKPOINT if member.checkpoint else Flag.NONE),
             number=member.pull.number,
             version=self.pace.version,
             samples=parameters.samples,
-            steps=self._steps,
             lag=member.lag,
             workers=len(self._members),
+            tally=self._tally(),
         )
         member.answered, member.pull, member.checkpoint = head.number, None, False
         if self.pace.may_go(member.number):  # else it only hears that all stop
@@ -287,7 +279,7 @@ class ParameterServer:
         else:
             self._begin_session(name)
         parameters.load(state)
-        self._steps = state.steps
+        self._counted[:] = state.tally[: len(BOOKED)]
         self.pace = make_pace(self._cfg, state.version)
         for other, joined in list(self._members.items()):
             self.pace.join(joined.number)
@@ -311,9 +303,15 @@ class ParameterServer:
             number=head.number,
             version=self.pace.version,
             samples=parameters.samples,
-            steps=self._steps,
+            tally=self._tally(),
         )
         self._send(name, answer, pack_state(parameters.values, parameters.arrays()))
+
+    def _tally(self) -> Tally:
+        recent = [
+            sum(sums) for sums in zip(*(m.recent for m in self._members.values()), strict=True)
+        ]
+        return (*self._counted.tolist(), *recent)
 
     def _forget(self, name: bytes) -> None:
         member = self._members.pop(name, None)

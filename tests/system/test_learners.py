@@ -32,9 +32,10 @@ def last(run_dir: Path) -> dict[str, Any]:
         ("transport.kind=shm",),
         ("transport.kind=zmq", "learner.reduce.codec=int8"),
         ("learner.pace=local_sgd",),
+        ("learner.pace=ssp",),
         ("learner.reduce.codec=onebit", "learner.optimizer=sgd", "learner.reduce.overlap=false"),
     ],
-    ids=["shm", "zmq-int8", "local_sgd", "onebit"],
+    ids=["shm", "zmq-int8", "local_sgd", "ssp", "onebit"],
 )
 def test_learners_train_one_agent_and_go_on_from_their_checkpoint(
     penstock: Penstock, tmp_path: Path, options: tuple[str, ...]
@@ -50,6 +51,16 @@ def test_learners_train_one_agent_and_go_on_from_their_checkpoint(
     assert 80 <= again["learner_steps"] < 120
     assert again["trained_steps"] > answer["trained_steps"]
     assert_balanced(again)
+
+
+@pytest.mark.parametrize("pace", ["asp", "tap", "backup"])
+def test_learners_keep_a_servers_pace(penstock: Penstock, pace: str) -> None:
+    options = (f"learner.pace={pace}", "stop.learner_steps=60")
+    code, answer, err = penstock("train", "cartpole", "--json", *THREE, *options).end()
+    assert code == 0, err
+    assert answer["exit_reason"] == "learner_steps"
+    assert answer["learner_steps"] >= 60
+    assert_balanced(answer)
 
 
 @pytest.mark.parametrize("algo", ["cartpole_dqn", "pendulum_sac"])
