@@ -6,8 +6,8 @@ call updates everything, one norm clips everything, and slices of it are what le
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Iterable, Mapping
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -17,32 +17,24 @@ from torch import Tensor, nn
 from penstock.configs.schema import LearnerConfig
 from penstock.learner.optimizer_rules import Adam, RmsProp, Rule, Sgd, Step
 from penstock.learner.optimizer_schedule import learning_rate
+from penstock.learner.reduce.layout import parts_of
 
 CLIP_MARGIN = 1e-6  # as in torch's clip_grad_norm_
-
-
-class Span(NamedTuple):
-    """Where one parameter lies in the flat vectors."""
-
-    name: str
-    start: int
-    stop: int
-    ndim: int
 
 
 class FlatOptimizer:
     """Takes over ``named`` parameters (float32, one device): ``values``, ``grads`` hold them all.
 
-    The order is that of ``named``, each contiguous, and ``spans`` says where. Gradients add up in
-    ``grads`` until `zero_grad`. ``momentum`` (of sgd and lars) is 0 where the codec has its own, and
-    ``grad_clip`` None: what such a codec sends is a velocity.
+    The order is that of ``named``, each contiguous, and ``parts`` say where. Gradients add up in
+    ``grads`` until `zero_grad`. ``momentum`` (of sgd and lars) is 0 where the codec has its own,
+    and ``grad_clip`` None: what such a codec sends is a velocity.
     """
 
     def __init__(self, named: Iterable[tuple[str, nn.Parameter]], cfg: LearnerConfig) -> None:
         self._cfg = cfg
-        names, parameters = zip(*named, strict=True)
-        self.parameters: list[nn.Parameter] = list(parameters)
-        self.spans = _spans(names, self.parameters)
+        listed = list(named)
+        self.parameters = [parameter for _, parameter in listed]
+        self.parts = parts_of(listed)
         self.values = flatten(self.parameters)
         self.grads = _make_gradients(self.values, self.parameters)
         replaced = cfg.count > 1 and cfg.reduce.codec == "dgc"
@@ -103,14 +95,6 @@ def _make_rule(flat: FlatOptimizer, steps: Tensor, cfg: LearnerConfig) -> Rule:
         return Layerwise(flat.values, flat.grads, steps, cfg, flat.parameters)
     kinds: dict[str, type[Adam | RmsProp | Sgd]] = {"adam": Adam, "rmsprop": RmsProp, "sgd": Sgd}
     return kinds[cfg.optimizer](flat.values, flat.grads, steps, cfg)
-
-
-def _spans(names: Sequence[str], parameters: Sequence[nn.Parameter]) -> tuple[Span, ...]:
-    spans, start = [], 0
-    for name, parameter in zip(names, parameters, strict=True):
-        spans.append(Span(name, start, start + parameter.numel(), parameter.ndim))
-        start += parameter.numel()
-    return tuple(spans)
 
 
 @torch.no_grad()

@@ -23,7 +23,7 @@ from penstock.configs.schema import Config, LearnerConfig
 from penstock.core.control import Message
 from penstock.core.role import RoleContext
 from penstock.learner.exchange.base import Alone, Exchange, GroupLostError, Word
-from penstock.learner.exchange.bsp import Bsp, parts_of
+from penstock.learner.exchange.bsp import Bsp
 from penstock.learner.exchange.local import LocalSgd
 from penstock.learner.exchange.served import Served
 from penstock.learner.group import Arrays, Group, meet, use_interface
@@ -215,7 +215,7 @@ class Team:
         if not self._codec:
             largest = max(self._trainer.optimizers().values(), key=lambda o: len(o.values))
             device = self._trainer.device
-            choice = choose(cfg, parts_of(largest), len(largest.values), device, group.gradients)
+            choice = choose(cfg, largest.parts, len(largest.values), device, group.gradients)
             self._codec = choice.codec
             if group.rank == 0:
                 self._ctx.report("note", text=f"learner.reduce.codec auto is {choice.text}")

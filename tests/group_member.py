@@ -146,16 +146,16 @@ def _die(member: Member, when: str) -> None:
             calls.append(1)
             reduce(*args) if len(calls) == 1 else kill()
 
-        codec.reduce = once  # type: ignore[method-assign]
+        codec.reduce = once  # type: ignore[assignment, method-assign]
     elif when == "optimizer":  # between backward and optimizer step
-        member.trainer.optimizer.step = kill  # type: ignore[method-assign]
+        member.trainer.optimizer.step = kill  # type: ignore[assignment, method-assign]
 
 
 def apart(member: Member, *_: str) -> None:
     """Rank 1 comes apart in one value; the check must say where."""
     member.step(member.rank)
     if member.rank == 1:
-        span = member.trainer.optimizer.spans[2]
+        span = member.trainer.optimizer.parts[2]
         member.trainer.optimizer.values[span.start] += 1e-3
     try:
         member.trainer.exchange.check_equal()  # type: ignore[attr-defined]
@@ -163,7 +163,7 @@ def apart(member: Member, *_: str) -> None:
         member.write("said", str(error))
 
 
-SCENARIOS = {"equal": equal, "killed": killed, "apart": apart}
+SCENARIOS: dict[str, Any] = {"equal": equal, "killed": killed, "apart": apart}
 
 
 def main() -> None:

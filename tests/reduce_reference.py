@@ -19,7 +19,7 @@ Code = Callable[[Floats], Floats]  # of one block: what is read of it
 
 def in_order(values: Floats) -> Floats:
     """The sum over ranks, added one after the other in float32."""
-    total = values[0].copy()
+    total: Floats = values[0].copy()
     for more in values[1:]:
         total = total + more
     return total
@@ -37,7 +37,9 @@ def onebit_block(x: Floats) -> Floats:
     positive, negative = x[x >= 0], x[x < 0]
     high = positive.astype(np.float64).mean() if len(positive) else 0.0
     low = negative.astype(np.float64).mean() if len(negative) else 0.0
-    return np.where(x >= 0, high, low).astype(np.float32)
+    read = np.full_like(x, low)
+    read[x >= 0] = high
+    return read
 
 
 def half(x: Floats, name: str) -> Floats:

@@ -19,7 +19,6 @@ from penstock.learner.exchange.base import Word
 from penstock.learner.group import Arrays, Group
 from penstock.learner.optimizer import FlatOptimizer
 from penstock.learner.reduce.dgc import Dgc
-from penstock.learner.reduce.layout import Part
 from penstock.learner.reduce.make import make_codec
 from penstock.learner.reduce.reducer import Reducer
 from penstock.profiling.ledger import TimeLedger
@@ -77,7 +76,7 @@ class Bsp:
         apart."""
         for name, optimizer in self._optimizers.items():
             values = optimizer.values.cpu().numpy().data
-            sums = [crc32(values)] + [crc32(values[s.start : s.stop]) for s in optimizer.spans]
+            sums = [crc32(values)] + [crc32(values[s.start : s.stop]) for s in optimizer.parts]
             first, *others = self._group.gather(sums)
             for place, other in enumerate(others, start=1):
                 if other != first:
@@ -86,7 +85,7 @@ class Bsp:
                     raise RuntimeError(
                         f"parameters of rank {ranks[place]} differ from those of rank {ranks[0]} "
                         f"after {optimizer.updates} updates, first in {name}."
-                        f"{optimizer.spans[i].name}; the learners were not made alike, or memory "
+                        f"{optimizer.parts[i].name}; the learners were not made alike, or memory "
                         "is faulty: resume from the last checkpoint"
                     )
 
@@ -121,7 +120,7 @@ class Bsp:
                 cfg = cfg.model_copy(update={"dgc_clip": self._cfg.grad_clip})
         size, device = len(optimizer.grads), optimizer.grads.device
         places = (group.world, group.rank)
-        codec = make_codec(cfg, parts_of(optimizer), size, device, *places, self._cfg.momentum)
+        codec = make_codec(cfg, optimizer.parts, size, device, *places, self._cfg.momentum)
         return Reducer(
             optimizer.grads,
             optimizer.parameters,
@@ -130,8 +129,3 @@ class Bsp:
             self._thread,
             overlap=cfg.overlap,
         )
-
-
-def parts_of(optimizer: FlatOptimizer) -> list[Part]:
-    """Its parameters, as codecs see them."""
-    return [Part(span.name, span.start, span.stop, span.ndim < 2) for span in optimizer.spans]

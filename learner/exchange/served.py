@@ -24,7 +24,7 @@ PULL_S = 0.2
 
 
 class Served:
-    """One of ``world`` learners; ``waiting`` is called while it waits, and says whether to go on."""
+    """One of ``world`` learners; ``waiting`` is called while it waits: whether to go on."""
 
     def __init__(
         self,

@@ -5,10 +5,11 @@ codec that goes with its optimizer. A step is then predicted as
 
     coding + bytes sent / bandwidth + latency of one exchange for each bucket
 
-and the shortest wins, except that what costs something must be worth it: a rounded gradient
-(fp16, bf16, int8: relative error up to a few per cent) must be faster than fp32 by ROUNDED_GAIN, a
-lossy one (onebit, terngrad, dropping, dgc, powersgd: more variance, or news that come late) faster
-than the best of the others by LOSSY_GAIN. Every rank decides by the same means over all ranks.
+which picks two finalists: of fp32 and the codecs that only round (relative error up to a few per
+cent), the fastest, where rounding must gain ROUNDED_GAIN; and of the lossy ones (more variance, or
+news that come late) the fastest. Predictions leave out that learners wait for each other and share
+cores, so both run a few real steps, and the lossy one is taken if it is faster by LOSSY_GAIN. Every
+rank decides by the same means over all ranks.
 """
 
 from __future__ import annotations
@@ -24,7 +25,8 @@ from penstock.configs.reduce import Codec as CodecName
 from penstock.configs.reduce import ReduceConfig
 from penstock.configs.schema import LearnerConfig
 from penstock.learner.reduce.alone import Alone
-from penstock.learner.reduce.collective import Collective
+from penstock.learner.reduce.codec import Codec
+from penstock.learner.reduce.collective import Collective, all_reduce_nbytes
 from penstock.learner.reduce.layout import Part, buckets_of
 from penstock.learner.reduce.make import make_codec
 
@@ -62,21 +64,20 @@ def choose(
     cfg: LearnerConfig, parts: Sequence[Part], size: int, device: torch.device, ring: Collective
 ) -> Choice:
     """Measure and decide; every rank calls it at the same time and gets the same."""
-    names = candidates(cfg)
-    costs = [_cost(name, cfg.reduce, parts, size, device, ring) for name in names]
-    small_s, large_s = (_exchange_s(ring, values, device) for values in (1, PROBE_VALUES))
-    measured = torch.tensor([small_s, large_s, *(cost.code_s for cost in costs)], device=device)
-    everybodys = measured.new_empty(ring.world, len(measured))
-    ring.all_gather(everybodys, measured)
-    small_s, large_s, *code_s = everybodys.mean(0).tolist()
-    sent = 2 * (ring.world - 1) / ring.world * PROBE_VALUES * 4
+    trial = _Trial(cfg.reduce, parts, size, device, ring)
+    costs = {name: trial.cost(name) for name in candidates(cfg)}
+    small_s, large_s = trial.agree([trial.exchange_s(n) for n in (1, PROBE_VALUES)])
+    sent = all_reduce_nbytes(PROBE_VALUES * 4, ring.world)
     network = Network(sent / max(large_s - small_s, 1e-6), small_s)
-    agreed = {
-        name: Cost(each_s, cost.nbytes)
-        for name, each_s, cost in zip(names, code_s, costs, strict=True)
+    code_s = trial.agree([cost.code_s for cost in costs.values()])
+    buckets = len(buckets_of(parts, round(cfg.reduce.bucket_mb * MB)))
+    predicted = {
+        name: predict_s(cost._replace(code_s=each_s), network, buckets)
+        for (name, cost), each_s in zip(costs.items(), code_s, strict=True)
     }
-    buckets = buckets_of(parts, round(cfg.reduce.bucket_mb * MB))
-    return decide(agreed, network, len(buckets))
+    pair = finalists(predicted)
+    measured = dict(zip(pair, trial.agree([trial.step_s(name) for name in pair]), strict=True))
+    return decide(*pair, measured, predicted, network)
 
 
 def candidates(cfg: LearnerConfig) -> list[str]:
@@ -85,77 +86,107 @@ def candidates(cfg: LearnerConfig) -> list[str]:
     return [name for name in names if not list(codec_contradictions(_with_codec(cfg, name)))]
 
 
-def decide(costs: Mapping[str, Cost], network: Network, buckets: int) -> Choice:
-    """The codec to take; ``costs`` has at least "none"."""
-    step_s = {name: predict_s(cost, network, buckets) for name, cost in costs.items()}
-    mild = min((name for name in step_s if name in ROUNDED), key=step_s.__getitem__, default="none")
-    if step_s["none"] < ROUNDED_GAIN * step_s[mild]:
-        mild = "none"
-    rough = min((name for name in step_s if name in LOSSY), key=step_s.__getitem__, default=mild)
-    chosen = rough if step_s[mild] >= LOSSY_GAIN * step_s[rough] else mild
-    return Choice(chosen, _why(chosen, rough, step_s, network))
-
-
 def predict_s(cost: Cost, network: Network, buckets: int) -> float:
     """Seconds of one step's reduction."""
     return cost.code_s + cost.nbytes / network.nbytes_per_s + buckets * network.latency_s
 
 
-def _why(chosen: str, rough: str, step_s: Mapping[str, float], network: Network) -> str:
-    others = sorted((name for name in step_s if name != chosen), key=step_s.__getitem__)
-    listed = ", ".join(f"{name} {_ms(step_s[name])}" for name in others)
+def finalists(predicted: Mapping[str, float]) -> tuple[str, str]:
+    """The best of fp32 and what rounds, and the best lossy codec; ``predicted`` seconds have
+    "none". Without a lossy one both are the same."""
+    mild = min((n for n in predicted if n in ROUNDED), key=predicted.__getitem__, default="none")
+    if predicted["none"] < ROUNDED_GAIN * predicted[mild]:
+        mild = "none"
+    rough = min((n for n in predicted if n in LOSSY), key=predicted.__getitem__, default=mild)
+    return mild, rough
+
+
+def decide(
+    mild: str,
+    rough: str,
+    measured: Mapping[str, float],
+    predicted: Mapping[str, float],
+    network: Network,
+) -> Choice:
+    """Which of the `finalists`, by their ``measured`` seconds of a step."""
+    chosen = rough if measured[mild] >= LOSSY_GAIN * measured[rough] else mild
+    other = mild if chosen == rough else rough
     text = (
-        f"{chosen}: reducing a step's gradients takes {_ms(step_s[chosen])} on this network of "
+        f"{chosen}: reducing a step's gradients takes {_ms(measured[chosen])} on this network of "
         f"{network.nbytes_per_s * 8 / 1e6:,.0f} Mbit/s"
     )
-    text += f" ({listed})" if listed else ""
-    if step_s[rough] < step_s[chosen]:
-        text += f"; {rough} is faster, but by less than the {LOSSY_GAIN:g} times that its loss asks"
-    return text
+    if other != chosen:
+        text += f", {other} {_ms(measured[other])}"
+    if chosen == mild and measured[rough] < measured[mild]:
+        text += f" (less than the {LOSSY_GAIN:g} times faster that its loss asks for)"
+    rest = sorted((n for n in predicted if n not in (mild, rough)), key=predicted.__getitem__)
+    listed = ", ".join(f"{name} {_ms(predicted[name])}" for name in rest)
+    return Choice(chosen, text + (f"; predicted: {listed}" if listed else ""))
 
 
 def _ms(seconds: float) -> str:
     return f"{seconds * 1e3:.3g} ms"
 
 
-def _cost(
-    name: str,
-    cfg: ReduceConfig,
-    parts: Sequence[Part],
-    size: int,
-    device: torch.device,
-    ring: Collective,
-) -> Cost:
-    codec = make_codec(cfg.model_copy(update={"codec": name}), parts, size, device, ring.world,
-                       ring.rank)  # fmt: skip
-    alone = Alone(ring.rank, ring.world)
-    values = torch.randn(size, device=device)
-    grads = torch.empty_like(values)
+class _Trial:
+    """Timed runs of codecs on made-up gradients."""
 
-    def code() -> None:
-        codec.begin(AFTER_WARMUP)
-        for bucket in codec.buckets:
-            codec.reduce(bucket, grads[bucket.start : bucket.stop], alone)
+    def __init__(
+        self,
+        cfg: ReduceConfig,
+        parts: Sequence[Part],
+        size: int,
+        device: torch.device,
+        ring: Collective,
+    ) -> None:
+        self._cfg, self._parts, self._device, self._ring = cfg, parts, device, ring
+        self._values = torch.randn(size, device=device)
+        self._grads = torch.empty_like(self._values)
 
-    times = []
-    for _ in range(PROBES):
-        grads.copy_(values)
-        times.append(_timed(code, device))
-    return Cost(min(times), codec.nbytes(AFTER_WARMUP))
+    def cost(self, name: str) -> Cost:
+        codec, alone = self._make(name), Alone(self._ring.rank, self._ring.world)
+        return Cost(self._shortest_s(codec, alone), codec.nbytes(AFTER_WARMUP))
 
+    def step_s(self, name: str) -> float:
+        return self._shortest_s(self._make(name), self._ring)
 
-def _exchange_s(ring: Collective, values: int, device: torch.device) -> float:
-    probe = torch.ones(values, device=device)
-    ring.all_reduce(probe)
-    return min(_timed(lambda: ring.all_reduce(probe), device) for _ in range(PROBES))
+    def exchange_s(self, values: int) -> float:
+        """Seconds in which all ranks sum so many values."""
+        probe = torch.ones(values, device=self._device)
+        self._ring.all_reduce(probe)
+        return min(self._timed(lambda: self._ring.all_reduce(probe)) for _ in range(PROBES))
 
+    def agree(self, own: Sequence[float]) -> list[float]:
+        """Means over ranks, the same on all."""
+        given = torch.tensor(own, device=self._device)
+        everybodys = given.new_empty(self._ring.world, len(given))
+        self._ring.all_gather(everybodys, given)
+        means: list[float] = everybodys.mean(0).tolist()
+        return means
 
-def _timed(call: Callable[[], None], device: torch.device) -> float:
-    started_s = time.perf_counter()
-    call()
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-    return time.perf_counter() - started_s
+    def _make(self, name: str) -> Codec:
+        cfg = self._cfg.model_copy(update={"codec": name})
+        ring = self._ring
+        return make_codec(cfg, self._parts, len(self._values), self._device, ring.world, ring.rank)
+
+    def _shortest_s(self, codec: Codec, ring: Collective) -> float:
+        def step() -> None:
+            codec.begin(AFTER_WARMUP)
+            for bucket in codec.buckets:
+                codec.reduce(bucket, self._grads[bucket.start : bucket.stop], ring)
+
+        times = []
+        for _ in range(PROBES):
+            self._grads.copy_(self._values)
+            times.append(self._timed(step))
+        return min(times)
+
+    def _timed(self, call: Callable[[], None]) -> float:
+        started_s = time.perf_counter()
+        call()
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)
+        return time.perf_counter() - started_s
 
 
 def _with_codec(cfg: LearnerConfig, name: str) -> LearnerConfig:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from math import prod
 from typing import ClassVar
 
 import torch
@@ -53,6 +54,7 @@ class Codec(ABC):
         self._momentum = momentum
         self._update = 0
         self._scratch: dict[str, Tensor] = {}
+        self._views: dict[tuple[str, tuple[int, ...]], Tensor] = {}
         self._residuals = {
             kind: torch.zeros(size, dtype=torch.float32, device=device) for kind in self.kinds
         }
@@ -99,8 +101,11 @@ class Codec(ABC):
 
     def _memory(self, use: str, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         """Memory for one ``use`` at a time, kept: fresh pages cost more than the arithmetic."""
-        size = torch.Size(shape).numel()
-        held = self._scratch.get(use)
-        if held is None or held.numel() < size:
-            held = self._scratch[use] = torch.empty(size, dtype=dtype, device=self._device)
-        return held[:size].view(shape)
+        held = self._views.get((use, shape))
+        if held is None:
+            size = prod(shape)
+            if use not in self._scratch or len(self._scratch[use]) < size:
+                self._scratch[use] = torch.empty(size, dtype=dtype, device=self._device)
+                self._views = {key: view for key, view in self._views.items() if key[0] != use}
+            held = self._views[use, shape] = self._scratch[use][:size].view(shape)
+        return held

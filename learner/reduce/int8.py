@@ -27,7 +27,7 @@ class Int8(TwoPhase):
         return self._cfg.block
 
     def encode(self, values: Tensor, pads: Tensor, heads: Tensor, codes: Tensor) -> None:
-        work = self._memory("work", tuple(values.shape), torch.float32)
+        work = self._memory("work", values.shape, torch.float32)
         scales = torch.abs(values, out=work).amax(1, keepdim=True).div_(LEVELS)
         scales.masked_fill_(scales < SMALLEST, 0.0)
         heads.copy_(scales)

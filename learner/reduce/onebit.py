@@ -45,8 +45,8 @@ class OneBit(TwoPhase):
             super()._reduce(bucket, grads, ring)
 
     def encode(self, values: Tensor, pads: Tensor, heads: Tensor, codes: Tensor) -> None:
-        work = self._memory("work", tuple(values.shape), torch.float32)
-        signs = self._memory("signs", tuple(values.shape), torch.int8)
+        work = self._memory("work", values.shape, torch.float32)
+        signs = self._memory("signs", values.shape, torch.int8)
         torch.ge(values, 0.0, out=work)
         signs.copy_(work)
         self._bits.pack(signs, codes)
@@ -58,7 +58,7 @@ class OneBit(TwoPhase):
         heads[:, 1] = work.sum(1) / below.clamp_(min=1.0)
 
     def decode(self, heads: Tensor, codes: Tensor, out: Tensor) -> None:
-        signs = self._memory("signs", tuple(out.shape), torch.int8)
+        signs = self._memory("signs", out.shape, torch.int8)
         self._bits.unpack(codes, signs)
         high, low = heads[:, :1], heads[:, 1:]
         out.copy_(signs).mul_(high - low).add_(low)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import Tensor
 
 from penstock.learner.reduce.codec import Codec
@@ -23,9 +24,10 @@ class PowerSgd(Codec):
 
     Torch's are the factors, their orthogonalisation, warm start and all-reduces, and the choice
     which parameters gain by it (the others, and all biases, are averaged as they are). Ours are the
-    buckets, the float32 updates before ``learner.reduce.warmup_updates``, and ``error``, which lies
-    in the flat vector as everywhere. Q, from which torch starts each time, is alike on all ranks
-    and not saved: after a resume it is drawn again.
+    buckets, the float32 updates before ``learner.reduce.warmup_updates``, the first Q (torch would
+    seed the process's own generator, from this thread), and ``error``, which lies in the flat
+    vector as everywhere. Later Qs are alike on all ranks and not saved: a resumed run begins with
+    the first again.
     """
 
     name = "powersgd"
@@ -36,16 +38,22 @@ class PowerSgd(Codec):
 
     def reset(self) -> None:
         super().reset()
-        self._state = None  # a new member has no Q, and draws must be alike
+        self._state = None  # a new member has no Q
 
     def _bucket_nbytes(self, bucket: Bucket, update: int) -> int:
-        factors = [self._factors(part) for part in bucket.parts]
-        plain = sum(p.stop - p.start for p, f in zip(bucket.parts, factors, strict=True) if not f)
-        rows, columns = (sum(f[i] for f in factors if f) for i in range(2))
-        if update < self._cfg.warmup_updates or not rows:
-            plain, rows, columns = bucket.size, 0, 0
-        sizes = (plain, rows, columns)
+        sizes = [bucket.size]
+        if self._is_coded(bucket, update):
+            plain = [part.stop - part.start for part in bucket.parts if not self._factors(part)]
+            sizes = [sum(plain), *self._sizes(bucket)]
         return sum(all_reduce_nbytes(VALUE_NBYTES * size, self._world) for size in sizes)
+
+    def _is_coded(self, bucket: Bucket, update: int) -> bool:
+        return update >= self._cfg.warmup_updates and any(map(self._factors, bucket.parts))
+
+    def _sizes(self, bucket: Bucket) -> tuple[int, int]:
+        """Values in all Ps and all Qs of a bucket."""
+        factors = [found for part in bucket.parts if (found := self._factors(part))]
+        return sum(p for p, _ in factors), sum(q for _, q in factors)
 
     def _factors(self, part: Part) -> tuple[int, int] | None:
         """Sizes of P and Q; None if torch leaves the parameter as it is."""
@@ -57,21 +65,19 @@ class PowerSgd(Codec):
         return rows * rank, columns * rank
 
     def _reduce(self, bucket: Bucket, grads: Tensor, ring: Collective) -> None:
-        if self._update < self._cfg.warmup_updates or not any(map(self._factors, bucket.parts)):
+        if not self._is_coded(bucket, self._update):
             ring.all_reduce(grads)
             return
         from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook as torchs
 
         if self._state is None:
-            self._state = torchs.PowerSGDState(
-                None,
-                self._cfg.powersgd_rank,
-                start_powerSGD_iter=2,
-                min_compression_rate=GAIN,
-                orthogonalization_epsilon=EPSILON,
-            )
-            self._state.iter = 2  # its own count of updates stays where compression begins
+            self._state = self._make_state(torchs.PowerSGDState)
         state, index = self._state, bucket.start
+        if index not in state.q_memory_dict:
+            rows, columns = self._sizes(bucket)
+            first = torch.randn(columns, generator=torch.Generator().manual_seed(index))
+            state.q_memory_dict[index] = first.to(self._device)
+            state.p_memory_dict[index] = torch.empty(rows, device=self._device)
         error = self._residuals["error"][bucket.start : bucket.stop]
         group = state.process_group = _HookGroup(ring)
         state.error_dict[index] = error
@@ -85,6 +91,17 @@ class PowerSgd(Codec):
         else:  # the same on all ranks: a warm start from these would never end
             del state.p_memory_dict[index], state.q_memory_dict[index]
         grads *= self._world  # torch averages
+
+    def _make_state(self, make: type[PowerSGDState]) -> PowerSGDState:
+        state = make(
+            None,
+            self._cfg.powersgd_rank,
+            start_powerSGD_iter=2,
+            min_compression_rate=GAIN,
+            orthogonalization_epsilon=EPSILON,
+        )
+        state.iter = 2  # its own count of updates stays where compression begins
+        return state
 
 
 class _HookBucket:

@@ -107,16 +107,16 @@ class TernGrad(Codec):
 
     def _draw(self, values: Tensor) -> Tensor:
         """Round ``values`` in -1 .. 1 to an integer beside them, right on average: int8."""
-        uniform = self._memory("uniform", tuple(values.shape), torch.float32)
+        uniform = self._memory("uniform", values.shape, torch.float32)
         uniform.uniform_(generator=self._random)
         uniform.add_(values).floor_().clamp_(max=1.0)  # 1 + the largest draw is rounded to 2
-        return self._memory("drawn", tuple(values.shape), torch.int8).copy_(uniform)
+        return self._memory("drawn", values.shape, torch.int8).copy_(uniform)
 
     def _exchange(self, drawn: Tensor, ring: Collective) -> Tensor:
         """Their sum over ranks, or what was drawn for it (int8 ``[world, share]``)."""
         world, share = drawn.shape
         sent = self._memory("sent", (world, share // self._ternary.per_byte), torch.uint8)
-        got = self._memory("got", tuple(sent.shape), torch.uint8)
+        got = self._memory("got", sent.shape, torch.uint8)
         self._ternary.pack(drawn, sent)
         ring.all_to_all(got, sent)
         self._ternary.unpack(got, drawn)

@@ -23,7 +23,7 @@ from penstock.learner.reduce.collective import (
 )
 from penstock.learner.reduce.layout import VALUE_NBYTES, Bucket
 
-PIECE = 1 << 20  # values: runs of passes over one find it in the shared cache
+PIECE = 1 << 19  # values that are coded at a time, so that they stay in a cache
 
 
 class Cut(NamedTuple):
@@ -110,9 +110,7 @@ class TwoPhase(Codec):
             self._encode_sum(got, made, first, sent[first : first + count])
         ring.all_gather(got, sent[: made.blocks])
         for first, count in self._pieces(made, total):
-            where = made.inside(first, count)
-            read = self._decode("read", got[first : first + count], made.width).view(-1)
-            grads[where.start - made.start : where.stop - made.start] = read[: _length(where)]
+            self._read(got[first : first + count], made, first, grads)
 
     def _pieces(self, made: Cut, blocks: int) -> Iterator[tuple[int, int]]:
         """``blocks`` in runs of (first, count), so that passes over one find it in the cache."""
@@ -123,8 +121,12 @@ class TwoPhase(Codec):
     def _encode_own(self, grads: Tensor, made: Cut, first: int, out: Tensor) -> None:
         where = made.inside(first, len(out))
         values = self._memory("values", (len(out), made.width), torch.float32)
+        inside = values.view(-1)[: _length(where)]
         own = grads[where.start - made.start : where.stop - made.start]
-        values.view(-1)[: _length(where)] = own
+        if "error" in self._residuals:
+            torch.add(own, self._residuals["error"][where], out=inside)
+        else:
+            inside.copy_(own)
         self._encode("error", values, made, first, out)
 
     def _encode_sum(self, got: Tensor, made: Cut, first: int, out: Tensor) -> None:
@@ -133,24 +135,33 @@ class TwoPhase(Codec):
         for r in range(1, made.world):
             start = r * made.blocks + first
             values += self._decode("read", got[start : start + len(out)], made.width)
-        self._encode("server_error", values, made, self._rank * made.blocks + first, out)
+        first += self._rank * made.blocks
+        if "server_error" in self._residuals:
+            residual = self._residuals["server_error"][made.inside(first, len(out))]
+            values.view(-1)[: len(residual)] += residual
+        self._encode("server_error", values, made, first, out)
 
     def _encode(self, kind: str, values: Tensor, made: Cut, first: int, out: Tensor) -> None:
-        """Encode blocks from ``first`` of the bucket on, with error feedback if there is any."""
+        """Encode blocks from ``first`` of the bucket on, and hold back what that loses."""
         where = made.inside(first, len(out))
-        inside = values.view(-1)[: _length(where)]
-        values.view(-1)[_length(where) :] = 0.0  # padding, of which codes may make something
+        size = _length(where)
+        values.view(-1)[size:] = 0.0  # padding, of which codes may make something
         heads, codes = self._fields(out)
-        pads = self._pads(made)[first : first + len(out)]
-        if kind not in self._residuals:
-            self.encode(values, pads, heads, codes)
-            return
-        residual = self._residuals[kind][where]
-        inside += residual
-        self.encode(values, pads, heads, codes)
-        if heads.isfinite().all():
-            read = self._decode("read", out, made.width).view(-1)
-            torch.sub(inside, read[: len(inside)], out=residual)
+        self.encode(values, self._pads(made)[first : first + len(out)], heads, codes)
+        if kind in self._residuals and heads.isfinite().all():
+            read = self._decode("read", out, made.width)
+            torch.sub(
+                values.view(-1)[:size], read.view(-1)[:size], out=self._residuals[kind][where]
+            )
+
+    def _read(self, messages: Tensor, made: Cut, first: int, grads: Tensor) -> None:
+        """Decode blocks from ``first`` on into ``grads``."""
+        where = made.inside(first, len(messages))
+        out = grads[where.start - made.start : where.stop - made.start]
+        if len(out) == len(messages) * made.width:
+            self.decode(*self._fields(messages), out.view(len(messages), made.width))
+        else:
+            out.copy_(self._decode("read", messages, made.width).view(-1)[: len(out)])
 
     def _pads(self, made: Cut) -> Tensor:
         """How many values of each block are padding: float32 ``[world * blocks]``."""

@@ -82,7 +82,7 @@ class ServerClient:
         self._rank, self._optimizer, self._cfg = rank, optimizer, cfg
         self._size = optimizer.values.numel()
         self._copy = LocalCopy(optimizer, cfg.significance) if cfg.pace == "asp" else None
-        self._reply = Reply(version, samples, tally, None, 1, False, False, False)
+        self.last = Reply(version, samples, tally, None, 1, False, False, False)
         self._clock = version // cfg.count
         self._have = -1  # the version of the session that is here
         self._token = secrets.randbits(63) | 1
@@ -111,7 +111,7 @@ class ServerClient:
         """
         norm, packed = None, None
         if samples and self._copy is not None:
-            norm = self._copy.step(samples, int(self._reply.tally[STEPS] + tally[STEPS]))
+            norm = self._copy.step(samples, int(self.last.tally[STEPS] + tally[STEPS]))
             self._clock += 1
             indices, changes = self._copy.significant(self._clock)
             packed = protocol.pack_sparse(
@@ -128,7 +128,7 @@ class ServerClient:
     def pull(self, timeout_s: float) -> Reply | None:
         """Bring ``optimizer.values`` up to now, as soon as the pace allows; None where it does not
         within ``timeout_s``, and then call again. Raises UserError for what the user must mend."""
-        return self._reply if self._ask(Kind.PULL, timeout_s) else None
+        return self.last if self._ask(Kind.PULL, timeout_s) else None
 
     def fetch(self, timeout_s: float) -> State | None:
         """The state of the run as the server has it, for a checkpoint: also put into ``optimizer``,
@@ -170,7 +170,7 @@ class ServerClient:
             Kind.JOIN,
             rank=self._rank,
             session=self._token,
-            version=self._reply.version,
+            version=self.last.version,
             entries=self._size,
             rules=rules(self._cfg),
         )
@@ -229,9 +229,9 @@ class ServerClient:
             arrays = {} if self._copy else self._optimizer.state_dict()
             offer = Head(
                 Kind.STATE,
-                version=self._reply.version,
-                samples=self._reply.samples,
-                tally=self._reply.tally,
+                version=self.last.version,
+                samples=self.last.samples,
+                tally=self.last.tally,
             )
             self._send(offer, pack_state(self._optimizer.values.cpu().numpy(), arrays))
 
@@ -249,7 +249,7 @@ class ServerClient:
         else:
             self._optimizer.values.copy_(fresh)
         self._have = head.version
-        self._reply = Reply(
+        self.last = Reply(
             head.version,
             head.samples,
             head.tally,

@@ -170,7 +170,7 @@ def decode(frames: Sequence[Payload]) -> Message:
         raise WireError("header", "magic or checksum")
     if protocol != PROTOCOL_VERSION:
         raise WireError("version", f"protocol {protocol}")
-    head = Head(*fields[:-GROWTH], tuple(fields[-GROWTH:]))
+    head = Head(*fields[:-GROWTH])._replace(tally=tuple(fields[-GROWTH:]))
     if head.kind not in _KINDS or max(head.samples, head.version) > MAX_COUNT:
         raise WireError("header", f"kind {head.kind}")
     if min(head.samples, head.version + 1, *head.tally[: len(BOOKED)]) < 0:

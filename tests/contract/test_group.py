@@ -59,6 +59,23 @@ def test_four_learners_make_the_gradient_of_one_with_four_times_the_batch(
     assert len(set(map(int, steps))) == 1
 
 
+def test_dgc_clips_the_gradient_of_each_learner_and_not_what_it_sends(tmp_path: Path) -> None:
+    plain = ("learner.optimizer=sgd", "learner.lr=1", "algo.normalize_advantages=false")
+    dgc = ("codec=dgc", "dgc_density=1", "warmup_updates=0", "bucket_mb=1")
+    options = (*plain, "learner.grad_clip=0.01", *(f"learner.reduce.{text}" for text in dgc))
+    assert run(tmp_path, 2, "equal", *options) == [0] * 2
+    before, after = (load(tmp_path, f"values{number}", [0])[0] for number in (0, 1))
+    expected = np.zeros_like(before)
+    for rank in range(2):
+        alone = make_trainer(*plain, "learner.grad_clip=null")
+        alone.optimizer.values.copy_(torch.from_numpy(before))
+        alone.train(stage(alone, [make_slot(alone, rank)]))
+        grads = alone.optimizer.grads.numpy()
+        expected += 0.01 / np.sqrt(2) * grads / np.linalg.norm(grads)
+    assert np.linalg.norm(expected) > 0.011  # were the sum clipped, it would be 0.01
+    np.testing.assert_allclose(before - after, expected, rtol=1e-3, atol=1e-6)
+
+
 @pytest.mark.parametrize("accumulate", ["1", "2"])
 @pytest.mark.parametrize("overlap", ["true", "false"])
 def test_parameters_are_equal_on_all_ranks_bit_for_bit(
@@ -84,7 +101,7 @@ def test_the_living_go_on_when_a_learner_is_killed(tmp_path: Path, when: str) ->
 
 def test_learners_that_came_apart_are_told_where(tmp_path: Path) -> None:
     assert run(tmp_path, 2, "apart") == [0, 0]
-    name = make_trainer().optimizer.spans[2].name
+    name = make_trainer().optimizer.parts[2].name
     for said in load(tmp_path, "said", range(2)):
         assert "parameters of rank 1 differ from those of rank 0" in str(said)
         assert f"first in model.{name};" in str(said)

@@ -13,7 +13,8 @@ from torch import Tensor, nn
 
 from penstock.configs.reduce import ReduceConfig
 from penstock.configs.schema import LearnerConfig
-from penstock.learner.optimizer import FlatOptimizer, Span
+from penstock.learner.optimizer import FlatOptimizer
+from penstock.learner.reduce.layout import Part
 
 KINDS = ["adam", "rmsprop", "sgd"]
 LARGE = ["lars", "lamb"]
@@ -113,14 +114,25 @@ def test_momentum_is_left_to_a_codec_that_has_its_own(count: int, expected: floa
     assert optimizer.values.item() == pytest.approx(expected)
 
 
+def test_clipping_is_left_to_a_codec_that_has_momentum_of_its_own() -> None:
+    """What it sends is a velocity, several times as long as a gradient."""
+    cfg = LearnerConfig(
+        optimizer="sgd", lr=0.1, grad_clip=0.5, count=2, reduce=ReduceConfig(codec="dgc")
+    )
+    optimizer = FlatOptimizer([("w", nn.Parameter(torch.tensor([1.0])))], cfg)
+    optimizer.grads[:] = 3.0
+    optimizer.step(1, 0)
+    assert optimizer.values.item() == pytest.approx(0.7)
+
+
 def test_spans_say_where_each_parameter_lies() -> None:
     net = make_net()
     optimizer = flat(net)
-    assert optimizer.spans == (
-        Span("0.weight", 0, 54, 4),
-        Span("0.bias", 54, 57, 1),
-        Span("3.weight", 57, 105, 2),
-        Span("3.bias", 105, 109, 1),
+    assert optimizer.parts == (
+        Part("0.weight", 0, 54, False, 3),
+        Part("0.bias", 54, 57, True),
+        Part("3.weight", 57, 105, False, 4),
+        Part("3.bias", 105, 109, True),
     )
     assert all(a is b for a, b in zip(optimizer.parameters, net.parameters(), strict=True))
     optimizer.values.copy_(torch.arange(109.0))
