@@ -150,6 +150,8 @@ class LearnerProcess:
             if time.monotonic() >= self._next_report_s:
                 self._report()
         self._report()
+        if self._diverged is not None:
+            raise self._diverged
 
     def finish(self) -> None:
         """Wait for the end of those who produce, count what is left, save, report."""

@@ -135,10 +135,14 @@ class Team:
         ctx, cfg, trainer = self._ctx, self._config.learner, self._trainer
         progress = trainer.progress
         (optimizer,) = trainer.optimizers().values()
-        tally = tuple(progress.totals())
-        counts = {"version": progress.version, "samples": progress.trained_steps, "tally": tally}
         client = ServerClient(
-            f"ipc://{ctx.runtime_dir}/server", ctx.learner, optimizer, cfg, **counts
+            f"ipc://{ctx.runtime_dir}/server",
+            ctx.learner,
+            optimizer,
+            cfg,
+            version=progress.version,
+            samples=progress.trained_steps,
+            tally=tuple(progress.totals()),
         )
 
         def waiting() -> bool:

@@ -93,7 +93,7 @@ class Served:
         assert norm is not None
         self._left -= 1
         if self._left > 0:
-            self._pull()
+            self._pull(uncounted=1)
         self._ledger.switch("compute")
         return norm
 
@@ -123,12 +123,16 @@ class Served:
         self._checkpoint = self._may_push = False
         return norm
 
-    def _pull(self) -> None:
-        """The parameters of now, as soon as the pace allows, unless waiting ends before."""
+    def _pull(self, uncounted: int = 0) -> None:
+        """The parameters of now, as soon as the pace allows, unless waiting ends before.
+
+        ``uncounted``: updates that the trainer has yet to count.
+        """
         while (reply := self.client.pull(LOOK_S)) is None:
             if not self._waiting():
                 return
         self._may_push = True
         self._reply = reply
         self._save |= reply.checkpoint
-        self._progress.updated(max(0, reply.version - self._progress.learner_steps))
+        counted = self._progress.learner_steps + uncounted
+        self._progress.updated(max(0, reply.version - counted))
