@@ -1,17 +1,16 @@
 """The replay buffer: add steps, sample batches, from any thread.
 
-    rb = Replay.from_env(env, capacity=1_000_000, n_step=3, frame_stack=4)
-    rb.add(obs=o, action=a, reward=r, terminated=te, truncated=tr, next_obs=o2, info=info)
-    batch = rb.sample(256)
+    with Replay.from_env(env, capacity=1_000_000, n_step=3, frame_stack=4) as rb:
+        rb.add(obs=o, action=a, reward=r, terminated=te, truncated=tr, next_obs=o2, info=info)
+        batch = rb.sample(256)
 
-It stands on a `Table` of slots: this module decides what is stored, how much, and who may write.
-One lock is around everything; the large copies release the interpreter lock under it.
+It stands on a `Table` of slots, which with its lock, limiter and threads is a `Stock`. One lock is
+around everything; the large copies release the interpreter lock under it.
 """
 
 from __future__ import annotations
 
-import math
-import threading
+import weakref
 from collections.abc import Generator, Mapping
 from pathlib import Path
 from typing import Any, Self
@@ -22,32 +21,33 @@ import numpy.typing as npt
 from penstock.core.specs import SlotSpec
 from penstock.replay import persistence
 from penstock.replay.batch import Batch
-from penstock.replay.checks import cannot_sample, check_numbers
-from penstock.replay.cuts import Cuts, Cutter
+from penstock.replay.checks import cannot_sample, check_numbers, check_priorities, whole
+from penstock.replay.cuts import Cuts
 from penstock.replay.environment import columns_of, envs_of, resets_of
-from penstock.replay.errors import ReplayError
-from penstock.replay.fair_lock import FairLock
 from penstock.replay.flow import Flow
-from penstock.replay.gather import Gather
-from penstock.replay.layout import layout_of_spec, make_layout
 from penstock.replay.limiter import RateLimiter
+from penstock.replay.making import bind_sampler, lay_out, make_gather, make_table, wrap_sampler
 from penstock.replay.prefetch import Source, batches
-from penstock.replay.samplers import Sampler, Uniform
-from penstock.replay.sequence_gather import SequenceGather
-from penstock.replay.sequences import Sequences, SequenceSampler, no_priorities
-from penstock.replay.sharing import WRITER_SLOTS, StoreServer, serve
-from penstock.replay.sizing import refuse_what_cannot_fit
+from penstock.replay.samplers import Sampler
+from penstock.replay.sequences import Sequences, no_priorities
+from penstock.replay.sharing import WRITER_SLOTS
 from penstock.replay.snapshot_files import FolderReader
 from penstock.replay.steps import Autoreset, StepWriter
+from penstock.replay.stock import Stock
 from penstock.replay.stream_writer import StreamWriter
-from penstock.replay.table import Table
-from penstock.replay.times_sampled import TimesSampled
-
-MOST_ROWS = 1 << 31  # keys have 32 bits for the row
 
 
 class Replay:
-    """At least the ``capacity`` newest rows, each one step of one environment."""
+    """At least the ``capacity`` newest rows, each one step of one environment.
+
+    ``columns``: a gymnasium space or (dtype, shape) for obs, action and further columns, or the
+    spec of slots that others fill. ``envs``: environments that each `add` brings a step of.
+    ``autoreset``: what resets them, see `penstock.replay.steps`. ``unroll``: steps of a slot, by
+    default chosen. ``writers``: how many threads or processes write at a time. ``in_hand``: slots
+    that they hold together meanwhile, which come on top of the capacity; by default one each, or
+    two of a ``shared`` replay. ``max_times_sampled``: after which a row leaves. ``limiter``: keeps
+    `add` and `sample` in step; whoever is ahead waits for the other side, at most ``timeout_s``.
+    """
 
     def __init__(
         self,
@@ -62,6 +62,7 @@ class Replay:
         autoreset: Autoreset = "none",
         unroll: int | None = None,
         writers: int = 1,
+        in_hand: int | None = None,
         shared: bool = False,
         sequences: Sequences | None = None,
         max_times_sampled: int | None = None,
@@ -71,68 +72,34 @@ class Replay:
         timeout_s: float = 60.0,
         seed: int | None = None,
     ) -> None:
-        """``columns``: a gymnasium space or (dtype, shape) for obs, action and further columns, or
-        the spec of slots that others fill.
-
-        ``envs``: environments that each `add` brings a step of. ``autoreset``: what resets them,
-        see `penstock.replay.steps`. ``writers``: how many threads or processes write at a time;
-        each more takes a slot from the capacity. ``unroll``: steps of a slot, by default chosen.
-        ``max_times_sampled``: after which a row leaves. ``limiter``: keeps `add` and `sample` in
-        step; whoever is ahead waits for the other side, at most ``timeout_s``.
-
-        Raises ReplayError for what cannot be, and where the memory is not there, before it is
-        taken.
-        """
-        check_numbers(capacity, n_step, discount, envs, writers, autoreset)
-        if isinstance(columns, SlotSpec):
-            self.layout = layout_of_spec(columns, frame_stack)
-        else:
-            self.layout = make_layout(
-                columns,
-                capacity,
-                envs,
-                frame_stack,
-                unroll,
-                shared=shared,
-                follow=n_step > 1 or sequences is not None,
-            )
-        spec = self.layout.spec
-        # The oldest slot's first rows lose their frame stacks with the slot before them.
-        kept = capacity + self.layout.history * spec.envs
-        slots = max(2, math.ceil(kept / (spec.unroll * spec.envs)))
-        slots += writers * (WRITER_SLOTS if shared else 1)
-        if slots * spec.unroll * spec.envs > MOST_ROWS:
-            raise ReplayError(f"capacity {capacity} is above the {MOST_ROWS} rows that keys name")
-        self.capacity, self.n_step, self.discount = capacity, n_step, discount
+        """Raises ReplayError for what cannot be, and where the memory is not there, before it is
+        taken."""
+        self.capacity, self.n_step = whole("capacity", capacity), whole("n_step", n_step)
+        self.writers, envs = whole("writers", writers), whole("envs", envs)
+        unroll = None if unroll is None else whole("unroll", unroll)
+        each = WRITER_SLOTS if shared else 1
+        self.in_hand = whole("in_hand", self.writers * each if in_hand is None else in_hand)
+        check_numbers(self.capacity, discount, envs, autoreset)
+        self.discount, self.sequences, self.cuts = discount, sequences, Cuts(ttl_s, max_policy_lag)
         self.autoreset: Autoreset = autoreset
-        refuse_what_cannot_fit(spec, slots, shared=shared, capacity=capacity)
-        self.sampler: Sampler = Uniform() if sampler is None else sampler
-        self.sequences, self.cuts = sequences, Cuts(ttl_s, max_policy_lag)
-        if sequences is not None:
-            sequences.refuse_n_step(n_step)
-            self.sampler = SequenceSampler(sequences, self.sampler)
-        if max_times_sampled is not None:
-            if sequences is not None:
-                raise ReplayError("max_times_sampled counts rows, not sequences; leave one out")
-            self.sampler = TimesSampled(self.sampler, max_times_sampled)
-        self.writers = writers
-        self.table = Table(
-            spec, slots, self.sampler, shared=shared, history=self.layout.history, writers=writers
+        follow = self.n_step > 1 or sequences is not None
+        self.layout = lay_out(
+            columns, self.capacity, envs, frame_stack, unroll, shared=shared, follow=follow
         )
-        if isinstance(self.sampler, SequenceSampler | TimesSampled):
-            self.sampler.place(self.table)
-        self.sampler.bind(self.table.valid, np.random.default_rng(seed))
-        if sequences is None:
-            self.gather = Gather(self.table, self.layout, n_step, discount)
-        else:
-            self.gather = SequenceGather(self.table, self.layout, discount, sequences)
-        self._cutter = Cutter(self.cuts, self.table)
-        self.flow = Flow(limiter, self.table, capacity, timeout_s) if limiter else None
-        self.lock = FairLock()
+        self.sampler = wrap_sampler(sampler, self.n_step, sequences, max_times_sampled)
+        self.table = make_table(
+            self.layout, self.capacity, self.in_hand, self.writers, self.sampler, shared=shared
+        )
+        self._stock = Stock(self.table, self.layout, autoreset, self.cuts)
+        self._end = weakref.finalize(self, self._stock.close)
+        self.lock = self._stock.lock
+        self._streams = self._stock.streams
+        bind_sampler(self.sampler, self.table, seed)
+        self.gather = make_gather(self.table, self.layout, self.n_step, discount, sequences)
+        if limiter is not None:
+            self._stock.flow = Flow(limiter, self.table, self.capacity, timeout_s)
+        self.flow = self._stock.flow
         self.stale_updates = 0
-        self._server: StoreServer | None = None
-        self._here = threading.local()  # .writer: the calling thread's own
-        self._writers: dict[threading.Thread, StepWriter] = {}
 
     @classmethod
     def from_env(cls, env: Any, capacity: int, **options: Any) -> Replay:
@@ -175,24 +142,29 @@ class Replay:
         """
         if priority is not None and self.sequences is not None:
             raise no_priorities()
+        stock = self._stock
         if self.flow is not None:
+            stock.check()
             self.flow.before_insert(self.table.spec.envs)
         given = (obs, action, reward, terminated, truncated, next_obs, info, priority, extra)
         lock = self.lock
         with lock.turn:  # as entering the lock does, in a fifth of the time
             pass
         with lock.inner:
+            if stock.ended is not None:
+                stock.check()
             try:
-                writer = self._here.writer
+                writer = self._streams.here.writer
             except AttributeError:
-                writer = self._own_writer()
+                writer = self._streams.begin()
             if self.flow is None:
                 writer.add(*given)
             else:
                 self.write(writer, *given)
 
     def write(self, writer: StepWriter, *given: Any) -> None:
-        """Add under the lock what was counted before by the limiter."""
+        """Add, under the lock, what the limiter has counted before."""
+        self._stock.check()
         if self.flow is None:
             writer.add(*given)
             return
@@ -204,23 +176,15 @@ class Replay:
     def writer(self) -> StreamWriter:
         """A stream of its own, for steps that do not follow those of the calling thread."""
         with self.lock:
-            return StreamWriter(self, StepWriter(self.table, self.layout, self.autoreset))
-
-    def _own_writer(self) -> StepWriter:
-        for thread in [t for t in self._writers if not t.is_alive()]:
-            self._writers.pop(thread).close()
-        made = StepWriter(self.table, self.layout, self.autoreset)
-        self._writers[threading.current_thread()] = self._here.writer = made
-        return made
+            self._stock.check()
+            return StreamWriter(self, self._streams.make())
 
     def serve(self, path: str | Path | None = None) -> str:
         """Let other processes of this host add; the address for `Writer.attach`.
 
         Needs ``shared=True``. Raises ReplayError where another listens at ``path``.
         """
-        if self._server is None:
-            self._server = serve(self, path)
-        return self._server.address
+        return self._stock.serve(path).address
 
     # ------------------------------------------------------------------------- out
 
@@ -233,8 +197,9 @@ class Replay:
         flow = self.flow
         if flow is None:
             return self._draw(count, stacked)
-        with self.lock:
-            self.collect()
+        if not flow.limiter.may_sample(count):
+            with self.lock:
+                self.collect()
         flow.before_sample(count)
         try:
             return self._draw(count, stacked)
@@ -243,8 +208,11 @@ class Replay:
             raise
 
     def _draw(self, count: int, stacked: bool) -> Batch:
+        stock = self._stock
         with self.lock:
-            self.collect()
+            if stock.ended is not None:
+                stock.check()
+            stock.collect()
             stored = self.table.stored
             if not 0 < count <= (self.capacity if self.sequences else stored):
                 raise cannot_sample(count, stored, self.capacity)
@@ -253,10 +221,7 @@ class Replay:
 
     def collect(self) -> None:
         """Take in what others published, and let go of what is too old. Under `lock`."""
-        self.table.collect()
-        self._cutter.cut()
-        if self.flow is not None:
-            self.flow.note()
+        self._stock.collect()
 
     def update_priorities(self, keys: npt.ArrayLike, priorities: npt.ArrayLike) -> int:
         """New priorities [n] for rows by their `keys` [n]; returns how many still were there.
@@ -265,16 +230,7 @@ class Replay:
         since are ignored, and counted in `stats`. Raises ReplayError for priorities that are not
         finite.
         """
-        names = np.asarray(keys, np.int64).reshape(-1)
-        values = np.abs(np.asarray(priorities, np.float64)).reshape(-1)
-        if names.shape != values.shape:
-            raise ReplayError(f"{len(values)} priorities came for {len(names)} keys; give one each")
-        if not (finite := np.isfinite(values)).all():
-            wrong = int(np.argmin(finite))
-            raise ReplayError(
-                f"priority {values[wrong]} at position {wrong} must be finite; look for what made "
-                "it so before it reaches the network"
-            )
+        names, values = check_priorities(keys, priorities)
         with self.lock:
             fresh = self.table.fresh(names)
             count = int(np.count_nonzero(fresh))
@@ -333,6 +289,7 @@ class Replay:
         """Counts of rows, with ``inserted = stored + evicted``, and bytes."""
         table = self.table
         with self.lock:
+            self._stock.check()
             self.collect()
             return {
                 "capacity": self.capacity,
@@ -340,6 +297,7 @@ class Replay:
                 "inserted": table.inserted,
                 "evicted": dict(table.evicted),
                 "stale_updates": self.stale_updates,
+                "writers": self._stock.writers,
                 "slots": table.slots,
                 "rows": table.rows,
                 "nbytes": table.store.geometry.nbytes + table.valid.nbytes,
@@ -347,10 +305,12 @@ class Replay:
             }
 
     def close(self) -> None:
-        """Let writers go and give the memory back; batches stay as they are."""
-        if self._server is not None:
-            self._server.close()
-        with self.lock:
-            self._writers.clear()
-            self._here = threading.local()
-            self.table.store.close()
+        """Let writers go and give the memory back; batches stay as they are. A replay that nobody
+        refers to any more is closed too."""
+        self._end()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()

@@ -2,24 +2,26 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
+import numpy.typing as npt
 
 from penstock.replay.errors import ReplayError
 from penstock.replay.steps import AUTORESETS
 
 
-def check_numbers(
-    capacity: int, n_step: int, discount: float, envs: int, writers: int, autoreset: str
-) -> None:
+def whole(name: str, value: Any) -> int:
+    """``value`` as a number from 1; 1e6 is one too. ReplayError for any other."""
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)
+    if not isinstance(value, int | np.integer) or value < 1:
+        raise ReplayError(f"{name} {value!r} must be a whole number and at least 1")
+    return int(value)
+
+
+def check_numbers(capacity: int, discount: float, envs: int, autoreset: str) -> None:
     """Raise ReplayError for what no replay can be made of."""
-    for name, value in (
-        ("capacity", capacity),
-        ("n_step", n_step),
-        ("envs", envs),
-        ("writers", writers),
-    ):
-        if not isinstance(value, int | np.integer) or value < 1:
-            raise ReplayError(f"{name} {value!r} must be a whole number and at least 1")
     if capacity < envs:
         raise ReplayError(
             f"capacity {capacity} is below the {envs} rows of one step; give at least that"
@@ -40,3 +42,20 @@ def cannot_sample(count: int, stored: int, capacity: int) -> ReplayError:
             "other"
         )
     return ReplayError(f"a batch of {count} was asked for and {stored} rows are stored; add more")
+
+
+def check_priorities(
+    keys: npt.ArrayLike, priorities: npt.ArrayLike
+) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float64]]:
+    """Both [n], priorities as magnitudes. ReplayError where they do not fit, or are not finite."""
+    names = np.asarray(keys, np.int64).reshape(-1)
+    values = np.abs(np.asarray(priorities, np.float64)).reshape(-1)
+    if names.shape != values.shape:
+        raise ReplayError(f"{len(values)} priorities came for {len(names)} keys; give one each")
+    if not (finite := np.isfinite(values)).all():
+        wrong = int(np.argmin(finite))
+        raise ReplayError(
+            f"priority {values[wrong]} at position {wrong} must be finite; look for what made it "
+            "so before it reaches the network"
+        )
+    return names, values

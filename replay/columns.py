@@ -54,6 +54,11 @@ def leaves_of(columns: Mapping[str, Any]) -> list[Leaf]:
     for name in columns:
         if name in GIVEN or name in RESULTS:
             raise ReplayError(f"column {name} is made by the replay itself; leave it out")
+        if not isinstance(name, str) or {".", "@"} & {*name} or hasattr(dict, name):
+            raise ReplayError(
+                f"a column cannot be called {name!r}: a batch has it under its name; use one "
+                "without '.' and '@' that is no method of dict"
+            )
     return [leaf for name, declared in columns.items() for leaf in _leaves(name, declared)]
 
 
@@ -183,5 +188,7 @@ def checked(leaf: Leaf, value: Any, envs: int, name: str = "") -> Array:
 
 
 def _scalar_fits(value: Any, leaf: Leaf) -> bool:
-    """A Python number has no dtype of its own."""
+    """A Python number has no dtype of its own; 0 and 1 are flags too."""
+    if leaf.dtype == bool:
+        return isinstance(value, int | np.integer) and value in (0, 1)
     return np.isscalar(value) and np.can_cast(np.min_scalar_type(value), leaf.dtype)

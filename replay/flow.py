@@ -6,6 +6,8 @@ sampling wait outside the buffer's lock, so that the other side can go on.
 
 from __future__ import annotations
 
+from typing import Any
+
 from penstock.replay.errors import ReplayError
 from penstock.replay.limiter import RateLimiter, why_not_insert, why_not_sample
 from penstock.replay.table import Table
@@ -21,12 +23,13 @@ class Flow:
         self._timeout_s = timeout_s
         self._inserted = self._gone = 0
 
-    def before_insert(self, rows: int) -> None:
+    def before_insert(self, rows: int, timeout_s: float | None = None) -> None:
         """Wait until ``rows`` may be added, and count them. Raises ReplayError after the time."""
         limiter = self.limiter
-        if not limiter.await_insert(rows, self._timeout_s):
+        patience_s = self._timeout_s if timeout_s is None else timeout_s
+        if not limiter.await_insert(rows, patience_s):
             why = why_not_insert(limiter.rule, limiter.counts, rows)
-            raise ReplayError(f"{why or 'nothing'}; that did not come within {self._timeout_s:g} s")
+            raise ReplayError(f"{why or 'nothing'}; that did not come within {patience_s:g} s")
 
     def before_sample(self, rows: int) -> None:
         """Wait until ``rows`` may be drawn, and count them. Raises ReplayError after the time."""
@@ -49,6 +52,17 @@ class Flow:
             self.limiter.inserted(came)
         if left:
             self.limiter.removed(left)
+
+    def state_dict(self) -> dict[str, Any]:
+        """JSON values; the table's counts are in it."""
+        self.note()
+        return self.limiter.state_dict()
+
+    def load_state_dict(self, state: dict[str, Any] | None) -> None:
+        """The table was restored, and the limiter goes on from ``state`` by its own rule; None:
+        what the table has was neither earned nor spent."""
+        self._inserted, self._gone = self._table.inserted, self._table.evicted.total()
+        self.limiter.resume(state, self._inserted, self._gone)
 
     def may_lend(self) -> bool:
         """Whether a writer elsewhere may begin a slot."""

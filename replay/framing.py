@@ -39,6 +39,10 @@ class Framing:
             o.name: Words(o, table.frames[o.name], table.sides[o.side_name], envs, self._lie.envs)
             for o in layout.framed
         }
+        self._only = next(iter(self._stored.values())) if len(self._stored) == 1 else None
+        names = table.records.dtype.names or ()
+        self._ages, self._sides = table.records["age"], table.records["side"]
+        self._pads: Array | None = table.records["pad"] if "pad" in names else None
         self._fresh: Flags | None = np.ones(envs, bool)  # the next row begins an episode
         self._after_reset: Flags = np.zeros(envs, bool)  # the last row was dropped
         self._nobody = self._after_reset
@@ -50,6 +54,16 @@ class Framing:
         self._sides_of = (NONE, 0)  # the slot whose side rows those are, and its generation
 
     # ------------------------------------------------------------------------- before the row
+
+    def follows(self, obs: Any, after: Any) -> bool:
+        """Whether a step of the only observation goes on where the last ended, for everybody, and
+        in the same slot; then `put` stores it. False: have it accepted."""
+        words, stream = self._only, self._stream
+        if words is None or self._fresh is not None or self._any_lost:
+            return False
+        if stream.slot == NONE or not stream.t:
+            return False
+        return words.continues(obs, after, self._frame_row())
 
     def accept(
         self,
@@ -87,7 +101,7 @@ class Framing:
             return np.ones(self._envs, bool)
         broken: Flags | None = None
         for name, words in self._stored.items():
-            broken = either(broken, words.discontinuous(obs[name], at, stream.t))
+            broken = either(broken, words.discontinuous(obs[name], at))
         return broken
 
     def _check_shift(
@@ -98,11 +112,16 @@ class Framing:
         done: Flags | None,
         finals: Arrays | None,
     ) -> None:
+        edge = either(self._fresh, done)  # where episodes begin or end, all is compared
+        edges = None if edge is None else np.flatnonzero(edge)
         for o in self._layout.framed:
             if not o.stack:
                 continue
             words = self._stored[o.name]
-            wrong = words.no_shift(obs[o.name], after[o.name], self._stream.t)
+            wrong = words.no_shift(obs[o.name], after[o.name])
+            if wrong is None and edges is not None:
+                wrong = np.zeros(self._envs, bool)
+                wrong[edges] = words.no_shift_of(obs[o.name][edges], after[o.name][edges])
             if wrong is not None and resetting is not None:
                 wrong &= ~resetting
             if finals is not None:
@@ -167,9 +186,8 @@ class Framing:
         taken = self._take_sides(len(envs))
         for words in self._stored.values():
             words.save(self._frame_row(), envs, taken)
-        self._table.records["side"][self._stream.start - self._envs + envs] = (
-            taken - self._stream.slot * self._table.spec.side
-        )
+        before = self._stream.start - self._envs
+        self._sides[before + envs] = taken - self._stream.slot * self._table.spec.side
 
     def _keep_odd(self, obs: Arrays, odd: npt.NDArray[np.int64]) -> None:
         """Frames before a start that are no padding go to side rows, while there are any."""
@@ -193,13 +211,9 @@ class Framing:
         next: that begins the next slot anyway.
         """
         stream, table = self._stream, self._table
-        rows = slice(stream.start, stream.start + self._envs)
         for name, words in self._stored.items():
             words.put_next(self._frame_row() + self._lie.steps, after[name])
-        table.records["age"][rows] = self._age
-        table.records["side"][rows] = NONE
-        if self._depth > 1:
-            table.records["pad"][rows] = self._pad
+        self._note()
         if finals is None or done is None:
             return False
         ended = np.flatnonzero(done)
@@ -211,8 +225,23 @@ class Framing:
         taken = self._take_sides(len(ended))
         for name, words in self._stored.items():
             words.put_aside(taken, finals[name])
-        table.records["side"][stream.start + ended] = taken - stream.slot * table.spec.side
+        self._sides[stream.start + ended] = taken - stream.slot * table.spec.side
         return False
+
+    def put(self, after: Array) -> None:
+        """Write what a row of the only observation led to, where `follows` said so."""
+        assert self._only is not None
+        self._only.put_next(self._frame_row() + self._lie.steps, after)
+        self._note()
+        self.advance(None, None)
+
+    def _note(self) -> None:
+        """What the row's records say of its frames."""
+        rows = slice(self._stream.start, self._stream.start + self._envs)
+        self._ages[rows] = self._age
+        self._sides[rows] = NONE
+        if self._pads is not None:
+            self._pads[rows] = self._pad
 
     @property
     def lost(self) -> Flags | None:

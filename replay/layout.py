@@ -20,7 +20,8 @@ from penstock.replay.columns import Leaf, Nest, leaves_of, nest_of
 from penstock.replay.errors import ReplayError
 
 INLINE_NBYTES = 256
-MOST_STEPS = 256
+LEAST_STEPS, MOST_STEPS = 4, 256
+NEAR = 1.005
 SIDE_SUFFIX = "@side"
 FRAMED = ("frames", "unroll+1")
 BOOKKEEPING = ("reward", "terminated", "truncated", "alive", "age", "pad", "side", "priority")
@@ -128,7 +129,8 @@ def make_layout(
     seen = [leaf for leaf in leaves if _below(leaf.name, "obs")]
     stacks = _stacks(seen, frame_stack)
     inline = not stacks and all(leaf.nbytes <= INLINE_NBYTES for leaf in seen)
-    steps = unroll or choose_unroll(capacity, envs, inline=inline)
+    depth = max(stacks.values(), default=1)
+    steps = unroll or choose_unroll(capacity, envs, depth, inline=inline)
     made: list[Column] = []
     for leaf in leaves:
         made += _columns_of(leaf, stacks) if leaf in seen else [_column(leaf.name, leaf)]
@@ -136,7 +138,7 @@ def make_layout(
     made += [Column("priority", "<f4"), Column("alive", "|u1")] if shared else []
     side = 0
     if any(c.rows == "side" for c in made):
-        side = _side_rows(steps * envs, envs, max(stacks.values(), default=1))
+        side = _side_rows(steps * envs, depth)
         made += [Column("side", "<i2"), Column("age", "|u1")]
         made += [Column("pad", "<i2")] * bool(stacks)
     elif follow:
@@ -144,20 +146,28 @@ def make_layout(
     return Layout(SlotSpec(steps, envs, tuple(made), side), stacks)
 
 
-def choose_unroll(capacity: int, envs: int, *, inline: bool) -> int:
-    """Steps of a slot. With frames as many as there will be slots, where one row of frames more for
-    each and one slot more than needed cost least together; without, 3 % of what is stored."""
-    steps = min(math.isqrt(max(1, capacity // envs)), MOST_STEPS)
+def choose_unroll(capacity: int, envs: int, depth: int, *, inline: bool) -> int:
+    """Steps of a slot. Of small rows 3 % of what is stored.
+
+    With frames, stacked ``depth`` deep, what takes the least memory: shorter slots have more rows
+    of frames that the next slot has too, longer ones more that is not full yet. Of lengths that
+    come within `NEAR` of the least, the longest.
+    """
     if inline:
-        steps = max(steps, min(capacity // envs // 32, 2 * MOST_STEPS))
-    return max(4, steps)
+        steps = min(math.isqrt(max(1, capacity // envs)), MOST_STEPS)
+        return max(LEAST_STEPS, steps, min(capacity // envs // 32, 2 * MOST_STEPS))
+    kept = -(-capacity // envs) + depth - 1
+    frames: dict[int, int] = {}
+    for steps in range(LEAST_STEPS, MOST_STEPS + 1):
+        slots = max(2, -(-kept // steps)) + 1
+        frames[steps] = slots * ((steps + 1) * envs + _side_rows(steps * envs, depth))
+    most = NEAR * min(frames.values())
+    return max(steps for steps, count in frames.items() if count <= most)
 
 
-def _side_rows(rows: int, envs: int, depth: int) -> int:
-    """Enough for one history of its own per environment if that is 1.5 % of the rows, and in any
-    case for the ends of episodes of a hundred steps."""
-    histories = min((depth - 1) * envs, rows * 3 // 200)
-    return max(8, 2 * depth, histories, rows // 100)
+def _side_rows(rows: int, depth: int) -> int:
+    """Enough for the ends of episodes of a hundred steps, and for two histories of their own."""
+    return max(8, 2 * depth, rows // 100)
 
 
 def _columns_of(leaf: Leaf, stacks: Mapping[str, int]) -> list[Column]:

@@ -235,12 +235,9 @@ class RateLimiter:
         changes: dict[str, Any] = {k: v for k, v in asked.items() if v is not _KEEP}
         with self._changed:
             settings = replace(self._settings, **changes).checked()
-            counts = self._counts
-            counts.kept = balance(self.rule, counts)
-            counts.spending_from = counts.sampled
-            counts.earning_from = max(settings.min_size, counts.inserted)
+            self._counts.kept = balance(self.rule, self._counts)
             self._settings = settings
-            self._changed.notify_all()
+            self._begin_from(self._counts)
 
     def may_insert(self, count: int) -> bool:
         with self._changed:
@@ -283,11 +280,27 @@ class RateLimiter:
         with self._changed:
             return {"settings": asdict(self._settings), "counts": asdict(self._counts)}
 
+    def resume(self, state: dict[str, Any] | None, inserted: int, removed: int) -> None:
+        """Go on from the balance in ``state``, of a limiter that had another rule perhaps; None:
+        from none, with so many items inserted and removed before."""
+        with self._changed:
+            counts = Counts(inserted, 0, removed) if state is None else Counts(**state["counts"])
+            if state is not None:
+                counts.kept = balance(_Settings(**state["settings"]).rule, counts)
+            self._begin_from(counts)
+
     def load_state_dict(self, state: dict[str, Any]) -> None:
         with self._changed:
             self._settings = _Settings(**state["settings"]).checked()
             self._counts = Counts(**state["counts"])
             self._changed.notify_all()
+
+    def _begin_from(self, counts: Counts) -> None:
+        """The rule holds for what comes from now on; `kept` says what came of the past."""
+        counts.spending_from = counts.sampled
+        counts.earning_from = max(self._settings.min_size, counts.inserted)
+        self._counts = counts
+        self._changed.notify_all()
 
     def _add(self, **counts: int) -> None:
         with self._changed:

@@ -31,6 +31,7 @@ def save(replay: Replay, folder: str | Path) -> None:
             "options": _options(replay),
             "sampler": _described(_inner(replay.sampler)),
             "state": replay.sampler.state_dict(),
+            "limiter": replay.flow.state_dict() if replay.flow else None,
             "counters": {name: getattr(replay, name) for name in COUNTERS},
         }
 
@@ -67,6 +68,8 @@ def restore(replay: Replay, reader: FolderReader) -> None:
                 "give the sampler that the replay was made with"
             )
         replay.sampler.load_state_dict(others["state"])
+        if replay.flow is not None:
+            replay.flow.load_state_dict(others.get("limiter"))
         for name in COUNTERS:
             setattr(replay, name, int(others["counters"][name]))
 
@@ -81,6 +84,7 @@ def _options(replay: Replay) -> dict[str, Any]:
         "frame_stack": replay.layout.frame_stack,
         "autoreset": replay.autoreset,
         "writers": replay.writers,
+        "in_hand": replay.in_hand,
         "shared": table.store.arena.fd is not None,
         "sequences": None if sequences is None else asdict(sequences),
         "max_times_sampled": getattr(replay.sampler, "most", None),

@@ -6,14 +6,12 @@
 The thread sleeps until something happens, and then acts under ``lock``, as everybody does who
 touches the store's consumer side. A writer that is killed is seen by its pidfd, and only then are
 its lent slots taken back: one that is merely stopped may wake up, and still has the memory mapped.
+Should the thread fail, writers are let go, as if the owner had ended, and the owner is told.
 """
 
 from __future__ import annotations
 
-import atexit
 import os
-import shutil
-import tempfile
 import threading
 from collections.abc import Callable
 from contextlib import AbstractContextManager
@@ -22,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from penstock.configs.errors import UserError
 from penstock.replay.errors import ReplayError
+from penstock.replay.own_folder import SOCKET, OwnFolder
 from penstock.replay.table import NONE
 from penstock.transport.shm.door import Attached, Door
 from penstock.transport.shm.lane import offer
@@ -30,7 +29,6 @@ from penstock.transport.shm.store import Slot, SlotStore, drain_event
 if TYPE_CHECKING:
     from penstock.replay.buffer import Replay
 
-FOLDER_PREFIX = "penstock-replay-"
 WRITER_SLOTS = 2  # that a writer may hold: one to fill, and one lent ahead
 GATE_S = 0.005  # between two looks at a rate limiter that holds writers back
 
@@ -39,7 +37,7 @@ class StoreServer:
     """Serves ``store`` from a thread of its own until `close`.
 
     ``collect`` takes in what was published; ``may_lend`` says whether writers may have slots now.
-    Both are called with ``lock`` held.
+    Both are called with ``lock`` held. ``failed`` hears what ended the thread, if not `close`.
     """
 
     def __init__(
@@ -49,6 +47,7 @@ class StoreServer:
         path: Path | None,
         *,
         collect: Callable[[], Any],
+        failed: Callable[[BaseException], None],
         may_lend: Callable[[], bool] = lambda: True,
         want: int = WRITER_SLOTS,
         about: dict[str, Any] | None = None,
@@ -57,15 +56,17 @@ class StoreServer:
         self._store = store
         self._lock = lock
         self._collect = collect
+        self._failed = failed
         self._may_lend = may_lend
         self._want = want
         self._about = about or {}
         self._guests: set[int] = set()  # lanes of other processes
         self._streams = 0
         self._stop = False
+        self._then: Callable[[], None] | None = None
         self._pid = os.getpid()
-        self._folder = Path(tempfile.mkdtemp(prefix=FOLDER_PREFIX)) if path is None else None
-        self.path = self._folder / "store" if self._folder else Path(path or "")
+        self._folder = OwnFolder() if path is None else None
+        self.path = self._folder.path / SOCKET if self._folder else Path(path or "")
         try:
             self._door = Door(self.path, self._attach, self._left)
         except UserError as error:
@@ -74,7 +75,6 @@ class StoreServer:
         self._door.watch(store.filled_event, self._filled)
         self._thread = threading.Thread(target=self._run, name="replay-server", daemon=True)
         self._thread.start()
-        atexit.register(self.close)
 
     @property
     def address(self) -> str:
@@ -86,22 +86,34 @@ class StoreServer:
         """Processes that hold a lane now."""
         return len(self._guests)
 
-    def close(self) -> None:
-        """Let nobody in any more, and let go of those who are."""
+    def close(self, then: Callable[[], None] | None = None) -> None:
+        """Let nobody in any more, and let go of those who are; ``then`` comes when that is done,
+        which the thread itself cannot wait for."""
         if self._stop or os.getpid() != self._pid:  # a fork of this process owns nothing
             return
         self._stop = True
         os.eventfd_write(self._store.filled_event, 1)
+        if threading.current_thread() is self._thread:
+            self._then = then
+            return
         self._thread.join()
-        self._door.close()
-        self._remove_folder()
-        atexit.unregister(self.close)
+        if then is not None:
+            then()
 
     def _run(self) -> None:
-        while not self._stop:
-            self._door.poll(GATE_S if self._store.held_back else None)
-            with self._lock:
-                self._tend()
+        try:
+            while not self._stop:
+                self._door.poll(GATE_S if self._store.held_back else None)
+                with self._lock:
+                    self._tend()
+        except BaseException as error:
+            self._failed(error)
+        finally:
+            self._door.close()
+            del self._door  # which refers to this, and would keep the memory
+            self._remove_folder()
+            if self._then is not None:
+                self._then()
 
     def _filled(self) -> None:
         drain_event(self._store.filled_event)
@@ -139,24 +151,7 @@ class StoreServer:
 
     def _remove_folder(self) -> None:
         if self._folder is not None:
-            shutil.rmtree(self._folder, ignore_errors=True)
-
-
-def serve(replay: Replay, path: str | Path | None) -> StoreServer:
-    """Let processes of this host write into ``replay``. Raises ReplayError where it is private."""
-    if replay.table.store.arena.fd is None:
-        raise ReplayError(
-            "this replay's memory is its own; make it with shared=True to let others write"
-        )
-    about = {"autoreset": replay.autoreset, "frame_stack": replay.layout.frame_stack}
-    return StoreServer(
-        replay.table.store,
-        replay.lock,
-        None if path is None else Path(path),
-        collect=replay.collect,
-        may_lend=replay.flow.may_lend if replay.flow else lambda: True,
-        about=about,
-    )
+            self._folder.remove()
 
 
 class Inlet:

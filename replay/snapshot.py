@@ -1,9 +1,8 @@
 """Snapshots of a table, taken while writers go on.
 
-What can change is copied in one go under the buffer's lock: which rows count, how slots follow each
-other, and the rows of slots that are still being written. Published slots do not change; they are
-written one by one, oldest first. One that has to leave before its turn is copied first, so the
-snapshot is the table of one instant, and writers wait no longer than for one copy of a slot.
+Which rows count and how slots follow each other is copied in one go under the buffer's lock; the
+slots are then written one by one, oldest first, as they were at that instant: see
+`penstock.replay.snapshot_cut`.
 
 What is loaded has no writers. Slots that were being written end with the rows they had, and whoever
 adds begins new streams; foreign writers attach anew.
@@ -14,14 +13,14 @@ from __future__ import annotations
 import time
 from collections import Counter, deque
 from collections.abc import Callable
-from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from penstock.core.specs import HEADER, Bytes, SlotSpec
+from penstock.core.specs import HEADER, SlotSpec
 from penstock.replay.errors import ReplayError
+from penstock.replay.snapshot_cut import Cut, Lock
 from penstock.replay.snapshot_files import FolderReader, FolderWriter
 from penstock.replay.table import Table
 
@@ -29,12 +28,7 @@ PER_SLOT = ("length", "prev", "next", "generation")
 COUNTS = ("inserted", "stored")
 
 
-def save(
-    folder: Path,
-    table: Table,
-    lock: AbstractContextManager[Any],
-    others: Callable[[], dict[str, Any]],
-) -> None:
+def save(folder: Path, table: Table, lock: Lock, others: Callable[[], dict[str, Any]]) -> None:
     """Replace the snapshot in ``folder``.
 
     ``others`` is called under ``lock`` at the same instant and gives what else to keep: JSON values
@@ -45,22 +39,20 @@ def save(
         writer = FolderWriter(folder)
     except OSError as error:
         raise _unwritten(folder, error) from error
-    leaving = _Leaving(table)
     try:
+        cut = Cut(table, lock)
         with lock:
             about = {"table": _state(table), "others": others()}
-            leaving.begin()
+            cut.begin()
         try:
             for block in table.spec.blocks:
                 writer.append(block.name, np.empty(0, block.dtype))  # where no slot is kept
             for slot in about["table"]["order"]:
-                with lock:
-                    payload = leaving.take(slot)
-                for block, data in zip(table.spec.blocks, payload, strict=True):
-                    writer.append(block.name, data)
+                for name, piece in cut.pieces(slot):
+                    writer.append(name, piece)
         finally:
             with lock:
-                leaving.end()
+                cut.end()
         writer.finish(about)
     except BaseException as error:
         writer.abandon()
@@ -83,14 +75,7 @@ def restore(reader: FolderReader, table: Table) -> dict[str, Any]:
         spec = SlotSpec.from_dict(state["spec"])
         if difference := spec.difference(table.spec, "snapshot", "replay"):
             raise ReplayError(f"{reader.folder} is of another replay: {difference}; load its own")
-        if state["slots"] != table.slots:
-            raise ReplayError(
-                f"{reader.folder} has {state['slots']} slots and the replay {table.slots}; give "
-                "the same capacity"
-            )
-        order = [int(slot) for slot in state["order"]]
-        if len(set(order)) != len(order) or not set(order) <= set(range(table.slots)):
-            raise ValueError(f"its order of slots {order} is impossible")
+        order = _order(reader.folder, state, table)
         for i, block in enumerate(spec.blocks):
             reader.read(block.name, (table.store.slots[slot].payload[i] for slot in order))
         for name in PER_SLOT:
@@ -110,45 +95,17 @@ def restore(reader: FolderReader, table: Table) -> dict[str, Any]:
         return others
 
 
-class _Leaving:
-    """Copies of slots that leave, or change, before they are written to the snapshot."""
-
-    def __init__(self, table: Table) -> None:
-        self._table = table
-        self._waiting: set[int] = set()
-        self._copies: dict[int, tuple[Bytes, ...]] = {}
-        self._staging = table.spec.zeros()
-
-    def begin(self) -> None:
-        """Under the lock: from now on the kept slots wait to be written."""
-        table = self._table
-        if table.leaving is not None:
-            raise ReplayError("a snapshot of this replay is being written; wait for it to end")
-        table.leaving = self._before_it_leaves
-        self._waiting = set(table.order)
-        for slot in list(table.order)[table.closed :]:
-            self._copies[slot] = self._copy(slot)
-
-    def take(self, slot: int) -> tuple[Bytes, ...]:
-        """Under the lock: the slot's blocks, valid until the next call."""
-        self._waiting.discard(slot)
-        if slot in self._copies:
-            return self._copies.pop(slot)
-        for out, data in zip(self._staging, self._table.store.slots[slot].payload, strict=True):
-            np.copyto(out, data)
-        return tuple(self._staging)
-
-    def end(self) -> None:
-        """Under the lock."""
-        if self._table.leaving == self._before_it_leaves:
-            self._table.leaving = None
-
-    def _before_it_leaves(self, slot: int) -> None:
-        if slot in self._waiting and slot not in self._copies:
-            self._copies[slot] = self._copy(slot)
-
-    def _copy(self, slot: int) -> tuple[Bytes, ...]:
-        return tuple(data.copy() for data in self._table.store.slots[slot].payload)
+def _order(folder: Path, state: dict[str, Any], table: Table) -> list[int]:
+    """The kept slots of a snapshot that ``table`` can take."""
+    if state["slots"] != table.slots:
+        raise ReplayError(
+            f"{folder} has {state['slots']} slots and the replay {table.slots}; give the same "
+            "capacity, and as many writers or slots in hand"
+        )
+    order = [int(slot) for slot in state["order"]]
+    if len(set(order)) != len(order) or not set(order) <= set(range(table.slots)):
+        raise ValueError(f"its order of slots {order} is impossible")
+    return order
 
 
 def _state(table: Table) -> dict[str, Any]:
@@ -157,7 +114,7 @@ def _state(table: Table) -> dict[str, Any]:
     lent = [slot for slot in range(table.slots) if slot not in known]
     state: dict[str, Any] = {name: getattr(table, name).copy() for name in PER_SLOT}
     state |= {name: getattr(table, name) for name in COUNTS}
-    headers = np.array([table.store.slots[slot].header for slot in order], HEADER)
+    headers = table.store.geometry.headers(table.store.arena)[order].copy()
     headers["published_s"][table.closed :] = time.monotonic()  # they end here
     return state | {
         "spec": table.spec.to_dict(),

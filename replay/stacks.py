@@ -8,7 +8,7 @@ first frame again (pad 0), zeros (1), or frames kept in side rows (2 + index of 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -38,9 +38,13 @@ class Window:
         if (first, stop) == (0, width):
             return self
         frames = np.ascontiguousarray(self.frames[:, first:stop])
-        zeros, _ = _moved(self.zeros, width, first, stop)
-        side_at, kept = _moved(self.side_at, width, first, stop)
-        return Window(frames, zeros, side_at, self.side_rows[kept])
+        zeros, side_at, side_rows = self.zeros, self.side_at, self.side_rows
+        if len(zeros):
+            zeros, _ = _moved(zeros, width, first, stop)
+        if len(side_at):
+            side_at, kept = _moved(side_at, width, first, stop)
+            side_rows = side_rows[kept]
+        return Window(frames, zeros, side_at, side_rows)
 
 
 def _moved(at: Rows, width: int, first: int, stop: int) -> tuple[Rows, npt.NDArray[np.bool_]]:
@@ -52,20 +56,19 @@ def _moved(at: Rows, width: int, first: int, stop: int) -> tuple[Rows, npt.NDArr
 def window(table: Table, rows: Rows, records: Array, depth: int) -> Window:
     """Frames of ``rows`` [n], whose records are ``records`` [n]; ``depth``: frames of a stack."""
     spec, lie = table.spec, table.frame_rows
-    slot, rest = np.divmod(rows, table.rows_per_slot)
-    t, env = np.divmod(rest, spec.envs)
-    own = slot * lie.slots + t * lie.steps + env * lie.envs
-    frames = np.empty((len(rows), depth + 1), np.int64)
-    frames[:, depth - 1] = own
-    frames[:, depth] = own + lie.steps
+    slot = rows // table.rows_per_slot  # divmod is several times slower
+    rest = rows - slot * table.rows_per_slot
+    t = rest // spec.envs
+    own = slot * lie.slots + t * lie.steps + (rest - t * spec.envs) * lie.envs
+    frames = own[:, None] + np.arange(1 - depth, 2) * lie.steps
     zeros = side_at = side_rows = np.empty(0, np.int64)
     if depth > 1:
-        back = np.arange(depth - 1, 0, -1)
-        age = records["age"].astype(np.int64)
-        reach = np.minimum(back, age[:, None])  # not further back than the start
-        np.subtract(own[:, None], reach * lie.steps, out=frames[:, : depth - 1])
-        _cross_edges(table, frames, slot, t, env, reach)
-        zeros, side_at, side_rows = _padding(table, records, slot, t, age, depth)
+        age = records["age"]
+        odd = np.flatnonzero((age < depth - 1) | (t < depth - 1))
+        if len(odd):
+            few = _Few(odd, slot[odd], t[odd], age[odd].astype(np.int64))
+            _reach_back(table, frames, few, depth)
+            zeros, side_at, side_rows = _padding(table, records["pad"], few, depth)
     if "side" in (records.dtype.names or ()):
         final = np.flatnonzero(records["side"] >= 0)
         if len(final):
@@ -75,44 +78,59 @@ def window(table: Table, rows: Rows, records: Array, depth: int) -> Window:
     return Window(frames, zeros, side_at, side_rows)
 
 
-def _cross_edges(table: Table, frames: Rows, slot: Rows, t: Rows, env: Rows, reach: Rows) -> None:
-    """Point at the slots before where a stack reaches back beyond its own slot's first row."""
-    row, column = np.nonzero(reach > t[:, None])
-    if not len(row):
-        return
-    back_slot, back_t = walk_back(table, slot[row], t[row] - reach[row, column])
+class _Few(NamedTuple):
+    """Rows whose stacks begin before their slot, or with their episode: where they are in the
+    batch, and their slots, steps and ages."""
+
+    at: Rows
+    slot: Rows
+    t: Rows
+    age: Rows
+
+
+def _reach_back(table: Table, frames: Rows, few: _Few, depth: int) -> None:
+    """Let stacks end at the start of the episode, and cross into the slots before."""
     lie = table.frame_rows
-    frames[row, column] = back_slot * lie.slots + back_t * lie.steps + env[row] * lie.envs
+    back = np.arange(depth - 1, 0, -1)
+    reach = np.minimum(back, few.age[:, None])  # not further back than the start
+    older = frames[few.at, : depth - 1] + (back - reach) * lie.steps
+    row, column = np.nonzero(reach > few.t[:, None])
+    if len(row):
+        steps = few.t[row] - reach[row, column]
+        slot, t = walk_back(table, few.slot[row], steps)
+        older[row, column] += (slot - few.slot[row]) * lie.slots + (t - steps) * lie.steps
+    frames[few.at, : depth - 1] = older
 
 
 def walk_back(table: Table, slot: Rows, t: Rows) -> tuple[Rows, Rows]:
     """Slot and step of steps ``t``, counted from the first of ``slot`` and mostly negative."""
-    while (before := t < 0).any():
+    slot, t = slot.copy(), t.copy()
+    before = np.flatnonzero(t < 0)
+    while len(before):
         previous = table.prev.take(slot[before])
         if (previous < 0).any():
             raise AssertionError("a row that counts reaches back to a slot that is gone")
-        slot, t = slot.copy(), t.copy()
         slot[before] = previous
         t[before] += table.length.take(previous)
+        before = before[t[before] < 0]
     return slot, t
 
 
-def _padding(
-    table: Table, records: Array, slot: Rows, t: Rows, age: Rows, depth: int
-) -> tuple[Rows, Rows, Rows]:
+def _padding(table: Table, pads: Array, few: _Few, depth: int) -> tuple[Rows, Rows, Rows]:
     """Flat positions of zeros, and of side rows with these, in stacks that begin before a start."""
-    pad = records["pad"]
-    young = np.flatnonzero((age < depth - 1) & (pad > 0))
+    pad = pads[few.at]
+    young = np.flatnonzero((few.age < depth - 1) & (pad > 0))
     if not len(young):
         none = np.empty(0, np.int64)
         return none, none, none
-    missing = np.arange(depth - 1) < (depth - 1 - age[young])[:, None]  # the oldest ones
-    at = young[:, None] * (depth + 1) + np.arange(depth - 1)
-    zero = pad[young] == 1
+    pad, age = pad[young], few.age[young]
+    missing = np.arange(depth - 1) < (depth - 1 - age)[:, None]  # the oldest ones
+    at = few.at[young, None] * (depth + 1) + np.arange(depth - 1)
+    zero = pad == 1
     zeros = at[zero][missing[zero]]
-    odd = young[~zero]
-    start, _ = walk_back(table, slot[odd], t[odd] - age[odd])
+    odd = ~zero
+    start, _ = walk_back(table, few.slot[young[odd]], few.t[young[odd]] - age[odd])
     # The stack at the start was side rows and its own frame; `age` steps later it has moved on.
     first = start * table.spec.side + pad[odd] - 2 + age[odd]
-    side_rows = (first[:, None] + np.arange(depth - 1))[missing[~zero]]
-    return zeros, at[~zero][missing[~zero]], side_rows
+    side_rows = (first[:, None] + np.arange(depth - 1))[missing[odd]]
+    return zeros, at[odd][missing[odd]], side_rows

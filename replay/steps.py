@@ -15,8 +15,9 @@ from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
-from numpy import ndarray
+from numpy import frombuffer, ndarray
 
+from penstock.replay.aliasing import refuse_one_memory
 from penstock.replay.columns import Array, Leaf, checked, flatten
 from penstock.replay.errors import ReplayError
 from penstock.replay.finals import final_observations, refuse_finals
@@ -31,10 +32,10 @@ Autoreset = Literal["none", "next_step", "same_step"]
 AUTORESETS = ("none", "next_step", "same_step")
 Flags = npt.NDArray[np.bool_]
 
-FLAG = np.dtype(bool)
+FLAG, FLAGS = np.dtype(bool), np.dtype(np.uint16)
 REWARD = Leaf("reward", np.dtype(np.float32), ())
 WIDE = np.dtype("c16")  # 16 bytes that numpy copies in one piece
-WIDE_FROM = 128  # rows from which a wide copy pays for making the view
+WIDE_FROM = 32  # rows from which a wide copy pays for making the view
 SCALARS: dict[str, tuple[type, ...]] = {  # of Python, that fit columns of these dtypes
     "?": (bool,),
     "l": (int,),
@@ -46,7 +47,7 @@ SCALARS: dict[str, tuple[type, ...]] = {  # of Python, that fit columns of these
 class _Target:
     """Where a column's values of one step go, and what they must be."""
 
-    __slots__ = ("accepted", "column", "leaf", "name", "one", "scalars", "shape", "wide")
+    __slots__ = ("_wide", "accepted", "column", "leaf", "name", "one", "scalars", "shape", "wide")
 
     def __init__(self, table: Table, leaf: Leaf, column: str, envs: int) -> None:
         self.leaf, self.name = leaf, column
@@ -57,7 +58,8 @@ class _Target:
         self.one = envs == 1
         self.scalars = SCALARS.get(leaf.dtype.char, ()) if self.shape == (1,) else ()
         wide = len(leaf.shape) == 1 and leaf.nbytes == WIDE.itemsize and envs >= WIDE_FROM
-        self.wide = _wide_view(table.records, column) if wide and big is None else None
+        self._wide = _words_of(table.records, column, WIDE) if wide and big is None else None
+        self.wide = self._wide  # None while what comes must be cast
 
     def check(self, value: Any) -> Array:
         """``value`` as [envs, *shape]; ReplayError if it is not that."""
@@ -71,6 +73,7 @@ class _Target:
         array = checked(self.leaf, value, self.shape[0], self.name)
         if isinstance(value, np.ndarray):
             self.accepted = array.dtype
+            self.wide = self._wide if array.dtype == self.leaf.dtype else None
         return array
 
     def write(self, rows: slice, value: Array) -> None:
@@ -78,20 +81,28 @@ class _Target:
         if wide is None or value.dtype is not self.leaf.dtype or not value.flags.c_contiguous:
             self.column[rows] = value
         else:
-            wide[rows] = np.frombuffer(value, WIDE)
+            wide[rows] = frombuffer(value, WIDE)
 
 
-def _wide_view(records: Array, name: str) -> Array:
-    """A field of records as [rows] of `WIDE`."""
+def _words_of(records: Array, name: str, word: np.dtype[Any]) -> Array:
+    """What lies at a field of records, as [rows] of ``word``."""
     assert records.dtype.fields is not None
     layout = {
-        "names": ["wide"],
-        "formats": [WIDE],
+        "names": ["word"],
+        "formats": [word],
         "offsets": [records.dtype.fields[name][1]],
         "itemsize": records.dtype.itemsize,
     }
-    wide: Array = records.view(np.dtype(layout))["wide"]  # type: ignore[call-overload]
-    return wide
+    words: Array = records.view(np.dtype(layout))["word"]  # type: ignore[call-overload]
+    return words
+
+
+def _both_flags(records: Array) -> Array | None:
+    """`terminated` and `truncated` as [rows] of one word; None where they do not lie together."""
+    fields = records.dtype.fields
+    assert fields is not None
+    first, second = fields["terminated"][1], fields["truncated"][1]
+    return _words_of(records, "terminated", FLAGS) if second == first + 1 else None
 
 
 class StepWriter:
@@ -112,10 +123,14 @@ class StepWriter:
         self._targets = [*before, *self._after, *others, _Target(table, REWARD, "reward", envs)]
         self._ends = _Target(table, Leaf("terminated", FLAG, ()), "terminated", envs)
         self._cuts = _Target(table, Leaf("truncated", FLAG, ()), "truncated", envs)
+        self._flags = _both_flags(table.records)
+        self._no_flags: Array = np.zeros(envs, FLAGS)
         names = [target.name for target in self._targets]
         follows = "age" in (table.records.dtype.names or ()) and not layout.framed
         self._succession = Succession(envs) if follows else None
-        self._direct = names == ["obs", "next_obs", "action", "reward"] and not follows
+        inline = ["obs", "next_obs"] if self._framing is None else []
+        plain = layout.obs == "obs" and not follows
+        self._direct = names == [*inline, "action", "reward"] and plain
         self._extra = layout.nests.keys() - {"action"}
 
     def add(
@@ -136,9 +151,17 @@ class StepWriter:
             ends = self._ends.check(ends)
         if type(cuts) is not ndarray or cuts.dtype is not FLAG or cuts.shape != lead:
             cuts = self._cuts.check(cuts)
+        if self._stream.slot == NONE and not ends.all():  # where an episode ends it matters not
+            refuse_one_memory(obs, next_obs)
         # Bytes are searched in a tenth of the time that `any` takes to begin.
         over = 1 in ends.tobytes() or 1 in cuts.tobytes()
-        if over or self._any_resetting or not self._direct or extra or priority is not None:
+        framing = self._framing
+        special = over or self._any_resetting or extra or priority is not None
+        if (
+            special
+            or not self._direct
+            or (framing is not None and not framing.follows(obs, next_obs))
+        ):
             flat = self._flatten(obs, action, reward, next_obs, extra)
             self._add_with_care(flat, ends, cuts, over, info, priority)
             return
@@ -146,21 +169,31 @@ class StepWriter:
         if stream.slot == NONE:
             stream.begin()
         rows = slice(stream.start, stream.start + self._envs)
-        given = (obs, next_obs, action, reward)
+        given = (obs, next_obs, action, reward) if framing is None else (action, reward)
         for target, value in zip(self._targets, given):  # noqa: B905 - strict costs 3 % of a step
             if (
                 type(value) is not ndarray
                 or value.dtype is not target.accepted
                 or value.shape != target.shape
             ):
-                value = target.check(value)
-            if target.wide is None:
+                target.write(rows, target.check(value))
+            elif target.wide is None:
                 target.column[rows] = value
             else:
-                target.write(rows, value)
-        self._ends.column[rows] = ends
-        self._cuts.column[rows] = cuts
-        self._table.commit_all(stream.slot, stream.t, rows)
+                try:
+                    target.wide[rows] = frombuffer(value, WIDE)
+                except ValueError:  # it is not contiguous
+                    target.column[rows] = value
+        if self._flags is None:
+            self._ends.column[rows] = ends
+            self._cuts.column[rows] = cuts
+        else:
+            self._flags[rows] = self._no_flags
+        if framing is None:
+            self._table.commit_all(stream.slot, stream.t, rows)
+        else:
+            framing.put(next_obs)
+            self._table.commit(stream.slot, stream.t)
         stream.advance()
 
     def flush(self) -> None:

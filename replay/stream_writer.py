@@ -2,39 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from penstock.replay.adding import Adds, Given
 from penstock.replay.steps import StepWriter
 
 if TYPE_CHECKING:
     from penstock.replay.buffer import Replay
 
 
-class StreamWriter:
+class StreamWriter(Adds):
     """`Replay.add` for one explicit stream; `close` ends it, and `with` does."""
 
     def __init__(self, replay: Replay, writer: StepWriter) -> None:
         self._replay, self._writer = replay, writer
 
-    def add(
-        self,
-        *,
-        obs: Any,
-        action: Any,
-        reward: Any,
-        terminated: Any,
-        truncated: Any,
-        next_obs: Any,
-        info: Mapping[str, Any] | None = None,
-        priority: Any = None,
-        **extra: Any,
-    ) -> None:
-        """As `Replay.add`."""
-        given = (obs, action, reward, terminated, truncated, next_obs, info, priority, extra)
+    def _take(self, given: Given, timeout_s: float | None) -> None:
         replay = self._replay
         if replay.flow is not None:
-            replay.flow.before_insert(replay.table.spec.envs)
+            replay.flow.before_insert(replay.table.spec.envs, timeout_s)
         with replay.lock:
             replay.write(self._writer, *given)
 

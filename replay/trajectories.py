@@ -12,8 +12,10 @@ from __future__ import annotations
 
 import threading
 import time
+import weakref
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -51,11 +53,7 @@ class TrajectoryQueue:
 
         Raises ReplayError for extents that cannot be, UserError where memory is short.
         """
-        if slots < 1 or max_policy_lag < 0 or overflow not in ("block", "drop_stale"):
-            raise ReplayError(
-                f"slots {slots} must be at least 1, max_policy_lag {max_policy_lag} at least 0, "
-                f'and overflow {overflow!r} "block" or "drop_stale"'
-            )
+        _check_numbers(slots, max_policy_lag, overflow)
         self.spec = _slot_spec(spec, unroll, envs)
         self._store = SlotStore(self.spec, slots, LANES)
         self._accounting = Accounting()
@@ -68,9 +66,14 @@ class TrajectoryQueue:
         )
         self._lock = threading.Lock()
         self._arrived = threading.Condition(self._lock)
-        self._lanes = threading.local()
-        self._threads = 0
+        self._here = threading.local()  # .lane: the calling thread's own
+        self._lanes: dict[threading.Thread, int] = {}
+        self._streams = 0
+        self._failures: list[BaseException] = []
         self._server: StoreServer | None = None
+        self._end: weakref.finalize[..., TrajectoryQueue] = weakref.finalize(
+            self, self._store.close
+        )
 
     @contextmanager
     def slot(self, timeout_s: float = 1.0, version: int = 0) -> Iterator[OpenSlot]:
@@ -78,6 +81,7 @@ class TrajectoryQueue:
 
         ``version``: of the policy that plays it. Raises TimeoutError when none is free in time.
         """
+        self._check()
         with self._own_lane().slot(timeout_s, version) as slot:
             yield slot
         self._collect()
@@ -90,8 +94,10 @@ class TrajectoryQueue:
                 f"take({count}) can never be served by {len(self._store.slots)} slots; take from 1 "
                 "to that many"
             )
+        self._check()
         ends_s = time.monotonic() + timeout_s
         with self._arrived:
+            self._close_dead()
             while not (taken := self._queue.take(count, version)):
                 left_s = ends_s - time.monotonic()
                 if left_s <= 0:
@@ -107,13 +113,20 @@ class TrajectoryQueue:
 
     def serve(self, path: str | Path | None = None) -> str:
         """Let processes of this host write; the address for `Writer.attach`."""
+        self._check()
         if self._server is None:
             where = Path(path) if path is not None else None
-            self._server = StoreServer(self._store, self._lock, where, collect=self._hear)
+            # What the thread is given does not refer to this queue, which may be dropped.
+            hear = partial(_hear, self._queue, self._arrived)
+            failed = self._failures.append
+            self._server = StoreServer(self._store, self._lock, where, collect=hear, failed=failed)
+            self._end.detach()
+            self._end = weakref.finalize(self, self._server.close, self._store.close)
         return self._server.address
 
     def stats(self) -> dict[str, Any]:
         """Agent steps: produced = taken + dropped + lost + in_flight; slots and bytes."""
+        self._check()
         with self._lock:
             in_flight = self._queue.in_flight_steps()
             counts = self._accounting.to_dict(in_flight)
@@ -126,9 +139,7 @@ class TrajectoryQueue:
 
     def close(self) -> None:
         """Let writers go and give the memory back; taken slots must not be used any more."""
-        if self._server is not None:
-            self._server.close()
-        self._store.close()
+        self._end()
 
     def __enter__(self) -> TrajectoryQueue:
         return self
@@ -137,25 +148,52 @@ class TrajectoryQueue:
         self.close()
 
     def _own_lane(self) -> Lane:
-        lane: Lane | None = getattr(self._lanes, "own", None)
+        lane: Lane | None = getattr(self._here, "lane", None)
         if lane is None:
             store = self._store
             with self._lock:
-                self._threads += 1
+                self._close_dead()
+                stream = self._streams = self._streams + 1
                 index = store.open_lane(1)
                 event = store.lane_event(index)
+                self._lanes[threading.current_thread()] = index
             writer = SlotWriter(store.arena, store.geometry, index, event, store.filled_event)
-            lane = self._lanes.own = Lane(writer, self._threads << 32, lambda: False)
+            lane = self._here.lane = Lane(writer, stream << 32, lambda: False)
         return lane
+
+    def _close_dead(self) -> None:
+        """Take back what threads hold that have ended."""
+        for thread in [t for t in self._lanes if not t.is_alive()]:
+            self._queue.collect()
+            self._store.close_lane(self._lanes.pop(thread))
 
     def _collect(self) -> None:
         with self._lock:
-            self._hear()
+            _hear(self._queue, self._arrived)
 
-    def _hear(self) -> None:
-        """Take in what was published, and wake whoever waits for it."""
-        self._queue.collect()
-        self._arrived.notify_all()
+    def _check(self) -> None:
+        if not self._end.alive:
+            raise ReplayError("this queue is closed; make another one")
+        if self._failures:
+            error = self._failures[0]
+            raise ReplayError(
+                f"other processes can no longer write to this queue: what served them failed with "
+                f"{type(error).__name__}: {error}; make another queue"
+            ) from error
+
+
+def _hear(queue: SlotQueue, arrived: threading.Condition) -> None:
+    """Take in what was published, and wake whoever waits for it."""
+    queue.collect()
+    arrived.notify_all()
+
+
+def _check_numbers(slots: int, max_policy_lag: int, overflow: str) -> None:
+    if slots < 1 or max_policy_lag < 0 or overflow not in ("block", "drop_stale"):
+        raise ReplayError(
+            f"slots {slots} must be at least 1, max_policy_lag {max_policy_lag} at least 0, "
+            f'and overflow {overflow!r} "block" or "drop_stale"'
+        )
 
 
 def _slot_spec(spec: SlotSpec | Sequence[Column], unroll: int | None, envs: int | None) -> SlotSpec:

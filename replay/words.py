@@ -1,12 +1,16 @@
 """Frames of one observation as machine words: copied, and compared bit by bit.
 
 Comparing all that a large vector of environments gives takes longer than storing it: 300 us to
-140 us for 256 Atari frames. Up to `COMPLETE_NBYTES` a step everything is compared; beyond, the
-frame that history continues with is compared in parts that take turns, and older ones at a few
-words, also in turn: what goes on being wrong is found within `PARTS` steps.
+200 us for 256 Atari frames. Up to `COMPLETE_NBYTES` a step everything is compared. Beyond, at
+every `EVERY`th step, the frame that history continues with is compared for one environment in
+`PARTS`, and older ones at a few words, all in turn: what goes on being wrong is found within
+`EVERY` * `PARTS` steps. Where a look finds something, all is compared, and so is what begins or
+ends an episode.
 """
 
 from __future__ import annotations
+
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -18,10 +22,9 @@ Flags = npt.NDArray[np.bool_]
 Ints = npt.NDArray[np.int64]
 
 COMPLETE_NBYTES = 1 << 20
-PARTS = 16
-SAMPLES = 8  # words of a frame that was already compared once
-MANY = 64  # environments from which on not each one's frames are sampled at each step
-STRIDE = 37  # by which the sampled words move from step to step
+EVERY, PARTS = 4, 16
+LOOK = 8  # words that are looked at together: a line of the cache
+STRIDE = 37  # words by which the look moves from step to step; prime
 
 
 class Words:
@@ -43,33 +46,49 @@ class Words:
         self._complete = envs * frame_nbytes <= COMPLETE_NBYTES
         self._all_complete = envs * frame_nbytes * max(1, self._depth - 2) <= COMPLETE_NBYTES
         self._last: Array | None = None  # the newest next_obs, kept so that its memory stays its
+        self._parts, self._turn = min(PARTS, envs), 0
 
     # ------------------------------------------------------------------------- comparing
 
-    def discontinuous(self, obs: Array, at: int, t: int) -> Flags | None:
+    def continues(self, obs: Array, after: Array, at: int) -> bool:
+        """Whether ``obs`` is the last next_obs itself, its frames being stored at ``at``, and
+        ``after`` its shift, as far as is looked at. False: look closer."""
+        last = self._last
+        if last is None or not _same_memory(obs, last) or not _alike(after, last):
+            return False
+        if self._turn % EVERY and not self._complete:
+            return True
+        given, stored = self._of(obs), self._stored[self._rows(at)]
+        if self._depth == 1:
+            return self._glance(given[:, -1], stored) is None
+        then = self._of(after)
+        if self._look(then[:, -2], stored) is not None:
+            return False
+        if self._depth == 2:
+            return self._glance(given[:, -1], stored) is None
+        return self._glance(then[:, :-2], given[:, 1:-1]) is None
+
+    def discontinuous(self, obs: Array, at: int) -> Flags | None:
         """Environments [E] whose ``obs`` is not the last next_obs, whose frame lies at ``at``;
         None: it is everywhere."""
-        given, last = self._of(obs), self._last
+        given, stored, last = self._of(obs), self._stored[self._rows(at)], self._last
         if last is not None and _same_memory(obs, last):
             # The same array, unless it was written over since.
-            return self._sampled(given[:, -1], self._stored[self._rows(at)], t)
-        part = self._part(t)
-        stored = self._stored[self._rows(at), part]
-        broken = _differing(given[:, -1, part], stored)
+            return self._look(given[:, -1], stored)
+        broken = self._look(given[:, -1], stored)
         if last is None or self._depth == 1:
             return broken
         before = self._of(last)
-        if _differing(before[:, -1, part], stored) is not None:
+        if self._look(before[:, -1], stored) is not None:
             return broken  # the array that was given then holds something else now
-        return either(broken, self._older(given[:, :-1], before[:, :-1], t))
+        return either(broken, self._glance(given[:, :-1], before[:, :-1]))
 
-    def no_shift(self, obs: Array, after: Array, t: int) -> Flags | None:
+    def no_shift(self, obs: Array, after: Array) -> Flags | None:
         """Environments [E] whose ``after`` does not begin with the newest frames of ``obs``."""
         before, then = self._of(obs), self._of(after)
-        part = self._part(t)
-        wrong = _differing(then[:, -2, part], before[:, -1, part])
+        wrong = self._look(then[:, -2], before[:, -1])
         if self._depth > 2:
-            wrong = either(wrong, self._older(then[:, :-2], before[:, 1:-1], t))
+            wrong = either(wrong, self._glance(then[:, :-2], before[:, 1:-1]))
         return wrong
 
     def no_shift_of(self, obs: Array, after: Array) -> Flags:
@@ -84,22 +103,26 @@ class Words:
         )
         return differ
 
-    def _part(self, t: int) -> slice:
-        if self._complete:
-            return slice(None)
-        length = -(-self._count // PARTS)
-        first = t % PARTS * length
-        return slice(first, first + length)
+    def _look(self, left: Array, right: Array) -> Flags | None:
+        """Which of the frames [E, words] differ; None: none do, as far as is looked."""
+        if not self._complete:
+            few = self._few()
+            if _equal(left[few], right[few]):
+                return None
+        return _differing(left, right)
 
-    def _older(self, left: Array, right: Array, t: int) -> Flags | None:
-        return _differing(left, right) if self._all_complete else self._sampled(left, right, t)
+    def _glance(self, left: Array, right: Array) -> Flags | None:
+        """The same with less, for what was compared before: [E, ..., words]."""
+        if not self._all_complete:
+            first = self._turn * STRIDE % max(1, self._count - LOOK + 1)
+            place = self._few(), ..., slice(first, first + LOOK)
+            if _equal(left[place], right[place]):
+                return None
+        return _differing(left, right)
 
-    def _sampled(self, left: Array, right: Array, t: int) -> Flags | None:
-        """As `_differing`, after a look at a few words; they move from step to step."""
-        envs = PARTS if self._envs > MANY else 1
-        step = max(1, self._count // SAMPLES)
-        few = slice(t % envs, None, envs), ..., slice(t * STRIDE % step, None, step)
-        return None if _differing(left[few], right[few]) is None else _differing(left, right)
+    def _few(self) -> slice:
+        """Environments whose turn it is."""
+        return slice(self._turn // EVERY % self._parts, None, self._parts)
 
     # ------------------------------------------------------------------------- copying
 
@@ -111,6 +134,7 @@ class Words:
         """Store what a row led to, and remember it as what the next one should continue."""
         self.put_all(at, after)
         self._last = after
+        self._turn += 1
 
     def put(self, at: int, envs: Ints, given: Array) -> None:
         """Store the newest frames of ``given`` [n, ...] for ``envs`` [n]."""
@@ -140,11 +164,23 @@ class Words:
         return words
 
 
-def _same_memory(left: Array, right: Array) -> bool:
+def _same_memory(left: Any, right: Array) -> bool:
     if left is right:
         return True
+    if not _alike(left, right):
+        return False
     first, second = left.__array_interface__["data"], right.__array_interface__["data"]
-    return bool(first == second) and left.strides == right.strides
+    return bool(first == second)
+
+
+def _alike(array: Any, other: Array) -> bool:
+    if type(array) is not np.ndarray or array.dtype is not other.dtype:
+        return False
+    return array.shape == other.shape and array.flags.c_contiguous
+
+
+def _equal(left: Array, right: Array) -> bool:
+    return not np.count_nonzero(left != right)
 
 
 def _differing(left: Array, right: Array) -> Flags | None:

@@ -21,6 +21,7 @@ import numpy.typing as npt
 
 from penstock.configs.errors import UserError
 from penstock.core.specs import SlotSpec
+from penstock.replay.adding import PATIENCE_S, Adds, Given
 from penstock.replay.errors import ReplayError
 from penstock.transport.shm.door import ATTACH_TIMEOUT_S, Entry
 from penstock.transport.shm.lane import attached
@@ -133,10 +134,11 @@ class Steps:
         self.writer = StepWriter(cast("Table", self.table), layout, about["autoreset"])
 
 
-class Writer:
+class Writer(Adds):
     """A process's way into a buffer that another process of this host owns. One thread at a time.
 
-    ``spec`` says what a slot holds.
+    The buffer sees the steps of a slot together, when it is full or at `flush`. ``spec`` says what
+    a slot holds.
     """
 
     def __init__(self, entry: Entry) -> None:
@@ -179,32 +181,11 @@ class Writer:
         with self._lane.slot(timeout_s, version) as slot:
             yield slot
 
-    def add(
-        self,
-        *,
-        obs: Any,
-        action: Any,
-        reward: Any,
-        terminated: Any,
-        truncated: Any,
-        next_obs: Any,
-        info: Mapping[str, Any] | None = None,
-        priority: Any = None,
-        timeout_s: float = 60.0,
-        **extra: Any,
-    ) -> None:
-        """One step of every environment, as `Replay.add`; the buffer sees a slot's steps together,
-        when it is full or at `flush`.
-
-        Raises ReplayError for what does not fit the columns, TimeoutError when no slot was lent
-        within ``timeout_s``, ConnectionError when the owner has ended.
-        """
+    def _take(self, given: Given, timeout_s: float | None) -> None:
         if self._steps is None:
             self._steps = Steps(self._lane, self._about)
-        self._steps.table.timeout_s = timeout_s
-        self._steps.writer.add(
-            obs, action, reward, terminated, truncated, next_obs, info, priority, extra
-        )
+        self._steps.table.timeout_s = PATIENCE_S if timeout_s is None else timeout_s
+        self._steps.writer.add(*given)
 
     def flush(self) -> None:
         """Show the buffer what was added so far; the rest of the slot stays empty."""

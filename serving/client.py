@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +21,7 @@ import numpy.typing as npt
 import zmq
 
 from penstock.core.specs import SlotSpec
+from penstock.replay.adding import PATIENCE_S, Adds, Given
 from penstock.replay.batch import Batch
 from penstock.replay.errors import ReplayError
 from penstock.serving.batches import read_shape, unpack
@@ -37,8 +37,9 @@ AHEAD_NBYTES = 64 << 20  # of batches that are on their way
 Want = tuple[int, bool]  # rows, stacked
 
 
-class ReplayClient:
-    """One thread at a time. ``spec`` says what a slot holds."""
+class ReplayClient(Adds):
+    """One thread at a time. ``spec`` says what a slot holds; the server sees the steps of one
+    together, when it is full or at `flush`."""
 
     def __init__(
         self,
@@ -80,30 +81,10 @@ class ReplayClient:
             self.close()
             raise
 
-    def add(
-        self,
-        *,
-        obs: Any,
-        action: Any,
-        reward: Any,
-        terminated: Any,
-        truncated: Any,
-        next_obs: Any,
-        info: Mapping[str, Any] | None = None,
-        priority: Any = None,
-        timeout_s: float = 60.0,
-        **extra: Any,
-    ) -> None:
-        """One step of every environment, as `Replay.add`; the server sees a slot's steps together,
-        when it is full or at `flush`.
-
-        Raises ReplayError for what does not fit, TimeoutError where the server takes nothing.
-        """
+    def _take(self, given: Given, timeout_s: float | None) -> None:
         outbox = self._joined()
-        outbox.steps.table.timeout_s = timeout_s
-        outbox.steps.writer.add(
-            obs, action, reward, terminated, truncated, next_obs, info, priority, extra
-        )
+        outbox.steps.table.timeout_s = PATIENCE_S if timeout_s is None else timeout_s
+        outbox.steps.writer.add(*given)
         if outbox.has_news:
             self._pump(0)
 

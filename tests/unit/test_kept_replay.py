@@ -103,7 +103,7 @@ def test_without_one_it_begins_empty_and_says_so(tmp_path: Path) -> None:
 
 def test_one_of_another_size_is_refused(tmp_path: Path) -> None:
     KeptReplay(made(), wanted=True).finish(tmp_path, lambda: None)
-    with pytest.raises(UserError, match=r"same capacity; or begin .* replay\.checkpoint=false"):
+    with pytest.raises(UserError, match=r"same capacity, .*; or begin .* replay\.checkpoint=false"):
         KeptReplay(made(0, capacity=50), wanted=True).resume(tmp_path)
 
 

@@ -8,9 +8,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from penstock.replay import Replay, ReplayError
-from penstock.replay.words import PARTS
+from penstock.replay import Replay, ReplayError, words
+from penstock.replay.words import EVERY, PARTS
 from replay_rows import row, stacks
+
+
+def add_all(replay: Replay, rows: list[dict[str, Any]]) -> None:
+    for step in rows:
+        replay.add(**step)
 
 
 def stacking(envs: int = 1, frame: int = 8, **options: Any) -> Replay:
@@ -51,71 +56,72 @@ def test_an_obs_that_does_not_continue_the_last_begins_a_history(changed: int) -
     np.testing.assert_allclose(batch.reward, [1.99, 1.0, 1 + 0.99 + 0.99**2, 1.99, 1.0], rtol=1e-6)
 
 
-LARGE, FRAME = 150, 84 * 84  # too many to compare everything at every step
+MANY = 40  # environments
+
+
+@pytest.fixture
+def large(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Vectors of any size are too large to compare everything at every step."""
+    monkeypatch.setattr(words, "COMPLETE_NBYTES", 0)
 
 
 @pytest.mark.parametrize("copied", [False, True])
-def test_wrong_stacks_of_a_large_vector_are_found_within_as_many_steps_as_parts(
-    copied: bool,
+@pytest.mark.parametrize("env", [0, 27, 39])
+def test_a_wrong_byte_of_a_large_vector_is_found_when_its_environment_has_its_turn(
+    large: None, env: int, copied: bool
 ) -> None:
-    replay, s = stacking(envs=LARGE, frame=FRAME), stacks(PARTS + 4, envs=LARGE, frame=FRAME)
-    s[3:, 77, 2, 4000] ^= 1  # one byte, where a shift has the newest frame of the one before
-    refused = []
-    for i in range(2 + PARTS):
-        try:
-            replay.add(**row(s[i].copy() if copied else s[i], s[i + 1], LARGE))
-        except ReplayError as error:
-            refused.append(str(error))
-    assert refused
-    assert all("environment 77 is no shift" in text for text in refused)
-    replay.close()
+    steps = EVERY * PARTS
+    replay, s = stacking(envs=MANY, frame=100), stacks(steps + 4, envs=MANY, frame=100)
+    s[3:, env, 2, 50] ^= 1  # where a shift has the newest frame of the one before
+    rows = [row(s[i].copy() if copied else s[i], s[i + 1], MANY) for i in range(2 + steps)]
+    with pytest.raises(ReplayError, match=f"environment {env} is no shift"):
+        add_all(replay, rows)
 
 
 @pytest.mark.parametrize(("bad", "ends"), [(0, ()), (1, (1,)), (2, (1,)), (3, (3,))])
 def test_where_episodes_begin_and_end_all_of_a_large_vector_is_compared(
-    bad: int, ends: tuple[int, ...]
+    large: None, bad: int, ends: tuple[int, ...]
 ) -> None:
     """At the first step, at the end of an episode and at the step after."""
-    replay, s = stacking(envs=LARGE, frame=FRAME), stacks(5, envs=LARGE, frame=FRAME)
+    replay, s = stacking(envs=MANY), stacks(5, envs=MANY)
     for i in range(bad + 1):
-        over = np.zeros(LARGE, bool)
-        over[149] = i in ends
-        step = row(s[i], s[i + 1].copy(), LARGE, terminated=over)
+        over = np.zeros(MANY, bool)
+        over[39] = i in ends
+        step = row(s[i], s[i + 1].copy(), MANY, terminated=over)
         if i == bad:
-            step["next_obs"][149, 0, 7] ^= 1  # not the newest that both have
-            with pytest.raises(ReplayError, match="environment 149 is no shift"):
+            step["next_obs"][39, 0, 7] ^= 1  # not the newest that both have
+            with pytest.raises(ReplayError, match="environment 39 is no shift"):
                 replay.add(**step)
         else:
             replay.add(**step)
-    assert replay.stats()["inserted"] == bad * LARGE
-    replay.close()
+    assert replay.stats()["inserted"] == bad * MANY
 
 
-@pytest.mark.parametrize("envs", [2, LARGE])
+@pytest.mark.parametrize("envs", [1, 2, MANY])
 @pytest.mark.parametrize("stack", [1, 2, 4])
-def test_a_large_or_small_vector_goes_on_plainly_as_it_was_given(stack: int, envs: int) -> None:
+@pytest.mark.parametrize("complete_nbytes", [0, 1 << 20])
+def test_steps_that_go_on_plainly_are_stored_as_they_were_given(
+    stack: int, envs: int, complete_nbytes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Arrays that are handed on from step to step; a reset of all that nobody spoke of between."""
-    shape = (stack, 4, FRAME // 4) if stack > 1 else (FRAME,)
+    monkeypatch.setattr(words, "COMPLETE_NBYTES", complete_nbytes)
+    shape = (stack, 300) if stack > 1 else (300,)
     columns = {"obs": (np.uint8, shape), "action": (np.int64, ())}
     replay = Replay(columns, 20 * envs, frame_stack=stack, envs=envs, unroll=7)
-    rng, given, obs = np.random.default_rng(0), [], None
+    rng, given = np.random.default_rng(0), []
     for i in range(12):
         if i in (0, 5):
             first = rng.integers(0, 255, (envs, *shape), np.uint8)
             obs = np.repeat(first[:, :1], stack, axis=1) if stack > 1 else first
-        frame = rng.integers(0, 255, (envs, 1, *shape[1:]), np.uint8)
-        after = np.concatenate([obs[:, 1:], frame], axis=1) if stack > 1 else frame + obs
+        frame = rng.integers(0, 255, (envs, 1, 300), np.uint8)
+        after = np.concatenate([obs[:, 1:], frame], axis=1) if stack > 1 else frame[:, 0]
         replay.add(**row(obs, after, envs, action=np.arange(envs) + 1000 * i))
         given.append((obs, after))
         obs = after
     batch = replay.gather.batch(np.flatnonzero(replay.table.valid), None)
-    steps, who = np.divmod(batch.action, 1000)
-    assert len(steps) == 12 * envs
-    for i in range(12):
-        mine = steps == i
-        np.testing.assert_array_equal(batch.obs[mine], given[i][0][who[mine]])
-        np.testing.assert_array_equal(batch.next_obs[mine], given[i][1][who[mine]])
-    replay.close()
+    assert batch.action.tolist() == [env + 1000 * i for i in range(12) for env in range(envs)]
+    np.testing.assert_array_equal(batch.obs, np.concatenate([before for before, _ in given]))
+    np.testing.assert_array_equal(batch.next_obs, np.concatenate([after for _, after in given]))
 
 
 def test_an_array_that_is_written_over_is_noticed() -> None:

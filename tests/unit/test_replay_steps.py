@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import gymnasium
@@ -194,7 +195,7 @@ def test_arrays_of_any_order_and_dtype_that_fits_are_stored_alike() -> None:
     envs = 40
     replay = Replay({"obs": (np.float32, (4,)), "action": (np.int64, ())}, 100 * envs, envs=envs)
     values = np.random.default_rng(0).integers(-9, 9, (7, envs, 4)).astype(np.float32)
-    forms = [
+    forms: list[Callable[[Any], Any]] = [
         lambda a: a,
         lambda a: a.astype(np.float64),
         lambda a: a,

@@ -1,0 +1,124 @@
+"""The slots of a table as they are at one instant, read piece by piece while writers go on.
+
+A published slot does not change until it leaves; one that is about to leave before its turn is
+copied first. Of a slot that is still being written, rows that are there do not change either, but
+for what the next row may move to side rows: the records, the side rows, and the frames that the
+newest row led to. Those are copied at the instant itself. Nobody waits for longer than a piece
+takes to copy, or, where a slot has to leave, the rest of that slot.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import AbstractContextManager
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from penstock.core.specs import Bytes
+from penstock.replay.errors import ReplayError
+from penstock.replay.table import Table
+
+PIECE_NBYTES = 4 << 20
+SPARES = 2  # slots whose memory is ready for those that leave
+GROWING = ("frames", "unroll+1", "unroll")  # rows of blocks that only grow
+Lock = AbstractContextManager[Any]
+
+
+class Cut:
+    """One instant of ``table``, from `begin` to `end`; both are called under ``lock``."""
+
+    def __init__(self, table: Table, lock: Lock) -> None:
+        self._table, self._lock = table, lock
+        self._blocks = table.spec.blocks
+        rows = {column.name: column.rows for column in table.spec.columns}
+        self._growing = {b.name for b in self._blocks if rows.get(b.name) in GROWING}
+        self._waiting: set[int] = set()
+        self._copies: dict[int, list[Bytes]] = {}
+        self._ends: dict[int, _End] = {}
+        # Memory is slow when it is touched first: that is done here, and nobody waits for it.
+        self._staging = np.ones(PIECE_NBYTES, np.uint8)
+        self._spares = [self._spare() for _ in range(SPARES)]
+
+    def begin(self) -> None:
+        """From now on the kept slots wait to be read. ReplayError while another cut is read."""
+        table = self._table
+        if table.leaving is not None:
+            raise ReplayError("a snapshot of this replay is being written; wait for it to end")
+        table.leaving = self._before_it_leaves
+        self._waiting = set(table.order)
+        for slot in list(table.order)[table.closed :]:
+            self._ends[slot] = _End(table, slot, self._growing)
+
+    def pieces(self, slot: int) -> Iterator[tuple[str, Bytes]]:
+        """The bytes of a slot: names of blocks, and what comes next of each; valid until the next
+        piece. Takes the lock for each."""
+        end = self._ends.pop(slot, None)
+        for i, block in enumerate(self._blocks):
+            if end is not None and block.name in end.whole:
+                yield block.name, end.whole[block.name]
+                continue
+            for start in range(0, block.nbytes, PIECE_NBYTES):
+                piece = self._staging[: min(PIECE_NBYTES, block.nbytes - start)]
+                with self._lock:
+                    source = self._copies.get(slot) or self._table.store.slots[slot].payload
+                    np.copyto(piece, source[i][start : start + len(piece)])
+                if end is not None:
+                    end.mend(block.name, start, piece)
+                yield block.name, piece
+        self._done(slot)
+
+    def end(self) -> None:
+        if self._table.leaving == self._before_it_leaves:
+            self._table.leaving = None
+
+    def _done(self, slot: int) -> None:
+        with self._lock:
+            self._waiting.discard(slot)
+            copy = self._copies.pop(slot, None)
+            if copy is not None:
+                self._spares.append(copy)
+            short = len(self._spares) < SPARES
+        if short:
+            self._spares.append(self._spare())
+
+    def _before_it_leaves(self, slot: int) -> None:
+        if slot not in self._waiting or slot in self._copies:
+            return
+        copy = self._spares.pop() if self._spares else self._table.spec.zeros()
+        for out, data in zip(copy, self._table.store.slots[slot].payload, strict=True):
+            np.copyto(out, data)
+        self._copies[slot] = copy
+
+    def _spare(self) -> list[Bytes]:
+        spare = self._table.spec.zeros()
+        for block in spare:
+            block.fill(1)
+        return spare
+
+
+class _End:
+    """What may still change in a slot that is being written: ``whole`` blocks, and the frames that
+    its newest row led to."""
+
+    def __init__(self, table: Table, slot: int, growing: set[str]) -> None:
+        store, envs = table.store.slots[slot], table.spec.envs
+        self.whole: dict[str, Bytes] = {}
+        self._frames: dict[str, npt.NDArray[np.uint8]] = {}  # [envs, bytes of a frame]
+        lie, length = table.frame_rows, int(table.length[slot])
+        self._rows = length * lie.steps + np.arange(envs) * lie.envs  # in the slot
+        for block, data in zip(table.spec.blocks, store.payload, strict=True):
+            if block.name not in growing:
+                self.whole[block.name] = data.copy()
+            elif block.name in table.frames:
+                frames = data.reshape(lie.slots, -1)
+                self._frames[block.name] = frames[self._rows]
+
+    def mend(self, name: str, start: int, piece: Bytes) -> None:
+        """Put what it was into bytes of a block from ``start`` on."""
+        for row, frame in zip(self._rows.tolist(), self._frames.get(name, ()), strict=False):
+            at = row * len(frame) - start  # in the piece
+            first, last = max(at, 0), min(at + len(frame), len(piece))
+            if first < last:
+                piece[first:last] = frame[first - at : last - at]
