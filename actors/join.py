@@ -14,7 +14,7 @@ from typing import TypeVar
 
 from penstock.configs.errors import UserError
 from penstock.configs.schema import Config
-from penstock.core.role import RoleContext
+from penstock.core.role import RoleContext, learner_socket, relay_socket
 from penstock.core.specs import SlotSpec
 from penstock.transport.base import LearnerGoneError, Link
 from penstock.transport.shm.link import ShmLink
@@ -37,7 +37,7 @@ def find(ctx: RoleContext) -> Found:
     """Learn the config and the way; asks a learner at ``ctx.address`` when started by hand."""
     if ctx.address is None:
         assert ctx.config is not None
-        return Found(ctx.config, ctx.runtime_dir / "learner.sock")
+        return Found(ctx.config, learner_socket(ctx.runtime_dir, ctx.learner))
     if ctx.config is not None:
         return Found(ctx.config, None)
     from penstock.transport.client import Client
@@ -60,7 +60,7 @@ def find(ctx: RoleContext) -> Found:
 
 
 def join(ctx: RoleContext, found: Found, spec: SlotSpec, actor: int) -> Link | None:
-    """Join as ``actor`` with slots of ``spec``; None when asked to stop before that worked."""
+    """Join as ``actor`` with slots of ``spec``; None when told to leave before that worked."""
     config, path = found.config, found.unix_path
     if path is not None:
         return wait_for(
@@ -75,17 +75,17 @@ def join(ctx: RoleContext, found: Found, spec: SlotSpec, actor: int) -> Link | N
         spec,
         config.transport.slots,
         actor=actor,
-        relay_path=ctx.runtime_dir / "relay.sock",
+        relay_path=relay_socket(ctx.runtime_dir, ctx.learner),
         codec=config.transport.codec,
         patience_s=config.run.hang_timeout_s,
     )
 
 
 def wait_for(connect: Callable[[], T], ctx: RoleContext, whom: str) -> T | None:
-    """Call ``connect`` until it no longer raises OSError; None when asked to stop."""
+    """Call ``connect`` until it no longer raises OSError; None when told to leave."""
     since_s = time.monotonic()
     said = False
-    while not ctx.stopping():
+    while not ctx.leaving():
         ctx.status.beat()
         try:
             return connect()

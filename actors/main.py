@@ -11,7 +11,7 @@ from functools import partial
 
 import numpy as np
 
-from penstock.actors.join import find, join
+from penstock.actors.join import Found, find, join
 from penstock.actors.rollout import Rollout
 from penstock.algos import process, slot_spec
 from penstock.configs.schema import Config
@@ -26,25 +26,46 @@ INDEX_BITS = 16  # of an actor's id
 
 
 def run(ctx: RoleContext) -> None:
-    """Play until ``ctx.stopping()``; exits with EXIT_REJOIN when the learner has gone."""
-    link = None
+    """Play until ``ctx.stopping()``; exits with EXIT_REJOIN when the only learner has gone."""
     try:
         found = find(ctx)
-        config, actor = found.config, actor_id(ctx)
-        game = make(config.env, config.actors.envs, config.actors.env_threads)
-        link = join(ctx, found, slot_spec(config, game.info), actor)
-        if link is not None:
-            ctx.report("ready")
-            beat = partial(_beat, ctx.status)
-            _play(ctx, Player(config, link, game, actor, ctx.incarnation, beat))
+        game = make(found.config.env, found.config.actors.envs, found.config.actors.env_threads)
+        _live(ctx, found, game)
     except LearnerGoneError as error:
         if ctx.stopping():
             return
         ctx.report("note", text=f"{ctx.name} joins again: {error}")
         raise SystemExit(EXIT_REJOIN) from error
-    finally:
-        if link is not None:
-            link.close()
+
+
+def _live(ctx: RoleContext, found: Found, game: VectorGame) -> None:
+    """Play for one learner after the other, in the same game. The supervisor gives an actor to
+    another learner where there are several; one started by hand has no supervisor to do so."""
+    config, actor = found.config, actor_id(ctx)
+    several = ctx.config is not None and config.learner.count > 1
+    spec = slot_spec(config, game.info)
+    player: Player | None = None
+    while not ctx.stopping():
+        ctx.follow()
+        found = find(ctx) if several else found
+        link = None
+        try:
+            link = join(ctx, found, spec, actor)
+            if link is None:
+                continue
+            ctx.report("ready")
+            if player is None:
+                beat = partial(_beat, ctx.status)
+                player = Player(config, link, game, actor, ctx.incarnation, beat)
+            else:
+                player.join(link, ctx.incarnation)
+            _play(ctx, player)
+        except LearnerGoneError:
+            if not several:
+                raise
+        finally:
+            if link is not None:
+                link.close()
 
 
 def actor_id(ctx: RoleContext) -> int:
@@ -56,12 +77,15 @@ def actor_id(ctx: RoleContext) -> int:
 
 def _play(ctx: RoleContext, player: Player) -> None:
     status = ctx.status
-    while not ctx.stopping():
+    before = status.played_steps
+    status.begin_stream(ctx.incarnation, player.sequence)
+    while not ctx.leaving():
         status.beat()
         status.phase = Phase.WAITING
         if player.play(GRANT_TIMEOUT_S):
             status.sequence = player.sequence
             status.produced_steps = player.produced_steps
+            status.played_steps = before + player.produced_steps
 
 
 def _beat(status: StatusPage) -> None:
@@ -96,6 +120,16 @@ class Player:
         self._weights = np.empty(link.welcome.layout.size, np.float32)
         self._stamp: Stamp | None = None
         self.sequence = 0
+        self.produced_steps = 0
+
+    def join(self, link: Link, incarnation: int) -> None:
+        """Go on with the same games for another learner, as a new stream."""
+        self._link = link
+        self._incarnation = incarnation
+        self._stamp = None  # the version may be the same, the weights need not
+        self._rollout.forget_slots()
+        # A stream that begins with another sequence than 0 begins in the middle of episodes.
+        self.sequence = min(self.sequence, 1)
         self.produced_steps = 0
 
     def play(self, timeout_s: float) -> bool:

@@ -77,6 +77,10 @@ class Rollout:
             )
         return int(np.count_nonzero(columns["alive"]))
 
+    def forget_slots(self) -> None:
+        """Other memory holds the slots from now on."""
+        self._rows.clear()
+
     def _play_newest(
         self, frames: npt.NDArray[Any], pad: npt.NDArray[Any], rows: list[tuple[Rows, Rows]]
     ) -> None:

@@ -24,17 +24,42 @@ if TYPE_CHECKING:
     from penstock.profiling.status import StatusPage
 
 EXIT_REJOIN = os.EX_TEMPFAIL  # a role that lost its learner exits so: started again at once
-URGENT = frozenset({"error", "final", "ready", "stop"})
+URGENT = frozenset({"error", "final", "group_failed", "join", "ready", "stop"})
+
+
+def learner_socket(runtime_dir: Path, rank: int) -> Path:
+    """The Unix socket of the learner of that rank."""
+    return runtime_dir / f"learner-{rank}.sock"
+
+
+def relay_socket(runtime_dir: Path, rank: int) -> Path:
+    """The Unix socket of the relay that follows the learner of that rank."""
+    return runtime_dir / f"relay-{rank}.sock"
+
+
+@dataclass(frozen=True)
+class Store:
+    """Where learners of several machines meet: a torch TCPStore, served by rank 0 unless it is
+    ``served`` already (by torchrun). ``attempt`` counts how often all of them were started again:
+    keys of an attempt before mean nothing any more."""
+
+    host: str
+    port: int
+    served: bool = False
+    attempt: int = 0
 
 
 @dataclass
 class RoleContext:
-    """Arguments of one role's process, fixed for its life, and its line to the supervisor.
+    """Arguments of one role's process, and its line to the supervisor.
 
     ``config`` is None where it comes in the learner's handshake. ``address`` is where to bind
-    (connector) or connect (actor, relay), None where nothing goes over the wire. ``runtime_dir``
-    has mode 0700 and a path short enough for Unix sockets. ``resume`` is "no", "auto" or "must",
-    ``transport`` what an actor was told to use, ``curve`` a directory of keys.
+    (connector) or connect (actor, relay), None where nothing goes over the wire. ``learner`` is the
+    rank of the learner that this role is, or belongs to; an actor may be given to another one
+    (`leaving`, `follow`), and the rest is fixed for the process' life. ``runtime_dir`` has mode
+    0700 and a path short enough for Unix sockets. ``resume`` is "no", "auto" or "must",
+    ``transport`` what an actor was told to use, ``curve`` a directory of keys, ``store`` is None
+    where all learners are on this host.
     """
 
     role: str
@@ -50,7 +75,10 @@ class RoleContext:
     resume: str = "no"
     transport: str = "auto"
     curve: Path | None = None
+    learner: int = 0
+    store: Store | None = None
     _stopping: bool = False  # a plain flag: a signal handler must not take a lock
+    _given: Message | None = None
 
     @property
     def name(self) -> str:
@@ -63,6 +91,20 @@ class RoleContext:
     def stop(self) -> None:
         """Ask this role to end; what the signal handler does."""
         self._stopping = True
+
+    def leaving(self) -> bool:
+        """For an actor: whether to let go of its learner, as it stops or was given to another."""
+        for message in self.messages():
+            if message["kind"] == "learner":
+                self._given = message
+        return self._stopping or self._given is not None
+
+    def follow(self) -> None:
+        """Belong to the learner that the supervisor has named last, under a new incarnation."""
+        if self._given is not None:
+            self.learner, self.address = self._given["index"], self._given["address"]
+            self.incarnation = self._given["incarnation"]
+            self._given = None
 
     def report(self, kind: str, **fields: Any) -> bool:
         """Tell the supervisor. Says whether it got through: only urgent kinds wait for room."""

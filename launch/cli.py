@@ -7,6 +7,7 @@ for people goes to standard error.
 from __future__ import annotations
 
 import json
+import os
 import sys
 from typing import Annotated, Any, Literal
 
@@ -24,6 +25,8 @@ app = typer.Typer(
 config_app = typer.Typer(help="Show configs.", no_args_is_help=True, rich_markup_mode=None)
 keys_app = typer.Typer(help="Keys for encrypted runs.", no_args_is_help=True, rich_markup_mode=None)
 replay_app = typer.Typer(help="Replay buffers.", no_args_is_help=True, rich_markup_mode=None)
+bench_app = typer.Typer(help="Measure this machine.", no_args_is_help=True, rich_markup_mode=None)
+app.add_typer(bench_app, name="bench")
 app.add_typer(config_app, name="config")
 app.add_typer(keys_app, name="keys")
 app.add_typer(replay_app, name="replay")
@@ -90,14 +93,23 @@ def learner(
     insecure: Annotated[
         bool, typer.Option("--insecure", help="Let anybody join who reaches the address.")
     ] = False,
+    rank: Annotated[
+        int | None, typer.Option(min=0, help="Which of several learners this one is, from 0.")
+    ] = None,
+    world: Annotated[int | None, typer.Option(min=1, help="How many learners there are.")] = None,
+    store: Annotated[
+        str | None, typer.Option(help="Where they meet: host:port at the machine of rank 0.")
+    ] = None,
     resume: ResumeOption = "no",
     as_json: Json = False,
 ) -> None:
-    """Start a learner that actors join, from this host or others."""
+    """Start a learner that actors join, from this host or others; also by torchrun."""
     from penstock.launch import run
+    from penstock.launch.machines import find_place
 
+    place = find_place(rank, world, store, os.environ)
     options = [*(overrides or []), *(["transport.insecure=true"] if insecure else [])]
-    sys.exit(run.learner(target, options, bind, resume, as_json))
+    sys.exit(run.learner(target, options, bind, place, resume, as_json))
 
 
 @app.command()
@@ -143,6 +155,24 @@ def doctor(as_json: Json = False) -> None:
 
     facts = examine()
     _answer(describe(facts), facts, as_json)
+
+
+@bench_app.command("reduce")
+def bench_reduce(
+    learners: Annotated[int, typer.Option(help="Learners, each on a host of its own.")] = 4,
+    parameters: Annotated[str, typer.Option(help="Values of a gradient, about.")] = "1.7M",
+    codecs: Annotated[str, typer.Option(help="Some of learner.reduce.codec: int8,dgc.")] = "all",
+    links: Annotated[
+        str | None,
+        typer.Option(help="Some of 100mbit,1gbit,unlimited; all if left out. Needs root."),
+    ] = None,
+    seconds: Annotated[float, typer.Option(help="Of each measurement of steps, about.")] = 3.0,
+    as_json: Json = False,
+) -> None:
+    """Reduce gradients over links of some rates: bytes, times and errors of every codec."""
+    from penstock.launch.bench import reduce
+
+    reduce.main(reduce.make_plan(learners, parameters, codecs, links, seconds), as_json)
 
 
 @config_app.command("show")

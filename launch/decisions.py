@@ -3,25 +3,24 @@
 A pure state machine. It is told what happened and at what time, and returns what to do about it; it
 never waits, reads a clock or touches a process. `penstock.launch.supervisor` is its hands and eyes.
 
-The life of a worker:   WAITING -> STARTING -> WORKING -> GONE   (-> WAITING, as a new incarnation)
-The life of the run:    running -> stopping by stages: actors, carriers, learner -> done
+The life of the run:    running -> stopping by stages: actors, carriers, learners, server -> done
 
-Invariants: an essential role is never started again. Nothing is started once stopping has begun.
-The first failure is the one that is told. A stage ends when its processes have ended, and at its
-deadline they are killed, so that stopping always comes to an end.
+Invariants: an essential role is never started again, unless it is a learner and others hold what it
+had learned. Nothing is started once stopping has begun. The first failure is the one that is told.
+A stage ends when its processes have ended, and at its deadline they are killed, so that stopping
+always comes to an end.
 """
 
 from __future__ import annotations
 
 import signal
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from enum import Enum
 from typing import Any
 
 from penstock.core.role import EXIT_REJOIN
 from penstock.launch.effects import (
     Effect,
+    End,
     Failure,
     Kill,
     Limits,
@@ -31,53 +30,30 @@ from penstock.launch.effects import (
     Start,
     how_it_ended,
 )
+from penstock.launch.membership import Group, Seats
 from penstock.launch.topology import RoleSpec, Stage
+from penstock.launch.worker import Life, Worker
 
 FIRST_DELAY_S = 0.1
 LONGEST_DELAY_S = 10.0
 HEALTHY_S = 10.0  # who worked this long starts with a clean record
 DUMP_S = 0.5  # a hung process gets this long to write its stacks to its log
 AGAIN_S = 2.0  # between two attempts to kill
-SHARES = {Stage.ACTORS: 0.2, Stage.CARRIERS: 0.6}  # of the grace; the learner has until its end
+SHARES = {Stage.ACTORS: 0.2, Stage.CARRIERS: 0.6}  # of the grace; learners have until its end
 KILLED_AS_ASKED = "was killed, as asked, before it had finished; its last checkpoint stands"
 BLINK_S = 5.0  # a supervisor that slept this long itself cannot tell who else did
-
-
-class Life(Enum):
-    """Where a worker stands."""
-
-    WAITING = "waiting"
-    STARTING = "starting"
-    WORKING = "working"
-    GONE = "gone"
-
-
-@dataclass
-class _Worker:
-    spec: RoleSpec
-    life: Life = Life.WAITING
-    incarnation: int = 0
-    since_s: float = 0.0  # of its present life; while WAITING, when to start it
-    alive_s: float = 0.0  # last sign of life
-    doomed_s: float | None = None  # hung: when to kill it
-    attempts: int = 0  # restarts since it was last healthy
-    barren: int = 0  # of these, in a row without a sample
-    failure: Failure | None = None  # of this incarnation
-    first_failure: Failure | None = None  # of the row
-
-    @property
-    def runs(self) -> bool:
-        return self.life in (Life.STARTING, Life.WORKING)
-
-    def enter(self, life: Life, now_s: float) -> None:
-        self.life, self.since_s = life, now_s
 
 
 class Decisions:
     """The state of one supervised set of processes."""
 
     def __init__(self, specs: Sequence[RoleSpec], limits: Limits) -> None:
-        self._workers = {spec.name: _Worker(spec) for spec in specs}
+        self._workers = {spec.name: Worker(spec) for spec in specs}
+        learners = [spec for spec in specs if spec.stage is Stage.LEARNER]
+        actors = [spec for spec in specs if spec.stage is Stage.ACTORS]
+        self._learners = {spec.learner: self._workers[spec.name] for spec in learners}
+        self._group = Group(learners)
+        self._seats = Seats(actors, learners)
         self._limits = limits
         self._now_s: float | None = None
         self._stage: Stage | None = None
@@ -87,7 +63,7 @@ class Decisions:
         self._reason = ""
         self._exit_code = 0
         self._failure: Failure | None = None
-        self.restarts = 0
+        self.restarts = {stage: 0 for stage in Stage}
         self.outcome: Outcome | None = None
 
     @property
@@ -95,6 +71,10 @@ class Decisions:
         return sum(
             w.spec.stage is Stage.ACTORS and w.life is Life.WORKING for w in self._workers.values()
         )
+
+    @property
+    def learners_alive(self) -> int:
+        return sum(w.life is Life.WORKING for w in self._learners.values())
 
     @property
     def stopping(self) -> bool:
@@ -107,35 +87,46 @@ class Decisions:
             return []
         worker.enter(Life.WORKING, now_s)
         worker.alive_s = now_s
-        return self._tell_alive()
+        if worker.spec.stage is not Stage.LEARNER:
+            return self._tell_alive()
+        return self._move(self._seats.enter(worker.spec.learner)) + self._tell_alive()
+
+    def join(self, name: str) -> list[Effect]:
+        """The learner ``name`` could enter a group."""
+        return self._group.join(self._workers[name].spec.learner)
+
+    def group_failed(self, epoch: int) -> list[Effect]:
+        """The learners' group of ``epoch`` broke, or could not be made."""
+        return self._group.failed(epoch)
 
     def failed(self, failure: Failure, now_s: float) -> list[Effect]:
         """A role has reported an error; its process is about to end."""
         worker = self._workers[failure.name]
         worker.failure = failure
-        if worker.spec.essential or (failure.user and not self.stopping):
+        ends_run = worker.spec.essential and (self.stopping or not self._spared(worker))
+        if ends_run or (failure.user and not self.stopping):
             return self._fail(failure, now_s)
         return []
 
-    def ended(
-        self, name: str, exit_code: int, now_s: float, *, produced: int, sequence: int, log: str
-    ) -> list[Effect]:
-        """The process of ``name`` has ended; a negative exit code is the signal that killed it."""
+    def ended(self, name: str, end: End, now_s: float) -> list[Effect]:
+        """The process of ``name`` has ended."""
         worker = self._workers[name]
         was_ready, since_s = worker.life is Life.WORKING, worker.since_s
         worker.enter(Life.GONE, now_s)
-        effects = self._tell_ended(worker, produced, sequence)
-        failure = worker.failure or Failure(name, how_it_ended(exit_code), log)
+        spared = self._spared(worker)  # asked while it is still one of the group
+        effects = self._tell_ended(worker, end)
+        failure = worker.failure or Failure(name, how_it_ended(end.exit_code), end.log)
         if self.stopping:
-            if worker.spec.essential and was_ready and exit_code != 0:
+            if worker.spec.essential and was_ready and end.exit_code != 0:
                 self._record(failure)
             return effects + self._advance(now_s)
-        if worker.spec.essential:
+        if worker.spec.essential and not spared:
             return effects + self._fail(failure, now_s)
-        if exit_code == EXIT_REJOIN:
+        if end.exit_code == EXIT_REJOIN:
             return effects + self._again(worker, FIRST_DELAY_S, now_s)
         healthy = was_ready and now_s - since_s >= HEALTHY_S
-        return effects + self._after_crash(worker, failure, healthy, produced > 0, now_s)
+        produced = end.produced > 0 and not worker.spec.essential
+        return effects + self._after_crash(worker, failure, healthy, produced, now_s)
 
     def stop(self, reason: str, now_s: float) -> list[Effect]:
         """The learner has reached a limit of the run."""
@@ -154,11 +145,10 @@ class Decisions:
             worker.failure = Failure(worker.spec.name, KILLED_AS_ASKED)
         return [Kill(w.spec.name, signal.SIGKILL) for w in running]
 
-    def inform(self, message: dict[str, Any]) -> list[Effect]:
-        """Pass ``message`` on to the roles that are to hear of the others."""
-        return [
-            Send(w.spec.name, message) for w in self._workers.values() if w.spec.informed and w.runs
-        ]
+    def pass_on(self, name: str, message: dict[str, Any]) -> list[Effect]:
+        """What only the learner of ``name`` understands, such as a connector's counts."""
+        worker = self._workers[name]
+        return [] if worker.orphaned else self._inform(message, worker.spec.learner)
 
     def tick(
         self, now_s: float, beats: Mapping[str, float], phases: Mapping[str, str]
@@ -190,9 +180,11 @@ class Decisions:
                 worker.enter(Life.STARTING, now_s)
                 worker.alive_s = now_s
                 effects.append(Start(name, worker.incarnation))
+                if worker.spec.stage is Stage.ACTORS:
+                    effects += self._begin_stream(worker)
         return effects
 
-    def _check_alive(self, worker: _Worker, phase: str, now_s: float) -> list[Effect]:
+    def _check_alive(self, worker: Worker, phase: str, now_s: float) -> list[Effect]:
         """Have a process that gave no sign of life write its stacks, then kill it."""
         if not worker.runs:
             return []
@@ -211,7 +203,7 @@ class Decisions:
         return [Kill(name, signal.SIGUSR1)]
 
     def _after_crash(
-        self, worker: _Worker, failure: Failure, healthy: bool, produced: bool, now_s: float
+        self, worker: Worker, failure: Failure, healthy: bool, produced: bool, now_s: float
     ) -> list[Effect]:
         if healthy:
             worker.attempts = 0
@@ -223,31 +215,68 @@ class Decisions:
             return self._fail(worker.first_failure, now_s)
         delay_s = min(FIRST_DELAY_S * 2**worker.attempts, LONGEST_DELAY_S)
         worker.attempts += 1
-        text = f"{failure.name}: {failure.message}; it starts again in {delay_s:g} s"
+        others = ", and the others go on without it" if worker.spec.essential else ""
+        text = f"{failure.name}: {failure.message}; it starts again in {delay_s:g} s{others}"
         return [Note(text), *self._again(worker, delay_s, now_s)]
 
-    def _again(self, worker: _Worker, delay_s: float, now_s: float) -> list[Effect]:
+    def _again(self, worker: Worker, delay_s: float, now_s: float) -> list[Effect]:
         worker.enter(Life.WAITING, now_s + delay_s)
         worker.incarnation += 1
         worker.failure = worker.doomed_s = None
-        if worker.spec.stage is Stage.ACTORS:
-            self.restarts += 1
+        worker.orphaned = False
+        self.restarts[worker.spec.stage] += 1
         return []
 
-    def _tell_ended(self, worker: _Worker, produced: int, sequence: int) -> list[Effect]:
+    def _spared(self, worker: Worker) -> bool:
+        """Whether the run goes on without an essential role."""
+        running = {rank for rank, w in self._learners.items() if w.runs}
+        is_learner = worker.spec.stage is Stage.LEARNER
+        return is_learner and self._group.holds_run(worker.spec.learner, running)
+
+    def _move(self, actors: Sequence[str]) -> list[Effect]:
+        """They have been given to other learners; who is not running hears of it when it starts."""
+        effects: list[Effect] = []
+        for worker in map(self._workers.__getitem__, actors):
+            if worker.runs:
+                worker.incarnation += 1
+                effects += self._begin_stream(worker)
+        return effects
+
+    def _begin_stream(self, worker: Worker) -> list[Effect]:
+        told = self._seats.begin(worker.name, worker.incarnation)
+        return [told] if told else []
+
+    def _tell_ended(self, worker: Worker, end: End) -> list[Effect]:
+        """A learner's end is told to the other learners, an actor's to the one that it was with."""
+        if worker.spec.stage is Stage.LEARNER:
+            rank = worker.spec.learner
+            for other in self._workers.values():
+                its = other.spec.stage is Stage.CARRIERS and other.spec.learner == rank
+                other.orphaned = other.orphaned or (its and other.life is Life.WORKING)
+            return self._group.leave(rank) + self._move(self._seats.leave(rank))
         if worker.spec.stage is not Stage.ACTORS:
             return []
         message = {
             "kind": "actor_ended",
             "actor": worker.spec.index,
-            "incarnation": worker.incarnation,
-            "produced_steps": produced,
-            "sequence": sequence,
+            "incarnation": end.incarnation,
+            "produced_steps": end.produced,
+            "sequence": end.sequence,
         }
-        return self.inform(message) + self._tell_alive()
+        learner = self._seats.end(worker.name, end.incarnation)
+        heard = [] if learner is None else self._inform(message, learner)
+        return heard + self._tell_alive()
 
     def _tell_alive(self) -> list[Effect]:
-        return self.inform({"kind": "actors", "alive": self.actors_alive})
+        return self._inform({"kind": "actors", "alive": self.actors_alive})
+
+    def _inform(self, message: dict[str, Any], rank: int | None = None) -> list[Effect]:
+        """Send ``message`` to the roles that are to hear of the others, of one learner or all."""
+        return [
+            Send(name, message)
+            for name, w in self._workers.items()
+            if w.spec.informed and w.runs and rank in (None, w.spec.learner)
+        ]
 
     def _record(self, failure: Failure) -> None:
         """The first failure decides what is told and the exit code."""
@@ -274,20 +303,22 @@ class Decisions:
         """Enter the next stage while nothing runs in the present one."""
         effects: list[Effect] = []
         while self.outcome is None and not self._running(self._stage):
-            if self._stage is Stage.LEARNER:
+            if self._stage is Stage.SERVER:
                 self.outcome = Outcome(self._exit_code, self._reason, self._failure)
             elif self._stage is not None:
                 effects += self._enter_stage(Stage(self._stage + 1), now_s)
         return effects
 
-    def _running(self, stage: Stage | None) -> list[_Worker]:
+    def _running(self, stage: Stage | None) -> list[Worker]:
         return [w for w in self._workers.values() if w.runs and w.spec.stage == stage]
 
     def _enter_stage(self, stage: Stage, now_s: float) -> list[Effect]:
         self._stage = stage
         grace_s = self._limits.grace_s
-        last = stage is Stage.LEARNER
+        last = stage >= Stage.LEARNER
         self._stage_ends_s = self._stop_s + grace_s if last else now_s + SHARES[stage] * grace_s
+        if stage is Stage.SERVER:  # the learners may have used up all the time
+            self._stage_ends_s = max(self._stage_ends_s, now_s + AGAIN_S)
         effects: list[Effect] = []
         for worker in self._running(stage):
             name = worker.spec.name

@@ -28,6 +28,21 @@ class Failure:
 
 
 @dataclass(frozen=True)
+class End:
+    """How a process ended: a negative exit code is the signal that killed it.
+
+    The rest is what an actor's page says: ``produced`` steps and ``sequence`` of the stream that is
+    told apart by ``incarnation``.
+    """
+
+    exit_code: int
+    produced: int = 0
+    sequence: int = 0
+    incarnation: int = 0
+    log: str = ""
+
+
+@dataclass(frozen=True)
 class Outcome:
     """How the run ended."""
 

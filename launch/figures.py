@@ -20,7 +20,7 @@ def figures(metrics: Metrics, stop: StopConfig | None) -> dict[str, str]:
     left_s = eta_s(metrics, stop)
     to_go = "" if left_s is None else f", {clock(left_s)} to go"
     waits, computes = percent(m("learner_wait_fraction")), percent(m("learner_compute_fraction"))
-    return {
+    shown = {
         "time": clock(m("time_s")) + to_go,
         "steps": f"{count(m('env_steps'))}, {count(m('steps_per_s'))}/s",
         "frames": f"{count(m('env_frames'))}, {count(frames_per_s(metrics))}/s",
@@ -32,6 +32,9 @@ def figures(metrics: Metrics, stop: StopConfig | None) -> dict[str, str]:
         "dropped": reasons(m("dropped") or {}),
         "actors": f"{m('actors_alive')} alive, {m('actors_restarted')} restarted",
     }
+    if "learners_alive" in metrics:
+        shown["learners"] = f"{m('learners_alive')} alive, {m('learners_restarted')} restarted"
+    return shown
 
 
 def frames_per_s(metrics: Metrics) -> float | None:

@@ -12,13 +12,16 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections import deque
 from collections.abc import Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import penstock
 from penstock.core.control import Channel, Message
+from penstock.launch.ranks import Place
 from penstock.launch.topology import RoleSpec
 from penstock.profiling.status import Phase, StatusPage
 
@@ -44,18 +47,22 @@ class Child:
         self._backlog: deque[Message] = deque()
         self.channel, theirs = Channel.pair()
         self.status, status_fd = StatusPage.create()
+        self.status.incarnation = incarnation
         self.send({**arguments, **_identity(spec, incarnation)})
         fds = (theirs.fileno(), status_fd)
         try:
             with log.open("ab") as output:
                 self._process = subprocess.Popen(
-                    [*_python(), spec.name, *map(str, fds)],
+                    python("penstock.launch.role", spec.name, *fds),
                     stdin=subprocess.DEVNULL,
                     stdout=output,
                     stderr=output,
                     pass_fds=(*fds, *keep_fds),
                     start_new_session=True,
-                    env={**os.environ, **dict.fromkeys(THREAD_VARIABLES, str(spec.threads))},
+                    env={
+                        **os.environ,
+                        **dict.fromkeys(THREAD_VARIABLES, str(spec.threads)),
+                    },
                 )
         finally:
             theirs.close()
@@ -85,6 +92,15 @@ class Child:
         except ValueError:
             return str(self.status.phase)
 
+    @property
+    def place(self) -> Place:
+        """Where a learner is."""
+        status = self.status
+        seconds = time.monotonic() - status.phase_s if status.phase_s else 0.0
+        if status.phase == Phase.REDUCING:
+            return Place("all-reduce", seconds, status.reduction)
+        return Place("wait_data" if status.phase == Phase.WAITING else self.phase, seconds)
+
     def bury(self) -> int:
         """Wait for its end, end what it left behind, free everything; returns its exit code."""
         os.waitid(os.P_PIDFD, self.pidfd, os.WEXITED | os.WNOWAIT)
@@ -111,6 +127,8 @@ def _identity(spec: RoleSpec, incarnation: int) -> Message:
         "incarnation": incarnation,
         "main": spec.main,
         "address": spec.address,
+        "learner": spec.learner,
+        "store": asdict(spec.store) if spec.store else None,
         "nice": spec.nice,
         "parent_pid": os.getpid(),
         # A learner can still save what it has learned; nobody else has anything to lose.
@@ -118,12 +136,12 @@ def _identity(spec: RoleSpec, incarnation: int) -> Message:
     }
 
 
-def _python() -> list[str]:
-    """The interpreter and its module.
+def python(module: str, *arguments: object) -> list[str]:
+    """The command that runs a module with this interpreter.
 
     ``-P`` keeps the current folder from standing in front of the libraries, where a user's
     ``queue.py`` or a folder named ``penstock`` would shadow them; unless Penstock itself is run
     from there.
     """
     here = Path(penstock.__file__).parents[1].samefile(os.curdir)
-    return [sys.executable, *([] if here else ["-P"]), "-m", "penstock.launch.role"]
+    return [sys.executable, *([] if here else ["-P"]), "-m", module, *map(str, arguments)]

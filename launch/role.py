@@ -23,7 +23,7 @@ from typing import Any
 
 from penstock.configs.errors import UserError
 from penstock.core.control import Channel, Message
-from penstock.core.role import RoleContext
+from penstock.core.role import RoleContext, Store
 from penstock.profiling.status import StatusPage
 
 PR_SET_PDEATHSIG = 1
@@ -35,7 +35,7 @@ def main() -> None:
     control, status = int(sys.argv[2]), int(sys.argv[3])
     channel = Channel(socket.socket(fileno=control))
     [arguments] = channel.receive(most=1)  # what has come after it is for the role
-    _die_with(arguments["parent_pid"], arguments["death_signal"])
+    die_with(arguments["parent_pid"], arguments["death_signal"])
     faulthandler.enable()
     faulthandler.register(signal.SIGUSR1)
     os.nice(arguments["nice"])
@@ -52,7 +52,7 @@ def main() -> None:
     os._exit(code)
 
 
-def _die_with(parent_pid: int, death_signal: int) -> None:
+def die_with(parent_pid: int, death_signal: int) -> None:
     """Get ``death_signal`` when the supervisor dies; exit at once if it already has."""
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.prctl(PR_SET_PDEATHSIG, death_signal, 0, 0, 0) != 0:
@@ -67,10 +67,8 @@ def _context(arguments: Message, channel: Channel, status: StatusPage) -> RoleCo
         from penstock.configs.schema import Config
 
         config = Config.model_validate(arguments["config"])
-    fields: dict[str, Any] = {
-        key: arguments[key]
-        for key in ("role", "index", "incarnation", "run_id", "address", "resume", "transport")
-    }
+    names = ("role", "index", "incarnation", "run_id", "address", "learner", "resume", "transport")
+    fields: dict[str, Any] = {name: arguments[name] for name in names}
     return RoleContext(
         run_dir=Path(arguments["run_dir"]),
         runtime_dir=Path(arguments["runtime_dir"]),
@@ -78,6 +76,7 @@ def _context(arguments: Message, channel: Channel, status: StatusPage) -> RoleCo
         config=config,
         channel=channel,
         status=status,
+        store=Store(**arguments["store"]) if arguments["store"] else None,
         **fields,
     )
 

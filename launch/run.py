@@ -7,6 +7,8 @@ the exit code: 0 done, 2 the user's mistake, 1 a fault, 130 or 143 interrupted a
 from __future__ import annotations
 
 import json
+import os
+import signal
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -21,7 +23,9 @@ from penstock.launch import topology
 from penstock.launch.effects import Limits, Outcome
 from penstock.launch.figures import farewell
 from penstock.launch.folders import Resume, default_run_dir, run_folder, runtime_folder
+from penstock.launch.machines import Place, check_place, where_to_write
 from penstock.launch.record import Record, write_atomic
+from penstock.launch.role import die_with
 from penstock.launch.supervisor import Supervisor
 from penstock.launch.topology import RoleSpec
 from penstock.launch.view import View, make_view
@@ -74,24 +78,40 @@ class Audience:
 def train(target: str, overrides: Sequence[str], resume: Resume, as_json: bool) -> int:
     """Learner and actors on this host."""
     resolved = resolve_target(target, overrides)
-    return _with_learner(resolved, resume, as_json, partial(topology.train, resolved.config))
+    make_specs = partial(topology.train, resolved.config)
+    return _with_learner(resolved, _run_dir(resolved), resume, as_json, make_specs)
 
 
 def learner(
-    target: str, overrides: Sequence[str], bind: str | None, resume: Resume, as_json: bool
+    target: str,
+    overrides: Sequence[str],
+    bind: str | None,
+    place: Place | None,
+    resume: Resume,
+    as_json: bool,
 ) -> int:
-    """A learner that actors join from elsewhere."""
+    """Learners that actors join from elsewhere: all of the run, or the one of a ``place``."""
     if bind is not None:
         overrides = [*overrides, f"transport.bind={bind}"]
+    if place is not None:
+        overrides = [*overrides, f"learner.count={place.world}"]
     resolved = resolve_target(target, overrides)
-    address = resolved.config.transport.bind
+    config, path = resolved.config, _run_dir(resolved)
+    address = config.transport.bind
     if address is None:
         raise UserError(
             "a learner by hand needs an address for its actors; "
             "give it one with --bind tcp://127.0.0.1:7700"
         )
-    specs = topology.learner(resolved.config, address)
-    return _with_learner(resolved, resume, as_json, lambda runtime_dir: specs)
+    if place is None:
+        make_specs = partial(topology.learner, config, address)
+        return _with_learner(resolved, path, resume, as_json, make_specs)
+    check_place(place, config, os.environ)
+    if place.torchrun:
+        die_with(os.getppid(), signal.SIGTERM)  # it has nobody else, should torchrun be killed
+    specs = topology.one_of_several(config, address, place.rank, place.store)
+    path, resume = where_to_write(place, path, resume)
+    return _with_learner(resolved, path, resume, as_json, lambda runtime_dir: specs)
 
 
 def actors(
@@ -124,15 +144,20 @@ def actors(
     return outcome.exit_code
 
 
+def _run_dir(resolved: Resolved) -> Path:
+    path = resolved.config.run.dir
+    return Path(path) if path else default_run_dir(resolved.name)
+
+
 def _with_learner(
     resolved: Resolved,
+    path: Path,
     resume: Resume,
     as_json: bool,
     make_specs: Callable[[Path], Sequence[RoleSpec]],
 ) -> int:
     _require_linux()
     config = resolved.config
-    path = Path(config.run.dir) if config.run.dir else default_run_dir(resolved.name)
     stream = sys.stderr if as_json else sys.stdout
     with run_folder(path, resume) as lock, runtime_folder() as runtime_dir:
         specs = make_specs(runtime_dir)

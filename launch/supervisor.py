@@ -21,9 +21,10 @@ from typing import Any, Protocol
 
 from penstock.core.control import Message
 from penstock.launch.decisions import Decisions
-from penstock.launch.effects import Effect, Failure, Kill, Limits, Note, Outcome, Send, Start
+from penstock.launch.effects import Effect, End, Failure, Kill, Limits, Note, Outcome, Send, Start
 from penstock.launch.process import Child
-from penstock.launch.topology import RoleSpec
+from penstock.launch.ranks import Ranks, whereabouts
+from penstock.launch.topology import RoleSpec, Stage
 
 TICK_S = 0.1
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -66,6 +67,8 @@ class Supervisor:
         self._audience = audience
         self._keep_fds = keep_fds
         self._decisions = Decisions(specs, limits)
+        learners = [spec.learner for spec in specs if spec.stage is Stage.LEARNER]
+        self._ranks = Ranks(learners) if len(learners) > 1 else None
         self._children: dict[str, Child] = {}
         self._selector = selectors.DefaultSelector()
 
@@ -131,17 +134,44 @@ class Supervisor:
             return self._decisions.failed(Failure(name, **message), now_s)
         if kind == "stop":
             return self._decisions.stop(message["reason"], now_s)
+        if kind == "join":
+            return self._decisions.join(name)
+        if kind == "group_failed":
+            return self._group_failed(**message)
         if kind == "note":
             self._audience.note(message["text"])
         elif kind in ("metrics", "final"):
-            counts = {
-                "actors_alive": self._decisions.actors_alive,
-                "actors_restarted": self._decisions.restarts,
-            }
-            self._audience.metrics(counts | message, final=kind == "final")
-        else:  # what only the learner understands, such as a connector's counts
-            return self._decisions.inform({"kind": kind, **message})
+            self._measured(self._specs[name].learner, message, final=kind == "final")
+        elif kind == "server" and self._ranks is not None:
+            self._ranks.server = message
+        else:
+            return self._decisions.pass_on(name, {"kind": kind, **message})
         return []
+
+    def _group_failed(self, epoch: int, message: str) -> list[Effect]:
+        effects = self._decisions.group_failed(epoch)
+        if effects:
+            learners = (c for c in self._children.values() if c.spec.stage is Stage.LEARNER)
+            where = whereabouts({child.spec.learner: child.place for child in learners})
+            self._audience.note(f"group {epoch} of learners: {message}; {where}")
+        return effects
+
+    def _measured(self, rank: int, message: Message, *, final: bool) -> None:
+        decisions = self._decisions
+        counts: Message = {
+            "actors_alive": decisions.actors_alive,
+            "actors_restarted": decisions.restarts[Stage.ACTORS],
+        }
+        if self._ranks is not None:
+            merge = self._ranks.final if final else self._ranks.metrics
+            merged = merge(rank, message)
+            if merged is None:
+                return
+            message = merged
+            counts["learners_restarted"] = decisions.restarts[Stage.LEARNER]
+            if not final:
+                counts["learners_alive"] = decisions.learners_alive
+        self._audience.metrics(counts | message, final=final)
 
     def _ended(self, name: str, child: Child) -> None:
         """Its last words first, then its end."""
@@ -151,19 +181,19 @@ class Supervisor:
             self._selector.unregister(child.channel.fileno())
         self._selector.unregister(child.pidfd)
         del self._children[name]
-        status = child.status
-        produced, sequence = status.produced_steps, status.sequence
-        code = child.bury()
-        self._do(
-            self._decisions.ended(
-                name,
-                code,
-                time.monotonic(),
-                produced=produced,
-                sequence=sequence,
-                log=child.log_tail(),
-            )
-        )
+        page = child.status
+        said = page.produced_steps, page.sequence, page.incarnation
+        played, trained = page.played_steps, page.trained_steps
+        end = End(child.bury(), *said, log=child.log_tail())
+        self._do(self._decisions.ended(name, end, time.monotonic()))
+        if self._ranks is None:
+            return
+        if child.spec.stage is Stage.ACTORS:
+            self._ranks.actor_ended(played)
+        elif child.spec.stage is Stage.LEARNER:
+            merged = self._ranks.learner_ended(child.spec.learner, end.produced, trained)
+            if merged is not None:
+                self._audience.metrics(merged, final=True)
 
     def _interrupted(self, wakeup: int) -> None:
         for signum in os.read(wakeup, 64):

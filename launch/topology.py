@@ -9,10 +9,15 @@ from enum import IntEnum
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from penstock.configs.errors import UserError
+from penstock.configs.group import SERVED
+from penstock.core.role import Store
+
 if TYPE_CHECKING:
     from penstock.configs.schema import Config
 
 REMOTE_NICE = 5  # actors of another host start before they hear the learner's config
+MAX_PORT = 65535
 
 
 class Stage(IntEnum):
@@ -21,14 +26,17 @@ class Stage(IntEnum):
     ACTORS = 0
     CARRIERS = 1
     LEARNER = 2
+    SERVER = 3
 
 
 @dataclass(frozen=True)
 class RoleSpec:
     """One process. ``main`` is ``module:function``, called with its `RoleContext`.
 
-    A role of the last stage is the run itself: where it ends, the run ends, and nobody starts it
-    again. ``informed`` roles hear of every actor that ends.
+    A role of the last two stages is the run itself: where it ends, the run ends, unless other
+    learners go on. ``learner`` is the rank of the learner that the role is or belongs to.
+    ``informed`` roles hear of that learner's actors and connectors. ``address`` is where to bind or
+    connect; of a learner, where its actors of this host connect.
     """
 
     role: str
@@ -39,6 +47,8 @@ class RoleSpec:
     threads: int = 1
     address: str | None = None
     informed: bool = False
+    learner: int = 0
+    store: Store | None = None
 
     @property
     def name(self) -> str:
@@ -46,37 +56,67 @@ class RoleSpec:
 
     @property
     def essential(self) -> bool:
-        return self.stage is Stage.LEARNER
+        return self.stage >= Stage.LEARNER
 
 
 def train(config: Config, runtime_dir: Path) -> tuple[RoleSpec, ...]:
-    """Everything on this host. The learner comes first: it takes longest to start."""
-    transport = config.transport
+    """Everything on this host. The learners come first: they take longest to start."""
+    transport, count = config.transport, config.learner.count
     if transport.kind == "inproc":
         main = "penstock.launch.lockstep:run"
         threads = config.learner.threads
         return (RoleSpec("lockstep", 0, main, Stage.LEARNER, config.learner.nice, threads),)
-    bind = transport.bind or f"ipc://{runtime_dir}/wire"
+    bind = transport.bind
+    wires = (f"ipc://{runtime_dir}/wire-{rank}" for rank in range(count))
+    binds = [bind_of(bind, rank) for rank in range(count)] if bind else list(wires)
     over_wire = transport.kind == "zmq"
-    address = reachable(bind) if over_wire else None
-    actors = _actors(config.actors.count, config.actors.nice, config.actors.threads, address)
+    addresses = [reachable(bind) if over_wire else None for bind in binds]
     return (
-        _learner(config),
-        *actors,
-        *([_connector(bind)] if over_wire or transport.bind else []),
-        *([_relay(reachable(bind))] if over_wire else []),
+        *_server(config, runtime_dir),
+        *(_learner(config, rank, address) for rank, address in enumerate(addresses)),
+        *_actors(config.actors.count, config.actors.nice, config.actors.threads, addresses),
+        *(_connectors(binds) if over_wire or transport.bind else ()),
+        *(_relay(address, rank) for rank, address in enumerate(addresses) if address),
     )
 
 
-def learner(config: Config, bind: str) -> tuple[RoleSpec, ...]:
-    """A learner that others join: no actors of its own."""
-    return (_learner(config), _connector(bind))
+def learner(config: Config, bind: str, runtime_dir: Path) -> tuple[RoleSpec, ...]:
+    """Learners that others join: no actors of their own."""
+    ranks = range(config.learner.count)
+    return (
+        *_server(config, runtime_dir),
+        *(_learner(config, rank, None) for rank in ranks),
+        *_connectors([bind_of(bind, rank) for rank in ranks]),
+    )
+
+
+def one_of_several(config: Config, bind: str, rank: int, store: Store) -> tuple[RoleSpec, ...]:
+    """The learner of one rank; it meets the others at ``store``."""
+    return (_learner(config, rank, None, store), _connector(bind_of(bind, rank), rank))
 
 
 def actors(count: int, address: str, *, relay: bool) -> tuple[RoleSpec, ...]:
     """Actors that join a learner elsewhere; its config comes in the handshake."""
-    carriers = [_relay(address)] if relay else []
-    return (*_actors(count, REMOTE_NICE, 1, address), *carriers)
+    carriers = [_relay(address, 0)] if relay else []
+    return (*_actors(count, REMOTE_NICE, 1, [address]), *carriers)
+
+
+def bind_of(bind: str, rank: int) -> str:
+    """Where the learner of a rank is joined, given where that of rank 0 is: as many ports higher.
+
+    Raises UserError where there is no such port.
+    """
+    if bind.startswith("ipc://"):
+        return f"{bind}-{rank}" if rank else bind
+    host, _, port = bind.rpartition(":")
+    if rank == 0 or port in ("*", "0"):
+        return bind
+    if int(port) + rank > MAX_PORT:
+        raise UserError(
+            f"the learner of rank {rank} would listen at port {port} + {rank}, and the last port "
+            f"is {MAX_PORT}; set transport.bind to a lower port"
+        )
+    return f"{host}:{int(port) + rank}"
 
 
 def reachable(bind: str) -> str:
@@ -92,30 +132,53 @@ def names(specs: Iterable[RoleSpec]) -> str:
     return ", ".join(role if n == 1 else f"{n} {role}s" for role, n in counts.items())
 
 
-def _learner(config: Config) -> RoleSpec:
+def _server(config: Config, runtime_dir: Path) -> tuple[RoleSpec, ...]:
+    """The parameter server of the paces that have one."""
+    if config.learner.pace not in SERVED:
+        return ()
+    main, address = "penstock.learner.server.server:run", f"ipc://{runtime_dir}/server"
+    threads = config.learner.threads
+    return (RoleSpec("server", 0, main, Stage.SERVER, threads=threads, address=address),)
+
+
+def _learner(
+    config: Config, rank: int, address: str | None, store: Store | None = None
+) -> RoleSpec:
     return RoleSpec(
         "learner",
-        0,
+        rank,
         "penstock.learner.main:run",
         Stage.LEARNER,
         config.learner.nice,
         config.learner.threads,
+        address=address,
         informed=True,
+        learner=rank,
+        store=store,
     )
 
 
-def _actors(count: int, nice: int, threads: int, address: str | None) -> tuple[RoleSpec, ...]:
+def _actors(
+    count: int, nice: int, threads: int, addresses: list[str | None] | list[str]
+) -> tuple[RoleSpec, ...]:
+    """Dealt out to the learners in turn."""
     main = "penstock.actors.main:run"
+    ranks = [i % len(addresses) for i in range(count)]
     return tuple(
-        RoleSpec("actor", i, main, Stage.ACTORS, nice, threads, address) for i in range(count)
+        RoleSpec("actor", i, main, Stage.ACTORS, nice, threads, addresses[rank], learner=rank)
+        for i, rank in enumerate(ranks)
     )
 
 
-def _connector(bind: str) -> RoleSpec:
+def _connectors(binds: list[str]) -> tuple[RoleSpec, ...]:
+    return tuple(_connector(bind, rank) for rank, bind in enumerate(binds))
+
+
+def _connector(bind: str, rank: int) -> RoleSpec:
     main = "penstock.launch.connector:run"
-    return RoleSpec("connector", 0, main, Stage.CARRIERS, address=bind)
+    return RoleSpec("connector", rank, main, Stage.CARRIERS, address=bind, learner=rank)
 
 
-def _relay(address: str) -> RoleSpec:
+def _relay(address: str, rank: int) -> RoleSpec:
     main = "penstock.transport.relay:run"
-    return RoleSpec("relay", 0, main, Stage.CARRIERS, address=address)
+    return RoleSpec("relay", rank, main, Stage.CARRIERS, address=address, learner=rank)

@@ -30,6 +30,7 @@ class Phase(IntEnum):
     SAVING = 5
     RECEIVING = 6
     STOPPING = 7
+    REDUCING = 8
 
 
 class _Int:
@@ -49,14 +50,23 @@ class StatusPage:
     """The status of one process over a memfd of 4 KiB.
 
     ``beats`` counts beats and ``beat_s`` is the time of the last one (CLOCK_MONOTONIC seconds, 0.0
-    before the first). ``produced_steps`` and ``sequence`` are an actor's agent steps and the last
-    unroll that it has published.
+    before the first). ``phase_s`` is when the present phase began.
+
+    Of an actor: ``incarnation`` tells its streams apart; ``produced_steps`` and ``sequence`` are
+    the agent steps and the unrolls that it has published in the present one, ``played_steps`` the
+    steps of all streams of its life.
+
+    Of a learner: ``produced_steps`` is what it has heard of (write that first), ``trained_steps``
+    what it has trained on; ``reduction`` is the number of the all-reduce that it began last.
     """
 
     beats = _Int(0)
-    phase = _Int(2)
     produced_steps = _Int(3)
     sequence = _Int(4)
+    incarnation = _Int(5)
+    played_steps = _Int(6)
+    trained_steps = _Int(7)
+    reduction = _Int(8)
 
     def __init__(self, descriptor: int) -> None:
         """Map the page behind ``descriptor``, which the caller keeps and may close."""
@@ -70,6 +80,27 @@ class StatusPage:
         descriptor = os.memfd_create("penstock-status")
         os.ftruncate(descriptor, PAGE_NBYTES)
         return cls(descriptor), descriptor
+
+    @property
+    def phase(self) -> int:
+        return self.ints[2]
+
+    @phase.setter
+    def phase(self, phase: int) -> None:
+        if phase != self.ints[2]:
+            self.ints[2] = phase
+            self._floats[9] = time.monotonic()
+
+    @property
+    def phase_s(self) -> float:
+        return self._floats[9]
+
+    def begin_stream(self, incarnation: int, sequence: int) -> None:
+        """An actor has joined a learner. At no moment does the page give the steps of one stream
+        to another."""
+        self.sequence = self.produced_steps = 0
+        self.incarnation = incarnation
+        self.sequence = sequence
 
     def beat(self) -> None:
         """Say "alive"; call it in every turn of the work loop, waiting turns too."""

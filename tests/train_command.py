@@ -15,12 +15,12 @@ WAIT_S = 40.0
 
 
 class Command:
-    """``penstock`` with arguments, in the folder of the test."""
+    """``penstock`` with arguments, in the folder of the test; or another module of Python's."""
 
-    def __init__(self, folder: Path, *arguments: str) -> None:
+    def __init__(self, folder: Path, *arguments: str, module: str = "penstock") -> None:
         self.folder = folder
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "penstock", *arguments],
+            [sys.executable, "-m", module, *arguments],
             cwd=folder,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -33,8 +33,8 @@ class Command:
         lines = out.splitlines()
         return self.process.returncode, json.loads(lines[-1]) if lines else {}, err
 
-    def wait_until(self, condition: Callable[[], object]) -> None:
-        ends_s = time.monotonic() + WAIT_S
+    def wait_until(self, condition: Callable[[], object], wait_s: float = WAIT_S) -> None:
+        ends_s = time.monotonic() + wait_s
         while not condition():
             assert self.process.poll() is None, self.process.communicate()
             assert time.monotonic() < ends_s

@@ -76,12 +76,12 @@ class Client:
 
     def join(self) -> None:
         """Wait for a connector, for ever; raises UserError when refused, LearnerGoneError when
-        this role is told to stop meanwhile."""
+        this role is told to leave meanwhile."""
         started_s = time.monotonic()
         noted = False
         while not self._joined:
-            if self._ctx.stopping():
-                raise LearnerGoneError("stopped before a learner was found")
+            if self._ctx.leaving():
+                raise LearnerGoneError("left before a learner was found")
             if not noted and time.monotonic() - started_s > NOTE_AFTER_S:
                 noted = self._ctx.report("note", text=f"waiting for the learner at {self._address}")
             self._unanswered_s = None

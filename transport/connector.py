@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from penstock.core.memory import keep_freed_memory
-from penstock.core.role import EXIT_REJOIN, RoleContext
+from penstock.core.role import EXIT_REJOIN, RoleContext, learner_socket
 from penstock.profiling.status import Phase
 from penstock.transport.base import LearnerGoneError, Welcome
 from penstock.transport.receiver import TICK_S, Process, Receiver
@@ -33,7 +33,7 @@ def run(ctx: RoleContext, prepare: Callable[[Welcome], Process] | None = None) -
     transport = ctx.config.transport
     curve = ctx.curve or (Path(transport.curve) if transport.curve else None)
     check_bind(ctx.address, keys=curve is not None, insecure=transport.insecure)
-    path = ctx.runtime_dir / "learner.sock"
+    path = learner_socket(ctx.runtime_dir, ctx.learner)
     link = _attach(ctx, path)
     if link is None:
         return

@@ -8,19 +8,18 @@ from __future__ import annotations
 
 import time
 
-from penstock.core.role import EXIT_REJOIN, RoleContext
+from penstock.core.role import EXIT_REJOIN, RoleContext, relay_socket
 from penstock.transport.base import LearnerGoneError, Stamp
 from penstock.transport.client import Client
 from penstock.transport.shm.board import WeightsBoard
 from penstock.transport.shm.host import ShmHost
 
 TICK_S = 0.05
-SOCKET_NAME = "relay.sock"
 MAX_NBYTES_PER_S = 32e6  # of weights: what a host may take of the learner's link and processor
 
 
 def run(ctx: RoleContext) -> None:
-    """Serve weights at ``runtime_dir/relay.sock`` until told to stop.
+    """Serve weights at `relay_socket` until told to stop.
 
     Exits with EXIT_REJOIN when the learner is gone or was replaced.
     """
@@ -39,7 +38,7 @@ def run(ctx: RoleContext) -> None:
 
 def _serve(ctx: RoleContext, client: Client) -> None:
     board = WeightsBoard.create(client.welcome.layout.size)
-    host = ShmHost(ctx.runtime_dir / SOCKET_NAME, client.welcome, board)
+    host = ShmHost(relay_socket(ctx.runtime_dir, ctx.learner), client.welcome, board)
     host.watch(client.socket.FD, lambda: None)
     ctx.report("ready")
     have: Stamp | None = None

@@ -44,7 +44,8 @@ class ZmqLink:
         patience_s: float = 60.0,
     ) -> None:
         """Waits for the learner. Raises UserError when it refuses, LearnerGoneError when this role
-        is told to stop meanwhile. Raises LearnerGoneError later after ``patience_s`` of silence."""
+        is told to leave meanwhile. Raises LearnerGoneError later after ``patience_s`` of silence.
+        """
         self._ctx = ctx
         self._relay: ShmLink | None = None
         self._relay_path = relay_path
@@ -80,8 +81,8 @@ class ZmqLink:
         self._client.next = int(slot.header["sequence"])
         produced_steps = int(slot.header["produced_steps"])
         while not (self._client.wait_turn(1.0) and self._client.send_slot(parts, produced_steps)):
-            if self._ctx.stopping():
-                raise LearnerGoneError("stopped before the last slot could be sent")
+            if self._ctx.leaving():
+                raise LearnerGoneError("left before the last slot could be sent")
 
     def read_weights(self, out: Float32, newer_than: Stamp | None) -> Stamp | None:
         """As `Link.read_weights`; asks for the next ones each time."""

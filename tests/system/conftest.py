@@ -93,8 +93,8 @@ def supervise(tmp_path: Path, nothing_left_behind: None) -> Iterator[Callable[..
 def penstock(tmp_path: Path, nothing_left_behind: None) -> Iterator[Callable[..., Command]]:
     started: list[Command] = []
 
-    def start(*arguments: str) -> Command:
-        started.append(Command(tmp_path, *arguments))
+    def start(*arguments: str, module: str = "penstock") -> Command:
+        started.append(Command(tmp_path, *arguments, module=module))
         return started[-1]
 
     yield start

@@ -30,9 +30,9 @@ CLIENT = """
 import socket, sys, time
 from penstock.profiling.sockets import interface, tcp_nbytes
 with socket.create_connection((sys.argv[1], 5000)) as end:
-    before = interface("eth0")
+    before, opened = interface("eth0"), tcp_nbytes()
     end.sendall(bytes(int(sys.argv[2])))
-    handed = tcp_nbytes()
+    handed = tcp_nbytes() - opened
     end.shutdown(socket.SHUT_WR)
     end.recv(1)
     after = interface("eth0")

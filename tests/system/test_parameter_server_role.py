@@ -60,7 +60,7 @@ def test_it_reports_and_its_workers_go_on_with_a_new_one(tmp_path: Path) -> None
         heard(first, "ready")
         assert client.pull(5.0) is not None
         optimizer.grads.copy_(torch.tensor([0.1, 0.2, 0.0]) * 4)
-        client.push(4, 4)
+        client.push(4)
         reply = client.pull(5.0)
         assert reply is not None
         assert reply.version == 1

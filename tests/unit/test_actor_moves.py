@@ -22,7 +22,7 @@ from penstock.configs.schema import Config
 from penstock.core.control import Channel
 from penstock.core.role import EXIT_REJOIN, RoleContext, learner_socket
 from penstock.core.specs import SlotSpec
-from penstock.envs import probe
+from penstock.envs import VectorGame, make, probe
 from penstock.models.fitting import net_shape
 from penstock.profiling.status import StatusPage
 from penstock.replay import Accounting
@@ -30,6 +30,7 @@ from penstock.transport import relay
 from penstock.transport.base import Stamp, Welcome
 from penstock.transport.shm.board import WeightsBoard
 from penstock.transport.shm.host import ShmHost
+from penstock.transport.shm.link import ShmLink
 from penstock.transport.shm.store import SlotStore
 from transport_world import RUN_ID, Learner, Taken, connector, context, wait_until
 
@@ -164,9 +165,13 @@ def same_games(before: Taken, after: Taken, spec: SlotSpec) -> bool:
 def test_to_another_learner_and_back(
     tmp_path: Path, config: Config, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    made: list[Any] = []
-    make = actor_main.make
-    monkeypatch.setattr(actor_main, "make", lambda *args: made.append(args) or make(*args))
+    made: list[VectorGame] = []
+
+    def make_once_more(*args: Any) -> VectorGame:
+        made.append(make(*args))
+        return made[-1]
+
+    monkeypatch.setattr(actor_main, "make", make_once_more)
     with (
         learner(tmp_path, 0, config, kind) as first,
         learner(tmp_path, 1, config, kind) as second,
@@ -220,11 +225,10 @@ def test_who_is_given_to_nobody_waits_without_haste_and_ends_when_told(
     tmp_path: Path, config: Config, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tried: list[Path] = []
-    link = joining.ShmLink
 
-    def attempt(path: Path, *args: Any) -> Any:
+    def attempt(path: Path, *args: Any) -> ShmLink:
         tried.append(path)
-        return link(path, *args)
+        return ShmLink(path, *args)
 
     monkeypatch.setattr(joining, "ShmLink", attempt)
     with learner(tmp_path, 0, config, "shm") as first:

@@ -29,7 +29,7 @@ def draw(draws: Draws, step: int) -> Tensor:
 
 
 def layers(vector: Tensor) -> tuple[Tensor, ...]:
-    return vector.split([math.prod(shape) for _, shape in SMALL])
+    return tuple(torch.split(vector, [math.prod(shape) for _, shape in SMALL]))
 
 
 def test_the_usual_size_is_the_network_that_plays_atari() -> None:
@@ -113,7 +113,7 @@ def test_a_simulated_backward_takes_its_time_and_gives_its_gradient() -> None:
 
     class Noted(Alone):
         def all_reduce(self, values: Tensor) -> None:
-            started.append((values.storage_offset(), values.numel()))
+            started.append((int(values.storage_offset()), values.numel()))
             super().all_reduce(values)
 
     with ThreadPoolExecutor(1) as thread:

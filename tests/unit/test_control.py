@@ -92,3 +92,38 @@ def test_a_role_whose_supervisor_is_gone_stops(channels: tuple[Channel, Channel]
     assert not ctx.report("note", text="nobody hears")
     status.close()
     os.close(descriptor)
+
+
+def test_a_phase_has_a_beginning() -> None:
+    page, descriptor = StatusPage.create()
+    os.close(descriptor)
+    page.phase = Phase.WAITING
+    began_s = page.phase_s
+    assert 0 <= time.monotonic() - began_s < 10
+    page.phase = Phase.WAITING  # it still waits
+    assert page.phase_s == began_s
+    page.phase = Phase.REDUCING
+    assert page.phase_s > began_s
+    page.close()
+
+
+def test_an_actor_follows_the_last_word_about_its_learner(
+    channels: tuple[Channel, Channel],
+) -> None:
+    ours, child = channels
+    page, descriptor = StatusPage.create()
+    os.close(descriptor)
+    ctx = RoleContext("actor", 3, 1, 99, Path(), Path(), child, page, learner=2)
+    assert not ctx.leaving()
+    for incarnation, rank in ((2, 0), (3, 1)):
+        place = {"index": rank, "address": f"ipc:///{rank}", "incarnation": incarnation}
+        ours.send({"kind": "learner", **place})
+    assert ctx.leaving()
+    assert ctx.leaving()
+    assert (ctx.learner, ctx.incarnation) == (2, 1)  # until it lets go
+    ctx.follow()
+    assert (ctx.learner, ctx.address, ctx.incarnation) == (1, "ipc:///1", 3)
+    assert not ctx.leaving()
+    ours.close()
+    assert ctx.leaving()
+    page.close()

@@ -32,13 +32,13 @@ def final(
 ) -> dict[str, Any]:
     dropped, lost = counts.get("dropped", {}), counts.get("lost", {})
     accounting = {"produced": produced, "trained": trained, "in_flight": in_flight}
-    accounting |= {"dropped": dropped, "lost": lost}
-    return {"accounting": accounting, "env_steps": 9, "dropped": dropped, "lost": lost}
+    by_reason = {"dropped": dropped, "lost": lost}
+    return {"accounting": {**accounting, **by_reason}, "env_steps": 9, **by_reason}
 
 
 def went(accounting: dict[str, Any]) -> int:
-    parts = accounting["trained"], accounting["in_flight"]
-    return sum(parts) + sum(accounting["dropped"].values()) + sum(accounting["lost"].values())
+    counted = [*accounting["dropped"].values(), *accounting["lost"].values()]
+    return sum([accounting["trained"], accounting["in_flight"], *counted])
 
 
 def test_amounts_are_added_and_shares_averaged() -> None:

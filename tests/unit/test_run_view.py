@@ -49,6 +49,11 @@ def test_the_figures_keep_steps_and_frames_apart() -> None:
     }
 
 
+def test_several_learners_are_counted_too() -> None:
+    several = METRICS | {"learners_alive": 3, "learners_restarted": 1}
+    assert figures(several, None)["learners"] == "3 alive, 1 restarted"
+
+
 def test_what_is_not_known_yet_is_a_dash() -> None:
     early = METRICS | {"env_steps": 0, "episode_return_mean": None, "policy_lag_mean": None}
     shown = figures(early, None)

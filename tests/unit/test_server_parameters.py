@@ -19,7 +19,7 @@ from penstock.learner.server.parameters import (
     template,
     unpack_state,
 )
-from penstock.learner.server.protocol import Flag, Head, Kind, Message, Packed
+from penstock.learner.server.protocol import NOTHING, Flag, Head, Kind, Message, Packed
 from penstock.transport.wire import WireError
 
 
@@ -31,7 +31,7 @@ def config(**settings: object) -> LearnerConfig:
 def begun(cfg: LearnerConfig, values: list[float]) -> Parameters:
     made = make_parameters(len(values), cfg)
     arrays = {name: np.zeros(shape) for name, shape in template(len(values), cfg).items()}
-    made.load(State(0, 0, 0, np.array(values, np.float32), arrays))
+    made.load(State(0, 0, NOTHING, np.array(values, np.float32), arrays))
     return made
 
 
@@ -89,9 +89,9 @@ def test_a_state_goes_over_the_wire_and_back(optimizer: str) -> None:
         one.add(one.read(gradient(1.0, -2.0, 0.5)), 4, 1)
         one.update(alone=True, steps=0)
     packed = pack_state(one.values, one.arrays())
-    head = Head(Kind.STATE, version=3, samples=12, steps=9)
+    head = Head(Kind.STATE, version=3, samples=12, tally=(1.0, 9.0, 2.0, 0.5, 4.0, 2.0))
     state = unpack_state(protocol.decode(protocol.encode(head, packed)), 3, template(3, cfg))
-    assert (state.version, state.samples, state.steps) == (3, 12, 9)
+    assert (state.version, state.samples, state.tally) == (3, 12, head.tally)
     other = make_parameters(3, cfg)
     other.load(state)
     for parameters in (one, other):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -15,7 +17,7 @@ from penstock.transport.wire import WireError
 VALUES = np.array([1.5, -2.0, 0.25], np.float32)
 
 
-def push(samples: int = 5, **fields: int) -> list[Payload]:
+def push(samples: int = 5, **fields: Any) -> list[Payload]:
     head = Head(Kind.PUSH, samples=samples, **fields)
     return protocol.encode(head, protocol.pack_dense(VALUES))
 
@@ -27,7 +29,7 @@ def reason(frames: list[Payload], size: int = 3) -> str:
 
 
 def test_a_dense_message_comes_back() -> None:
-    head = Head(Kind.PUSH, Flag.STOP, 3, 4, 1 << 63, 6, 7, 8)
+    head = Head(Kind.PUSH, Flag.STOP, 3, 4, 1 << 63, 6, 7, tally=(1.0, 2.0, 3.0, -4.5, 5.5, 6.0))
     message = protocol.decode(protocol.encode(head, protocol.pack_dense(VALUES)))
     assert message.head == head._replace(flags=Flag.STOP | Flag.DENSE, entries=3)
     np.testing.assert_array_equal(protocol.dense(message, 3), VALUES)
@@ -74,7 +76,9 @@ def test_what_is_wrong_is_told() -> None:
     assert reason([head, payload], size=4) == "size"
     assert reason(push(version=-2)) == "header"
     assert reason(push(samples=-1)) == "header"
-    assert reason(push(steps=protocol.MAX_COUNT + 1)) == "header"
+    assert reason(push(version=protocol.MAX_COUNT + 1)) == "header"
+    assert reason(push(tally=(0.0, -1.0, 0.0, 0.0, 0.0, 0.0))) == "header"
+    assert reason(push(tally=(0.0, 0.0, 0.0, np.nan, 0.0, 0.0))) == "header"
     assert reason(protocol.encode(Head(99), protocol.pack_dense(VALUES))) == "header"
 
 

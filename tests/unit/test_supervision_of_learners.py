@@ -38,8 +38,17 @@ class Scene:
         self.now_s += after_s
         return self.decisions.tick(self.now_s, {}, {})
 
-    def ends(self, name: str, code: int = -9, **said: int) -> list[Effect]:
-        return self.decisions.ended(name, End(code, **said), self.now_s)
+    def ends(
+        self,
+        name: str,
+        code: int = -9,
+        *,
+        produced: int = 0,
+        sequence: int = 0,
+        incarnation: int = 0,
+    ) -> list[Effect]:
+        end = End(code, produced, sequence, incarnation)
+        return self.decisions.ended(name, end, self.now_s)
 
     def starts_again(self, name: str) -> list[Effect]:
         """It starts, works and joins after a crash; what is done at that."""

@@ -1,0 +1,1 @@
+"""`penstock bench`: measurements that need a machine's own devices, such as its network."""

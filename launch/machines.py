@@ -1,0 +1,152 @@
+"""Learners on several machines: which one this is, where they meet, and whether that can work.
+
+By hand each is told its rank (--rank, --world, --store). torchrun says it in the environment; it
+starts all of them again where one has ended, and keeps the store itself.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+import socket
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from penstock.configs.errors import UserError
+from penstock.configs.group import SERVED
+from penstock.core.role import Store
+from penstock.launch.folders import Resume
+
+if TYPE_CHECKING:
+    from penstock.configs.schema import Config
+
+TORCHRUN = "TORCHELASTIC_RUN_ID"
+INTERFACE_VARIABLES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
+EXAMPLE = "--rank 0 --world 2 --store 10.0.0.1:29500"
+
+
+@dataclass(frozen=True)
+class Place:
+    """This learner among ``world`` of them."""
+
+    rank: int
+    world: int
+    store: Store
+    torchrun: bool = False
+
+
+def find_place(
+    rank: int | None, world: int | None, store: str | None, environ: Mapping[str, str]
+) -> Place | None:
+    """What the options or torchrun say; None where all learners are of this command."""
+    options = {"--rank": rank, "--world": world, "--store": store}
+    given = [name for name, value in options.items() if value is not None]
+    if TORCHRUN in environ:
+        if given:
+            raise UserError(f"torchrun says which rank this is; leave out {', '.join(given)}")
+        return _from_torchrun(environ)
+    if not given:
+        return None
+    if rank is None or world is None or store is None:
+        missing = ", ".join(name for name, value in options.items() if value is None)
+        raise UserError(
+            f"one of several learners needs --rank, --world and --store, and {missing} is missing; "
+            f"give all three, such as {EXAMPLE}"
+        )
+    if rank >= world:
+        raise UserError(
+            f"--rank {rank} is not below --world {world}: ranks count from 0; use --rank "
+            f"{world - 1} or less"
+        )
+    return Place(rank, world, _parse(store))
+
+
+def check_place(place: Place, config: Config, environ: Mapping[str, str]) -> None:
+    """Raise UserError for what cannot work over several machines."""
+    if config.learner.pace in SERVED:
+        raise UserError(
+            f"learner.pace {config.learner.pace} has a parameter server, which serves the learners "
+            "of one machine; set learner.pace=bsp or local_sgd"
+        )
+    if place.torchrun and config.run.dir is None:
+        raise UserError(
+            "torchrun starts a learner again by the same command, which must find its checkpoint; "
+            "set run.dir"
+        )
+    interface = config.learner.reduce.interface
+    known = [name for _, name in socket.if_nameindex()]
+    if interface is not None and interface not in known:
+        raise UserError(
+            f"learner.reduce.interface {interface} does not exist; this machine has "
+            f"{', '.join(known)}"
+        )
+    told = interface is not None or any(name in environ for name in INTERFACE_VARIABLES)
+    if place.world > 1 and not told:
+        _check_reachable(place.store.host, known)
+
+
+def where_to_write(place: Place, path: Path, resume: Resume) -> tuple[Path, Resume]:
+    """Each rank has a run folder of its own; the checkpoint is in that of rank 0."""
+    if place.torchrun and resume == "no":
+        resume = "auto"
+    if not place.rank:
+        return path, resume
+    return path / f"rank-{place.rank}", "auto" if resume == "must" else resume
+
+
+def _check_reachable(store: str, known: list[str]) -> None:
+    """Whether the others could reach this machine, where the ``store`` is another's."""
+    address = _resolve(store)
+    if address is None:
+        raise UserError(
+            f"{store}, where the learners meet, cannot be resolved; use its address, such as "
+            "10.0.0.1"
+        )
+    name = socket.gethostname()
+    own = _resolve(name)
+    if is_loopback(address) or not (own is None or is_loopback(own)):
+        return
+    what = "cannot be resolved" if own is None else f"resolves to {own}"
+    raise UserError(
+        f"this machine's name {name} {what}, where learners of other machines cannot reach it; "
+        f"set learner.reduce.interface to the network they share, one of {', '.join(known)}"
+    )
+
+
+def is_loopback(address: str) -> bool:
+    return ipaddress.ip_address(address).is_loopback
+
+
+def _from_torchrun(environ: Mapping[str, str]) -> Place:
+    try:
+        rank, world = int(environ["RANK"]), int(environ["WORLD_SIZE"])
+        host, port = environ["MASTER_ADDR"], int(environ["MASTER_PORT"])
+    except (KeyError, ValueError) as error:
+        raise UserError(
+            f"{TORCHRUN} says that torchrun started this learner, but {error} is not what torchrun "
+            f"sets in the environment; unset {TORCHRUN}, or start it with torchrun"
+        ) from error
+    served = environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+    attempt = int(environ.get("TORCHELASTIC_RESTART_COUNT", 0))
+    return Place(rank, world, Store(host, port, served, attempt), torchrun=True)
+
+
+def _parse(text: str) -> Store:
+    match = re.fullmatch(r"\[?([^\s/\]]+)\]?:(\d{1,5})", text)
+    if match is None or not 0 < int(match[2]) < 1 << 16:
+        raise UserError(
+            f"--store {text} is no host and port; give where rank 0 can be reached, such as "
+            "10.0.0.1:29500"
+        )
+    return Store(match[1], int(match[2]))
+
+
+def _resolve(host: str) -> str | None:
+    """The first address of a name or address, IPv4 or IPv6."""
+    try:
+        found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+    except OSError:
+        return None
+    return str(found[0][4][0]).partition("%")[0]

@@ -1,0 +1,178 @@
+"""What several learners report, as that of one run; with one learner nothing passes through here.
+
+Counters are of the whole group and equal on every rank (`learner.progress`), so that the lowest
+rank that lives speaks for all. What is a rank's own is added up where it is an amount, and averaged
+where it is a share or a mean. A learner that died is gone with what it held, but its status page
+and its last report remain: steps that had reached it and were neither trained on nor dropped are
+lost.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+Metrics = dict[str, Any]
+
+GROUPS = {  # equal on every rank
+    "time_s", "env_steps", "env_frames", "trained_steps", "learner_steps", "episodes",
+    "episode_return_mean", "episode_length_mean", "solved_at_s",
+}  # fmt: skip
+SUMMED = {"steps_per_s", "trained_steps_per_s", "actors_alive", "replay_size"}
+COUNTED = ("dropped", "lost", "rejected")  # by reason, since the rank's process began
+OWN = ("steps_per_s", "trained_steps_per_s", "queue_fill", "actors_alive", "ledger")
+HISTOGRAM = "policy_lag_histogram"
+LOST = "learner"
+
+
+class Place(NamedTuple):
+    """Where a learner is: its phase, for how long, the number of its all-reduce if it is in one."""
+
+    phase: str
+    seconds: float
+    reduction: int | None = None
+
+
+class Ranks:
+    """The reports of the learners of one run, whose ranks are given."""
+
+    def __init__(self, ranks: Iterable[int]) -> None:
+        self._awaited = set(ranks)  # nothing was heard of them yet
+        self._last: dict[int, Metrics] = {}
+        self._finals: dict[int, Metrics] = {}
+        self._lag: Counter[str] = Counter()
+        self._died = False
+        self._dead: Metrics = {"produced": 0, "trained": 0, **{key: Counter() for key in COUNTED}}
+        self._played = 0
+        self.server: Metrics | None = None  # what the parameter server last said
+
+    def metrics(self, rank: int, message: Metrics) -> Metrics | None:
+        """A report of one interval; that of the run, if it is the lowest rank that speaks."""
+        self._awaited.discard(rank)
+        self._last[rank] = message
+        self._lag.update(message.get(HISTOGRAM, {}))
+        if self._awaited or rank != min(self._last):
+            return None
+        reports = {rank: self._last[rank] for rank in sorted(self._last)}
+        merged = merge(message, list(reports.values()))
+        if HISTOGRAM in message:
+            merged |= _lag(self._lag)
+            self._lag = Counter()
+        merged |= self._counted(reports.values())
+        own = [{"rank": r, **_some(report, OWN)} for r, report in reports.items()]
+        server = {} if self.server is None else {"server": self.server}
+        return merged | {"ranks": own} | server
+
+    def final(self, rank: int, message: Metrics) -> Metrics:
+        """A learner's last word; the run's, as far as it is known."""
+        self._finals[rank] = message
+        return self._sum()
+
+    def actor_ended(self, played_steps: int) -> None:
+        """An actor of this host has ended: the steps of its life, by its own count."""
+        self._played += played_steps
+
+    def learner_ended(self, rank: int, produced: int, trained: int) -> Metrics | None:
+        """A learner has ended, with what its status page says; the run's last word, if it is
+        another one now."""
+        if rank in self._finals:
+            return None
+        self._awaited.discard(rank)
+        last = self._last.pop(rank, {})
+        self._died = True
+        dead = self._dead
+        for key in COUNTED:
+            dead[key].update(last.get(key, {}))
+        booked = trained + sum(sum(last.get(key, {}).values()) for key in ("dropped", "lost"))
+        dead["lost"][LOST] += max(0, produced - booked)
+        dead["trained"] += trained
+        dead["produced"] += max(produced, booked)
+        return self._sum() if self._finals else None
+
+    def _sum(self) -> Metrics:
+        """The finals so far, with what the dead had."""
+        finals = [self._finals[rank] for rank in sorted(self._finals)]
+        accounts = [final["accounting"] for final in finals]
+        accounting: Metrics = {
+            key: sum(account[key] for account in accounts)
+            for key in ("produced", "trained", "in_flight")
+        }
+        accounting |= {key: _count(accounts, key) for key in ("dropped", "lost")}
+        counted = self._counted(finals)
+        if self._died:
+            # What was on its way to the dead is known to the actors alone.
+            dead = self._dead
+            produced = max(dead["produced"], self._played - accounting["produced"])
+            unheard = produced - dead["produced"]
+            accounting["produced"] += produced
+            accounting["trained"] += dead["trained"]
+            for key in ("dropped", "lost"):
+                accounting[key] = dict(Counter(accounting[key]) + dead[key])
+            for lost in (accounting["lost"], counted["lost"]):
+                lost[LOST] = lost.get(LOST, 0) + unheard
+        return {**finals[0], **counted, "accounting": accounting}
+
+    def _counted(self, reports: Iterable[Metrics]) -> Metrics:
+        reports = list(reports)
+        return {key: dict(Counter(_count(reports, key)) + self._dead[key]) for key in COUNTED}
+
+
+def merge(lowest: Metrics, reports: Sequence[Metrics]) -> Metrics:
+    """One report of several: ``lowest`` gives the names, and what is the same on all."""
+    return {
+        name: value if name in GROUPS else _together(name, [r.get(name) for r in reports], value)
+        for name, value in lowest.items()
+    }
+
+
+def whereabouts(places: Mapping[int, Place]) -> str:
+    """Where each rank is, the odd ones first: "rank 2 is in wait_data for 41 s; 0, 1, 3 in
+    all-reduce 1207"."""
+    groups: dict[tuple[str, int | None], list[int]] = {}
+    for rank, place in sorted(places.items()):
+        groups.setdefault((place.phase, place.reduction), []).append(rank)
+    parts: list[str] = []
+    for (phase, reduction), ranks in sorted(groups.items(), key=lambda item: len(item[1])):
+        named = ", ".join(map(str, ranks))
+        if not parts:
+            named = f"rank {named} is" if len(ranks) == 1 else f"ranks {named} are"
+        longest = max(places[rank].seconds for rank in ranks)
+        where = phase if reduction is None else f"{phase} {reduction}"
+        parts.append(f"{named} in {where}" + ("" if parts else f" for {longest:.0f} s"))
+    return "; ".join(parts)
+
+
+def _together(name: str, values: Sequence[Any], lowest: Any) -> Any:
+    """A figure of several ranks: added up, or else averaged; by entry, where it has several."""
+    if isinstance(lowest, dict):
+        found = [value for value in values if isinstance(value, dict)]
+        keys = dict.fromkeys(key for value in found for key in value)
+        if name.endswith("_histogram"):
+            return _count([{name: value} for value in found], name)
+        return {key: _together(key, [v.get(key) for v in found], 0.0) for key in keys}
+    numbers = [value for value in values if isinstance(value, int | float)]
+    if not numbers or isinstance(lowest, bool | str | list):
+        return lowest
+    return sum(numbers) if name in SUMMED else sum(numbers) / len(numbers)
+
+
+def _count(reports: Sequence[Metrics], key: str) -> dict[str, int]:
+    total: Counter[str] = Counter()
+    for report in reports:
+        total.update(report.get(key, {}))
+    return dict(total)
+
+
+def _lag(histogram: Counter[str]) -> Metrics:
+    lags = {int(lag): steps for lag, steps in histogram.items()}
+    steps = sum(lags.values())
+    return {
+        "policy_lag_mean": sum(lag * n for lag, n in lags.items()) / steps if steps else None,
+        "policy_lag_max": max(lags, default=None),
+        HISTOGRAM: {str(lag): lags[lag] for lag in sorted(lags)},
+    }
+
+
+def _some(report: Metrics, names: Iterable[str]) -> Metrics:
+    return {name: report[name] for name in names if name in report}

@@ -1,0 +1,154 @@
+"""Learners that were started apart, as on several machines, with actors that were too."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from train_command import SMALL, Command, Penstock, assert_balanced, metrics
+
+pytestmark = [pytest.mark.system, pytest.mark.timeout(180)]
+
+RUN = ("cartpole", *SMALL, "run.dir=run", "checkpoint.every_steps=10")
+FOLDERS = (Path("run"), Path("run/rank-1"))
+TORCHRUN = ("--standalone", "--nproc-per-node=2", "--max-restarts=1")
+START_S = 80.0  # four processes that import torch, on a machine that has other things to do
+
+
+def free_ports(count: int) -> int:
+    """The first of so many ports, side by side and free a moment ago."""
+    while True:
+        with ExitStack() as stack:
+            probes = [stack.enter_context(socket.socket()) for _ in range(count)]
+            probes[0].bind(("127.0.0.1", 0))
+            first = int(probes[0].getsockname()[1])
+            try:
+                for i, probe in enumerate(probes[1:], 1):
+                    probe.bind(("127.0.0.1", first + i))
+            except (OSError, OverflowError):
+                continue
+            return first
+
+
+def actors(penstock: Penstock, port: int) -> list[Command]:
+    """One for each of two learners."""
+    return [
+        penstock("actor", f"--connect=tcp://127.0.0.1:{port + r}", f"--dir=actor-{r}", "--json")
+        for r in range(2)
+    ]
+
+
+def updates(folder: Path) -> int:
+    return max((m["learner_steps"] for m in metrics(folder)), default=0)
+
+
+def saved(tmp_path: Path) -> bool:
+    return (tmp_path / "run/checkpoints/last").exists() and all(
+        updates(tmp_path / folder) > 50 for folder in FOLDERS
+    )
+
+
+def stop(commands: list[Command]) -> None:
+    for command in commands:
+        command.process.send_signal(signal.SIGTERM)
+    assert [command.end()[0] for command in commands] == [143, 143]
+
+
+def test_by_hand_all_end_with_one_and_go_on_together(penstock: Penstock, tmp_path: Path) -> None:
+    store, port = free_ports(1), free_ports(2)
+    where = ("--world=2", f"--store=127.0.0.1:{store}", f"--bind=tcp://127.0.0.1:{port}")
+
+    def learners(*options: str) -> list[Command]:
+        command = ("learner", *RUN, *where, *options, "--json")
+        return [penstock(*command, f"--rank={rank}") for rank in range(2)]
+
+    played = actors(penstock, port)
+    first, second = learners()
+    first.wait_until(lambda: saved(tmp_path), START_S)
+    os.kill(second.pid_of("learner-1"), signal.SIGKILL)
+    ends = [command.end() for command in (first, second)]
+    assert [code for code, _, _ in ends] == [1, 1]
+    assert "start all of them again with --resume auto" in ends[0][2]
+    assert "learner-1: was killed by SIGKILL" in ends[1][2]
+    reached = updates(tmp_path / "run") + 20
+    answers: list[dict[str, Any]] = []
+    for command in learners("--resume=auto", f"stop.learner_steps={reached}"):
+        code, answer, err = command.end()
+        assert code == 0, err
+        answers.append(answer)
+    for answer in answers:
+        assert answer["learner_steps"] >= reached
+        assert_balanced(answer)
+    assert {answer["trained_steps"] for answer in answers} == {answers[0]["trained_steps"]}
+    assert "learner_steps" in {answer["exit_reason"] for answer in answers}
+    stop(played)
+
+
+def test_torchrun_starts_all_of_them_again_from_the_checkpoint(
+    penstock: Penstock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")  # torchrun would say that it has set it
+    port = free_ports(2)
+    played = actors(penstock, port)
+    options = ("-m", "penstock", "learner", *RUN, f"--bind=tcp://127.0.0.1:{port}")
+    run = penstock(*TORCHRUN, *options, module="torch.distributed.run")
+    run.wait_until(lambda: saved(tmp_path), START_S)
+    os.kill(learner_of(run, rank=1), signal.SIGKILL)
+    before, reached = len(metrics(tmp_path / "run")), updates(tmp_path / "run")
+    run.wait_until(lambda: updates(tmp_path / "run/rank-1") > reached + 50, START_S)
+    # Without the checkpoint, the first lines after the restart would be of the first updates.
+    assert min(m["learner_steps"] for m in metrics(tmp_path / "run")[before:]) >= 20
+    os.kill(run.process.pid, signal.SIGTERM)
+    run.process.communicate(timeout=60)
+    stop(played)
+
+
+def learner_of(run: Command, rank: int) -> int:
+    """The process of a learner under torchrun: a grandchild of it."""
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            parts = (process / "cmdline").read_bytes().split(b"\0")
+            parent = (process / "stat").read_text().rpartition(")")[2].split()[1]
+            grandparent = Path(f"/proc/{parent}/stat").read_text().rpartition(")")[2].split()[1]
+        except OSError:
+            continue
+        if f"learner-{rank}".encode() in parts and int(grandparent) == run.process.pid:
+            return int(process.name)
+    raise AssertionError(f"there is no learner-{rank}")
+
+
+def test_a_rank_that_never_comes_is_named(penstock: Penstock) -> None:
+    store, port = free_ports(1), free_ports(1)
+    where = ("--rank=0", "--world=3", f"--store=127.0.0.1:{store}")
+    bind = f"--bind=tcp://127.0.0.1:{port}"
+    code, _, err = penstock("learner", *RUN, *where, bind, "run.start_timeout_s=8", "--json").end()
+    assert code != 0
+    assert "rank 1, 2 did not come within 8 s" in err
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        (["--rank=1"], "and --world, --store is missing"),
+        (["--rank=0", "--world=2", "--store=nowhere"], "--store nowhere is no host and port"),
+        (
+            ["--rank=0", "--world=2", "--store=127.0.0.1:1", "learner.reduce.interface=eth77"],
+            "learner.reduce.interface eth77 does not exist; this machine has",
+        ),
+    ],
+)
+def test_a_users_mistake_is_one_sentence(
+    penstock: Penstock, options: list[str], sentence: str
+) -> None:
+    bind = "--bind=tcp://127.0.0.1:7700"
+    code, answer, err = penstock("learner", *RUN, bind, *options, "--json").end()
+    assert code == 2
+    assert err.startswith("penstock: ")
+    assert len(err.splitlines()) == 1
+    assert sentence in answer["error"]
