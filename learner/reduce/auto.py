@@ -5,15 +5,16 @@ codec that goes with its optimizer. A step is then predicted as
 
     coding + bytes sent / bandwidth + latency of one exchange for each bucket
 
-which picks two finalists: of fp32 and the codecs that only round (relative error up to a few per
-cent), the fastest, where rounding must gain ROUNDED_GAIN; and of the lossy ones (more variance, or
-news that come late) the fastest. Predictions leave out that learners wait for each other and share
-cores, so both run a few real steps, and the lossy one is taken if it is faster by LOSSY_GAIN. Every
-rank decides by the same means over all ranks.
+which picks the finalists: of fp32 and the codecs that only round (relative error up to a few per
+cent) the fastest, fp32 too where it is close, and of the lossy ones (more variance, or news that
+come late) the fastest. Predictions leave out that learners wait for each other and share cores, so
+these run a few real steps. Rounding must then gain ROUNDED_GAIN over fp32, and a lossy codec
+LOSSY_GAIN over the best of the others. Every rank decides by the same means over all ranks.
 """
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple, get_args
@@ -33,6 +34,7 @@ from penstock.learner.reduce.make import make_codec
 ROUNDED = ("fp16", "bf16", "int8")
 LOSSY = ("onebit", "terngrad", "dropping", "dgc", "powersgd")
 ROUNDED_GAIN, LOSSY_GAIN = 1.05, 1.5
+CLOSE = 2.0  # predictions may be off by as much
 PROBE_VALUES = 250_000  # 1 MB
 PROBES = 4  # of which the shortest counts: what else runs only makes longer
 AFTER_WARMUP = 10**9  # an update by which no codec is still warming up
@@ -75,9 +77,9 @@ def choose(
         name: predict_s(cost._replace(code_s=each_s), network, buckets)
         for (name, cost), each_s in zip(costs.items(), code_s, strict=True)
     }
-    pair = finalists(predicted)
-    measured = dict(zip(pair, trial.agree([trial.step_s(name) for name in pair]), strict=True))
-    return decide(*pair, measured, predicted, network)
+    names = finalists(predicted)
+    measured = dict(zip(names, trial.agree([trial.step_s(name) for name in names]), strict=True))
+    return decide(measured, predicted, network)
 
 
 def candidates(cfg: LearnerConfig) -> list[str]:
@@ -91,35 +93,36 @@ def predict_s(cost: Cost, network: Network, buckets: int) -> float:
     return cost.code_s + cost.nbytes / network.nbytes_per_s + buckets * network.latency_s
 
 
-def finalists(predicted: Mapping[str, float]) -> tuple[str, str]:
-    """The best of fp32 and what rounds, and the best lossy codec; ``predicted`` seconds have
-    "none". Without a lossy one both are the same."""
-    mild = min((n for n in predicted if n in ROUNDED), key=predicted.__getitem__, default="none")
-    if predicted["none"] < ROUNDED_GAIN * predicted[mild]:
+def best(step_s: Mapping[str, float]) -> tuple[str, str]:
+    """The best of fp32 and what rounds, and the best lossy codec; both the same where there is
+    none of these."""
+    mild = min((n for n in step_s if n in ROUNDED), key=step_s.__getitem__, default="none")
+    if step_s.get("none", math.inf) < ROUNDED_GAIN * step_s[mild]:
         mild = "none"
-    rough = min((n for n in predicted if n in LOSSY), key=predicted.__getitem__, default=mild)
-    return mild, rough
+    return mild, min((n for n in step_s if n in LOSSY), key=step_s.__getitem__, default=mild)
+
+
+def finalists(predicted: Mapping[str, float]) -> tuple[str, ...]:
+    """What to try; ``predicted`` seconds have at least "none"."""
+    mild, rough = best(predicted)
+    plain = ["none"] if predicted["none"] < CLOSE * predicted[mild] else []
+    return tuple(dict.fromkeys([*plain, mild, rough]))
 
 
 def decide(
-    mild: str,
-    rough: str,
-    measured: Mapping[str, float],
-    predicted: Mapping[str, float],
-    network: Network,
+    measured: Mapping[str, float], predicted: Mapping[str, float], network: Network
 ) -> Choice:
     """Which of the `finalists`, by their ``measured`` seconds of a step."""
+    mild, rough = best(measured)
     chosen = rough if measured[mild] >= LOSSY_GAIN * measured[rough] else mild
-    other = mild if chosen == rough else rough
     text = (
         f"{chosen}: reducing a step's gradients takes {_ms(measured[chosen])} on this network of "
         f"{network.nbytes_per_s * 8 / 1e6:,.0f} Mbit/s"
     )
-    if other != chosen:
-        text += f", {other} {_ms(measured[other])}"
-    if chosen == mild and measured[rough] < measured[mild]:
-        text += f" (less than the {LOSSY_GAIN:g} times faster that its loss asks for)"
-    rest = sorted((n for n in predicted if n not in (mild, rough)), key=predicted.__getitem__)
+    text += "".join(f", {name} {_ms(measured[name])}" for name in measured if name != chosen)
+    if measured[rough] < measured[chosen]:
+        text += f" (less than the {LOSSY_GAIN:g} times faster that the loss of {rough} asks for)"
+    rest = sorted((n for n in predicted if n not in measured), key=predicted.__getitem__)
     listed = ", ".join(f"{name} {_ms(predicted[name])}" for name in rest)
     return Choice(chosen, text + (f"; predicted: {listed}" if listed else ""))
 

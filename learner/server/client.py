@@ -106,8 +106,9 @@ class ServerClient:
         """Give away the gradient in ``optimizer.grads``, summed over ``samples``; the norm of their
         mean, float32 ``[]``, None for no samples.
 
-        0 samples, where there was no data in time: it holds nobody up. ``tally`` is what was
-        counted since the push before; ``stop``, ``nan`` and ``checkpoint`` are told to all.
+        0 samples, where there was no data in time: that is a turn, too, and holds nobody up; where
+        nothing was pulled since the push before, it only tells. ``tally`` is what was counted since
+        the push before; ``stop``, ``nan`` and ``checkpoint`` are told to all.
         """
         norm, packed = None, None
         if samples and self._copy is not None:

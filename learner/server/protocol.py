@@ -15,7 +15,8 @@ back. The head is `HEAD`, little-endian; fields that a kind does not name are 0.
     STATE      worker  version, samples, tally of the run; dense: parameters, then the optimizer's
                        arrays by name; the server takes them if it has none, or older ones
     PUSH       worker  samples; tally since the push before. dense: the gradient, summed over its
-                       samples. sparse (asp): changes of parameters. No payload where there is none
+                       samples. sparse (asp): changes of parameters. 0 samples, no payload: after a
+                       pull that is a turn without a gradient, else only tally and flags
     PULL       worker  number = that of its answer; version = what it has (asp), -1 for none
     VALUES     server  number; version, samples, tally of the run; lag = staleness of the worker's
                        last push, -1 where it was discarded; workers. dense: all parameters; sparse

@@ -209,17 +209,16 @@ class ParameterServer:
         return f"has {size} parameters, and the others have {self._parameters.size}"
 
     def _push(self, member: Member, message: Message) -> None:
-        worker = self.pace.workers[member.number]
         parameters, head = self._parameters, message.head
         self._counted += head.tally[: len(BOOKED)]
         member.recent = head.tally[len(BOOKED) :]
         self._told |= Flag(head.flags) & (Flag.STOP | Flag.NAN)
-        if parameters is None or not (worker.working or self._told & Flag.STOP):
-            raise WireError("not_pulled")
         for other in self._members.values():
             other.checkpoint |= bool(head.flags & Flag.CHECKPOINT) and other is not member
-        if not worker.working:
-            return
+        if parameters is None or not self.pace.workers[member.number].working:
+            if head.samples and not self._told & Flag.STOP:
+                raise WireError("not_pulled")
+            return  # it only said something
         change, samples = None, head.samples
         try:
             change = parameters.read(message) if samples else None

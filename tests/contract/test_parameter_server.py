@@ -22,9 +22,11 @@ from penstock.configs.schema import LearnerConfig
 from penstock.learner.optimizer import FlatOptimizer
 from penstock.learner.server import protocol
 from penstock.learner.server.client import Reply, ServerClient
-from penstock.learner.server.protocol import Head, Kind, Payload
+from penstock.learner.server.members import rules
+from penstock.learner.server.protocol import Head, Kind, Payload, Tally
 from penstock.learner.server.server import ParameterServer
 from penstock.transport import keys
+from penstock.transport.checksum import crc32
 
 WORKER = Path(__file__).parents[1] / "server_worker.py"
 SIZE = 8
@@ -38,7 +40,8 @@ def config(pace: str, count: int = 4, **settings: Any) -> LearnerConfig:
 
 def optimizer_of(cfg: LearnerConfig, values: Tensor | None = None) -> FlatOptimizer:
     start = torch.zeros(SIZE) if values is None else values
-    return FlatOptimizer([("x", nn.Parameter(start.clone()))], cfg)
+    device = "cuda" if cfg.device == "cuda" else "cpu"
+    return FlatOptimizer([("x", nn.Parameter(start.to(device, copy=True)))], cfg)
 
 
 class Rig:
@@ -96,7 +99,12 @@ def pulled(client: ServerClient, timeout_s: float = 10.0) -> Reply:
 
 def push(client: ServerClient, mean: list[float] | Tensor, samples: int = 1, **told: Any) -> None:
     client._optimizer.grads.copy_(torch.as_tensor(mean) * samples)
-    client.push(samples, samples, **told)
+    client.push(samples, counted(samples), **told)
+
+
+def counted(steps: int, returns: float = 0.0) -> Tally:
+    """So many agent steps, and episodes with so much return of late."""
+    return (0.0, float(steps), 0.0, returns, 0.0, 1.0)
 
 
 def values(client: ServerClient) -> Tensor:
@@ -194,7 +202,28 @@ def test_one_worker_alone_does_what_its_optimizer_would(rig: Callable[..., Rig])
         adam.step()
     reply = pulled(client)
     torch.testing.assert_close(values(client), alone.detach())
-    assert (reply.version, reply.samples, reply.steps, reply.lag) == (10, 70, 70, 0)
+    assert (reply.version, reply.samples, reply.tally[1], reply.lag) == (10, 70, 70, 0)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("pace", ["ssp", "asp"])
+def test_workers_may_have_a_gpu(rig: Callable[..., Rig], pace: str) -> None:
+    made = rig(config(pace, 2, device="cuda"))
+    one, other = made.client(0), made.client(1)
+    for client in (one, other):
+        assert values(client).is_cuda
+        pulled(client)
+    push(one, torch.full((SIZE,), 2.0), samples=4)
+    push(other, torch.arange(SIZE) * 1.0, samples=4)
+    assert pulled(one).lag == 0
+    _until(lambda: made.server.figures()["version"] == 2)
+    for client in (one, other):
+        pulled(client)
+        expected = -0.3 * (2.0 + torch.arange(SIZE))
+        torch.testing.assert_close(values(client).cpu(), expected)
+    state = one.fetch(5.0)
+    assert state is not None
+    assert state.version == 2
 
 
 # ------------------------------------------------------------------------------------ who waits
@@ -220,7 +249,7 @@ def test_who_has_no_data_holds_nobody_up(rig: Callable[..., Rig]) -> None:
     pulled(fast)
     pulled(empty)
     push(fast, torch.ones(SIZE))
-    assert empty.push(0, 0) is None
+    assert empty.push(0) is None
     assert pulled(fast).version == 1
 
 
@@ -274,6 +303,52 @@ def test_all_hear_that_one_stops(rig: Callable[..., Rig]) -> None:
     assert [reply.checkpoint for reply in replies] == [False, True]
 
 
+def test_counts_add_up_and_sums_are_those_of_now(rig: Callable[..., Rig]) -> None:
+    made = rig(config("ssp", 2, staleness=0))
+    one, other = made.client(0), made.client(1)
+    for client in (one, other):
+        pulled(client)
+    one.push(0, (10.0, 20.0, 1.0, 5.0, 50.0, 2.0))
+    other.push(0, (1.0, 2.0, 0.0, -7.0, 30.0, 1.0), nan=True)
+    assert pulled(one).tally == (11.0, 22.0, 1.0, -2.0, 80.0, 3.0)
+    pulled(other)
+    one.push(0, (10.0, 20.0, 1.0, 6.0, 60.0, 3.0))
+    other.push(0, (0.0, 0.0, 0.0, -7.0, 30.0, 1.0))
+    reply = pulled(one)
+    assert reply.tally == (21.0, 42.0, 2.0, -1.0, 90.0, 4.0)
+    assert reply.nan
+    assert not reply.stop
+
+
+def test_what_is_counted_last_counts_when_all_stop(rig: Callable[..., Rig]) -> None:
+    made = rig(config("ssp", 2, staleness=0))
+    one, slow = made.client(0), made.client(1)
+    for client in (one, slow):
+        pulled(client)
+    one.push(0, stop=True)
+    assert pulled(one).stop  # though the other has not pushed
+    push(one, torch.ones(SIZE), samples=5)
+    reply = pulled(one)
+    assert (reply.tally[1], reply.samples) == (5, 0)
+
+
+def test_without_having_pulled_a_push_only_tells(rig: Callable[..., Rig]) -> None:
+    made = rig(config("ssp", 2, staleness=0))
+    one, other = made.client(0), made.client(1)
+    for client in (one, other):
+        pulled(client)
+    push(one, torch.ones(SIZE))
+    one.push(0, counted(5), checkpoint=True)
+    push(other, torch.ones(SIZE))
+    reply = pulled(other)
+    assert reply.checkpoint
+    assert reply.tally[1] == 7
+    pulled(one)
+    push(one, torch.ones(SIZE))
+    assert one.pull(0.1) is None  # the turn that it only told in was none: the other's is next
+    assert made.server.rejected == {}
+
+
 # ---------------------------------------------------------------------------- whose parameters
 
 
@@ -295,14 +370,14 @@ def test_a_run_goes_on_from_what_was_fetched(rig: Callable[..., Rig]) -> None:
     pulled(client)
     state = client.fetch(5.0)
     assert state is not None
-    assert (state.version, state.samples, state.steps) == (3, 15, 15)
+    assert (state.version, state.samples, state.tally) == (3, 15, counted(15))
     expected = _two_more(client)
     made.close()
 
     again = rig(cfg)
     late = again.client(1)  # with nothing: takes what the others have
     pulled(late)
-    begun = {"version": state.version, "samples": state.samples, "steps": state.steps}
+    begun = {"version": state.version, "samples": state.samples, "tally": state.tally}
     resumed = again.client(0, values=torch.from_numpy(state.values), **begun)
     resumed._optimizer.load_state_dict(state.arrays)
     assert pulled(resumed).version == 3
@@ -367,6 +442,31 @@ def test_another_number_of_parameters_is_refused(rig: Callable[..., Rig]) -> Non
     client.close()
 
 
+def test_who_joined_before_there_were_parameters_is_refused_too(rig: Callable[..., Rig]) -> None:
+    made = rig(config("ssp", 2))
+    with zmq.Context() as context, context.socket(zmq.DEALER) as early:
+        early.connect(made.address)
+        join = Head(Kind.JOIN, rank=1, session=7, entries=5, rules=rules(made.cfg))
+        early.send_multipart(protocol.encode(join))
+        assert protocol.decode(early.recv_multipart()).head.kind == Kind.WELCOME
+        assert pulled(made.client(0)).workers == 1
+        answer = protocol.decode(early.recv_multipart())
+        assert answer.head.kind == Kind.REFUSE
+        assert "has 5 parameters, and the others have 8" in protocol.text(answer)
+
+
+def test_another_release_is_told_so(rig: Callable[..., Rig]) -> None:
+    made = rig(config("ssp", 2))
+    head = bytearray(protocol.encode(Head(Kind.JOIN, entries=SIZE))[0])
+    head[4] += 1
+    head[-4:] = crc32(bytes(head[:-4])).to_bytes(4, "little")
+    with zmq.Context() as context, context.socket(zmq.DEALER) as other:
+        other.connect(made.address)
+        other.send_multipart([bytes(head), b""])
+        answer = protocol.decode(other.recv_multipart())
+    assert protocol.text(answer).startswith("the parameter server speaks another version")
+
+
 def test_a_rank_is_there_once(rig: Callable[..., Rig]) -> None:
     made = rig(config("ssp", 2))
     pulled(made.client(0))
@@ -390,7 +490,7 @@ def test_garbage_is_counted_and_dropped(rig: Callable[..., Rig]) -> None:
     assert (reply.version, reply.lag) == (0, None)
     push(client, torch.full((SIZE,), torch.nan))
     assert pulled(client).version == 0
-    client.push(1, 1)
+    client.push(1)
     push(client, torch.ones(SIZE))  # has not asked in between
     assert pulled(client).version == 0
     push(client, torch.ones(SIZE))

@@ -1,0 +1,177 @@
+"""Learners that have a parameter server, as their trainers see it: counters, stopping, saving."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from penstock.configs.schema import LearnerConfig, StopConfig
+from penstock.learner.exchange.base import Word
+from penstock.learner.exchange.served import Served
+from penstock.learner.optimizer import FlatOptimizer
+from penstock.learner.progress import Progress
+from penstock.learner.server.client import ServerClient
+from penstock.learner.server.server import ParameterServer
+from penstock.profiling.ledger import TimeLedger
+
+UNROLL, ENVS = 4, 2
+STEPS = UNROLL * ENVS
+OPTIMUM = torch.tensor([1.0, -2.0, 3.0])
+
+
+class Learner:
+    """What `learner.main` and a trainer do, without processes: ``updates`` for each batch."""
+
+    def __init__(self, address: str, rank: int, cfg: LearnerConfig, steps: int = 0) -> None:
+        self.optimizer = FlatOptimizer([("x", nn.Parameter(torch.zeros(3)))], cfg)
+        self.progress = Progress(StopConfig(), 1)
+        self.progress.trained_steps = steps
+        self.waits = 0
+        self.patience = 50
+        self.client = ServerClient(
+            address,
+            rank,
+            self.optimizer,
+            cfg,
+            version=self.progress.version,
+            tally=tuple(self.progress.totals()),
+        )
+        self.exchange = Served(
+            self.client, self.optimizer, self.progress, cfg.count, TimeLedger(), self._wait
+        )
+
+    def _wait(self) -> bool:
+        self.waits += 1
+        return self.waits < self.patience
+
+    def turn(self, updates: int = 1, *, has_data: bool = True, **said: bool) -> Word:
+        counts = np.zeros(updates)
+        if has_data:
+            self._play(updates)
+            counts[:] = STEPS / updates
+        word = Word(counts, self.progress.growth(), **said)
+        heard = self.exchange.agree(word)
+        self.progress.grow(word.growth, heard.growth)
+        for count in heard.counts[heard.counts > 0]:
+            self.optimizer.grads.copy_((self.optimizer.values - OPTIMUM) * count)
+            self.exchange.step(self.optimizer, count, self.progress.trained_steps)
+            self.progress.updated(1)
+        return heard
+
+    def _play(self, updates: int) -> None:
+        shape = (UNROLL, ENVS)
+        terminated = np.zeros(shape, bool)
+        terminated[-1, 0] = True
+        arrays = {
+            "alive": np.ones(shape, bool),
+            "policy_version": np.zeros(shape, np.int64),
+            "terminated": terminated,
+            "truncated": np.zeros(shape, bool),
+            "episode_return": np.full(shape, 7.0, np.float32),
+            "episode_length": np.full(shape, 4.0, np.float32),
+        }
+        self.progress.played(arrays, STEPS, updates)
+
+
+Make = Callable[..., Learner]
+
+
+@pytest.fixture
+def make(tmp_path: Path) -> Iterator[Make]:
+    settings = {"count": 2, "staleness": 0, "optimizer": "sgd", "momentum": 0.0, "lr": 0.1}
+    cfg = LearnerConfig.model_validate(settings | {"pace": "ssp", "grad_clip": None})
+    address = f"ipc://{tmp_path}/s"
+    server, stop = ParameterServer(cfg, address), threading.Event()
+    made: list[Learner] = []
+
+    def serve() -> None:
+        while not stop.is_set():
+            server.turn(0.02)
+
+    def one(rank: int, steps: int = 0) -> Learner:
+        made.append(Learner(address, rank, cfg, steps))
+        return made[-1]
+
+    thread = threading.Thread(target=serve, daemon=True)
+    thread.start()
+    yield one
+    for learner in made:
+        learner.exchange.close()
+    stop.set()
+    thread.join()
+    server.close()
+
+
+def both(learners: list[Learner], act: Callable[[Learner], object]) -> None:
+    with ThreadPoolExecutor(len(learners)) as pool:
+        list(pool.map(act, learners))
+
+
+def test_all_learners_count_the_same_in_the_end(make: Make) -> None:
+    learners = [make(0), make(1)]
+    both(learners, lambda learner: learner.turn(has_data=False))  # both are there
+    both(learners, lambda learner: [learner.turn(updates=2) for _ in range(10)])
+    both(learners, lambda learner: learner.turn(0, has_data=False))
+    for learner in learners:
+        learner.turn(0, has_data=False, stop=True)
+    for learner in learners:
+        learner.turn(0, has_data=False)
+        progress = learner.progress
+        assert progress.trained_steps == 2 * 10 * STEPS
+        assert progress.episodes == 20
+        assert progress.learner_steps == progress.version == 40
+        assert progress.return_mean == 7.0
+    # Of each two updates the second began where the first did, or after it.
+    left = float(((learners[0].optimizer.values - OPTIMUM) / OPTIMUM).abs().max())
+    assert 0.8**20 * 0.999 < left < 0.81**20 * 1.001
+
+
+def test_who_has_no_data_lets_the_other_go_on(make: Make) -> None:
+    busy, idle = make(0), make(1)
+    both([busy, idle], lambda learner: learner.turn(has_data=False))
+
+    def work(learner: Learner) -> None:
+        for _ in range(5):
+            learner.turn(has_data=learner is busy)
+
+    both([busy, idle], work)
+    assert busy.progress.learner_steps == 5
+    assert idle.progress.learner_steps in (4, 5)  # the last update may be still to come
+
+
+def test_all_hear_what_concerns_all(make: Make) -> None:
+    one, other = make(0), make(1)
+    both([one, other], lambda learner: learner.turn(has_data=False))
+    both([one, other], lambda learner: learner.turn(has_data=False, nan=learner is one))
+    both([one, other], lambda learner: learner.turn())
+    heard = other.turn()
+    assert (heard.stop, heard.nan) == (False, True)
+    assert one.turn(has_data=False, stop=True).stop
+    assert other.turn(has_data=False).stop
+
+
+def test_who_is_told_to_end_waits_for_nobody(make: Make) -> None:
+    fast, slow = make(0), make(1)
+    both([fast, slow], lambda learner: learner.turn(has_data=False))
+    fast.turn()
+    fast.patience = 0
+    fast.turn(has_data=False)  # would wait for the other
+    assert fast.progress.learner_steps == 1
+
+
+def test_what_is_saved_is_what_the_server_has(make: Make) -> None:
+    one, late = make(0, steps=100), make(1)
+    one.turn()
+    late.turn()
+    assert late.progress.trained_steps == 100 + STEPS  # the run's, without its own batch so far
+    late.turn(has_data=False)  # goes on when its update is made
+    one.exchange.state()
+    torch.testing.assert_close(one.optimizer.values, 0.19 * OPTIMUM)
+    assert float(one.optimizer.state_dict()["steps"]) == 2
