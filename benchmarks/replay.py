@@ -1,9 +1,9 @@
 """The replay library against the limits of numpy, and against other libraries.
 
 Rates are transitions per second, one thread, batches of 256, n_step 1. "f32" holds observations of
-four floats, a million transitions, full; "atari" stacks of four frames, a hundred thousand. Each
-rate is the median of five turns. A limit is what numpy alone takes for the same bytes: the copies
-of an add, one `np.take` per column of a sample, a sum tree of two arrays without any buffer.
+four floats, a million transitions, full; "atari" stacks of four frames, a hundred thousand. A limit
+is what numpy alone takes for the same bytes: the copies of an add, one `np.take` per column of a
+sample, a sum tree of two arrays without any buffer. It takes turns with ours.
 
     python benchmarks/replay.py [--peers [PYTHON]] [--only add] [--json] [--save]
 
@@ -16,17 +16,19 @@ import json
 import subprocess
 import sys
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 import replay_limits as limits
+import replay_network as network
 import replay_processes as processes
 from common import ONE_THREAD, finish, parser
 from peers.replay import BATCH, FRAMES, Case, steps
 from penstock.replay import Prioritized, Replay, Uniform
-from replay_rates import rate_of
+from replay_rates import Calls, rates_of
 
 F32, ATARI = 1_000_000, 100_000
 PEERS = ("sb3", "cpprb", "tianshou", "torchrl")
@@ -37,6 +39,7 @@ CASES = {
     "uniform": (Case("uniform", "f32", 64, F32), Case("uniform", "atari", 64, ATARI)),
     "uniform as frames": (None, Case("frames", "atari", 64, ATARI)),
     "prioritized": (Case("prioritized", "f32", 64, F32), Case("prioritized", "atari", 64, ATARI)),
+    "prioritized [fast]": (Case("prioritized fast", "f32", 64, F32), None),
     "prioritized as frames": (None, Case("prioritized frames", "atari", 64, ATARI)),
 }
 
@@ -54,74 +57,102 @@ def main() -> None:
     for name, pair in CASES.items():
         if name.startswith(options.only):
             found[name] = measure_pair(pair, options)
-    for name, measure in processes.CASES.items():
+    for name, measure in (processes.CASES | network.CASES).items():
         if name.startswith(options.only):
             found[name] = measure(options.seconds)
-    rows: list[list[Any]] = [["operation", "f32", "atari", "limit f32", "limit atari", "others"]]
+    rows: list[list[Any]] = [["operation", "f32", "atari", "of limit", "", "others"]]
     rows += [row(name, result) for name, result in found.items()]
     finish("replay", {"cases": found}, rows, options)
 
 
 def row(name: str, result: dict[str, Any]) -> list[Any]:
-    columns = ("f32", "atari", "limit", "limit_atari")
-    rest = {key: value for key, value in result.items() if key not in (*columns, "peers")}
+    columns = ("f32", "atari", "limit", "limit_atari", "peers")
+    shares = [
+        f"{result[kind] / result[limit]:.2f}" if kind in result and limit in result else ""
+        for kind, limit in (("f32", "limit"), ("atari", "limit_atari"))
+    ]
+    rest = {key: value for key, value in result.items() if key not in columns}
     others = ", ".join(f"{k} {v:,.4g}" for k, v in (rest | result.get("peers", {})).items())
-    return [name, *(result.get(key, "") for key in columns), others]
+    return [name, result.get("f32", ""), result.get("atari", ""), *shares, others]
 
 
 def measure_pair(pair: tuple[Case | None, Case | None], options: Any) -> dict[str, Any]:
-    """Ours, the limit and the peers for one operation, one after the other."""
+    """Ours, the limit and the peers for one operation."""
     result: dict[str, Any] = {}
     peers: dict[str, float] = {}
     for case, ending in zip(pair, ("", "_atari"), strict=True):
-        if case is None:
+        if case is None or (case.operation == "prioritized fast" and not has_numba()):
             continue
         if case.atari:
             case = case._replace(capacity=options.atari_capacity)
-        result[case.kind] = ours(case, options.seconds)
-        if (limit := limits.rate(case, options.seconds)) is not None:
-            result["limit" + ending] = limit
+        rows = case.envs if case.operation == "add" else BATCH
+        replay = filled(case)
+        rates = rates_of(
+            {"ours": ours(case, replay), "limit": limits.calls_of(case)}, rows, options.seconds
+        )
+        replay.close()
+        result |= {case.kind: rates["ours"], "limit" + ending: rates["limit"]}
         for peer in PEERS if options.peers else ():
             if (rate := peer_rate(options.peers, peer, case, options.seconds)) is not None:
                 peers[peer + ending] = rate
     return result | {"peers": peers}
 
 
-def ours(case: Case, seconds: float) -> float:
-    """Transitions per second of penstock.replay."""
+def filled(case: Case) -> Replay:
+    """A replay that has been full for a while: the oldest slots have made room for others."""
     columns = {
         "obs": (np.uint8, (FRAMES, 84, 84)) if case.atari else (np.float32, (4,)),
         "action": (np.int64, ()),
     }
-    prioritized = case.operation.startswith("prioritized")
+    fast = case.operation.endswith("fast")
+    sampler = Prioritized(0.6, 0.4, fast=fast) if prioritized(case) else Uniform()
     replay = Replay(
         columns,
         case.capacity,
         envs=case.envs,
         frame_stack=FRAMES if case.atari else 1,
-        sampler=Prioritized(0.6, 0.4) if prioritized else Uniform(),
+        sampler=sampler,
         autoreset="none",
         seed=0,
     )
     made = steps(case, np.random.default_rng(0))
-    for i in range(case.capacity // case.envs + 1):
-        replay.add(**made[i % len(made)])
+    for _ in range(case.capacity // case.envs // len(made) * 5 // 4 + 1):
+        for step in made:
+            replay.add(**step)
+    return replay
+
+
+def ours(case: Case, replay: Replay) -> Calls:
+    """The operation, on penstock.replay."""
+    if case.operation == "add":
+        made = steps(case, np.random.default_rng(0))
+        return [partial(replay.add, **step) for step in made]
     rng = np.random.default_rng(1)
     stacked = not case.operation.endswith("frames")
+    updated = prioritized(case)
 
     def sample() -> None:
         batch = replay.sample(BATCH, stacked=stacked)
-        if prioritized:
+        if updated:
             replay.update_priorities(batch.keys, rng.random(BATCH))
 
-    if case.operation == "add":
-        return rate_of([partial(replay.add, **step) for step in made], case.envs, seconds)
-    return rate_of([sample], BATCH, seconds)
+    return [sample]
+
+
+def prioritized(case: Case) -> bool:
+    return case.operation.startswith("prioritized")
+
+
+def has_numba() -> bool:
+    if find_spec("numba") is None:
+        print("numba is not installed: no rate with the extra [fast]", file=sys.stderr)
+        return False
+    return True
 
 
 def peer_rate(python: str, peer: str, case: Case, seconds: float) -> float | None:
     """What a peer reaches, measured by its own process; None where it has no such operation."""
-    if case.operation.endswith("frames"):
+    if case.operation.endswith(("frames", "fast")):
         return None
     envs = case.envs if case.operation == "add" else 16
     program = Path(__file__).parent / "peers/replay.py"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -10,31 +10,33 @@ import numpy as np
 import numpy.typing as npt
 
 from peers.replay import BATCH, FRAMES, Case, steps
-from replay_rates import rate_of
+from replay_rates import Calls
 
 RECORD_NBYTES = 56  # observation, next one, action, reward, flags
 Array = npt.NDArray[Any]
 
 
-def rate(case: Case, seconds: float) -> float | None:
-    """Transitions per second at the limit, or None where numpy has no such operation."""
+def calls_of(case: Case) -> Calls:
+    """What takes as long as the limit; [] where there is none."""
     rng = np.random.default_rng(0)
     if case.operation == "add":
-        return rate_of(copies(case, rng), case.envs, seconds)
-    if case.operation in ("uniform", "frames"):
-        return rate_of([gather(case, rng)], BATCH, seconds)
-    return None if case.atari else rate_of([tree_alone(rng)], BATCH, seconds)
+        return copies(case, rng)
+    takes = gather(case, rng)
+    if not case.operation.startswith("prioritized"):
+        return [takes]
+    tree = tree_alone(rng)
+    return [lambda: (tree(), takes())] if case.atari else [tree]
 
 
-def copies(case: Case, rng: np.random.Generator) -> Sequence[Callable[[], object]]:
+def copies(case: Case, rng: np.random.Generator) -> Calls:
     """One copy per column into preallocated memory; of a stack, the newest frame alone."""
     made = steps(case, rng)
     if case.atari:
         for step in made:
             del step["obs"]
             step["next_obs"] = step["next_obs"][:, -1]
-    columns: dict[str, Array] = {
-        name: np.zeros((case.capacity // case.envs, *array.shape), array.dtype)
+    columns: dict[str, Array] = {  # touched: fresh pages cost more than copies
+        name: np.ones((case.capacity // case.envs, *array.shape), array.dtype)
         for name, array in made[0].items()
     }
     place = 0
@@ -57,7 +59,7 @@ def gather(case: Case, rng: np.random.Generator) -> Callable[[], object]:
             table, rng.integers(0, case.capacity, BATCH), axis=0, out=out, mode="clip"
         )
     table = np.ones((case.capacity, 84 * 84), np.uint8)
-    each = 2 * FRAMES if case.operation == "uniform" else FRAMES + 1
+    each = FRAMES + 1 if case.operation.endswith("frames") else 2 * FRAMES
     out = np.empty((BATCH, each, 84 * 84), np.uint8)
     offsets = np.arange(each)
 

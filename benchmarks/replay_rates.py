@@ -1,20 +1,33 @@
-"""How benchmarks/replay.py takes its rates."""
+"""How benchmarks/replay.py takes its rates: what is compared takes turns, and the best turn counts.
+
+Whatever else the machine does slows turns down and never speeds one up, so the best of several
+short ones is what a quiet machine gives, and what takes turns with it can be compared with it.
+"""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
-import numpy as np
+TURNS = 10
+Calls = Sequence[Callable[[], object]]
 
 
-def rate_of(calls: Sequence[Callable[[], object]], rows: int, seconds: float) -> float:
-    """Rows per second: the median of five turns through ``calls``."""
-    rates = []
-    for _ in range(5):
-        done, began_s = 0, time.perf_counter()
-        while time.perf_counter() < began_s + seconds / 5:
-            calls[done % len(calls)]()
-            done += 1
-        rates.append(done * rows / (time.perf_counter() - began_s))
-    return float(np.median(rates))
+def rates_of(operations: Mapping[str, Calls], rows: int, seconds: float) -> dict[str, float]:
+    """Rows per second of each operation: its best of `TURNS`, ``seconds`` in all."""
+    rates = dict.fromkeys(operations, 0.0)
+    done = dict.fromkeys(operations, 0)
+    for _ in range(TURNS):
+        for name, calls in operations.items():
+            first, began_s = done[name], time.perf_counter()
+            while time.perf_counter() < began_s + seconds / TURNS:
+                calls[done[name] % len(calls)]()
+                done[name] += 1
+            rate = (done[name] - first) * rows / (time.perf_counter() - began_s)
+            rates[name] = max(rates[name], rate)
+    return rates
+
+
+def rate_of(calls: Calls, rows: int, seconds: float) -> float:
+    """The rate of one operation."""
+    return rates_of({"": calls}, rows, seconds)[""]

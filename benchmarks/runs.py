@@ -10,13 +10,19 @@ from pathlib import Path
 from typing import Any
 
 
-def train(target: str, *overrides: str, folder: Path | None = None) -> dict[str, Any]:
+def train(
+    target: str, *overrides: str, folder: Path | None = None, cwd: Path | None = None
+) -> dict[str, Any]:
     """Run to the end and return the summary, with the metrics of each interval beside it."""
     with tempfile.TemporaryDirectory() as temporary:
         run_dir = folder or Path(temporary) / "run"
         command = [sys.executable, "-m", "penstock", "train", target, f"run.dir={run_dir}"]
         done = subprocess.run(
-            [*command, *overrides, "--json"], stdout=subprocess.PIPE, text=True, check=True
+            [*command, *overrides, "--json"],
+            stdout=subprocess.PIPE,
+            text=True,
+            check=True,
+            cwd=cwd,
         )
         summary: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
         lines = (run_dir / "metrics.jsonl").read_text().splitlines()
@@ -38,3 +44,14 @@ def trained_rate(summary: dict[str, Any], skip_s: float = 0.0) -> float:
     ]
     (begin_s, first), (end_s, last) = points[0], points[-1]
     return float((last - first) / max(end_s - begin_s, 1e-9))
+
+
+def point(line: dict[str, Any], megabytes: float | None = None) -> dict[str, Any]:
+    """Of a curve, from one interval's metrics."""
+    return {
+        "seconds": line["time_s"],
+        "steps": line["env_steps"],
+        "updates": line["learner_steps"],
+        "return": line["episode_return_mean"],
+        "megabytes": megabytes,
+    }

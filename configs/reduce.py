@@ -46,7 +46,7 @@ class ReduceConfig(Section):
     """Share of the values that `dgc` sends in the end."""
     dgc_clip: Positive | None = None
     """Bound on the norm of each learner's gradient in `dgc`, divided by the root of
-    `learner.count`; null: none."""
+    `learner.count`; null: `learner.grad_clip`, which otherwise has no effect with `dgc`."""
     reternarize: Switch = True
     """Whether `terngrad` sends sums back as -1, 0, 1 again, or exactly in a few more bits."""
     powersgd_rank: Count = 2

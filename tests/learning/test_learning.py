@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -78,3 +79,34 @@ def test_examples_learn(example: str, least: float) -> None:
     done = subprocess.run([sys.executable, program], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert float(done.stdout.split()[-1]) >= least
+
+
+@pytest.mark.slow
+def test_two_learners_solve_cartpole_by_one_bit_of_each_gradient(
+    tmp_path: Path, nothing_left_behind: None
+) -> None:
+    warmup = 10
+    options = (
+        "learner.count=2",
+        "learner.optimizer=sgd",
+        "learner.lr=0.03",
+        "learner.lr_scaling=sqrt",
+        "learner.reduce.codec=onebit",
+        "learner.reduce.onebit_block=64",  # a layer of 64 units has a size of its own
+        f"learner.reduce.warmup_updates={warmup}",
+    )
+    summary = train(tmp_path, "cartpole", *options, "stop.minutes=3")
+    assert summary["exit_reason"] == "return"
+    assert summary["episode_return_mean"] >= 475
+    assert summary["learner_steps"] > 5 * warmup
+
+
+@pytest.mark.slow
+def test_a_game_of_ones_own_is_learnt_from_pixels(
+    tmp_path: Path, nothing_left_behind: None
+) -> None:
+    for name in ("catch.py", "catch.yaml"):
+        shutil.copy(Path(__file__).parents[2] / "examples" / name, tmp_path)
+    summary = train(tmp_path, "catch.yaml", "stop.minutes=3.5")
+    assert summary["exit_reason"] == "return"
+    assert summary["episode_return_mean"] >= 0.98

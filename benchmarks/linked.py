@@ -1,0 +1,126 @@
+"""Learners and actors on hosts of their own, joined by links of a given rate, as on four machines.
+
+Every host runs `penstock learner --rank` and one `penstock actor` that joins it; only gradients and
+the small sum of each step cross the links. Bytes are those of the interfaces, headers included.
+"""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+from penstock.launch.bench.hosts import INTERFACE, Hosts, hosts
+from runs import point
+
+BIND_PORT, STORE_PORT = 7700, 29500
+POLL_S = 0.5
+END_S = 30.0
+START_S = 120.0
+
+
+def train_on_hosts(
+    target: str,
+    overrides: Sequence[str],
+    *,
+    cwd: Path,
+    folder: Path,
+    link: str,
+    learners: int,
+    seconds: float,
+) -> dict[str, Any]:
+    """Train to the end, or for ``seconds`` at most; the summary of rank 0, and a curve.
+
+    The curve has a `point` per poll, whose megabytes left the busiest interface since training
+    began. Raises NoHostsError where there can be no hosts.
+    """
+    options = [*overrides, f"learner.reduce.interface={INTERFACE}", f"run.dir={folder}"]
+    with hosts(learners) as made, ExitStack() as stack:
+        made.limit(link)
+        store = f"{made.addresses[0]}:{STORE_PORT}"
+        group = []
+        for rank in range(learners):
+            where = [f"--rank={rank}", f"--world={learners}", f"--store={store}"]
+            bind = f"--bind=tcp://127.0.0.1:{BIND_PORT}"
+            learner = ["learner", target, *options, *where, bind, "--json"]
+            group.append(_start(stack, made, rank, learner, cwd, folder / f"learner-{rank}.out"))
+            join = f"--connect=tcp://127.0.0.1:{BIND_PORT + rank}"
+            actor = ["actor", join, f"--dir={folder / f'actor-{rank}'}", "--json"]
+            _start(stack, made, rank, actor, cwd, folder / f"actor-{rank}.out")
+        curve = _watch(group, folder, seconds)
+        for process in group:
+            _end(process)
+    out = (folder / "learner-0.out").read_text().splitlines()
+    summary: dict[str, Any] = json.loads(out[-1])
+    return summary | {"curve": curve}
+
+
+def _start(
+    stack: ExitStack, made: Hosts, host: int, arguments: Sequence[str], cwd: Path, out: Path
+) -> subprocess.Popen[bytes]:
+    """``penstock`` on a host; it ends with ``stack``, actors before learners."""
+    command = made.command(host, [sys.executable, "-m", "penstock", *arguments])
+    out.parent.mkdir(parents=True, exist_ok=True)
+    with out.open("wb") as file, out.with_suffix(".err").open("wb") as errors:
+        process = subprocess.Popen(command, cwd=cwd, stdout=file, stderr=errors)
+    stack.callback(_end, process)
+    return process
+
+
+def _watch(
+    group: Sequence[subprocess.Popen[bytes]], folder: Path, seconds: float
+) -> list[dict[str, Any]]:
+    """Look at the run until a learner has ended, or for ``seconds`` of training."""
+    curve: list[dict[str, Any]] = []
+    first: list[int] = []
+    gives_up_s = time.monotonic() + START_S
+    while all(process.poll() is None for process in group) and time.monotonic() < gives_up_s:
+        time.sleep(POLL_S)
+        sent = [_sent_nbytes(process.pid) for process in group]
+        last = _last(folder / "metrics.jsonl")
+        if last is None or not last["learner_steps"]:
+            first = sent
+            continue
+        if not curve:
+            gives_up_s = time.monotonic() + seconds
+        if not curve or last["time_s"] > curve[-1]["seconds"]:
+            most = max(now - before for now, before in zip(sent, first, strict=True))
+            curve.append(point(last, most / 1e6))
+    return curve
+
+
+def _last(path: Path) -> dict[str, Any] | None:
+    """The last whole line of a file that is being written."""
+    lines = path.read_text().split("\n")[:-1] if path.exists() else []
+    found: dict[str, Any] | None = json.loads(lines[-1]) if lines else None
+    return found
+
+
+def _sent_nbytes(pid: int) -> int:
+    """Bytes that the interface of a process's host has sent; 0 once it has ended."""
+    try:
+        text = Path(f"/proc/{pid}/net/dev").read_text()
+    except OSError:
+        return 0
+    for line in text.splitlines():
+        name, _, counters = line.partition(":")
+        if name.strip() == INTERFACE:
+            return int(counters.split()[8])
+    return 0
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """Let a command end by itself, cleanly if it was asked, or at once."""
+    if process.poll() is None:
+        process.send_signal(signal.SIGTERM)
+    try:
+        process.wait(END_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
