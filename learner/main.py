@@ -48,7 +48,7 @@ def run(ctx: RoleContext) -> None:
     ctx.report("note", text=info.how)
     trainer = make_trainer(config, info)
     checkpoints = Checkpoints(ctx.run_dir, trainer)
-    if ctx.learner == 0:  # the others take its state
+    if ctx.learner == 0 and not ctx.incarnation:  # the others take its state, later it theirs
         checkpoints.resume(ctx.resume)
     ledger = TimeLedger()
     team = Team(ctx, config, trainer, ledger, checkpoints.stored)

@@ -98,7 +98,7 @@ class Served:
         self._client.close()
 
     def _pull(self) -> Reply | None:
-        while self._waiting():
-            if (reply := self._client.pull(PULL_S)) is not None:
-                return reply
-        return None
+        """Asks once even where it is told to end: when all stop, nobody waits."""
+        while (reply := self._client.pull(PULL_S)) is None and self._waiting():
+            pass
+        return reply
