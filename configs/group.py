@@ -90,6 +90,12 @@ def _pace(cfg: Config) -> Iterator[Contradiction]:
             f"learner.optimizer {learner.optimizer} works by layers; set learner.optimizer=sgd or "
             "learner.pace=bsp",
         )
+    if pace in ("ssp", "asp", "tap") and learner.lr_scaling != "none":
+        yield Contradiction(
+            ("learner.lr_scaling", "learner.pace"),
+            f"learner.lr_scaling {learner.lr_scaling} is for one large step of all learners, and "
+            f"with learner.pace {pace} each takes its own; set learner.lr_scaling=none",
+        )
     if learner.accumulate > 1 and cfg.algo.name != "impala":
         yield Contradiction(
             ("learner.accumulate", "algo.name"),

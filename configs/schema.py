@@ -121,7 +121,7 @@ class LearnerConfig(Section):
     local_steps: Count = 8
     """Optimizer steps between two averages under `local_sgd`."""
     staleness: Natural = 3
-    """Steps that the fastest learner may be ahead of the slowest under `ssp`."""
+    """Steps that the fastest learner may be ahead of the slowest under `ssp` and `asp`."""
     significance: Positive = 0.01
     """Relative change from which an update is sent under `asp`."""
     spare: Count = 1
@@ -206,7 +206,8 @@ class RunConfig(Section):
     start_timeout_s: Positive = 60.0
     """Seconds that a process may take until its first progress."""
     max_restarts: Natural = 5
-    """Restarts of one actor, none of which made a sample, before the run is given up."""
+    """Restarts of one actor, none of which made a sample, or of one of several learners, none of
+    which lasted, before the run is given up."""
 
 
 class StopConfig(Section):

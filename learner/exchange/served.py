@@ -21,6 +21,7 @@ from penstock.learner.server.protocol import NOTHING, Tally
 from penstock.profiling.ledger import TimeLedger
 
 PULL_S = 0.2
+FETCH_S = 5.0  # for the state of a checkpoint
 
 
 class Served:
@@ -91,7 +92,7 @@ class Served:
 
     def state(self) -> Arrays:
         """The server's optimizer is brought here, and nothing else is kept."""
-        self._client.fetch(PULL_S)
+        self._client.fetch(FETCH_S)
         return {}
 
     def close(self) -> None:

@@ -86,6 +86,11 @@ CASES = {
         "learner.weight_decay 0.1 is of sgd, lars and lamb, and learner.optimizer is adam",
         ["learner.optimizer=sgd"],
     ),
+    "scaled steps that are not joined": (
+        [*FOUR, "learner.pace=tap", "learner.lr_scaling=sqrt"],
+        "learner.lr_scaling sqrt is for one large step of all learners, and with learner.pace tap",
+        ["learner.lr_scaling=none"],
+    ),
     "scaled by one": (
         ["learner.lr_scaling=linear"],
         "learner.lr_scaling linear does nothing while learner.count is 1",
