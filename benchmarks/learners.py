@@ -76,10 +76,10 @@ TASKS = {
             f"learner.lr_decay_steps={CATCH_STEPS}",
         ),
         ("learner.lr=1e-4",),
-        ("learner.lr=0.01",),
+        ("learner.lr=0.02",),
         {
             "powersgd": SHORT,
-            "onebit": SHORT,
+            "onebit": (*SHORT, "learner.reduce.onebit_block=512"),
             # What dgc sends loses its momentum, so its steps are shorter than sgd's.
             "dgc": ("learner.reduce.warmup_updates=5", "learner.lr=0.03"),
         },
@@ -101,28 +101,28 @@ def main() -> None:
     tasks = list(TASKS) if options.task == "all" else [options.task]
     wanted = None if options.codecs == "all" else options.codecs.split(",")
     seeds = range(options.first_seed, options.first_seed + options.seeds)
-    found: dict[str, Any] = {}
-    rows: list[list[Any]] = [HEADING]
+    results, rows = earlier(), [HEADING]
     for task in tasks:
+        title = f"{task} at {options.link}" if options.link else task
+        before = results.get(title, {"runs": {}})["runs"]
         picked = [run for run in RUNS if wanted is None or run.partition("/")[0] in wanted]
         runs = {
             run: [one(task, run, seed, options.seconds, options.link) for seed in seeds]
             for run in picked
         }
-        title = f"{task} at {options.link}" if options.link else task
-        found[title] = {"machine": machine(), "learners": LEARNERS, "runs": runs}
-        rows += [row(task, title, name, done, runs) for name, done in runs.items()]
-    finish("learners", {"tasks": earlier() | found}, rows, options)
+        results[title] = {"machine": machine(), "learners": LEARNERS, "runs": before | runs}
+        rows += [row(task, title, name, done, before | runs) for name, done in runs.items()]
+    finish("learners", {"tasks": results}, rows, options)
 
 
 def earlier() -> dict[str, Any]:
-    """What was saved before: each task is a measurement of its own, and takes long."""
+    """What was saved before, of which the runs made now replace theirs."""
     path = RESULTS / "learners.json"
     saved: dict[str, Any] = json.loads(path.read_text())["tasks"] if path.exists() else {}
     return saved
 
 
-HEADING = [
+HEADING: list[Any] = [
     "task", "codec", "optimizer", "solved", "steps", "updates", "seconds", "MB sent",
     "return", "of fp32's",
 ]  # fmt: skip

@@ -67,9 +67,9 @@ def test_a_listed_actor_works_as_without_keys(
 
 
 class Impatient(RoleContext):
-    """Stops after the first note that it waits."""
+    """Leaves after the first note that it waits."""
 
-    def stopping(self) -> bool:
+    def leaving(self) -> bool:
         return bool(reports(self, "note"))
 
 

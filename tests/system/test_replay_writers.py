@@ -146,7 +146,7 @@ def test_writers_killed_at_random_instants(nursery_of: Callable[[str], Nursery])
         assert len(counts) >= nursery.published[ident]
         assert len(counts) % UNROLL == 0
         heard += len(counts) > 0
-    assert heard > KILLS // 4  # the kills fell before and after the first publication
+    assert 0 < heard < KILLS  # the kills fell before and after the first publication
     with Writer.attach(rb.serve()) as writer:
         writer.add(**row(KILLS, 0), terminated=False, truncated=False, timeout_s=2.0)
     wait_until(lambda: len(rb) == len(rows["action"]) + 1)
