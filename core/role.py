@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from penstock.profiling.status import StatusPage
 
 EXIT_REJOIN = os.EX_TEMPFAIL  # a role that lost its learner exits so: started again at once
-URGENT = frozenset({"error", "final", "group_failed", "join", "ready", "stop"})
+URGENT = frozenset({"entered", "error", "final", "group_failed", "join", "ready", "stop"})
 
 
 def learner_socket(runtime_dir: Path, rank: int) -> Path:

@@ -95,6 +95,11 @@ class Decisions:
         """The learner ``name`` could enter a group."""
         return self._group.join(self._workers[name].spec.learner)
 
+    def entered(self, name: str) -> list[Effect]:
+        """The learner ``name`` stands in a group, in its state."""
+        self._group.entered(self._workers[name].spec.learner)
+        return []
+
     def group_failed(self, epoch: int) -> list[Effect]:
         """The learners' group of ``epoch`` broke, or could not be made."""
         return self._group.failed(epoch)

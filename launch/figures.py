@@ -40,7 +40,8 @@ def figures(metrics: Metrics, stop: StopConfig | None) -> dict[str, str]:
 def frames_per_s(metrics: Metrics) -> float | None:
     """Emulator frames per second, from steps per second and the frames of a step."""
     steps, frames = metrics.get("env_steps"), metrics.get("env_frames")
-    return metrics["steps_per_s"] * frames / steps if steps and frames else None
+    rate = metrics.get("steps_per_s")  # the last word of a run that was over at once has none
+    return rate * frames / steps if steps and frames and rate is not None else None
 
 
 def eta_s(metrics: Metrics, stop: StopConfig | None) -> float | None:

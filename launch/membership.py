@@ -1,8 +1,9 @@
 """Which learners train together, and which learner each actor plays for: pure, as `decisions` is.
 
 A learner *joins* when it could enter a group. The first group is made when all have joined; from
-then on every change makes a new one, of a higher epoch, of those that have joined and live. These
-alone know what has been learned: once there was a group, others keep no run going.
+then on every change makes a new one, of a higher epoch, of those that have joined and live. Who has
+*entered* a group has taken its state, and these alone know what has been learned: once there was a
+group, others keep no run going.
 
 An actor plays for its *home* learner while that one is there, else for the one with the fewest
 actors.
@@ -23,6 +24,8 @@ class Group:
     def __init__(self, learners: Sequence[RoleSpec]) -> None:
         self._names = {spec.learner: spec.name for spec in learners}
         self.members: set[int] = set()
+        self._knowing: set[int] = set()
+        self._begun = False
         self.epoch = 0
 
     def join(self, rank: int) -> list[Effect]:
@@ -31,8 +34,14 @@ class Group:
         first = not self.epoch
         return [] if first and len(self.members) < len(self._names) else self._tell()
 
+    def entered(self, rank: int) -> None:
+        """A learner stands in a group, in its state."""
+        self._knowing.add(rank)
+        self._begun = True
+
     def leave(self, rank: int) -> list[Effect]:
         """A learner has ended."""
+        self._knowing.discard(rank)
         if rank not in self.members:
             return []
         self.members.remove(rank)
@@ -44,7 +53,7 @@ class Group:
 
     def holds_run(self, rank: int, running: set[int]) -> bool:
         """Whether the others that run hold what has been learned."""
-        return bool((running & self.members if self.epoch else running) - {rank})
+        return bool((running & self._knowing if self._begun else running) - {rank})
 
     def _tell(self) -> list[Effect]:
         self.epoch += 1

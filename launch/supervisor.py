@@ -136,6 +136,8 @@ class Supervisor:
             return self._decisions.stop(message["reason"], now_s)
         if kind == "join":
             return self._decisions.join(name)
+        if kind == "entered":
+            return self._decisions.entered(name)
         if kind == "group_failed":
             return self._group_failed(**message)
         if kind == "note":

@@ -76,9 +76,12 @@ class Checkpoints:
         each of several learners keeps for itself."""
         progress = self._trainer.progress
         mean = progress.return_mean
+        if self._best_return is None and checkpoint.exists(self._best):  # saved by another learner
+            best = checkpoint.load(self._best, self._trainer.layout)
+            self._best_return = best.meta["best_return"]
         is_best = (
             mean is not None
-            and len(progress.returns) == EPISODES  # fewer may be luck
+            and progress.recent_episodes >= EPISODES  # fewer may be luck
             and (self._best_return is None or mean > self._best_return)
         )
         if is_best:

@@ -22,6 +22,7 @@ import torch
 import torch.distributed as dist
 from safetensors.numpy import load, save
 from torch import Tensor
+from torch.distributed.distributed_c10d import _set_pg_timeout
 
 from penstock.configs.errors import UserError
 from penstock.configs.reduce import ReduceConfig
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
 
 Arrays = dict[str, np.ndarray[Any, Any]]
 LOOK_S = 0.005
+CONNECT_S = 5.0  # for members that were there a moment ago
 
 
 class Guarded(Collective):
@@ -89,16 +91,19 @@ class Group:
         self.rank = self.members.index(me)
         self.world = len(self.members)
         timeout = timedelta(seconds=cfg.timeout_s)
+        soon = timedelta(seconds=min(cfg.timeout_s, CONNECT_S))
         with lost("connecting"):
             dist.init_process_group(
                 "gloo",
                 store=dist.PrefixStore(f"epoch-{epoch}", store),  # type: ignore[attr-defined]
                 rank=self.rank,
                 world_size=self.world,
-                timeout=timeout,
+                timeout=soon,
             )
             backend = "nccl" if device.type == "cuda" else "gloo"
-            gradients = dist.new_group(timeout=timeout, backend=backend)
+            gradients = dist.new_group(timeout=soon, backend=backend)
+        for group in (dist.group.WORLD, gradients):
+            _set_pg_timeout(timeout, group)
         assert dist.group.WORLD is not None
         assert isinstance(gradients, dist.ProcessGroup)
         self.control = Guarded(dist.group.WORLD)

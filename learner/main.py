@@ -12,8 +12,11 @@ from contextlib import suppress
 from typing import Any
 
 import numpy as np
+import torch
 
 from penstock.configs.algorithms import ImpalaConfig
+from penstock.configs.errors import UserError
+from penstock.configs.group import SERVED
 from penstock.configs.schema import Config
 from penstock.core.role import RoleContext, learner_socket
 from penstock.envs import GameInfo, probe
@@ -23,7 +26,7 @@ from penstock.learner.offpolicy import OffPolicyTrainer
 from penstock.learner.publish import Publisher
 from penstock.learner.source import Source
 from penstock.learner.state import Arrays
-from penstock.learner.team import Team
+from penstock.learner.team import Team, met
 from penstock.learner.trainer import DivergedError, Trainer
 from penstock.learner.transitions import Transitions
 from penstock.learner.unrolls import Unrolls
@@ -46,9 +49,10 @@ def run(ctx: RoleContext) -> None:
     assert config is not None
     info = probe(config.env)
     ctx.report("note", text=info.how)
-    trainer = make_trainer(config, info)
+    trainer = make_trainer(on_own_gpu(config, ctx), info)
     checkpoints = Checkpoints(ctx.run_dir, trainer)
-    if ctx.learner == 0 and not ctx.incarnation:  # the others take its state, later it theirs
+    served = config.learner.pace in SERVED  # by a server that takes whoever is first
+    if served or (ctx.learner == 0 and not met(ctx.runtime_dir)):  # else the others have its state
         checkpoints.resume(ctx.resume)
     ledger = TimeLedger()
     team = Team(ctx, config, trainer, ledger, checkpoints.stored)
@@ -67,6 +71,24 @@ def make_trainer(config: Config, info: GameInfo) -> AnyTrainer:
     """What trains by the algorithm of ``config``."""
     on_policy = isinstance(config.algo, ImpalaConfig)
     return Trainer(config, info) if on_policy else OffPolicyTrainer(config, info)
+
+
+def on_own_gpu(config: Config, ctx: RoleContext) -> Config:
+    """``config`` with a GPU for each of several learners, where `learner.device` is auto.
+
+    Raises UserError where one host has fewer GPUs than learners, which NCCL refuses.
+    """
+    learner = config.learner
+    gpus = torch.cuda.device_count()
+    if learner.count == 1 or learner.device != "auto" or not gpus:
+        return config
+    if ctx.store is None and learner.count > gpus:
+        raise UserError(
+            f"learner.count {learner.count} needs a GPU for each learner and this host has {gpus}; "
+            f"set learner.count={gpus} or learner.device=cpu"
+        )
+    own = learner.model_copy(update={"device": f"cuda:{ctx.learner % gpus}"})
+    return config.model_copy(update={"learner": own})
 
 
 def make_source(
@@ -141,12 +163,13 @@ class LearnerProcess:
         going = True
         while going:
             self._ctx.status.beat()
-            whole = False
-            with suppress(GroupLostError):
+            lost = None
+            try:
                 going = self._turn()
-                whole = True
-            if not whole:  # out here, where nothing of the lost group is held any more
-                going = self._regroup()
+            except GroupLostError as error:
+                lost = str(error)
+            if lost is not None:  # out here, where nothing of the lost group is held any more
+                going = self._regroup(lost)
             if time.monotonic() >= self._next_report_s:
                 self._report()
         self._report()
@@ -196,6 +219,7 @@ class LearnerProcess:
         self._progress.grow(word.growth, said.growth)
         (batch, _), self._held = self._held, None
         if said.nan:
+            self._trainer.statistics()  # which says what, where it is known here too
             raise self._diverged or DivergedError(
                 "another learner found a number that is not finite; its message says which"
             )
@@ -210,6 +234,8 @@ class LearnerProcess:
         if said.stop and (reason is not None or self._ctx.store is not None):
             # Over several machines each supervisor hears it from its own learner.
             self._ctx.report("stop", reason=reason or "stopped")
+        elif said.stop and self._ctx.stopping():  # told by who knows nothing of the supervisor?
+            self._ctx.report("stop", reason="terminated")
         return not said.stop
 
     def _batch(self) -> Any:
@@ -242,10 +268,10 @@ class LearnerProcess:
         if save:
             self._source.save(self._shard)
 
-    def _regroup(self) -> bool:
+    def _regroup(self, why: str) -> bool:
         """Find the other learners again; False where the run ends."""
         self._ledger.switch("reduce_exposed")
-        if not self._team.join():
+        if not self._team.join(why):
             return False
         self._publish()
         return True

@@ -49,6 +49,11 @@ class FlatOptimizer:
         """What the rule keeps for each parameter, by name: float32, laid out like ``values``."""
         return self._rule.moments
 
+    def recount(self) -> None:
+        """Take the number of steps from the state, as whoever loads it does: a step that was not
+        taken, since its gradient was not finite, is none."""
+        self.updates = int(self._steps)
+
     def zero_grad(self) -> None:
         self.grads.zero_()
 

@@ -127,6 +127,11 @@ class Progress:
         returns, _, episodes = self._recent
         return returns / episodes if episodes else None
 
+    @property
+    def recent_episodes(self) -> int:
+        """How many episodes `return_mean` is the mean of."""
+        return int(self._recent[2])
+
     def stop_reason(self) -> str | None:
         """Which of the `stop` settings is reached."""
         stop = self._stop

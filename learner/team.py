@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import time
 from datetime import timedelta
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -18,6 +19,7 @@ import torch
 import torch.distributed as dist
 
 from penstock import __version__
+from penstock.configs.errors import UserError
 from penstock.configs.group import SERVED
 from penstock.configs.schema import Config, LearnerConfig
 from penstock.core.control import Message
@@ -41,7 +43,13 @@ if TYPE_CHECKING:
 MEET_S = 4.0  # members named by the supervisor are alive, and soon there
 LOOK_S = 0.005
 LOOPBACK = "lo"
+MEETING = "group-"  # begins the names of the files in which learners of a host meet
 OWN = ("count", "device", "nice", "threads", "env_threads")  # options that may differ
+
+
+def met(runtime_dir: Path) -> bool:
+    """Whether learners of this run have begun already, of which some may know what was learned."""
+    return any(runtime_dir.glob(f"{MEETING}*"))
 
 
 class Team:
@@ -62,6 +70,7 @@ class Team:
         self._ledger = ledger
         self._stored = stored
         self._named: Message | None = None  # the newest group that the supervisor has named
+        self._tried = -1  # the last epoch whose group was to be entered
         self._codec = ""  # what `auto` stands for, once it was measured
         self._others: list[Message] = []
         self._group: Group | None = None
@@ -89,9 +98,10 @@ class Team:
         named, group = self._named, self._group
         return group is not None and named is not None and named["epoch"] > group.epoch
 
-    def join(self) -> bool:
+    def join(self, why: str = "") -> bool:
         """Stand in the newest group, in the state of its most advanced member; False where the run
-        ends before. What `exchange` was before is left."""
+        ends before. What `exchange` was before is left, and ``why`` is told to the supervisor,
+        which cannot see that a group of the living has broken."""
         count = self._config.learner.count
         if count == 1:
             return True
@@ -103,6 +113,8 @@ class Team:
             use_interface(LOOPBACK)
             if first:
                 self._ctx.report("join")
+            elif not self.changed:
+                self._ctx.report("group_failed", epoch=self._tried, message=why)
             while (named := self._wait_for_word()) is not None:
                 if self._enter(self._local_store(named), named["epoch"], named["members"], MEET_S):
                     return True
@@ -159,12 +171,11 @@ class Team:
 
     def _wait_for_word(self) -> Message | None:
         """The newest group, once the supervisor has named one that is new; None at the end."""
-        known = -1 if self._group is None else self._group.epoch
         self._ctx.status.phase = Phase.REDUCING
         while not self._ctx.stopping():
             self._ctx.status.beat()
             self._others = self.messages()
-            if self._named is not None and self._named["epoch"] > known:
+            if self._named is not None and self._named["epoch"] > self._tried:
                 return self._named
             time.sleep(LOOK_S)
         return None
@@ -180,10 +191,13 @@ class Team:
             named = self._named
             return not ctx.stopping() and (named is None or named["epoch"] <= epoch)
 
+        self._tried = epoch
+        group: Group | None = None
+        exchange: Bsp | LocalSgd | None = None
+        failure = ""
         try:
             meet(store, members, ctx.learner, self._hello(), timeout_s, waiting)
             group = Group(store, epoch, members, ctx.learner, trainer.device, cfg.reduce)
-            self._group = group
             places = group.gather([trainer.progress.generation, trainer.progress.learner_steps])
             source = places.index(max(places))
             cfg = self._with_codec(cfg, group, source)
@@ -191,23 +205,33 @@ class Team:
             exchange = pace(group, trainer.optimizers(), cfg, self._ledger)
             self._equalise(group, exchange, source)
         except GroupLostError as error:
-            if ctx.store is not None:
-                raise RuntimeError(f"the learners did not come together: {error}") from error
-            self._failed(epoch, error)
+            failure = str(error)
+        if failure or exchange is None:  # out here, where nothing of the group is held any more
+            for made in (exchange, group):
+                if made is not None:
+                    made.close()
+                    break
+            else:
+                if dist.is_initialized():
+                    dist.destroy_process_group()
+            self._failed(epoch, failure)
             return False
-        self.exchange = trainer.exchange = exchange
+        self._group, self.exchange, trainer.exchange = group, exchange, exchange
         self._failing_since_s = None
+        ctx.report("entered")
         return True
 
-    def _failed(self, epoch: int, error: GroupLostError) -> None:
-        if dist.is_initialized():
-            dist.destroy_process_group()
+    def _failed(self, epoch: int, failure: str) -> None:
+        if self._ctx.store is not None:
+            raise RuntimeError(f"the learners did not come together: {failure}")
         now_s = time.monotonic()
         self._failing_since_s = self._failing_since_s or now_s
-        patience_s = self._config.learner.reduce.timeout_s
+        patience_s = self._config.learner.reduce.timeout_s + self._config.run.hang_timeout_s
         if now_s - self._failing_since_s > patience_s and not self._ctx.stopping():
-            raise RuntimeError(f"no group of learners came together for {patience_s:g} s: {error}")
-        self._ctx.report("group_failed", epoch=epoch, message=str(error))
+            raise RuntimeError(
+                f"no group of learners came together for {patience_s:g} s: {failure}"
+            )
+        self._ctx.report("group_failed", epoch=epoch, message=failure)
 
     def _with_codec(self, cfg: LearnerConfig, group: Group, source: int) -> LearnerConfig:
         """``cfg`` with the codec that `auto` stands for: what the most advanced has, else measured
@@ -237,15 +261,17 @@ class Team:
         progress.share_window(group.world)
         stored = group.broadcast(self._stored, source)
         self._stored = {}
+        for optimizer in trainer.optimizers().values():
+            optimizer.recount()
+        if group.rank != source:
+            seed = np.random.SeedSequence([self._config.run.seed, group.epoch, group.rank])
+            torch.manual_seed(int(seed.generate_state(1)[0]))
         if f"{group.world - 1}/random" in stored and f"{group.world}/random" not in stored:
             own = {
                 k.partition("/")[2]: v for k, v in stored.items() if k.startswith(f"{group.rank}/")
             }
             torch.set_rng_state(torch.from_numpy(own.pop("random")))
             exchange.load_state(own)
-        elif group.rank != source:
-            seed = np.random.SeedSequence([self._config.run.seed, group.epoch, group.rank])
-            torch.manual_seed(int(seed.generate_state(1)[0]))
 
     def _hello(self) -> dict[str, Any]:
         """What all learners must have in common: the version, and options by their dotted names."""
@@ -257,7 +283,7 @@ class Team:
         return found
 
     def _local_store(self, named: Message) -> Store:
-        path = self._ctx.runtime_dir / f"group-{named['epoch']}"
+        path = self._ctx.runtime_dir / f"{MEETING}{named['epoch']}"
         return dist.FileStore(str(path), len(named["members"]))  # type: ignore[attr-defined]
 
     def _remote_store(self) -> Store:
@@ -266,7 +292,14 @@ class Team:
         use_interface(self._config.learner.reduce.interface)
         serves = self._ctx.learner == 0 and not where.served
         timeout = timedelta(seconds=self._config.run.start_timeout_s)
-        store = dist.TCPStore(  # type: ignore[attr-defined]
-            where.host, where.port, is_master=serves, wait_for_workers=False, timeout=timeout
-        )
+        try:
+            store = dist.TCPStore(  # type: ignore[attr-defined]
+                where.host, where.port, is_master=serves, wait_for_workers=False, timeout=timeout
+            )
+        except RuntimeError as error:
+            done = "served" if serves else "reached"
+            raise UserError(
+                f"the store at {where.host}:{where.port} cannot be {done} "
+                f"({str(error).splitlines()[0]}); rank 0 serves it, on a port that is free"
+            ) from None
         return dist.PrefixStore(f"attempt-{where.attempt}", store)  # type: ignore[attr-defined]

@@ -61,6 +61,7 @@ class Trainer:
         self.exchange: Exchange = Alone()
         self._updates_done = 0  # of the batch in training
         self._trained = torch.cuda.Event() if self.device.type == "cuda" else None
+        self._published_steps = 0
         self._batches = 0
         self._accumulated = 0.0  # samples, of all learners, in the gradients so far
         self._clear()
@@ -87,7 +88,6 @@ class Trainer:
         if batch is not None:
             batch.wait_on_device()
             shares = self._shares(batch)
-        before = self.progress.learner_steps
         self._updates_done = 0
         self._batches += 1
         for envs, total in zip(shares, totals, strict=True):
@@ -96,7 +96,10 @@ class Trainer:
         if self._trained is not None:
             self._trained.record()
         every, steps = self.config.learner.publish_every, self.progress.learner_steps
-        return steps // every > before // every
+        due = steps // every > self._published_steps // every
+        if due:
+            self._published_steps = steps
+        return due
 
     def regrouped(self) -> None:
         """Begin anew with other learners: what was half done is given up."""

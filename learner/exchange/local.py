@@ -98,7 +98,17 @@ class LocalSgd:
 
     @torch.no_grad()
     def _average(self, share: float) -> None:
-        """Parameters and moments become their mean, this learner's with weight ``share``."""
-        for optimizer in self._optimizers.values():
-            for values in (optimizer.values, *optimizer.moments.values()):
-                self._group.gradients.all_reduce(values.mul_(share))
+        """Parameters and moments become their mean, this learner's with weight ``share``.
+
+        They stay as they are until all of it is there: a learner may die meanwhile.
+        """
+        kept = [
+            values
+            for optimizer in self._optimizers.values()
+            for values in (optimizer.values, *optimizer.moments.values())
+        ]
+        means = [values * share for values in kept]
+        for mean in means:
+            self._group.gradients.all_reduce(mean)
+        for values, mean in zip(kept, means, strict=True):
+            values.copy_(mean)

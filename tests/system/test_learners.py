@@ -97,6 +97,26 @@ def test_a_killed_learner_costs_the_others_moments(
     assert answer["actors_restarted"] == 0
 
 
+def test_a_learner_that_stood_still_is_met_again(penstock: Penstock, tmp_path: Path) -> None:
+    """All live, so that nobody but the learners can tell that their group has broken."""
+    run_dir = tmp_path / "run"
+    options = ("learner.reduce.timeout_s=2", "stop.minutes=5")
+    run = penstock("train", "cartpole", "--json", *THREE, *options)
+    run.wait_until(lambda: updates(run_dir) > 20)
+    stopped = run.pid_of("learner-1")
+    os.kill(stopped, signal.SIGSTOP)
+    time.sleep(4.0)
+    os.kill(stopped, signal.SIGCONT)
+    before = updates(run_dir)
+    run.wait_until(lambda: updates(run_dir) > before + 20)
+    assert run.pid_of("learner-1") == stopped
+    os.kill(run.process.pid, signal.SIGTERM)
+    code, answer, err = run.end()
+    assert code == 143, err
+    assert "group 1 of learners" in err  # with where each rank was
+    assert_balanced(answer)
+
+
 def _whole(run: Command, run_dir: Path) -> bool:
     """Whether the dead learner is back, with actors of its own."""
     now = last(run_dir)

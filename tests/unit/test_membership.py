@@ -65,9 +65,14 @@ def test_what_has_been_learned_is_held_by_members_alone() -> None:
     assert not group.holds_run(0, running={0})
     for rank in range(3):
         group.join(rank)
+        group.entered(rank)
     group.leave(2)  # and is started again
     assert group.holds_run(0, running={0, 1, 2})
     assert not group.holds_run(0, running={0, 2})
+    group.join(2)  # named a member, but it has not taken the others' state yet
+    assert not group.holds_run(0, running={0, 2})
+    group.entered(2)
+    assert group.holds_run(0, running={0, 2})
 
 
 def place(seats: Seats, name: str, incarnation: int) -> int:

@@ -33,6 +33,8 @@ class Scene:
             self.decisions.ready(spec.name, self.now_s)
         for rank in ranks if joined else ():
             self.decisions.join(f"learner-{rank}")
+        for rank in ranks if joined else ():
+            self.decisions.entered(f"learner-{rank}")
 
     def tick(self, after_s: float = 0.0) -> list[Effect]:
         self.now_s += after_s
