@@ -9,18 +9,18 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 
-TURNS = 10
+TURN_S = 0.05
 Calls = Sequence[Callable[[], object]]
 
 
 def rates_of(operations: Mapping[str, Calls], rows: int, seconds: float) -> dict[str, float]:
-    """Rows per second of each operation: its best of `TURNS`, ``seconds`` in all."""
+    """Rows per second of each operation in its best turn of `TURN_S`, of ``seconds`` of them."""
     rates = dict.fromkeys(operations, 0.0)
     done = dict.fromkeys(operations, 0)
-    for _ in range(TURNS):
+    for _ in range(max(1, round(seconds / TURN_S))):
         for name, calls in operations.items():
             first, began_s = done[name], time.perf_counter()
-            while time.perf_counter() < began_s + seconds / TURNS:
+            while time.perf_counter() < began_s + TURN_S:
                 calls[done[name] % len(calls)]()
                 done[name] += 1
             rate = (done[name] - first) * rows / (time.perf_counter() - began_s)
