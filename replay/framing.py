@@ -36,7 +36,7 @@ class Framing:
         self._depth = layout.history + 1
         self._lie = table.frame_rows
         self._stored = {
-            o.name: Words(o, table.frames[o.name], table.sides[o.side_name], envs, self._lie.envs)
+            o.name: Words(o, table.frames[o.name], table.sides[o.side_name], envs, self._lie)
             for o in layout.framed
         }
         self._only = next(iter(self._stored.values())) if len(self._stored) == 1 else None
@@ -56,14 +56,13 @@ class Framing:
     # ------------------------------------------------------------------------- before the row
 
     def follows(self, obs: Any, after: Any) -> bool:
-        """Whether a step of the only observation goes on where the last ended, for everybody, and
-        in the same slot; then `put` stores it. False: have it accepted."""
-        words, stream = self._only, self._stream
+        """Whether a step of the only observation goes on where the last ended, for everybody; then
+        `put` stores it. False: have it accepted. A slot must be open."""
+        words = self._only
         if words is None or self._fresh is not None or self._any_lost:
             return False
-        if stream.slot == NONE or not stream.t:
-            return False
-        return words.continues(obs, after, self._frame_row())
+        at = self._newest_row()
+        return at != NONE and words.continues(obs, after, at)
 
     def accept(
         self,
@@ -91,13 +90,8 @@ class Framing:
 
     def _broken(self, obs: Arrays) -> Flags | None:
         """Environments whose observation is not the one stored as the last next_obs."""
-        stream = self._stream
-        if stream.t:
-            at = self._frame_row()
-        elif stream.previous != NONE:
-            length = int(self._table.length[stream.previous])
-            at = stream.previous * self._lie.slots + length * self._lie.steps
-        else:
+        at = self._newest_row()
+        if at == NONE:
             return np.ones(self._envs, bool)
         broken: Flags | None = None
         for name, words in self._stored.items():
@@ -231,7 +225,10 @@ class Framing:
     def put(self, after: Array) -> None:
         """Write what a row of the only observation led to, where `follows` said so."""
         assert self._only is not None
-        self._only.put_next(self._frame_row() + self._lie.steps, after)
+        if self._stream.t:
+            self._only.put_next(self._frame_row() + self._lie.steps, after)
+        else:
+            self._only.put_first(self._frame_row(), after)
         self._note()
         self.advance(None, None)
 
@@ -263,6 +260,13 @@ class Framing:
     def _frame_row(self) -> int:
         """Row of `Table.frames` of (t, environment 0)."""
         return self._stream.slot * self._lie.slots + self._stream.t * self._lie.steps
+
+    def _newest_row(self) -> int:
+        """The same of what the last row led to; NONE where that is not there, or not any more."""
+        previous = self._stream.previous
+        if self._stream.t or previous == NONE:
+            return self._frame_row() if self._stream.t else NONE
+        return previous * self._lie.slots + int(self._table.length[previous]) * self._lie.steps
 
     def _sides_taken(self) -> int:
         generation = (self._stream.slot, int(self._table.generation[self._stream.slot]))

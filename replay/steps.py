@@ -155,19 +155,16 @@ class StepWriter:
             refuse_one_memory(obs, next_obs)
         # Bytes are searched in a tenth of the time that `any` takes to begin.
         over = 1 in ends.tobytes() or 1 in cuts.tobytes()
-        framing = self._framing
-        special = over or self._any_resetting or extra or priority is not None
-        if (
-            special
-            or not self._direct
-            or (framing is not None and not framing.follows(obs, next_obs))
-        ):
+        stream, framing = self._stream, self._framing
+        plain = self._direct and not (over or self._any_resetting or extra or priority is not None)
+        if plain:
+            if stream.slot == NONE:
+                stream.begin()
+            plain = framing is None or framing.follows(obs, next_obs)
+        if not plain:
             flat = self._flatten(obs, action, reward, next_obs, extra)
             self._add_with_care(flat, ends, cuts, over, info, priority)
             return
-        stream = self._stream
-        if stream.slot == NONE:
-            stream.begin()
         rows = slice(stream.start, stream.start + self._envs)
         given = (obs, next_obs, action, reward) if framing is None else (action, reward)
         for target, value in zip(self._targets, given):  # noqa: B905 - strict costs 3 % of a step

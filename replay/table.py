@@ -299,11 +299,12 @@ class Table:
         while slot != NONE and (behind := self._behind(slot)) < self.history:
             start = slot * self.rows_per_slot
             steps = min(self.history - behind, int(self.length[slot]))
-            t = np.repeat(np.arange(steps), envs)
-            reach = np.minimum(self.records["age"][start : start + steps * envs], self.history)
-            lost = self.valid[start : start + steps * envs] & (reach > t + behind)
-            if lost.any():
-                self.remove_rows(start + np.flatnonzero(lost), "history")
+            rows = slice(start, start + steps * envs)
+            stored = np.arange(behind, behind + steps)[:, None]  # steps before each
+            ages = self.records["age"][rows].reshape(steps, envs)
+            lost = np.flatnonzero(self.valid[rows].reshape(steps, envs) & (ages > stored))
+            if len(lost):
+                self.remove_rows(start + lost, "history")
             slot = int(self.next[slot])
 
     def _behind(self, slot: int) -> int:

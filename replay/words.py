@@ -17,6 +17,7 @@ import numpy.typing as npt
 
 from penstock.replay.columns import Array
 from penstock.replay.layout import Observation
+from penstock.replay.placement import FrameRows
 
 Flags = npt.NDArray[np.bool_]
 Ints = npt.NDArray[np.int64]
@@ -31,11 +32,10 @@ class Words:
     """One leaf that is stored as frames. ``at`` is the row of `Table.frames` of environment 0."""
 
     def __init__(
-        self, observation: Observation, frames: Array, sides: Array, envs: int, stride: int
+        self, observation: Observation, frames: Array, sides: Array, envs: int, lie: FrameRows
     ) -> None:
-        """``stride``: rows of ``frames`` from one environment to the next."""
         self._depth = observation.depth
-        self._envs, self._stride = envs, stride
+        self._envs, self._stride, self._step = envs, lie.envs, lie.steps
         self._stacked = bool(observation.stack)
         self._frames, self._sides = frames, sides
         frame_nbytes = observation.leaf.nbytes // self._depth
@@ -135,6 +135,19 @@ class Words:
         self.put_all(at, after)
         self._last = after
         self._turn += 1
+
+    def put_first(self, at: int, after: Array) -> None:
+        """The same for a slot's first row, which needs what `continues` saw it go on from too."""
+        assert self._last is not None
+        if self._stacked and self._step == 1:  # two frames that lie together on either side
+            streams = self._frames.reshape(-1, self._stride, *self._frames.shape[1:])
+            first = at // self._stride
+            streams[first : first + self._envs, :2] = after[:, -2:]
+            self._last = after
+            self._turn += 1
+        else:
+            self.put_all(at, self._last)
+            self.put_next(at + self._step, after)
 
     def put(self, at: int, envs: Ints, given: Array) -> None:
         """Store the newest frames of ``given`` [n, ...] for ``envs`` [n]."""
