@@ -58,6 +58,10 @@ class Channel:
                 data = self._socket.recv(MESSAGE_NBYTES)
             except BlockingIOError:
                 break
+            except ConnectionResetError:
+                # It has ended without reading all that it was sent; that is told once, before
+                # what it said itself.
+                continue
             except OSError:
                 data = b""
             if data:

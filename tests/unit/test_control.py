@@ -127,3 +127,15 @@ def test_an_actor_follows_the_last_word_about_its_learner(
     ours.close()
     assert ctx.leaving()
     page.close()
+
+
+def test_last_words_are_heard_of_who_had_not_read_everything() -> None:
+    ours, socket = Channel.pair()
+    theirs = Channel(socket)
+    assert ours.send({"kind": "actors", "alive": 1})  # never read
+    assert theirs.send({"kind": "error", "message": "the reason"})
+    theirs.close()
+    assert ours.receive() == [{"kind": "error", "message": "the reason"}]
+    assert ours.receive() == []
+    assert ours.closed
+    ours.close()
