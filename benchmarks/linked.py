@@ -79,10 +79,11 @@ def _watch(
     """Look at the run until a learner has ended, or for ``seconds`` of training."""
     curve: list[dict[str, Any]] = []
     first: list[int] = []
+    sent = [0] * len(group)
     gives_up_s = time.monotonic() + START_S
     while all(process.poll() is None for process in group) and time.monotonic() < gives_up_s:
         time.sleep(POLL_S)
-        sent = [_sent_nbytes(process.pid) for process in group]
+        sent = [max(n, _sent_nbytes(p.pid)) for n, p in zip(sent, group, strict=True)]
         last = _last(folder / "metrics.jsonl")
         if last is None or not last["learner_steps"]:
             first = sent
