@@ -18,6 +18,7 @@ from penstock.configs.schema import Config
 from penstock.core.role import EXIT_REJOIN, RoleContext
 from penstock.envs import VectorGame, make
 from penstock.models.policy import make_policy
+from penstock.profiling.ledger import Part, TimeLedger
 from penstock.profiling.status import Phase, StatusPage
 from penstock.transport.base import LearnerGoneError, Link, Stamp
 
@@ -56,7 +57,7 @@ def _live(ctx: RoleContext, found: Found, game: VectorGame) -> None:
             ctx.report("ready")
             if player is None:
                 beat = partial(_beat, ctx.status)
-                player = Player(config, link, game, actor, ctx.incarnation, beat)
+                player = Player(config, link, game, actor, ctx.incarnation, beat, ctx.ledger)
             else:
                 player.join(link, ctx.incarnation)
             _play(ctx, player)
@@ -105,6 +106,7 @@ class Player:
         actor: int,
         incarnation: int,
         beat: Callable[[], None],
+        ledger: TimeLedger,
     ) -> None:
         # A restarted actor, and one of a resumed run, must not play the same games once more.
         life = [config.run.seed, actor, incarnation, link.welcome.generation]
@@ -114,9 +116,10 @@ class Player:
         self._game = game
         self._actor = actor
         self._incarnation = incarnation
+        self._ledger = ledger
         # Those started by hand are numbered too, in the lower bits.
         self._policy = make_policy(config, game.info, int(seeds[0]), actor & (1 << INDEX_BITS) - 1)
-        self._rollout = Rollout(game, self._policy, int(seeds[1]), beat)
+        self._rollout = Rollout(game, self._policy, int(seeds[1]), beat, ledger)
         self._weights = np.empty(link.welcome.layout.size, np.float32)
         self._stamp: Stamp | None = None
         self.sequence = 0
@@ -134,18 +137,22 @@ class Player:
 
     def play(self, timeout_s: float) -> bool:
         """Play one unroll with the newest weights; False when no slot was granted in time."""
+        self._ledger.switch(Part.WAIT)
         if not self._swap_weights():
             time.sleep(min(timeout_s, 0.005))  # the relay has none yet
             return False
         with self._link.slot(timeout_s) as slot:
             if slot is None:
                 return False
+            self._ledger.switch(Part.OTHER)
             self._swap_weights()  # newer ones may have come while it waited
             assert self._stamp is not None
             began_s = time.monotonic()
             steps = self._rollout.fill(slot.columns, slot.index, self._stamp.version)
             if self._link.fills_store:
+                self._ledger.switch(Part.PROCESS)
                 process(self._config.algo, slot.columns)
+            self._ledger.switch(Part.WRITE)
             header = slot.header
             header["actor"] = self._actor
             header["incarnation"] = self._incarnation

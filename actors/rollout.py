@@ -20,6 +20,7 @@ import numpy.typing as npt
 from penstock.configs.errors import UserError
 from penstock.envs import VectorGame, find_bad_observation
 from penstock.models.policy import Policy
+from penstock.profiling.ledger import Part, TimeLedger
 
 Columns = dict[str, npt.NDArray[Any]]
 Rows = tuple[npt.NDArray[Any], ...]
@@ -38,12 +39,18 @@ class Rollout:
     """One actor's environments between slots. ``beat`` is called at every step."""
 
     def __init__(
-        self, game: VectorGame, policy: Policy, seed: int, beat: Callable[[], None]
+        self,
+        game: VectorGame,
+        policy: Policy,
+        seed: int,
+        beat: Callable[[], None],
+        ledger: TimeLedger,
     ) -> None:
         space = game.info.observation_space
         self._game = game
         self._policy = policy
         self._beat = beat
+        self._ledger = ledger
         self._last_obs = np.zeros((game.count, *(space.shape or ())), space.dtype)
         self._alive = np.ones(game.count, np.bool_)
         self._return = np.zeros(game.count, np.float32)
@@ -111,12 +118,15 @@ class Rollout:
         episode_return: npt.NDArray[Any],
         episode_length: npt.NDArray[Any],
     ) -> None:
+        self._ledger.switch(Part.INFER)
         actions = self._policy.act(obs)
+        self._ledger.switch(Part.STEP)
+        rewards, terminations, truncations = self._game.step_into(actions, next_obs)
+        self._ledger.switch(Part.WRITE)
         action[:] = actions
         for target, known in zip(recorded, self._recorded, strict=True):
             target[:] = known
         alive[:] = self._alive
-        rewards, terminations, truncations = self._game.step_into(actions, next_obs)
         reward[:] = rewards
         terminated[:] = terminations
         truncated[:] = truncations

@@ -22,6 +22,7 @@ from penstock.envs import make, probe
 from penstock.learner.publish import Publisher
 from penstock.learner.staging import StagingBatch
 from penstock.learner.trainer import Trainer
+from penstock.profiling.ledger import TimeLedger
 from penstock.replay import Accounting, SlotQueue
 from penstock.transport.base import Stamp, Welcome
 from penstock.transport.inproc import InprocLink
@@ -83,7 +84,7 @@ def rates_alone(config: Config) -> tuple[float, float]:
     Publisher(trainer.published(), board).publish(Stamp(0, 0))
     link = InprocLink(Welcome(0, 0, trainer.spec, trainer.layout, {}), store, board, want=2)
     game = make(config.env, config.actors.envs)
-    player = Player(config, link, game, 0, 0, lambda: None)
+    player = Player(config, link, game, 0, 0, lambda: None, TimeLedger())
     batch = StagingBatch(trainer.spec, 1, trainer.device)
 
     def play() -> None:

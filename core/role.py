@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +22,7 @@ from penstock.core.control import Channel, Message
 
 if TYPE_CHECKING:
     from penstock.configs.schema import Config
+    from penstock.profiling.ledger import TimeLedger
     from penstock.profiling.status import StatusPage
 
 EXIT_REJOIN = os.EX_TEMPFAIL  # a role that lost its learner exits so: started again at once
@@ -83,6 +85,11 @@ class RoleContext:
     @property
     def name(self) -> str:
         return f"{self.role}-{self.index}"
+
+    @cached_property
+    def ledger(self) -> TimeLedger:
+        """The time ledger of the main thread."""
+        return self.status.ledger("main")
 
     def stopping(self) -> bool:
         """Whether to end now: asked to by a signal, or the supervisor is gone. Cheap."""

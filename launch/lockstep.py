@@ -26,7 +26,7 @@ from penstock.learner.publish import Publisher
 from penstock.learner.staging import StagingBatch
 from penstock.learner.trainer import Trainer
 from penstock.learner.transitions import Transitions
-from penstock.profiling.ledger import TimeLedger
+from penstock.profiling.ledger import Part
 from penstock.replay import Accounting, SlotQueue
 from penstock.transport.base import Stamp, Welcome
 from penstock.transport.inproc import InprocLink
@@ -40,29 +40,28 @@ def run(ctx: RoleContext) -> None:
     assert config is not None
     info = probe(config.env)
     ctx.report("note", text=info.how)
-    trainer = make_trainer(config, info)
+    trainer = make_trainer(config, info, ctx.ledger)
     checkpoints = Checkpoints(ctx.run_dir, trainer)
     checkpoints.resume(ctx.resume)
     lockstep = Lockstep(config, trainer, ctx, checkpoints)
     if lockstep.note:
         ctx.report("note", text=lockstep.note)
-    ledger = TimeLedger()
     ctx.report("ready")
     trainer.progress.start(time.monotonic())
     next_report_s = time.monotonic() + config.run.interval_s
     reason = None
     while reason is None and not ctx.stopping():
-        lockstep.turn(ledger)
+        lockstep.turn()
         if checkpoints.due(by_time=False):
             lockstep.save()
             lockstep.begin_anew()
         if time.monotonic() >= next_report_s:
             next_report_s = time.monotonic() + config.run.interval_s
-            ctx.report("metrics", **lockstep.metrics(ledger), **trainer.statistics())
+            ctx.report("metrics", **lockstep.metrics(), **trainer.statistics())
         reason = trainer.progress.stop_reason()
     if reason is not None:
         ctx.report("stop", reason=reason)
-    ctx.report("metrics", **lockstep.metrics(ledger))
+    ctx.report("metrics", **lockstep.metrics())
     ctx.report("final", accounting=lockstep.accounting.to_dict(lockstep.in_flight_steps()))
     lockstep.save()
     while not ctx.stopping():
@@ -134,25 +133,26 @@ class Lockstep:
         self._source: FreshUnrolls | Transitions | None = None
         self.begin_anew()
 
-    def turn(self, ledger: TimeLedger) -> None:
+    def turn(self) -> None:
         """Every actor plays one unroll, then the learner trains on what has come together."""
-        ledger.switch("wait_data")
+        ledger = self._ctx.ledger
+        ledger.switch(Part.WAIT)
         source: Any = self._source
         for player in self._players:
             self._beat()
             assert player.play(timeout_s=0.0), "the learner freed every slot"
         while not self._interrupted() and (batch := source.get(0.0)) is not None:
-            ledger.switch("compute")
+            ledger.switch(Part.COUNT)
             self._beat()
             totals = source.book(batch)
             self._grow()
             if source.train(batch, totals):
-                ledger.switch("publish")
+                ledger.switch(Part.PUBLISH)
                 self._publish()
-            ledger.switch("wait_data")
+            ledger.switch(Part.WAIT)
         self._trainer.progress.arrived(self.accounting)
         self._grow()
-        ledger.switch("other")
+        ledger.switch(Part.OTHER)
 
     def _interrupted(self) -> bool:
         """Whether the turn ends here, though the learner may have more to train on: what a replay
@@ -176,12 +176,12 @@ class Lockstep:
         assert self._source is not None
         return self._source.in_flight_steps()
 
-    def metrics(self, ledger: TimeLedger) -> dict[str, object]:
+    def metrics(self) -> dict[str, object]:
         """What metrics.jsonl wants to know."""
         source = self._source
         assert source is not None
         counts = {"actors_alive": len(self._players), "queue_fill": source.fill_fraction()}
-        interval = self._trainer.progress.interval(ledger)
+        interval = self._trainer.progress.interval(self._ctx.ledger)
         return interval | counts | source.figures() | {"dropped": {}, "lost": {}}
 
     def begin_anew(self) -> None:
@@ -199,6 +199,7 @@ class Lockstep:
                 actor,
                 step,
                 self._beat,
+                self._ctx.ledger,
             )
             for actor, link in enumerate(self._links)
         ]
@@ -217,7 +218,7 @@ class Lockstep:
             want = len(self._source.store.slots) // actors
         else:
             self._source = Transitions(
-                config, trainer, self.accounting, actors, lanes=actors, shared=False
+                config, trainer, self.accounting, actors, actors, self._ctx.ledger, shared=False
             )
             if self._resumes:
                 self.note = self._source.resume(self._checkpoints.shard())

@@ -86,6 +86,10 @@ class Child:
             signal.pidfd_send_signal(self.pidfd, signum)
 
     @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    @property
     def phase(self) -> str:
         try:
             return Phase(self.status.phase).name.lower()

@@ -22,9 +22,11 @@ from typing import Any, Protocol
 from penstock.core.control import Message
 from penstock.launch.decisions import Decisions
 from penstock.launch.effects import Effect, End, Failure, Kill, Limits, Note, Outcome, Send, Start
+from penstock.launch.ledgers import Ledgers
 from penstock.launch.process import Child
 from penstock.launch.ranks import Ranks, whereabouts
 from penstock.launch.topology import RoleSpec, Stage
+from penstock.profiling.ledger import Part, TimeLedger
 
 TICK_S = 0.1
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -70,6 +72,8 @@ class Supervisor:
         learners = [spec.learner for spec in specs if spec.stage is Stage.LEARNER]
         self._ranks = Ranks(learners) if len(learners) > 1 else None
         self._children: dict[str, Child] = {}
+        self._ledgers = Ledgers()
+        self.ledger = TimeLedger()
         self._selector = selectors.DefaultSelector()
 
     def run(self) -> Outcome:
@@ -82,6 +86,15 @@ class Supervisor:
             finally:
                 self._abandon()
 
+    @property
+    def children(self) -> Mapping[str, Child]:
+        """The processes that live, by name."""
+        return self._children
+
+    def stop(self, reason: str) -> None:
+        """End the run as if the learner had reached a limit; ``reason`` is what it will say."""
+        self._do(self._decisions.stop(reason, time.monotonic()))
+
     def _turn(self) -> None:
         now_s = time.monotonic()
         beats = {name: child.status.beat_s for name, child in self._children.items()}
@@ -90,7 +103,10 @@ class Supervisor:
         for child in self._children.values():
             child.flush()
         self._audience.tick()
-        for key, _ in self._selector.select(TICK_S):
+        self.ledger.switch(Part.WAIT)
+        ready = self._selector.select(TICK_S)
+        self.ledger.switch(Part.OTHER)
+        for key, _ in ready:
             if key.fd in self._selector.get_map():  # not closed by an event before it
                 key.data()
 
@@ -173,6 +189,8 @@ class Supervisor:
             counts["learners_restarted"] = decisions.restarts[Stage.LEARNER]
             if not final:
                 counts["learners_alive"] = decisions.learners_alive
+        if not final:
+            counts["ledgers"] = self._ledgers.interval(self._children)
         self._audience.metrics(counts | message, final=final)
 
     def _ended(self, name: str, child: Child) -> None:

@@ -15,6 +15,7 @@ from collections import deque
 from collections.abc import Callable
 
 from penstock.learner.staging import StagingBatch
+from penstock.profiling.ledger import Part, TimeLedger
 from penstock.replay.queue import SlotQueue
 from penstock.transport.shm.host import ShmHost
 from penstock.transport.shm.store import EVENT_FLAGS, drain_event
@@ -33,6 +34,7 @@ class Feeder:
         batches: list[StagingBatch],
         batch_slots: int,
         version: Callable[[], int],
+        ledger: TimeLedger,
         *,
         prefetch: bool,
     ) -> None:
@@ -41,6 +43,7 @@ class Feeder:
         self._batches = batches
         self._batch_slots = batch_slots
         self._version = version
+        self._ledger = ledger  # of the thread that gathers
         self._free = deque(batches)
         self._full: deque[StagingBatch] = deque()
         self._freed_event = os.eventfd(0, EVENT_FLAGS)
@@ -102,7 +105,9 @@ class Feeder:
     def _run(self) -> None:
         try:
             while not self._stop:
-                self._host.poll(0.0 if self._gather() else POLL_S)
+                gathered = self._gather()
+                self._ledger.switch(Part.WAIT)
+                self._host.poll(0.0 if gathered else POLL_S)
         except BaseException as error:
             self._error = error
             os.eventfd_write(self._full_event, 1)
@@ -116,8 +121,10 @@ class Feeder:
         if not slots:
             return False
         batch = self._free.popleft()
+        self._ledger.switch(Part.GATHER)
         batch.gather(slots)
         self._queue.release(slots)
         self._full.append(batch)
+        self._ledger.switch(Part.WAIT)
         os.eventfd_write(self._full_event, 1)
         return True

@@ -7,7 +7,6 @@ weights are on the board, so whoever gets in finds everything there.
 from __future__ import annotations
 
 import time
-from collections import Counter
 from contextlib import suppress
 from typing import Any
 
@@ -23,6 +22,7 @@ from penstock.envs import GameInfo, probe
 from penstock.learner.checkpoints import Checkpoints
 from penstock.learner.exchange.base import Floats, GroupLostError, Word
 from penstock.learner.offpolicy import OffPolicyTrainer
+from penstock.learner.others import Others
 from penstock.learner.publish import Publisher
 from penstock.learner.source import Source
 from penstock.learner.state import Arrays
@@ -30,15 +30,14 @@ from penstock.learner.team import Team, met
 from penstock.learner.trainer import DivergedError, Trainer
 from penstock.learner.transitions import Transitions
 from penstock.learner.unrolls import Unrolls
-from penstock.profiling.ledger import TimeLedger
-from penstock.profiling.status import Phase
+from penstock.profiling.ledger import Part, TimeLedger
+from penstock.profiling.status import Phase, StatusPage
 from penstock.replay import Accounting
 from penstock.transport.base import Stamp, Welcome
 from penstock.transport.shm.board import WeightsBoard
 from penstock.transport.shm.host import ShmHost
 
 WAIT_S = 0.2
-ARRIVAL_S = 5.0
 REMOTE_ACTORS = 16  # that may play at once where actors join from elsewhere, if not more
 SPARE_LANES = 32  # for a connector, actors by hand, and those that replace dead ones
 
@@ -49,16 +48,15 @@ def run(ctx: RoleContext) -> None:
     assert config is not None
     info = probe(config.env)
     ctx.report("note", text=info.how)
-    trainer = make_trainer(on_own_gpu(config, ctx), info)
+    trainer = make_trainer(on_own_gpu(config, ctx), info, ctx.ledger)
     checkpoints = Checkpoints(ctx.run_dir, trainer)
     served = config.learner.pace in SERVED  # by a server that takes whoever is first
     if served or (ctx.learner == 0 and not met(ctx.runtime_dir)):  # else the others have its state
         checkpoints.resume(ctx.resume)
-    ledger = TimeLedger()
-    team = Team(ctx, config, trainer, ledger, checkpoints.stored)
+    team = Team(ctx, config, trainer, checkpoints.stored)
     if not team.join():
         return
-    with LearnerProcess(ctx, config, trainer, checkpoints, team, ledger) as process:
+    with LearnerProcess(ctx, config, trainer, checkpoints, team) as process:
         ctx.report("ready")
         process.work()
         process.finish()
@@ -67,10 +65,10 @@ def run(ctx: RoleContext) -> None:
 AnyTrainer = Trainer | OffPolicyTrainer
 
 
-def make_trainer(config: Config, info: GameInfo) -> AnyTrainer:
-    """What trains by the algorithm of ``config``."""
+def make_trainer(config: Config, info: GameInfo, ledger: TimeLedger | None = None) -> AnyTrainer:
+    """What trains by the algorithm of ``config``; ``ledger`` is that of the thread it works in."""
     on_policy = isinstance(config.algo, ImpalaConfig)
-    return Trainer(config, info) if on_policy else OffPolicyTrainer(config, info)
+    return (Trainer if on_policy else OffPolicyTrainer)(config, info, ledger)
 
 
 def on_own_gpu(config: Config, ctx: RoleContext) -> Config:
@@ -92,12 +90,20 @@ def on_own_gpu(config: Config, ctx: RoleContext) -> Config:
 
 
 def make_source(
-    config: Config, trainer: AnyTrainer, accounting: Accounting, actors: int, lanes: int
+    config: Config,
+    trainer: AnyTrainer,
+    accounting: Accounting,
+    actors: int,
+    lanes: int,
+    ledger: TimeLedger,
+    status: StatusPage,
 ) -> Source[Any]:
-    """Where ``trainer`` gets its batches from, with room for ``actors`` that play at once."""
+    """Where ``trainer`` gets its batches from, with room for ``actors`` that play at once.
+    ``ledger`` is that of the calling thread; one more thread keeps its own in ``status``."""
     if isinstance(trainer, Trainer):
-        return Unrolls(config, trainer, accounting, actors, lanes)
-    return Transitions(config, trainer, accounting, actors, lanes)
+        gathering = status.ledger("feeder") if config.learner.prefetch else ledger
+        return Unrolls(config, trainer, accounting, actors, lanes, gathering)
+    return Transitions(config, trainer, accounting, actors, lanes, ledger)
 
 
 class LearnerProcess:
@@ -110,11 +116,10 @@ class LearnerProcess:
         trainer: AnyTrainer,
         checkpoints: Checkpoints,
         team: Team,
-        ledger: TimeLedger,
     ) -> None:
         self._ctx = ctx
         self._team = team
-        self._ledger = ledger
+        self._ledger = ctx.ledger
         self._config = config
         self._trainer = trainer
         self._progress = trainer.progress
@@ -122,7 +127,7 @@ class LearnerProcess:
         self._accounting = Accounting()
         actors = max(config.actors.count, REMOTE_ACTORS if config.transport.bind else 0)
         self._source = make_source(
-            config, trainer, self._accounting, actors, lanes=actors + SPARE_LANES
+            config, trainer, self._accounting, actors, actors + SPARE_LANES, ctx.ledger, ctx.status
         )
         self._shard = checkpoints.shard(ctx.learner)
         if self._progress.generation and (note := self._source.resume(self._shard)):
@@ -144,8 +149,7 @@ class LearnerProcess:
         self._held: tuple[Any, Floats] | None = None  # a batch and its samples
         self._kept: Arrays = {}  # what the team keeps, for the last checkpoint
         self._next_report_s = 0.0
-        self._connectors: dict[int, dict[str, Any]] = {}  # the last word of each incarnation
-        self._ended: list[tuple[float, dict[str, Any]]] = []  # when heard of, actor_ended
+        self._others = Others(self._accounting)
 
     def __enter__(self) -> LearnerProcess:
         self._source.open(self._host)
@@ -178,21 +182,23 @@ class LearnerProcess:
 
     def finish(self) -> None:
         """Wait for the end of those who produce, count what is left, save, report."""
-        self._ledger.switch("other")
+        self._ledger.switch(Part.OTHER)
         self._source.stop()
         while not self._ctx.stopping():
             self._ctx.status.beat()
             self._host.poll(WAIT_S)
         in_flight = self._source.in_flight_steps()
-        self._listen(everything_arrived=True)
-        in_flight += sum(c["in_flight_steps"] for c in self._connectors.values())
+        self._hear()
+        self._others.close_streams(everything_arrived=True)
+        in_flight += self._others.in_flight_steps
         self._progress.arrived(self._accounting)
         with suppress(GroupLostError):
             last = Word(np.zeros(0), self._progress.growth())
             self._progress.grow(last.growth, self._team.exchange.agree(last).growth)
-        counts = self._progress.counts() | self._drops()
+        counts = self._progress.counts() | self._others.drops()
         self._ctx.report("final", accounting=self._accounting.to_dict(in_flight), **counts)
         self._ctx.status.phase = Phase.SAVING
+        self._ledger.switch(Part.SAVE)
         if self._team.leads:
             self._checkpoints.save(self._kept)
         self._team.leave()
@@ -200,8 +206,8 @@ class LearnerProcess:
 
     def _turn(self) -> bool:
         """Train on one batch together with the other learners; whether to go on."""
+        self._ledger.switch(Part.COUNT)
         self._publisher.flush()
-        self._ledger.switch("wait_data")
         self._ctx.status.produced_steps = self._accounting.produced
         self._ctx.status.trained_steps = self._accounting.trained
         self._ctx.status.phase = Phase.WAITING
@@ -214,7 +220,7 @@ class LearnerProcess:
         self._ctx.status.phase = Phase.REDUCING
         word = self._word(self._held[1], stop)
         said = self._team.exchange.agree(word)
-        self._ledger.switch("compute")
+        self._ledger.switch(Part.COUNT)
         self._ctx.status.phase = Phase.TRAINING
         self._progress.grow(word.growth, said.growth)
         (batch, _), self._held = self._held, None
@@ -224,11 +230,13 @@ class LearnerProcess:
                 "another learner found a number that is not finite; its message says which"
             )
         if said.counts.any() and self._source.train(batch, said.counts):
-            self._ledger.switch("publish")
+            self._ledger.switch(Part.PUBLISH)
             self._publish()
-        self._ledger.switch("other")
+        self._ledger.switch(Part.OTHER)
         if said.checkpoint or said.stop:
+            self._ledger.switch(Part.SAVE)
             self._keep(save=not said.stop)
+            self._ledger.switch(Part.OTHER)
         if said.regroup:
             raise GroupLostError("its members have changed")
         if said.stop and (reason is not None or self._ctx.store is not None):
@@ -242,10 +250,12 @@ class LearnerProcess:
         """The next batch; None where there is none for so long that other learners go on."""
         together = self._team.exchange.world > 1
         deadline_s = time.monotonic() + self._config.learner.reduce.wait_s * together
+        self._ledger.switch(Part.WAIT)
         while (batch := self._source.get(WAIT_S)) is None:
             self._ctx.status.beat()
             if self._ctx.stopping() or time.monotonic() >= deadline_s:
                 break
+        self._ledger.switch(Part.COUNT)
         return batch
 
     def _word(self, counts: Floats, stop: bool) -> Word:
@@ -270,7 +280,7 @@ class LearnerProcess:
 
     def _regroup(self, why: str) -> bool:
         """Find the other learners again; False where the run ends."""
-        self._ledger.switch("reduce_exposed")
+        self._ledger.switch(Part.REDUCE)
         if not self._team.join(why):
             return False
         self._publish()
@@ -280,10 +290,11 @@ class LearnerProcess:
         self._publisher.publish(Stamp(self._progress.generation, self._progress.version))
 
     def _report(self) -> None:
-        self._ledger.switch("other")
+        self._ledger.switch(Part.COUNT)
         self._publisher.flush()
         self._next_report_s = time.monotonic() + self._config.run.interval_s
-        self._listen()
+        self._hear()
+        self._others.close_streams()
         self._progress.arrived(self._accounting)
         statistics = {}
         try:
@@ -293,45 +304,14 @@ class LearnerProcess:
         self._ctx.report("metrics", **self._metrics(), **statistics)
 
     def _metrics(self) -> dict[str, Any]:
-        actors = self._host.actors
-        if self._connectors:
-            actors += self._connectors[max(self._connectors)]["actors"]
+        actors = self._host.actors + self._others.actors
         return (
             self._progress.interval(self._ledger)
-            | self._drops()
+            | self._others.drops()
+            | self._others.received()
             | {"actors_alive": actors, "queue_fill": self._source.fill_fraction()}
             | self._source.figures()
         )
 
-    def _drops(self) -> dict[str, dict[str, int]]:
-        """What was not trained on, by reason: steps, and for ``rejected`` messages."""
-        rejected: Counter[str] = Counter()
-        for connector in self._connectors.values():
-            rejected.update(connector["rejected"])
-        return {
-            "dropped": dict(self._accounting.dropped),
-            "lost": dict(self._accounting.lost),
-            "rejected": dict(rejected),
-        }
-
-    def _listen(self, *, everything_arrived: bool = False) -> None:
-        """Take in what the supervisor says about other processes.
-
-        What a dead actor sent may still be on its way, so its stream is closed some time later.
-        """
-        self._hear()
-        now_s = time.monotonic()
-        while self._ended and (everything_arrived or now_s - self._ended[0][0] > ARRIVAL_S):
-            _, end = self._ended.pop(0)
-            self._accounting.ended(
-                end["actor"], end["incarnation"], end["sequence"], end["produced_steps"]
-            )
-
     def _hear(self) -> None:
-        now_s = time.monotonic()
-        for message in self._team.messages():
-            if message["kind"] == "actor_ended":
-                self._ended.append((now_s, message))
-            elif message["kind"] == "connector":
-                self._connectors[message["incarnation"]] = message
-                self._ended += [(now_s, stream) for stream in message.get("streams", ())]
+        self._others.hear(self._team.messages())

@@ -28,6 +28,7 @@ from penstock.learner.updates import DqnUpdate, SacUpdate, Update
 from penstock.models.fitting import gaussian_shape, q_shape
 from penstock.models.layout import HeadShape
 from penstock.models.torch_setup import set_up_torch
+from penstock.profiling.ledger import TimeLedger
 
 NAMES = ("obs", "action", "reward", "next_obs", "discount")
 
@@ -35,7 +36,7 @@ NAMES = ("obs", "action", "reward", "next_obs", "discount")
 class OffPolicyTrainer:
     """Updates the networks of one algorithm; not thread-safe."""
 
-    def __init__(self, config: Config, info: GameInfo) -> None:
+    def __init__(self, config: Config, info: GameInfo, ledger: TimeLedger | None = None) -> None:
         set_up_torch(config.learner.threads)
         torch.manual_seed(config.run.seed)
         self.config = config
@@ -44,7 +45,7 @@ class OffPolicyTrainer:
             torch.cuda.set_device(self.device)
         self.spec = slot_spec(config, info)
         self.progress = Progress(config.stop, info.frames_per_step)
-        self._update, shape = _make_update(config, info, self.device)
+        self._update, shape = _make_update(config, info, self.device, ledger or TimeLedger())
         self.layout = shape.layout
         self._clear()
 
@@ -135,13 +136,15 @@ class OffPolicyTrainer:
         self._samples = self._updates = 0
 
 
-def _make_update(config: Config, info: GameInfo, device: torch.device) -> tuple[Update, HeadShape]:
+def _make_update(
+    config: Config, info: GameInfo, device: torch.device, ledger: TimeLedger
+) -> tuple[Update, HeadShape]:
     algo, learner = config.algo, config.learner
     if isinstance(algo, DqnConfig):
         shape = q_shape(config.model, algo, info)
         dtype = trunk_dtype(learner.precision, device, shape)
-        return DqnUpdate(algo, learner, shape, dtype, device), shape
+        return DqnUpdate(algo, learner, shape, dtype, device, ledger), shape
     assert isinstance(algo, SacConfig), algo
     dense = gaussian_shape(config.model, info)
     dtype = trunk_dtype(learner.precision, device, dense)
-    return SacUpdate(algo, learner, dense, dtype, device), dense
+    return SacUpdate(algo, learner, dense, dtype, device, ledger), dense

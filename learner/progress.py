@@ -17,12 +17,14 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock.configs.schema import StopConfig
-from penstock.profiling.ledger import TimeLedger, fractions
+from penstock.profiling.histogram import Histogram, quantile, spread
+from penstock.profiling.ledger import TimeLedger, fractions, learner_parts
 from penstock.replay.accounting import Accounting
 
 Floats = npt.NDArray[np.float64]
 
 MAX_LAG = 1 << 16  # the histogram's last bin
+LATENCIES = (50, 95, 99)  # per cent
 EPISODES = 100  # returns are the mean of the last hundred episodes
 COUNTERS = ("env_steps", "trained_steps", "learner_steps", "episodes", "version")
 BOOKED = ("env_steps", "trained_steps", "episodes")  # by each learner for itself
@@ -47,6 +49,7 @@ class Progress:
         self._booked = dict.fromkeys(BOOKED, 0)
         self._own = dict.fromkeys(BOOKED, 0)  # the same since the process began
         self.lag: Counter[int] = Counter()
+        self.latency: Histogram = {}
         self.solved_at_s: float | None = None
         self._trained_before_s = 0.0
         self._started_s: float | None = None
@@ -82,6 +85,11 @@ class Progress:
             self.lengths.extend(arrays["episode_length"][over].tolist())
             self._booked["episodes"] += int(np.count_nonzero(over))
         self._booked["trained_steps"] += steps
+
+    def aged(self, started_s: float, published_s: float, steps: int) -> None:
+        """``steps`` that were played evenly over that time are about to be trained on."""
+        now_s = time.monotonic()
+        spread(self.latency, max(0.0, now_s - published_s), now_s - started_s, steps)
 
     def growth(self) -> Floats:
         """What this learner has booked and nobody has agreed on yet, float64 ``[GROWTH]``; sums of
@@ -152,8 +160,9 @@ class Progress:
         env_steps, trained_steps = self._own_steps()
         self._last = (now_s, env_steps, trained_steps, spent)
         elapsed_s = max(now_s - last_s, 1e-9)
-        shares = fractions(spent, last_spent)
+        shares = learner_parts(fractions(spent, last_spent))
         lag, self.lag = self.lag, Counter()
+        latency, self.latency = self.latency, {}
         return self.counts() | {
             "time_s": now_s,
             "steps_per_s": (env_steps - last_env) / elapsed_s,
@@ -163,8 +172,9 @@ class Progress:
             "policy_lag_mean": lag_mean(lag),
             "policy_lag_max": max(lag, default=None),
             "policy_lag_histogram": {str(k): lag[k] for k in sorted(lag)},
-            "learner_wait_fraction": shares.get("wait_data", 0.0),
-            "learner_compute_fraction": shares.get("compute", 0.0),
+            **latencies(latency),
+            "learner_wait_fraction": shares["wait_data"],
+            "learner_compute_fraction": shares["compute"],
             "ledger": shares,
             "solved_at_s": self.solved_at_s,
         }
@@ -218,6 +228,14 @@ class Progress:
             return
         if mean >= goal:
             self.solved_at_s = self.time_s
+
+
+def latencies(histogram: Histogram) -> dict[str, Any]:
+    """Quantiles of the time from an environment's step to its gradient, and all of it."""
+    return {
+        **{f"latency_p{p}_s": quantile(histogram, p / 100) for p in LATENCIES},
+        "latency_histogram": {str(k): round(histogram[k], 1) for k in sorted(histogram)},
+    }
 
 
 def lag_mean(lag: Counter[int]) -> float | None:

@@ -9,7 +9,7 @@ what is pinned.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -17,6 +17,14 @@ import torch
 
 from penstock.core.specs import SlotSpec
 from penstock.transport.shm.store import Slot
+
+
+class Span(NamedTuple):
+    """When the ``steps`` of a slot were played, CLOCK_MONOTONIC."""
+
+    started_s: float
+    published_s: float
+    steps: int
 
 
 class StagingBatch:
@@ -46,6 +54,7 @@ class StagingBatch:
         self._copied = torch.cuda.Event() if pinned else None
         self.steps = 0  # agent steps held; 0 while the batch is free
         self.started_s = 0.0  # when the oldest slot was begun, CLOCK_MONOTONIC of its writer
+        self.spans: list[Span] = []
 
     def gather(self, slots: Sequence[Slot]) -> None:
         """Copy slots into this batch and start the copy to the device."""
@@ -57,7 +66,8 @@ class StagingBatch:
                 target = array[place] if name in self._per_slot else array[:, place]
                 np.copyto(target, slot.columns[name])
         self.steps = sum(int(slot.header["steps"]) for slot in slots)
-        self.started_s = min(float(slot.header["started_s"]) for slot in slots)
+        self.spans = [Span(*(slot.header[name].item() for name in Span._fields)) for slot in slots]
+        self.started_s = min(span.started_s for span in self.spans)
         self._upload()
 
     def _upload(self) -> None:

@@ -32,7 +32,7 @@ from penstock.learner.group import Arrays, Group, meet, use_interface
 from penstock.learner.reduce.auto import choose
 from penstock.learner.server.client import ServerClient
 from penstock.learner.state import put_state, take_state
-from penstock.profiling.ledger import TimeLedger
+from penstock.profiling.ledger import Part
 from penstock.profiling.status import Phase
 
 if TYPE_CHECKING:
@@ -60,14 +60,12 @@ class Team:
         ctx: RoleContext,
         config: Config,
         trainer: AnyTrainer,
-        ledger: TimeLedger,
         stored: Arrays,
     ) -> None:
         """``stored`` is what `state` gave when the run was saved, on the rank that resumes."""
         self._ctx = ctx
         self._config = config
         self._trainer = trainer
-        self._ledger = ledger
         self._stored = stored
         self._named: Message | None = None  # the newest group that the supervisor has named
         self._tried = -1  # the last epoch whose group was to be entered
@@ -162,7 +160,7 @@ class Team:
             return not ctx.stopping()
 
         progress.share_window(cfg.count)
-        served = Served(client, optimizer, progress, cfg.count, self._ledger, waiting)
+        served = Served(client, optimizer, progress, cfg.count, ctx.ledger, waiting)
         self.exchange = trainer.exchange = served
         nothing = Word(np.zeros(0), progress.growth())
         said = served.agree(nothing)
@@ -202,7 +200,10 @@ class Team:
             source = places.index(max(places))
             cfg = self._with_codec(cfg, group, source)
             pace = LocalSgd if cfg.pace == "local_sgd" else Bsp
-            exchange = pace(group, trainer.optimizers(), cfg, self._ledger)
+            lanes = [ctx.ledger]
+            if pace is Bsp:
+                lanes.append(ctx.status.ledger("reduce", Part.WAIT))
+            exchange = pace(group, trainer.optimizers(), cfg, *lanes)
             self._equalise(group, exchange, source)
         except GroupLostError as error:
             failure = str(error)

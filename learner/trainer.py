@@ -31,6 +31,7 @@ from penstock.models.layout import CnnShape, NetShape, QCnnShape
 from penstock.models.precision import cpu_gains_by_bf16
 from penstock.models.torch_nets import build_net
 from penstock.models.torch_setup import set_up_torch
+from penstock.profiling.ledger import Part, TimeLedger
 
 OPTIMIZER = "optimizer/"  # before the names of an optimizer's state
 
@@ -42,11 +43,12 @@ class DivergedError(UserError):
 class Trainer:
     """Updates one network; not thread-safe."""
 
-    def __init__(self, config: Config, info: GameInfo) -> None:
+    def __init__(self, config: Config, info: GameInfo, ledger: TimeLedger | None = None) -> None:
         set_up_torch(config.learner.threads)
         torch.manual_seed(config.run.seed)
         assert isinstance(config.algo, ImpalaConfig), config.algo
         self.config = config
+        self._ledger = ledger or TimeLedger()
         self._algo = config.algo
         self.device = pick_device(config.learner.device)
         if self.device.type == "cuda":
@@ -83,8 +85,10 @@ class Trainer:
             assert batch is not None
             totals = self.book(batch)
         if self._trained is not None:
+            self._ledger.switch(Part.DEVICE)
             self._trained.synchronize()  # one batch queued ahead: time shows where it is spent
         shares: Sequence[slice | None] = [None] * len(totals)
+        self._ledger.switch(Part.FORWARD)
         if batch is not None:
             batch.wait_on_device()
             shares = self._shares(batch)
@@ -160,6 +164,7 @@ class Trainer:
         if not complete or not self._accumulated:
             return
         total, self._accumulated = self._accumulated, 0.0
+        self._ledger.switch(Part.OPTIMIZE)
         norm = self.exchange.step(self.optimizer, total, self.progress.trained_steps)
         self.progress.updated(1)
         self._norms += norm
@@ -172,9 +177,11 @@ class Trainer:
             size = share.stop - share.start  # over the whole update, however large
         for first in range(share.start, share.stop, size):
             envs = slice(first, min(first + size, share.stop))
+            self._ledger.switch(Part.FORWARD)
             loss, sums = impala.loss(self.model, batch.tensors, self._algo, envs, self.exchange.sum)
             if complete and envs.stop == share.stop:
                 self.exchange.arm(self.optimizer, self._accumulated)
+            self._ledger.switch(Part.BACKWARD)
             loss.backward()
             self._sums += sums
 

@@ -23,6 +23,7 @@ from penstock.learner.exchange.base import Floats
 from penstock.learner.kept_replay import KeptReplay
 from penstock.learner.offpolicy import OffPolicyTrainer
 from penstock.learner.progress import Progress
+from penstock.profiling.ledger import Part, TimeLedger
 from penstock.replay import (
     Accounting,
     Batch,
@@ -50,14 +51,16 @@ class Transitions:
         accounting: Accounting,
         actors: int,
         lanes: int,
+        ledger: TimeLedger,
         *,
         shared: bool = True,
     ) -> None:
         """Memory for ``actors`` that play at a time, and ``lanes`` for those that come and go; not
-        ``shared`` where all are in one process."""
+        ``shared`` where all are in one process. ``ledger`` is that of the thread that trains."""
         replay, spec = config.replay, trainer.spec
         self._trainer = trainer
         self._accounting = accounting
+        self._ledger = ledger
         self._batch_size = replay.batch_size
         in_hand = actors * config.transport.slots
         self._limiter = make_limiter(replay, insert=spec.unroll * spec.envs * in_hand)
@@ -103,6 +106,7 @@ class Transitions:
             return None
         if isinstance(self._sampler, Prioritized):
             self._beta = self._sampler.beta
+        self._ledger.switch(Part.GATHER)
         return self._replay.sample(self._batch_size, stacked=not self.stacks_on_device)
 
     def book(self, batch: Batch | None) -> Floats:
@@ -116,11 +120,13 @@ class Transitions:
             self._trainer.update(None, float(totals[0]))
             return self._trainer.publish_due
         if self.stacks_on_device:
+            self._ledger.switch(Part.H2D)
             frames = torch.from_numpy(batch["frames"]).to(self._trainer.device)
             batch["obs"], batch["next_obs"] = unstack(frames, self._stack)
         self._errors.append((batch, self._trainer.update(batch, float(totals[0]))))
         if len(self._errors) > self._behind:
             drawn, errors = self._errors.popleft()
+            self._ledger.switch(Part.GATHER)
             self._replay.update_priorities(drawn.keys, errors.cpu().numpy())
         return self._trainer.publish_due
 

@@ -15,6 +15,7 @@ from penstock.learner.exchange.base import Floats, GroupLostError
 from penstock.learner.feed import Feeder
 from penstock.learner.staging import StagingBatch
 from penstock.learner.trainer import Trainer
+from penstock.profiling.ledger import TimeLedger
 from penstock.replay import Accounting, SlotQueue
 from penstock.transport.shm.host import ShmHost
 from penstock.transport.shm.store import SlotStore
@@ -24,13 +25,21 @@ class Unrolls:
     """A `Source` of staging batches."""
 
     def __init__(
-        self, config: Config, trainer: Trainer, accounting: Accounting, actors: int, lanes: int
+        self,
+        config: Config,
+        trainer: Trainer,
+        accounting: Accounting,
+        actors: int,
+        lanes: int,
+        ledger: TimeLedger,
     ) -> None:
+        """``ledger`` is that of the thread that gathers."""
         transport, learner = config.transport, config.learner
         self.store = SlotStore(trainer.spec, actors * transport.slots, lanes)
         self._learner = learner
         self._trainer = trainer
         self._accounting = accounting
+        self._ledger = ledger
         self._queue = SlotQueue(
             self.store,
             accounting,
@@ -50,6 +59,7 @@ class Unrolls:
             batches,
             learner.batch_slots,
             lambda: trainer.progress.version,
+            self._ledger,
             prefetch=learner.prefetch > 0,
         )
         self._feeder.__enter__()
@@ -63,6 +73,8 @@ class Unrolls:
     def book(self, batch: StagingBatch | None) -> Floats:
         if batch is None:
             return np.zeros(self._learner.updates_per_batch)
+        for span in batch.spans:
+            self._trainer.progress.aged(*span)
         return self._trainer.book(batch)
 
     def train(self, batch: StagingBatch | None, totals: Floats) -> bool:

@@ -24,6 +24,7 @@ from penstock.learner.exchange.base import Alone, Exchange
 from penstock.learner.optimizer import FlatOptimizer, flatten
 from penstock.models.layout import DenseShape, HeadShape
 from penstock.models.torch_nets import HeadNet, TwinCritics, build_net
+from penstock.profiling.ledger import Part, TimeLedger
 
 Batch = Mapping[str, Tensor]
 Arrays = dict[str, npt.NDArray[Any]]
@@ -80,8 +81,10 @@ class DqnUpdate:
         shape: HeadShape,
         dtype: torch.dtype,
         device: torch.device,
+        ledger: TimeLedger,
     ) -> None:
         self._algo = algo
+        self._ledger = ledger
         self._micro_batch = learner.micro_batch
         self.exchange = Alone()
         self.net: HeadNet = build_net(shape, dtype).to(device)
@@ -94,6 +97,7 @@ class DqnUpdate:
     def take(self, batch: Batch | None, total: float, number: int, env_steps: int) -> Step:
         self.optimizer.zero_grad()
         parts = [] if batch is None else self._backward(batch, total)
+        self._ledger.switch(Part.OPTIMIZE)
         norm = self.exchange.step(self.optimizer, total, env_steps)
         if number % self._algo.target_every == 0:
             self._target.copy_(self.optimizer.values)
@@ -107,11 +111,13 @@ class DqnUpdate:
         """Gradients of a batch, micro-batch by micro-batch; differences and statistics of each."""
         count, parts = len(batch["reward"]), []
         for first in range(0, count, self._micro_batch):
+            self._ledger.switch(Part.FORWARD)
             part = {k: v[first : first + self._micro_batch] for k, v in batch.items()}
             net = _with(self.net, self.net.acting_weights())
             loss, differences, sums = dqn.loss(net, self._target_q, part, self._algo)
             if first + self._micro_batch >= count:
                 self.exchange.arm(self.optimizer, total)
+            self._ledger.switch(Part.BACKWARD)
             loss.backward()
             parts.append((differences, sums))
         return parts
@@ -141,8 +147,10 @@ class SacUpdate:
         shape: DenseShape,
         dtype: torch.dtype,
         device: torch.device,
+        ledger: TimeLedger,
     ) -> None:
         self._algo = algo
+        self._ledger = ledger
         self.exchange = Alone()
         self._target_entropy = sac.target_entropy(algo, shape.outputs // 2)
         self.actor: HeadNet = build_net(shape, dtype).to(device)
@@ -164,8 +172,10 @@ class SacUpdate:
             optimizer.zero_grad()
         alpha = self.log_alpha.detach().exp()
         found = None if batch is None else self._critic_gradients(batch, alpha, total)
+        self._ledger.switch(Part.OPTIMIZE)
         critic_norm = self.exchange.step(self._critic_optimizer, total, env_steps)
         acted = None if batch is None else self._actor_gradients(batch, alpha, total)
+        self._ledger.switch(Part.OPTIMIZE)
         actor_norm = self.exchange.step(self._actor_optimizer, total, env_steps)
         if self._algo.tune_alpha:
             if acted is not None:
@@ -200,19 +210,23 @@ class SacUpdate:
     def _critic_gradients(
         self, batch: Batch, alpha: Tensor, total: float
     ) -> tuple[Tensor, Tensor, Tensor]:
+        self._ledger.switch(Part.FORWARD)
         with torch.no_grad():
             ahead = self._act(batch["next_obs"])
         loss, errors, values = sac.critic_loss(
             self.critics, self.target_weights, batch, *ahead, alpha
         )
         self.exchange.arm(self._critic_optimizer, total)
+        self._ledger.switch(Part.BACKWARD)
         loss.backward()
         return loss, errors, values
 
     def _actor_gradients(self, batch: Batch, alpha: Tensor, total: float) -> tuple[Tensor, Tensor]:
+        self._ledger.switch(Part.FORWARD)
         action, logp = self._act(batch["obs"])
         loss = sac.actor_loss(self.critics, batch["obs"], action, logp, alpha)
         self.exchange.arm(self._actor_optimizer, total)
+        self._ledger.switch(Part.BACKWARD)
         loss.backward()
         return loss, logp
 

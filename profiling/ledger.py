@@ -2,39 +2,154 @@
 
 The thread is always in exactly one part; `switch` ends the one and begins the next. So nothing is
 counted twice and nothing is left out, and what no part claims stands in "other".
+
+A ledger writes to a *lane*: words of memory, shared with the supervisor in a run
+(`penstock.profiling.status`), which hold the seconds of each part and a ring of the latest spans.
+Both outlive a killed process. Spans of a lane follow each other without a gap, so one word says all
+of a span: when it began, and in which part; it ends where the next begins. One thread writes; a
+word is written at once, and its count after it, so that a reader sees whole spans.
 """
 
 from __future__ import annotations
 
 import time
-from typing import Literal
+from collections.abc import Mapping
+from enum import IntEnum
+from typing import Literal, get_args
 
-LearnerPart = Literal["wait_data", "h2d_exposed", "compute", "reduce_exposed", "publish", "other"]
+LearnerPart = Literal[
+    "wait_data", "h2d_exposed", "compute", "reduce_exposed", "publish", "bookkeeping", "other"
+]
+
+
+class Part(IntEnum):
+    """What a thread can be in the middle of; the numbers stand in shared memory."""
+
+    OTHER = 0
+    WAIT = 1  # for data, for room, for a command
+    STEP = 2  # environments
+    INFER = 3
+    WRITE = 4  # of an actor: what it has seen, into the slot
+    RECEIVE = 5
+    DECOMPRESS = 6
+    PROCESS = 7  # the algorithm's work on a slot
+    PUBLISH = 8  # of a learner: weights; of a connector: slots
+    GATHER = 9
+    H2D = 10  # host to device
+    FORWARD = 11
+    BACKWARD = 12
+    REDUCE = 13
+    OPTIMIZE = 14
+    SAVE = 15
+    COMPRESS = 16
+    SEND = 17
+    DEVICE = 18  # until a GPU has computed
+    COUNT = 19  # of a learner: what it trains on; reports
+
+
+PART_BITS = 5
+PARTS = 1 << PART_BITS
+RING_SPANS = 1 << 16
+# Words of a lane: spans begun so far, four words of name, the nanoseconds of each part that has
+# ended, the ring.
+COUNT, NAME, TOTALS = 0, 1, 8
+NAME_WORDS = 4
+RING = TOTALS + PARTS
+LANE_WORDS = RING + RING_SPANS
+LAST = RING_SPANS - 1
+COMPUTE = (Part.FORWARD, Part.BACKWARD, Part.OPTIMIZE, Part.DEVICE)
+PLAYING = (Part.STEP, Part.INFER, Part.WRITE, Part.PROCESS)
+# A learner whose own thread gathers, or plays (in lockstep), waits for data.
+LEARNER_PARTS: dict[Part, LearnerPart] = {
+    **dict.fromkeys((Part.WAIT, Part.GATHER, *PLAYING), "wait_data"),
+    Part.H2D: "h2d_exposed",
+    **dict.fromkeys(COMPUTE, "compute"),
+    Part.REDUCE: "reduce_exposed",
+    Part.PUBLISH: "publish",
+    Part.COUNT: "bookkeeping",
+    Part.SAVE: "bookkeeping",
+}
 
 
 class TimeLedger:
-    """Seconds spent in each part since it was made."""
+    """The wall clock of the thread that uses it, from now on, in nanoseconds of CLOCK_MONOTONIC.
 
-    def __init__(self) -> None:
-        self.seconds: dict[str, float] = {"other": 0.0}
-        self._part = "other"
-        self._since_s = time.perf_counter()
+    ``lane`` is a lane of shared memory; without one the ledger has memory of its own. One that has
+    been written to is gone on with.
+    """
 
-    def switch(self, part: str) -> None:
+    __slots__ = ("_count", "_lane", "_part", "_since")
+
+    def __init__(self, lane: memoryview | None = None, part: Part = Part.OTHER) -> None:
+        self._lane = memoryview(bytearray(8 * LANE_WORDS)).cast("q") if lane is None else lane
+        self._part, self._since = part, time.perf_counter_ns()
+        self._count = self._lane[COUNT] + 1
+        self._lane[RING + (self._count - 1 & LAST)] = self._since << PART_BITS | part
+        self._lane[COUNT] = self._count
+
+    def switch(self, part: Part) -> None:
         """From now on the thread is in ``part``."""
-        now_s = time.perf_counter()
-        self.seconds[self._part] = self.seconds.get(self._part, 0.0) + now_s - self._since_s
-        self._part = part
-        self._since_s = now_s
+        old = self._part
+        if part is old:
+            return
+        # As few and as plain operations as will do: an actor comes here three times a step.
+        now, lane, count = time.perf_counter_ns(), self._lane, self._count
+        lane[TOTALS + old] += now - self._since
+        lane[RING + (count & LAST)] = now << PART_BITS | part
+        lane[COUNT] = self._count = count + 1
+        self._part, self._since = part, now
+
+    @property
+    def part(self) -> Part:
+        """What the thread is in."""
+        return self._part
 
     def snapshot(self) -> dict[str, float]:
-        """Seconds by part up to this moment."""
-        self.switch(self._part)
-        return dict(self.seconds)
+        """Seconds by part up to this moment; parts that never were are left out."""
+        return seconds_of(self._lane)
 
 
-def fractions(now: dict[str, float], before: dict[str, float]) -> dict[str, float]:
+def name_lane(lane: memoryview, name: str) -> None:
+    """Call a lane by the name of its thread, at most 32 bytes."""
+    text = name.encode()[: 8 * NAME_WORDS].ljust(8 * NAME_WORDS, b"\0")
+    lane[NAME : NAME + NAME_WORDS] = memoryview(text).cast("q")
+
+
+def lane_name(lane: memoryview) -> str:
+    """The name of a lane; nothing where none has been given."""
+    return bytes(lane[NAME : NAME + NAME_WORDS]).rstrip(b"\0").decode(errors="replace")
+
+
+def now_in(lane: memoryview) -> tuple[Part, int] | None:
+    """The part that a lane's thread is in, and since when, in ns; None before its first."""
+    count = lane[COUNT]
+    if not count:
+        return None
+    word = lane[RING + (count - 1 & LAST)]
+    return Part(word & PARTS - 1), word >> PART_BITS
+
+
+def seconds_of(lane: memoryview) -> dict[str, float]:
+    """Seconds by part up to this moment, by whoever has the memory; the part that the thread is in
+    counts. While it moves on, one span may be counted short."""
+    totals = {part: lane[TOTALS + part] for part in Part}
+    present = now_in(lane)
+    if present is not None:
+        totals[present[0]] += time.perf_counter_ns() - present[1]
+    return {part.name.lower(): ns * 1e-9 for part, ns in totals.items() if ns > 0}
+
+
+def fractions(now: Mapping[str, float], before: Mapping[str, float]) -> dict[str, float]:
     """Share of each part in the time between two snapshots."""
     spent = {part: seconds - before.get(part, 0.0) for part, seconds in now.items()}
     total = sum(spent.values())
     return {part: seconds / total if total else 0.0 for part, seconds in spent.items()}
+
+
+def learner_parts(parts: Mapping[str, float]) -> dict[str, float]:
+    """Shares or seconds of a learner's thread by the names of `LearnerPart`, all of them."""
+    names = {part.name.lower(): name for part, name in LEARNER_PARTS.items()}
+    found: dict[str, float] = dict.fromkeys(get_args(LearnerPart), 0.0)
+    for part, value in parts.items():
+        found[names.get(part, "other")] += value
+    return found

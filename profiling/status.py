@@ -1,9 +1,10 @@
-"""One page of shared memory per child process: what it is doing, readable after it has died.
+"""Shared memory of each child process: what it is doing, readable after it has died.
 
-The supervisor makes the page (a memfd), the child inherits its descriptor and writes, the
-supervisor reads. Invariants: one writer; every field is one aligned eight-byte word, so a reader
-sees an old or a new value and never half of one; the page outlives its writer, so the last values
-of a killed actor still tell what it had produced.
+The supervisor makes it (a memfd), the child inherits its descriptor and writes, the supervisor
+reads. First comes a page of counters, then a lane for the time ledger of each thread that keeps
+one. Invariants: one writer; every field is one aligned eight-byte word, so a reader sees an old or
+a new value and never half of one; the memory outlives its writer, so the last values of a killed
+actor still tell what it had produced, and what it was doing.
 
 Beats come from the loop that does the work, not from a helper thread: a process whose environment
 hangs must look hung.
@@ -16,7 +17,11 @@ import os
 import time
 from enum import IntEnum
 
+from penstock.profiling.ledger import LANE_WORDS, Part, TimeLedger, lane_name, name_lane
+
 PAGE_NBYTES = 4096
+LANES = 6
+NBYTES = PAGE_NBYTES + LANES * LANE_WORDS * 8
 
 
 class Phase(IntEnum):
@@ -47,7 +52,7 @@ class _Int:
 
 
 class StatusPage:
-    """The status of one process over a memfd of 4 KiB.
+    """The status of one process over a memfd; untouched pages of it take no memory.
 
     ``beats`` counts beats and ``beat_s`` is the time of the last one (CLOCK_MONOTONIC seconds, 0.0
     before the first). ``phase_s`` is when the present phase began.
@@ -70,15 +75,16 @@ class StatusPage:
 
     def __init__(self, descriptor: int) -> None:
         """Map the page behind ``descriptor``, which the caller keeps and may close."""
-        self._page = mmap.mmap(descriptor, PAGE_NBYTES)
+        self._page = mmap.mmap(descriptor, NBYTES)
         self.ints = memoryview(self._page).cast("q")
-        self._floats = memoryview(self._page).cast("d")
+        self._floats = memoryview(self._page)[:PAGE_NBYTES].cast("d")
+        self._lanes = [self.ints[at : at + LANE_WORDS] for at in _starts()]
 
     @classmethod
     def create(cls) -> tuple[StatusPage, int]:
         """A fresh page of zeros, and its descriptor for a child to inherit."""
         descriptor = os.memfd_create("penstock-status")
-        os.ftruncate(descriptor, PAGE_NBYTES)
+        os.ftruncate(descriptor, NBYTES)
         return cls(descriptor), descriptor
 
     @property
@@ -111,7 +117,28 @@ class StatusPage:
     def beat_s(self) -> float:
         return self._floats[1]
 
+    def ledger(self, name: str, part: Part = Part.OTHER) -> TimeLedger:
+        """A time ledger for a thread of this process, in the lane of that name or the next free.
+        One that comes when all are taken keeps its memory to itself."""
+        for lane in self._lanes:
+            if lane_name(lane) in ("", name):
+                name_lane(lane, name)
+                return TimeLedger(lane, part)
+        return TimeLedger(part=part)
+
+    @property
+    def lanes(self) -> dict[str, memoryview]:
+        """The lanes in use, by the names of their threads."""
+        return {name: lane for lane in self._lanes if (name := lane_name(lane))}
+
     def close(self) -> None:
+        for lane in self._lanes:
+            lane.release()
         self.ints.release()
         self._floats.release()
         self._page.close()
+
+
+def _starts() -> range:
+    """Where lanes begin, in words."""
+    return range(PAGE_NBYTES // 8, NBYTES // 8, LANE_WORDS)

@@ -45,6 +45,7 @@ def run(ctx: RoleContext, prepare: Callable[[Welcome], Process] | None = None) -
         dtype=ctx.config.weights.dtype,
         silence_s=ctx.config.run.hang_timeout_s,
         process=prepare(link.welcome) if prepare else None,
+        ledger=ctx.ledger,
     )
     try:
         _serve(ctx, receiver, ctx.config.run.interval_s, ctx.config.run.grace_s)

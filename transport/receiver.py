@@ -24,6 +24,7 @@ import zmq
 
 from penstock.configs.errors import UserError
 from penstock.core.params import WireDtype
+from penstock.profiling.ledger import Part, TimeLedger
 from penstock.transport import wire
 from penstock.transport.base import Stamp
 from penstock.transport.desk import WeightsDesk
@@ -56,6 +57,7 @@ class Receiver:
         dtype: WireDtype = "bf16",
         silence_s: float = 60.0,
         process: Process | None = None,
+        ledger: TimeLedger | None = None,
     ) -> None:
         """Raises UserError for an address that is taken, or keys that cannot be read."""
         assert link.writer is not None
@@ -68,6 +70,7 @@ class Receiver:
         self._decoder = wire.SlotDecoder(link.spec)
         self._desk = WeightsDesk(link.board, link.welcome, dtype)
         self._process = process
+        self._ledger = ledger or TimeLedger()
         self._lending = True
         self._gone = False  # the learner, at the last look
         self._welcome = _welcome_meta(link, unix_path)
@@ -97,12 +100,14 @@ class Receiver:
 
     def turn(self, timeout_s: float) -> int:
         """Handle what has come, waiting up to ``timeout_s`` for something; how many messages."""
+        self._ledger.switch(Part.RECEIVE)
         self._gone = self._link.learner_gone()
         count = self._take_in()
         if not count or self._zap is not None:
             self._wait(0 if count else timeout_s)
             count += self._take_in()
         self._tend(time.monotonic())
+        self._ledger.switch(Part.OTHER)
         return count
 
     def _take_in(self) -> int:
@@ -115,7 +120,9 @@ class Receiver:
 
     def _wait(self, timeout_s: float) -> None:
         """Until something happened: a message, a slot lent, a peer that asks to be let in."""
+        self._ledger.switch(Part.WAIT)
         ready = dict(self._poller.poll(round(timeout_s * 1000)))
+        self._ledger.switch(Part.RECEIVE)
         if self._zap is not None and self._zap in ready:
             answer_zap(self._zap, self._allowed)
         if self._writer.event in ready:
@@ -196,10 +203,14 @@ class Receiver:
         head = message.head
         with self._writer.slot(0) as slot:
             assert slot is not None
+            self._ledger.switch(Part.DECOMPRESS)
             self._decoder.decode(message, slot.payload)
             fill_header(slot.header, head, time.monotonic())
             if self._process is not None:
+                self._ledger.switch(Part.PROCESS)
                 self._apply(self._process, slot.columns)
+            self._ledger.switch(Part.PUBLISH)
+        self._ledger.switch(Part.RECEIVE)
         received = self.received
         received["slots"] += 1
         received["steps"] += head.steps

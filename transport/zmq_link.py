@@ -15,6 +15,7 @@ import numpy as np
 from penstock.core.params import Float32
 from penstock.core.role import RoleContext
 from penstock.core.specs import SlotSpec
+from penstock.profiling.ledger import Part
 from penstock.transport.base import LearnerGoneError, Stamp
 from penstock.transport.client import Client
 from penstock.transport.shm.arena import Arena
@@ -77,7 +78,10 @@ class ZmqLink:
 
     def _send(self, slot: Slot) -> None:
         """Deliver a filled slot, however often the connector is replaced meanwhile."""
+        ledger = self._ctx.ledger
+        ledger.switch(Part.COMPRESS)
         parts = self._encoder.encode(slot.header, slot.payload, self.welcome.run_id)
+        ledger.switch(Part.SEND)
         self._client.next = int(slot.header["sequence"])
         produced_steps = int(slot.header["produced_steps"])
         while not (self._client.wait_turn(1.0) and self._client.send_slot(parts, produced_steps)):

@@ -18,6 +18,7 @@ from penstock.learner.reduce.codec import Codec
 from penstock.learner.reduce.collective import Collective
 from penstock.learner.reduce.layout import Part
 from penstock.learner.reduce.reducer import Reducer
+from penstock.profiling.ledger import TimeLedger
 
 
 class Passes:
@@ -41,7 +42,9 @@ class Passes:
         self._parameters = [nn.Parameter(torch.zeros(part.stop - part.start)) for part in parts]
         for part, parameter in zip(parts, self._parameters, strict=True):
             parameter.grad = self.grads[part.start : part.stop]
-        self._reducer = Reducer(self.grads, self._parameters, codec, ring, thread, overlap=overlap)
+        self._reducer = Reducer(
+            self.grads, self._parameters, codec, ring, thread, TimeLedger(), overlap=overlap
+        )
         self._update = 10**9  # after every warm-up
 
     def __call__(self, gradient: Tensor) -> None:

@@ -21,7 +21,7 @@ from penstock.learner.optimizer import FlatOptimizer
 from penstock.learner.reduce.dgc import Dgc
 from penstock.learner.reduce.make import make_codec
 from penstock.learner.reduce.reducer import Reducer
-from penstock.profiling.ledger import TimeLedger
+from penstock.profiling.ledger import Part, TimeLedger
 
 
 class Bsp:
@@ -33,12 +33,15 @@ class Bsp:
         optimizers: Mapping[str, FlatOptimizer],
         cfg: LearnerConfig,
         ledger: TimeLedger,
+        reducing: TimeLedger | None = None,
     ) -> None:
+        """``ledger`` is that of the thread that trains, ``reducing`` of the one that reduces."""
         self.world = group.world
         self._group = group
         self._optimizers = optimizers
         self._cfg = cfg
         self._ledger = ledger
+        self._reducing = reducing or TimeLedger()
         self._thread = ThreadPoolExecutor(1, "reduce")
         self._reducers = {
             id(optimizer): self._reducer(optimizer) for optimizer in optimizers.values()
@@ -46,7 +49,7 @@ class Bsp:
         self._steps = 0
 
     def agree(self, mine: Word) -> Word:
-        self._ledger.switch("reduce_exposed")
+        self._ledger.switch(Part.REDUCE)
         vector = torch.from_numpy(mine.pack())
         self._group.control.all_reduce(vector)
         return Word.unpack(vector.numpy())
@@ -55,9 +58,9 @@ class Bsp:
         self._reducers[id(optimizer)].arm(optimizer.updates, total)
 
     def step(self, optimizer: FlatOptimizer, total: float, env_steps: int) -> Tensor:
-        self._ledger.switch("reduce_exposed")
+        self._ledger.switch(Part.REDUCE)
         self._reducers[id(optimizer)].finish(optimizer.updates, total)
-        self._ledger.switch("compute")
+        self._ledger.switch(Part.OPTIMIZE)
         norm = optimizer.step(1.0, env_steps)
         if optimizer.updates % self._cfg.reduce.check_every == 0:
             self.check_equal()
@@ -127,5 +130,6 @@ class Bsp:
             codec,
             group.gradients,
             self._thread,
+            self._reducing,
             overlap=cfg.overlap,
         )

@@ -23,7 +23,7 @@ from penstock.learner.exchange.base import Word
 from penstock.learner.group import Arrays, Group
 from penstock.learner.optimizer import FlatOptimizer
 from penstock.learner.progress import BOOKED
-from penstock.profiling.ledger import TimeLedger
+from penstock.profiling.ledger import Part, TimeLedger
 
 
 class LocalSgd:
@@ -53,7 +53,7 @@ class LocalSgd:
         urgent = mine.stop or mine.nan or mine.checkpoint or mine.regroup
         if self._updates < self._every and mine.counts.any() and not urgent:
             return Word(mine.counts, np.concatenate((np.zeros(len(BOOKED)), self._recent)))
-        self._ledger.switch("reduce_exposed")
+        self._ledger.switch(Part.REDUCE)
         growth = np.concatenate((self._owed, mine.growth[len(BOOKED) :]))
         flags = (mine.stop, mine.nan, mine.checkpoint, mine.regroup)
         said = self._sum(Word(np.array([self._samples]), growth, *flags))

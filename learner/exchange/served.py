@@ -18,7 +18,7 @@ from penstock.learner.optimizer import FlatOptimizer
 from penstock.learner.progress import BOOKED, Progress
 from penstock.learner.server.client import Reply, ServerClient
 from penstock.learner.server.protocol import NOTHING, Tally
-from penstock.profiling.ledger import TimeLedger
+from penstock.profiling.ledger import Part, TimeLedger
 
 PULL_S = 0.2
 FETCH_S = 5.0  # for the state of a checkpoint
@@ -48,7 +48,7 @@ class Served:
 
     def agree(self, mine: Word) -> Word:
         """Take the newest parameters, as soon as the pace allows; ``counts`` are one's own."""
-        self._ledger.switch("reduce_exposed")
+        self._ledger.switch(Part.REDUCE)
         self._tally = tuple(mine.growth.tolist())
         self._left = int(np.count_nonzero(mine.counts))
         if mine.stop or mine.nan or mine.checkpoint or not self._left:
@@ -79,9 +79,8 @@ class Served:
         self._tally = NOTHING
         self._left -= 1
         if self._left:
-            self._ledger.switch("reduce_exposed")
+            self._ledger.switch(Part.REDUCE)
             self._pull()
-            self._ledger.switch("compute")
         return torch.zeros(()) if norm is None else norm
 
     def sum(self, values: Tensor) -> None:

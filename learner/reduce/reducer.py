@@ -18,13 +18,14 @@ from torch import Tensor, nn
 from penstock.learner.reduce.codec import Codec
 from penstock.learner.reduce.collective import Collective
 from penstock.learner.reduce.layout import Bucket
+from penstock.profiling.ledger import Part, TimeLedger
 
 
 class Reducer:
     """Reduces ``grads``, float32 ``[size]``, which the gradients of ``parameters`` are views of.
 
-    ``parameters`` are in the order of the vector. ``thread`` runs one call at a time, in order.
-    Without ``overlap`` everything happens in `finish`.
+    ``parameters`` are in the order of the vector. ``thread`` runs one call at a time, in order, and
+    ``ledger`` is its own. Without ``overlap`` everything happens in `finish`.
     """
 
     def __init__(
@@ -34,6 +35,7 @@ class Reducer:
         codec: Codec,
         ring: Collective,
         thread: ThreadPoolExecutor,
+        ledger: TimeLedger,
         *,
         overlap: bool,
     ) -> None:
@@ -42,6 +44,7 @@ class Reducer:
         self._buckets = buckets = codec.buckets
         self._ring = ring
         self._thread = thread
+        self._ledger = ledger
         self._overlap = overlap
         self._on_gpu = grads.device.type == "cuda"
         self._stream = torch.cuda.Stream(grads.device) if self._on_gpu else None
@@ -109,6 +112,7 @@ class Reducer:
         if self._failed:  # the next bucket would wait for those who have given up
             return
         self._failed = True
+        self._ledger.switch(Part.REDUCE)
         grads = self._grads[bucket.start : bucket.stop]
         if self._stream is None or ready is None:
             self.codec.reduce(bucket, grads.div_(total), self._ring)
@@ -116,4 +120,5 @@ class Reducer:
             with torch.cuda.stream(self._stream):
                 self._stream.wait_event(ready)
                 self.codec.reduce(bucket, grads.div_(total), self._ring)
+        self._ledger.switch(Part.WAIT)
         self._failed = False

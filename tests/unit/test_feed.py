@@ -16,6 +16,7 @@ from penstock.core.params import ParamLayout
 from penstock.core.specs import Column, SlotSpec
 from penstock.learner.feed import Feeder
 from penstock.learner.staging import StagingBatch, torch_dtype
+from penstock.profiling.ledger import TimeLedger
 from penstock.replay import Accounting, SlotQueue
 from penstock.transport.base import Welcome
 from penstock.transport.shm.board import WeightsBoard
@@ -51,7 +52,13 @@ class Rig:
         self.queue = SlotQueue(self.store, Accounting(), max_policy_lag=100)
         batches = [StagingBatch(SPEC, batch_slots, CPU) for _ in range(prefetch + 1)]
         self.feeder = Feeder(
-            self.host, self.queue, batches, batch_slots, lambda: 0, prefetch=prefetch > 0
+            self.host,
+            self.queue,
+            batches,
+            batch_slots,
+            lambda: 0,
+            TimeLedger(),
+            prefetch=prefetch > 0,
         )
         lane = self.store.open_lane(slots)
         event = self.store.lane_event(lane)

@@ -1,39 +1,133 @@
-"""The time ledger: parts are disjoint and cover the wall clock."""
+"""The time ledger: parts are disjoint and cover the wall clock; lanes tell others of them."""
 
 from __future__ import annotations
 
+import os
 import time
 
 import pytest
 
-from penstock.profiling.ledger import TimeLedger, fractions
+from penstock.profiling.ledger import (
+    COUNT,
+    LAST,
+    PART_BITS,
+    PARTS,
+    RING,
+    RING_SPANS,
+    Part,
+    TimeLedger,
+    fractions,
+    learner_parts,
+    now_in,
+    seconds_of,
+)
+from penstock.profiling.status import LANES, StatusPage
 
 
 def test_parts_add_up_to_wall_time_and_each_gets_its_own() -> None:
     began_s = time.perf_counter()
     ledger = TimeLedger()
-    for part, seconds in (("wait_data", 0.03), ("compute", 0.06), ("wait_data", 0.02)):
+    for part, seconds in ((Part.WAIT, 0.03), (Part.FORWARD, 0.06), (Part.WAIT, 0.02)):
         ledger.switch(part)
         time.sleep(seconds)
     spent = ledger.snapshot()
     wall_s = time.perf_counter() - began_s
     assert sum(spent.values()) == pytest.approx(wall_s, abs=2e-3)
-    assert spent["wait_data"] >= 0.05
-    assert 0.06 <= spent["compute"] <= wall_s - 0.05
+    assert spent["wait"] >= 0.05
+    assert 0.06 <= spent["forward"] <= wall_s - 0.05
 
 
 def test_snapshot_does_not_change_the_part() -> None:
     ledger = TimeLedger()
-    ledger.switch("compute")
+    ledger.switch(Part.FORWARD)
     first = ledger.snapshot()
     time.sleep(0.01)
     second = ledger.snapshot()
-    assert fractions(second, first)["compute"] == pytest.approx(1.0)
+    assert ledger.part is Part.FORWARD
+    assert fractions(second, first)["forward"] == pytest.approx(1.0)
 
 
 def test_fractions_of_hand_made_snapshots() -> None:
-    shares = fractions(
-        {"compute": 9.0, "wait_data": 3.0, "other": 1.0}, {"compute": 3.0, "other": 1}
-    )
-    assert shares == {"compute": 6 / 9, "wait_data": 3 / 9, "other": 0.0}
+    shares = fractions({"forward": 9.0, "wait": 3.0, "other": 1.0}, {"forward": 3.0, "other": 1})
+    assert shares == {"forward": 6 / 9, "wait": 3 / 9, "other": 0.0}
     assert fractions({}, {}) == {}
+
+
+def test_the_parts_of_a_learner_by_the_names_of_the_design() -> None:
+    parts = dict(wait=1, gather=2, h2d=4, forward=8, backward=16, optimize=32, device=64)
+    parts |= dict(reduce=128, publish=256, save=512, count=2048, other=1024)
+    assert learner_parts(parts) == {
+        "wait_data": 3,
+        "h2d_exposed": 4,
+        "compute": 120,
+        "reduce_exposed": 128,
+        "publish": 256,
+        "bookkeeping": 512 + 2048,
+        "other": 1024,
+    }
+    assert list(learner_parts({}).values()) == [0.0] * 7
+
+
+def test_another_process_reads_what_a_thread_is_in_and_the_spans_before() -> None:
+    reader, descriptor = StatusPage.create()
+    writer = StatusPage(descriptor)
+    os.close(descriptor)
+    ledger = writer.ledger("main")
+    assert list(reader.lanes) == ["main"]
+    ledger.switch(Part.STEP)
+    before = time.perf_counter_ns()
+    ledger.switch(Part.WAIT)
+    after = time.perf_counter_ns()
+    ledger.switch(Part.WAIT)  # goes on with the same span
+    lane = reader.lanes["main"]
+    part, since = now_in(lane) or (None, 0)
+    assert part is Part.WAIT
+    assert before <= since <= after
+    assert lane[COUNT] == 3
+    spans = [lane[RING + i] for i in range(3)]
+    assert [span & PARTS - 1 for span in spans] == [Part.OTHER, Part.STEP, Part.WAIT]
+    assert [span >> PART_BITS for span in spans] == sorted(span >> PART_BITS for span in spans)
+    time.sleep(0.02)
+    assert seconds_of(lane)["wait"] >= 0.02
+    writer.close()
+    assert now_in(reader.lanes["main"]) == (Part.WAIT, since), "it outlives the writer"
+    reader.close()
+
+
+def test_the_ring_keeps_the_latest_spans_and_the_totals_all() -> None:
+    lane = memoryview(bytearray(8 * (RING + RING_SPANS))).cast("q")
+    ledger = TimeLedger(lane)
+    for _ in range(RING_SPANS):
+        ledger.switch(Part.STEP)
+        ledger.switch(Part.INFER)
+    assert lane[COUNT] == 1 + 2 * RING_SPANS
+    newest = lane[COUNT] - 1
+    assert Part(lane[RING + (newest & LAST)] & PARTS - 1) is Part.INFER
+    begun = [lane[RING + (i & LAST)] for i in range(newest + 1 - RING_SPANS, newest + 1)]
+    assert begun == sorted(begun)
+    wall_s = ((begun[-1] >> PART_BITS) - (begun[0] >> PART_BITS)) * 1e-9
+    assert sum(seconds_of(lane).values()) > wall_s
+
+
+def test_a_thread_that_comes_back_goes_on_in_its_lane() -> None:
+    page, descriptor = StatusPage.create()
+    os.close(descriptor)
+    first = page.ledger("reduce")
+    first.switch(Part.REDUCE)
+    time.sleep(0.01)
+    first.switch(Part.WAIT)
+    second = page.ledger("reduce", Part.WAIT)
+    assert list(page.lanes) == ["reduce"]
+    assert second.snapshot()["reduce"] >= 0.01
+    assert page.lanes["reduce"][COUNT] == 4
+    page.close()
+
+
+def test_a_thread_without_a_lane_still_has_a_ledger() -> None:
+    page, descriptor = StatusPage.create()
+    os.close(descriptor)
+    ledgers = [page.ledger(f"thread {i}") for i in range(LANES + 1)]
+    ledgers[-1].switch(Part.STEP)
+    assert len(page.lanes) == LANES
+    assert "step" in ledgers[-1].snapshot()
+    page.close()

@@ -14,6 +14,7 @@ from penstock.configs.load import resolve
 from penstock.envs import probe
 from penstock.learner.offpolicy import OffPolicyTrainer
 from penstock.learner.transitions import Transitions, make_sampler
+from penstock.profiling.ledger import TimeLedger
 from penstock.replay import Accounting, Prioritized
 from penstock.transport.shm.slot_writer import SlotWriter
 from penstock.transport.shm.store import Slot
@@ -61,7 +62,7 @@ def make_world(*options: str) -> World:
     config = resolve("cartpole_dqn", [*OPTIONS, *options])
     trainer = OffPolicyTrainer(config, probe(config.env))
     accounting = Accounting()
-    source = Transitions(config, trainer, accounting, 1, 1, shared=False)
+    source = Transitions(config, trainer, accounting, 1, 1, TimeLedger(), shared=False)
     store = source.store
     lane = store.open_lane(1)
     event = store.lane_event(lane)
@@ -136,7 +137,7 @@ def test_memory_is_for_what_actors_may_hold() -> None:
     config = resolve("cartpole_dqn", [*OPTIONS, "actors.count=3", "transport.slots=2"])
     trainer = OffPolicyTrainer(config, probe(config.env))
     for shared in (True, False):
-        source = Transitions(config, trainer, Accounting(), 3, 35, shared=shared)
+        source = Transitions(config, trainer, Accounting(), 3, 35, TimeLedger(), shared=shared)
         assert len(source.store.slots) == 64 // 8 + 3 * 2
         opened = [source.store.open_lane(0) for _ in range(35)]
         assert len(set(opened)) == 35

@@ -1,0 +1,43 @@
+"""torch.profiler over some turns of a learner that is at work, when somebody asks for it."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import torch
+from torch.profiler import ProfilerActivity, profile
+
+
+class TorchTrace:
+    """Does nothing until `begin`, and nothing again once the trace is written."""
+
+    def __init__(self) -> None:
+        self._profile: profile | None = None
+        self._path = Path()
+        self._turns = 0
+        self._until_s = 0.0
+
+    def begin(self, path: str, turns: int, seconds: float) -> None:
+        """Record from now on, for so many turns or so long, whichever is over first; then write a
+        Chrome trace to ``path``, which is there when it is whole."""
+        if self._profile is not None:
+            return
+        kinds = [ProfilerActivity.CPU]
+        kinds += [ProfilerActivity.CUDA] if torch.cuda.is_available() else []
+        self._profile = profile(activities=kinds)
+        self._profile.start()
+        self._path, self._turns, self._until_s = Path(path), turns, time.monotonic() + seconds
+
+    def turn(self) -> None:
+        """A turn has ended."""
+        if self._profile is None:
+            return
+        self._turns -= 1
+        if self._turns > 0 and time.monotonic() < self._until_s:
+            return
+        self._profile.stop()
+        temporary = self._path.with_name(self._path.name + ".tmp")
+        self._profile.export_chrome_trace(str(temporary))
+        temporary.replace(self._path)
+        self._profile = None

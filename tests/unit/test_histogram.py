@@ -1,0 +1,46 @@
+"""Histograms of durations: bins, spreading, quantiles against numpy's."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from penstock.profiling.histogram import FLOOR_S, GROWTH, Histogram, bin_of, edge, quantile, spread
+
+
+@pytest.mark.parametrize(
+    ("seconds", "expected"),
+    [(0.0, 0), (1e-4, 0), (1.01e-4, 1), (2e-4, 4), (2.01e-4, 5), (1.6e-3, 16)],
+)
+def test_the_bin_of_a_duration(seconds: float, expected: int) -> None:
+    assert bin_of(seconds) == expected
+    assert seconds <= edge(expected) * (1 + 1e-9)
+
+
+def test_four_bins_double_a_duration() -> None:
+    assert edge(0) == FLOOR_S
+    assert edge(8) == pytest.approx(4 * FLOOR_S)
+
+
+def test_what_is_spread_adds_up_and_lies_where_it_belongs() -> None:
+    histogram: Histogram = {}
+    spread(histogram, 2e-4, 4e-4, 100)  # bins 4 (its edge alone) to 8
+    assert sum(histogram.values()) == pytest.approx(100)
+    by_hand = {5: (edge(5) - 2e-4), 6: edge(6) - edge(5), 7: edge(7) - edge(6), 8: 4e-4 - edge(7)}
+    for bin_, width in by_hand.items():
+        assert histogram[bin_] == pytest.approx(100 * width / 2e-4)
+    spread(histogram, 3e-4, 3e-4, 7)
+    assert sum(histogram.values()) == pytest.approx(107)
+
+
+def test_quantiles_are_within_a_bin_of_the_exact_ones() -> None:
+    samples = np.random.default_rng(3).lognormal(-4, 1, 10_000)
+    histogram: Histogram = {}
+    for sample in samples:
+        spread(histogram, sample, sample, 1)
+    for q in (0.05, 0.5, 0.95, 0.99):
+        exact = float(np.quantile(samples, q))
+        found = quantile(histogram, q)
+        assert found is not None
+        assert exact / GROWTH <= found <= exact * GROWTH
+    assert quantile({}, 0.5) is None
