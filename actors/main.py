@@ -6,8 +6,6 @@ Without a config of its own (started by hand) an actor takes the learner's in th
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
-from functools import partial
 
 import numpy as np
 
@@ -56,8 +54,7 @@ def _live(ctx: RoleContext, found: Found, game: VectorGame) -> None:
                 continue
             ctx.report("ready")
             if player is None:
-                beat = partial(_beat, ctx.status)
-                player = Player(config, link, game, actor, ctx.incarnation, beat, ctx.ledger)
+                player = Player(config, link, game, actor, ctx.incarnation, ctx.status, ctx.ledger)
             else:
                 player.join(link, ctx.incarnation)
             _play(ctx, player)
@@ -89,12 +86,6 @@ def _play(ctx: RoleContext, player: Player) -> None:
             status.played_steps = before + player.produced_steps
 
 
-def _beat(status: StatusPage) -> None:
-    """A step is about to be taken."""
-    status.phase = Phase.ENVIRONMENT
-    status.beat()
-
-
 class Player:
     """One actor without its process: plays an unroll into a slot whenever one is granted."""
 
@@ -105,7 +96,7 @@ class Player:
         game: VectorGame,
         actor: int,
         incarnation: int,
-        beat: Callable[[], None],
+        status: StatusPage,
         ledger: TimeLedger,
     ) -> None:
         # A restarted actor, and one of a resumed run, must not play the same games once more.
@@ -116,10 +107,10 @@ class Player:
         self._game = game
         self._actor = actor
         self._incarnation = incarnation
-        self._ledger = ledger
+        self._status, self._ledger = status, ledger
         # Those started by hand are numbered too, in the lower bits.
         self._policy = make_policy(config, game.info, int(seeds[0]), actor & (1 << INDEX_BITS) - 1)
-        self._rollout = Rollout(game, self._policy, int(seeds[1]), beat, ledger)
+        self._rollout = Rollout(game, self._policy, int(seeds[1]), ledger)
         self._weights = np.empty(link.welcome.layout.size, np.float32)
         self._stamp: Stamp | None = None
         self.sequence = 0
@@ -147,6 +138,8 @@ class Player:
             self._ledger.switch(Part.OTHER)
             self._swap_weights()  # newer ones may have come while it waited
             assert self._stamp is not None
+            self._status.phase = Phase.ENVIRONMENT
+            self._status.beat()
             began_s = time.monotonic()
             steps = self._rollout.fill(slot.columns, slot.index, self._stamp.version)
             if self._link.fills_store:

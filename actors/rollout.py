@@ -11,7 +11,6 @@ stood before an episode's first frame (penstock.replay.stacks).
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -36,20 +35,18 @@ PER_STEP = (
 
 
 class Rollout:
-    """One actor's environments between slots. ``beat`` is called at every step."""
+    """One actor's environments between slots."""
 
     def __init__(
         self,
         game: VectorGame,
         policy: Policy,
         seed: int,
-        beat: Callable[[], None],
         ledger: TimeLedger,
     ) -> None:
         space = game.info.observation_space
         self._game = game
         self._policy = policy
-        self._beat = beat
         self._ledger = ledger
         self._last_obs = np.zeros((game.count, *(space.shape or ())), space.dtype)
         self._alive = np.ones(game.count, np.bool_)
@@ -70,7 +67,6 @@ class Rollout:
         else:
             np.copyto(obs[0], self._last_obs)
             for t, (row, recorded) in enumerate(rows):
-                self._beat()
                 self._step(obs[t], obs[t + 1], recorded, *row)
             np.copyto(self._last_obs, obs[-1])
         columns["policy_version"][...] = version
@@ -96,7 +92,6 @@ class Rollout:
         np.copyto(frames[0], stacks[:, -1])
         self._pad[:] = padding(stacks, self._begun, self._pad)
         for t, (row, recorded) in enumerate(rows):
-            self._beat()
             pad[t] = self._pad
             reset = ~self._alive
             self._step(stacks, stacks, recorded, *row)

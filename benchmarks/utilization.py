@@ -1,113 +1,106 @@
-"""How long the learner waits for data when the actors could supply more than it can train on.
+"""How much of its time the learner computes, and how much of its ceiling it reaches.
 
-The synthetic game costs next to nothing, so actors outrun the learner. Beside the run stands the
-learner's ceiling, its rate on a batch that is in place already, from the same process settings. A
-run with prefetching off shows what it is worth.
+Synthetic actors make 1.3 times what the learner can train on (their environments sleep), or as much
+as they can. The ceiling is the learner's rate on data that is in place already, alone, measured
+before and after each run; the supply is what the actors would make if they never waited for a slot,
+from their own ledgers. Runs with prefetching off show what it is worth.
 
-    python benchmarks/learner_wait.py [--seconds 30] [--json] [--save]
+    python benchmarks/utilization.py [--seconds 20] [--json] [--save]
 """
 
 from __future__ import annotations
 
-import time
 from typing import Any
 
 import numpy as np
 
-from common import finish, median_of, parser
-from penstock.actors.main import Player
+from common import finish, parser
 from penstock.configs.load import resolve
-from penstock.configs.schema import Config
-from penstock.envs import make, probe
-from penstock.learner.publish import Publisher
-from penstock.learner.staging import StagingBatch
-from penstock.learner.trainer import Trainer
-from penstock.profiling.ledger import TimeLedger
-from penstock.replay import Accounting, SlotQueue
-from penstock.transport.base import Stamp, Welcome
-from penstock.transport.inproc import InprocLink
-from penstock.transport.shm.board import WeightsBoard
-from penstock.transport.shm.store import SlotStore
+from penstock.launch.bench.ceiling import measure
 from runs import dropped_fraction, train, trained_rate
 
-GAME = ("env.kwargs.obs_shape=[64]", "model.hidden=[256,256]", "stop.return=null", "actors.count=1")
-MODES = {
-    "prefetch": ("learner.prefetch=1", "transport.slots=2"),
-    "no prefetch": ("learner.prefetch=0", "transport.slots=2"),
+PLENTY = 1.3
+LONG = ("stop.return=null", "actors.count=1")
+NETWORKS = {
+    "mlp 256-256": ("env.kwargs.obs_shape=[64]", "model.hidden=[256,256]", *LONG),
+    "nature_cnn": (
+        "env.kwargs.obs_shape=[4,84,84]",
+        "env.kwargs.obs_dtype=uint8",
+        "actors.unroll=20",
+        "actors.envs=32",
+        *LONG,
+    ),
 }
-WARM_UP_S = 5.0
+PREFETCH = ("learner.prefetch=1", "transport.slots=3")
+MODES = {
+    "all they can": PREFETCH,  # first: it shows what a step costs an actor
+    "1.3x": PREFETCH,
+    "1.3x, no prefetch": ("learner.prefetch=0", "transport.slots=3"),
+}
+WARM_UP_S = 4.0
+CEILING_S = 4.0
 
 
 def main() -> None:
     args = parser(__doc__)
-    args.add_argument("--seconds", type=float, default=30.0)
+    args.add_argument("--seconds", type=float, default=20.0)
     options = args.parse_args()
-    config = resolve("synthetic", GAME)
-    supply, ceiling = rates_alone(config)
-    minutes = f"stop.minutes={options.seconds / 60}"
-    runs = {name: one(minutes, *GAME, *mode) for name, mode in MODES.items()}
-    result = {
-        "supply_steps_per_s": supply,
-        "ceiling_steps_per_s": ceiling,
-        "supply_over_ceiling": supply / ceiling,
-        "runs": runs,
-        "asked_wait_fraction": 0.05,
-        "aim_wait_fraction": 0.01,
-    }
-    rows: list[list[Any]] = [["what", "steps/s", "waits", "of the ceiling", "queue full"]]
-    rows.append(["one actor alone", supply, "", supply / ceiling, ""])
-    rows.append(["learner alone, data in place", ceiling, "", 1.0, ""])
+    stop = f"stop.minutes={options.seconds / 60}"
+    runs: dict[str, Any] = {}
+    for network, game in NETWORKS.items():
+        actor_s = None
+        for mode, settings in MODES.items():
+            run = runs[f"{network}, {mode}"] = one((*game, *settings), stop, actor_s)
+            actor_s = actor_s or 1 / run["supply_steps_per_s"]
+    rows: list[list[Any]] = [
+        ["run", "supply / ceiling", "utilization", "achieved / ceiling", "waits", "other", "p95 ms"]
+    ]
     for name, run in runs.items():
-        rate = run["steps_per_s"]
-        rows.append([name, rate, run["wait_fraction"], rate / ceiling, run["queue_fill"]])
-    finish("learner_wait", result, rows, options)
+        ledger = run["ledger"]
+        rows.append(
+            [
+                name,
+                run["supply_steps_per_s"] / run["ceiling_steps_per_s"],
+                ledger["compute"],
+                run["achieved_over_ceiling"],
+                ledger["wait_data"],
+                ledger["other"],
+                run["latency_p95_s"] * 1e3,
+            ]
+        )
+    finish(
+        "utilization",
+        {"runs": runs, "asked": {"utilization": 0.97, "achieved": 0.95}},
+        rows,
+        options,
+    )
 
 
-def one(*overrides: str) -> dict[str, float]:
-    summary = train("synthetic", *overrides)
+def one(settings: tuple[str, ...], stop: str, actor_s: float | None) -> dict[str, Any]:
+    """A run, and the ceiling around it. Actors are slowed down to 1.3 times the ceiling where a
+    step is known to cost them ``actor_s``."""
+    config = resolve("synthetic", settings)
+    before = measure(config, CEILING_S)
+    if actor_s is not None:
+        sleep_s = max(0.0, 1 / (PLENTY * before) - actor_s)
+        settings = (*settings, f"env.kwargs.step_time_s={sleep_s}")
+    summary = train("synthetic", *settings, stop)
+    ceiling = (before + measure(config, CEILING_S)) / 2
     steady = [m for m in summary["intervals"] if m["time_s"] >= WARM_UP_S][:-1]
+    waits = float(np.mean([m["ledgers"]["actor-0"].get("wait", 0.0) for m in steady]))
+    rate = trained_rate(summary, WARM_UP_S)
     return {
-        "steps_per_s": trained_rate(summary, WARM_UP_S),
-        "wait_fraction": float(np.mean([m["learner_wait_fraction"] for m in steady])),
-        "compute_fraction": float(np.mean([m["learner_compute_fraction"] for m in steady])),
+        "steps_per_s": rate,
+        "ceiling_steps_per_s": ceiling,
+        "achieved_over_ceiling": rate / ceiling,
+        "supply_steps_per_s": rate / max(1 - waits, 1e-9),
+        "ledger": {
+            n: float(np.mean([m["ledger"][n] for m in steady])) for n in steady[0]["ledger"]
+        },
+        "latency_p95_s": float(np.median([m["latency_p95_s"] for m in steady])),
         "queue_fill": float(np.mean([m["queue_fill"] for m in steady])),
         "dropped": dropped_fraction(summary),
     }
-
-
-def rates_alone(config: Config) -> tuple[float, float]:
-    """Steps per second that one actor makes and that the learner trains on, each alone."""
-    trainer = Trainer(config, probe(config.env))
-    store = SlotStore(trainer.spec, 2, shared=False)
-    queue = SlotQueue(store, Accounting(), max_policy_lag=1 << 60)
-    board = WeightsBoard.create(trainer.layout.size, shared=False)
-    Publisher(trainer.published(), board).publish(Stamp(0, 0))
-    link = InprocLink(Welcome(0, 0, trainer.spec, trainer.layout, {}), store, board, want=2)
-    game = make(config.env, config.actors.envs)
-    player = Player(config, link, game, 0, 0, lambda: None, TimeLedger())
-    batch = StagingBatch(trainer.spec, 1, trainer.device)
-
-    def play() -> None:
-        player.play(0.0)
-        slots = queue.take(1, 0)
-        batch.gather(slots)
-        queue.release(slots)
-
-    def supply() -> float:
-        return per_second(play) * batch.steps
-
-    def ceiling() -> float:
-        return per_second(lambda: trainer.train(batch)) * batch.steps
-
-    return median_of(supply)[0], median_of(ceiling)[0]
-
-
-def per_second(call: Any) -> float:
-    calls, began_s = 0, time.perf_counter()
-    while time.perf_counter() < began_s + 2.0:
-        call()
-        calls += 1
-    return calls / (time.perf_counter() - began_s)
 
 
 if __name__ == "__main__":

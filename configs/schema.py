@@ -201,6 +201,8 @@ class RunConfig(Section):
     """Seconds from the first signal within which everything has checkpointed and ended."""
     interval_s: Positive = 1.0
     """Seconds between two lines of `metrics.jsonl`."""
+    tensorboard: bool = False
+    """Write the same to the folder `tensorboard`, too; needs the extra `[tensorboard]`."""
     hang_timeout_s: Positive = 60.0
     """Seconds without progress after which a process counts as hung."""
     start_timeout_s: Positive = 60.0

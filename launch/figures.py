@@ -13,13 +13,15 @@ if TYPE_CHECKING:
 
 Metrics = Mapping[str, Any]
 
+LEAST = 0.005  # the share of a ledger that is worth a word
+
 
 def figures(metrics: Metrics, stop: StopConfig | None) -> dict[str, str]:
     """What a person wants to know of the last interval, by label."""
     m = metrics.get
     left_s = eta_s(metrics, stop)
     to_go = "" if left_s is None else f", {clock(left_s)} to go"
-    waits, computes = percent(m("learner_wait_fraction")), percent(m("learner_compute_fraction"))
+    playing = shares(actors_mean(m("ledgers") or {}))
     shown = {
         "time": clock(m("time_s")) + to_go,
         "steps": f"{count(m('env_steps'))}, {count(m('steps_per_s'))}/s",
@@ -28,9 +30,11 @@ def figures(metrics: Metrics, stop: StopConfig | None) -> dict[str, str]:
         "return": f"{number(m('episode_return_mean'))} over {count(m('episodes'))} episodes",
         "lag": f"{number(m('policy_lag_mean'))}, at most {number(m('policy_lag_max'))}",
         "queue": f"{percent(m('queue_fill'))} full",
-        "learner": f"waits {waits}, computes {computes}",
+        "learner": shares(m("ledger") or {}),
+        "latency": f"{duration(m('latency_p50_s'))}, p95 {duration(m('latency_p95_s'))}",
         "dropped": reasons(m("dropped") or {}),
-        "actors": f"{m('actors_alive')} alive, {m('actors_restarted')} restarted",
+        "actors": f"{m('actors_alive')} alive, {m('actors_restarted')} restarted"
+        + (f"; {playing}" if playing else ""),
     }
     if "learners_alive" in metrics:
         shown["learners"] = f"{m('learners_alive')} alive, {m('learners_restarted')} restarted"
@@ -77,6 +81,26 @@ def number(value: float | None) -> str:
 
 def percent(fraction: float | None) -> str:
     return "-" if fraction is None else f"{fraction:.0%}"
+
+
+def duration(seconds: float | None) -> str:
+    """0.0123 -> "12 ms"."""
+    if seconds is None:
+        return "-"
+    return f"{seconds * 1e3:.0f} ms" if seconds < 1 else f"{seconds:.1f} s"
+
+
+def shares(parts: Mapping[str, float]) -> str:
+    """The parts of a ledger that show, the largest first: "compute 91%, wait_data 3%"."""
+    shown = sorted((p for p in parts.items() if p[1] >= LEAST), key=lambda p: -p[1])
+    return ", ".join(f"{name} {percent(share)}" for name, share in shown)
+
+
+def actors_mean(ledgers: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
+    """The mean ledger of the actors among those of all processes."""
+    actors = [parts for name, parts in ledgers.items() if name.startswith("actor-")]
+    names = dict.fromkeys(name for parts in actors for name in parts)
+    return {n: sum(parts.get(n, 0.0) for parts in actors) / len(actors) for n in names}
 
 
 def reasons(counts: Mapping[str, int]) -> str:

@@ -198,7 +198,7 @@ class Lockstep:
                 make(config.env, config.actors.envs, config.actors.env_threads),
                 actor,
                 step,
-                self._beat,
+                self._ctx.status,
                 self._ctx.ledger,
             )
             for actor, link in enumerate(self._links)

@@ -23,6 +23,7 @@ import penstock
 from penstock.core.control import Channel, Message
 from penstock.launch.ranks import Place
 from penstock.launch.topology import RoleSpec
+from penstock.profiling.ledger import Part, now_in
 from penstock.profiling.status import Phase, StatusPage
 
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
@@ -91,10 +92,19 @@ class Child:
 
     @property
     def phase(self) -> str:
+        if self.status.phase == Phase.ENVIRONMENT and self.part is Part.INFER:
+            return Phase.INFERENCE.name.lower()
         try:
             return Phase(self.status.phase).name.lower()
         except ValueError:
             return str(self.status.phase)
+
+    @property
+    def part(self) -> Part | None:
+        """What its main thread is in the middle of."""
+        lane = self.status.lanes.get("main")
+        now = now_in(lane) if lane is not None else None
+        return now[0] if now else None
 
     @property
     def place(self) -> Place:

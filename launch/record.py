@@ -9,14 +9,17 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from penstock.launch.tensorboard import Board
+
 NO_ACCOUNTING = {"produced": 0, "trained": 0, "dropped": {}, "lost": {}, "in_flight": 0}
 
 
 class Record:
     """The last metrics of a run, on disk and at hand. A line is one write."""
 
-    def __init__(self, run_dir: Path) -> None:
+    def __init__(self, run_dir: Path, board: Board | None = None) -> None:
         self._run_dir = run_dir
+        self._board = board
         self._file = (run_dir / "metrics.jsonl").open("ab", buffering=0)
         self.last: dict[str, Any] = {}
 
@@ -24,6 +27,8 @@ class Record:
         """Append one interval, or what the learner counted at its very end."""
         self.last = {**self.last, **without_nan(metrics)}
         self._file.write(json.dumps(without_nan(metrics)).encode() + b"\n")
+        if self._board is not None:
+            self._board.metrics(metrics)
 
     def final(self, metrics: dict[str, Any]) -> None:
         """What holds for the whole run: part of the summary, not of the intervals."""
@@ -39,6 +44,8 @@ class Record:
             "error": error,
         }
         self._file.close()
+        if self._board is not None:
+            self._board.close()
         with suppress(OSError):  # a full disk was told of when the last metrics did not fit
             write_atomic(self._run_dir / "summary.json", json.dumps(summary, indent=2) + "\n")
         return summary

@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from penstock.configs.errors import UserError
 from penstock.configs.load import CONFIG_FILE, Resolved, dump, resolve_target
@@ -27,8 +27,12 @@ from penstock.launch.machines import Place, check_place, where_to_write
 from penstock.launch.record import Record, write_atomic
 from penstock.launch.role import die_with
 from penstock.launch.supervisor import Supervisor
+from penstock.launch.tensorboard import Board
 from penstock.launch.topology import RoleSpec
 from penstock.launch.view import View, make_view
+
+if TYPE_CHECKING:
+    from penstock.launch.profile.watch import Watch
 
 TRACEBACK_LINES = 40
 
@@ -156,30 +160,46 @@ def _with_learner(
     as_json: bool,
     make_specs: Callable[[Path], Sequence[RoleSpec]],
 ) -> int:
+    outcome, summary = with_learner(resolved, path, resume, as_json, make_specs)
+    if as_json:
+        print(json.dumps({"run_dir": str(path), "exit_code": outcome.exit_code, **summary}))
+    return outcome.exit_code
+
+
+def with_learner(
+    resolved: Resolved,
+    path: Path,
+    resume: Resume,
+    as_json: bool,
+    make_specs: Callable[[Path], Sequence[RoleSpec]],
+    watch: Watch | None = None,
+) -> tuple[Outcome, dict[str, Any]]:
+    """A run in the folder ``path``, from its start to its end and farewell: how it ended, and its
+    summary. ``watch`` may see its processes, and end it."""
     _require_linux()
     config = resolved.config
     stream = sys.stderr if as_json else sys.stdout
     with run_folder(path, resume) as lock, runtime_folder() as runtime_dir:
         specs = make_specs(runtime_dir)
         write_atomic(path / CONFIG_FILE, dump(config))
-        record = Record(path)
+        record = Record(path, Board(path) if config.run.tensorboard else None)
         audience = Audience(lambda: make_view(stream, _title(path, specs), config.stop), record)
         arguments = _arguments(path, runtime_dir) | {
             "config": config.model_dump(mode="json"),
             "resume": resume,
         }
         supervisor = Supervisor(
-            specs, _limits(config.run), arguments, path / "logs", audience, (lock,)
+            specs, _limits(config.run), arguments, path / "logs", watch or audience, (lock,)
         )
+        if watch is not None:
+            watch.attach(supervisor, audience)
         outcome = _supervise(supervisor, audience)
         summary = record.close(outcome.reason, outcome.error)
     _explain(outcome)
     if "env_steps" in summary:
         with suppress(OSError):
             print(*farewell(summary), f"all of it is in {path}", sep="\n", file=stream, flush=True)
-    if as_json:
-        print(json.dumps({"run_dir": str(path), "exit_code": outcome.exit_code, **summary}))
-    return outcome.exit_code
+    return outcome, summary
 
 
 def _limits(run: RunConfig) -> Limits:

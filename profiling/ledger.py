@@ -104,6 +104,11 @@ class TimeLedger:
         """What the thread is in."""
         return self._part
 
+    @property
+    def lane(self) -> memoryview:
+        """The memory that it writes to."""
+        return self._lane
+
     def snapshot(self) -> dict[str, float]:
         """Seconds by part up to this moment; parts that never were are left out."""
         return seconds_of(self._lane)

@@ -6,8 +6,8 @@ one. Invariants: one writer; every field is one aligned eight-byte word, so a re
 a new value and never half of one; the memory outlives its writer, so the last values of a killed
 actor still tell what it had produced, and what it was doing.
 
-Beats come from the loop that does the work, not from a helper thread: a process whose environment
-hangs must look hung.
+Signs of life come from the loop that does the work, not from a helper thread: a process whose
+environment hangs must look hung.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import os
 import time
 from enum import IntEnum
 
-from penstock.profiling.ledger import LANE_WORDS, Part, TimeLedger, lane_name, name_lane
+from penstock.profiling.ledger import LANE_WORDS, Part, TimeLedger, lane_name, name_lane, now_in
 
 PAGE_NBYTES = 4096
 LANES = 6
@@ -116,6 +116,14 @@ class StatusPage:
     @property
     def beat_s(self) -> float:
         return self._floats[1]
+
+    @property
+    def alive_s(self) -> float:
+        """When the process last beat, or its main thread went on to something else: what changes
+        parts at every step need not beat as well. CLOCK_MONOTONIC, 0.0 before the first."""
+        main = self.lanes.get("main")
+        since = now_in(main) if main is not None else None
+        return max(self.beat_s, since[1] * 1e-9 if since else 0.0)
 
     def ledger(self, name: str, part: Part = Part.OTHER) -> TimeLedger:
         """A time ledger for a thread of this process, in the lane of that name or the next free.

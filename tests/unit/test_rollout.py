@@ -37,7 +37,7 @@ def unrolls(count: int) -> list[dict[str, Any]]:
     config = resolve("cartpole", [f"actors.envs={ENVS}", f"actors.unroll={UNROLL}"])
     game = make(config.env, ENVS)
     spec = slot_spec(config, game.info)
-    rollout = Rollout(game, Script(), SEED, lambda: None, TimeLedger())  # type: ignore[arg-type]
+    rollout = Rollout(game, Script(), SEED, TimeLedger())  # type: ignore[arg-type]
     filled = []
     for version in range(count):
         columns = spec.views(spec.zeros())
@@ -82,7 +82,7 @@ def test_a_nan_observation_is_one_sentence() -> None:
     game = make(config.env, 2)
     spec = slot_spec(config, game.info)
     columns = spec.views(spec.zeros())
-    rollout = Rollout(game, Script(2), SEED, lambda: None, TimeLedger())  # type: ignore[arg-type]
+    rollout = Rollout(game, Script(2), SEED, TimeLedger())  # type: ignore[arg-type]
     with pytest.raises(UserError, match=r"nan at .* make the environment return finite numbers"):
         rollout.fill(columns, 0, 0)
     game.close()

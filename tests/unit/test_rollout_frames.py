@@ -41,7 +41,7 @@ def play(config: Config, replay: Replay | None) -> list[dict[str, npt.NDArray[An
     """Slots of one actor, into ``replay`` if there is one; their columns."""
     game = make(config.env, ENVS, 1)
     spec = slot_spec(config, game.info)
-    rollout = Rollout(game, Chance(), 5, lambda: None, TimeLedger())  # type: ignore[arg-type]
+    rollout = Rollout(game, Chance(), 5, TimeLedger())  # type: ignore[arg-type]
     played = []
     writer = None
     if replay is not None:

@@ -24,8 +24,14 @@ METRICS: dict[str, Any] = {
     "dropped": {"stale": 320, "invalid": 0},
     "actors_alive": 2,
     "actors_restarted": 1,
-    "learner_wait_fraction": 0.04,
-    "learner_compute_fraction": 0.9,
+    "latency_p50_s": 0.0123,
+    "latency_p95_s": 2.04,
+    "ledger": {"wait_data": 0.04, "compute": 0.9, "publish": 0.004, "other": 0.056},
+    "ledgers": {
+        "learner-0": {"forward": 0.9, "wait": 0.1},
+        "actor-0": {"step": 0.6, "wait": 0.4},
+        "actor-1": {"step": 0.4, "infer": 0.6},
+    },
 }
 
 
@@ -43,9 +49,10 @@ def test_the_figures_keep_steps_and_frames_apart() -> None:
         "return": "-13.24 over 812 episodes",
         "lag": "1.25, at most 3",
         "queue": "50% full",
-        "learner": "waits 4%, computes 90%",
+        "learner": "compute 90%, other 6%, wait_data 4%",
+        "latency": "12 ms, p95 2.0 s",
         "dropped": "320 (stale 320)",
-        "actors": "2 alive, 1 restarted",
+        "actors": "2 alive, 1 restarted; step 50%, infer 30%, wait 20%",
     }
 
 

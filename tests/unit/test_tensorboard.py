@@ -1,0 +1,73 @@
+"""What TensorBoard is given: read back record by record, as its file format says."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from tensorboardX.proto.event_pb2 import Event
+
+from penstock.configs.errors import UserError
+from penstock.launch import tensorboard
+from penstock.launch.tensorboard import Board, scalars
+
+METRICS = {
+    "env_steps": 640,
+    "episode_return_mean": None,
+    "ledger": {"compute": 0.75, "wait_data": 0.25},
+    "ledgers": {"actor-0": {"step": 0.5}},
+    "ranks": [{"rank": 0, "ledger": {"compute": 0.5}}],
+    "policy_lag_histogram": {"0": 12},
+    "exit_reason": "return",
+}
+
+
+def events(folder: Path) -> Iterator[Event]:
+    """Records are: length u64, its checksum u32, an Event, its checksum u32."""
+    [file] = folder.iterdir()
+    data = file.read_bytes()
+    while data:
+        (length,) = struct.unpack_from("<Q", data)
+        yield Event.FromString(data[12 : 12 + length])
+        data = data[16 + length :]
+
+
+def test_numbers_have_tags_by_where_they_stand() -> None:
+    assert dict(scalars(METRICS)) == {
+        "env_steps": 640.0,
+        "ledger/compute": 0.75,
+        "ledger/wait_data": 0.25,
+        "ledgers/actor-0/step": 0.5,
+        "ranks/0/rank": 0.0,
+        "ranks/0/ledger/compute": 0.5,
+    }
+
+
+def test_what_is_written_can_be_read(tmp_path: Path) -> None:
+    board = Board(tmp_path)
+    board.metrics(METRICS)
+    board.metrics({"env_steps": 1280, "ledger": {"compute": 1.0}})
+    board.close()
+    found = [
+        (event.step, value.tag, value.simple_value)
+        for event in events(tmp_path / "tensorboard")
+        for value in event.summary.value
+    ]
+    assert (640, "ledger/compute", 0.75) in found
+    assert (1280, "ledger/compute", 1.0) in found
+    assert len(found) == 8
+
+
+def test_a_run_without_metrics_writes_nothing(tmp_path: Path) -> None:
+    Board(tmp_path).close()
+    assert not (tmp_path / "tensorboard").exists()
+
+
+def test_without_the_library_the_user_is_told_what_to_install(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tensorboard, "find_spec", lambda _: None)
+    with pytest.raises(UserError, match=r"pip install 'penstock\[tensorboard\]'"):
+        Board(tmp_path)
