@@ -27,6 +27,7 @@ from penstock.learner.publish import Publisher
 from penstock.learner.source import Source
 from penstock.learner.state import Arrays
 from penstock.learner.team import Team, met
+from penstock.learner.torch_trace import TorchTrace
 from penstock.learner.trainer import DivergedError, Trainer
 from penstock.learner.transitions import Transitions
 from penstock.learner.unrolls import Unrolls
@@ -49,6 +50,8 @@ def run(ctx: RoleContext) -> None:
     info = probe(config.env)
     ctx.report("note", text=info.how)
     trainer = make_trainer(on_own_gpu(config, ctx), info, ctx.ledger)
+    if isinstance(trainer, Trainer) and trainer.device.type == "cuda":
+        trainer.time_device(ctx.status.ledger("gpu"))
     checkpoints = Checkpoints(ctx.run_dir, trainer)
     served = config.learner.pace in SERVED  # by a server that takes whoever is first
     if served or (ctx.learner == 0 and not met(ctx.runtime_dir)):  # else the others have its state
@@ -150,6 +153,7 @@ class LearnerProcess:
         self._kept: Arrays = {}  # what the team keeps, for the last checkpoint
         self._next_report_s = 0.0
         self._others = Others(self._accounting)
+        self._torch_trace = TorchTrace()
 
     def __enter__(self) -> LearnerProcess:
         self._source.open(self._host)
@@ -174,6 +178,7 @@ class LearnerProcess:
                 lost = str(error)
             if lost is not None:  # out here, where nothing of the lost group is held any more
                 going = self._regroup(lost)
+            self._torch_trace.turn()
             if time.monotonic() >= self._next_report_s:
                 self._report()
         self._report()
@@ -272,7 +277,7 @@ class LearnerProcess:
 
     def _keep(self, *, save: bool) -> None:
         """Take in what each learner keeps for itself, and ``save`` the run."""
-        self._kept = self._team.state()
+        self._kept = self._team.state(last=not save)
         if save and self._team.leads:
             self._checkpoints.save(self._kept)
         if save:
@@ -281,6 +286,8 @@ class LearnerProcess:
     def _regroup(self, why: str) -> bool:
         """Find the other learners again; False where the run ends."""
         self._ledger.switch(Part.REDUCE)
+        self._kept = {}  # was of other members
+        self._checkpoints.forget_best()
         if not self._team.join(why):
             return False
         self._publish()
@@ -314,4 +321,6 @@ class LearnerProcess:
         )
 
     def _hear(self) -> None:
-        self._others.hear(self._team.messages())
+        messages = self._team.messages()
+        self._others.hear(messages)
+        self._torch_trace.hear(messages)

@@ -31,6 +31,7 @@ from penstock.models.layout import CnnShape, NetShape, QCnnShape
 from penstock.models.precision import cpu_gains_by_bf16
 from penstock.models.torch_nets import build_net
 from penstock.models.torch_setup import set_up_torch
+from penstock.profiling.device import DeviceClock
 from penstock.profiling.ledger import Part, TimeLedger
 
 OPTIMIZER = "optimizer/"  # before the names of an optimizer's state
@@ -63,10 +64,15 @@ class Trainer:
         self.exchange: Exchange = Alone()
         self._updates_done = 0  # of the batch in training
         self._trained = torch.cuda.Event() if self.device.type == "cuda" else None
+        self._clock: DeviceClock | None = None
         self._published_steps = 0
         self._batches = 0
         self._accumulated = 0.0  # samples, of all learners, in the gradients so far
         self._clear()
+
+    def time_device(self, ledger: TimeLedger) -> None:
+        """Note in ``ledger`` when the GPU, which must be the device, is in which part."""
+        self._clock = DeviceClock(self.device, ledger)
 
     def book(self, batch: StagingBatch) -> Floats:
         """Count a batch that is about to be trained on; the agent steps of each of its updates,
@@ -88,7 +94,9 @@ class Trainer:
             self._ledger.switch(Part.DEVICE)
             self._trained.synchronize()  # one batch queued ahead: time shows where it is spent
         shares: Sequence[slice | None] = [None] * len(totals)
-        self._ledger.switch(Part.FORWARD)
+        if self._clock is not None:
+            self._clock.settle()
+        self._enter(Part.FORWARD)
         if batch is not None:
             batch.wait_on_device()
             shares = self._shares(batch)
@@ -99,6 +107,8 @@ class Trainer:
             self._updates_done += 1
         if self._trained is not None:
             self._trained.record()
+        if self._clock is not None:
+            self._clock.mark(Part.WAIT)
         every, steps = self.config.learner.publish_every, self.progress.learner_steps
         due = steps // every > self._published_steps // every
         if due:
@@ -164,7 +174,7 @@ class Trainer:
         if not complete or not self._accumulated:
             return
         total, self._accumulated = self._accumulated, 0.0
-        self._ledger.switch(Part.OPTIMIZE)
+        self._enter(Part.OPTIMIZE)
         norm = self.exchange.step(self.optimizer, total, self.progress.trained_steps)
         self.progress.updated(1)
         self._norms += norm
@@ -177,13 +187,19 @@ class Trainer:
             size = share.stop - share.start  # over the whole update, however large
         for first in range(share.start, share.stop, size):
             envs = slice(first, min(first + size, share.stop))
-            self._ledger.switch(Part.FORWARD)
+            self._enter(Part.FORWARD)
             loss, sums = impala.loss(self.model, batch.tensors, self._algo, envs, self.exchange.sum)
             if complete and envs.stop == share.stop:
                 self.exchange.arm(self.optimizer, self._accumulated)
-            self._ledger.switch(Part.BACKWARD)
+            self._enter(Part.BACKWARD)
             loss.backward()
             self._sums += sums
+
+    def _enter(self, part: Part) -> None:
+        """The host is in ``part``, and what it puts on a GPU belongs to it."""
+        self._ledger.switch(part)
+        if self._clock is not None:
+            self._clock.mark(part)
 
     def _clear(self) -> None:
         self._sums = torch.zeros(len(impala.STATISTICS), device=self.device)

@@ -99,6 +99,16 @@ class TimeLedger:
         lane[COUNT] = self._count = count + 1
         self._part, self._since = part, now
 
+    def switch_at(self, part: Part, at: int) -> None:
+        """`switch` at a time in ns that lies behind, for what is no thread of this process; never
+        before the last. The same part twice is two spans."""
+        lane, count = self._lane, self._count
+        at = max(at, self._since)
+        lane[TOTALS + self._part] += at - self._since
+        lane[RING + (count & LAST)] = at << PART_BITS | part
+        lane[COUNT] = self._count = count + 1
+        self._part, self._since = part, at
+
     @property
     def part(self) -> Part:
         """What the thread is in."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ from penstock.core.specs import HEADER
 from penstock.envs import probe
 from penstock.learner.staging import StagingBatch
 from penstock.learner.trainer import DivergedError, Trainer, pick_device
+from penstock.profiling.ledger import Part, TimeLedger
 from penstock.transport.shm.store import Slot
 
 OPTIONS = ("actors.envs=8", "actors.unroll=6", "algo.normalize_advantages=false")
@@ -114,3 +116,35 @@ def test_normalised_advantages_are_over_the_whole_update() -> None:
     for made in (whole, cut):
         made.train(batch(made))
     np.testing.assert_array_equal(weights(whole), weights(cut))
+
+
+@pytest.mark.gpu
+def test_a_gpu_tells_when_it_computed_what() -> None:
+    made = trainer(device="cuda")
+    data = batch(made)
+    made.train(data)
+    torch.cuda.synchronize()
+    ledger = TimeLedger(part=Part.WAIT)
+    made.time_device(ledger)
+    began_s = time.perf_counter()
+    for _ in range(20):
+        made.train(data)
+    torch.cuda.synchronize()
+    made.train(data)  # writes down what has passed before
+    spent, wall_s = ledger.snapshot(), time.perf_counter() - began_s
+    assert all(spent[part] > 0 for part in ("forward", "backward", "optimize"))
+    busy_s = sum(spent[part] for part in ("forward", "backward", "optimize"))
+    assert busy_s <= wall_s * 1.05
+
+
+def test_what_passed_elsewhere_is_written_down_in_order() -> None:
+    ledger = TimeLedger(part=Part.WAIT)
+    begin = time.perf_counter_ns()
+    ledger.switch_at(Part.FORWARD, begin + 1_000_000)
+    ledger.switch_at(Part.BACKWARD, begin + 3_000_000)
+    ledger.switch_at(Part.WAIT, begin + 2_000_000)  # never before the last
+    ledger.switch_at(Part.OPTIMIZE, begin + 4_000_000)
+    spent = ledger.snapshot()
+    assert spent["forward"] == pytest.approx(2e-3)
+    assert "backward" not in spent
+    assert spent["wait"] >= 1e-3
