@@ -151,6 +151,7 @@ class Lockstep:
                 self._publish()
             ledger.switch(Part.WAIT)
         self._trainer.progress.arrived(self.accounting)
+        self._ctx.status.trained_steps = self.accounting.trained
         self._grow()
         ledger.switch(Part.OTHER)
 

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterable
 from pathlib import Path
 
 import torch
 from torch.profiler import ProfilerActivity, profile
 
+from penstock.core.control import Message
+
 
 class TorchTrace:
-    """Does nothing until `begin`, and nothing again once the trace is written."""
+    """Does nothing until it is asked to, and nothing again once the trace is written."""
 
     def __init__(self) -> None:
         self._profile: profile | None = None
@@ -18,16 +21,11 @@ class TorchTrace:
         self._turns = 0
         self._until_s = 0.0
 
-    def begin(self, path: str, turns: int, seconds: float) -> None:
-        """Record from now on, for so many turns or so long, whichever is over first; then write a
-        Chrome trace to ``path``, which is there when it is whole."""
-        if self._profile is not None:
-            return
-        kinds = [ProfilerActivity.CPU]
-        kinds += [ProfilerActivity.CUDA] if torch.cuda.is_available() else []
-        self._profile = profile(activities=kinds)
-        self._profile.start()
-        self._path, self._turns, self._until_s = Path(path), turns, time.monotonic() + seconds
+    def hear(self, messages: Iterable[Message]) -> None:
+        """Begin if the supervisor says so."""
+        for message in messages:
+            if message["kind"] == "torch_profile" and self._profile is None:
+                self._begin(message["path"], message["turns"], message["seconds"])
 
     def turn(self) -> None:
         """A turn has ended."""
@@ -41,3 +39,12 @@ class TorchTrace:
         self._profile.export_chrome_trace(str(temporary))
         temporary.replace(self._path)
         self._profile = None
+
+    def _begin(self, path: str, turns: int, seconds: float) -> None:
+        """Record from now on, for so many turns or so long, whichever is over first; then write a
+        Chrome trace to ``path``, which is there when it is whole."""
+        kinds = [ProfilerActivity.CPU]
+        kinds += [ProfilerActivity.CUDA] if torch.cuda.is_available() else []
+        self._profile = profile(activities=kinds)
+        self._profile.start()
+        self._path, self._turns, self._until_s = Path(path), turns, time.monotonic() + seconds

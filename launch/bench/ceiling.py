@@ -1,0 +1,132 @@
+"""The learner's ceiling: its rate on data that is in place already.
+
+The trainer, precision, micro-batches and threads are the config's; the data is made up, but valid,
+and used again and again with a learning rate of next to nothing, so that the weights stay sound.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from gymnasium.spaces import Discrete
+
+from penstock.configs.schema import Config
+from penstock.core.specs import HEADER
+from penstock.envs import GameInfo, probe
+from penstock.launch.bench.alone import alone
+from penstock.launch.bench.rates import Work, rounds_of, told
+from penstock.learner.main import make_trainer
+from penstock.learner.offpolicy import OffPolicyTrainer
+from penstock.learner.staging import StagingBatch
+from penstock.learner.trainer import Trainer, pick_device
+from penstock.models.fitting import net_shape
+from penstock.transport.shm.store import Slot
+
+LEARNING_RATE = 1e-9
+Array = npt.NDArray[Any]
+
+
+def measure(config: Config, seconds: float) -> float:
+    """Agent steps per second that one learner of ``config`` trains on, alone, in a process of its
+    own, measured for about ``seconds``.
+
+    Of an algorithm that draws from replay: the agent steps that it keeps up with, each sampled
+    `replay.samples_per_insert` times (once where that is null). Raises UserError where there is no
+    such game, network or device.
+    """
+    return float(statistics.median(alone_rounds(config, seconds)["rates"]))
+
+
+def alone_rounds(
+    config: Config, seconds: float, variables: Mapping[str, str] | None = None
+) -> dict[str, Any]:
+    """The same, each round of it, with the core-seconds of an agent step and whether a GPU did it;
+    the process is started with the environment ``variables``."""
+    found: dict[str, Any] = alone(
+        "penstock.launch.bench.ceiling:rounds",
+        {"config": config.model_dump(mode="json"), "seconds": seconds},
+        seconds=seconds,
+        threads=config.learner.threads,
+        variables=variables,
+    )
+    return found
+
+
+def rounds(config: Mapping[str, Any], seconds: float) -> dict[str, Any]:
+    """What `alone_rounds` calls in the other process."""
+    settings = Config.model_validate(config)
+    found = rounds_of({"learner": work(settings)}, seconds)["learner"]
+    return told(found) | {"on_gpu": pick_device(settings.learner.device).type == "cuda"}
+
+
+def size(config: Mapping[str, Any]) -> int:
+    """Parameters of the network of a config."""
+    settings = Config.model_validate(config)
+    return net_shape(settings, probe(settings.env)).layout.size
+
+
+def work(config: Config) -> Work:
+    """Training on data in place, in this process; in agent steps."""
+    slowly = config.learner.model_copy(update={"lr": LEARNING_RATE})
+    config = config.model_copy(update={"learner": slowly})
+    info = probe(config.env)
+    trainer = make_trainer(config, info)
+    settle = torch.cuda.synchronize if trainer.device.type == "cuda" else bool
+    if isinstance(trainer, Trainer):
+        batch = staged(trainer, info)
+        return Work(lambda: trainer.train(batch), batch.steps, settle)
+    batch_size, each = config.replay.batch_size, config.replay.samples_per_insert or 1.0
+    return Work(drawn(trainer, info, batch_size), batch_size / each, settle)
+
+
+def staged(trainer: Trainer, info: GameInfo) -> StagingBatch:
+    """A staging batch of made-up unrolls."""
+    spec = trainer.spec
+    payload = spec.zeros()
+    columns, rng = spec.views(payload), np.random.default_rng(0)
+    columns["obs"][...] = like(columns["obs"], rng)
+    columns["action"][...] = actions(info, columns["action"].shape, rng)
+    columns["behaviour_logp"][...] = -1.0
+    columns["alive"][...] = True
+    header = np.zeros((), HEADER)
+    header["steps"] = columns["alive"].size
+    slots = trainer.config.learner.batch_slots
+    batch = StagingBatch(spec, slots, trainer.device)
+    batch.gather([Slot(0, header, tuple(payload), columns)] * slots)
+    return batch
+
+
+def drawn(trainer: OffPolicyTrainer, info: GameInfo, size: int) -> Callable[[], object]:
+    """An update on ``size`` made-up transitions that lie on the trainer's device."""
+    rng = np.random.default_rng(0)
+    space = info.observation_space
+    kind = np.float32 if np.issubdtype(space.dtype, np.floating) else space.dtype
+    obs, next_obs = (like(np.empty((size, *space.shape), kind), rng) for _ in range(2))
+    batch = {
+        "obs": obs,
+        "action": actions(info, (size, *(info.action_space.shape or ())), rng),
+        "reward": rng.random(size, np.float32),
+        "next_obs": next_obs,
+        "discount": np.full(size, 0.99, np.float32),
+    }
+    placed = {name: torch.from_numpy(array).to(trainer.device) for name, array in batch.items()}
+    return lambda: trainer.update(placed)
+
+
+def like(obs: Array, rng: np.random.Generator) -> Array:
+    """Observations of the shape and type of ``obs``: any bytes, or numbers around 0."""
+    if obs.dtype.kind == "f":
+        return rng.standard_normal(obs.shape, np.float32).astype(obs.dtype)
+    return rng.integers(0, 100, obs.shape).astype(obs.dtype)
+
+
+def actions(info: GameInfo, shape: tuple[int, ...], rng: np.random.Generator) -> Array:
+    """Any that the network may choose: int32 for a Discrete, float32 in -1 ... 1 for a Box."""
+    if isinstance(info.action_space, Discrete):
+        return rng.integers(0, int(info.action_space.n), shape, dtype=np.int32)
+    return rng.uniform(-1, 1, shape).astype(np.float32)

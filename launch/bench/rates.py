@@ -1,0 +1,57 @@
+"""How fast a piece of work goes: in rounds, so that their spread tells what is noise."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+ROUNDS = 5
+
+
+class Work(NamedTuple):
+    """A piece of work to repeat."""
+
+    call: Callable[[], object]
+    amount: float
+    """What one call does, in the unit that its rate is given in."""
+    settle: Callable[[], object] = bool
+    """Waits for what calls have left running, on a GPU."""
+
+
+class Round(NamedTuple):
+    """What one round found."""
+
+    rate: float
+    """Per second by the clock."""
+    core_s: float
+    """Core-seconds of this process for each."""
+
+
+def rounds_of(works: Mapping[str, Work], seconds: float) -> dict[str, list[Round]]:
+    """`ROUNDS` of each work, about ``seconds`` together; works take turns, so that what else runs
+    on the machine meets all of them."""
+    found: dict[str, list[Round]] = {name: [] for name in works}
+    for work in works.values():
+        work.call()
+        work.settle()
+    for _ in range(ROUNDS):
+        for name, work in works.items():
+            found[name].append(one_round(work, seconds / ROUNDS))
+    return found
+
+
+def one_round(work: Work, seconds: float) -> Round:
+    """Calls for ``seconds``, at least one."""
+    calls, core_s, began_s = 0, time.process_time(), time.perf_counter()
+    while calls == 0 or time.perf_counter() < began_s + seconds:
+        work.call()
+        calls += 1
+    work.settle()
+    spent_s, core_s = time.perf_counter() - began_s, time.process_time() - core_s
+    return Round(calls * work.amount / spent_s, core_s / (calls * work.amount))
+
+
+def told(rounds: list[Round]) -> dict[str, Any]:
+    """Rounds as JSON."""
+    return {"rates": [r.rate for r in rounds], "core_s": [r.core_s for r in rounds]}

@@ -1,0 +1,264 @@
+"""The profile of a window as plain data: what `--json` prints and everything else is drawn from.
+
+Shares, rates and processor time are differences of two readings of a process; drops, latency,
+policy lag and queue fill are of the metrics that learners sent meanwhile. So the edges of the
+latter may lie up to `run.interval_s` beside those of the window.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import fmean
+from typing import Any
+
+from penstock.configs.schema import Config
+from penstock.launch.profile.readings import MAIN, Reading
+from penstock.launch.topology import Stage
+from penstock.profiling.histogram import quantile
+from penstock.profiling.ledger import fractions, learner_parts
+
+Profile = dict[str, Any]
+Metrics = Mapping[str, Any]
+QUANTILES = {"p50": 0.5, "p95": 0.95, "p99": 0.99}
+GPU = "gpu"  # the lane of what a GPU computes
+LAG, LATENCY = "policy_lag_histogram", "latency_histogram"
+
+
+@dataclass(frozen=True)
+class Window:
+    """What was seen: readings of all processes at its begin and at its end, by name, and each
+    message of metrics with the time in ns at which it came, also some from before the begin."""
+
+    begin: Mapping[str, Reading]
+    end: Mapping[str, Reading]
+    begin_ns: int
+    end_ns: int
+    metrics: Sequence[tuple[int, Metrics]]
+
+    @property
+    def seconds(self) -> float:
+        return (self.end_ns - self.begin_ns) * 1e-9
+
+    @property
+    def within(self) -> list[Metrics]:
+        """The metrics that came in the window."""
+        return [m for at_ns, m in self.metrics if self.begin_ns < at_ns <= self.end_ns]
+
+    @property
+    def growth(self) -> tuple[Metrics, Metrics, float]:
+        """The last metrics before the window, or else its first; its last; the seconds between."""
+        seen = [(at_ns, m) for at_ns, m in self.metrics if at_ns <= self.end_ns]
+        if not seen:
+            return {}, {}, 0.0
+        before = [pair for pair in seen if pair[0] <= self.begin_ns]
+        (from_ns, first), (to_ns, last) = (before or seen[:1])[-1], seen[-1]
+        return first, last, (to_ns - from_ns) * 1e-9
+
+
+def make(
+    target: str,
+    config: Config,
+    window: Window,
+    *,
+    cores: float,
+    device: str,
+    ceiling: float | None = None,
+    slot_nbytes: int | None = None,
+) -> Profile:
+    """The profile, but for its verdict and the paths of its files.
+
+    ``device`` is what learners train on, ``ceiling`` the trained agent steps/s of one that never
+    waits, ``slot_nbytes`` what a slot of the run weighs; None where that is not known.
+    """
+    pairs = [(window.begin.get(name), end) for name, end in window.end.items()]
+    changes = [
+        Change(end, begin if begin and begin.pid == end.pid else None, window.begin_ns)
+        for begin, end in pairs
+    ]
+    learners = [c for c in changes if c.stage is Stage.LEARNER]
+    actors = [c for c in changes if c.stage is Stage.ACTORS]
+    connectors = [c for c in changes if c.now.spec.role == "connector"]
+    named = {c.now.spec.name for c in (*learners, *actors, *connectors)}
+    return {
+        "target": target,
+        "seconds": window.seconds,
+        "cores": cores,
+        "device": device,
+        "learner": [_learner(c, window, ceiling) for c in learners],
+        "actors": [_actor(c) for c in actors],
+        "connectors": [_connector(c, window) for c in connectors],
+        "others": [_process(c) for c in changes if c.now.spec.name not in named],
+        "flow": _flow(window, learners, actors, slot_nbytes),
+        "config": _options(config),
+    }
+
+
+class Change:
+    """One process in the window: what it did between two readings.
+
+    Without a first reading it was started within the window, and all it has done belongs there.
+    """
+
+    def __init__(self, now: Reading, before: Reading | None, begin_ns: int) -> None:
+        self.now = now
+        self._before = before
+        since_ns = before.at_ns if before else begin_ns
+        self.seconds = max(1, now.at_ns - since_ns) * 1e-9
+
+    @property
+    def stage(self) -> Stage:
+        return self.now.spec.stage
+
+    def shares(self, lane: str) -> dict[str, float]:
+        """Of each part in the time of one thread."""
+        before = self._before.lanes.get(lane, {}) if self._before else {}
+        now = self.now.lanes.get(lane, {})
+        # A GPU's spans become known late: until then its last one seemed to go on.
+        return fractions(now, {part: min(s, now.get(part, 0.0)) for part, s in before.items()})
+
+    def rate(self, counter: str) -> float:
+        """By how much a counter of `Reading` grew, per second."""
+        before = getattr(self._before, counter) if self._before else 0
+        now = getattr(self.now, counter)
+        # One that began anew meanwhile has counted from 0.
+        return float(now - before if now >= before else now) / self.seconds
+
+
+def _learner(change: Change, window: Window, ceiling: float | None) -> dict[str, Any]:
+    spec, parts = change.now.spec, change.shares(MAIN)
+    ledger = learner_parts(parts)
+    gpu = change.shares(GPU)
+    rate = change.rate("trained_steps")
+    first, last, seconds = window.growth
+    return {
+        "rank": spec.learner,
+        "name": spec.name,
+        "ledger": ledger,
+        "parts": parts,
+        "threads": {name: change.shares(name) for name in change.now.lanes if name != MAIN},
+        "utilization": ledger["compute"],
+        "gpu_busy": 1.0 - gpu.get("wait", 0.0) - gpu.get("other", 0.0) if gpu else None,
+        "cpu": change.rate("cpu_s"),
+        "coreless": change.rate("coreless_s"),
+        "steps_per_s": rate,
+        "updates_per_s": _growth(first, last, "learner_steps", seconds),
+        "ceiling_steps_per_s": ceiling,
+        "achieved_over_ceiling": rate / ceiling if ceiling else None,
+        "queue_fill": _mean(_own(m, spec.learner).get("queue_fill") for m in window.within),
+    }
+
+
+def _actor(change: Change) -> dict[str, Any]:
+    own = {"learner": change.now.spec.learner, "steps_per_s": change.rate("played_steps")}
+    return _process(change) | own
+
+
+def _connector(change: Change, window: Window) -> dict[str, Any]:
+    rank = change.now.spec.learner
+    first, last, seconds = window.growth
+    before, now = (_own(m, rank).get("received") or {} for m in (first, last))
+    rates = {
+        f"{name}_per_s": _growth(before, now, name, seconds)
+        for name in ("slots", "raw_nbytes", "coded_nbytes")
+    }
+    return {**_process(change), "learner": rank, **rates}
+
+
+def _process(change: Change) -> dict[str, Any]:
+    """What is known of every process."""
+    return {
+        "name": change.now.spec.name,
+        "ledger": change.shares(MAIN),
+        "cpu": change.rate("cpu_s"),
+        "coreless": change.rate("coreless_s"),
+    }
+
+
+def _flow(
+    window: Window, learners: Sequence[Change], actors: Sequence[Change], slot_nbytes: int | None
+) -> dict[str, Any]:
+    first, last, seconds = window.growth
+    lags = _histogram(window.within, LAG)
+    latency = _histogram(window.within, LATENCY)
+    # Actors that joined from elsewhere are known by what has arrived of them alone.
+    produced = sum(c.rate("played_steps") for c in actors)
+    slots = sum(c.rate("slots") for c in actors)
+    return {
+        "produced_steps_per_s": produced if actors else _growth(first, last, "env_steps", seconds),
+        "trained_steps_per_s": sum(c.rate("trained_steps") for c in learners),
+        "store_nbytes_per_s": slots * slot_nbytes if actors and slot_nbytes else None,
+        "dropped": _growths(first, last, "dropped"),
+        "lost": _growths(first, last, "lost"),
+        "latency_s": {name: quantile(latency, q) for name, q in QUANTILES.items()},
+        "policy_lag": {
+            "mean": sum(lag * n for lag, n in lags.items()) / sum(lags.values()) if lags else None,
+            "max": max(lags, default=None),
+        },
+        "queue_fill": _mean(m.get("queue_fill") for m in window.within),
+    }
+
+
+def _options(config: Config) -> dict[str, dict[str, Any]]:
+    """The settings that a verdict needs to know."""
+    learner, transport = config.learner, config.transport
+    return {
+        "learner": {
+            "codec": learner.reduce.codec,
+            "precision": learner.precision,
+            "prefetch": learner.prefetch,
+            "count": learner.count,
+            "batch_slots": learner.batch_slots,
+            "updates_per_batch": learner.updates_per_batch,
+            "accumulate": learner.accumulate,
+            "publish_every": learner.publish_every,
+            "pace": learner.pace,
+        },
+        "actors": {
+            "count": config.actors.count,
+            "envs": config.actors.envs,
+            "precision": config.actors.precision,
+        },
+        "algo": {"name": config.algo.name},
+        "replay": {"samples_per_insert": config.replay.samples_per_insert},
+        "transport": {
+            "kind": transport.kind,
+            "max_policy_lag": transport.max_policy_lag,
+            "slots": transport.slots,
+            "codec": transport.codec,
+        },
+    }
+
+
+def _own(metrics: Metrics, rank: int) -> Metrics:
+    """What belongs to one learner; where there is only one, it is all of it."""
+    ranks: Sequence[Metrics] = metrics.get("ranks", ())
+    return next((own for own in ranks if own["rank"] == rank), {} if ranks else metrics)
+
+
+def _growth(first: Metrics, last: Metrics, name: str, seconds: float) -> float | None:
+    """Of a counter, per second; None where it was not told twice."""
+    if name not in first or name not in last or not seconds:
+        return None
+    return float(last[name] - first[name]) / seconds
+
+
+def _growths(first: Metrics, last: Metrics, name: str) -> dict[str, int]:
+    """Of counters by reason: those that grew."""
+    before = first.get(name, {})
+    grown = {reason: n - before.get(reason, 0) for reason, n in last.get(name, {}).items()}
+    return {reason: n for reason, n in grown.items() if n}
+
+
+def _histogram(reports: Iterable[Metrics], name: str) -> dict[int, float]:
+    """Several reports of a histogram as one; JSON has made its bins text."""
+    total: dict[int, float] = {}
+    for report in reports:
+        for key, count in (report.get(name) or {}).items():
+            total[int(key)] = total.get(int(key), 0.0) + count
+    return total
+
+
+def _mean(values: Iterable[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return fmean(known) if known else None

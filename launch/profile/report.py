@@ -1,0 +1,37 @@
+"""What a profile leaves in the folder of its run: data, trace, picture, page."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+from penstock.configs.errors import UserError
+from penstock.launch.profile import html, timeline, trace
+from penstock.launch.profile.data import Profile, Window
+from penstock.launch.profile.readings import Thread
+from penstock.launch.record import write_atomic
+
+TRACE, TORCH_TRACE = "trace.json", "torch_trace.json"
+TIMELINE, PAGE, DATA = "timeline.png", "report.html", "profile.json"
+
+
+def write(
+    folder: Path, profile: Profile, window: Window, threads: Sequence[Thread], notes: list[str]
+) -> list[str]:
+    """Write all files; the trace's path goes into ``profile``, and what could not be written into
+    the notes that are returned, behind those given."""
+    profile["trace"] = str(folder / TRACE)
+    kept = trace.cut(threads)
+    held = trace.held(kept, window.seconds)
+    trace.write(folder / TRACE, kept, window.begin_ns, held)
+    notes = [*notes, held]
+    png: bytes | None = None
+    try:
+        timeline.draw(folder / TIMELINE, threads, window.begin_ns, window.end_ns)
+        png = (folder / TIMELINE).read_bytes()
+    except UserError as error:
+        notes.append(str(error))
+    write_atomic(folder / PAGE, html.page(profile, png, notes))
+    write_atomic(folder / DATA, json.dumps(profile, indent=2) + "\n")
+    return notes

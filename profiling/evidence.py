@@ -1,0 +1,196 @@
+"""What a profile says about one learner and those who feed it: the figures that a verdict weighs.
+
+Shares are of wall time, unless another whole is named. Whatever a profile lacks counts as 0: a
+window may have seen no actor, or no step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from statistics import fmean, median
+from typing import Any
+
+Profile = Mapping[str, Any]
+Role = Mapping[str, Any]
+
+NEAR = 0.05  # shares of windows of some seconds that differ by less are alike
+
+
+class Evidence:
+    """Of the learner that holds the run up, and its actors and connectors.
+
+    Learners that step together go as fast as one of them, which is the one that waits least for the
+    others; of several that wait as little, the one that computes least.
+    """
+
+    def __init__(self, profile: Profile) -> None:
+        """``profile`` has a learner at least."""
+        self.learners: Sequence[Role] = profile["learner"]
+        self.learner = critical(self.learners)
+        self.seconds = float(profile.get("seconds") or 0.0)
+        self.cores = float(profile.get("cores") or 1)
+        self.device = str(profile.get("device") or "cpu")
+        self.flow: Mapping[str, Any] = profile.get("flow") or {}
+        self._config: Mapping[str, Mapping[str, Any]] = profile.get("config") or {}
+        self._everybody = [*self.learners, *profile["actors"], *profile["connectors"]]
+        self.all_actors: Sequence[Role] = profile["actors"]
+        self.actors = self._own(profile["actors"])
+        self.connectors = self._own(profile["connectors"])
+
+    def option(self, section: str, name: str, default: Any) -> Any:
+        """An option of the run, where the profile has it."""
+        return (self._config.get(section) or {}).get(name, default)
+
+    def share(self, part: str) -> float:
+        """Of the learner's clock, by the six parts."""
+        return float(self.learner["ledger"].get(part, 0.0))
+
+    @property
+    def gather_in_line(self) -> float:
+        """Share of the learner's clock in which it gathers itself."""
+        return float(self.learner["parts"].get("gather", 0.0))
+
+    @property
+    def wait(self) -> float:
+        """Share of the learner's clock in which it has nothing to do, for want of data."""
+        return max(0.0, self.share("wait_data") - self.gather_in_line)
+
+    @property
+    def idle(self) -> bool:
+        """Whether the learner had data, and yet has trained nothing."""
+        rates = (self.learner.get("steps_per_s"), self.learner.get("updates_per_s"))
+        return self.wait < NEAR and not any(rates)
+
+    @property
+    def feeder(self) -> float:
+        """Share of its clock in which the thread that gathers ahead is at work; 0 without one."""
+        parts = (self.learner.get("threads") or {}).get("feeder") or {}
+        return float(parts.get("gather", 0.0) + parts.get("h2d", 0.0))
+
+    @property
+    def computes(self) -> str:
+        """How busy the learner is, and how near its ceiling."""
+        text = f"utilization is {percent(self.share('compute'))}"
+        near = self.learner.get("achieved_over_ceiling")
+        return text if near is None else f"{text} and its rate {percent(near)} of its ceiling"
+
+    def played(self, *parts: str) -> float:
+        """Mean share of its actors' clocks in these parts."""
+        return fmean(_in(a, *parts) for a in self.actors) if self.actors else 0.0
+
+    @property
+    def wanted_steps_per_s(self) -> float:
+        """What the learner would train if it never waited: its ceiling where that was measured."""
+        ceiling = self.learner.get("ceiling_steps_per_s")
+        if ceiling:
+            return float(ceiling)
+        return float(self.learner.get("steps_per_s") or 0.0) / max(1.0 - self.wait, 0.01)
+
+    @property
+    def actor_steps_per_s(self) -> float:
+        """Mean rate of its actors."""
+        return fmean(_rate(a) for a in self.actors) if self.actors else 0.0
+
+    @property
+    def busy_cores(self) -> float:
+        """Cores that all processes of the run keep busy."""
+        return sum(float(role.get("cpu") or 0.0) for role in self._everybody)
+
+    @property
+    def learner_cpu(self) -> float:
+        """Cores that the learner keeps busy."""
+        return float(self.learner.get("cpu") or 0.0)
+
+    @property
+    def coreless(self) -> float:
+        """Share of the window in which the learner could have worked and had no core: as counted by
+        the kernel; where that does not count, what it computes by its ledger without working."""
+        counted = self.learner.get("coreless")
+        if counted is not None:
+            return float(counted)
+        return max(0.0, self.share("compute") - self.learner_cpu) if self.device == "cpu" else 0.0
+
+    @property
+    def below_ceiling(self) -> float:
+        """Share of the learner's clock in which it computes and would not at its ceiling's rate."""
+        near = self.learner.get("achieved_over_ceiling")
+        # Without `replay.samples_per_insert`, steps that arrive say nothing of those drawn.
+        if near is None or self.option("replay", "samples_per_insert", 1.0) is None:
+            return 0.0
+        return max(0.0, self.share("compute") - float(near))
+
+    @property
+    def room_for_actors(self) -> int:
+        """How many more actors like these the idle cores would carry."""
+        if not self.all_actors:
+            return 0
+        each = fmean(float(a.get("cpu") or 0.0) for a in self.all_actors)
+        return int(max(0.0, self.cores - self.busy_cores) / max(each, 0.01))
+
+    def slowest(self) -> tuple[Role, float, float] | None:
+        """The slowest of several actors, its pace and the median of the others'. A pace is in steps
+        per second while not waiting; actors that do nothing but wait have none."""
+        paces = [(p, a) for a in self.actors if (p := _pace(a)) is not None]
+        if len(paces) < 2:
+            return None
+        pace, actor = min(paces, key=lambda found: found[0])
+        return actor, pace, median(p for p, a in paces if a is not actor)
+
+    def dropped(self, reason: str) -> float:
+        """Share of all steps played that were dropped for this reason."""
+        played = float(self.flow.get("produced_steps_per_s") or 0.0) * self.seconds
+        steps = float((self.flow.get("dropped") or {}).get(reason, 0))
+        return min(1.0, steps / played) if played else 0.0
+
+    @property
+    def reduction(self) -> float:
+        """Share that even the learner which waits least for the others spends reducing."""
+        return min(_in(rank, "reduce_exposed") for rank in self.learners)
+
+    @property
+    def exchanging(self) -> float:
+        """Share in which gradients are on their way, overlapped or not."""
+        lane = (self.learner.get("threads") or {}).get("reduce")
+        return self.reduction if lane is None else float(lane.get("reduce", 0.0))
+
+    @property
+    def others_wait(self) -> float:
+        """Mean share in which the other learners wait for this one in the reduction."""
+        others = [_in(rank, "reduce_exposed") for rank in self.learners if rank is not self.learner]
+        return max(0.0, fmean(others) - self.share("reduce_exposed")) if others else 0.0
+
+    def _own(self, roles: Sequence[Role]) -> list[Role]:
+        rank = self.learner.get("rank", 0)
+        return [role for role in roles if role.get("learner", 0) == rank]
+
+
+def critical(learners: Sequence[Role]) -> Role:
+    """The learner that the others wait for."""
+    least = min(_in(rank, "reduce_exposed") for rank in learners)
+    near = [rank for rank in learners if _in(rank, "reduce_exposed") <= least + NEAR]
+    return min(near, key=lambda rank: _in(rank, "compute"))
+
+
+def most(role: Role) -> tuple[str, float]:
+    """The part that has the largest share of a role's clock, and that share."""
+    ledger: Mapping[str, float] = role["ledger"] or {"other": 0.0}
+    part = max(ledger, key=lambda name: ledger[name])
+    return part, ledger[part]
+
+
+def percent(share: float) -> str:
+    return f"{share:.0%}".replace("%", " %")
+
+
+def _in(role: Role, *parts: str) -> float:
+    return float(sum(role["ledger"].get(part, 0.0) for part in parts))
+
+
+def _rate(role: Role) -> float:
+    return float(role.get("steps_per_s") or 0.0)
+
+
+def _pace(actor: Role) -> float | None:
+    """Below a tenth of its time at work, a rate says little about the pace of that work."""
+    works = 1.0 - _in(actor, "wait")
+    return _rate(actor) / works if works > 0.1 else None

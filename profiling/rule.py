@@ -1,0 +1,64 @@
+"""What a rule of the verdict says, and from where on it says it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+from penstock.profiling.evidence import NEAR, Evidence
+
+Kind = Literal[
+    "empty",
+    "slow_gather",
+    "slow_wire",
+    "straggler",
+    "few_slots",
+    "slow_environment",
+    "slow_inference",
+    "slow_actor",
+    "starved",
+    "reduction",
+    "slow_rank",
+    "crowded",
+    "slow_copy",
+    "slow_publish",
+    "bookkeeping",
+    "other",
+    "big_lag",
+    "slow_learner",
+    "healthy",
+]
+
+WORTH = NEAR  # a smaller cost is within what two windows of the same run differ by
+BUSY = 0.8  # who works more of the time has no reserve: jitter of the others eats the rest
+EXPLAINS = 0.5  # a cause is named if it explains at least half of the learner's wait
+SLOW = 0.5  # an actor at less than half the pace of the others; noise stays within a third
+# A ceiling is measured by itself, for some seconds; on a shared host that is off by a tenth.
+SLOWED = 0.15
+CROWDED = 0.9  # share of the cores above which somebody always waits for one
+# Actors that could make a third more than is trained, and so wait a quarter of the time, are the
+# reserve that keeps a learner fed in spite of jitter; more is surplus.
+RESERVE = 0.25
+FULL = 0.9
+FAR = 3.0  # times the lag that the queue needs; its defaults stay below twice
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What is found, as sentences, and ``kind`` for programs. ``cost`` is the share of throughput
+    that the run would not lose without it."""
+
+    kind: Kind
+    finding: str
+    reason: str
+    next_step: str
+    cost: float = 0.0
+
+
+Rule = Callable[[Evidence], Verdict | None]
+
+
+def empty(what: str, step: str, cost: float = 0.0) -> Verdict:
+    """Nothing that could be judged was seen."""
+    return Verdict("empty", f"nothing to judge: {what}", "the window saw none at work", step, cost)

@@ -1,0 +1,222 @@
+"""Why the learner waits for data: one cause, whoever is the first to keep what comes after waiting.
+
+The causes are tried from the learner outwards, against the way of a sample: who is busy without
+pause is the limit, and what those behind it do says nothing.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+from penstock.profiling.evidence import Evidence, most, percent
+from penstock.profiling.rule import BUSY, EXPLAINS, SLOW, WORTH, Kind, Rule, Verdict, empty
+
+
+def waits_for_data(e: Evidence) -> Verdict | None:
+    """The learner has nothing to train on."""
+    if e.wait < WORTH:
+        return None
+    return next(verdict for cause in CAUSES if (verdict := cause(e)))
+
+
+def feeder_is_busy(e: Evidence) -> Verdict | None:
+    """The thread that gathers cannot keep up."""
+    if e.feeder < BUSY:
+        return None
+    return Verdict(
+        "slow_gather",
+        f"gathering is slow: the learner waits {percent(e.wait)} for it",
+        f"the feeder thread gathers {percent(e.feeder)} of the time",
+        "make samples smaller (uint8 observations, fewer recorded values), or spread them over "
+        f"learner.count={len(e.learners) + 1} learners",
+        e.wait,
+    )
+
+
+def connector_is_busy(e: Evidence) -> Verdict | None:
+    """The process that receives cannot keep up."""
+    if not e.connectors:
+        return None
+    connector = max(e.connectors, key=lambda role: 1.0 - role["ledger"].get("wait", 0.0))
+    busy = 1.0 - connector["ledger"].get("wait", 0.0)
+    if not connector["ledger"] or busy < BUSY:
+        return None
+    part, share = most({"ledger": {**connector["ledger"], "wait": 0.0}})
+    steps = {
+        "decompress": "send samples as they are, if the network carries it: transport.codec=none",
+        "receive": "send fewer and larger messages: a larger actors.unroll or actors.envs",
+        "process": "the algorithm's work on a slot is the limit: look at its process()",
+    }
+    more = f"learner.count={len(e.learners) + 1} brings another connector"
+    return Verdict(
+        "slow_wire",
+        f"the wire is slow: the learner waits {percent(e.wait)} for the connector",
+        f"{connector['name']} is busy {percent(busy)} of the time, {percent(share)} in {part}",
+        f"{steps[part]}; {more}" if part in steps else more,
+        e.wait,
+    )
+
+
+def one_actor_is_slow(e: Evidence) -> Verdict | None:
+    """One of several actors makes far less than the others."""
+    found = e.slowest()
+    if found is None:
+        return None
+    actor, pace, others = found
+    lost = (others - pace) / max(others * len(e.actors), 1e-9)
+    if pace >= SLOW * others or lost < EXPLAINS * e.wait:
+        return None
+    part, share = most(actor)
+    return Verdict(
+        "straggler",
+        f"{actor['name']} is slow, which costs {percent(min(e.wait, lost))} of the throughput",
+        f"the learner waits {percent(e.wait)} for data; {actor['name']} plays {pace:,.0f} steps/s "
+        f"and the others {others:,.0f}; it spends {percent(share)} in {part}",
+        f"look at {actor['name']}: its host, what else runs there, and its games (`penstock "
+        "stacks RUN` shows where it is)",
+        min(e.wait, lost),
+    )
+
+
+def actors_elsewhere(e: Evidence) -> Verdict | None:
+    """Nobody in the profile plays for this learner."""
+    if e.actors:
+        return None
+    if e.connectors:
+        return Verdict(
+            "starved",
+            f"actors of other hosts are too slow: the learner waits {percent(e.wait)} for data",
+            "the connector waits for them too, and none is on this host",
+            "start more of them (`penstock actor`), or profile one of those hosts",
+            e.wait,
+        )
+    return empty("no actor plays", "see why actors end (logs/ in the run's folder)", e.wait)
+
+
+def actors_work(e: Evidence) -> Verdict:
+    """What its actors spend most of their time in is what the learner waits for."""
+    # Whoever sends over a wire waits for its turn there; else for a slot of the learner's.
+    wire, room = ("wait",) if e.connectors else (), () if e.connectors else ("wait",)
+    shares: dict[Kind, float] = {
+        "slow_environment": e.played("step"),
+        "slow_inference": e.played("infer"),
+        "slow_wire": e.played("compress", "send", *wire),
+        "few_slots": e.played(*room),
+        "slow_actor": e.played("write", "process", "other"),
+    }
+    kind = max(shares, key=lambda name: shares[name])
+    return WORK[kind](e, shares[kind])
+
+
+def environment_is_slow(e: Evidence, share: float) -> Verdict:
+    return Verdict(
+        "slow_environment",
+        f"the environment is slow: the learner waits {percent(e.wait)} for data",
+        f"{_actors(e)} spend {percent(share)} in env.step",
+        more_actors(e, "a faster environment helps"),
+        e.wait,
+    )
+
+
+def inference_is_slow(e: Evidence, share: float) -> Verdict:
+    cheaper = "a smaller network helps, and more actors.envs make a step's share of it cheaper"
+    if e.option("actors", "precision", "auto") == "fp32":
+        cheaper = f"actors.precision=bf16 may help; {cheaper}"
+    return Verdict(
+        "slow_inference",
+        f"inference is slow: the learner waits {percent(e.wait)} for data",
+        f"{_actors(e)} spend {percent(share)} in the policy's network",
+        more_actors(e, cheaper),
+        e.wait,
+    )
+
+
+def wire_is_slow(e: Evidence, share: float) -> Verdict:
+    """Actors wait to send, or spend their time on it."""
+    raw, coded = (
+        sum(float(c.get(name) or 0.0) for c in e.connectors) / 1e6
+        for name in ("raw_nbytes_per_s", "coded_nbytes_per_s")
+    )
+    compress = e.played("compress")
+    if compress > share / 2:
+        step = "send samples as they are, if the network carries it: transport.codec=none"
+    elif e.option("transport", "codec", "auto") == "none":
+        step = "send less: transport.codec=auto"
+    else:
+        slots = int(e.option("transport", "slots", 2))
+        step = (
+            f"keep more on its way, transport.slots={slots + 1}; if the network is full, make "
+            "observations smaller (uint8), or play on the learner's host"
+        )
+    return Verdict(
+        "slow_wire",
+        f"the wire is slow: the learner waits {percent(e.wait)} for data",
+        f"{_actors(e)} spend {percent(share)} on sending ({percent(compress)} compressing); the "
+        f"wire carries {coded:,.1f} MB/s, {raw:,.1f} MB/s before compression",
+        step,
+        e.wait,
+    )
+
+
+def slots_are_few(e: Evidence, share: float) -> Verdict:
+    slots = int(e.option("transport", "slots", 2))
+    return Verdict(
+        "few_slots",
+        f"slots are few: the learner waits {percent(e.wait)} for data while actors wait for room",
+        f"{_actors(e)} wait {percent(share)} for a slot",
+        f"lend each actor more: transport.slots={slots + 1}",
+        e.wait,
+    )
+
+
+def actor_is_slow(e: Evidence, share: float) -> Verdict:
+    return Verdict(
+        "slow_actor",
+        f"actors are slow beside their games: the learner waits {percent(e.wait)} for data",
+        f"{_actors(e)} spend {percent(share)} in write, process and other",
+        more_actors(e, "more actors.envs spread what a step costs; the trace shows where it goes"),
+        e.wait,
+    )
+
+
+def more_actors(e: Evidence, otherwise: str) -> str:
+    """How many more would feed the learner, and whether this host has cores for them."""
+    each, ranks = e.actor_steps_per_s, len(e.learners)
+    if not each:
+        return f"no unroll was finished in the window: profile for longer; {otherwise}"
+    supply = each * len(e.actors)
+    more = max(1, math.ceil((e.wanted_steps_per_s - supply) / each)) * ranks
+    room, now = e.room_for_actors, len(e.all_actors)
+    feed = f"{more} more actor{'s' if more > 1 else ''} would feed it"
+    if room >= more:
+        return f"{feed}: actors.count={now + more}; {otherwise}"
+    if room:
+        return (
+            f"{feed}; the idle cores of this host carry {room}: actors.count={now + room}, the "
+            f"rest on other hosts (`penstock actor`); {otherwise}"
+        )
+    return (
+        f"{feed}, but not on this host, where {e.busy_cores:.1f} of {e.cores:g} cores are busy: "
+        f"start them elsewhere (`penstock actor`); {otherwise}"
+    )
+
+
+def _actors(e: Evidence) -> str:
+    return f"{len(e.actors)} actors" if len(e.actors) > 1 else "1 actor"
+
+
+WORK: dict[Kind, Callable[[Evidence, float], Verdict]] = {
+    "slow_environment": environment_is_slow,
+    "slow_inference": inference_is_slow,
+    "slow_wire": wire_is_slow,
+    "few_slots": slots_are_few,
+    "slow_actor": actor_is_slow,
+}
+CAUSES: tuple[Rule, ...] = (
+    feeder_is_busy,
+    connector_is_busy,
+    one_actor_is_slow,
+    actors_elsewhere,
+    actors_work,
+)

@@ -1,0 +1,58 @@
+"""The verdict on a run: what costs it most throughput, why, and what to do about it.
+
+`judge` is a pure function of a profile. Each rule looks for one bottleneck; one that finds it says
+what it costs, as a share of throughput, and the costliest is the verdict. What costs none comes
+last, in the order of `RULES`.
+"""
+
+from __future__ import annotations
+
+from penstock.profiling.evidence import Evidence, Profile
+from penstock.profiling.rule import Rule, Verdict, empty
+from penstock.profiling.rules_feed import waits_for_data
+from penstock.profiling.rules_learner import (
+    bookkeeping_is_large,
+    copies_to_device,
+    cores_are_crowded,
+    gathers_in_line,
+    lag_is_big,
+    learner_is_slow,
+    nothing_waits,
+    one_rank_is_slow,
+    other_is_large,
+    publishes_long,
+    reduction_is_exposed,
+)
+
+__all__ = ["Verdict", "findings", "judge"]
+
+RULES: tuple[Rule, ...] = (
+    waits_for_data,
+    gathers_in_line,
+    reduction_is_exposed,
+    one_rank_is_slow,
+    cores_are_crowded,
+    copies_to_device,
+    publishes_long,
+    bookkeeping_is_large,
+    other_is_large,
+    lag_is_big,
+    learner_is_slow,
+)
+
+
+def judge(profile: Profile) -> Verdict:
+    """What costs most; "healthy" where nothing does. ``profile`` is what `penstock profile --json`
+    prints."""
+    return findings(profile)[0]
+
+
+def findings(profile: Profile) -> list[Verdict]:
+    """All that is found, the costliest first; at least one."""
+    if not any(any(rank["ledger"].values()) for rank in profile["learner"]):
+        return [empty("no learner", "the run ended before it trained: see its last words")]
+    evidence = Evidence(profile)
+    if evidence.idle:
+        return [empty("the learner finished no step", "profile for longer: --seconds")]
+    found = [verdict for rule in RULES if (verdict := rule(evidence))]
+    return sorted(found, key=lambda verdict: -verdict.cost) or [nothing_waits(evidence)]

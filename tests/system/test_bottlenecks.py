@@ -1,0 +1,118 @@
+"""Runs that are made to have one bottleneck each, by a wide margin, and what `penstock profile`
+says of them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from train_command import Penstock
+
+pytestmark = [pytest.mark.system, pytest.mark.timeout(180)]
+
+# A module of a user's, in the folder where the run is started.
+GAMES = '''
+import sys
+
+import numpy as np
+from penstock.envs.synthetic import SyntheticVectorEnv
+
+
+def uneven(num_envs, slow_step_time_s=0.0, **options):
+    """The games of actor-1 take longer than those of the others."""
+    if "actor-1" in sys.argv:
+        options["step_time_s"] = slow_step_time_s
+    return SyntheticVectorEnv(num_envs, **options)
+
+
+class Noise(SyntheticVectorEnv):
+    """Shows what is hard to compress, and easy to make."""
+
+    def __init__(self, num_envs, **options):
+        super().__init__(num_envs, **options)
+        shape = (4, num_envs, *self.single_observation_space.shape)
+        self._noise = np.random.default_rng(0).integers(0, 8, shape).astype(np.float32) / 8
+
+    def _observe(self):
+        return self._noise[self._calls % 4]
+
+
+def noise(num_envs, **options):
+    return Noise(num_envs, **options)
+'''
+SMALL = ("actors.envs=8", "actors.unroll=8")
+SLOW_TRAINING = (  # a pass for each of 32 games
+    "actors.envs=32", "actors.unroll=8", "learner.micro_batch=1", "algo.normalize_advantages=false",
+)  # fmt: skip
+
+
+def verdict_on(penstock: Penstock, folder: Path, *options: str) -> dict[str, Any]:
+    """The verdict, or the next one where other programs take most from the learner."""
+    (folder / "bottleneck_games.py").write_text(GAMES)
+    arguments = ("--seconds", "3", "--json", "run.dir=run", "run.interval_s=0.2")
+    code, profile, err = penstock("profile", "synthetic", *arguments, *options).end()
+    assert code == 0, err
+    print(*err.splitlines()[-40:], sep="\n")  # shown where the test fails
+    found: list[dict[str, Any]] = [profile["verdict"], *profile["also"]]
+    return next((verdict for verdict in found if verdict["kind"] != "crowded"), found[0])
+
+
+def test_a_slow_environment(penstock: Penstock, tmp_path: Path) -> None:
+    verdict = verdict_on(penstock, tmp_path, *SMALL, "env.kwargs.step_time_s=0.002")
+    assert verdict["kind"] == "slow_environment"
+    assert "more actors would feed it" in verdict["next_step"]
+
+
+def test_a_slow_learner(penstock: Penstock, tmp_path: Path) -> None:
+    assert verdict_on(penstock, tmp_path, *SLOW_TRAINING)["kind"] == "slow_learner"
+
+
+@pytest.mark.slow
+def test_slow_inference(penstock: Penstock, tmp_path: Path) -> None:
+    # One game at a time pays for every layer's call; the learner shares that among 512 samples.
+    options = (
+        "actors.envs=1", "actors.unroll=128", "actors.inference=torch", "transport.slots=4",
+        "learner.batch_slots=4", "learner.micro_batch=512", f"model.hidden={[32] * 16}",
+    )  # fmt: skip
+    assert verdict_on(penstock, tmp_path, *options)["kind"] == "slow_inference"
+
+
+@pytest.mark.slow
+def test_a_slow_wire(penstock: Penstock, tmp_path: Path) -> None:
+    # One in ten of the samples that arrive is trained on, so nothing but the wire is at work.
+    options = (
+        "env.id=bottleneck_games:noise", "env.kwargs={obs_shape: [50000]}", "model.hidden=[1]",
+        "model.kind=mlp", "actors.inference=numpy", *SMALL, "transport.kind=zmq",
+        "transport.codec=snappy", "algo={name: dqn}", "replay.samples_per_insert=0.1",
+        "replay.capacity=1000", "replay.min_size=300", "replay.batch_size=16",
+    )  # fmt: skip
+    assert verdict_on(penstock, tmp_path, *options)["kind"] == "slow_wire"
+
+
+@pytest.mark.slow
+def test_a_slow_gather(penstock: Penstock, tmp_path: Path) -> None:
+    # Large samples, drawn again and again for a small network.
+    options = (
+        "env.kwargs={obs_shape: [20000]}", "model.hidden=[1]", *SMALL, "algo={name: dqn}",
+        "replay.samples_per_insert=null", "replay.capacity=2000", "replay.min_size=300",
+    )  # fmt: skip
+    assert verdict_on(penstock, tmp_path, *options)["kind"] == "slow_gather"
+
+
+@pytest.mark.slow
+def test_a_big_lag(penstock: Penstock, tmp_path: Path) -> None:
+    options = (*SLOW_TRAINING, "transport.slots=16")
+    assert verdict_on(penstock, tmp_path, *options)["kind"] == "big_lag"
+
+
+@pytest.mark.slow
+def test_one_slow_actor(penstock: Penstock, tmp_path: Path) -> None:
+    times = "step_time_s: 0.0003, slow_step_time_s: 0.01"
+    options = (
+        "env.id=bottleneck_games:uneven", f"env.kwargs={{{times}}}", *SMALL, "actors.count=2"
+    )  # fmt: skip
+    verdict = verdict_on(penstock, tmp_path, *options)
+    assert verdict["kind"] == "straggler"
+    assert verdict["finding"].startswith("actor-1 is slow")

@@ -1,0 +1,151 @@
+"""`penstock profile` as a user runs it: every file, figures that add up, one clock."""
+
+from __future__ import annotations
+
+import json
+import signal
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from train_command import SMALL, Penstock, metrics
+
+pytestmark = [pytest.mark.system, pytest.mark.timeout(180)]
+
+FILES = {"trace.json", "timeline.png", "report.html", "profile.json", "metrics.jsonl"}
+
+
+def assert_adds_up(shares: Mapping[str, float]) -> None:
+    assert sum(shares.values()) == pytest.approx(1.0, abs=1e-6)
+    assert min(shares.values()) >= 0.0
+
+
+def spans(trace: Mapping[str, Any]) -> dict[tuple[str, str], list[tuple[str, float, float]]]:
+    """By process and thread: name, begin and length in µs."""
+    processes, threads = {}, {}
+    found: dict[tuple[str, str], list[tuple[str, float, float]]] = {}
+    for event in trace["traceEvents"]:
+        pid, tid = event["pid"], event["tid"]
+        if event["name"] == "process_name":
+            processes[pid] = event["args"]["name"]
+        elif event["name"] == "thread_name":
+            threads[pid, tid] = event["args"]["name"]
+        elif event["ph"] == "X":
+            lane = processes[pid], threads[pid, tid]
+            found.setdefault(lane, []).append((event["name"], event["ts"], event["dur"]))
+    return found
+
+
+def test_a_profile_has_all_its_files_and_its_parts_add_up(
+    penstock: Penstock, tmp_path: Path
+) -> None:
+    options = ("run.dir=run", "learner.prefetch=1", "stop.learner_steps=2")  # it outlasts that
+    code, told, err = penstock(
+        "profile", "cartpole", "--seconds", "3", "--torch", "--json", *options
+    ).end()
+    assert code == 0, err
+    run_dir = tmp_path / "run"
+    assert {path.name for path in run_dir.iterdir()} >= FILES | {"torch_trace.json"}
+    assert json.loads((run_dir / "profile.json").read_text()) == told
+    assert told["seconds"] == pytest.approx(3.0, abs=1.0)
+
+    [learner], actors = told["learner"], told["actors"]
+    assert [actor["name"] for actor in actors] == ["actor-0", "actor-1"]
+    for ledger in (learner["ledger"], learner["parts"], learner["threads"]["feeder"],
+                   *(actor["ledger"] for actor in actors)):  # fmt: skip
+        assert_adds_up(ledger)
+    assert "other" in learner["ledger"]
+    assert 0.0 < learner["utilization"] < 1.0
+    assert learner["utilization"] == learner["ledger"]["compute"]
+    assert learner["parts"]["forward"] > 0
+    assert 0.0 < learner["cpu"] < 2.5
+    assert learner["coreless"] is None or 0.0 <= learner["coreless"] < 1.0
+    assert learner["ceiling_steps_per_s"] > 0
+    assert learner["achieved_over_ceiling"] == pytest.approx(
+        learner["steps_per_s"] / learner["ceiling_steps_per_s"]
+    )
+    assert all(actor["ledger"]["step"] > 0 < actor["steps_per_s"] for actor in actors)
+
+    flow = told["flow"]
+    assert flow["trained_steps_per_s"] > 0
+    assert flow["produced_steps_per_s"] == pytest.approx(sum(a["steps_per_s"] for a in actors))
+    # An observation is four floats; beside it there are action, reward and flags.
+    assert 16 < flow["store_nbytes_per_s"] / flow["produced_steps_per_s"] < 100
+    latency = flow["latency_s"]
+    assert 0 < latency["p50"] <= latency["p95"] <= latency["p99"] < 10
+    assert all(told["verdict"][key] for key in ("finding", "reason", "next_step"))
+
+    found = spans(json.loads(Path(tmp_path / told["trace"]).read_text()))
+    processes = ("learner-0", "actor-0", "actor-1", "supervisor-0")
+    roles = (("learner-0", "feeder"), *((name, "main") for name in processes))
+    assert found.keys() == {*roles}
+    for lane in roles:
+        events = found[lane]
+        _, last, length = events[-1]
+        # One clock, from the begin of the window: all of them are read at its end.
+        assert last + length == pytest.approx(told["seconds"] * 1e6, abs=0.5e6)
+        ends = [begin + length for _, begin, length in events]
+        assert all(
+            end == pytest.approx(event[1], abs=0.01)
+            for end, event in zip(ends, events[1:], strict=False)
+        )
+    assert {name for name, *_ in found["learner-0", "main"]} >= {"forward", "backward", "optimize"}
+    assert {name for name, *_ in found["learner-0", "feeder"]} >= {"gather"}
+    assert {name for name, *_ in found["actor-0", "main"]} >= {"step", "infer", "write"}
+    torch_events = json.loads((run_dir / "torch_trace.json").read_text())["traceEvents"]
+    assert any(event["name"].startswith("aten::") for event in torch_events)
+
+
+def test_ctrl_c_ends_the_window_early_and_it_is_reported(
+    penstock: Penstock, tmp_path: Path
+) -> None:
+    run = penstock("profile", "cartpole", "--seconds", "600", "--json", *SMALL, "run.dir=run")
+    # The window begins some seconds after training.
+    run.wait_until(lambda: (m := metrics(tmp_path / "run")) and m[-1]["time_s"] > 6)
+    run.process.send_signal(signal.SIGINT)
+    code, told, err = run.end()
+    assert (code, err.count("Traceback")) == (130, 0), err
+    assert 0 < told["seconds"] < 300
+    [learner] = told["learner"]
+    assert learner["steps_per_s"] > 0
+    assert learner["ceiling_steps_per_s"] is None
+    assert "cut short" in err
+    assert {path.name for path in (tmp_path / "run").iterdir()} >= FILES
+
+
+def test_ctrl_c_before_the_window_leaves_no_profile(penstock: Penstock, tmp_path: Path) -> None:
+    run = penstock("profile", "cartpole", "--json", *SMALL, "run.dir=run")
+    run.wait_until(lambda: metrics(tmp_path / "run"))
+    run.process.send_signal(signal.SIGINT)
+    code, told, err = run.end()
+    assert (code, told["exit_reason"], err.count("Traceback")) == (130, "interrupted", 0)
+    assert "the run ended before its window began" in err
+    assert not (tmp_path / "run" / "profile.json").exists()
+
+
+def test_a_run_that_fails_is_told_as_train_tells_it(penstock: Penstock, tmp_path: Path) -> None:
+    options = ("env.kwargs.crash_at_step=3", "run.max_restarts=0", "run.dir=run")
+    code, told, err = penstock("profile", "synthetic", "--json", *SMALL, *options).end()
+    assert (code, told["exit_code"], told["exit_reason"]) == (1, 1, "fault")
+    assert told["error"] in err
+    assert not (tmp_path / "run" / "profile.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("cartpole", "--seconds", "0"), "--seconds 0 is no length of a window"),
+        (("cartpole", "--seconds", "nan"), "--seconds nan is no length of a window"),
+        (("cartpoel",), "'cartpoel' is not a target; the nearest preset is cartpole"),
+        (("cartpole", "learner.lr=-1"), "learner.lr is -1"),
+    ],
+)
+def test_bad_input_is_one_sentence(
+    penstock: Penstock, tmp_path: Path, arguments: tuple[str, ...], words: str
+) -> None:
+    code, told, err = penstock("profile", *arguments, "--json").end()
+    assert (code, told["exit_code"], len(err.splitlines())) == (2, 2, 1)
+    assert words in told["error"]
+    assert list(tmp_path.iterdir()) == []

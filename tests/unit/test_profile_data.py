@@ -1,0 +1,179 @@
+"""Shares, rates and totals of a window, against figures worked out by hand."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+
+from penstock.configs.load import resolve
+from penstock.launch.profile.data import Window, make
+from penstock.launch.profile.readings import Reading
+from penstock.launch.topology import RoleSpec, Stage
+
+SECOND = 10**9
+LEARNER = RoleSpec("learner", 0, "", Stage.LEARNER)
+ACTOR = RoleSpec("actor", 1, "", Stage.ACTORS)
+CONNECTOR = RoleSpec("connector", 0, "", Stage.CARRIERS)
+
+
+def reading(
+    spec: RoleSpec,
+    at_s: float,
+    lanes: dict[str, dict[str, float]],
+    cpu_s: float = 0.0,
+    coreless_s: float = math.nan,
+    *,
+    pid: int = 9,
+    played: int = 0,
+    trained: int = 0,
+    slots: int = 0,
+) -> Reading:
+    return Reading(spec, pid, int(at_s * SECOND), lanes, cpu_s, coreless_s, played, trained, slots)
+
+
+def profile(
+    begin: list[Reading],
+    end: list[Reading],
+    metrics: list[tuple[float, dict[str, Any]]],
+    *overrides: str,
+    ceiling: float | None = None,
+    slot_nbytes: int | None = None,
+) -> dict[str, Any]:
+    """Of a window from 100 s to 110 s."""
+    window = Window(
+        {r.spec.name: r for r in begin},
+        {r.spec.name: r for r in end},
+        100 * SECOND,
+        110 * SECOND,
+        [(int(at_s * SECOND), message) for at_s, message in metrics],
+    )
+    config = resolve("cartpole", overrides)
+    return make(
+        "x", config, window, cores=2.0, device="cpu", ceiling=ceiling, slot_nbytes=slot_nbytes
+    )
+
+
+def test_a_learner_and_an_actor_over_ten_seconds() -> None:
+    begin = [
+        reading(LEARNER, 100, {"main": {"wait": 5, "other": 1}, "feeder": {"wait": 6}}, 3,
+                trained=1000),
+        reading(ACTOR, 100, {"main": {"step": 4, "wait": 2}}, 5, played=500, slots=10),
+    ]  # fmt: skip
+    end = [
+        reading(LEARNER, 110,
+                {"main": {"wait": 7, "forward": 3, "backward": 4, "other": 2},
+                 "feeder": {"wait": 12, "gather": 4}}, 12, trained=3000),
+        reading(ACTOR, 110, {"main": {"step": 13, "wait": 3}}, 14, played=3500, slots=60),
+    ]  # fmt: skip
+    metrics: list[tuple[float, dict[str, Any]]] = [
+        (99.0, {"learner_steps": 5, "dropped": {"lag": 3}, "lost": {}, "queue_fill": 0.9}),
+        (104.0, {"learner_steps": 50, "queue_fill": 0.25, "policy_lag_histogram": {"1": 30},
+                 "latency_histogram": {"4": 50.0}}),
+        (109.0, {"learner_steps": 105, "dropped": {"lag": 3, "stale": 64}, "lost": {"learner": 8},
+                 "queue_fill": 0.75, "policy_lag_histogram": {"1": 10, "4": 10},
+                 "latency_histogram": {"4": 50.0}}),
+        (111.0, {"learner_steps": 999, "queue_fill": 1.0}),
+    ]  # fmt: skip
+    found = profile(begin, end, metrics, ceiling=400.0, slot_nbytes=1000)
+    [learner], [actor] = found["learner"], found["actors"]
+    ledger = {part: share for part, share in learner["ledger"].items() if share}
+    assert ledger == pytest.approx({"wait_data": 0.2, "compute": 0.7, "other": 0.1})
+    assert learner["parts"] == pytest.approx(
+        {"wait": 0.2, "forward": 0.3, "backward": 0.4, "other": 0.1}
+    )
+    assert learner["threads"] == {"feeder": pytest.approx({"wait": 0.6, "gather": 0.4})}
+    assert learner["utilization"] == pytest.approx(0.7)
+    assert learner["cpu"] == pytest.approx(0.9)
+    assert learner["steps_per_s"] == pytest.approx(200)
+    assert learner["achieved_over_ceiling"] == pytest.approx(0.5)
+    assert learner["updates_per_s"] == pytest.approx(10)  # 100 between 99 s and 109 s
+    assert learner["queue_fill"] == pytest.approx(0.5)
+    assert actor["ledger"] == pytest.approx({"step": 0.9, "wait": 0.1})
+    assert (actor["learner"], actor["cpu"], actor["steps_per_s"]) == (0, 0.9, 300)
+    flow = found["flow"]
+    assert flow["produced_steps_per_s"] == pytest.approx(300)
+    assert flow["trained_steps_per_s"] == pytest.approx(200)
+    assert flow["store_nbytes_per_s"] == pytest.approx(5000)
+    assert flow["dropped"] == {"stale": 64}
+    assert flow["lost"] == {"learner": 8}
+    assert flow["policy_lag"] == {"mean": pytest.approx(1.6), "max": 4}
+    assert flow["queue_fill"] == pytest.approx(0.5)
+    # All in the bin that ends at 1e-4 x 2 s and begins a factor of 2 ** 0.25 below.
+    assert flow["latency_s"]["p50"] == pytest.approx(1e-4 * (2 + 2**0.75) / 2)
+    assert flow["latency_s"]["p99"] < 2e-4
+    assert (found["seconds"], found["cores"], found["device"]) == (10.0, 2.0, "cpu")
+
+
+def test_a_process_that_was_started_in_the_window_counts_from_its_start() -> None:
+    begin = [reading(ACTOR, 100, {"main": {"step": 50}}, 50, pid=1, played=9000)]
+    end = [reading(ACTOR, 110, {"main": {"step": 1, "wait": 3}}, 2, 3, pid=2, played=40)]
+    [actor] = profile(begin, end, [])["actors"]
+    assert actor["ledger"] == {"step": 0.25, "wait": 0.75}
+    assert (actor["cpu"], actor["coreless"], actor["steps_per_s"]) == (0.2, 0.3, 4.0)
+
+
+def test_a_gpu_whose_spans_become_known_late() -> None:
+    """At the begin its wait seemed to have lasted 2 s; it had ended, as was known later."""
+    begin = [reading(LEARNER, 100, {"main": {}, "gpu": {"wait": 2.0, "forward": 1.0}})]
+    end = [reading(LEARNER, 110, {"main": {}, "gpu": {"wait": 1.5, "forward": 8.0, "other": 1.0}})]
+    [learner] = profile(begin, end, [])["learner"]
+    assert learner["threads"]["gpu"] == {"wait": 0.0, "forward": 0.875, "other": 0.125}
+    assert learner["gpu_busy"] == 0.875
+
+
+def test_what_each_of_two_learners_says_is_its_own() -> None:
+    second = RoleSpec("learner", 1, "", Stage.LEARNER, learner=1)
+    lanes = {"main": {"reduce": 1.0}}
+    metrics = [
+        (105.0, {"queue_fill": 0.5, "ranks": [
+            {"rank": 0, "queue_fill": 0.2}, {"rank": 1, "queue_fill": 0.8}]}),
+    ]  # fmt: skip
+    end = [reading(spec, 110, lanes, trained=n) for spec, n in ((LEARNER, 50), (second, 70))]
+    found = profile([], end, metrics)
+    assert [r["queue_fill"] for r in found["learner"]] == [0.2, 0.8]
+    assert [r["ledger"]["reduce_exposed"] for r in found["learner"]] == [1.0, 1.0]
+    assert found["flow"]["trained_steps_per_s"] == pytest.approx(12.0)
+
+
+def test_a_connector_tells_bytes_before_and_after_the_codec() -> None:
+    counts = [{"slots": 10, "steps": 1, "raw_nbytes": 4000, "coded_nbytes": 1000},
+              {"slots": 30, "steps": 9, "raw_nbytes": 12000, "coded_nbytes": 3000}]  # fmt: skip
+    metrics = [(95.0 + 10 * i, {"received": received}) for i, received in enumerate(counts)]
+    end = [reading(CONNECTOR, 110, {"main": {"decompress": 2.0, "wait": 8.0}})]
+    [connector] = profile([], end, metrics)["connectors"]
+    assert connector["slots_per_s"] == pytest.approx(2.0)
+    assert connector["raw_nbytes_per_s"] == pytest.approx(800)
+    assert connector["coded_nbytes_per_s"] == pytest.approx(200)
+    assert connector["ledger"] == {"decompress": 0.2, "wait": 0.8}
+
+
+def test_who_neither_plays_nor_carries_nor_learns_is_told_beside() -> None:
+    relay = RoleSpec("relay", 0, "", Stage.CARRIERS)
+    found = profile([], [reading(relay, 110, {"main": {"wait": 8.0, "send": 2.0}}, 5.0)], [])
+    [other] = found["others"]
+    assert math.isnan(other.pop("coreless"))  # null in JSON
+    assert other == {"name": "relay-0", "ledger": {"wait": 0.8, "send": 0.2}, "cpu": 0.5}
+    assert found["learner"] == found["actors"] == found["connectors"] == []
+
+
+def test_what_nobody_told_is_null_and_not_zero() -> None:
+    end = [reading(LEARNER, 110, {"main": {"wait": 1.0}})]
+    found = profile([], end, [], "transport.slots=3", "learner.prefetch=2")
+    [learner] = found["learner"]
+    for name in (
+        "gpu_busy",
+        "updates_per_s",
+        "ceiling_steps_per_s",
+        "achieved_over_ceiling",
+        "queue_fill",
+    ):
+        assert learner[name] is None
+    flow = found["flow"]
+    assert flow["produced_steps_per_s"] is None
+    assert flow["store_nbytes_per_s"] is None
+    assert flow["latency_s"] == {"p50": None, "p95": None, "p99": None}
+    assert flow["policy_lag"] == {"mean": None, "max": None}
+    assert found["config"]["transport"]["slots"] == 3
+    assert found["config"]["learner"]["prefetch"] == 2

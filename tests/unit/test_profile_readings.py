@@ -1,0 +1,149 @@
+"""Reading lanes that a thread writes to at the same time."""
+
+from __future__ import annotations
+
+import math
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+
+from penstock.launch.profile.readings import read, read_own, spans, threads
+from penstock.launch.topology import RoleSpec, Stage
+from penstock.profiling.ledger import RING_SPANS, Part, TimeLedger
+from penstock.profiling.status import StatusPage
+
+SPEC = RoleSpec("actor", 3, "nowhere:main", Stage.ACTORS)
+
+
+@pytest.fixture
+def page() -> Iterator[StatusPage]:
+    page, descriptor = StatusPage.create()
+    os.close(descriptor)
+    yield page
+    page.close()  # which fails where a reader has kept a view
+
+
+def walk(ledger: TimeLedger, *stops: tuple[Part, float]) -> list[int]:
+    """Go through parts, so many seconds each; when each began, by a clock of our own."""
+    began = []
+    for part, seconds in stops:
+        began.append(time.perf_counter_ns())
+        ledger.switch(part)
+        time.sleep(seconds)
+    return began
+
+
+def test_spans_follow_each_other_and_the_last_goes_on(page: StatusPage) -> None:
+    ledger = page.ledger("main")
+    began = walk(ledger, (Part.STEP, 0.02), (Part.INFER, 0.01), (Part.STEP, 0.01))
+    found = spans(page.lanes["main"], since_ns=0)
+    until_ns = time.perf_counter_ns()
+    assert found.part.tolist() == [Part.OTHER, Part.STEP, Part.INFER, Part.STEP]
+    assert found.begin_ns[1:].tolist() == found.end_ns[:-1].tolist()
+    assert found.begin_ns[1:] == pytest.approx(began, abs=1_000_000)
+    assert 0 <= until_ns - found.end_ns[-1] < 50_000_000
+    assert found.seconds == pytest.approx((until_ns - found.begin_ns[0]) * 1e-9, abs=0.05)
+
+
+def test_what_lies_before_the_window_is_cut_off(page: StatusPage) -> None:
+    ledger = page.ledger("main")
+    walk(ledger, (Part.STEP, 0.01), (Part.INFER, 0.01))
+    since_ns = time.perf_counter_ns()
+    walk(ledger, (Part.WRITE, 0.01))
+    found = spans(page.lanes["main"], since_ns)
+    assert found.part.tolist() == [Part.INFER, Part.WRITE]
+    assert found.begin_ns[0] == since_ns
+    assert len(spans(page.lanes["main"], time.perf_counter_ns() + 10**9)) == 0
+
+
+def test_a_ring_that_went_round_gives_its_newest_spans(page: StatusPage) -> None:
+    ledger = page.ledger("main")
+    for _ in range(RING_SPANS):
+        ledger.switch(Part.STEP)
+        ledger.switch(Part.WAIT)
+    before_ns = time.perf_counter_ns()
+    ledger.switch(Part.SEND)
+    found = spans(page.lanes["main"], since_ns=0)
+    # One word may be written at any moment, so one span less than there is room for.
+    assert len(found) == RING_SPANS - 1
+    assert found.part[-3:].tolist() == [Part.STEP, Part.WAIT, Part.SEND]
+    assert found.begin_ns[-1] >= before_ns
+    assert (np.diff(found.begin_ns) >= 0).all()
+
+
+def test_no_span_is_torn_while_another_thread_writes(page: StatusPage) -> None:
+    ledger, going = page.ledger("main"), True
+
+    def write() -> None:
+        while going:
+            ledger.switch(Part.STEP)
+            ledger.switch(Part.INFER)
+
+    writer = threading.Thread(target=write)
+    writer.start()
+    try:
+        for _ in range(50):
+            found = spans(page.lanes["main"], since_ns=0)
+            assert (np.diff(found.begin_ns) >= 0).all()
+            assert (found.end_ns >= found.begin_ns).all()
+            assert set(found.part.tolist()) <= {Part.OTHER, Part.STEP, Part.INFER}
+    finally:
+        going = False
+        writer.join()
+
+
+def test_a_reading_has_every_lane_and_the_counters(page: StatusPage) -> None:
+    main, feeder = page.ledger("main"), page.ledger("feeder", Part.WAIT)
+    walk(main, (Part.STEP, 0.02))
+    walk(feeder, (Part.GATHER, 0.01))
+    page.played_steps, page.trained_steps, page.sequence = 640, 512, 20
+    before_s = time.process_time()
+    reading = read(SPEC, os.getpid(), page)
+    assert reading.lanes.keys() == {"main", "feeder"}
+    assert reading.lanes["main"]["step"] >= 0.03  # it went on while the other was walked
+    assert 0.01 <= reading.lanes["feeder"]["gather"] < 0.03
+    assert (reading.played_steps, reading.trained_steps, reading.slots) == (640, 512, 20)
+    assert reading.cpu_s == pytest.approx(before_s, abs=0.1)
+    named = [(t.process, t.name, t.lane) for t in threads(SPEC, 7, page, since_ns=0)]
+    assert named == [("actor-3", "main", 0), ("actor-3", "feeder", 1)]
+
+
+def test_the_supervisor_reads_itself() -> None:
+    ledger = TimeLedger()
+    walk(ledger, (Part.WAIT, 0.02))
+    reading = read_own(ledger)
+    assert (reading.spec.name, reading.pid) == ("supervisor-0", os.getpid())
+    assert reading.lanes["main"]["wait"] >= 0.02
+
+
+def test_time_without_a_core_is_what_the_kernel_counts() -> None:
+    """Two busy processes on one core: each has it half the time and waits for the rest."""
+    core = min(os.sched_getaffinity(0))
+    script = f"import os; os.sched_setaffinity(0, {{{core}}})\nwhile True: pass"
+    both = [subprocess.Popen([sys.executable, "-c", script]) for _ in range(2)]
+    page, descriptor = StatusPage.create()
+    try:
+        time.sleep(0.5)
+        before = [read(SPEC, process.pid, page) for process in both]
+        time.sleep(1.0)
+        after = [read(SPEC, process.pid, page) for process in both]
+    finally:
+        for process in both:
+            process.kill()
+            process.wait()
+        os.close(descriptor)
+        page.close()
+    if math.isnan(after[0].coreless_s):
+        pytest.skip("this kernel keeps no scheduler statistics")
+    wall_s = (after[0].at_ns - before[0].at_ns) * 1e-9
+    for a, b in zip(after, before, strict=True):
+        assert a.coreless_s - b.coreless_s > 0.3 * wall_s
+        # It did nothing but run or wait for a core; processor time is in hundredths of a second.
+        spent_s = a.coreless_s - b.coreless_s + a.cpu_s - b.cpu_s
+        assert spent_s == pytest.approx(wall_s, abs=0.1)

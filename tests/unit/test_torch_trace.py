@@ -1,0 +1,60 @@
+"""torch.profiler in a learner: only when asked, for so many turns, and a whole file or none."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from penstock.learner.torch_trace import TorchTrace
+
+
+def ask(path: Path, turns: int, seconds: float) -> list[dict[str, Any]]:
+    message = {"kind": "torch_profile", "path": str(path), "turns": turns, "seconds": seconds}
+    return [{"kind": "actor_ended"}, message]
+
+
+def multiply() -> None:
+    (torch.ones(8, 8) @ torch.ones(8, 8)).sum()
+
+
+def count(path: Path, name: str) -> int:
+    return sum(event.get("name") == name for event in json.loads(path.read_text())["traceEvents"])
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "torch.json"
+
+
+def test_it_has_the_operators_of_its_turns_and_of_no_other(path: Path) -> None:
+    trace = TorchTrace()
+    for turn in range(6):
+        if turn == 2:
+            trace.hear(ask(path, turns=3, seconds=60.0))
+        multiply()
+        assert not path.exists() or turn > 4
+        trace.turn()
+    assert count(path, "aten::mm") == 3
+    assert list(path.parent.iterdir()) == [path]
+
+
+def test_it_ends_by_time_where_turns_take_long(path: Path) -> None:
+    trace = TorchTrace()
+    trace.hear(ask(path, turns=1000, seconds=0.02))
+    for _ in range(2):
+        multiply()
+        time.sleep(0.015)
+        trace.turn()
+    assert count(path, "aten::mm") == 2
+
+
+def test_without_being_asked_it_does_nothing(path: Path) -> None:
+    trace = TorchTrace()
+    trace.hear([{"kind": "actor_ended"}])
+    trace.turn()
+    assert not path.exists()

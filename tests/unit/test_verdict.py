@@ -1,0 +1,332 @@
+"""Verdicts on profiles made by hand, in which it is known what is wrong."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from made_profiles import actor, connector, learner, profile, two
+from penstock.profiling.verdict import findings, judge
+
+HEALTHY: dict[str, Any] = {"step": 0.5, "infer": 0.4, "wait": 0.1}
+STEPPING: dict[str, Any] = {"step": 0.88, "infer": 0.1, "wait": 0.02}
+BUSY_FEEDER = {"feeder": {"gather": 0.85, "h2d": 0.1, "wait": 0.05}}
+IDLE_FEEDER = {"feeder": {"gather": 0.3, "wait": 0.7}}
+KINDS = {
+    "healthy": profile([learner(wait_data=0.02)], two(**HEALTHY)),
+    "slow_environment": profile([learner(wait_data=0.4)], two(**STEPPING)),
+    "slow_inference": profile([learner(wait_data=0.4)], two(step=0.2, infer=0.8)),
+    "slow_actor": profile([learner(wait_data=0.4)], two(step=0.2, infer=0.2, write=0.3, other=0.3)),
+    "few_slots": profile([learner(wait_data=0.3)], two(step=0.3, infer=0.2, wait=0.5)),
+    "slow_wire": profile(
+        [learner(wait_data=0.3)], two(step=0.3, send=0.3, wait=0.4), [connector(wait=0.9)]
+    ),
+    "straggler": profile(
+        [learner(wait_data=0.3)], [actor(0, **STEPPING), actor(1, rate=50.0, **STEPPING)]
+    ),
+    "starved": profile([learner(wait_data=0.3)], [], [connector(wait=0.7, decompress=0.3)]),
+    "slow_gather": profile(
+        [learner(wait_data=0.3, threads=BUSY_FEEDER)], two(step=0.1, infer=0.1, wait=0.8)
+    ),
+    "reduction": profile([learner(i, reduce_exposed=0.22) for i in (0, 1)], two(**HEALTHY)),
+    "slow_rank": profile([learner(0, reduce_exposed=0.4), learner(1)], two(**HEALTHY)),
+    "crowded": profile(
+        [learner(ceiling=2000.0)], [actor(i, cpu=1.0, **HEALTHY) for i in (0, 1)], cores=3
+    ),
+    "slow_copy": profile([learner(h2d_exposed=0.1)], two(**HEALTHY)),
+    "slow_publish": profile([learner(publish=0.1)], two(**HEALTHY)),
+    "bookkeeping": profile([learner(bookkeeping=0.1)], two(**HEALTHY)),
+    "other": profile([learner(other=0.1)], two(**HEALTHY)),
+    "big_lag": profile([learner()], two(**HEALTHY), flow={"dropped": {"lag": 2000}}),
+    "slow_learner": profile([learner()], two(step=0.2, wait=0.8)),
+    "empty": profile([learner(wait_data=1.0, rate=0.0, updates_per_s=0.0)], []),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_each_bottleneck_is_told_from_the_others(kind: str) -> None:
+    verdict = judge(KINDS[kind])
+    assert verdict.kind == kind
+    assert all((verdict.finding, verdict.reason, verdict.next_step))
+
+
+def test_actors_that_would_feed_the_learner_are_counted() -> None:
+    # Each plays 500 steps/s and 1000 are trained in 40 % of the time: 2500 need three more.
+    verdict = judge(profile([learner(wait_data=0.6)], two(**STEPPING)))
+    assert "the learner waits 60 %" in verdict.finding
+    assert "2 actors spend 88 % in env.step" in verdict.reason
+    assert "3 more actors would feed it: actors.count=5" in verdict.next_step
+    assert verdict.cost == pytest.approx(0.6)
+    # A measured ceiling says it better: 4200 steps/s are seven such actors more, the last not full.
+    verdict = judge(profile([learner(wait_data=0.6, ceiling=4200.0)], two(**STEPPING)))
+    assert "7 more actors would feed it: actors.count=9" in verdict.next_step
+
+
+@pytest.mark.parametrize(
+    ("cores", "advice"),
+    [
+        (2, "3 more actors would feed it, but not on this host, where 2.0 of 2 cores are busy"),
+        (4, "3 more actors would feed it; the idle cores of this host carry 2: actors.count=4"),
+        (5, "3 more actors would feed it: actors.count=5"),
+    ],
+)
+def test_more_actors_are_no_advice_where_no_core_is_left(cores: int, advice: str) -> None:
+    # The learner takes 0.4 of a core, each actor 0.8.
+    actors = [actor(i, cpu=0.8, **STEPPING) for i in (0, 1)]
+    verdict = judge(profile([learner(wait_data=0.6)], actors, cores=cores))
+    assert verdict.kind == "slow_environment"
+    assert advice in verdict.next_step
+
+
+def test_a_window_in_which_no_unroll_ended_gives_no_number() -> None:
+    waits = learner(wait_data=1.0, rate=0.0, updates_per_s=0.0)
+    verdict = judge(profile([waits], [actor(0, rate=0.0, step=1.0)]))
+    assert verdict.kind == "slow_environment"
+    assert "profile for longer" in verdict.next_step
+
+
+@pytest.mark.parametrize(
+    ("empty", "says"),
+    [
+        (profile([], []), "no learner"),
+        (profile([learner(computes=0.0)], []), "no learner"),
+        (profile([learner(rate=0.0, updates_per_s=None)], two(**HEALTHY)), "finished no step"),
+        (profile([learner(wait_data=0.9)], []), "no actor plays"),
+    ],
+)
+def test_an_empty_window_is_said_to_be_empty(empty: dict[str, Any], says: str) -> None:
+    verdict = judge(empty)
+    assert verdict.kind == "empty"
+    assert says in verdict.finding
+
+
+@pytest.mark.parametrize(("wait", "kind"), [(0.049, "healthy"), (0.05, "slow_environment")])
+def test_a_short_wait_is_none(wait: float, kind: str) -> None:
+    assert judge(profile([learner(wait_data=wait)], two(**STEPPING))).kind == kind
+
+
+@pytest.mark.parametrize(("wait", "kind"), [(0.25, "healthy"), (0.26, "slow_learner")])
+def test_a_reserve_of_actors_is_healthy(wait: float, kind: str) -> None:
+    verdict = judge(profile([learner(ceiling=1020.0)], two(step=1 - wait, wait=wait)))
+    assert verdict.kind == kind
+    assert verdict.reason == "utilization is 100 % and its rate 98 % of its ceiling"
+
+
+def test_fewer_actors_keep_the_reserve() -> None:
+    # Eight that wait 70 % do the work of 2.4; with a quarter of reserve that is 3.2.
+    actors = [actor(i, step=0.3, wait=0.7) for i in range(8)]
+    verdict = judge(profile([learner()], actors, learner={"precision": "fp32"}))
+    assert verdict.next_step == (
+        "learner.precision=bf16, a GPU, or fewer actors: 4 would keep it as busy (actors.count)"
+    )
+
+
+def test_stale_steps_that_the_user_wants_dropped_are_a_surplus_too() -> None:
+    flow = {"dropped": {"stale": 6000}}
+    assert judge(profile([learner()], two(**HEALTHY), flow=flow)).kind == "slow_learner"
+
+
+def test_the_queue_tells_where_all_actors_are_elsewhere() -> None:
+    full = profile([learner(queue_fill=0.95)], [], [connector(wait=0.9)])
+    half = profile([learner(queue_fill=0.5)], [], [connector(wait=0.9)])
+    assert [judge(p).kind for p in (full, half)] == ["slow_learner", "healthy"]
+
+
+@pytest.mark.parametrize(
+    ("rate", "wait", "kind"),
+    [
+        (240.0, 0.3, "straggler"),  # less than half the others' 500
+        (250.0, 0.3, "slow_environment"),
+        # It makes 50 of 500 steps/s, which is 45 % of what two could: more than half of 89 %.
+        (50.0, 0.89, "straggler"),
+        (50.0, 0.91, "slow_environment"),
+    ],
+)
+def test_a_slow_actor_is_named_if_it_explains_the_wait(rate: float, wait: float, kind: str) -> None:
+    actors = [actor(0, step=1.0), actor(1, rate=rate, step=1.0)]
+    assert judge(profile([learner(wait_data=wait)], actors)).kind == kind
+
+
+def test_an_actor_that_waits_is_not_slow() -> None:
+    # At work a fifth of the time it makes 100 steps/s: 500 while it works, like the other.
+    actors = [actor(0, step=1.0), actor(1, rate=100.0, step=0.2, wait=0.8)]
+    assert judge(profile([learner(wait_data=0.3)], actors)).kind == "slow_environment"
+
+
+def test_a_straggler_is_named_with_its_pace() -> None:
+    verdict = judge(KINDS["straggler"])
+    assert verdict.finding == "actor-1 is slow, which costs 30 % of the throughput"
+    assert "actor-1 plays 51 steps/s and the others 510; it spends 88 % in step" in verdict.reason
+
+
+@pytest.mark.parametrize(
+    ("parts", "advice"),
+    [
+        ({"decompress": 0.6, "receive": 0.3, "wait": 0.1}, "transport.codec=none"),
+        ({"decompress": 0.3, "receive": 0.6, "wait": 0.1}, "larger messages"),
+        ({"process": 0.9, "wait": 0.1}, "process()"),
+        ({"publish": 0.9, "wait": 0.1}, "learner.count=2"),
+    ],
+)
+def test_a_busy_connector_says_with_what(parts: dict[str, float], advice: str) -> None:
+    verdict = judge(profile([learner(wait_data=0.3)], two(**STEPPING), [connector(**parts)]))
+    assert verdict.kind == "slow_wire"
+    assert "connector-0 is busy 90 % of the time" in verdict.reason
+    assert advice in verdict.next_step
+
+
+@pytest.mark.parametrize(
+    ("parts", "codec", "advice"),
+    [
+        ({"compress": 0.6, "step": 0.4}, "snappy", "transport.codec=none"),
+        ({"send": 0.6, "step": 0.4}, "none", "transport.codec=auto"),
+        ({"wait": 0.6, "step": 0.4}, "auto", "transport.slots=2"),
+    ],
+)
+def test_actors_that_send_say_what_they_wait_for(
+    parts: dict[str, float], codec: str, advice: str
+) -> None:
+    transport = {"codec": codec, "slots": 1}
+    verdict = judge(
+        profile([learner(wait_data=0.3)], two(**parts), [connector(wait=0.9)], transport=transport)
+    )
+    assert verdict.kind == "slow_wire"
+    assert "20.0 MB/s, 80.0 MB/s before compression" in verdict.reason
+    assert advice in verdict.next_step
+
+
+def test_gathering_between_steps_is_told_from_waiting() -> None:
+    # Of 35 % without data, 25 % are its own gathering: the environment costs the rest.
+    own = learner(wait_data=0.35, parts={"wait": 0.1, "gather": 0.25})
+    first, second, *_ = findings(profile([own], two(**STEPPING)))
+    assert (first.kind, first.cost) == ("slow_gather", 0.25)
+    assert "learner.prefetch=1" in first.next_step
+    assert second.kind == "slow_environment"
+    assert second.cost == pytest.approx(0.1)
+    replay = judge(profile([own], two(**STEPPING), algo={"name": "dqn"}))
+    assert (replay.kind, "prefetch" in replay.next_step) == ("slow_gather", False)
+
+
+def test_a_feeder_with_time_to_spare_is_not_the_cause() -> None:
+    found = judge(profile([learner(wait_data=0.3, threads=IDLE_FEEDER)], two(**STEPPING)))
+    assert found.kind == "slow_environment"
+
+
+@pytest.mark.parametrize(
+    ("codec", "pace", "advice"),
+    [
+        # Bytes: int8 a quarter of fp32, half of fp16.
+        ("none", "bsp", "codec=int8 would save about 16 %"),
+        ("fp16", "bsp", "codec=int8 would save about 11 %"),
+        ("int8", "bsp", "saves about 11 %: learner.accumulate=2"),
+        ("none", "local_sgd", "twice learner.local_steps"),
+    ],
+)
+def test_a_reduction_is_shortened_by_what_is_not_yet_done(
+    codec: str, pace: str, advice: str
+) -> None:
+    # What the one waits longer is for the other, not for the exchange.
+    learners = [learner(0, reduce_exposed=0.24), learner(1, reduce_exposed=0.22)]
+    verdict = judge(profile(learners, two(**HEALTHY), learner={"codec": codec, "pace": pace}))
+    assert verdict.kind == "reduction"
+    assert advice in verdict.next_step
+
+
+def test_a_codec_saves_nothing_of_what_learners_wait_for_each_other() -> None:
+    lanes = ({"reduce": 0.3, "wait": 0.7}, {"reduce": 0.1, "wait": 0.9})
+    steps = []
+    for lane in lanes:
+        ranks = [learner(i, reduce_exposed=0.4, threads={"reduce": lane}) for i in (0, 1)]
+        steps.append(judge(profile(ranks, two(**HEALTHY))).next_step)
+    assert "codec=int8 would save about 22 %" in steps[0]  # three quarters of 30 %
+    assert "int8" not in steps[1]
+
+
+def test_learners_that_wait_for_one_are_not_a_slow_exchange() -> None:
+    learners = [learner(0, reduce_exposed=0.5), learner(1, reduce_exposed=0.0)]
+    verdict = judge(profile(learners, two(**HEALTHY)))
+    assert verdict.finding == "learner-1 is slow: the other learners wait 50 % for it"
+    assert verdict.cost == pytest.approx(0.25)
+
+
+def test_of_several_learners_the_one_that_holds_up_is_judged_by_its_own_actors() -> None:
+    learners = [learner(0, reduce_exposed=0.5), learner(1, wait_data=0.5)]
+    actors = [actor(0, infer=1.0), actor(1, rank=1, **STEPPING)]
+    verdict = judge(profile(learners, actors))
+    assert verdict.kind == "slow_environment"
+    assert "1 actor spend" in verdict.reason
+
+
+@pytest.mark.parametrize(("cores", "kind"), [(3, "crowded"), (4, "healthy")])
+def test_a_learner_below_its_ceiling_is_crowded_only_where_cores_are_busy(
+    cores: int, kind: str
+) -> None:
+    actors = [actor(i, cpu=1.0, **HEALTHY) for i in (0, 1)]
+    assert judge(profile([learner(ceiling=1250.0)], actors, cores=cores)).kind == kind
+
+
+@pytest.mark.parametrize(("cpu", "kind"), [(0.8, "crowded"), (0.9, "healthy")])
+def test_a_learner_without_a_core_is_crowded_by_others(cpu: float, kind: str) -> None:
+    verdict = judge(profile([learner(cpu=cpu)], two(**HEALTHY)))
+    assert verdict.kind == kind
+    assert ("what else runs on this host" in verdict.next_step) == (kind == "crowded")
+    on_gpu = profile([learner(cpu=cpu)], two(**HEALTHY)) | {"device": "cuda"}
+    assert judge(on_gpu).kind == "healthy"
+    counted = judge(on_gpu | {"learner": [learner(cpu=cpu, coreless=0.3)]})
+    assert (counted.kind, counted.cost) == ("crowded", 0.3)
+
+
+def test_a_replay_drawn_from_at_will_has_no_share_of_its_ceiling() -> None:
+    actors = [actor(i, cpu=1.0, **HEALTHY) for i in (0, 1)]
+    for samples_per_insert, kind in ((8.0, "crowded"), (None, "healthy")):
+        replay = {"samples_per_insert": samples_per_insert}
+        found = judge(profile([learner(ceiling=9e9)], actors, cores=3, replay=replay))
+        assert found.kind == kind
+
+
+def test_bookkeeping_says_whether_it_is_saving() -> None:
+    saves = judge(profile([learner(bookkeeping=0.2, parts={"save": 0.15})], two(**HEALTHY)))
+    counts = judge(profile([learner(bookkeeping=0.2, parts={"save": 0.05})], two(**HEALTHY)))
+    assert "checkpoint.every_s" in saves.next_step
+    assert "learner.batch_slots" in counts.next_step
+
+
+@pytest.mark.parametrize(("mean", "kind"), [(12.0, "healthy"), (12.1, "big_lag")])
+def test_lag_is_measured_by_what_the_queue_needs(mean: float, kind: str) -> None:
+    # Two actors with a slot each, a batch ahead and one in training: four updates behind.
+    lag = {"policy_lag": {"mean": mean, "max": 20.0}}
+    verdict = judge(profile([learner()], two(**HEALTHY), flow=lag, transport={"slots": 8}))
+    assert verdict.kind == kind
+    if kind == "big_lag":
+        assert "this queue needs 4" in verdict.reason
+        assert "transport.slots=1 instead of 8" in verdict.next_step
+
+
+def test_more_updates_per_batch_need_more_lag_and_replay_any() -> None:
+    lag = {"policy_lag": {"mean": 30.0, "max": 40.0}}
+    for config in ({"learner": {"updates_per_batch": 4}}, {"algo": {"name": "dqn"}}):
+        assert judge(profile([learner()], two(**HEALTHY), flow=lag, **config)).kind == "healthy"
+
+
+@pytest.mark.parametrize(("steps", "kind"), [(499, "healthy"), (500, "big_lag")])
+def test_steps_dropped_for_their_lag_are_a_cost(steps: int, kind: str) -> None:
+    # Of 10,000 steps in the window.
+    flow = {"dropped": {"lag": steps}}
+    assert judge(profile([learner()], two(**HEALTHY), flow=flow)).kind == kind
+
+
+def test_findings_come_by_what_they_cost() -> None:
+    flow = {"dropped": {"lag": 1500}}
+    busy = learner(wait_data=0.1, publish=0.2, other=0.06)
+    found = findings(profile([busy], two(**STEPPING), flow=flow))
+    assert [(f.kind, round(f.cost, 2)) for f in found] == [
+        ("slow_publish", 0.2), ("big_lag", 0.15), ("slow_environment", 0.1), ("other", 0.06)
+    ]  # fmt: skip
+
+
+def test_old_samples_come_before_a_surplus_of_actors() -> None:
+    # Neither costs throughput, and fewer slots cure the one without buying anything.
+    lag = {"policy_lag": {"mean": 40.0, "max": 50.0}}
+    found = findings(profile([learner()], two(step=0.1, wait=0.9), flow=lag))
+    assert [f.kind for f in found] == ["big_lag", "slow_learner"]
