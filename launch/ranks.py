@@ -19,9 +19,11 @@ GROUPS = {  # equal on every rank
     "time_s", "env_steps", "env_frames", "trained_steps", "learner_steps", "episodes",
     "episode_return_mean", "episode_length_mean", "solved_at_s",
 }  # fmt: skip
-SUMMED = {"steps_per_s", "trained_steps_per_s", "actors_alive", "replay_size"}
+SUMMED = {"steps_per_s", "trained_steps_per_s", "actors_alive", "replay_size", "received"}
 COUNTED = ("dropped", "lost", "rejected")  # by reason, since the rank's process began
-OWN = ("steps_per_s", "trained_steps_per_s", "queue_fill", "actors_alive", "ledger")
+OWN = (
+    "steps_per_s", "trained_steps_per_s", "queue_fill", "actors_alive", "ledger", "received",
+)  # fmt: skip
 HISTOGRAM = "policy_lag_histogram"
 LOST = "learner"
 
@@ -150,6 +152,8 @@ def _together(name: str, values: Sequence[Any], lowest: Any) -> Any:
         keys = dict.fromkeys(key for value in found for key in value)
         if name.endswith("_histogram"):
             return _count([{name: value} for value in found], name)
+        if name in SUMMED:
+            return {key: sum(v.get(key, 0) for v in found) for key in keys}
         return {key: _together(key, [v.get(key) for v in found], 0.0) for key in keys}
     numbers = [value for value in values if isinstance(value, int | float)]
     if not numbers or isinstance(lowest, bool | str | list):

@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 
 from penstock.core.role import EXIT_REJOIN, RoleContext, relay_socket
+from penstock.profiling.ledger import Part
 from penstock.transport.base import LearnerGoneError, Stamp
 from penstock.transport.client import Client
 from penstock.transport.shm.board import WeightsBoard
@@ -41,19 +42,24 @@ def _serve(ctx: RoleContext, client: Client) -> None:
     host = ShmHost(relay_socket(ctx.runtime_dir, ctx.learner), client.welcome, board)
     host.watch(client.socket.FD, lambda: None)
     ctx.report("ready")
+    ledger = ctx.ledger
     have: Stamp | None = None
     ask_at = 0.0
     try:
         while not ctx.stopping():
+            ledger.switch(Part.RECEIVE)
             if time.monotonic() >= ask_at:
                 client.ask_weights(have)
             client.pump(0)  # before waiting: the descriptor tells of new events only
             fresh = client.take_weights()
             if fresh is not None:
                 have, values = fresh
+                ledger.switch(Part.PUBLISH)
                 board.publish(values, have)
+                ledger.switch(Part.RECEIVE)
                 ask_at = time.monotonic() + values.nbytes / MAX_NBYTES_PER_S
                 continue
+            ledger.switch(Part.WAIT)
             host.poll(max(0.001, min(TICK_S, ask_at - time.monotonic())) if have else TICK_S)
     finally:
         host.close()

@@ -52,6 +52,7 @@ from penstock.learner.server.protocol import (
     Tally,
 )
 from penstock.models.torch_setup import set_up_torch
+from penstock.profiling.ledger import Part, TimeLedger
 from penstock.profiling.status import Phase
 from penstock.transport.sockets import check_bind
 from penstock.transport.wire import OTHER_VERSION, WireError
@@ -71,7 +72,7 @@ def run(ctx: RoleContext) -> None:
     transport = ctx.config.transport
     curve = ctx.curve or (Path(transport.curve) if transport.curve else None)
     check_bind(ctx.address, keys=curve is not None, insecure=transport.insecure)
-    server = ParameterServer(ctx.config.learner, ctx.address, curve=curve)
+    server = ParameterServer(ctx.config.learner, ctx.address, curve=curve, ledger=ctx.ledger)
     try:
         ctx.report("ready")
         ctx.status.phase = Phase.RECEIVING
@@ -90,9 +91,17 @@ def run(ctx: RoleContext) -> None:
 class ParameterServer:
     """Call `turn` again and again."""
 
-    def __init__(self, cfg: LearnerConfig, bind: str, *, curve: Path | None = None) -> None:
+    def __init__(
+        self,
+        cfg: LearnerConfig,
+        bind: str,
+        *,
+        curve: Path | None = None,
+        ledger: TimeLedger | None = None,
+    ) -> None:
         """``curve``: folder of keys. Raises UserError for an address that is taken."""
         self._cfg = cfg
+        self._ledger = ledger or TimeLedger()
         self._rules = rules(cfg)
         self._session = secrets.randbits(63) | 1
         self._members: dict[bytes, Member] = {}
@@ -106,7 +115,9 @@ class ParameterServer:
 
     def turn(self, timeout_s: float) -> int:
         """Handle what has come, waiting up to ``timeout_s`` for something; how many messages."""
+        self._ledger.switch(Part.WAIT)
         self._peers.wait(timeout_s)
+        self._ledger.switch(Part.PROCESS)
         gone = self._peers.gone(self._members)
         for name in gone:
             self._forget(name)

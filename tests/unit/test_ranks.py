@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from penstock.launch.ranks import Place, Ranks, whereabouts
+from penstock.launch.ranks import Place, Ranks, merge, whereabouts
 
 
 def report(steps_per_s: float, wait: float, lag: dict[str, int], **more: Any) -> dict[str, Any]:
@@ -182,3 +182,9 @@ def test_where_each_rank_is() -> None:
     places = {0: reducing, 1: reducing, 2: Place("wait_data", 41.4), 3: reducing}
     assert whereabouts(places) == ("rank 2 is in wait_data for 41 s; 0, 1, 3 in all-reduce 1207")
     assert whereabouts({0: reducing, 1: reducing}) == "ranks 0, 1 are in all-reduce 1207 for 30 s"
+
+
+def test_what_came_over_the_wire_is_added_up() -> None:
+    first = {"received": {"slots": 3, "raw_nbytes": 10}}
+    second = {"received": {"slots": 4, "raw_nbytes": 20}}
+    assert merge(first, [first, second, {}]) == {"received": {"slots": 7, "raw_nbytes": 30}}
