@@ -5,9 +5,10 @@ four floats, a million transitions, full; "atari" stacks of four frames, a hundr
 is what numpy alone takes for the same bytes: the copies of an add, one `np.take` per column of a
 sample, a sum tree of two arrays without any buffer. It takes turns with ours.
 
-    python benchmarks/replay.py [--peers [PYTHON]] [--only add] [--json] [--save]
+    python benchmarks/replay.py [--peers [PYTHON]] [--reverb PYTHON] [--only add] [--json] [--save]
 
-`make peers` installs the other libraries; each then runs in a process of its own.
+`make peers` installs the other libraries; each then runs in a process of its own. Reverb needs a
+Python of its own: `pip install "dm-reverb[tensorflow]"`.
 """
 
 from __future__ import annotations
@@ -50,6 +51,7 @@ def main() -> None:
     args.add_argument("--only", default="", help="operations whose name begins so")
     args.add_argument("--seconds", type=float, default=2.0, help="of each measurement")
     args.add_argument("--atari-capacity", type=int, default=ATARI)
+    args.add_argument("--reverb", help="a Python that has Reverb, measured over the network")
     options = args.parse_args()
     if options.peers and not Path(options.peers).exists():
         sys.exit(f"{options.peers} is not there; run `make peers`, or name a Python that has them")
@@ -57,7 +59,8 @@ def main() -> None:
     for name, pair in CASES.items():
         if name.startswith(options.only):
             found[name] = measure_pair(pair, options)
-    for name, measure in (processes.CASES | network.CASES).items():
+    over_the_network = partial(network.over_the_network, reverb=options.reverb)
+    for name, measure in (processes.CASES | {"over the network": over_the_network}).items():
         if name.startswith(options.only):
             found[name] = measure(options.seconds)
     rows: list[list[Any]] = [["operation", "f32", "atari", "of limit", "", "others"]]

@@ -14,7 +14,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -38,16 +38,29 @@ SPECS: dict[str, dict[str, Any]] = {
 }
 
 
-def over_the_network(seconds: float) -> dict[str, Any]:
-    """Transitions per second that one client adds, and that one samples."""
+def over_the_network(seconds: float, reverb: str | None = None) -> dict[str, Any]:
+    """Transitions per second that one client adds, and that one samples. ``reverb``: a Python that
+    has Reverb, to be measured beside."""
     result: dict[str, Any] = {}
+    peers: dict[str, float] = {} if reverb else REVERB
     for case in (F32, ATARI):
         with served(case) as address:
             fill(address, case)
             for operation in ("added", "sampled"):
                 told = client(address, operation, case.kind, seconds)
                 result[f"{case.kind} {operation}"] = float(told)
-    return result | {"peers": REVERB}
+        if reverb:
+            peers |= reverb_rates(reverb, case.kind, seconds)
+    return result | {"peers": peers}
+
+
+def reverb_rates(python: str, kind: str, seconds: float) -> dict[str, float]:
+    """The same of Reverb, measured by its own process."""
+    program = Path(__file__).parent / "peers/over_reverb.py"
+    command = [python, str(program), kind, "--seconds", str(seconds)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    told: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
+    return {f"reverb {kind} {operation}": rate for operation, rate in told.items()}
 
 
 @contextmanager
@@ -116,8 +129,6 @@ def sampled(address: str, kind: str, seconds: float) -> float:
             count += 1
         return count * BATCH / (time.perf_counter() - began_s)
 
-
-CASES: dict[str, Callable[[float], dict[str, Any]]] = {"over the network": over_the_network}
 
 if __name__ == "__main__":
     measure = {"added": added, "sampled": sampled}[sys.argv[1]]

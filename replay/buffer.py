@@ -21,7 +21,13 @@ import numpy.typing as npt
 from penstock.core.specs import SlotSpec
 from penstock.replay import persistence
 from penstock.replay.batch import Batch
-from penstock.replay.checks import cannot_sample, check_numbers, check_priorities, whole
+from penstock.replay.checks import (
+    cannot_sample,
+    check_numbers,
+    check_priorities,
+    slots_in_hand,
+    whole,
+)
 from penstock.replay.cuts import Cuts
 from penstock.replay.environment import columns_of, envs_of, resets_of
 from penstock.replay.flow import Flow
@@ -30,7 +36,6 @@ from penstock.replay.making import bind_sampler, lay_out, make_gather, make_tabl
 from penstock.replay.prefetch import Source, batches
 from penstock.replay.samplers import Sampler
 from penstock.replay.sequences import Sequences, no_priorities
-from penstock.replay.sharing import WRITER_SLOTS
 from penstock.replay.snapshot_files import FolderReader
 from penstock.replay.steps import Autoreset, StepWriter
 from penstock.replay.stock import Stock
@@ -72,34 +77,42 @@ class Replay:
         timeout_s: float = 60.0,
         seed: int | None = None,
     ) -> None:
-        """Raises ReplayError for what cannot be, and where the memory is not there, before it is
-        taken."""
+        """Raises ReplayError for what cannot be, and before memory is taken that is not there."""
         self.capacity, self.n_step = whole("capacity", capacity), whole("n_step", n_step)
         self.writers, envs = whole("writers", writers), whole("envs", envs)
-        unroll = None if unroll is None else whole("unroll", unroll)
-        each = WRITER_SLOTS if shared else 1
-        self.in_hand = whole("in_hand", self.writers * each if in_hand is None else in_hand)
+        self.in_hand = slots_in_hand(in_hand, self.writers, shared=shared)
         check_numbers(self.capacity, discount, envs, autoreset)
         self.discount, self.sequences, self.cuts = discount, sequences, Cuts(ttl_s, max_policy_lag)
         self.autoreset: Autoreset = autoreset
-        follow = self.n_step > 1 or sequences is not None
+        self.sampler = wrap_sampler(sampler, self.n_step, sequences, max_times_sampled)
+        self._lay_out(columns, envs, frame_stack, unroll, shared=shared)
+        bind_sampler(self.sampler, self.table, seed)
+        flow = None if limiter is None else Flow(limiter, self.table, self.capacity, timeout_s)
+        self.flow = self._stock.flow = flow
+        self.stale_updates = 0
+
+    def _lay_out(
+        self,
+        columns: SlotSpec | Mapping[str, Any],
+        envs: int,
+        frame_stack: int | Mapping[str, int],
+        unroll: int | None,
+        *,
+        shared: bool,
+    ) -> None:
+        """Take the memory, and what is around it."""
+        follow = self.n_step > 1 or self.sequences is not None
         self.layout = lay_out(
             columns, self.capacity, envs, frame_stack, unroll, shared=shared, follow=follow
         )
-        self.sampler = wrap_sampler(sampler, self.n_step, sequences, max_times_sampled)
         self.table = make_table(
             self.layout, self.capacity, self.in_hand, self.writers, self.sampler, shared=shared
         )
-        self._stock = Stock(self.table, self.layout, autoreset, self.cuts)
+        self._stock = Stock(self.table, self.layout, self.autoreset, self.cuts)
         self._end = weakref.finalize(self, self._stock.close)
-        self.lock = self._stock.lock
-        self._streams = self._stock.streams
-        bind_sampler(self.sampler, self.table, seed)
-        self.gather = make_gather(self.table, self.layout, self.n_step, discount, sequences)
-        if limiter is not None:
-            self._stock.flow = Flow(limiter, self.table, self.capacity, timeout_s)
-        self.flow = self._stock.flow
-        self.stale_updates = 0
+        self.lock, self._streams = self._stock.lock, self._stock.streams
+        steps, discount, sequences = self.n_step, self.discount, self.sequences
+        self.gather = make_gather(self.table, self.layout, steps, discount, sequences)
 
     @classmethod
     def from_env(cls, env: Any, capacity: int, **options: Any) -> Replay:

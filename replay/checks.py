@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock.replay.errors import ReplayError
+from penstock.replay.sharing import WRITER_SLOTS
 from penstock.replay.steps import AUTORESETS
 
 
@@ -18,6 +19,13 @@ def whole(name: str, value: Any) -> int:
     if not isinstance(value, int | np.integer) or value < 1:
         raise ReplayError(f"{name} {value!r} must be a whole number and at least 1")
     return int(value)
+
+
+def slots_in_hand(given: int | None, writers: int, *, shared: bool) -> int:
+    """Slots that ``writers`` hold together: ``given``, or by default one each, or two where other
+    processes may write."""
+    each = WRITER_SLOTS if shared else 1
+    return whole("in_hand", writers * each if given is None else given)
 
 
 def check_numbers(capacity: int, discount: float, envs: int, autoreset: str) -> None:

@@ -48,7 +48,7 @@ class Framing:
         self._nobody = self._after_reset
         self._lost: Flags = np.zeros(envs, bool)  # begun with frames that found no side rows
         self._any_lost = False
-        self._age = np.zeros(envs, np.int64)
+        self._age = np.zeros(envs, self._ages.dtype)
         self._pad = np.zeros(envs, np.int64)
         self._sides_used = 0
         self._sides_of = (NONE, 0)  # the slot whose side rows those are, and its generation
@@ -251,7 +251,7 @@ class Framing:
 
     def advance(self, starts: Flags | None, dropped: Flags | None) -> None:
         """The row is written; ``starts``: whose next row begins an episode."""
-        np.minimum(self._age + 1, OLDEST, out=self._age)
+        self._age += self._age < OLDEST
         self._fresh = None if starts is None else starts.copy()
         self._after_reset = self._nobody if dropped is None else dropped
 

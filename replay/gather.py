@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from penstock.replay.batch import Batch
 from penstock.replay.columns import names_of, unflatten
-from penstock.replay.layout import Layout
+from penstock.replay.layout import Layout, Observation
 from penstock.replay.nstep import Returns, n_step, one_step, take
 from penstock.replay.pool import Pool
 from penstock.replay.stacks import Window, window
@@ -22,6 +22,8 @@ from penstock.replay.table import Table
 
 Rows = npt.NDArray[np.int64]
 Array = npt.NDArray[Any]
+
+TURN_NBYTES = 1 << 18  # of a window that are taken at a time where another has the same frames
 
 
 class Gather:
@@ -72,7 +74,7 @@ class Gather:
         windows = self._windows(rows, records)
         found = {o.name: self._column(o.name, rows, records) for o in self.layout.inline}
         for o in self.layout.framed:
-            found[o.name] = self._frames(o.name, windows[o.depth].narrow(0, o.depth), bool(o.stack))
+            (found[o.name],) = self._frames(o, windows[o.depth].narrow(0, o.depth))
         return found
 
     def _observe(
@@ -109,12 +111,9 @@ class Gather:
         for o in self.layout.framed:
             seen, then = first[o.depth].narrow(0, o.depth), last[o.depth].narrow(1, o.depth + 1)
             if stacked or not o.stack:
-                before[o.name] = self._frames(o.name, seen, bool(o.stack))
-                after[o.name] = self._frames(o.name, then, bool(o.stack))
-            elif same:
-                frames[o.name] = self._frames(o.name, first[o.depth], True)
+                before[o.name], after[o.name] = self._frames(o, seen, then)
             else:
-                frames[o.name] = self._frames(o.name, _beside(seen, then), True)
+                (frames[o.name],) = self._frames(o, first[o.depth] if same else _beside(seen, then))
 
     def _windows(self, rows: Rows, records: Array) -> dict[int, Window]:
         depths = {o.depth for o in self.layout.framed}
@@ -128,18 +127,26 @@ class Gather:
         big.take(rows, axis=0, out=out, mode="clip")
         return out
 
-    def _frames(self, name: str, frames: Window, stacked: bool) -> Array:
-        """[count, width, *frame], or [count, *frame] of a leaf that is one frame a row."""
-        source = self.table.frames[name]
-        count, width = frames.frames.shape
-        out = self.pool.empty((count, width, *source.shape[1:]), source.dtype)
-        flat = out.reshape(count * width, *source.shape[1:])
-        source.take(frames.frames.reshape(-1), axis=0, out=flat, mode="clip")
-        if len(frames.zeros):
-            flat[frames.zeros] = 0
-        if len(frames.side_at):
-            flat[frames.side_at] = self.table.sides[name + "@side"][frames.side_rows]
-        return out if stacked else flat
+    def _frames(self, o: Observation, *windows: Window) -> list[Array]:
+        """For each window [count, width, *frame], or [count, *frame] of a leaf that is one frame a
+        row. Windows of the same rows take turns, so that frames of both are still in the cache."""
+        source, made = self.table.frames[o.name], list[Array]()
+        for seen in windows:
+            count, width = seen.frames.shape
+            made.append(self.pool.empty((count * width, *source.shape[1:]), source.dtype))
+        rows = max(1, TURN_NBYTES // (width * source[0].nbytes)) if len(windows) > 1 else count
+        for first in range(0, count, rows):
+            turn = slice(first * width, (first + rows) * width)
+            for seen, flat in zip(windows, made, strict=True):
+                source.take(seen.frames.reshape(-1)[turn], axis=0, out=flat[turn], mode="clip")
+        for seen, flat in zip(windows, made, strict=True):
+            if len(seen.zeros):
+                flat[seen.zeros] = 0
+            if len(seen.side_at):
+                flat[seen.side_at] = self.table.sides[o.side_name][seen.side_rows]
+        if not o.stack:
+            return made
+        return [flat.reshape(count, width, *source.shape[1:]) for flat in made]
 
 
 def _beside(left: Window, right: Window) -> Window:

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from penstock.core.specs import SlotSpec
+from penstock.replay.checks import whole
 from penstock.replay.errors import ReplayError
 from penstock.replay.gather import Gather
 from penstock.replay.layout import Layout, layout_of_spec, make_layout
@@ -33,6 +34,7 @@ def lay_out(
     follow: bool,
 ) -> Layout:
     """The layout of declared columns, or of slots that others fill."""
+    unroll = None if unroll is None else whole("unroll", unroll)
     if isinstance(columns, SlotSpec):
         return layout_of_spec(columns, frame_stack)
     return make_layout(columns, capacity, envs, frame_stack, unroll, shared=shared, follow=follow)

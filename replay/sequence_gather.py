@@ -139,7 +139,7 @@ class SequenceGather(Gather):
 
     def _taken(self, o: Observation, parts: list[Window], mask: Mask) -> Array:
         """Windows of B rows or a multiple, one after the other: [steps, B, width, *frame]."""
-        flat = self._frames(o.name, _joined(parts), bool(o.stack))
+        (flat,) = self._frames(o, _joined(parts))
         return flat.reshape(-1, mask.shape[1], *flat.shape[1:])
 
     def _blank(self, array: Array, mask: Mask) -> Array:

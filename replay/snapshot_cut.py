@@ -1,16 +1,18 @@
 """The slots of a table as they are at one instant, read piece by piece while writers go on.
 
 A published slot does not change until it leaves; one that is about to leave before its turn is
-copied first. Of a slot that is still being written, rows that are there do not change either, but
-for what the next row may move to side rows: the records, the side rows, and the frames that the
-newest row led to. Those are copied at the instant itself. Nobody waits for longer than a piece
-takes to copy, or, where a slot has to leave, the rest of that slot.
+copied first, a share of it at every step that is stored meanwhile. Of a slot that is still being
+written, rows that are there do not change either, but for what the next row may move to side rows:
+the records, the side rows, and the frames that the newest row led to. Those are copied at the
+instant itself. Nobody waits for longer than a piece or a share takes to copy, or, where a slot has
+to leave at once, the rest of that slot.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -21,9 +23,31 @@ from penstock.replay.errors import ReplayError
 from penstock.replay.table import Table
 
 PIECE_NBYTES = 4 << 20
+LEAST_SHARE_NBYTES = 1 << 18
 SPARES = 2  # slots whose memory is ready for those that leave
 GROWING = ("frames", "unroll+1", "unroll")  # rows of blocks that only grow
 Lock = AbstractContextManager[Any]
+
+
+@dataclass
+class _Copy:
+    """Of a slot that is needed longer than it stays: the first ``done`` bytes of its blocks."""
+
+    blocks: list[Bytes]
+    done: int = 0
+
+    def go_on(self, payload: Sequence[Bytes], nbytes: int) -> bool:
+        """Copy at most so many more; whether that was the last of them."""
+        first = 0
+        for out, data in zip(self.blocks, payload, strict=True):
+            start = self.done - first
+            if nbytes and 0 <= start < len(out):
+                stop = min(len(out), start + nbytes)
+                np.copyto(out[start:stop], data[start:stop])
+                self.done += stop - start
+                nbytes -= stop - start
+            first += len(out)
+        return self.done == first
 
 
 class Cut:
@@ -36,6 +60,9 @@ class Cut:
         self._growing = {b.name for b in self._blocks if rows.get(b.name) in GROWING}
         self._waiting: set[int] = set()
         self._copies: dict[int, list[Bytes]] = {}
+        self._begun: dict[int, _Copy] = {}
+        self._nbytes = sum(block.nbytes for block in self._blocks)
+        self._share = max(LEAST_SHARE_NBYTES, -(-self._nbytes // max(1, table.spec.unroll - 1)))
         self._ends: dict[int, _End] = {}
         # Memory is slow when it is touched first: that is done here, and nobody waits for it.
         self._staging = np.ones(PIECE_NBYTES, np.uint8)
@@ -46,7 +73,7 @@ class Cut:
         table = self._table
         if table.leaving is not None:
             raise ReplayError("a snapshot of this replay is being written; wait for it to end")
-        table.leaving = self._before_it_leaves
+        table.leaving, table.stepped = self._before_it_leaves, self._copy_ahead
         self._waiting = set(table.order)
         for slot in list(table.order)[table.closed :]:
             self._ends[slot] = _End(table, slot, self._growing)
@@ -71,28 +98,44 @@ class Cut:
 
     def end(self) -> None:
         if self._table.leaving == self._before_it_leaves:
-            self._table.leaving = None
+            self._table.leaving = self._table.stepped = None
 
     def _done(self, slot: int) -> None:
         with self._lock:
             self._waiting.discard(slot)
-            copy = self._copies.pop(slot, None)
+            copy, begun = self._copies.pop(slot, None), self._begun.pop(slot, None)
             if copy is not None:
                 self._spares.append(copy)
+            if begun is not None:
+                self._spares.append(begun.blocks)
             short = len(self._spares) < SPARES
         if short:
             self._spares.append(self._spare())
 
     def _before_it_leaves(self, slot: int) -> None:
+        self._copy(slot, self._nbytes)
+
+    def _copy_ahead(self) -> None:
+        """A step was stored: no step of a slot's has to wait until all of the oldest is copied."""
+        if self._table.closed:
+            self._copy(self._table.order[0], self._share)
+
+    def _copy(self, slot: int, nbytes: int) -> None:
+        """So many more bytes of a slot, if it is still to be read."""
         if slot not in self._waiting or slot in self._copies:
             return
-        copy = self._spares.pop() if self._spares else self._table.spec.zeros()
-        for out, data in zip(copy, self._table.store.slots[slot].payload, strict=True):
-            np.copyto(out, data)
-        self._copies[slot] = copy
+        copy = self._begun.get(slot)
+        if copy is None:
+            blocks = self._spares.pop() if self._spares else self._empty()
+            copy = self._begun[slot] = _Copy(blocks)
+        if copy.go_on(self._table.store.slots[slot].payload, nbytes):
+            self._copies[slot] = self._begun.pop(slot).blocks
+
+    def _empty(self) -> list[Bytes]:
+        return [np.empty(block.nbytes, np.uint8) for block in self._blocks]
 
     def _spare(self) -> list[Bytes]:
-        spare = self._table.spec.zeros()
+        spare = self._empty()
         for block in spare:
             block.fill(1)
         return spare

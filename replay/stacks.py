@@ -94,11 +94,14 @@ def _reach_back(table: Table, frames: Rows, few: _Few, depth: int) -> None:
     back = np.arange(depth - 1, 0, -1)
     reach = np.minimum(back, few.age[:, None])  # not further back than the start
     older = frames[few.at, : depth - 1] + (back - reach) * lie.steps
-    row, column = np.nonzero(reach > few.t[:, None])
-    if len(row):
-        steps = few.t[row] - reach[row, column]
-        slot, t = walk_back(table, few.slot[row], steps)
-        older[row, column] += (slot - few.slot[row]) * lie.slots + (t - steps) * lie.steps
+    slot, behind = few.slot, few.t  # steps that are stored from `slot` on, before the row's own
+    while (beyond := reach > behind[:, None]).any():
+        previous = table.prev.take(slot).astype(np.int64)
+        if (beyond[:, 0] & (previous < 0)).any():
+            raise AssertionError("a row that counts reaches back to a slot that is gone")
+        steps = table.length.take(previous)
+        older += beyond * ((previous - slot) * lie.slots + steps * lie.steps)[:, None]
+        slot, behind = previous, behind + steps
     frames[few.at, : depth - 1] = older
 
 

@@ -73,6 +73,7 @@ class Table:
         self.evicted: Counter[str] = Counter()
         self.version = 0  # of the policy that acts; stamped on the slots that are opened here
         self.leaving: Callable[[int], None] | None = None  # told of each slot before it goes
+        self.stepped: Callable[[], None] | None = None  # told of each row that is stored here
         self._envs = spec.envs
         self._all: npt.NDArray[np.bool_] = np.ones(spec.envs, bool)
         self._open: set[int] = set()
@@ -149,6 +150,8 @@ class Table:
         self._sampler.insert(start, stop, priorities)
         if t < self.history:
             self._cut_history(slot)
+        if self.stepped is not None:
+            self.stepped()
 
     def commit_all(self, slot: int, t: int, rows: slice) -> None:
         """Row ``t`` of an open slot is written, and all of it may be sampled; without stacks."""

@@ -1,11 +1,12 @@
 """Frames of one observation as machine words: copied, and compared bit by bit.
 
 Comparing all that a large vector of environments gives takes longer than storing it: 300 us to
-200 us for 256 Atari frames. Up to `COMPLETE_NBYTES` a step everything is compared. Beyond, at
-every `EVERY`th step, the frame that history continues with is compared for one environment in
-`PARTS`, and older ones at a few words, all in turn: what goes on being wrong is found within
-`EVERY` * `PARTS` steps. Where a look finds something, all is compared, and so is what begins or
-ends an episode.
+200 us for 256 Atari frames. Up to `COMPLETE_NBYTES` of a step everything is compared: first of the
+frame that history continues with, then of the older ones, which were compared when they were the
+newest. Beyond, at every `EVERY`th step, that frame is compared for one environment in `PARTS`, and
+older ones at a few words, all in turn: a frame that goes on being wrong is found within `EVERY` *
+`PARTS` steps. Where a look finds something, all is compared, and so is what begins or ends an
+episode.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ Flags = npt.NDArray[np.bool_]
 Ints = npt.NDArray[np.int64]
 
 COMPLETE_NBYTES = 1 << 20
-EVERY, PARTS = 4, 16
+EVERY, PARTS = 8, 8
 LOOK = 8  # words that are looked at together: a line of the cache
 STRIDE = 37  # words by which the look moves from step to step; prime
 

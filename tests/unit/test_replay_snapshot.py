@@ -261,6 +261,38 @@ def test_nobody_waits_for_a_whole_slot(tmp_path: Path) -> None:
     replay.close()
 
 
+def test_each_step_copies_its_share_of_the_slot_that_leaves_next(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Slots of 8 steps all leave before they are written: an eighth, or so, at a time."""
+    monkeypatch.setattr(snapshot_cut, "LEAST_SHARE_NBYTES", 1)
+    replay, add = made(150, size=100)
+    before = replay.gather.batch(np.flatnonzero(replay.table.valid), None)
+    copied = list[int]()
+    go_on, append = snapshot_cut._Copy.go_on, FolderWriter.append
+
+    def counting(self: Any, payload: Any, nbytes: int) -> bool:
+        done = self.done
+        ended = go_on(self, payload, nbytes)
+        copied[-1] += self.done - done
+        return ended
+
+    def then_add(self: Any, name: str, array: Any) -> None:
+        append(self, name, array)
+        for _ in range(0 if copied else 120):
+            copied.append(0)
+            add()
+
+    monkeypatch.setattr(snapshot_cut._Copy, "go_on", counting)
+    monkeypatch.setattr(FolderWriter, "append", then_add)
+    replay.save(tmp_path)
+    slot = sum(data.nbytes for data in replay.table.store.slots[0].payload)
+    assert sum(copied) > 10 * slot
+    assert max(copied[10:]) <= slot / 7 + 1  # the first had no step to be copied at
+    loaded = Replay.load(tmp_path)
+    assert_equal(before, loaded.gather.batch(np.flatnonzero(loaded.table.valid), None))
+
+
 def test_two_at_a_time_are_refused(tmp_path: Path) -> None:
     replay, _ = made()
     replay.table.leaving = lambda slot: None
