@@ -68,10 +68,12 @@ docs: venv ## write the reference of the configuration from its schema
 bench: venv ## run the benchmarks, one after another; results go to benchmarks/results
 	set -e; for benchmark in $(BENCHMARKS); do echo "$$benchmark"; $(BIN)/python $$benchmark --save; done
 
-peers: ## install the replay libraries that `benchmarks/replay.py --peers` measures, into .venv-peers
+peers: ## install what `penstock bench --peers` and `benchmarks/replay.py --peers` compare with
 	$(PYTHON) -m venv .venv-peers
 	.venv-peers/bin/pip install --quiet -r benchmarks/peers/requirements.txt
+	$(PYTHON) -m venv .venv-sf
+	.venv-sf/bin/pip install --quiet -r benchmarks/peers/requirements-sf.txt
 
 clean: ## remove .venv, caches and builds; runs/ stays
-	rm -rf .venv .venv-peers build dist *.egg-info .hypothesis .*_cache
+	rm -rf .venv .venv-peers .venv-sf build dist *.egg-info .hypothesis .*_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,8 +1,9 @@
 """Pong on the cores of this machine: trained agent steps per second, and what the parts allow.
 
-The ideal is cores / (environment + inference + learning core-seconds per step), each measured alone
-in this run, with the settings of the preset. Then the preset trains for some minutes over shared
-memory and over ZeroMQ. Rates are agent steps (four emulator frames each), each trained once.
+The ideal is cores / (environment + inference + write + learner core-seconds per step), each stage
+alone in this run, with the settings of the preset, as in `penstock bench`. Then the preset trains
+for some minutes over shared memory and over ZeroMQ. Rates are agent steps (four emulator frames
+each), each trained once. Other systems stand beside it in `penstock bench --target pong --peers`.
 
     python benchmarks/pong.py [--minutes 5] [--kinds shm zmq] [--json] [--save]
 """
@@ -10,25 +11,17 @@ memory and over ZeroMQ. Rates are agent steps (four emulator frames each), each 
 from __future__ import annotations
 
 import os
-import time
-from collections.abc import Callable
 from typing import Any
 
-import numpy as np
-
-from common import finish, median_of, parser
+from common import finish, parser
 from penstock.configs.load import resolve
-from penstock.configs.schema import Config
-from penstock.core.specs import HEADER
-from penstock.envs import VectorGame, make
-from penstock.learner.staging import StagingBatch
-from penstock.learner.trainer import Trainer
-from penstock.models.policy import make_policy
-from penstock.transport.shm.store import Slot
+from penstock.launch.bench.compare import ACTING
+from penstock.launch.bench.stages import in_place, learner
 from runs import dropped_fraction, train, trained_rate
 
+SECONDS = 4.0  # of each stage
 WARM_UP_S = 15.0
-PEERS = {"sample_factory": 512, "rllib_impala": 311, "ppo_150_lines": 887}
+PEERS = {"rllib_impala": 311, "ppo_150_lines": 887}
 
 
 def main() -> None:
@@ -38,8 +31,9 @@ def main() -> None:
     args.add_argument("override", nargs="*", help="options of the config")
     options = args.parse_args()
     config = resolve("pong", options.override)
-    parts = core_ms_per_step(config)
     cores = len(os.sched_getaffinity(0))
+    measured = in_place(config, ACTING, SECONDS) | {"learner": learner(config, SECONDS)}
+    parts = {name: stage["core_ms"] for name, stage in measured.items()}
     ideal = cores / (sum(parts.values()) / 1000)
     runs = {
         kind: one(kind, f"stop.minutes={options.minutes}", *options.override)
@@ -73,60 +67,6 @@ def one(kind: str, *overrides: str) -> dict[str, Any]:
         "return": summary["episode_return_mean"],
         "learner_wait_fraction": summary["learner_wait_fraction"],
     }
-
-
-def core_ms_per_step(config: Config) -> dict[str, float]:
-    """Core-milliseconds per agent step of each part, alone in this process on one thread."""
-    game = make(config.env, config.actors.envs, config.actors.env_threads)
-    trainer = Trainer(config, game.info)
-    policy = make_policy(config, game.info, 0)
-    policy.load(trainer.optimizer.values.numpy())
-    space = game.info.observation_space
-    obs = np.zeros((game.count, *space.shape), space.dtype)
-    game.reset_into(0, obs)
-    actions = policy.act(obs)
-    batch = recorded(trainer, game)
-    steps = {
-        "environment": (lambda: game.step_into(actions, obs), game.count),
-        "inference": (lambda: policy.act(obs), game.count),
-        "learning": (lambda: trainer.train(batch), batch.steps),
-    }
-    found = {name: core_ms(call, count) for name, (call, count) in steps.items()}
-    game.close()
-    return found
-
-
-def recorded(trainer: Trainer, game: VectorGame) -> StagingBatch:
-    """A batch of real frames, played at random."""
-    spec = trainer.spec
-    payload = spec.zeros()
-    columns = spec.views(payload)
-    rng = np.random.default_rng(0)
-    actions = len(trainer.model.policy.bias)
-    for t in range(spec.unroll + 1):
-        chosen = rng.integers(0, actions, spec.envs, dtype=np.int32)
-        game.step_into(chosen, columns["obs"][t])
-        if t < spec.unroll:
-            columns["action"][t] = chosen
-    columns["alive"][...] = True
-    columns["behaviour_logp"][...] = -np.log(actions)
-    header = np.zeros((), HEADER)
-    header["steps"] = spec.unroll * spec.envs
-    batch = StagingBatch(spec, 1, trainer.device)
-    batch.gather([Slot(0, header, tuple(payload), columns)])
-    return batch
-
-
-def core_ms(call: Callable[[], object], count: int) -> float:
-    def measure() -> float:
-        calls, began_s, end_s = 0, time.process_time(), time.perf_counter() + 2.0
-        while time.perf_counter() < end_s:
-            call()
-            calls += 1
-        return (time.process_time() - began_s) * 1000 / (calls * count)
-
-    call()
-    return median_of(measure)[0]
 
 
 if __name__ == "__main__":

@@ -25,7 +25,7 @@ app = typer.Typer(
 config_app = typer.Typer(help="Show configs.", no_args_is_help=True, rich_markup_mode=None)
 keys_app = typer.Typer(help="Keys for encrypted runs.", no_args_is_help=True, rich_markup_mode=None)
 replay_app = typer.Typer(help="Replay buffers.", no_args_is_help=True, rich_markup_mode=None)
-bench_app = typer.Typer(help="Measure this machine.", no_args_is_help=True, rich_markup_mode=None)
+bench_app = typer.Typer(rich_markup_mode=None)
 app.add_typer(bench_app, name="bench")
 app.add_typer(config_app, name="config")
 app.add_typer(keys_app, name="keys")
@@ -45,6 +45,9 @@ Overrides = Annotated[
 ResumeOption = Annotated[
     Resume,
     typer.Option(help="Go on from the run's checkpoint: never, if there is one, or only so."),
+]
+LivingRun = Annotated[
+    str, typer.Argument(metavar="RUN", help="Folder of a run that has not ended.")
 ]
 Json = Annotated[bool, typer.Option("--json", help="End standard output with one JSON object.")]
 
@@ -81,6 +84,22 @@ def train(
     from penstock.launch import run
 
     sys.exit(run.train(target, overrides or [], resume, as_json))
+
+
+@app.command()
+def profile(
+    target: Target,
+    overrides: Overrides = None,
+    seconds: Annotated[float, typer.Option(help="Of the window that is looked at.")] = 30.0,
+    with_torch: Annotated[
+        bool, typer.Option("--torch", help="Then run torch's profiler over some learner steps.")
+    ] = False,
+    as_json: Json = False,
+) -> None:
+    """Train for a while, and say where the time went and what to change."""
+    from penstock.launch.profile import session
+
+    sys.exit(session.main(target, overrides or [], seconds, with_torch, as_json))
 
 
 @app.command()
@@ -155,6 +174,52 @@ def doctor(as_json: Json = False) -> None:
 
     facts = examine()
     _answer(describe(facts), facts, as_json)
+
+
+@app.command()
+def status(run_dir: LivingRun, as_json: Json = False) -> None:
+    """Say what each process of a living run is in, and since when."""
+    from penstock.launch import asking
+
+    report = asking.status(run_dir)
+    _answer(asking.describe(report), report, as_json)
+
+
+@app.command()
+def stacks(run_dir: LivingRun, as_json: Json = False) -> None:
+    """Print the Python stacks of each process of a living run, stuck ones too."""
+    from penstock.launch import stacks
+
+    report = stacks.stacks(run_dir)
+    _answer(stacks.describe(report), report, as_json)
+
+
+@bench_app.callback(invoke_without_command=True)
+def bench(
+    context: typer.Context,
+    target: Annotated[str, typer.Option(help="As of `train`.")] = "pong",
+    seconds: Annotated[float, typer.Option(help="Of each stage.")] = 2.0,
+    only: Annotated[
+        str | None, typer.Option(help="Some of the stages: environment,learner,whole.")
+    ] = None,
+    compare: Annotated[
+        str | None, typer.Option(metavar="FILE", help="What --json printed at another time.")
+    ] = None,
+    peers: Annotated[
+        bool, typer.Option("--peers", help="Measure other systems too, in turns with this one.")
+    ] = False,
+    peers_in: Annotated[
+        str, typer.Option(metavar="FOLDER", help="Where `make peers` installed them.")
+    ] = ".",
+    as_json: Json = False,
+) -> None:
+    """Measure this machine: what each stage of a target does alone, and all of them together."""
+    if context.invoked_subcommand is not None:
+        return
+    from penstock.launch.bench import stages
+
+    plan = stages.make_plan(target, seconds, only, compare, peers_in if peers else None)
+    stages.main(plan, as_json)
 
 
 @bench_app.command("reduce")

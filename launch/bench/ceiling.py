@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -45,8 +46,8 @@ def measure(config: Config, seconds: float) -> float:
 def alone_rounds(
     config: Config, seconds: float, variables: Mapping[str, str] | None = None
 ) -> dict[str, Any]:
-    """The same, each round of it, with the core-seconds of an agent step and whether a GPU did it;
-    the process is started with the environment ``variables``."""
+    """The same, each round of it, with the core-seconds of an agent step, whether a GPU did it and
+    whether tcmalloc gave the memory; the process is started with the environment ``variables``."""
     found: dict[str, Any] = alone(
         "penstock.launch.bench.ceiling:rounds",
         {"config": config.model_dump(mode="json"), "seconds": seconds},
@@ -61,7 +62,10 @@ def rounds(config: Mapping[str, Any], seconds: float) -> dict[str, Any]:
     """What `alone_rounds` calls in the other process."""
     settings = Config.model_validate(config)
     found = rounds_of({"learner": work(settings)}, seconds)["learner"]
-    return told(found) | {"on_gpu": pick_device(settings.learner.device).type == "cuda"}
+    return told(found) | {
+        "on_gpu": pick_device(settings.learner.device).type == "cuda",
+        "tcmalloc": "tcmalloc" in Path("/proc/self/maps").read_text(),
+    }
 
 
 def size(config: Mapping[str, Any]) -> int:

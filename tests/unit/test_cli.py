@@ -13,7 +13,7 @@ import pytest
 import penstock
 
 COMMANDS = (
-    ["train"], ["learner"], ["actor"], ["eval"], ["doctor"], ["config", "show"],
+    ["train"], ["profile"], ["learner"], ["actor"], ["eval"], ["doctor"], ["config", "show"],
     ["config", "list"], ["keys", "new"], ["replay", "serve"], ["bench", "reduce"],
 )  # fmt: skip
 

@@ -1,0 +1,68 @@
+"""What the figures of `penstock bench` say: the ideal, and what changed since another time.
+
+Pure functions of the rates of each round.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal, NamedTuple
+
+LEAST_NOISE = 0.1  # two times on one machine differ by this much for no reason
+ACTING = ("environment", "inference", "write")
+
+Verdict = Literal["slower", "faster", "same"]
+
+
+class Change(NamedTuple):
+    """One stage, then and now; rates are medians of the rounds."""
+
+    stage: str
+    old: float
+    new: float
+    noise: float
+    """Relative difference up to which there is none: the spread of both, at least LEAST_NOISE."""
+    verdict: Verdict
+
+
+def ideal(
+    core_s: Mapping[str, float], cores: int, learner_rate: float, *, on_gpu: bool
+) -> float | None:
+    """Agent steps per second if every core were always busy with something that a step needs.
+
+    ``core_s``: core-seconds per agent step of each stage that shares the cores; None where one of
+    these was not measured. A learner on a GPU takes none of them, and is a limit of its own.
+    """
+    sharing = ACTING if on_gpu else (*ACTING, "learner")
+    if not set(sharing) <= core_s.keys():
+        return None
+    rate = cores / sum(core_s[stage] for stage in sharing)
+    return min(rate, learner_rate) if on_gpu else rate
+
+
+def spread(rates: Sequence[float]) -> float:
+    """From the slowest to the fastest round, as a fraction of the median."""
+    return (max(rates) - min(rates)) / statistics.median(rates)
+
+
+def compare(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[Change]:
+    """Of the stages, and the whole, that two results both have."""
+    before, now = _rates(old), _rates(new)
+    return [_change(stage, before[stage], now[stage]) for stage in now if stage in before]
+
+
+def _rates(result: Mapping[str, Any]) -> dict[str, Sequence[float]]:
+    found = {stage: figures["rates"] for stage, figures in result["stages"].items()}
+    whole = result.get("achieved_rates")
+    return found | ({"whole": whole} if whole else {})
+
+
+def _change(stage: str, before: Sequence[float], now: Sequence[float]) -> Change:
+    old, new = statistics.median(before), statistics.median(now)
+    noise = max(LEAST_NOISE, spread(before) + spread(now))
+    # Of the larger of the two, so that half and twice are the same distance.
+    verdict: Verdict = "same"
+    if abs(new - old) > noise * max(old, new):
+        verdict = "slower" if new < old else "faster"
+    return Change(stage, old, new, noise, verdict)

@@ -1,0 +1,96 @@
+"""`penstock bench` as a whole, with short measurements."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from penstock.configs.errors import UserError
+from penstock.configs.load import resolve
+from penstock.launch.bench.alone import alone
+from penstock.launch.bench.ceiling import measure
+from penstock.launch.bench.rates import ROUNDS
+from penstock.launch.bench.stages import UNITS
+from penstock.launch.bench.traffic import receiving
+
+pytestmark = [pytest.mark.system, pytest.mark.timeout(180)]
+
+COMMAND = [sys.executable, "-m", "penstock", "bench", "--target", "cartpole", "--seconds"]
+
+
+def bench(*options: str) -> dict[str, Any]:
+    done = subprocess.run([*COMMAND, *options, "--json"], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    [line] = done.stdout.splitlines()
+    result: dict[str, Any] = json.loads(line)
+    return result
+
+
+def test_all_stages_have_positive_rates_and_the_whole_is_below_their_ideal(tmp_path: Path) -> None:
+    result = bench("0.2")
+    assert {name: stage["unit"] for name, stage in result["stages"].items()} == UNITS
+    for name, stage in result["stages"].items():
+        assert len(stage["rates"]) == ROUNDS, name
+        assert min(stage["rates"]) <= stage["rate"] <= max(stage["rates"]), name
+        assert min(stage["rates"]) > 0, name
+    core_ms = [result["stages"][s]["core_ms"] for s in ("environment", "inference", "write")]
+    core_ms.append(result["stages"]["learner"]["core_ms"])
+    assert result["ideal_steps_per_s"] == pytest.approx(result["cores"] * 1000 / sum(core_ms))
+    # What is measured on a machine that others use may be off by much, but not in its order.
+    assert 0 < result["achieved_steps_per_s"] < 2 * result["ideal_steps_per_s"]
+    assert result["stages"]["reduction"]["learners"] == 2
+    assert result["stages"]["encode"]["ratio"] > 1
+
+
+def test_stages_of_an_algorithm_with_replay_and_a_comparison(tmp_path: Path) -> None:
+    options = ("0.1", "--target", "pendulum_sac", "--only", "write,replay_add,gather,learner")
+    old = bench(*options)
+    assert list(old["stages"]) == ["write", "gather", "replay_add", "learner"]
+    assert old["achieved_steps_per_s"] is None
+    assert old["ideal_steps_per_s"] is None
+    for stage in old["stages"].values():  # as if it had been a thousand times as fast
+        stage["rates"] = [1000 * stage["rate"]] * ROUNDS
+    (tmp_path / "old.json").write_text(json.dumps(old))
+    new = bench(*options, "--compare", str(tmp_path / "old.json"))
+    assert {c["stage"] for c in new["changes"] if c["new"] < c["old"]} == set(old["stages"])
+
+
+def test_the_ceiling_of_a_learner_in_a_process_of_its_own() -> None:
+    assert measure(resolve("cartpole", []), 0.2) > 1000
+    assert measure(resolve("cartpole_dqn", []), 0.2) > 10
+
+
+def test_what_is_wrong_with_a_target_is_one_sentence() -> None:
+    command = [*COMMAND[:4], "--target", "cartpole_dpn", "--json"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 2
+    assert "cartpole_dpn" in done.stderr.splitlines()[-1]
+    wrong = resolve("CartPole-v1", ["env.kwargs.gravity=1"])
+    with pytest.raises(UserError, match="gravity"):
+        measure(wrong, 0.1)
+
+
+def test_a_failure_in_the_other_process_is_told() -> None:
+    with pytest.raises(RuntimeError, match="json:loads failed with 1: TypeError: "):
+        alone("json:loads", {"text": "[]"})
+
+
+def test_messages_of_the_sizes_asked_for_come_again_and_again() -> None:
+    with receiving([24, 5, 300_000]) as take:
+        for _ in range(50):
+            take()
+
+
+@pytest.mark.parametrize("only", ["wire", "whole"])
+def test_stopped_in_the_middle_it_leaves_nothing(only: str) -> None:
+    with subprocess.Popen([*COMMAND, "30", "--only", only], stdout=subprocess.PIPE) as command:
+        with pytest.raises(subprocess.TimeoutExpired):
+            command.wait(6)
+        command.terminate()
+        assert command.wait(30) == 128 + signal.SIGTERM  # and the fixture looks for what is left

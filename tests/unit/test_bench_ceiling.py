@@ -1,0 +1,68 @@
+"""The data in place that a learner's ceiling is measured on: valid, and as much as is said."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from penstock.algos import impala
+from penstock.configs.load import resolve
+from penstock.envs import probe
+from penstock.launch.bench.ceiling import LEARNING_RATE, actions, staged, work
+from penstock.learner.main import make_trainer
+from penstock.learner.trainer import Trainer
+
+
+@pytest.mark.parametrize("slots", [1, 2])
+def test_unrolls_are_what_a_connector_would_take_in(slots: int) -> None:
+    config = resolve("cartpole", [f"learner.batch_slots={slots}"])
+    info = probe(config.env)
+    trainer = make_trainer(config, info)
+    assert isinstance(trainer, Trainer)
+    batch = staged(trainer, info)
+    impala.check(batch.arrays, trainer.layout)
+    assert batch.arrays["obs"].shape == (33, 64 * slots, 4)
+    assert batch.steps == np.count_nonzero(batch.arrays["alive"]) == 32 * 64 * slots
+    assert set(np.unique(batch.arrays["action"])) == {0, 1}
+
+
+def test_training_on_it_changes_next_to_nothing() -> None:
+    config = resolve("cartpole", [f"learner.lr={LEARNING_RATE}"])
+    info = probe(config.env)
+    trainer = make_trainer(config, info)
+    assert isinstance(trainer, Trainer)
+    batch, before = staged(trainer, info), trainer.optimizer.values.clone()
+    for _ in range(20):
+        trainer.train(batch)
+    assert trainer.progress.learner_steps == 20
+    assert 0 < float((trainer.optimizer.values - before).abs().max()) < 1e-6
+    assert trainer.statistics()["grad_norm"] > 0  # and raises for what is not finite
+
+
+@pytest.mark.parametrize(
+    ("target", "override", "amount"),
+    [
+        ("cartpole", "actors.envs=8", 8 * 32),
+        ("cartpole_dqn", "replay.batch_size=64", 64 / 16),  # each step is sampled 16 times
+        ("cartpole_dqn", "replay.samples_per_insert=null", 128),
+        ("pendulum_sac", "replay.samples_per_insert=2", None),
+    ],
+)
+def test_a_call_counts_the_agent_steps_that_it_trains_on(
+    target: str, override: str, amount: float | None
+) -> None:
+    config = resolve(target, [override])
+    made = work(config)
+    made.call()
+    made.settle()
+    assert made.amount == (config.replay.batch_size / 2 if amount is None else amount)
+
+
+def test_actions_are_any_of_a_choice_or_any_of_a_box() -> None:
+    rng = np.random.default_rng(0)
+    chosen = actions(probe(resolve("cartpole", []).env), (1000,), rng)
+    assert chosen.dtype == np.int32
+    assert set(chosen) == {0, 1}
+    torques = actions(probe(resolve("pendulum_sac", []).env), (1000, 1), rng)
+    assert torques.dtype == np.float32
+    assert -1 <= torques.min() < -0.9 < 0.9 < torques.max() <= 1

@@ -1,0 +1,213 @@
+"""What `penstock bench` accepts, and what it makes of figures: by numbers worked out by hand."""
+
+from __future__ import annotations
+
+import json
+import math
+import runpy
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from penstock.configs.errors import UserError
+from penstock.launch.bench.compare import Change, compare, ideal, spread
+from penstock.launch.bench.peers import OURS, find, over, summary
+from penstock.launch.bench.rates import ROUNDS, Work, one_round, rounds_of
+from penstock.launch.bench.stages import NAMES, UNITS, WHOLE, Plan, make_plan, predict
+from penstock.launch.bench.whole import rate_between, split
+
+CHECKOUT = Path(__file__).parents[2]
+
+
+def result(**rates: list[float]) -> dict[str, Any]:
+    return {"stages": {name: {"rates": found} for name, found in rates.items()}}
+
+
+# ------------------------------------------------------------------------------------- the ideal
+
+
+def test_the_ideal_is_cores_over_the_core_seconds_of_a_step() -> None:
+    # Pong's figures of one machine: 0.39 + 0.11 + 0.34 core-ms, and nothing to write.
+    core_s = {"environment": 0.39e-3, "inference": 0.11e-3, "write": 0.0, "learner": 0.34e-3}
+    assert ideal(core_s, 2, 1e9, on_gpu=False) == pytest.approx(2380.95, abs=0.01)
+    # Without the learner, which a GPU is: 2 / 0.5 ms; unless the GPU is slower than that.
+    assert ideal(core_s, 2, 1e9, on_gpu=True) == pytest.approx(4000)
+    assert ideal(core_s, 2, 900.0, on_gpu=True) == 900.0
+
+
+def test_there_is_no_ideal_where_a_part_of_it_was_not_measured() -> None:
+    core_s = {"environment": 1e-3, "inference": 1e-3, "write": 1e-3}
+    assert ideal(core_s, 2, 0.0, on_gpu=False) is None
+    assert predict({"encode": {"rate": 3.0, "core_ms": 1.0}}, 2) is None
+
+
+def test_the_ideal_of_stages_as_they_stand_in_a_result() -> None:
+    stages = {
+        name: {"rate": 7.0, "core_ms": 0.25}
+        for name in ("environment", "inference", "write", "encode")
+    }
+    stages["learner"] = {"rate": 7.0, "core_ms": 0.25, "on_gpu": False}
+    assert predict(stages, 4) == pytest.approx(4000)
+    stages["learner"]["on_gpu"] = True
+    assert predict(stages, 4) == 7.0
+
+
+# ------------------------------------------------------------------------------------ comparison
+
+
+def test_spread_is_from_the_slowest_to_the_fastest_round() -> None:
+    assert spread([90.0, 100.0, 120.0]) == pytest.approx(0.3)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "noise", "verdict"),
+    [
+        ([100.0, 100.0, 100.0], [91.0, 91.0, 91.0], 0.1, "same"),  # 9 % of 100
+        ([100.0, 100.0, 100.0], [89.0, 89.0, 89.0], 0.1, "slower"),  # 11 %
+        ([89.0, 89.0, 89.0], [100.0, 100.0, 100.0], 0.1, "faster"),
+        # The spreads are 20 of 100 and 16 of 80, so 40 % is noise, and a fall of 20 % none.
+        ([90.0, 100.0, 110.0], [72.0, 80.0, 88.0], 0.4, "same"),
+        ([90.0, 100.0, 110.0], [50.0, 55.0, 55.5], 0.3, "slower"),
+        # One slow round of a quiet stage is no change.
+        ([100.0, 100.0, 100.0], [100.0, 100.0, 60.0], 0.4, "same"),
+    ],
+)
+def test_what_changed_beyond_the_spread_of_the_rounds(
+    old: list[float], new: list[float], noise: float, verdict: str
+) -> None:
+    [change] = compare(result(encode=old), result(encode=new))
+    assert isinstance(change, Change)
+    assert change[:3] == ("encode", old[1], sorted(new)[1])
+    assert change.noise == pytest.approx(noise, 0.01)
+    assert change.verdict == verdict
+
+
+def test_only_what_both_results_have_is_compared_and_the_whole_too() -> None:
+    old = result(encode=[1.0], wire=[1.0]) | {"achieved_rates": [1000.0, 1010.0]}
+    new = result(wire=[1.0], gather=[1.0]) | {"achieved_rates": [500.0, 510.0]}
+    changes = {change.stage: change.verdict for change in compare(old, new)}
+    assert changes == {"wire": "same", "whole": "slower"}
+    assert [c.stage for c in compare(result(wire=[1.0]) | {"achieved_rates": []}, new)] == ["wire"]
+
+
+# ----------------------------------------------------------------------------------------- rates
+
+
+def test_a_round_counts_what_was_done_at_least_once() -> None:
+    calls: list[int] = []
+    waited: list[int] = []
+    found = one_round(Work(lambda: calls.append(1), 10, lambda: waited.append(1)), 0.0)
+    assert (len(calls), len(waited)) == (1, 1)
+    assert found.rate > 0
+
+
+def test_works_take_turns_and_each_is_called_once_before() -> None:
+    calls: list[str] = []
+    works = {name: Work(lambda name=name: calls.append(name), 1) for name in "ab"}  # type: ignore[misc]
+    found = rounds_of(works, 0.0)
+    assert "".join(calls) == "ab" + "ab" * ROUNDS
+    assert {name: len(rounds) for name, rounds in found.items()} == {"a": ROUNDS, "b": ROUNDS}
+
+
+def test_a_run_is_split_into_parts_after_it_got_warm() -> None:
+    # 10 steps a second at first, then 100, then 200.
+    points = [(0.0, 0), (1.0, 10), (2.0, 110), (3.0, 210), (4.0, 410), (5.0, 610)]
+    assert rate_between(points[0], points[1]) == 10
+    assert split(points, 1.0, 2) == [100, 200]
+    assert split(points, 1.0, 9) == [100, 100, 200, 200]
+    assert split(points, 4.5, 2) == []
+    assert split([], 0.0, 2) == []
+
+
+# --------------------------------------------------------------------------------------- options
+
+
+def plan(**changes: Any) -> Plan:
+    options: dict[str, Any] = {
+        "target": "cartpole", "seconds": 2.0, "only": None, "old": None, "peers": None,
+    }  # fmt: skip
+    return make_plan(**(options | changes))
+
+
+def test_by_default_all_stages_and_the_whole_are_measured() -> None:
+    assert plan().stages == (*UNITS, WHOLE) == NAMES
+    assert plan(only="wire,learner,wire").stages == ("wire", "learner")
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"seconds": 0.0}, "--seconds 0: it must be above 0 and at most 600"),
+        ({"seconds": math.nan}, "--seconds nan: it must be above 0"),
+        ({"only": "wire,lerner"}, "--only wire,lerner: 'lerner' is not one of memory, environment"),
+        (
+            {"old": "nowhere.json"},
+            "--compare nowhere.json: it must be what `penstock bench --json`",
+        ),
+        ({"peers": "/"}, "--peers: no peer is installed in /; run `make peers`"),
+        ({"peers": "/", "target": "pendulum_sac"}, "--peers measures cartpole and pong, not pend"),
+    ],
+)
+def test_mistakes_are_one_sentence(changes: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(UserError) as error:
+        plan(**changes)
+    assert str(error.value).startswith(sentence)
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"target": "pong", "stages": {}}', "{"])
+def test_a_result_to_compare_with_must_be_one_of_the_same_target(tmp_path: Path, text: str) -> None:
+    (tmp_path / "old.json").write_text(text)
+    with pytest.raises(UserError, match="--compare"):
+        plan(old=str(tmp_path / "old.json"))
+
+
+def test_a_result_may_stand_below_other_output(tmp_path: Path) -> None:
+    old = {"target": "cartpole", "stages": {}}
+    (tmp_path / "old.json").write_text("hello\n" + json.dumps(old) + "\n")
+    assert plan(old=str(tmp_path / "old.json")).old == old
+
+
+# ----------------------------------------------------------------------------------------- peers
+
+
+def test_peers_are_those_that_are_installed(tmp_path: Path) -> None:
+    python = tmp_path / ".venv-sf/bin/python"
+    python.parent.mkdir(parents=True)
+    python.touch()
+    program = CHECKOUT / "benchmarks/peers/run_sample_factory.py"
+    assert find("pong", tmp_path) == {"sample_factory": (python, program)}
+
+
+def test_of_a_peer_the_median_run_counts_and_one_that_never_solves_it_is_the_slowest() -> None:
+    runs = [{"case": "cartpole", "steps_per_s": rate} for rate in (10.0, 30.0, 20.0)]
+    runs += [{"case": "cartpole", "error": "it broke"}]
+    runs += [{"case": "cartpole-475", "solved_at_s": at_s} for at_s in (8.0, None, 12.0)]
+    found = summary(runs)
+    assert (found["steps_per_s"], found["solved_at_s"]) == (20.0, 12.0)
+    never = summary([{"case": "cartpole-475", "solved_at_s": None}])
+    assert (never["steps_per_s"], never["solved_at_s"]) == (None, None)
+    ours = {"steps_per_s": 500.0, "solved_at_s": 3.0}
+    assert over(ours, found) == {"rate_ratio": 25.0, "time_ratio": 0.25}
+    assert over(ours, never) == {}
+    assert OURS not in found
+
+
+def test_the_log_of_sample_factory_is_read() -> None:
+    pytest.importorskip("ale_py")
+    Log = runpy.run_path(str(CHECKOUT / "benchmarks/peers/run_sample_factory.py"))["Log"]
+    log = Log(4)
+    for second, text in [
+        (10, "Decorrelating experience for 32 frames..."),
+        (15, "Fps is (10 sec: nan, 60 sec: nan). Total num frames: 0. Throughput: 0: nan."),
+        (20, "Fps is (10 sec: 1.0, 60 sec: 1.0). Total num frames: 4000. Throughput: 0: 2."),
+        (20, "Avg episode reward: [(0, '104.320')]"),
+        (25, "Fps is (10 sec: 1.0, 60 sec: 1.0). Total num frames: 8000. Throughput: 0: 2."),
+        (30, "Fps is (10 sec: 1.0, 60 sec: 1.0). Total num frames: 24000. Throughput: 0: 2."),
+        (30, "Avg episode reward: [(0, '480.100')]"),
+    ]:
+        log.read(f"\x1b[36m[2026-01-02 03:04:{second},000][7] {text}\x1b[0m")
+    # Frames are four to a step: 2,000 steps at 25 s, 6,000 at 30 s. Training began after 15 s.
+    assert log.result() == {
+        "steps_per_s": 800.0, "solved_at_s": 15.0, "steps": 6000, "return": 480.1,
+    }  # fmt: skip
