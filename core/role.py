@@ -8,6 +8,8 @@ A role is one process with one main function ``run(ctx: RoleContext) -> None``. 
 
 The learner is asked to stop twice: the supervisor sends it {"kind": "finish"} with the signal, by
 which time every actor and connector has ended and been named in an "actor_ended" message.
+Several learners are told before which of them saves the run, {"kind": "saver", "rank": ...}; the
+others wait until it has ended, and hear the next one's rank where it has died.
 """
 
 from __future__ import annotations
@@ -27,6 +29,11 @@ if TYPE_CHECKING:
 
 EXIT_REJOIN = os.EX_TEMPFAIL  # a role that lost its learner exits so: started again at once
 URGENT = frozenset({"entered", "error", "final", "group_failed", "join", "ready", "stop"})
+
+
+class RunEndedError(Exception):
+    """The run cannot go on, by no mistake of the program or its user's: told in one sentence, and
+    exit code 1."""
 
 
 def learner_socket(runtime_dir: Path, rank: int) -> Path:

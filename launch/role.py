@@ -23,7 +23,8 @@ from typing import Any
 
 from penstock.configs.errors import UserError
 from penstock.core.control import Channel, Message
-from penstock.core.role import RoleContext, Store
+from penstock.core.role import RoleContext, RunEndedError, Store
+from penstock.profiling.dump import answer_with_stacks, stacks_path
 from penstock.profiling.status import StatusPage
 
 PR_SET_PDEATHSIG = 1
@@ -37,7 +38,7 @@ def main() -> None:
     [arguments] = channel.receive(most=1)  # what has come after it is for the role
     die_with(arguments["parent_pid"], arguments["death_signal"])
     faulthandler.enable()
-    faulthandler.register(signal.SIGUSR1)
+    answer_with_stacks(stacks_path(Path(arguments["run_dir"]), sys.argv[1]))
     os.nice(arguments["nice"])
     if os.getcwd() not in sys.path:
         sys.path.append(os.getcwd())
@@ -114,6 +115,10 @@ def _run(target: str, ctx: RoleContext) -> int:
         print(f"{ctx.name}: {error}", file=sys.stderr)
         ctx.report("error", user=True, message=str(error)[:TEXT_LIMIT], traceback="")
         return 2
+    except RunEndedError as error:
+        print(f"{ctx.name}: {error}", file=sys.stderr)
+        ctx.report("error", user=False, message=str(error)[:TEXT_LIMIT], traceback="")
+        return 1
     except BaseException as error:
         text = traceback.format_exc()
         print(text, file=sys.stderr)

@@ -1,7 +1,8 @@
 """Where a connector hands out weights: each asker gets the newest, once, and nothing is queued.
 
 An asker names the version that it has and is answered when there is another: at once, or as soon as
-the learner publishes. A slow asker so skips versions, and a late one starts with the newest.
+the learner publishes. A slow asker so skips versions, and a late one starts with the newest. Those
+who wait are looked at again when there is another version, and not in every turn.
 """
 
 from __future__ import annotations
@@ -21,26 +22,35 @@ class WeightsDesk:
         self._board = board
         self._welcome = welcome
         self._dtype = dtype
-        self._asks: dict[bytes, Stamp | None] = {}
+        self._asks: dict[bytes, Stamp | None] = {}  # not looked at yet
+        self._content: set[bytes] = set()  # who had the newest at the last look
+        self._newest: Stamp | None = None  # at the last look
         self._stamp: Stamp | None = None
         self._parts: wire.Parts = []
 
     def ask(self, peer: bytes, have: Stamp | None) -> bool:
         """Note what a peer has; whether it was waiting for an answer already."""
-        waiting = peer in self._asks
+        waiting = peer in self._asks or peer in self._content
+        self._content.discard(peer)
         self._asks[peer] = have
         return waiting
 
     def due(self) -> list[tuple[bytes, wire.Parts]]:
         """The answers that can be given now, as peer and message."""
         newest = self._board.stamp
-        peers = [peer for peer, have in self._asks.items() if have != newest]
-        if newest is None or not peers:
+        if newest is None:
             return []
-        if newest != self._stamp:
+        if newest != self._newest:
+            self._asks |= dict.fromkeys(self._content, self._newest)
+            self._content.clear()
+            self._newest = newest
+        if not self._asks:
+            return []
+        asks, self._asks = self._asks, {}
+        self._content.update(peer for peer, have in asks.items() if have == newest)
+        peers = [peer for peer, have in asks.items() if have != newest]
+        if peers and newest != self._stamp:
             self._encode()
-        for peer in peers:
-            del self._asks[peer]
         return [(peer, self._parts) for peer in peers]
 
     def _encode(self) -> None:

@@ -71,7 +71,7 @@ def test_a_hung_environment_is_named_dumped_and_replaced(supervise: Supervise) -
     )
     run.signal(signal.SIGTERM)
     assert run.result()["exit_code"] == 143
-    assert "in _step_of_an_environment" in run.log("actor-0")
+    assert "in _step_of_an_environment" in (run.folder / "run/logs/actor-0.stacks").read_text()
 
 
 def test_a_role_that_never_starts_is_a_fault_too(supervise: Supervise) -> None:

@@ -7,6 +7,7 @@ test; here is what leads to it.
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -153,7 +154,7 @@ def test_a_learner_that_is_stuck_ends_soon_after_its_supervisor(supervise: Super
         time.sleep(0.05)
     assert not _lives("learner-0")
     for path in runtime_folders():
-        path.rmdir()
+        shutil.rmtree(path)
 
 
 def test_two_runs_do_not_share_a_folder(supervise: Supervise) -> None:

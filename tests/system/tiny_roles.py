@@ -191,6 +191,17 @@ def stuck(ctx: RoleContext) -> None:
     library.pthread_mutex_lock(mutex)
 
 
+def stuck_in_c(ctx: RoleContext) -> None:
+    """An actor whose environment never comes back from C, and holds the interpreter meanwhile."""
+    ctx.report("ready")
+    ctx.status.beat()
+    ctx.status.phase = Phase.ENVIRONMENT
+    print("stuck", flush=True)
+    library, mutex = ctypes.PyDLL(None), ctypes.create_string_buffer(64)
+    library.pthread_mutex_lock(mutex)
+    library.pthread_mutex_lock(mutex)
+
+
 def import_from_here(ctx: RoleContext) -> None:
     """A role that needs a module of the current folder."""
     word: str = importlib.import_module("module_of_the_user").WORD

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 
 import pytest
@@ -180,6 +181,39 @@ def test_want_is_bounded() -> None:
     assert join(grants, 2, want=-5).want == 1
 
 
+def test_who_comes_again_and_again_stands_in_line_once() -> None:
+    grants = Grants(SILENCE_S)
+    for incarnation in range(3):
+        grants.hello(head(1, 0, incarnation=incarnation), b"peer", 2, 0)
+    other = join(grants, 2)
+    last = grants.streams[1]
+    assert grants.lend(2) == [last, other]
+    assert (last.incarnation, last.limit, other.limit, grants.want) == (2, 1, 1, 4)
+
+
+@pytest.mark.parametrize("actors", [10, 1000])
+def test_a_turn_costs_the_same_however_many_actors_there_are(actors: int) -> None:
+    """Least times of a slot with all that a turn asks; walking over actors would be ten times."""
+    assert _turn_s(actors) < 5 * _turn_s(10)
+
+
+def _turn_s(actors: int) -> float:
+    grants = Grants(SILENCE_S)
+    for actor in range(actors):
+        join(grants, actor, want=2)
+    grants.lend(2 * actors)
+    took_s = []
+    for sequence in range(100):
+        start_s = time.perf_counter()
+        deliver(grants, 0, sequence, now_s=1.0)
+        grants.lend(2 * actors if sequence % 2 else 0)
+        grants.expire(1.0)
+        assert grants.want == 2 * actors
+        took_s.append(time.perf_counter() - start_s)
+        grants.lend(2 * actors)
+    return min(took_s)
+
+
 class Connected(RuleBasedStateMachine):
     """Actors that lose messages at random against a pool of slots, in any order of events."""
 
@@ -233,6 +267,7 @@ class Connected(RuleBasedStateMachine):
         assert self.grants.outstanding == sum(s.outstanding for s in streams)
         assert 0 <= self.grants.outstanding <= self.available
         assert all(s.limit >= s.next for s in streams)
+        assert self.grants.want == sum(s.want for s in streams)
 
     def teardown(self) -> None:
         """Once everyone has said where they stand, nobody waits for more: nothing leaked."""

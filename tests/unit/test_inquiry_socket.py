@@ -1,0 +1,303 @@
+"""Asking a supervisor what its processes are in, over its real socket."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from penstock.configs.errors import UserError
+from penstock.launch import asking, inquiry
+from penstock.launch.asking import describe, lasting, reach, status
+from penstock.launch.inquiry import FILE, Inquiry
+from penstock.launch.process import Child
+from penstock.launch.topology import RoleSpec, Stage
+from penstock.profiling.ledger import COUNT, PART_BITS, PARTS, RING, Part
+from penstock.profiling.status import Phase
+
+SPEC = RoleSpec("actor", 3, "does_not_matter:run", Stage.ACTORS, learner=1)
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    """With a short path, as a runtime folder has, which others may look into."""
+    with tempfile.TemporaryDirectory(dir="/tmp") as place:
+        (Path(place) / "logs").mkdir()
+        Path(place).chmod(0o755)
+        yield Path(place)
+
+
+@pytest.fixture
+def child(folder: Path) -> Iterator[Child]:
+    """A process stopped at its very start, so that its page says what the test writes there."""
+    one = Child(SPEC, 7, {}, folder / "logs" / "actor-3.log")
+    one.kill(signal.SIGSTOP)
+    yield one
+    one.kill(signal.SIGKILL)
+    one.bury()
+
+
+def connect(folder: Path) -> socket.socket:
+    client = socket.socket(socket.AF_UNIX)
+    client.settimeout(5.0)
+    client.connect(json.loads((folder / FILE).read_text())["socket"])
+    return client
+
+
+def read_all(client: socket.socket) -> Any:
+    with client:
+        return json.loads(b"".join(iter(lambda: client.recv(1 << 16), b"")))
+
+
+@contextmanager
+def served(
+    folder: Path, names: list[str], children: Mapping[str, Child], every_s: float = 0.01
+) -> Iterator[Inquiry]:
+    """A supervisor's loop that only answers questions, in a thread of its own."""
+    ended = threading.Event()
+    with Inquiry(folder, folder) as desk:
+
+        def loop() -> None:
+            while not ended.wait(every_s):
+                desk.turn(names, children)
+
+        thread = threading.Thread(target=loop)
+        thread.start()
+        try:
+            yield desk
+        finally:
+            ended.set()
+            thread.join()
+
+
+def test_who_asks_is_told_what_each_process_is_in_and_since_when(
+    folder: Path, child: Child
+) -> None:
+    child.status.phase = Phase.ENVIRONMENT
+    child.status.beat()
+    ledger = child.status.ledger("main")
+    ledger.switch(Part.STEP)
+    time.sleep(0.2)
+    with Inquiry(folder, folder) as desk:
+        client = connect(folder)
+        desk.turn(["actor-3", "actor-4"], {"actor-3": child})
+        report = read_all(client)
+    assert (report["run"], report["pid"]) == (str(folder), os.getpid())
+    told, absent = report["processes"]
+    assert absent == {"name": "actor-4", "pid": None}
+    assert (told["name"], told["pid"], told["learner"]) == ("actor-3", child.pid, 1)
+    assert (told["incarnation"], told["phase"], told["state"]) == (7, "environment", "stopped")
+    [thread] = told["threads"]
+    assert (thread["name"], thread["part"]) == ("main", "step")
+    for seconds in (thread["for_s"], thread["seconds"]["step"], told["silent_s"]):
+        assert 0.2 <= seconds < 5
+    assert 0.2 <= told["phase_for_s"] <= told["age_s"] + 0.02 < 10
+
+
+def test_a_process_that_has_only_been_started_has_nothing_to_tell_yet(
+    folder: Path, child: Child
+) -> None:
+    with Inquiry(folder, folder) as desk:
+        client = connect(folder)
+        desk.turn(["actor-3"], {"actor-3": child})
+        [told] = read_all(client)["processes"]
+    assert (told["phase"], told["silent_s"], told["threads"]) == ("starting", None, [])
+    assert told["phase_for_s"] == told["age_s"]
+
+
+def test_a_page_full_of_nonsense_is_no_harm(folder: Path, child: Child) -> None:
+    child.status.ledger("main")
+    lane = child.status.lanes["main"]
+    lane[COUNT], lane[RING] = 1, 1 << PART_BITS | PARTS - 1  # there is no such part
+    child.status.phase = 99
+    child.status.ints[9] = -(1 << 52)  # as a float: minus infinity; when the phase began
+    with Inquiry(folder, folder) as desk:
+        client = connect(folder)
+        desk.turn(["actor-3"], {"actor-3": child})
+        [told] = read_all(client)["processes"]
+    [thread] = told["threads"]
+    assert (told["phase"], thread["part"]) == ("99", "other")
+    assert told["phase_for_s"] == told["silent_s"] == told["age_s"]
+
+
+def test_what_a_client_says_is_not_even_read(folder: Path) -> None:
+    with Inquiry(folder, folder) as desk:
+        talker = connect(folder)
+        talker.setblocking(False)
+        with suppress(BlockingIOError):
+            while True:
+                talker.send(b"\xff" * 65536)
+        desk.turn([], {})
+        assert read_all_of_another(folder, desk)["processes"] == []
+        talker.close()
+
+
+def read_all_of_another(folder: Path, desk: Inquiry) -> Any:
+    client = connect(folder)
+    desk.turn([], {})
+    return read_all(client)
+
+
+def test_a_client_that_vanishes_leaves_nothing_open(folder: Path) -> None:
+    with Inquiry(folder, folder) as desk:
+        before = len(os.listdir("/proc/self/fd"))
+        many = [f"actor-{i}" for i in range(50_000)]  # more than a socket takes at once
+        for _ in range(3):
+            connect(folder).close()
+            client = connect(folder)
+            desk.turn(many, {})
+            client.close()
+            desk.turn(many, {})
+        assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_clients_that_do_not_read_are_borne_for_a_while_and_never_waited_for(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(inquiry, "PATIENCE_S", 0.3)
+    many = [f"actor-{i}" for i in range(50_000)]
+    with Inquiry(folder, folder) as desk:
+        sleepers = [connect(folder) for _ in range(inquiry.ASKERS)]
+        desk.turn(many, {})
+        patient = connect(folder)
+        patient.setblocking(False)
+        start_s = time.monotonic()
+        desk.turn([], {})
+        assert time.monotonic() - start_s < 0.1
+        with pytest.raises(BlockingIOError):  # all places are taken
+            patient.recv(1)
+        time.sleep(0.3)
+        desk.turn([], {})  # they are sent away
+        desk.turn([], {})
+        patient.setblocking(True)
+        assert read_all(patient)["processes"] == []
+        for sleeper in sleepers:
+            with pytest.raises(json.JSONDecodeError):  # cut off
+                read_all(sleeper)
+
+
+def test_a_long_answer_comes_whole_in_many_turns(folder: Path) -> None:
+    names = [f"actor-{i}" for i in range(50_000)]
+    with served(folder, names, {}, every_s=0.001):
+        report = reach(str(folder)).report
+    assert report is not None
+    assert [p["name"] for p in report["processes"]] == names
+
+
+def test_shares_are_those_of_the_window(folder: Path, child: Child) -> None:
+    ledger = child.status.ledger("main", Part.INFER)
+    time.sleep(0.5)
+    ledger.switch(Part.STEP)
+    with served(folder, ["actor-3"], {"actor-3": child}):
+        report = status(str(folder), window_s=0.3)
+    [process] = report["processes"]
+    [thread] = process["threads"]
+    assert 0.3 <= report["window_s"] < 1
+    assert thread["ledger"] == {"infer": pytest.approx(0), "step": pytest.approx(1)}
+    assert process["cpu"] == 0
+    _, line, inside = describe(report).splitlines()
+    assert f"pid {child.pid}, incarnation 7, stopped, silent for " in line
+    assert inside.split()[:3] == ["main", "in", "step"]
+    assert inside.endswith("step 100%")
+
+
+def test_the_file_and_the_socket_are_there_as_long_as_somebody_answers(folder: Path) -> None:
+    with Inquiry(folder, folder):
+        about = json.loads((folder / FILE).read_text())
+        assert about["pid"] == os.getpid()
+        assert Path(about["socket"]).is_socket()
+    assert [path.name for path in folder.rglob("*")] == ["logs"]
+
+
+def dead(folder: Path) -> None:
+    """What a supervisor that was killed leaves behind."""
+    with Inquiry(folder, folder) as desk:
+        text = (folder / FILE).read_text()
+        del desk
+    (folder / FILE).write_text(text)
+
+
+def killed_but_for_its_socket(folder: Path) -> None:
+    dead(folder)
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(json.loads((folder / FILE).read_text())["socket"])
+
+
+def ended(folder: Path) -> None:
+    summary = {"exit_reason": "fault", "error": "learner-0: out of luck"}
+    (folder / "summary.json").write_text(json.dumps(summary))
+    os.utime(folder / "summary.json", (1e9, 1e9))
+
+
+def elsewhere(folder: Path) -> None:
+    about = {"pid": 1, "host": "another", "socket": "/tmp/none"}
+    (folder / FILE).write_text(json.dumps(about))
+
+
+@pytest.mark.parametrize(
+    ("prepare", "sentence"),
+    [
+        (lambda _: None, "nothing runs in {}, and no summary.json says how a run ended there"),
+        (ended, "the run in {} has ended, at {when}: fault (learner-0: out of luck)"),
+        (dead, "the supervisor of {} (pid {pid}) has died without ending the run, and its"),
+        (killed_but_for_its_socket, "the supervisor of {} (pid {pid}) has died without ending"),
+        (elsewhere, "{} is of a run on another, and this is {host}; ask there"),
+        (lambda folder: (folder / FILE).write_text("[]"), "{}/supervisor.json is damaged"),
+        (lambda folder: (folder / "logs").rmdir() or folder.rmdir(), "there is no folder {}; give"),
+    ],
+)
+def test_where_nobody_answers_a_sentence_says_why(
+    tmp_path: Path, folder: Path, prepare: Callable[[Path], object], sentence: str
+) -> None:
+    prepare(folder)
+    when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(1e9))
+    words = {"pid": os.getpid(), "host": socket.gethostname(), "when": when}
+    with pytest.raises(UserError) as raised:
+        reach(str(folder))
+    assert str(raised.value).startswith(sentence.format(folder, **words))
+    folder.mkdir(exist_ok=True)
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can become another user")
+def test_a_run_of_another_user_is_none_of_ours(folder: Path) -> None:
+    private = folder / "runtime"
+    private.mkdir(mode=0o700)
+    with Inquiry(folder, private):
+        os.seteuid(65534)
+        try:
+            with pytest.raises(
+                UserError, match="is a run of root, and you are user 65534"
+            ):
+                reach(str(folder))
+        finally:
+            os.seteuid(0)
+
+
+def test_a_supervisor_that_is_stuck_is_named(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(asking, "TIMEOUT_S", 0.2)
+    with Inquiry(folder, folder):
+        assert reach(str(folder)) == asking.Reached(os.getpid(), None)
+        with pytest.raises(UserError) as raised:
+            status(str(folder))
+    assert str(raised.value) == (
+        f"the supervisor of {folder} (pid {os.getpid()}) has not answered for 0.2 s; "
+        f"penstock stacks {folder} shows where it is stuck"
+    )
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(0.0213, "0.02 s"), (41.3, "41 s"), (200, "3 min 20 s"), (7400, "2 h 3 min")],
+)
+def test_durations_are_read_at_a_glance(seconds: float, text: str) -> None:
+    assert lasting(seconds) == text

@@ -1,0 +1,79 @@
+"""Who is handed weights, and when."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+
+from penstock.core.params import ParamLayout
+from penstock.core.specs import Column, SlotSpec
+from penstock.transport import wire
+from penstock.transport.base import Stamp, Welcome
+from penstock.transport.desk import WeightsDesk
+from penstock.transport.shm.board import WeightsBoard
+
+LAYOUT = ParamLayout((("w", (3,)),))
+WELCOME = Welcome(1, 0, SlotSpec(2, 1, (Column("obs", "|u1"),)), LAYOUT, {})
+
+
+@pytest.fixture
+def board() -> Iterator[WeightsBoard]:
+    made = WeightsBoard.create(LAYOUT.size)
+    yield made
+    made.close()
+
+
+def publish(board: WeightsBoard, version: int) -> Stamp:
+    stamp = Stamp(0, version)
+    board.publish(np.full(LAYOUT.size, version, np.float32), stamp)
+    return stamp
+
+
+def given(desk: WeightsDesk) -> dict[bytes, int]:
+    """Versions by peer, which the weights themselves confirm."""
+    versions: dict[bytes, int] = {}
+    for peer, parts in desk.due():
+        message = wire.decode(parts)
+        assert peer not in versions
+        versions[peer] = message.head.version
+        weights = wire.to_float32(wire.decode_weights(message, LAYOUT))
+        np.testing.assert_array_equal(weights, message.head.version)
+    return versions
+
+
+def test_each_asker_gets_every_newer_version_once(board: WeightsBoard) -> None:
+    desk = WeightsDesk(board, WELCOME, "fp32")
+    assert not desk.ask(b"early", None)
+    assert given(desk) == {}
+    first = publish(board, 1)
+    assert given(desk) == {b"early": 1}
+    assert given(desk) == {}
+    assert not desk.ask(b"early", first)
+    assert not desk.ask(b"late", None)
+    assert given(desk) == {b"late": 1}
+    assert given(desk) == {}
+    publish(board, 2)
+    publish(board, 3)
+    assert given(desk) == {b"early": 3}
+    assert given(desk) == {}
+
+
+def test_one_that_waits_and_asks_again_is_answered_once(board: WeightsBoard) -> None:
+    desk = WeightsDesk(board, WELCOME, "bf16")
+    first = publish(board, 1)
+    assert [desk.ask(b"peer", first) for _ in range(2)] == [False, True]
+    assert given(desk) == {}
+    assert desk.ask(b"peer", first)  # still waits, after it was looked at
+    publish(board, 2)
+    assert given(desk) == {b"peer": 2}
+    assert not desk.ask(b"peer", first)  # it never came: asked for again, it is there at once
+    assert given(desk) == {b"peer": 2}
+
+
+def test_what_another_learner_published_before_is_not_the_newest(board: WeightsBoard) -> None:
+    desk = WeightsDesk(board, WELCOME, "fp32")
+    publish(board, 1)
+    desk.ask(b"peer", Stamp(0, 9))
+    assert given(desk) == {b"peer": 1}
