@@ -93,7 +93,8 @@ def test_a_learner_that_is_killed_ends_the_run_and_leaves_its_checkpoint(
     penstock: Penstock, tmp_path: Path
 ) -> None:
     run = penstock("train", "cartpole", "--json", *SMALL, "run.dir=run", "checkpoint.every_s=0.1")
-    run.wait_until(lambda: (tmp_path / "run" / "checkpoints" / "last").is_dir())
+    saved = tmp_path / "run" / "checkpoints" / "last" / "checkpoint.safetensors"
+    run.wait_until(saved.is_file)
     os.kill(run.pid_of("learner-0"), signal.SIGKILL)
     code, summary, err = run.end()
     assert (code, summary["exit_reason"]) == (1, "fault")
