@@ -19,6 +19,7 @@ from typing import Any
 
 from penstock.core.role import EXIT_REJOIN
 from penstock.launch.effects import (
+    KILLED_AS_ASKED,
     Effect,
     End,
     Failure,
@@ -29,18 +30,16 @@ from penstock.launch.effects import (
     Send,
     Start,
     how_it_ended,
+    too_late,
 )
 from penstock.launch.membership import Group, Seats
 from penstock.launch.topology import RoleSpec, Stage
-from penstock.launch.worker import Life, Worker
+from penstock.launch.worker import FIRST_DELAY_S, Life, Worker
 
-FIRST_DELAY_S = 0.1
-LONGEST_DELAY_S = 10.0
 HEALTHY_S = 10.0  # who worked this long starts with a clean record
 DUMP_S = 0.5  # a hung process gets this long to write its stacks to its log
 AGAIN_S = 2.0  # between two attempts to kill
 SHARES = {Stage.ACTORS: 0.2, Stage.CARRIERS: 0.6}  # of the grace; learners have until its end
-KILLED_AS_ASKED = "was killed, as asked, before it had finished; its last checkpoint stands"
 BLINK_S = 5.0  # a supervisor that slept this long itself cannot tell who else did
 
 
@@ -60,6 +59,7 @@ class Decisions:
         self._stage_ends_s = 0.0
         self._stop_s = 0.0
         self._signals = 0
+        self._saver = 0  # the rank that is to save the run at its end
         self._reason = ""
         self._exit_code = 0
         self._failure: Failure | None = None
@@ -121,9 +121,15 @@ class Decisions:
         spared = self._spared(worker)  # asked while it is still one of the group
         effects = self._tell_ended(worker, end)
         failure = worker.failure or Failure(name, how_it_ended(end.exit_code), end.log)
-        if self.stopping:
+        if self._stage is not None:
             if worker.spec.essential and was_ready and end.exit_code != 0:
-                self._record(failure)
+                if spared and worker.failure is None:
+                    text = f"{name}: {failure.message}; another learner saves the run"
+                    effects.append(Note(text))
+                else:
+                    self._record(failure)
+            if self._stage is Stage.LEARNER and worker is self._learners.get(self._saver):
+                effects += self._name_saver(saved=end.exit_code == 0)
             return effects + self._advance(now_s)
         if worker.spec.essential and not spared:
             return effects + self._fail(failure, now_s)
@@ -175,7 +181,7 @@ class Decisions:
         late = [w for w in self._workers.values() if w.runs and w.spec.stage == self._stage]
         for worker in late:
             if worker.spec.essential:
-                self._record(_too_late(worker.spec.name, self._limits.grace_s))
+                self._record(too_late(worker.spec.name, self._limits.grace_s))
         return [Kill(w.spec.name, signal.SIGKILL) for w in late]
 
     def _start_due(self, now_s: float) -> list[Effect]:
@@ -218,8 +224,7 @@ class Decisions:
         worker.barren += 1
         if worker.barren > self._limits.max_restarts:
             return self._fail(worker.first_failure, now_s)
-        delay_s = min(FIRST_DELAY_S * 2**worker.attempts, LONGEST_DELAY_S)
-        worker.attempts += 1
+        delay_s = worker.next_delay_s()
         others = ", and the others go on without it" if worker.spec.essential else ""
         text = f"{failure.name}: {failure.message}; it starts again in {delay_s:g} s{others}"
         return [Note(text), *self._again(worker, delay_s, now_s)]
@@ -324,7 +329,7 @@ class Decisions:
         self._stage_ends_s = self._stop_s + grace_s if last else now_s + SHARES[stage] * grace_s
         if stage is Stage.SERVER:  # the learners may have used up all the time
             self._stage_ends_s = max(self._stage_ends_s, now_s + AGAIN_S)
-        effects: list[Effect] = []
+        effects = self._name_saver() if stage is Stage.LEARNER else []
         for worker in self._running(stage):
             name = worker.spec.name
             if worker.life is Life.STARTING:  # there is nothing yet that it could lose
@@ -335,10 +340,10 @@ class Decisions:
             effects.append(Kill(name, signal.SIGTERM))
         return effects
 
-
-def _too_late(name: str, grace_s: float) -> Failure:
-    return Failure(
-        name,
-        f"did not finish within run.grace_s = {grace_s:g} s and was killed; what it had learned "
-        "since its last checkpoint is lost, so set run.grace_s higher",
-    )
+    def _name_saver(self, *, saved: bool = False) -> list[Effect]:
+        """Which learner saves the run: the others wait for it, and where it dies, the next does."""
+        ranks = [rank for rank, w in self._learners.items() if w.life is Life.WORKING]
+        self._saver = self._saver if saved else min(ranks, default=0)
+        message = {"kind": "saver", "rank": self._saver, "saved": saved}
+        several = len(self._learners) > 1
+        return [Send(self._learners[rank].name, message) for rank in ranks if several]

@@ -6,6 +6,8 @@ import signal
 from dataclasses import dataclass
 from typing import Any
 
+KILLED_AS_ASKED = "was killed, as asked, before it had finished; its last checkpoint stands"
+
 
 @dataclass(frozen=True)
 class Limits:
@@ -108,3 +110,12 @@ def how_it_ended(exit_code: int) -> str:
         name = f"signal {-exit_code}"
     hint = " (out of memory? the kernel's log tells: dmesg)" if -exit_code == signal.SIGKILL else ""
     return f"was killed by {name}{hint}"
+
+
+def too_late(name: str, grace_s: float) -> Failure:
+    """Of one that had to be killed while the run was stopping."""
+    return Failure(
+        name,
+        f"did not finish within run.grace_s = {grace_s:g} s and was killed; what it had learned "
+        "since its last checkpoint is lost, so set run.grace_s higher",
+    )

@@ -77,11 +77,7 @@ def check_place(place: Place, config: Config, environ: Mapping[str, str]) -> Non
         )
     interface = config.learner.reduce.interface
     known = [name for _, name in socket.if_nameindex()]
-    if interface is not None and interface not in known:
-        raise UserError(
-            f"learner.reduce.interface {interface} does not exist; this machine has "
-            f"{', '.join(known)}"
-        )
+    _check_interfaces(interface, known, environ)
     told = interface is not None or any(name in environ for name in INTERFACE_VARIABLES)
     if place.world > 1 and not told:
         _check_reachable(place.store.host, known)
@@ -94,6 +90,18 @@ def where_to_write(place: Place, path: Path, resume: Resume) -> tuple[Path, Resu
     if not place.rank:
         return path, resume
     return path / f"rank-{place.rank}", "auto" if resume == "must" else resume
+
+
+def _check_interfaces(interface: str | None, known: list[str], environ: Mapping[str, str]) -> None:
+    """Raise UserError for one that this machine does not have; gloo takes several by the variable,
+    where NCCL takes patterns."""
+    gloo = INTERFACE_VARIABLES[0]
+    option, given = "learner.reduce.interface", [] if interface is None else [interface]
+    if interface is None and environ.get(gloo):
+        option, given = gloo, environ[gloo].split(",")
+    for name in given:
+        if name not in known:
+            raise UserError(f"{option} {name} does not exist; this machine has {', '.join(known)}")
 
 
 def _check_reachable(store: str, known: list[str]) -> None:

@@ -22,6 +22,7 @@ from typing import Any, Protocol
 from penstock.core.control import Message
 from penstock.launch.decisions import Decisions
 from penstock.launch.effects import Effect, End, Failure, Kill, Limits, Note, Outcome, Send, Start
+from penstock.launch.inquiry import Inquiry
 from penstock.launch.ledgers import Ledgers
 from penstock.launch.process import Child
 from penstock.launch.ranks import Ranks, whereabouts
@@ -78,10 +79,12 @@ class Supervisor:
 
     def run(self) -> Outcome:
         """Start everything, and return when all has ended."""
-        with self._selector, self._signals():
+        folders = Path(self._arguments["run_dir"]), Path(self._arguments["runtime_dir"])
+        with self._selector, self._signals(), Inquiry(*folders) as inquiry:
             try:
                 while (outcome := self._decisions.outcome) is None:
                     self._turn()
+                    inquiry.turn(self._specs, self._children)
                 return outcome
             finally:
                 self._abandon()
@@ -91,13 +94,18 @@ class Supervisor:
         """The processes that live, by name."""
         return self._children
 
+    @property
+    def stopping(self) -> bool:
+        """Whether the run is about to end."""
+        return self._decisions.stopping
+
     def stop(self, reason: str) -> None:
         """End the run as if the learner had reached a limit; ``reason`` is what it will say."""
         self._do(self._decisions.stop(reason, time.monotonic()))
 
     def _turn(self) -> None:
         now_s = time.monotonic()
-        beats = {name: child.status.beat_s for name, child in self._children.items()}
+        beats = {name: child.status.alive_s for name, child in self._children.items()}
         phases = {name: child.phase for name, child in self._children.items()}
         self._do(self._decisions.tick(now_s, beats, phases))
         for child in self._children.values():

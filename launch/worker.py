@@ -11,6 +11,9 @@ from enum import Enum
 from penstock.launch.effects import Failure
 from penstock.launch.topology import RoleSpec
 
+FIRST_DELAY_S = 0.1
+LONGEST_DELAY_S = 10.0
+
 
 class Life(Enum):
     """Where a worker stands."""
@@ -44,6 +47,12 @@ class Worker:
     @property
     def runs(self) -> bool:
         return self.life in (Life.STARTING, Life.WORKING)
+
+    def next_delay_s(self) -> float:
+        """Until it is started again: twice as long at every attempt."""
+        delay_s: float = min(FIRST_DELAY_S * 2**self.attempts, LONGEST_DELAY_S)
+        self.attempts += 1
+        return delay_s
 
     def enter(self, life: Life, now_s: float) -> None:
         self.life, self.since_s = life, now_s

@@ -71,6 +71,10 @@ class Checkpoints:
         due = by_time and time.monotonic() - self._saved_s >= self._config.every_s
         return due or (every is not None and steps // every > self._saved_steps // every)
 
+    def forget_best(self) -> None:
+        """Another learner may save from now on: what the best one is, the disk knows."""
+        self._best_return = None
+
     def save(self, team: Arrays | None = None) -> None:
         """Write `last`, and `best` where the mean return has never been higher. ``team`` is what
         each of several learners keeps for itself."""

@@ -24,8 +24,10 @@ from safetensors.numpy import load, save
 from torch import Tensor
 from torch.distributed.distributed_c10d import _set_pg_timeout
 
+from penstock import __version__
 from penstock.configs.errors import UserError
 from penstock.configs.reduce import ReduceConfig
+from penstock.configs.schema import Config
 from penstock.learner.exchange.base import GroupLostError
 from penstock.learner.reduce.collective import Collective
 
@@ -35,6 +37,7 @@ if TYPE_CHECKING:
 Arrays = dict[str, np.ndarray[Any, Any]]
 LOOK_S = 0.005
 CONNECT_S = 5.0  # for members that were there a moment ago
+OWN = ("device", "nice", "threads", "env_threads")  # options in which learners may differ
 
 
 class Guarded(Collective):
@@ -149,22 +152,39 @@ def meet(
 ) -> None:
     """Return when all members are there and were made like this one.
 
-    ``hello`` says how, by name; a difference is a UserError. ``waiting`` is called again and again
-    and says whether to go on. Raises GroupLostError when somebody does not come.
+    ``hello`` says how, by name; a difference is a UserError, as is another learner of the same
+    rank. ``waiting`` is called again and again and says whether to go on. Raises GroupLostError
+    when somebody does not come.
     """
     deadline_s = time.monotonic() + timeout_s
+    token = os.urandom(8).hex()
     with lost("the meeting"):
         store.set(f"hello-{me}", json.dumps(hello))
+        store.set(f"token-{me}", token)
         absent = [member for member in members if member != me]
-        while absent := [member for member in absent if not store.check([f"hello-{member}"])]:
-            if not waiting():
-                raise GroupLostError("there is a newer group")
-            if time.monotonic() > deadline_s:
-                who = ", ".join(map(str, absent))
-                raise GroupLostError(f"rank {who} did not come within {timeout_s:g} s")
-            time.sleep(LOOK_S)
-        for member in members:
-            _compare(me, hello, member, json.loads(store.get(f"hello-{member}")))
+        while absent:
+            for member in [m for m in absent if store.check([f"hello-{m}"])]:
+                _compare(me, hello, member, json.loads(store.get(f"hello-{member}")))
+                absent.remove(member)
+            if store.get(f"token-{me}").decode() != token:
+                raise UserError(f"two learners say that they are rank {me}; give each one its own")
+            if absent:
+                if not waiting():
+                    raise GroupLostError("there is a newer group")
+                if time.monotonic() > deadline_s:
+                    who = ", ".join(map(str, absent))
+                    raise GroupLostError(f"rank {who} did not come within {timeout_s:g} s")
+                time.sleep(LOOK_S)
+
+
+def hello_of(config: Config) -> dict[str, Any]:
+    """What all learners must have in common: the version, and options by their dotted names."""
+    found: dict[str, Any] = {"the version of penstock": __version__}
+    for section in ("env", "algo", "model", "actors", "learner"):
+        for name, value in getattr(config, section).model_dump(mode="json").items():
+            if name not in OWN:
+                found[f"{section}.{name}"] = value
+    return found
 
 
 def _compare(me: int, mine: dict[str, Any], member: int, theirs: dict[str, Any]) -> None:

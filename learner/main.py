@@ -204,10 +204,12 @@ class LearnerProcess:
         self._ctx.report("final", accounting=self._accounting.to_dict(in_flight), **counts)
         self._ctx.status.phase = Phase.SAVING
         self._ledger.switch(Part.SAVE)
-        if self._team.leads:
+        if leads := self._team.leads:
             self._checkpoints.save(self._kept)
         self._team.leave()
         self._source.save(self._shard, self._ctx.status.beat)
+        if not leads and self._team.takes_over():
+            self._checkpoints.save(self._kept)
 
     def _turn(self) -> bool:
         """Train on one batch together with the other learners; whether to go on."""

@@ -43,6 +43,7 @@ class Progress:
         self.episodes = 0
         self.version = 0
         self.generation = 0
+        self._published_steps = 0
         self.returns: deque[float] = deque(maxlen=EPISODES)
         self.lengths: deque[int] = deque(maxlen=EPISODES)
         self._recent = (0.0, 0.0, 0.0)  # of all learners: sum of returns, of lengths, number
@@ -106,6 +107,19 @@ class Progress:
         self._recent = (float(growth[-3]), float(growth[-2]), float(growth[-1]))
         self._notice_solved()
 
+    def unbook(self, growth: Floats) -> None:
+        """Others have not heard of this growth, which was agreed on by this learner alone: it is to
+        be said again. Laid out as `BOOKED`."""
+        for name, value in zip(BOOKED, growth, strict=True):
+            self._booked[name] += int(value)
+            self._own[name] -= int(value)
+
+    def heard(self) -> None:
+        """All that is booked was heard by the others, and counts in the state taken from them."""
+        for name in BOOKED:
+            self._own[name] += self._booked[name]
+            self._booked[name] = 0
+
     def totals(self) -> list[float]:
         """What `grow` has made of all growth so far, laid out as that."""
         return [*(float(getattr(self, name)) for name in BOOKED), *self._recent]
@@ -124,6 +138,14 @@ class Progress:
         """So many optimizer steps were taken."""
         self.learner_steps += updates
         self.version += updates
+
+    def publish_due(self, every: int) -> bool:
+        """Whether a multiple of ``every`` optimizer steps was reached since this last said so, or
+        since the weights were taken from elsewhere, which are published at once."""
+        due = self.learner_steps // every > self._published_steps // every
+        if due:
+            self._published_steps = self.learner_steps
+        return due
 
     def arrived(self, accounting: Accounting) -> None:
         """Bring the count of environment steps up to what has been heard of."""
@@ -212,6 +234,7 @@ class Progress:
         own."""
         for name in (*COUNTERS, "generation", "solved_at_s"):
             setattr(self, name, state[name])
+        self._published_steps = self.learner_steps
         if self._started_s is None:
             self._trained_before_s = state["time_s"]
 

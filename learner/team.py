@@ -10,26 +10,25 @@ there is one group, and its end is the end of the run.
 from __future__ import annotations
 
 import time
-from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 import torch.distributed as dist
 
-from penstock import __version__
 from penstock.configs.errors import UserError
 from penstock.configs.group import SERVED
 from penstock.configs.schema import Config, LearnerConfig
 from penstock.core.control import Message
-from penstock.core.role import RoleContext
+from penstock.core.role import RoleContext, RunEndedError
 from penstock.learner.exchange.base import Alone, Exchange, GroupLostError, Word
 from penstock.learner.exchange.bsp import Bsp
 from penstock.learner.exchange.local import LocalSgd
 from penstock.learner.exchange.served import Served
-from penstock.learner.group import Arrays, Group, meet, use_interface
+from penstock.learner.group import Arrays, Group, hello_of, meet, use_interface
 from penstock.learner.reduce.auto import choose
+from penstock.learner.remote_store import open_store, who_has_gone
 from penstock.learner.server.client import ServerClient
 from penstock.learner.state import put_state, take_state
 from penstock.profiling.ledger import Part
@@ -42,9 +41,9 @@ if TYPE_CHECKING:
 
 MEET_S = 4.0  # members named by the supervisor are alive, and soon there
 LOOK_S = 0.005
+REREAD_S = 0.5  # in which the others read why they do not go together, from a store that ends then
 LOOPBACK = "lo"
 MEETING = "group-"  # begins the names of the files in which learners of a host meet
-OWN = ("count", "device", "nice", "threads", "env_threads")  # options that may differ
 
 
 def met(runtime_dir: Path) -> bool:
@@ -72,12 +71,19 @@ class Team:
         self._codec = ""  # what `auto` stands for, once it was measured
         self._others: list[Message] = []
         self._group: Group | None = None
+        self._rounds = 0  # in which all learners have told what they have counted
+        self._saver: int | None = None  # named by the supervisor at the end
+        self._saved = False  # by that one
+        self._remote: Store | None = None  # where learners of several machines meet
         self._failing_since_s: float | None = None
         self.exchange: Exchange = Alone()
 
     @property
     def leads(self) -> bool:
-        """Whether this one saves the run: the first of the members."""
+        """Whether this one saves the run: the first of the members, or who was named at the end,
+        when there may be no group any more."""
+        if self._saver is not None:
+            return self._ctx.learner == self._saver
         return self._ctx.learner == 0 if self._group is None else self._group.rank == 0
 
     def messages(self) -> list[Message]:
@@ -85,6 +91,8 @@ class Team:
         for message in self._ctx.messages():
             if message["kind"] == "group":
                 self._named = message
+            elif message["kind"] == "saver":
+                self._saver, self._saved = message["rank"], message["saved"]
             else:
                 self._others.append(message)
         others, self._others = self._others, []
@@ -117,22 +125,33 @@ class Team:
                 if self._enter(self._local_store(named), named["epoch"], named["members"], MEET_S):
                     return True
             return False
-        if not first:
-            raise RuntimeError(
-                "a learner of another machine has ended or cannot be reached; start all of them "
-                "again with --resume auto, to go on from the last checkpoint"
-            )
-        members = list(range(count))
-        return self._enter(self._remote_store(), 0, members, self._config.run.start_timeout_s)
+        return self._join_remote(first)
 
     def leave(self) -> None:
         """Part from the others, who notice."""
-        self.exchange.close()
+        exchange = self.exchange
+        if isinstance(exchange, Bsp | LocalSgd):
+            self._rounds = exchange.rounds
+        if isinstance(exchange, LocalSgd):
+            self._trainer.progress.unbook(exchange.owed)
+        exchange.close()
         self.exchange = Alone()
 
-    def state(self) -> Arrays:
-        """What each member keeps for itself, for a checkpoint: all call it in the same turn."""
-        if isinstance(self.exchange, Served) and self.leads:
+    def takes_over(self) -> bool:
+        """At the end: wait for the one that saves the run, and say whether it has died, so that
+        this one is to do it."""
+        while self._saver is not None and not (self._saved or self.leads):
+            self._ctx.status.beat()
+            if self._ctx.channel.closed:
+                return False
+            time.sleep(LOOK_S)
+            self.messages()
+        return self.leads and not self._saved
+
+    def state(self, *, last: bool) -> Arrays:
+        """What each member keeps for itself, for a checkpoint: all call it in the same turn.
+        ``last``: who writes that is named only later."""
+        if isinstance(self.exchange, Served) and (self.leads or last):
             self.exchange.state()
         if self._group is None or not isinstance(self.exchange, Bsp | LocalSgd):
             return {}
@@ -194,9 +213,10 @@ class Team:
         exchange: Bsp | LocalSgd | None = None
         failure = ""
         try:
-            meet(store, members, ctx.learner, self._hello(), timeout_s, waiting)
+            meet(store, members, ctx.learner, hello_of(self._config), timeout_s, waiting)
             group = Group(store, epoch, members, ctx.learner, trainer.device, cfg.reduce)
-            places = group.gather([trainer.progress.generation, trainer.progress.learner_steps])
+            progress = trainer.progress
+            places = group.gather([progress.generation, self._rounds, progress.learner_steps])
             source = places.index(max(places))
             cfg = self._with_codec(cfg, group, source)
             pace = LocalSgd if cfg.pace == "local_sgd" else Bsp
@@ -204,7 +224,7 @@ class Team:
             if pace is Bsp:
                 lanes.append(ctx.status.ledger("reduce", Part.WAIT))
             exchange = pace(group, trainer.optimizers(), cfg, *lanes)
-            self._equalise(group, exchange, source)
+            self._equalise(group, exchange, source, rounds=places[source][1])
         except GroupLostError as error:
             failure = str(error)
         if failure or exchange is None:  # out here, where nothing of the group is held any more
@@ -222,13 +242,47 @@ class Team:
         ctx.report("entered")
         return True
 
+    def _join_remote(self, first: bool) -> bool:
+        """Enter the one group that there is over several machines; False where the run ends before.
+        Raises RunEndedError where that group was lost."""
+        ctx, members = self._ctx, range(self._config.learner.count)
+        assert ctx.store is not None
+
+        def waiting() -> bool:
+            ctx.status.beat()
+            return not ctx.stopping()
+
+        if not first:
+            assert self._remote is not None
+            gone = who_has_gone(self._remote, ctx.store, members, ctx.learner, waiting)
+            raise RunEndedError(
+                f"{gone}; start all of them again with --resume auto, to go on from the last "
+                "checkpoint"
+            )
+        use_interface(self._config.learner.reduce.interface)
+        timeout_s = self._config.run.start_timeout_s
+        self._remote = open_store(ctx.store, ctx.learner, timeout_s, waiting)
+        try:
+            return self._remote is not None and self._enter(
+                self._remote, 0, list(members), timeout_s
+            )
+        except UserError:
+            time.sleep(REREAD_S)
+            raise
+
     def _failed(self, epoch: int, failure: str) -> None:
-        if self._ctx.store is not None:
-            raise RuntimeError(f"the learners did not come together: {failure}")
+        if self._ctx.stopping():
+            return
+        if (store := self._ctx.store) is not None:
+            raise UserError(
+                f"the learners did not come together: {failure}; start every rank with the same "
+                f"--world and --store, see that nothing is between it and {store.host}:{store.port}"
+                ", and look at what the others say"
+            )
         now_s = time.monotonic()
         self._failing_since_s = self._failing_since_s or now_s
         patience_s = self._config.learner.reduce.timeout_s + self._config.run.hang_timeout_s
-        if now_s - self._failing_since_s > patience_s and not self._ctx.stopping():
+        if now_s - self._failing_since_s > patience_s:
             raise RuntimeError(
                 f"no group of learners came together for {patience_s:g} s: {failure}"
             )
@@ -251,13 +305,19 @@ class Team:
         reduce = cfg.reduce.model_copy(update={"codec": self._codec})
         return cfg.model_copy(update={"reduce": reduce})
 
-    def _equalise(self, group: Group, exchange: Bsp | LocalSgd, source: int) -> None:
-        """Take the most advanced member's state, and one's own part of what a checkpoint had."""
+    def _equalise(self, group: Group, exchange: Bsp | LocalSgd, source: int, rounds: int) -> None:
+        """Take the most advanced member's state, who has heard so many ``rounds``, and one's own
+        part of what a checkpoint had."""
         trainer, progress = self._trainer, self._trainer.progress
         state = take_state(trainer) if group.rank == source else None
         received = group.broadcast(state, source)
         if group.rank != source:
             put_state(trainer, received)
+            if (
+                rounds > self._rounds
+            ):  # it heard the last round to the end, and so what was said here
+                progress.heard()
+        exchange.rounds = self._rounds = rounds
         trainer.regrouped()
         progress.share_window(group.world)
         stored = group.broadcast(self._stored, source)
@@ -274,33 +334,6 @@ class Team:
             torch.set_rng_state(torch.from_numpy(own.pop("random")))
             exchange.load_state(own)
 
-    def _hello(self) -> dict[str, Any]:
-        """What all learners must have in common: the version, and options by their dotted names."""
-        found: dict[str, Any] = {"the version of penstock": __version__}
-        for section in ("env", "algo", "model", "actors", "learner"):
-            for name, value in getattr(self._config, section).model_dump(mode="json").items():
-                if name not in OWN:
-                    found[f"{section}.{name}"] = value
-        return found
-
     def _local_store(self, named: Message) -> Store:
         path = self._ctx.runtime_dir / f"{MEETING}{named['epoch']}"
         return dist.FileStore(str(path), len(named["members"]))  # type: ignore[attr-defined]
-
-    def _remote_store(self) -> Store:
-        where = self._ctx.store
-        assert where is not None
-        use_interface(self._config.learner.reduce.interface)
-        serves = self._ctx.learner == 0 and not where.served
-        timeout = timedelta(seconds=self._config.run.start_timeout_s)
-        try:
-            store = dist.TCPStore(  # type: ignore[attr-defined]
-                where.host, where.port, is_master=serves, wait_for_workers=False, timeout=timeout
-            )
-        except RuntimeError as error:
-            done = "served" if serves else "reached"
-            raise UserError(
-                f"the store at {where.host}:{where.port} cannot be {done} "
-                f"({str(error).splitlines()[0]}); rank 0 serves it, on a port that is free"
-            ) from None
-        return dist.PrefixStore(f"attempt-{where.attempt}", store)  # type: ignore[attr-defined]

@@ -65,7 +65,6 @@ class Trainer:
         self._updates_done = 0  # of the batch in training
         self._trained = torch.cuda.Event() if self.device.type == "cuda" else None
         self._clock: DeviceClock | None = None
-        self._published_steps = 0
         self._batches = 0
         self._accumulated = 0.0  # samples, of all learners, in the gradients so far
         self._clear()
@@ -109,11 +108,7 @@ class Trainer:
             self._trained.record()
         if self._clock is not None:
             self._clock.mark(Part.WAIT)
-        every, steps = self.config.learner.publish_every, self.progress.learner_steps
-        due = steps // every > self._published_steps // every
-        if due:
-            self._published_steps = steps
-        return due
+        return self.progress.publish_due(self.config.learner.publish_every)
 
     def regrouped(self) -> None:
         """Begin anew with other learners: what was half done is given up."""

@@ -55,7 +55,17 @@ class Command:
 
 def metrics(run_dir: Path) -> list[dict[str, Any]]:
     path = run_dir / "metrics.jsonl"
-    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+    whole = path.read_text().rpartition("\n")[0] if path.exists() else ""  # not one being written
+    return [json.loads(line) for line in whole.splitlines()]
+
+
+def updates(run_dir: Path) -> int:
+    """Optimizer steps so far."""
+    return max((m["learner_steps"] for m in metrics(run_dir)), default=0)
+
+
+def last(run_dir: Path) -> dict[str, Any]:
+    return metrics(run_dir)[-1]
 
 
 def trained(run_dir: Path) -> bool:

@@ -46,12 +46,13 @@ class Bsp:
         self._reducers = {
             id(optimizer): self._reducer(optimizer) for optimizer in optimizers.values()
         }
-        self._steps = 0
+        self.rounds = 0  # words of all that were heard
 
     def agree(self, mine: Word) -> Word:
         self._ledger.switch(Part.REDUCE)
         vector = torch.from_numpy(mine.pack())
         self._group.control.all_reduce(vector)
+        self.rounds += 1
         return Word.unpack(vector.numpy())
 
     def arm(self, optimizer: FlatOptimizer, total: float) -> None:

@@ -44,23 +44,24 @@ class LocalSgd:
         self._ledger = ledger
         self._updates = 0  # since the last round
         self._samples = 0.0
-        self._owed = np.zeros(len(BOOKED))  # growth that the others have not heard of
+        self.owed = np.zeros(len(BOOKED))  # growth that the others have not heard of
         self._recent = np.zeros(3)
 
     def agree(self, mine: Word) -> Word:
         """In a round what all say, else one's own; ``counts`` are always one's own."""
-        self._owed += mine.growth[: len(BOOKED)]
+        owed = self.owed + mine.growth[: len(BOOKED)]
         urgent = mine.stop or mine.nan or mine.checkpoint or mine.regroup
         if self._updates < self._every and mine.counts.any() and not urgent:
+            self.owed = owed
             return Word(mine.counts, np.concatenate((np.zeros(len(BOOKED)), self._recent)))
         self._ledger.switch(Part.REDUCE)
-        growth = np.concatenate((self._owed, mine.growth[len(BOOKED) :]))
+        growth = np.concatenate((owed, mine.growth[len(BOOKED) :]))
         flags = (mine.stop, mine.nan, mine.checkpoint, mine.regroup)
         said = self._sum(Word(np.array([self._samples]), growth, *flags))
         if said.counts[0]:
             self._average(self._samples / float(said.counts[0]))
         self._updates, self._samples = 0, 0.0
-        self._owed[:] = 0
+        self.owed = np.zeros(len(BOOKED))
         self._recent = said.growth[len(BOOKED) :]
         self.rounds += 1
         said.counts = mine.counts

@@ -17,7 +17,7 @@ from penstock.launch import run
 from penstock.learner import checkpoint
 from penstock.replay import Prioritized, Replay
 
-pytestmark = pytest.mark.system
+pytestmark = [pytest.mark.system, pytest.mark.timeout(150)]  # a run syncs many files to disk
 
 SMALL = ["transport.kind=inproc", "actors.envs=8", "actors.unroll=8", "checkpoint.every_steps=20"]
 
@@ -26,6 +26,7 @@ def train(
     folder: Path, steps: int, *options: str, resume: str = "no", target: str = "cartpole"
 ) -> checkpoint.Checkpoint:
     overrides = [*SMALL, f"stop.learner_steps={steps}", "stop.return=null", f"run.dir={folder}"]
+    overrides.append("run.grace_s=60")
     assert run.train(target, [*overrides, *options], resume, False) == 0  # type: ignore[arg-type]
     return checkpoint.load(folder / "checkpoints" / "last")
 
@@ -37,10 +38,12 @@ def same(a: checkpoint.Checkpoint, b: checkpoint.Checkpoint) -> bool:
     return arrays and equal and np.array_equal(a.weights, b.weights)
 
 
-def test_a_resumed_run_equals_a_whole_one_bit_for_bit(tmp_path: Path) -> None:
-    whole = train(tmp_path / "whole", 40)
-    train(tmp_path / "parts", 20)
-    parts = train(tmp_path / "parts", 40, resume="must")
+@pytest.mark.parametrize("every", [1, 8])
+def test_a_resumed_run_equals_a_whole_one_bit_for_bit(tmp_path: Path, every: int) -> None:
+    option = f"learner.publish_every={every}"
+    whole = train(tmp_path / "whole", 40, option)
+    train(tmp_path / "parts", 20, option)
+    parts = train(tmp_path / "parts", 40, option, resume="must")
     assert same(whole, parts)
     assert parts.meta["progress"]["generation"] == 1
 

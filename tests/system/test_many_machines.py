@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from train_command import SMALL, Command, Penstock, assert_balanced, metrics
+from train_command import SMALL, Command, Penstock, assert_balanced, metrics, updates
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(180)]
 
@@ -44,10 +44,6 @@ def actors(penstock: Penstock, port: int) -> list[Command]:
     ]
 
 
-def updates(folder: Path) -> int:
-    return max((m["learner_steps"] for m in metrics(folder)), default=0)
-
-
 def saved(tmp_path: Path) -> bool:
     return (tmp_path / "run/checkpoints/last").exists() and all(
         updates(tmp_path / folder) > 50 for folder in FOLDERS
@@ -74,7 +70,10 @@ def test_by_hand_all_end_with_one_and_go_on_together(penstock: Penstock, tmp_pat
     os.kill(second.pid_of("learner-1"), signal.SIGKILL)
     ends = [command.end() for command in (first, second)]
     assert [code for code, _, _ in ends] == [1, 1]
-    assert "start all of them again with --resume auto" in ends[0][2]
+    assert sentence(ends[0][2]) == (
+        "learner-0: rank 1 has ended or cannot be reached; start all of them again with --resume "
+        "auto, to go on from the last checkpoint"
+    )
     assert "learner-1: was killed by SIGKILL" in ends[1][2]
     reached = updates(tmp_path / "run") + 20
     answers: list[dict[str, Any]] = []
@@ -123,13 +122,73 @@ def learner_of(run: Command, rank: int) -> int:
     raise AssertionError(f"there is no learner-{rank}")
 
 
-def test_a_rank_that_never_comes_is_named(penstock: Penstock) -> None:
-    store, port = free_ports(1), free_ports(1)
-    where = ("--rank=0", "--world=3", f"--store=127.0.0.1:{store}")
-    bind = f"--bind=tcp://127.0.0.1:{port}"
-    code, _, err = penstock("learner", *RUN, *where, bind, "run.start_timeout_s=20", "--json").end()
-    assert code != 0
-    assert "rank 1, 2 did not come within 20 s" in err
+def sentence(err: str) -> str:
+    """The one that says what went wrong; there must be no traceback with it."""
+    assert "Traceback" not in err
+    [said] = [line for line in err.splitlines() if line.startswith("penstock: ")]
+    return said.removeprefix("penstock: ")
+
+
+def start(penstock: Penstock, store: int, rank: int, world: int, *options: str) -> Command:
+    """A learner that is to meet others at a port."""
+    port = free_ports(1) - rank
+    where = (f"--rank={rank}", f"--world={world}", f"--store=127.0.0.1:{store}")
+    return penstock("learner", *RUN, *where, f"--bind=tcp://127.0.0.1:{port}", *options, "--json")
+
+
+def test_ranks_that_never_come_are_named(penstock: Penstock) -> None:
+    store = free_ports(1)
+    come = [start(penstock, store, rank, 4, "run.start_timeout_s=10") for rank in (0, 2)]
+    ends = [command.end() for command in come]
+    assert [code for code, _, _ in ends] == [2, 2]
+    said = sentence(ends[0][2])
+    assert said.startswith("the learners did not come together: rank 1, 3 did not come within 10 s")
+    assert "with the same --world and --store, see that nothing is between it and 127.0" in said
+
+
+def test_so_is_rank_0_whom_all_wait_for(penstock: Penstock) -> None:
+    store = free_ports(1)
+    code, _, err = start(penstock, store, 1, 2, "run.start_timeout_s=5").end()
+    assert code == 2
+    assert sentence(err).startswith(
+        f"nobody has answered at 127.0.0.1:{store}, where rank 0 serves the store, within "
+        "run.start_timeout_s = 5 s (Connection refused); start rank 0 with the same address"
+    )
+
+
+@pytest.mark.parametrize(
+    ("worlds", "option", "difference"),
+    [
+        ((2, 2), "learner.lr=0.005", "learner.lr: it is {} on rank {} and {} on rank {}"),
+        ((2, 3), "learner.lr=0.003", "learner.count: it is {} on rank {} and {} on rank {}"),
+    ],
+    ids=["option", "world"],
+)
+def test_learners_that_differ_are_told_in_what(
+    penstock: Penstock, worlds: tuple[int, int], option: str, difference: str
+) -> None:
+    store = free_ports(1)
+    options = ("learner.lr=0.003", option)
+    learners = [start(penstock, store, r, worlds[r], options[r]) for r in range(2)]
+    values: list[object] = [0.003, 0.005] if worlds[0] == worlds[1] else [2, 3]
+    for rank, command in enumerate(learners):
+        code, _, err = command.end()
+        assert code == 2
+        told = difference.format(values[rank], rank, values[1 - rank], 1 - rank)
+        assert sentence(err) == (
+            f"learners disagree on {told}; start all with the same config and version"
+        )
+
+
+def test_a_store_whose_port_is_taken(penstock: Penstock) -> None:
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        port = other.getsockname()[1]
+        code, _, err = start(penstock, port, 0, 2).end()
+    assert code == 2
+    assert sentence(err).startswith(f"the store at 127.0.0.1:{port} cannot be served (")
+    assert sentence(err).endswith("rank 0 serves it, on a port that is free")
 
 
 @pytest.mark.parametrize(

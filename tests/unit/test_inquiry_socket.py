@@ -275,9 +275,7 @@ def test_a_run_of_another_user_is_none_of_ours(folder: Path) -> None:
     with Inquiry(folder, private):
         os.seteuid(65534)
         try:
-            with pytest.raises(
-                UserError, match="is a run of root, and you are user 65534"
-            ):
+            with pytest.raises(UserError, match="is a run of root, and you are user 65534"):
                 reach(str(folder))
         finally:
             os.seteuid(0)

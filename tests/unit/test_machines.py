@@ -99,7 +99,8 @@ def test_a_name_that_means_nothing_too(resolves: dict[str, str]) -> None:
 def test_what_makes_loopback_right(resolves: dict[str, str]) -> None:
     resolves["box"] = "127.0.1.1"
     check_place(FAR, config("learner.reduce.interface=lo"), {})
-    check_place(FAR, config(), {"GLOO_SOCKET_IFNAME": "eth0"})
+    check_place(FAR, config(), {"GLOO_SOCKET_IFNAME": "lo"})
+    check_place(FAR, config(), {"NCCL_SOCKET_IFNAME": "^docker"})
     check_place(Place(1, 2, Store("localhost", 29500)), config(), {})
     check_place(Place(0, 1, Store("10.0.0.1", 29500)), config(), {})
     resolves["box"] = "10.0.0.2"
@@ -114,6 +115,12 @@ def test_a_meeting_place_that_cannot_be_found(resolves: dict[str, str]) -> None:
 def test_an_interface_that_does_not_exist(resolves: dict[str, str]) -> None:
     with pytest.raises(UserError, match=r"interface eth77 does not exist; this machine has .*lo"):
         check_place(FAR, config("learner.reduce.interface=eth77"), {})
+
+
+def test_nor_one_that_the_environment_names(resolves: dict[str, str]) -> None:
+    with pytest.raises(UserError, match=r"GLOO_SOCKET_IFNAME eth77 does not exist; this machine"):
+        check_place(FAR, config(), {"GLOO_SOCKET_IFNAME": "lo,eth77"})
+    check_place(FAR, config("learner.reduce.interface=lo"), {"GLOO_SOCKET_IFNAME": "eth77"})
 
 
 def test_a_parameter_server_is_for_one_machine(resolves: dict[str, str]) -> None:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from penstock.configs.schema import StopConfig
-from penstock.learner.progress import Progress
+from penstock.learner.progress import BOOKED, Progress
 from penstock.profiling.ledger import TimeLedger
 
 
@@ -99,3 +99,37 @@ def test_state_goes_on_where_it_was() -> None:
     assert after.time_s == pytest.approx(run.time_s, abs=0.1)
     assert after.return_mean == 20.0
     assert after.solved_at_s == run.solved_at_s
+
+
+def test_what_the_others_have_not_heard_of_is_said_again() -> None:
+    run = progress()
+    run.played(batch([1.0] * 3), 3)
+    alone = run.growth()
+    run.grow(alone, np.zeros(len(alone)))  # a word of its own, as between two rounds
+    run.played(batch([1.0] * 2), 2)
+    run.unbook(alone[: len(BOOKED)])
+    assert run.growth()[: len(BOOKED)].tolist() == [0, 5, 5]
+    assert run.trained_steps == 0
+
+
+def test_what_they_have_heard_is_not() -> None:
+    run = progress()
+    run.played(batch([1.0] * 3), 3)
+    run.join({**run.state_dict(), "trained_steps": 10})  # of one who has heard of these three
+    run.heard()
+    assert run.growth()[: len(BOOKED)].tolist() == [0, 0, 0]
+    run.grow(run.growth(), run.growth())
+    assert run.trained_steps == 10
+
+
+def test_publications_are_due_by_steps_whoever_took_them() -> None:
+    run = progress()
+    due = []
+    for version in (3, 6, 7, 9, 20, 23):  # a server counts those of all learners
+        run.follow(version)
+        due.append(run.publish_due(4))
+    assert due == [False, True, False, True, True, False]
+    run.join({**run.state_dict(), "learner_steps": 42})
+    assert not run.publish_due(4)
+    run.follow(44)
+    assert run.publish_due(4)

@@ -216,6 +216,50 @@ def test_all_learners_finish_together_and_the_server_after_them() -> None:
     assert scene.decisions.outcome == Outcome(0, "return")
 
 
+def test_the_lowest_learner_that_lives_when_they_finish_saves_the_run() -> None:
+    scene = Scene()
+    scene.decisions.interrupt(TERM, scene.now_s)
+    effects = scene.ends("learner-0")  # while the actors end: the others have what it had
+    [note] = [e for e in effects if isinstance(e, Note)]
+    assert note.text == f"learner-0: {KILLED}; another learner saves the run"
+    effects = scene.ends_all(*(f"actor-{i}" for i in range(6)))
+    saver = {"kind": "saver", "rank": 1, "saved": False}
+    assert sent(effects, "saver") == {"learner-1": saver, "learner-2": saver}
+    assert sent(effects, "finish").keys() == {"learner-1", "learner-2"}
+    scene.ends_all("learner-1", "learner-2")
+    assert scene.decisions.outcome == Outcome(128 + TERM, "terminated")
+
+
+def test_where_the_one_that_saves_dies_the_next_one_does() -> None:
+    scene = Scene()
+    scene.decisions.interrupt(TERM, scene.now_s)
+    scene.ends_all(*(f"actor-{i}" for i in range(6)))
+    saver = {"kind": "saver", "rank": 1, "saved": False}
+    assert sent(scene.ends("learner-0"), "saver") == {"learner-1": saver, "learner-2": saver}
+    saver = {**saver, "saved": True}
+    assert sent(scene.ends("learner-1", 0), "saver") == {"learner-2": saver}
+    assert sent(scene.ends("learner-2", 0), "saver") == {}
+    assert scene.decisions.outcome == Outcome(128 + TERM, "terminated")
+
+
+def test_where_all_die_before_it_is_saved_that_is_a_fault() -> None:
+    scene = Scene(learners=2)
+    scene.decisions.interrupt(TERM, scene.now_s)
+    scene.ends_all(*(f"actor-{i}" for i in range(4)))
+    scene.ends_all("learner-0", "learner-1", code=-9)
+    assert scene.decisions.outcome == Outcome(1, "fault", Failure("learner-1", KILLED))
+
+
+def test_one_that_had_not_begun_does_not_save() -> None:
+    scene = Scene()
+    scene.ends("learner-0")
+    scene.tick(1)  # it starts again
+    scene.decisions.stop("return", scene.now_s)
+    effects = scene.ends_all(*(f"actor-{i}" for i in range(6)))
+    assert Kill("learner-0", KILL) in effects
+    assert sent(effects, "saver")["learner-2"]["rank"] == 1
+
+
 def test_a_server_gets_time_even_where_the_learners_used_it_all_up() -> None:
     scene = Scene(SERVER, learners=2, grace_s=10)
     scene.decisions.stop("return", scene.now_s)

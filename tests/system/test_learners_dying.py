@@ -1,0 +1,162 @@
+"""Learners killed under the real supervisor at the worst of times; see also `test_learners`."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from penstock.learner import checkpoint
+from train_command import SMALL, Command, Penstock, assert_balanced, last, updates
+
+pytestmark = [pytest.mark.system, pytest.mark.timeout(150)]
+
+COMMAND = ("train", "cartpole", "--json", *SMALL, "run.dir=run", "stop.minutes=5")
+
+
+class Learners:
+    """A run of several learners, in the folder of the test."""
+
+    def __init__(self, penstock: Penstock, folder: Path, count: int, *options: str) -> None:
+        self.count, self.dir = count, folder / "run"
+        self.run: Command = penstock(
+            *COMMAND, f"learner.count={count}", f"actors.count={count}", *options
+        )
+
+    def train_on(self, more: int = 20) -> None:
+        """Wait until they have taken so many more steps."""
+        before = updates(self.dir)
+        self.run.wait_until(lambda: updates(self.dir) > before + more)
+
+    def are_whole(self, restarts: int) -> bool:
+        """Whether all live, after so many of them were started again."""
+        now = last(self.dir)
+        return bool(now["learners_alive"] == self.count and now["learners_restarted"] == restarts)
+
+    def begin(self) -> None:
+        self.train_on()
+        self.run.wait_until(lambda: self.are_whole(0))
+
+    def pid(self, rank: int) -> int:
+        pid = self.run.pid_of(f"learner-{rank}")
+        assert pid, f"learner-{rank} does not run"
+        return pid
+
+    def kill(self, ranks: Sequence[int], signum: int = signal.SIGKILL) -> None:
+        """Send a signal to learners, as near to at once as it gets."""
+        for pid in [self.pid(rank) for rank in ranks]:
+            os.kill(pid, signum)
+
+    def recover(self, restarts: int) -> None:
+        """Wait until those killed are back, and all train."""
+        self.run.wait_until(lambda: self.are_whole(restarts))
+        self.train_on()
+
+    def end(self) -> None:
+        """Stop the run; it must say that nothing but the learners' own went wrong."""
+        os.kill(self.run.process.pid, signal.SIGTERM)
+        code, answer, err = self.run.end()
+        assert code == 143, err
+        assert_balanced(answer)
+        assert answer["accounting"]["lost"]["learner"] > 0
+        assert answer["actors_restarted"] == 0
+        saved = checkpoint.load(self.dir / "checkpoints" / "last")
+        assert saved.meta["progress"]["learner_steps"] == answer["learner_steps"]
+
+
+def test_two_learners_killed_at_once(penstock: Penstock, tmp_path: Path) -> None:
+    """Half of them, the one that leads among these."""
+    learners = Learners(penstock, tmp_path, 4)
+    learners.begin()
+    learners.kill([0, 2])
+    learners.train_on()
+    learners.recover(restarts=2)
+    learners.end()
+
+
+@pytest.mark.parametrize("pace", ["local_sgd", "ssp"])
+def test_a_learner_killed_under_another_pace(penstock: Penstock, tmp_path: Path, pace: str) -> None:
+    learners = Learners(penstock, tmp_path, 3, f"learner.pace={pace}")
+    learners.begin()
+    learners.kill([0])
+    learners.train_on()
+    learners.recover(restarts=1)
+    learners.end()
+
+
+@pytest.mark.parametrize("victim", [2, 0], ids=["joining", "leading"])
+def test_a_learner_killed_while_a_group_forms(
+    penstock: Penstock, tmp_path: Path, victim: int
+) -> None:
+    """The group forms for as long as a member of it stands still."""
+    learners = Learners(penstock, tmp_path, 3)
+    learners.begin()
+    learners.kill([2])
+    learners.run.wait_until(lambda: learners.run.pid_of("learner-2"))  # as it starts again
+    learners.train_on(1)  # the two others
+    learners.kill([1], signal.SIGSTOP)
+    runtime = runtime_folder(learners.run)
+    learners.run.wait_until(lambda: (runtime / "group-3").exists())  # where it waits for the others
+    learners.kill([victim])
+    learners.kill([1], signal.SIGCONT)
+    learners.recover(restarts=2)
+    learners.end()
+
+
+@pytest.mark.parametrize("pace", ["bsp", "local_sgd", "ssp"])
+def test_a_run_stopped_as_its_first_learner_dies_is_saved_by_the_next(
+    penstock: Penstock, tmp_path: Path, pace: str
+) -> None:
+    """Another one stands still, so that no group can form before the run ends."""
+    options = (f"learner.pace={pace}", "learner.reduce.timeout_s=2", "run.grace_s=30")
+    learners = Learners(penstock, tmp_path, 3, *options)
+    learners.begin()
+    reached = updates(learners.dir)
+    stopped = learners.pid(2)
+    os.kill(stopped, signal.SIGSTOP)
+    learners.kill([0])
+    os.kill(learners.run.process.pid, signal.SIGTERM)
+    saved = learners.dir / "checkpoints" / "last"
+    learners.run.wait_until(lambda: checkpoint.exists(saved))
+    os.kill(stopped, signal.SIGCONT)
+    code, answer, err = learners.run.end()
+    assert code == 143, err
+    assert "another learner saves the run" in err
+    assert_balanced(answer)
+    stored = checkpoint.load(saved)
+    steps = stored.meta["progress"]["learner_steps"]
+    assert steps >= reached
+    assert stored.arrays["optimizer/steps"] > 0
+
+
+def test_the_best_checkpoint_is_that_of_all_learners_whoever_saves(
+    penstock: Penstock, tmp_path: Path
+) -> None:
+    learners = Learners(penstock, tmp_path, 2, "checkpoint.every_steps=20")
+    best, found = learners.dir / "checkpoints" / "best", [0.0]
+
+    def rises() -> bool:
+        """Whether a better one is there than before; a worse one never is."""
+        now = checkpoint.load(best).meta["best_return"] if checkpoint.exists(best) else None
+        found.append(found[-1] if now is None else now)
+        assert found[-1] >= found[-2]
+        return found[-1] > found[-2]
+
+    for _ in range(3):
+        learners.run.wait_until(rises)
+    learners.kill([0])
+    learners.train_on()
+    learners.run.wait_until(rises)
+    learners.recover(restarts=1)
+    learners.end()
+    rises()
+    assert checkpoint.load(learners.dir / "checkpoints" / "last").meta["best_return"] == found[-1]
+
+
+def runtime_folder(run: Command) -> Path:
+    """Where the processes of a run meet; its supervisor holds it."""
+    opened = (os.readlink(link) for link in Path(f"/proc/{run.process.pid}/fd").iterdir())
+    return next(Path(path) for path in opened if Path(path).name.startswith("penstock-"))

@@ -1,0 +1,82 @@
+"""Where learners meet: who is missing, who is not like the others, who is there twice."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch.distributed as dist
+
+from penstock.configs.errors import UserError
+from penstock.learner.exchange.base import GroupLostError
+from penstock.learner.group import meet
+
+VERSION = "the version of penstock"
+HELLO = {VERSION: "1.0", "learner.lr": 0.1}
+
+
+def store(folder: Path, members: int = 2) -> Any:
+    """Each learner has its own, over the same file."""
+    return dist.FileStore(str(folder / "store"), members)  # type: ignore[attr-defined]
+
+
+def together(
+    folder: Path, hellos: dict[int, dict[str, Any]], timeout_s: float = 10.0
+) -> dict[int, str]:
+    """What each of these learners says when all meet at the same time."""
+    said: dict[int, str] = {}
+
+    def run(rank: int) -> None:
+        try:
+            meet(store(folder), sorted(hellos), rank, hellos[rank], timeout_s, lambda: True)
+            said[rank] = "met"
+        except UserError as error:
+            said[rank] = str(error)
+
+    threads = [threading.Thread(target=run, args=(rank,)) for rank in hellos]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return said
+
+
+def test_learners_that_are_alike_meet(tmp_path: Path) -> None:
+    assert together(tmp_path, dict.fromkeys(range(3), HELLO)) == dict.fromkeys(range(3), "met")
+
+
+@pytest.mark.parametrize(("name", "value"), [(VERSION, "1.1"), ("learner.lr", 0.2)])
+def test_each_says_what_differs(tmp_path: Path, name: str, value: Any) -> None:
+    said = together(tmp_path, {0: HELLO, 1: {**HELLO, name: value}})
+    last = "; start all with the same config and version"
+    assert said[0] == (
+        f"learners disagree on {name}: it is {HELLO[name]} on rank 0 and {value} on rank 1{last}"
+    )
+    assert said[1] == (
+        f"learners disagree on {name}: it is {value} on rank 1 and {HELLO[name]} on rank 0{last}"
+    )
+
+
+def test_a_difference_is_told_before_all_have_come(tmp_path: Path) -> None:
+    store(tmp_path).set("hello-1", '{"the version of penstock": "1.1"}')
+    with pytest.raises(UserError, match=r"version of penstock: it is 1\.0 on rank 0 and 1\.1 on"):
+        meet(store(tmp_path), range(3), 0, HELLO, 10.0, lambda: True)
+
+
+def test_who_does_not_come_is_named(tmp_path: Path) -> None:
+    store(tmp_path).set("hello-2", '{"the version of penstock": "1.0", "learner.lr": 0.1}')
+    with pytest.raises(GroupLostError, match=r"^rank 1, 3 did not come within 0\.1 s$"):
+        meet(store(tmp_path), range(4), 0, HELLO, 0.1, lambda: True)
+
+
+def test_two_learners_of_one_rank_are_noticed(tmp_path: Path) -> None:
+    turns = iter([True] * 100)
+
+    def another_comes() -> bool:
+        store(tmp_path).set("token-0", "of the other one")
+        return next(turns)
+
+    with pytest.raises(UserError, match="two learners say that they are rank 0; give each one"):
+        meet(store(tmp_path), range(2), 0, HELLO, 10.0, another_comes)
