@@ -61,7 +61,7 @@ def reach(run: str) -> Reached:
             connection.connect(about["socket"])
         except PermissionError as error:
             raise _not_ours(folder) from error
-        except TimeoutError:
+        except (TimeoutError, BlockingIOError):  # the latter where many ask already
             return Reached(about["pid"], None)
         except OSError as error:
             _about(folder)  # it may have ended just now

@@ -37,7 +37,7 @@ from penstock.launch.topology import RoleSpec, Stage
 from penstock.launch.worker import FIRST_DELAY_S, Life, Worker
 
 HEALTHY_S = 10.0  # who worked this long starts with a clean record
-DUMP_S = 0.5  # a hung process gets this long to write its stacks to its log
+DUMP_S = 0.5  # a hung process gets this long to write its stacks down
 AGAIN_S = 2.0  # between two attempts to kill
 SHARES = {Stage.ACTORS: 0.2, Stage.CARRIERS: 0.6}  # of the grace; learners have until its end
 BLINK_S = 5.0  # a supervisor that slept this long itself cannot tell who else did

@@ -42,7 +42,8 @@ def main() -> None:
     os.nice(arguments["nice"])
     if arguments["role"] == "actor":
         # Woken by a slot that was lent, it would take the core from the learner that lent it.
-        os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
+        with contextlib.suppress(OSError):  # a sandbox may forbid it
+            os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
     if os.getcwd() not in sys.path:
         sys.path.append(os.getcwd())
     ctx = _context(arguments, channel, StatusPage(status))

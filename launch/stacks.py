@@ -78,7 +78,11 @@ def stacks(run: str) -> Report:
     told = {p["name"]: p for p in (reached.report or {"processes": []})["processes"]}
     with ExitStack() as open_fds:
         asked = [Asked("supervisor", reached.pid, stacks_path(Path(run), "supervisor"))]
-        asked[0].ask(_hold(reached.pid, open_fds))
+        try:
+            asked[0].ask(_hold(reached.pid, open_fds))
+        except ProcessLookupError:
+            reach(run)  # says how the run has ended
+            raise UserError(f"the run {run} is just ending; ask `penstock status`") from None
         for pid in _children_of(reached.pid):
             with suppress(ProcessLookupError):  # it has ended meanwhile
                 pidfd = _hold(pid, open_fds)

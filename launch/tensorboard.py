@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from penstock.configs.errors import UserError
 
-FLUSH_S = 10
 SKIPPED = "_histogram"
 
 
@@ -28,16 +29,26 @@ class Board:
         self._writer: Any = None
 
     def metrics(self, metrics: Mapping[str, Any]) -> None:
-        if self._writer is None:
-            from tensorboardX import SummaryWriter
+        """Write at once, in this thread: the library's own would leave a full disk unnoticed, and
+        its queue would in the end hold up whoever asks. Raises OSError."""
+        from tensorboardX.event_file_writer import EventsWriter
+        from tensorboardX.proto.event_pb2 import Event
+        from tensorboardX.proto.summary_pb2 import Summary
 
-            self._writer = SummaryWriter(str(self._folder), flush_secs=FLUSH_S)
-        for tag, value in scalars(metrics):
-            self._writer.add_scalar(tag, value, metrics.get("env_steps", 0))
+        if self._writer is None:
+            self._folder.mkdir(exist_ok=True)
+            self._writer = EventsWriter(str(self._folder / "events"))
+        values = [Summary.Value(tag=tag, simple_value=value) for tag, value in scalars(metrics)]
+        step = metrics.get("env_steps", 0)
+        self._writer.write_event(
+            Event(wall_time=time.time(), step=step, summary=Summary(value=values))
+        )
+        self._writer.flush()
 
     def close(self) -> None:
         if self._writer is not None:
-            self._writer.close()
+            with suppress(OSError):
+                self._writer.close()
 
 
 def scalars(metrics: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, float]]:

@@ -255,6 +255,8 @@ class Team:
         if not first:
             assert self._remote is not None
             gone = who_has_gone(self._remote, ctx.store, members, ctx.learner, waiting)
+            if ctx.stopping():
+                return False
             raise RunEndedError(
                 f"{gone}; start all of them again with --resume auto, to go on from the last "
                 "checkpoint"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 
 import torch
@@ -36,8 +37,9 @@ class TorchTrace:
             return
         self._profile.stop()
         temporary = self._path.with_name(self._path.name + ".tmp")
-        self._profile.export_chrome_trace(str(temporary))
-        temporary.replace(self._path)
+        with suppress(OSError, RuntimeError):  # a full disk does not end a run; nothing is there
+            self._profile.export_chrome_trace(str(temporary))
+            temporary.replace(self._path)
         self._profile = None
 
     def _begin(self, path: str, turns: int, seconds: float) -> None:

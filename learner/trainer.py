@@ -95,7 +95,8 @@ class Trainer:
         shares: Sequence[slice | None] = [None] * len(totals)
         if self._clock is not None:
             self._clock.settle()
-        self._enter(Part.FORWARD)
+        if self._clock is not None and batch is not None:
+            self._clock.mark(Part.H2D)  # the stream, not the host, may wait for the copy
         if batch is not None:
             batch.wait_on_device()
             shares = self._shares(batch)

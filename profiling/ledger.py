@@ -94,9 +94,9 @@ class TimeLedger:
             return
         # As few and as plain operations as will do: an actor comes here three times a step.
         now, lane, count = time.perf_counter_ns(), self._lane, self._count
-        lane[TOTALS + old] += now - self._since
         lane[RING + (count & LAST)] = now << PART_BITS | part
         lane[COUNT] = self._count = count + 1
+        lane[TOTALS + old] += now - self._since  # last: a reader in between counts short, not twice
         self._part, self._since = part, now
 
     def switch_at(self, part: Part, at: int) -> None:
@@ -104,9 +104,9 @@ class TimeLedger:
         before the last. The same part twice is two spans."""
         lane, count = self._lane, self._count
         at = max(at, self._since)
-        lane[TOTALS + self._part] += at - self._since
         lane[RING + (count & LAST)] = at << PART_BITS | part
         lane[COUNT] = self._count = count + 1
+        lane[TOTALS + self._part] += at - self._since
         self._part, self._since = part, at
 
     @property

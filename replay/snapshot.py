@@ -47,9 +47,8 @@ def save(folder: Path, table: Table, lock: Lock, others: Callable[[], dict[str, 
         try:
             for block in table.spec.blocks:
                 writer.append(block.name, np.empty(0, block.dtype))  # where no slot is kept
-            for slot in about["table"]["order"]:
-                for name, piece in cut.pieces(slot):
-                    writer.append(name, piece)
+            for name, piece in cut.pieces(about["table"]["order"]):
+                writer.append(name, piece)
         finally:
             with lock:
                 cut.end()

@@ -78,9 +78,35 @@ class Cut:
         for slot in list(table.order)[table.closed :]:
             self._ends[slot] = _End(table, slot, self._growing)
 
-    def pieces(self, slot: int) -> Iterator[tuple[str, Bytes]]:
-        """The bytes of a slot: names of blocks, and what comes next of each; valid until the next
-        piece. Takes the lock for each."""
+    def pieces(self, order: Sequence[int]) -> Iterator[tuple[str, Bytes]]:
+        """The bytes of the kept slots, one after the other: names of blocks, and what comes next of
+        each; valid until the next piece. Takes the lock for each that is large; for as many small
+        slots as make a piece once, since a busy writer may not let go of it for long."""
+        together = PIECE_NBYTES // self._nbytes
+        if together < 2:
+            for slot in order:
+                yield from self._large(slot)
+            return
+        for first in range(0, len(order), together):
+            slots = order[first : first + together]
+            with self._lock:
+                read = [[block.copy() for block in self._source(slot)] for slot in slots]
+                for slot in slots:
+                    self._forget(slot)
+            for slot, blocks in zip(slots, read, strict=True):
+                yield from self._small(slot, blocks)
+
+    def _small(self, slot: int, blocks: list[Bytes]) -> Iterator[tuple[str, Bytes]]:
+        end = self._ends.pop(slot, None)
+        for block, data in zip(self._blocks, blocks, strict=True):
+            if end is not None and block.name in end.whole:
+                yield block.name, end.whole[block.name]
+                continue
+            if end is not None:
+                end.mend(block.name, 0, data)
+            yield block.name, data
+
+    def _large(self, slot: int) -> Iterator[tuple[str, Bytes]]:
         end = self._ends.pop(slot, None)
         for i, block in enumerate(self._blocks):
             if end is not None and block.name in end.whole:
@@ -89,28 +115,32 @@ class Cut:
             for start in range(0, block.nbytes, PIECE_NBYTES):
                 piece = self._staging[: min(PIECE_NBYTES, block.nbytes - start)]
                 with self._lock:
-                    source = self._copies.get(slot) or self._table.store.slots[slot].payload
-                    np.copyto(piece, source[i][start : start + len(piece)])
+                    np.copyto(piece, self._source(slot)[i][start : start + len(piece)])
                 if end is not None:
                     end.mend(block.name, start, piece)
                 yield block.name, piece
-        self._done(slot)
+        with self._lock:
+            self._forget(slot)
+            short = len(self._spares) < SPARES
+        if short:
+            self._spares.append(self._spare())
+
+    def _source(self, slot: int) -> Sequence[Bytes]:
+        """Where the blocks of a slot are, under the lock."""
+        return self._copies.get(slot) or self._table.store.slots[slot].payload
 
     def end(self) -> None:
         if self._table.leaving == self._before_it_leaves:
             self._table.leaving = self._table.stepped = None
 
-    def _done(self, slot: int) -> None:
-        with self._lock:
-            self._waiting.discard(slot)
-            copy, begun = self._copies.pop(slot, None), self._begun.pop(slot, None)
-            if copy is not None:
-                self._spares.append(copy)
-            if begun is not None:
-                self._spares.append(begun.blocks)
-            short = len(self._spares) < SPARES
-        if short:
-            self._spares.append(self._spare())
+    def _forget(self, slot: int) -> None:
+        """A slot has been read; under the lock."""
+        self._waiting.discard(slot)
+        copy, begun = self._copies.pop(slot, None), self._begun.pop(slot, None)
+        if copy is not None:
+            self._spares.append(copy)
+        if begun is not None:
+            self._spares.append(begun.blocks)
 
     def _before_it_leaves(self, slot: int) -> None:
         self._copy(slot, self._nbytes)

@@ -54,8 +54,8 @@ def compare(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[Change]:
 
 def _rates(result: Mapping[str, Any]) -> dict[str, Sequence[float]]:
     found = {stage: figures["rates"] for stage, figures in result["stages"].items()}
-    whole = result.get("achieved_rates")
-    return found | ({"whole": whole} if whole else {})
+    found["whole"] = result.get("achieved_rates") or []
+    return {stage: rates for stage, rates in found.items() if rates and min(rates) > 0}
 
 
 def _change(stage: str, before: Sequence[float], now: Sequence[float]) -> Change:

@@ -85,7 +85,9 @@ def load(path: str, target: str) -> Result:
     """An earlier result of ``target``. Raises UserError where there is none."""
     try:
         result: Result = json.loads(Path(path).read_text().splitlines()[-1])
-        measured, _ = result["target"], result["stages"]
+        measured, stages = result["target"], result["stages"]
+        if not all(min(stage["rates"]) > 0 for stage in stages.values()):
+            raise ValueError("a rate of 0")
     except (OSError, ValueError, LookupError, TypeError) as error:
         raise UserError(
             f"--compare {path}: it must be what `penstock bench --json` printed ({error})"

@@ -247,7 +247,7 @@ def _growths(first: Metrics, last: Metrics, name: str) -> dict[str, int]:
     """Of counters by reason: those that grew."""
     before = first.get(name, {})
     grown = {reason: n - before.get(reason, 0) for reason, n in last.get(name, {}).items()}
-    return {reason: n for reason, n in grown.items() if n}
+    return {reason: n for reason, n in grown.items() if n > 0}  # less: a learner began anew
 
 
 def _histogram(reports: Iterable[Metrics], name: str) -> dict[int, float]:

@@ -44,6 +44,11 @@ def main(
         )
     resolved = resolve_target(target, overrides)
     config = prepared(resolved.config, seconds)
+    if config.transport.kind == "inproc":
+        raise UserError(
+            "transport.kind=inproc plays and trains in turns, in one thread, so that nothing "
+            "overlaps that could be profiled; set transport.kind=shm or zmq"
+        )
     folder = Path(config.run.dir or default_run_dir(f"{resolved.name}-profile"))
     watch = Watch(seconds, folder / report.TORCH_TRACE if with_torch else None)
     outcome, summary = run.with_learner(

@@ -64,11 +64,15 @@ class Bsp:
         self._ledger.switch(Part.OPTIMIZE)
         norm = optimizer.step(1.0, env_steps)
         if optimizer.updates % self._cfg.reduce.check_every == 0:
+            self._ledger.switch(Part.REDUCE)
             self.check_equal()
         return norm
 
     def sum(self, values: Tensor) -> None:
+        before = self._ledger.part
+        self._ledger.switch(Part.REDUCE)
         self._group.gradients.all_reduce(values)
+        self._ledger.switch(before)
 
     def least(self, value: float) -> float:
         negative = torch.tensor([-value], dtype=torch.float64)

@@ -138,6 +138,7 @@ def test_a_run_that_fails_is_told_as_train_tells_it(penstock: Penstock, tmp_path
     [
         (("cartpole", "--seconds", "0"), "--seconds 0 is no length of a window"),
         (("cartpole", "--seconds", "nan"), "--seconds nan is no length of a window"),
+        (("cartpole", "transport.kind=inproc"), "transport.kind=inproc plays and trains in turns"),
         (("cartpoel",), "'cartpoel' is not a target; the nearest preset is cartpole"),
         (("cartpole", "learner.lr=-1"), "learner.lr is -1"),
     ],

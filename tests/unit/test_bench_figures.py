@@ -211,3 +211,7 @@ def test_the_log_of_sample_factory_is_read() -> None:
     assert log.result() == {
         "steps_per_s": 800.0, "solved_at_s": 15.0, "steps": 6000, "return": 480.1,
     }  # fmt: skip
+
+
+def test_a_stage_that_did_nothing_is_not_compared() -> None:
+    assert compare(result(wire=[0.0, 0.0]), result(wire=[1.0, 1.0])) == []

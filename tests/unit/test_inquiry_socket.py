@@ -281,6 +281,24 @@ def test_a_run_of_another_user_is_none_of_ours(folder: Path) -> None:
             os.seteuid(0)
 
 
+def test_a_supervisor_that_is_stuck_and_asked_by_many_is_stuck_and_not_dead(folder: Path) -> None:
+    with Inquiry(folder, folder):  # nobody takes its turn
+        asked = []
+        try:
+            for _ in range(64):
+                asked.append(socket.socket(socket.AF_UNIX))
+                asked[-1].settimeout(0.2)
+                asked[-1].connect(json.loads((folder / FILE).read_text())["socket"])
+        except (TimeoutError, BlockingIOError):
+            reached = reach(str(folder))
+            assert (reached.pid, reached.report) == (os.getpid(), None)
+        else:
+            pytest.fail("the backlog never filled")
+        finally:
+            for client in asked:
+                client.close()
+
+
 def test_a_supervisor_that_is_stuck_is_named(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(asking, "TIMEOUT_S", 0.2)
     with Inquiry(folder, folder):
