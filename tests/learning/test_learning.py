@@ -53,7 +53,7 @@ def test_the_best_play_of_the_synthetic_game_is_found(
     assert 95 <= summary["episode_return_mean"] <= 100
 
 
-@pytest.mark.parametrize("kind", ["shm", "zmq"])
+@pytest.mark.parametrize("kind", ["shm", pytest.param("zmq", marks=pytest.mark.slow)])
 def test_dqn_learns_from_replay(tmp_path: Path, nothing_left_behind: None, kind: str) -> None:
     options = ("stop.return=150", "stop.minutes=3", f"transport.kind={kind}")
     summary = train(tmp_path, "cartpole_dqn", *options)

@@ -57,6 +57,7 @@ def test_bytes_at_sockets_and_interfaces_are_those_worked_out_by_hand() -> None:
     assert errors["none"] < 1e-6 < errors["bf16"] < 2**-8 < errors["int8"] < 0.1
 
 
+@pytest.mark.slow
 def test_without_root_it_measures_on_loopback(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
     said: list[str] = []

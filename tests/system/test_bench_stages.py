@@ -32,6 +32,7 @@ def bench(*options: str) -> dict[str, Any]:
     return result
 
 
+@pytest.mark.slow
 def test_all_stages_have_positive_rates_and_the_whole_is_below_their_ideal(tmp_path: Path) -> None:
     result = bench("0.2")
     assert {name: stage["unit"] for name, stage in result["stages"].items()} == UNITS
@@ -87,7 +88,7 @@ def test_messages_of_the_sizes_asked_for_come_again_and_again() -> None:
             take()
 
 
-@pytest.mark.parametrize("only", ["wire", "whole"])
+@pytest.mark.parametrize("only", ["wire", pytest.param("whole", marks=pytest.mark.slow)])
 def test_stopped_in_the_middle_it_leaves_nothing(only: str) -> None:
     with subprocess.Popen([*COMMAND, "30", "--only", only], stdout=subprocess.PIPE) as command:
         with pytest.raises(subprocess.TimeoutExpired):

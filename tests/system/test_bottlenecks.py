@@ -65,6 +65,7 @@ def test_a_slow_environment(penstock: Penstock, tmp_path: Path) -> None:
     assert "more actors would feed it" in verdict["next_step"]
 
 
+@pytest.mark.slow
 def test_a_slow_learner(penstock: Penstock, tmp_path: Path) -> None:
     assert verdict_on(penstock, tmp_path, *SLOW_TRAINING)["kind"] == "slow_learner"
 

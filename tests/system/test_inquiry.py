@@ -99,6 +99,7 @@ def test_stacks_come_from_a_process_that_is_stuck_in_c_with_the_interpreter_lock
     assert not (run.folder / "run" / "supervisor.json").exists()
 
 
+@pytest.mark.slow
 def test_where_the_supervisor_itself_is_stuck_its_processes_still_write(
     supervise: Supervise, penstock: Penstock
 ) -> None:

@@ -20,13 +20,16 @@ AGAIN_S = 20.0  # within which the others train again; on a quiet machine it is 
 @pytest.mark.parametrize(
     "options",
     [
-        ("transport.kind=shm",),
-        ("transport.kind=zmq", "learner.reduce.codec=int8"),
-        ("learner.pace=local_sgd",),
-        ("learner.pace=ssp",),
-        ("learner.reduce.codec=onebit", "learner.optimizer=sgd", "learner.reduce.overlap=false"),
+        pytest.param(("transport.kind=shm",), id="shm", marks=pytest.mark.slow),
+        pytest.param(("transport.kind=zmq", "learner.reduce.codec=int8"), id="zmq-int8"),
+        pytest.param(("learner.pace=local_sgd",), id="local_sgd", marks=pytest.mark.slow),
+        pytest.param(("learner.pace=ssp",), id="ssp"),
+        pytest.param(
+            ("learner.reduce.codec=onebit", "learner.optimizer=sgd", "learner.reduce.overlap=false"),
+            id="onebit",
+            marks=pytest.mark.slow,
+        ),
     ],
-    ids=["shm", "zmq-int8", "local_sgd", "ssp", "onebit"],
 )
 def test_learners_train_one_agent_and_go_on_from_their_checkpoint(
     penstock: Penstock, tmp_path: Path, options: tuple[str, ...]
@@ -44,7 +47,9 @@ def test_learners_train_one_agent_and_go_on_from_their_checkpoint(
     assert_balanced(again)
 
 
-@pytest.mark.parametrize("pace", ["asp", "tap", "backup"])
+@pytest.mark.parametrize(
+    "pace", ["tap", *(pytest.param(pace, marks=pytest.mark.slow) for pace in ("asp", "backup"))]
+)
 def test_learners_keep_a_servers_pace(penstock: Penstock, tmp_path: Path, pace: str) -> None:
     """Each sees the steps of all at once, and so the number to publish at is passed, not met."""
     options = (f"learner.pace={pace}", "stop.learner_steps=300", "learner.publish_every=7")
@@ -67,7 +72,7 @@ def test_off_policy_learners_have_a_shard_of_the_replay_each(penstock: Penstock,
     assert_balanced(answer)
 
 
-@pytest.mark.parametrize("rank", [0, 2])
+@pytest.mark.parametrize("rank", [0, pytest.param(2, marks=pytest.mark.slow)])
 def test_a_killed_learner_costs_the_others_moments(
     penstock: Penstock, tmp_path: Path, rank: int
 ) -> None:
@@ -90,7 +95,7 @@ def test_a_killed_learner_costs_the_others_moments(
     assert answer["actors_restarted"] == 0
 
 
-@pytest.mark.parametrize("pace", ["bsp", "local_sgd"])
+@pytest.mark.parametrize("pace", ["bsp", pytest.param("local_sgd", marks=pytest.mark.slow)])
 def test_a_learner_that_stood_still_is_met_again(
     penstock: Penstock, tmp_path: Path, pace: str
 ) -> None:

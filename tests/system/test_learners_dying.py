@@ -77,7 +77,7 @@ def test_two_learners_killed_at_once(penstock: Penstock, tmp_path: Path) -> None
     learners.end()
 
 
-@pytest.mark.parametrize("pace", ["local_sgd", "ssp"])
+@pytest.mark.parametrize("pace", ["local_sgd", pytest.param("ssp", marks=pytest.mark.slow)])
 def test_a_learner_killed_under_another_pace(penstock: Penstock, tmp_path: Path, pace: str) -> None:
     learners = Learners(penstock, tmp_path, 3, f"learner.pace={pace}")
     learners.begin()
@@ -87,7 +87,10 @@ def test_a_learner_killed_under_another_pace(penstock: Penstock, tmp_path: Path,
     learners.end()
 
 
-@pytest.mark.parametrize("victim", [2, 0], ids=["joining", "leading"])
+@pytest.mark.parametrize(
+    "victim",
+    [pytest.param(2, id="joining"), pytest.param(0, id="leading", marks=pytest.mark.slow)],
+)
 def test_a_learner_killed_while_a_group_forms(
     penstock: Penstock, tmp_path: Path, victim: int
 ) -> None:
@@ -106,7 +109,9 @@ def test_a_learner_killed_while_a_group_forms(
     learners.end()
 
 
-@pytest.mark.parametrize("pace", ["bsp", "local_sgd", "ssp"])
+@pytest.mark.parametrize(
+    "pace", ["bsp", *(pytest.param(pace, marks=pytest.mark.slow) for pace in ("local_sgd", "ssp"))]
+)
 def test_a_run_stopped_as_its_first_learner_dies_is_saved_by_the_next(
     penstock: Penstock, tmp_path: Path, pace: str
 ) -> None:

@@ -98,6 +98,7 @@ def test_a_profile_has_all_its_files_and_its_parts_add_up(
     assert any(event["name"].startswith("aten::") for event in torch_events)
 
 
+@pytest.mark.slow
 def test_ctrl_c_ends_the_window_early_and_it_is_reported(
     penstock: Penstock, tmp_path: Path
 ) -> None:
