@@ -80,6 +80,7 @@ def test_without_root_it_measures_on_loopback(monkeypatch: pytest.MonkeyPatch) -
     assert auto["step_ms"] == result["codecs"][chosen]["step_ms"]
 
 
+@pytest.mark.slow
 def test_the_command_ends_with_one_object() -> None:
     command = [sys.executable, "-m", "penstock", "bench", "reduce", "--learners", "2",
                "--parameters", "150k", "--codecs", "fp16", "--seconds", "0.05"]  # fmt: skip

@@ -49,6 +49,7 @@ def test_all_stages_have_positive_rates_and_the_whole_is_below_their_ideal(tmp_p
     assert result["stages"]["encode"]["ratio"] > 1
 
 
+@pytest.mark.slow
 def test_stages_of_an_algorithm_with_replay_and_a_comparison(tmp_path: Path) -> None:
     options = ("0.1", "--target", "pendulum_sac", "--only", "write,replay_add,gather,learner")
     old = bench(*options)

@@ -25,7 +25,11 @@ AGAIN_S = 20.0  # within which the others train again; on a quiet machine it is 
         pytest.param(("learner.pace=local_sgd",), id="local_sgd", marks=pytest.mark.slow),
         pytest.param(("learner.pace=ssp",), id="ssp"),
         pytest.param(
-            ("learner.reduce.codec=onebit", "learner.optimizer=sgd", "learner.reduce.overlap=false"),
+            (
+                "learner.reduce.codec=onebit",
+                "learner.optimizer=sgd",
+                "learner.reduce.overlap=false",
+            ),
             id="onebit",
             marks=pytest.mark.slow,
         ),

@@ -38,7 +38,7 @@ def same(a: checkpoint.Checkpoint, b: checkpoint.Checkpoint) -> bool:
     return arrays and equal and np.array_equal(a.weights, b.weights)
 
 
-@pytest.mark.parametrize("every", [1, 8])
+@pytest.mark.parametrize("every", [8, pytest.param(1, marks=pytest.mark.slow)])
 def test_a_resumed_run_equals_a_whole_one_bit_for_bit(tmp_path: Path, every: int) -> None:
     option = f"learner.publish_every={every}"
     whole = train(tmp_path / "whole", 40, option)
@@ -50,7 +50,10 @@ def test_a_resumed_run_equals_a_whole_one_bit_for_bit(tmp_path: Path, every: int
 
 @pytest.mark.parametrize(
     ("target", "option"),
-    [("cartpole_dqn", "algo.target_every=8"), ("pendulum_sac", "algo.tau=0.1")],
+    [
+        ("cartpole_dqn", "algo.target_every=8"),
+        pytest.param("pendulum_sac", "algo.tau=0.1", marks=pytest.mark.slow),
+    ],
 )
 def test_so_does_one_that_learns_from_replay(tmp_path: Path, target: str, option: str) -> None:
     small = ("replay.min_size=64", "replay.batch_size=32", "replay.samples_per_insert=1")
@@ -68,7 +71,10 @@ KEPT = (
 )
 
 
-@pytest.mark.parametrize("capacity", [10_000, 700], ids=["growing", "full"])
+@pytest.mark.parametrize(
+    "capacity",
+    [pytest.param(10_000, id="growing", marks=pytest.mark.slow), pytest.param(700, id="full")],
+)
 def test_so_does_one_whose_checkpoints_hold_the_replay(
     tmp_path: Path, capacity: int, capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -89,6 +89,7 @@ def test_by_hand_all_end_with_one_and_go_on_together(penstock: Penstock, tmp_pat
     stop(played)
 
 
+@pytest.mark.slow
 def test_torchrun_starts_all_of_them_again_from_the_checkpoint(
     penstock: Penstock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -146,6 +147,7 @@ def test_ranks_that_never_come_are_named(penstock: Penstock) -> None:
     assert "with the same --world and --store, see that nothing is between it and 127.0" in said
 
 
+@pytest.mark.slow
 def test_so_is_rank_0_whom_all_wait_for(penstock: Penstock) -> None:
     store = free_ports(1)
     code, _, err = start(penstock, store, 1, 2, "run.start_timeout_s=5").end()
