@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import subprocess
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -28,6 +29,7 @@ LINKS = {
 INTERFACE = "eth0"
 SUBNET = "10.77.0"
 MOST = 250  # hosts in the subnet
+SYSTEM_FOLDERS = ("/usr/sbin", "/sbin")  # where tc is, though PATH may leave them out
 
 
 class NoHostsError(Exception):
@@ -123,7 +125,9 @@ def _inside(pid: int) -> list[str]:
 
 def _batch(pid: int, program: Literal["ip", "tc"], lines: Sequence[str]) -> None:
     """Carry out lines of `ip` or `tc` in a namespace."""
-    with _started([*_inside(pid), program, "-batch", "-"]) as process:
+    where = os.pathsep.join([os.environ.get("PATH", os.defpath), *SYSTEM_FOLDERS])
+    command = shutil.which(program, path=where) or program
+    with _started([*_inside(pid), command, "-batch", "-"]) as process:
         out, error = process.communicate("\n".join([*lines, ""]).encode())
     if process.returncode:
         text = " ".join((out + error).decode(errors="replace").split())
