@@ -3,7 +3,7 @@
 BIN := .venv/bin
 INSTALLED := .venv/installed
 BENCHMARKS := $(addprefix benchmarks/, $(addsuffix .py, \
-	cartpole utilization memory pong replay shm startup wire))
+	cartpole cluster memory pong recorder replay shm startup utilization wire))
 
 # The first Python that runs and is new enough; or say `make train PYTHON=/path/to/python3`.
 PYTHON ?= $(shell for python in python3.11 python3.12 python3.13 python3.14 python3; do \

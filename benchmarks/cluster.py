@@ -35,7 +35,7 @@ from common import finish, parser
 from penstock.configs.schema import Config
 from penstock.core.params import ParamLayout
 from penstock.core.specs import Column, SlotSpec
-from penstock.launch.process import Child
+from penstock.launch.process import Child, role_arguments
 from penstock.launch.topology import RoleSpec, Stage
 from penstock.transport.base import Stamp, Welcome
 from penstock.transport.client import REPEAT_S
@@ -243,15 +243,10 @@ def _crowd(address: str, actors: int) -> Iterator[list[Connection]]:
 def _connector(folder: Path, address: str) -> Iterator[Child]:
     """The connector as a run starts it, but for the algorithm's work on a slot."""
     config = Config.model_validate({"env": {"id": "CartPole-v1"}, "run": {"interval_s": 0.2}})
-    arguments = {
+    arguments = role_arguments(folder, folder) | {
         "config": config.model_dump(mode="json"),
         "run_id": RUN_ID,
-        "run_dir": str(folder),
-        "runtime_dir": str(folder),
         "grace_s": 10.0,
-        "resume": "no",
-        "transport": "auto",
-        "curve": None,
     }
     main = "penstock.transport.connector:run"
     spec = RoleSpec("connector", 0, main, Stage.CARRIERS, address=address)

@@ -134,6 +134,18 @@ class Child:
             return file.read().decode(errors="replace").strip()
 
 
+def role_arguments(run_dir: Path, runtime_dir: Path) -> dict[str, Any]:
+    """What every role is told; the defaults of what only some commands set."""
+    return {
+        "run_dir": str(run_dir.absolute()),
+        "runtime_dir": str(runtime_dir),
+        "config": None,
+        "resume": "no",
+        "transport": "auto",
+        "curve": None,
+    }
+
+
 def _identity(spec: RoleSpec, incarnation: int) -> Message:
     return {
         "role": spec.role,

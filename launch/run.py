@@ -24,6 +24,7 @@ from penstock.launch.effects import Limits, Outcome
 from penstock.launch.figures import farewell
 from penstock.launch.folders import Resume, default_run_dir, run_folder, runtime_folder
 from penstock.launch.machines import Place, check_place, where_to_write
+from penstock.launch.process import role_arguments
 from penstock.launch.record import Record, write_atomic
 from penstock.launch.role import die_with
 from penstock.launch.supervisor import Supervisor
@@ -130,7 +131,7 @@ def actors(
     stream = sys.stderr if as_json else sys.stdout
     audience = Audience(lambda: make_view(stream, _title(path, specs), None), None)
     with run_folder(path, "auto"), runtime_folder() as runtime_dir:
-        arguments = _arguments(path, runtime_dir) | {"transport": transport, "curve": curve}
+        arguments = role_arguments(path, runtime_dir) | {"transport": transport, "curve": curve}
         outcome = _supervise(
             Supervisor(specs, Limits(), arguments, path / "logs", audience), audience
         )
@@ -184,7 +185,7 @@ def with_learner(
         write_atomic(path / CONFIG_FILE, dump(config))
         record = Record(path, Board(path) if config.run.tensorboard else None)
         audience = Audience(lambda: make_view(stream, _title(path, specs), config.stop), record)
-        arguments = _arguments(path, runtime_dir) | {
+        arguments = role_arguments(path, runtime_dir) | {
             "config": config.model_dump(mode="json"),
             "resume": resume,
         }
@@ -219,18 +220,6 @@ def _supervise(supervisor: Supervisor, audience: Audience) -> Outcome:
         return supervisor.run()
     finally:
         audience.close()
-
-
-def _arguments(run_dir: Path, runtime_dir: Path) -> dict[str, Any]:
-    """What every role is told; the defaults of what only some commands set."""
-    return {
-        "run_dir": str(run_dir.absolute()),
-        "runtime_dir": str(runtime_dir),
-        "config": None,
-        "resume": "no",
-        "transport": "auto",
-        "curve": None,
-    }
 
 
 def _title(run_dir: Path, specs: Sequence[RoleSpec]) -> str:

@@ -22,7 +22,7 @@ from penstock.core.control import Channel
 from penstock.core.params import ParamLayout
 from penstock.core.role import RoleContext
 from penstock.core.specs import Column, SlotSpec
-from penstock.launch.process import Child
+from penstock.launch.process import Child, role_arguments
 from penstock.launch.topology import RoleSpec, Stage
 from penstock.profiling.status import StatusPage
 from penstock.transport.base import Stamp, Welcome
@@ -235,15 +235,10 @@ def role_process(
 ) -> Iterator[Child]:
     """A connector or relay as a process of its own; ``settings`` are those of the transport."""
     config = {"env": {"id": "Test-v0"}, "transport": settings, "run": {"interval_s": 0.1}}
-    arguments = {
+    arguments = role_arguments(folder, folder) | {
         "config": Config.model_validate(config).model_dump(mode="json"),
         "run_id": RUN_ID,
-        "run_dir": str(folder),
-        "runtime_dir": str(folder),
         "grace_s": 10.0,
-        "resume": "no",
-        "transport": "auto",
-        "curve": None,
     }
     spec = RoleSpec(role, 0, f"penstock.transport.{role}:run", Stage.CARRIERS, address=address)
     child = Child(spec, incarnation, arguments, folder / f"{role}.log")

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from penstock.configs.schema import Config
-from penstock.launch.process import Child
+from penstock.launch.process import Child, role_arguments
 from penstock.launch.topology import RoleSpec, Stage
 from penstock.learner.optimizer import FlatOptimizer
 from penstock.learner.server.client import ServerClient
@@ -32,15 +32,10 @@ CONFIG = Config.model_validate(
 
 @contextmanager
 def server(folder: Path, address: str, incarnation: int = 0) -> Iterator[Child]:
-    arguments = {
+    arguments = role_arguments(folder, folder) | {
         "config": CONFIG.model_dump(mode="json"),
         "run_id": RUN_ID,
-        "run_dir": str(folder),
-        "runtime_dir": str(folder),
         "grace_s": 10.0,
-        "resume": "no",
-        "transport": "auto",
-        "curve": None,
     }
     main = "penstock.learner.server.server:run"
     spec = RoleSpec("server", 0, main, Stage.CARRIERS, address=address)
