@@ -11,7 +11,7 @@ PYTHON ?= $(shell for python in python3.11 python3.12 python3.13 python3.14 pyth
 	&& echo $$python && break; done)
 
 .DEFAULT_GOAL := help
-.PHONY: help venv train test test-slow check lint types imports links wheel format docs bench peers clean
+.PHONY: help venv train test test-slow check lint types imports links wheel format docs reference bench peers clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -26,7 +26,7 @@ $(INSTALLED): pyproject.toml constraints.txt
 	@echo "building .venv with $(PYTHON); the first time takes some minutes"
 	$(PYTHON) -m venv .venv
 	$(BIN)/pip install --quiet -c constraints.txt setuptools
-	$(BIN)/pip install --quiet --no-compile --no-build-isolation -c constraints.txt -e '.[atari,dev]'
+	$(BIN)/pip install --quiet --no-compile --no-build-isolation -c constraints.txt -e '.[atari,box2d,dev,docs,minatar,mujoco,video,vizdoom]'
 	$(BIN)/python -m compileall -qq -j 0 .venv/lib || true # libraries ship files that cannot compile
 	touch $@
 
@@ -62,8 +62,14 @@ format: venv ## format the code, mend what ruff can mend
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-docs: venv ## write the reference of the configuration from its schema
+docs: venv ## build the site of the documentation into site/, without a network
+	$(BIN)/python -m penstock.configs.reference --check docs/configuration.md
+	$(BIN)/python -m penstock.launch.reference --check docs/cli.md
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --clean
+
+reference: venv ## write the pages that come from the code: the configuration, the commands
 	$(BIN)/python -m penstock.configs.reference > docs/configuration.md
+	$(BIN)/python -m penstock.launch.reference > docs/cli.md
 
 bench: venv ## run the benchmarks, one after another; results go to benchmarks/results
 	set -e; for benchmark in $(BENCHMARKS); do echo "$$benchmark"; $(BIN)/python $$benchmark --save; done
@@ -75,5 +81,5 @@ peers: ## install what `penstock bench --peers` and `benchmarks/replay.py --peer
 	.venv-sf/bin/pip install --quiet -r benchmarks/peers/requirements-sf.txt
 
 clean: ## remove .venv, caches and builds; runs/ stays
-	rm -rf .venv .venv-peers .venv-sf build dist *.egg-info .hypothesis .*_cache
+	rm -rf .venv .venv-peers .venv-sf build dist site *.egg-info .hypothesis .*_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -11,7 +11,7 @@ import numpy as np
 
 from penstock.actors.join import Found, find, join
 from penstock.actors.rollout import Rollout
-from penstock.algos import process, slot_spec
+from penstock.algos import process, records_returns, slot_spec
 from penstock.configs.schema import Config
 from penstock.core.role import EXIT_REJOIN, RoleContext
 from penstock.envs import VectorGame, make
@@ -110,7 +110,8 @@ class Player:
         self._status, self._ledger = status, ledger
         # Those started by hand are numbered too, in the lower bits.
         self._policy = make_policy(config, game.info, int(seeds[0]), actor & (1 << INDEX_BITS) - 1)
-        self._rollout = Rollout(game, self._policy, int(seeds[1]), ledger)
+        discount = config.algo.discount if records_returns(config.algo) else None
+        self._rollout = Rollout(game, self._policy, int(seeds[1]), ledger, discount)
         self._weights = np.empty(link.welcome.layout.size, np.float32)
         self._stamp: Stamp | None = None
         self.sequence = 0

@@ -3,10 +3,13 @@
 Row t holds the decision at ``obs[t]`` and what it led to. Environments reset themselves on the step
 *after* an episode's end (NEXT_STEP): that row was decided by nobody and is not ``alive``; its
 ``obs[t]`` is the final observation of the ended episode, and what the policy records of it is
-recorded too: the value of a truncated episode's end. Rewards and returns are raw here.
+recorded too: the value of a truncated episode's end. After it a policy with memory forgets.
+Rewards and returns are raw here. A column ``core_state`` holds the memory before ``obs[0]``.
 
-A slot with a column ``pad`` stores of each frame stack the newest frame alone; ``pad`` says what
-stood before an episode's first frame (penstock.replay.stacks).
+A slot may hold of each frame stack the newest frame alone, played in memory of its own. With a
+column ``older`` it holds the rest of the first stack too, and ``begins`` says what stood before an
+episode's first frame (penstock.algos.stacks); with a column ``pad``, that says so, and older frames
+are those of the slots before (penstock.replay.stacks).
 """
 
 from __future__ import annotations
@@ -16,6 +19,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from penstock.algos.slots import BEGINS, OLDER, REPEATS, RETURN
 from penstock.configs.errors import UserError
 from penstock.envs import VectorGame, find_bad_observation
 from penstock.models.policy import Policy
@@ -43,16 +47,24 @@ class Rollout:
         policy: Policy,
         seed: int,
         ledger: TimeLedger,
+        discount: float | None = None,
     ) -> None:
+        """``discount``: that of the discounted returns, where they are to be recorded."""
         space = game.info.observation_space
         self._game = game
         self._policy = policy
         self._ledger = ledger
-        self._last_obs = np.zeros((game.count, *(space.shape or ())), space.dtype)
+        dtype = np.float32 if space.dtype.kind == "f" else space.dtype  # as slots have it
+        self._last_obs = np.zeros((game.count, *(space.shape or ())), dtype)
         self._alive = np.ones(game.count, np.bool_)
+        self._resets = False  # whether some environment's next step only resets
         self._return = np.zeros(game.count, np.float32)
         self._length = np.zeros(game.count, np.int32)
-        self._recorded = tuple(policy.recorded.values())
+        self._discount = discount
+        self._discounted = np.zeros(game.count, np.float32)  # returns
+        self._recorded = dict(policy.recorded)
+        if discount is not None:
+            self._recorded[RETURN] = self._discounted
         self._rows: dict[int, list[tuple[Rows, Rows]]] = {}
         self._pad = np.zeros(game.count, np.int16)
         self._begun = np.ones(game.count, np.bool_)  # the first slot begins with first observations
@@ -62,7 +74,11 @@ class Rollout:
         """Write one unroll into a slot's ``columns``; returns its agent steps."""
         obs = columns["obs"]
         rows = self._rows_of(columns, slot_index)
-        if "pad" in columns:
+        if "core_state" in columns:
+            np.copyto(columns["core_state"], self._policy.state)
+        if OLDER in columns:
+            self._play_frames(obs, columns[OLDER], columns[BEGINS], rows)
+        elif "pad" in columns:
             self._play_newest(obs, columns["pad"], rows)
         else:
             np.copyto(obs[0], self._last_obs)
@@ -72,17 +88,37 @@ class Rollout:
         columns["policy_version"][...] = version
         columns["seat"][...] = 0
         columns["policy_id"][...] = 0
-        bad = find_bad_observation(obs)
+        bad = find_bad_observation(obs, self._game.info.parts, columns["alive"])
         if bad:
             raise UserError(
                 f"the environment gave an observation with {bad}; training on it would destroy "
-                "the network: make the environment return finite numbers"
+                "the network: correct what the environment returns"
             )
         return int(np.count_nonzero(columns["alive"]))
 
     def forget_slots(self) -> None:
         """Other memory holds the slots from now on."""
         self._rows.clear()
+
+    def _play_frames(
+        self,
+        frames: npt.NDArray[Any],
+        older: npt.NDArray[Any],
+        begins: npt.NDArray[np.uint8],
+        rows: list[tuple[Rows, Rows]],
+    ) -> None:
+        """Write the first stack to the slot, then the newest frame of each."""
+        stacks = self._last_obs
+        np.copyto(older, stacks[:, :-1])
+        np.copyto(frames[0], stacks[:, -1])
+        begins[...] = 0
+        for t, (row, recorded) in enumerate(rows):
+            reset = ~self._alive if self._resets else None
+            self._step(stacks, stacks, recorded, *row)
+            np.copyto(frames[t + 1], stacks[:, -1])
+            if reset is not None:
+                begins[t, reset] = REPEATS + padding(stacks, reset, self._pad)[reset]
+        check_shift(stacks, frames, begins)
 
     def _play_newest(
         self, frames: npt.NDArray[Any], pad: npt.NDArray[Any], rows: list[tuple[Rows, Rows]]
@@ -118,10 +154,21 @@ class Rollout:
         self._ledger.switch(Part.STEP)
         rewards, terminations, truncations = self._game.step_into(actions, next_obs)
         self._ledger.switch(Part.WRITE)
+        if self._resets and rewards[~self._alive].any():
+            raise UserError(
+                "the environment gave a reward in the step after an episode's end, which only "
+                "resets (autoreset mode NEXT_STEP); a wrapper of the vector environment that "
+                "resets in the same step does that: `penstock check-env` tells more"
+            )
+        if self._discount is not None:
+            self._discounted *= self._discount
+            self._discounted += rewards
         action[:] = actions
-        for target, known in zip(recorded, self._recorded, strict=True):
+        for target, known in zip(recorded, self._recorded.values(), strict=True):
             target[:] = known
         alive[:] = self._alive
+        if self._resets:
+            self._policy.begin(~self._alive)
         reward[:] = rewards
         terminated[:] = terminations
         truncated[:] = truncations
@@ -131,8 +178,10 @@ class Rollout:
         episode_length[:] = self._length
         over = np.logical_or(terminations, truncations)
         np.logical_not(over, out=self._alive)
-        if over.any():
+        self._resets = bool(over.any())
+        if self._resets:
             self._return[over] = 0.0
+            self._discounted[over] = 0.0
             self._length[over] = 0
 
     def _rows_of(self, columns: Columns, slot_index: int) -> list[tuple[Rows, Rows]]:
@@ -140,7 +189,7 @@ class Rollout:
         slots are fixed memory."""
         if slot_index not in self._rows:
             own = zip(*(columns[name] for name in PER_STEP), strict=True)
-            known = [columns[name] for name in self._policy.recorded]
+            known = [columns[name] for name in self._recorded]
             recorded = (tuple(column[t] for column in known) for t in range(len(columns["action"])))
             self._rows[slot_index] = list(zip(own, recorded, strict=True))
         return self._rows[slot_index]
@@ -162,7 +211,23 @@ def padding(
         else:
             raise UserError(
                 f"the first observation of an episode of environment {env} is a stack of different "
-                "frames, and replay.frame_stack stores each frame once; set "
-                "replay.frame_stack=null to store stacks whole"
+                "frames, and transport.frame_stack writes each frame once; set "
+                "transport.frame_stack=null to write stacks whole"
             )
     return pads
+
+
+def check_shift(
+    stacks: npt.NDArray[Any], frames: npt.NDArray[Any], begins: npt.NDArray[np.uint8]
+) -> None:
+    """Raise UserError where the last ``stacks`` ``[E, K, *frame]`` of an unroll are not the last of
+    its newest ``frames`` ``[T + 1, E, *frame]``, unless an episode began there."""
+    depth = min(stacks.shape[1], len(frames))
+    going_on = ~begins[len(begins) + 1 - depth :].any(axis=0)
+    same = (stacks[:, -depth:] == frames[-depth:].swapaxes(0, 1)).reshape(len(stacks), -1)
+    if (going_on & ~same.all(axis=1)).any():
+        raise UserError(
+            "observations are stacks that do not move on by one frame a step, and "
+            "transport.frame_stack writes each frame once; set transport.frame_stack=null to write "
+            "stacks whole"
+        )

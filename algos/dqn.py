@@ -37,7 +37,7 @@ def columns(observation_space: Any, action_space: Any) -> tuple[Column, ...]:
 
 def check(columns: dict[str, npt.NDArray[Any]], layout: ParamLayout) -> None:
     """Raise ValueError for values that no sound actor of the network ``layout`` records."""
-    slots.check_choices(columns["action"], dict(layout.entries)["head.bias"][0])
+    slots.check_choices(columns["action"], dict(layout.entries)["head.bias"])
     slots.check(columns)
 
 

@@ -9,20 +9,24 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import numpy.typing as npt
 
 from penstock.algos import slots
 from penstock.configs.algorithms import ImpalaConfig
 from penstock.core.params import ParamLayout
 from penstock.core.specs import Column
+from penstock.models.actions import action_column, counts_of
+from penstock.models.general import floats_of
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from penstock.models.torch_nets import Net
+    from penstock.models.torch_actor_critic import ActorCritic
 
 WHOLE = slice(None)
-LEAST_LOGP = -100.0  # of a sound actor
+LEAST_LOGP = -100.0  # of a sound actor's choice or number
+MOST_DENSITY = 1e3  # log-densities may well be above 0
 MOST_LOG_RHO = 20.0  # V-trace clips far below; beyond it the statistics would overflow
 ROUNDING = 1.001  # importance weights of the same policy differ from 1 by less
 STATISTICS = ("policy_loss", "value_loss", "entropy", "kl", "rho", "rho_clipped")
@@ -30,18 +34,22 @@ STATISTICS = ("policy_loss", "value_loss", "entropy", "kl", "rho", "rho_clipped"
 
 def columns(observation_space: Any, action_space: Any) -> tuple[Column, ...]:
     """What one slot holds."""
-    assert action_space.shape == (), action_space
-    return slots.columns(
-        observation_space, Column("action", "<i4"), Column("behaviour_logp", "<f4")
-    )
+    logp = Column("behaviour_logp", "<f4")
+    return slots.columns(observation_space, action_column(action_space), logp)
 
 
 def check(columns: dict[str, npt.NDArray[Any]], layout: ParamLayout) -> None:
     """Raise ValueError for values that no sound actor of the network ``layout`` records."""
-    slots.check_choices(columns["action"], dict(layout.entries)["policy.bias"][0])
     slots.check(columns)
+    for numbers in floats_of(layout):
+        if not np.isfinite(columns["obs"][..., numbers].view(np.float32)).all():
+            raise ValueError("column obs holds numbers that are not finite")
+    most = MOST_DENSITY
+    if columns["action"].dtype.kind == "i":
+        slots.check_choices(columns["action"], counts_of(layout))
+        most = 1e-3
     logp = columns["behaviour_logp"]
-    if logp.min() < LEAST_LOGP or logp.max() > 1e-3:
+    if logp.min() < LEAST_LOGP * columns["action"][0, 0].size or logp.max() > most:
         raise ValueError(f"log-probabilities from {logp.min()} to {logp.max()}")
 
 
@@ -50,8 +58,13 @@ def process(cfg: ImpalaConfig, columns: dict[str, npt.NDArray[Any]]) -> None:
     slots.adjust_rewards(cfg, columns["reward"])
 
 
+def whole(cfg: ImpalaConfig) -> bool:
+    """Whether `loss` must see all environments of an update at once."""
+    return cfg.normalize_advantages
+
+
 def loss(
-    net: Net,
+    net: ActorCritic,
     batch: dict[str, Tensor],
     cfg: ImpalaConfig,
     envs: slice = WHOLE,
@@ -70,19 +83,21 @@ def loss(
     """
     import torch
 
+    from penstock.algos.normalized import normalized
+    from penstock.algos.unrolled import unrolled
     from penstock.algos.vtrace import vtrace
+    from penstock.models.distributions import distribution
 
-    obs = batch["obs"][:, envs]
     action, reward, behaviour_logp, terminated, truncated, alive = (
         batch[name][:, envs]
         for name in ("action", "reward", "behaviour_logp", "terminated", "truncated", "alive")
     )
-    steps = action.numel()
-    logits, values = net(obs)
-    logp = torch.log_softmax(logits.t(), 0)[:, :steps]
-    action_logp = logp.gather(0, action.long().view(1, steps))[0]
-    log_rhos = action_logp.detach().view(action.shape) - behaviour_logp
-    v_tm1, bootstrapped = values[:steps], values.detach().view(obs.shape[:2])
+    steps = alive.numel()
+    outputs, values, mask = unrolled(net, batch, envs)
+    policy = distribution(net.actions, outputs[:steps], None if mask is None else mask[:steps])
+    action_logp = policy.logp(action.flatten(0, 1))
+    log_rhos = action_logp.detach().view(alive.shape) - behaviour_logp
+    v_tm1, bootstrapped = values[:steps], values.detach().view(-1, alive.shape[1])
     trace = vtrace(
         bootstrapped,
         reward,
@@ -95,18 +110,18 @@ def loss(
         rho_clip=cfg.rho_clip,
         c_clip=cfg.c_clip,
     )
-    mask = alive.flatten().float()
+    living = alive.flatten().float()
     advantages = trace.advantages.flatten()
     if cfg.normalize_advantages:
-        advantages = _normalized(advantages, mask, add_others)
+        advantages = normalized(advantages, living, add_others)
     # Advantages and errors are 0 on rows that are not alive, and so are their terms of the sums.
     differences = v_tm1 - (trace.errors + bootstrapped[:-1]).flatten()
     policy_loss = -torch.dot(advantages, action_logp)
     value_loss = 0.5 * torch.dot(differences, differences)
-    entropy = -torch.dot((logp.exp() * logp).sum(0), mask)
+    entropy = torch.dot(policy.entropy(), living)
     total = policy_loss + cfg.value_cost * value_loss - cfg.entropy_cost * entropy
     losses = (policy_loss.detach(), value_loss.detach(), entropy.detach())
-    return total, torch.stack((*losses, *_lag(log_rhos.flatten(), mask, cfg.rho_clip)))
+    return total, torch.stack((*losses, *_lag(log_rhos.flatten(), living, cfg.rho_clip)))
 
 
 def _lag(log_rhos: Tensor, mask: Tensor, rho_clip: float) -> tuple[Tensor, Tensor, Tensor]:
@@ -115,19 +130,3 @@ def _lag(log_rhos: Tensor, mask: Tensor, rho_clip: float) -> tuple[Tensor, Tenso
     rhos = log_rhos.exp()
     clipped = (rhos > ROUNDING * rho_clip).float()
     return (rhos - 1 - log_rhos).dot(mask), rhos.dot(mask), clipped.dot(mask)
-
-
-def _normalized(
-    advantages: Tensor, mask: Tensor, add_others: Callable[[Tensor], None] | None
-) -> Tensor:
-    """Shifted and scaled to mean 0 and deviation 1 where ``mask`` is 1; 0 elsewhere, as before."""
-    import torch
-
-    exact = advantages.double()  # so that one pass is enough
-    sums = torch.stack((mask.sum().double(), exact.sum(), exact.dot(exact)))
-    if add_others is not None:
-        add_others(sums)
-    count = sums[0].clamp(min=1)
-    mean = sums[1] / count
-    deviation = (sums[2] / count - mean.square()).clamp_(min=0).sqrt_()
-    return (advantages - mean.float()) * mask / (deviation.float() + 1e-8)

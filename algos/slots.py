@@ -12,6 +12,10 @@ from penstock.configs.errors import UserError
 from penstock.core.specs import Column
 
 MOST_REWARD = 1e6  # of a sound actor
+RETURN = "discounted_return"
+OLDER = "older"  # the frames of the first stack but its newest
+BEGINS = "begins"  # at row t: whether an episode begins with obs[t + 1], and what comes before it
+REPEATS, AFTER_ZEROS = 1, 2  # its first frame again, zeros; 0: none begins, the stack moves on
 
 
 class Rewards(Protocol):
@@ -45,18 +49,35 @@ def columns(observation_space: Any, action: Column, *recorded: Column) -> tuple[
 
 
 def newest_frames(columns: tuple[Column, ...], stack: int) -> tuple[Column, ...]:
-    """The same slot with the newest frame of each observation alone, and what tells the others.
+    """The same slot with the newest frame of each observation alone, and what tells a replay the
+    others, in whichever slots they are.
 
     Raises UserError where observations are no stacks of ``stack`` frames.
     """
+    return (*_framed(columns, stack), Column("age", "|u1"), Column("pad", "<i2"))
+
+
+def frames_of_unroll(columns: tuple[Column, ...], stack: int) -> tuple[Column, ...]:
+    """The same slot with the first stack and then one frame a step, which needs no other slot
+    (`penstock.algos.stacks` makes stacks of them). Raises UserError as `newest_frames`."""
+    frame, *rest = _framed(columns, stack)
+    older = replace(frame, name=OLDER, shape=(stack - 1, *frame.shape), rows="slot")
+    return (frame, *rest, Column(BEGINS, "|u1"), older)
+
+
+def _framed(columns: tuple[Column, ...], stack: int) -> tuple[Column, ...]:
     obs, *rest = columns
     if len(obs.shape) < 2 or obs.shape[0] != stack:
         raise UserError(
-            f"replay.frame_stack is {stack} and observations have shape {list(obs.shape)}; it must "
-            "be the extent of their first axis, or null"
+            f"transport.frame_stack is {stack} and observations have shape {list(obs.shape)}; it "
+            "must be the extent of their first axis, or null"
         )
-    frame = replace(obs, shape=obs.shape[1:])
-    return (frame, *rest, Column("age", "|u1"), Column("pad", "<i2"))
+    return (replace(obs, shape=obs.shape[1:]), *rest)
+
+
+def with_returns(columns: tuple[Column, ...]) -> tuple[Column, ...]:
+    """The same slot with the discounted sum of raw rewards since each episode began."""
+    return (*columns, Column(RETURN, "<f4"))
 
 
 def check(columns: dict[str, npt.NDArray[Any]]) -> None:
@@ -73,12 +94,16 @@ def check(columns: dict[str, npt.NDArray[Any]]) -> None:
     pad = columns.get("pad")
     if pad is not None and (pad.min() < 0 or pad.max() > 1):
         raise ValueError(f"column pad holds {pad.min()} to {pad.max()}, and it is 0 or 1")
+    begins = columns.get(BEGINS)
+    if begins is not None and begins.max() > AFTER_ZEROS:
+        raise ValueError(f"column {BEGINS} holds {begins.max()}, and is at most {AFTER_ZEROS}")
 
 
-def check_choices(action: npt.NDArray[Any], actions: int) -> None:
-    """Raise ValueError for an action that is none of ``actions``."""
-    if action.min() < 0 or action.max() >= actions:
-        raise ValueError(f"actions from {action.min()} to {action.max()}, there are {actions}")
+def check_choices(action: npt.NDArray[Any], counts: tuple[int, ...]) -> None:
+    """Raise ValueError for an action ``[T, E, *shape]`` that is none of those to choose from."""
+    if (action.reshape(-1, len(counts)) >= counts).any() or action.min() < 0:
+        known = ", ".join(map(str, counts))
+        raise ValueError(f"actions from {action.min()} to {action.max()}, there are {known}")
 
 
 def adjust_rewards(cfg: Rewards, reward: npt.NDArray[np.float32]) -> None:

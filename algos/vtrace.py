@@ -47,7 +47,7 @@ def vtrace(
     are set ``terminated`` wins. An episode that goes on after the last row is bootstrapped from the
     last of ``values``.
     """
-    _check_shapes(values, rewards, log_rhos, terminated, truncated, alive)
+    check_shapes(values, rewards, log_rhos, terminated, truncated, alive)
     v_tm1, v_t = values[:-1], values[1:]
     rhos = log_rhos.exp()
     discount_t = ~terminated * discount
@@ -55,12 +55,12 @@ def vtrace(
     clipped_rhos = rhos.clamp(max=rho_clip) * alive
     deltas = torch.addcmul(rewards, discount_t, v_t).sub_(v_tm1).mul_(clipped_rhos)
     carries = rhos.clamp_(max=c_clip).mul_(going_on_t).mul_(trace_lambda)
-    errors = _accumulate(deltas.clone(), carries)
+    errors = accumulate(deltas.clone(), carries)
     deltas[:-1].addcmul_(going_on_t.mul_(clipped_rhos)[:-1], errors[1:])
     return VTrace(errors, deltas)
 
 
-def _accumulate(deltas: Tensor, carries: Tensor) -> Tensor:
+def accumulate(deltas: Tensor, carries: Tensor) -> Tensor:
     """``errors[t] = deltas[t] + carries[t] * errors[t+1]``, in the memory of ``deltas``."""
     rows = deltas.unbind(0)
     for row, carry, after in zip(rows[-2::-1], carries.unbind(0)[-2::-1], rows[:0:-1], strict=True):
@@ -68,7 +68,7 @@ def _accumulate(deltas: Tensor, carries: Tensor) -> Tensor:
     return deltas
 
 
-def _check_shapes(values: Tensor, *others: Tensor) -> None:
+def check_shapes(values: Tensor, *others: Tensor) -> None:
     steps, envs = values.shape[0] - 1, values.shape[1]
     shapes = [tuple(tensor.shape) for tensor in others]
     assert steps >= 1, tuple(values.shape)

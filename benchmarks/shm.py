@@ -4,24 +4,32 @@ The writer fills each slot with one copy, as an environment would; the reader co
 staging batch and frees it. So each byte is copied twice, by two processes at once. The limit beside
 it is one process that copies into memory of the same size, without any protocol.
 
+Then a large batch such as a GPU takes, 8 slots of 64 environments of Atari frames that are written
+once, gathered by one thread and by two in turns, beside one large copy of as many bytes.
+
     python benchmarks/shm.py [--seconds 5] [--slot-mb 2] [--json] [--save]
 """
 
 from __future__ import annotations
 
 import argparse
+import statistics
 import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
 from common import finish, median_of, parser
 from penstock.core.params import ParamLayout
 from penstock.core.specs import Column, SlotSpec
+from penstock.learner.copying import Copier
+from penstock.learner.staging import StagingBatch
 from penstock.replay import Accounting, SlotQueue
 from penstock.transport.base import Stamp, Welcome
 from penstock.transport.shm.board import WeightsBoard
@@ -30,6 +38,7 @@ from penstock.transport.shm.link import ShmLink
 from penstock.transport.shm.store import SlotStore
 
 UNROLL, ENVS = 20, 4
+LARGE_ENVS, LARGE_SLOTS, ROUNDS = 64, 8, 60
 
 
 def main() -> None:
@@ -45,6 +54,7 @@ def main() -> None:
         return
     through = transfer(spec, options.slots, options.seconds)
     limit, _ = median_of(lambda: copy_rate(spec.payload_nbytes, options.slots))
+    gathering = gather_rates()
     result = {
         "slot_mb": spec.payload_nbytes / 1e6,
         "slots": options.slots,
@@ -52,12 +62,14 @@ def main() -> None:
         "copy_gb_per_s": limit,
         "ratio": through / limit,
         "asked_gb_per_s": 4.0,
+        "gather": gathering,
     }
     rows: list[list[Any]] = [
         ["what", "GB/s"],
         [f"writer -> slots -> batch, {spec.payload_nbytes / 1e6:.1f} MB slots", through],
         ["one process copying alone", limit],
         ["ratio", through / limit],
+        *([f"large batch: {name}", rate] for name, rate in gathering.items()),
     ]
     finish("shm", result, rows, options)
 
@@ -120,6 +132,42 @@ def write(path: Path, spec: SlotSpec) -> None:
             np.copyto(slot.columns["obs"], obs)
             slot.header["sequence"] = sequence
             sequence += 1
+
+
+def gather_rates() -> dict[str, float]:
+    """GB/s of a gather of slots into a batch, by threads, and of one copy; their ratios."""
+    frame = Column("obs", "|u1", (84, 84), "unroll+1")
+    spec = SlotSpec(UNROLL, LARGE_ENVS, (frame, Column("alive", "|b1")))
+    store, device = SlotStore(spec, LARGE_SLOTS, shared=True), torch.device("cpu")
+    slots = store.slots
+    for slot in slots:
+        for raw in slot.payload:
+            raw[...] = 1
+    copiers = {threads: Copier(threads) for threads in (1, 2)}
+    batches = {n: StagingBatch(spec, LARGE_SLOTS, device, copier) for n, copier in copiers.items()}
+    nbytes = spec.payload_nbytes * LARGE_SLOTS
+    source, target = (np.ones(nbytes, np.uint8) for _ in range(2))
+    works: dict[str, Callable[[], None]] = {
+        "1 thread": lambda: batches[1].gather(slots),
+        "2 threads": lambda: batches[2].gather(slots),
+        "one copy": lambda: np.copyto(target, source),
+    }
+    seconds: dict[str, list[float]] = {name: [] for name in works}
+    for _ in range(ROUNDS):
+        for name, work in works.items():
+            began_s = time.perf_counter()
+            work()
+            seconds[name].append(time.perf_counter() - began_s)
+    for copier in copiers.values():
+        copier.close()
+    store.close()
+    rates = {name: nbytes / statistics.median(times) / 1e9 for name, times in seconds.items()}
+    best = {name: nbytes / min(times) / 1e9 for name, times in seconds.items()}
+    rates |= {f"{name}, at its best": rate for name, rate in best.items()}
+    for kind, known in (("", rates), (", at their best", best)):
+        rates[f"2 threads / 1 thread{kind}"] = known["2 threads"] / known["1 thread"]
+        rates[f"2 threads / one copy{kind}"] = known["2 threads"] / known["one copy"]
+    return rates
 
 
 def copy_rate(nbytes: int, slots: int) -> float:

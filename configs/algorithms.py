@@ -5,12 +5,21 @@ A new algorithm is one more class here, in the union `AlgoConfig` and in `pensto
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BeforeValidator, Field
 
 from penstock.configs.section import Section
-from penstock.configs.values import Count, Fraction, NotNegative, Number, Positive, Switch
+from penstock.configs.values import (
+    Count,
+    Fraction,
+    Module,
+    NotNegative,
+    Number,
+    Options,
+    Positive,
+    Switch,
+)
 
 DEFAULT = "impala"
 
@@ -36,8 +45,71 @@ class ImpalaConfig(Section):
     """Rewards are clipped to ± this for training; null leaves them. Shown returns stay raw."""
     reward_scale: Positive = 1.0
     """Rewards are multiplied by this for training, after clipping. Shown returns stay raw."""
+    normalize_rewards: Switch = False
+    """Whether rewards are divided by the deviation of the discounted return so far."""
     normalize_advantages: Switch = False
     """Whether the advantages of each update are shifted and scaled to mean 0 and deviation 1."""
+    epochs: ClassVar[int] = 1  # V-trace corrects for the lag of samples, not for their reuse
+
+
+class PpoConfig(Section):
+    """PPO: actor-critic that trains on each batch several times, within bounds on how far the
+    policy moves from the one that acted."""
+
+    name: Literal["ppo"] = "ppo"
+    """The algorithm."""
+    discount: Fraction = 0.99
+    """Discount of rewards per agent step (gamma)."""
+    gae_lambda: Fraction = 0.95
+    """Weight of longer returns in advantages; lower means less variance, more bias."""
+    epochs: Count = 4
+    """How often each batch is trained on, each time in `learner.updates_per_batch` minibatches of
+    its environments, dealt anew."""
+    clip: Positive = 0.2
+    """How far a probability may move from that of the actor, as a ratio, before it gains nothing
+    more."""
+    value_clip: Positive | None = None
+    """How far a value may move from that at the batch's start before it gains nothing more; null:
+    any way."""
+    target_kl: Positive | None = None
+    """No further epoch once the mean KL divergence of the policy at the batch's start from the
+    current one, exact, is above this; null: all epochs."""
+    entropy_cost: NotNegative = 0.01
+    """Weight of the entropy bonus in the loss."""
+    value_cost: NotNegative = 0.5
+    """Weight of the value loss."""
+    normalize_advantages: Literal["minibatch", "batch", "none"] = "minibatch"
+    """Over what advantages are shifted and scaled to mean 0 and deviation 1. A `minibatch` is then
+    computed at once, whatever `learner.micro_batch` says."""
+    reward_clip: Positive | None = None
+    """Rewards are clipped to ± this for training; null leaves them. Shown returns stay raw."""
+    reward_scale: Positive = 1.0
+    """Rewards are multiplied by this for training, after clipping. Shown returns stay raw."""
+    normalize_rewards: Switch = False
+    """Whether rewards are divided by the deviation of the discounted return so far."""
+
+
+class CustomConfig(Section):
+    """An algorithm of one's own, which trains on fresh unrolls as `impala` and `ppo` do; see
+    `examples/own_algorithm.py`."""
+
+    name: Literal["custom"] = "custom"
+    """The algorithm."""
+    entry: Module
+    """Where its functions are: a module, or an object or class in one, which is called without
+    arguments."""
+    settings: Options = Field(default_factory=dict)
+    """What its own `Settings`, a dataclass or a pydantic model, is made of."""
+    discount: Fraction = 0.99
+    """Discount of rewards per agent step (gamma)."""
+    epochs: Count = 1
+    """How often each batch is trained on, each time in `learner.updates_per_batch` minibatches."""
+    reward_clip: Positive | None = None
+    """Rewards are clipped to ± this for training; null leaves them. Shown returns stay raw."""
+    reward_scale: Positive = 1.0
+    """Rewards are multiplied by this for training, after clipping. Shown returns stay raw."""
+    normalize_rewards: Switch = False
+    """Whether rewards are divided by the deviation of the discounted return so far."""
 
 
 class DqnConfig(Section):
@@ -98,6 +170,7 @@ class SacConfig(Section):
     """Rewards are multiplied by this for training, after clipping. Shown returns stay raw."""
 
 
+OnPolicyConfig = ImpalaConfig | PpoConfig | CustomConfig
 OffPolicyConfig = DqnConfig | SacConfig
 
 
@@ -107,5 +180,5 @@ def _named(value: Any) -> Any:
 
 
 AlgoConfig = Annotated[
-    ImpalaConfig | DqnConfig | SacConfig, Field(discriminator="name"), BeforeValidator(_named)
+    OnPolicyConfig | OffPolicyConfig, Field(discriminator="name"), BeforeValidator(_named)
 ]

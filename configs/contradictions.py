@@ -6,7 +6,9 @@ import re
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from penstock.configs.algorithms import OnPolicyConfig, PpoConfig
 from penstock.configs.group import Contradiction, group
+from penstock.configs.network import network
 
 if TYPE_CHECKING:
     from penstock.configs.schema import Config
@@ -15,12 +17,12 @@ if TYPE_CHECKING:
 
 def contradictions(cfg: Config) -> list[Contradiction]:
     """All contradictions of a config whose fields are each valid."""
-    checks = (_batches, _replay, _sac, _inference, _schedule, _stop, _addresses, _keys, group)
-    return [found for check in checks for found in check(cfg)]
+    fields = (_batches, _rewards, _replay, _sac, _inference, _schedule, _stop, _addresses, _keys)
+    return [found for check in (*fields, network, group) for found in check(cfg)]
 
 
 def _batches(cfg: Config) -> Iterator[Contradiction]:
-    if cfg.algo.name != "impala":
+    if not isinstance(cfg.algo, OnPolicyConfig):
         return
     actors, transport, learner = cfg.actors, cfg.transport, cfg.learner
     if actors.envs % learner.updates_per_batch:
@@ -43,7 +45,7 @@ def _batches(cfg: Config) -> Iterator[Contradiction]:
             f"learner.batch_slots={waiting} or less",
         )
     batches = waiting // learner.batch_slots + learner.prefetch + 1
-    lag = batches * learner.updates_per_batch + learner.publish_every
+    lag = batches * learner.updates_per_batch * cfg.algo.epochs + learner.publish_every
     if lag > transport.max_policy_lag:
         yield Contradiction(
             ("transport.max_policy_lag", "actors.count", "learner.updates_per_batch"),
@@ -52,15 +54,35 @@ def _batches(cfg: Config) -> Iterator[Contradiction]:
         )
 
 
+def _rewards(cfg: Config) -> Iterator[Contradiction]:
+    algo = cfg.algo
+    if not isinstance(algo, OnPolicyConfig):
+        return
+    if algo.normalize_rewards and algo.reward_clip is not None:
+        yield Contradiction(
+            ("algo.normalize_rewards", "algo.reward_clip"),
+            f"algo.normalize_rewards divides rewards by the deviation of raw returns, and "
+            f"algo.reward_clip {algo.reward_clip:g} changes what is returned; set "
+            "algo.reward_clip=null or algo.normalize_rewards=false",
+        )
+    if isinstance(algo, PpoConfig) and algo.target_kl is not None and algo.epochs == 1:
+        yield Contradiction(
+            ("algo.target_kl", "algo.epochs"),
+            f"algo.target_kl {algo.target_kl:g} ends a batch between two epochs, and algo.epochs "
+            "is 1; set algo.epochs=4 or algo.target_kl=null",
+        )
+
+
 def _replay(cfg: Config) -> Iterator[Contradiction]:
     replay = cfg.replay
-    if cfg.algo.name == "impala":
+    if isinstance(cfg.algo, OnPolicyConfig):
         defaults = type(replay)()
         keys = [key for key in type(replay).model_fields if _differ(key, replay, defaults)]
         if keys:
             yield Contradiction(
                 (*(f"replay.{key}" for key in keys), "algo.name"),
-                f"replay.{keys[0]} does nothing for algo.name impala, which has no replay; set "
+                f"replay.{keys[0]} does nothing for algo.name {cfg.algo.name}, which has no "
+                "replay; set "
                 "algo.name=dqn, or replay={}",
             )
         return
@@ -107,11 +129,6 @@ def _sac(cfg: Config) -> Iterator[Contradiction]:
             f"algo.target_entropy {cfg.algo.target_entropy:g} does nothing while algo.tune_alpha "
             "is off; set algo.tune_alpha=true or algo.target_entropy=null",
         )
-    if cfg.model.kind == "nature_cnn":
-        yield Contradiction(
-            ("algo.name", "model.kind"),
-            "algo.name sac computes model.kind mlp only, not nature_cnn; set model.kind=mlp",
-        )
 
 
 def _differ(key: str, a: Section, b: Section) -> bool:
@@ -126,12 +143,6 @@ def _inference(cfg: Config) -> Iterator[Contradiction]:
             ("actors.inference", "actors.precision"),
             "actors.inference numpy cannot compute in actors.precision bf16; "
             "set actors.inference=torch or actors.precision=fp32",
-        )
-    if cfg.model.kind == "nature_cnn":
-        yield Contradiction(
-            ("actors.inference", "model.kind"),
-            "actors.inference numpy computes model.kind mlp only, not nature_cnn; "
-            "set actors.inference=torch",
         )
 
 

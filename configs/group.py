@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, NamedTuple
 
+from penstock.configs.algorithms import OnPolicyConfig
+
 if TYPE_CHECKING:
     from penstock.configs.schema import Config, LearnerConfig
 
@@ -96,17 +98,26 @@ def _pace(cfg: Config) -> Iterator[Contradiction]:
             f"learner.lr_scaling {learner.lr_scaling} is for one large step of all learners, and "
             f"with learner.pace {pace} each takes its own; set learner.lr_scaling=none",
         )
-    if learner.accumulate > 1 and cfg.algo.name != "impala":
+    fresh = isinstance(cfg.algo, OnPolicyConfig)
+    if learner.accumulate > 1 and not fresh:
         yield Contradiction(
             ("learner.accumulate", "algo.name"),
-            f"learner.accumulate {learner.accumulate} is for algo.name impala; {cfg.algo.name} "
-            f"takes larger batches with replay.batch_size; set learner.accumulate=1",
+            f"learner.accumulate {learner.accumulate} is for algorithms without replay; "
+            f"{cfg.algo.name} takes larger batches with replay.batch_size; set "
+            "learner.accumulate=1",
         )
-    if pace != "bsp" and cfg.algo.name != "impala":
+    epochs = cfg.algo.epochs if isinstance(cfg.algo, OnPolicyConfig) else 1
+    if learner.accumulate > 1 and epochs > 1:
+        yield Contradiction(
+            ("learner.accumulate", "algo.epochs"),
+            f"learner.accumulate {learner.accumulate} makes one update of several batches and "
+            f"algo.epochs {epochs} several of one; set one of them to 1",
+        )
+    if pace != "bsp" and not fresh:
         yield Contradiction(
             ("learner.pace", "algo.name"),
-            f"learner.pace {pace} is for algo.name impala; {cfg.algo.name} trains several learners "
-            "with learner.pace=bsp",
+            f"learner.pace {pace} is for algorithms without replay; {cfg.algo.name} trains several "
+            "learners with learner.pace=bsp",
         )
     if pace != "bsp" and learner.count == 1:
         yield Contradiction(

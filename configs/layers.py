@@ -82,4 +82,4 @@ class Layers:
 
 
 def _is_map(path: KeyPath) -> bool:
-    return path == ("env", "kwargs") or is_section(".".join(path))
+    return path in (("env", "kwargs"), ("algo", "settings")) or is_section(".".join(path))

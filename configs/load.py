@@ -90,6 +90,8 @@ def _lay_target(layers: Layers, target: str, algo: str | None) -> tuple[str, str
     names = presets()
     if target in names:
         _lay_preset(layers, target)
+        if algo not in (None, layers.algo):
+            return _lay_sibling(layers, target, algo)
         return target, f"preset {target}"
     if target.endswith((".yaml", ".yml")) or Path(target).is_file():
         base = _lay_file(layers, Path(target), target)
@@ -105,19 +107,38 @@ def _lay_target(layers: Layers, target: str, algo: str | None) -> tuple[str, str
     )
 
 
-def _lay_game(layers: Layers, env_id: str, algo: str | None) -> tuple[str, str]:
-    """The preset that trains the game, by that algorithm where there are several."""
+def _lay_sibling(layers: Layers, name: str, algo: str | None) -> tuple[str, str]:
+    """In the place of a preset the one that trains the same game by another algorithm, if any."""
+    found = _by_game(layers.values["env"]["id"])
+    for sibling, preset in found.items():
+        if preset.algo == algo:
+            layers.values, layers.places = preset.values, preset.places
+            return sibling, f"preset {sibling}, which is {name} with algo.name {algo}"
+    return name, f"preset {name}"
+
+
+def _by_game(env_id: str) -> dict[str, Layers]:
+    """The presets that train a game, by name."""
     found: dict[str, Layers] = {}
     for name in presets():
         preset = Layers()
         _lay_preset(preset, name)
         if preset.values["env"]["id"] == env_id:
             found[name] = preset
-    if found:
+    return found
+
+
+def _lay_game(layers: Layers, env_id: str, algo: str | None) -> tuple[str, str]:
+    """The preset that trains the game, by that algorithm where there are several."""
+    if found := _by_game(env_id):
         name = next((name for name, preset in found.items() if preset.algo == algo), min(found))
-        layers.values, layers.places = found[name].values, found[name].places
-        return name, f"preset {name}, which trains {env_id}"
-    layers.values["env"] = {"id": env_id}
+        if algo in (None, found[name].algo):
+            layers.values, layers.places = found[name].values, found[name].places
+            return name, f"preset {name}, which trains {env_id}"
+        game = found[name].values["env"]  # what else it says is for another algorithm
+    else:
+        game = {"id": env_id}
+    layers.values["env"] = game
     return re.sub(r"[^\w.-]+", "-", env_id), f"the defaults, for {env_id}"
 
 

@@ -7,7 +7,7 @@ from penstock.configs.values import Count, Fraction, Positive, Switch
 
 
 class ReplayConfig(Section):
-    """The memory that off-policy algorithms (`dqn`, `sac`) learn from; `impala` has none."""
+    """The memory that off-policy algorithms (`dqn`, `sac`) learn from; the others have none."""
 
     capacity: Count = 1_000_000
     """Agent steps kept; the oldest go first."""
@@ -24,9 +24,6 @@ class ReplayConfig(Section):
     """Exponent of the priorities: 0 draws all alike, 1 in proportion."""
     beta: Fraction = 0.4
     """Exponent at the start of the importance weights that correct for it; 1 corrects in full."""
-    frame_stack: Count | None = None
-    """Frames that each observation is a stack of, along its first axis: each frame is then stored
-    once, and stacked again when drawn. null stores observations as they are."""
     beta_steps: Count | None = None
     """Optimizer steps over which `beta` rises linearly to 1; null: it stays."""
     checkpoint: Switch = False

@@ -14,11 +14,13 @@ from pydantic_core import PydanticCustomError
 
 from penstock.configs.algorithms import AlgoConfig, ImpalaConfig
 from penstock.configs.contradictions import contradictions
+from penstock.configs.model import ModelConfig
 from penstock.configs.reduce import ReduceConfig
 from penstock.configs.replay import ReplayConfig
 from penstock.configs.section import Section
 from penstock.configs.values import (
     Address,
+    Classes,
     Count,
     Device,
     Fraction,
@@ -29,7 +31,6 @@ from penstock.configs.values import (
     Options,
     Positive,
     Seed,
-    Sizes,
     Switch,
     Text,
     Wrappers,
@@ -47,19 +48,6 @@ class EnvConfig(Section):
     wrappers: Wrappers = Field(default_factory=list)
     """Wrappers around each single environment, innermost first. They turn off the environment's own
     vectorised form, which is slower."""
-
-
-class ModelConfig(Section):
-    """The network."""
-
-    kind: Literal["auto", "mlp", "nature_cnn"] = "auto"
-    """`mlp` has layers of `hidden` widths, in separate towers for policy and value where there are
-    both; `nature_cnn` is the three-layer convolutional network for stacked frames; `auto` takes the
-    one that fits the observations."""
-    hidden: Sizes = Field(default_factory=lambda: [64, 64])
-    """Widths of the hidden layers of `mlp`; `nature_cnn` does not use it."""
-    activation: Literal["tanh", "relu"] = "tanh"
-    """Activation between the layers of `mlp`; `nature_cnn` always uses relu."""
 
 
 class ActorsConfig(Section):
@@ -100,6 +88,10 @@ class TransportConfig(Section):
     Training does not get there; an actor that was suspended does."""
     codec: Literal["auto", "snappy", "none"] = "auto"
     """Compression on the wire; `auto` decides for each column by what it gains."""
+    frame_stack: Count | None = None
+    """Frames that each observation is a stack of, along its first axis (4 for Atari): each frame is
+    then written, sent and kept in replay once, and the learner stacks them again. null: stacks go
+    whole."""
     bind: Address | None = None
     """Where the learner listens for actors of other hosts; null: only this host's own."""
     insecure: Switch = False
@@ -167,6 +159,9 @@ class LearnerConfig(Section):
     prefetch: Natural = 1
     """Batches gathered ahead while one is trained; 0 gathers between the steps, so that the learner
     waits for it."""
+    gather_threads: Count | None = None
+    """Threads that copy slots into a batch together; null: one, for a learner on a GPU a quarter of
+    the cores, at most 4."""
     publish_every: Count = 1
     """Optimizer steps from one publication of weights to the next."""
     nice: Niceness = 0
@@ -189,6 +184,17 @@ class CheckpointConfig(Section):
     """Optimizer steps between checkpoints, besides those by time; null: only by time."""
 
 
+class EvalConfig(Section):
+    """Evaluation while the run goes on, in a process of its own."""
+
+    every_s: Positive | None = None
+    """Seconds from the begin of one evaluation to the next, each of the newest checkpoint, which
+    are written as often; null: none. `checkpoints/best` is then the best by evaluation, not by the
+    return in training."""
+    episodes: Count = 20
+    """Episodes in each, played with the likeliest actions; returns are raw scores."""
+
+
 class RunConfig(Section):
     """The run as a whole: where it writes, how it starts, watches and ends."""
 
@@ -203,6 +209,11 @@ class RunConfig(Section):
     """Seconds between two lines of `metrics.jsonl`."""
     tensorboard: bool = False
     """Write the same to the folder `tensorboard`, too; needs the extra `[tensorboard]`."""
+    wandb: Text | None = None
+    """Project of Weights & Biases that gets the same, too; needs the extra `[wandb]`."""
+    callbacks: Classes = Field(default_factory=list)
+    """Classes of yours that hear of evaluations, checkpoints and the end of the run; see
+    `penstock.launch.callbacks`."""
     hang_timeout_s: Positive = 60.0
     """Seconds without progress after which a process counts as hung."""
     start_timeout_s: Positive = 60.0
@@ -239,6 +250,7 @@ class Config(Section):
     learner: LearnerConfig = Field(default_factory=LearnerConfig)
     weights: WeightsConfig = Field(default_factory=WeightsConfig)
     checkpoint: CheckpointConfig = Field(default_factory=CheckpointConfig)
+    eval: EvalConfig = Field(default_factory=EvalConfig)
     run: RunConfig = Field(default_factory=RunConfig)
     stop: StopConfig = Field(default_factory=StopConfig)
 

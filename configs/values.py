@@ -77,6 +77,12 @@ Switch = Annotated[bool, Strict()]
 Text = Annotated[
     str, Strict(), Field(min_length=1), Words("text (in quotes if it looks like a number)")
 ]
+Module = Annotated[
+    str,
+    Strict(),
+    _matching(r"[A-Za-z_][\w.]*(:[A-Za-z_][\w.]*)?"),
+    Words("`module` or `module:object`"),
+]
 Device = Annotated[
     str, Strict(), _matching(r"auto|cpu|cuda(:\d+)?"), Words("`auto`, `cpu`, `cuda` or `cuda:N`")
 ]
@@ -96,6 +102,10 @@ Wrapper = Annotated[str | dict[str, dict[str, JsonValue]], AfterValidator(_wrapp
 Wrappers = Annotated[
     list[Wrapper],
     Words("a list of `module:Class` or, with keyword arguments, `{module:Class: {key: value}}`"),
+]
+
+Classes = Annotated[
+    list[Annotated[str, Strict(), _matching(OBJECT_PATTERN)]], Words("a list of `module:Class`")
 ]
 
 

@@ -28,7 +28,12 @@ if TYPE_CHECKING:
     from penstock.profiling.status import StatusPage
 
 EXIT_REJOIN = os.EX_TEMPFAIL  # a role that lost its learner exits so: started again at once
-URGENT = frozenset({"entered", "error", "final", "group_failed", "join", "ready", "stop"})
+URGENT = frozenset(
+    {
+        "checkpoint", "entered", "error", "evaluation", "final", "group_failed", "join", "ready",
+        "stop",
+    }
+)  # fmt: skip
 
 
 class RunEndedError(Exception):

@@ -5,8 +5,9 @@ Invariants:
   episode's final one. The *next* step only resets i: its action is ignored, its reward 0, both
   flags False, and the observation it writes is the first of the next episode.
 - `terminated` and `truncated` are never both set: where a game says both, terminated wins.
-- Rewards are raw. Discrete actions count from 0, wherever the game's own begin, and Box actions
-  run from -1 to 1 in each value, whatever the game's own bounds are.
+- Rewards are raw. Actions to choose from count from 0, wherever the game's own begin, and Box
+  actions run from -1 to 1 in each value, whatever the game's own bounds are.
+- Observations are one array a row: see `penstock.envs.packing`.
 """
 
 from __future__ import annotations
@@ -17,13 +18,19 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from gymnasium.spaces import Box, Discrete
-from gymnasium.vector import AutoresetMode, VectorEnv
+from gymnasium.spaces import Box, Discrete, MultiBinary, MultiDiscrete, Space
+from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
 
 from penstock.configs.errors import UserError
+from penstock.core.observations import MASK, Part
+from penstock.envs.film import pictures, pictures_per_s
+from penstock.envs.fits import shape_misfit
+from penstock.envs.packing import Packer
 
 Array = npt.NDArray[Any]
 Flags = npt.NDArray[np.bool_]
+
+Actions = Discrete | MultiDiscrete | Box
 
 SEEDS = 2**30  # ale-py takes int32, and gives environment i of a vector seed + i
 
@@ -33,14 +40,16 @@ class GameInfo:
     """What a game looks like to a policy, and how it came about."""
 
     observation_space: Box
-    """Of one environment."""
-    action_space: Discrete | Box
-    """Of one environment, as the game has it; policies choose 0 ... n - 1 also where `start` is not
-    0, and from -1 to 1 also where the bounds are others."""
+    """Of one environment, as it is packed."""
+    action_space: Actions
+    """Of one environment, MultiDiscrete where the game says MultiBinary; policies choose
+    0 ... n - 1 also where `start` is not 0, and from -1 to 1 also where the bounds are others."""
     frames_per_step: int
     """Emulator frames in one agent step; 1 where there is no emulator."""
     how: str
     """A sentence to print: what steps the environments, and what was not used because of what."""
+    parts: tuple[Part, ...] = ()
+    """What an observation packed into bytes consists of; empty where it is one array."""
 
 
 class VectorGame:
@@ -48,13 +57,16 @@ class VectorGame:
 
     def __init__(self, name: str, vector: VectorEnv, frames_per_step: int, how: str) -> None:
         """Takes over `vector`. Raises UserError where Penstock cannot play it."""
-        observation_space, action_space = _checked_spaces(name, vector)
+        action_space = checked_actions(name, vector.single_action_space)
         _check_autoreset(name, vector)
-        self.info = GameInfo(observation_space, action_space, frames_per_step, how)
+        self._pack = packer = Packer(name, vector.single_observation_space)
+        _check_mask(name, packer.parts, action_space)
+        self.info = GameInfo(packer.space, action_space, frames_per_step, how, packer.parts)
+        self.own_spaces = vector.single_observation_space, vector.single_action_space
         self.count = vector.num_envs
         self._name = name
         self._vector = vector
-        self._to_game = _action_map(action_space)
+        self._to_game = action_map(vector.single_action_space)
 
     def reset_into(self, seed: int, out: Array) -> None:
         """Begin new episodes everywhere, and write their first observations.
@@ -63,55 +75,80 @@ class VectorGame:
             seed + 1, ..., so give two vectors seeds that lie further apart than `count`.
         out: [count, *shape] of the observation space's dtype.
         """
-        observations, _ = self._vector.reset(seed=seed % SEEDS)
-        found = np.asarray(observations)
-        if found.shape != out.shape or not np.can_cast(found.dtype, out.dtype, "same_kind"):
-            raise UserError(
-                f"environment {self._name} returned observations {found.dtype}{[*found.shape]} "
-                f"where its observation space says {out.dtype}{[*out.shape]}; correct its space"
-            )
-        np.copyto(out, found)
+        try:
+            observations, _ = self._vector.reset(seed=seed % SEEDS)
+        except Exception as error:
+            self._explain(error)
+            raise
+        self._pack.write(observations, out)
 
     def step_into(self, actions: Array, out: Array) -> tuple[Array, Flags, Flags]:
         """Step every environment, and write the observations that follow.
 
-        actions: contiguous int32 or int64 [count], each in 0 ... n - 1, which is not checked; for a
-            Box float32 [count, *shape], what is beyond -1 and 1 counts as these.
+        actions: contiguous int32 or int64 [count], or [count, *shape] where several things are
+            chosen, each in 0 ... n - 1, which is not checked; for a Box float32 [count, *shape],
+            what is beyond -1 and 1 counts as these.
         out: as in `reset_into`.
         Returns reward (real [count]), terminated and truncated (bool [count]): never written to
         again by the game, nor to be written to.
         """
-        if self._to_game is not None:
-            actions = self._to_game(actions)
-        observations, reward, terminated, truncated, _ = self._vector.step(actions)
-        np.copyto(out, observations)
+        mapped = actions if self._to_game is None else self._to_game(actions)
+        try:
+            observations, reward, terminated, truncated, _ = self._vector.step(mapped)
+        except Exception as error:
+            self._check_choices(actions, error)
+            self._explain(error)
+            raise
+        self._pack.write(observations, out)
         return reward, terminated, truncated > terminated
+
+    def pictures(self) -> list[Array]:
+        """What the last step looked like to a person, uint8 [H, W, 3] each, oldest first; nothing
+        where the game was not made to be filmed, or does not draw itself."""
+        return [*pictures(self._vector)]
+
+    @property
+    def pictures_per_s(self) -> float:
+        """How fast they follow each other where a person plays."""
+        return pictures_per_s(self._vector)
 
     def close(self) -> None:
         self._vector.close()
 
+    def _check_choices(self, actions: Array, error: Exception) -> None:
+        """Raise UserError if what the vector could not take is outside its space."""
+        space = self.info.action_space
+        if isinstance(space, Box):
+            return
+        counts = space.n if isinstance(space, Discrete) else space.nvec
+        wrong = (actions < 0) | (actions >= counts)
+        if wrong.any():
+            raise UserError(
+                f"environment {self._name} was given the action {actions[wrong][0]}, and there are "
+                f"{counts} to choose from, counted from 0; correct the policy that chose it"
+            ) from error
 
-def find_bad_observation(observations: Array) -> str | None:
-    """Where the first NaN or infinity is, in words for an error's sentence; None if all is well.
-
-    observations: [rows, count, *shape], of any dtype; only floats can be bad.
-    """
-    if observations.dtype.kind != "f":
-        return None
-    finite = np.isfinite(observations)
-    if finite.all():
-        return None
-    row, env, *index = np.unravel_index(int(np.argmin(finite)), finite.shape)
-    place = ", ".join(str(i) for i in index)
-    value = observations[(row, env, *index)]
-    return f"{value} at [{place}] of environment {env}'s observation in row {row}"
+    def _explain(self, error: Exception) -> None:
+        """Raise UserError if what the vector could not stack is of another shape than its space."""
+        if not isinstance(self._vector, SyncVectorEnv):
+            return
+        space = self._vector.single_observation_space
+        for shown in self._vector._env_obs:
+            if shown is not None and (found := shape_misfit(space, shown)):
+                raise UserError(
+                    f"environment {self._name} returned an observation{found}; observations must "
+                    "keep the shape that the observation space says"
+                ) from error
 
 
-def _action_map(space: Discrete | Box) -> Callable[[Array], Array] | None:
+def action_map(space: Space[Any]) -> Callable[[Array], Array] | None:
     """From actions as policies choose them to the game's own; None where they are the same."""
-    if isinstance(space, Discrete):
-        start = int(space.start)
-        return (lambda actions: actions + start) if start else None
+    if isinstance(space, Discrete | MultiDiscrete):
+        start = np.asarray(space.start)
+        return (lambda actions: actions + start) if start.any() else None
+    if isinstance(space, MultiBinary):
+        return lambda actions: actions.astype(np.int8)
+    assert isinstance(space, Box)
     low, high = space.low, space.high
     half = high / 2 - low / 2
 
@@ -125,21 +162,16 @@ def _action_map(space: Discrete | Box) -> Callable[[Array], Array] | None:
     return scaled
 
 
-def _checked_spaces(name: str, vector: VectorEnv) -> tuple[Box, Discrete | Box]:
-    observation, action = vector.single_observation_space, vector.single_action_space
-    if not isinstance(observation, Box):
-        raise UserError(
-            f"environment {name} has observations of {_brief(observation)}, and only Box is "
-            "supported; set env.wrappers=[gymnasium.wrappers:FlattenObservation], or a wrapper of "
-            "yours that makes them a Box"
-        )
-    if isinstance(action, Discrete):
-        return observation, action
+def checked_actions(name: str, action: Space[Any]) -> Actions:
+    if isinstance(action, MultiBinary):
+        return MultiDiscrete(np.full(action.shape, 2))
+    if isinstance(action, Discrete | MultiDiscrete):
+        return action
     if not isinstance(action, Box) or action.dtype.kind != "f":
         raise UserError(
-            f"environment {name} has actions of {_brief(action)}, and only Discrete and a Box of "
-            "floats are supported; set env.wrappers to a wrapper of yours that offers a list of "
-            "actions to choose from"
+            f"environment {name} has actions of {_brief(action)}, and only Discrete, "
+            "MultiDiscrete, MultiBinary and a Box of floats are supported; set env.wrappers to a "
+            "wrapper of yours that offers one of these"
         )
     if not action.is_bounded() or not (action.low < action.high).all():
         raise UserError(
@@ -147,7 +179,24 @@ def _checked_spaces(name: str, vector: VectorEnv) -> tuple[Box, Discrete | Box]:
             "finite bounds, the lower below the upper; give its action space such bounds, or set "
             "env.wrappers to a wrapper of yours that does"
         )
-    return observation, action
+    return action
+
+
+def _check_mask(name: str, parts: tuple[Part, ...], action: Actions) -> None:
+    mask = next((part for part in parts if part.name == MASK), None)
+    if mask is None:
+        return
+    if isinstance(action, Box):
+        raise UserError(
+            f"environment {name} shows an {MASK} and has actions of {_brief(action)}, where there "
+            "is nothing to choose from; leave it out of its observations"
+        )
+    choices = int(action.n) if isinstance(action, Discrete) else int(action.nvec.sum())
+    if mask.shape != (choices,):
+        raise UserError(
+            f"environment {name} shows an {MASK} of shape {[*mask.shape]}, and it must be "
+            f"[{choices}], a value for each choice of {_brief(action)}"
+        )
 
 
 def _check_autoreset(name: str, vector: VectorEnv) -> None:

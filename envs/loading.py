@@ -17,11 +17,18 @@ from penstock.configs.errors import UserError
 
 # What to install for a module, where it is not called like its package.
 _PACKAGES = {
+    "Box2D": "penstock[box2d]",
     "ale_py": "penstock[atari]",
     "cv2": "opencv-python",
+    "envpool": "penstock[envpool]",
     "flax": "gymnasium[jax]",
     "jax": "gymnasium[jax]",
+    "minatar": "penstock[minatar]",
+    "mujoco": "penstock[mujoco]",
+    "pygame": "penstock[box2d]",
+    "vizdoom": "penstock[vizdoom]",
 }
+_OWN_EXTRAS = ("box2d", "mujoco")  # that gymnasium has too, in other versions
 
 
 def import_module(name: str, purpose: str) -> ModuleType:
@@ -110,7 +117,10 @@ def explained(purpose: str, setting: str = "env.kwargs") -> Iterator[None]:
     except UserError:
         raise
     except DependencyNotInstalled as error:
-        raise UserError(f"{purpose}: {' '.join(str(error).split())}, then try again") from error
+        text = " ".join(str(error).split())
+        for extra in _OWN_EXTRAS:
+            text = text.replace(f"gymnasium[{extra}]", f"penstock[{extra}]")
+        raise UserError(f"{purpose}: {text}, then try again") from error
     except ModuleNotFoundError as error:
         raise UserError(f"{purpose}: {_missing(error)}") from error
     except Exception as error:

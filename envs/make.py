@@ -17,7 +17,7 @@ from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from functools import partial
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import gymnasium
 from gymnasium.envs.registration import EnvSpec
@@ -25,7 +25,7 @@ from gymnasium.spaces import MultiDiscrete
 from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
 
 from penstock.configs.errors import UserError
-from penstock.envs import atari
+from penstock.envs import atari, film, pool
 from penstock.envs.game import GameInfo, VectorGame
 from penstock.envs.loading import (
     callables,
@@ -60,15 +60,25 @@ class _Source:
     frames_per_step: int = 1
 
 
-def make(env: EnvConfig, count: int, threads: int = 1) -> VectorGame:
+class Makers(NamedTuple):
+    """How an environment is made: alone, and as a vector of its own form."""
+
+    single: Callable[[], gymnasium.Env[Any, Any]] | None
+    vector: Callable[[int], VectorEnv] | None
+
+
+def make(env: EnvConfig, count: int, threads: int = 1, *, filmed: bool = False) -> VectorGame:
     """`count` environments, on `threads` threads where the environment has threads of its own.
+
+    filmed: of one, ask it to draw itself (`VectorGame.pictures`), if it can.
 
     Raises UserError, a sentence with the next step, for whatever is wrong with `env` or where the
     environment cannot be constructed.
     """
     purpose = f"environment {env.id}"
     with explained(purpose):
-        source = _find(env, threads)
+        source = _find(env, threads, filmed)
+        frames_per_step = source.frames_per_step
         if source.vector and not env.wrappers:
             vector, how = source.vector(count), f"{env.id} is stepped by {source.vector_name}"
         elif source.single:
@@ -76,6 +86,8 @@ def make(env: EnvConfig, count: int, threads: int = 1) -> VectorGame:
             vector = SyncVectorEnv(
                 [single] * count, copy=False, autoreset_mode=AutoresetMode.NEXT_STEP
             )
+            skipped = getattr(vector.envs[0].unwrapped, "frame_skip", None)
+            frames_per_step = skipped if isinstance(skipped, int) else frames_per_step
             how = f"{env.id} is stepped one by one, by gymnasium's SyncVectorEnv"
             if source.vector:
                 how += f": env.wrappers turn {source.vector_name} off, which is faster"
@@ -86,7 +98,16 @@ def make(env: EnvConfig, count: int, threads: int = 1) -> VectorGame:
             )
         if not isinstance(vector, VectorEnv) or vector.num_envs != count:
             raise UserError(f"{purpose} must return a VectorEnv of num_envs={count}, not {vector}")
-        return VectorGame(env.id, vector, source.frames_per_step, how)
+        return VectorGame(env.id, vector, frames_per_step, how)
+
+
+def makers(env: EnvConfig) -> Makers:
+    """What `make` would make the environments by. Raises UserError where there is nothing."""
+    purpose = f"environment {env.id}"
+    with explained(purpose):
+        source = _find(env, 1, False)
+        single = partial(_wrapped, source.single, env, purpose) if source.single else None
+        return Makers(single, None if env.wrappers else source.vector)
 
 
 def probe(env: EnvConfig) -> GameInfo:
@@ -96,13 +117,15 @@ def probe(env: EnvConfig) -> GameInfo:
     return game.info
 
 
-def _find(env: EnvConfig, threads: int) -> _Source:
+def _find(env: EnvConfig, threads: int, filmed: bool) -> _Source:
     purpose = f"environment {env.id}"
     module_name, _, name = env.id.rpartition(":")
     module = import_module(module_name, purpose) if module_name else None
     function = getattr(module, name, None)
     if callable(function):
-        return _from_function(function, env)
+        return _from_function(function, env, filmed)
+    if name.startswith(pool.PREFIX):
+        return _from_pool(env, threads)
     if name not in gymnasium.registry:
         with nullcontext() if name.startswith(atari.PREFIX) else suppress(UserError):
             atari.register(purpose)
@@ -110,13 +133,15 @@ def _find(env: EnvConfig, threads: int) -> _Source:
     if spec is None:
         raise _unknown(name, module, purpose)
     if name.startswith(atari.PREFIX):
-        return _from_atari(spec, env, threads)
-    return _from_spec(spec, env)
+        return _from_atari(spec, env, threads, filmed)
+    return _from_spec(spec, env, filmed)
 
 
-def _from_function(function: Callable[..., Any], env: EnvConfig) -> _Source:
+def _from_function(function: Callable[..., Any], env: EnvConfig, filmed: bool) -> _Source:
     check_keywords(function, env.kwargs, f"environment {env.id}", reserved=_RESERVED)
     kwargs = _next_step(function, env.kwargs)
+    if filmed and "render_mode" in parameters(function):
+        kwargs["render_mode"] = film.RENDER_MODE
     if "num_envs" not in parameters(function):
         return _Source(single=partial(function, **kwargs))
     return _Source(
@@ -124,23 +149,50 @@ def _from_function(function: Callable[..., Any], env: EnvConfig) -> _Source:
     )
 
 
-def _from_atari(spec: EnvSpec, env: EnvConfig, threads: int) -> _Source:
+def _from_atari(spec: EnvSpec, env: EnvConfig, threads: int, filmed: bool) -> _Source:
     options = atari.options(env.id, spec.kwargs, env.kwargs)
+
+    def vector(count: int, threads: int = threads) -> VectorEnv:
+        made = atari.make_vector(options, count, threads)
+        return film.FilmedAtari(made, options) if filmed else made
+
     return _Source(
-        single=lambda: SingleEnv(atari.make_vector(options, count=1, threads=1)),
-        vector=lambda count: atari.make_vector(options, count, threads),
+        single=lambda: SingleEnv(vector(1, 1)),
+        vector=vector,
         vector_name="ale_py.AtariVectorEnv",
         frames_per_step=options["frameskip"],
     )
 
 
-def _from_spec(spec: EnvSpec, env: EnvConfig) -> _Source:
+def _from_pool(env: EnvConfig, threads: int) -> _Source:
+    name = env.id.removeprefix(pool.PREFIX)
+    return _Source(
+        vector=lambda count: pool.PoolVectorEnv(name, env.kwargs, count, threads),
+        vector_name="EnvPool",
+    )
+
+
+def _from_spec(spec: EnvSpec, env: EnvConfig, filmed: bool) -> _Source:
     own_form = spec.vector_entry_point and not spec.additional_wrappers
+    if filmed:
+        own_form, env = _drawing(spec, env, bool(own_form))
     return _Source(
         single=partial(_registered_single, spec, env) if spec.entry_point else None,
         vector=partial(_registered_vector, spec, env) if own_form else None,
         vector_name="its own vector form",
     )
+
+
+def _drawing(spec: EnvSpec, env: EnvConfig, own_form: bool) -> tuple[bool, EnvConfig]:
+    """Whether to take its vector form, and its section, for an environment that draws itself."""
+    purpose = f"environment {env.id}"
+    for entry_point, is_vector in ((spec.vector_entry_point, True), (spec.entry_point, False)):
+        if entry_point is None or (is_vector and (not own_form or env.wrappers)):
+            continue
+        if film.draws(load(entry_point, purpose) if isinstance(entry_point, str) else entry_point):
+            kwargs = {"render_mode": film.RENDER_MODE, **env.kwargs}
+            return is_vector, env.model_copy(update={"kwargs": kwargs})
+    return own_form, env
 
 
 def _registered_single(spec: EnvSpec, env: EnvConfig) -> gymnasium.Env[Any, Any]:

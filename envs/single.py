@@ -18,6 +18,8 @@ class SingleEnv(gymnasium.Env[Any, Any]):
     def __init__(self, vector: VectorEnv) -> None:
         self.observation_space = vector.single_observation_space
         self.action_space = vector.single_action_space
+        self.render_mode = getattr(vector, "render_mode", None)
+        self.metadata = dict(vector.metadata)
         self._vector = vector
 
     def reset(
@@ -31,6 +33,10 @@ class SingleEnv(gymnasium.Env[Any, Any]):
         observations, reward, terminated, truncated, info = self._vector.step(actions)
         ended = bool(terminated[0]), bool(truncated[0])
         return observations[0], float(reward[0]), *ended, _first(info)
+
+    def render(self) -> Any:
+        shown = self._vector.render()
+        return shown[-1] if shown else None
 
     def close(self) -> None:
         self._vector.close()

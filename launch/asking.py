@@ -15,7 +15,8 @@ from typing import Any
 
 from penstock.configs.errors import UserError
 from penstock.launch.figures import percent
-from penstock.launch.inquiry import FILE
+from penstock.launch.folders import in_use
+from penstock.launch.inquiry import FILE, began_ticks
 from penstock.profiling.ledger import fractions
 
 Report = dict[str, Any]
@@ -61,16 +62,32 @@ def reach(run: str) -> Reached:
             connection.connect(about["socket"])
         except PermissionError as error:
             raise _not_ours(folder) from error
-        except (TimeoutError, BlockingIOError):  # the latter where many ask already
+        except (TimeoutError, BlockingIOError) as error:  # the latter where many ask already
+            if not _lives(about):  # its number here is that of another process
+                raise UserError(
+                    f"the supervisor of {run} is busy, and not a process of this container; ask in "
+                    "the container in which the run is"
+                ) from error
             return Reached(about["pid"], None)
         except OSError as error:
-            _about(folder)  # it may have ended just now
+            if _about(folder) != about:  # it ended just now, and another has begun
+                return reach(run)
+            if _lives(about):
+                raise UserError(
+                    f"the supervisor of {run} (pid {about['pid']}) lives, but its socket "
+                    f"{about['socket']} is gone: end the run with kill {about['pid']}"
+                ) from error
             raise UserError(
                 f"the supervisor of {run} (pid {about['pid']}) has died without ending the run, "
                 "and its processes end with it; start the run again with --resume auto"
             ) from error
         ucred = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
         return Reached(struct.unpack("3i", ucred)[0], _answer(connection))
+
+
+def _lives(about: Report) -> bool:
+    """Whether the supervisor's number is still its own."""
+    return bool(began_ticks(about["pid"]) == about["began"])
 
 
 def describe(report: Report) -> str:
@@ -161,7 +178,9 @@ def _about(folder: Path) -> Report:
         raise UserError(f"there is no folder {folder}; give the folder of a run, as it was printed")
     try:
         about: Report = json.loads((folder / FILE).read_text())
-        host, _, _ = about["host"], about["socket"], about["pid"]
+        host = about["host"]
+        if not {"socket", "pid", "began"} <= about.keys():
+            raise KeyError("what it should say is not all there")
     except FileNotFoundError:
         raise UserError(_how_it_ended(folder)) from None
     except PermissionError as error:
@@ -178,6 +197,8 @@ def _about(folder: Path) -> Report:
 
 
 def _how_it_ended(folder: Path) -> str:
+    if in_use(folder):
+        return f"the run in {folder} is just starting or ending; ask again in a moment"
     summary = folder / "summary.json"
     try:
         said = json.loads(summary.read_text())

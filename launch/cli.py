@@ -9,14 +9,29 @@ from __future__ import annotations
 import json
 import os
 import sys
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import typer
 
 import penstock
 from penstock.configs.errors import UserError
+from penstock.launch import cli_bench, cli_env, cli_runs
+from penstock.launch.cli_options import (
+    MEASURE,
+    PREPARE,
+    TRAIN,
+    WATCH,
+    Grouped,
+    Json,
+    LivingRun,
+    Overrides,
+    ResumeOption,
+    Target,
+    answer,
+)
 
 app = typer.Typer(
+    cls=Grouped,
     help="Trains game agents: actors play, learners learn, and nothing waits.",
     add_completion=False,
     rich_markup_mode=None,
@@ -25,35 +40,18 @@ app = typer.Typer(
 config_app = typer.Typer(help="Show configs.", no_args_is_help=True, rich_markup_mode=None)
 keys_app = typer.Typer(help="Keys for encrypted runs.", no_args_is_help=True, rich_markup_mode=None)
 replay_app = typer.Typer(help="Replay buffers.", no_args_is_help=True, rich_markup_mode=None)
-bench_app = typer.Typer(rich_markup_mode=None)
-app.add_typer(bench_app, name="bench")
-app.add_typer(config_app, name="config")
-app.add_typer(keys_app, name="keys")
-app.add_typer(replay_app, name="replay")
-
-Resume = Literal["no", "auto", "must"]
-
-Target = Annotated[
-    str,
-    typer.Argument(
-        help="A preset, a YAML file, a gymnasium id, module:EnvId-v0 or module:function."
-    ),
-]
-Overrides = Annotated[
-    list[str] | None, typer.Argument(metavar="KEY=VALUE", help="Options of the config.")
-]
-ResumeOption = Annotated[
-    Resume,
-    typer.Option(help="Go on from the run's checkpoint: never, if there is one, or only so."),
-]
-LivingRun = Annotated[
-    str, typer.Argument(metavar="RUN", help="Folder of a run that has not ended.")
-]
-Json = Annotated[bool, typer.Option("--json", help="End standard output with one JSON object.")]
+cli_runs.register(app)
+cli_bench.register(app)
+cli_env.register(app)
+app.add_typer(config_app, name="config", rich_help_panel=PREPARE)
+app.add_typer(keys_app, name="keys", rich_help_panel=PREPARE)
+app.add_typer(replay_app, name="replay", rich_help_panel=PREPARE)
 
 
 def main() -> None:
     """Run a command; a user's mistake is one sentence and exit code 2."""
+    if "" not in sys.path:
+        sys.path.append("")  # a user's game lies where the command is given
     try:
         app()
     except UserError as error:
@@ -76,17 +74,27 @@ def root(
         print(context.get_help())
 
 
-@app.command()
+@app.command(rich_help_panel=TRAIN)
 def train(
-    target: Target, overrides: Overrides = None, resume: ResumeOption = "no", as_json: Json = False
+    target: Target,
+    overrides: Overrides = None,
+    seeds: Annotated[
+        int, typer.Option(min=1, help="Runs, one after another, of run.seed and those after it.")
+    ] = 1,
+    resume: ResumeOption = "no",
+    as_json: Json = False,
 ) -> None:
     """Train on this host: actors and a learner, until stop.* or Ctrl-C."""
+    if seeds > 1:
+        from penstock.launch import seeds as group
+
+        sys.exit(group.train(target, overrides or [], seeds, resume, as_json))
     from penstock.launch import run
 
     sys.exit(run.train(target, overrides or [], resume, as_json))
 
 
-@app.command()
+@app.command(rich_help_panel=WATCH)
 def profile(
     target: Target,
     overrides: Overrides = None,
@@ -102,7 +110,7 @@ def profile(
     sys.exit(session.main(target, overrides or [], seconds, with_torch, as_json))
 
 
-@app.command()
+@app.command(rich_help_panel=TRAIN)
 def learner(
     target: Target,
     overrides: Overrides = None,
@@ -131,7 +139,7 @@ def learner(
     sys.exit(run.learner(target, options, bind, place, resume, as_json))
 
 
-@app.command()
+@app.command(rich_help_panel=TRAIN)
 def actor(
     connect: Annotated[str, typer.Option(help="The learner's address.")],
     count: Annotated[int, typer.Option(min=1, help="Actor processes to start.")] = 1,
@@ -149,95 +157,31 @@ def actor(
     sys.exit(run.actors(connect, count, transport, curve, run_dir, as_json))
 
 
-@app.command("eval")
-def evaluate(
-    run_dir: Annotated[str, typer.Argument(metavar="RUN", help="Folder of a run.")],
-    episodes: Annotated[int, typer.Option(min=1, help="Episodes to play.")] = 20,
-    checkpoint: Annotated[Literal["best", "last"], typer.Option(help="Which weights.")] = "best",
-    sample: Annotated[
-        bool, typer.Option("--sample", help="Draw actions as in training, not the likeliest.")
-    ] = False,
-    seed: Annotated[int, typer.Option(min=0, help="Seed of the games.")] = 0,
-    as_json: Json = False,
-) -> None:
-    """Play episodes with the weights of a run and print their returns."""
-    from penstock.launch.evaluate import describe, evaluate
-
-    result = evaluate(run_dir, episodes, checkpoint, sample, seed)
-    _answer(describe(result), result, as_json)
-
-
-@app.command()
+@app.command(rich_help_panel=MEASURE)
 def doctor(as_json: Json = False) -> None:
     """Look at this machine, and say what would hurt a run."""
     from penstock.launch.doctor import describe, examine
 
     facts = examine()
-    _answer(describe(facts), facts, as_json)
+    answer(describe(facts), facts, as_json)
 
 
-@app.command()
+@app.command(rich_help_panel=WATCH)
 def status(run_dir: LivingRun, as_json: Json = False) -> None:
     """Say what each process of a living run is in, and since when."""
     from penstock.launch import asking
 
     report = asking.status(run_dir)
-    _answer(asking.describe(report), report, as_json)
+    answer(asking.describe(report), report, as_json)
 
 
-@app.command()
+@app.command(rich_help_panel=WATCH)
 def stacks(run_dir: LivingRun, as_json: Json = False) -> None:
     """Print the Python stacks of each process of a living run, stuck ones too."""
     from penstock.launch import stacks
 
     report = stacks.stacks(run_dir)
-    _answer(stacks.describe(report), report, as_json)
-
-
-@bench_app.callback(invoke_without_command=True)
-def bench(
-    context: typer.Context,
-    target: Annotated[str, typer.Option(help="As of `train`.")] = "pong",
-    seconds: Annotated[float, typer.Option(help="Of each stage.")] = 2.0,
-    only: Annotated[
-        str | None, typer.Option(help="Some of the stages: environment,learner,whole.")
-    ] = None,
-    compare: Annotated[
-        str | None, typer.Option(metavar="FILE", help="What --json printed at another time.")
-    ] = None,
-    peers: Annotated[
-        bool, typer.Option("--peers", help="Measure other systems too, in turns with this one.")
-    ] = False,
-    peers_in: Annotated[
-        str, typer.Option(metavar="FOLDER", help="Where `make peers` installed them.")
-    ] = ".",
-    as_json: Json = False,
-) -> None:
-    """Measure this machine: what each stage of a target does alone, and all of them together."""
-    if context.invoked_subcommand is not None:
-        return
-    from penstock.launch.bench import stages
-
-    plan = stages.make_plan(target, seconds, only, compare, peers_in if peers else None)
-    stages.main(plan, as_json)
-
-
-@bench_app.command("reduce")
-def bench_reduce(
-    learners: Annotated[int, typer.Option(help="Learners, each on a host of its own.")] = 4,
-    parameters: Annotated[str, typer.Option(help="Values of a gradient, about.")] = "1.7M",
-    codecs: Annotated[str, typer.Option(help="Some of learner.reduce.codec: int8,dgc.")] = "all",
-    links: Annotated[
-        str | None,
-        typer.Option(help="Some of 100mbit,1gbit,unlimited; all if left out. Needs root."),
-    ] = None,
-    seconds: Annotated[float, typer.Option(help="Of each measurement of steps, about.")] = 3.0,
-    as_json: Json = False,
-) -> None:
-    """Reduce gradients over links of some rates: bytes, times and errors of every codec."""
-    from penstock.launch.bench import reduce
-
-    reduce.main(reduce.make_plan(learners, parameters, codecs, links, seconds), as_json)
+    answer(stacks.describe(report), report, as_json)
 
 
 @config_app.command("show")
@@ -246,7 +190,7 @@ def config_show(target: Target, overrides: Overrides = None, as_json: Json = Fal
     from penstock.configs.load import dump, resolve
 
     config = resolve(target, overrides or [])
-    _answer(dump(config).rstrip(), config.model_dump(mode="json"), as_json)
+    answer(dump(config).rstrip(), config.model_dump(mode="json"), as_json)
 
 
 @config_app.command("list")
@@ -256,7 +200,7 @@ def config_list(as_json: Json = False) -> None:
 
     found = presets()
     width = max(map(len, found))
-    _answer("\n".join(f"{name:{width}}  {text}" for name, text in found.items()), found, as_json)
+    answer("\n".join(f"{name:{width}}  {text}" for name, text in found.items()), found, as_json)
 
 
 @keys_app.command("new")
@@ -269,7 +213,7 @@ def keys_new(
     from penstock.transport.keys import new
 
     paths = [str(path) for path in new(Path(folder))]
-    _answer("\n".join(paths), {"files": paths}, as_json)
+    answer("\n".join(paths), {"files": paths}, as_json)
 
 
 @replay_app.command("serve")
@@ -297,7 +241,3 @@ def replay_serve(
 
     keys = Path(curve) if curve else None
     serve(bind, Path(spec), capacity, sampler, alpha, beta, keys, insecure, as_json)
-
-
-def _answer(text: str, data: dict[str, Any], as_json: bool) -> None:
-    print(json.dumps(data) if as_json else text)

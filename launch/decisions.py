@@ -109,9 +109,8 @@ class Decisions:
         worker = self._workers[failure.name]
         worker.failure = failure
         ends_run = worker.spec.essential and (self.stopping or not self._spared(worker))
-        if ends_run or (failure.user and not self.stopping):
-            return self._fail(failure, now_s)
-        return []
+        of_user = failure.user and not self.stopping and not worker.spec.expendable
+        return self._fail(failure, now_s) if ends_run or of_user else []
 
     def ended(self, name: str, end: End, now_s: float) -> list[Effect]:
         """The process of ``name`` has ended."""
@@ -222,7 +221,9 @@ class Decisions:
             worker.barren, worker.first_failure = 0, None
         worker.first_failure = worker.first_failure or failure
         worker.barren += 1
-        if worker.barren > self._limits.max_restarts:
+        if worker.barren > self._limits.max_restarts or failure.user:
+            if worker.spec.expendable:
+                return [Note(f"{failure.name}: {failure.message}; the run goes on without it")]
             return self._fail(worker.first_failure, now_s)
         delay_s = worker.next_delay_s()
         others = ", and the others go on without it" if worker.spec.essential else ""

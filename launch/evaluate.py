@@ -16,15 +16,17 @@ import numpy.typing as npt
 
 from penstock.configs.errors import UserError
 from penstock.configs.load import load_run
+from penstock.configs.schema import Config
 from penstock.envs import VectorGame, find_bad_observation, make
 from penstock.launch.figures import number
 from penstock.learner import checkpoint
 from penstock.models.fitting import net_shape
-from penstock.models.policy import make_policy
+from penstock.models.policy import Policy, make_policy
 
 ENVS = 16
 
 Choose = Callable[[npt.NDArray[Any]], npt.NDArray[Any]]
+Begin = Callable[[npt.NDArray[np.bool_]], None]
 
 
 class Episode(NamedTuple):
@@ -41,18 +43,13 @@ def evaluate(run_dir: str, episodes: int, which: str, sample: bool, seed: int) -
     same games. Raises UserError.
     """
     config = load_run(run_dir)
-    folder = Path(run_dir) / "checkpoints" / which
-    if which == "best" and not checkpoint.exists(folder):  # no episode had ended when it was saved
-        folder = folder.with_name("last")
+    folder = checkpoint_folder(run_dir, which)
     count = min(episodes, ENVS)
     game = make(config.env, count, config.actors.env_threads)
     try:
-        actors = config.actors.model_copy(update={"envs": count})
-        policy = make_policy(config.model_copy(update={"actors": actors}), game.info, seed)
-        layout = net_shape(config, game.info).layout
-        policy.load(checkpoint.load(folder, layout).weights)
+        policy = trained_policy(config, game, folder, seed)
         choose: Choose = policy.act if sample else policy.greedy
-        played = play(game, choose, episodes, seed)
+        played = play(game, choose, episodes, seed, policy.begin)
     finally:
         game.close()
     returns, lengths = zip(*played, strict=True)
@@ -69,19 +66,44 @@ def evaluate(run_dir: str, episodes: int, which: str, sample: bool, seed: int) -
     }
 
 
-def play(game: VectorGame, choose: Choose, episodes: int, seed: int) -> list[Episode]:
-    """Exactly ``episodes`` complete episodes, environment by environment."""
+def checkpoint_folder(run_dir: str | Path, which: str) -> Path:
+    """Where the checkpoint "best" or "last" of a run is: the best may not be known yet."""
+    folder = Path(run_dir) / "checkpoints" / which
+    if which == "best" and not checkpoint.exists(folder):
+        folder = folder.with_name("last")
+    return folder
+
+
+def trained_policy(config: Config, game: VectorGame, folder: Path, seed: int) -> Policy:
+    """The policy of a checkpoint, for the environments of ``game``. Raises UserError where it is of
+    another network than theirs."""
+    actors = config.actors.model_copy(update={"envs": game.count})
+    policy = make_policy(config.model_copy(update={"actors": actors}), game.info, seed)
+    layout = net_shape(config, game.info).layout
+    policy.load(checkpoint.load(folder, layout).weights)
+    return policy
+
+
+def play(
+    game: VectorGame, choose: Choose, episodes: int, seed: int, begin: Begin | None = None
+) -> list[Episode]:
+    """Exactly ``episodes`` complete episodes, environment by environment. ``begin`` is told of the
+    environments, bool ``[count]``, in which one begins."""
     count = game.count
     owed = [episodes // count + (i < episodes % count) for i in range(count)]
     played: list[list[Episode]] = [[] for _ in range(count)]
     space = game.info.observation_space
     obs = np.empty((count, *space.shape), space.dtype)
     returns, lengths = np.zeros(count), np.zeros(count, np.int64)
-    resetting = np.zeros(count, np.bool_)
+    resetting, first = np.zeros(count, np.bool_), np.ones(count, np.bool_)
+    parts = game.info.parts
     game.reset_into(seed, obs)
     while any(len(done) < n for done, n in zip(played, owed, strict=True)):
-        if bad := find_bad_observation(obs[None]):
+        if bad := find_bad_observation(obs[None], parts, ~resetting[None]):
             raise UserError(f"there is {bad}; correct the environment")
+        if begin is not None and first.any():
+            begin(first)
+        first = resetting  # the step after an episode's end only resets
         reward, terminated, truncated = game.step_into(choose(obs), obs)
         returns += reward
         lengths += ~resetting

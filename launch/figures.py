@@ -36,6 +36,11 @@ def figures(metrics: Metrics, stop: StopConfig | None) -> dict[str, str]:
         "actors": f"{m('actors_alive')} alive, {m('actors_restarted')} restarted"
         + (f"; {playing}" if playing else ""),
     }
+    if "eval_return_mean" in metrics:
+        shown["evaluation"] = (
+            f"{number(m('eval_return_mean'))} at {count(m('eval_trained_steps'))} steps, "
+            f"best {number(m('eval_return_best'))}"
+        )
     if "learners_alive" in metrics:
         shown["learners"] = f"{m('learners_alive')} alive, {m('learners_restarted')} restarted"
     return shown
@@ -107,24 +112,3 @@ def reasons(counts: Mapping[str, int]) -> str:
     """A total with its parts: "12 (stale 12)", or "0"."""
     parts = ", ".join(f"{name} {n:,}" for name, n in counts.items() if n)
     return f"{sum(counts.values()):,}" + (f" ({parts})" if parts else "")
-
-
-def farewell(summary: Metrics) -> list[str]:
-    """The last lines of a run: how far it came, and where every sample went."""
-    a = summary["accounting"]
-    went = a["trained"] + sum(a["dropped"].values()) + sum(a["lost"].values()) + a["in_flight"]
-    m = summary.get
-    lines = [
-        f"{summary['exit_reason']}: {count(m('env_steps') or 0)} agent steps in "
-        f"{clock(m('time_s'))}, return {number(m('episode_return_mean'))} over the last 100 of "
-        f"{count(m('episodes') or 0)} episodes",
-        f"agent steps: produced {a['produced']:,} = trained {a['trained']:,} + dropped "
-        f"{reasons(a['dropped'])} + lost {reasons(a['lost'])} + in flight {a['in_flight']:,}",
-    ]
-    if went != a["produced"]:
-        lines.append(
-            f"these do not balance, by {a['produced'] - went:,}: a defect, please report it"
-        )
-    if m("solved_at_s") is not None:
-        lines.insert(1, f"stop.return was first reached after {m('solved_at_s'):.2f} s of training")
-    return lines

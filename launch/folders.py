@@ -48,6 +48,19 @@ def run_folder(path: Path, resume: Resume) -> Iterator[int]:
         os.close(lock)
 
 
+def in_use(path: Path) -> bool:
+    """Whether a run holds this folder."""
+    with suppress(OSError):
+        descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+        finally:
+            os.close(descriptor)
+    return False
+
+
 def default_run_dir(name: str) -> Path:
     """``runs/<name>-<time>``, not yet taken."""
     base = Path("runs") / f"{name}-{time.strftime('%Y%m%d-%H%M%S')}"

@@ -40,26 +40,33 @@ class Inquiry:
         self._file = run_dir / FILE
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._listener.setblocking(False)
-        self._path = runtime_dir / SOCKET
+        self.path = runtime_dir / SOCKET
         self._since_s = time.time()
         self._askers: list[_Asker] = []
 
     def __enter__(self) -> Inquiry:
-        self._listener.bind(str(self._path))
+        self._listener.bind(str(self.path))
         self._listener.listen(ASKERS)
         answer_with_stacks(stacks_path(self._run_dir, "supervisor"))
-        about = {"pid": os.getpid(), "host": socket.gethostname(), "socket": str(self._path)}
+        about = {
+            "pid": os.getpid(),
+            "began": began_ticks(os.getpid()),
+            "host": socket.gethostname(),
+            "socket": str(self.path),
+        }
         with suppress(OSError):  # a full disk ends no run
             write_atomic(self._file, json.dumps(about) + "\n")
         return self
 
     def __exit__(self, *_: object) -> None:
+        with suppress(OSError):
+            self._file.unlink()  # first: where it is there, somebody answers
         for asker in self._askers:
             asker.close()
         self._listener.close()
         faulthandler.unregister(signal.SIGUSR1)
         unused = [p for p in (self._run_dir / "logs").glob("*.stacks") if not p.stat().st_size]
-        for path in (self._path, self._file, *unused):
+        for path in (self.path, *unused):
             with suppress(OSError):
                 path.unlink()
 
@@ -158,3 +165,12 @@ def process_facts(pid: int) -> dict[str, Any]:
         "cpu_s": (int(fields[11]) + int(fields[12])) / TICKS_PER_S,
         "age_s": max(0.0, time.clock_gettime(time.CLOCK_BOOTTIME) - began_s),
     }
+
+
+def began_ticks(pid: int) -> int | None:
+    """When a process began, in ticks since the machine did, which tells it from a later one that
+    has got its number; None where there is none."""
+    try:
+        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19])
+    except OSError:
+        return None

@@ -41,7 +41,7 @@ def run(ctx: RoleContext) -> None:
     info = probe(config.env)
     ctx.report("note", text=info.how)
     trainer = make_trainer(config, info, ctx.ledger)
-    checkpoints = Checkpoints(ctx.run_dir, trainer)
+    checkpoints = Checkpoints(ctx.run_dir, trainer, ctx.report)
     checkpoints.resume(ctx.resume)
     lockstep = Lockstep(config, trainer, ctx, checkpoints)
     if lockstep.note:
@@ -57,11 +57,11 @@ def run(ctx: RoleContext) -> None:
             lockstep.begin_anew()
         if time.monotonic() >= next_report_s:
             next_report_s = time.monotonic() + config.run.interval_s
-            ctx.report("metrics", **lockstep.metrics(), **trainer.statistics())
+            ctx.report("metrics", **lockstep.metrics(), **trainer.statistics(wait=True))
         reason = trainer.progress.stop_reason()
     if reason is not None:
         ctx.report("stop", reason=reason)
-    ctx.report("metrics", **lockstep.metrics())
+    ctx.report("metrics", **lockstep.metrics(), **trainer.statistics(wait=True))
     ctx.report("final", accounting=lockstep.accounting.to_dict(lockstep.in_flight_steps()))
     lockstep.save()
     while not ctx.stopping():

@@ -13,6 +13,8 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from penstock.profiling.histogram import latencies
+
 Metrics = dict[str, Any]
 
 GROUPS = {  # equal on every rank
@@ -24,7 +26,7 @@ COUNTED = ("dropped", "lost", "rejected")  # by reason, since the rank's process
 OWN = (
     "steps_per_s", "trained_steps_per_s", "queue_fill", "actors_alive", "ledger", "received",
 )  # fmt: skip
-HISTOGRAM = "policy_lag_histogram"
+HISTOGRAM, LATENCY = "policy_lag_histogram", "latency_histogram"
 LOST = "learner"
 
 
@@ -44,6 +46,7 @@ class Ranks:
         self._last: dict[int, Metrics] = {}
         self._finals: dict[int, Metrics] = {}
         self._lag: Counter[str] = Counter()
+        self._latency: dict[int, float] = {}
         self._died = False
         self._dead: Metrics = {"produced": 0, "trained": 0, **{key: Counter() for key in COUNTED}}
         self._played = 0
@@ -54,6 +57,8 @@ class Ranks:
         self._awaited.discard(rank)
         self._last[rank] = message
         self._lag.update(message.get(HISTOGRAM, {}))
+        for bin_, steps in message.get(LATENCY, {}).items():
+            self._latency[int(bin_)] = self._latency.get(int(bin_), 0.0) + steps
         if self._awaited or rank != min(self._last):
             return None
         reports = {rank: self._last[rank] for rank in sorted(self._last)}
@@ -61,6 +66,9 @@ class Ranks:
         if HISTOGRAM in message:
             merged |= _lag(self._lag)
             self._lag = Counter()
+        if LATENCY in message:
+            merged |= latencies(self._latency)
+            self._latency = {}
         merged |= self._counted(reports.values())
         own = [{"rank": r, **_some(report, OWN)} for r, report in reports.items()]
         server = {} if self.server is None else {"server": self.server}

@@ -1,34 +1,70 @@
-"""What a run writes down: a line of `metrics.jsonl` per interval, `summary.json` at its end."""
+"""What a run writes down: a line of `metrics.jsonl` per interval and of `evaluations.jsonl` per
+evaluation, `summary.json` at its end."""
 
 from __future__ import annotations
 
 import json
 import math
 import os
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from penstock.launch.tensorboard import Board
+from penstock.launch.writers import Writer
 
 NO_ACCOUNTING = {"produced": 0, "trained": 0, "dropped": {}, "lost": {}, "in_flight": 0}
 
 
 class Record:
-    """The last metrics of a run, on disk and at hand. A line is one write."""
+    """The last metrics of a run, on disk and at hand. A line is one write. ``writers`` get the
+    same."""
 
-    def __init__(self, run_dir: Path, board: Board | None = None) -> None:
+    def __init__(self, run_dir: Path, writers: Sequence[Writer] = ()) -> None:
         self._run_dir = run_dir
-        self._board = board
+        self._writers = writers
+        self._evaluation: dict[str, Any] = {}
+        self._time_s: float | None = None  # of the last interval
+        self._span_s = self._busy_s = 0.0
         self._file = (run_dir / "metrics.jsonl").open("ab", buffering=0)
         self.last: dict[str, Any] = {}
 
     def metrics(self, metrics: dict[str, Any]) -> None:
         """Append one interval, or what the learner counted at its very end."""
-        self.last = {**self.last, **without_nan(metrics)}
-        self._file.write(json.dumps(without_nan(metrics)).encode() + b"\n")
-        if self._board is not None:
-            self._board.metrics(metrics)
+        metrics = without_nan(metrics | self._evaluation)
+        self._count_time(metrics)
+        self.last = {**self.last, **metrics}
+        self._file.write(json.dumps(metrics).encode() + b"\n")
+        problem = None
+        for writer in self._writers:
+            try:
+                writer.metrics(metrics)
+            except OSError as error:
+                problem = error
+        if problem is not None:
+            raise problem
+
+    def evaluation(self, evaluation: dict[str, Any]) -> None:
+        """Append one evaluation; its figures stand in the metrics from now on."""
+        self._evaluation = {
+            "eval_return_mean": evaluation["return"]["mean"],
+            "eval_return_best": evaluation["best_return_mean"],
+            "eval_length_mean": evaluation["length"]["mean"],
+            "eval_trained_steps": evaluation["trained_steps"],
+        }
+        self.last = {**self.last, **without_nan(self._evaluation)}
+        with (self._run_dir / "evaluations.jsonl").open("ab", buffering=0) as file:
+            file.write(json.dumps(without_nan(evaluation)).encode() + b"\n")
+
+    def _count_time(self, metrics: dict[str, Any]) -> None:
+        """Add up what the learner spent in training, for the mean over all intervals."""
+        time_s, share = metrics.get("time_s"), metrics.get("learner_compute_fraction")
+        if time_s is None or share is None:
+            return
+        if self._time_s is not None:
+            self._span_s += max(0.0, time_s - self._time_s)
+            self._busy_s += max(0.0, time_s - self._time_s) * share
+        self._time_s = time_s
 
     def final(self, metrics: dict[str, Any]) -> None:
         """What holds for the whole run: part of the summary, not of the intervals."""
@@ -40,14 +76,15 @@ class Record:
             "solved_at_s": None,
             "accounting": NO_ACCOUNTING,
             **self.last,
+            **({"utilization": self._busy_s / self._span_s} if self._span_s else {}),
             "exit_reason": exit_reason,
             "error": error,
         }
         self._file.close()
-        if self._board is not None:
-            self._board.close()
         with suppress(OSError):  # a full disk was told of when the last metrics did not fit
             write_atomic(self._run_dir / "summary.json", json.dumps(summary, indent=2) + "\n")
+        for writer in self._writers:
+            writer.close()
         return summary
 
 

@@ -40,7 +40,7 @@ def main() -> None:
     faulthandler.enable()
     answer_with_stacks(stacks_path(Path(arguments["run_dir"]), sys.argv[1]))
     os.nice(arguments["nice"])
-    if arguments["role"] == "actor":
+    if arguments["role"] in ("actor", "evaluator"):
         # Woken by a slot that was lent, it would take the core from the learner that lent it.
         with contextlib.suppress(OSError):  # a sandbox may forbid it
             os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))

@@ -19,18 +19,19 @@ from typing import TYPE_CHECKING, Any
 from penstock.configs.errors import UserError
 from penstock.configs.load import CONFIG_FILE, Resolved, dump, resolve_target
 from penstock.configs.schema import RunConfig
+from penstock.launch import summary as last_words
 from penstock.launch import topology
+from penstock.launch.callbacks import Hooks, Run
 from penstock.launch.effects import Limits, Outcome
-from penstock.launch.figures import farewell
 from penstock.launch.folders import Resume, default_run_dir, run_folder, runtime_folder
 from penstock.launch.machines import Place, check_place, where_to_write
 from penstock.launch.process import role_arguments
 from penstock.launch.record import Record, write_atomic
 from penstock.launch.role import die_with
 from penstock.launch.supervisor import Supervisor
-from penstock.launch.tensorboard import Board
 from penstock.launch.topology import RoleSpec
 from penstock.launch.view import View, make_view
+from penstock.launch.writers import writers
 
 if TYPE_CHECKING:
     from penstock.launch.profile.watch import Watch
@@ -45,10 +46,15 @@ class Audience:
     the processes have been started: what it imports must not delay them.
     """
 
-    def __init__(self, view: Callable[[], View], record: Record | None) -> None:
+    def __init__(
+        self, view: Callable[[], View], record: Record | None, hooks: Hooks | None = None
+    ) -> None:
         self._make_view = view
         self._view: View | None = None
         self._record = record
+        self._hooks = hooks
+        if hooks is not None:
+            hooks.note = self.note
         self._said: set[str] = set()
 
     def tick(self) -> None:
@@ -69,10 +75,20 @@ class Audience:
         try:
             self._record.final(metrics) if final else self._record.metrics(metrics)
         except OSError as error:
-            self.note(f"metrics.jsonl cannot be written: {error.strerror}")
+            name = error.filename or "metrics.jsonl"
+            self.note(f"{name} cannot be written: {error.strerror}")
         if self._view is not None:
             with suppress(OSError):
                 self._view.show(self._record.last)
+
+    def event(self, kind: str, message: dict[str, Any]) -> bool:
+        """An "evaluation" or a "checkpoint"; whether a callback asks to end the run."""
+        if kind == "evaluation" and self._record is not None:
+            try:
+                self._record.evaluation(message)
+            except OSError as error:
+                self.note(f"evaluations.jsonl cannot be written: {error.strerror}")
+        return self._hooks is not None and self._hooks.event(kind, message)
 
     def close(self) -> None:
         if self._view is not None:
@@ -177,14 +193,37 @@ def with_learner(
 ) -> tuple[Outcome, dict[str, Any]]:
     """A run in the folder ``path``, from its start to its end and farewell: how it ended, and its
     summary. ``watch`` may see its processes, and end it."""
+    stream = sys.stderr if as_json else sys.stdout
+    stop = resolved.config.stop
+    outcome, summary = conduct(
+        resolved, path, resume, make_specs, lambda title: make_view(stream, title, stop), watch
+    )
+    _explain(outcome)
+    if "env_steps" in summary:
+        with suppress(OSError):
+            last_words.show(last_words.rows(summary, path), stream)
+    return outcome, summary
+
+
+def conduct(
+    resolved: Resolved,
+    path: Path,
+    resume: Resume,
+    make_specs: Callable[[Path], Sequence[RoleSpec]],
+    view: Callable[[str], View],
+    watch: Watch | None = None,
+    callbacks: Sequence[object] = (),
+) -> tuple[Outcome, dict[str, Any]]:
+    """`with_learner` without its words: all that is shown goes to the ``view`` of a title.
+    ``callbacks`` are called beside those of the config."""
     _require_linux()
     config = resolved.config
-    stream = sys.stderr if as_json else sys.stdout
     with run_folder(path, resume) as lock, runtime_folder() as runtime_dir:
         specs = make_specs(runtime_dir)
+        hooks = Hooks(config.run.callbacks, Run(path, config), callbacks)
+        record = Record(path, writers(config, path))
         write_atomic(path / CONFIG_FILE, dump(config))
-        record = Record(path, Board(path) if config.run.tensorboard else None)
-        audience = Audience(lambda: make_view(stream, _title(path, specs), config.stop), record)
+        audience = Audience(lambda: view(_title(path, specs)), record, hooks)
         arguments = role_arguments(path, runtime_dir) | {
             "config": config.model_dump(mode="json"),
             "resume": resume,
@@ -196,11 +235,8 @@ def with_learner(
             watch.attach(supervisor, audience)
         outcome = _supervise(supervisor, audience)
         summary = record.close(outcome.reason, outcome.error)
-    _explain(outcome)
-    if "env_steps" in summary:
-        with suppress(OSError):
-            print(*farewell(summary), f"all of it is in {path}", sep="\n", file=stream, flush=True)
-    return outcome, summary
+        hooks.end(summary)
+        return outcome, summary
 
 
 def _limits(run: RunConfig) -> Limits:

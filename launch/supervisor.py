@@ -1,9 +1,9 @@
 """Starts the roles of a run, watches them, and leaves nothing behind.
 
-One thread, the main one: children are told to die with the thread that started them, and signals
-arrive here. Each turn of the loop reads what happened (signals, control messages, processes that
-ended, heartbeats), has `decisions` say what to do, and does it. Whatever way the loop is left, no
-child outlives it.
+One thread, as a rule the main one: children are told to die with the thread that started them, and
+signals arrive here. Each turn of the loop reads what happened (signals, control messages, processes
+that ended, heartbeats), has `decisions` say what to do, and does it. Whatever way the loop is left,
+no child outlives it.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import os
 import secrets
 import selectors
 import signal
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -30,6 +31,8 @@ from penstock.launch.topology import RoleSpec, Stage
 from penstock.profiling.ledger import Part, TimeLedger
 
 TICK_S = 0.1
+EVENTS = ("checkpoint", "evaluation")
+CALLBACK = "callback"  # the reason where the audience ended the run
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
@@ -38,6 +41,9 @@ class Audience(Protocol):
 
     def metrics(self, metrics: Message, *, final: bool) -> None:
         """What the learner measured in an interval, with the supervisor's own counts."""
+
+    def event(self, kind: str, message: Message) -> bool:
+        """An "evaluation" or a "checkpoint"; whether to end the run."""
 
     def note(self, text: str) -> None:
         """A sentence for the user."""
@@ -75,6 +81,7 @@ class Supervisor:
         self._children: dict[str, Child] = {}
         self._ledgers = Ledgers()
         self.ledger = TimeLedger()
+        self.last_look: Callable[[Child], None] | None = None  # at a process that has ended
         self._selector = selectors.DefaultSelector()
 
     def run(self) -> Outcome:
@@ -168,6 +175,9 @@ class Supervisor:
             self._audience.note(message["text"])
         elif kind in ("metrics", "final"):
             self._measured(self._specs[name].learner, message, final=kind == "final")
+        elif kind in EVENTS:
+            if self._audience.event(kind, message):
+                return self._decisions.stop(CALLBACK, now_s)
         elif kind == "server" and self._ranks is not None:
             self._ranks.server = message
         else:
@@ -212,6 +222,8 @@ class Supervisor:
         page = child.status
         said = page.produced_steps, page.sequence, page.incarnation
         played, trained = page.played_steps, page.trained_steps
+        if self.last_look is not None:
+            self.last_look(child)
         end = End(child.bury(), *said, log=child.log_tail())
         self._do(self._decisions.ended(name, end, time.monotonic()))
         if self._ranks is None:
@@ -230,7 +242,11 @@ class Supervisor:
 
     @contextmanager
     def _signals(self) -> Iterator[None]:
-        """Turn signals into events of the loop; one that the user has ignored (nohup) stays so."""
+        """Turn signals into events of the loop; one that the user has ignored (nohup) stays so.
+        In another thread than the main one they stay what they are to the program."""
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
         read_fd, write_fd = os.pipe()
         for fd in (read_fd, write_fd):
             os.set_blocking(fd, False)

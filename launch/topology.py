@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from penstock.configs.schema import Config
 
 REMOTE_NICE = 5  # actors of another host start before they hear the learner's config
+EVALUATOR_NICER = 5  # than actors
 MAX_PORT = 65535
 
 
@@ -35,8 +36,9 @@ class RoleSpec:
 
     A role of the last two stages is the run itself: where it ends, the run ends, unless other
     learners go on. ``learner`` is the rank of the learner that the role is or belongs to.
-    ``informed`` roles hear of that learner's actors and connectors. ``address`` is where to bind or
-    connect; of a learner, where its actors of this host connect.
+    ``informed`` roles hear of that learner's actors and connectors; an ``expendable`` one never
+    ends a run, whatever becomes of it. ``address`` is where to bind or connect; of a learner, where
+    its actors of this host connect.
     """
 
     role: str
@@ -49,6 +51,7 @@ class RoleSpec:
     informed: bool = False
     learner: int = 0
     store: Store | None = None
+    expendable: bool = False
 
     @property
     def name(self) -> str:
@@ -65,7 +68,8 @@ def train(config: Config, runtime_dir: Path) -> tuple[RoleSpec, ...]:
     if transport.kind == "inproc":
         main = "penstock.launch.lockstep:run"
         threads = config.learner.threads
-        return (RoleSpec("lockstep", 0, main, Stage.LEARNER, config.learner.nice, threads),)
+        lockstep = RoleSpec("lockstep", 0, main, Stage.LEARNER, config.learner.nice, threads)
+        return (lockstep, *_evaluator(config))
     bind = transport.bind
     wires = (f"ipc://{runtime_dir}/wire-{rank}" for rank in range(count))
     binds = [bind_of(bind, rank) for rank in range(count)] if bind else list(wires)
@@ -77,6 +81,7 @@ def train(config: Config, runtime_dir: Path) -> tuple[RoleSpec, ...]:
         *_actors(config.actors.count, config.actors.nice, config.actors.threads, addresses),
         *(_connectors(binds) if over_wire or transport.bind else ()),
         *(_relay(address, rank) for rank, address in enumerate(addresses) if address),
+        *_evaluator(config),
     )
 
 
@@ -87,12 +92,14 @@ def learner(config: Config, bind: str, runtime_dir: Path) -> tuple[RoleSpec, ...
         *_server(config, runtime_dir),
         *(_learner(config, rank, None) for rank in ranks),
         *_connectors([bind_of(bind, rank) for rank in ranks]),
+        *_evaluator(config),
     )
 
 
 def one_of_several(config: Config, bind: str, rank: int, store: Store) -> tuple[RoleSpec, ...]:
     """The learner of one rank; it meets the others at ``store``."""
-    return (_learner(config, rank, None, store), _connector(bind_of(bind, rank), rank))
+    evaluator = _evaluator(config) if rank == 0 else ()
+    return (_learner(config, rank, None, store), _connector(bind_of(bind, rank), rank), *evaluator)
 
 
 def actors(count: int, address: str, *, relay: bool) -> tuple[RoleSpec, ...]:
@@ -168,6 +175,14 @@ def _actors(
         RoleSpec("actor", i, main, Stage.ACTORS, nice, threads, addresses[rank], learner=rank)
         for i, rank in enumerate(ranks)
     )
+
+
+def _evaluator(config: Config) -> tuple[RoleSpec, ...]:
+    """It is in nobody's way, and stops while the learners still run."""
+    if config.eval.every_s is None:
+        return ()
+    main, nice = "penstock.launch.evaluator:run", min(19, config.actors.nice + EVALUATOR_NICER)
+    return (RoleSpec("evaluator", 0, main, Stage.CARRIERS, nice, expendable=True),)
 
 
 def _connectors(binds: list[str]) -> tuple[RoleSpec, ...]:

@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from penstock.configs.schema import StopConfig
 
 LINE_EVERY_S = 3.0
+REDRAWN_EVERY_S = 0.5
 
 
 class View(Protocol):
@@ -87,3 +88,52 @@ class LiveView:
         for label, value in shown.items():
             table.add_row(Text(label, style="dim"), Text(value))
         return Panel(table, title=Text(self._title), title_align="left", expand=False)
+
+
+class ProgressLine:
+    """One line that is written over, for a program or a notebook; notes stay above it.
+
+    Where a stream is neither a terminal nor a notebook's, it stands once, at the end.
+    """
+
+    def __init__(self, stream: TextIO, title: str, stop: StopConfig | None) -> None:
+        self._stream = stream
+        self._stop = stop
+        self._redraws = stream.isatty() or type(stream).__module__.startswith("ipykernel.")
+        self._line = self._newest = ""
+        self._next_s = 0.0
+        self._draw(title)
+
+    def show(self, metrics: Metrics) -> None:
+        shown = figures(metrics, self._stop)
+        self._newest = ", ".join(f"{name} {shown[name]}" for name in ("time", "steps", "return"))
+        if time.monotonic() >= self._next_s:
+            self._next_s = time.monotonic() + REDRAWN_EVERY_S
+            self._draw(self._newest)
+
+    def note(self, text: str) -> None:
+        print(f"\r{text:{len(self._line)}}" if self._redraws else text, file=self._stream)
+        self._draw(self._line)
+
+    def close(self) -> None:
+        self._draw(self._newest or self._line)
+        print("" if self._redraws else self._line, file=self._stream, flush=True)
+
+    def _draw(self, line: str) -> None:
+        padded = f"{line:{len(self._line)}}"
+        self._line = line
+        if self._redraws:
+            print(f"\r{padded}", end="", file=self._stream, flush=True)
+
+
+class Silent:
+    """Shows nothing."""
+
+    def show(self, metrics: Metrics) -> None:
+        pass
+
+    def note(self, text: str) -> None:
+        pass
+
+    def close(self) -> None:
+        pass

@@ -1,12 +1,14 @@
 """When a learner is saved and what of it, and how it goes on from there.
 
 `checkpoints/last` is the newest state, `checkpoints/best` the one with the highest mean return at
-the time of a save. Both are complete: weights, optimizer, random generators, counters, versions.
+the time of a save; where the run is evaluated as it goes, its evaluator replaces the latter. Both
+are complete: weights, optimizer, random generators, counters, versions.
 """
 
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +30,17 @@ TEAM = "team/"
 class Checkpoints:
     """Saves ``trainer`` under ``run_dir`` and brings it back."""
 
-    def __init__(self, run_dir: Path, trainer: Trainer | OffPolicyTrainer) -> None:
+    def __init__(
+        self,
+        run_dir: Path,
+        trainer: Trainer | OffPolicyTrainer,
+        tell: Callable[..., object] | None = None,
+    ) -> None:
+        """``tell`` hears of every save, as `RoleContext.report` does."""
+        self._tell = tell
+        every_s, evaluated_s = trainer.config.checkpoint.every_s, trainer.config.eval.every_s
+        self._evaluated = evaluated_s is not None
+        self._every_s = min(every_s, evaluated_s or every_s)  # each evaluation needs a new one
         self._last = run_dir / "checkpoints" / "last"
         self._best = run_dir / "checkpoints" / "best"
         self._trainer = trainer
@@ -65,10 +77,10 @@ class Checkpoints:
         return self._last / "replay" / str(learner)
 
     def due(self, *, by_time: bool = True) -> bool:
-        """Whether `checkpoint.every_s` or `checkpoint.every_steps` says to save."""
+        """Whether `checkpoint.every_s`, `eval.every_s` or `checkpoint.every_steps` says to save."""
         steps = self._trainer.progress.learner_steps
         every = self._config.every_steps
-        due = by_time and time.monotonic() - self._saved_s >= self._config.every_s
+        due = by_time and time.monotonic() - self._saved_s >= self._every_s
         return due or (every is not None and steps // every > self._saved_steps // every)
 
     def forget_best(self) -> None:
@@ -92,8 +104,18 @@ class Checkpoints:
             self._best_return = mean
         state = self._state(team or {})
         checkpoint.save(self._last, state)
-        if is_best or not checkpoint.exists(self._best):
+        if (is_best and not self._evaluated) or not checkpoint.exists(self._best):
             checkpoint.save(self._best, state)
+        if self._tell is not None:
+            self._tell(
+                "checkpoint",
+                folder=str(self._last),
+                best=is_best and not self._evaluated,
+                time_s=progress.time_s,
+                trained_steps=progress.trained_steps,
+                learner_steps=progress.learner_steps,
+                return_mean=mean,
+            )
         self._saved_s = time.monotonic()
         self._saved_steps = progress.learner_steps
 

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from penstock.configs.algorithms import ImpalaConfig
+from penstock.configs.algorithms import OnPolicyConfig
 from penstock.configs.errors import UserError
 from penstock.configs.group import SERVED
 from penstock.configs.schema import Config
@@ -31,6 +31,7 @@ from penstock.learner.torch_trace import TorchTrace
 from penstock.learner.trainer import DivergedError, Trainer
 from penstock.learner.transitions import Transitions
 from penstock.learner.unrolls import Unrolls
+from penstock.profiling.device import DeviceClock
 from penstock.profiling.ledger import Part, TimeLedger
 from penstock.profiling.status import Phase, StatusPage
 from penstock.replay import Accounting
@@ -50,9 +51,7 @@ def run(ctx: RoleContext) -> None:
     info = probe(config.env)
     ctx.report("note", text=info.how)
     trainer = make_trainer(on_own_gpu(config, ctx), info, ctx.ledger)
-    if isinstance(trainer, Trainer) and trainer.device.type == "cuda":
-        trainer.time_device(ctx.status.ledger("gpu"))
-    checkpoints = Checkpoints(ctx.run_dir, trainer)
+    checkpoints = Checkpoints(ctx.run_dir, trainer, ctx.report)
     served = config.learner.pace in SERVED  # by a server that takes whoever is first
     if served or (ctx.learner == 0 and not met(ctx.runtime_dir)):  # else the others have its state
         checkpoints.resume(ctx.resume)
@@ -70,7 +69,7 @@ AnyTrainer = Trainer | OffPolicyTrainer
 
 def make_trainer(config: Config, info: GameInfo, ledger: TimeLedger | None = None) -> AnyTrainer:
     """What trains by the algorithm of ``config``; ``ledger`` is that of the thread it works in."""
-    on_policy = isinstance(config.algo, ImpalaConfig)
+    on_policy = isinstance(config.algo, OnPolicyConfig)
     return (Trainer if on_policy else OffPolicyTrainer)(config, info, ledger)
 
 
@@ -154,6 +153,12 @@ class LearnerProcess:
         self._next_report_s = 0.0
         self._others = Others(self._accounting)
         self._torch_trace = TorchTrace()
+        self._seconds = ctx.ledger  # of the learner: on a GPU of its stream, else of this thread
+        self._clock: DeviceClock | None = None
+        if trainer.device.type == "cuda":
+            self._seconds = ctx.status.ledger("gpu", Part.WAIT)
+            self._clock = DeviceClock(ctx.ledger, self._seconds)
+            trainer.queue.meanwhile = self._meanwhile
 
     def __enter__(self) -> LearnerProcess:
         self._source.open(self._host)
@@ -181,7 +186,7 @@ class LearnerProcess:
             self._torch_trace.turn()
             if time.monotonic() >= self._next_report_s:
                 self._report()
-        self._report()
+        self._report(last=True)
         if self._diverged is not None:
             raise self._diverged
 
@@ -214,7 +219,7 @@ class LearnerProcess:
     def _turn(self) -> bool:
         """Train on one batch together with the other learners; whether to go on."""
         self._ledger.switch(Part.COUNT)
-        self._publisher.flush()
+        self._meanwhile()
         self._ctx.status.produced_steps = self._accounting.produced
         self._ctx.status.trained_steps = self._accounting.trained
         self._ctx.status.phase = Phase.WAITING
@@ -232,7 +237,7 @@ class LearnerProcess:
         self._progress.grow(word.growth, said.growth)
         (batch, _), self._held = self._held, None
         if said.nan:
-            self._trainer.statistics()  # which says what, where it is known here too
+            self._trainer.statistics(wait=True)  # which says what, where it is known here too
             raise self._diverged or DivergedError(
                 "another learner found a number that is not finite; its message says which"
             )
@@ -260,6 +265,7 @@ class LearnerProcess:
         self._ledger.switch(Part.WAIT)
         while (batch := self._source.get(WAIT_S)) is None:
             self._ctx.status.beat()
+            self._meanwhile()
             if self._ctx.stopping() or time.monotonic() >= deadline_s:
                 break
         self._ledger.switch(Part.COUNT)
@@ -298,16 +304,22 @@ class LearnerProcess:
     def _publish(self) -> None:
         self._publisher.publish(Stamp(self._progress.generation, self._progress.version))
 
-    def _report(self) -> None:
-        self._ledger.switch(Part.COUNT)
+    def _meanwhile(self) -> None:
+        """What is due also while this thread waits; no sign of life, since a GPU may hang."""
         self._publisher.flush()
+        if self._clock is not None:
+            self._clock.settle()
+
+    def _report(self, *, last: bool = False) -> None:
+        self._ledger.switch(Part.COUNT)
+        self._meanwhile()
         self._next_report_s = time.monotonic() + self._config.run.interval_s
         self._hear()
         self._others.close_streams()
         self._progress.arrived(self._accounting)
         statistics = {}
         try:
-            statistics = self._trainer.statistics()
+            statistics = self._trainer.statistics(wait=last)
         except DivergedError as error:
             self._diverged = error  # said in the next turn, so that all end together
         self._ctx.report("metrics", **self._metrics(), **statistics)
@@ -315,7 +327,7 @@ class LearnerProcess:
     def _metrics(self) -> dict[str, Any]:
         actors = self._host.actors + self._others.actors
         return (
-            self._progress.interval(self._ledger)
+            self._progress.interval(self._seconds)
             | self._others.drops()
             | self._others.received()
             | {"actors_alive": actors, "queue_fill": self._source.fill_fraction()}

@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
@@ -20,15 +19,18 @@ from penstock.configs.algorithms import DqnConfig, SacConfig
 from penstock.configs.schema import Config
 from penstock.envs import GameInfo
 from penstock.learner import updates
+from penstock.learner.device_queue import DeviceQueue
+from penstock.learner.device_statistics import DeviceStatistics
 from penstock.learner.exchange.base import Exchange
 from penstock.learner.optimizer import FlatOptimizer
 from penstock.learner.progress import Progress
+from penstock.learner.to_host import ToDevice
 from penstock.learner.trainer import check_finite, pick_device, trunk_dtype
 from penstock.learner.updates import DqnUpdate, SacUpdate, Update
 from penstock.models.fitting import gaussian_shape, q_shape
 from penstock.models.layout import HeadShape
 from penstock.models.torch_setup import set_up_torch
-from penstock.profiling.ledger import TimeLedger
+from penstock.profiling.ledger import Part, TimeLedger
 
 NAMES = ("obs", "action", "reward", "next_obs", "discount")
 
@@ -45,9 +47,12 @@ class OffPolicyTrainer:
             torch.cuda.set_device(self.device)
         self.spec = slot_spec(config, info)
         self.progress = Progress(config.stop, info.frames_per_step)
-        self._update, shape = _make_update(config, info, self.device, ledger or TimeLedger())
+        self._ledger = ledger or TimeLedger()
+        self._update, shape = _make_update(config, info, self.device, self._ledger)
         self.layout = shape.layout
-        self._clear()
+        self.queue = DeviceQueue(self.device, self._ledger)
+        self.to_device = ToDevice(self.device)
+        self._statistics = DeviceStatistics(self._update.statistics, self.device)
 
     @property
     def exchange(self) -> Exchange:
@@ -80,11 +85,12 @@ class OffPolicyTrainer:
         number = self.progress.learner_steps + 1
         step = self._update.take(tensors, total, number, self.progress.trained_steps)
         self.progress.updated(1)
-        self._sums += step.sums
-        self._norms += step.norm
-        self._samples += len(step.errors)
-        self._updates += 1
-        return step.errors.nan_to_num_(0.0, 0.0)
+        self._statistics.add(step.sums)
+        self._statistics.count(len(step.errors))
+        self._statistics.updated(step.norm)
+        errors = step.errors.nan_to_num_(0.0, 0.0)
+        self.queue.launched()
+        return errors
 
     @property
     def publish_due(self) -> bool:
@@ -98,15 +104,11 @@ class OffPolicyTrainer:
         """What actors get, in the layout's order."""
         return self._update.published
 
-    def statistics(self) -> dict[str, float]:
-        """Means over the updates since the last call. Raises DivergedError for a number that is
-        not finite: the weights are then still those before it appeared."""
-        if not self._updates:
-            return {}
-        names = self._update.statistics
-        means = dict(zip(names, (self._sums / max(1, self._samples)).tolist(), strict=True))
-        means["grad_norm"] = float(self._norms) / self._updates
-        self._clear()
+    def statistics(self, *, wait: bool = False) -> dict[str, float]:
+        """Means over the updates since the last call; on a GPU over those of the interval before,
+        unless to ``wait`` for all. Raises DivergedError for a number that is not finite: the
+        weights are then still those before it appeared."""
+        means = self._statistics.take(wait=wait)
         check_finite(means, self.config.learner, self.progress.learner_steps)
         return means
 
@@ -119,21 +121,13 @@ class OffPolicyTrainer:
         updates.load_arrays(self._update, state)
 
     def _tensors(self, batch: Mapping[str, npt.NDArray[Any] | Tensor]) -> dict[str, Tensor]:
-        tensors = {name: self._on_device(batch[name]) for name in NAMES}
-        weights = batch.get("weights")
-        tensors["weights"] = (
-            torch.ones_like(tensors["reward"]) if weights is None else self._on_device(weights)
-        )
+        if self.device.type == "cuda":
+            self._ledger.switch(Part.H2D)
+        wanted = {name: batch[name] for name in (*NAMES, "weights") if name in batch}
+        tensors = self.to_device(wanted)
+        if "weights" not in tensors:
+            tensors["weights"] = torch.ones_like(tensors["reward"])
         return tensors
-
-    def _on_device(self, values: npt.NDArray[Any] | Tensor) -> Tensor:
-        tensor = torch.from_numpy(values) if isinstance(values, np.ndarray) else values
-        return tensor.to(self.device, non_blocking=True)
-
-    def _clear(self) -> None:
-        self._sums = torch.zeros(len(self._update.statistics), device=self.device)
-        self._norms = torch.zeros((), device=self.device)
-        self._samples = self._updates = 0
 
 
 def _make_update(

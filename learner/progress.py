@@ -17,14 +17,13 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock.configs.schema import StopConfig
-from penstock.profiling.histogram import Histogram, quantile, spread
+from penstock.profiling.histogram import Histogram, latencies, spread
 from penstock.profiling.ledger import TimeLedger, fractions, learner_parts
 from penstock.replay.accounting import Accounting
 
 Floats = npt.NDArray[np.float64]
 
 MAX_LAG = 1 << 16  # the histogram's last bin
-LATENCIES = (50, 95, 99)  # per cent
 EPISODES = 100  # returns are the mean of the last hundred episodes
 COUNTERS = ("env_steps", "trained_steps", "learner_steps", "episodes", "version")
 BOOKED = ("env_steps", "trained_steps", "episodes")  # by each learner for itself
@@ -220,11 +219,15 @@ class Progress:
             "returns": list(self.returns),
             "lengths": list(self.lengths),
             "solved_at_s": self.solved_at_s,
+            "goal": self._stop.return_,
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from a checkpoint, as the next generation of the run."""
+        """Go on from a checkpoint, as the next generation of the run; with another `stop.return`
+        than it had, that one is still to be reached."""
         self.join({**state, "generation": state["generation"] + 1})
+        if state.get("goal", self._stop.return_) != self._stop.return_:
+            self.solved_at_s = None
         self.returns.extend(state["returns"])
         self.lengths.extend(state["lengths"])
         self._recent = (sum(self.returns), sum(self.lengths), len(self.returns))
@@ -251,14 +254,6 @@ class Progress:
             return
         if mean >= goal:
             self.solved_at_s = self.time_s
-
-
-def latencies(histogram: Histogram) -> dict[str, Any]:
-    """Quantiles of the time from an environment's step to its gradient, and all of it."""
-    return {
-        **{f"latency_p{p}_s": quantile(histogram, p / 100) for p in LATENCIES},
-        "latency_histogram": {str(k): round(histogram[k], 1) for k in sorted(histogram)},
-    }
 
 
 def lag_mean(lag: Counter[int]) -> float | None:

@@ -16,6 +16,7 @@ import numpy.typing as npt
 import torch
 
 from penstock.core.specs import SlotSpec
+from penstock.learner.copying import Copier
 from penstock.transport.shm.store import Slot
 
 
@@ -30,8 +31,12 @@ class Span(NamedTuple):
 class StagingBatch:
     """``arrays`` and ``tensors`` share memory on the CPU; on a GPU ``tensors`` lie there."""
 
-    def __init__(self, spec: SlotSpec, slots: int, device: torch.device) -> None:
+    def __init__(
+        self, spec: SlotSpec, slots: int, device: torch.device, copier: Copier | None = None
+    ) -> None:
+        """``copier``: whose threads gather; by default the calling one alone."""
         self._device = device
+        self._copy = copier or Copier(1)
         self._envs = spec.envs
         self._per_slot = {c.name for c in spec.columns if c.rows == "slot"}
         pinned = device.type == "cuda"
@@ -60,11 +65,13 @@ class StagingBatch:
         """Copy slots into this batch and start the copy to the device."""
         if self._copied is not None:
             self._copied.synchronize()  # the last copy still reads the pinned memory
+        copies = []
         for i, slot in enumerate(slots):
             place = slice(i * self._envs, (i + 1) * self._envs)
             for name, array in self.arrays.items():
                 target = array[place] if name in self._per_slot else array[:, place]
-                np.copyto(target, slot.columns[name])
+                copies.append((target, slot.columns[name]))
+        self._copy(copies)
         self.steps = sum(int(slot.header["steps"]) for slot in slots)
         self.spans = [Span(*(slot.header[name].item() for name in Span._fields)) for slot in slots]
         self.started_s = min(span.started_s for span in self.spans)

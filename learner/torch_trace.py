@@ -12,6 +12,8 @@ from torch.profiler import ProfilerActivity, profile
 
 from penstock.core.control import Message
 
+ASKED = ("path", "turns", "seconds", "host")
+
 
 class TorchTrace:
     """Does nothing until it is asked to, and nothing again once the trace is written."""
@@ -26,7 +28,7 @@ class TorchTrace:
         """Begin if the supervisor says so."""
         for message in messages:
             if message["kind"] == "torch_profile" and self._profile is None:
-                self._begin(message["path"], message["turns"], message["seconds"])
+                self._begin(**{name: message[name] for name in ASKED})
 
     def turn(self) -> None:
         """A turn has ended."""
@@ -42,10 +44,11 @@ class TorchTrace:
             temporary.replace(self._path)
         self._profile = None
 
-    def _begin(self, path: str, turns: int, seconds: float) -> None:
+    def _begin(self, path: str, turns: int, seconds: float, host: bool) -> None:
         """Record from now on, for so many turns or so long, whichever is over first; then write a
-        Chrome trace to ``path``, which is there when it is whole."""
-        kinds = [ProfilerActivity.CPU]
+        Chrome trace to ``path``, which is there when it is whole. Without the ``host``'s side what
+        a GPU does is hardly slowed."""
+        kinds = [ProfilerActivity.CPU] if host else []
         kinds += [ProfilerActivity.CUDA] if torch.cuda.is_available() else []
         self._profile = profile(activities=kinds)
         self._profile.start()

@@ -1,15 +1,17 @@
 """The trainer: network, optimizer, algorithm and counters of one learner, without any transport.
 
 The learner's process feeds it from shared memory, the lockstep mode from the same process. A batch
-is split by environments into ``updates_per_batch`` updates, and an update into micro-batches that
-fit the processor's cache; their gradients add up, over ``accumulate`` batches and over the learners
-that ``exchange`` connects, and one step is taken by their sum over the number of agent steps.
+is split by environments into ``updates_per_batch`` updates, in each epoch anew, and an update into
+micro-batches that fit the processor's cache; their gradients add up, over ``accumulate`` batches
+and over the learners that ``exchange`` connects, and one step is taken by their sum over the number
+of agent steps. What an algorithm has to say to this is `penstock.learner.onpolicy.OnPolicy`.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -17,24 +19,27 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from penstock.algos import impala, slot_spec
-from penstock.configs.algorithms import ImpalaConfig
+from penstock.algos import slot_spec
+from penstock.algos.stacks import observations
+from penstock.configs.algorithms import OnPolicyConfig
 from penstock.configs.errors import UserError
 from penstock.configs.schema import Config, LearnerConfig
 from penstock.envs import GameInfo
+from penstock.learner.device_queue import DeviceQueue
+from penstock.learner.device_statistics import DeviceStatistics
 from penstock.learner.exchange.base import Alone, Exchange, Floats
+from penstock.learner.onpolicy import OnPolicy, RewardScale, Share, deal, nobody, pieces
 from penstock.learner.optimizer import FlatOptimizer
 from penstock.learner.progress import Progress
 from penstock.learner.staging import StagingBatch
-from penstock.models.fitting import actor_critic_shape
-from penstock.models.layout import CnnShape, NetShape, QCnnShape
+from penstock.models.fitting import AnyShape, actor_critic_shape
 from penstock.models.precision import cpu_gains_by_bf16
 from penstock.models.torch_nets import build_net
 from penstock.models.torch_setup import set_up_torch
-from penstock.profiling.device import DeviceClock
 from penstock.profiling.ledger import Part, TimeLedger
 
 OPTIMIZER = "optimizer/"  # before the names of an optimizer's state
+REWARDS = "rewards/"
 
 
 class DivergedError(UserError):
@@ -47,68 +52,64 @@ class Trainer:
     def __init__(self, config: Config, info: GameInfo, ledger: TimeLedger | None = None) -> None:
         set_up_torch(config.learner.threads)
         torch.manual_seed(config.run.seed)
-        assert isinstance(config.algo, ImpalaConfig), config.algo
+        assert isinstance(config.algo, OnPolicyConfig), config.algo
         self.config = config
         self._ledger = ledger or TimeLedger()
-        self._algo = config.algo
+        self._algo = OnPolicy(config.algo)
         self.device = pick_device(config.learner.device)
         if self.device.type == "cuda":
             torch.cuda.set_device(self.device)
         self.spec = slot_spec(config, info)
-        shape = actor_critic_shape(config.model, info)
+        shape = actor_critic_shape(config, info)
         self.layout = shape.layout
         dtype = trunk_dtype(config.learner.precision, self.device, shape)
         self.model = build_net(shape, dtype).to(self.device)
         self.optimizer = FlatOptimizer(self.model.named_parameters(), config.learner)
         self.progress = Progress(config.stop, info.frames_per_step)
         self.exchange: Exchange = Alone()
+        self.updates = config.algo.epochs * config.learner.updates_per_batch
+        """Of each batch, at most."""
+        self._shares: list[Share] = []  # of the batch that was booked last
         self._updates_done = 0  # of the batch in training
-        self._trained = torch.cuda.Event() if self.device.type == "cuda" else None
-        self._clock: DeviceClock | None = None
+        self.queue = DeviceQueue(self.device, self._ledger)
         self._batches = 0
         self._accumulated = 0.0  # samples, of all learners, in the gradients so far
-        self._clear()
-
-    def time_device(self, ledger: TimeLedger) -> None:
-        """Note in ``ledger`` when the GPU, which must be the device, is in which part."""
-        self._clock = DeviceClock(self.device, ledger)
+        self._statistics = DeviceStatistics(self._algo.statistics, self.device)
+        self._rewards = RewardScale(self.device) if config.algo.normalize_rewards else None
 
     def book(self, batch: StagingBatch) -> Floats:
         """Count a batch that is about to be trained on; the agent steps of each of its updates,
         float64 ``[updates]``."""
         updates = self.config.learner.updates_per_batch
         self.progress.played(batch.arrays, batch.steps, updates)
-        return np.array([batch.alive(envs) for envs in self._shares(batch)], np.float64)
+        self._shares = deal(batch.arrays["alive"], updates, self.updates // updates)
+        return np.array([share.steps for share in self._shares], np.float64)
 
     def train(self, batch: StagingBatch | None, totals: Floats | None = None) -> bool:
-        """Train once on every sample of a batch; True when weights are due to be published.
+        """Train on every sample of a batch; True when weights are due to be published.
 
         ``totals`` are what all learners have booked together, by default this one alone; ``batch``
-        is None where it has nothing to give.
+        is the one booked last, or None where it has nothing to give.
         """
         if totals is None:
             assert batch is not None
             totals = self.book(batch)
-        if self._trained is not None:
-            self._ledger.switch(Part.DEVICE)
-            self._trained.synchronize()  # one batch queued ahead: time shows where it is spent
-        shares: Sequence[slice | None] = [None] * len(totals)
-        if self._clock is not None:
-            self._clock.settle()
-        if self._clock is not None and batch is not None:
-            self._clock.mark(Part.H2D)  # the stream, not the host, may wait for the copy
+        shares: Sequence[Share | None] = [None] * len(totals)
+        columns = self._nobody if batch is None else batch.tensors
         if batch is not None:
+            if self.device.type == "cuda":
+                self._ledger.switch(Part.H2D)  # the stream, not the host, may wait for the copy
             batch.wait_on_device()
-            shares = self._shares(batch)
+            shares = self._shares
         self._updates_done = 0
         self._batches += 1
-        for envs, total in zip(shares, totals, strict=True):
-            self._update(batch if envs else None, envs or slice(0), float(total))
+        columns = self._prepared(columns)
+        for share, total in zip(shares, totals, strict=True):
+            if not self._goes_on(columns):
+                break
+            self._update(columns, share, float(total))
             self._updates_done += 1
-        if self._trained is not None:
-            self._trained.record()
-        if self._clock is not None:
-            self._clock.mark(Part.WAIT)
+        self.queue.launched()
         return self.progress.publish_due(self.config.learner.publish_every)
 
     def regrouped(self) -> None:
@@ -126,81 +127,106 @@ class Trainer:
 
     def state_dict(self) -> dict[str, npt.NDArray[Any]]:
         """What a resumed run needs besides `published`, by name."""
-        return {OPTIMIZER + k: v for k, v in self.optimizer.state_dict().items()}
+        state = {OPTIMIZER + k: v for k, v in self.optimizer.state_dict().items()}
+        if self._rewards is not None:
+            state |= {REWARDS + k: v for k, v in self._rewards.state_dict().items()}
+        return state
 
     def load_state_dict(self, state: Mapping[str, npt.NDArray[Any]]) -> None:
         """Go on from a `state_dict`; ValueError for one of another kind."""
         self.optimizer.load_state_dict(under(OPTIMIZER, state))
+        if self._rewards is not None:
+            self._rewards.load_state_dict(under(REWARDS, state))
 
-    def statistics(self) -> dict[str, float]:
-        """Means over the updates since the last call. Raises DivergedError for a number that is
-        not finite: the weights are then still those before it appeared."""
-        if not self._updates:
-            return {}
-        steps = max(1, self._steps)
-        means = dict(zip(impala.STATISTICS, (self._sums / steps).tolist(), strict=True))
-        means["grad_norm"] = float(self._norms) / self._updates
-        self._clear()
+    def statistics(self, *, wait: bool = False) -> dict[str, float]:
+        """Means over the updates since the last call; on a GPU over those of the interval before,
+        unless to ``wait`` for all. Raises DivergedError for a number that is not finite: the
+        weights are then still those before it appeared."""
+        means = self._statistics.take(wait=wait)
         check_finite(means, self.config.learner, self.progress.learner_steps)
         return means
 
-    def steps_done(self, batch: StagingBatch) -> int:
-        """Agent steps of those updates of a batch that were taken before the group was lost."""
-        return sum(batch.alive(envs) for envs in self._shares(batch)[: self._updates_done])
+    def steps_done(self) -> int:
+        """Agent steps of a batch that were trained on, once or more, before the group was lost."""
+        once = self._shares[: self.config.learner.updates_per_batch]
+        return sum(share.steps for share in once[: self._updates_done])
 
-    def _shares(self, batch: StagingBatch) -> list[slice]:
-        """The environments of each update."""
-        updates = self.config.learner.updates_per_batch
-        envs = batch.arrays["alive"].shape[1] // updates
-        return [slice(i * envs, (i + 1) * envs) for i in range(updates)]
+    @cached_property
+    def _nobody(self) -> dict[str, Tensor]:
+        return nobody(self.spec, self.device)
 
-    def _update(self, batch: StagingBatch | None, share: slice, total: float) -> None:
+    def _prepared(self, columns: dict[str, Tensor]) -> dict[str, Tensor]:
+        """The columns of a batch with what the algorithm adds to them before its first update."""
+        columns = dict(columns)
+        self._ledger.switch(Part.FORWARD)
+        if self._rewards is not None:
+            columns["reward"] = self._rewards(columns, self.exchange.sum)
+        if self.model.normalizer is not None:
+            seen = observations(columns, slice(None))
+            self.model.observe(seen, columns["alive"], self.exchange.sum)
+        if self._algo.prepare is not None:
+            columns |= self._algo.prepare(self.model, columns, *self._parts(columns))
+        return columns
+
+    def _goes_on(self, columns: dict[str, Tensor]) -> bool:
+        """Whether the next update of a batch is to be taken: asked where an epoch begins, but for
+        the first."""
+        epoch, update = divmod(self._updates_done, self.config.learner.updates_per_batch)
+        if update or not epoch or self._algo.going_on is None:
+            return True
+        self._ledger.switch(Part.FORWARD)
+        return self._algo.going_on(self.model, columns, *self._parts(columns))
+
+    def _parts(self, columns: dict[str, Tensor]) -> tuple[Any, list[slice | Tensor], Any]:
+        """What functions on a whole batch take besides it."""
+        envs = slice(0, columns["alive"].shape[1])
+        return self._algo.cfg, list(pieces(envs, self._micro_envs)), self.exchange.sum
+
+    @property
+    def _micro_envs(self) -> int:
+        """Environments of a micro-batch."""
+        return max(1, self.config.learner.micro_batch // (self.spec.unroll + 1))
+
+    def _update(self, columns: dict[str, Tensor], share: Share | None, total: float) -> None:
         """One optimizer step, or a part of one, on ``total`` samples of all learners, of which the
-        environments ``share`` of the batch are this one's."""
+        environments ``share`` of the batch are this one's, if it has any."""
         if self._accumulated == 0:
             self.optimizer.zero_grad()
         self._accumulated += total
         complete = self._batches % self.config.learner.accumulate == 0
-        if batch is not None and total:
-            self._backward(batch, share, complete)
-        elif self._algo.normalize_advantages and total:
-            self.exchange.sum(torch.zeros(3, dtype=torch.float64, device=self.device))
-        if batch is not None:
-            self._steps += batch.alive(share)
+        if share is not None and total:
+            self._backward(columns, share, complete)
+        elif self._algo.whole and total:
+            with torch.no_grad():
+                self._loss(columns, slice(0, 1))  # which sums up with the other learners
+        if share is not None:
+            self._statistics.count(share.steps)
         if not complete or not self._accumulated:
             return
         total, self._accumulated = self._accumulated, 0.0
-        self._enter(Part.OPTIMIZE)
+        self._ledger.switch(Part.OPTIMIZE)
         norm = self.exchange.step(self.optimizer, total, self.progress.trained_steps)
         self.progress.updated(1)
-        self._norms += norm
-        self._updates += 1
+        self._statistics.updated(norm)
 
-    def _backward(self, batch: StagingBatch, share: slice, complete: bool) -> None:
+    def _backward(self, columns: dict[str, Tensor], share: Share, complete: bool) -> None:
         """Add the gradients of some environments, micro-batch by micro-batch."""
-        size = max(1, self.config.learner.micro_batch // batch.arrays["obs"].shape[0])
-        if self._algo.normalize_advantages:
-            size = share.stop - share.start  # over the whole update, however large
-        for first in range(share.start, share.stop, size):
-            envs = slice(first, min(first + size, share.stop))
-            self._enter(Part.FORWARD)
-            loss, sums = impala.loss(self.model, batch.tensors, self._algo, envs, self.exchange.sum)
-            if complete and envs.stop == share.stop:
+        envs = share.envs
+        if isinstance(envs, Tensor):
+            envs = envs.to(self.device, non_blocking=True)
+        parts = [envs] if self._algo.whole else list(pieces(envs, self._micro_envs))
+        for number, part in enumerate(parts, start=1):
+            self._ledger.switch(Part.FORWARD)
+            loss, sums = self._loss(columns, part)
+            if complete and number == len(parts):
                 self.exchange.arm(self.optimizer, self._accumulated)
-            self._enter(Part.BACKWARD)
+            self._ledger.switch(Part.BACKWARD)
             loss.backward()
-            self._sums += sums
+            self._statistics.add(sums)
 
-    def _enter(self, part: Part) -> None:
-        """The host is in ``part``, and what it puts on a GPU belongs to it."""
-        self._ledger.switch(part)
-        if self._clock is not None:
-            self._clock.mark(part)
-
-    def _clear(self) -> None:
-        self._sums = torch.zeros(len(impala.STATISTICS), device=self.device)
-        self._norms = torch.zeros((), device=self.device)
-        self._steps = self._updates = 0
+    def _loss(self, columns: dict[str, Tensor], envs: slice | Tensor) -> tuple[Tensor, Tensor]:
+        algo = self._algo
+        return algo.loss(self.model, columns, algo.cfg, envs, self.exchange.sum)
 
 
 def check_finite(means: Mapping[str, float], cfg: LearnerConfig, steps: int) -> None:
@@ -219,11 +245,11 @@ def under(prefix: str, arrays: Mapping[str, Any]) -> dict[str, Any]:
     return {k.removeprefix(prefix): v for k, v in arrays.items() if k.startswith(prefix)}
 
 
-def trunk_dtype(precision: str, device: torch.device, shape: NetShape) -> torch.dtype:
+def trunk_dtype(precision: str, device: torch.device, shape: AnyShape) -> torch.dtype:
     """What `learner.precision` means for a network on a device."""
     if precision == "auto":
         fast = device.type == "cuda" or cpu_gains_by_bf16()
-        precision = "bf16" if fast and isinstance(shape, CnnShape | QCnnShape) else "fp32"
+        precision = "bf16" if fast and shape.convolutional else "fp32"
     return torch.bfloat16 if precision == "bf16" else torch.float32
 
 

@@ -12,8 +12,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from penstock.algos import n_step
 from penstock.configs.algorithms import OffPolicyConfig
@@ -23,6 +21,7 @@ from penstock.learner.exchange.base import Floats
 from penstock.learner.kept_replay import KeptReplay
 from penstock.learner.offpolicy import OffPolicyTrainer
 from penstock.learner.progress import Progress
+from penstock.learner.to_host import ToHost
 from penstock.profiling.ledger import Part, TimeLedger
 from penstock.replay import (
     Accounting,
@@ -64,7 +63,7 @@ class Transitions:
         self._batch_size = replay.batch_size
         in_hand = actors * config.transport.slots
         self._limiter = make_limiter(replay, insert=spec.unroll * spec.envs * in_hand)
-        self._stack = replay.frame_stack or 1
+        self._stack = config.transport.frame_stack or 1
         algo = config.algo
         assert isinstance(algo, OffPolicyConfig)
         seed = np.random.SeedSequence([config.run.seed, trainer.progress.learner_steps])
@@ -87,9 +86,9 @@ class Transitions:
         self._table.arrived = self._arrived
         self.store = self._table.store
         # Errors that a GPU may still be computing: asked for one batch later, it is not waited for.
-        self._errors: deque[tuple[Batch, Tensor]] = deque()
+        self._errors: deque[tuple[Batch, ToHost]] = deque()
         self._behind = int(trainer.device.type == "cuda")
-        self.stacks_on_device = trainer.device.type == "cuda" and replay.frame_stack is not None
+        self.stacks_on_device = trainer.device.type == "cuda" and self._stack > 1
         self._kept = KeptReplay(self._replay, wanted=replay.checkpoint)
         self._host: ShmHost | None = None
 
@@ -121,13 +120,16 @@ class Transitions:
             return self._trainer.publish_due
         if self.stacks_on_device:
             self._ledger.switch(Part.H2D)
-            frames = torch.from_numpy(batch["frames"]).to(self._trainer.device)
+            frames = self._trainer.to_device({"frames": batch["frames"]})["frames"]
             batch["obs"], batch["next_obs"] = unstack(frames, self._stack)
-        self._errors.append((batch, self._trainer.update(batch, float(totals[0]))))
+        errors = self._trainer.update(batch, float(totals[0]))
+        if isinstance(self._sampler, Prioritized):
+            self._errors.append((batch, ToHost(errors)))
         if len(self._errors) > self._behind:
-            drawn, errors = self._errors.popleft()
+            drawn, known = self._errors.popleft()
+            values = known.get().numpy()  # computed before the batch that is computed now
             self._ledger.switch(Part.GATHER)
-            self._replay.update_priorities(drawn.keys, errors.cpu().numpy())
+            self._replay.update_priorities(drawn.keys, values)
         return self._trainer.publish_due
 
     def _weigh(self, batch: Batch | None) -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from penstock.configs.schema import Config
+from penstock.learner.copying import Copier, gather_threads
 from penstock.learner.exchange.base import Floats, GroupLostError
 from penstock.learner.feed import Feeder
 from penstock.learner.staging import StagingBatch
@@ -49,8 +50,9 @@ class Unrolls:
 
     def open(self, host: ShmHost) -> None:
         learner, trainer = self._learner, self._trainer
+        self._copier = Copier(gather_threads(learner.gather_threads, trainer.device))
         batches = [
-            StagingBatch(trainer.spec, learner.batch_slots, trainer.device)
+            StagingBatch(trainer.spec, learner.batch_slots, trainer.device, self._copier)
             for _ in range(learner.prefetch + 1)
         ]
         self._feeder = Feeder(
@@ -72,18 +74,18 @@ class Unrolls:
 
     def book(self, batch: StagingBatch | None) -> Floats:
         if batch is None:
-            return np.zeros(self._learner.updates_per_batch)
-        for span in batch.spans:
-            self._trainer.progress.aged(*span)
+            return np.zeros(self._trainer.updates)
         return self._trainer.book(batch)
 
     def train(self, batch: StagingBatch | None, totals: Floats) -> bool:
         if batch is None:
             return self._trainer.train(None, totals)
+        for span in batch.spans:
+            self._trainer.progress.aged(*span)
         try:
             due = self._trainer.train(batch, totals)
         except GroupLostError:
-            done = self._trainer.steps_done(batch)
+            done = self._trainer.steps_done()
             self._accounting.trained += done
             self._accounting.dropped["group_lost"] += batch.steps - done
             self._feeder.give_back(batch)
@@ -112,3 +114,4 @@ class Unrolls:
 
     def close(self) -> None:
         self._feeder.__exit__(None, None, None)
+        self._copier.close()

@@ -3,59 +3,73 @@
 from __future__ import annotations
 
 import math
-from typing import Any, Protocol
 
 import numpy as np
 from gymnasium import spaces
 
-from penstock.configs.algorithms import DqnConfig, ImpalaConfig, SacConfig
+from penstock.configs.algorithms import DqnConfig, SacConfig
 from penstock.configs.errors import UserError
-from penstock.configs.schema import Config, ModelConfig
-from penstock.models.layout import (
-    ActorCriticShape,
-    CnnShape,
-    DenseShape,
-    HeadShape,
-    MlpShape,
-    NetShape,
-    QCnnShape,
-)
+from penstock.configs.model import ModelConfig
+from penstock.configs.schema import Config
+from penstock.core.observations import MASK, Part
+from penstock.models.actions import Spaces, action_spec
+from penstock.models.general import GeneralShape, Input
+from penstock.models.layout import CnnShape, DenseShape, HeadShape, MlpShape, NetShape, QCnnShape
 
-MIN_PIXELS = 36  # what the convolutions need in each direction
+MIN_PIXELS = 36  # what the convolutions of nature_cnn need in each direction
+MIN_PIXELS_IMPALA = 8
 
-
-class Spaces(Protocol):
-    """What a network needs to know about a game: the spaces of a single environment."""
-
-    @property
-    def observation_space(self) -> Any: ...
-    @property
-    def action_space(self) -> Any: ...
+ActorCriticShape = MlpShape | CnnShape | GeneralShape
+AnyShape = NetShape | GeneralShape
 
 
-def net_shape(config: Config, game: Spaces) -> NetShape:
+def net_shape(config: Config, game: Spaces) -> AnyShape:
     """The network that actors get; UserError where none fits the game."""
     match config.algo:
-        case ImpalaConfig():
-            return actor_critic_shape(config.model, game)
         case DqnConfig():
             return q_shape(config.model, config.algo, game)
         case SacConfig():
             return gaussian_shape(config.model, game)
+    return actor_critic_shape(config, game)
 
 
-def actor_critic_shape(model: ModelConfig, game: Spaces) -> ActorCriticShape:
-    """Policy and value over actions to choose from."""
-    actions, shape, scale = _choices(game, "impala"), *_observations(game)
-    if _takes_cnn(model, shape):
+def parts_of(game: Spaces) -> tuple[Part, ...]:
+    """The parts of a game's observations; none where an observation is one array."""
+    return getattr(game, "parts", ())
+
+
+def mask_of(game: Spaces) -> Part | None:
+    """The action mask among the parts of a game's observations."""
+    return next((part for part in parts_of(game) if part.name == MASK), None)
+
+
+def actor_critic_shape(config: Config, game: Spaces) -> ActorCriticShape:
+    """Policy and value."""
+    model, actions, parts = config.model, action_spec(config, game), parts_of(game)
+    mask = mask_of(game)
+    if parts:
+        visible = [part for part in parts if part is not mask]
+        inputs = tuple(_input(model, p.name, p.shape, p.dtype, p) for p in visible if p.nbytes)
+    else:
+        shape, scale = _observations(game, config.algo.name)
+        inputs = (_input(model, "obs", shape, game.observation_space.dtype.str, None),)
+    _check_inputs(model, inputs, mask)
+    general = GeneralShape(inputs, mask, actions, model)
+    if parts or model.core != "none" or model.entry is not None:
+        return general
+    if _is_fast_cnn(model, inputs[0]):
         channels, height, width = shape
-        return CnnShape(channels, height, width, actions, scale)
-    return MlpShape(math.prod(shape), actions, tuple(model.hidden), model.activation, scale)
+        return CnnShape(channels, height, width, actions, scale, model.log_std_init)
+    if inputs[0].is_image or model.critic == "shared":
+        return general
+    size, hidden, normalize = math.prod(shape), tuple(model.hidden), model.normalize_observations
+    scale = 1.0 if normalize else scale
+    return MlpShape(size, actions, hidden, model.activation, scale, normalize, model.log_std_init)
 
 
 def q_shape(model: ModelConfig, algo: DqnConfig, game: Spaces) -> HeadShape:
     """Q-values of actions to choose from."""
-    actions, shape, scale = _choices(game, "dqn"), *_observations(game)
+    actions, shape, scale = _choices(game, "dqn"), *_observations(game, "dqn")
     if _takes_cnn(model, shape):
         channels, height, width = shape
         return QCnnShape(channels, height, width, actions, scale, algo.duelling)
@@ -70,9 +84,9 @@ def gaussian_shape(model: ModelConfig, game: Spaces) -> DenseShape:
     if not isinstance(game.action_space, spaces.Box):
         raise UserError(
             f"action space {game.action_space} is not a Box, the only kind that algo.name sac "
-            "plays; set algo.name=dqn or algo.name=impala"
+            "plays; set algo.name=ppo or algo.name=dqn"
         )
-    shape, scale = _observations(game)
+    shape, scale = _observations(game, "sac")
     if model.kind == "auto" and len(shape) == 3 and sorted(shape)[1] >= MIN_PIXELS:
         raise UserError(
             f"observations of shape {list(shape)} look like frames, and algo.name sac reads them "
@@ -93,20 +107,22 @@ def _choices(game: Spaces, algo: str) -> int:
     space = game.action_space
     if isinstance(space, spaces.Discrete):
         return int(space.n)
-    way_out = (
-        "set algo.name=sac"
-        if isinstance(space, spaces.Box)
-        else "wrap the environment so that it takes one whole number"
-    )
+    way_out = "sac" if isinstance(space, spaces.Box) else "ppo"
     raise UserError(
         f"action space {space} is not Discrete, the only kind that algo.name {algo} plays; "
-        f"{way_out}"
+        f"set algo.name={way_out}"
     )
 
 
-def _observations(game: Spaces) -> tuple[tuple[int, ...], float]:
-    """Shape of an observation, and the factor that brings it near 1."""
+def _observations(game: Spaces, algo: str) -> tuple[tuple[int, ...], float]:
+    """Shape of an observation of one array, and the factor that brings it near 1."""
     space = game.observation_space
+    if parts := parts_of(game):
+        names = ", ".join(part.name for part in parts)
+        raise UserError(
+            f"observations have the parts {names}, and algo.name {algo} reads a single array; set "
+            "algo.name=ppo, or add gymnasium.wrappers:FlattenObservation to env.wrappers"
+        )
     if not isinstance(space, spaces.Box):
         raise UserError(
             f"observation space {space} is not a Box, the only kind that networks "
@@ -115,12 +131,60 @@ def _observations(game: Spaces) -> tuple[tuple[int, ...], float]:
     return space.shape, 1 / 255 if space.dtype == np.uint8 else 1.0
 
 
+def _input(
+    model: ModelConfig, name: str, shape: tuple[int, ...], dtype: str, part: Part | None
+) -> Input:
+    return Input(name, shape or (1,), dtype, part, _is_image(model, shape))
+
+
+def channels_last(shape: tuple[int, ...]) -> bool:
+    """Whether an image's channels are its last axis rather than its first: the shorter one."""
+    return shape[2] < shape[0]
+
+
+def _is_image(model: ModelConfig, shape: tuple[int, ...]) -> bool:
+    if len(shape) != 3 or (model.kind == "mlp" and model.entry is None):
+        return False
+    pixels = shape[:2] if channels_last(shape) else shape[1:]
+    return min(pixels) >= (MIN_PIXELS_IMPALA if model.kind == "impala_cnn" else MIN_PIXELS)
+
+
+def _is_fast_cnn(model: ModelConfig, only: Input) -> bool:
+    """Whether `CnnShape` computes it."""
+    plain = model.kind != "impala_cnn" and model.critic != "separate"
+    return only.is_image and plain and not channels_last(only.shape)
+
+
+def _check_inputs(model: ModelConfig, inputs: tuple[Input, ...], mask: Part | None) -> None:
+    shapes = ", ".join(f"{part.name} {list(part.shape)}" for part in inputs)
+    if not inputs:
+        raise UserError(
+            f"observations hold nothing{f' but {mask.name}' if mask else ''}; correct the "
+            "environment's observation space"
+        )
+    if model.entry is not None:
+        return
+    images = [part.is_image for part in inputs]
+    if model.kind in ("nature_cnn", "impala_cnn") and not any(images):
+        least = MIN_PIXELS_IMPALA if model.kind == "impala_cnn" else MIN_PIXELS
+        raise UserError(
+            f"observations {shapes} do not fit {model.kind}, which reads [channels, "
+            f"height, width] of at least {least} pixels each way; bring them into that form "
+            "with env.wrappers, or set model.kind=mlp"
+        )
+    if model.normalize_observations and all(images):
+        raise UserError(
+            f"model.normalize_observations does nothing for observations {shapes}, since frames "
+            "are scaled to 0 ... 1 only; set model.normalize_observations=false"
+        )
+
+
 def _takes_cnn(model: ModelConfig, shape: tuple[int, ...]) -> bool:
     fits = len(shape) == 3 and min(shape[1:]) >= MIN_PIXELS
-    channels_last = len(shape) == 3 and min(shape[:2]) >= MIN_PIXELS
+    is_last = len(shape) == 3 and min(shape[:2]) >= MIN_PIXELS
     if fits or model.kind == "mlp":
         return model.kind != "mlp"
-    if model.kind == "auto" and not channels_last:
+    if model.kind == "auto" and not is_last:
         return False
     raise UserError(
         f"observations of shape {list(shape)} do not fit nature_cnn, which reads [channels, "

@@ -4,25 +4,29 @@ A net's shape is all that is needed to build it in torch or to compute it in num
 ``layout`` is the order of the torch module's named parameters, then its buffers. What acts is
 ``outputs`` values for each observation: logits, Q-values, or means and logarithms of deviations.
 
-    MlpShape, CnnShape       policy and value, for actor-critics
+    MlpShape, CnnShape       policy and value, for actor-critics: what most games need, and fast
     DenseShape, QCnnShape    one head: Q-values (duelling or not), or a Gaussian policy
+
+Actor-critics of any other kind are `penstock.models.general.GeneralShape`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
-from typing import Literal
+from typing import ClassVar, Literal
 
 import numpy as np
 
 from penstock.core.params import Float32, ParamLayout
+from penstock.models.actions import CHOICES, ActionSpec, Choices, Numbers
 
 TOWERS = 2  # an MLP's policy tower and value tower, stacked along the first axis
 POLICY, VALUE = 0, -1  # which tower feeds which head; a CNN has one tower for both
 CONVS = ((32, 8, 4), (64, 4, 2), (64, 3, 1))  # Nature CNN: filters, kernel, stride
+CLIP, EPSILON = 10.0, 1e-8  # normalised observations: their bound, what is added to variances
 FEATURES = 512  # Nature CNN: width of the layer after the convolutions
 
 Activation = Literal["tanh", "relu"]
@@ -39,14 +43,17 @@ class MlpShape:
     """
 
     inputs: int
-    actions: int
+    actions: ActionSpec
     hidden: tuple[int, ...]
     activation: Activation
     obs_scale: float
+    normalize: bool = False
+    log_std_init: float = 0.0
+    convolutional: ClassVar[bool] = False
 
     @property
     def outputs(self) -> int:
-        return self.actions
+        return self.actions.outputs
 
     @property
     def widths(self) -> tuple[int, ...]:
@@ -56,12 +63,16 @@ class MlpShape:
     @cached_property
     def layout(self) -> ParamLayout:
         towers = tower_entries(TOWERS, self.widths)
-        return ParamLayout((*towers, *_actor_critic_heads(self.hidden[-1], self.actions)))
+        statistics = normalizer_entries(self.inputs) if self.normalize else ()
+        return ParamLayout(actor_critic(towers, self.hidden[-1], self.actions, statistics))
 
     def acting_layers(self, named: Mapping[str, Float32]) -> list[Layer]:
         """The policy's layers, of the parameters by name."""
-        head = named["policy.weight"], named["policy.bias"]
-        return [*_tower(named, len(self.hidden), POLICY, self.obs_scale), head]
+        weight, bias = named["policy.weight"], named["policy.bias"]
+        if isinstance(self.actions, Numbers):  # deviations do not depend on the observation
+            weight = np.concatenate([weight, np.zeros_like(weight)])
+            bias = np.concatenate([bias, named["log_std"]])
+        return [*_tower(named, len(self.hidden), POLICY, self.obs_scale), (weight, bias)]
 
 
 @dataclass(frozen=True)
@@ -71,17 +82,19 @@ class CnnShape:
     channels: int
     height: int
     width: int
-    actions: int
+    actions: ActionSpec
     obs_scale: float
+    log_std_init: float = 0.0
+    convolutional: ClassVar[bool] = True
 
     @property
     def outputs(self) -> int:
-        return self.actions
+        return self.actions.outputs
 
     @cached_property
     def layout(self) -> ParamLayout:
         trunk = _conv_entries(self.channels, self.height, self.width, FEATURES)
-        return ParamLayout((*trunk, *_actor_critic_heads(FEATURES, self.actions)))
+        return ParamLayout(actor_critic(trunk, FEATURES, self.actions))
 
 
 @dataclass(frozen=True)
@@ -98,6 +111,7 @@ class DenseShape:
     activation: Activation
     obs_scale: float
     duelling: bool = False
+    convolutional: ClassVar[bool] = False
 
     @property
     def widths(self) -> tuple[int, ...]:
@@ -132,6 +146,7 @@ class QCnnShape:
     outputs: int
     obs_scale: float
     duelling: bool = False
+    convolutional: ClassVar[bool] = True
 
     @property
     def features(self) -> int:
@@ -175,12 +190,37 @@ def _conv_entries(channels: int, height: int, width: int, features: int) -> list
     return entries
 
 
-def _actor_critic_heads(features: int, actions: int) -> tuple[Entry, ...]:
+def actor_critic(
+    trunk: Sequence[Entry],
+    features: int,
+    actions: ActionSpec,
+    statistics: Sequence[Entry] = (),
+) -> tuple[Entry, ...]:
+    """A trunk with the heads, and with the buffers, of an actor-critic."""
     return (
-        ("policy.weight", (actions, features)),
-        ("policy.bias", (actions,)),
+        *((("log_std", (actions.size,)),) if isinstance(actions, Numbers) else ()),
+        *trunk,
+        ("policy.weight", (actions.head, features)),
+        ("policy.bias", (actions.head,)),
         ("value.weight", (1, features)),
         ("value.bias", (1,)),
+        *choices_entries(actions),
+        *statistics,
+    )
+
+
+def choices_entries(actions: ActionSpec) -> tuple[Entry, ...]:
+    """Empty buffers that tell how many there are of each choice, where no head's shape does."""
+    counts = actions.counts if isinstance(actions, Choices) else ()
+    return tuple((f"{CHOICES}{i}", (0, n)) for i, n in enumerate(counts)) if len(counts) > 1 else ()
+
+
+def normalizer_entries(inputs: int) -> tuple[Entry, ...]:
+    """Buffers of `penstock.models.normalizer.Normalizer`."""
+    return (
+        ("normalizer.mean", (inputs,)),
+        ("normalizer.var", (inputs,)),
+        ("normalizer.count", (1,)),
     )
 
 

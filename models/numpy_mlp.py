@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock.core.params import Float32
-from penstock.models.layout import DenseShape, MlpShape
+from penstock.models.layout import CLIP, EPSILON, DenseShape, MlpShape
 
 
 class NumpyMlp:
@@ -30,12 +30,18 @@ class NumpyMlp:
         ]
         self._activate = np.tanh if shape.activation == "tanh" else _relu
         self._obs = self._inputs[0][:-1].T
+        self._normalize = isinstance(shape, MlpShape) and shape.normalize
+        self._shift, self._factor = np.zeros((2, widths[0], 1), np.float32)
         hidden = [array[:-1] for array in self._inputs[1:]]
         self._layers = list(zip(self._weights, self._inputs, hidden, strict=False))
 
     def load(self, flat: Float32) -> None:
         """Copy parameters from the flat vector, float32 ``[size]``."""
-        layers = self._shape.acting_layers(self._shape.layout.views(flat))
+        named = self._shape.layout.views(flat)
+        layers = self._shape.acting_layers(named)
+        if self._normalize:
+            self._shift[:, 0] = named["normalizer.mean"]
+            self._factor[:, 0] = 1 / np.sqrt(named["normalizer.var"] + np.float32(EPSILON))
         for target, (weight, bias) in zip(self._weights, layers, strict=True):
             target[:, :-1] = weight
             target[:, -1] = bias
@@ -43,6 +49,11 @@ class NumpyMlp:
     def forward(self, obs: npt.NDArray[Any]) -> None:
         """Compute the outputs of observations ``[envs, *shape]``."""
         self._obs[:] = obs.reshape(self._obs.shape)
+        if self._normalize:
+            rows = self._inputs[0][:-1]
+            np.subtract(rows, self._shift, out=rows)
+            np.multiply(rows, self._factor, out=rows)
+            np.clip(rows, -CLIP, CLIP, out=rows)
         for weight, inputs, hidden in self._layers:
             np.matmul(weight, inputs, out=hidden)
             self._activate(hidden, out=hidden)

@@ -12,14 +12,18 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from penstock.configs.algorithms import DqnConfig, ImpalaConfig, SacConfig
+from penstock.configs.algorithms import DqnConfig, SacConfig
 from penstock.configs.errors import UserError
 from penstock.configs.schema import ActorsConfig, Config
+from penstock.core.observations import Part, views
 from penstock.core.params import Float32
-from penstock.models.fitting import Spaces, net_shape
-from penstock.models.layout import CnnShape, DenseShape, MlpShape, NetShape, QCnnShape
+from penstock.models.actions import Choices, Numbers, Spaces, action_spec
+from penstock.models.fitting import AnyShape, mask_of, net_shape
+from penstock.models.gaussians import Gaussian, SquashedGaussian
+from penstock.models.general import GeneralShape
+from penstock.models.layout import DenseShape, MlpShape
 from penstock.models.precision import cpu_gains_by_bf16
-from penstock.models.sampling import Categorical, Decider, EpsilonGreedy, SquashedGaussian, ladder
+from penstock.models.sampling import Categorical, Categoricals, Decider, EpsilonGreedy, ladder
 
 
 class Network(Protocol):
@@ -35,12 +39,31 @@ class Network(Protocol):
 class Policy:
     """Decides for ``envs`` environments at once; what it returns is reused by the next call.
 
-    What is recorded belongs to the weights and the precision that chose the action.
+    What is recorded belongs to the weights and the precision that chose the action. One with memory
+    goes through an environment's observations in their order, each once.
     """
 
-    def __init__(self, network: Network, decider: Decider) -> None:
+    state: Float32
+    """What it remembers of each environment, float32 ``[envs, size]``; size 0 without memory. May
+    be written to."""
+
+    def __init__(
+        self,
+        network: Network,
+        decider: Decider,
+        state: Float32 | None = None,
+        mask: Part | None = None,
+    ) -> None:
+        """``mask`` is the action mask among the parts of an observation."""
         self.network = network
         self.decider = decider
+        envs = decider.outputs.shape[1]
+        self.state = np.zeros((envs, 0), np.float32) if state is None else state
+        self._mask = mask
+
+    def begin(self, first: npt.NDArray[np.bool_]) -> None:
+        """Forget what was before in the environments, bool ``[envs]``, where an episode begins."""
+        self.state[first] = 0
 
     @property
     def recorded(self) -> Mapping[str, npt.NDArray[Any]]:
@@ -54,18 +77,24 @@ class Policy:
 
     def act(self, obs: npt.NDArray[Any]) -> npt.NDArray[Any]:
         """Actions as in training: int32 ``[envs]``, or float32 ``[envs, *shape]`` for a Box."""
-        self.network.forward(obs)
+        self._forward(obs)
         return self.decider.sample()
 
     def greedy(self, obs: npt.NDArray[Any]) -> npt.NDArray[Any]:
         """The best actions that it knows, as those of `act`."""
-        self.network.forward(obs)
+        self._forward(obs)
         return self.decider.greedy()
 
     def outputs(self, obs: npt.NDArray[Any]) -> Float32:
-        """What the network says, float32 ``[envs, outputs]``."""
-        self.network.forward(obs)
+        """What is decided by, float32 ``[envs, outputs]``; remembered like an `act`."""
+        self._forward(obs)
         return self.decider.outputs.T
+
+    def _forward(self, obs: npt.NDArray[Any]) -> None:
+        self.network.forward(obs)
+        if self._mask is not None:
+            (mask,) = views((self._mask,), obs).values()
+            self.decider.forbid(mask.T == 0)
 
     def state_dict(self) -> dict[str, Any]:
         """State of the random generator, JSON-ready."""
@@ -82,24 +111,34 @@ def make_policy(config: Config, game: Spaces, seed: int, actor: int = 0) -> Poli
     """
     shape = net_shape(config, game)
     decider = make_decider(config, game, seed, actor)
-    return Policy(_make_network(config.actors, shape, decider.outputs), decider)
+    size = shape.state_size if isinstance(shape, GeneralShape) else 0
+    state = np.zeros((config.actors.envs, size), np.float32)
+    network = _make_network(config.actors, shape, decider.outputs, state)
+    return Policy(network, decider, state, mask_of(game))
 
 
 def make_decider(config: Config, game: Spaces, seed: int, actor: int) -> Decider:
     """How the algorithm makes actions of a network's outputs."""
     envs, rng = config.actors.envs, np.random.default_rng(seed)
     match config.algo:
-        case ImpalaConfig():
-            return Categorical(int(game.action_space.n), envs, rng)
         case DqnConfig(epsilon=base, epsilon_alpha=alpha):
             total = config.actors.count * envs
             epsilon = ladder(base, alpha, actor * envs, envs, total)
             return EpsilonGreedy(int(game.action_space.n), epsilon, rng)
         case SacConfig(log_std_min=low, log_std_max=high):
             return SquashedGaussian(game.action_space.shape, envs, (low, high), rng)
+    match action_spec(config, game):
+        case Choices(counts=(count,), shape=()):
+            return Categorical(count, envs, rng)
+        case Choices(counts=counts, shape=shape):
+            return Categoricals(counts, shape, envs, rng)
+        case Numbers(shape=shape, squashed=squashed):
+            return Gaussian(shape, envs, squashed, rng)
 
 
-def _make_network(actors: ActorsConfig, shape: NetShape, outputs: Float32) -> Network:
+def _make_network(
+    actors: ActorsConfig, shape: AnyShape, outputs: Float32, state: Float32
+) -> Network:
     precision = _precision(actors, shape)
     is_numpy = actors.inference != "torch" and precision == "fp32"
     if is_numpy and isinstance(shape, MlpShape | DenseShape):
@@ -108,21 +147,38 @@ def _make_network(actors: ActorsConfig, shape: NetShape, outputs: Float32) -> Ne
         return NumpyMlp(shape, outputs)
     if actors.inference == "numpy":
         raise UserError(
-            "actors.inference numpy computes only an mlp in fp32, and this game's network is "
-            f"{'a nature_cnn' if isinstance(shape, CnnShape | QCnnShape) else 'an mlp'} in "
+            "actors.inference numpy computes only an mlp over one array in fp32, without core and "
+            f"with a critic of its own, and this game's network is {_described(shape)} in "
             f"{precision}; set actors.inference=auto"
         )
     import torch
 
-    from penstock.models.torch_policy import TorchNetwork
+    from penstock.models.torch_policy import GeneralNetwork, TorchNetwork
     from penstock.models.torch_setup import set_up_torch
 
     set_up_torch(actors.threads)
     dtype = torch.bfloat16 if precision == "bf16" else torch.float32
+    if isinstance(shape, GeneralShape):
+        return GeneralNetwork(shape, outputs, state, dtype)
     return TorchNetwork(shape, outputs, dtype)
 
 
-def _precision(actors: ActorsConfig, shape: NetShape) -> str:
+def _described(shape: AnyShape) -> str:
+    if not isinstance(shape, GeneralShape):
+        return "a nature_cnn" if shape.convolutional else "an mlp"
+    if shape.model.entry is not None:
+        return f"model.entry {shape.model.entry}"
+    name = (
+        ("an impala_cnn" if shape.model.kind == "impala_cnn" else "a nature_cnn")
+        if (shape.convolutional)
+        else "an mlp"
+    )
+    core = f" with core {shape.model.core}" if shape.state_size else ""
+    critic = "a separate" if shape.is_separate else "a shared"
+    return f"{name}{core} and {critic} critic over {len(shape.inputs)} arrays"
+
+
+def _precision(actors: ActorsConfig, shape: AnyShape) -> str:
     if actors.precision != "auto":
         return actors.precision
-    return "bf16" if isinstance(shape, CnnShape | QCnnShape) and cpu_gains_by_bf16() else "fp32"
+    return "bf16" if shape.convolutional and cpu_gains_by_bf16() else "fp32"

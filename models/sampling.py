@@ -1,5 +1,9 @@
 """Deciding actions by a network's outputs, in numpy, without allocating.
 
+    Categorical, Categoricals    drawn from logits, for actor-critics
+    EpsilonGreedy                by Q-values
+    Gaussian, SquashedGaussian   normal numbers (penstock.models.gaussians)
+
 Outputs are ``[outputs, envs]``: sums over actions are then sums of whole rows. A decider's arrays
 are its own and stay the same; every call writes them anew.
 """
@@ -17,6 +21,8 @@ from penstock.core.params import Float32
 
 Int32 = npt.NDArray[np.int32]
 
+FORBIDDEN = np.float32(-1e9)  # the logit of a masked choice, as in penstock.models.distributions
+
 
 class Decider(ABC):
     """Fill ``outputs`` (float32 ``[outputs, envs]``), then call `sample` or `greedy`."""
@@ -24,9 +30,20 @@ class Decider(ABC):
     recorded: Mapping[str, npt.NDArray[Any]]
     """By column, what the last `sample` knows of its actions that the learner needs: ``[envs]``."""
 
-    def __init__(self, outputs: int, envs: int, rng: np.random.Generator) -> None:
-        self.outputs = np.empty((outputs, envs), np.float32)
+    def __init__(
+        self,
+        outputs: int,
+        envs: int,
+        rng: np.random.Generator,
+        memory: Float32 | None = None,
+    ) -> None:
+        self.outputs = np.empty((outputs, envs), np.float32) if memory is None else memory
         self._rng = rng
+
+    def forbid(self, forbidden: npt.NDArray[np.bool_]) -> None:
+        """Never decide for those of the outputs, ``[outputs, envs]``. Where that leaves none, all
+        are alike."""
+        np.copyto(self.outputs, FORBIDDEN, where=forbidden)
 
     @abstractmethod
     def sample(self) -> npt.NDArray[Any]:
@@ -50,8 +67,15 @@ class Categorical(Decider):
     Records ``behaviour_logp``, the log-probabilities of the actions, float32.
     """
 
-    def __init__(self, actions: int, envs: int, rng: np.random.Generator) -> None:
-        super().__init__(actions, envs, rng)
+    def __init__(
+        self,
+        actions: int,
+        envs: int,
+        rng: np.random.Generator,
+        outputs: Float32 | None = None,
+    ) -> None:
+        """``outputs`` is the memory to decide by, its own if not given."""
+        super().__init__(actions, envs, rng, outputs)
         self._sums = np.empty((actions, envs), np.float32)
         self._below = np.empty((actions - 1, envs), np.bool_)
         self._row = np.empty(envs, np.float32)
@@ -84,6 +108,40 @@ class Categorical(Decider):
 
     def greedy(self) -> Int32:
         np.copyto(self._actions, self.outputs.argmax(axis=0), casting="same_kind")
+        return self._actions
+
+
+class Categoricals(Decider):
+    """Several choices, each as `Categorical`: actions int32 ``[envs, *shape]``, and the sum of
+    their log-probabilities as ``behaviour_logp``."""
+
+    def __init__(
+        self,
+        counts: tuple[int, ...],
+        shape: tuple[int, ...],
+        envs: int,
+        rng: np.random.Generator,
+    ) -> None:
+        super().__init__(sum(counts), envs, rng)
+        parts = np.split(self.outputs, np.cumsum(counts[:-1]))
+        self._each = [
+            Categorical(count, envs, rng, part) for count, part in zip(counts, parts, strict=True)
+        ]
+        self._actions = np.empty((envs, *shape), np.int32)
+        self._columns = self._actions.reshape(envs, -1).T
+        self._logp = np.empty(envs, np.float32)
+        self.recorded = {"behaviour_logp": self._logp}
+
+    def sample(self) -> Int32:
+        self._logp[:] = 0
+        for column, each in zip(self._columns, self._each, strict=True):
+            column[:] = each.sample()
+            self._logp += each.recorded["behaviour_logp"]
+        return self._actions
+
+    def greedy(self) -> Int32:
+        for column, each in zip(self._columns, self._each, strict=True):
+            column[:] = each.greedy()
         return self._actions
 
 
@@ -127,43 +185,6 @@ class EpsilonGreedy(Decider):
 
     def greedy(self) -> Int32:
         np.copyto(self._actions, self.outputs.argmax(axis=0), casting="same_kind")
-        return self._actions
-
-
-class SquashedGaussian(Decider):
-    """Draws ``tanh`` of normal numbers: actions float32 ``[envs, *shape]``, from -1 to 1.
-
-    Outputs are the means, then the logarithms of the standard deviations, which are kept within
-    ``log_std``. Records nothing.
-    """
-
-    def __init__(
-        self,
-        shape: tuple[int, ...],
-        envs: int,
-        log_std: tuple[float, float],
-        rng: np.random.Generator,
-    ) -> None:
-        self._actions = np.empty((envs, *shape), np.float32)
-        self._flat = self._actions.reshape(envs, -1).T
-        super().__init__(2 * len(self._flat), envs, rng)
-        self._mean, self._log_std = self.outputs[: len(self._flat)], self.outputs[len(self._flat) :]
-        self._bounds = log_std
-        self._noise = np.empty(self._flat.shape, np.float32)
-        self.recorded = {}
-
-    def sample(self) -> Float32:
-        noise, std = self._noise, self._log_std
-        np.clip(std, *self._bounds, out=std)
-        np.exp(std, out=std)
-        self._rng.standard_normal(out=noise, dtype=np.float32)
-        np.multiply(noise, std, out=noise)
-        np.add(noise, self._mean, out=noise)
-        np.tanh(noise, out=self._flat)
-        return self._actions
-
-    def greedy(self) -> Float32:
-        np.tanh(self._mean, out=self._flat)
         return self._actions
 
 

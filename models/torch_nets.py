@@ -1,6 +1,6 @@
 """The networks in torch, for training and for inference: trunks with heads.
 
-Mlp, NatureCnn     policy and value, for actor-critics
+Mlp, NatureCnn     policy and value, for actor-critics; the rest of them is `GeneralNet`
 Dense, QCnn        one head: Q-values (duelling or not), or a Gaussian policy
 TwinCritics        two Q-values of an observation and an action; never published
 """
@@ -14,12 +14,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear
 
+from penstock.models.general import GeneralShape
 from penstock.models.layout import (
     FEATURES,
     POLICY,
     TOWERS,
     VALUE,
-    ActorCriticShape,
     CnnShape,
     DenseShape,
     HeadShape,
@@ -27,6 +27,8 @@ from penstock.models.layout import (
     NetShape,
     QCnnShape,
 )
+from penstock.models.torch_actor_critic import ActorCritic
+from penstock.models.torch_general import GeneralNet
 from penstock.models.torch_trunks import (
     CnnTrunk,
     MlpTrunk,
@@ -39,10 +41,14 @@ from penstock.models.torch_trunks import (
 
 
 @overload
-def build_net(shape: ActorCriticShape, dtype: torch.dtype = ...) -> Net: ...
+def build_net(shape: MlpShape | CnnShape, dtype: torch.dtype = ...) -> Net: ...
+@overload
+def build_net(shape: GeneralShape, dtype: torch.dtype = ...) -> GeneralNet: ...
 @overload
 def build_net(shape: HeadShape, dtype: torch.dtype = ...) -> HeadNet: ...
-def build_net(shape: NetShape, dtype: torch.dtype = torch.float32) -> Net | HeadNet:
+def build_net(
+    shape: NetShape | GeneralShape, dtype: torch.dtype = torch.float32
+) -> Net | GeneralNet | HeadNet:
     """A network of the given shape, whose trunk computes in ``dtype``; initialised from torch's
     global random generator."""
     match shape:
@@ -50,31 +56,24 @@ def build_net(shape: NetShape, dtype: torch.dtype = torch.float32) -> Net | Head
             return Mlp(shape, dtype)
         case CnnShape():
             return NatureCnn(shape, dtype)
+        case GeneralShape():
+            return GeneralNet(shape, dtype)
         case DenseShape():
             return Dense(shape, dtype)
         case QCnnShape():
             return QCnn(shape, dtype)
 
 
-class Net(Trunk):
+class Net(Trunk, ActorCritic):
     """A trunk with a policy head on its first tower and a value head on its last."""
 
-    policy: nn.Linear
-    value: nn.Linear
-
-    def forward(self, obs: Tensor) -> tuple[Tensor, Tensor]:
-        """Logits ``[B, actions]`` and values ``[B]`` of observations ``[..., *shape]``."""
+    def forward(
+        self, obs: Tensor, state: Tensor | None = None, first: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """As of every `ActorCritic`, without memory."""
         towers = self.features(obs, self.weights()).unbind(0)
         value = torch.addmv(self.value.bias, towers[VALUE], self.value.weight[0])
         return self.logits(towers[POLICY]), value
-
-    def logits(self, features: Tensor) -> Tensor:
-        """Logits ``[B, actions]`` of features ``[B, width]``; contiguous along B.
-
-        In this order both the log-softmax over few actions and the weight's gradient are several
-        times faster.
-        """
-        return torch.addmm(self.policy.bias[:, None], self.policy.weight, features.t()).t()
 
     def acting_weights(self) -> list[Tensor]:
         return self.weights()
@@ -82,17 +81,23 @@ class Net(Trunk):
     def acting_outputs(self, obs: Tensor, weights: list[Tensor]) -> Tensor:
         return self.logits(self.features(obs, weights)[POLICY])
 
-    def _make_heads(self, width: int, actions: int) -> None:
-        self.policy = orthogonal(nn.Linear(width, actions), 0.01)
-        self.value = orthogonal(nn.Linear(width, 1), 1.0)
-
 
 class Mlp(MlpTrunk, Net):
     """Two towers of the same widths."""
 
     def __init__(self, shape: MlpShape, dtype: torch.dtype = torch.float32) -> None:
         super().__init__(TOWERS, shape.widths, shape.activation, shape.obs_scale, dtype)
-        self._make_heads(shape.hidden[-1], shape.actions)
+        self._inputs, self.actions = shape.inputs, shape.actions
+        self._make_heads(shape.hidden[-1], shape.log_std_init)
+        self._make_buffers(shape.inputs if shape.normalize else 0)
+
+    def features(self, obs: Tensor, weights: list[Tensor]) -> Tensor:
+        if self.normalizer is not None:
+            obs = self.normalizer(self.numbers(obs))
+        return super().features(obs, weights)
+
+    def numbers(self, obs: Tensor) -> Tensor:
+        return obs.reshape(-1, self._inputs)
 
     def acting_weights(self) -> list[Tensor]:
         return [tensor[:1] for tensor in self.weights()]
@@ -104,7 +109,9 @@ class NatureCnn(CnnTrunk, Net):
     def __init__(self, shape: CnnShape, dtype: torch.dtype = torch.float32) -> None:
         frames = shape.channels, shape.height, shape.width
         super().__init__(frames, FEATURES, shape.obs_scale, dtype)
-        self._make_heads(FEATURES, shape.actions)
+        self.actions = shape.actions
+        self._make_heads(FEATURES, shape.log_std_init)
+        self._make_buffers(0)
 
 
 class HeadNet(Trunk):

@@ -14,7 +14,9 @@ import torch
 from torch import Tensor
 
 from penstock.core.params import Float32
+from penstock.models.general import GeneralShape
 from penstock.models.layout import NetShape
+from penstock.models.torch_general import GeneralNet
 from penstock.models.torch_nets import build_net
 
 
@@ -25,7 +27,8 @@ class TorchNetwork:
         self, shape: NetShape, outputs: Float32, dtype: torch.dtype = torch.float32
     ) -> None:
         self.dtype = dtype
-        self._net = build_net(shape, dtype).requires_grad_(False)
+        with torch.random.fork_rng(devices=[]):  # the first weights are replaced anyway
+            self._net = build_net(shape, dtype).requires_grad_(False)
         named = dict(self._net.named_parameters()) | dict(self._net.named_buffers())
         self._targets = [(name, tensor.numpy()) for name, tensor in named.items()]
         self._layout = shape.layout
@@ -44,3 +47,44 @@ class TorchNetwork:
     def forward(self, obs: npt.NDArray[Any]) -> None:
         """Compute the outputs of observations ``[envs, *shape]``."""
         self._outputs.copy_(self._net.acting_outputs(torch.from_numpy(obs), self._weights).t())
+
+
+class GeneralNetwork:
+    """As `TorchNetwork`, of any make. ``state``, float32 ``[envs, size]``, is what it remembers:
+    every `forward` goes on from it and writes the next."""
+
+    def __init__(
+        self,
+        shape: GeneralShape,
+        outputs: Float32,
+        state: Float32,
+        dtype: torch.dtype = torch.float32,
+    ) -> None:
+        self.dtype = dtype
+        with torch.random.fork_rng(devices=[]):
+            self._net: GeneralNet = build_net(shape, dtype).requires_grad_(False).eval()
+        named = (*self._net.named_parameters(), *self._net.named_buffers())
+        self._targets = [tensor.numpy() for _, tensor in named]
+        self._outputs = torch.from_numpy(outputs)
+        self._state = torch.from_numpy(state)
+
+    def load(self, flat: Float32) -> None:
+        """Copy parameters from the flat vector, float32 ``[size]``."""
+        offset = 0
+        for target in self._targets:
+            np.copyto(target, flat[offset : offset + target.size].reshape(target.shape))
+            offset += target.size
+        if offset != flat.size:
+            raise ValueError(f"flat vector has {flat.size} values; this network needs {offset}")
+
+    @torch.inference_mode()
+    def forward(self, obs: npt.NDArray[Any]) -> None:
+        """Compute the outputs of observations ``[envs, *shape]``."""
+        rows = torch.from_numpy(obs)
+        if not self._state.numel():
+            self._outputs.copy_(self._net.acting_outputs(rows).t())
+            return
+        outputs, _, state = self._net.step(rows[None], self._state)
+        assert state is not None
+        self._outputs.copy_(outputs.t())
+        self._state.copy_(state)

@@ -1,54 +1,121 @@
-"""When a GPU computed what: events on its stream, read once they are known to have passed.
+"""Where the seconds of a learner on a GPU go: what its stream was in and, where the stream had
+nothing to do, what the host was in meanwhile.
 
-Nothing here waits for the device. Marks lie in the stream between the kernels; `settle` turns those
-that have passed into spans of a ledger, whose clock is the host's: each by the time since the mark
-before it, since times over hours would lose digits (they come as 32-bit floats).
+The host runs ahead of its GPU. So what the host is in says little: it waits for data while the
+stream still computes, and for the stream while that waits for a copy or for another learner. Only
+where the stream is empty has the host kept it waiting.
+
+Nothing here waits for the device. Marks (events) lie in the stream between the kernels; `settle`
+places those that have passed on the host's clock, each by the time since the mark before it, since
+times over hours would lose digits (they come as 32-bit floats). Between two marks of a part the
+stream counts as in it, gaps between its kernels included.
 """
 
 from __future__ import annotations
 
 import time
 from collections import deque
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from typing import Any, NamedTuple, Protocol
 
-from penstock.profiling.ledger import Part, TimeLedger
+from penstock.profiling.ledger import COMPUTE, Part, TimeLedger
 
-if TYPE_CHECKING:
-    import torch
+ON_STREAM = frozenset((Part.H2D, Part.FORWARD, Part.BACKWARD, Part.REDUCE, Part.OPTIMIZE))
+
+
+class Event(Protocol):
+    """What is used of a `torch.cuda.Event` that keeps times."""
+
+    def record(self) -> None: ...
+
+    def query(self) -> bool: ...
+
+    def elapsed_time(self, end_event: Any, /) -> float: ...
+
+
+class Mark(NamedTuple):
+    """From ``event`` on the stream is in ``part``; WAIT: it has nothing to do."""
+
+    part: Part
+    event: Event
+    recorded_ns: int
 
 
 class DeviceClock:
-    """Marks on the current stream of ``device``, a CUDA device; spans go to ``ledger``."""
+    """The current stream of the thread that uses it. While it lives, ``host``, the ledger of that
+    thread, marks the stream at every switch; spans go to ``ledger``."""
 
-    def __init__(self, device: torch.device, ledger: TimeLedger) -> None:
-        """Synchronises once, to know what the host's clock said at the first mark."""
-        import torch
-
+    def __init__(
+        self, host: TimeLedger, ledger: TimeLedger, make_event: Callable[[], Event] | None = None
+    ) -> None:
+        """``make_event``: by default `torch.cuda.Event`, of the current device."""
+        self._host = host
         self._ledger = ledger
-        self._marks: deque[tuple[Part, torch.cuda.Event]] = deque()
-        self._spare: list[torch.cuda.Event] = []
-        self._last = _event()
-        self._last.record(torch.cuda.current_stream(device))
-        self._last.synchronize()
-        self._last_ns = float(time.perf_counter_ns())
+        self._make_event = make_event or _event
+        self._marks: deque[Mark] = deque()
+        self._spare: list[Event] = []
+        self._asked = Part.WAIT  # what the last mark asks for
+        self._part = Part.WAIT  # of the span that the last mark that has passed began
+        self._last = self._make_event()
+        self._last.record()
+        self._passed_ns = self._since_ns = time.perf_counter_ns()
+        host.follower = self.mark
 
     def mark(self, part: Part) -> None:
-        """What is put on the stream from now on belongs to ``part``; WAIT: nothing is put there."""
-        event = self._spare.pop() if self._spare else _event()
+        """What is put on the stream from now on belongs to ``part``."""
+        part = part if part in ON_STREAM else Part.WAIT
+        if part is self._asked:
+            return
+        self._asked = part
+        event = self._spare.pop() if self._spare else self._make_event()
         event.record()
-        self._marks.append((part, event))
+        self._marks.append(Mark(part, event, time.perf_counter_ns()))
 
     def settle(self) -> None:
-        """Write down the marks that have passed."""
-        while self._marks and self._marks[0][1].query():
-            part, event = self._marks.popleft()
-            self._last_ns += self._last.elapsed_time(event) * 1e6
-            self._ledger.switch_at(part, int(self._last_ns))
+        """Write down what has passed. The more often, the truer: it corrects for the drift between
+        the two clocks."""
+        while self._marks and self._marks[0].event.query():
+            mark = self._marks.popleft()
+            elapsed_ns = round(self._last.elapsed_time(mark.event) * 1e6)
+            self._passed_ns = placed(
+                self._passed_ns + elapsed_ns, mark.recorded_ns, time.perf_counter_ns()
+            )
             self._spare.append(self._last)
-            self._last = event
+            self._last = mark.event
+            self._begin(mark.part, self._passed_ns)
+        if self._part is Part.WAIT:
+            self._fill(time.perf_counter_ns())
+
+    def _begin(self, part: Part, at_ns: int) -> None:
+        if self._part is Part.WAIT:
+            self._fill(at_ns)
+        if part is not Part.WAIT:
+            self._ledger.switch_at(part, at_ns)
+        self._part = part
+        self._since_ns = max(self._since_ns, at_ns)
+
+    def _fill(self, until_ns: int) -> None:
+        """The stream had nothing to do up to then: what the host was in meanwhile."""
+        for part, begin_ns in self._host.between(self._since_ns, until_ns):
+            blamed = blame(part)
+            if blamed is not self._ledger.part:
+                self._ledger.switch_at(blamed, begin_ns)
+        self._since_ns = max(self._since_ns, until_ns)
 
 
-def _event() -> torch.cuda.Event:
+def placed(estimate_ns: int, recorded_ns: int, seen_ns: int) -> int:
+    """When a mark passed, on the host's clock: not before it was recorded, nor after it was seen to
+    have passed. Both bounds hold the drift of ``estimate_ns`` down."""
+    return min(max(estimate_ns, recorded_ns), seen_ns)
+
+
+def blame(host: Part) -> Part:
+    """What an idle stream's time is booked as, by what the host was in. One that is still putting
+    the work there computes nothing."""
+    return Part.OTHER if host in COMPUTE else host
+
+
+def _event() -> Event:
     import torch
 
     return torch.cuda.Event(enable_timing=True)

@@ -25,17 +25,17 @@ class Evidence:
 
     def __init__(self, profile: Profile) -> None:
         """``profile`` has a learner at least."""
-        self.learners: Sequence[Role] = profile["learner"]
+        self.learners = _living(profile["learner"])
         self.learner = critical(self.learners)
         self.seconds = float(profile.get("seconds") or 0.0)
         self.cores = float(profile.get("cores") or 1)
         self.device = str(profile.get("device") or "cpu")
         self.flow: Mapping[str, Any] = profile.get("flow") or {}
         self._config: Mapping[str, Mapping[str, Any]] = profile.get("config") or {}
-        self._everybody = [*self.learners, *profile["actors"], *profile["connectors"]]
-        self.all_actors: Sequence[Role] = profile["actors"]
-        self.actors = self._own(profile["actors"])
-        self.connectors = self._own(profile["connectors"])
+        self._everybody = [*profile["learner"], *profile["actors"], *profile["connectors"]]
+        self.all_actors = _living(profile["actors"])
+        self.actors = self._own(self.all_actors)
+        self.connectors = self._own(_living(profile["connectors"]))
 
     def option(self, section: str, name: str, default: Any) -> Any:
         """An option of the run, where the profile has it."""
@@ -49,6 +49,18 @@ class Evidence:
     def gather_in_line(self) -> float:
         """Share of the learner's clock in which it gathers itself."""
         return float(self.learner["parts"].get("gather", 0.0))
+
+    @property
+    def between_kernels(self) -> float:
+        """Share of the learner's clock in which its GPU was to compute, and ran no kernel."""
+        kernels = self.learner.get("gpu_kernel_busy")
+        return 0.0 if kernels is None else max(0.0, self.share("compute") - float(kernels))
+
+    @property
+    def gains_by_bf16(self) -> bool:
+        """Whether its network would be faster in bf16 than in fp32, in which it is."""
+        fp32 = self.option("learner", "precision", "auto") == "fp32"
+        return fp32 and (self.device != "cpu" or self.option("model", "convolutional", False))
 
     @property
     def wait(self) -> float:
@@ -162,6 +174,11 @@ class Evidence:
     def _own(self, roles: Sequence[Role]) -> list[Role]:
         rank = self.learner.get("rank", 0)
         return [role for role in roles if role.get("learner", 0) == rank]
+
+
+def _living(roles: Sequence[Role]) -> Sequence[Role]:
+    """Those that had not ended when the window did; where there is none, those that had."""
+    return [role for role in roles if not role.get("ended")] or roles
 
 
 def critical(learners: Sequence[Role]) -> Role:

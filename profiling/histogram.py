@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from typing import Any
 
 FLOOR_S = 1e-4
 GROWTH = 2**0.25
 Histogram = dict[int, float]
+LATENCIES = (50, 95, 99)  # per cent
 
 
 def bin_of(seconds: float) -> int:
@@ -51,3 +53,12 @@ def quantile(histogram: Mapping[int, float], q: float) -> float | None:
             return low_s + (edge(bin_) - low_s) * left / count
         left -= count
     return edge(max(histogram))
+
+
+def latencies(histogram: Mapping[int, float]) -> dict[str, Any]:
+    """Quantiles of the time from an environment's step to its gradient, and all of it, by their
+    names in metrics.jsonl."""
+    return {
+        **{f"latency_p{p}_s": quantile(histogram, p / 100) for p in LATENCIES},
+        "latency_histogram": {str(k): round(histogram[k], 1) for k in sorted(histogram)},
+    }

@@ -13,7 +13,7 @@ word is written at once, and its count after it, so that a reader sees whole spa
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from enum import IntEnum
 from typing import Literal, get_args
 
@@ -78,11 +78,12 @@ class TimeLedger:
     been written to is gone on with.
     """
 
-    __slots__ = ("_count", "_lane", "_part", "_since")
+    __slots__ = ("_count", "_lane", "_part", "_since", "follower")
 
     def __init__(self, lane: memoryview | None = None, part: Part = Part.OTHER) -> None:
         self._lane = memoryview(bytearray(8 * LANE_WORDS)).cast("q") if lane is None else lane
         self._part, self._since = part, time.perf_counter_ns()
+        self.follower: Callable[[Part], None] | None = None  # is told of each `switch`
         self._count = self._lane[COUNT] + 1
         self._lane[RING + (self._count - 1 & LAST)] = self._since << PART_BITS | part
         self._lane[COUNT] = self._count
@@ -98,6 +99,8 @@ class TimeLedger:
         lane[COUNT] = self._count = count + 1
         lane[TOTALS + old] += now - self._since  # last: a reader in between counts short, not twice
         self._part, self._since = part, now
+        if self.follower is not None:
+            self.follower(part)
 
     def switch_at(self, part: Part, at: int) -> None:
         """`switch` at a time in ns that lies behind, for what is no thread of this process; never
@@ -108,6 +111,19 @@ class TimeLedger:
         lane[COUNT] = self._count = count + 1
         lane[TOTALS + self._part] += at - self._since
         self._part, self._since = part, at
+
+    def between(self, begin: int, end: int) -> list[tuple[Part, int]]:
+        """What the thread was in from ``begin`` to ``end`` (ns), and since when, not before
+        ``begin``; oldest first. Of what the ring holds no more, nothing."""
+        found: list[tuple[Part, int]] = []
+        for number in range(self._count - 1, max(-1, self._count - 1 - RING_SPANS), -1):
+            word = self._lane[RING + (number & LAST)]
+            since = word >> PART_BITS
+            if since < end:
+                found.append((_PART_OF[word & PARTS - 1], max(since, begin)))
+            if since <= begin:
+                break
+        return found[::-1]
 
     @property
     def part(self) -> Part:
@@ -159,8 +175,9 @@ def seconds_of(lane: memoryview) -> dict[str, float]:
 
 
 def fractions(now: Mapping[str, float], before: Mapping[str, float]) -> dict[str, float]:
-    """Share of each part in the time between two snapshots."""
-    spent = {part: seconds - before.get(part, 0.0) for part, seconds in now.items()}
+    """Share of each part in the time between two snapshots. What a GPU was in becomes known late:
+    until then its last span seemed to go on, and a part may have had more before than now."""
+    spent = {part: max(0.0, s - before.get(part, 0.0)) for part, s in now.items()}
     total = sum(spent.values())
     return {part: seconds / total if total else 0.0 for part, seconds in spent.items()}
 

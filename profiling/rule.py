@@ -22,6 +22,7 @@ Kind = Literal[
     "slow_rank",
     "crowded",
     "slow_copy",
+    "launch_bound",
     "slow_publish",
     "bookkeeping",
     "other",
@@ -41,6 +42,8 @@ CROWDED = 0.9  # share of the cores above which somebody always waits for one
 # reserve that keeps a learner fed in spite of jitter; more is surplus.
 RESERVE = 0.25
 FULL = 0.9
+# Gaps of a microsecond or two between kernels of ten are in every network.
+GAPS = 0.2
 FAR = 3.0  # times the lag that the queue needs; its defaults stay below twice
 
 

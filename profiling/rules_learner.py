@@ -5,8 +5,19 @@ from __future__ import annotations
 import math
 
 from penstock.profiling.evidence import Evidence, percent
-from penstock.profiling.rule import CROWDED, EXPLAINS, FAR, FULL, RESERVE, SLOWED, WORTH, Verdict
+from penstock.profiling.rule import (
+    CROWDED,
+    EXPLAINS,
+    FAR,
+    FULL,
+    GAPS,
+    RESERVE,
+    SLOWED,
+    WORTH,
+    Verdict,
+)
 
+OFF_POLICY = ("dqn", "sac")
 CODEC_RATIO = {"none": 1.0, "fp16": 0.5, "bf16": 0.5}  # bytes of those that int8 would improve on
 INT8_RATIO = 0.25
 
@@ -15,12 +26,12 @@ def gathers_in_line(e: Evidence) -> Verdict | None:
     """The learner's thread gathers instead of training."""
     if e.gather_in_line < WORTH:
         return None
-    replay = e.option("algo", "name", "impala") != "impala"
+    replay = e.option("algo", "name", "impala") in OFF_POLICY
     step = "prefetch: learner.prefetch=1"
     if replay:
         step = (
-            "draw less: a smaller replay.batch_size, smaller observations, replay.frame_stack for "
-            "stacked frames, or replay.prioritized=false"
+            "draw less: a smaller replay.batch_size, smaller observations, transport.frame_stack "
+            "for stacked frames, or replay.prioritized=false"
         )
     return Verdict(
         "slow_gather",
@@ -106,6 +117,24 @@ def copies_to_device(e: Evidence) -> Verdict | None:
     )
 
 
+def launches_are_slow(e: Evidence) -> Verdict | None:
+    """The host puts kernels on the GPU more slowly than that runs them."""
+    share = e.between_kernels
+    if share < GAPS:
+        return None
+    micro_batch = 2 * int(e.option("learner", "micro_batch", 256))
+    return Verdict(
+        "launch_bound",
+        f"the GPU waits for launches: in {percent(share)} of the learner's time it is to compute "
+        "and runs no kernel",
+        f"its passes take {percent(e.share('compute'))} of the time, and kernels run in "
+        f"{percent(e.share('compute') - share)}",
+        f"fewer and larger kernels: learner.micro_batch={micro_batch}, larger batches "
+        "(learner.batch_slots), a network of fewer and wider layers",
+        share,
+    )
+
+
 def publishes_long(e: Evidence) -> Verdict | None:
     share = e.share("publish")
     if share < WORTH:
@@ -184,7 +213,7 @@ def learner_is_slow(e: Evidence) -> Verdict | None:
     if surplus <= RESERVE and (e.actors or fill < FULL):
         return None
     steps = []
-    if e.option("learner", "precision", "auto") == "fp32":
+    if e.gains_by_bf16:
         steps.append("learner.precision=bf16")
     steps.append("a GPU" if e.device == "cpu" else f"learner.count={len(e.learners) + 1}")
     enough = math.ceil(len(e.actors) * (1.0 - surplus) / (1.0 - RESERVE))
@@ -202,22 +231,25 @@ def learner_is_slow(e: Evidence) -> Verdict | None:
 
 def nothing_waits(e: Evidence) -> Verdict:
     """No rule has found anything."""
+    faster = ["a GPU"] if e.device == "cpu" else []
+    faster += ["learner.precision=bf16"] if e.gains_by_bf16 else []
     return Verdict(
         "healthy",
         "nothing waits: the learner is the limit",
         e.computes,
-        "nothing to change here; more throughput takes a faster learner: a GPU, "
-        "learner.precision=bf16, or more learners",
+        "nothing to change here; more throughput takes a faster learner: "
+        + ", ".join([*faster, f"learner.count={len(e.learners) + 1}"]),
     )
 
 
 def needed_lag(e: Evidence) -> float:
     """Updates between acting and training if each actor has one slot in hand and the learner its
     batches ahead; 0 for replay, whose samples are meant to be old."""
-    if e.option("algo", "name", "impala") != "impala" or not e.actors:
+    if e.option("algo", "name", "impala") in OFF_POLICY or not e.actors:
         return 0.0
     batch = int(e.option("learner", "batch_slots", 1))
     ahead = int(e.option("learner", "prefetch", 1)) + 1
-    updates = e.option("learner", "updates_per_batch", 1) / e.option("learner", "accumulate", 1)
+    updates = e.option("learner", "updates_per_batch", 1) * e.option("algo", "epochs", 1)
+    updates /= e.option("learner", "accumulate", 1)
     every = int(e.option("learner", "publish_every", 1))
     return float((math.ceil(len(e.actors) / batch) + ahead) * updates + every - 1)

@@ -83,7 +83,7 @@ class Member:
         samples of all."""
         trainer = self.trainer
         batch = None if seed is None else stage(trainer, [make_slot(trainer, seed)])
-        updates = trainer.config.learner.updates_per_batch
+        updates = trainer.updates
         counts = np.zeros(updates) if batch is None else trainer.book(batch)
         word = Word(counts, trainer.progress.growth())
         said = trainer.exchange.agree(word)

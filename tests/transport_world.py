@@ -30,6 +30,7 @@ from penstock.transport.receiver import Process, Receiver
 from penstock.transport.shm.board import WeightsBoard
 from penstock.transport.shm.host import ShmHost
 from penstock.transport.shm.link import ShmLink
+from penstock.transport.shm.slot_writer import SlotWriter
 from penstock.transport.shm.store import Slot, SlotStore
 from penstock.transport.wait import wait_readable
 
@@ -268,3 +269,10 @@ def exit_code(child: Child, timeout_s: float = 20.0) -> int:
     result = os.waitid(os.P_PIDFD, child.pidfd, os.WEXITED | os.WNOWAIT)
     assert result is not None
     return int(result.si_status)
+
+
+def writer_of(store: SlotStore, want: int) -> tuple[int, SlotWriter]:
+    """A lane of a store in this process, and its writer."""
+    lane = store.open_lane(want)
+    made = SlotWriter(store.arena, store.geometry, lane, store.lane_event(lane), store.filled_event)
+    return lane, made

@@ -7,17 +7,18 @@ and used again and again with a learning rate of next to nothing, so that the we
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
-from gymnasium.spaces import Discrete
+from gymnasium import spaces
 
 from penstock.configs.schema import Config
-from penstock.core.specs import HEADER
+from penstock.core.observations import MASK, Part, views
+from penstock.core.specs import HEADER, SlotSpec
 from penstock.envs import GameInfo, probe
 from penstock.launch.bench.alone import alone
 from penstock.launch.bench.rates import Work, rounds_of, told
@@ -90,19 +91,24 @@ def work(config: Config) -> Work:
 
 def staged(trainer: Trainer, info: GameInfo) -> StagingBatch:
     """A staging batch of made-up unrolls."""
-    spec = trainer.spec
-    payload = spec.zeros()
-    columns, rng = spec.views(payload), np.random.default_rng(0)
-    columns["obs"][...] = like(columns["obs"], rng)
-    columns["action"][...] = actions(info, columns["action"].shape, rng)
-    columns["behaviour_logp"][...] = -1.0
-    columns["alive"][...] = True
+    payload = trainer.spec.zeros()
+    columns = made_up(trainer.spec, payload, info)
     header = np.zeros((), HEADER)
     header["steps"] = columns["alive"].size
     slots = trainer.config.learner.batch_slots
-    batch = StagingBatch(spec, slots, trainer.device)
+    batch = StagingBatch(trainer.spec, slots, trainer.device)
     batch.gather([Slot(0, header, tuple(payload), columns)] * slots)
     return batch
+
+
+def made_up(spec: SlotSpec, payload: Sequence[Array], info: GameInfo) -> dict[str, Array]:
+    """The columns of ``payload``, filled with an unroll such as a sound actor might have played."""
+    columns, rng = spec.views(payload), np.random.default_rng(0)
+    columns["obs"][...] = like(columns["obs"], rng, info.parts)
+    columns["action"][...] = actions(info, columns["action"].shape, rng)
+    columns["behaviour_logp"][...] = -1.0
+    columns["alive"][...] = True
+    return columns
 
 
 def drawn(trainer: OffPolicyTrainer, info: GameInfo, size: int) -> Callable[[], object]:
@@ -122,15 +128,27 @@ def drawn(trainer: OffPolicyTrainer, info: GameInfo, size: int) -> Callable[[], 
     return lambda: trainer.update(placed)
 
 
-def like(obs: Array, rng: np.random.Generator) -> Array:
-    """Observations of the shape and type of ``obs``: any bytes, or numbers around 0."""
+def like(obs: Array, rng: np.random.Generator, parts: Sequence[Part] = ()) -> Array:
+    """Observations of the shape and type of ``obs``: any bytes, or numbers around 0; so in each of
+    its ``parts``, and all actions are allowed."""
+    if parts:
+        made = np.zeros(obs.shape, np.uint8)
+        for name, view in views(parts, made).items():
+            view[...] = 1 if name == MASK else like(view, rng)
+        return made
     if obs.dtype.kind == "f":
         return rng.standard_normal(obs.shape, np.float32).astype(obs.dtype)
     return rng.integers(0, 100, obs.shape).astype(obs.dtype)
 
 
 def actions(info: GameInfo, shape: tuple[int, ...], rng: np.random.Generator) -> Array:
-    """Any that the network may choose: int32 for a Discrete, float32 in -1 ... 1 for a Box."""
-    if isinstance(info.action_space, Discrete):
-        return rng.integers(0, int(info.action_space.n), shape, dtype=np.int32)
+    """Any that the network may choose: int32 where there are choices, float32 in -1 ... 1 for a
+    Box."""
+    space = info.action_space
+    if isinstance(space, spaces.Discrete):
+        return rng.integers(0, int(space.n), shape, dtype=np.int32)
+    if isinstance(space, spaces.MultiDiscrete):
+        return rng.integers(0, np.broadcast_to(space.nvec, shape), dtype=np.int32)
+    if isinstance(space, spaces.MultiBinary):
+        return rng.integers(0, 2, shape, dtype=np.int32)
     return rng.uniform(-1, 1, shape).astype(np.float32)

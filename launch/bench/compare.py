@@ -32,9 +32,10 @@ def ideal(
     """Agent steps per second if every core were always busy with something that a step needs.
 
     ``core_s``: core-seconds per agent step of each stage that shares the cores; None where one of
-    these was not measured. A learner on a GPU takes none of them, and is a limit of its own.
+    these was not measured. A learner on a GPU, which is a limit of its own, takes those in which a
+    core drives the GPU.
     """
-    sharing = ACTING if on_gpu else (*ACTING, "learner")
+    sharing = (*ACTING, "learner")
     if not set(sharing) <= core_s.keys():
         return None
     rate = cores / sum(core_s[stage] for stage in sharing)

@@ -234,7 +234,7 @@ class Parts:
     def _replay(self) -> tuple[Replay, dict[str, Any]]:
         """A full replay of the game's observations, and steps to add to it."""
         settings, space = self._config.replay, self._game.info.observation_space
-        stack, envs = settings.frame_stack or 1, self._spec.envs
+        stack, envs = self._config.transport.frame_stack or 1, self._spec.envs
         nbytes = space.dtype.itemsize * int(np.prod(space.shape)) / stack
         room = int(min(settings.capacity, MOST_REPLAY_STEPS, REPLAY_NBYTES / nbytes))
         capacity = max(room, 2 * settings.batch_size, 2 * envs)

@@ -13,6 +13,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Iterator, Sequence
 
 import zmq
@@ -28,7 +29,11 @@ WAIT_MS = 30_000
 @contextlib.contextmanager
 def receiving(sizes: Sequence[int]) -> Iterator[Callable[[], None]]:
     """A call that takes in one message of parts of so many bytes."""
-    address = f"ipc://@penstock-bench-{os.getpid()}"  # a name that is no file, to be left behind
+    with tempfile.TemporaryDirectory(prefix="bench-penstock-") as folder:  # nobody else looks in
+        yield from _receiving(f"ipc://{folder}/traffic", sizes)
+
+
+def _receiving(address: str, sizes: Sequence[int]) -> Iterator[Callable[[], None]]:
     context = zmq.Context()
     socket = router(context, address, None, max(sizes) + 1)
     command = python("penstock.launch.bench.traffic", address, os.getpid(), *sizes)

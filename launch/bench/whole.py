@@ -10,6 +10,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+from penstock.configs.errors import UserError
 from penstock.launch.bench.command import run
 from penstock.launch.process import python
 
@@ -24,13 +25,17 @@ def train(
     """Run to the end, in ``folder`` if that is to stay; the summary, with the metrics of each
     interval as ``intervals``. What people would read goes to standard error.
 
-    Raises subprocess.CalledProcessError where the run fails, which has then said why.
+    Raises UserError where the run fails, which has then said why.
     """
     with tempfile.TemporaryDirectory(prefix="bench-penstock-") as temporary:
         run_dir = folder or Path(temporary) / "run"
         command = python("penstock", "train", target, f"run.dir={run_dir}", *overrides, "--json")
         done = run(command, cwd=cwd)
-        done.check_returncode()
+        if done.returncode:
+            raise UserError(
+                f"`penstock train {' '.join([target, *overrides])}` failed with {done.returncode}; "
+                "what it said stands above"
+            )
         summary: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
         lines = (run_dir / "metrics.jsonl").read_text().splitlines()
         summary["intervals"] = [json.loads(line) for line in lines]

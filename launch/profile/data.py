@@ -21,20 +21,22 @@ from penstock.profiling.ledger import fractions, learner_parts
 Profile = dict[str, Any]
 Metrics = Mapping[str, Any]
 QUANTILES = {"p50": 0.5, "p95": 0.95, "p99": 0.99}
-GPU = "gpu"  # the lane of what a GPU computes
+GPU = "gpu"  # the lane of a learner on a GPU: where its seconds go
 LAG, LATENCY = "policy_lag_histogram", "latency_histogram"
 
 
 @dataclass(frozen=True)
 class Window:
     """What was seen: readings of all processes at its begin and at its end, by name, and each
-    message of metrics with the time in ns at which it came, also some from before the begin."""
+    message of metrics with the time in ns at which it came, also some from before the begin.
+    ``ended``: last readings of processes that ended in it."""
 
     begin: Mapping[str, Reading]
     end: Mapping[str, Reading]
     begin_ns: int
     end_ns: int
     metrics: Sequence[tuple[int, Metrics]]
+    ended: Sequence[Reading] = ()
 
     @property
     def seconds(self) -> float:
@@ -65,16 +67,18 @@ def make(
     device: str,
     ceiling: float | None = None,
     slot_nbytes: int | None = None,
+    convolutional: bool = False,
+    kernel_busy: float | None = None,
 ) -> Profile:
     """The profile, but for its verdict and the paths of its files.
 
     ``device`` is what learners train on, ``ceiling`` the trained agent steps/s of one that never
-    waits, ``slot_nbytes`` what a slot of the run weighs; None where that is not known.
+    waits, ``slot_nbytes`` what a slot of the run weighs, ``kernel_busy`` the share of the time in
+    which the first learner's GPU ran kernels; None where that is not known.
     """
-    pairs = [(window.begin.get(name), end) for name, end in window.end.items()]
     changes = [
-        Change(end, begin if begin and begin.pid == end.pid else None, window.begin_ns)
-        for begin, end in pairs
+        *(Change(reading, window) for reading in window.end.values()),
+        *(Change(reading, window, ended=True) for reading in window.ended),
     ]
     learners = [c for c in changes if c.stage is Stage.LEARNER]
     actors = [c for c in changes if c.stage is Stage.ACTORS]
@@ -85,12 +89,14 @@ def make(
         "seconds": window.seconds,
         "cores": cores,
         "device": device,
-        "learner": [_learner(c, window, ceiling) for c in learners],
+        "learner": [
+            _learner(c, window, ceiling, None if i else kernel_busy) for i, c in enumerate(learners)
+        ],
         "actors": [_actor(c) for c in actors],
         "connectors": [_connector(c, window) for c in connectors],
         "others": [_process(c) for c in changes if c.now.spec.name not in named],
         "flow": _flow(window, learners, actors, slot_nbytes),
-        "config": _options(config),
+        "config": _options(config) | {"model": {"convolutional": convolutional}},
     }
 
 
@@ -98,13 +104,17 @@ class Change:
     """One process in the window: what it did between two readings.
 
     Without a first reading it was started within the window, and all it has done belongs there.
+    Rates of one that has ``ended`` are over all of the window too.
     """
 
-    def __init__(self, now: Reading, before: Reading | None, begin_ns: int) -> None:
+    def __init__(self, now: Reading, window: Window, *, ended: bool = False) -> None:
+        before = window.begin.get(now.spec.name)
         self.now = now
-        self._before = before
-        since_ns = before.at_ns if before else begin_ns
-        self.seconds = max(1, now.at_ns - since_ns) * 1e-9
+        self.ended = ended
+        self._before = before if before is not None and before.pid == now.pid else None
+        since_ns = self._before.at_ns if self._before else window.begin_ns
+        until_ns = window.end_ns if ended else now.at_ns
+        self.seconds = max(1, until_ns - since_ns) * 1e-9
 
     @property
     def stage(self) -> Stage:
@@ -113,9 +123,7 @@ class Change:
     def shares(self, lane: str) -> dict[str, float]:
         """Of each part in the time of one thread."""
         before = self._before.lanes.get(lane, {}) if self._before else {}
-        now = self.now.lanes.get(lane, {})
-        # A GPU's spans become known late: until then its last one seemed to go on.
-        return fractions(now, {part: min(s, now.get(part, 0.0)) for part, s in before.items()})
+        return fractions(self.now.lanes.get(lane, {}), before)
 
     def rate(self, counter: str) -> float:
         """By how much a counter of `Reading` grew, per second."""
@@ -125,20 +133,24 @@ class Change:
         return float(now - before if now >= before else now) / self.seconds
 
 
-def _learner(change: Change, window: Window, ceiling: float | None) -> dict[str, Any]:
-    spec, parts = change.now.spec, change.shares(MAIN)
+def _learner(
+    change: Change, window: Window, ceiling: float | None, kernel_busy: float | None
+) -> dict[str, Any]:
+    spec = change.now.spec
+    own = GPU if GPU in change.now.lanes else MAIN
+    parts = change.shares(own)
     ledger = learner_parts(parts)
-    gpu = change.shares(GPU)
     rate = change.rate("trained_steps")
     first, last, seconds = window.growth
     return {
         "rank": spec.learner,
         "name": spec.name,
+        "ended": change.ended,
         "ledger": ledger,
         "parts": parts,
-        "threads": {name: change.shares(name) for name in change.now.lanes if name != MAIN},
+        "threads": {name: change.shares(name) for name in change.now.lanes if name != own},
         "utilization": ledger["compute"],
-        "gpu_busy": 1.0 - gpu.get("wait", 0.0) - gpu.get("other", 0.0) if gpu else None,
+        "gpu_kernel_busy": kernel_busy,
         "cpu": change.rate("cpu_s"),
         "coreless": change.rate("coreless_s"),
         "steps_per_s": rate,
@@ -169,6 +181,7 @@ def _process(change: Change) -> dict[str, Any]:
     """What is known of every process."""
     return {
         "name": change.now.spec.name,
+        "ended": change.ended,
         "ledger": change.shares(MAIN),
         "cpu": change.rate("cpu_s"),
         "coreless": change.rate("coreless_s"),
@@ -209,6 +222,7 @@ def _options(config: Config) -> dict[str, dict[str, Any]]:
             "prefetch": learner.prefetch,
             "count": learner.count,
             "batch_slots": learner.batch_slots,
+            "micro_batch": learner.micro_batch,
             "updates_per_batch": learner.updates_per_batch,
             "accumulate": learner.accumulate,
             "publish_every": learner.publish_every,
@@ -219,7 +233,7 @@ def _options(config: Config) -> dict[str, dict[str, Any]]:
             "envs": config.actors.envs,
             "precision": config.actors.precision,
         },
-        "algo": {"name": config.algo.name},
+        "algo": {"name": config.algo.name, "epochs": getattr(config.algo, "epochs", 1)},
         "replay": {"samples_per_insert": config.replay.samples_per_insert},
         "transport": {
             "kind": transport.kind,

@@ -12,7 +12,7 @@ from penstock.launch.profile.data import Profile, Window
 from penstock.launch.profile.readings import Thread
 from penstock.launch.record import write_atomic
 
-TRACE, TORCH_TRACE = "trace.json", "torch_trace.json"
+TRACE, TORCH_TRACE, KERNELS = "trace.json", "torch_trace.json", "kernels.json"
 TIMELINE, PAGE, DATA = "timeline.png", "report.html", "profile.json"
 
 

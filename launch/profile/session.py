@@ -6,7 +6,7 @@ import json
 import math
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, replace
 from functools import partial
@@ -22,10 +22,11 @@ from penstock.launch import run, topology
 from penstock.launch.bench import ceiling
 from penstock.launch.bench.alone import alone
 from penstock.launch.folders import default_run_dir
-from penstock.launch.profile import report, text
+from penstock.launch.profile import kernels, report, text
 from penstock.launch.profile.data import Profile, Window, make
 from penstock.launch.profile.watch import Watch
 from penstock.launch.record import without_nan
+from penstock.launch.topology import RoleSpec
 from penstock.profiling.verdict import findings
 
 CEILING_S = 4.0
@@ -34,10 +35,19 @@ NOISE = 1.05  # achieved / ceiling that two measurements may give
 LEAST_INTERVALS = 5  # of metrics, in a window
 
 
+MakeSpecs = Callable[[Config, Path], Sequence[RoleSpec]]
+
+
 def main(
-    target: str, overrides: Sequence[str], seconds: float, with_torch: bool, as_json: bool
+    target: str,
+    overrides: Sequence[str],
+    seconds: float,
+    with_torch: bool,
+    as_json: bool,
+    make_specs: MakeSpecs = topology.train,
 ) -> int:
-    """Profile ``target`` for ``seconds``; returns the exit code, as `penstock train` would."""
+    """Profile ``target`` for ``seconds``; returns the exit code, as `penstock train` would.
+    ``make_specs``: the processes of its config, whose sockets may be in a folder."""
     if not 0 < seconds < math.inf:
         raise UserError(
             f"--seconds {seconds:g} is no length of a window; give it a number above 0, such as 30"
@@ -50,19 +60,21 @@ def main(
             "overlaps that could be profiled; set transport.kind=shm or zmq"
         )
     folder = Path(config.run.dir or default_run_dir(f"{resolved.name}-profile"))
-    watch = Watch(seconds, folder / report.TORCH_TRACE if with_torch else None)
+    torch_trace = folder / report.TORCH_TRACE if with_torch else None
+    watch = Watch(seconds, folder / report.KERNELS, torch_trace)
     outcome, summary = run.with_learner(
         replace(resolved, config=config),
         folder,
         "no",
         as_json,
-        partial(topology.train, config),
+        partial(make_specs, config),
         watch,
     )
     if watch.window is None:
         return _nothing(folder, outcome.exit_code, summary, as_json)
     _say(["measuring what the learner could do at most"] * (not watch.interrupted), as_json)
-    profile = _profile(resolved.name, config, watch, watch.window)
+    kernel_busy = kernels.busy_in(folder / report.KERNELS)
+    profile = _profile(resolved.name, config, watch, watch.window, kernel_busy)
     notes = profile.pop("notes")
     if with_torch and not (folder / report.TORCH_TRACE).exists():
         notes.append("torch's profiler left no trace, as the run ended before it was written")
@@ -79,23 +91,30 @@ def prepared(config: Config, seconds: float) -> Config:
 
 
 def facts(config: Mapping[str, Any]) -> dict[str, Any]:
-    """What a run does not tell, found in a process of its own: the bytes of one of its slots, and
-    what its learner's device is."""
+    """What a run does not tell, found in a process of its own: the bytes of one of its slots, what
+    its learner's device is, and whether its network has convolutions."""
     from penstock.algos import slot_spec
     from penstock.envs import probe
     from penstock.learner.trainer import pick_device
+    from penstock.models.fitting import net_shape
 
     checked = Config.model_validate(config)
-    spec = slot_spec(checked, probe(checked.env))
+    info = probe(checked.env)
     return {
-        "slot_nbytes": spec.payload_nbytes,
+        "slot_nbytes": slot_spec(checked, info).payload_nbytes,
         "device": pick_device(checked.learner.device).type,
+        "convolutional": net_shape(checked, info).convolutional,
     }
 
 
-def _profile(name: str, config: Config, watch: Watch, window: Window) -> Profile:
+def _profile(
+    name: str, config: Config, watch: Watch, window: Window, kernel_busy: float | None
+) -> Profile:
     """The data, with its verdict and what else was found, and "notes": what to know of the rest."""
     known, notes = _measured(config, with_ceiling=not watch.interrupted)
+    known["kernel_busy"] = kernel_busy
+    if known["device"] == "cuda" and kernel_busy is None:
+        notes.append("torch's profiler (CUPTI) told of no kernel: gpu_kernel_busy is not known")
     profile: Profile = without_nan(make(name, config, window, cores=_cores(), **known))
     verdict, *also = map(asdict, findings(profile))
     return {**profile, "verdict": verdict, "also": also, "notes": [*notes, *_remarks(profile)]}

@@ -77,7 +77,7 @@ def _table(
     names.sort(key=lambda name: name == "other")
     rows = tuple(
         (
-            entry["name"],
+            entry["name"] + (" (ended)" if entry.get("ended") else ""),
             *(_percent(entry[parts].get(name, 0.0) if entry[parts] else None) for name in names),
             *(form(entry.get(key)) for key, form in figures.values()),
         )
@@ -110,7 +110,7 @@ _LEARNER = {
     "ceiling": ("ceiling_steps_per_s", count),
     "of it": ("achieved_over_ceiling", _ratio),
     "updates/s": ("updates_per_s", number),
-    "gpu busy": ("gpu_busy", _percent),
+    "kernels": ("gpu_kernel_busy", _percent),
 }
 _ACTOR = _OTHER | {"steps/s": ("steps_per_s", count)}
 _CONNECTOR = {

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import os
 import time
+from collections import deque
 from collections.abc import Mapping
 from enum import Enum
 from pathlib import Path
 from typing import Any
 
-from penstock.launch.profile.data import Window
+from penstock.launch.process import Child
+from penstock.launch.profile.data import GPU, Window
 from penstock.launch.profile.readings import (
     MAIN,
     SUPERVISOR,
@@ -30,7 +32,7 @@ from penstock.launch.topology import Stage
 WARM_UP_S = 3.0  # of training, before the window begins
 TORCH_TURNS = 20  # of the learner, under torch's profiler,
 TORCH_S = 5.0  # or so long, if that is over first
-TORCH_PATIENCE_S = 60.0  # until its trace must be there
+TORCH_PATIENCE_S = 60.0  # until each of its traces must be there
 DONE = "profiled"
 
 
@@ -46,13 +48,15 @@ class State(Enum):
 class Watch:
     """One window of ``seconds`` over one run, whose `Audience` it is in front of another.
 
-    ``torch_trace`` is where the first learner is to leave a trace of torch's profiler, after the
-    window.
+    After the window the first learner leaves traces of torch's profiler: of its GPU, where it has
+    one, in ``kernels``, and of everything in ``torch_trace``, if that is given.
     """
 
-    def __init__(self, seconds: float, torch_trace: Path | None = None) -> None:
+    def __init__(self, seconds: float, kernels: Path, torch_trace: Path | None = None) -> None:
         self._seconds = seconds
+        self._kernels = kernels
         self._torch_trace = torch_trace
+        self._to_trace: deque[tuple[str, Path]] = deque()  # the first of them is being made
         self._supervisor: Supervisor | None = None
         self._audience: Audience | None = None
         self._state = State.WARMING
@@ -61,6 +65,7 @@ class Watch:
         self._begin: dict[str, Reading] = {}
         self._begin_ns = 0
         self._metrics: list[tuple[int, Mapping[str, Any]]] = []
+        self._ended: list[Reading] = []
         self.window: Window | None = None
         self.threads: list[Thread] = []
         self.interrupted = False
@@ -68,10 +73,15 @@ class Watch:
     def attach(self, supervisor: Supervisor, audience: Audience) -> None:
         """Watch the processes of ``supervisor``, and tell ``audience`` what it says."""
         self._supervisor, self._audience = supervisor, audience
+        supervisor.last_look = self._last_look
 
     def note(self, text: str) -> None:
         assert self._audience is not None
         self._audience.note(text)
+
+    def event(self, kind: str, message: dict[str, Any]) -> bool:
+        assert self._audience is not None
+        return self._audience.event(kind, message)
 
     def metrics(self, metrics: dict[str, Any], *, final: bool) -> None:
         assert self._audience is not None
@@ -100,7 +110,10 @@ class Watch:
             left_ns = self._begin_ns + self._seconds * 1e9 - time.perf_counter_ns()
             if left_ns <= 0 or supervisor.stopping:
                 self._close(supervisor)
-        elif self._has_torch_trace() or supervisor.stopping or now_s >= self._torch_until_s:
+        elif self._to_trace[0][1].exists():
+            self._to_trace.popleft()
+            self._trace(supervisor, now_s)
+        elif supervisor.stopping or now_s >= self._torch_until_s:
             self._end(supervisor)
 
     def _open(self, supervisor: Supervisor) -> None:
@@ -109,11 +122,22 @@ class Watch:
         self._begin_ns = time.perf_counter_ns()
         del self._metrics[:-1]
 
+    def _last_look(self, child: Child) -> None:
+        """A process has ended."""
+        if self._state is State.WINDOW:
+            self._ended.append(read(child.spec, child.pid, child.status))
+            self.threads += threads(child.spec, child.pid, child.status, self._begin_ns)
+
     def _close(self, supervisor: Supervisor) -> None:
         self.interrupted = supervisor.stopping
         end_ns = time.perf_counter_ns()
         self.window = Window(
-            self._begin, _readings(supervisor), self._begin_ns, end_ns, self._metrics
+            self._begin,
+            _readings(supervisor),
+            self._begin_ns,
+            end_ns,
+            self._metrics,
+            self._ended,
         )
         for child in supervisor.children.values():
             self.threads += threads(child.spec, child.pid, child.status, self._begin_ns)
@@ -124,22 +148,30 @@ class Watch:
             key=lambda child: child.spec.learner,
             default=None,
         )
-        if self._torch_trace is None or learner is None or supervisor.stopping:
+        self._state = State.TORCH
+        if learner is not None and GPU in learner.status.lanes:
+            self._to_trace.append((learner.spec.name, self._kernels))
+        if learner is not None and self._torch_trace is not None:
+            self._to_trace.append((learner.spec.name, self._torch_trace))
+        self._trace(supervisor, time.monotonic())
+
+    def _trace(self, supervisor: Supervisor, now_s: float) -> None:
+        """Ask for the next trace, or end the run where there is none."""
+        name, path = self._to_trace[0] if self._to_trace else ("", Path())
+        learner = supervisor.children.get(name)
+        if learner is None or supervisor.stopping:
             self._end(supervisor)
             return
-        self._state = State.TORCH
-        self._torch_until_s = time.monotonic() + TORCH_PATIENCE_S
+        self._torch_until_s = now_s + TORCH_PATIENCE_S
         learner.send(
             {
                 "kind": "torch_profile",
-                "path": str(self._torch_trace.absolute()),
+                "path": str(path.absolute()),
                 "turns": TORCH_TURNS,
                 "seconds": TORCH_S,
+                "host": path == self._torch_trace,
             }
         )
-
-    def _has_torch_trace(self) -> bool:
-        return self._torch_trace is not None and self._torch_trace.exists()
 
     def _end(self, supervisor: Supervisor) -> None:
         self._state = State.OVER

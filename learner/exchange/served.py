@@ -54,7 +54,7 @@ class Served:
         if mine.stop or mine.nan or mine.checkpoint or not self._left:
             flags = {"stop": mine.stop, "nan": mine.nan, "checkpoint": mine.checkpoint}
             self._client.push(0, self._tally, **flags)
-            self._tally = NOTHING
+            self._told()
         reply = self._pull()
         if reply is None:  # told to end meanwhile
             return Word(np.zeros_like(mine.counts), np.zeros_like(mine.growth), stop=True)
@@ -76,7 +76,7 @@ class Served:
 
     def step(self, optimizer: FlatOptimizer, total: float, env_steps: int) -> Tensor:
         norm = self._client.push(int(total), self._tally)
-        self._tally = NOTHING
+        self._told()
         self._left -= 1
         if self._left:
             self._ledger.switch(Part.REDUCE)
@@ -96,6 +96,10 @@ class Served:
 
     def close(self) -> None:
         self._client.close()
+
+    def _told(self) -> None:
+        """What adds up is not said twice; the recent returns hold until there are others."""
+        self._tally = (*NOTHING[: len(BOOKED)], *self._tally[len(BOOKED) :])
 
     def _pull(self) -> Reply | None:
         """Asks once even where it is told to end: when all stop, nobody waits."""

@@ -133,6 +133,14 @@ def test_all_learners_count_the_same_in_the_end(make: Make) -> None:
     assert 0.8**20 * 0.999 < left < 0.81**20 * 1.001
 
 
+def test_returns_are_known_while_a_batch_makes_several_updates(make: Make) -> None:
+    learners = [make(0), make(1)]
+    both(learners, lambda learner: learner.turn(has_data=False))
+    both(learners, lambda learner: [learner.turn(updates=2) for _ in range(4)])
+    for learner in learners:
+        assert learner.progress.return_mean == 7.0
+
+
 def test_who_has_no_data_lets_the_other_go_on(make: Make) -> None:
     busy, idle = make(0), make(1)
     both([busy, idle], lambda learner: learner.turn(has_data=False))

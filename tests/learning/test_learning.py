@@ -35,6 +35,30 @@ def test_cartpole_is_solved(tmp_path: Path, nothing_left_behind: None, kind: str
     assert summary["episode_return_mean"] >= 475
 
 
+def test_ppo_solves_cartpole(tmp_path: Path, nothing_left_behind: None) -> None:
+    summary = train(tmp_path, "CartPole-v1", "algo.name=ppo", "stop.minutes=2")
+    assert summary["exit_reason"] == "return"
+    assert summary["episode_return_mean"] >= 475
+    assert summary["env_steps"] < 400_000
+
+
+def test_the_example_of_an_own_algorithm_solves_cartpole(
+    tmp_path: Path, nothing_left_behind: None
+) -> None:
+    for name in ("own_algorithm.py", "own_algorithm.yaml"):
+        shutil.copy(Path(__file__).parents[2] / "examples" / name, tmp_path)
+    summary = train(tmp_path, "own_algorithm.yaml")
+    assert summary["exit_reason"] == "return"
+    assert summary["episode_return_mean"] >= 475
+
+
+@pytest.mark.slow
+def test_ppo_lands_on_the_moon(tmp_path: Path, nothing_left_behind: None) -> None:
+    summary = train(tmp_path, "lunarlander", "stop.minutes=3.5")
+    assert summary["exit_reason"] == "return"
+    assert summary["episode_return_mean"] >= 200
+
+
 def test_an_evaluation_finds_what_was_learnt(tmp_path: Path, nothing_left_behind: None) -> None:
     """In lockstep, which gives the same run each time: elsewhere the last update varies."""
     train(tmp_path, "cartpole", "transport.kind=inproc", "stop.minutes=2")
@@ -51,6 +75,25 @@ def test_the_best_play_of_the_synthetic_game_is_found(
     summary = train(tmp_path, "synthetic", "stop.minutes=2")
     assert summary["exit_reason"] == "return"
     assert 95 <= summary["episode_return_mean"] <= 100
+
+
+@pytest.mark.parametrize("core", ["lstm", pytest.param("gru", marks=pytest.mark.slow)])
+def test_who_remembers_finds_the_way(tmp_path: Path, nothing_left_behind: None, core: str) -> None:
+    """0.95 of the optimum: 39 of 40 turns at the end of the corridor are right."""
+    summary = train(tmp_path, "memory", f"model.core={core}", "stop.minutes=1")
+    assert summary["exit_reason"] == "return"
+    assert summary["episode_return_mean"] >= 0.95
+
+
+def test_who_cannot_remember_finds_it_half_the_time(
+    tmp_path: Path, nothing_left_behind: None
+) -> None:
+    """The mean of 100 returns of -1 or 1 deviates by 0.1 from 0: this allows for four of it."""
+    steps = 300_000  # several times what the LSTM needs
+    options = ("model.core=none", "stop.return=null", f"stop.env_steps={steps}", "stop.minutes=1")
+    summary = train(tmp_path, "memory", *options)
+    assert summary["exit_reason"] == "env_steps"
+    assert abs(summary["episode_return_mean"]) <= 0.4
 
 
 @pytest.mark.parametrize("kind", ["shm", pytest.param("zmq", marks=pytest.mark.slow)])
@@ -101,6 +144,14 @@ def test_two_learners_solve_cartpole_by_one_bit_of_each_gradient(
     assert summary["learner_steps"] > 5 * warmup
 
 
+def test_a_network_of_ones_own_learns(tmp_path: Path, nothing_left_behind: None) -> None:
+    for name in ("catch.py", "own_network.py", "own_network.yaml"):
+        shutil.copy(Path(__file__).parents[2] / "examples" / name, tmp_path)
+    summary = train(tmp_path, "own_network.yaml", "stop.minutes=1")
+    assert summary["exit_reason"] == "return"
+    assert summary["episode_return_mean"] >= 0.98
+
+
 @pytest.mark.slow
 def test_a_game_of_ones_own_is_learnt_from_pixels(
     tmp_path: Path, nothing_left_behind: None
@@ -110,3 +161,19 @@ def test_a_game_of_ones_own_is_learnt_from_pixels(
     summary = train(tmp_path, "catch.yaml", "stop.minutes=3.5")
     assert summary["exit_reason"] == "return"
     assert summary["episode_return_mean"] >= 0.98
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(700)
+def test_doom_is_solved_from_pixels(tmp_path: Path, nothing_left_behind: None) -> None:
+    pytest.importorskip("vizdoom")
+    summary = train(tmp_path, "doom_basic")
+    assert summary["exit_reason"] == "return"
+    assert summary["episode_return_mean"] >= 80
+
+
+def test_minatar_is_learnt(tmp_path: Path, nothing_left_behind: None) -> None:
+    """Ten times what chance scores; well below what the preset reaches."""
+    pytest.importorskip("minatar")
+    summary = train(tmp_path, "minatar_breakout", "stop.return=4", "stop.minutes=3")
+    assert summary["exit_reason"] == "return"

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from penstock.configs.errors import UserError
 from penstock.configs.load import resolve
@@ -18,6 +19,7 @@ from penstock.launch.bench.ceiling import measure
 from penstock.launch.bench.rates import ROUNDS
 from penstock.launch.bench.stages import UNITS
 from penstock.launch.bench.traffic import receiving
+from penstock.launch.bench.whole import train
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(180)]
 
@@ -78,6 +80,12 @@ def test_what_is_wrong_with_a_target_is_one_sentence() -> None:
         measure(wrong, 0.1)
 
 
+def test_a_run_that_fails_is_one_sentence(capfd: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(UserError, match=r"train cartpole env.kwargs.gravity=1` failed with 2;"):
+        train("cartpole", "env.kwargs.gravity=1")
+    assert "gravity" in capfd.readouterr().err
+
+
 def test_a_failure_in_the_other_process_is_told() -> None:
     with pytest.raises(RuntimeError, match="json:loads failed with 1: TypeError: "):
         alone("json:loads", {"text": "[]"})
@@ -96,3 +104,12 @@ def test_stopped_in_the_middle_it_leaves_nothing(only: str) -> None:
             command.wait(6)
         command.terminate()
         assert command.wait(30) == 128 + signal.SIGTERM  # and the fixture looks for what is left
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
+def test_the_benchmark_of_a_gpu_says_that_there_is_none() -> None:
+    program = Path(__file__).parents[2] / "benchmarks/gpu.py"
+    done = subprocess.run([sys.executable, program], capture_output=True, text=True)
+    assert done.returncode == 2
+    [sentence] = done.stderr.splitlines()
+    assert sentence.startswith("gpu.py: torch finds no CUDA device here; run it on")

@@ -49,14 +49,19 @@ SLOW_TRAINING = (  # a pass for each of 32 games
 
 
 def verdict_on(penstock: Penstock, folder: Path, *options: str) -> dict[str, Any]:
-    """The verdict, or the next one where other programs take most from the learner."""
+    """The verdict, or the next one where it is that programs beside the run crowd the cores."""
     (folder / "bottleneck_games.py").write_text(GAMES)
     arguments = ("--seconds", "3", "--json", "run.dir=run", "run.interval_s=0.2")
     code, profile, err = penstock("profile", "synthetic", *arguments, *options).end()
     assert code == 0, err
     print(*err.splitlines()[-40:], sep="\n")  # shown where the test fails
     found: list[dict[str, Any]] = [profile["verdict"], *profile["also"]]
-    return next((verdict for verdict in found if verdict["kind"] != "crowded"), found[0])
+    return next((verdict for verdict in found if not by_others(verdict)), found[0])
+
+
+def by_others(verdict: dict[str, Any]) -> bool:
+    """Of a run that does not fill the cores itself: no finding on it, but on this machine."""
+    return verdict["kind"] == "crowded" and "see what else runs" in verdict["next_step"]
 
 
 def test_a_slow_environment(penstock: Penstock, tmp_path: Path) -> None:

@@ -51,6 +51,21 @@ def test_learners_train_one_agent_and_go_on_from_their_checkpoint(
     assert_balanced(again)
 
 
+def test_learners_take_several_epochs_together_and_normalise_alike(
+    penstock: Penstock, tmp_path: Path
+) -> None:
+    options = (
+        *("algo.epochs=3", "algo.target_kl=0.05", "algo.normalize_rewards=true"),
+        *("model.normalize_observations=true", "learner.reduce.check_every=10"),
+    )
+    command = ("train", "cartpole_ppo", "--json", *THREE, *options, "learner.count=2")
+    code, answer, err = penstock(*command, "stop.learner_steps=120", "actors.count=2").end()
+    assert code == 0, err
+    assert answer["exit_reason"] == "learner_steps"
+    assert answer["learner_steps"] >= 120
+    assert_balanced(answer)
+
+
 @pytest.mark.parametrize(
     "pace", ["tap", *(pytest.param(pace, marks=pytest.mark.slow) for pace in ("asp", "backup"))]
 )

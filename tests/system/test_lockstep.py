@@ -48,6 +48,54 @@ def test_a_resumed_run_equals_a_whole_one_bit_for_bit(tmp_path: Path, every: int
     assert parts.meta["progress"]["generation"] == 1
 
 
+def test_so_does_one_of_several_epochs_and_everything_normalised(tmp_path: Path) -> None:
+    options = (
+        *("algo.epochs=2", "learner.updates_per_batch=2", "algo.normalize_rewards=true"),
+        *("algo.value_clip=0.2", "algo.target_kl=1", "model.normalize_observations=true"),
+    )
+    whole = train(tmp_path / "whole", 40, *options, target="cartpole_ppo")
+    half = train(tmp_path / "parts", 20, *options, target="cartpole_ppo")
+    parts = train(tmp_path / "parts", 40, *options, target="cartpole_ppo", resume="must")
+    assert same(whole, parts)
+    assert not np.array_equal(half.weights, parts.weights)
+    assert half.arrays["rewards/sums"][0] == half.meta["progress"]["trained_steps"]
+    assert parts.meta["progress"]["learner_steps"] == 40
+
+
+def test_so_does_one_with_memory(tmp_path: Path) -> None:
+    whole = train(tmp_path / "whole", 40, target="memory")
+    train(tmp_path / "parts", 20, target="memory")
+    assert same(whole, train(tmp_path / "parts", 40, target="memory", resume="must"))
+
+
+STACKED = "env.wrappers=[{'gymnasium.wrappers:FrameStackObservation': {stack_size: 4}}]"
+
+
+@pytest.mark.parametrize(
+    ("target", "steps", "options"),
+    [
+        ("pong", 16, ("env.kwargs.max_num_frames_per_episode=36", "env.kwargs.noop_max=0")),
+        ("cartpole", 40, (STACKED, "model.core=gru", "model.core_size=8")),
+        (
+            "cartpole_ppo",
+            40,
+            (STACKED, "algo.epochs=2", "algo.target_kl=1", "model.normalize_observations=true"),
+        ),
+    ],
+)
+def test_frames_that_are_written_once_teach_the_same(
+    tmp_path: Path, target: str, steps: int, options: tuple[str, ...]
+) -> None:
+    if target == "pong":
+        pytest.importorskip("ale_py")
+    runs = []
+    for stack in ("null", "4"):
+        option = f"transport.frame_stack={stack}"
+        runs.append(train(tmp_path / stack, steps, option, *options, target=target))
+    assert same(*runs)
+    assert runs[0].meta["progress"]["learner_steps"] == steps
+
+
 @pytest.mark.parametrize(
     ("target", "option"),
     [

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from penstock.launch.profile.watch import WARM_UP_S
 from train_command import SMALL, Penstock, metrics
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(180)]
@@ -96,6 +99,41 @@ def test_a_profile_has_all_its_files_and_its_parts_add_up(
     assert {name for name, *_ in found["actor-0", "main"]} >= {"step", "infer", "write"}
     torch_events = json.loads((run_dir / "torch_trace.json").read_text())["traceEvents"]
     assert any(event["name"].startswith("aten::") for event in torch_events)
+
+
+@pytest.mark.gpu
+def test_a_learner_on_a_gpu_is_where_its_stream_is(penstock: Penstock, tmp_path: Path) -> None:
+    options = ("learner.device=cuda", "model.hidden=[2048,2048]", "run.dir=run")
+    code, told, err = penstock("profile", "cartpole", "--seconds", "5", "--json", *options).end()
+    assert code == 0, err
+    assert told["device"] == "cuda"
+    [learner] = told["learner"]
+    assert_adds_up(learner["ledger"])
+    assert learner["utilization"] > 0.05
+    assert all(learner["parts"][part] > 0 for part in ("forward", "backward", "optimize"))
+    assert_adds_up(learner["threads"]["main"])
+    assert 0.0 < learner["gpu_kernel_busy"] <= 1.0
+    assert learner["gpu_kernel_busy"] < learner["utilization"] + 0.2
+    assert (tmp_path / "run/kernels.json").exists()
+    assert all("entropy" in m for m in metrics(tmp_path / "run")[2:])  # an interval late
+
+
+@pytest.mark.slow
+def test_who_dies_in_the_window_is_in_its_profile(penstock: Penstock, tmp_path: Path) -> None:
+    command = penstock("profile", "cartpole", "--seconds", "8", "--json", *SMALL, "run.dir=run")
+    command.wait_until(lambda: any(m["learner_steps"] for m in metrics(tmp_path / "run")))
+    time.sleep(WARM_UP_S + 2.0)
+    pid = command.pid_of("actor-1")
+    os.kill(pid, signal.SIGKILL)
+    code, told, err = command.end()
+    assert code == 0, err
+    [dead] = [actor for actor in told["actors"] if actor["ended"]]
+    assert dead["name"] == "actor-1"
+    assert_adds_up(dead["ledger"])
+    assert dead["steps_per_s"] > 0
+    assert sorted(a["name"] for a in told["actors"] if not a["ended"]) == ["actor-0", "actor-1"]
+    trace = json.loads(Path(tmp_path / told["trace"]).read_text())
+    assert any(event["pid"] == pid and event["ph"] == "X" for event in trace["traceEvents"])
 
 
 @pytest.mark.slow

@@ -32,6 +32,9 @@ class Ears:
         self.notes.append(text)
         print(text, file=sys.stderr, flush=True)
 
+    def event(self, kind: str, message: dict[str, Any]) -> bool:
+        raise AssertionError("tiny roles report no events")
+
     def metrics(self, metrics: dict[str, Any], *, final: bool) -> None:
         if self._fault:
             raise RuntimeError("a fault of the supervisor itself")

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
+from gymnasium import spaces
 
 from penstock.algos import impala
 from penstock.configs.load import resolve
+from penstock.core.observations import MASK, laid_out, row_nbytes, views
 from penstock.envs import probe
-from penstock.launch.bench.ceiling import LEARNING_RATE, actions, staged, work
+from penstock.launch.bench.ceiling import LEARNING_RATE, actions, like, staged, work
 from penstock.learner.main import make_trainer
 from penstock.learner.trainer import Trainer
 
@@ -66,3 +70,20 @@ def test_actions_are_any_of_a_choice_or_any_of_a_box() -> None:
     torques = actions(probe(resolve("pendulum_sac", []).env), (1000, 1), rng)
     assert torques.dtype == np.float32
     assert -1 <= torques.min() < -0.9 < 0.9 < torques.max() <= 1
+
+
+def test_actions_of_several_choices_stay_within_each() -> None:
+    info = probe(resolve("cartpole", []).env)
+    info = replace(info, action_space=spaces.MultiDiscrete([2, 5]))
+    chosen = actions(info, (500, 2), np.random.default_rng(0))
+    assert chosen.dtype == np.int32
+    assert [set(column) for column in chosen.T] == [{0, 1}, {0, 1, 2, 3, 4}]
+
+
+def test_observations_of_several_parts_are_sound_in_each() -> None:
+    parts = laid_out([("arm", (3,), "<f4"), ("eye", (2, 2), "|u1"), (MASK, (5,), "|u1")])
+    obs = like(np.empty((50, row_nbytes(parts)), np.uint8), np.random.default_rng(0), parts)
+    seen = views(parts, obs)
+    assert 0.5 < seen["arm"].std() < 2
+    assert len(np.unique(seen["eye"])) > 50
+    assert (seen[MASK] == 1).all()

@@ -31,9 +31,10 @@ def test_the_ideal_is_cores_over_the_core_seconds_of_a_step() -> None:
     # Pong's figures of one machine: 0.39 + 0.11 + 0.34 core-ms, and nothing to write.
     core_s = {"environment": 0.39e-3, "inference": 0.11e-3, "write": 0.0, "learner": 0.34e-3}
     assert ideal(core_s, 2, 1e9, on_gpu=False) == pytest.approx(2380.95, abs=0.01)
-    # Without the learner, which a GPU is: 2 / 0.5 ms; unless the GPU is slower than that.
-    assert ideal(core_s, 2, 1e9, on_gpu=True) == pytest.approx(4000)
-    assert ideal(core_s, 2, 900.0, on_gpu=True) == 900.0
+    # A GPU is driven by 0.06 core-ms of each step: 2 / 0.56 ms; unless it is slower than that.
+    driven = {**core_s, "learner": 0.06e-3}
+    assert ideal(driven, 2, 1e9, on_gpu=True) == pytest.approx(3571.43, abs=0.01)
+    assert ideal(driven, 2, 900.0, on_gpu=True) == 900.0
 
 
 def test_there_is_no_ideal_where_a_part_of_it_was_not_measured() -> None:

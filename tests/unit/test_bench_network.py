@@ -18,6 +18,7 @@ from penstock.launch.bench.simulated import Passes
 from penstock.learner.reduce.alone import Alone
 from penstock.learner.reduce.layout import parts_of
 from penstock.learner.reduce.make import make_codec
+from penstock.models.actions import discrete
 from penstock.models.layout import CnnShape
 
 SMALL = entries(130_000)
@@ -33,7 +34,7 @@ def layers(vector: Tensor) -> tuple[Tensor, ...]:
 
 
 def test_the_usual_size_is_the_network_that_plays_atari() -> None:
-    shape = CnnShape(channels=4, height=84, width=84, actions=6, obs_scale=1 / 255)
+    shape = CnnShape(channels=4, height=84, width=84, actions=discrete(6), obs_scale=1 / 255)
     assert tuple(entries(1_700_000)) == shape.layout.entries
     assert shape.layout.size == 1_687_719
 

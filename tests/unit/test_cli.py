@@ -11,9 +11,11 @@ from typing import Any
 import pytest
 
 import penstock
+from penstock.launch.cli_options import PANELS
 
 COMMANDS = (
-    ["train"], ["profile"], ["learner"], ["actor"], ["eval"], ["doctor"], ["config", "show"],
+    ["train"], ["profile"], ["learner"], ["actor"], ["eval"], ["record"], ["play"], ["plot"],
+    ["runs"], ["status"], ["stacks"], ["bench"], ["check-env"], ["doctor"], ["config", "show"],
     ["config", "list"], ["keys", "new"], ["replay", "serve"], ["bench", "reduce"],
 )  # fmt: skip
 
@@ -51,6 +53,27 @@ def test_without_arguments_it_prints_its_help() -> None:
     assert (code, err) == (0, "")
     for names in COMMANDS:
         assert f"\n  {names[0]} " in out
+
+
+def test_the_help_groups_the_commands_by_what_they_are_for() -> None:
+    code, out, _ = command("--help")
+    groups = {text.split(":")[0]: text for text in out.split("\n\n") if "\n  " in text}
+    assert code == 0
+    assert set(PANELS) <= set(groups)
+    assert "\n  record " in groups["Look at runs"]
+    assert "\n  train " in groups["Train"]
+
+
+def test_the_help_imports_nothing_that_is_slow() -> None:
+    slow = {"torch", "gymnasium", "numpy", "pydantic", "rich", "zmq", "matplotlib"}
+    code = (
+        "import sys; sys.argv = ['penstock', '--help']\n"
+        "from penstock.launch.cli import main\n"
+        "try: main()\n"
+        f"finally: print('slow:', sorted({slow!r} & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.stdout.splitlines()[-1] == "slow: []", done.stderr
 
 
 def test_the_version() -> None:
@@ -98,6 +121,9 @@ def test_wrong_usage_is_exit_code_2(
         (["actor", "--connect", "here:7700"], "--connect here:7700 is no address"),
         (["train", "cartpole", "--resume", "must"], "has no checkpoint to resume from"),
         (["eval", "nowhere"], "nowhere has no config.yaml, so it is not a run"),
+        (["record", "nowhere"], "nowhere has no config.yaml, so it is not a run"),
+        (["plot", "nowhere"], "nowhere has no metrics.jsonl, so there is nothing to plot"),
+        (["runs", "nowhere"], "there is no folder nowhere"),
         (["config", "show", "cartpole", "actors.count=many"], "actors.count"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",

@@ -34,6 +34,19 @@ CASES = {
         "set transport.max_policy_lag=146",
         ["transport.max_policy_lag=146"],
     ),
+    "rewards in two ways": (
+        ["algo.name=ppo", "algo.normalize_rewards=true", "algo.reward_clip=1"],
+        "algo.normalize_rewards divides rewards by the deviation of raw returns, and "
+        "algo.reward_clip 1 changes what is returned; set algo.reward_clip=null or "
+        "algo.normalize_rewards=false",
+        ["algo.reward_clip=null"],
+    ),
+    "an end between epochs where there is one": (
+        ["algo.name=ppo", "algo.epochs=1", "algo.target_kl=0.01"],
+        "algo.target_kl 0.01 ends a batch between two epochs, and algo.epochs is 1; set "
+        "algo.epochs=4 or algo.target_kl=null",
+        ["algo.target_kl=null"],
+    ),
     "replay without use": (
         ["replay.capacity=1e5"],
         "replay.capacity does nothing for algo.name impala, which has no replay; set "
@@ -74,6 +87,35 @@ CASES = {
         "algo.target_entropy -2 does nothing while algo.tune_alpha is off; "
         "set algo.tune_alpha=true or algo.target_entropy=null",
         ["algo.tune_alpha=true"],
+    ),
+    "residual convolutions for dqn": (
+        ["algo.name=dqn", "model.kind=impala_cnn"],
+        "algo.name dqn computes model.kind mlp and nature_cnn, not impala_cnn; set model.kind=auto",
+        ["model.kind=auto"],
+    ),
+    "memory for dqn": (
+        ["algo.name=dqn", "model.core=lstm"],
+        "model.core lstm is for actor-critics, which algo.name dqn is none of; "
+        "set algo.name=ppo or model.core=none",
+        ["model.core=none"],
+    ),
+    "normalisation for sac, the other way": (
+        ["algo.name=sac", "model.normalize_observations=true"],
+        "model.normalize_observations true is for actor-critics, which algo.name sac is none of; "
+        "set algo.name=ppo or model.normalize_observations=false",
+        ["algo.name=ppo"],
+    ),
+    "settings of no network": (
+        ["model.settings.width=3"],
+        "model.settings are those of a network of your own, and model.entry is null; "
+        "set model.entry, or model.settings={}",
+        ["model.settings={}"],
+    ),
+    "memory in numpy": (
+        ["actors.inference=numpy", "model.kind=gru"],
+        "actors.inference numpy computes networks without core only, not gru; "
+        "set actors.inference=torch",
+        ["actors.inference=torch"],
     ),
     "convolutions for sac": (
         ["algo.name=sac", "model.kind=nature_cnn"],

@@ -47,7 +47,7 @@ CASES = {
     ),
     "pace of an algorithm": (
         [*FOUR, "learner.pace=ssp", "algo.name=dqn"],
-        "learner.pace ssp is for algo.name impala; dqn trains several learners with",
+        "learner.pace ssp is for algorithms without replay; dqn trains several learners with",
         ["learner.pace=bsp"],
     ),
     "nobody to wait for": (
@@ -76,9 +76,14 @@ CASES = {
         "learner.accumulate 2 makes one update of several batches",
         ["learner.accumulate=1"],
     ),
+    "parts, sums and epochs": (
+        ["learner.accumulate=2", "algo.name=ppo"],
+        "learner.accumulate 2 makes one update of several batches and algo.epochs 4 several of one",
+        ["algo.epochs=1"],
+    ),
     "larger batches from replay": (
         ["learner.accumulate=2", "algo.name=dqn"],
-        "learner.accumulate 2 is for algo.name impala; dqn takes larger batches with",
+        "learner.accumulate 2 is for algorithms without replay; dqn takes larger batches with",
         ["learner.accumulate=1"],
     ),
     "decay without use": (

@@ -29,10 +29,10 @@ ROOT = Path(__file__).parents[2]
         ("ALE/Pong-v5", "pong", "preset pong, which trains ALE/Pong-v5", "ALE/Pong-v5"),
         ("Acrobot-v1", "Acrobot-v1", "the defaults, for Acrobot-v1", "Acrobot-v1"),
         (
-            "ALE/Breakout-v5",
-            "ALE-Breakout-v5",
-            "the defaults, for ALE/Breakout-v5",
-            "ALE/Breakout-v5",
+            "ALE/Freeway-v5",
+            "ALE-Freeway-v5",
+            "the defaults, for ALE/Freeway-v5",
+            "ALE/Freeway-v5",
         ),
         ("my.games:Maze-v0", "my.games-Maze-v0", "the defaults, for my.games:Maze-v0", None),
         ("games:NS/Maze-v0", "games-NS-Maze-v0", "the defaults, for games:NS/Maze-v0", None),
@@ -56,7 +56,7 @@ def test_the_id_of_several_presets_stands_for_that_of_the_algorithm_asked_for() 
     named = resolve_target("CartPole-v1", ["replay.capacity=5e4", "algo.name=dqn"])
     assert (named.name, named.config.algo.name) == ("cartpole_dqn", "dqn")
     assert named.config == resolve("cartpole_dqn", ["replay.capacity=5e4"])
-    assert resolve_target("CartPole-v1", ["algo.name=sac"]).name == "cartpole"
+    assert resolve_target("CartPole-v1", ["algo.name=sac"]).name == "CartPole-v1"
     assert resolve_target("Pendulum-v1").name == "pendulum_sac"
 
 
@@ -89,12 +89,27 @@ def test_maps_are_laid_over_and_an_empty_map_clears() -> None:
 def test_another_algorithm_starts_from_its_own_defaults_wherever_it_is_named() -> None:
     plain = Config.model_validate({"env": {"id": "x"}, "algo": {"name": "dqn"}}).algo
     for name in ("algo.name=dqn", "algo={name: dqn}"):
-        assert resolve("cartpole", [name]).algo == plain
+        assert resolve("synthetic", [name]).algo == plain
     for overrides in (["algo.name=dqn", "algo.n_step=5"], ["algo.n_step=5", "algo.name=dqn"]):
-        assert resolve("cartpole", overrides).algo == plain.model_copy(update={"n_step": 5})
+        assert resolve("synthetic", overrides).algo == plain.model_copy(update={"n_step": 5})
     assert resolve("cartpole", ["algo.name=impala"]) == resolve("cartpole")
     assert resolve("cartpole", ["algo={}"]).algo == resolve("Acrobot-v1").algo
     assert resolve("cartpole", ["algo.name=dqn", "algo.name=impala"]) != resolve("cartpole")
+
+
+def test_a_preset_with_another_algorithm_is_that_of_its_game_and_the_algorithm() -> None:
+    for target in ("cartpole", "CartPole-v1", "cartpole_dqn"):
+        found = resolve_target(target, ["learner.eps=1", "algo.name=ppo"])
+        assert found.name == "cartpole_ppo"
+        assert found.config == resolve("cartpole_ppo", ["learner.eps=1"])
+    said = resolve_target("cartpole", ["algo.name=ppo"]).origin
+    assert said == "preset cartpole_ppo, which is cartpole with algo.name ppo"
+    assert resolve_target("lunarlander", ["algo.name=ppo"]).origin == "preset lunarlander"
+    other = resolve_target("ALE/Pong-v5", ["algo.name=ppo"])
+    assert other.origin == "the defaults, for ALE/Pong-v5"
+    assert other.config.env == resolve("pong").env
+    without = resolve_target("lunarlander", ["algo.name=impala"])
+    assert (without.name, without.config.learner.lr) == ("lunarlander", 2e-3)
 
 
 def test_an_override_leaves_the_preset_as_it_was() -> None:
@@ -106,8 +121,17 @@ def test_an_override_leaves_the_preset_as_it_was() -> None:
 def test_presets_are_listed_with_a_line_each() -> None:
     listed = presets()
     assert list(listed) == [
+        "boxing",
+        "breakout",
+        "car_racing",
         "cartpole",
         "cartpole_dqn",
+        "cartpole_ppo",
+        "doom_basic",
+        "halfcheetah",
+        "lunarlander",
+        "memory",
+        "minatar_breakout",
         "pendulum_sac",
         "pong",
         "pong_apex",

@@ -70,7 +70,8 @@ def test_every_slip_of_one_letter_finds_the_option(algo: str) -> None:
         (
             ["algo.tau=1"],
             "algo.tau; algo.name sac has it, impala has name, discount, trace_lambda, rho_clip, "
-            "c_clip, entropy_cost, value_cost, reward_clip, reward_scale, normalize_advantages",
+            "c_clip, entropy_cost, value_cost, reward_clip, reward_scale, normalize_rewards, "
+            "normalize_advantages",
         ),
     ],
 )
@@ -93,7 +94,7 @@ def test_an_option_like_nothing_gets_the_choices() -> None:
     )
     assert refusal("pong", "qqq.zzz=1") == (
         "override qqq.zzz=1: there is no option qqq.zzz; the sections are env, algo, model, "
-        "actors, transport, replay, learner, weights, checkpoint, run, stop"
+        "actors, transport, replay, learner, weights, checkpoint, eval, run, stop"
     )
 
 
@@ -174,8 +175,8 @@ def test_an_override_that_is_not_yaml_is_refused() -> None:
         ("env:\n  id: a\n  id: b", "x.yaml:3: env.id stands in line 2 too; keep one of them"),
         ("- 1", "x.yaml is [1]; it must hold sections such as `env:`"),
         ("a\n", "x.yaml is 'a'; it must hold sections such as `env:`"),
-        ("\nbase: png", "x.yaml:2: base is 'png'; it must be a preset: cartpole, cartpole_dqn"),
-        ("base: [1]", "x.yaml:1: base is [1]; it must be a preset: cartpole, cartpole_dqn"),
+        ("\nbase: png", "x.yaml:2: base is 'png'; it must be a preset: boxing, breakout, "),
+        ("base: [1]", "x.yaml:1: base is [1]; it must be a preset: boxing, breakout, "),
     ],
 )
 def test_a_file_that_is_no_config_is_refused(text: str, beginning: str) -> None:

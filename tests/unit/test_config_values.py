@@ -90,7 +90,7 @@ def test_a_value_means_what_a_person_expects(key: str, text: str, value: Any) ->
         ("algo.normalize_advantages", "1", "1"),
         ("algo.normalize_advantages", "yes", "'yes'"),
         ("algo.normalize_advantages", "off", "'off'"),
-        ("algo.name", "ppo", "'ppo'"),
+        ("algo.name", "a2c", "'a2c'"),
         ("transport.codec", "null", "null"),
         ("model.hidden", "64", "64"),
         ("model.hidden", "[]", "[]"),
@@ -140,7 +140,8 @@ def test_every_option_has_words_and_a_meaning_and_accepts_its_default(algo: str)
         assert option.words, name
         assert option.field.description, name
         assert option.field.description.endswith("."), name
-    defaults = Config.model_validate({"env": {"id": "x"}, "algo": {"name": algo}})
+    section = {"name": algo} | ({"entry": "mine"} if algo == "custom" else {})
+    defaults = Config.model_validate({"env": {"id": "x"}, "algo": section})
     assert defaults.algo.name == algo
     assert Config.model_validate(defaults.model_dump()) == defaults
 
@@ -151,7 +152,7 @@ def test_words_follow_the_type() -> None:
     assert words(Annotated[bool, "anything"]) == "true or false"
     assert options()["learner.lr_scaling"].words == "`none`, `sqrt` or `linear`"
     assert options()["algo.name"].words == options("sac")["algo.name"].words
-    assert options()["algo.name"].words == "`impala`, `dqn` or `sac`"
+    assert options()["algo.name"].words == "`impala`, `ppo`, `custom`, `dqn` or `sac`"
 
 
 def test_a_config_is_frozen() -> None:

@@ -25,7 +25,8 @@ class Scripted:
 
     def __init__(self, lengths: list[int], bad_after: int = -1) -> None:
         self.count = len(lengths)
-        self.info = SimpleNamespace(observation_space=gymnasium.spaces.Box(0, 1, (2,), np.float32))
+        space = gymnasium.spaces.Box(0, 1, (2,), np.float32)
+        self.info = SimpleNamespace(observation_space=space, parts=())
         self._lengths = np.array(lengths)
         self._at = np.zeros(self.count, np.int64)
         self._bad_after = bad_after
@@ -53,6 +54,24 @@ def run_play(game: Scripted, episodes: int) -> list[Episode]:
 def test_each_environment_owes_its_share_however_short_its_episodes_are() -> None:
     episodes = run_play(Scripted([1, 10, 3]), 8)
     assert [episode.length for episode in episodes] == [1, 1, 1, 10, 10, 10, 3, 3]
+
+
+def test_a_policy_is_told_where_episodes_begin() -> None:
+    """A step decided by nobody lies between an episode's last and the next one's first."""
+    game = Scripted([2, 4])
+    told: list[tuple[int, list[bool]]] = []
+    steps: list[int] = []
+
+    def choose(obs: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        steps.append(len(steps))
+        return np.full(2, 3)
+
+    def begin(first: npt.NDArray[np.bool_]) -> None:
+        told.append((len(steps), first.tolist()))
+
+    play(cast(VectorGame, game), choose, 6, 0, begin)
+    both, one, other = [True, True], [True, False], [False, True]
+    assert told == [(0, both), (3, one), (5, other), (6, one), (9, one), (10, other), (12, one)]
 
 
 def test_steps_that_only_reset_do_not_count() -> None:

@@ -20,6 +20,7 @@ from penstock.configs.errors import UserError
 from penstock.configs.load import resolve
 from penstock.core.params import ParamLayout
 from penstock.core.specs import SlotSpec
+from penstock.models.actions import discrete
 from penstock.models.layout import CnnShape, MlpShape
 from penstock.models.numpy_mlp import NumpyMlp
 from penstock.models.policy import Policy
@@ -28,7 +29,7 @@ from penstock.models.torch_nets import Net, build_net
 from penstock.models.torch_policy import TorchNetwork
 
 ACTIONS = 3
-SHAPE = MlpShape(4, ACTIONS, (16, 16), "tanh", 1.0)
+SHAPE = MlpShape(4, discrete(ACTIONS), (16, 16), "tanh", 1.0)
 
 
 class Game:
@@ -174,8 +175,8 @@ def test_a_batch_without_alive_rows_gives_a_gradient_of_zero() -> None:
     [
         (SHAPE, None, 1e-5),
         (SHAPE, torch.float32, 1e-5),
-        (CnnShape(4, 84, 84, ACTIONS, 1 / 255), torch.float32, 1e-5),
-        (CnnShape(4, 84, 84, ACTIONS, 1 / 255), torch.bfloat16, 2e-2),
+        (CnnShape(4, 84, 84, discrete(ACTIONS), 1 / 255), torch.float32, 1e-5),
+        (CnnShape(4, 84, 84, discrete(ACTIONS), 1 / 255), torch.bfloat16, 2e-2),
     ],
 )
 def test_at_equal_weights_the_learner_reproduces_the_actors_log_probabilities(
@@ -240,11 +241,11 @@ def test_columns_of_a_slot() -> None:
 
 
 def test_a_game_that_no_network_fits_has_no_slots() -> None:
-    class Pair(Game):
-        action_space = spaces.MultiDiscrete([2, 2])
+    class Words(Game):
+        action_space = spaces.Text(3)
 
-    with pytest.raises(UserError, match="not Discrete"):
-        slot_spec(resolve("cartpole", []), Pair())
+    with pytest.raises(UserError, match="none of Discrete, MultiDiscrete and Box"):
+        slot_spec(resolve("cartpole", []), Words())
 
 
 def test_frames_are_kept_as_bytes() -> None:

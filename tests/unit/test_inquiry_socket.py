@@ -9,16 +9,15 @@ import socket
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from penstock.configs.errors import UserError
-from penstock.launch import asking, inquiry
-from penstock.launch.asking import describe, lasting, reach, status
+from penstock.launch import inquiry
+from penstock.launch.asking import describe, reach, status
 from penstock.launch.inquiry import FILE, Inquiry
 from penstock.launch.process import Child
 from penstock.launch.topology import RoleSpec, Stage
@@ -217,103 +216,3 @@ def test_the_file_and_the_socket_are_there_as_long_as_somebody_answers(folder: P
         assert about["pid"] == os.getpid()
         assert Path(about["socket"]).is_socket()
     assert [path.name for path in folder.rglob("*")] == ["logs"]
-
-
-def dead(folder: Path) -> None:
-    """What a supervisor that was killed leaves behind."""
-    with Inquiry(folder, folder) as desk:
-        text = (folder / FILE).read_text()
-        del desk
-    (folder / FILE).write_text(text)
-
-
-def killed_but_for_its_socket(folder: Path) -> None:
-    dead(folder)
-    with socket.socket(socket.AF_UNIX) as listener:
-        listener.bind(json.loads((folder / FILE).read_text())["socket"])
-
-
-def ended(folder: Path) -> None:
-    summary = {"exit_reason": "fault", "error": "learner-0: out of luck"}
-    (folder / "summary.json").write_text(json.dumps(summary))
-    os.utime(folder / "summary.json", (1e9, 1e9))
-
-
-def elsewhere(folder: Path) -> None:
-    about = {"pid": 1, "host": "another", "socket": "/tmp/none"}
-    (folder / FILE).write_text(json.dumps(about))
-
-
-@pytest.mark.parametrize(
-    ("prepare", "sentence"),
-    [
-        (lambda _: None, "nothing runs in {}, and no summary.json says how a run ended there"),
-        (ended, "the run in {} has ended, at {when}: fault (learner-0: out of luck)"),
-        (dead, "the supervisor of {} (pid {pid}) has died without ending the run, and its"),
-        (killed_but_for_its_socket, "the supervisor of {} (pid {pid}) has died without ending"),
-        (elsewhere, "{} is of a run on another, and this is {host}; ask there"),
-        (lambda folder: (folder / FILE).write_text("[]"), "{}/supervisor.json is damaged"),
-        (lambda folder: (folder / "logs").rmdir() or folder.rmdir(), "there is no folder {}; give"),
-    ],
-)
-def test_where_nobody_answers_a_sentence_says_why(
-    tmp_path: Path, folder: Path, prepare: Callable[[Path], object], sentence: str
-) -> None:
-    prepare(folder)
-    when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(1e9))
-    words = {"pid": os.getpid(), "host": socket.gethostname(), "when": when}
-    with pytest.raises(UserError) as raised:
-        reach(str(folder))
-    assert str(raised.value).startswith(sentence.format(folder, **words))
-    folder.mkdir(exist_ok=True)
-
-
-@pytest.mark.skipif(os.getuid() != 0, reason="only root can become another user")
-def test_a_run_of_another_user_is_none_of_ours(folder: Path) -> None:
-    private = folder / "runtime"
-    private.mkdir(mode=0o700)
-    with Inquiry(folder, private):
-        os.seteuid(65534)
-        try:
-            with pytest.raises(UserError, match="is a run of root, and you are user 65534"):
-                reach(str(folder))
-        finally:
-            os.seteuid(0)
-
-
-def test_a_supervisor_that_is_stuck_and_asked_by_many_is_stuck_and_not_dead(folder: Path) -> None:
-    with Inquiry(folder, folder):  # nobody takes its turn
-        asked = []
-        try:
-            for _ in range(64):
-                asked.append(socket.socket(socket.AF_UNIX))
-                asked[-1].settimeout(0.2)
-                asked[-1].connect(json.loads((folder / FILE).read_text())["socket"])
-        except (TimeoutError, BlockingIOError):
-            reached = reach(str(folder))
-            assert (reached.pid, reached.report) == (os.getpid(), None)
-        else:
-            pytest.fail("the backlog never filled")
-        finally:
-            for client in asked:
-                client.close()
-
-
-def test_a_supervisor_that_is_stuck_is_named(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(asking, "TIMEOUT_S", 0.2)
-    with Inquiry(folder, folder):
-        assert reach(str(folder)) == asking.Reached(os.getpid(), None)
-        with pytest.raises(UserError) as raised:
-            status(str(folder))
-    assert str(raised.value) == (
-        f"the supervisor of {folder} (pid {os.getpid()}) has not answered for 0.2 s; "
-        f"penstock stacks {folder} shows where it is stuck"
-    )
-
-
-@pytest.mark.parametrize(
-    ("seconds", "text"),
-    [(0.0213, "0.02 s"), (41.3, "41 s"), (200, "3 min 20 s"), (7400, "2 h 3 min")],
-)
-def test_durations_are_read_at_a_glance(seconds: float, text: str) -> None:
-    assert lasting(seconds) == text

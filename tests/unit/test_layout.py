@@ -22,6 +22,7 @@ SETUPTOOLS: dict[str, Any] = PYPROJECT["tool"]["setuptools"]
 ROOMS = sorted(
     init.parent.name for init in ROOT.glob("*/__init__.py") if init.parent.name != "penstock"
 )
+NEED_AN_EXTRA = tuple(f"penstock.envs.{game}" for game in ("car_racing", "doom", "minatar"))
 HEAVY = ("numpy", "torch", "zmq")
 
 
@@ -105,7 +106,8 @@ for name in sys.argv[1:]:
     package = importlib.import_module(name.removesuffix(".*"))
     if name.endswith(".*"):
         for module in pkgutil.walk_packages(package.__path__, package.__name__ + "."):
-            importlib.import_module(module.name)
+            if module.name not in {NEED_AN_EXTRA}:
+                importlib.import_module(module.name)
     loaded[name] = [heavy for heavy in {HEAVY} if heavy in sys.modules]
 print(json.dumps(loaded))
 """

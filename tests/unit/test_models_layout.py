@@ -11,10 +11,12 @@ import pytest
 from gymnasium import spaces
 
 from penstock.configs.errors import UserError
-from penstock.configs.schema import Config, ModelConfig
+from penstock.configs.model import ModelConfig
+from penstock.configs.schema import Config
 from penstock.core.params import ParamLayout
-from penstock.models.fitting import net_shape
-from penstock.models.layout import CnnShape, DenseShape, MlpShape, NetShape, QCnnShape
+from penstock.models.actions import discrete
+from penstock.models.fitting import AnyShape, net_shape
+from penstock.models.layout import CnnShape, DenseShape, MlpShape, QCnnShape
 from penstock.models.torch_nets import build_net
 
 FRAMES = spaces.Box(0, 255, (4, 84, 84), np.uint8)
@@ -30,7 +32,7 @@ class Game:
 
 def shape_of(
     model: ModelConfig, observation_space: Any, action_space: Any, algo: str = "impala"
-) -> NetShape:
+) -> AnyShape:
     config = Config.model_validate({"env": {"id": "x"}, "algo": {"name": algo}})
     config = config.model_copy(update={"model": model})
     return net_shape(config, Game(observation_space, action_space))
@@ -66,7 +68,7 @@ def test_layout_of_q_networks_is_that_of_the_torch_module(duelling: bool) -> Non
     assert_layout(QCnnShape(1, 40, 52, 3, 1.0, duelling))
 
 
-def assert_layout(shape: NetShape) -> None:
+def assert_layout(shape: AnyShape) -> None:
     net = build_net(shape)
     tensors = (*net.named_parameters(), *net.named_buffers())
     assert shape.layout == ParamLayout(tuple((name, tuple(t.shape)) for name, t in tensors))
@@ -75,12 +77,12 @@ def assert_layout(shape: NetShape) -> None:
 @pytest.mark.parametrize(
     ("kind", "shape", "expected"),
     [
-        ("auto", (4, 84, 84), CnnShape(4, 84, 84, 2, 1 / 255)),
-        ("auto", (4, 36, 36), CnnShape(4, 36, 36, 2, 1 / 255)),
-        ("auto", (4, 35, 84), MlpShape(4 * 35 * 84, 2, (64, 64), "tanh", 1 / 255)),
-        ("auto", (10, 10, 4), MlpShape(400, 2, (64, 64), "tanh", 1 / 255)),
-        ("mlp", (4, 84, 84), MlpShape(4 * 84 * 84, 2, (64, 64), "tanh", 1 / 255)),
-        ("mlp", (210, 160, 3), MlpShape(210 * 160 * 3, 2, (64, 64), "tanh", 1 / 255)),
+        ("auto", (4, 84, 84), CnnShape(4, 84, 84, discrete(2), 1 / 255)),
+        ("auto", (4, 36, 36), CnnShape(4, 36, 36, discrete(2), 1 / 255)),
+        ("auto", (4, 35, 84), MlpShape(4 * 35 * 84, discrete(2), (64, 64), "tanh", 1 / 255)),
+        ("auto", (10, 10, 4), MlpShape(400, discrete(2), (64, 64), "tanh", 1 / 255)),
+        ("mlp", (4, 84, 84), MlpShape(4 * 84 * 84, discrete(2), (64, 64), "tanh", 1 / 255)),
+        ("mlp", (210, 160, 3), MlpShape(210 * 160 * 3, discrete(2), (64, 64), "tanh", 1 / 255)),
     ],
 )
 def test_the_network_that_fits(kind: Any, shape: tuple[int, ...], expected: Any) -> None:
@@ -98,24 +100,28 @@ def test_q_networks_by_default_are_duelling() -> None:
 
 
 def test_only_bytes_are_scaled() -> None:
-    assert shape_of(ModelConfig(), VECTOR, TWO).obs_scale == 1.0
+    numbers = shape_of(ModelConfig(), VECTOR, TWO)
+    assert isinstance(numbers, MlpShape)
+    assert numbers.obs_scale == 1.0
     floats = spaces.Box(0, 1, (4, 84, 84), np.float32)
-    assert shape_of(ModelConfig(), floats, TWO).obs_scale == 1.0
+    frames = shape_of(ModelConfig(), floats, TWO)
+    assert isinstance(frames, CnnShape)
+    assert frames.obs_scale == 1.0
 
 
 @pytest.mark.parametrize(
     ("algo", "kind", "observation_space", "action_space", "words"),
     [
         ("dqn", "auto", VECTOR, TORQUES, ["algo.name dqn", "not Discrete", "set algo.name=sac"]),
-        ("sac", "auto", VECTOR, TWO, ["Discrete(2) is not a Box", "set algo.name=dqn"]),
+        ("sac", "auto", VECTOR, TWO, ["Discrete(2) is not a Box", "algo.name=dqn"]),
         ("sac", "auto", FRAMES, TORQUES, ["[4, 84, 84]", "look like frames", "model.kind=mlp"]),
         ("sac", "auto", TWO, TORQUES, ["observation space", "FlattenObservation"]),
         ("impala", "nature_cnn", VECTOR, TWO, ["[3, 2]", "model.kind=mlp"]),
         ("dqn", "nature_cnn", spaces.Box(0, 255, (4, 84, 35), np.uint8), TWO, ["[4, 84, 35]"]),
-        ("impala", "auto", spaces.Box(0, 255, (210, 160, 3), np.uint8), TWO, ["[210, 160, 3]"]),
+        ("dqn", "auto", spaces.Box(0, 255, (210, 160, 3), np.uint8), TWO, ["[210, 160, 3]"]),
         ("impala", "auto", spaces.Discrete(5), TWO, ["Discrete(5)", "FlattenObservation"]),
-        ("impala", "auto", VECTOR, VECTOR, ["Box", "not Discrete"]),
-        ("impala", "auto", VECTOR, spaces.MultiDiscrete([2, 2]), ["MultiDiscrete", "wrap the"]),
+        ("impala", "auto", VECTOR, spaces.Text(3), ["Text", "Discrete, MultiDiscrete and Box"]),
+        ("dqn", "auto", VECTOR, spaces.MultiDiscrete([2, 2]), ["MultiDiscrete", "algo.name=ppo"]),
     ],
 )
 def test_what_no_network_fits_is_refused_in_a_sentence(

@@ -11,6 +11,7 @@ import torch
 from torch import nn
 from torch.nn.functional import conv2d, linear
 
+from penstock.models.actions import discrete
 from penstock.models.layout import (
     POLICY,
     VALUE,
@@ -28,8 +29,8 @@ from penstock.models.torch_nets import Dense, Mlp, NatureCnn, Net, QCnn, TwinCri
 from penstock.models.torch_policy import TorchNetwork
 from penstock.models.torch_trunks import tanh
 
-MLP = MlpShape(6, 3, (64, 64), "tanh", 1.0)
-CNN = CnnShape(4, 84, 84, 6, 1 / 255)
+MLP = MlpShape(6, discrete(3), (64, 64), "tanh", 1.0)
+CNN = CnnShape(4, 84, 84, discrete(6), 1 / 255)
 ENVS = 16
 
 
@@ -67,9 +68,9 @@ def observations(shape: NetShape, *lead: int) -> Any:
     "shape",
     [
         MLP,
-        MlpShape(6, 3, (16,), "relu", 1.0),
-        MlpShape(4, 2, (8, 32, 16), "tanh", 1.0),
-        MlpShape(100, 4, (32,), "tanh", 1 / 255),
+        MlpShape(6, discrete(3), (16,), "relu", 1.0),
+        MlpShape(4, discrete(2), (8, 32, 16), "tanh", 1.0),
+        MlpShape(100, discrete(4), (32,), "tanh", 1 / 255),
     ],
 )
 def test_numpy_and_torch_policies_give_the_modules_logits(shape: MlpShape) -> None:

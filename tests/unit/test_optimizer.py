@@ -221,9 +221,10 @@ def test_no_part_of_a_learner_step_imports_dynamo(kind: str) -> None:
 import sys, torch
 from penstock.configs.schema import LearnerConfig
 from penstock.learner.optimizer import FlatOptimizer
+from penstock.models.actions import discrete
 from penstock.models.layout import MlpShape
 from penstock.models.torch_nets import build_net
-net = build_net(MlpShape(3, 2, (4,), "tanh", 1.0))
+net = build_net(MlpShape(3, discrete(2), (4,), "tanh", 1.0))
 optimizer = FlatOptimizer(net.named_parameters(), LearnerConfig(optimizer="{kind}"))
 sum(output.sum() for output in net(torch.ones(1, 3))).backward()
 optimizer.step(1, 0)

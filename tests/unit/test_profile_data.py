@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -40,6 +41,8 @@ def profile(
     *overrides: str,
     ceiling: float | None = None,
     slot_nbytes: int | None = None,
+    kernel_busy: float | None = None,
+    ended: Sequence[Reading] = (),
 ) -> dict[str, Any]:
     """Of a window from 100 s to 110 s."""
     window = Window(
@@ -48,11 +51,11 @@ def profile(
         100 * SECOND,
         110 * SECOND,
         [(int(at_s * SECOND), message) for at_s, message in metrics],
+        ended,
     )
     config = resolve("cartpole", overrides)
-    return make(
-        "x", config, window, cores=2.0, device="cpu", ceiling=ceiling, slot_nbytes=slot_nbytes
-    )
+    known = {"ceiling": ceiling, "slot_nbytes": slot_nbytes, "kernel_busy": kernel_busy}
+    return make("x", config, window, cores=2.0, device="cpu", **known)  # type: ignore[arg-type]
 
 
 def test_a_learner_and_an_actor_over_ten_seconds() -> None:
@@ -119,8 +122,36 @@ def test_a_gpu_whose_spans_become_known_late() -> None:
     begin = [reading(LEARNER, 100, {"main": {}, "gpu": {"wait": 2.0, "forward": 1.0}})]
     end = [reading(LEARNER, 110, {"main": {}, "gpu": {"wait": 1.5, "forward": 8.0, "other": 1.0}})]
     [learner] = profile(begin, end, [])["learner"]
-    assert learner["threads"]["gpu"] == {"wait": 0.0, "forward": 0.875, "other": 0.125}
-    assert learner["gpu_busy"] == 0.875
+    assert learner["parts"] == {"wait": 0.0, "forward": 0.875, "other": 0.125}
+    assert learner["utilization"] == 0.875
+
+
+def test_a_learner_on_a_gpu_is_where_its_stream_is() -> None:
+    """The host waits most of the time; the GPU computes."""
+    host = {"wait": 8.0, "device": 1.5, "gather": 0.5}
+    stream = {"forward": 3.0, "backward": 5.5, "h2d": 1.0, "wait": 0.5}
+    end = [reading(LEARNER, 110, {"main": host, "gpu": stream, "feeder": {"gather": 10.0}})]
+    [learner] = profile([], end, [], kernel_busy=0.6)["learner"]
+    ledger = {part: share for part, share in learner["ledger"].items() if share}
+    assert ledger == pytest.approx({"compute": 0.85, "h2d_exposed": 0.1, "wait_data": 0.05})
+    assert learner["threads"] == {
+        "main": {"wait": 0.8, "device": 0.15, "gather": 0.05}, "feeder": {"gather": 1.0}
+    }  # fmt: skip
+    assert (learner["utilization"], learner["gpu_kernel_busy"]) == (pytest.approx(0.85), 0.6)
+
+
+def test_a_process_that_ended_in_the_window_counts_until_its_end() -> None:
+    """It died after 4 s, with 200 steps, and the one in its place has played 300 since."""
+    begin = [reading(ACTOR, 100, {"main": {"step": 7.0}}, 5, pid=1, played=800)]
+    ended = [reading(ACTOR, 104, {"main": {"step": 10.0, "wait": 1.0}}, 7, pid=1, played=1000)]
+    end = [reading(ACTOR, 110, {"main": {"step": 5.0}}, 5, pid=2, played=300)]
+    found = profile(begin, end, [], ended=ended)
+    second, first = found["actors"]
+    assert (second["ended"], first["ended"]) == (False, True)
+    assert first["ledger"] == {"step": 0.75, "wait": 0.25}
+    assert (first["steps_per_s"], second["steps_per_s"]) == (20.0, 30.0)
+    assert first["cpu"] == pytest.approx(0.2)
+    assert found["flow"]["produced_steps_per_s"] == pytest.approx(50.0)
 
 
 def test_what_each_of_two_learners_says_is_its_own() -> None:
@@ -154,7 +185,8 @@ def test_who_neither_plays_nor_carries_nor_learns_is_told_beside() -> None:
     found = profile([], [reading(relay, 110, {"main": {"wait": 8.0, "send": 2.0}}, 5.0)], [])
     [other] = found["others"]
     assert math.isnan(other.pop("coreless"))  # null in JSON
-    assert other == {"name": "relay-0", "ledger": {"wait": 0.8, "send": 0.2}, "cpu": 0.5}
+    ledger = {"wait": 0.8, "send": 0.2}
+    assert other == {"name": "relay-0", "ended": False, "ledger": ledger, "cpu": 0.5}
     assert found["learner"] == found["actors"] == found["connectors"] == []
 
 
@@ -163,7 +195,7 @@ def test_what_nobody_told_is_null_and_not_zero() -> None:
     found = profile([], end, [], "transport.slots=3", "learner.prefetch=2")
     [learner] = found["learner"]
     for name in (
-        "gpu_busy",
+        "gpu_kernel_busy",
         "updates_per_s",
         "ceiling_steps_per_s",
         "achieved_over_ceiling",

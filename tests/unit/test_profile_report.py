@@ -34,7 +34,7 @@ PROFILE: dict[str, Any] = {
                        "publish": 0.04, "other": 0.06},
             "parts": {"wait": 0.2, "forward": 0.3, "backward": 0.4, "publish": 0.04, "other": 0.06},
             "threads": {"feeder": {"wait": 0.75, "gather": 0.25}},
-            "utilization": 0.7, "gpu_busy": 0.91, "cpu": 0.93, "coreless": 0.05,
+            "utilization": 0.7, "gpu_kernel_busy": 0.91, "cpu": 0.93, "coreless": 0.05,
             "steps_per_s": 1234.5, "updates_per_s": 2.5,
             "ceiling_steps_per_s": 2469.0, "achieved_over_ceiling": 0.5, "queue_fill": 0.5,
         }
@@ -77,7 +77,7 @@ def test_the_terminal_gets_every_figure() -> None:
     assert table["supervisor-0"] == ["99.0", "1.0", "0.02", "0.0"]
     assert table["actor-0"] == ["88.0", "10.0", "2.0", "0.99", "-", "1,300"]
     assert "20.0          0.0     70.0             0.0      4.0    6.0" in told
-    assert "0.93      5.0    1,234    2,469   0.50        2.5      91.0" in told
+    assert "0.93      5.0    1,234    2,469   0.50        2.5     91.0" in told
     assert "p50 12.3 ms, p95 1.5 s, p99 -" in told
     assert "64 (lag 64) steps" in told
     assert "1.9 MiB/s" in told

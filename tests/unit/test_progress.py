@@ -101,6 +101,19 @@ def test_state_goes_on_where_it_was() -> None:
     assert after.solved_at_s == run.solved_at_s
 
 
+def test_another_goal_is_still_to_be_reached() -> None:
+    run = progress(**{"return": 10.0})
+    run.start(time.monotonic())
+    train(run, batch([20.0] * 100), 100, 1)
+    assert run.stop_reason() == "return"
+    for goal, reached in [(10.0, True), (30.0, False), (None, False), (15.0, True)]:
+        after = progress(**{"return": goal})
+        after.load_state_dict(run.state_dict())
+        after.start(time.monotonic())
+        train(after, batch([20.0]), 1, 1)
+        assert (after.stop_reason() == "return") == reached
+
+
 def test_what_the_others_have_not_heard_of_is_said_again() -> None:
     run = progress()
     run.played(batch([1.0] * 3), 3)

@@ -25,6 +25,10 @@ class Script:
         self.calls = 0
         self.actions = np.arange(envs, dtype=np.int32) % 2
         self.recorded = {"behaviour_logp": np.zeros(envs, np.float32)}
+        self.begun = np.zeros(envs, int)  # episodes that it was told of
+
+    def begin(self, first: np.ndarray[Any, Any]) -> None:
+        self.begun += first
 
     def act(self, obs: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
         # Always to the same side: every pole falls, in each environment at its own time.
@@ -33,11 +37,12 @@ class Script:
         return self.actions
 
 
-def unrolls(count: int) -> list[dict[str, Any]]:
-    config = resolve("cartpole", [f"actors.envs={ENVS}", f"actors.unroll={UNROLL}"])
+def unrolls(count: int, *options: str, discount: float | None = None) -> list[dict[str, Any]]:
+    small = (f"actors.envs={ENVS}", f"actors.unroll={UNROLL}")
+    config = resolve("cartpole", [*small, *options])
     game = make(config.env, ENVS)
     spec = slot_spec(config, game.info)
-    rollout = Rollout(game, Script(), SEED, TimeLedger())  # type: ignore[arg-type]
+    rollout = Rollout(game, Script(), SEED, TimeLedger(), discount)  # type: ignore[arg-type]
     filled = []
     for version in range(count):
         columns = spec.views(spec.zeros())
@@ -77,12 +82,23 @@ def test_columns_are_what_a_vector_environment_gives_step_by_step() -> None:
     vector.close()
 
 
+def test_discounted_returns_are_summed_up_within_each_episode() -> None:
+    found = unrolls(2, "algo.normalize_rewards=true", discount=0.9)
+    sums = np.zeros(ENVS)
+    for columns in found:
+        for t in range(UNROLL):
+            sums = 0.9 * sums + columns["reward"][t]
+            np.testing.assert_allclose(columns["discounted_return"][t], sums, rtol=1e-5)
+            sums[columns["terminated"][t] | columns["truncated"][t]] = 0
+    assert "discounted_return" not in unrolls(1)[0]
+
+
 def test_a_nan_observation_is_one_sentence() -> None:
     config = resolve("synthetic", ["actors.envs=2", "env.kwargs.nan_at_step=3"])
     game = make(config.env, 2)
     spec = slot_spec(config, game.info)
     columns = spec.views(spec.zeros())
     rollout = Rollout(game, Script(2), SEED, TimeLedger())  # type: ignore[arg-type]
-    with pytest.raises(UserError, match=r"nan at .* make the environment return finite numbers"):
+    with pytest.raises(UserError, match=r"nan at .* correct what the environment returns"):
         rollout.fill(columns, 0, 0)
     game.close()

@@ -33,6 +33,9 @@ class Chance:
         self._rng = np.random.default_rng(3)
         self.recorded = {name: np.ones(ENVS, np.float32) for name in ("q_taken", "q_max")}
 
+    def begin(self, first: npt.NDArray[np.bool_]) -> None:
+        """It has no memory."""
+
     def act(self, obs: npt.NDArray[Any]) -> npt.NDArray[np.int32]:
         return self._rng.integers(0, 6, ENVS, np.int32)
 
@@ -65,7 +68,7 @@ def play(config: Config, replay: Replay | None) -> list[dict[str, npt.NDArray[An
 
 
 def test_stacks_come_back_from_frames() -> None:
-    whole = play(resolve("pong_apex", [*OPTIONS, "replay.frame_stack=null"]), None)
+    whole = play(resolve("pong_apex", [*OPTIONS, "transport.frame_stack=null"]), None)
     config = resolve("pong_apex", list(OPTIONS))
     game = make(config.env, ENVS, 1)
     spec = slot_spec(config, game.info)

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from penstock.configs.schema import StopConfig
-from penstock.launch.figures import clock, count, eta_s, farewell, figures, number, reasons
+from penstock.launch.figures import clock, count, eta_s, figures, number, reasons
 from penstock.launch.view import LineView, LiveView, make_view
 
 METRICS: dict[str, Any] = {
@@ -123,21 +123,3 @@ def test_a_terminal_gets_a_panel() -> None:
     assert "penstock runs/[x]: learner" in text
     assert "15,900/s, 600 updates" in text
     assert "a note with [brackets]" in text
-
-
-def test_the_farewell_balances_or_says_so() -> None:
-    accounting = {
-        "produced": 100,
-        "trained": 80,
-        "dropped": {"stale": 10},
-        "lost": {},
-        "in_flight": 10,
-    }
-    summary = METRICS | {"exit_reason": "return", "solved_at_s": 0.912, "accounting": accounting}
-    assert farewell(summary) == [
-        "return: 1,200,000 agent steps in 1:15, return -13.24 over the last 100 of 812 episodes",
-        "stop.return was first reached after 0.91 s of training",
-        "agent steps: produced 100 = trained 80 + dropped 10 (stale 10) + lost 0 + in flight 10",
-    ]
-    summary["accounting"] = accounting | {"trained": 70}
-    assert farewell(summary)[-1] == "these do not balance, by 10: a defect, please report it"

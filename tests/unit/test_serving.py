@@ -16,9 +16,8 @@ from penstock.replay.buffer import Replay
 from penstock.replay.errors import ReplayError
 from penstock.replay.samplers import Prioritized, Uniform
 from penstock.serving import ReplayClient, ReplayServer
-from penstock.serving.batches import pack, read_shape, unpack
 from penstock.transport import keys, wire
-from penstock.transport.wire import Head, Kind, WireError
+from penstock.transport.wire import Head, Kind
 
 COLUMNS: dict[str, Any] = {
     "obs": {"camera": (np.uint8, (9, 9)), "arm": (np.float32, (3,))},
@@ -337,33 +336,3 @@ def test_clients_that_vanish_leave_the_server_as_it_was(rig: Callable[..., Rig])
         client.add(**step(1))
         client.flush()
         check(client.sample(2))
-
-
-# ----------------------------------------------------------------------------- the bytes
-
-
-def test_batches_of_one_draw_are_dealt_in_turn() -> None:
-    batch = Batch(obs=(np.arange(12).reshape(6, 2), {"x": np.arange(6.0)}), keys=np.arange(6))
-    shape, frames = pack(batch, 3)
-    read = read_shape(shape.meta)
-    for k in range(3):
-        dealt = unpack(read, frames[k].tobytes())
-        assert dealt.obs[0].tolist() == [[2 * k, 2 * k + 1], [2 * k + 6, 2 * k + 7]]
-        assert dealt.obs[1]["x"].tolist() == [k, k + 3]
-        assert dealt["keys"].tolist() == [k, k + 3]
-
-
-@pytest.mark.parametrize(
-    "meta",
-    [None, [], [["a", "|O", [1]]], [["a", "nonsense", [1]]], [["a", "<f4", [-1]]], [["a", "<f4"]],
-     [["a", "<f4", "x"]], [3], [["a", "<f4", [1]]] * 2000],
-)  # fmt: skip
-def test_a_strange_description_is_refused(meta: Any) -> None:
-    with pytest.raises(WireError):
-        read_shape(meta)
-
-
-def test_a_frame_of_another_size_is_refused() -> None:
-    shape, frames = pack(Batch(a=np.arange(5)))
-    with pytest.raises(WireError, match="size"):
-        unpack(shape, frames[0].tobytes()[:-1])

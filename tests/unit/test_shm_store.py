@@ -1,47 +1,27 @@
-"""Store, lanes, rings and board: what they promise while their users come, stop and die."""
+"""Store, lanes and rings: what they promise while their users come, stop and die."""
 
 from __future__ import annotations
 
 import os
-import random
-import signal
-import socket
-import subprocess
-import sys
 import threading
 import time
 from collections import deque
 from collections.abc import Iterator
-from contextlib import contextmanager
-from pathlib import Path
 
-import msgpack
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.configs.errors import UserError
-from penstock.core.params import to_bf16
 from penstock.core.specs import Column, SlotSpec
-from penstock.transport.base import Stamp
-from penstock.transport.shm.arena import Arena, available_nbytes
-from penstock.transport.shm.board import WeightsBoard
-from penstock.transport.shm.host import ShmHost
-from penstock.transport.shm.link import ShmLink
+from penstock.transport.shm.arena import Arena
 from penstock.transport.shm.ring import Ring
 from penstock.transport.shm.slot_writer import SlotWriter
 from penstock.transport.shm.store import Slot, SlotStore
-from transport_world import LAYOUT, welcome
+from transport_world import writer_of
 
 SPEC = SlotSpec(4, 2, (Column("obs", "|u1", (200, 100), "unroll+1"), Column("reward", "|u1")))
-WRITER = Path(__file__).parents[1] / "shm_writer.py"
-
-
-def writer_of(store: SlotStore, want: int) -> tuple[int, SlotWriter]:
-    lane = store.open_lane(want)
-    made = SlotWriter(store.arena, store.geometry, lane, store.lane_event(lane), store.filled_event)
-    return lane, made
 
 
 def write(writer: SlotWriter, sequence: int) -> None:
@@ -217,217 +197,3 @@ def test_too_many_writers_are_refused_in_words(store: SlotStore) -> None:
         store.open_lane(want=1)
     with pytest.raises(UserError, match="all 3 lanes of the learner are taken"):
         store.open_lane(want=1)
-
-
-# ------------------------------------------------------------------------------- real processes
-
-
-class Owner:
-    """The learner's side of real writers, in the thread of the test."""
-
-    def __init__(self, folder: Path, slots: int = 4) -> None:
-        self.store = SlotStore(SPEC, slots, lanes=2)
-        self.board = WeightsBoard.create(LAYOUT.size)
-        self.path = folder / "learner.sock"
-        self.host = ShmHost(self.path, welcome(spec=SPEC), self.board, self.store)
-
-    @contextmanager
-    def writer(self, want: int, *extra: str) -> Iterator[subprocess.Popen[bytes]]:
-        process = subprocess.Popen(
-            [sys.executable, str(WRITER), str(self.path), str(want), *extra],
-            stdout=subprocess.PIPE,
-        )
-        try:
-            yield process
-        finally:
-            process.kill()
-            process.wait()
-            assert process.stdout is not None
-            process.stdout.close()
-
-    @property
-    def writers(self) -> int:
-        return len(self.store._lanes)
-
-    def poll_until(self, writers: int, timeout_s: float = 10.0) -> None:
-        deadline_s = time.monotonic() + timeout_s
-        while self.writers != writers:
-            assert time.monotonic() < deadline_s
-            self.host.poll(0.01)
-
-    def take_for(self, seconds: float) -> list[int]:
-        """Sequences of the slots that came, each checked to be whole."""
-        seen = []
-        deadline_s = time.monotonic() + seconds
-        while time.monotonic() < deadline_s:
-            self.host.poll(0.005)
-            seen += self.take_ready()
-        return seen
-
-    def take_ready(self) -> list[int]:
-        seen = []
-        while self.store.collect():
-            slot = self.store.slots[self.store.ready.popleft()]
-            sequence = int(slot.header["sequence"])
-            for column in slot.columns.values():
-                assert (column == sequence % 200).all()
-            seen.append(sequence)
-            self.store.release(slot.index)
-        return seen
-
-    def close(self) -> None:
-        self.host.close()
-        self.store.close()
-        self.board.close()
-
-
-@pytest.fixture
-def owner(tmp_path: Path) -> Iterator[Owner]:
-    made = Owner(tmp_path)
-    yield made
-    made.close()
-
-
-@pytest.mark.system
-def test_writers_killed_at_any_moment_publish_whole_slots_or_none(owner: Owner) -> None:
-    rng = random.Random(0)
-    for _ in range(8):
-        with owner.writer(want=3) as process:
-            owner.poll_until(writers=1)
-            seen = owner.take_for(0.05 + 0.1 * rng.random())
-            process.kill()
-            owner.poll_until(writers=0)
-            seen += owner.take_ready()
-        assert len(seen) > 3
-        assert seen == list(range(len(seen)))
-        _, heir = writer_of(owner.store, want=4)
-        assert heir.available == 4  # nothing stayed with the dead
-        owner.store.close_lane(0)
-
-
-@pytest.mark.system
-def test_a_stopped_writer_keeps_its_slots_until_it_is_dead(owner: Owner) -> None:
-    """It may wake up and write, so nobody else may get its memory."""
-    with owner.writer(2, "hold") as process:
-        owner.poll_until(writers=1)
-        assert process.stdout is not None
-        assert process.stdout.readline() == b"holding\n"
-        process.send_signal(signal.SIGSTOP)
-        _, other = writer_of(owner.store, want=4)
-        for _ in range(20):
-            owner.host.poll(0.01)
-        assert (owner.writers, other.available) == (2, 2)
-        process.kill()
-        owner.poll_until(writers=1)
-        assert other.available == 4
-
-
-@pytest.mark.system
-def test_a_writer_notices_that_the_owner_closed(owner: Owner) -> None:
-    with owner.writer(want=1) as process:
-        owner.poll_until(writers=1)
-        owner.host.close()
-        assert process.wait(timeout=10) == 1  # LearnerGoneError
-    owner.host = ShmHost(owner.path, welcome(spec=SPEC), owner.board, owner.store)
-
-
-# ---------------------------------------------------------------------------------------- socket
-
-
-@pytest.mark.parametrize(
-    "request_bytes",
-    [
-        b"",
-        b"\xc1",
-        b"\x93\x01\x02\x03",
-        msgpack.packb({"attach": 99}),
-        msgpack.packb({"attach": 1}),
-        msgpack.packb({"attach": 1, "want": "x", "lane": True, "spec": {"unroll": []}}),
-    ],
-)
-def test_a_strange_request_hurts_nobody(owner: Owner, request_bytes: bytes) -> None:
-    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as peer:
-        peer.connect(str(owner.path))
-        peer.send(request_bytes)
-        for _ in range(5):
-            owner.host.poll(0.01)
-        answer = peer.recv(1 << 16)
-    assert answer == b"" or "error" in msgpack.unpackb(answer)
-    assert owner.writers == 0
-
-
-def test_a_socket_left_behind_is_taken_over_and_a_living_one_is_not(owner: Owner) -> None:
-    with pytest.raises(UserError, match="another process may be using it"):
-        ShmHost(owner.path, welcome(), owner.board)
-    left = owner.path.with_name("left.sock")
-    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as dead:
-        dead.bind(str(left))
-    ShmHost(left, welcome(), owner.board).close()
-    assert not left.exists()
-
-
-def test_weights_alone_open_no_lane(owner: Owner) -> None:
-    links: list[ShmLink] = []
-    thread = threading.Thread(target=lambda: links.append(ShmLink(owner.path, None, want=0)))
-    thread.start()
-    while thread.is_alive():
-        owner.host.poll(0.01)
-    owner.board.publish(np.ones(LAYOUT.size, np.float32), Stamp(0, 1))
-    out = np.zeros(LAYOUT.size, np.float32)
-    assert links[0].read_weights(out, None) == Stamp(0, 1)
-    assert out.all()
-    assert owner.writers == 0
-    links[0].close()
-
-
-# ----------------------------------------------------------------------------------------- board
-
-
-def test_the_board_shows_the_newest_in_either_precision() -> None:
-    board = WeightsBoard.create(3, shared=False)
-    out = np.zeros(3, np.float32)
-    assert (board.stamp, board.read(out)) == (None, None)
-    board.publish(np.array([1, 2, 3], np.float32), Stamp(1, 10))
-    assert board.read(out, Stamp(1, 9)) == board.stamp == Stamp(1, 10)
-    assert out.tolist() == [1, 2, 3]
-    board.publish(to_bf16(np.array([4, 5, 6], np.float32)), Stamp(2, 1))
-    assert board.read(out, Stamp(1, 10)) == Stamp(2, 1)
-    assert out.tolist() == [4, 5, 6]
-    assert board.read(out, Stamp(2, 1)) is None
-
-
-def test_a_reader_never_sees_half_of_two_versions() -> None:
-    board = WeightsBoard.create(20_000, shared=False)
-    stop = threading.Event()
-
-    def publish() -> None:
-        version = 0
-        while not stop.is_set():
-            version += 1
-            board.publish(np.full(20_000, version, np.float32), Stamp(0, version))
-
-    thread = threading.Thread(target=publish)
-    thread.start()
-    out = np.zeros(20_000, np.float32)
-    stamp, seen = None, 0
-    deadline_s = time.monotonic() + 1.0
-    try:
-        while time.monotonic() < deadline_s:
-            newer = board.read(out, stamp)
-            if newer is None:
-                continue
-            assert (out == newer.version).all()
-            assert stamp is None or newer.version > stamp.version
-            stamp, seen = newer, seen + 1
-    finally:
-        stop.set()
-        thread.join()
-    assert seen > 10
-
-
-def test_memory_that_is_not_there_is_refused_at_creation() -> None:
-    """And nothing is allocated first, which would have someone killed for it."""
-    before = available_nbytes()
-    with pytest.raises(UserError, match=r"1125899\.91 GB of shared memory for slots cannot"):
-        Arena.shared(1 << 50, "slots")
-    assert available_nbytes() > before // 2

@@ -116,6 +116,26 @@ def test_a_parameter_server_stands_beside_the_learners_and_outlives_them() -> No
     assert server.essential
 
 
+@pytest.mark.parametrize("kind", ["shm", "inproc", "zmq"])
+def test_what_evaluates_is_nicer_than_actors_and_nobody_needs_it(kind: str) -> None:
+    *others, evaluator = train("eval.every_s=60", "actors.nice=6", f"transport.kind={kind}")
+    assert (evaluator.name, evaluator.nice, evaluator.expendable) == ("evaluator-0", 11, True)
+    assert not evaluator.essential
+    assert not any(spec.expendable for spec in others)
+    [*_, nicest] = train("eval.every_s=60", "actors.nice=19")
+    assert nicest.nice == 19
+
+
+def test_of_learners_on_several_machines_the_first_is_evaluated() -> None:
+    options = ["learner.count=2", "actors.count=2", "eval.every_s=60"]
+    config, store = resolve("CartPole-v1", options), Store("10.0.0.1", 29500)
+    roles = [
+        [spec.role for spec in topology.one_of_several(config, "tcp://0.0.0.0:7700", rank, store)]
+        for rank in (0, 1)
+    ]
+    assert roles == [["learner", "connector", "evaluator"], ["learner", "connector"]]
+
+
 def test_one_of_several_learners_is_alone_in_its_command() -> None:
     config = resolve("CartPole-v1", ["learner.count=3", "actors.count=3"])
     store = Store("10.0.0.1", 29500)

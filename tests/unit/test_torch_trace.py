@@ -10,12 +10,13 @@ from typing import Any
 import pytest
 import torch
 
+from penstock.launch.profile.kernels import busy_in
 from penstock.learner.torch_trace import TorchTrace
 
 
-def ask(path: Path, turns: int, seconds: float) -> list[dict[str, Any]]:
-    message = {"kind": "torch_profile", "path": str(path), "turns": turns, "seconds": seconds}
-    return [{"kind": "actor_ended"}, message]
+def ask(path: Path, turns: int, seconds: float, *, host: bool = True) -> list[dict[str, Any]]:
+    asked = {"path": str(path), "turns": turns, "seconds": seconds, "host": host}
+    return [{"kind": "actor_ended"}, {"kind": "torch_profile", **asked}]
 
 
 def multiply() -> None:
@@ -58,3 +59,18 @@ def test_without_being_asked_it_does_nothing(path: Path) -> None:
     trace.hear([{"kind": "actor_ended"}])
     trace.turn()
     assert not path.exists()
+
+
+@pytest.mark.gpu
+def test_what_a_gpu_does_is_seen_without_the_host(path: Path) -> None:
+    values = torch.ones(2048, 2048, device="cuda")
+    trace = TorchTrace()
+    trace.hear(ask(path, turns=3, seconds=60.0, host=False))
+    for _ in range(3):
+        for _ in range(20):
+            values = values @ values / 2048
+        trace.turn()
+    assert count(path, "aten::mm") == 0
+    share = busy_in(path)
+    assert share is not None
+    assert 0.5 < share <= 1.0

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import pytest
+import torch
 
 from penstock.actors.rollout import padding
 from penstock.configs.errors import UserError
@@ -14,8 +15,9 @@ from penstock.configs.load import resolve
 from penstock.envs import probe
 from penstock.learner.offpolicy import OffPolicyTrainer
 from penstock.learner.transitions import Transitions, make_sampler
-from penstock.profiling.ledger import TimeLedger
-from penstock.replay import Accounting, Prioritized
+from penstock.profiling.device import DeviceClock
+from penstock.profiling.ledger import Part, TimeLedger
+from penstock.replay import Accounting, Prioritized, Replay
 from penstock.transport.shm.slot_writer import SlotWriter
 from penstock.transport.shm.store import Slot
 
@@ -184,3 +186,47 @@ def test_padding_tells_what_stood_before_an_episode() -> None:
     assert known.tolist() == [0, 1, 1]
     with pytest.raises(UserError, match="stack of different frames"):
         padding(stacks, np.array([False, False, True]), before)
+
+
+@pytest.mark.parametrize("prioritized", [True, False])
+def test_errors_are_asked_for_where_they_become_priorities(
+    prioritized: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given: list[np.ndarray] = []
+    monkeypatch.setattr(Replay, "update_priorities", lambda _, keys, values: given.append(values))
+    world = make_world(f"replay.prioritized={prioritized}".lower())
+    while world.trainer.progress.learner_steps < 3:
+        world.publish()
+        if (batch := world.source.get(0.0)) is not None:
+            world.source.train(batch)
+    assert [len(values) for values in given] == [8] * 3 * prioritized
+    world.source.close()
+    world.source.store.close()
+
+
+@pytest.mark.gpu
+def test_a_gpu_that_draws_from_replay_tells_where_its_seconds_go() -> None:
+    config = resolve("cartpole_dqn", [*OPTIONS, "learner.device=cuda"])
+    host, seconds = TimeLedger(), TimeLedger(part=Part.WAIT)
+    trainer = OffPolicyTrainer(config, probe(config.env), host)
+    source = Transitions(config, trainer, Accounting(), 1, 1, host, shared=False)
+    store = source.store
+    lane = store.open_lane(1)
+    event = store.lane_event(lane)
+    writer = SlotWriter(store.arena, store.geometry, lane, event, store.filled_event)
+    world = World(source, trainer, Accounting(), writer)
+    clock = DeviceClock(host, seconds)
+    trainer.queue.meanwhile = clock.settle
+    while trainer.progress.learner_steps < 30:
+        world.publish()
+        if (batch := source.get(0.0)) is not None:
+            source.train(batch)
+            assert len(source._errors) == 1  # of the batch that may be computed still
+    torch.cuda.synchronize()
+    host.switch(Part.WAIT)
+    clock.settle()
+    spent = seconds.snapshot()
+    assert all(spent[part] > 0 for part in ("h2d", "forward", "backward", "optimize"))
+    assert trainer.statistics(wait=True)["grad_norm"] > 0
+    source.close()
+    store.close()

@@ -35,6 +35,7 @@ KINDS = {
         [learner(ceiling=2000.0)], [actor(i, cpu=1.0, **HEALTHY) for i in (0, 1)], cores=3
     ),
     "slow_copy": profile([learner(h2d_exposed=0.1)], two(**HEALTHY)),
+    "launch_bound": profile([learner(gpu_kernel_busy=0.6)], two(**HEALTHY)),
     "slow_publish": profile([learner(publish=0.1)], two(**HEALTHY)),
     "bookkeeping": profile([learner(bookkeeping=0.1)], two(**HEALTHY)),
     "other": profile([learner(other=0.1)], two(**HEALTHY)),
@@ -116,7 +117,8 @@ def test_a_reserve_of_actors_is_healthy(wait: float, kind: str) -> None:
 def test_fewer_actors_keep_the_reserve() -> None:
     # Eight that wait 70 % do the work of 2.4; with a quarter of reserve that is 3.2.
     actors = [actor(i, step=0.3, wait=0.7) for i in range(8)]
-    verdict = judge(profile([learner()], actors, learner={"precision": "fp32"}))
+    network = {"convolutional": True}
+    verdict = judge(profile([learner()], actors, learner={"precision": "fp32"}, model=network))
     assert verdict.next_step == (
         "learner.precision=bf16, a GPU, or fewer actors: 4 would keep it as busy (actors.count)"
     )

@@ -1,0 +1,25 @@
+"""Numbers of an update, brought to mean 0 and deviation 1."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+SMALL = 1e-8  # added to a deviation that may be 0
+
+
+def normalized(
+    values: Tensor, mask: Tensor, add_others: Callable[[Tensor], None] | None = None
+) -> Tensor:
+    """``values`` ``[B]`` shifted and scaled where ``mask`` (float32 ``[B]``) is 1; 0 elsewhere, as
+    they must be before. ``add_others`` adds to three sums, in place, those of other learners."""
+    exact = values.double()  # so that one pass is enough
+    sums = torch.stack((mask.sum().double(), exact.sum(), exact.dot(exact)))
+    if add_others is not None:
+        add_others(sums)
+    count = sums[0].clamp(min=1)
+    mean = sums[1] / count
+    deviation = (sums[2] / count - mean.square()).clamp_(min=0).sqrt_()
+    return (values - mean.float()) * mask / (deviation.float() + SMALL)

@@ -1,0 +1,40 @@
+"""A network over the unrolls of a batch, memory and masks included."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from penstock.algos.stacks import observations
+from penstock.models.torch_actor_critic import ActorCritic
+
+
+class Unrolled(NamedTuple):
+    """Of all ``T + 1`` rows of ``E`` environments, B = (T + 1) * E of them, time-major."""
+
+    outputs: Tensor
+    """Float32 ``[B, outputs]``, contiguous along B."""
+    values: Tensor
+    """Float32 ``[B]``."""
+    mask: Tensor | None
+    """Not 0 where a choice is allowed, ``[B, outputs]``; None where all are."""
+
+
+def unrolled(net: ActorCritic, batch: Mapping[str, Tensor], envs: slice | Tensor) -> Unrolled:
+    """What a network says of some environments of a batch ``[T(+1), E, ...]``.
+
+    One with memory goes through the rows in their order, from the state that the actor had before
+    the first, and forgets where an episode begins: at the row after one that was not alive. Stacks
+    of frames that were written once are made here.
+    """
+    obs = observations(batch, envs)
+    if not net.state_size:
+        outputs, values = net(obs)
+        return Unrolled(outputs, values, net.mask(obs))
+    first = torch.zeros(obs.shape[:2], dtype=torch.bool, device=obs.device)
+    torch.logical_not(batch["alive"][:, envs], out=first[1:])
+    outputs, values = net(obs, batch["core_state"][envs], first)
+    return Unrolled(outputs, values, net.mask(obs))

@@ -1,0 +1,80 @@
+"""A preset from several seeds: seconds of training and agent steps until a mean return is reached.
+
+Each seed is a run of its own, started as a user would. Training begins when the first actor begins
+its first unroll. A mean return is over the last 100 episodes, as training plays them, and raw.
+
+    python benchmarks/games.py lunarlander [--seeds 5] [--threshold 200] [--within 300] [--save]
+
+The result is written to `benchmarks/results/TARGET.json`.
+"""
+
+from __future__ import annotations
+
+import statistics
+from typing import Any
+
+from common import finish, parser
+from penstock.configs.load import resolve
+from runs import dropped_fraction, point, train, trained_rate
+
+CURVE_POINTS = 60
+
+
+def main() -> None:
+    args = parser(__doc__)
+    args.add_argument("target", help="a preset, as penstock train takes it")
+    args.add_argument("--seeds", type=int, default=5)
+    args.add_argument("--first-seed", type=int, default=100)
+    args.add_argument("--threshold", type=float, help="mean return; default: the preset's stop")
+    args.add_argument("--within", type=float, default=300.0, help="seconds, then a run ends")
+    args.add_argument("override", nargs="*", help="options of the config")
+    options = args.parse_args()
+    threshold = options.threshold or resolve(options.target, options.override).stop.return_
+    if threshold is None:
+        args.error(f"{options.target} has no stop.return; give --threshold")
+    limits = (f"stop.return={threshold}", f"stop.minutes={options.within / 60}")
+    seeds = range(options.first_seed, options.first_seed + options.seeds)
+    runs = [one(options.target, seed, *options.override, *limits) for seed in seeds]
+    reached = [run for run in runs if run["solved_at_s"] is not None]
+    result = {
+        "target": options.target,
+        "overrides": options.override,
+        "threshold": threshold,
+        "within_s": options.within,
+        "reached": len(reached),
+        "seconds": _median(reached, "solved_at_s"),
+        "steps": _median(reached, "solved_at_steps"),
+        "runs": runs,
+    }
+    rows: list[list[Any]] = [["seed", f"{threshold:g} after s", "steps", "return", "steps/s"]]
+    keys = ("seed", "solved_at_s", "solved_at_steps", "return", "steps_per_s")
+    rows += [[run[key] for key in keys] for run in runs]
+    rows.append([f"median of {len(reached)}/{len(runs)}", result["seconds"], result["steps"]])
+    rows[-1] += ["", statistics.median(run["steps_per_s"] for run in runs)]
+    finish(options.target, result, rows, options)
+
+
+def one(target: str, seed: int, *overrides: str) -> dict[str, Any]:
+    """A run from one seed, to the threshold or to its end."""
+    summary = train(target, f"run.seed={seed}", *overrides)
+    lines = summary["intervals"]
+    solved = [line["env_steps"] for line in lines if line["solved_at_s"] is not None]
+    every = max(1, len(lines) // CURVE_POINTS)
+    return {
+        "seed": seed,
+        "solved_at_s": summary["solved_at_s"],
+        "solved_at_steps": solved[0] if solved else None,
+        "steps_per_s": trained_rate(summary),
+        "return": summary["episode_return_mean"],
+        "policy_lag": summary["policy_lag_mean"],
+        "dropped_fraction": dropped_fraction(summary),
+        "curve": [point(line) for line in [*lines[::every], lines[-1]]],
+    }
+
+
+def _median(runs: list[dict[str, Any]], key: str) -> float | None:
+    return statistics.median(run[key] for run in runs) if runs else None
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,105 @@
+"""Observations of several parts, packed into one row of bytes; and what makes one unfit.
+
+A game with one array per observation shows it as it is. Where there are several, in a Dict or a
+Tuple, each lies at a place of its own in a row of bytes, so that slots, replay and wire hold one
+column "obs" whatever a game shows. Numbers lie there as float32, pixels and flags as uint8; a flag
+is 0 or 255, so that 1/255 brings every uint8 to 0 ... 1. `action_mask` alone holds 0 and 1.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+Array = npt.NDArray[Any]
+
+ALIGN = 8  # bytes: each part begins at a multiple of it
+MASK = "action_mask"
+
+
+@dataclass(frozen=True)
+class Part:
+    """One array of an observation, and where it lies in the row."""
+
+    name: str
+    """Its key; of a nested one the keys, joined by "."."""
+    shape: tuple[int, ...]
+    dtype: str
+    """"<f4" or "|u1"."""
+    offset: int
+    """Bytes from the row's beginning, a multiple of 8."""
+
+    @property
+    def nbytes(self) -> int:
+        return math.prod(self.shape) * np.dtype(self.dtype).itemsize
+
+
+def laid_out(arrays: Sequence[tuple[str, tuple[int, ...], str]]) -> tuple[Part, ...]:
+    """Parts of the name, shape and dtype given, one after another."""
+    parts: list[Part] = []
+    for name, shape, dtype in arrays:
+        parts.append(Part(name, shape, dtype, row_nbytes(parts)))
+    return tuple(parts)
+
+
+def row_nbytes(parts: Sequence[Part]) -> int:
+    """Bytes of a row, a multiple of 8."""
+    return -(-(parts[-1].offset + parts[-1].nbytes) // ALIGN) * ALIGN if parts else 0
+
+
+def views(parts: Sequence[Part], packed: npt.NDArray[np.uint8]) -> dict[str, Array]:
+    """The arrays in rows of bytes [..., nbytes], each [..., *shape], by name, without a copy."""
+    lead = packed.shape[:-1]
+    return {
+        part.name: packed[..., part.offset : part.offset + part.nbytes]
+        .view(part.dtype)
+        .reshape(*lead, *part.shape)
+        for part in parts
+    }
+
+
+def find_bad_observation(
+    observations: Array, parts: Sequence[Part] = (), alive: Array | None = None
+) -> str | None:
+    """Where the first NaN or infinity is, or the first action mask that allows nothing, in words
+    for an error's sentence; None if all is well.
+
+    observations: [rows, count, *shape] of any dtype, or of bytes where there are `parts`.
+    alive: bool [rows or fewer, count], where an action is chosen, so that a mask must allow one;
+        everywhere if not given.
+    """
+    if not parts:
+        return _find_not_finite(observations, "observation")
+    for name, array in views(parts, observations).items():
+        if name != MASK:
+            bad = _find_not_finite(array, f"observation {name}")
+        else:
+            bad = _find_closed(array, np.ones(array.shape[:2]) if alive is None else alive)
+        if bad:
+            return bad
+    return None
+
+
+def _find_not_finite(array: Array, what: str) -> str | None:
+    if array.dtype.kind != "f":
+        return None
+    finite = np.isfinite(array)
+    if finite.all():
+        return None
+    row, env, *index = np.unravel_index(int(np.argmin(finite)), finite.shape)
+    place = ", ".join(str(i) for i in index)
+    value = array[(row, env, *index)]
+    return f"{value} at [{place}] of environment {env}'s {what} in row {row}"
+
+
+def _find_closed(mask: Array, alive: Array) -> str | None:
+    closed = alive > mask[: len(alive)].any(-1)
+    if not closed.any():
+        return None
+    row, env = np.unravel_index(int(np.argmax(closed)), closed.shape)
+    return f"no action allowed by environment {env}'s {MASK} in row {row}"

@@ -1,0 +1,155 @@
+"""Car racing from pixels: `penstock/CarRacing-v0`, gymnasium's CarRacing-v3 several times as fast.
+
+Nearly all of gymnasium's time goes into drawing: 8 ms a frame, physics 0.1 ms. So frames that are
+skipped are not drawn here, and of the 800 pieces of road and grass only those near the window are
+looked at one by one. What is drawn is the same, to the last pixel.
+
+Observations are uint8 [stack, 84, 84]: gray, without the row of indicators; an episode begins with
+its first frame, repeated. Actions are two numbers in -1 ... 1: steering, then the pedals, gas above
+0 and brake below. Rewards are gymnasium's, summed over the frames of a step.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import gymnasium
+import numpy as np
+import numpy.typing as npt
+from gymnasium.envs.box2d import car_racing
+from gymnasium.spaces import Box
+
+Frame = npt.NDArray[np.uint8]
+
+SIZE = 84
+_LEFT = (car_racing.STATE_W - SIZE) // 2
+_GRAY = np.array([0.299, 0.587, 0.114], np.float32)  # ITU-R BT.601
+
+
+class CarRacing(gymnasium.Env[Frame, npt.NDArray[np.float32]]):
+    """One car on a track of its own in every episode."""
+
+    metadata = {"render_modes": ["rgb_array"], "render_fps": 12.5}  # noqa: RUF012
+
+    def __init__(
+        self,
+        frame_skip: int = 4,
+        stack: int = 3,
+        max_frames: int = 1000,
+        render_mode: str | None = None,
+    ) -> None:
+        """Make it.
+
+        frame_skip: frames (1/50 s) for which an action is held.
+        stack: observed frames that an observation consists of, the newest last.
+        max_frames: after so many an episode is truncated.
+        """
+        self.render_mode = render_mode
+        self.observation_space = Box(0, 255, (stack, SIZE, SIZE), np.uint8)
+        self.action_space = Box(-1.0, 1.0, (2,), np.float32)
+        self._car: Any = _Car(render_mode=render_mode)
+        self.frame_skip, self._max_frames = frame_skip, max_frames
+        self._age = 0
+        self._frames = np.zeros((stack, SIZE, SIZE), np.uint8)
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Frame, dict[str, Any]]:
+        super().reset(seed=seed)
+        self._age = 0
+        screen, info = self._car.reset(seed=seed)
+        self._frames = np.repeat(_gray(screen)[None], len(self._frames), 0)
+        return self._frames, info
+
+    def step(
+        self, action: npt.NDArray[np.float32]
+    ) -> tuple[Frame, float, bool, bool, dict[str, Any]]:
+        steering, pedals = action
+        held = np.array([steering, max(pedals, 0.0), max(-pedals, 0.0)], np.float32)
+        total, last = 0.0, min(self.frame_skip, self._max_frames - self._age)
+        for frame in range(1, last + 1):
+            self._car.unseen = frame < last
+            screen, reward, terminated, _, info = self._car.step(held)
+            total += float(reward)
+            if terminated:
+                screen = self._car.seen()
+                break
+        self._age += frame
+        self._frames = np.concatenate([self._frames[1:], _gray(screen)[None]])
+        return self._frames, total, bool(terminated), self._age >= self._max_frames, info
+
+    def render(self) -> Any:
+        return self._car.render()
+
+    def close(self) -> None:
+        self._car.close()
+
+
+class _Car(car_racing.CarRacing):
+    """Gymnasium's own, which draws less."""
+
+    unseen = False
+    """Whether the next steps need not draw."""
+
+    def seen(self) -> Frame:
+        """The screen as it is now."""
+        self.unseen = False
+        screen: Frame = self._render("state_pixels")
+        return screen
+
+    def reset(self, **kwargs: Any) -> Any:
+        self.unseen = False
+        return super().reset(**kwargs)
+
+    def _create_track(self) -> bool:
+        base: Any = super()
+        made: bool = base._create_track()
+        size = car_racing.GRASS_DIM
+        tile = np.array([(1, 0), (0, 0), (0, 1), (1, 1)])
+        places = [(x, y) for x in range(-20, 20, 2) for y in range(-20, 20, 2)]
+        grass = [(tile + place) * size for place in places]
+        self._pieces = [([tuple(corner) for corner in piece], None) for piece in grass]
+        self._pieces += [([(x, y) for x, y, *_ in corners], c) for corners, c in self.road_poly]
+        self._corners = np.array([corners for corners, _ in self._pieces])
+        return made
+
+    def _render(self, mode: str) -> Any:
+        is_observed = mode == "state_pixels"
+        if is_observed and self.unseen:
+            return None
+        self._indicators = not is_observed
+        return super()._render(mode)
+
+    def _render_road(self, zoom: float, translation: tuple[float, float], angle: float) -> None:
+        end = car_racing.PLAYFIELD
+        field = [(end, end), (end, -end), (-end, -end), (-end, end)]
+        view = (zoom, translation, angle)
+        draw: Any = self._draw_colored_polygon
+        draw(self.surf, field, self.bg_color, *view, clip=False)
+        for i in np.flatnonzero(self._near(*view)):
+            corners, color = self._pieces[i]
+            shade = self.grass_color if color is None else [int(value) for value in color]
+            draw(self.surf, corners, shade, *view)
+
+    def _near(
+        self, zoom: float, translation: tuple[float, float], angle: float
+    ) -> npt.NDArray[np.bool_]:
+        """Which pieces have a corner in the window or as near as gymnasium draws."""
+        cos, sin = math.cos(angle), math.sin(angle)
+        placed = self._corners @ (np.array([[cos, sin], [-sin, cos]]) * zoom) + translation
+        margin = car_racing.MAX_SHAPE_DIM
+        window = np.array([car_racing.WINDOW_W, car_racing.WINDOW_H])
+        inside = (placed >= -margin) & (placed <= window + margin)
+        return np.asarray(inside.all(-1).any(-1))
+
+    def _render_indicators(self, width: int, height: int) -> None:
+        if self._indicators:
+            base: Any = super()
+            base._render_indicators(width, height)
+
+
+def _gray(screen: Frame) -> Frame:
+    """The part above the indicators, gray."""
+    road = screen[:SIZE, _LEFT : _LEFT + SIZE]
+    return (road @ _GRAY).astype(np.uint8)

@@ -1,0 +1,143 @@
+"""Doom through ViZDoom: `penstock/Doom-v0`, any of its scenarios, in gray frames of half its size.
+
+ViZDoom plays each game in a process of its own. Left to itself that process outlives a killed
+parent, 10 MB of shared memory outlive both, and files appear in the current folder. Here it dies
+with whoever started it, and its memory and its folder lose their names as soon as it has them.
+
+Rewards are the scenario's own. What ends by the clock is truncated; since ViZDoom shows nothing
+after an episode's end, the final observation is the one before, and nothing else could be shown.
+"""
+
+from __future__ import annotations
+
+import itertools
+import shlex
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import gymnasium
+import numpy as np
+import numpy.typing as npt
+import vizdoom
+from gymnasium.spaces import Box, Discrete
+
+Frame = npt.NDArray[np.uint8]
+
+HEIGHT, WIDTH = 60, 80  # half of ViZDoom's smallest screen
+
+# A parent's death signal holds over exec, so a small program sets it and then becomes Doom.
+_START = """#!/bin/sh
+cd {folder} && exec {python} -ISc '
+import ctypes, os, sys
+ctypes.CDLL(None).prctl(1, 9)
+os.execv(sys.argv[1], sys.argv[1:])
+' {doom} "$@"
+"""
+
+
+class DoomEnv(gymnasium.Env[Frame, np.integer[Any]]):
+    """One game. Observations are uint8 [1, 60, 80], actions combinations of buttons."""
+
+    metadata = {"render_modes": ["rgb_array"], "render_fps": 35}  # noqa: RUF012
+
+    def __init__(
+        self,
+        scenario: str = "basic",
+        frame_skip: int = 4,
+        buttons_at_once: int = 1,
+        render_mode: str | None = None,
+    ) -> None:
+        """scenario: name of one that comes with ViZDoom, or path of a `.cfg`.
+        frame_skip: tics (1/35 s) for which an action's buttons are held.
+        buttons_at_once: an action is any set of at most so many buttons, the empty one too.
+        render_mode: "rgb_array" draws in colour, for `render`; observations stay the same.
+        """
+        path = Path(scenario)
+        if path.suffix != ".cfg":
+            path = Path(vizdoom.scenarios_path) / f"{scenario}.cfg"
+        if not path.is_file():
+            raise ValueError(f"there is no scenario {scenario}; choose from {', '.join(_names())}")
+        self.render_mode = render_mode
+        self.frame_skip = frame_skip
+        self.metadata = {**self.metadata, "render_fps": 35 / frame_skip}
+        self._game = game = vizdoom.DoomGame()
+        game.load_config(str(path))
+        game.set_mode(vizdoom.Mode.PLAYER)
+        game.set_window_visible(False)
+        game.set_screen_resolution(vizdoom.ScreenResolution.RES_160X120)
+        formats = vizdoom.ScreenFormat
+        game.set_screen_format(formats.RGB24 if render_mode else formats.GRAY8)
+        buttons = range(game.get_available_buttons_size())
+        sets = [s for n in range(buttons_at_once + 1) for s in itertools.combinations(buttons, n)]
+        self._actions = [[float(button in held) for button in buttons] for held in sets]
+        self.observation_space = Box(0, 255, (1, HEIGHT, WIDTH), np.uint8)
+        self.action_space = Discrete(len(sets))
+        self._last = np.zeros((1, HEIGHT, WIDTH), np.uint8)
+        _start(game)
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Frame, dict[str, Any]]:
+        super().reset(seed=seed)
+        if seed is not None:
+            self._game.set_seed(seed)
+        self._game.new_episode()
+        return self._observe(), {}
+
+    def step(self, action: np.integer[Any]) -> tuple[Frame, float, bool, bool, dict[str, Any]]:
+        reward = self._game.make_action(self._actions[action], self.frame_skip)
+        over = self._game.is_episode_finished()
+        truncated = over and self._game.is_episode_timeout_reached()
+        return self._observe(), reward, over and not truncated, truncated, {}
+
+    def render(self) -> Any:
+        state = self._game.get_state() if self.render_mode else None
+        return None if state is None else np.array(state.screen_buffer)
+
+    def close(self) -> None:
+        self._game.close()
+
+    def _observe(self) -> Frame:
+        state = self._game.get_state()
+        if state is not None:
+            self._last = _halved(state.screen_buffer)[None]
+        return self._last
+
+
+def _start(game: vizdoom.DoomGame) -> None:
+    with tempfile.TemporaryDirectory(prefix="penstock-doom-") as folder:
+        doom = Path(vizdoom.__file__).with_name("vizdoom")
+        values = {"folder": folder, "python": sys.executable, "doom": str(doom)}
+        script = Path(folder, "doom")
+        script.write_text(_START.format_map({k: shlex.quote(v) for k, v in values.items()}))
+        script.chmod(0o700)
+        game.set_vizdoom_path(str(script))
+        game.set_doom_config_path("/dev/null")
+        game.init()
+    for mapped in Path("/proc/self/maps").read_text().splitlines():
+        _, _, name = mapped.partition("/dev/shm/ViZDoom")
+        if name and not name.endswith("(deleted)"):
+            Path(f"/dev/shm/ViZDoom{name}").unlink(missing_ok=True)
+
+
+def _halved(screen: Frame) -> Frame:
+    """The mean of each 2x2 pixels of a screen, gray or in colour."""
+    gray = _gray(screen) if screen.ndim == 3 else screen
+    rows = gray[::2].astype(np.uint16)
+    rows += gray[1::2]
+    found = rows[:, ::2] + rows[:, 1::2]
+    found >>= 2
+    return found.astype(np.uint8)
+
+
+def _gray(screen: Frame) -> Frame:
+    """What ViZDoom's own gray screen would be, to the last bit: the order of the sum matters."""
+    red, green, blue = np.moveaxis(screen, -1, 0)
+    found: Frame = (red * 0.21 + green * 0.72 + blue * 0.07).astype(np.uint8)
+    return found
+
+
+def _names() -> list[str]:
+    return sorted(path.stem for path in Path(vizdoom.scenarios_path).glob("*.cfg"))

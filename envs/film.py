@@ -1,0 +1,151 @@
+"""Pictures of games, for videos: what a person sees beside what a policy is shown.
+
+The policy always plays in the environment that it was trained in, so that a video shows what it
+would do. An environment that draws itself is asked to (`render_mode="rgb_array"`). Atari's vector
+form cannot draw: an emulator of its own plays along, given the same seed and actions, and its
+colour screen is filmed.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+from gymnasium.vector import VectorEnv
+
+from penstock.configs.errors import UserError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from ale_py import AtariVectorEnv
+
+RENDER_MODE = "rgb_array"
+ATARI_FRAMES_PER_S = 60
+DEFAULT_STEPS_PER_S = 30.0
+NO_SEED = 2**30  # for 0, which ale-py takes for no seed at all
+
+Picture = npt.NDArray[np.uint8]
+
+
+def draws(creator: object) -> bool:
+    """Whether the environments of a class say that they draw pictures."""
+    metadata: Any = getattr(creator, "metadata", None)
+    return isinstance(metadata, dict) and RENDER_MODE in metadata.get("render_modes", ())
+
+
+def pictures(vector: VectorEnv) -> list[Picture]:
+    """What the last step of a vector of one looked like, uint8 ``[H, W, 3]`` each, oldest first;
+    nothing where it was not made to draw itself."""
+    if getattr(vector, "render_mode", None) != RENDER_MODE:
+        return []
+    return [np.asarray(shown, np.uint8) for shown in vector.render() or () if shown is not None]
+
+
+def pictures_per_s(vector: VectorEnv) -> float:
+    """How fast they follow each other where a person plays."""
+    steps_per_s = float(vector.metadata.get("render_fps") or DEFAULT_STEPS_PER_S)
+    return steps_per_s * float(getattr(vector, "pictures_per_step", 1))
+
+
+class FilmedAtari(VectorEnv):
+    """One game of `AtariVectorEnv`, whose `render` gives every frame of the last step in colour."""
+
+    def __init__(self, vector: AtariVectorEnv, options: Mapping[str, Any]) -> None:
+        """Takes over ``vector``, which was made of ``options``."""
+        from ale_py import Action, ALEInterface
+
+        self._vector = vector
+        self.num_envs = 1
+        steps_per_s = ATARI_FRAMES_PER_S / options["frameskip"]
+        self.metadata = {**vector.metadata, "render_fps": steps_per_s}
+        self.render_mode = RENDER_MODE
+        self.pictures_per_step = options["frameskip"]
+        self.single_observation_space = vector.single_observation_space
+        self.single_action_space = vector.single_action_space
+        self.observation_space = vector.observation_space
+        self.action_space = vector.action_space
+        self._options = options
+        self._ale = ALEInterface()
+        full = options["full_action_space"]
+        self._load(NO_SEED)
+        actions = self._ale.getLegalActionSet() if full else self._ale.getMinimalActionSet()
+        self._actions = actions
+        self._noop, self._fire = Action.NOOP, Action.FIRE
+        self._fires = options["use_fire_reset"] and Action.FIRE in actions
+        self._over = False
+        self._elapsed = 0  # frames of the episode, without those of its reset
+        self._frames: list[Picture] = []
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Any, dict[str, Any]]:
+        if seed is None:
+            raise ValueError("a game that is filmed needs a seed, which two emulators share")
+        seed = seed or NO_SEED
+        observations, info = self._vector.reset(seed=seed, options=options)
+        self._load(seed)
+        self._begin(info)
+        return observations, info
+
+    def step(self, actions: npt.NDArray[Any]) -> Any:
+        observations, reward, terminated, truncated, info = self._vector.step(actions)
+        if self._over:
+            self._begin(info)
+        else:
+            self._act(int(actions[0]), float(reward[0]), info)
+        self._over = bool(terminated[0] or truncated[0])
+        return observations, reward, terminated, truncated, info
+
+    def render(self) -> tuple[Picture, ...]:
+        """uint8 ``[210, 160, 3]`` each, oldest first."""
+        return tuple(self._frames)
+
+    def close(self, **kwargs: Any) -> None:
+        self._vector.close(**kwargs)
+
+    def _load(self, seed: int) -> None:
+        from ale_py import roms
+
+        self._ale.setFloat("repeat_action_probability", self._options["repeat_action_probability"])
+        self._ale.setInt("random_seed", seed)
+        self._ale.loadROM(str(roms.get_rom_path(self._options["game"])))
+
+    def _begin(self, info: Mapping[str, Any]) -> None:
+        """A new episode: as many frames without an action as the other emulator has drawn."""
+        self._ale.reset_game()
+        if self._fires:
+            self._ale.act(self._fire)
+        for _ in range(int(info["episode_frame_number"][0]) - self._fires):
+            self._ale.act(self._noop)
+        self._elapsed = 0
+        self._frames = [self._ale.getScreenRGB()]
+        self._check(info)
+
+    def _act(self, choice: int, reward: float, info: Mapping[str, Any]) -> None:
+        lives, earned = self._ale.lives(), 0.0
+        self._frames = []
+        for _ in range(self._options["frameskip"]):
+            earned += self._ale.act(self._actions[choice])
+            self._frames.append(self._ale.getScreenRGB())
+            self._elapsed += 1
+            lost_life = self._options["episodic_life"] and 0 < self._ale.lives() < lives
+            too_long = self._elapsed >= self._options["max_num_frames_per_episode"]
+            if self._ale.game_over() or lost_life or too_long:
+                break
+        self._check(info)
+        if earned != reward:
+            raise _apart()
+
+    def _check(self, info: Mapping[str, Any]) -> None:
+        frames, lives = self._ale.getEpisodeFrameNumber(), self._ale.lives()
+        if (frames, lives) != (info["episode_frame_number"][0], info["lives"][0]):
+            raise _apart()
+
+
+def _apart() -> UserError:
+    return UserError(
+        "the emulator that is filmed and the one that is played have gone apart: a video would "
+        "not show what was played; try another --seed, and report it with the version of ale-py"
+    )

@@ -1,0 +1,89 @@
+"""Whether what a game shows is what its space says, and if not, why, in words.
+
+The words go on after "an observation": " of shape [3] where its space says [2]".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+from gymnasium import spaces
+
+_MISSING = object()
+
+
+def shape_misfit(space: spaces.Space[Any], value: Any) -> str:
+    """Why its parts are not those of `space`, or of other shapes; empty if they are."""
+    for where, part, found in _parts(space, value, ()):
+        reason = _shape(part, found)
+        if reason:
+            return _placed(where, reason)
+    return ""
+
+
+def misfit(space: spaces.Space[Any], value: Any) -> str:
+    """Why `space` does not hold `value`, as gymnasium understands it, or why nobody can train on it
+    (NaN, infinity); empty if all is well."""
+    for where, part, found in _parts(space, value, ()):
+        reason = _shape(part, found) or _content(part, found)
+        if reason:
+            return _placed(where, reason)
+    return ""
+
+
+def _parts(
+    space: spaces.Space[Any], value: Any, keys: tuple[Any, ...]
+) -> Iterator[tuple[tuple[Any, ...], spaces.Space[Any], Any]]:
+    if not isinstance(space, spaces.Dict | spaces.Tuple):
+        yield keys, space, value
+        return
+    inner = space.spaces.items() if isinstance(space, spaces.Dict) else enumerate(space.spaces)
+    for key, part in inner:
+        try:
+            found = value[key]
+        except (KeyError, IndexError, TypeError):
+            found = _MISSING
+        yield from _parts(part, found, (*keys, key))
+
+
+def _placed(keys: tuple[Any, ...], reason: str) -> str:
+    return f", in {'.'.join(map(str, keys))},{reason}" if keys else reason
+
+
+def _shape(space: spaces.Space[Any], value: Any) -> str:
+    if value is _MISSING:
+        return " with nothing there"
+    if not isinstance(space, spaces.Box | spaces.MultiDiscrete | spaces.MultiBinary):
+        return ""
+    if not isinstance(value, np.ndarray | np.generic):
+        return f" that is a {type(value).__name__} and no numpy array"
+    if value.shape != space.shape:
+        return f" of shape {[*value.shape]} where its space says {[*space.shape]}"
+    return ""
+
+
+def _content(space: spaces.Space[Any], value: Any) -> str:
+    if not isinstance(space, spaces.Box):
+        return "" if space.contains(value) else f" of {value!r}, which is not in {space}"
+    if value.dtype.kind == "f" and not np.isfinite(value).all():
+        at, worst = _at(~np.isfinite(value), value)
+        return f" with {worst}{at}"
+    if not np.can_cast(value.dtype, space.dtype):
+        return f" of dtype {value.dtype} where its space says {space.dtype}"
+    for bound, outside, word in (
+        (space.low, value < space.low, "below the lower bound"),
+        (space.high, value > space.high, "above the upper bound"),
+    ):
+        if outside.any():
+            at, worst = _at(outside, value)
+            return f" with {worst}{at}, {word} {_at(outside, bound)[1]} of its space"
+    return ""
+
+
+def _at(which: Any, values: Any) -> tuple[str, Any]:
+    """Where the first of `which` is, and its value."""
+    place = np.unravel_index(int(np.argmax(which)), np.shape(which))
+    where = f" at [{', '.join(str(i) for i in place)}]" if place else ""
+    return where, values[place] if place else values

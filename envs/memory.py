@@ -1,0 +1,82 @@
+"""`penstock/Memory-v0`: a corridor whose first observation alone shows where to turn at its end.
+
+The T-maze of Bakker 2001, without walking back. An observation is three numbers: the sign (-1 or 1
+at the start, 0 afterwards), whether the end is reached (0 or 1), and 1. Actions are left and right,
+and only the one at the end counts: 1 if it is the way that the sign showed, else -1. So an episode
+returns 1 at best, and 0 on average for whoever forgets the sign, whatever else it does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from gymnasium.spaces import Box, Discrete
+from gymnasium.vector import AutoresetMode, VectorEnv
+from gymnasium.vector.utils import batch_space
+
+from penstock.envs.single import SingleEnv
+
+
+class MemoryVectorEnv(VectorEnv):
+    """`num_envs` corridors, each of a length drawn anew for every episode."""
+
+    metadata = {"render_modes": [], "autoreset_mode": AutoresetMode.NEXT_STEP}  # noqa: RUF012
+
+    def __init__(self, num_envs: int = 1, *, lengths: Sequence[int] = (8, 24)) -> None:
+        """lengths: the fewest and the most steps from the sign to the end."""
+        least, most = lengths
+        if not 1 <= least <= most:
+            raise ValueError(f"lengths {[*lengths]} must be two numbers from 1, the fewest first")
+        self.num_envs = num_envs
+        self._lengths = least, most
+        self.single_observation_space = Box(-1, 1, (3,), np.float32)
+        self.single_action_space = Discrete(2)
+        self.observation_space = batch_space(self.single_observation_space, num_envs)
+        self.action_space = batch_space(self.single_action_space, num_envs)
+        self._signs = np.zeros(num_envs, np.int64)
+        self._left = np.zeros(num_envs, np.int64)  # steps to the end, -1 beyond it
+        self._begins = np.ones(num_envs, np.bool_)
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[npt.NDArray[Any], dict[str, Any]]:
+        super().reset(seed=seed)
+        self._begin(np.ones(self.num_envs, np.bool_))
+        return self._observe(), {}
+
+    def step(
+        self, actions: npt.NDArray[np.integer]
+    ) -> tuple[
+        npt.NDArray[Any],
+        npt.NDArray[np.float32],
+        npt.NDArray[np.bool_],
+        npt.NDArray[np.bool_],
+        dict[str, Any],
+    ]:
+        resets = self._left < 0
+        ended = self._left == 0
+        right = (2 * actions - 1 == self._signs).astype(np.float32)
+        self._left -= 1
+        self._begin(resets)
+        reward = (2 * right - 1) * ended
+        return self._observe(), reward, ended, np.zeros(self.num_envs, np.bool_), {}
+
+    def _begin(self, begins: npt.NDArray[np.bool_]) -> None:
+        """New episodes where ``begins``."""
+        least, most = self._lengths
+        signs = 2 * self.np_random.integers(2, size=self.num_envs) - 1
+        lengths = self.np_random.integers(least, most + 1, size=self.num_envs)
+        self._signs[begins], self._left[begins] = signs[begins], lengths[begins]
+        self._begins = begins
+
+    def _observe(self) -> npt.NDArray[Any]:
+        shown = self._signs * self._begins, self._left == 0, np.ones(self.num_envs)
+        return np.stack(shown, 1).astype(np.float32)
+
+
+def make_single(**options: Any) -> SingleEnv:
+    """One corridor; options as of `MemoryVectorEnv`."""
+    return SingleEnv(MemoryVectorEnv(1, **options))

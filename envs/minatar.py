@@ -1,0 +1,79 @@
+"""MinAtar: `penstock/MinAtar-v0`, as networks here read it.
+
+Observations are uint8 [channels, 10, 10], 255 where a thing is and 0 elsewhere; actions are those
+that a game has a use for. MinAtar's own environment shows booleans with the channels last, never
+ends what goes on for ever, and begins an episode with the action that ended the last.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import gymnasium
+import numpy as np
+import numpy.typing as npt
+from gymnasium.spaces import Box, Discrete
+from minatar import Environment
+
+Frame = npt.NDArray[np.uint8]
+
+GAMES = ("asterix", "breakout", "freeway", "seaquest", "space_invaders")
+CELL = 12  # pixels of a cell in a picture
+
+
+class MinAtarEnv(gymnasium.Env[Frame, Any]):
+    """One game."""
+
+    metadata = {"render_modes": ["rgb_array"], "render_fps": 20}  # noqa: RUF012
+
+    def __init__(
+        self,
+        game: str = "breakout",
+        sticky_action_prob: float = 0.1,
+        difficulty_ramping: bool = True,
+        max_episode_steps: int = 5000,
+        render_mode: str | None = None,
+    ) -> None:
+        """Make it.
+
+        game: one of `GAMES`.
+        sticky_action_prob: how often the last action is repeated instead.
+        difficulty_ramping: whether a game becomes faster while it lasts, where it can.
+        max_episode_steps: after so many an episode is truncated.
+        """
+        if game not in GAMES:
+            raise ValueError(f"there is no game {game}; choose from {', '.join(GAMES)}")
+        self.render_mode = render_mode
+        self._game = Environment(game, sticky_action_prob, difficulty_ramping)
+        self._actions: list[int] = self._game.minimal_action_set()
+        height, width, channels = self._game.state_shape()
+        self.observation_space = Box(0, 255, (channels, height, width), np.uint8)
+        self.action_space = Discrete(len(self._actions))
+        self._max_steps = max_episode_steps
+        self._age = 0
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Frame, dict[str, Any]]:
+        super().reset(seed=seed)
+        self._game.seed(seed)  # which None leaves as it is
+        self._game.last_action = 0
+        self._game.reset()
+        self._age = 0
+        return self._observe(), {}
+
+    def step(self, action: Any) -> tuple[Frame, float, bool, bool, dict[str, Any]]:
+        reward, over = self._game.act(self._actions[action])
+        self._age += 1
+        return self._observe(), float(reward), bool(over), self._age >= self._max_steps, {}
+
+    def render(self) -> Any:
+        """uint8 [120, 120, 3], a colour for each channel."""
+        state = self._game.state()
+        level = (state * np.arange(1, state.shape[-1] + 1)).max(-1) / state.shape[-1]
+        colour = np.stack([level, level**2, np.sin(np.pi * level)], -1) * 255
+        return colour.astype(np.uint8).repeat(CELL, 0).repeat(CELL, 1)
+
+    def _observe(self) -> Frame:
+        shown: Frame = self._game.state().view(np.uint8).transpose(2, 0, 1) * np.uint8(255)
+        return shown

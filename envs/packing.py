@@ -1,0 +1,170 @@
+"""From what a vector of games shows to the one array per row that all others know.
+
+A Box is copied as it is. Discrete, MultiDiscrete and MultiBinary become float32, a choice one-hot.
+A Dict or a Tuple becomes a row of bytes, whose parts are told by `core.observations`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+from gymnasium import spaces
+
+from penstock.configs.errors import UserError
+from penstock.core.observations import MASK, Part, laid_out, row_nbytes
+
+Array = npt.NDArray[Any]
+Write = Callable[[Array, Array], None]
+"""From values [count, ...] to their place [count, *shape]."""
+
+
+class Leaf(NamedTuple):
+    """One array of a game's observation."""
+
+    keys: tuple[Any, ...]
+    shape: tuple[int, ...]
+    dtype: str
+    write: Write
+
+    def of(self, observations: Any) -> Array:
+        """Its values in what the game shows."""
+        for key in self.keys:
+            observations = observations[key]
+        return np.asarray(observations)
+
+
+class Packer:
+    """Writes the observations of `count` environments, [count, ...] each, where they belong."""
+
+    def __init__(self, name: str, space: spaces.Space[Any]) -> None:
+        """name: of the environment. space: of one of them. Raises UserError for a kind of space
+        that networks cannot read."""
+        self._name = name
+        self._leaves = leaves = list(_leaves(name, space, ()))
+        self.parts: tuple[Part, ...] = ()
+        self._rows = np.dtype(np.uint8)
+        if isinstance(space, spaces.Box):
+            self.space = space
+        elif isinstance(space, spaces.Dict | spaces.Tuple):
+            named = [(".".join(map(str, leaf.keys)), leaf.shape, leaf.dtype) for leaf in leaves]
+            self.parts = laid_out(named)
+            self.space = spaces.Box(0, 255, (row_nbytes(self.parts),), np.uint8)
+            self._rows = _row_dtype(self.parts)
+        else:
+            self.space = spaces.Box(0, 1, leaves[0].shape, np.float32)
+
+    def write(self, observations: Any, out: Array) -> None:
+        """out: [count, *shape] of the space's dtype, contiguous. Raises UserError where the
+        observations are not what their space says."""
+        if not self.parts:
+            found = np.asarray(observations)
+            if found.shape == out.shape and found.dtype == out.dtype:
+                np.copyto(out, found)  # the usual case, in as little time as will do
+            else:
+                self._write(self._leaves[0], found, out)
+            return
+        rows: Array = out.view(self._rows)[:, 0]
+        for leaf, part in zip(self._leaves, self.parts, strict=True):
+            self._write(leaf, leaf.of(observations), rows[part.name])
+
+    def _write(self, leaf: Leaf, values: Array, target: Array) -> None:
+        try:
+            leaf.write(values, target)
+        except (TypeError, ValueError) as error:
+            which = f" in {'.'.join(map(str, leaf.keys))}" if leaf.keys else ""
+            raise UserError(
+                f"environment {self._name} returned observations {values.dtype}"
+                f"{[*values.shape]}{which} where its observation space says {target.dtype}"
+                f"{[*target.shape]}; correct its space, or what it returns"
+            ) from error
+
+
+def _row_dtype(parts: tuple[Part, ...]) -> np.dtype[Any]:
+    """A struct whose fields lie where the parts do."""
+    return np.dtype(
+        {
+            "names": [part.name for part in parts],
+            "formats": [(part.dtype, part.shape) for part in parts],
+            "offsets": [part.offset for part in parts],
+            "itemsize": row_nbytes(parts),
+        }
+    )
+
+
+def _leaves(name: str, space: spaces.Space[Any], keys: tuple[Any, ...]) -> Iterator[Leaf]:
+    match space:
+        case spaces.Dict():
+            for key, inner in space.spaces.items():
+                yield from _leaves(name, inner, (*keys, key))
+        case spaces.Tuple():
+            for index, inner in enumerate(space.spaces):
+                yield from _leaves(name, inner, (*keys, index))
+        case spaces.Discrete():
+            choices = np.arange(space.n) + space.start
+            yield Leaf(keys, (int(space.n),), "<f4", _one_hot(choices))
+        case spaces.MultiDiscrete():
+            yield _several_choices(space, keys)
+        case spaces.MultiBinary() | spaces.Box():
+            yield _numbers(space, keys)
+        case _:
+            where = f" in {'.'.join(map(str, keys))}" if keys else ""
+            raise UserError(
+                f"environment {name} has observations{where} of {type(space).__name__}, which no "
+                "network here reads; set env.wrappers to a wrapper of yours that makes them a Box, "
+                "Discrete, MultiDiscrete or MultiBinary, or a Dict or Tuple of these"
+            )
+
+
+def _numbers(space: spaces.Box | spaces.MultiBinary, keys: tuple[Any, ...]) -> Leaf:
+    assert space.dtype is not None
+    if keys == (MASK,):
+        return Leaf(keys, space.shape, "|u1", _write_mask)
+    if isinstance(space, spaces.Box) and keys:
+        if space.dtype == np.bool_:
+            return Leaf(keys, space.shape, "|u1", _write_flags)
+        if space.dtype == np.uint8:
+            return Leaf(keys, space.shape, "|u1", _copy)
+    return Leaf(keys, space.shape, "<f4", _copy)
+
+
+def _several_choices(space: spaces.MultiDiscrete, keys: tuple[Any, ...]) -> Leaf:
+    counts = space.nvec.ravel()
+    owner = np.repeat(np.arange(len(counts)), counts)
+    choices = np.concatenate([np.arange(n) for n in counts]) + space.start.ravel()[owner]
+
+    def write(values: Array, target: Array) -> None:
+        _expect(values, (len(target), *space.shape))
+        np.equal(values.reshape(len(values), -1)[:, owner], choices, out=target)
+
+    return Leaf(keys, (len(owner),), "<f4", write)
+
+
+def _one_hot(choices: Array) -> Write:
+    def write(values: Array, target: Array) -> None:
+        _expect(values, target.shape[:1])
+        np.equal(values[:, None], choices, out=target)
+
+    return write
+
+
+def _expect(values: Array, shape: tuple[int, ...]) -> None:
+    if values.shape != shape:  # numpy would repeat a smaller one
+        raise ValueError(f"shape {values.shape} is not {shape}")
+
+
+def _copy(values: Array, target: Array) -> None:
+    _expect(values, target.shape)
+    np.copyto(target, values)
+
+
+def _write_flags(values: Array, target: Array) -> None:
+    _copy(values, target)
+    np.multiply(target, np.uint8(255), out=target)
+
+
+def _write_mask(values: Array, target: Array) -> None:
+    _expect(values, target.shape)
+    np.not_equal(values, 0, out=target.view(np.bool_))

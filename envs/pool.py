@@ -1,0 +1,107 @@
+"""Games of EnvPool: `envpool/LunarLander-v3`, stepped in C++. Extra [envpool].
+
+EnvPool seeds its games when it makes them, so a reset with a seed makes them anew. An id stands for
+what EnvPool calls so: its options, rewards and observations are its own, and now and then others
+than gymnasium's of the same name.
+"""
+
+from __future__ import annotations
+
+import importlib
+import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from gymnasium.spaces import Box
+from gymnasium.vector import AutoresetMode, VectorEnv
+from gymnasium.vector.utils import batch_space
+
+from penstock.configs.errors import UserError
+from penstock.envs.loading import explained, nearest
+
+PREFIX = "envpool/"
+
+_RESERVED = {
+    "num_envs": "set actors.envs",
+    "num_threads": "set actors.env_threads",
+    "batch_size": "all environments of an actor are stepped together",
+    "seed": "set run.seed",
+}
+
+
+class PoolVectorEnv(VectorEnv):
+    """`num_envs` games on `threads` threads of their own."""
+
+    metadata = {"render_modes": [], "autoreset_mode": AutoresetMode.NEXT_STEP}  # noqa: RUF012
+
+    def __init__(self, name: str, options: Mapping[str, Any], num_envs: int, threads: int) -> None:
+        """name: EnvPool's own, without a prefix. Raises UserError for what it does not have."""
+        purpose = f"environment {PREFIX}{name}"
+        with explained(purpose):
+            self._envpool: Any = importlib.import_module("envpool")
+        if name not in self._envpool.list_all_envs():
+            raise UserError(
+                f"{purpose}: EnvPool has no {name}; {nearest(name, self._envpool.list_all_envs())}"
+            )
+        with _quiet():
+            spec = self._envpool.make_spec(name)
+            self.single_observation_space = _unbounded(spec.observation_space)
+            self.single_action_space = spec.action_space
+        _check_options(purpose, options, spec.config._asdict())
+        self.num_envs = num_envs
+        self._name = name
+        self._options = {**options, "num_envs": num_envs, "num_threads": threads}
+        self.observation_space = batch_space(self.single_observation_space, num_envs)
+        self.action_space = batch_space(self.single_action_space, num_envs)
+        self._pool: Any = None
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Any, dict[str, Any]]:
+        if seed is not None or self._pool is None:
+            self.close_extras()
+            seeded = {} if seed is None else {"seed": seed}
+            make = partial(self._envpool.make, self._name, env_type="gymnasium")
+            with _quiet():
+                self._pool = make(**self._options, **seeded)
+                _ = self._pool.action_space, self._pool.observation_space  # made at first sight
+        observations, _ = self._pool.reset()
+        return observations, {}
+
+    def step(self, actions: npt.NDArray[Any]) -> Any:
+        if actions.dtype.kind == "i":
+            actions = actions.astype(np.int32, copy=False)
+        return (*self._pool.step(actions)[:4], {})
+
+    def close_extras(self, **kwargs: Any) -> None:
+        if self._pool is not None:
+            self._pool.close()
+            self._pool = None
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Without what gymnasium says of EnvPool's spaces."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
+
+
+def _check_options(purpose: str, options: Mapping[str, Any], known: Mapping[str, Any]) -> None:
+    for name in options:
+        if name in _RESERVED:
+            raise UserError(f"{purpose}: {name} is not set here; {_RESERVED[name]}")
+        if name not in known:
+            takes = known.keys() - _RESERVED.keys()
+            raise UserError(f"{purpose}: there is no option {name}; {nearest(name, takes)}")
+
+
+def _unbounded(space: Any) -> Any:
+    """EnvPool often says the least positive float where it means no bound."""
+    if isinstance(space, Box) and space.dtype.kind == "f":
+        return Box(-np.inf, np.inf, space.shape, space.dtype.type)
+    return space

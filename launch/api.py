@@ -1,0 +1,220 @@
+"""Penstock from Python: train and evaluate, in a script or in a notebook.
+
+`penstock.train` and `penstock.evaluate` are these. A run consists of programs of their own,
+started by exec: a script needs no ``if __name__ == "__main__"``, and nothing of the caller's memory
+goes along. So a game is named by ``module:function``, not handed over.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import statistics
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal
+
+from penstock.configs.errors import UserError
+from penstock.configs.load import resolve_target
+from penstock.launch import topology
+from penstock.launch.effects import KILLED_AS_ASKED, Outcome
+from penstock.launch.folders import Resume, default_run_dir
+from penstock.launch.run import conduct
+from penstock.launch.view import ProgressLine, Silent, View
+
+METRICS_FILE = "metrics.jsonl"
+
+
+@dataclass(frozen=True)
+class Accounting:
+    """Where every agent step went: ``produced`` is the sum of the others, each counted on its own.
+    Of this process's life: after a resume it starts anew."""
+
+    produced: int
+    trained: int
+    dropped: Mapping[str, int]
+    """By reason."""
+    lost: Mapping[str, int]
+    """By reason."""
+    in_flight: int
+
+    @property
+    def balanced(self) -> bool:
+        gone = sum(self.dropped.values()) + sum(self.lost.values())
+        return self.produced == self.trained + gone + self.in_flight
+
+
+@dataclass(frozen=True)
+class Summary:
+    """How a run ended. Counters and seconds are of the whole run, across resumes."""
+
+    run_dir: Path
+    reason: str
+    """`return`, `env_steps`, `learner_steps` or `minutes`: the limit that it reached;
+    `callback`, or `interrupted`."""
+    env_steps: int
+    """Agent steps produced."""
+    learner_steps: int
+    """Optimizer steps."""
+    episodes: int
+    seconds: float
+    """Of training: since the first unroll was begun."""
+    return_mean: float | None
+    """Raw return, mean of the last 100 episodes in training; None where none has ended."""
+    solved_at_s: float | None
+    """Seconds of training when `stop.return` was first reached; None if never."""
+    rate: float
+    """Agent steps per second of training."""
+    utilization: float | None
+    """Share of the learner's wall clock in forward, backward and optimizer, of this process's
+    life; None where that was shorter than two intervals (`run.interval_s`)."""
+    accounting: Accounting
+    metrics: Mapping[str, Any]
+    """All of `summary.json`."""
+
+    def history(self) -> list[dict[str, Any]]:
+        """The metrics of each interval so far, as `metrics.jsonl` has them: docs/metrics.md."""
+        return history(self.run_dir)
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """Complete episodes, in the order of the environments that played them."""
+
+    checkpoint: str
+    """Which weights played: `best`, or `last` where there is no best one yet."""
+    returns: tuple[float, ...]
+    """Raw."""
+    lengths: tuple[int, ...]
+    """In agent steps."""
+
+    @property
+    def return_mean(self) -> float:
+        return statistics.fmean(self.returns)
+
+
+def train(
+    target: str | Path,
+    overrides: Mapping[str, Any] | None = None,
+    *,
+    run_dir: str | Path | None = None,
+    resume: Resume = "no",
+    progress: bool = True,
+    callbacks: Sequence[object] = (),
+) -> Summary:
+    """Train on this host, and return when the run has ended: `penstock train` as a function.
+
+    target: a preset, a YAML file, a gymnasium id, `module:EnvId-v0` or `module:function`.
+    overrides: options of the config by name, ``{"learner.lr": 3e-4}``; or nested, as in YAML.
+    run_dir: folder of the run; None: `run.dir` of the config, else `runs/<target>-<time>`.
+    resume: go on from the folder's checkpoint: "no", "auto" (if there is one) or "must".
+    progress: show one line that is written over.
+    callbacks: objects with methods of `penstock.Callbacks`, called in this thread.
+
+    Ctrl-C, or a notebook's stop button, ends the run cleanly, with a checkpoint, and returns its
+    summary, whose reason is `interrupted`; a second one kills at once and is raised. SIGTERM ends
+    it as cleanly, and is then passed on. In another thread than the main one signals are left to
+    the program: give such a run a limit (`stop.minutes`).
+
+    Raises UserError for what the caller can mend, and RuntimeError, with the traceback of the
+    process as its note, where a process of the run failed.
+    """
+    options = dict(overrides or {})
+    if run_dir is not None:
+        options["run.dir"] = os.fspath(run_dir)
+    resolved = resolve_target(os.fspath(target), [_override(*item) for item in options.items()])
+    config = resolved.config
+    path = Path(config.run.dir) if config.run.dir else default_run_dir(resolved.name)
+    make_specs = partial(topology.train, config)
+
+    def view(title: str) -> View:
+        return ProgressLine(sys.stdout, title, config.stop) if progress else Silent()
+
+    outcome, summary = conduct(resolved, path, resume, make_specs, view, callbacks=callbacks)
+    _raise_failure(outcome, path)
+    return _summary(path, summary)
+
+
+def evaluate(
+    run_dir: str | Path,
+    episodes: int = 20,
+    *,
+    checkpoint: Literal["best", "last"] = "best",
+    sample: bool = False,
+    seed: int = 0,
+) -> Evaluation:
+    """Play whole episodes with the weights of a run: `penstock eval` as a function.
+
+    sample: draw actions as in training; else the likeliest are taken.
+    seed: the same seed plays the same games.
+    Raises UserError.
+    """
+    from penstock.launch.evaluate import evaluate as play
+
+    result = play(os.fspath(run_dir), episodes, checkpoint, sample, seed)
+    return Evaluation(result["checkpoint"], tuple(result["returns"]), tuple(result["lengths"]))
+
+
+def history(run_dir: str | Path) -> list[dict[str, Any]]:
+    """The metrics of each interval of a run, also while it goes on. Raises UserError."""
+    try:
+        text = (Path(run_dir) / METRICS_FILE).read_text()
+    except OSError as error:
+        raise UserError(
+            f"{run_dir} has no {METRICS_FILE} to read ({error.strerror}); name a run's folder"
+        ) from error
+    return [json.loads(line) for line in text.rpartition("\n")[0].splitlines()]
+
+
+def _override(name: str, value: Any) -> str:
+    """``key=value`` as on the command line: JSON is YAML."""
+    try:
+        return f"{name}={json.dumps(value, default=_plain, allow_nan=False)}"
+    except (AttributeError, TypeError, ValueError):
+        raise UserError(
+            f"override {name}: {value!r} is nothing that a config can hold; give "
+            "a finite number, text, True, False, None, a list or a dict of these"
+        ) from None
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, os.PathLike):
+        return os.fspath(value)
+    return value.item()  # numpy's scalars; what has none raises AttributeError
+
+
+def _raise_failure(outcome: Outcome, run_dir: Path) -> None:
+    """Raise what kept the run from a proper end."""
+    failure = outcome.failure
+    if failure is not None and failure.user:
+        raise UserError(failure.message)
+    if failure is not None and KILLED_AS_ASKED not in failure.message:
+        error = RuntimeError(f"{outcome.error}; the logs are in {run_dir / 'logs'}")
+        error.add_note(failure.traceback)
+        raise error
+    if outcome.reason == "terminated":
+        os.kill(os.getpid(), outcome.exit_code - 128)  # the run has ended: now it is the program's
+    if failure is not None:
+        raise KeyboardInterrupt
+
+
+def _summary(run_dir: Path, final: Mapping[str, Any]) -> Summary:
+    get = final.get
+    seconds = get("time_s") or 0.0
+    return Summary(
+        run_dir=run_dir,
+        reason=final["exit_reason"],
+        env_steps=get("env_steps", 0),
+        learner_steps=get("learner_steps", 0),
+        episodes=get("episodes", 0),
+        seconds=seconds,
+        return_mean=get("episode_return_mean"),
+        solved_at_s=get("solved_at_s"),
+        rate=get("env_steps", 0) / seconds if seconds else 0.0,
+        utilization=get("utilization"),
+        accounting=Accounting(**final["accounting"]),
+        metrics=final,
+    )

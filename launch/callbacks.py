@@ -1,0 +1,146 @@
+"""Your own code beside a run: `run.callbacks=[my_module:MyCallbacks]`.
+
+    from penstock.launch.callbacks import Callbacks, Evaluated, Run
+
+    class MyCallbacks(Callbacks):
+        def on_evaluation(self, run: Run, evaluated: Evaluated) -> bool:
+            return evaluated.return_mean >= 20  # True ends the run
+
+The class is made once, without arguments, in the process that supervises the run, and its methods
+are called there: while one works nobody is watched, so keep them short, and start a thread or a
+process for what is not. What they raise is told with their name, written to `logs/callbacks.log`,
+and ends nothing.
+"""
+
+from __future__ import annotations
+
+import sys
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from penstock.configs.schema import Config
+
+LOG = "callbacks.log"
+
+
+@dataclass(frozen=True)
+class Run:
+    """The run that calls."""
+
+    folder: Path
+    config: Config
+
+
+@dataclass(frozen=True)
+class Evaluated:
+    """One evaluation (`eval.every_s`): raw returns of the likeliest actions."""
+
+    return_mean: float
+    return_std: float
+    return_min: float
+    return_max: float
+    length_mean: float
+    """In agent steps."""
+    episodes: int
+    trained_steps: int
+    """Agent steps that the weights were trained on."""
+    learner_steps: int
+    time_s: float
+    """Seconds of training behind the weights."""
+    best: bool
+    """Whether no evaluation before had a mean as high: it is `checkpoints/best` now."""
+
+
+@dataclass(frozen=True)
+class Saved:
+    """A checkpoint that was written, complete."""
+
+    folder: Path
+    """`checkpoints/last` of the run; the next checkpoint replaces it."""
+    trained_steps: int
+    learner_steps: int
+    time_s: float
+    return_mean: float | None
+    """Mean raw return of the last 100 episodes in training; None before the first."""
+    best: bool
+    """Whether it is `checkpoints/best`, too."""
+
+
+class Callbacks:
+    """Base of a user's class; each method may be left out."""
+
+    def on_evaluation(self, run: Run, evaluated: Evaluated) -> bool | None:
+        """An evaluation has ended; True ends the run, with `exit_reason` callback."""
+        return None
+
+    def on_checkpoint(self, run: Run, saved: Saved) -> None:
+        """A checkpoint was written."""
+
+    def on_end(self, run: Run, summary: Mapping[str, Any]) -> None:
+        """The run has ended, and left ``summary`` (`summary.json`)."""
+
+
+class Hooks:
+    """Calls the callbacks of a run."""
+
+    def __init__(self, paths: Sequence[str], run: Run, made: Sequence[object] = ()) -> None:
+        """``paths`` are ``module:Class``, ``made`` are objects of such. Raises UserError where one
+        cannot be made."""
+        self._run = run
+        self.note: Callable[[str], object] = print  # tells the user what failed
+        self._made: list[tuple[str, Any]] = [(path, _make(path)) for path in paths]
+        self._made += [(type(hook).__name__, hook) for hook in made]
+
+    def event(self, kind: str, message: Mapping[str, Any]) -> bool:
+        """Pass an "evaluation" or a "checkpoint" on, as a role has reported it; whether anybody
+        asks to end the run."""
+        if kind == "checkpoint":
+            self._call("on_checkpoint", Saved(**{**message, "folder": Path(message["folder"])}))
+            return False
+        return True in self._call("on_evaluation", _evaluated(message))
+
+    def end(self, summary: Mapping[str, Any]) -> None:
+        """The run has ended."""
+        self._call("on_end", summary)
+
+    def _call(self, name: str, about: object) -> list[Any]:
+        said = []
+        for path, hook in self._made:
+            method = getattr(hook, name, None)
+            if method is None:
+                continue
+            try:
+                said.append(method(self._run, about))
+            except Exception as error:
+                self._failed(f"callback {path}.{name}", error)
+        return said
+
+    def _failed(self, name: str, error: Exception) -> None:
+        text = " ".join(str(error).split())
+        self.note(f"{name} failed with {type(error).__name__}: {text}; the run goes on")
+        with (self._run.folder / "logs" / LOG).open("a") as log:
+            traceback.print_exception(error, file=log)
+
+
+def _make(path: str) -> Any:
+    if "" not in sys.path:
+        sys.path.append("")  # a user's module lies where the command was given
+    from penstock.envs.loading import explained, load
+
+    purpose = f"callback {path}"
+    with explained(purpose, "run.callbacks"):
+        return load(path, purpose)()
+
+
+def _evaluated(message: Mapping[str, Any]) -> Evaluated:
+    returns = {f"return_{key}": message["return"][key] for key in ("mean", "std", "min", "max")}
+    same = ("episodes", "trained_steps", "learner_steps", "time_s", "best")
+    return Evaluated(
+        **returns,
+        length_mean=message["length"]["mean"],
+        **{name: message[name] for name in same},
+    )

@@ -1,0 +1,30 @@
+"""The command that looks at an environment: check-env."""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated
+
+import typer
+
+from penstock.launch.cli_options import MEASURE, Json, Overrides, Target, answer
+
+
+def register(app: typer.Typer) -> None:
+    """Add it to the program."""
+    app.command("check-env", rich_help_panel=MEASURE)(check_env)
+
+
+def check_env(
+    target: Target,
+    overrides: Overrides = None,
+    steps: Annotated[int, typer.Option(min=10, help="Steps to play.")] = 2000,
+    envs: Annotated[int, typer.Option(min=1, help="Environments whose rate is measured.")] = 16,
+    as_json: Json = False,
+) -> None:
+    """Say what is wrong with an environment, and how fast it is. Exit code 2 if anything is."""
+    from penstock.launch.check_env import check, describe
+
+    report = check(target, overrides or [], steps, envs)
+    answer(describe(report), report, as_json)
+    sys.exit(2 if report["problems"] else 0)

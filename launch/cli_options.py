@@ -1,0 +1,62 @@
+"""What the commands of `penstock` have in common: their options, their answers, their help."""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated, Any, Literal
+
+import typer
+from typer.core import TyperGroup
+
+TRAIN = "Train"
+LOOK = "Look at runs"
+WATCH = "Watch a run that goes on"
+MEASURE = "Check and measure"
+PREPARE = "Prepare"
+PANELS = (TRAIN, LOOK, WATCH, MEASURE, PREPARE)
+
+Resume = Literal["no", "auto", "must"]
+
+Target = Annotated[
+    str,
+    typer.Argument(
+        help="A preset, a YAML file, a gymnasium id, module:EnvId-v0 or module:function."
+    ),
+]
+Overrides = Annotated[
+    list[str] | None, typer.Argument(metavar="KEY=VALUE", help="Options of the config.")
+]
+ResumeOption = Annotated[
+    Resume,
+    typer.Option(help="Go on from the run's checkpoint: never, if there is one, or only so."),
+]
+Run = Annotated[str, typer.Argument(metavar="RUN", help="Folder of a run.")]
+LivingRun = Annotated[
+    str, typer.Argument(metavar="RUN", help="Folder of a run that has not ended.")
+]
+Checkpoint = Annotated[Literal["best", "last"], typer.Option(help="Which weights.")]
+Sample = Annotated[
+    bool, typer.Option("--sample", help="Draw actions as in training, not the likeliest.")
+]
+GameSeed = Annotated[int, typer.Option(min=0, help="Seed of the games.")]
+Json = Annotated[bool, typer.Option("--json", help="End standard output with one JSON object.")]
+
+
+class Grouped(TyperGroup):
+    """Lists the commands by what they are for, without rich, which takes long to load."""
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        panels: dict[str, list[tuple[str, str]]] = {panel: [] for panel in PANELS}
+        for name, command in self.commands.items():
+            panel = getattr(command, "rich_help_panel", None)
+            panels[panel if panel in panels else PREPARE].append(
+                (name, command.get_short_help_str(limit=90))
+            )
+        for panel, rows in panels.items():
+            with formatter.section(panel):
+                formatter.write_dl(rows)
+
+
+def answer(text: str, data: Any, as_json: bool) -> None:
+    """Print a command's answer for a person, or as JSON."""
+    print(json.dumps(data) if as_json else text)

@@ -1,0 +1,36 @@
+"""A mean over runs, and how far the true one may lie from it."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Sequence
+from typing import NamedTuple
+
+# Student's t, two-sided 95 %, by degrees of freedom from 1; beyond these the normal's.
+T_95 = (
+    12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160,
+    2.145, 2.131, 2.120, 2.110, 2.101, 2.093, 2.086, 2.080, 2.074, 2.069, 2.064, 2.060, 2.056,
+    2.052, 2.048, 2.045, 2.042,
+)  # fmt: skip
+NORMAL_95 = 1.960
+
+
+class Interval(NamedTuple):
+    """``mean`` ± ``half``; ``half`` is None for a single value."""
+
+    mean: float
+    half: float | None
+
+
+def t_95(count: int) -> float:
+    """What the standard error of ``count`` values, 2 or more, is multiplied by."""
+    return T_95[count - 2] if count - 2 < len(T_95) else NORMAL_95
+
+
+def interval(values: Sequence[float]) -> Interval:
+    """The 95 % interval of the mean of independent values, one at least."""
+    mean = statistics.fmean(values)
+    if len(values) < 2:
+        return Interval(mean, None)
+    return Interval(mean, t_95(len(values)) * statistics.stdev(values) / math.sqrt(len(values)))

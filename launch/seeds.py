@@ -1,0 +1,134 @@
+"""`penstock train --seeds N`: the same config under several seeds, one run after another.
+
+The runs of a group lie in folders ``seed-K`` of its folder, so that `penstock plot` knows them for
+one. Ctrl-C ends the run that goes on as cleanly as ever, and the group with it.
+"""
+
+from __future__ import annotations
+
+import json
+import signal
+import sys
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from functools import partial
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, TextIO
+
+from penstock.configs.load import Resolved, resolve_target
+from penstock.launch import run, topology
+from penstock.launch.figures import clock, count, number
+from penstock.launch.folders import Resume, default_run_dir
+from penstock.launch.intervals import Interval, interval
+
+Summary = Mapping[str, Any]
+
+SIGNALLED = (128 + signal.SIGINT, 128 + signal.SIGTERM, 128 + signal.SIGHUP)
+
+
+def train(target: str, overrides: Sequence[str], seeds: int, resume: Resume, as_json: bool) -> int:
+    """Train ``seeds`` times, with run.seed and the seeds after it; returns the exit code: that of
+    the run that was interrupted, else 1 where one failed, else 0."""
+    resolved = resolve_target(target, overrides)
+    folder = Path(resolved.config.run.dir or default_run_dir(resolved.name))
+    stream = sys.stderr if as_json else sys.stdout
+    summaries: dict[int, Summary] = {}
+    code = 0
+    for seed in range(resolved.config.run.seed, resolved.config.run.seed + seeds):
+        path = folder / f"seed-{seed}"
+        _say(f"seed {seed}, {len(summaries) + 1} of {seeds}", stream)
+        own = _with_seed(resolved, seed)
+        make_specs = partial(topology.train, own.config)
+        outcome, summaries[seed] = run.with_learner(own, path, resume, as_json, make_specs)
+        code = max(code, outcome.exit_code)
+        if outcome.exit_code == 2 or outcome.exit_code in SIGNALLED:
+            break
+    result = together(summaries, resolved.config.stop.return_)
+    plot = _plot(folder)
+    with suppress(OSError):
+        _show(summaries, result, folder, plot, stream)
+    if as_json:
+        runs = [{"seed": seed, **summary} for seed, summary in summaries.items()]
+        about = {"run_dir": str(folder), "exit_code": code, "asked": seeds, "plot": plot}
+        print(json.dumps({**about, **result, "runs": runs}))
+    return code
+
+
+def together(summaries: Mapping[int, Summary], goal: float | None) -> dict[str, Any]:
+    """What the runs that came to an end of their own have in common: return and seconds to
+    ``goal``, means with the half of their 95 % interval."""
+    whole = [s for s in summaries.values() if s["error"] is None]
+    solved = [s["solved_at_s"] for s in whole if s["solved_at_s"] is not None]
+    returns = [s["episode_return_mean"] for s in whole if s.get("episode_return_mean") is not None]
+    return {
+        "return": _interval(returns),
+        "goal": goal,
+        "solved": len(solved),
+        "solved_at_s": _interval(solved),
+        "finished": len(whole),
+    }
+
+
+def _interval(values: Sequence[float]) -> dict[str, float | None] | None:
+    return interval(values)._asdict() if values else None
+
+
+def _with_seed(resolved: Resolved, seed: int) -> Resolved:
+    config = resolved.config
+    section = config.run.model_copy(update={"seed": seed})
+    return replace(resolved, config=config.model_copy(update={"run": section}))
+
+
+def _plot(folder: Path) -> str | None:
+    """Draw the group, where matplotlib is there and something was measured."""
+    from penstock.configs.errors import UserError
+    from penstock.launch import plot
+
+    if find_spec("matplotlib") is None:
+        return None
+    try:
+        return str(plot.plot([str(folder)], None, None))
+    except UserError:
+        return None
+
+
+def _show(
+    summaries: Mapping[int, Summary],
+    result: Mapping[str, Any],
+    folder: Path,
+    plot: str | None,
+    stream: TextIO,
+) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(box=None, header_style="bold", pad_edge=False)
+    for name in ("seed", "ended by", "return", "steps", "time", "to stop.return"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for seed, s in summaries.items():
+        solved = "-" if s["solved_at_s"] is None else f"{s['solved_at_s']:.2f} s"
+        steps, time = count(s.get("env_steps")), clock(s.get("time_s"))
+        shown = number(s.get("episode_return_mean"))
+        table.add_row(str(seed), s["exit_reason"], shown, steps, time, solved)
+    table.add_section()
+    solved = f"{_text(result['solved_at_s'])} s, {result['solved']} of {len(summaries)}"
+    table.add_row("mean", "", _text(result["return"]), "", "", solved if result["solved"] else "-")
+    width = None if stream.isatty() else 120
+    Console(file=stream, width=width, markup=False, highlight=False).print(table)
+    drawn = f", {plot} shows their curves" if plot else ""
+    _say(f"all of them are in {folder}{drawn}", stream)
+
+
+def _text(found: Mapping[str, float | None] | None) -> str:
+    """470.2 ± 12.3."""
+    if found is None:
+        return "-"
+    mean, half = Interval(**found)  # type: ignore[arg-type]
+    return number(mean) + ("" if half is None else f" ± {number(half)}")
+
+
+def _say(text: str, stream: TextIO) -> None:
+    with suppress(OSError):
+        print(text, file=stream, flush=True)

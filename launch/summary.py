@@ -1,0 +1,93 @@
+"""The last words of a run: a table of how far it came, where every sample went, what to do next."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, TextIO
+
+from penstock.configs.load import CONFIG_FILE
+from penstock.launch.figures import Metrics, clock, count, frames_per_s, number, percent, reasons
+from penstock.launch.runs import best_return
+
+Rows = list[tuple[str, str]]
+
+INTERRUPTED = ("interrupted", "terminated")
+
+
+def rows(summary: Metrics, run_dir: Path) -> Rows:
+    """What is told: labels and texts."""
+    m = summary.get
+    seconds, steps = m("time_s") or 0.0, m("env_steps") or 0
+    rate = steps / seconds if seconds else None
+    shown = {
+        "ended by": summary["exit_reason"],
+        "steps": f"{count(steps)} agent steps in {clock(seconds)}, {count(rate)}/s"
+        + _frames(summary, rate),
+        "return": f"{number(m('episode_return_mean'))} over the last 100 of "
+        f"{count(m('episodes') or 0)} episodes",
+    }
+    if m("solved_at_s") is not None:
+        shown["solved"] = (
+            f"stop.return was first reached after {m('solved_at_s'):.2f} s of training"
+        )
+    if "eval_return_mean" in summary:
+        shown["evaluation"] = (
+            f"{number(m('eval_return_mean'))} at {count(m('eval_trained_steps'))} steps, "
+            f"best {number(m('eval_return_best'))}"
+        )
+    elif (best := best_return(run_dir)) is not None:
+        shown["best"] = f"{number(best)}, in checkpoints/best"
+    shown |= accounting(summary["accounting"])
+    if m("utilization") is not None:
+        shown["learner"] = f"{percent(m('utilization'))} of its time in training"
+    return [*shown.items(), ("folder", str(run_dir)), *_next(summary["exit_reason"], run_dir)]
+
+
+def accounting(a: Mapping[str, Any]) -> dict[str, str]:
+    """Where every sample went, and whether that adds up."""
+    went = a["trained"] + sum(a["dropped"].values()) + sum(a["lost"].values()) + a["in_flight"]
+    shown = {
+        "samples": f"produced {a['produced']:,} = trained {a['trained']:,} + dropped "
+        f"{reasons(a['dropped'])} + lost {reasons(a['lost'])} + in flight {a['in_flight']:,}"
+    }
+    if went != a["produced"]:
+        shown["defect"] = f"these do not balance, by {a['produced'] - went:,}: please report it"
+    return shown
+
+
+def _next(exit_reason: str, run_dir: Path) -> Rows:
+    """What a user may want to type now."""
+    if not (run_dir / "checkpoints" / "last").is_dir():
+        return []
+    commands = [f"penstock {name} {run_dir}" for name in ("eval", "record", "plot")]
+    if exit_reason in INTERRUPTED:
+        config = run_dir / CONFIG_FILE
+        commands.append(f"penstock train {config} run.dir={run_dir} --resume must")
+    return [("next" if i == 0 else "", command) for i, command in enumerate(commands)]
+
+
+def show(shown: Rows, stream: TextIO) -> None:
+    """As a panel on a terminal, else in lines."""
+    if not stream.isatty():
+        width = max(len(label) for label, _ in shown)
+        lines = (f"{label:{width}}  {text}" for label, text in shown)
+        print(*lines, sep="\n", file=stream, flush=True)
+        return
+    from rich.console import Console
+    from rich.panel import Panel
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table.grid(padding=(0, 2))
+    for label, text in shown:
+        table.add_row(Text(label, style="dim"), Text(text, overflow="fold"))
+    Console(file=stream).print(Panel(table, title="summary", title_align="left", expand=False))
+
+
+def _frames(summary: Metrics, rate: float | None) -> str:
+    """Emulator frames, where there is an emulator."""
+    steps, frames = summary.get("env_steps"), summary.get("env_frames")
+    if not steps or frames in (None, steps):
+        return ""
+    return f" ({count(frames)} frames, {count(frames_per_s({**summary, 'steps_per_s': rate}))}/s)"

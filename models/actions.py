@@ -1,0 +1,108 @@
+"""What a policy's actions are, and how many outputs of a network decide one. Imports no torch.
+
+Policies choose from 0 on, and numbers from -1 to 1, whatever the game's own actions are
+(`penstock.envs.VectorGame` maps them).
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from gymnasium import spaces
+
+from penstock.configs.errors import UserError
+from penstock.configs.schema import Config
+from penstock.core.params import ParamLayout
+from penstock.core.specs import Column
+
+CHOICES = "choices."  # begins the names of empty entries of a layout that tell of the actions
+
+
+class Spaces(Protocol):
+    """What a network needs to know about a game: the spaces of a single environment. Those of a
+    game with observations of several parts are in its ``parts``."""
+
+    @property
+    def observation_space(self) -> Any: ...
+    @property
+    def action_space(self) -> Any: ...
+
+
+@dataclass(frozen=True)
+class Choices:
+    """One of ``counts[i]`` for each i: a Discrete action has one count and the shape ``()``."""
+
+    counts: tuple[int, ...]
+    shape: tuple[int, ...] = ()
+
+    @property
+    def outputs(self) -> int:
+        """Logits of a network, those of the first choice first."""
+        return sum(self.counts)
+
+    @property
+    def head(self) -> int:
+        """Outputs that are computed from the observation: all."""
+        return self.outputs
+
+
+@dataclass(frozen=True)
+class Numbers:
+    """Normal numbers ``shape``, clipped to -1 ... 1 by the environment or ``squashed`` by tanh.
+
+    What is recorded is the number before either.
+    """
+
+    shape: tuple[int, ...]
+    squashed: bool = False
+
+    @property
+    def size(self) -> int:
+        return math.prod(self.shape)
+
+    @property
+    def outputs(self) -> int:
+        """Means, then logarithms of standard deviations."""
+        return 2 * self.size
+
+    @property
+    def head(self) -> int:
+        """Outputs that are computed from the observation: the means."""
+        return self.size
+
+
+ActionSpec = Choices | Numbers
+
+
+def discrete(count: int) -> Choices:
+    """One of ``count``."""
+    return Choices((count,))
+
+
+def action_spec(config: Config, game: Spaces) -> ActionSpec:
+    """What an actor-critic decides in a game; UserError for a space that it cannot play."""
+    match game.action_space:
+        case spaces.Discrete(n=n):
+            return discrete(int(n))
+        case spaces.MultiDiscrete(nvec=nvec):
+            return Choices(tuple(int(n) for n in nvec.flat), nvec.shape)
+        case spaces.Box(shape=shape):
+            return Numbers(shape, config.model.gaussian == "squashed")
+    raise UserError(
+        f"action space {game.action_space} is none of Discrete, MultiDiscrete and Box, which "
+        f"algo.name {config.algo.name} plays; set env.wrappers to a wrapper of yours that offers "
+        "one of them"
+    )
+
+
+def action_column(space: Any) -> Column:
+    """What a slot records of each action of a space."""
+    return Column("action", "<f4" if isinstance(space, spaces.Box) else "<i4", tuple(space.shape))
+
+
+def counts_of(layout: ParamLayout) -> tuple[int, ...]:
+    """How many there are of each choice of the actor-critic of a layout."""
+    told = tuple(shape[1] for name, shape in layout.entries if name.startswith(CHOICES))
+    return told or dict(layout.entries)["policy.bias"]

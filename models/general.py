@@ -1,0 +1,75 @@
+"""Actor-critics of any make: observations of several parts, memory, own networks. No torch here.
+
+The parameters' layout is that of the torch module, which `layout` builds without memory for it; so
+only who asks for the layout imports torch.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+from penstock.configs.model import ModelConfig
+from penstock.core.observations import Part
+from penstock.core.params import ParamLayout
+from penstock.models.actions import ActionSpec
+
+FLOATS = "floats."  # begins the names of empty entries of a layout that tell where numbers lie
+
+
+@dataclass(frozen=True)
+class Input:
+    """One array of an observation, as networks read it: uint8 comes from 0 ... 255 to 0 ... 1."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+    part: Part | None
+    """Where it lies in a row of bytes; None where it is the observation itself."""
+    is_image: bool
+    """Whether it goes through convolutions; if not it is flattened."""
+
+
+@dataclass(frozen=True)
+class GeneralShape:
+    """`penstock.models.torch_general.GeneralNet`."""
+
+    inputs: tuple[Input, ...]
+    mask: Part | None
+    """The action mask among the parts of an observation."""
+    actions: ActionSpec
+    model: ModelConfig
+
+    @property
+    def outputs(self) -> int:
+        return self.actions.outputs
+
+    @property
+    def convolutional(self) -> bool:
+        return any(part.is_image for part in self.inputs)
+
+    @property
+    def is_separate(self) -> bool:
+        """Whether the value has a network of its own."""
+        if self.model.critic != "auto":
+            return self.model.critic == "separate"
+        plain = self.model.core == "none" and self.model.entry is None
+        return plain and not self.convolutional
+
+    @property
+    def state_size(self) -> int:
+        """Numbers that the memory of one environment has."""
+        each = {"none": 0, "gru": 1, "lstm": 2}[self.model.core] * self.model.core_size
+        return each * (1 + self.is_separate)
+
+    @cached_property
+    def layout(self) -> ParamLayout:
+        from penstock.models.torch_general import layout
+
+        return layout(self)
+
+
+def floats_of(layout: ParamLayout) -> list[slice]:
+    """Where in packed observations the network of a layout reads float32 numbers, in bytes."""
+    told = (shape[1:] for name, shape in layout.entries if name.startswith(FLOATS))
+    return [slice(offset, offset + nbytes) for offset, nbytes in told]

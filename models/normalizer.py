@@ -1,0 +1,54 @@
+"""Observations shifted and scaled by what has been seen so far, in torch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+
+from penstock.models.layout import CLIP, EPSILON
+
+MOST = 1e9  # samples counted: beyond float32's precision the statistics become a moving average
+
+
+class Normalizer(nn.Module):
+    """Mean, variance and count of each of ``inputs`` numbers, as buffers: they are published and
+    saved with the weights. It leaves observations as they are until it has seen any."""
+
+    mean: Tensor
+    var: Tensor
+    count: Tensor
+
+    def __init__(self, inputs: int) -> None:
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(inputs))
+        self.register_buffer("var", torch.ones(inputs))
+        self.register_buffer("count", torch.zeros(1))
+
+    def forward(self, rows: Tensor) -> Tensor:
+        """Float32 ``[B, inputs]`` of numbers of any dtype, within ± `CLIP`."""
+        scale = (self.var + EPSILON).rsqrt()
+        return ((rows.float() - self.mean) * scale).clamp(-CLIP, CLIP)
+
+    @torch.no_grad()
+    def observe(
+        self, rows: Tensor, alive: Tensor, add_others: Callable[[Tensor], None] | None = None
+    ) -> None:
+        """Take in the alive of ``rows`` ``[B, inputs]``, alive bool ``[B]``: Chan et al. 1979,
+        equation 2.1, by sums in float64. ``add_others`` adds to a tensor those of others."""
+        exact = rows.double() * alive[:, None]
+        sums = torch.stack(
+            (exact.sum(0), exact.square().sum(0), alive.sum().expand(len(self.mean)))
+        )
+        if add_others is not None:
+            add_others(sums)
+        more = sums[2, :1]
+        mean = sums[0] / more.clamp(min=1)
+        var = (sums[1] / more.clamp(min=1) - mean.square()).clamp_(min=0)
+        before = self.count.double().clamp(max=MOST)
+        share = more / (before + more).clamp(min=1)
+        shift = mean - self.mean.double()
+        self.var.copy_(self.var.double().lerp(var, share) + shift.square() * share * (1 - share))
+        self.mean.copy_(self.mean.double() + shift * share)
+        self.count.copy_(before + more)

@@ -1,0 +1,104 @@
+"""A network of one's own, named by `model.entry`: a torch module of this form.
+
+    class Net(torch.nn.Module):
+        def __init__(self, shapes: dict[str, tuple[int, ...]], outputs: int, **settings): ...
+        def forward(self, arrays: dict[str, Tensor]) -> Tensor: ...
+
+``shapes`` are those of the arrays in an observation, by name; "obs" where there is only one.
+``outputs`` is how many numbers decide an action, ``settings`` are `model.settings`. ``arrays`` are
+float32 ``[B, *shape]``, pixels from 0 to 1. What `forward` returns is either
+
+    features [B, width]                     to which memory (`model.core`) and heads are added
+    outputs [B, outputs] and values [B]     logits, or means and then logs of deviations
+
+Rows are independent of each other; parameters and buffers are float32.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from penstock.configs.errors import UserError
+from penstock.models.general import GeneralShape
+
+ROWS = 3  # of the batch that is tried
+
+
+def make_own(shape: GeneralShape) -> tuple[nn.Module, int | None]:
+    """The network, and the width of its features; None where it gives outputs and values. Raises
+    UserError for one that does not fit."""
+    entry = shape.model.entry
+    assert entry is not None
+    purpose = f"model.entry {entry}"
+    kind = _load(entry, purpose)
+    shapes = {given.name: given.shape for given in shape.inputs}
+    rows = {name: torch.zeros(ROWS, *extents) for name, extents in shapes.items()}
+    try:
+        net = kind(shapes, shape.outputs, **shape.model.settings)
+        assert isinstance(net, nn.Module), f"{type(net).__name__} is no torch.nn.Module"
+        with torch.no_grad():
+            found = net.eval()(rows)
+    except Exception as error:
+        text = " ".join(str(error).split())[:300]
+        raise UserError(
+            f"{purpose} failed with {type(error).__name__}: {text}, for observations of "
+            f"{_brief(shapes)} and {shape.outputs} outputs; correct it, or model.settings"
+        ) from error
+    for name, tensor in (*net.named_parameters(), *net.named_buffers()):
+        if tensor.dtype != torch.float32:
+            raise UserError(
+                f"{purpose} has {name} in {tensor.dtype}, and weights travel as float32; make it "
+                "float32, or keep it out of the module's parameters and buffers"
+            )
+    return net.train(), _width(found, shape, purpose)
+
+
+def _width(found: Any, shape: GeneralShape, purpose: str) -> int | None:
+    if isinstance(found, Tensor) and found.ndim == 2 and len(found) == ROWS and found.shape[1]:
+        return found.shape[1]
+    both = isinstance(found, tuple) and len(found) == 2
+    wanted = [(ROWS, shape.outputs), (ROWS,)]
+    if not both or [tuple(tensor.shape) for tensor in found] != wanted:
+        raise UserError(
+            f"{purpose} returned {_described(found)} for {ROWS} observations, and it must return "
+            f"features of shape [{ROWS}, width], or outputs and values of shapes "
+            f"[{ROWS}, {shape.outputs}] and [{ROWS}]; correct its forward"
+        )
+    model = shape.model
+    for key, value in (("core", model.core), ("critic", model.critic)):
+        if value in ("lstm", "gru", "separate"):
+            raise UserError(
+                f"{purpose} returns outputs and values, and model.{key} {value} needs features; "
+                f"make it return features of shape [B, width], or set model.{key} to its default"
+            )
+    return None
+
+
+def _load(entry: str, purpose: str) -> Any:
+    module, _, name = entry.partition(":")
+    try:
+        found = getattr(importlib.import_module(module), name, None)
+    except Exception as error:
+        raise UserError(
+            f"{purpose}: importing {module} failed with {type(error).__name__}: {error}; correct "
+            "its name, start in its folder, or install what it needs"
+        ) from error
+    if not callable(found):
+        raise UserError(f"{purpose}: module {module} has no class {name}; correct its name")
+    return found
+
+
+def _described(found: Any) -> str:
+    if isinstance(found, Tensor):
+        return f"a tensor of shape {list(found.shape)}"
+    if isinstance(found, tuple) and all(isinstance(each, Tensor) for each in found):
+        return " and ".join(f"{list(each.shape)}" for each in found)
+    return f"a {type(found).__name__}"
+
+
+def _brief(shapes: dict[str, tuple[int, ...]]) -> str:
+    return ", ".join(f"{name} {list(shape)}" for name, shape in shapes.items())

@@ -1,0 +1,208 @@
+"""Who comes to a parameter server, again and again, and who is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import zmq
+from torch import Tensor, nn
+
+from penstock.configs.errors import UserError
+from penstock.learner.optimizer import FlatOptimizer
+from penstock.learner.server import protocol
+from penstock.learner.server.client import ServerClient
+from penstock.learner.server.members import rules
+from penstock.learner.server.protocol import Head, Kind, Payload
+from penstock.transport import keys
+from penstock.transport.checksum import crc32
+from server_rig import (
+    OPTIMUM,
+    SIZE,
+    Rig,
+    config,
+    counted,
+    optimizer_of,
+    pulled,
+    push,
+    rigs,
+    until,
+    values,
+)
+
+
+@pytest.fixture
+def rig(tmp_path: Path) -> Iterator[Callable[..., Rig]]:
+    yield from rigs(tmp_path)
+
+
+# ---------------------------------------------------------------------------- whose parameters
+
+
+def test_the_first_worker_brings_the_parameters(rig: Callable[..., Rig]) -> None:
+    made = rig(config("tap", 2))
+    first, second = made.client(0, values=OPTIMUM), made.client(1)
+    pulled(first)
+    pulled(second)
+    torch.testing.assert_close(values(second), OPTIMUM)
+
+
+def test_a_run_goes_on_from_what_was_fetched(rig: Callable[..., Rig]) -> None:
+    cfg = config("ssp", 2, optimizer="adam", lr=0.01)
+    made = rig(cfg)
+    client = made.client(0)
+    for _ in range(3):
+        pulled(client)
+        push(client, values(client) - OPTIMUM, samples=5)
+    pulled(client)
+    state = client.fetch(5.0)
+    assert state is not None
+    assert (state.version, state.samples, state.tally) == (3, 15, counted(15))
+    expected = _two_more(client)
+    made.close()
+
+    again = rig(cfg)
+    late = again.client(1)  # with nothing: takes what the others have
+    pulled(late)
+    begun = {"version": state.version, "samples": state.samples, "tally": state.tally}
+    resumed = again.client(0, values=torch.from_numpy(state.values), **begun)
+    resumed._optimizer.load_state_dict(state.arrays)
+    assert pulled(resumed).version == 3
+    torch.testing.assert_close(_two_more(resumed), expected)
+    assert pulled(resumed).samples == 25
+    push(late, torch.ones(SIZE))  # at parameters that are no more
+    reply = pulled(late)
+    assert (reply.version, reply.lag) == (5, None)
+    torch.testing.assert_close(values(late), expected)
+
+
+def _two_more(client: ServerClient) -> Tensor:
+    for _ in range(2):
+        push(client, values(client) - OPTIMUM, samples=5)
+        pulled(client)
+    return values(client).clone()
+
+
+def test_a_new_server_takes_what_the_workers_have(rig: Callable[..., Rig]) -> None:
+    cfg = config("ssp", 2)
+    made = rig(cfg)
+    client = made.client(0)
+    for _ in range(2):
+        pulled(client)
+        push(client, torch.ones(SIZE))
+    pulled(client)
+    before = values(client).clone()
+    push(client, torch.ones(SIZE))
+    made.stop()
+    again = rig(cfg)
+    reply = pulled(client)
+    assert (reply.version, reply.lag) == (2, None)  # the last push is lost, and nothing else
+    torch.testing.assert_close(values(client), before)
+    assert again.server.figures()["version"] == 2
+
+
+# ---------------------------------------------------------------------------------- bad input
+
+
+@pytest.mark.parametrize(
+    ("settings", "says"),
+    [({"lr": 0.2}, "other settings"), ({"count": 3}, "other settings")],
+)
+def test_other_settings_are_refused(
+    rig: Callable[..., Rig], settings: dict[str, Any], says: str
+) -> None:
+    made = rig(config("ssp", 2))
+    cfg = made.cfg.model_copy(update=settings)
+    client = ServerClient(made.address, 1, optimizer_of(cfg), cfg)
+    with pytest.raises(UserError, match=f"learner 1 has {says}"):
+        client.pull(5.0)
+    client.close()
+
+
+def test_another_number_of_parameters_is_refused(rig: Callable[..., Rig]) -> None:
+    made = rig(config("ssp", 2))
+    pulled(made.client(0))
+    other = FlatOptimizer([("x", nn.Parameter(torch.zeros(5)))], made.cfg)
+    client = ServerClient(made.address, 1, other, made.cfg)
+    with pytest.raises(UserError, match="has 5 parameters, and the others have 8"):
+        client.pull(5.0)
+    client.close()
+
+
+def test_who_joined_before_there_were_parameters_is_refused_too(rig: Callable[..., Rig]) -> None:
+    made = rig(config("ssp", 2))
+    with zmq.Context() as context, context.socket(zmq.DEALER) as early:
+        early.connect(made.address)
+        join = Head(Kind.JOIN, rank=1, session=7, entries=5, rules=rules(made.cfg))
+        early.send_multipart(protocol.encode(join))
+        assert protocol.decode(early.recv_multipart()).head.kind == Kind.WELCOME
+        assert pulled(made.client(0)).workers == 1
+        answer = protocol.decode(early.recv_multipart())
+        assert answer.head.kind == Kind.REFUSE
+        assert "has 5 parameters, and the others have 8" in protocol.text(answer)
+
+
+def test_another_release_is_told_so(rig: Callable[..., Rig]) -> None:
+    made = rig(config("ssp", 2))
+    head = bytearray(protocol.encode(Head(Kind.JOIN, entries=SIZE))[0])
+    head[4] += 1
+    head[-4:] = crc32(bytes(head[:-4])).to_bytes(4, "little")
+    with zmq.Context() as context, context.socket(zmq.DEALER) as other:
+        other.connect(made.address)
+        other.send_multipart([bytes(head), b""])
+        answer = protocol.decode(other.recv_multipart())
+    assert protocol.text(answer).startswith("the parameter server speaks another version")
+
+
+def test_a_rank_is_there_once(rig: Callable[..., Rig]) -> None:
+    made = rig(config("ssp", 2))
+    pulled(made.client(0))
+    second = made.client(0)
+    assert second.pull(0.3) is None
+    assert second.said == "another learner with rank 0 is there"
+
+
+def test_garbage_is_counted_and_dropped(rig: Callable[..., Rig]) -> None:
+    made = rig(config("ssp", 2, staleness=0))
+    client = made.client(0)
+    pulled(client)
+    gradient = protocol.pack_dense(np.ones(SIZE, np.float32))
+    sound = protocol.encode(Head(Kind.PUSH, session=1, samples=1), gradient)
+    shapeless: list[list[Payload]] = [[b"x"] * 3, [b""], [b"PNPS" * 20, b""], [b"x" * 10_000_000]]
+    _throw(made.address, [*shapeless, [sound[0], sound[1][:-1]], sound])
+    until(lambda: sum(made.server.rejected.values()) == 6)
+    assert set(made.server.rejected) == {"frames", "header", "size", "unknown"}
+    client._send(Head(Kind.PUSH, samples=1), protocol.pack_dense(np.ones(SIZE + 1, np.float32)))
+    reply = pulled(client)  # its turn is taken, with nothing
+    assert (reply.version, reply.lag) == (0, None)
+    push(client, torch.full((SIZE,), torch.nan))
+    assert pulled(client).version == 0
+    client.push(1)
+    push(client, torch.ones(SIZE))  # has not asked in between
+    assert pulled(client).version == 0
+    push(client, torch.ones(SIZE))
+    assert pulled(client).version == 1
+    assert made.server.rejected["not_pulled"] == 1
+    assert made.server.rejected["not_finite"] == 2
+
+
+def _throw(address: str, messages: list[list[Payload]]) -> None:
+    with zmq.Context() as context, context.socket(zmq.DEALER) as socket:
+        socket.connect(address)
+        for message in messages:
+            socket.send_multipart(message)
+
+
+@pytest.mark.skipif(not zmq.has("curve"), reason="libzmq without CURVE")
+def test_strangers_do_not_get_in(rig: Callable[..., Rig], tmp_path: Path) -> None:
+    folder, other = tmp_path / "keys", tmp_path / "other"
+    keys.new(folder)
+    keys.new(other)
+    made = rig(config("ssp", 2), curve=folder)
+    pulled(made.client(0, curve=folder))
+    assert made.client(1, curve=other).pull(0.3) is None
+    assert made.client(1).pull(0.3) is None

@@ -1,0 +1,108 @@
+"""A parameter server in a thread, its workers, and a problem for them: a quadratic one of eight
+parameters."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from penstock.configs.schema import LearnerConfig
+from penstock.learner.optimizer import FlatOptimizer
+from penstock.learner.server.client import Reply, ServerClient
+from penstock.learner.server.protocol import Tally
+from penstock.learner.server.server import ParameterServer
+
+SIZE = 8
+OPTIMUM = torch.linspace(-3.0, 4.0, SIZE)
+SGD: dict[str, Any] = {"optimizer": "sgd", "momentum": 0.0, "lr": 0.3, "grad_clip": None}
+
+
+def config(pace: str, count: int = 4, **settings: Any) -> LearnerConfig:
+    return LearnerConfig.model_validate({"pace": pace, "count": count} | SGD | settings)
+
+
+def optimizer_of(cfg: LearnerConfig, values: Tensor | None = None) -> FlatOptimizer:
+    start = torch.zeros(SIZE) if values is None else values
+    device = "cuda" if cfg.device == "cuda" else "cpu"
+    return FlatOptimizer([("x", nn.Parameter(start.to(device, copy=True)))], cfg)
+
+
+class Rig:
+    """A server in a thread."""
+
+    def __init__(self, folder: Path, cfg: LearnerConfig, curve: Path | None = None) -> None:
+        self.cfg = cfg
+        self.address = f"ipc://{folder}/s"
+        self.server = ParameterServer(cfg, self.address, curve=curve)
+        self._clients: list[ServerClient] = []
+        self._stop = False
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        while not self._stop:
+            self.server.turn(0.02)
+
+    def client(self, rank: int, values: Tensor | None = None, **begun: Any) -> ServerClient:
+        optimizer = optimizer_of(self.cfg, values)
+        self._clients.append(ServerClient(self.address, rank, optimizer, self.cfg, **begun))
+        return self._clients[-1]
+
+    def stop(self) -> None:
+        """End the server alone."""
+        self._stop = True
+        self._thread.join()
+        self.server.close()
+
+    def close(self) -> None:
+        while self._clients:
+            self._clients.pop().close()
+        if not self._stop:
+            self.stop()
+
+
+def rigs(folder: Path) -> Iterator[Callable[..., Rig]]:
+    """What makes a `Rig`; all of them end with it."""
+    made: list[Rig] = []
+
+    def make(cfg: LearnerConfig, **options: Any) -> Rig:
+        made.append(Rig(folder, cfg, **options))
+        return made[-1]
+
+    yield make
+    for each in made:
+        each.close()
+
+
+def pulled(client: ServerClient, timeout_s: float = 10.0) -> Reply:
+    reply = client.pull(timeout_s)
+    assert reply is not None, client.said
+    return reply
+
+
+def push(client: ServerClient, mean: list[float] | Tensor, samples: int = 1, **told: Any) -> None:
+    client._optimizer.grads.copy_(torch.as_tensor(mean) * samples)
+    client.push(samples, counted(samples), **told)
+
+
+def counted(steps: int, returns: float = 0.0) -> Tally:
+    """So many agent steps, and episodes with so much return of late."""
+    return (0.0, float(steps), 0.0, returns, 0.0, 1.0)
+
+
+def values(client: ServerClient) -> Tensor:
+    return client._optimizer.values
+
+
+def until(condition: Callable[[], bool]) -> None:
+    """Wait for it, for a while."""
+    ends_s = time.monotonic() + 5.0
+    while not condition():
+        assert time.monotonic() < ends_s, "it did not come true in time"
+        time.sleep(0.005)

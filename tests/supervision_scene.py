@@ -1,0 +1,50 @@
+"""A set of processes for the supervisor's decisions, without a process or a clock."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from penstock.launch.decisions import Decisions
+from penstock.launch.effects import Effect, End, Limits, Start
+from penstock.launch.topology import RoleSpec, Stage
+
+LEARNER = RoleSpec("learner", 0, "m:f", Stage.LEARNER, informed=True)
+CONNECTOR = RoleSpec("connector", 0, "m:f", Stage.CARRIERS)
+ACTORS = tuple(RoleSpec("actor", i, "m:f", Stage.ACTORS) for i in range(2))
+
+
+class Scene:
+    """A set of processes that does what it is told, and a clock that a test turns."""
+
+    def __init__(self, specs: Sequence[RoleSpec], ready: bool = True, **limits: float) -> None:
+        self.decisions = Decisions(specs, Limits(**limits))  # type: ignore[arg-type]
+        self.now_s = 1000.0
+        self.beats: dict[str, float] = {}
+        self.incarnations: dict[str, int] = {}
+        self.tick()
+        for spec in specs:
+            if ready:
+                self.decisions.ready(spec.name, self.now_s)
+
+    def tick(self, after_s: float = 0.0, beating: Sequence[str] = ()) -> list[Effect]:
+        self.now_s += after_s
+        self.beats |= dict.fromkeys(beating, self.now_s)
+        effects = self.decisions.tick(self.now_s, self.beats, {"actor-0": "environment"})
+        self.incarnations |= {e.name: e.incarnation for e in effects if isinstance(e, Start)}
+        return effects
+
+    def wait(self, seconds: float, beating: Sequence[str] = ()) -> list[Effect]:
+        """Tick through ``seconds``, a second at a time."""
+        return [e for _ in range(int(seconds)) for e in self.tick(1.0, beating)]
+
+    def ends(self, name: str, code: int, produced: int = 0, log: str = "") -> list[Effect]:
+        end = End(code, produced, produced // 10, self.incarnations.get(name, 0), log)
+        return self.decisions.ended(name, end, self.now_s)
+
+    def crash_and_restart(self, name: str, produced: int = 0) -> float:
+        """Seconds from a crash to the new start."""
+        self.ends(name, 1, produced)
+        waited_s = 0.0
+        while not any(isinstance(e, Start) for e in self.tick(0.05)):
+            waited_s += 0.05
+        return round(waited_s, 2)

@@ -1,0 +1,100 @@
+"""`penstock check-env`, and what `penstock train` says of the same mistakes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from train_command import SMALL, Penstock
+
+pytestmark = [pytest.mark.system, pytest.mark.timeout(100)]
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+
+BROKEN = """
+import gymnasium, numpy as np
+from gymnasium.spaces import Box, Discrete
+from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorWrapper
+
+class Game(gymnasium.Env):
+    observation_space = Box(-1, 1, (2,), np.float32)
+    action_space = Discrete(2)
+    age = 0
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.age = 0
+        return np.zeros(2, np.float32), {}
+    def step(self, action):
+        self.age += 1
+        return np.zeros(2, np.float32), 1.0, self.age == 9, False, {}
+
+class Grows(Game):
+    def step(self, action):
+        _, *rest = super().step(action)
+        return np.zeros(2 + (self.age > 7), np.float32), *rest
+
+class Leaks(Game):
+    kept = []
+    def step(self, action):
+        self.kept.append(np.ones(1 << 15, np.uint8))
+        return super().step(action)
+
+class Lies(VectorWrapper):
+    def __init__(self, num_envs):
+        super().__init__(SyncVectorEnv([Game] * num_envs, autoreset_mode=AutoresetMode.SAME_STEP))
+        self.metadata = {"autoreset_mode": AutoresetMode.NEXT_STEP}
+
+nameless = lambda: Game()
+"""
+
+
+@pytest.fixture
+def broken(tmp_path: Path) -> None:
+    (tmp_path / "broken.py").write_text(BROKEN)
+
+
+def test_a_sound_game_of_ones_own_passes_and_trains(penstock: Penstock, tmp_path: Path) -> None:
+    (tmp_path / "own_game.py").write_text((EXAMPLES / "own_game.py").read_text())
+    code, report, _ = penstock("check-env", "own_game:Orchard", "--steps", "300", "--json").end()
+    assert (code, report["problems"]) == (0, [])
+    assert report["figures"]["episodes"] > 5
+    assert report["figures"]["steps_per_s"] > 100
+    options = (*SMALL, "algo.name=ppo", "stop.learner_steps=5", "run.dir=first")
+    code, summary, err = penstock("train", "own_game:Orchard", *options, "--json").end()
+    assert code == 0, err
+    assert summary["accounting"]["trained"] > 0
+
+
+@pytest.mark.usefixtures("broken")
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        ("Grows", "observation"),
+        ("Leaks", "memory"),
+        ("Lies", "autoreset"),
+        ("nameless", "pickling"),
+    ],
+)
+def test_problems_are_listed_and_the_exit_code_is_2(
+    penstock: Penstock, name: str, kind: str
+) -> None:
+    code, report, _ = penstock("check-env", f"broken:{name}", "--json").end()
+    assert code == 2
+    assert [problem["kind"] for problem in report["problems"]] == [kind], report
+
+
+@pytest.mark.usefixtures("broken")
+@pytest.mark.parametrize(
+    ("target", "sentence"),
+    [
+        ("broken:Grows", "returned an observation of shape [3] where its space says [2]"),
+        ("broken:Lies", "gave a reward in the step after an episode's end, which only resets"),
+        ("phys2d/CartPole-v1", 'run `pip install "gymnasium[jax]"`, then try again'),
+    ],
+)
+def test_training_ends_with_one_sentence(penstock: Penstock, target: str, sentence: str) -> None:
+    code, summary, err = penstock("train", target, *SMALL, "--json").end()
+    assert code == 2, err
+    assert sentence in summary["error"]
+    assert "Traceback" not in err

@@ -1,0 +1,164 @@
+"""`penstock.train` and what comes after it, with real processes."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import gymnasium
+import numpy as np
+import pytest
+
+import penstock
+from penstock import Callbacks, Summary, UserError
+from penstock.launch.callbacks import Evaluated, Run, Saved
+from train_command import assert_balanced, trained
+
+pytestmark = pytest.mark.system
+
+SMALL: dict[str, Any] = {
+    "actors.envs": 8,
+    "actors.unroll": 8,
+    "run.interval_s": 0.1,
+    "stop.return": None,
+}
+
+
+def test_a_run_and_its_policy(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    overrides = {"stop.return": 200, "stop.minutes": 0.5, "run.interval_s": 0.1}
+    summary = penstock.train("cartpole", overrides, run_dir=tmp_path / "run")
+    assert summary.reason == "return"
+    assert summary.run_dir == tmp_path / "run"
+    assert summary.return_mean is not None
+    assert summary.return_mean >= 200
+    assert summary.solved_at_s is not None
+    assert summary.solved_at_s <= summary.seconds
+    assert summary.rate == pytest.approx(summary.env_steps / summary.seconds)
+    assert summary.utilization is not None
+    assert 0.1 < summary.utilization <= 1
+    assert summary.accounting.balanced
+    assert_balanced(dict(summary.metrics))
+    assert summary.history() == penstock.history(tmp_path / "run")
+    counts = [metrics["env_steps"] for metrics in summary.history()]
+    assert counts == sorted(counts)
+    assert 0 < counts[-1] <= summary.env_steps
+    shown, complaints = capfd.readouterr()
+    assert shown.splitlines()[-1].startswith("time 0:0")
+    assert complaints == ""
+
+    policy = penstock.load_policy(tmp_path / "run")
+    env, total = gymnasium.make("CartPole-v1"), 0.0
+    obs, _ = env.reset(seed=1)
+    ended = False
+    while not ended:
+        action, _ = policy(obs)
+        obs, reward, terminated, truncated, _ = env.step(action)
+        total, ended = total + float(reward), terminated or truncated
+    evaluation = penstock.evaluate(tmp_path / "run", episodes=8)
+    assert len(evaluation.returns) == 8
+    assert evaluation.return_mean == pytest.approx(np.mean(evaluation.returns))
+    # Random play pays about 22; the mean return of the training policy was above 200.
+    assert evaluation.return_mean > 100
+    assert total > 50
+
+
+@pytest.mark.slow
+def test_a_run_goes_on_and_refuses_to_be_written_over(tmp_path: Path) -> None:
+    overrides = SMALL | {"stop.learner_steps": 20, "run.dir": tmp_path}
+    first = penstock.train("cartpole", overrides, progress=False)
+    assert (first.reason, first.learner_steps) == ("learner_steps", 20)
+    with pytest.raises(UserError, match="already holds a run"):
+        penstock.train("cartpole", overrides)
+    second = penstock.train("cartpole", overrides | {"stop.learner_steps": 40}, resume="must")
+    assert second.learner_steps == 40
+    assert second.env_steps > first.env_steps
+
+
+class Heard(Callbacks):
+    """Writes down what it hears of; the first evaluation ends the run."""
+
+    def __init__(self) -> None:
+        self.calls: list[str] = []
+
+    def on_evaluation(self, run: Run, evaluated: Evaluated) -> bool:
+        self.calls.append(f"{evaluated.episodes} episodes")
+        return True
+
+    def on_checkpoint(self, run: Run, saved: Saved) -> None:
+        self.calls.append("checkpoint")
+
+    def on_end(self, run: Run, summary: Mapping[str, Any]) -> None:
+        self.calls.append(f"end by {summary['exit_reason']} of {run.folder.name}")
+
+
+def test_callbacks_are_objects_of_the_caller(tmp_path: Path) -> None:
+    heard = Heard()
+    options = SMALL | {"run.dir": tmp_path / "run", "checkpoint.every_s": 0.2, "eval.every_s": 0.2}
+    options |= {"eval.episodes": 3, "stop.minutes": 0.5}
+    summary = penstock.train("cartpole", options, progress=False, callbacks=[heard])
+    assert summary.reason == "callback"
+    assert heard.calls[0] == "checkpoint"
+    assert "3 episodes" in heard.calls
+    assert heard.calls[-1] == "end by callback of run"
+
+
+def test_a_run_in_another_thread(tmp_path: Path) -> None:
+    found: list[Summary] = []
+
+    def train() -> None:
+        options = SMALL | {"stop.learner_steps": 20, "run.dir": tmp_path}
+        found.append(penstock.train("cartpole", options, progress=False))
+
+    handlers = signal.getsignal(signal.SIGINT)
+    thread = threading.Thread(target=train)
+    thread.start()
+    thread.join(50)
+    assert [summary.reason for summary in found] == ["learner_steps"]
+    assert signal.getsignal(signal.SIGINT) is handlers
+
+
+def test_what_is_wrong_with_a_game_is_raised(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"^environment CartPole-v9 is not registered"):
+        penstock.train("CartPole-v9", {"run.dir": tmp_path})
+
+
+SCRIPT = """
+import penstock, sys
+summary = penstock.train("cartpole", {"stop.return": None, "run.interval_s": 0.1}, run_dir="run",
+                         progress=False)
+print(summary.reason, summary.accounting.balanced, (summary.run_dir / "checkpoints/last").exists())
+"""
+
+
+@pytest.mark.parametrize(
+    ("signum", "code", "said"),
+    [
+        (signal.SIGINT, 0, "interrupted True True\n"),
+        pytest.param(signal.SIGTERM, -signal.SIGTERM, "", marks=pytest.mark.slow),
+    ],
+)
+def test_a_script_without_a_main_guard_is_interrupted_cleanly(
+    tmp_path: Path, signum: int, code: int, said: str
+) -> None:
+    (tmp_path / "script.py").write_text(SCRIPT)
+    process = subprocess.Popen(
+        [sys.executable, "script.py"],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    ends_s = time.monotonic() + 40
+    while not trained(tmp_path / "run") and time.monotonic() < ends_s:
+        time.sleep(0.05)
+    process.send_signal(signum)
+    out, _ = process.communicate(timeout=40)
+    assert (process.returncode, out) == (code, said)
+    assert (tmp_path / "run" / "summary.json").exists()

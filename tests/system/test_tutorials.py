@@ -1,0 +1,71 @@
+"""The code in the tutorials does what they say it does."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from train_command import Penstock
+
+pytestmark = pytest.mark.system
+
+DOCS = Path(__file__).parents[2] / "docs"
+QUICK = ("run.dir=run", "stop.minutes=0.6")
+
+
+def code(page: str, language: str, number: int) -> str:
+    """A page's block of code, counted from 0."""
+    pattern = re.compile(rf"```{language}\n(.*?)```", re.DOTALL)
+    return [str(found[1]) for found in pattern.finditer((DOCS / page).read_text())][number]
+
+
+@pytest.fixture
+def corridor(tmp_path: Path) -> Path:
+    (tmp_path / "corridor.py").write_text(code("own-game.md", "python", 0))
+    (tmp_path / "corridor.yaml").write_text(code("own-game.md", "yaml", 0))
+    return tmp_path
+
+
+@pytest.mark.timeout(110)
+def test_ones_own_game_is_learnt(corridor: Path, penstock: Penstock) -> None:
+    run = penstock("train", "corridor.yaml", *QUICK, "--json")
+    status, summary, errors = run.end()
+    assert status == 0, errors
+    # The best play takes 11 to 20 steps: each costs 0.01, but the last, which pays 1.
+    assert summary["exit_reason"] == "return"
+    assert 0.8 <= summary["episode_return_mean"] <= 0.9
+    # -P: as for the command `penstock`, what lies in the current folder is not found by itself.
+    asked = [sys.executable, "-P", "-m", "penstock", "eval", "run", "--episodes", "4"]
+    subprocess.run(asked, cwd=corridor, check=True, timeout=50)
+    (corridor / "use.py").write_text(
+        code("own-game.md", "python", 1).replace("runs/corridor", "run")
+    )
+    status, _, errors = penstock(module="use").end()
+    assert (status, errors) == (0, "")
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(110)
+@pytest.mark.parametrize(
+    ("name", "number", "options"),
+    [
+        ("nets", 0, ["model.entry=nets:Net", "model.settings.width=32"]),
+        (
+            "a2c",
+            1,
+            ["algo.name=custom", "algo.entry=a2c", "learner.lr=1e-3"],
+        ),
+    ],
+)
+def test_ones_own_network_and_algorithm_learn(
+    tmp_path: Path, penstock: Penstock, name: str, number: int, options: list[str]
+) -> None:
+    (tmp_path / f"{name}.py").write_text(code("own-algorithm.md", "python", number))
+    run = penstock("train", "CartPole-v1", *options, "stop.return=200", *QUICK, "--json")
+    status, summary, errors = run.end()
+    assert status == 0, errors
+    assert summary["exit_reason"] == "return", "random play returns about 22"

@@ -1,0 +1,129 @@
+"""What `penstock` offers in Python, without starting a process."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from io import StringIO
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import penstock
+from penstock import UserError
+from penstock.configs.load import resolve
+from penstock.launch.api import _override, _raise_failure
+from penstock.launch.effects import KILLED_AS_ASKED, Failure, Outcome
+from penstock.launch.view import ProgressLine
+
+
+def test_importing_penstock_imports_next_to_nothing_else() -> None:
+    program = (
+        "import sys; before = set(sys.modules); import penstock; "
+        "print([m for m in ('numpy', 'torch', 'pydantic', 'zmq', 'gymnasium') if m in sys.modules]"
+        ", sorted(m for m in sys.modules if m.startswith('penstock')))"
+    )
+    said = subprocess.run([sys.executable, "-c", program], capture_output=True, check=True)
+    assert said.stdout.decode().strip() == "[] ['penstock']"
+
+
+def test_every_name_that_is_offered_is_there() -> None:
+    for name in penstock.__all__:
+        assert getattr(penstock, name) is not None
+    assert set(penstock.__all__) <= set(dir(penstock))
+    with pytest.raises(AttributeError, match="has no attribute 'trian'"):
+        _ = penstock.trian
+
+
+KEYWORDS = {"text": "no", "x": [1, None]}
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "path", "found"),
+    [
+        ("learner.lr", 1e-05, ("learner", "lr"), 1e-5),
+        ("learner.lr", np.float32(0.5), ("learner", "lr"), 0.5),
+        ("learner", {"lr": 0.25}, ("learner", "lr"), 0.25),
+        ("model.hidden", (32, 16), ("model", "hidden"), [32, 16]),
+        ("stop.return", None, ("stop", "return_"), None),
+        ("run.tensorboard", True, ("run", "tensorboard"), True),
+        ("run.dir", Path("a b/#c: é"), ("run", "dir"), "a b/#c: é"),
+        ("env.kwargs", KEYWORDS, ("env", "kwargs"), KEYWORDS),
+    ],
+)
+def test_a_value_reaches_the_config_as_it_is(
+    name: str, value: Any, path: tuple[str, str], found: Any
+) -> None:
+    section = getattr(resolve("cartpole", [_override(name, value)]), path[0])
+    assert getattr(section, path[1]) == found
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), object(), print, {"a": b"x"}])
+def test_a_value_that_no_config_can_hold_is_refused(value: Any) -> None:
+    with pytest.raises(UserError, match=r"override learner\.lr: .* nothing that a config can hold"):
+        penstock.train("cartpole", {"learner.lr": value})
+
+
+def test_a_wrong_option_is_refused_with_the_nearest_one() -> None:
+    with pytest.raises(UserError, match=r"the nearest option is learner\.lr"):
+        penstock.train("cartpole", {"learner.learning_rate": 1e-3})
+
+
+def test_a_failure_is_raised_as_what_it_is(tmp_path: Path) -> None:
+    def end(code: int, reason: str, message: str, *, user: bool = False) -> Outcome:
+        return Outcome(code, reason, Failure("actor-0", message, "Traceback ...", user))
+
+    _raise_failure(Outcome(0, "return"), tmp_path)
+    _raise_failure(Outcome(130, "interrupted"), tmp_path)
+    with pytest.raises(UserError, match=r"^no such game$"):
+        _raise_failure(end(2, "user_error", "no such game", user=True), tmp_path)
+    with pytest.raises(RuntimeError, match=r"^actor-0: KeyError: 3; the logs are in ") as raised:
+        _raise_failure(end(1, "fault", "KeyError: 3"), tmp_path)
+    assert raised.value.__notes__ == ["Traceback ..."]
+    with pytest.raises(KeyboardInterrupt):
+        _raise_failure(end(130, "interrupted", KILLED_AS_ASKED), tmp_path)
+
+
+def test_history_reads_whole_lines_of_a_run_that_goes_on(tmp_path: Path) -> None:
+    lines = [json.dumps({"time_s": float(i)}) for i in range(2)]
+    (tmp_path / "metrics.jsonl").write_text("\n".join(lines) + '\n{"time_s": 2')
+    assert penstock.history(tmp_path) == [{"time_s": 0.0}, {"time_s": 1.0}]
+    with pytest.raises(UserError, match="name a run's folder"):
+        penstock.history(tmp_path / "nowhere")
+
+
+class Terminal(StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+METRICS = {"time_s": 2.0, "env_steps": 20, "steps_per_s": 10.0, "episodes": 4}
+METRICS["episode_return_mean"] = 3.0
+LINE = "time 0:02, steps 20, 10/s, return 3 over 4 episodes"
+
+
+def test_progress_is_written_over_on_a_terminal() -> None:
+    terminal = Terminal()
+    view = ProgressLine(terminal, "a title that is longer than what comes after it by a lot", None)
+    view.show(METRICS)
+    view.note("actor-0 is started again")
+    view.close()
+    screen: dict[int, str] = {}
+    row = 0
+    for text in terminal.getvalue().splitlines(keepends=True):
+        for part in text.rstrip("\n").split("\r"):
+            screen[row] = part + screen.get(row, "")[len(part) :]
+        row += text.endswith("\n")
+    assert [line.rstrip() for line in screen.values()] == ["actor-0 is started again", LINE]
+
+
+def test_progress_stands_once_where_nothing_can_be_written_over() -> None:
+    stream = StringIO()
+    view = ProgressLine(stream, "a title", None)
+    view.show({**METRICS, "time_s": 1.0})
+    view.show(METRICS)
+    view.close()
+    assert stream.getvalue() == f"{LINE}\n"

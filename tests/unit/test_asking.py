@@ -1,0 +1,161 @@
+"""Asking a supervisor that is not there, does not answer, or is about to end."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+import pytest
+
+from penstock.configs.errors import UserError
+from penstock.launch import asking
+from penstock.launch.asking import lasting, reach, status
+from penstock.launch.folders import run_folder
+from penstock.launch.inquiry import FILE, Inquiry
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    """With a short path, as a runtime folder has, which others may look into."""
+    with tempfile.TemporaryDirectory(dir="/tmp") as place:
+        (Path(place) / "logs").mkdir()
+        Path(place).chmod(0o755)
+        yield Path(place)
+
+
+@contextmanager
+def crowd(path: str) -> Iterator[None]:
+    """So many ask that the socket takes no more."""
+    with ExitStack() as clients:
+        for _ in range(64):
+            client = clients.enter_context(socket.socket(socket.AF_UNIX))
+            client.settimeout(0.2)
+            try:
+                client.connect(path)
+            except (TimeoutError, BlockingIOError):
+                yield
+                return
+        pytest.fail("the backlog never filled")
+
+
+def dead(folder: Path) -> None:
+    """What a supervisor that was killed leaves behind."""
+    with Inquiry(folder, folder) as desk:
+        about = json.loads((folder / FILE).read_text())
+        del desk
+    about["began"] -= 1  # of a process that has ended, whose number this one has got
+    (folder / FILE).write_text(json.dumps(about))
+
+
+def without_a_socket(folder: Path) -> None:
+    with Inquiry(folder, folder):
+        text = (folder / FILE).read_text()
+    (folder / FILE).write_text(text)
+
+
+def killed_but_for_its_socket(folder: Path) -> None:
+    dead(folder)
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(json.loads((folder / FILE).read_text())["socket"])
+
+
+def ended(folder: Path) -> None:
+    summary = {"exit_reason": "fault", "error": "learner-0: out of luck"}
+    (folder / "summary.json").write_text(json.dumps(summary))
+    os.utime(folder / "summary.json", (1e9, 1e9))
+
+
+def elsewhere(folder: Path) -> None:
+    about = {"pid": 1, "began": 5, "host": "another", "socket": "/tmp/none"}
+    (folder / FILE).write_text(json.dumps(about))
+
+
+@pytest.mark.parametrize(
+    ("prepare", "sentence"),
+    [
+        (lambda _: None, "nothing runs in {}, and no summary.json says how a run ended there"),
+        (ended, "the run in {} has ended, at {when}: fault (learner-0: out of luck)"),
+        (dead, "the supervisor of {} (pid {pid}) has died without ending the run, and its"),
+        (killed_but_for_its_socket, "the supervisor of {} (pid {pid}) has died without ending"),
+        (without_a_socket, "the supervisor of {} (pid {pid}) lives, but its socket "),
+        (elsewhere, "{} is of a run on another, and this is {host}; ask there"),
+        (lambda folder: (folder / FILE).write_text("[]"), "{}/supervisor.json is damaged"),
+        (lambda folder: (folder / "logs").rmdir() or folder.rmdir(), "there is no folder {}; give"),
+    ],
+)
+def test_where_nobody_answers_a_sentence_says_why(
+    tmp_path: Path, folder: Path, prepare: Callable[[Path], object], sentence: str
+) -> None:
+    prepare(folder)
+    when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(1e9))
+    words = {"pid": os.getpid(), "host": socket.gethostname(), "when": when}
+    with pytest.raises(UserError) as raised:
+        reach(str(folder))
+    assert str(raised.value).startswith(sentence.format(folder, **words))
+    folder.mkdir(exist_ok=True)
+
+
+@pytest.mark.parametrize("prepare", [lambda _: None, ended], ids=["first", "resumed"])
+def test_a_run_that_is_ending_has_not_ended(
+    folder: Path, prepare: Callable[[Path], object]
+) -> None:
+    prepare(folder)  # a summary is of the time before the run was resumed
+    with (
+        run_folder(folder, "auto"),
+        pytest.raises(UserError, match="is just starting or ending; ask again in a moment"),
+    ):
+        reach(str(folder))
+
+
+def test_a_busy_supervisor_whose_number_is_another_process_is_not_signalled(folder: Path) -> None:
+    with Inquiry(folder, folder):  # nobody takes its turn
+        about = json.loads((folder / FILE).read_text())
+        (folder / FILE).write_text(json.dumps({**about, "began": about["began"] + 1}))
+        words = "ask in the container in which the run is"
+        with crowd(about["socket"]), pytest.raises(UserError, match=words):
+            reach(str(folder))
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can become another user")
+def test_a_run_of_another_user_is_none_of_ours(folder: Path) -> None:
+    private = folder / "runtime"
+    private.mkdir(mode=0o700)
+    with Inquiry(folder, private):
+        os.seteuid(65534)
+        try:
+            with pytest.raises(UserError, match="is a run of root, and you are user 65534"):
+                reach(str(folder))
+        finally:
+            os.seteuid(0)
+
+
+def test_a_supervisor_that_is_stuck_and_asked_by_many_is_stuck_and_not_dead(folder: Path) -> None:
+    with Inquiry(folder, folder) as desk, crowd(str(desk.path)):  # nobody takes its turn
+        reached = reach(str(folder))
+        assert (reached.pid, reached.report) == (os.getpid(), None)
+
+
+def test_a_supervisor_that_is_stuck_is_named(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(asking, "TIMEOUT_S", 0.2)
+    with Inquiry(folder, folder):
+        assert reach(str(folder)) == asking.Reached(os.getpid(), None)
+        with pytest.raises(UserError) as raised:
+            status(str(folder))
+    assert str(raised.value) == (
+        f"the supervisor of {folder} (pid {os.getpid()}) has not answered for 0.2 s; "
+        f"penstock stacks {folder} shows where it is stuck"
+    )
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(0.0213, "0.02 s"), (41.3, "41 s"), (200, "3 min 20 s"), (7400, "2 h 3 min")],
+)
+def test_durations_are_read_at_a_glance(seconds: float, text: str) -> None:
+    assert lasting(seconds) == text

@@ -1,0 +1,114 @@
+"""A user's hooks: what they are told, what their mistakes do, and how they end a run."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from penstock.configs.errors import UserError
+from penstock.configs.load import resolve
+from penstock.launch.callbacks import Callbacks, Evaluated, Hooks, Run, Saved
+
+STATISTICS = {"mean": 3.0, "median": 2.5, "std": 1.0, "min": 1.0, "max": 5.0}
+EVALUATION = {
+    "time_s": 4.5, "trained_steps": 640, "learner_steps": 10, "episodes": 20, "best": True,
+    "return": STATISTICS, "length": {**STATISTICS, "mean": 7.0}, "best_return_mean": 3.0,
+    "seconds": 0.2,
+}  # fmt: skip
+CHECKPOINT = {
+    "folder": "run/checkpoints/last", "best": False, "time_s": 4.5, "trained_steps": 640,
+    "learner_steps": 10, "return_mean": None,
+}  # fmt: skip
+
+heard: list[Any] = []
+
+
+class Listens(Callbacks):
+    def on_evaluation(self, run: Run, evaluated: Evaluated) -> bool:
+        heard.append((run, evaluated))
+        return evaluated.return_mean > 2.9
+
+    def on_checkpoint(self, run: Run, saved: Saved) -> None:
+        heard.append(saved)
+
+
+class OnlyTheEnd:
+    """Needs no base."""
+
+    def on_end(self, run: Run, summary: Mapping[str, Any]) -> None:
+        heard.append(summary["exit_reason"])
+
+
+class Fails(Callbacks):
+    def on_evaluation(self, run: Run, evaluated: Evaluated) -> bool:
+        raise ValueError("no disk\nleft")
+
+
+class CannotBeMade:
+    def __init__(self) -> None:
+        raise RuntimeError("no token")
+
+
+@pytest.fixture(autouse=True)
+def module(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its classes as those of a module named `hooks`."""
+    heard.clear()
+    made = ModuleType("hooks")
+    for kind in (Listens, OnlyTheEnd, Fails, CannotBeMade):
+        setattr(made, kind.__name__, kind)
+    monkeypatch.setitem(sys.modules, "hooks", made)
+
+
+def hooks(folder: Path, *names: str) -> Hooks:
+    (folder / "logs").mkdir(exist_ok=True)
+    return Hooks([f"hooks:{name}" for name in names], Run(folder, resolve("cartpole")))
+
+
+def test_an_evaluation_is_told_and_may_end_the_run(tmp_path: Path) -> None:
+    assert hooks(tmp_path, "OnlyTheEnd", "Listens").event("evaluation", EVALUATION)
+    [(run, evaluated)] = heard
+    assert (run.folder, run.config.env.id) == (tmp_path, "CartPole-v1")
+    assert evaluated == Evaluated(3.0, 1.0, 1.0, 5.0, 7.0, 20, 640, 10, 4.5, True)
+    worse = {**EVALUATION, "return": {**STATISTICS, "mean": 2.0}}
+    assert not hooks(tmp_path, "Listens").event("evaluation", worse)
+
+
+def test_checkpoint_and_end_are_told(tmp_path: Path) -> None:
+    both = hooks(tmp_path, "Listens", "OnlyTheEnd")
+    assert not both.event("checkpoint", CHECKPOINT)
+    both.end({"exit_reason": "minutes"})
+    saved = Saved(Path("run/checkpoints/last"), 640, 10, 4.5, None, False)
+    assert heard == [saved, "minutes"]
+
+
+def test_what_one_raises_is_told_and_ends_nothing(tmp_path: Path) -> None:
+    both = hooks(tmp_path, "Fails", "Listens")
+    notes: list[str] = []
+    both.note = notes.append
+    assert both.event("evaluation", EVALUATION)  # the other one still asks for the end
+    assert notes == [
+        "callback hooks:Fails.on_evaluation failed with ValueError: no disk left; the run goes on"
+    ]
+    log = (tmp_path / "logs" / "callbacks.log").read_text()
+    assert "Traceback" in log
+    assert "no disk\nleft" in log
+
+
+@pytest.mark.parametrize(
+    ("path", "sentence"),
+    [
+        ("nowhere_at_all:Hooks", "callback nowhere_at_all:Hooks: there is no module"),
+        ("hooks:Listen", "the nearest is Listens"),
+        ("hooks:CannotBeMade", "failed with RuntimeError: no token; correct run.callbacks"),
+    ],
+)
+def test_one_that_cannot_be_made_is_the_users_mistake(
+    tmp_path: Path, path: str, sentence: str
+) -> None:
+    with pytest.raises(UserError, match=sentence):
+        Hooks([path], Run(tmp_path, resolve("cartpole")))

@@ -1,0 +1,74 @@
+"""Sums of a device as means, and values on their way between it and the host."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from penstock.learner.device_statistics import DeviceStatistics
+from penstock.learner.to_host import ToDevice, ToHost
+
+DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_means_over_samples_and_over_updates(device: str) -> None:
+    made = DeviceStatistics(("loss", "kl"), torch.device(device))
+    assert made.take(wait=True) == {}
+    made.add(torch.tensor([3.0, 1.0], device=device))
+    made.add(torch.tensor([5.0, 1.0], device=device))
+    made.count(16)
+    assert made.take(wait=True) == {}  # no update yet: it belongs to the next
+    for norm in (2.0, 3.0):
+        made.updated(torch.tensor(norm, device=device))
+    assert made.take(wait=True) == {"loss": 0.5, "kl": 0.125, "grad_norm": 2.5}
+    assert made.take(wait=True) == {}
+
+
+def test_on_a_cpu_each_interval_is_known_at_its_end() -> None:
+    made = DeviceStatistics(("loss",), torch.device("cpu"))
+    for loss in (4.0, math.nan):
+        made.add(torch.tensor([loss]))
+        made.count(2)
+        made.updated(torch.tensor(1.0))
+        assert made.take()["loss"] == pytest.approx(loss / 2, nan_ok=True)
+
+
+@pytest.mark.gpu
+def test_a_gpu_is_not_waited_for_and_nothing_is_lost() -> None:
+    made = DeviceStatistics(("loss",), torch.device("cuda"))
+    values = torch.ones(4096, 4096, device="cuda")
+    for loss in (1.0, 2.0, 3.0):
+        for _ in range(50):
+            values = values @ values / 4096
+        made.add(values[0, :1] * loss)
+        made.count(1)
+        made.updated(values[0, 0])
+    assert made.take() == {}  # it still computes
+    found = made.take(wait=True)
+    assert found == {"loss": pytest.approx(6.0), "grad_norm": pytest.approx(1.0)}
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_values_that_are_asked_for_later_are_those_of_before(device: str) -> None:
+    values = torch.arange(5.0, device=device)
+    sent = ToHost(values if device == "cuda" else values.clone())
+    values += 1  # behind it on the stream
+    assert sent.get().device.type == "cpu"
+    assert sent.arrived
+    assert sent.get().tolist() == [0, 1, 2, 3, 4]
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_arrays_become_tensors_there(device: str) -> None:
+    array = np.arange(6, dtype=np.float32).reshape(2, 3)
+    there = torch.ones(2, device=device)
+    placed = ToDevice(torch.device(device))({"a": array, "there": there})
+    assert placed["there"] is there
+    if device == "cuda":
+        array[...] = 0  # it was copied
+    assert placed["a"].device.type == device
+    assert placed["a"].cpu().tolist() == [[0, 1, 2], [3, 4, 5]]

@@ -1,0 +1,79 @@
+"""What the pages of docs/ name must exist: options, commands, pages."""
+
+from __future__ import annotations
+
+import re
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+import typer
+
+from penstock.configs.keys import algorithms, is_section, options, sections
+from penstock.launch.cli import app
+from penstock.launch.reference import reference
+
+ROOT = Path(__file__).parents[2]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+GENERATED = ("configuration.md", "cli.md")
+OPTIONS = {name for algo in algorithms() for name in options(algo)}
+WRONG = {"learner.learning_rate"}  # in an error that a page quotes
+FREE = ("env.kwargs", "algo.settings", "model.settings")  # keys below these are the user's
+
+
+def text_of(page: Path) -> str:
+    return page.read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize(
+    "page", [page for page in PAGES if page.name != "replay.md"], ids=lambda page: page.name
+)  # the page on the library has variables of these names
+def test_options_that_a_page_names_exist(page: Path) -> None:
+    pattern = rf"(?<![\w/.-])(?:{'|'.join(sections())})(?:\.[a-z_]+)+(?![\w/(-]|\.\w)"
+    prose = re.sub(r"```python\n.*?```", "", text_of(page), flags=re.DOTALL)
+    found = {name for name in re.findall(pattern, prose) if not is_file(name)}
+    known = {name for name in found if name in OPTIONS or is_section(name) or name.startswith(FREE)}
+    assert found - known - WRONG == set()
+
+
+def is_file(name: str) -> bool:
+    return name.endswith((".py", ".md", ".yaml", ".json"))
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_commands_that_a_page_names_exist(page: Path) -> None:
+    commands = set(getattr(typer.main.get_command(app), "commands"))  # noqa: B009
+    named = set(re.findall(r"(?:^ {4,}|`|\$ +)penstock ([a-z][a-z-]*)\b", text_of(page), re.M))
+    assert named - commands == set()
+
+
+@pytest.mark.parametrize("algo", ["impala", "ppo", "dqn", "sac"])
+def test_every_statistic_of_an_algorithm_is_explained(algo: str) -> None:
+    statistics = import_module(f"penstock.algos.{algo}").STATISTICS
+    page = (ROOT / "docs" / "metrics.md").read_text(encoding="utf-8")
+    assert [name for name in statistics if f"`{name}`" not in page] == []
+
+
+def test_the_reference_of_the_commands_is_up_to_date() -> None:
+    written = (ROOT / "docs" / "cli.md").read_text(encoding="utf-8")
+    assert written == reference(), "run `make reference`"
+
+
+def test_the_reference_tells_of_every_command_and_of_its_options() -> None:
+    page = reference()
+    assert "## penstock train\n\n    penstock train TARGET [KEY=VALUE ...]\n" in page
+    assert "| `--checkpoint best\\|last` | `best` | Which weights. |" in page
+    assert "| `--episodes N` | `20` |" in page
+    assert "## penstock config show\n" in page
+
+
+def test_the_site_has_every_page_in_its_menu() -> None:
+    menu = set(re.findall(r"[\w/-]+\.md", (ROOT / "mkdocs.yml").read_text(encoding="utf-8")))
+    pages = {page.relative_to(ROOT / "docs").as_posix() for page in (ROOT / "docs").rglob("*.md")}
+    assert menu == pages
+
+
+def test_the_site_needs_no_network() -> None:
+    settings = (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
+    assert "font: false" in settings
+    assert "http" not in settings

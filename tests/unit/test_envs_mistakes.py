@@ -1,0 +1,130 @@
+"""Mistakes in a game, or in its name: each is answered with one sentence."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from penstock.configs.errors import UserError
+from penstock.configs.schema import EnvConfig
+from penstock.envs import find_bad_observation, make
+from user_shop import config, shopping
+
+
+@pytest.fixture
+def shop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    yield from shopping(tmp_path, monkeypatch)
+
+
+ERRORS = [
+    (
+        config("Cartpol-v1"),
+        r"environment Cartpol-v1 is not registered; the nearest is CartPole-v\d",
+    ),
+    (config("Pong-v5"), r"environment Pong-v5 is not registered; the nearest is .*ALE/Pong-v5"),
+    (config("ALE/Ponk-v5"), r"the nearest is ALE/Pong-v5"),
+    (config("CartPole"), r"environment CartPole is not registered; the nearest is .*CartPole-v1"),
+    (config("qqqqqq"), r"environment qqqqqq is not registered; correct its name"),
+    (config("CartPole-v1", max_episode_step=5), r"no option max_episode_step; .*max_episode_steps"),
+    (config("Acrobot-v1", max_episode_step=5), r"no option max_episode_step; .*max_episode_steps"),
+    (config("CartPole-v1", num_envs=5), r"num_envs is not set here; set actors.envs$"),
+    (config("shopping:box", high=np.inf), r"actions of Box.*must have finite bounds.*env.wrappers"),
+    (config("shopping:box", high=-1.0), r"actions of Box.*the lower below the upper"),
+    (config("shopping:box", dtype="int32"), r"MultiBinary and a Box of floats are supported"),
+    (config("shopping:pair"), r"actions of Tuple.*only Discrete, MultiDiscrete, MultiBinary and"),
+    (config("shopping:text"), r"observations in name of Text, which no network here reads"),
+    (
+        config("shopping:mask"),
+        r"action_mask of shape \[2\], and it must be \[3\], a value",
+    ),
+    (config("shopping:knob_mask"), r"an action_mask and has actions of Box.*nothing to choose"),
+    (config("CartPole-v1", "gymnasium.wrappers:ClipRewards"), r"the nearest is .*ClipReward"),
+    (
+        config("CartPole-v1", "gymnasium.wrappers:ClipReward"),
+        r"^wrapper gymnasium.wrappers:ClipReward failed with InvalidBound: .*; correct env.wrapper",
+    ),
+    (
+        config("CartPole-v1", {"gymnasium.wrappers:ClipReward": {"max_rewards": 1}}),
+        r"wrapper gymnasium.wrappers:ClipReward: there is no option max_rewards; .*max_reward",
+    ),
+    (config("shoping:shop"), r"there is no module shoping in /.* or installed; correct its name"),
+    (config("shopping:Shop-v1"), r"registers no environment Shop-v1; .*Shop-v0"),
+    (config("shopping:number"), r"module shopping has no function number and registers no"),
+    (config("shopping:shopp"), r"module shopping has no function shopp .*; the nearest is shop"),
+    (config("shopping:shop", prize=2), r"there is no option prize; the nearest is price"),
+    (config("shopping:broken"), r"failed with OSError: no display found; correct env.kwargs"),
+    (config("shopping:broken_silently"), r"failed with KeyError; correct env.kwargs"),
+    (config("shopping:vector_unasked"), r"not SyncVectorEnv; .* let its function take num_envs"),
+    (config("shopping:too_few"), r"must return a VectorEnv of num_envs=3"),
+    (
+        config("shopping:same_step"),
+        r"autoreset mode is SAME_STEP, and it must be NEXT_STEP.*single",
+    ),
+    (config("shopping:silent"), r"metadata has no autoreset_mode, and it must be NEXT_STEP"),
+    (config("shopping:shops", "shopping:Doubled"), r"comes as a vector environment only"),
+    (
+        config("shopping:needs_simulator"),
+        r"simulator_of_weather is not installed; run `pip install \"simulator_of_weather\"`",
+    ),
+    (config("needs_it:Shop-v0"), r"shop_simulator is not installed"),
+    (config("halfway:f"), r"failed with SyntaxError: .*; correct .*the code that raised it"),
+]
+
+
+@pytest.mark.usefixtures("shop")
+@pytest.mark.parametrize(("env", "sentence"), ERRORS, ids=[str(env.id) for env, _ in ERRORS])
+def test_a_mistake_is_answered_with_one_sentence(env: EnvConfig, sentence: str) -> None:
+    with pytest.raises(UserError, match=sentence) as error:
+        make(env, 3)
+    assert "\n" not in str(error.value)
+    assert "\x1b" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("env_id", "module", "command"),
+    [
+        ("ALE/Pong-v5", "ale_py", 'pip install "penstock[atari]"'),
+        ("LunarLander-v3", "Box2D", 'pip install "penstock[box2d]"'),
+        ("CarRacing-v3", "pygame", 'pip install "penstock[box2d]"'),
+        ("HalfCheetah-v5", "mujoco", 'pip install "penstock[mujoco]"'),
+        ("phys2d/CartPole-v1", "jax", 'pip install "gymnasium[jax]"'),
+    ],
+)
+def test_a_missing_extra_is_answered_with_its_install_command(
+    env_id: str, module: str, command: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, module, None)
+    with pytest.raises(UserError, match=re.escape(command)) as error:
+        make(config(env_id), 2)
+    assert str(error.value).endswith("then try again")
+
+
+@pytest.mark.usefixtures("shop")
+@pytest.mark.parametrize(("shape", "dtype"), [((4,), "float64"), ((2,), "uint8")])
+def test_observations_that_do_not_fit_their_space_are_refused(
+    shape: tuple[int, ...], dtype: str
+) -> None:
+    game = make(config("shopping:misfit", shape=list(shape), dtype=dtype), 3)
+    sentence = f"returned observations float64[3, 2] where its observation space says {dtype}"
+    with pytest.raises(UserError, match=re.escape(sentence)):
+        game.reset_into(0, np.zeros((3, *shape), dtype))
+
+
+def test_a_bad_observation_is_found_where_it_is() -> None:
+    observations = np.zeros((5, 4, 2, 3), np.float32)
+    assert find_bad_observation(observations) is None
+    assert find_bad_observation(np.full((2, 3), 255, np.uint8)) is None
+    observations[3, 2, 1, 0] = np.nan
+    observations[4] = np.inf
+    assert find_bad_observation(observations) == (
+        "nan at [1, 0] of environment 2's observation in row 3"
+    )
+    observations[3] = -np.inf
+    assert find_bad_observation(observations) == (
+        "-inf at [0, 0] of environment 0's observation in row 3"
+    )

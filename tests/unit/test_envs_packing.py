@@ -1,0 +1,272 @@
+"""Observations of several parts and actions of several choices, against the games' own spaces."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import gymnasium
+import numpy as np
+import numpy.typing as npt
+import pytest
+from gymnasium import spaces
+from gymnasium.vector import AutoresetMode, SyncVectorEnv
+
+from penstock.configs.errors import UserError
+from penstock.configs.schema import EnvConfig
+from penstock.core.observations import Part, find_bad_observation, laid_out, row_nbytes, views
+from penstock.envs import VectorGame, make
+
+Array = npt.NDArray[Any]
+COUNT = 3
+
+
+class Everything(gymnasium.Env[Any, Any]):
+    """Shows a sample of a space of every kind, and remembers what it was told to do."""
+
+    observation_space = spaces.Dict(
+        pixels=spaces.Box(0, 255, (2, 3), np.uint8),
+        place=spaces.Box(-9, 9, (3,), np.float64),
+        ammo=spaces.Box(0, 50, (), np.int64),
+        lit=spaces.Box(0, 1, (5,), np.bool_),
+        weapon=spaces.Discrete(4, start=2),
+        action_mask=spaces.MultiBinary(7),
+        body=spaces.Dict(
+            limbs=spaces.MultiDiscrete(np.array([[2, 3], [4, 2]])),
+            pair=spaces.Tuple([spaces.MultiBinary(2), spaces.Discrete(2)]),
+        ),
+    )
+    action_space = spaces.MultiDiscrete([3, 4], start=[1, 0])
+
+    def __init__(self) -> None:
+        self.shown: list[Any] = []
+        self.told: list[Any] = []
+        self.rng = np.random.default_rng(0)
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Any, dict[str, Any]]:
+        self.observation_space = spaces.Dict(type(self).observation_space.spaces)
+        self.observation_space.seed(seed)
+        return self._show(), {}
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        assert self.action_space.contains(action), action
+        self.told.append(action.copy())
+        return self._show(), 0.0, False, False, {}
+
+    def _show(self) -> Any:
+        self.shown.append(self.observation_space.sample())
+        return self.shown[-1]
+
+
+def everything() -> tuple[VectorGame, list[Any]]:
+    vector = SyncVectorEnv([Everything] * COUNT, autoreset_mode=AutoresetMode.NEXT_STEP)
+    return VectorGame("everything", vector, 1, "how"), [env.unwrapped for env in vector.envs]
+
+
+def first(game: VectorGame, seed: int = 0) -> Array:
+    space = game.info.observation_space
+    out = np.full((game.count, *space.shape), 77, space.dtype)
+    game.reset_into(seed, out)
+    return out
+
+
+def expected(shown: Any) -> dict[str, Array]:
+    """The parts of one observation of `Everything`, written down by hand."""
+    limbs = [
+        np.eye(n)[v] for n, v in zip([2, 3, 4, 2], shown["body"]["limbs"].ravel(), strict=True)
+    ]
+    return {
+        "pixels": shown["pixels"],
+        "place": shown["place"].astype(np.float32),
+        "ammo": np.float32(shown["ammo"]),
+        "lit": shown["lit"] * np.uint8(255),
+        "weapon": np.eye(4, dtype=np.float32)[shown["weapon"] - 2],
+        "action_mask": shown["action_mask"].astype(np.uint8),
+        "body.limbs": np.concatenate(limbs),
+        "body.pair.0": shown["body"]["pair"][0].astype(np.float32),
+        "body.pair.1": np.eye(2, dtype=np.float32)[shown["body"]["pair"][1]],
+    }
+
+
+def test_a_dict_of_every_kind_comes_back_from_its_bytes() -> None:
+    game, envs = everything()
+    parts, packed = game.info.parts, first(game)
+    assert game.info.observation_space == spaces.Box(0, 255, (row_nbytes(parts),), np.uint8)
+    assert all(part.offset % 8 == 0 for part in parts)
+    for _ in range(20):
+        arrays = views(parts, packed)
+        for i, env in enumerate(envs):
+            wanted = expected(env.shown[-1])
+            assert arrays.keys() == wanted.keys()
+            for name, value in wanted.items():
+                np.testing.assert_array_equal(arrays[name][i], value, err_msg=name)
+        game.step_into(np.zeros((COUNT, 2), np.int32), packed)
+    assert {part.dtype for part in parts} == {"<f4", "|u1"}
+
+
+def test_a_row_lies_where_its_parts_say() -> None:
+    parts = laid_out([("a", (3,), "|u1"), ("b", (2,), "<f4"), ("c", (), "<f4")])
+    assert parts == (
+        Part("a", (3,), "|u1", 0),
+        Part("b", (2,), "<f4", 8),
+        Part("c", (), "<f4", 16),
+    )
+    assert row_nbytes(parts) == 24
+    packed = np.zeros((2, 5, 24), np.uint8)
+    packed[1, 4, 8:16] = np.array([1.5, -2], "<f4").view(np.uint8)
+    found = views(parts, packed)
+    assert [found[name].shape for name in "abc"] == [(2, 5, 3), (2, 5, 2), (2, 5)]
+    assert found["b"][1, 4].tolist() == [1.5, -2]
+    found["c"][0, 0] = 1
+    assert packed[0, 0, 16:20].tolist() == [0, 0, 128, 63]  # a view: 1.0 in IEEE 754
+
+
+@pytest.mark.parametrize(("env_id", "size"), [("FrozenLake-v1", 16), ("Taxi-v4", 500)])
+def test_a_choice_as_an_observation_is_one_hot(env_id: str, size: int) -> None:
+    game, env = make(EnvConfig(id=env_id), 1), gymnasium.make(env_id)
+    assert game.info.observation_space == spaces.Box(0, 1, (size,), np.float32)
+    assert game.info.parts == ()
+    out, (shown, _) = first(game, 5), env.reset(seed=5)
+    for action in [1, 2, 0, 1, 2, 0]:
+        np.testing.assert_array_equal(out[0], np.eye(size)[shown])
+        shown, _, over, _, _ = env.step(action)
+        game.step_into(np.array([action]), out)
+        if over:
+            break
+
+
+def test_blackjack_shows_three_choices() -> None:
+    game, env = make(EnvConfig(id="Blackjack-v1"), 1), gymnasium.make("Blackjack-v1")
+    out, (shown, _) = first(game, 9), env.reset(seed=9)
+    found = views(game.info.parts, out)
+    assert [part.name for part in game.info.parts] == ["0", "1", "2"]
+    for name, size, value in zip("012", (32, 11, 2), shown, strict=True):
+        np.testing.assert_array_equal(found[name][0], np.eye(size)[value])
+
+
+def test_several_choices_reach_the_game_as_it_counts_them() -> None:
+    game, envs = everything()
+    out = first(game)
+    assert game.info.action_space == spaces.MultiDiscrete([3, 4], start=[1, 0])
+    for pair in itertools.product(range(3), range(4)):
+        game.step_into(np.tile(np.array(pair, np.int32), (COUNT, 1)), out)
+        assert envs[1].told[-1].tolist() == [pair[0] + 1, pair[1]]
+
+
+def test_switches_are_choices_of_two() -> None:
+    class Switches(Everything):
+        action_space = spaces.MultiBinary(4)  # type: ignore[assignment]
+
+    def make_masked() -> Any:
+        return gymnasium.wrappers.TransformObservation(
+            Switches(), lambda shown: shown["place"], Everything.observation_space["place"]
+        )
+
+    vector = SyncVectorEnv([make_masked] * 2)
+    game = VectorGame("switches", vector, 1, "how")
+    assert game.info.action_space == spaces.MultiDiscrete([2, 2, 2, 2])
+    out = first(game)
+    game.step_into(np.array([[0, 1, 1, 0], [1, 1, 0, 0]], np.int32), out)
+    told = [getattr(env.unwrapped, "told")[-1] for env in vector.envs]  # noqa: B009
+    assert np.array(told).tolist() == [[0, 1, 1, 0], [1, 1, 0, 0]]
+    assert told[0].dtype == np.int8
+
+
+def test_only_numbers_can_be_bad_and_a_mask_must_allow_something() -> None:
+    parts = laid_out([("seen", (2,), "|u1"), ("felt", (3,), "<f4"), ("action_mask", (2,), "|u1")])
+    rows = np.full((4, 2, row_nbytes(parts)), 255, np.uint8)  # as floats, these bytes are NaN
+    found = views(parts, rows)
+    found["felt"][:] = 0
+    assert find_bad_observation(rows, parts) is None
+    found["action_mask"][2, 1] = 0
+    sentence = "no action allowed by environment 1's action_mask in row 2"
+    assert find_bad_observation(rows, parts) == sentence
+    alive = np.ones((3, 2), np.bool_)
+    assert find_bad_observation(rows, parts, alive) == sentence
+    alive[2, 1] = False
+    found["action_mask"][3, 0] = 0  # what follows the last decision
+    assert find_bad_observation(rows, parts, alive) is None
+    found["felt"][3, 0, 1] = np.inf
+    assert find_bad_observation(rows, parts, alive) == (
+        "inf at [1] of environment 0's observation felt in row 3"
+    )
+
+
+class Growing(Everything):
+    """Its third observation is longer."""
+
+    def _show(self) -> Any:
+        shown = super()._show()
+        if len(self.shown) == 3:
+            shown["place"] = np.zeros(4)
+        return shown
+
+
+class Growth(gymnasium.Env[Any, Any]):
+    observation_space = spaces.Box(-1, 1, (2,))
+    action_space = spaces.Discrete(2)
+    shown = 0
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Any, dict[str, Any]]:
+        return np.zeros(2, np.float32), {}
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        self.shown += 1
+        return np.zeros(2 + (self.shown > 1), np.float32), 0.0, False, False, {}
+
+
+@pytest.mark.parametrize(
+    ("kind", "actions", "sentence"),
+    [
+        (
+            Growing,
+            np.zeros((2, 2), np.int32),
+            r"observation, in place, of shape \[4\] where .*\[3\]",
+        ),
+        (Growth, np.zeros(2, np.int32), r"observation of shape \[3\] where its space says \[2\]"),
+    ],
+)
+def test_an_observation_that_changes_shape_is_one_sentence(
+    kind: Any, actions: Array, sentence: str
+) -> None:
+    game = VectorGame("growing", SyncVectorEnv([kind] * 2), 1, "how")
+    out = first(game)
+    game.step_into(actions, out)
+    with pytest.raises(UserError, match=f"^environment growing returned an {sentence}"):
+        game.step_into(actions, out)
+
+
+def test_an_action_outside_the_space_is_one_sentence() -> None:
+    env = EnvConfig(id="CartPole-v1", wrappers=["gymnasium.wrappers:OrderEnforcing"])
+    game = make(env, 2)
+    out = first(game)
+    game.step_into(np.array([1, 0]), out)
+    with pytest.raises(UserError, match="was given the action 2, and there are 2 to choose from"):
+        game.step_into(np.array([1, 2]), out)
+
+
+def test_what_a_game_raises_of_itself_is_left_alone() -> None:
+    class Falls(Everything):
+        def step(self, action: Any) -> Any:
+            raise ValueError("the rope broke")
+
+    game = VectorGame("falls", SyncVectorEnv([Falls]), 1, "how")
+    out = first(game)
+    with pytest.raises(ValueError, match="the rope broke"):
+        game.step_into(np.zeros((1, 2), np.int32), out)
+
+
+def test_packing_makes_no_arrays_of_its_own() -> None:
+    game, _ = everything()
+    out = first(game)
+    before = out.ctypes.data
+    game.step_into(np.zeros((COUNT, 2), np.int32), out)
+    assert out.ctypes.data == before
+    slot = np.zeros((5, COUNT, out.shape[1]), np.uint8)
+    game.step_into(np.zeros((COUNT, 2), np.int32), slot[2])
+    assert slot[2].any()
+    assert not slot[[0, 1, 3, 4]].any()

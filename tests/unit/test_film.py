@@ -1,0 +1,136 @@
+"""Pictures beside a game: those of Atari are of the very frames that the policy's are made of."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from penstock.configs.load import resolve
+from penstock.core.observations import laid_out
+from penstock.envs import GameInfo, atari, make
+from penstock.envs.film import FilmedAtari, draws
+from penstock.launch.pictures import drawn, enlarged
+
+WHOLE_SCREEN = {"img_height": 210, "img_width": 160, "maxpool": False, "stack_num": 1}
+
+
+def filmed(game: str, **given: Any) -> FilmedAtari:
+    options = {**atari.OPTIONS, "game": game, **given}
+    return FilmedAtari(atari.make_vector(options, 1, 1), options)
+
+
+@pytest.mark.parametrize(
+    ("game", "given"),
+    [
+        ("pong", {}),
+        ("breakout", {"repeat_action_probability": 0.0}),
+        ("breakout", {"episodic_life": True}),
+        ("ms_pacman", {"full_action_space": True, "frameskip": 3}),
+        ("boxing", {"max_num_frames_per_episode": 301}),
+    ],
+)
+def test_the_filmed_screen_is_the_one_that_the_policy_sees(game: str, given: Any) -> None:
+    """In its own size and in colour, ale-py's observation is the screen itself."""
+    env = filmed(game, grayscale=False, **WHOLE_SCREEN, **given)
+    rng = np.random.default_rng(0)
+    obs, _ = env.reset(seed=5)
+    assert np.array_equal(obs[0, -1], env.render()[-1])
+    ended, actions = 0, len(env._actions)
+    for _ in range(500):
+        obs, _, terminated, truncated, _ = env.step(rng.integers(actions, size=1))
+        over = bool(terminated[0] or truncated[0])
+        ended += over
+        if not over:  # of a last frame ale-py takes no picture
+            assert np.array_equal(obs[0, -1], env.render()[-1])
+        assert 1 <= len(env.render()) <= env._options["frameskip"]
+    assert ended or game in ("pong", "ms_pacman")  # whose games are longer
+    env.close()
+
+
+def test_two_emulators_that_go_apart_are_not_shown() -> None:
+    env = filmed("pong")
+    env.reset(seed=5)
+    env._ale.act(env._noop)
+    with pytest.raises(Exception, match="have gone apart"):
+        env.step(np.array([0]))
+
+
+def pictures_of(target: str, *overrides: str) -> tuple[list[Any], float]:
+    game = make(resolve(target, overrides).env, 1, filmed=True)
+    space = game.info.observation_space
+    obs = np.empty((1, *space.shape), space.dtype)
+    game.reset_into(0, obs)
+    game.step_into(np.zeros(1, np.int64), obs)
+    found = game.pictures(), game.pictures_per_s
+    game.close()
+    return found
+
+
+def test_every_emulator_frame_of_a_step_is_a_picture_at_60_a_second() -> None:
+    pictures, rate = pictures_of("pong")
+    assert ([picture.shape for picture in pictures], rate) == ([(210, 160, 3)] * 4, 60.0)
+
+
+def test_under_wrappers_there_is_one_picture_a_step() -> None:
+    wrapper = "env.wrappers=[gymnasium.wrappers:RecordEpisodeStatistics]"
+    pictures, rate = pictures_of("pong", wrapper)
+    assert ([picture.shape for picture in pictures], rate) == ([(210, 160, 3)], 15.0)
+
+
+def test_a_game_that_draws_itself_is_asked_to() -> None:
+    pictures, rate = pictures_of("cartpole")
+    assert ([picture.shape for picture in pictures], rate) == ([(400, 600, 3)], 50.0)
+
+
+def test_a_game_that_does_not_is_left_alone() -> None:
+    assert pictures_of("synthetic")[0] == []
+
+
+def test_who_draws_says_so() -> None:
+    class Draws:
+        metadata = {"render_modes": ["human", "rgb_array"]}  # noqa: RUF012
+
+    assert draws(Draws)
+    assert not draws(lambda: None)
+
+
+def info(*shape: int, dtype: Any = np.uint8) -> GameInfo:
+    from gymnasium.spaces import Box, Discrete
+
+    return GameInfo(Box(0, 255, shape, dtype), Discrete(2), 1, "")
+
+
+@pytest.mark.parametrize("shape", [(10, 12), (10, 12, 1), (10, 12, 3), (4, 10, 12), (4, 10, 12, 3)])
+def test_an_observation_that_is_a_picture_is_shown(shape: tuple[int, ...]) -> None:
+    observation = np.zeros(shape, np.uint8)
+    newest = observation[-1] if len(shape) == 4 or shape[0] == 4 else observation
+    newest[2, 3] = 200
+    [picture] = drawn(info(*shape), observation)
+    assert picture.shape == (10, 12, 3)
+    assert np.argwhere(picture.any(2)).tolist() == [[2, 3]]
+
+
+@pytest.mark.parametrize("shape", [(128,), (4, 4), (2, 10, 12, 7)])
+def test_what_is_no_picture_is_not(shape: tuple[int, ...]) -> None:
+    assert drawn(info(*shape), np.zeros(shape, np.uint8)) == []
+    floats = np.zeros((10, 12), np.float32)
+    assert drawn(info(10, 12, dtype=np.float32), floats) == []
+
+
+def test_of_several_parts_the_first_picture_is_shown() -> None:
+    parts = laid_out([("speed", (2,), "<f4"), ("screen", (9, 8), "|u1")])
+    row = np.full(80, 7, np.uint8)
+    packed = GameInfo(info(80).observation_space, info(80).action_space, 1, "", parts)
+    [picture] = drawn(packed, row)
+    assert (picture.shape, picture.min(), picture.max()) == ((9, 8, 3), 7, 7)
+
+
+def test_small_pictures_grow_by_whole_numbers_and_sides_become_even() -> None:
+    small = np.arange(3 * 5 * 3, dtype=np.uint8).reshape(3, 5, 3)
+    [grown] = enlarged([small])
+    assert grown.shape == (322, 536, 3)  # 107 times 3, 107 times 5, and one more each
+    assert np.array_equal(grown[:321:107, :535:107], small)
+    large = np.zeros((480, 641, 3), np.uint8)
+    assert enlarged([large])[0].shape == (480, 642, 3)

@@ -1,0 +1,230 @@
+"""A trained policy in a program: what it takes, what it gives, what it refuses."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import gymnasium
+import numpy as np
+import numpy.typing as npt
+import pytest
+from gymnasium import spaces
+
+import penstock
+from penstock import LoadedPolicy, UserError
+from penstock.configs.load import dump, resolve
+from penstock.envs import probe
+from penstock.learner import checkpoint
+from penstock.learner.checkpoint import Checkpoint
+from penstock.models.fitting import net_shape
+
+Array = npt.NDArray[Any]
+
+
+class Shown(gymnasium.Env[Any, Any]):
+    """An environment of the spaces that it is given."""
+
+    def __init__(self, observation: spaces.Space[Any], action: spaces.Space[Any]) -> None:
+        self.observation_space, self.action_space = observation, action
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
+        super().reset(seed=seed)
+        self.observation_space.seed(0)
+        return self.observation_space.sample(), {}
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        assert self.action_space.contains(action)
+        return self.observation_space.sample(), 0.0, False, False, {}
+
+
+THREE = spaces.Box(-1.0, 1.0, (3,), np.float32)
+
+
+def starts_at_five() -> Shown:
+    return Shown(THREE, spaces.Discrete(3, start=5))
+
+
+def bounded() -> Shown:
+    low, high = np.array([[0.0, -4.0], [10.0, 0.0]], np.float32)
+    return Shown(THREE, spaces.Box(low, high, dtype=np.float32))
+
+
+def several() -> Shown:
+    return Shown(THREE, spaces.MultiDiscrete([2, 3], start=[1, 10]))
+
+
+def switches() -> Shown:
+    return Shown(THREE, spaces.MultiBinary(4))
+
+
+def numbered() -> Shown:
+    return Shown(spaces.Discrete(6, start=2), spaces.Discrete(2))
+
+
+def parts() -> Shown:
+    seen = {"place": spaces.Discrete(4), "speed": spaces.Box(-1, 1, (2,), np.float32)}
+    return Shown(spaces.Dict(seen), spaces.Discrete(2))
+
+
+def a_run(folder: Path, target: str, overrides: list[str], seed: int = 0) -> Path:
+    """The folder of a run whose checkpoint `last` holds random weights."""
+    config = resolve(target, overrides)
+    folder.mkdir(exist_ok=True)
+    (folder / "config.yaml").write_text(dump(config))
+    layout = net_shape(config, probe(config.env)).layout
+    weights = 0.2 * np.random.default_rng(seed).standard_normal(layout.size, np.float32)
+    checkpoint.save(folder / "checkpoints" / "last", Checkpoint(layout, weights))
+    return folder
+
+
+def loaded(folder: Path, game: str, *overrides: str, **options: Any) -> LoadedPolicy:
+    a_run(folder, f"{__name__}:{game}", list(overrides))
+    return penstock.load_policy(folder, **options)
+
+
+@pytest.fixture
+def cartpole(tmp_path: Path) -> LoadedPolicy:
+    return penstock.load_policy(a_run(tmp_path, "cartpole", []))
+
+
+def of_numpy(policy: LoadedPolicy, observations: Array) -> Array:
+    """CartPole's logits by hand: two tanh layers of the policy's tower, then its head."""
+    named = checkpoint.load(Path(policy.config.run.dir or "") / "checkpoints/last").layout.views(
+        checkpoint.load(Path(policy.config.run.dir or "") / "checkpoints/last").weights
+    )
+    x = observations.astype(np.float64)
+    for i in range(2):
+        x = np.tanh(x @ named[f"hidden.{i}.weight"][0] + named[f"hidden.{i}.bias"][0])
+    return np.asarray(x @ named["policy.weight"].T + named["policy.bias"])
+
+
+def test_it_takes_the_likeliest_action_of_one_observation_and_of_a_batch(tmp_path: Path) -> None:
+    policy = penstock.load_policy(a_run(tmp_path, "cartpole", [f"run.dir={tmp_path}"]))
+    seen = np.random.default_rng(1).standard_normal((50, 4)).astype(np.float32)
+    wanted = of_numpy(policy, seen).argmax(-1)
+    assert len(set(wanted)) == 2
+    batch, state = policy(seen)
+    assert state is None
+    assert batch.tolist() == wanted.tolist()
+    ones = [policy(row)[0] for row in seen]
+    assert ones == wanted.tolist()
+    assert all(type(action) is int for action in ones)
+    assert batch.tolist() == wanted.tolist(), "a later call has changed what an earlier one gave"
+
+
+def test_an_environment_takes_what_it_gives(cartpole: LoadedPolicy) -> None:
+    env = gymnasium.make("CartPole-v1")
+    cartpole.check(env)
+    obs, _ = env.reset(seed=3)
+    for _ in range(5):
+        action, _ = cartpole(obs)
+        obs, *_ = env.step(action)
+
+
+@pytest.mark.parametrize("game", ["starts_at_five", "bounded", "several", "switches"])
+@pytest.mark.parametrize("sample", [False, True])
+def test_actions_are_of_the_games_own_space(tmp_path: Path, game: str, sample: bool) -> None:
+    algo = () if game == "starts_at_five" else ("algo.name=ppo",)
+    policy = loaded(tmp_path, game, *algo, sample=sample)
+    rng = np.random.default_rng(5)
+    taken = [policy(rng.uniform(-1, 1, 3).astype(np.float32))[0] for _ in range(40)]
+    assert all(policy.action_space.contains(action) for action in taken)
+    assert len({str(action) for action in taken}) > 1
+    batch, _ = policy(rng.uniform(-1, 1, (6, 3)).astype(np.float32))
+    assert all(policy.action_space.contains(action) for action in batch)
+
+
+def test_an_observation_of_several_parts(tmp_path: Path) -> None:
+    policy = loaded(tmp_path, "parts", "algo.name=ppo")
+    speed = np.random.default_rng(0).uniform(-1, 1, (4, 2)).astype(np.float32)
+    one_by_one = [policy({"place": i, "speed": speed[i]})[0] for i in range(4)]
+    together, _ = policy({"place": np.arange(4), "speed": speed})
+    assert together.tolist() == one_by_one
+    with pytest.raises(UserError, match=r"the observation is without speed"):
+        policy({"place": 1})
+    with pytest.raises(UserError, match=r"of parts that are not equally many: this policy was"):
+        policy({"place": np.arange(3), "speed": speed})
+    with pytest.raises(UserError, match=r"is, in speed, of shape \[3\] where \[2\] belongs"):
+        policy({"place": 1, "speed": np.zeros(3)})
+    with pytest.raises(UserError, match=r"the observation is without place"):
+        policy(np.zeros(2))
+
+
+def test_an_observation_that_is_a_number(tmp_path: Path) -> None:
+    policy = loaded(tmp_path, "numbered", "algo.name=ppo")
+    one_by_one = [policy(number)[0] for number in range(2, 8)]
+    assert len(set(one_by_one)) == 2
+    assert policy(np.arange(2, 8))[0].tolist() == one_by_one
+    assert policy([2, 3])[0].tolist() == one_by_one[:2]
+
+
+def test_sampling_repeats_with_its_seed(tmp_path: Path) -> None:
+    a_run(tmp_path, "cartpole", [])
+    obs = np.zeros((64, 4), np.float32)
+    first, again, other = (
+        penstock.load_policy(tmp_path, sample=True, seed=seed)(obs)[0].tolist()
+        for seed in (1, 1, 2)
+    )
+    assert first == again
+    assert first != other
+    assert len(set(first)) == 2
+
+
+@pytest.mark.parametrize("kind", ["lstm", "gru"])
+def test_memory_goes_in_and_out(tmp_path: Path, kind: str) -> None:
+    policy = loaded(tmp_path, "bounded", "algo.name=ppo", f"model.kind={kind}")
+    seen = np.random.default_rng(2).uniform(-1, 1, (5, 3, 3)).astype(np.float32)
+    state: Any = None
+    alone = []
+    for row in seen[:, 1]:
+        action, state = policy(row, state)
+        assert state.ndim == 1
+        alone.append(action)
+    batch_state: Any = None
+    together = []
+    for rows in seen:
+        actions, batch_state = policy(rows, batch_state)
+        together.append(actions[1])
+    np.testing.assert_allclose(together, alone, atol=1e-4)
+    np.testing.assert_allclose(batch_state[1], state, atol=1e-4)
+    forgetful, _ = policy(seen[4, 1])
+    assert not np.allclose(forgetful, alone[4], atol=1e-2), "what it remembers counts for nothing"
+    batch_state[2] = 0  # an episode begins there
+    actions, _ = policy(seen[4], batch_state)
+    np.testing.assert_allclose(actions[2], policy(seen[4, 2])[0], atol=1e-4)
+    with pytest.raises(UserError, match="the state has shape"):
+        policy(seen[0], state)
+
+
+def test_what_is_no_observation_is_refused(cartpole: LoadedPolicy) -> None:
+    for shape in [(3,), (2, 3), (2, 2, 4), (0, 4), ()]:
+        with pytest.raises(UserError, match=r"trained on CartPole-v1, which shows Box"):
+            cartpole(np.zeros(shape, np.float32))
+    with pytest.raises(UserError, match="nan at"):
+        cartpole(np.array([0, np.nan, 0, 0], np.float32))
+    with pytest.raises(UserError, match="without memory"):
+        cartpole(np.zeros(4, np.float32), np.zeros(8, np.float32))
+
+
+def test_an_environment_of_other_spaces_is_named(cartpole: LoadedPolicy) -> None:
+    with pytest.raises(UserError, match=r"trained on CartPole-v1, whose observations are Box"):
+        cartpole.check(gymnasium.make("Acrobot-v1"))
+    other = Shown(cartpole.observation_space, spaces.Discrete(3))
+    with pytest.raises(UserError, match=r"actions are Discrete\(2\), and the .* Discrete\(3\)"):
+        cartpole.check(other)
+
+
+def test_a_run_that_is_none_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="is not a run; name a run's folder"):
+        penstock.load_policy(tmp_path / "nowhere")
+    (tmp_path / "config.yaml").write_text(dump(resolve("cartpole")))
+    with pytest.raises(UserError, match="give the folder of a run that has saved a checkpoint"):
+        penstock.load_policy(tmp_path, checkpoint="last")
+
+
+def test_weights_of_another_network_are_refused(tmp_path: Path) -> None:
+    a_run(tmp_path, "cartpole", [])
+    (tmp_path / "config.yaml").write_text(dump(resolve("cartpole", ["model.hidden=[8]"])))
+    with pytest.raises(UserError, match="is of another network"):
+        penstock.load_policy(tmp_path)

@@ -1,0 +1,233 @@
+"""Actor-critics of any make: what they read, how they are laid out, what they compute."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+from torch import Tensor
+
+from penstock.algos import impala, slot_spec
+from penstock.configs.errors import UserError
+from penstock.configs.model import ModelConfig
+from penstock.configs.schema import Config
+from penstock.core.observations import laid_out, row_nbytes, views
+from penstock.core.params import ParamLayout
+from penstock.core.specs import SlotSpec
+from penstock.models.fitting import actor_critic_shape
+from penstock.models.general import GeneralShape
+from penstock.models.layout import CnnShape, MlpShape
+from penstock.models.policy import make_policy
+from penstock.models.torch_encoders import ImpalaCnn
+from penstock.models.torch_nets import build_net
+
+TWO = spaces.Discrete(2)
+MIXED = {
+    "screen": ((40, 44, 3), "|u1"),
+    "speed": ((2, 2), "<f4"),
+    "held": ((3,), "|u1"),
+    "action_mask": ((2,), "|u1"),
+}
+
+
+def config(**model: Any) -> Config:
+    actors = {"envs": 3, "precision": "fp32"}
+    return Config.model_validate({"env": {"id": "x"}, "model": model, "actors": actors})
+
+
+def vector(size: int = 4, action_space: Any = TWO) -> Any:
+    space = spaces.Box(-1, 1, (size,), np.float32)
+    return SimpleNamespace(observation_space=space, action_space=action_space)
+
+
+def frames(*shape: int) -> Any:
+    space = spaces.Box(0, 255, shape, np.uint8)
+    return SimpleNamespace(observation_space=space, action_space=TWO)
+
+
+def mixed(arrays: dict[str, Any] = MIXED, action_space: Any = TWO) -> Any:
+    parts = laid_out([(name, *about) for name, about in arrays.items()])
+    space = spaces.Box(0, 255, (row_nbytes(parts),), np.uint8)
+    return SimpleNamespace(observation_space=space, action_space=action_space, parts=parts)
+
+
+def observations(game: Any, *lead: int, seed: int = 0) -> Tensor:
+    space, rng = game.observation_space, np.random.default_rng(seed)
+    if not hasattr(game, "parts"):
+        return torch.from_numpy(rng.integers(0, 256, (*lead, *space.shape)).astype(space.dtype))
+    packed = np.zeros((*lead, *space.shape), np.uint8)
+    for name, array in views(game.parts, packed).items():
+        most = 2 if name == "action_mask" else 256
+        array[...] = rng.integers(0, most, array.shape)
+    return torch.from_numpy(packed)
+
+
+CASES = [
+    (vector(), {"core": "lstm"}),
+    (vector(), {"core": "gru", "critic": "separate", "normalize_observations": True}),
+    (vector(), {"critic": "shared"}),
+    (vector(action_space=spaces.MultiDiscrete([2, 3])), {"core": "gru"}),
+    (vector(action_space=spaces.Box(-1, 1, (2, 3))), {"core": "gru"}),
+    (frames(4, 40, 44), {"kind": "impala_cnn"}),
+    (frames(4, 40, 44), {"critic": "separate"}),
+    (frames(4, 40, 44), {"core": "lstm"}),
+    (frames(40, 44, 3), {}),
+    (frames(10, 10, 4), {"kind": "impala_cnn"}),
+    (mixed(), {}),
+    (mixed(), {"kind": "mlp", "normalize_observations": True}),
+    (mixed(), {"kind": "impala_cnn", "core": "gru", "critic": "separate"}),
+]
+
+
+@pytest.mark.parametrize(("game", "model"), CASES)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_layout_and_outputs(game: Any, model: dict[str, Any], dtype: torch.dtype) -> None:
+    shape = actor_critic_shape(config(**model), game)
+    assert isinstance(shape, GeneralShape)
+    net = build_net(shape, dtype)
+    tensors = (*net.named_parameters(), *net.named_buffers())
+    assert shape.layout == ParamLayout(tuple((name, tuple(t.shape)) for name, t in tensors))
+    outputs, values = net(observations(game, 3, 2))
+    assert outputs.shape == (6, shape.outputs)
+    assert values.shape == (6,)
+    assert outputs.dtype == values.dtype == torch.float32
+    (outputs.sum() + values.sum()).backward()
+    heads = {name for name, p in net.named_parameters() if p.grad is None or not p.grad.any()}
+    # The convolution biases of dead units and a forgotten state may have no gradient, layers do.
+    assert not {name for name in heads if "weight" in name and "recurrent" not in name}
+
+
+@pytest.mark.parametrize(("game", "model"), CASES)
+def test_an_actor_computes_what_the_learner_does(game: Any, model: dict[str, Any]) -> None:
+    cfg = config(**model)
+    shape = actor_critic_shape(cfg, game)
+    net = build_net(shape)
+    flat = torch.cat([t.detach().flatten() for t in (*net.parameters(), *net.buffers())])
+    policy = make_policy(cfg, game, 0)
+    policy.load(flat.numpy())
+    obs = observations(game, 1, 3)
+    with torch.no_grad():
+        outputs, _ = net(obs)
+        mask = net.mask(obs)
+    if mask is not None:
+        outputs = outputs.masked_fill(mask == 0, -1e9)
+    np.testing.assert_allclose(policy.outputs(obs[0].numpy()), outputs, rtol=1e-5, atol=1e-5)
+
+
+def test_what_is_fast_stays_so() -> None:
+    """Networks of one array without memory, also with normalised observations and any actions."""
+    spaces_of = (TWO, spaces.MultiDiscrete([2, 3]), spaces.Box(-1, 1, (3,)))
+    for action_space in spaces_of:
+        fast = actor_critic_shape(config(normalize_observations=True), vector(4, action_space))
+        assert isinstance(fast, MlpShape)
+    assert isinstance(actor_critic_shape(config(), frames(4, 84, 84)), CnnShape)
+
+
+def test_an_impala_cnn_has_as_many_parameters_as_in_the_paper() -> None:
+    """By hand for 4 frames of 84x84: convolutions of 3x3 with bias, then 11x11x32 to 256."""
+    sections = 0
+    for entering, channels in ((4, 16), (16, 32), (32, 32)):
+        sections += (9 * entering + 1) * channels + 4 * (9 * channels + 1) * channels
+    linear = (11 * 11 * 32 + 1) * 256
+    net = ImpalaCnn(4, 84, 84)
+    assert sum(p.numel() for p in net.parameters()) == sections + linear
+    convs = [module for module in net.modules() if isinstance(module, torch.nn.Conv2d)]
+    assert len(convs) == 15
+
+
+def test_parts_are_read_where_they_lie() -> None:
+    game = mixed()
+    shape = actor_critic_shape(config(), game)
+    assert isinstance(shape, GeneralShape)
+    net = build_net(shape)
+    obs = observations(game, 2, 3)[:, 1:]  # strided, as some environments of a batch are
+    arrays = net._arrays(obs)
+    named = views(game.parts, obs.numpy())
+    assert set(arrays) == {"screen", "speed", "held"}  # a network does not see the mask
+    for name, scale in (("screen", 255), ("held", 255), ("speed", 1)):
+        expected = named[name].reshape(4, *named[name].shape[2:]).astype(np.float32) / scale
+        np.testing.assert_allclose(arrays[name], expected, rtol=1e-6)
+    mask = net.mask(obs)
+    assert mask is not None
+    np.testing.assert_array_equal(mask, named["action_mask"].reshape(4, 2))
+
+
+def test_a_masked_action_is_never_taken() -> None:
+    game = mixed(
+        {"speed": ((2,), "<f4"), "action_mask": ((5,), "|u1")}, spaces.MultiDiscrete([3, 2])
+    )
+    cfg = config()
+    policy = make_policy(cfg, game, 0)
+    flat = np.random.default_rng(0).normal(size=actor_critic_shape(cfg, game).layout.size)
+    policy.load(flat.astype(np.float32))
+    packed = np.zeros((3, *game.observation_space.shape), np.uint8)
+    views(game.parts, packed)["action_mask"][:] = [[1, 0, 1, 1, 0], [0, 0, 1, 1, 1], [1] * 5]
+    drawn = np.stack([policy.act(packed).copy() for _ in range(500)])
+    assert set(drawn[:, 0, 0]) <= {0, 2}
+    assert set(drawn[:, 0, 1]) == {0}
+    assert set(drawn[:, 1, 0]) == {2}
+    assert set(drawn[:, 2, 0]) | set(drawn[:, 2, 1]) == {0, 1, 2}
+    assert policy.greedy(packed)[1, 0] == 2
+
+
+def test_what_a_stranger_sent_is_checked_choice_by_choice_and_part_by_part() -> None:
+    game = mixed({"pixels": ((8,), "|u1"), "speed": ((2,), "<f4")}, spaces.MultiDiscrete([3, 2]))
+    cfg = config(core="gru")
+    spec: SlotSpec = slot_spec(cfg, game)
+    layout = ParamLayout.from_list(actor_critic_shape(cfg, game).layout.to_list())
+    columns = spec.views(spec.zeros())
+    columns["action"][0, 0] = [2, 1]
+    columns["obs"][0, 0, :8] = 255  # a NaN, were these numbers
+    impala.check(columns, layout)
+    columns["action"][0, 0] = [1, 2]
+    with pytest.raises(ValueError, match="actions from 0 to 2, there are 3, 2"):
+        impala.check(columns, layout)
+    columns["action"][0, 0] = 0
+    columns["obs"][1, 2, 8:12] = 255
+    with pytest.raises(ValueError, match="column obs holds numbers that are not finite"):
+        impala.check(columns, layout)
+    columns["obs"][1, 2, 8:12] = 0
+    columns["core_state"][1, 3] = np.inf
+    with pytest.raises(ValueError, match="column core_state"):
+        impala.check(columns, layout)
+
+
+@pytest.mark.parametrize(
+    ("game", "model", "words"),
+    [
+        (vector(), {"kind": "impala_cnn"}, ["obs [4]", "impala_cnn", "model.kind=mlp"]),
+        (frames(4, 84, 84), {"normalize_observations": True}, ["obs [4, 84, 84]", "scaled to 0"]),
+        (mixed({"action_mask": ((2,), "|u1")}), {}, ["nothing but action_mask"]),
+    ],
+)
+def test_what_fits_no_network_is_refused(
+    game: Any, model: dict[str, Any], words: list[str]
+) -> None:
+    with pytest.raises(UserError) as refused:
+        actor_critic_shape(config(**model), game)
+    assert all(word in str(refused.value) for word in words)
+
+
+def test_numpy_refuses_what_it_cannot_compute() -> None:
+    cfg = config()
+    actors = cfg.actors.model_copy(update={"inference": "numpy"})
+    with pytest.raises(UserError, match=r"numpy .* a nature_cnn and a shared critic over 3 arrays"):
+        make_policy(cfg.model_copy(update={"actors": actors}), mixed(), 0)
+
+
+@pytest.mark.parametrize("algo", ["dqn", "sac"])
+def test_other_algorithms_refuse_observations_of_several_parts(algo: str) -> None:
+    cfg = Config.model_validate({"env": {"id": "x"}, "algo": {"name": algo}})
+    action_space = TWO if algo == "dqn" else spaces.Box(-1, 1, (1,))
+    with pytest.raises(UserError, match=f"parts screen, .* algo.name {algo} reads a single array"):
+        slot_spec(cfg, mixed(action_space=action_space))
+
+
+def test_short_names_of_memory() -> None:
+    for core in ("lstm", "gru"):
+        model = ModelConfig.model_validate({"kind": core})
+        assert (model.kind, model.core) == ("auto", core)

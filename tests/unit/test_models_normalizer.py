@@ -1,0 +1,106 @@
+"""Statistics of observations against numpy over all of them at once."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from penstock.models.actions import discrete
+from penstock.models.layout import MlpShape
+from penstock.models.normalizer import Normalizer
+from penstock.models.numpy_mlp import NumpyMlp
+from penstock.models.torch_nets import build_net
+
+SHAPE = MlpShape(3, discrete(2), (8,), "tanh", 1.0, normalize=True)
+
+
+def batches(count: int) -> list[tuple[Tensor, Tensor]]:
+    """Observations ``[T + 1, E, 3]`` far from 0, and which rows are alive."""
+    rng = np.random.default_rng(0)
+    scale, shift = np.array([1.0, 100.0, 1e-3]), np.array([50.0, -2000.0, 0.0])
+    return [
+        (
+            torch.from_numpy((rng.normal(size=(9, 4, 3)) * scale + shift + i).astype(np.float32)),
+            torch.from_numpy(rng.random((8, 4)) < 0.8),
+        )
+        for i in range(count)
+    ]
+
+
+def alive_rows(seen: list[tuple[Tensor, Tensor]]) -> np.ndarray[Any, Any]:
+    return np.concatenate([obs[:-1][alive].double().numpy() for obs, alive in seen])
+
+
+def test_statistics_are_those_of_all_living_rows() -> None:
+    net, seen = build_net(SHAPE), batches(5)
+    for obs, alive in seen:
+        net.observe(obs, alive)
+    rows = alive_rows(seen)
+    assert net.normalizer is not None
+    np.testing.assert_allclose(net.normalizer.mean, rows.mean(0), rtol=1e-5)
+    np.testing.assert_allclose(net.normalizer.var, rows.var(0), rtol=1e-4)
+    assert net.normalizer.count.item() == len(rows)
+
+
+def test_two_learners_see_what_one_would() -> None:
+    """Each adds the sums of the other, and both go on from the same statistics."""
+    first, second = batches(2)
+    nets = [build_net(SHAPE) for _ in range(2)]
+    asked: list[Tensor] = []
+
+    def note(sums: Tensor) -> None:
+        asked.append(sums.clone())
+
+    for net, (obs, alive) in zip(nets, (first, second), strict=True):
+        build_net(SHAPE).observe(obs, alive, note)
+        assert net.normalizer is not None
+    for i, (net, (obs, alive)) in enumerate(zip(nets, (first, second), strict=True)):
+        net.observe(obs, alive, lambda sums, other=asked[1 - i]: sums.add_(other))  # type: ignore[misc]
+    rows = alive_rows([first, second])
+    for net in nets:
+        assert net.normalizer is not None
+        np.testing.assert_allclose(net.normalizer.mean, rows.mean(0), rtol=1e-5)
+        assert net.normalizer.count.item() == len(rows)
+
+
+def test_a_batch_without_living_rows_changes_nothing() -> None:
+    net, ((obs, alive),) = build_net(SHAPE), batches(1)
+    net.observe(obs, alive)
+    before = [buffer.clone() for buffer in net.buffers()]
+    net.observe(obs, torch.zeros_like(alive))
+    for buffer, old in zip(net.buffers(), before, strict=True):
+        torch.testing.assert_close(buffer, old)
+
+
+def test_numbers_are_shifted_scaled_and_clipped() -> None:
+    normalizer = Normalizer(2)
+    rows = torch.tensor([[0.5, -3.0], [70.0, -1e9]])
+    torch.testing.assert_close(normalizer(rows), torch.tensor([[0.5, -3.0], [10.0, -10.0]]))
+    normalizer.mean.copy_(torch.tensor([1.0, -1.0]))
+    normalizer.var.copy_(torch.tensor([4.0, 0.25]))
+    expected = torch.tensor([[-0.25, -4.0], [10.0, -10.0]])
+    torch.testing.assert_close(normalizer(rows), expected)
+
+
+@pytest.mark.parametrize("rounds", [0, 3])
+def test_numpy_normalizes_as_torch_does(rounds: int) -> None:
+    torch.manual_seed(0)
+    net = build_net(SHAPE)
+    torch.nn.init.normal_(net.policy.weight)
+    seen = batches(4)
+    for obs, alive in seen[:rounds]:
+        net.observe(obs, alive)
+    tensors = [t.detach().flatten() for t in (*net.parameters(), *net.buffers())]
+    flat = torch.cat(tensors).numpy()
+    assert flat.size == SHAPE.layout.size
+    outputs = np.empty((2, 4), np.float32)
+    network = NumpyMlp(SHAPE, outputs)
+    network.load(flat)
+    network.forward(seen[3][0][0].numpy())
+    with torch.no_grad():
+        expected = net(seen[3][0][:1])[0]
+    np.testing.assert_allclose(outputs.T, expected, rtol=1e-4, atol=1e-4)

@@ -1,0 +1,228 @@
+"""What a batch goes through on its way to several updates: epochs, shares, rewards, the end."""
+
+from __future__ import annotations
+
+from itertools import chain
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from penstock.algos import ppo
+from penstock.algos.slots import RETURN
+from penstock.configs.load import resolve
+from penstock.core.specs import HEADER
+from penstock.envs import probe
+from penstock.learner.exchange.base import Alone, GroupLostError
+from penstock.learner.onpolicy import RewardScale, deal, nobody, pieces
+from penstock.learner.staging import StagingBatch
+from penstock.learner.trainer import Trainer
+from penstock.transport.shm.store import Slot
+
+OPTIONS = ("actors.envs=8", "actors.unroll=6", "learner.publish_every=1")
+Array = np.ndarray[Any, Any]
+
+
+def trainer(*options: str) -> Trainer:
+    config = resolve("cartpole_ppo", [*OPTIONS, *options])
+    return Trainer(config, probe(config.env))
+
+
+def batch(made: Trainer, seed: int = 3) -> StagingBatch:
+    spec = made.spec
+    rng = np.random.default_rng(seed)
+    payload = spec.zeros()
+    columns = spec.views(payload)
+    columns["obs"][...] = rng.normal(size=columns["obs"].shape)
+    columns["action"][...] = rng.integers(0, 2, columns["action"].shape)
+    columns["reward"][...] = rng.normal(size=columns["reward"].shape)
+    columns["behaviour_logp"][...] = np.log(0.5)
+    columns["alive"][...] = rng.random(columns["alive"].shape) < 0.8
+    if RETURN in columns:
+        columns[RETURN][...] = rng.normal(3, 2, columns["reward"].shape)
+    header = np.zeros((), HEADER)
+    header["steps"] = np.count_nonzero(columns["alive"])
+    staged = StagingBatch(spec, 1, made.device)
+    staged.gather([Slot(0, header, tuple(payload), columns)])
+    return staged
+
+
+def weights(made: Trainer) -> Array:
+    return made.optimizer.values.numpy().copy()
+
+
+def environments(share: slice | Tensor) -> list[int]:
+    return [int(e) for e in np.arange(8)[share if isinstance(share, slice) else share.numpy()]]
+
+
+def test_every_epoch_deals_all_environments_anew() -> None:
+    alive = np.random.default_rng(0).random((5, 8)) < 0.7
+    torch.manual_seed(0)
+    shares = deal(alive, updates=4, epochs=3)
+    dealt = [[environments(share.envs) for share in shares[i : i + 4]] for i in (0, 4, 8)]
+    assert dealt[0] == [[0, 1], [2, 3], [4, 5], [6, 7]]
+    assert dealt[1] != dealt[0] != dealt[2] != dealt[1]
+    for epoch in dealt:
+        assert sorted(chain.from_iterable(epoch)) == list(range(8))
+    for share in shares:
+        assert share.steps == alive[:, environments(share.envs)].sum()
+    torch.manual_seed(0)
+    again = deal(alive, updates=4, epochs=3)
+    assert [environments(s.envs) for s in again] == [environments(s.envs) for s in shares]
+
+
+def test_an_update_of_all_environments_is_not_dealt() -> None:
+    before = torch.get_rng_state()
+    shares = deal(np.ones((5, 8), np.bool_), updates=1, epochs=3)
+    assert [share.envs for share in shares] == [slice(0, 8)] * 3
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_pieces_are_no_larger_than_a_micro_batch() -> None:
+    assert list(pieces(slice(2, 7), 2)) == [slice(2, 4), slice(4, 6), slice(6, 7)]
+    dealt = [part.tolist() for part in pieces(torch.tensor([4, 1, 3]), 2)]  # type: ignore[union-attr]
+    assert dealt == [[4, 1], [3]]
+
+
+def test_epochs_count_updates_but_each_sample_once() -> None:
+    made = trainer("algo.epochs=3")
+    staged = batch(made)
+    assert made.train(staged)
+    made.progress.grow(made.progress.growth(), made.progress.growth())
+    assert made.progress.learner_steps == made.progress.version == 12
+    assert made.progress.trained_steps == staged.steps
+    assert 0 < made.statistics()["entropy"] <= np.log(2) + 1e-6, "a mean over all epochs"
+
+
+@pytest.mark.parametrize("core", ["none", "lstm"])
+def test_micro_batches_give_the_update_of_the_whole(core: str) -> None:
+    inference = "actors.inference=auto"
+    options = ("algo.epochs=2", "algo.normalize_advantages=batch", f"model.core={core}", inference)
+    whole, parts = trainer(*options), trainer(*options, "learner.micro_batch=7")
+    for made in (whole, parts):
+        torch.manual_seed(5)
+        made.train(batch(made))
+    torch.testing.assert_close(whole.optimizer.values, parts.optimizer.values, rtol=1e-4, atol=1e-5)
+
+
+def test_no_further_epoch_once_the_policy_has_moved_too_far() -> None:
+    made = trainer("algo.epochs=4", "algo.target_kl=1e-9", "learner.updates_per_batch=2")
+    made.train(batch(made))
+    assert made.progress.learner_steps == 2, "each sample is trained on once"
+    made = trainer("algo.epochs=4", "algo.target_kl=100", "learner.updates_per_batch=2")
+    made.train(batch(made))
+    assert made.progress.learner_steps == 8
+
+
+class Lost(Alone):
+    """Learners of whom the others go after some steps."""
+
+    def __init__(self, steps: int) -> None:
+        self.left = steps
+
+    def step(self, optimizer: Any, total: float, env_steps: int) -> Tensor:
+        if not self.left:
+            raise GroupLostError("gone")
+        self.left -= 1
+        return super().step(optimizer, total, env_steps)
+
+
+@pytest.mark.parametrize(("steps", "envs"), [(0, 0), (1, 2), (3, 6), (4, 8), (7, 8)])
+def test_what_was_trained_on_before_the_group_was_lost(steps: int, envs: int) -> None:
+    made = trainer("algo.epochs=3")
+    staged = batch(made)
+    made.exchange = Lost(steps)
+    with pytest.raises(GroupLostError):
+        made.train(staged)
+    assert made.steps_done() == staged.alive(slice(0, envs))
+
+
+def test_rewards_are_divided_by_the_deviation_of_all_returns_so_far() -> None:
+    rng = np.random.default_rng(1)
+    scale = RewardScale(torch.device("cpu"))
+    seen: list[float] = []
+    for _ in range(3):
+        reward, returns = rng.normal(size=(2, 5, 3)).astype(np.float32) * [[[2.0]], [[7.0]]]
+        alive = rng.random((5, 3)) < 0.7
+        seen += returns[alive].tolist()
+        columns = {"reward": reward, RETURN: returns, "alive": alive}
+        found = scale({k: torch.from_numpy(v) for k, v in columns.items()}, lambda sums: None)
+        np.testing.assert_allclose(found.numpy(), reward / np.std(seen), rtol=1e-5)
+    other = RewardScale(torch.device("cpu"))
+    other.load_state_dict(scale.state_dict())
+    assert torch.equal(other.sums, scale.sums)
+
+
+def test_scaled_rewards_are_clipped_and_the_returns_of_others_count() -> None:
+    scale = RewardScale(torch.device("cpu"))
+    columns = {"reward": [[50.0, -3.0]], RETURN: [[1.0, 1.0]], "alive": [[True, True]]}
+    tensors = {k: torch.tensor(v) for k, v in columns.items()}
+
+    def add_others(sums: Tensor) -> None:
+        sums += torch.tensor([2.0, 6.0, 18.0], dtype=torch.float64)  # two returns of 3
+
+    np.testing.assert_allclose(scale(tensors, add_others).numpy(), [[10.0, -3.0]], rtol=1e-6)
+
+
+def test_normalised_rewards_leave_the_batch_alone_and_go_on_from_a_checkpoint() -> None:
+    option = "algo.normalize_rewards=true"
+    made, other = trainer(option), trainer(option, "run.seed=1")
+    staged = batch(made)
+    before = staged.tensors["reward"].clone()
+    made.train(staged)
+    assert torch.equal(staged.tensors["reward"], before)
+    other.load_state_dict({k: v.copy() for k, v in made.state_dict().items()})
+    other.optimizer.values.copy_(made.optimizer.values)
+    for each in (made, other):
+        each.train(batch(made, seed=4))
+    np.testing.assert_array_equal(weights(made), weights(other))
+    assert "rewards/sums" in made.state_dict()
+    assert "rewards/sums" not in trainer().state_dict()
+
+
+class Pair(Alone):
+    """One of two learners: what it sums up is written down, and the other's is added."""
+
+    def __init__(self) -> None:
+        self.said: list[Tensor] = []
+        self.others: list[Tensor] = []
+
+    def sum(self, values: Tensor) -> None:
+        self.said.append(values.clone())
+        if self.others:
+            values += self.others.pop(0)
+
+
+def test_a_learner_without_samples_takes_part_in_every_sum() -> None:
+    options = (
+        *("algo.epochs=2", "algo.target_kl=1", "algo.normalize_rewards=true"),
+        "model.normalize_observations=true",
+    )
+    for normalize in ("minibatch", "batch", "none"):
+        made = trainer(*options, f"algo.normalize_advantages={normalize}")
+        made.exchange = rich = Pair()
+        totals = made.book(staged := batch(made))
+        made.train(staged, totals)
+        poor = trainer(*options, f"algo.normalize_advantages={normalize}")
+        poor.exchange = other = Pair()
+        other.others = list(rich.said)
+        poor.train(None, totals)
+        assert [s.shape for s in other.said] == [s.shape for s in rich.said]
+        assert len(rich.said) >= 3
+        assert all(not s.any() for s in other.said), "it adds nothing"
+        assert poor.progress.learner_steps == made.progress.learner_steps == 8
+        mine, its = (dict(m.model.named_buffers())["normalizer.mean"] for m in (made, poor))
+        assert torch.equal(mine, its)
+
+
+def test_nobody_is_a_batch_that_weighs_nothing() -> None:
+    made = trainer()
+    columns = nobody(made.spec, made.device)
+    cfg: Any = made.config.algo
+    total, sums = ppo.loss(
+        made.model, columns | ppo.prepare(made.model, columns, cfg, [slice(0, 1)]), cfg
+    )
+    assert total.item() == 0
+    assert not sums.any()

@@ -1,0 +1,204 @@
+"""Memory: at the same weights the learner finds what the actor found, whatever ends inside."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+from torch import Tensor, nn
+
+from penstock.actors.rollout import Rollout
+from penstock.algos import slot_spec
+from penstock.algos.unrolled import unrolled
+from penstock.configs.schema import Config
+from penstock.models.distributions import distribution
+from penstock.models.fitting import actor_critic_shape
+from penstock.models.policy import make_policy
+from penstock.models.torch_cores import Core, Gru, Lstm
+from penstock.models.torch_nets import build_net
+from penstock.profiling.ledger import TimeLedger
+from random_game import RandomGame
+
+ENVS, UNROLL, UNROLLS = 4, 12, 4
+TWO, PAIR = spaces.Discrete(2), spaces.MultiDiscrete([3, 2])
+TORQUES = spaces.Box(-1, 1, (2,), np.float32)
+PARTS = {"position": ((3,), "<f4"), "speed": ((2, 2), "<f4"), "action_mask": ((5,), "|u1")}
+
+
+def config(**model: Any) -> Config:
+    about = {"core_size": 8, "hidden": [16]} | model
+    actors = {"envs": ENVS, "unroll": UNROLL}
+    return Config.model_validate({"env": {"id": "x"}, "model": about, "actors": actors})
+
+
+def wide_awake(net: nn.Module) -> np.ndarray[Any, Any]:
+    """Random weights, as they are published: fresh ones hardly tell one state from another."""
+    torch.manual_seed(4)
+    with torch.no_grad():
+        for name, tensor in (*net.named_parameters(), *net.named_buffers()):
+            small = name.endswith("log_std") or "normalizer" in name
+            tensor.add_((0.1 if small else 0.4) * torch.randn_like(tensor).abs_())
+    tensors = [t.detach().flatten() for t in (*net.parameters(), *net.buffers())]
+    return torch.cat(tensors).numpy()
+
+
+CASES = [
+    (TWO, None, {}),
+    (TWO, None, {"critic": "separate"}),
+    (TWO, None, {"normalize_observations": True}),
+    (PAIR, None, {}),
+    (PAIR, PARTS, {"normalize_observations": True, "critic": "separate"}),
+    (spaces.Discrete(5), PARTS, {}),
+    (TORQUES, None, {}),
+    (TORQUES, None, {"gaussian": "squashed", "log_std_init": -0.5}),
+]
+
+
+@pytest.mark.parametrize("core", ["lstm", "gru", "none"])
+@pytest.mark.parametrize(("action_space", "arrays", "model"), CASES)
+def test_the_learner_reproduces_the_actors_log_probabilities(
+    core: str, action_space: Any, arrays: Any, model: dict[str, Any]
+) -> None:
+    """Over several unrolls, with episodes that end inside, to 1e-5 in float32."""
+    cfg = config(core=core, **model)
+    game = RandomGame(ENVS, action_space, arrays)
+    net = build_net(actor_critic_shape(cfg, game.info))
+    policy = make_policy(cfg, game.info, 3)
+    policy.load(wide_awake(net))
+    spec = slot_spec(cfg, game.info)
+    rollout = Rollout(game, policy, 0, TimeLedger())  # type: ignore[arg-type]
+    states = []
+    for index in range(UNROLLS):
+        columns = spec.views(spec.zeros())
+        rollout.fill(columns, index, 0)
+        batch = {name: torch.from_numpy(np.array(array)) for name, array in columns.items()}
+        if core != "none":
+            states.append(batch["core_state"])
+        for envs in (slice(None), slice(1, 3), torch.tensor([3, 0])):
+            found = log_probabilities(net, batch, envs)
+            expected = batch["behaviour_logp"][:, envs]
+            torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
+    assert game.resets > 10
+    if core != "none":
+        assert not states[0].any()
+        assert all(state.abs().amax(1).gt(0).any() for state in states[1:])
+
+
+def log_probabilities(net: Any, batch: dict[str, Tensor], envs: Any) -> Tensor:
+    with torch.no_grad():
+        outputs, values, mask = unrolled(net, batch, envs)
+    alive = batch["alive"][:, envs]
+    steps = alive.numel()
+    assert values.shape == (steps + alive.shape[1],)
+    policy = distribution(net.actions, outputs[:steps], None if mask is None else mask[:steps])
+    return policy.logp(batch["action"][:, envs].flatten(0, 1)).view(alive.shape)
+
+
+@pytest.mark.parametrize(("kind", "reference"), [(Lstm, nn.LSTM), (Gru, nn.GRU)])
+def test_equations_are_those_of_torch_with_each_episode_on_its_own(
+    kind: type[Core], reference: Any
+) -> None:
+    torch.manual_seed(0)
+    rows, envs, inputs, size = 9, 3, 5, 6
+    core = kind(inputs, size)  # type: ignore[call-arg]
+    with torch.no_grad():
+        for parameter in core.parameters():
+            parameter.copy_(torch.randn_like(parameter))
+    theirs = reference(inputs, size)
+    with torch.no_grad():
+        theirs.weight_ih_l0.copy_(core.input.weight)
+        theirs.bias_ih_l0.copy_(core.input.bias)
+        theirs.weight_hh_l0.copy_(core.recurrent.weight)
+        theirs.bias_hh_l0.copy_(core.recurrent.bias)
+    features = torch.randn(rows, envs, inputs)
+    first = torch.zeros(rows, envs, dtype=torch.bool)
+    for row, env in ((0, 1), (2, 0), (3, 0), (5, 2)):
+        first[row, env] = True
+    before = torch.randn(envs, core.state_size)
+    outputs, after = core(features, before, first)
+    for env in range(envs):
+        cuts = [0, *first[1:, env].nonzero()[:, 0].add(1).tolist(), rows]
+        state = before[env] * ~first[0, env]
+        for start, end in pairwise(cuts):
+            vectors = tuple(part[None] for part in state.split(size))
+            given = vectors if len(vectors) == 2 else vectors[0]
+            expected, last = theirs(features[start:end, env], given)
+            torch.testing.assert_close(outputs[start:end, env], expected, rtol=1e-5, atol=1e-5)
+            final = torch.cat(last, 1)[0] if isinstance(last, tuple) else last[0]
+            state = torch.zeros(core.state_size)
+        torch.testing.assert_close(after[env], final, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("kind", [Lstm, Gru])
+def test_gradients_are_those_of_differences(kind: type[Core]) -> None:
+    """Of everything that comes in and of all weights, by torch's own check in float64."""
+    torch.manual_seed(1)
+    core = kind(2, 3).double()  # type: ignore[call-arg]
+    first = torch.tensor([[False, True], [False, False], [True, False], [False, False]])
+    features = torch.randn(4, 2, 2, dtype=torch.float64, requires_grad=True)
+    state = torch.randn(2, core.state_size, dtype=torch.float64, requires_grad=True)
+    names, weights = zip(*core.named_parameters(), strict=True)
+    given = [torch.randn_like(weight, requires_grad=True) for weight in weights]
+
+    def run(features: Tensor, state: Tensor, *given: Tensor) -> Any:
+        named = dict(zip(names, given, strict=True))
+        return torch.func.functional_call(core, named, (features, state, first))
+
+    assert torch.autograd.gradcheck(run, (features, state, *given))
+
+
+def test_no_gradient_crosses_the_beginning_of_an_episode() -> None:
+    core = Lstm(2, 3)
+    features = torch.randn(4, 2, 2, requires_grad=True)
+    first = torch.zeros(4, 2, dtype=torch.bool)
+    first[2, 0] = True
+    outputs, _ = core(features, torch.zeros(2, 6), first)
+    (gradient,) = torch.autograd.grad(outputs[3].sum(), features)
+    assert not gradient[:2, 0].any()
+    assert gradient[2:, 0].all()
+    assert gradient[:, 1].all()
+
+
+def test_a_policy_goes_on_from_the_state_that_it_is_given() -> None:
+    cfg, game = config(core="gru"), RandomGame(ENVS, TWO)
+    net = build_net(actor_critic_shape(cfg, game.info))
+    policy = make_policy(cfg, game.info, 0)
+    policy.load(wide_awake(net))
+    assert policy.state.shape == (ENVS, 8)
+    rng = np.random.default_rng(0)
+    obs = rng.normal(size=(3, ENVS, 4)).astype(np.float32)
+    policy.outputs(obs[0])
+    state, expected = policy.state.copy(), policy.outputs(obs[1]).copy()
+    policy.outputs(obs[2])
+    policy.state[:] = state
+    np.testing.assert_array_equal(policy.outputs(obs[1]), expected)
+    policy.begin(np.array([True, False, False, True]))
+    assert not policy.state[[0, 3]].any()
+    assert policy.state[[1, 2]].all()
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("core", ["lstm", "gru"])
+def test_a_gpu_computes_the_same_with_the_same_gradient(core: str) -> None:
+    cfg, game = config(core=core, normalize_observations=True), RandomGame(ENVS, PAIR, PARTS)
+    net = build_net(actor_critic_shape(cfg, game.info))
+    spec = slot_spec(cfg, game.info)
+    columns = spec.views(spec.zeros())
+    policy = make_policy(cfg, game.info, 0)
+    policy.load(wide_awake(net))
+    Rollout(game, policy, 0, TimeLedger()).fill(columns, 0, 0)  # type: ignore[arg-type]
+    found = []
+    for device in ("cpu", "cuda"):
+        batch = {name: torch.tensor(array, device=device) for name, array in columns.items()}
+        outputs, values, mask = unrolled(net.to(device), batch, slice(1, 3))
+        net.zero_grad()
+        policy_of = distribution(net.actions, outputs, mask)
+        (policy_of.entropy().sum() + values.sum()).backward()
+        gradients = [p.grad for p in net.parameters() if p.grad is not None]
+        found.append([t.detach().cpu().clone() for t in (outputs, values, *gradients)])
+    for mine, theirs in zip(*found, strict=True):
+        torch.testing.assert_close(theirs, mine, rtol=1e-2, atol=1e-2)

@@ -1,0 +1,141 @@
+"""Snapshots that are cut, changed, or of something else are refused in a sentence."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import resource
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from penstock.replay.buffer import Replay
+from penstock.replay.errors import ReplayError
+from penstock.replay.samplers import Prioritized, Uniform
+from penstock.replay.snapshot_files import MANIFEST
+from snapshot_rows import assert_equal, files, made
+
+
+def test_cut_or_changed_anywhere_it_is_refused(tmp_path: Path) -> None:
+    replay, _ = made(20, capacity=20, sampler=Prioritized(fast=False))
+    whole = tmp_path / "whole"
+    replay.save(whole)
+    for path in files(whole):
+        data = path.read_bytes()
+        places = {0, 1, len(data) // 2, len(data) - 1} if data else set()
+        for place in places:
+            damaged = tmp_path / "damaged"
+            for changed in (
+                data[:place],
+                data[:place] + bytes([data[place] ^ 1]) + data[place + 1 :],
+            ):
+                shutil.copytree(whole, damaged)
+                (damaged / path.relative_to(whole)).write_bytes(changed)
+                with pytest.raises(ReplayError, match=r"is damaged or no snapshot|has format"):
+                    Replay.load(damaged)
+                shutil.rmtree(damaged)
+
+
+def test_the_manifest_cut_at_any_byte_is_refused(tmp_path: Path) -> None:
+    made(5, capacity=20)[0].save(tmp_path)
+    data = (tmp_path / MANIFEST).read_bytes()
+    for length in range(len(data)):
+        (tmp_path / MANIFEST).write_bytes(data[:length])
+        with pytest.raises(ReplayError, match="is damaged or no snapshot of a replay"):
+            Replay.load(tmp_path)
+
+
+def test_a_missing_file_or_folder_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ReplayError, match=f"holds no {MANIFEST}; give the folder that Replay.save"):
+        Replay.load(tmp_path)
+    made()[0].save(tmp_path)
+    next(p for p in files(tmp_path) if p.suffix == ".bin").unlink()
+    with pytest.raises(ReplayError, match="is damaged or no snapshot of a replay"):
+        Replay.load(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "text", ["{}", "[]", "3", '{"format": 1}', "\0", '{"format": 1, "body": 2}']
+)
+def test_something_else_is_refused(tmp_path: Path, text: str) -> None:
+    (tmp_path / MANIFEST).write_text(text)
+    with pytest.raises(ReplayError, match="is damaged or no snapshot of a replay"):
+        Replay.load(tmp_path)
+
+
+def test_another_format_is_named(tmp_path: Path) -> None:
+    made()[0].save(tmp_path)
+    whole = json.loads((tmp_path / MANIFEST).read_bytes())
+    (tmp_path / MANIFEST).write_text(json.dumps(whole | {"format": 7}))
+    with pytest.raises(ReplayError, match="has format 7, this version reads 1; use the version"):
+        Replay.load(tmp_path)
+
+
+def test_another_spec_or_sampler_is_named(tmp_path: Path) -> None:
+    made()[0].save(tmp_path)
+    other, _ = made(0, size=4)
+    with pytest.raises(ReplayError, match=r"another replay: column .*obs: snapshot .*\[3\]"):
+        other.restore(tmp_path)
+    smaller, _ = made(0, capacity=50)
+    with pytest.raises(ReplayError, match="14 slots and the replay 8; give the same capacity"):
+        smaller.restore(tmp_path)
+    with pytest.raises(ReplayError, match="state of another sampler"):
+        Replay.load(tmp_path, sampler=Prioritized())
+
+
+def test_a_schedule_of_ones_own_has_to_be_given(tmp_path: Path) -> None:
+    def beta(drawn: int) -> float:
+        return min(1.0, 0.5 + drawn * 1e-6)
+
+    replay, _ = made(sampler=Prioritized(beta=beta))
+    replay.save(tmp_path)
+    with pytest.raises(ReplayError, match=r"of your own; .* Replay.load\(folder, sampler=...\)"):
+        Replay.load(tmp_path)
+    loaded = Replay.load(tmp_path, sampler=Prioritized(beta=beta))
+    assert_equal(replay.sample(20), loaded.sample(20))
+
+
+@contextmanager
+def file_limit(nbytes: int) -> Iterator[None]:
+    """The system refuses to let a file grow beyond this, in the midst of a write."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (nbytes, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+def test_a_full_disk_leaves_the_one_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    replay, add = made(size=200)
+    replay.save(tmp_path)
+    add()
+    before = [(p, p.read_bytes()) for p in files(tmp_path)]
+
+    def refused(words: str) -> None:
+        with pytest.raises(ReplayError, match=words) as error:
+            replay.save(tmp_path)
+        assert "and any before it is whole; free some space" in str(error.value)
+        assert [(p, p.read_bytes()) for p in files(tmp_path)] == before
+        assert Replay.load(tmp_path).stats()["inserted"] == 150
+
+    for nbytes in (0, 100, 20_000):
+        with file_limit(nbytes), pytest.raises(ReplayError, match="File too large"):
+            replay.save(tmp_path)
+        assert [(p, p.read_bytes()) for p in files(tmp_path)] == before
+
+    def full(_: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "fsync", full)
+    refused("No space left on device")
+    assert replay.table.leaving is None
+
+
+def test_uniform_is_the_default_after_loading_too(tmp_path: Path) -> None:
+    made()[0].save(tmp_path)
+    assert isinstance(Replay.load(tmp_path).sampler, Uniform)

@@ -1,0 +1,108 @@
+"""The last words of a run."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+from typing import Any
+
+from penstock.launch.record import Record
+from penstock.launch.summary import accounting, rows, show
+
+BALANCED = {"produced": 100, "trained": 80, "dropped": {"stale": 10}, "lost": {}, "in_flight": 10}
+SUMMARY: dict[str, Any] = {
+    "exit_reason": "return",
+    "env_steps": 1_200_000,
+    "env_frames": 4_800_000,
+    "time_s": 75.0,
+    "episodes": 812,
+    "episode_return_mean": -13.2415,
+    "solved_at_s": 0.912,
+    "utilization": 0.912,
+    "accounting": BALANCED,
+}
+
+
+def test_it_says_how_far_the_run_came_and_where_every_sample_went() -> None:
+    assert rows(SUMMARY, Path("nowhere")) == [
+        ("ended by", "return"),
+        ("steps", "1,200,000 agent steps in 1:15, 16,000/s (4,800,000 frames, 64,000/s)"),
+        ("return", "-13.24 over the last 100 of 812 episodes"),
+        ("solved", "stop.return was first reached after 0.91 s of training"),
+        ("samples", "produced 100 = trained 80 + dropped 10 (stale 10) + lost 0 + in flight 10"),
+        ("learner", "91% of its time in training"),
+        ("folder", "nowhere"),
+    ]
+
+
+def test_what_does_not_balance_is_said() -> None:
+    shown = accounting(BALANCED | {"trained": 70})
+    assert shown["defect"] == "these do not balance, by 10: please report it"
+
+
+def test_a_run_that_saved_can_be_looked_at_and_one_that_was_interrupted_resumed(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "checkpoints" / "last").mkdir(parents=True)
+    found = rows(SUMMARY | {"exit_reason": "interrupted", "solved_at_s": None}, tmp_path)
+    commands = [text for label, text in found[-4:]]
+    assert commands == [
+        f"penstock eval {tmp_path}",
+        f"penstock record {tmp_path}",
+        f"penstock plot {tmp_path}",
+        f"penstock train {tmp_path}/config.yaml run.dir={tmp_path} --resume must",
+    ]
+    assert [label for label, _ in found[-4:]] == ["next", "", "", ""]
+
+
+def test_a_run_of_nothing_has_last_words() -> None:
+    nothing = {"produced": 0, "trained": 0, "dropped": {}, "lost": {}, "in_flight": 0}
+    found = dict(rows({"exit_reason": "fault", "accounting": nothing}, Path("run")))
+    assert found["steps"] == "0 agent steps in 0:00, -/s"
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_it_is_lines_in_a_file_and_a_panel_on_a_terminal() -> None:
+    shown = [("return", "3"), ("next", "penstock eval runs/[a]"), ("", "penstock plot")]
+    plain, terminal = io.StringIO(), Terminal()
+    show(shown, plain)
+    assert plain.getvalue() == "return  3\nnext    penstock eval runs/[a]\n        penstock plot\n"
+    show(shown, terminal)
+    assert "penstock eval runs/[a]" in terminal.getvalue()
+    assert "summary" in terminal.getvalue()
+
+
+def test_utilization_is_the_mean_over_the_time_of_the_run(tmp_path: Path) -> None:
+    record = Record(tmp_path)
+    for time_s, share in ((1.0, 0.1), (2.0, 0.5), (5.0, 0.9)):
+        record.metrics({"time_s": time_s, "learner_compute_fraction": share})
+    assert record.close("return", None)["utilization"] == (0.5 * 1 + 0.9 * 3) / 4
+
+
+def test_an_evaluation_stands_in_the_metrics_after_it(tmp_path: Path) -> None:
+    record = Record(tmp_path)
+    record.metrics({"time_s": 1.0})
+    record.evaluation(
+        {
+            "return": {"mean": 5.0},
+            "length": {"mean": 9.0},
+            "trained_steps": 640,
+            "best_return_mean": 6.0,
+        }
+    )
+    record.metrics({"time_s": 2.0})
+    first, second = (tmp_path / "metrics.jsonl").read_text().splitlines()
+    assert "eval" not in first
+    assert second == (
+        '{"time_s": 2.0, "eval_return_mean": 5.0, "eval_return_best": 6.0, '
+        '"eval_length_mean": 9.0, "eval_trained_steps": 640}'
+    )
+    assert len((tmp_path / "evaluations.jsonl").read_text().splitlines()) == 1
+    found = dict(
+        rows({**SUMMARY, **record.close("return", None), "accounting": BALANCED}, tmp_path)
+    )
+    assert found["evaluation"] == "5 at 640 steps, best 6"

@@ -1,0 +1,122 @@
+"""What `penstock runs` makes of folders as runs leave them."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from penstock.configs.errors import UserError
+from penstock.core.params import ParamLayout
+from penstock.launch import runs
+from penstock.learner import checkpoint
+from penstock.learner.checkpoint import Checkpoint
+
+CONFIG = "env:\n  id: Maze-v0\nalgo:\n  name: dqn\n"
+
+
+def make_run(folder: Path, exit_reason: str | None = None, **last: Any) -> Path:
+    folder.mkdir(parents=True)
+    (folder / "config.yaml").write_text(CONFIG)
+    lines = [{"env_steps": 5, "time_s": 1.0}, {"env_steps": 90, "time_s": 75.0, **last}]
+    text = "".join(json.dumps(line) + "\n" for line in lines)
+    (folder / "metrics.jsonl").write_text(text + '{"env_st')
+    if exit_reason is not None:
+        (folder / "summary.json").write_text(json.dumps({"exit_reason": exit_reason}))
+    return folder
+
+
+def living(folder: Path, path: str, host: str | None = None) -> None:
+    about = {"pid": 1, "host": host or socket.gethostname(), "socket": path}
+    (folder / "supervisor.json").write_text(json.dumps(about))
+
+
+@pytest.mark.parametrize(
+    ("reason", "state"),
+    [
+        ("return", "ended"),
+        ("minutes", "ended"),
+        ("callback", "ended"),
+        ("interrupted", "stopped"),
+        ("fault", "died"),
+        ("user_error", "died"),
+        (None, "died"),
+    ],
+)
+def test_how_a_run_stands(tmp_path: Path, reason: str | None, state: str) -> None:
+    assert runs.row(make_run(tmp_path / "run", reason))["state"] == state
+
+
+def test_a_run_lives_while_its_supervisor_listens(tmp_path: Path) -> None:
+    folder = make_run(tmp_path / "run", "interrupted")  # resumed since
+    path = f"{tmp_path}/s"
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(path)
+        listener.listen()
+        living(folder, path)
+        assert runs.row(folder)["state"] == "running"
+    assert runs.row(folder)["state"] == "died"
+    living(folder, path, host="elsewhere")
+    assert runs.row(folder)["state"] == "running"
+
+
+def test_a_row_says_how_far_a_run_came(tmp_path: Path) -> None:
+    folder = make_run(tmp_path / "run", "return", episode_return_mean=17.5)
+    layout = ParamLayout((("w", (1,)),))
+    best = Checkpoint(layout, np.zeros(1, np.float32), {}, {"best_return": 19.25})
+    checkpoint.save(folder / "checkpoints" / "best", best)
+    found = runs.row(folder)
+    assert found.pop("started") == pytest.approx(os.stat(folder / "config.yaml").st_mtime)
+    assert found == {
+        "run_dir": str(folder),
+        "game": "Maze-v0",
+        "algorithm": "dqn",
+        "state": "ended",
+        "env_steps": 90,
+        "return_last": 17.5,
+        "return_best": 19.25,
+        "seconds": 75.0,
+    }
+
+
+def test_an_evaluation_is_the_better_judge(tmp_path: Path) -> None:
+    assert runs.row(make_run(tmp_path / "run", eval_return_best=12.0))["return_best"] == 12.0
+
+
+def test_runs_and_groups_are_found_the_oldest_first(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for age, name in ((10, "group/seed-1"), (30, "old"), (20, "group/seed-0")):
+        config = make_run(tmp_path / name) / "config.yaml"
+        os.utime(config, (1_700_000_000 - age, 1_700_000_000 - age))
+    found = runs.find(str(tmp_path))
+    names = [Path(row["run_dir"]).name for row in found]
+    assert names == ["old", "seed-0", "seed-1"]
+    runs.show(found)
+    header, *lines = capsys.readouterr().out.splitlines()
+    assert header.split()[:4] == ["run", "game", "algorithm", "state"]
+    assert lines[0].split()[1:8] == ["Maze-v0", "dqn", "died", "90", "-", "-", "1:15"]
+
+
+def test_a_run_that_has_not_begun_is_listed_too(tmp_path: Path) -> None:
+    (tmp_path / "config.yaml").write_text(CONFIG)
+    [found] = runs.find(str(tmp_path))
+    assert (found["state"], found["env_steps"], found["seconds"]) == ("died", None, None)
+
+
+def test_a_config_that_cannot_be_read_spoils_its_own_row_only(tmp_path: Path) -> None:
+    make_run(tmp_path / "good", "return")
+    bad = make_run(tmp_path / "bad", "return") / "config.yaml"
+    bad.write_text("env: [")
+    games = {Path(row["run_dir"]).name: row["game"] for row in runs.find(str(tmp_path))}
+    assert games == {"good": "Maze-v0", "bad": None}
+
+
+def test_a_folder_that_is_not_there_is_the_users_mistake(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"there is no folder .*; name one that holds runs"):
+        runs.find(str(tmp_path / "runs"))

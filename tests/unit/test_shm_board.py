@@ -1,0 +1,65 @@
+"""The board of weights, and memory that is not there."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+import numpy as np
+import pytest
+
+from penstock.configs.errors import UserError
+from penstock.core.params import to_bf16
+from penstock.transport.base import Stamp
+from penstock.transport.shm.arena import Arena, available_nbytes
+from penstock.transport.shm.board import WeightsBoard
+
+
+def test_the_board_shows_the_newest_in_either_precision() -> None:
+    board = WeightsBoard.create(3, shared=False)
+    out = np.zeros(3, np.float32)
+    assert (board.stamp, board.read(out)) == (None, None)
+    board.publish(np.array([1, 2, 3], np.float32), Stamp(1, 10))
+    assert board.read(out, Stamp(1, 9)) == board.stamp == Stamp(1, 10)
+    assert out.tolist() == [1, 2, 3]
+    board.publish(to_bf16(np.array([4, 5, 6], np.float32)), Stamp(2, 1))
+    assert board.read(out, Stamp(1, 10)) == Stamp(2, 1)
+    assert out.tolist() == [4, 5, 6]
+    assert board.read(out, Stamp(2, 1)) is None
+
+
+def test_a_reader_never_sees_half_of_two_versions() -> None:
+    board = WeightsBoard.create(20_000, shared=False)
+    stop = threading.Event()
+
+    def publish() -> None:
+        version = 0
+        while not stop.is_set():
+            version += 1
+            board.publish(np.full(20_000, version, np.float32), Stamp(0, version))
+
+    thread = threading.Thread(target=publish)
+    thread.start()
+    out = np.zeros(20_000, np.float32)
+    stamp, seen = None, 0
+    deadline_s = time.monotonic() + 1.0
+    try:
+        while time.monotonic() < deadline_s:
+            newer = board.read(out, stamp)
+            if newer is None:
+                continue
+            assert (out == newer.version).all()
+            assert stamp is None or newer.version > stamp.version
+            stamp, seen = newer, seen + 1
+    finally:
+        stop.set()
+        thread.join()
+    assert seen > 10
+
+
+def test_memory_that_is_not_there_is_refused_at_creation() -> None:
+    """And nothing is allocated first, which would have someone killed for it."""
+    before = available_nbytes()
+    with pytest.raises(UserError, match=r"1125899\.91 GB of shared memory for slots cannot"):
+        Arena.shared(1 << 50, "slots")
+    assert available_nbytes() > before // 2

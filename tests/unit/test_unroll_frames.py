@@ -1,0 +1,206 @@
+"""Stacks that are made of frames written once are, bit for bit, those that the actor saw."""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+import torch
+from gymnasium import spaces
+
+from penstock.actors.rollout import Rollout, check_shift
+from penstock.algos import slot_spec
+from penstock.algos.slots import BEGINS, OLDER, check, frames_of_unroll
+from penstock.algos.stacks import observations, stacks
+from penstock.configs.errors import UserError
+from penstock.configs.load import resolve
+from penstock.configs.schema import Config
+from penstock.core.specs import SlotSpec
+from penstock.envs import make, probe
+from penstock.profiling.ledger import TimeLedger
+
+Array = npt.NDArray[Any]
+
+
+def episodes(
+    rng: np.random.Generator, rows: int, depth: int, frame: tuple[int, ...], dtype: str
+) -> tuple[Array, Array, Array]:
+    """Stacks ``[rows, depth, *frame]`` of one environment as it shows them, with a frame of its own
+    at every step; whether each row is an episode's first, and whether zeros stand before it."""
+    seen, first, zeros = [], np.zeros(rows, bool), np.zeros(rows, bool)
+    stack: deque[Array] = deque(maxlen=depth)
+    for row in range(rows):
+        new = rng.integers(1, 200, frame).astype(dtype)
+        if row == 0 or rng.random() < 0.25:
+            first[row], zeros[row] = True, rng.random() < 0.5
+            stack.extend([np.zeros_like(new) if zeros[row] else new] * depth)
+        stack.append(new)
+        seen.append(np.stack(stack))
+    return np.stack(seen), first, zeros
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize(
+    ("depth", "unroll", "frame", "dtype"),
+    [
+        (4, 9, (4, 6), "|u1"),  # whole words
+        (4, 9, (3, 5), "|u1"),
+        (3, 1, (2,), "<f4"),  # an unroll shorter than a stack
+        (6, 3, (7,), "<i2"),
+        (2, 20, (1,), "<f4"),
+    ],
+)
+def test_of_any_episodes(
+    seed: int, depth: int, unroll: int, frame: tuple[int, ...], dtype: str
+) -> None:
+    rng, envs, before = np.random.default_rng(seed), 5, 8
+    played = [episodes(rng, before + unroll + 1, depth, frame, dtype) for _ in range(envs)]
+    seen = np.stack([stack[before:] for stack, _, _ in played], axis=1)  # [T + 1, E, K, *frame]
+    begins = np.stack([first * (1 + zeros.astype(int)) for _, first, zeros in played], axis=1)
+    batch = {
+        "obs": torch.from_numpy(seen[:, :, -1].copy()),
+        OLDER: torch.from_numpy(seen[0, :, :-1].copy()),
+        BEGINS: torch.from_numpy(begins[before + 1 :].astype(np.uint8)),
+    }
+    found = observations(batch, slice(1, 4))
+    assert found.dtype == batch["obs"].dtype
+    np.testing.assert_array_equal(found.numpy(), seen[:, 1:4])
+    np.testing.assert_array_equal(observations(batch, slice(2, 3)).numpy(), seen[:, 2:3])
+    some = torch.tensor([4, 0, 2])
+    np.testing.assert_array_equal(observations(batch, some).numpy(), seen[:, [4, 0, 2]])
+
+
+@pytest.mark.gpu
+def test_on_a_gpu_too() -> None:
+    rng = np.random.default_rng(0)
+    newest, older = (torch.from_numpy(rng.integers(0, 256, shape, np.uint8)) for shape in
+                     ((21, 64, 84, 84), (64, 3, 84, 84)))  # fmt: skip
+    begins = torch.from_numpy(rng.choice(3, (20, 64), p=(0.9, 0.05, 0.05)).astype(np.uint8))
+    there = stacks(*(tensor.to("cuda") for tensor in (newest, older, begins)))
+    assert torch.equal(there.cpu(), stacks(newest, older, begins))
+
+
+class Chance:
+    """Acts at random, the same way each time."""
+
+    state = np.zeros((0, 0), np.float32)
+
+    def __init__(self, envs: int, actions: int) -> None:
+        self._rng = np.random.default_rng(3)
+        self._envs, self._actions = envs, actions
+        self.recorded = {"behaviour_logp": np.full(envs, -1, np.float32)}
+
+    def begin(self, first: npt.NDArray[np.bool_]) -> None:
+        """It has no memory."""
+
+    def act(self, obs: Array) -> npt.NDArray[np.int32]:
+        return self._rng.integers(0, self._actions, self._envs, np.int32)
+
+
+def play(config: Config, slots: int) -> list[dict[str, Array]]:
+    """The columns of so many slots of one actor."""
+    game = make(config.env, config.actors.envs, 1)
+    spec = slot_spec(config, game.info)
+    actions = int(game.info.action_space.n)  # type: ignore[union-attr]
+    policy: Any = Chance(game.count, actions)
+    rollout, played = Rollout(game, policy, 5, TimeLedger()), []
+    for index in range(slots):
+        columns = spec.views(spec.zeros())
+        rollout.fill(columns, index, 0)
+        check(columns)
+        played.append(columns)
+    game.close()
+    return played
+
+
+ATARI = (
+    *("actors.envs=3", "actors.unroll=7", "learner.updates_per_batch=1"),
+    *("env.kwargs.max_num_frames_per_episode=36", "env.kwargs.noop_max=0"),
+)
+
+
+def cartpole(padding: str) -> tuple[str, ...]:
+    stacked = "gymnasium.wrappers:FrameStackObservation"
+    how = f"{{'{stacked}': {{stack_size: 4, padding_type: {padding}}}}}"
+    return f"env.wrappers=[{how}]", "actors.envs=4", "actors.unroll=9", "learner.device=cpu"
+
+
+@pytest.mark.parametrize(
+    ("target", "options", "slots", "kinds"),
+    [
+        ("pong", ATARI, 12, {0, 2}),
+        ("cartpole", cartpole("reset"), 40, {0, 1}),
+        ("cartpole", cartpole("zero"), 40, {0, 2}),
+    ],
+)
+def test_of_games(target: str, options: tuple[str, ...], slots: int, kinds: set[int]) -> None:
+    if target == "pong":
+        pytest.importorskip("ale_py")
+    whole = play(resolve(target, [*options, "transport.frame_stack=null"]), slots)
+    frames = play(resolve(target, [*options, "transport.frame_stack=4"]), slots)
+    for known, written in zip(whole, frames, strict=True):
+        batch = {n: torch.from_numpy(np.ascontiguousarray(a)) for n, a in written.items()
+                 if n in ("obs", OLDER, BEGINS)}  # fmt: skip
+        made = observations(batch, slice(None)).numpy()
+        assert made.dtype == known["obs"].dtype
+        np.testing.assert_array_equal(made, known["obs"])
+        for name in ("action", "reward", "alive", "terminated", "truncated", "episode_return"):
+            np.testing.assert_array_equal(written[name], known[name])
+    assert {int(kind) for slot in frames for kind in np.unique(slot[BEGINS])} == kinds
+    assert sum(int((~slot["alive"]).sum()) for slot in whole) >= 8
+
+
+def test_a_slot_of_pong_is_little_more_than_a_quarter() -> None:
+    pytest.importorskip("ale_py")
+    config = resolve("pong", ["transport.frame_stack=4"])
+    info = probe(config.env)
+    whole = slot_spec(resolve("pong", ["transport.frame_stack=null"]), info)
+    frames = slot_spec(config, info)
+    row = 84 * 84 * config.actors.envs
+    assert whole.payload_nbytes - frames.payload_nbytes + config.actors.unroll * (
+        config.actors.envs  # the column that tells where episodes begin
+    ) == pytest.approx(row * (21 * 4 - 21 - 3), rel=1e-3)
+
+
+def test_frames_must_be_the_first_axis() -> None:
+    config = resolve("synthetic", ["transport.frame_stack=4", "env.kwargs.obs_shape=[3,8,8]"])
+    with pytest.raises(
+        UserError, match=r"is 4 and observations have shape \[3, 8, 8\]"
+    ):
+        slot_spec(config, probe(config.env))
+
+
+def test_stacks_that_do_not_move_on_are_refused() -> None:
+    options = ["transport.frame_stack=4", "env.kwargs.obs_shape=[4,8,8]", "actors.envs=4"]
+    with pytest.raises(UserError, match=r"frame_stack=null"):
+        play(resolve("synthetic", options), 1)
+
+
+def test_a_shift_is_checked_only_within_an_episode() -> None:
+    frames = np.arange(6 * 2, dtype=np.uint8).reshape(6, 2, 1)
+    last = frames[-3:].swapaxes(0, 1).copy()
+    begins = np.zeros((5, 2), np.uint8)
+    check_shift(last, frames, begins)
+    last[1, 0] += 1
+    with pytest.raises(UserError, match="do not move on"):
+        check_shift(last, frames, begins)
+    begins[2, 1] = 1  # with row 3, the oldest of the stack
+    with pytest.raises(UserError, match="do not move on"):
+        check_shift(last, frames, begins)
+    begins[3, 1] = 1
+    check_shift(last, frames, begins)
+
+
+def test_what_comes_over_the_wire_tells_of_known_beginnings() -> None:
+    from penstock.algos import impala
+
+    space = spaces.Box(0, 255, (4, 8, 8), np.uint8)
+    spec = SlotSpec(2, 2, frames_of_unroll(impala.columns(space, spaces.Discrete(2)), 4))
+    columns = spec.views(spec.zeros())
+    check(columns)
+    columns[BEGINS][1, 1] = 3
+    with pytest.raises(ValueError, match="column begins holds 3"):
+        check(columns)

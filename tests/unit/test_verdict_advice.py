@@ -1,0 +1,60 @@
+"""What a verdict advises, on profiles made by hand: only what would help there."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from made_profiles import actor, learner, profile, two
+from penstock.profiling.verdict import judge
+
+HEALTHY: dict[str, Any] = {"step": 0.5, "infer": 0.4, "wait": 0.1}
+STEPPING: dict[str, Any] = {"step": 0.88, "infer": 0.1, "wait": 0.02}
+
+
+def test_a_gpu_that_waits_for_launches_is_given_more_at_once() -> None:
+    on_gpu = {"device": "cuda", "config": {"learner": {"micro_batch": 640}}}
+    rank = learner(wait_data=0.02, gpu_kernel_busy=0.5)
+    verdict = judge(profile([rank], two(**HEALTHY)) | on_gpu)
+    assert verdict.kind == "launch_bound"
+    assert verdict.cost == pytest.approx(0.48)
+    assert "passes take 98 % of the time, and kernels run in 50 %" in verdict.reason
+    assert "learner.micro_batch=1280" in verdict.next_step
+    # Gaps between kernels are small, or the learner has nothing to compute.
+    assert (
+        judge(profile([learner(gpu_kernel_busy=0.85)], two(**HEALTHY)) | on_gpu).kind == "healthy"
+    )
+    idle = learner(wait_data=0.7, gpu_kernel_busy=0.25)
+    assert judge(profile([idle], two(**STEPPING)) | on_gpu).kind == "slow_environment"
+
+
+@pytest.mark.parametrize(
+    ("device", "convolutional", "precision", "advised"),
+    [
+        ("cpu", False, "fp32", False),  # a plain MLP on a CPU gains nothing
+        ("cpu", True, "fp32", True),
+        ("cuda", False, "fp32", True),
+        ("cpu", True, "bf16", False),  # it is already
+    ],
+)
+@pytest.mark.parametrize("playing", [HEALTHY, {"step": 0.2, "wait": 0.8}])
+def test_bf16_is_advised_where_it_helps(
+    playing: dict[str, Any], device: str, convolutional: bool, precision: str, advised: bool
+) -> None:
+    found = profile(
+        [learner()],
+        two(**playing),
+        learner={"precision": precision},
+        model={"convolutional": convolutional},
+    )
+    verdict = judge(found | {"device": device})
+    assert verdict.kind in ("healthy", "slow_learner")
+    assert ("bf16" in verdict.next_step) is advised
+
+
+def test_who_has_ended_is_not_counted_among_those_who_play() -> None:
+    ended = actor(1, rate=20.0, **STEPPING) | {"ended": True}
+    verdict = judge(profile([learner(wait_data=0.5)], [actor(0, **STEPPING), ended]))
+    assert verdict.kind == "slow_environment"
+    assert verdict.reason.startswith("1 actor spend")

@@ -1,0 +1,68 @@
+"""What `penstock record` and `penstock play` say where something is missing."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from penstock.configs.errors import UserError
+from penstock.launch import video
+
+
+def without(module: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(video, "find_spec", lambda name: None if name == module else object())
+
+
+def test_a_missing_encoder_is_named_with_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    without("imageio_ffmpeg", monkeypatch)
+    with pytest.raises(UserError) as error:
+        video.record("run", 1, "best", None, False, 0)
+    assert str(error.value) == (
+        'a video needs imageio_ffmpeg, which is not installed; run `pip install "penstock[video]"`'
+    )
+
+
+def test_only_one_format_is_made() -> None:
+    with pytest.raises(UserError, match=r"let it end in \.mp4"):
+        video.record("run", 1, "best", "agent.gif", False, 0)
+
+
+def test_a_missing_window_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    without("pygame", monkeypatch)
+    monkeypatch.setenv("DISPLAY", ":0")
+    with pytest.raises(UserError, match=r"a window needs pygame, .*penstock\[video\]"):
+        video.play("run", 1, "best", False, 0)
+
+
+def test_a_display_that_cannot_be_used_is_the_users_affair(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("pygame")
+    monkeypatch.setenv("SDL_VIDEODRIVER", "no_such_driver")
+    game: Any = None
+    with (
+        pytest.raises(UserError, match=r"the display cannot be used .*; make a video"),
+        video._window("run", game),
+    ):
+        raise AssertionError("there is no window")
+
+
+class Game:
+    pictures_per_s = 50.0
+
+
+def test_a_video_that_is_not_finished_leaves_nothing(tmp_path: Path) -> None:
+    pytest.importorskip("imageio_ffmpeg")
+    picture = np.zeros((320, 480, 3), np.uint8)
+    game: Any = Game()
+    recording = video._video(tmp_path / "v.mp4", game)
+    recording.__enter__()([picture] * 10)
+    assert recording.__exit__(KeyboardInterrupt, KeyboardInterrupt(), None) is False
+    assert list(tmp_path.iterdir()) == []
+    (tmp_path / "file").touch()
+    with (
+        pytest.raises(UserError, match=r"cannot be written .*; give another place with --out"),
+        video._video(tmp_path / "file" / "v.mp4", game),
+    ):
+        pass
