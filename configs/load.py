@@ -120,11 +120,13 @@ def _lay_sibling(layers: Layers, name: str, algo: str | None) -> tuple[str, str]
 def _by_game(env_id: str) -> dict[str, Layers]:
     """The presets that train a game, by name."""
     found: dict[str, Layers] = {}
-    for name in presets():
+    for path in sorted(PRESETS.glob("*.yaml")):
+        if env_id not in path.read_text(encoding="utf-8"):  # or it takes a while to read them all
+            continue
         preset = Layers()
-        _lay_preset(preset, name)
+        _lay_preset(preset, path.stem)
         if preset.values["env"]["id"] == env_id:
-            found[name] = preset
+            found[path.stem] = preset
     return found
 
 

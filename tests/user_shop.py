@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import importlib
 import sys
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -117,6 +119,8 @@ def shopping(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     (folder / "halfway.py").write_text("def f(:")
     monkeypatch.syspath_prepend(str(folder))
     monkeypatch.chdir(folder)
+    with suppress(ImportError):
+        importlib.import_module("ale_py")  # what it registers, once a process, is to stay
     before = dict(gymnasium.registry)
     yield
     gymnasium.registry.clear()
