@@ -24,7 +24,7 @@ $(INSTALLED): pyproject.toml constraints.txt
 	@test -n "$(PYTHON)" || { echo "no Python 3.11 or newer was found: install one," \
 		"or name it with make PYTHON=/path/to/python3" >&2; exit 2; }
 	@echo "building .venv with $(PYTHON); the first time takes some minutes"
-	$(PYTHON) -m venv .venv
+	$(PYTHON) -m venv --clear .venv
 	$(BIN)/pip install --quiet -c constraints.txt setuptools
 	$(BIN)/pip install --quiet --no-compile --no-build-isolation -c constraints.txt -e '.[atari,box2d,dev,docs,minatar,mujoco,video,vizdoom]'
 	$(BIN)/python -m compileall -qq -j 0 .venv/lib || true # libraries ship files that cannot compile

@@ -94,6 +94,12 @@ class Rollout:
                 f"the environment gave an observation with {bad}; training on it would destroy "
                 "the network: correct what the environment returns"
             )
+        rewards = columns["reward"]
+        if not np.isfinite(rewards).all():
+            raise UserError(
+                f"the environment gave a reward of {rewards[~np.isfinite(rewards)][0]}; training "
+                "on it would destroy the network: correct what the environment returns"
+            )
         return int(np.count_nonzero(columns["alive"]))
 
     def forget_slots(self) -> None:

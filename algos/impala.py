@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 WHOLE = slice(None)
 LEAST_LOGP = -100.0  # of a sound actor's choice or number
-MOST_DENSITY = 1e3  # log-densities may well be above 0
+MOST_DENSITY = 1e3  # the same of a number, whose log-density may well be above 0
 MOST_LOG_RHO = 20.0  # V-trace clips far below; beyond it the statistics would overflow
 ROUNDING = 1.001  # importance weights of the same policy differ from 1 by less
 STATISTICS = ("policy_loss", "value_loss", "entropy", "kl", "rho", "rho_clipped")
@@ -44,12 +44,13 @@ def check(columns: dict[str, npt.NDArray[Any]], layout: ParamLayout) -> None:
     for numbers in floats_of(layout):
         if not np.isfinite(columns["obs"][..., numbers].view(np.float32)).all():
             raise ValueError("column obs holds numbers that are not finite")
-    most = MOST_DENSITY
+    size = columns["action"][0, 0].size
+    most = MOST_DENSITY * size
     if columns["action"].dtype.kind == "i":
         slots.check_choices(columns["action"], counts_of(layout))
         most = 1e-3
     logp = columns["behaviour_logp"]
-    if logp.min() < LEAST_LOGP * columns["action"][0, 0].size or logp.max() > most:
+    if logp.min() < LEAST_LOGP * size or logp.max() > most:
         raise ValueError(f"log-probabilities from {logp.min()} to {logp.max()}")
 
 

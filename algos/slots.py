@@ -12,6 +12,7 @@ from penstock.configs.errors import UserError
 from penstock.core.specs import Column
 
 MOST_REWARD = 1e6  # of a sound actor
+MOST_RETURN = 1e12  # discounted
 RETURN = "discounted_return"
 OLDER = "older"  # the frames of the first stack but its newest
 BEGINS = "begins"  # at row t: whether an episode begins with obs[t + 1], and what comes before it
@@ -88,6 +89,8 @@ def check(columns: dict[str, npt.NDArray[Any]]) -> None:
             raise ValueError(f"column {name} holds numbers that are not finite")
     if abs(columns["reward"]).max() > MOST_REWARD:
         raise ValueError(f"a reward beyond {MOST_REWARD:g}")
+    if RETURN in columns and abs(columns[RETURN]).max() > MOST_RETURN:
+        raise ValueError(f"a discounted return beyond {MOST_RETURN:g}")
     for name in ("terminated", "truncated", "alive"):
         if columns[name].view(np.uint8).max() > 1:
             raise ValueError(f"column {name} holds bytes other than 0 and 1")

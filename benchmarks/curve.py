@@ -1,6 +1,7 @@
-"""Draws the learning curve of a run: mean return against agent steps and against minutes.
+"""Draws learning curves: mean return against agent steps and against minutes.
 
-python benchmarks/curve.py RUN_FOLDER OUT.svg
+python benchmarks/curve.py RUN_FOLDER OUT.svg        # one run; a .csv is written beside it
+python benchmarks/curve.py results/lunarlander.json OUT.svg    # every seed that games.py has run
 """
 
 from __future__ import annotations
@@ -8,33 +9,62 @@ from __future__ import annotations
 import argparse
 import json
 from pathlib import Path
+from typing import Any
 
 import matplotlib as mpl
 from matplotlib.figure import Figure
 
+from runs import point
+
+MOST_POINTS = 400
+
+Curve = list[dict[str, Any]]
+
 
 def main() -> None:
-    args = argparse.ArgumentParser(description=__doc__)
-    args.add_argument("run_dir", type=Path)
-    args.add_argument("out", type=Path, help="an .svg or .png file; a .csv is written beside it")
+    args = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    args.add_argument("source", type=Path, help="a run's folder, or what games.py --save wrote")
+    args.add_argument("out", type=Path, help="an .svg or .png file")
     options = args.parse_args()
-    lines = (options.run_dir / "metrics.jsonl").read_text().splitlines()
-    points = [m for m in map(json.loads, lines) if m["episode_return_mean"] is not None]
-    points = points[:: max(1, len(points) // 400)]
+    curves = of_run(options.source) if options.source.is_dir() else of_result(options.source)
+    draw(curves, options.out)
+    if options.source.is_dir():
+        rows = [f"{p['seconds']:.1f},{p['steps']},{p['return']:.3f}" for p in curves[0]]
+        text = "\n".join(["time_s,env_steps,episode_return_mean", *rows])
+        options.out.with_suffix(".csv").write_text(text + "\n")
+
+
+def of_run(folder: Path) -> list[Curve]:
+    """The one curve of a run."""
+    lines = map(json.loads, (folder / "metrics.jsonl").read_text().splitlines())
+    points = [p for p in map(point, lines) if p["return"] is not None]
+    return [points[:: max(1, len(points) // MOST_POINTS)]]
+
+
+def of_result(file: Path) -> list[Curve]:
+    """A curve of each seed."""
+    result = json.loads(file.read_text())
+    return [[p for p in run["curve"] if p["return"] is not None] for run in result["runs"]]
+
+
+def draw(curves: list[Curve], out: Path) -> None:
+    """Write the picture."""
     mpl.rcParams["svg.hashsalt"] = "penstock"  # the same curve gives the same file
     figure = Figure(figsize=(9, 3.5), layout="constrained")
     left, right = figure.subplots(1, 2, sharey=True)
-    returns = [m["episode_return_mean"] for m in points]
-    left.plot([m["env_steps"] / 1e6 for m in points], returns)
-    right.plot([m["time_s"] / 60 for m in points], returns)
+    longest_s = max(curve[-1]["seconds"] for curve in curves if curve)
+    unit, seconds = ("minutes", 60) if longest_s > 120 else ("seconds", 1)
+    for curve in curves:
+        returns = [p["return"] for p in curve]
+        left.plot([p["steps"] / 1e6 for p in curve], returns)
+        right.plot([p["seconds"] / seconds for p in curve], returns)
     left.set(xlabel="million agent steps", ylabel="return, mean of 100 episodes")
-    right.set(xlabel="minutes")
+    right.set(xlabel=unit)
     for axes in (left, right):
         axes.grid(alpha=0.3)
-    figure.savefig(options.out, metadata={"Date": None} if options.out.suffix == ".svg" else None)
-    rows = [f"{m['time_s']:.1f},{m['env_steps']},{m['episode_return_mean']:.3f}" for m in points]
-    text = "\n".join(["time_s,env_steps,episode_return_mean", *rows])
-    options.out.with_suffix(".csv").write_text(text + "\n")
+    figure.savefig(out, metadata={"Date": None} if out.suffix == ".svg" else None)
 
 
 if __name__ == "__main__":

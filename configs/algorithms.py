@@ -17,6 +17,7 @@ from penstock.configs.values import (
     NotNegative,
     Number,
     Options,
+    Part,
     Positive,
     Switch,
 )
@@ -65,7 +66,7 @@ class PpoConfig(Section):
     epochs: Count = 4
     """How often each batch is trained on, each time in `learner.updates_per_batch` minibatches of
     its environments, dealt anew."""
-    clip: Positive = 0.2
+    clip: Part = 0.2
     """How far a probability may move from that of the actor, as a ratio, before it gains nothing
     more."""
     value_clip: Positive | None = None
@@ -73,7 +74,8 @@ class PpoConfig(Section):
     any way."""
     target_kl: Positive | None = None
     """No further epoch once the mean KL divergence of the policy at the batch's start from the
-    current one, exact, is above this; null: all epochs."""
+    current one, exact, is above this; null: all epochs. The learner then waits for its device
+    between epochs, as the host has to read the divergence."""
     entropy_cost: NotNegative = 0.01
     """Weight of the entropy bonus in the loss."""
     value_cost: NotNegative = 0.5

@@ -17,8 +17,9 @@ if TYPE_CHECKING:
 
 def contradictions(cfg: Config) -> list[Contradiction]:
     """All contradictions of a config whose fields are each valid."""
-    fields = (_batches, _rewards, _replay, _sac, _inference, _schedule, _stop, _addresses, _keys)
-    return [found for check in (*fields, network, group) for found in check(cfg)]
+    ends = (_schedule, _stop, _evaluation, _addresses, _keys)
+    checks = (_batches, _rewards, _replay, _gathering, _sac, _inference, *ends, network, group)
+    return [found for check in checks for found in check(cfg)]
 
 
 def _batches(cfg: Config) -> Iterator[Contradiction]:
@@ -114,6 +115,25 @@ def _replay(cfg: Config) -> Iterator[Contradiction]:
         )
 
 
+def _gathering(cfg: Config) -> Iterator[Contradiction]:
+    if isinstance(cfg.algo, OnPolicyConfig):
+        return
+    learner, defaults = cfg.learner, type(cfg.learner)()
+    for key, does in (
+        ("updates_per_batch", "makes one update of each batch that it draws from replay"),
+        ("prefetch", "draws each batch from replay when it is due"),
+        ("gather_threads", "copies no slots into batches"),
+    ):
+        if _differ(key, learner, defaults):
+            default = getattr(defaults, key)
+            yield Contradiction(
+                (f"learner.{key}", "algo.name"),
+                f"learner.{key} {getattr(learner, key)} does nothing for algo.name "
+                f"{cfg.algo.name}, which {does}; set learner.{key}="
+                f"{'null' if default is None else default}",
+            )
+
+
 def _sac(cfg: Config) -> Iterator[Contradiction]:
     if cfg.algo.name != "sac":
         return
@@ -169,6 +189,17 @@ def _stop(cfg: Config) -> Iterator[Contradiction]:
             ("stop.hold_s",),
             f"stop.hold_s {cfg.stop.hold_s:g} counts from when stop.return is reached, and that is "
             "not set; set stop.return, or stop.minutes for a time limit",
+        )
+
+
+def _evaluation(cfg: Config) -> Iterator[Contradiction]:
+    turns = cfg.transport.kind == "inproc"
+    if turns and cfg.eval.every_s is not None and cfg.checkpoint.every_steps is None:
+        yield Contradiction(
+            ("eval.every_s", "transport.kind", "checkpoint.every_steps"),
+            f"eval.every_s {cfg.eval.every_s:g} evaluates checkpoints, and where actors take turns "
+            "with the learner (transport.kind inproc) these are written by steps only; set "
+            "checkpoint.every_steps=1000 or eval.every_s=null",
         )
 
 

@@ -31,6 +31,7 @@ def group(cfg: Config) -> Iterator[Contradiction]:
     yield from codec_contradictions(cfg.learner)
     yield from _updates(cfg.learner)
     yield from _pace(cfg)
+    yield from _statistics(cfg)
     yield from _numbers(cfg)
 
 
@@ -131,6 +132,24 @@ def _pace(cfg: Config) -> Iterator[Contradiction]:
             f"learner.spare {learner.spare} leaves no gradient of learner.count {learner.count} to "
             f"wait for; set learner.spare={learner.count - 1} or less",
         )
+
+
+def _statistics(cfg: Config) -> Iterator[Contradiction]:
+    """Learners with statistics of their own would train networks that mean different things."""
+    pace = cfg.learner.pace
+    if pace == "bsp" or cfg.learner.count == 1:
+        return
+    rewards = isinstance(cfg.algo, OnPolicyConfig) and cfg.algo.normalize_rewards
+    for key, wanted in (
+        ("model.normalize_observations", cfg.model.normalize_observations),
+        ("algo.normalize_rewards", rewards),
+    ):
+        if wanted:
+            yield Contradiction(
+                (key, "learner.pace"),
+                f"{key} true is by the samples of all learners, which learner.pace {pace} does not "
+                f"bring together; set learner.pace=bsp or {key}=false",
+            )
 
 
 def _numbers(cfg: Config) -> Iterator[Contradiction]:

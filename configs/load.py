@@ -93,6 +93,9 @@ def _lay_target(layers: Layers, target: str, algo: str | None) -> tuple[str, str
         if algo not in (None, layers.algo):
             return _lay_sibling(layers, target, algo)
         return target, f"preset {target}"
+    if target.endswith(".py"):
+        module = ".".join(Path(target).with_suffix("").parts).strip("/.")
+        raise UserError(f"{target} is Python: train {module}:FUNCTION")
     if target.endswith((".yaml", ".yml")) or Path(target).is_file():
         base = _lay_file(layers, Path(target), target)
         name = Path(target).stem if Path(target).name != CONFIG_FILE else Path(target).parent.name

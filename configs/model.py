@@ -29,7 +29,7 @@ class ModelConfig(Section):
     """Memory after the layers, for games that do not show all that matters at every step. It is
     computed row by row: `learner.micro_batch` should hold many environments' unrolls."""
     core_size: Count = 128
-    """Width of the memory of `core`."""
+    """Width of the memory of `core`; not used where that is `none`."""
     critic: Literal["auto", "shared", "separate"] = "auto"
     """Whether the value has the policy's network up to its last layer, or one of its own; `auto`:
     its own where the network is an `mlp` without `core`."""
@@ -43,7 +43,7 @@ class ModelConfig(Section):
     """Logarithm of the standard deviation of such actions at the start, where bounds are ± 1."""
     entry: Text | None = None
     """A network of one's own, as `module:Class` (see examples/own_network.py), in place of `kind`,
-    `hidden` and `activation`; null: none."""
+    `hidden` and `activation`, which are not used then; null: none."""
     settings: Options = Field(default_factory=dict)
     """Keyword arguments of the network of `entry`."""
 

@@ -150,8 +150,8 @@ class LearnerConfig(Section):
     batch_slots: Count = 1
     """Slots in one batch."""
     updates_per_batch: Count = 1
-    """Optimizer steps per batch, each on its share of the batch's environments. Every sample is
-    still used once."""
+    """Optimizer steps per batch and epoch, each on its share of the batch's environments: every
+    sample is used once in each of `algo.epochs`. Of no use with replay."""
     accumulate: Count = 1
     """Batches whose gradients add up to one optimizer step."""
     micro_batch: Count = 256
@@ -172,7 +172,8 @@ class WeightsConfig(Section):
     """How weights reach the actors."""
 
     dtype: Literal["bf16", "fp32"] = "bf16"
-    """What weights are sent as between hosts; within a host it is always fp32."""
+    """What weights are sent as between hosts; within a host, and with
+    `model.normalize_observations`, it is always fp32."""
 
 
 class CheckpointConfig(Section):
@@ -219,8 +220,9 @@ class RunConfig(Section):
     start_timeout_s: Positive = 60.0
     """Seconds that a process may take until its first progress."""
     max_restarts: Natural = 5
-    """Restarts of one actor, none of which made a sample, or of one of several learners, none of
-    which lasted, before the run is given up."""
+    """Restarts of one actor, none of which made a sample, or all of which ended with the same
+    exception at the same line while no episode ended in the run; or of one of several learners,
+    none of which lasted, before the run is given up."""
 
 
 class StopConfig(Section):

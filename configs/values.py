@@ -71,6 +71,7 @@ Number = Annotated[
 Positive = Annotated[Number, Field(gt=0), Words("a number above 0")]
 NotNegative = Annotated[Number, Field(ge=0), Words("a number of at least 0")]
 Fraction = Annotated[Number, Field(ge=0, le=1), Words("a number from 0 to 1")]
+Part = Annotated[Number, Field(gt=0, lt=1), Words("a number above 0 and below 1")]
 Share = Annotated[Number, Field(gt=0, le=1), Words("a number above 0 and up to 1")]
 
 Switch = Annotated[bool, Strict()]

@@ -14,6 +14,7 @@ import gymnasium
 import numpy as np
 import numpy.typing as npt
 from gymnasium import spaces
+from gymnasium.vector import VectorEnv
 
 from penstock.configs.errors import UserError
 from penstock.core.observations import MASK
@@ -119,8 +120,8 @@ class Checker:
             other = list(self.play(second, len(played), 7))
             again = list(self.play(first, len(played), 7))
         finally:
-            first.close()
-            second.close()
+            self.close(first)
+            self.close(second)
         if reason := difference(played, other):
             self.add(
                 "determinism",
@@ -134,6 +135,13 @@ class Checker:
                 f"an environment that is reset with the same seed again differs {reason}; reset "
                 "all of its state, and its random generator where seed is given",
             )
+
+    def close(self, env: Single | VectorEnv) -> None:
+        """Let go of what was played."""
+        try:
+            env.close()
+        except Exception as error:
+            self.add("close", f"close() raised {type(error).__name__}: {error}; correct it")
 
     def pickling(self, constructor: Any) -> None:
         """A process that starts anew must find by name what makes the environment."""

@@ -28,7 +28,8 @@ def check_vector(found: Checker, make: Callable[[int], VectorEnv], steps: int) -
         if not (sound and found.check_spaces("of the vector", _alone(vector))):
             return
     finally:
-        vector.close()
+        if isinstance(vector, VectorEnv):
+            found.close(vector)
     ended = _check_play(found, make, steps)
     if ended and not found.problems:
         _check_reset_row(found, make, ended)
@@ -97,8 +98,8 @@ def _check_play(found: Checker, make: Callable[[int], VectorEnv], steps: int) ->
         found.add("step", f"playing the vector raised {type(error).__name__}: {error}; correct it")
         return 0
     finally:
-        vector.close()
-        other.close()
+        found.close(vector)
+        found.close(other)
     return ended
 
 
@@ -164,7 +165,7 @@ def _check_reset_row(found: Checker, make: Callable[[int], VectorEnv], ended: in
             _add_autoreset(found, "what followed depended on the action")
     finally:
         for vector in vectors:
-            vector.close()
+            found.close(vector)
 
 
 def _add_autoreset(found: Checker, sign: str) -> None:

@@ -102,12 +102,15 @@ def make(env: EnvConfig, count: int, threads: int = 1, *, filmed: bool = False) 
 
 
 def makers(env: EnvConfig) -> Makers:
-    """What `make` would make the environments by. Raises UserError where there is nothing."""
+    """What `make` would make the environments by, which raises UserError where that fails. Raises
+    UserError where there is nothing."""
     purpose = f"environment {env.id}"
     with explained(purpose):
         source = _find(env, 1, False)
         single = partial(_wrapped, source.single, env, purpose) if source.single else None
-        return Makers(single, None if env.wrappers else source.vector)
+        vector = None if env.wrappers else source.vector
+        told = explained(purpose)
+        return Makers(single and told(single), vector and told(vector))
 
 
 def probe(env: EnvConfig) -> GameInfo:

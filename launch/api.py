@@ -8,6 +8,7 @@ goes along. So a game is named by ``module:function``, not handed over.
 from __future__ import annotations
 
 import json
+import operator
 import os
 import statistics
 import sys
@@ -15,17 +16,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from penstock.configs.errors import UserError
 from penstock.configs.load import resolve_target
 from penstock.launch import topology
 from penstock.launch.effects import KILLED_AS_ASKED, Outcome
 from penstock.launch.folders import Resume, default_run_dir
+from penstock.launch.record import METRICS, objects
+from penstock.launch.resumed import check_folder_named
 from penstock.launch.run import conduct
 from penstock.launch.view import ProgressLine, Silent, View
-
-METRICS_FILE = "metrics.jsonl"
 
 
 @dataclass(frozen=True)
@@ -122,11 +123,16 @@ def train(
     Raises UserError for what the caller can mend, and RuntimeError, with the traceback of the
     process as its note, where a process of the run failed.
     """
+    if resume not in get_args(Resume):
+        raise UserError(f'resume={resume!r} is unknown; give one of "no", "auto" and "must"')
+    _check_named(target)
+    _check_callbacks(callbacks)
     options = dict(overrides or {})
     if run_dir is not None:
         options["run.dir"] = os.fspath(run_dir)
     resolved = resolve_target(os.fspath(target), [_override(*item) for item in options.items()])
     config = resolved.config
+    check_folder_named(config, resume)
     path = Path(config.run.dir) if config.run.dir else default_run_dir(resolved.name)
     make_specs = partial(topology.train, config)
 
@@ -154,19 +160,51 @@ def evaluate(
     """
     from penstock.launch.evaluate import evaluate as play
 
-    result = play(os.fspath(run_dir), episodes, checkpoint, sample, seed)
+    count, first = _whole("episodes", episodes, 1), _whole("seed", seed, 0)
+    result = play(os.fspath(run_dir), count, checkpoint, sample, first)
     return Evaluation(result["checkpoint"], tuple(result["returns"]), tuple(result["lengths"]))
 
 
 def history(run_dir: str | Path) -> list[dict[str, Any]]:
     """The metrics of each interval of a run, also while it goes on. Raises UserError."""
     try:
-        text = (Path(run_dir) / METRICS_FILE).read_text()
+        text = (Path(run_dir) / METRICS).read_bytes()
     except OSError as error:
         raise UserError(
-            f"{run_dir} has no {METRICS_FILE} to read ({error.strerror}); name a run's folder"
+            f"{run_dir} has no {METRICS} to read ({error.strerror}); name a run's folder"
         ) from error
-    return [json.loads(line) for line in text.rpartition("\n")[0].splitlines()]
+    return objects(text)
+
+
+def _check_named(target: object) -> None:
+    if not isinstance(target, str | os.PathLike):
+        name = getattr(target, "__name__", type(target).__name__)
+        raise UserError(
+            f"train({name}): a game is named, not handed over: 'grid:make_env' in a file that "
+            "actors can import"
+        )
+
+
+def _check_callbacks(callbacks: object) -> None:
+    if not isinstance(callbacks, Sequence) or isinstance(callbacks, str):
+        raise UserError(f"callbacks={callbacks!r} is no list; give callbacks=[...], of objects")
+    for hook in callbacks:
+        if isinstance(hook, type):
+            raise UserError(
+                f"callbacks has the class {hook.__name__}, and objects are called; "
+                f"give {hook.__name__}()"
+            )
+
+
+def _whole(name: str, value: int, least: int) -> int:
+    """The same as an int, also of numpy's."""
+    try:
+        found = operator.index(value)
+    except TypeError:
+        found = least - 1
+    if found < least:
+        raise UserError(f"{name}={value!r} is no whole number of at least {least}; give one")
+    return found
 
 
 def _override(name: str, value: Any) -> str:

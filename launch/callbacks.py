@@ -17,6 +17,7 @@ from __future__ import annotations
 import sys
 import traceback
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -101,7 +102,8 @@ class Hooks:
         if kind == "checkpoint":
             self._call("on_checkpoint", Saved(**{**message, "folder": Path(message["folder"])}))
             return False
-        return True in self._call("on_evaluation", _evaluated(message))
+        said = self._call("on_evaluation", _evaluated(message))
+        return any(type(end).__name__ == "bool" and bool(end) for end in said)  # also numpy's
 
     def end(self, summary: Mapping[str, Any]) -> None:
         """The run has ended."""
@@ -115,14 +117,15 @@ class Hooks:
                 continue
             try:
                 said.append(method(self._run, about))
-            except Exception as error:
+            except (Exception, SystemExit) as error:
                 self._failed(f"callback {path}.{name}", error)
         return said
 
-    def _failed(self, name: str, error: Exception) -> None:
+    def _failed(self, name: str, error: BaseException) -> None:
         text = " ".join(str(error).split())
         self.note(f"{name} failed with {type(error).__name__}: {text}; the run goes on")
-        with (self._run.folder / "logs" / LOG).open("a") as log:
+        path = self._run.folder / "logs" / LOG
+        with suppress(OSError), path.open("a") as log:
             traceback.print_exception(error, file=log)
 
 

@@ -3,7 +3,6 @@ is."""
 
 from __future__ import annotations
 
-import contextlib
 import time
 from collections.abc import Iterator
 from itertools import islice
@@ -96,8 +95,7 @@ def _play(found: Checker, single: Any, steps: int) -> dict[str, Any]:
             count += taken
             resident.append(process.memory_info().rss)
     finally:
-        with contextlib.suppress(Exception):
-            env.close()
+        found.close(env)
     grown = growth_nbytes(resident, count) if len(resident) > READINGS // 2 else 0.0
     if grown > LEAK_NBYTES:
         found.add(

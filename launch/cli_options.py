@@ -45,6 +45,14 @@ Json = Annotated[bool, typer.Option("--json", help="End standard output with one
 class Grouped(TyperGroup):
     """Lists the commands by what they are for, without rich, which takes long to load."""
 
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except Exception as error:
+            if type(error).__name__ == "NoSuchOption":  # typer's own, or click's: as installed
+                _explain(error)
+            raise
+
     def format_commands(self, ctx: Any, formatter: Any) -> None:
         panels: dict[str, list[tuple[str, str]]] = {panel: [] for panel in PANELS}
         for name, command in self.commands.items():
@@ -55,6 +63,22 @@ class Grouped(TyperGroup):
         for panel, rows in panels.items():
             with formatter.section(panel):
                 formatter.write_dl(rows)
+
+
+def _explain(error: Any) -> None:
+    """Say how an option of the config is written that was given as one of a command."""
+    from penstock.configs.keys import algorithms, options
+
+    parameters = error.ctx.command.params if error.ctx is not None else []
+    if all(parameter.name != "overrides" for parameter in parameters):
+        return
+    key = error.option_name.lstrip("-").replace("-", "_")
+    known = dict.fromkeys(option for algo in algorithms() for option in options(algo))
+    meant = [option for option in known if key in (option, option.partition(".")[2])]
+    if meant or not error.possibilities:
+        error.possibilities = None
+        example = f"{meant[0]}=VALUE" if meant else "learner.lr=1e-3"
+        error.message += f"; options of the config are written key=value: {example}"
 
 
 def answer(text: str, data: Any, as_json: bool) -> None:

@@ -33,6 +33,7 @@ from penstock.launch.effects import (
     too_late,
 )
 from penstock.launch.membership import Group, Seats
+from penstock.launch.patience import Patience
 from penstock.launch.topology import RoleSpec, Stage
 from penstock.launch.worker import FIRST_DELAY_S, Life, Worker
 
@@ -54,14 +55,15 @@ class Decisions:
         self._group = Group(learners)
         self._seats = Seats(actors, learners)
         self._limits = limits
+        self.patience = Patience(limits.max_restarts)
         self._now_s: float | None = None
         self._stage: Stage | None = None
         self._stage_ends_s = 0.0
         self._stop_s = 0.0
         self._signals = 0
         self._saver = 0  # the rank that is to save the run at its end
-        self._reason = ""
-        self._exit_code = 0
+        self._reason, self._exit_code = "", 0
+        self._asked = "", 0  # the same, where a signal has its way
         self._failure: Failure | None = None
         self.restarts = {stage: 0 for stage in Stage}
         self.outcome: Outcome | None = None
@@ -145,9 +147,9 @@ class Decisions:
     def interrupt(self, signum: int, now_s: float) -> list[Effect]:
         """A signal to the supervisor: the first asks all to end, another kills them."""
         self._signals += 1
+        self._asked = "interrupted" if signum == signal.SIGINT else "terminated", 128 + signum
         if not self.stopping:
-            reason = "interrupted" if signum == signal.SIGINT else "terminated"
-            return self._begin_stop(reason, 128 + signum, now_s)
+            return self._begin_stop(*self._asked, now_s)
         if self._signals == 1:
             return [Note("already stopping; once more kills")]
         running = [w for w in self._workers.values() if w.runs]
@@ -202,9 +204,8 @@ class Decisions:
         if worker.doomed_s is not None:
             return [Kill(name, signal.SIGKILL)] if now_s >= worker.doomed_s else []
         starting = worker.life is Life.STARTING
-        limits = self._limits
         key = "start_timeout_s" if starting else "hang_timeout_s"
-        timeout_s: float = getattr(limits, key)
+        timeout_s: float = getattr(self._limits, key)
         if now_s - worker.alive_s < timeout_s:
             return []
         worker.doomed_s = now_s + DUMP_S
@@ -215,19 +216,14 @@ class Decisions:
     def _after_crash(
         self, worker: Worker, failure: Failure, healthy: bool, produced: bool, now_s: float
     ) -> list[Effect]:
-        if healthy:
-            worker.attempts = 0
-        if healthy or produced:
-            worker.barren, worker.first_failure = 0, None
-        worker.first_failure = worker.first_failure or failure
-        worker.barren += 1
-        if worker.barren > self._limits.max_restarts or failure.user:
+        last_straw = self.patience.crashed(worker, failure, healthy, produced, now_s)
+        if last_straw is not None:
             if worker.spec.expendable:
-                return [Note(f"{failure.name}: {failure.message}; the run goes on without it")]
-            return self._fail(worker.first_failure, now_s)
+                return [Note(f"{failure.name}: {failure.told}; the run goes on without it")]
+            return self._fail(last_straw, now_s)
         delay_s = worker.next_delay_s()
         others = ", and the others go on without it" if worker.spec.essential else ""
-        text = f"{failure.name}: {failure.message}; it starts again in {delay_s:g} s{others}"
+        text = f"{failure.name}: {failure.told}; it starts again in {delay_s:g} s{others}"
         return [Note(text), *self._again(worker, delay_s, now_s)]
 
     def _again(self, worker: Worker, delay_s: float, now_s: float) -> list[Effect]:
@@ -293,8 +289,9 @@ class Decisions:
         """The first failure decides what is told and the exit code."""
         if self._failure is None:
             self._failure = failure
-            self._exit_code = 2 if failure.user else 1
-            self._reason = "user_error" if failure.user else "fault"
+            found = ("user_error", 2) if failure.user else ("fault", 1)
+            killed = failure.message == KILLED_AS_ASKED
+            self._reason, self._exit_code = self._asked if killed else found
 
     def _fail(self, failure: Failure, now_s: float) -> list[Effect]:
         self._record(failure)

@@ -27,6 +27,16 @@ class Failure:
     message: str
     traceback: str = ""
     user: bool = False
+    place: str = ""
+    """Where the user's code raised it: `game.py:8, in step`."""
+    log: str = ""
+
+    @property
+    def told(self) -> str:
+        """The message, and where to look."""
+        if not self.place:
+            return self.message
+        return f"{self.message} ({self.place}); traceback in {self.log}"
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,6 @@ libraries are imported at the first one: they must not delay the start of a run.
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import time
@@ -20,6 +19,8 @@ from typing import TYPE_CHECKING, Any
 
 from penstock.configs.schema import Config
 from penstock.core.role import RoleContext
+from penstock.launch.record import EVALUATIONS, lines
+from penstock.profiling.status import Phase
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -28,7 +29,6 @@ if TYPE_CHECKING:
 
 CHECKPOINTS = "checkpoints"
 HELD = ".evaluated"
-FILE = "evaluations.jsonl"
 SEED = 1_000_000  # apart from the games of `penstock eval`, by default
 POLL_S = 0.1
 
@@ -48,14 +48,18 @@ def run(ctx: RoleContext) -> None:
     due_s = time.monotonic() + every_s
     while not ctx.stopping():
         ctx.status.beat()
+        ctx.status.phase = Phase.WAITING
         if time.monotonic() < due_s or not evaluator.has_news():
             time.sleep(POLL_S)
             continue
         due_s = time.monotonic() + every_s
+        ctx.status.phase = Phase.ENVIRONMENT
         try:
             ctx.report("evaluation", **evaluator.evaluate())
         except StoppedError:
             return
+        finally:
+            evaluator.let_go()
 
 
 class Evaluator:
@@ -88,7 +92,6 @@ class Evaluator:
         if best:
             self._best_mean = about["mean"]
             _move(self._held, self._best)
-        shutil.rmtree(self._held)
         progress = meta["progress"]
         self._ctx.status.produced_steps += sum(lengths)  # not barren, should it die later
         return {
@@ -100,6 +103,10 @@ class Evaluator:
             "best_return_mean": self._best_mean,
             "seconds": time.monotonic() - began_s,
         }
+
+    def let_go(self) -> None:
+        """Of the checkpoint that was evaluated."""
+        shutil.rmtree(self._held, ignore_errors=True)
 
     def _play(self) -> tuple[Any, list[Episode]]:
         from penstock.envs import make
@@ -137,11 +144,8 @@ class Evaluator:
 
 def best_so_far(run_dir: Path) -> float | None:
     """The highest mean return of the evaluations that a run has written down; None before any."""
-    try:
-        lines = (run_dir / FILE).read_text().splitlines()
-    except OSError:
-        return None
-    return max((json.loads(line)["return"]["mean"] for line in lines), default=None)
+    means = [line["return"]["mean"] for line in lines(run_dir / EVALUATIONS)]
+    return max((mean for mean in means if mean is not None), default=None)
 
 
 def _hold(source: Path, held: Path, name: str) -> None:

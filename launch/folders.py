@@ -32,7 +32,7 @@ def run_folder(path: Path, resume: Resume) -> Iterator[int]:
 
     Raises UserError where it holds a run already and ``resume`` does not allow for it.
     """
-    _check(path, resume)
+    check(path, resume)
     try:
         (path / "logs").mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -122,7 +122,8 @@ def _lock(path: Path) -> int | None:
     return descriptor
 
 
-def _check(path: Path, resume: Resume) -> None:
+def check(path: Path, resume: Resume) -> None:
+    """Raise UserError where the folder does not allow for ``resume``."""
     if resume == "no" and _holds_a_run(path):
         raise UserError(
             f"{path} already holds a run; resume it with --resume auto, or set run.dir to another "

@@ -160,8 +160,8 @@ def load_policy(
 ) -> LoadedPolicy:
     """The policy of a run, also of one that goes on. Starts no process.
 
-    checkpoint: "best" by the mean return in training ("last" where there is no best one yet), or
-        "last".
+    checkpoint: "best" by the mean return in training, or by evaluation where `eval.every_s` is set
+        ("last" where there is no best one yet); or "last".
     sample: draw actions as in training, by random numbers of ``seed``; else take the likeliest.
     The environment is made once, to ask for its spaces, and closed. Raises UserError.
     """

@@ -6,7 +6,6 @@ its 95 % interval, as far as all of them go, above the single runs, drawn faintl
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +16,7 @@ import numpy.typing as npt
 
 from penstock.configs.errors import UserError
 from penstock.launch.intervals import t_95
+from penstock.launch.record import EVALUATIONS, METRICS, Lines, lines
 
 INSTALL = 'pip install "penstock[plot]"'
 AXES = {"steps": ("env_steps", "agent steps"), "time": ("time_s", "seconds of training")}
@@ -32,7 +32,6 @@ MOST_POINTS = 2000  # of a curve
 GRID = 300  # points of a mean
 
 Floats = npt.NDArray[np.float64]
-Lines = list[dict[str, Any]]
 
 
 @dataclass(frozen=True)
@@ -56,6 +55,8 @@ def plot(folders: Sequence[str], out: str | None, axis: str | None) -> Path:
         raise UserError(
             f"a plot needs matplotlib, which is not installed; run `{INSTALL}`"
         ) from error
+    if out is not None and not Path(out).suffix:
+        raise UserError(f"--out {out} has no ending, which says what to make; let it end in .png")
     found = [load(Path(folder)) for folder in folders]
     path = Path(out) if out else (Path(folders[0]) if len(folders) == 1 else Path()) / "plot.png"
     columns = [axis] if axis else list(AXES)
@@ -78,32 +79,23 @@ def plot(folders: Sequence[str], out: str | None, axis: str | None) -> Path:
 
 def load(folder: Path) -> Curves:
     """A run, or a group of runs in folders ``seed-...``. Raises UserError where it is neither."""
-    runs = [folder] if (folder / "metrics.jsonl").is_file() else members(folder)
+    runs = [folder] if (folder / METRICS).is_file() else members(folder)
     if not runs:
-        raise UserError(f"{folder} has no metrics.jsonl, so there is nothing to plot; name a run")
-    metrics = [lines(run / "metrics.jsonl") for run in runs]
+        raise UserError(f"{folder} has no {METRICS}, so there is nothing to plot; name a run")
+    metrics = [lines(run / METRICS) for run in runs]
     if not any(metrics):
         raise UserError(f"{folder} has not measured anything yet; try again in a moment")
     return Curves(
         str(folder),
         [found for found in metrics if found],
-        [lines(run / "evaluations.jsonl") for run in runs],
+        [lines(run / EVALUATIONS) for run in runs],
     )
 
 
 def members(folder: Path) -> list[Path]:
     """The runs of a group, in the order of their seeds."""
-    found = [path.parent for path in folder.glob("seed-*/metrics.jsonl")]
+    found = [path.parent for path in folder.glob(f"seed-*/{METRICS}")]
     return sorted(found, key=lambda path: (len(path.name), path.name))
-
-
-def lines(path: Path) -> Lines:
-    """The objects of a file that may be written to meanwhile; none where it does not exist."""
-    try:
-        text = path.read_text()
-    except OSError:
-        return []
-    return [json.loads(line) for line in text.rpartition("\n")[0].splitlines()]
 
 
 def curve(found: Lines, x: str, y: str) -> tuple[Floats, Floats]:
@@ -160,8 +152,7 @@ def _draw(cell: Any, found: Sequence[Curves], x: str, y: str) -> None:
             cell.plot(*points[0], color=colour, linewidth=1.2, label=curves.name)
         if y == RETURN:
             for run in curves.evaluations:
-                at = [line[EVALUATED[x]] for line in run]
-                means = [line["return"]["mean"] for line in run]
-                cell.plot(at, means, "o", color=colour, markersize=3.5)
+                means = [{**line, y: line["return"]["mean"]} for line in run]
+                cell.plot(*curve(means, EVALUATED[x], y), "o", color=colour, markersize=3.5)
     cell.grid(True, linewidth=0.4, alpha=0.5)
     cell.tick_params(labelsize=8)

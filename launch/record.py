@@ -13,6 +13,10 @@ from typing import Any
 
 from penstock.launch.writers import Writer
 
+Lines = list[dict[str, Any]]
+
+METRICS, EVALUATIONS = "metrics.jsonl", "evaluations.jsonl"
+SUMMARY = "summary.json"
 NO_ACCOUNTING = {"produced": 0, "trained": 0, "dropped": {}, "lost": {}, "in_flight": 0}
 
 
@@ -23,10 +27,13 @@ class Record:
     def __init__(self, run_dir: Path, writers: Sequence[Writer] = ()) -> None:
         self._run_dir = run_dir
         self._writers = writers
-        self._evaluation: dict[str, Any] = {}
+        for name in (METRICS, EVALUATIONS):
+            _end_line(run_dir / name)
+        evaluated = lines(run_dir / EVALUATIONS)  # before a resume
+        self._evaluation = _figures(evaluated[-1]) if evaluated else {}
         self._time_s: float | None = None  # of the last interval
         self._span_s = self._busy_s = 0.0
-        self._file = (run_dir / "metrics.jsonl").open("ab", buffering=0)
+        self._file = (run_dir / METRICS).open("ab", buffering=0)
         self.last: dict[str, Any] = {}
 
     def metrics(self, metrics: dict[str, Any]) -> None:
@@ -46,14 +53,9 @@ class Record:
 
     def evaluation(self, evaluation: dict[str, Any]) -> None:
         """Append one evaluation; its figures stand in the metrics from now on."""
-        self._evaluation = {
-            "eval_return_mean": evaluation["return"]["mean"],
-            "eval_return_best": evaluation["best_return_mean"],
-            "eval_length_mean": evaluation["length"]["mean"],
-            "eval_trained_steps": evaluation["trained_steps"],
-        }
+        self._evaluation = _figures(evaluation)
         self.last = {**self.last, **without_nan(self._evaluation)}
-        with (self._run_dir / "evaluations.jsonl").open("ab", buffering=0) as file:
+        with (self._run_dir / EVALUATIONS).open("ab", buffering=0) as file:
             file.write(json.dumps(without_nan(evaluation)).encode() + b"\n")
 
     def _count_time(self, metrics: dict[str, Any]) -> None:
@@ -82,10 +84,47 @@ class Record:
         }
         self._file.close()
         with suppress(OSError):  # a full disk was told of when the last metrics did not fit
-            write_atomic(self._run_dir / "summary.json", json.dumps(summary, indent=2) + "\n")
+            write_atomic(self._run_dir / SUMMARY, json.dumps(summary, indent=2) + "\n")
         for writer in self._writers:
             writer.close()
         return summary
+
+
+def _figures(evaluation: dict[str, Any]) -> dict[str, Any]:
+    """What metrics say of an evaluation."""
+    return {
+        "eval_return_mean": evaluation["return"]["mean"],
+        "eval_return_best": evaluation["best_return_mean"],
+        "eval_length_mean": evaluation["length"]["mean"],
+        "eval_trained_steps": evaluation["trained_steps"],
+    }
+
+
+def lines(path: Path) -> Lines:
+    """`objects` of a file; none where it cannot be read."""
+    try:
+        return objects(path.read_bytes())
+    except OSError:
+        return []
+
+
+def objects(text: bytes) -> Lines:
+    """The objects of whole lines of JSON. The last line may be being written, and where a machine
+    died or a disk was full one may be broken: these are left out."""
+    found = []
+    for line in text.rpartition(b"\n")[0].splitlines():
+        with suppress(ValueError):
+            found.append(json.loads(line))
+    return [line for line in found if isinstance(line, dict)]
+
+
+def _end_line(path: Path) -> None:
+    """Keep apart what is appended from a line that was never finished."""
+    with suppress(OSError), path.open("rb+") as file:
+        if file.seek(0, os.SEEK_END):
+            file.seek(-1, os.SEEK_END)
+            if file.read(1) != b"\n":
+                file.write(b"\n")
 
 
 def write_atomic(path: Path, text: str) -> None:

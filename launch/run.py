@@ -1,7 +1,7 @@
 """The commands that run processes: a whole run, a learner by hand, actors by hand.
 
 Each resolves what it is asked to do, makes the folders, and lets a `Supervisor` work; each returns
-the exit code: 0 done, 2 the user's mistake, 1 a fault, 130 or 143 interrupted after a clean end.
+the exit code: 0 done, 2 the user's mistake, 1 a fault, 130 or 143 interrupted.
 """
 
 from __future__ import annotations
@@ -21,17 +21,19 @@ from penstock.configs.load import CONFIG_FILE, Resolved, dump, resolve_target
 from penstock.configs.schema import RunConfig
 from penstock.launch import summary as last_words
 from penstock.launch import topology
+from penstock.launch.attempt import Attempt, missing, undone_where_refused
 from penstock.launch.callbacks import Hooks, Run
 from penstock.launch.effects import Limits, Outcome
 from penstock.launch.folders import Resume, default_run_dir, run_folder, runtime_folder
 from penstock.launch.machines import Place, check_place, where_to_write
 from penstock.launch.process import role_arguments
 from penstock.launch.record import Record, write_atomic
+from penstock.launch.resumed import check_folder_named, differences
 from penstock.launch.role import die_with
 from penstock.launch.supervisor import Supervisor
 from penstock.launch.topology import RoleSpec
 from penstock.launch.view import View, make_view
-from penstock.launch.writers import writers
+from penstock.launch.writers import check_libraries, writers
 
 if TYPE_CHECKING:
     from penstock.launch.profile.watch import Watch
@@ -55,19 +57,25 @@ class Audience:
         self._hooks = hooks
         if hooks is not None:
             hooks.note = self.note
-        self._said: set[str] = set()
+        self._said: dict[str, bool] = {}  # and whether it was shown
 
     def tick(self) -> None:
         if self._view is None:
             with suppress(OSError):
                 self._view = self._make_view()
+                self._show_notes(self._view)
 
     def note(self, text: str) -> None:
         """Show a sentence, once: every actor may say the same."""
-        if text not in self._said and self._view is not None:
-            self._said.add(text)
+        self._said.setdefault(text, False)
+        if self._view is not None:
+            self._show_notes(self._view)
+
+    def _show_notes(self, view: View) -> None:
+        for text in [text for text, shown in self._said.items() if not shown]:
+            self._said[text] = True
             with suppress(OSError):
-                self._view.note(text)
+                view.note(text)
 
     def metrics(self, metrics: dict[str, Any], *, final: bool) -> None:
         if self._record is None:
@@ -99,6 +107,7 @@ class Audience:
 def train(target: str, overrides: Sequence[str], resume: Resume, as_json: bool) -> int:
     """Learner and actors on this host."""
     resolved = resolve_target(target, overrides)
+    check_folder_named(resolved.config, resume)
     make_specs = partial(topology.train, resolved.config)
     return _with_learner(resolved, _run_dir(resolved), resume, as_json, make_specs)
 
@@ -118,6 +127,8 @@ def learner(
         overrides = [*overrides, f"learner.count={place.world}"]
     resolved = resolve_target(target, overrides)
     config, path = resolved.config, _run_dir(resolved)
+    if place is None or not place.rank:  # the others have their state from there
+        check_folder_named(config, resume)
     address = config.transport.bind
     if address is None:
         raise UserError(
@@ -199,7 +210,7 @@ def with_learner(
         resolved, path, resume, make_specs, lambda title: make_view(stream, title, stop), watch
     )
     _explain(outcome)
-    if "env_steps" in summary:
+    if "env_steps" in summary and path.is_dir():
         with suppress(OSError):
             last_words.show(last_words.rows(summary, path), stream)
     return outcome, summary
@@ -218,12 +229,21 @@ def conduct(
     ``callbacks`` are called beside those of the config."""
     _require_linux()
     config = resolved.config
-    with run_folder(path, resume) as lock, runtime_folder() as runtime_dir:
+    check_libraries(config)
+    hooks = Hooks(config.run.callbacks, Run(path, config), callbacks)
+    new = missing(path)
+    with (
+        run_folder(path, resume) as lock,
+        undone_where_refused(path, new) as attempt,
+        runtime_folder() as runtime_dir,
+    ):
+        changed = differences(path, config, resume)
         specs = make_specs(runtime_dir)
-        hooks = Hooks(config.run.callbacks, Run(path, config), callbacks)
         record = Record(path, writers(config, path))
         write_atomic(path / CONFIG_FILE, dump(config))
         audience = Audience(lambda: view(_title(path, specs)), record, hooks)
+        if changed:
+            audience.note(changed)
         arguments = role_arguments(path, runtime_dir) | {
             "config": config.model_dump(mode="json"),
             "resume": resume,
@@ -236,7 +256,17 @@ def conduct(
         outcome = _supervise(supervisor, audience)
         summary = record.close(outcome.reason, outcome.error)
         hooks.end(summary)
+        if not supervisor.began:
+            _take_back(attempt, outcome.reason)
         return outcome, summary
+
+
+def _take_back(attempt: Attempt, reason: str) -> None:
+    """A run that ended before its first step leaves the one that was there as it was."""
+    if reason == "user_error":
+        attempt.undo()
+    elif reason in ("fault", *last_words.INTERRUPTED):
+        attempt.put_back()
 
 
 def _limits(run: RunConfig) -> Limits:

@@ -16,6 +16,7 @@ from penstock.configs.load import CONFIG_FILE
 from penstock.configs.text import parse
 from penstock.launch.figures import clock, count, number
 from penstock.launch.inquiry import FILE as LIVING
+from penstock.launch.record import METRICS, objects
 
 STATES = {
     "return": "ended", "env_steps": "ended", "learner_steps": "ended", "minutes": "ended",
@@ -34,7 +35,9 @@ def find(folder: str) -> list[Row]:
     no such folder."""
     base = Path(folder)
     if not base.is_dir():
-        raise UserError(f"there is no folder {folder}; name one that holds runs, such as runs")
+        raise UserError(
+            f"there is no folder {folder}; name one that holds runs, or train one first"
+        )
     configs = [path for depth in ("", "*/", "*/*/") for path in base.glob(depth + CONFIG_FILE)]
     return sorted((row(path.parent) for path in configs), key=lambda found: found["started"])
 
@@ -43,7 +46,7 @@ def row(run_dir: Path) -> Row:
     """One run: what it is, how it stands, how far it came."""
     config = _config(run_dir / CONFIG_FILE)
     summary = _json(run_dir / "summary.json")
-    last = summary | _last_line(run_dir / "metrics.jsonl")
+    last = summary | _last_line(run_dir / METRICS)
     return {
         "run_dir": str(run_dir),
         "game": _at(config, "env", "id"),
@@ -84,9 +87,9 @@ def _state(run_dir: Path, summary: Row) -> str:
     """running, ended (by a limit of its own), stopped (by its user) or died."""
     living = _json(run_dir / LIVING)
     if living:
-        here = living["host"] == socket.gethostname()
-        return "running" if not here or _answers(living["socket"]) else "died"
-    return STATES.get(summary.get("exit_reason", ""), "died")
+        here = living.get("host") in (None, socket.gethostname())
+        return "running" if not here or _answers(str(living.get("socket"))) else "died"
+    return STATES.get(str(summary.get("exit_reason")), "died")
 
 
 def _answers(path: str) -> bool:
@@ -112,14 +115,14 @@ def _json(path: Path) -> Row:
 
 
 def _last_line(path: Path) -> Row:
-    """The last whole line of a file of JSON objects; empty where there is none."""
+    """The last sound line of a file of JSON objects; empty where there is none."""
     try:
         with path.open("rb") as file:
             file.seek(max(0, file.seek(0, os.SEEK_END) - TAIL_NBYTES))
-            lines = file.read().rpartition(b"\n")[0].splitlines()
-        return dict(json.loads(lines[-1])) if lines else {}
-    except (OSError, ValueError):
+            found = objects(file.read())
+    except OSError:
         return {}
+    return found[-1] if found else {}
 
 
 def best_return(run_dir: Path) -> float | None:
@@ -138,10 +141,11 @@ def _config(path: Path) -> Any:
     """The settings of a config, None where it cannot be read: a list of runs has other rows too."""
     try:
         return parse(path.read_text(), str(path))[0]
-    except (OSError, UserError):
+    except (OSError, ValueError, UserError):
         return None
 
 
 def _at(config: Any, section: str, key: str) -> str | None:
     found = config.get(section) if isinstance(config, dict) else None
-    return found.get(key) if isinstance(found, dict) else None
+    value = found.get(key) if isinstance(found, dict) else None
+    return value if isinstance(value, str) else None

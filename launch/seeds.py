@@ -20,8 +20,10 @@ from typing import Any, TextIO
 from penstock.configs.load import Resolved, resolve_target
 from penstock.launch import run, topology
 from penstock.launch.figures import clock, count, number
-from penstock.launch.folders import Resume, default_run_dir
+from penstock.launch.folders import Resume, check, default_run_dir
 from penstock.launch.intervals import Interval, interval
+from penstock.launch.resumed import check_folder_named
+from penstock.launch.summary import INTERRUPTED
 
 Summary = Mapping[str, Any]
 
@@ -32,12 +34,16 @@ def train(target: str, overrides: Sequence[str], seeds: int, resume: Resume, as_
     """Train ``seeds`` times, with run.seed and the seeds after it; returns the exit code: that of
     the run that was interrupted, else 1 where one failed, else 0."""
     resolved = resolve_target(target, overrides)
+    check_folder_named(resolved.config, resume)
     folder = Path(resolved.config.run.dir or default_run_dir(resolved.name))
     stream = sys.stderr if as_json else sys.stdout
     summaries: dict[int, Summary] = {}
     code = 0
-    for seed in range(resolved.config.run.seed, resolved.config.run.seed + seeds):
-        path = folder / f"seed-{seed}"
+    first = resolved.config.run.seed
+    paths = {seed: folder / f"seed-{seed}" for seed in range(first, first + seeds)}
+    for path in paths.values():
+        check(path, resume)
+    for seed, path in paths.items():
         _say(f"seed {seed}, {len(summaries) + 1} of {seeds}", stream)
         own = _with_seed(resolved, seed)
         make_specs = partial(topology.train, own.config)
@@ -59,7 +65,8 @@ def train(target: str, overrides: Sequence[str], seeds: int, resume: Resume, as_
 def together(summaries: Mapping[int, Summary], goal: float | None) -> dict[str, Any]:
     """What the runs that came to an end of their own have in common: return and seconds to
     ``goal``, means with the half of their 95 % interval."""
-    whole = [s for s in summaries.values() if s["error"] is None]
+    ended = [s for s in summaries.values() if s["error"] is None]
+    whole = [s for s in ended if s["exit_reason"] not in INTERRUPTED]
     solved = [s["solved_at_s"] for s in whole if s["solved_at_s"] is not None]
     returns = [s["episode_return_mean"] for s in whole if s.get("episode_return_mean") is not None]
     return {

@@ -39,6 +39,10 @@ def rows(summary: Metrics, run_dir: Path) -> Rows:
     elif (best := best_return(run_dir)) is not None:
         shown["best"] = f"{number(best)}, in checkpoints/best"
     shown |= accounting(summary["accounting"])
+    if restarts := m("actors_restarted"):
+        shown["restarts"] = (
+            f"{count(restarts)} of actors that had failed; logs/actor-*.log says why"
+        )
     if m("utilization") is not None:
         shown["learner"] = f"{percent(m('utilization'))} of its time in training"
     return [*shown.items(), ("folder", str(run_dir)), *_next(summary["exit_reason"], run_dir)]

@@ -8,12 +8,14 @@ no child outlives it.
 
 from __future__ import annotations
 
+import math
 import os
 import secrets
 import selectors
 import signal
 import threading
 import time
+import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -22,7 +24,18 @@ from typing import Any, Protocol
 
 from penstock.core.control import Message
 from penstock.launch.decisions import Decisions
-from penstock.launch.effects import Effect, End, Failure, Kill, Limits, Note, Outcome, Send, Start
+from penstock.launch.effects import (
+    KILLED_AS_ASKED,
+    Effect,
+    End,
+    Failure,
+    Kill,
+    Limits,
+    Note,
+    Outcome,
+    Send,
+    Start,
+)
 from penstock.launch.inquiry import Inquiry
 from penstock.launch.ledgers import Ledgers
 from penstock.launch.process import Child
@@ -34,6 +47,7 @@ TICK_S = 0.1
 EVENTS = ("checkpoint", "evaluation")
 CALLBACK = "callback"  # the reason where the audience ended the run
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+HELD_UP_S = 1.0  # a signal that was not read for so long never will be
 
 
 class Audience(Protocol):
@@ -50,6 +64,15 @@ class Audience(Protocol):
 
     def tick(self) -> None:
         """A moment has passed."""
+
+
+class HeldUpError(KeyboardInterrupt):
+    """A signal has come while the loop did not go on for long: no `Exception`, so that a callback
+    does not swallow it."""
+
+    def __init__(self, signum: int) -> None:
+        super().__init__(f"signal {signum}")
+        self.signum = signum
 
 
 class Supervisor:
@@ -80,9 +103,11 @@ class Supervisor:
         self._ranks = Ranks(learners) if len(learners) > 1 else None
         self._children: dict[str, Child] = {}
         self._ledgers = Ledgers()
+        self.began = False  # whether anybody has played or trained on an unroll
         self.ledger = TimeLedger()
         self.last_look: Callable[[Child], None] | None = None  # at a process that has ended
         self._selector = selectors.DefaultSelector()
+        self._unread_s: float | None = None  # when the first signal came that nobody has read
 
     def run(self) -> Outcome:
         """Start everything, and return when all has ended."""
@@ -93,6 +118,11 @@ class Supervisor:
                     self._turn()
                     inquiry.turn(self._specs, self._children)
                 return outcome
+            except HeldUpError as error:
+                reason = "interrupted" if error.signum == signal.SIGINT else "terminated"
+                text = "".join(traceback.format_exception(error))
+                failure = Failure("supervisor", f"{KILLED_AS_ASKED}; it was held up", text)
+                return Outcome(128 + error.signum, reason, failure)
             finally:
                 self._abandon()
 
@@ -162,7 +192,8 @@ class Supervisor:
         if kind == "ready":
             return self._decisions.ready(name, now_s)
         if kind == "error":
-            return self._decisions.failed(Failure(name, **message), now_s)
+            log = str(self._logs / f"{name}.log")
+            return self._decisions.failed(Failure(name, log=log, **message), now_s)
         if kind == "stop":
             return self._decisions.stop(message["reason"], now_s)
         if kind == "join":
@@ -192,6 +223,11 @@ class Supervisor:
             self._audience.note(f"group {epoch} of learners: {message}; {where}")
         return effects
 
+    def _note_progress(self, child: Child) -> None:
+        if child.spec.stage in (Stage.ACTORS, Stage.LEARNER):
+            page = child.status
+            self.began = self.began or page.produced_steps > 0 or page.trained_steps > 0
+
     def _measured(self, rank: int, message: Message, *, final: bool) -> None:
         decisions = self._decisions
         counts: Message = {
@@ -207,6 +243,7 @@ class Supervisor:
             counts["learners_restarted"] = decisions.restarts[Stage.LEARNER]
             if not final:
                 counts["learners_alive"] = decisions.learners_alive
+        self._decisions.patience.episodes(message.get("episodes"), time.monotonic())
         if not final:
             counts["ledgers"] = self._ledgers.interval(self._children)
         self._audience.metrics(counts | message, final=final)
@@ -222,6 +259,7 @@ class Supervisor:
         page = child.status
         said = page.produced_steps, page.sequence, page.incarnation
         played, trained = page.played_steps, page.trained_steps
+        self._note_progress(child)
         if self.last_look is not None:
             self.last_look(child)
         end = End(child.bury(), *said, log=child.log_tail())
@@ -235,7 +273,18 @@ class Supervisor:
             if merged is not None:
                 self._audience.metrics(merged, final=True)
 
+    def _woken(self, signum: int, frame: FrameType | None) -> None:
+        """A signal needs some handler to be written to the wake-up descriptor. Where nobody reads
+        that, because a callback hangs, the next one gets the loop out of there."""
+        now_s = time.monotonic()
+        if self._unread_s is None:
+            self._unread_s = now_s
+        elif now_s - self._unread_s >= HELD_UP_S:
+            self._unread_s = math.inf  # once: nothing may disturb the end
+            raise HeldUpError(signum)
+
     def _interrupted(self, wakeup: int) -> None:
+        self._unread_s = None
         for signum in os.read(wakeup, 64):
             if signum in SIGNALS:
                 self._do(self._decisions.interrupt(signum, time.monotonic()))
@@ -256,7 +305,7 @@ class Supervisor:
         try:
             for signum, handler in before.items():
                 if handler != signal.SIG_IGN:
-                    signal.signal(signum, _only_wake)
+                    signal.signal(signum, self._woken)
             yield
         finally:
             for signum, handler in before.items():
@@ -276,8 +325,5 @@ class Supervisor:
                 selector.register(child.pidfd, selectors.EVENT_READ)
                 if not selector.select(max(0.0, ends_s - time.monotonic())):
                     child.kill(signal.SIGKILL)
+            self._note_progress(child)
             child.bury()
-
-
-def _only_wake(signum: int, frame: FrameType | None) -> None:
-    """A signal needs some handler to be written to the wake-up descriptor."""

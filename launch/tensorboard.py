@@ -14,17 +14,20 @@ from penstock.configs.errors import UserError
 SKIPPED = "_histogram"
 
 
+def require() -> None:
+    """Raise UserError where the library is missing."""
+    if find_spec("tensorboardX") is None:
+        raise UserError(
+            "run.tensorboard=true needs tensorboardX, which is not installed; "
+            "run pip install 'penstock[tensorboard]', or set run.tensorboard=false"
+        )
+
+
 class Board:
     """Writes each interval as scalars over agent steps. The library is imported by the first: it
     must not delay the start of a run."""
 
     def __init__(self, run_dir: Path) -> None:
-        """Raises UserError where the library is missing."""
-        if find_spec("tensorboardX") is None:
-            raise UserError(
-                "run.tensorboard=true needs tensorboardX, which is not installed; "
-                "run pip install 'penstock[tensorboard]', or set run.tensorboard=false"
-            )
         self._folder = run_dir / "tensorboard"
         self._writer: Any = None
 

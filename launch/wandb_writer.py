@@ -32,19 +32,25 @@ NICE = 10
 NAME = "W&B"
 
 
+def require(project: str) -> None:
+    """Raise UserError where the library is missing."""
+    spec = find_spec("wandb")
+    if spec is None or spec.origin is None:  # a folder ``wandb`` of runs is no library
+        raise UserError(
+            f"run.wandb={project} needs wandb, which is not installed; "
+            'run `pip install "penstock[wandb]"`, or set run.wandb=null'
+        )
+
+
 class WandbWriter:
     """Sends each interval to the process; see `penstock.launch.writers`."""
 
     def __init__(
         self, run_dir: Path, project: str, config: Mapping[str, Any], finish_s: float
     ) -> None:
-        """``finish_s`` is for the end. Raises UserError where the library is missing."""
-        if find_spec("wandb") is None:
-            raise UserError(
-                f"run.wandb={project} needs wandb, which is not installed; "
-                'run `pip install "penstock[wandb]"`, or set run.wandb=null'
-            )
+        """``finish_s`` is for the end."""
         self._finish_s = finish_s
+        self._stored = run_dir / "wandb"
         self._log = run_dir / "logs" / "wandb.log"
         self._channel, theirs = Channel.pair()
         with theirs, self._log.open("ab") as log:
@@ -73,8 +79,9 @@ class WandbWriter:
         try:
             self._process.wait(self._finish_s)
         except (subprocess.TimeoutExpired, KeyboardInterrupt):
-            text = f"{NAME} did not finish within {self._finish_s:g} s: `wandb sync` sends the rest"
-            print(text, file=sys.stderr)
+            stored = any(self._stored.glob("*run-*/*.wandb"))
+            rest = "`wandb sync` sends the rest" if stored else "nothing was stored"
+            print(f"{NAME} did not finish within {self._finish_s:g} s: {rest}", file=sys.stderr)
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()

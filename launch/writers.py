@@ -20,8 +20,20 @@ class Writer(Protocol):
         """Nothing more will come."""
 
 
+def check_libraries(config: Config) -> None:
+    """Raise UserError where one is missing that the config asks for."""
+    if config.run.tensorboard:
+        from penstock.launch import tensorboard
+
+        tensorboard.require()
+    if config.run.wandb is not None:
+        from penstock.launch import wandb_writer
+
+        wandb_writer.require(config.run.wandb)
+
+
 def writers(config: Config, run_dir: Path) -> list[Writer]:
-    """Those that the config asks for. Raises UserError where their library is missing."""
+    """Those that the config asks for, whose libraries are there."""
     made: list[Writer] = []
     if config.run.tensorboard:
         from penstock.launch.tensorboard import Board

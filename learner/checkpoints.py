@@ -1,8 +1,9 @@
 """When a learner is saved and what of it, and how it goes on from there.
 
 `checkpoints/last` is the newest state, `checkpoints/best` the one with the highest mean return at
-the time of a save; where the run is evaluated as it goes, its evaluator replaces the latter. Both
-are complete: weights, optimizer, random generators, counters, versions.
+the time of a save, once there are enough episodes to tell; where the run is evaluated as it goes,
+its evaluator writes the latter. Both are complete: weights, optimizer, random generators, counters,
+versions.
 """
 
 from __future__ import annotations
@@ -104,7 +105,7 @@ class Checkpoints:
             self._best_return = mean
         state = self._state(team or {})
         checkpoint.save(self._last, state)
-        if (is_best and not self._evaluated) or not checkpoint.exists(self._best):
+        if is_best and not self._evaluated:
             checkpoint.save(self._best, state)
         if self._tell is not None:
             self._tell(

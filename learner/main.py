@@ -274,6 +274,7 @@ class LearnerProcess:
     def _word(self, counts: Floats, stop: bool) -> Word:
         """What the other learners are to know in this turn."""
         self._hear()
+        self._progress.arrived(self._accounting)
         return Word(
             counts,
             self._progress.growth(),

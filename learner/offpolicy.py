@@ -67,6 +67,10 @@ class OffPolicyTrainer:
         """By the name of what each updates."""
         return self._update.optimizers()
 
+    def shared(self) -> dict[str, Tensor]:
+        """Statistics of all learners' samples: there are none."""
+        return {}
+
     def update(
         self, batch: Mapping[str, npt.NDArray[Any] | Tensor] | None, total: float | None = None
     ) -> Tensor:

@@ -219,11 +219,7 @@ class Team:
             places = group.gather([progress.generation, self._rounds, progress.learner_steps])
             source = places.index(max(places))
             cfg = self._with_codec(cfg, group, source)
-            pace = LocalSgd if cfg.pace == "local_sgd" else Bsp
-            lanes = [ctx.ledger]
-            if pace is Bsp:
-                lanes.append(ctx.status.ledger("reduce", Part.WAIT))
-            exchange = pace(group, trainer.optimizers(), cfg, *lanes)
+            exchange = self._paced(group, cfg)
             self._equalise(group, exchange, source, rounds=places[source][1])
         except GroupLostError as error:
             failure = str(error)
@@ -241,6 +237,13 @@ class Team:
         self._failing_since_s = None
         ctx.report("entered")
         return True
+
+    def _paced(self, group: Group, cfg: LearnerConfig) -> Bsp | LocalSgd:
+        ledger, optimizers = self._ctx.ledger, self._trainer.optimizers()
+        if cfg.pace == "local_sgd":
+            return LocalSgd(group, optimizers, cfg, ledger)
+        reducing = self._ctx.status.ledger("reduce", Part.WAIT)
+        return Bsp(group, optimizers, cfg, ledger, reducing, self._trainer.shared())
 
     def _join_remote(self, first: bool) -> bool:
         """Enter the one group that there is over several machines; False where the run ends before.

@@ -121,6 +121,12 @@ class Trainer:
         """By the name of what each updates."""
         return {"model": self.optimizer}
 
+    def shared(self) -> dict[str, Tensor]:
+        """By name, the statistics of all learners' samples, which are the same on each."""
+        normalizer = self.model.normalizer
+        found = {} if normalizer is None else dict(normalizer.named_buffers(prefix="normalizer"))
+        return found if self._rewards is None else found | {"rewards": self._rewards.sums}
+
     def published(self) -> list[Tensor]:
         """What actors get, in the layout's order: parameters, then buffers."""
         return [self.optimizer.values, *self.model.buffers()]
@@ -180,7 +186,10 @@ class Trainer:
     def _parts(self, columns: dict[str, Tensor]) -> tuple[Any, list[slice | Tensor], Any]:
         """What functions on a whole batch take besides it."""
         envs = slice(0, columns["alive"].shape[1])
-        return self._algo.cfg, list(pieces(envs, self._micro_envs)), self.exchange.sum
+        size = self._micro_envs
+        if self._algo.whole:  # all of an update fits, so that its loss is computed at once
+            size = max(size, envs.stop // self.config.learner.updates_per_batch)
+        return self._algo.cfg, list(pieces(envs, size)), self.exchange.sum
 
     @property
     def _micro_envs(self) -> int:

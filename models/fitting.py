@@ -143,10 +143,11 @@ def channels_last(shape: tuple[int, ...]) -> bool:
 
 
 def _is_image(model: ModelConfig, shape: tuple[int, ...]) -> bool:
-    if len(shape) != 3 or (model.kind == "mlp" and model.entry is None):
+    kind = "auto" if model.entry is not None else model.kind
+    if len(shape) != 3 or kind == "mlp":
         return False
     pixels = shape[:2] if channels_last(shape) else shape[1:]
-    return min(pixels) >= (MIN_PIXELS_IMPALA if model.kind == "impala_cnn" else MIN_PIXELS)
+    return min(pixels) >= (MIN_PIXELS_IMPALA if kind == "impala_cnn" else MIN_PIXELS)
 
 
 def _is_fast_cnn(model: ModelConfig, only: Input) -> bool:
@@ -162,10 +163,9 @@ def _check_inputs(model: ModelConfig, inputs: tuple[Input, ...], mask: Part | No
             f"observations hold nothing{f' but {mask.name}' if mask else ''}; correct the "
             "environment's observation space"
         )
-    if model.entry is not None:
-        return
     images = [part.is_image for part in inputs]
-    if model.kind in ("nature_cnn", "impala_cnn") and not any(images):
+    is_own = model.entry is not None
+    if not is_own and model.kind in ("nature_cnn", "impala_cnn") and not any(images):
         least = MIN_PIXELS_IMPALA if model.kind == "impala_cnn" else MIN_PIXELS
         raise UserError(
             f"observations {shapes} do not fit {model.kind}, which reads [channels, "

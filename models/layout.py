@@ -209,10 +209,11 @@ def actor_critic(
     )
 
 
-def choices_entries(actions: ActionSpec) -> tuple[Entry, ...]:
+def choices_entries(actions: ActionSpec, has_head: bool = True) -> tuple[Entry, ...]:
     """Empty buffers that tell how many there are of each choice, where no head's shape does."""
     counts = actions.counts if isinstance(actions, Choices) else ()
-    return tuple((f"{CHOICES}{i}", (0, n)) for i, n in enumerate(counts)) if len(counts) > 1 else ()
+    told = len(counts) == 1 and has_head
+    return () if told else tuple((f"{CHOICES}{i}", (0, n)) for i, n in enumerate(counts))
 
 
 def normalizer_entries(inputs: int) -> tuple[Entry, ...]:

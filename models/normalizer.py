@@ -10,6 +10,8 @@ from torch import Tensor, nn
 from penstock.models.layout import CLIP, EPSILON
 
 MOST = 1e9  # samples counted: beyond float32's precision the statistics become a moving average
+FAR = 100.0  # times 1 + mean + deviation: what lies beyond counts as no farther
+FARTHEST = 1e18  # whose square float32 holds
 
 
 class Normalizer(nn.Module):
@@ -19,6 +21,7 @@ class Normalizer(nn.Module):
     mean: Tensor
     var: Tensor
     count: Tensor
+    _begun = False  # whether `observe` was called
 
     def __init__(self, inputs: int) -> None:
         super().__init__()
@@ -36,8 +39,14 @@ class Normalizer(nn.Module):
         self, rows: Tensor, alive: Tensor, add_others: Callable[[Tensor], None] | None = None
     ) -> None:
         """Take in the alive of ``rows`` ``[B, inputs]``, alive bool ``[B]``: Chan et al. 1979,
-        equation 2.1, by sums in float64. ``add_others`` adds to a tensor those of others."""
-        exact = rows.double() * alive[:, None]
+        equation 2.1, by sums in float64. ``add_others`` adds to a tensor those of others.
+
+        Numbers count as no farther than `FAR` says, by what has been seen: a single broken one is
+        soon forgotten, and a scale that grows is followed within some batches.
+        """
+        exact = rows.double()
+        limit = self._limit(exact)
+        exact = exact.clamp(-limit, limit) * alive[:, None]
         sums = torch.stack(
             (exact.sum(0), exact.square().sum(0), alive.sum().expand(len(self.mean)))
         )
@@ -52,3 +61,11 @@ class Normalizer(nn.Module):
         self.var.copy_(self.var.double().lerp(var, share) + shift.square() * share * (1 - share))
         self.mean.copy_(self.mean.double() + shift * share)
         self.count.copy_(before + more)
+
+    def _limit(self, rows: Tensor) -> Tensor:
+        """Float64 ``[inputs]``; by the median of these rows where none was seen before."""
+        typical = self.mean.double().abs() + self.var.double().sqrt()
+        if not self._begun:  # a median takes long
+            self._begun = True
+            typical = torch.where(self.count > 0, typical, rows.abs().median(0).values)
+        return (FAR * (1 + typical)).clamp(max=FARTHEST)

@@ -11,7 +11,8 @@ float32 ``[B, *shape]``, pixels from 0 to 1. What `forward` returns is either
     features [B, width]                     to which memory (`model.core`) and heads are added
     outputs [B, outputs] and values [B]     logits, or means and then logs of deviations
 
-Rows are independent of each other; parameters and buffers are float32.
+Rows are independent of each other; parameters and buffers are float32. Learners have it in `eval`,
+as actors do, so that dropout drops nothing: the probability of an action is to be the recorded one.
 """
 
 from __future__ import annotations
@@ -54,7 +55,11 @@ def make_own(shape: GeneralShape) -> tuple[nn.Module, int | None]:
                 f"{purpose} has {name} in {tensor.dtype}, and weights travel as float32; make it "
                 "float32, or keep it out of the module's parameters and buffers"
             )
-    return net.train(), _width(found, shape, purpose)
+    for module in net.modules():
+        if isinstance(module, nn.RNNBase):  # cuDNN has its gradients in training alone
+            module.dropout = 0.0
+            module.train()
+    return net, _width(found, shape, purpose)
 
 
 def _width(found: Any, shape: GeneralShape, purpose: str) -> int | None:

@@ -61,9 +61,9 @@ class ActorCritic(nn.Module, ABC):
         self.policy = orthogonal(nn.Linear(width, actions.head), 0.01)
         self.value = orthogonal(nn.Linear(width, 1), 1.0)
 
-    def _make_buffers(self, normalized: int) -> None:
+    def _make_buffers(self, normalized: int, has_head: bool = True) -> None:
         """After all parameters, as in `penstock.models.layout`."""
-        self.choices = Marks(shape for _, shape in choices_entries(self.actions))
+        self.choices = Marks(shape for _, shape in choices_entries(self.actions, has_head))
         self.normalizer = Normalizer(normalized) if normalized else None
 
     def logits(self, features: Tensor) -> Tensor:

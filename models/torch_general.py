@@ -45,7 +45,7 @@ class GeneralNet(ActorCritic):
         floats = [given.part for given in shape.inputs if given.part and given.dtype == "<f4"]
         self.floats = Marks((0, part.offset, part.nbytes) for part in floats)
         inputs = sum(math.prod(given.shape) for given in self._numbers)
-        self._make_buffers(inputs if model.normalize_observations else 0)
+        self._make_buffers(inputs if model.normalize_observations else 0, not self.is_whole)
 
     def forward(
         self, obs: Tensor, state: Tensor | None = None, first: Tensor | None = None

@@ -108,11 +108,13 @@ def copies_to_device(e: Evidence) -> Verdict | None:
     share = e.share("h2d_exposed")
     if share < WORTH:
         return None
+    replay = e.option("algo", "name", "impala") in OFF_POLICY
     return Verdict(
         "slow_copy",
         f"copying to the device is exposed: {percent(share)} of the learner's time",
         "the copy is not overlapped with training",
-        "copy ahead, learner.prefetch=2; send uint8 observations and stack frames on the device",
+        ("" if replay else "copy ahead, learner.prefetch=2; ")
+        + "send uint8 observations and stack frames on the device",
         share,
     )
 

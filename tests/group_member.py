@@ -16,6 +16,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
+from penstock.algos.slots import RETURN
 from penstock.configs.load import resolve
 from penstock.core.specs import HEADER
 from penstock.envs import probe
@@ -45,6 +46,8 @@ def make_slot(trainer: Trainer, seed: int) -> dict[str, np.ndarray[Any, Any]]:
     columns["reward"][...] = rng.normal(size=columns["reward"].shape)
     columns["behaviour_logp"][...] = np.log(0.5)
     columns["alive"][...] = rng.random(columns["alive"].shape) < 0.5 + 0.1 * (seed % 5)
+    if RETURN in columns:
+        columns[RETURN][...] = rng.normal(size=columns[RETURN].shape)
     return columns
 
 
@@ -76,7 +79,9 @@ class Member:
         cfg = self.trainer.config.learner
         self.group = Group(store, epoch, members, self.rank, self.trainer.device, cfg.reduce)
         optimizers = self.trainer.optimizers()
-        self.trainer.exchange = Bsp(self.group, optimizers, cfg, TimeLedger())
+        self.trainer.exchange = Bsp(
+            self.group, optimizers, cfg, TimeLedger(), shared=self.trainer.shared()
+        )
 
     def step(self, seed: int | None) -> float:
         """One batch together with the others, without one of its own where ``seed`` is None; the
@@ -163,7 +168,25 @@ def apart(member: Member, *_: str) -> None:
         member.write("said", str(error))
 
 
-SCENARIOS: dict[str, Any] = {"equal": equal, "killed": killed, "apart": apart}
+def statistics_apart(member: Member, name: str) -> None:
+    """Rank 1 comes apart in a statistic, after a step that left them equal."""
+    trainer = member.trainer
+    member.step(member.rank)
+    trainer.exchange.check_equal()  # type: ignore[attr-defined]
+    if member.rank == 1:
+        trainer.shared()[name][0] += 1e-3
+    try:
+        trainer.exchange.check_equal()  # type: ignore[attr-defined]
+    except RuntimeError as error:
+        member.write("said", f"equal | {error}")
+
+
+SCENARIOS: dict[str, Any] = {
+    "equal": equal,
+    "killed": killed,
+    "apart": apart,
+    "statistics_apart": statistics_apart,
+}
 
 
 def main() -> None:

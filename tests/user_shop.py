@@ -101,6 +101,15 @@ def vector_unasked():
 def broken():
     raise OSError("no display\\n  found")
 
+def broken_vector(num_envs):
+    raise OSError("no display found")
+
+def no_vector(num_envs):
+    return None
+
+def wants(price):
+    return Shop(price)
+
 def broken_silently():
     raise KeyError
 

@@ -52,13 +52,23 @@ class ActorKeys:
 
 
 def new(folder: Path) -> list[Path]:
-    """Make the keys of a run in ``folder``; the files made. Raises UserError if it has some."""
+    """Make the keys of a run in ``folder``; the files made. Raises UserError if it has some, or
+    cannot be written."""
     require_curve()
     if any(folder.glob("*.key*")):
         raise UserError(f"{folder} holds keys already; name a new folder, or delete them first")
     allowed = folder / "allowed"
-    allowed.mkdir(parents=True, exist_ok=True)
-    folder.chmod(0o700)
+    try:
+        allowed.mkdir(parents=True, exist_ok=True)
+        folder.chmod(0o700)
+        return _make(folder, allowed)
+    except OSError as error:
+        raise UserError(
+            f"no keys can be made in {folder}: {error.strerror}; name a folder that you may write"
+        ) from error
+
+
+def _make(folder: Path, allowed: Path) -> list[Path]:
     made: list[Path] = []
     for name in ("learner", "actor"):
         pair = [Path(path) for path in zmq.auth.create_certificates(str(folder), name)]

@@ -277,7 +277,10 @@ def _decode_frame(entry: Any, frame: Buffer, out: Bytes) -> None:
 def encode_weights(
     values: Float32, stamp: Stamp, dtype: WireDtype, layout: ParamLayout, run_id: int
 ) -> Parts:
-    """``values``: float32 ``[layout.size]``, sent as ``dtype``."""
+    """``values``: float32 ``[layout.size]``, sent as ``dtype``; with statistics of observations as
+    fp32, for bf16 would round means of far-off observations by many of their deviations."""
+    if any(name.startswith("normalizer.") for name, _ in layout.entries):
+        dtype = "fp32"
     payload: npt.NDArray[Any] = values if dtype == "fp32" else to_bf16(values)
     raw = payload.view(np.uint8).data
     head = Head(

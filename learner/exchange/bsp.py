@@ -34,11 +34,14 @@ class Bsp:
         cfg: LearnerConfig,
         ledger: TimeLedger,
         reducing: TimeLedger | None = None,
+        shared: Mapping[str, Tensor] | None = None,
     ) -> None:
-        """``ledger`` is that of the thread that trains, ``reducing`` of the one that reduces."""
+        """``ledger`` is that of the thread that trains, ``reducing`` of the one that reduces.
+        ``shared``, by name: what else is the same on every rank, if all goes well."""
         self.world = group.world
         self._group = group
         self._optimizers = optimizers
+        self._shared = shared or {}
         self._cfg = cfg
         self._ledger = ledger
         self._reducing = reducing or TimeLedger()
@@ -80,8 +83,8 @@ class Bsp:
         return -float(negative)
 
     def check_equal(self) -> None:
-        """Raise RuntimeError, naming the first parameter that differs, where learners have come
-        apart."""
+        """Raise RuntimeError, naming the first parameter or statistic that differs, where learners
+        have come apart."""
         for name, optimizer in self._optimizers.items():
             values = optimizer.values.cpu().numpy().data
             sums = [crc32(values)] + [crc32(values[s.start : s.stop]) for s in optimizer.parts]
@@ -96,6 +99,9 @@ class Bsp:
                         f"{optimizer.parts[i].name}; the learners were not made alike, or memory "
                         "is faulty: resume from the last checkpoint"
                     )
+
+        if self._shared:
+            self._check_shared()
 
     def state(self) -> Arrays:
         """What this learner's codecs keep for the next steps, by name."""
@@ -119,6 +125,19 @@ class Bsp:
         self._reducers.clear()
         self._thread.shutdown(cancel_futures=True)
         self._group.close()
+
+    def _check_shared(self) -> None:
+        sums = [crc32(values.cpu().numpy().data) for values in self._shared.values()]
+        first, *others = self._group.gather(sums)
+        for place, other in enumerate(others, start=1):
+            for name, mine, its in zip(self._shared, first, other, strict=True):
+                if mine != its:
+                    ranks = self._group.members
+                    raise RuntimeError(
+                        f"{name} of rank {ranks[place]} differs from that of rank {ranks[0]}; the "
+                        "learners were not made alike, or memory is faulty: resume from the last "
+                        "checkpoint"
+                    )
 
     def _reducer(self, optimizer: FlatOptimizer) -> Reducer:
         cfg, group = self._cfg.reduce, self._group

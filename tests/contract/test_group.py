@@ -44,9 +44,9 @@ PPO = (
     "algo",
     [
         ("algo.normalize_advantages=true",),
-        ("algo.normalize_advantages=false",),
+        pytest.param(("algo.normalize_advantages=false",), marks=pytest.mark.slow),
         (*PPO, "algo.normalize_advantages=minibatch"),
-        (*PPO, "algo.normalize_advantages=batch"),
+        pytest.param((*PPO, "algo.normalize_advantages=batch"), marks=pytest.mark.slow),
     ],
 )
 def test_four_learners_make_the_gradient_of_one_with_four_times_the_batch(
@@ -90,8 +90,15 @@ def test_dgc_clips_the_gradient_of_each_learner_and_not_what_it_sends(tmp_path: 
     np.testing.assert_allclose(before - after, expected, rtol=1e-3, atol=1e-6)
 
 
-@pytest.mark.parametrize("accumulate", ["1", "2"])
-@pytest.mark.parametrize("overlap", ["true", "false"])
+@pytest.mark.parametrize(
+    ("overlap", "accumulate"),
+    [
+        pytest.param("true", "1", marks=pytest.mark.slow),
+        pytest.param("false", "1", marks=pytest.mark.slow),
+        pytest.param("false", "2", marks=pytest.mark.slow),
+        ("true", "2"),
+    ],
+)
 def test_parameters_are_equal_on_all_ranks_bit_for_bit(
     tmp_path: Path, overlap: str, accumulate: str
 ) -> None:
@@ -102,7 +109,15 @@ def test_parameters_are_equal_on_all_ranks_bit_for_bit(
         np.testing.assert_array_equal(other, first)
 
 
-@pytest.mark.parametrize("when", ["control", "collective", "optimizer", "optimizer@0"])
+@pytest.mark.parametrize(
+    "when",
+    [
+        pytest.param("control", marks=pytest.mark.slow),
+        "collective",
+        pytest.param("optimizer", marks=pytest.mark.slow),
+        "optimizer@0",
+    ],
+)
 def test_the_living_go_on_when_a_learner_is_killed(tmp_path: Path, when: str) -> None:
     codes = run(tmp_path, 3, "killed", when)
     gone = int(when.partition("@")[2] or 2)
@@ -111,6 +126,16 @@ def test_the_living_go_on_when_a_learner_is_killed(tmp_path: Path, when: str) ->
     first, second = load(tmp_path, "values", [rank for rank in range(3) if rank != gone])
     np.testing.assert_array_equal(first, second)
     assert np.isfinite(first).all()
+
+
+@pytest.mark.parametrize("name", ["normalizer.mean", "rewards"])
+def test_statistics_that_came_apart_are_told(tmp_path: Path, name: str) -> None:
+    both = ("model.normalize_observations=true", "algo.normalize_rewards=true")
+    assert run(tmp_path, 2, "statistics_apart", name, *both) == [0, 0]
+    for said in load(tmp_path, "said", range(2)):
+        before, _, after = str(said).partition(" | ")
+        assert before == "equal"
+        assert f"{name} of rank 1 differs from that of rank 0" in after
 
 
 def test_learners_that_came_apart_are_told_where(tmp_path: Path) -> None:

@@ -144,6 +144,7 @@ def test_two_learners_solve_cartpole_by_one_bit_of_each_gradient(
     assert summary["learner_steps"] > 5 * warmup
 
 
+@pytest.mark.slow
 def test_a_network_of_ones_own_learns(tmp_path: Path, nothing_left_behind: None) -> None:
     for name in ("catch.py", "own_network.py", "own_network.yaml"):
         shutil.copy(Path(__file__).parents[2] / "examples" / name, tmp_path)
@@ -172,6 +173,7 @@ def test_doom_is_solved_from_pixels(tmp_path: Path, nothing_left_behind: None) -
     assert summary["episode_return_mean"] >= 80
 
 
+@pytest.mark.slow
 def test_minatar_is_learnt(tmp_path: Path, nothing_left_behind: None) -> None:
     """Ten times what chance scores; well below what the preset reaches."""
     pytest.importorskip("minatar")

@@ -242,7 +242,7 @@ WANDB = {
 }
 
 
-@pytest.mark.parametrize("how", WANDB)
+@pytest.mark.parametrize("how", [pytest.param("hangs", marks=pytest.mark.slow), "fails"])
 def test_a_library_of_metrics_that_misbehaves_ends_no_run(
     penstock: Penstock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str
 ) -> None:
@@ -254,7 +254,7 @@ def test_a_library_of_metrics_that_misbehaves_ends_no_run(
     code, summary, err = penstock("train", "cartpole", "--json", *SMALL, *options).end()
     assert (code, summary["exit_reason"]) == (0, "learner_steps"), err
     if how == "hangs":
-        assert "W&B did not finish within 3 s" in err
+        assert "W&B did not finish within 3 s: nothing was stored" in err
     else:
         assert "RuntimeError: no network" in (tmp_path / "run" / "logs" / "wandb.log").read_text()
 

@@ -23,7 +23,7 @@ AGAIN_S = 20.0  # within which the others train again; on a quiet machine it is 
         pytest.param(("transport.kind=shm",), id="shm", marks=pytest.mark.slow),
         pytest.param(("transport.kind=zmq", "learner.reduce.codec=int8"), id="zmq-int8"),
         pytest.param(("learner.pace=local_sgd",), id="local_sgd", marks=pytest.mark.slow),
-        pytest.param(("learner.pace=ssp",), id="ssp"),
+        pytest.param(("learner.pace=ssp",), id="ssp", marks=pytest.mark.slow),
         pytest.param(
             (
                 "learner.reduce.codec=onebit",

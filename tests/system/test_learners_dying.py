@@ -89,7 +89,10 @@ def test_a_learner_killed_under_another_pace(penstock: Penstock, tmp_path: Path,
 
 @pytest.mark.parametrize(
     "victim",
-    [pytest.param(2, id="joining"), pytest.param(0, id="leading", marks=pytest.mark.slow)],
+    [
+        pytest.param(2, id="joining", marks=pytest.mark.slow),
+        pytest.param(0, id="leading", marks=pytest.mark.slow),
+    ],
 )
 def test_a_learner_killed_while_a_group_forms(
     penstock: Penstock, tmp_path: Path, victim: int

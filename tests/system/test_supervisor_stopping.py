@@ -90,7 +90,7 @@ def test_a_second_signal_kills(supervise: Supervise) -> None:
     time.sleep(0.5)
     run.signal(signal.SIGINT)
     result = run.result()
-    assert (result["exit_code"], result["reason"]) == (1, "fault")
+    assert (result["exit_code"], result["reason"]) == (130, "interrupted")
     assert result["failure"]["message"] == (
         "was killed, as asked, before it had finished; its last checkpoint stands"
     )

@@ -37,6 +37,7 @@ def test_a_run_ends_at_its_limit_with_all_its_files(
     assert summary["learner_steps"] >= 50
     assert summary.keys() >= SUMMARY
     assert all(m.keys() >= METRICS for m in metrics(run_dir))
+    assert all(m["env_steps"] >= m["trained_steps"] for m in metrics(run_dir))
     assert_balanced(summary)
     roles = {
         "shm": {"learner-0", "actor-0", "actor-1"},
@@ -111,7 +112,7 @@ def test_a_learner_that_is_killed_ends_the_run_and_leaves_its_checkpoint(
     ],
 )
 def test_an_environment_that_cannot_be_made_is_the_users_mistake(
-    penstock: Penstock, option: str, sentence: str
+    penstock: Penstock, tmp_path: Path, option: str, sentence: str
 ) -> None:
     start_s = time.monotonic()
     code, answer, err = penstock("train", "cartpole", "--json", option).end()
@@ -119,7 +120,28 @@ def test_an_environment_that_cannot_be_made_is_the_users_mistake(
     assert sentence in err
     assert sentence in answer["error"]
     assert "Traceback" not in err
+    assert not (tmp_path / "runs").exists()
     assert time.monotonic() - start_s < 20
+
+
+def test_a_resume_that_is_refused_leaves_the_run_as_it_was(
+    penstock: Penstock, tmp_path: Path
+) -> None:
+    options = (*SMALL, "run.dir=run", "stop.learner_steps=5")
+    assert penstock("train", "cartpole", *options).end()[0] == 0
+    before = _files(tmp_path / "run")
+    for target, sentence in (("Acrobot-v1", "of another network"), ("gird:make", "no module gird")):
+        code, _, err = penstock("train", target, "run.dir=run", "--resume", "auto").end()
+        assert (code, sentence in err) == (2, True), err
+        assert _files(tmp_path / "run") == before
+    code, _, err = penstock("eval", "run", "--episodes", "1", "--json").end()
+    assert code == 0, err
+
+
+def _files(run_dir: Path) -> dict[Path, bytes]:
+    """What a run leaves, without its logs."""
+    files = (path for path in run_dir.rglob("*") if path.is_file())
+    return {path: path.read_bytes() for path in files if path.parent.name != "logs"}
 
 
 def test_actors_by_hand_wait_for_a_learner_and_join_the_next(

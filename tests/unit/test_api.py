@@ -72,6 +72,53 @@ def test_a_wrong_option_is_refused_with_the_nearest_one() -> None:
         penstock.train("cartpole", {"learner.learning_rate": 1e-3})
 
 
+@pytest.mark.parametrize("resume", [False, True, None, "yes"])
+def test_only_what_is_known_resumes_a_run(tmp_path: Path, resume: Any) -> None:
+    (tmp_path / "checkpoints" / "last").mkdir(parents=True)
+    with pytest.raises(UserError, match='is unknown; give one of "no", "auto" and "must"'):
+        penstock.train("cartpole", run_dir=tmp_path, resume=resume)
+
+
+class Hook:
+    """One of a user's."""
+
+
+@pytest.mark.parametrize(
+    ("callbacks", "sentence"),
+    [
+        (Hook(), r"callbacks=.* is no list; give callbacks=\[\.\.\.\], of objects"),
+        ("module:Hook", r"callbacks='module:Hook' is no list"),
+        ([Hook(), Hook], r"callbacks has the class Hook, and objects are called; give Hook\(\)$"),
+    ],
+)
+def test_callbacks_are_objects_in_a_list(callbacks: Any, sentence: str) -> None:
+    with pytest.raises(UserError, match=sentence):
+        penstock.train("cartpole", {"learner.lr": "none"}, callbacks=callbacks)
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ({"episodes": 0}, "episodes=0 is no whole number of at least 1"),
+        ({"episodes": -1}, "episodes=-1 is no whole number of at least 1"),
+        ({"episodes": 2.5}, "episodes=2.5 is no whole number of at least 1"),
+        ({"seed": -1}, "seed=-1 is no whole number of at least 0"),
+        ({"episodes": np.int64(3)}, "is not a run"),
+    ],
+)
+def test_an_evaluation_is_of_a_number_of_episodes(
+    tmp_path: Path, options: dict[str, Any], sentence: str
+) -> None:
+    with pytest.raises(UserError, match=sentence):
+        penstock.evaluate(tmp_path, **options)
+
+
+@pytest.mark.parametrize("target", [resolve, object(), None])
+def test_a_game_is_named_and_not_handed_over(target: Any) -> None:
+    with pytest.raises(UserError, match="a game is named, not handed over: 'grid:make_env' in"):
+        penstock.train(target)
+
+
 def test_a_failure_is_raised_as_what_it_is(tmp_path: Path) -> None:
     def end(code: int, reason: str, message: str, *, user: bool = False) -> Outcome:
         return Outcome(code, reason, Failure("actor-0", message, "Traceback ...", user))
@@ -89,6 +136,7 @@ def test_a_failure_is_raised_as_what_it_is(tmp_path: Path) -> None:
 
 def test_history_reads_whole_lines_of_a_run_that_goes_on(tmp_path: Path) -> None:
     lines = [json.dumps({"time_s": float(i)}) for i in range(2)]
+    lines.insert(1, '{"time_s": 0.5, "env_st')  # a machine died in the midst of it
     (tmp_path / "metrics.jsonl").write_text("\n".join(lines) + '\n{"time_s": 2')
     assert penstock.history(tmp_path) == [{"time_s": 0.0}, {"time_s": 1.0}]
     with pytest.raises(UserError, match="name a run's folder"):

@@ -8,6 +8,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import numpy as np
 import pytest
 
 from penstock.configs.errors import UserError
@@ -49,6 +50,21 @@ class Fails(Callbacks):
         raise ValueError("no disk\nleft")
 
 
+class Leaves(Callbacks):
+    def on_evaluation(self, run: Run, evaluated: Evaluated) -> bool:
+        sys.exit("enough")
+
+
+class Says:
+    """Answers an evaluation with what it is made with."""
+
+    def __init__(self, answer: object) -> None:
+        self._answer = answer
+
+    def on_evaluation(self, run: Run, evaluated: Evaluated) -> object:
+        return self._answer
+
+
 class CannotBeMade:
     def __init__(self) -> None:
         raise RuntimeError("no token")
@@ -59,7 +75,7 @@ def module(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its classes as those of a module named `hooks`."""
     heard.clear()
     made = ModuleType("hooks")
-    for kind in (Listens, OnlyTheEnd, Fails, CannotBeMade):
+    for kind in (Listens, OnlyTheEnd, Fails, Leaves, CannotBeMade):
         setattr(made, kind.__name__, kind)
     monkeypatch.setitem(sys.modules, "hooks", made)
 
@@ -97,6 +113,33 @@ def test_what_one_raises_is_told_and_ends_nothing(tmp_path: Path) -> None:
     log = (tmp_path / "logs" / "callbacks.log").read_text()
     assert "Traceback" in log
     assert "no disk\nleft" in log
+
+
+def test_one_that_leaves_the_program_ends_nothing(tmp_path: Path) -> None:
+    both = hooks(tmp_path, "Leaves", "Listens")
+    notes: list[str] = []
+    both.note = notes.append
+    (tmp_path / "logs" / "callbacks.log").symlink_to("/dev/full")  # nor does a full disk
+    assert both.event("evaluation", EVALUATION)
+    assert notes == [
+        "callback hooks:Leaves.on_evaluation failed with SystemExit: enough; the run goes on"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("answer", "ends"),
+    [
+        (True, True),
+        (np.bool_(True), True),
+        (False, False),
+        (np.array([True, True]), False),
+        (1.5, False),
+        ("yes", False),
+    ],
+)
+def test_only_true_ends_the_run(tmp_path: Path, answer: object, ends: bool) -> None:
+    made = Hooks([], Run(tmp_path, resolve("cartpole")), [Says(answer)])
+    assert made.event("evaluation", EVALUATION) is ends
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,8 @@ from typing import Any
 import pytest
 
 import penstock
+from penstock.configs.errors import UserError
+from penstock.launch import wandb_writer
 from penstock.launch.cli_options import PANELS
 
 COMMANDS = (
@@ -119,11 +121,15 @@ def test_wrong_usage_is_exit_code_2(
             "set transport.curve to a folder of keys",
         ),
         (["actor", "--connect", "here:7700"], "--connect here:7700 is no address"),
-        (["train", "cartpole", "--resume", "must"], "has no checkpoint to resume from"),
+        (["train", "cartpole", "--resume", "auto"], "name the folder with run.dir="),
+        (["train", "cartpole", "--resume", "must", "run.dir=x"], "x has no checkpoint to resume"),
+        (["train", "grid.py"], "grid.py is Python: train grid:FUNCTION"),
         (["eval", "nowhere"], "nowhere has no config.yaml, so it is not a run"),
         (["record", "nowhere"], "nowhere has no config.yaml, so it is not a run"),
         (["plot", "nowhere"], "nowhere has no metrics.jsonl, so there is nothing to plot"),
         (["runs", "nowhere"], "there is no folder nowhere"),
+        (["runs"], "there is no folder runs; name one that holds runs, or train one first"),
+        (["keys", "new", "/proc/no"], "no keys can be made in /proc/no: No such file"),
         (["config", "show", "cartpole", "actors.count=many"], "actors.count"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
@@ -149,9 +155,28 @@ def test_a_mistake_leaves_no_folder(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    for arguments in (["train", "cartpoal"], ["learner", "cartpole"]):
-        in_process(monkeypatch, capsys, *arguments)
+    monkeypatch.setattr(wandb_writer, "find_spec", lambda _: None)
+    mistakes = (
+        (["train", "cartpoal"], "cartpoal"),
+        (["learner", "cartpole"], "--bind"),
+        (["train", "cartpole", "run.callbacks=[nowhere_at_all:Hooks]"], "there is no module"),
+        (["train", "cartpole", "run.wandb=games"], "needs wandb, which is not installed"),
+    )
+    for arguments, sentence in mistakes:
+        code, _, err = in_process(monkeypatch, capsys, *arguments)
+        assert code == 2
+        assert sentence in err
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_folder_named_wandb_is_no_library(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "wandb").mkdir()  # as offline runs leave one
+    monkeypatch.setattr(sys, "path", [str(tmp_path)])
+    monkeypatch.delitem(sys.modules, "wandb", raising=False)
+    with pytest.raises(UserError, match="needs wandb, which is not installed"):
+        wandb_writer.require("games")
 
 
 def test_elsewhere_than_on_linux_training_is_refused(
@@ -178,6 +203,19 @@ def test_config_list_names_the_presets() -> None:
         last_line(command("config", "list", "--json")[1])
     )
     assert "cartpole " in out
+
+
+@pytest.mark.parametrize(
+    ("given", "example"),
+    [("--lr", "learner.lr=VALUE"), ("--total-timesteps=1000", "learner.lr=1e-3"), ("--jsn", None)],
+)
+def test_an_option_of_the_config_is_no_option_of_a_command(given: str, example: str | None) -> None:
+    code, _, err = command("train", "cartpole", given, "1e-3")
+    assert code == 2
+    assert f"No such option: {given.partition('=')[0]}" in err
+    written = f"; options of the config are written key=value: {example}"
+    assert (written in err) if example else ("key=value: " not in err and "--json" in err)
+    assert "options of the config" not in command("runs", given)[2]
 
 
 def test_keys_new_makes_keys_once(tmp_path: Path) -> None:

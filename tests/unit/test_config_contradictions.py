@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from penstock.configs.errors import UserError
-from penstock.configs.load import resolve
+from penstock.configs.load import dump, load_run, presets, resolve
 
 SHM = ["transport.kind=shm"]
 
@@ -58,6 +60,24 @@ CASES = {
         "replay.alpha does nothing for algo.name impala, which has no replay; set "
         "algo.name=dqn, or replay={}",
         ["replay={}"],
+    ),
+    "several updates of a batch from replay": (
+        ["algo.name=dqn", "learner.updates_per_batch=4"],
+        "learner.updates_per_batch 4 does nothing for algo.name dqn, which makes one update of "
+        "each batch that it draws from replay; set learner.updates_per_batch=1",
+        ["learner.updates_per_batch=1"],
+    ),
+    "batches gathered ahead from replay": (
+        ["algo.name=sac", "learner.prefetch=2"],
+        "learner.prefetch 2 does nothing for algo.name sac, which draws each batch from replay "
+        "when it is due; set learner.prefetch=1",
+        ["learner.prefetch=1"],
+    ),
+    "threads that gather nothing": (
+        ["algo.name=dqn", "learner.gather_threads=2"],
+        "learner.gather_threads 2 does nothing for algo.name dqn, which copies no slots into "
+        "batches; set learner.gather_threads=null",
+        ["learner.gather_threads=null"],
     ),
     "a batch larger than replay": (
         ["algo.name=sac", "replay.capacity=100", "replay.min_size=10"],
@@ -146,6 +166,13 @@ CASES = {
         "set learner.lr_end_fraction=0 for a fall to zero",
         ["learner.lr_end_fraction=0"],
     ),
+    "evaluation of what is never saved": (
+        ["transport.kind=inproc", "eval.every_s=60"],
+        "eval.every_s 60 evaluates checkpoints, and where actors take turns with the learner "
+        "(transport.kind inproc) these are written by steps only; set checkpoint.every_steps=1000 "
+        "or eval.every_s=null",
+        ["checkpoint.every_steps=1000"],
+    ),
     "hold without return": (
         ["stop.hold_s=30"],
         "stop.hold_s 30 counts from when stop.return is reached, and that is not set; "
@@ -218,6 +245,20 @@ def test_a_contradiction_is_refused_and_its_advice_works(
 )
 def test_what_fits_together_is_accepted(overrides: list[str]) -> None:
     resolve("Acrobot-v1", overrides)
+
+
+def test_ppo_bounds_the_ratio_from_below_too() -> None:
+    with pytest.raises(UserError) as refused:
+        resolve("Acrobot-v1", ["algo.name=ppo", "algo.clip=1"])
+    assert "algo.clip is 1; it must be a number above 0 and below 1" in str(refused.value)
+    resolve("Acrobot-v1", ["algo.name=ppo", "algo.clip=0.99"])
+
+
+@pytest.mark.parametrize("target", presets())
+def test_every_preset_loads_from_the_file_that_its_run_writes(target: str, tmp_path: Path) -> None:
+    config = resolve(target)
+    (tmp_path / "config.yaml").write_text(dump(config))
+    assert load_run(tmp_path) == config
 
 
 @pytest.mark.parametrize("bind", ["tcp://127.0.0.1.evil.org:7700", "tcp://localhost.evil.org:1"])

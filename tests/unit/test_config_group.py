@@ -96,6 +96,18 @@ CASES = {
         "learner.lr_scaling sqrt is for one large step of all learners, and with learner.pace tap",
         ["learner.lr_scaling=none"],
     ),
+    "observations normalised by each alone": (
+        [*FOUR, "learner.pace=ssp", "model.normalize_observations=true"],
+        "model.normalize_observations true is by the samples of all learners, which learner.pace "
+        "ssp does not bring together; set learner.pace=bsp or model.normalize_observations=false",
+        ["learner.pace=bsp"],
+    ),
+    "rewards normalised by each alone": (
+        [*FOUR, "learner.pace=local_sgd", "algo.name=ppo", "algo.normalize_rewards=true"],
+        "algo.normalize_rewards true is by the samples of all learners, which learner.pace "
+        "local_sgd does not bring together; set learner.pace=bsp or algo.normalize_rewards=false",
+        ["algo.normalize_rewards=false"],
+    ),
     "scaled by one": (
         ["learner.lr_scaling=linear"],
         "learner.lr_scaling linear does nothing while learner.count is 1",
@@ -115,6 +127,11 @@ def test_what_excludes_each_other_is_refused(
     if advice == ["learner.count=2"]:
         advice = [*advice, "actors.count=2"]
     resolve("Acrobot-v1", [*overrides, *advice])
+
+
+def test_learners_that_step_together_normalise_together() -> None:
+    both = ["model.normalize_observations=true", "algo.normalize_rewards=true"]
+    resolve("Acrobot-v1", [*FOUR, *both])
 
 
 @pytest.mark.parametrize("codec", ["none", "fp16", "bf16", "int8", "powersgd", "auto"])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -45,6 +46,14 @@ def test_a_target_is_a_preset_or_a_game(
     resolved = resolve_target(target)
     assert (resolved.name, resolved.origin) == (name, origin)
     assert resolved.config.env.id == (env_id or target)
+
+
+@pytest.mark.parametrize(
+    ("target", "module"), [("grid.py", "grid"), ("./games/grid.py", "games.grid")]
+)
+def test_a_file_of_python_is_no_target(target: str, module: str) -> None:
+    with pytest.raises(UserError, match=rf"^{re.escape(target)} is Python: train {module}:FUNCTI"):
+        resolve(target)
 
 
 def test_the_id_of_a_preset_stands_for_the_preset() -> None:

@@ -191,6 +191,11 @@ class ResetsItself(Sound):
         return observation, reward, terminated, truncated, info
 
 
+class Holds(Sound):
+    def close(self) -> None:
+        raise OSError("the window is busy")
+
+
 class ShowsTheNextBegin(Sound):
     def show(self) -> Any:
         return np.full(2, self.age % 5, np.float32)
@@ -220,6 +225,7 @@ BROKEN: dict[type[Sound], tuple[str, str]] = {
     Open: ("step", r"step\(array\(\[-1., -1.\].* raised ValueError: out of range; that action is"),
     Refuses: ("step", r"raised KeyError: 'no such button'; that action is in its action_space"),
     Closed: ("mask", r"action_mask allows no action where one must be chosen"),
+    Holds: ("close", r"close\(\) raised OSError: the window is busy; correct it"),
     ResetsItself: ("autoreset", r"resets itself .* \(info has terminal_observation\)"),
 }
 
@@ -364,6 +370,7 @@ BROKEN_VECTORS: dict[str, tuple[Any, str, str]] = {
         "observation",
         r"returned observations of dtype float64 where its space says float32",
     ),
+    "holds": (vectors(Holds), "close", r"close\(\) raised OSError: the window is busy"),
     "raises": (vectors(Refuses), "step", r"playing the vector raised KeyError"),
 }
 

@@ -13,6 +13,7 @@ import pytest
 from penstock.configs.errors import UserError
 from penstock.configs.schema import EnvConfig
 from penstock.envs import find_bad_observation, make
+from penstock.launch.check_env import check
 from user_shop import config, shopping
 
 
@@ -83,6 +84,26 @@ def test_a_mistake_is_answered_with_one_sentence(env: EnvConfig, sentence: str) 
         make(env, 3)
     assert "\n" not in str(error.value)
     assert "\x1b" not in str(error.value)
+
+
+@pytest.mark.usefixtures("shop")
+@pytest.mark.parametrize(
+    ("name", "sentence"),
+    [
+        ("broken", "environment shopping:broken failed with OSError: no display found; correct"),
+        ("broken_vector", "environment shopping:broken_vector failed with OSError: no display"),
+        ("wants", "environment shopping:wants failed with TypeError: .* 'price'; correct"),
+    ],
+)
+def test_a_check_says_the_same_of_what_cannot_be_made(name: str, sentence: str) -> None:
+    with pytest.raises(UserError, match=sentence):
+        check(f"shopping:{name}", [], 50, 2)
+
+
+@pytest.mark.usefixtures("shop")
+def test_a_check_tells_what_is_no_vector() -> None:
+    [problem] = check("shopping:no_vector", [], 50, 2)["problems"]
+    assert "that takes num_envs returned a NoneType; return a" in problem["text"]
 
 
 @pytest.mark.parametrize(

@@ -14,13 +14,14 @@ from gymnasium import spaces
 from torch import Tensor
 
 from penstock.algos import impala, process, slot_spec
+from penstock.algos.slots import RETURN, with_returns
 from penstock.algos.vtrace import vtrace
 from penstock.configs.algorithms import ImpalaConfig
 from penstock.configs.errors import UserError
 from penstock.configs.load import resolve
 from penstock.core.params import ParamLayout
 from penstock.core.specs import SlotSpec
-from penstock.models.actions import discrete
+from penstock.models.actions import Numbers, discrete
 from penstock.models.layout import CnnShape, MlpShape
 from penstock.models.numpy_mlp import NumpyMlp
 from penstock.models.policy import Policy
@@ -297,6 +298,32 @@ def test_what_a_stranger_sent_is_checked(column: str, value: float, sentence: st
     columns[column][1, 1] = value
     with pytest.raises(ValueError, match=sentence):
         impala.check(columns, TWO_ACTIONS)
+
+
+@pytest.mark.parametrize("value", [2e12, -2e12])
+def test_a_discounted_return_is_bounded_as_a_reward_is(value: float) -> None:
+    columns = impala.columns(spaces.Box(-1, 1, (3,)), spaces.Discrete(2))
+    spec = SlotSpec(2, 2, with_returns(columns))
+    sent = spec.views(spec.zeros())
+    sent[RETURN][1, 1] = value / 2
+    impala.check(sent, TWO_ACTIONS)
+    sent[RETURN][1, 1] = value
+    with pytest.raises(ValueError, match=r"a discounted return beyond 1e\+12"):
+        impala.check(sent, TWO_ACTIONS)
+
+
+@pytest.mark.parametrize(("size", "sound"), [(1, 999.0), (60, 59_999.0)])
+def test_log_densities_are_bounded_by_the_numbers_of_an_action(size: int, sound: float) -> None:
+    """Deviations of e^-20 have log-densities of 19 each: 1140 of 60."""
+    shape = MlpShape(3, Numbers((size,)), (8,), "tanh", 1.0)
+    columns = impala.columns(spaces.Box(-1, 1, (3,)), spaces.Box(-1, 1, (size,)))
+    spec = SlotSpec(2, 2, columns)
+    sent = spec.views(spec.zeros())
+    sent["behaviour_logp"][:] = sound
+    impala.check(sent, shape.layout)
+    sent["behaviour_logp"][1, 1] = sound + 2
+    with pytest.raises(ValueError, match="log-probabilities"):
+        impala.check(sent, shape.layout)
 
 
 def test_a_flag_is_0_or_1() -> None:

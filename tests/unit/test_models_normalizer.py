@@ -76,6 +76,32 @@ def test_a_batch_without_living_rows_changes_nothing() -> None:
         torch.testing.assert_close(buffer, old)
 
 
+@pytest.mark.parametrize("outlier", [1e20, -3e38])
+@pytest.mark.parametrize("first", [False, True])
+def test_one_outlier_does_not_blind_for_ever(outlier: float, first: bool) -> None:
+    """Noise of mean 2 and deviation 3 is normalised as such again, soon after."""
+    rng = np.random.default_rng(0)
+    normalizer, alive = Normalizer(1), torch.ones(5_000, dtype=torch.bool)
+    for i in range(40):
+        rows = torch.from_numpy(rng.normal(2, 3, (5_000, 1)).astype(np.float32))
+        if i == (0 if first else 20):
+            rows[7] = outlier
+        normalizer.observe(rows, alive)
+        assert torch.isfinite(normalizer.var)
+    np.testing.assert_allclose(normalizer.mean, 2, atol=0.1)
+    np.testing.assert_allclose(normalizer.var.sqrt(), 3, rtol=0.2)
+
+
+def test_a_number_that_becomes_large_is_followed() -> None:
+    """Always 0 for long, then far beyond what bounds an outlier: of the last two in three batches
+    it is 1e6."""
+    normalizer, alive = Normalizer(1), torch.ones(64, dtype=torch.bool)
+    for i in range(300):
+        normalizer.observe(torch.full((64, 1), 0.0 if i < 100 else 1e6), alive)
+    np.testing.assert_allclose(normalizer.mean, 2e6 / 3, rtol=0.05)
+    np.testing.assert_allclose(normalizer.var.sqrt(), 1e6 * (2 / 9) ** 0.5, rtol=0.05)
+
+
 def test_numbers_are_shifted_scaled_and_clipped() -> None:
     normalizer = Normalizer(2)
     rows = torch.tensor([[0.5, -3.0], [70.0, -1e9]])

@@ -12,10 +12,12 @@ import torch
 from gymnasium import spaces
 from torch import Tensor, nn
 
+from penstock import algos
 from penstock.configs.errors import UserError
 from penstock.configs.schema import Config
 from penstock.models.fitting import actor_critic_shape
 from penstock.models.policy import make_policy
+from penstock.models.torch_general import GeneralNet
 from penstock.models.torch_nets import build_net
 
 GAME: Any = SimpleNamespace(
@@ -41,6 +43,17 @@ class Whole(nn.Module):
     def forward(self, arrays: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
         found = self.linear(arrays["obs"])
         return found[:, :-1], found[:, -1]
+
+
+class Dropping(Features):
+    def __init__(self, *given: Any) -> None:
+        super().__init__(*given)
+        self.drop = nn.Dropout(0.5)
+        self.memory = nn.LSTM(5, 5, num_layers=2, dropout=0.5)
+
+    def forward(self, arrays: dict[str, Tensor]) -> Tensor:
+        features: Tensor = self.memory(self.drop(super().forward(arrays))[None])[0][0]
+        return features
 
 
 class Counting(Features):
@@ -78,7 +91,7 @@ class Other(Features):
 @pytest.fixture(autouse=True)
 def own_module(monkeypatch: pytest.MonkeyPatch) -> None:
     module = ModuleType("mine")
-    for kind in (Features, Whole, Counting, Doubles, Flat, ValuesOfOne, Other):
+    for kind in (Features, Whole, Dropping, Counting, Doubles, Flat, ValuesOfOne, Other):
         setattr(module, kind.__name__, kind)
     monkeypatch.setitem(sys.modules, "mine", module)
 
@@ -117,6 +130,54 @@ def test_it_acts_as_it_is_trained(name: str, model: Any, entries: dict[str, Any]
         linear = net.get_submodule("bodies.0.linear")
         expected = linear(torch.from_numpy(obs / np.float32(255)))[:, -1]
         torch.testing.assert_close(values, expected)
+
+
+@pytest.mark.parametrize("name", ["Features", "Whole"])
+@pytest.mark.parametrize(
+    ("space", "known"),
+    [
+        (spaces.Discrete(3), "3"),
+        (spaces.MultiDiscrete([3]), "3"),
+        (spaces.MultiDiscrete([3, 2]), "3, 2"),
+    ],
+)
+def test_its_slots_are_received(name: str, space: Any, known: str) -> None:
+    """What comes over the wire is checked against the choices that there are."""
+    game: Any = SimpleNamespace(observation_space=GAME.observation_space, action_space=space)
+    cfg = config(name)
+    layout, spec = actor_critic_shape(cfg, game).layout, algos.slot_spec(cfg, game)
+    columns = spec.views(spec.zeros())
+    columns["action"][:] = 1
+    algos.receive(cfg.algo, layout, columns)
+    columns["action"][:] = 3
+    with pytest.raises(ValueError, match=f"actions from 3 to 3, there are {known}$"):
+        algos.receive(cfg.algo, layout, columns)
+
+
+def test_what_drops_at_random_computes_as_on_the_actors() -> None:
+    """Or else the probability of an action would differ from the recorded one by chance alone."""
+    cfg = config("Dropping")
+    net = build_net(actor_critic_shape(cfg, GAME))
+    with torch.no_grad():
+        net.policy.weight.normal_()  # near zero at the start, which hides what differs
+    obs = np.array([[0, 51, 255, 102], [255, 0, 0, 51]], np.uint8)
+    policy = make_policy(cfg, GAME, 0)
+    policy.load(torch.cat([p.detach().flatten() for p in net.parameters()]).numpy())
+    outputs, _ = net(torch.from_numpy(obs)[None])
+    np.testing.assert_allclose(policy.outputs(obs), outputs.detach(), rtol=1e-5, atol=1e-6)
+    outputs.sum().backward()
+    assert isinstance(net, GeneralNet)
+    assert all(p.grad is not None for p in net.bodies.parameters())
+    # cuDNN has gradients of those in training alone
+    assert all(m.training == isinstance(m, nn.LSTM) for m in net.bodies[0].modules())
+
+
+def test_what_is_not_normalised_is_said() -> None:
+    game: Any = SimpleNamespace(
+        observation_space=spaces.Box(0, 255, (3, 40, 40), np.uint8), action_space=GAME.action_space
+    )
+    with pytest.raises(UserError, match=r"normalize_observations does nothing for .*obs \[3, 40"):
+        actor_critic_shape(config("Whole", normalize_observations=True), game)
 
 
 @pytest.mark.parametrize(

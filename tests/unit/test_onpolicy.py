@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from itertools import chain
 from typing import Any
 
@@ -105,6 +106,24 @@ def test_micro_batches_give_the_update_of_the_whole(core: str) -> None:
         torch.manual_seed(5)
         made.train(batch(made))
     torch.testing.assert_close(whole.optimizer.values, parts.optimizer.values, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(("over", "sizes"), [("minibatch", [2] * 4), ("batch", [1] * 8)])
+def test_what_fits_an_update_is_not_computed_in_smaller_pieces(
+    over: str, sizes: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[list[slice]] = []
+
+    def noted(own: Any, *args: Any) -> Any:
+        told.append(args[3])
+        return own(*args)
+
+    for name in ("prepare", "going_on"):
+        monkeypatch.setattr(ppo, name, partial(noted, getattr(ppo, name)))
+    memory = ("model.core=lstm", "actors.inference=auto", "learner.micro_batch=7")
+    made = trainer(*memory, "algo.epochs=2", f"algo.normalize_advantages={over}")
+    made.train(batch(made))
+    assert [[part.stop - part.start for part in parts] for parts in told] == [sizes, sizes]
 
 
 def test_no_further_epoch_once_the_policy_has_moved_too_far() -> None:

@@ -12,7 +12,8 @@ import pytest
 
 from penstock.configs.errors import UserError
 from penstock.launch.intervals import interval, t_95
-from penstock.launch.plot import Lines, band, curve, load, plot, whole
+from penstock.launch.plot import _draw, band, curve, load, plot, whole
+from penstock.launch.record import Lines
 
 
 def test_the_interval_of_a_mean() -> None:
@@ -94,6 +95,32 @@ def test_runs_and_groups_become_one_picture(tmp_path: Path) -> None:
     width, half = (int.from_bytes(data[16:20], "big") for data in (both, steps))
     assert width == 2 * half
     assert plot([folders[0]], None, None) == tmp_path / "one" / "plot.png"
+
+
+def test_evaluations_that_were_lost_leave_no_dots(tmp_path: Path) -> None:
+    figure = pytest.importorskip("matplotlib.figure").Figure()
+    write(tmp_path / "run", [100.0, 110.0])
+    means = {100: 1.0, 200: 2.0, 300: 3.0, 150: 4.0, 160: None, 250: 5.0}  # resumed after 100
+    lines = [
+        json.dumps({"trained_steps": at, "time_s": at / 10, "return": {"mean": mean}})
+        for at, mean in means.items()
+    ]
+    lines.insert(2, '{"trained_steps": 2')  # the disk was full
+    (tmp_path / "run" / "evaluations.jsonl").write_text("\n".join(lines) + "\n")
+    for x, scale in (("env_steps", 1), ("time_s", 10)):
+        cell = figure.subplots()
+        _draw(cell, [load(tmp_path / "run")], x, "episode_return_mean")
+        dots = cell.lines[-1]
+        assert (dots.get_xdata() * scale).tolist() == [100, 150, 250]
+        assert dots.get_ydata().tolist() == [1, 4, 5]
+
+
+def test_a_picture_has_the_name_that_was_asked_for(tmp_path: Path) -> None:
+    write(tmp_path / "run", [100.0, 110.0])
+    out = tmp_path / "picture"
+    with pytest.raises(UserError, match=f"--out {out} has no ending, .*let it end in .png"):
+        plot([str(tmp_path / "run")], str(out), None)
+    assert not list(tmp_path.glob("picture*"))
 
 
 def test_a_folder_that_is_no_run_is_the_users_mistake(tmp_path: Path) -> None:

@@ -7,12 +7,13 @@ from typing import Any
 import gymnasium
 import numpy as np
 import pytest
+from gymnasium.envs.classic_control.cartpole import CartPoleVectorEnv
 
 from penstock.actors.rollout import Rollout
 from penstock.algos import slot_spec
 from penstock.configs.errors import UserError
 from penstock.configs.load import resolve
-from penstock.envs import make
+from penstock.envs import VectorGame, make
 from penstock.profiling.ledger import TimeLedger
 
 ENVS, UNROLL, SEED = 3, 40, 7
@@ -101,4 +102,35 @@ def test_a_nan_observation_is_one_sentence() -> None:
     rollout = Rollout(game, Script(2), SEED, TimeLedger())  # type: ignore[arg-type]
     with pytest.raises(UserError, match=r"nan at .* correct what the environment returns"):
         rollout.fill(columns, 0, 0)
+    game.close()
+
+
+class Unsound(CartPoleVectorEnv):
+    """CartPole whose last environment is given ``value`` as its reward in step 3."""
+
+    value = 0.0
+    calls = 0
+
+    def step(self, action: Any) -> Any:
+        obs, reward, *rest = super().step(action)
+        self.calls += 1
+        if self.calls == 3:
+            reward = np.array(reward)
+            reward[-1] = self.value
+        return obs, reward, *rest
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+def test_a_reward_that_is_no_finite_number_is_one_sentence(value: float) -> None:
+    vector = Unsound(ENVS)
+    vector.value = value
+    game = VectorGame("unsound", vector, 1, "")
+    spec = slot_spec(resolve("cartpole", [f"actors.envs={ENVS}"]), game.info)
+    rollout = Rollout(game, Script(), SEED, TimeLedger())  # type: ignore[arg-type]
+    with pytest.raises(UserError) as told:
+        rollout.fill(spec.views(spec.zeros()), 0, 0)
+    assert str(told.value) == (
+        f"the environment gave a reward of {value}; training on it would destroy the network: "
+        "correct what the environment returns"
+    )
     game.close()

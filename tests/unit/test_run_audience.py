@@ -43,6 +43,16 @@ def test_what_every_actor_says_is_shown_once() -> None:
     assert view.notes == ["by its own vector form", "another"]
 
 
+def test_what_is_said_before_there_is_a_view_is_shown_once_there_is() -> None:
+    view = Shown()
+    audience = Audience(lambda: view, None)
+    audience.note("resumed")
+    audience.note("resumed")
+    audience.tick()
+    audience.note("later")
+    assert view.notes == ["resumed", "later"]
+
+
 def test_a_full_disk_is_told_once_and_the_metrics_are_still_shown(tmp_path: Path) -> None:
     (tmp_path / "metrics.jsonl").symlink_to("/dev/full")
     view, record = Shown(), Record(tmp_path)

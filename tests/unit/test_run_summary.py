@@ -35,6 +35,12 @@ def test_it_says_how_far_the_run_came_and_where_every_sample_went() -> None:
     ]
 
 
+def test_restarts_are_told_where_there_were_any() -> None:
+    found = dict(rows(SUMMARY | {"actors_restarted": 10}, Path("nowhere")))
+    assert found["restarts"] == "10 of actors that had failed; logs/actor-*.log says why"
+    assert "restarts" not in dict(rows(SUMMARY | {"actors_restarted": 0}, Path("nowhere")))
+
+
 def test_what_does_not_balance_is_said() -> None:
     shown = accounting(BALANCED | {"trained": 70})
     assert shown["defect"] == "these do not balance, by 10: please report it"

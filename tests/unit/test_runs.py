@@ -112,9 +112,27 @@ def test_a_run_that_has_not_begun_is_listed_too(tmp_path: Path) -> None:
 def test_a_config_that_cannot_be_read_spoils_its_own_row_only(tmp_path: Path) -> None:
     make_run(tmp_path / "good", "return")
     bad = make_run(tmp_path / "bad", "return") / "config.yaml"
-    bad.write_text("env: [")
-    games = {Path(row["run_dir"]).name: row["game"] for row in runs.find(str(tmp_path))}
-    assert games == {"good": "Maze-v0", "bad": None}
+    for text in (b"env: [", b"env: {id: 3}", b"env: {id: \xff}", b"3"):
+        bad.write_bytes(text)
+        found = runs.find(str(tmp_path))
+        games = {Path(row["run_dir"]).name: row["game"] for row in found}
+        assert games == {"good": "Maze-v0", "bad": None}
+        runs.show(found)
+
+
+@pytest.mark.parametrize(
+    ("text", "state"),
+    [("[]", "ended"), ('{"pid": 3}', "died"), ('{"host": 3, "socket": 4}', "running")],
+)
+def test_an_odd_file_of_a_supervisor_spoils_nothing(tmp_path: Path, text: str, state: str) -> None:
+    (make_run(tmp_path / "run", "return") / "supervisor.json").write_text(text)
+    assert runs.row(tmp_path / "run")["state"] == state
+
+
+def test_a_broken_line_hides_none_before_it(tmp_path: Path) -> None:
+    metrics = make_run(tmp_path / "run", "return") / "metrics.jsonl"
+    metrics.write_bytes(metrics.read_bytes() + b"\n\xff\n[3]\n")
+    assert runs.row(tmp_path / "run")["env_steps"] == 90
 
 
 def test_a_folder_that_is_not_there_is_the_users_mistake(tmp_path: Path) -> None:

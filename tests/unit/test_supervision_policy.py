@@ -9,6 +9,7 @@ import pytest
 from penstock.core.role import EXIT_REJOIN
 from penstock.launch.decisions import Decisions
 from penstock.launch.effects import (
+    KILLED_AS_ASKED,
     Effect,
     Failure,
     Kill,
@@ -223,9 +224,8 @@ def test_a_second_signal_kills_all() -> None:
     assert effects == [Kill("learner-0", KILL), Kill("actor-1", KILL)]
     scene.ends("actor-1", -9)
     scene.ends("learner-0", -9)
-    outcome = scene.decisions.outcome
-    assert outcome is not None
-    assert outcome.exit_code == 1
+    killed = Failure("learner-0", KILLED_AS_ASKED)
+    assert scene.decisions.outcome == Outcome(130, "interrupted", killed)
 
 
 def test_the_first_signal_while_the_run_is_ending_by_itself_is_not_the_second() -> None:
@@ -234,7 +234,10 @@ def test_the_first_signal_while_the_run_is_ending_by_itself_is_not_the_second() 
     assert scene.decisions.interrupt(signal.SIGINT, scene.now_s) == [
         Note("already stopping; once more kills")
     ]
-    assert scene.decisions.interrupt(signal.SIGINT, scene.now_s) == [Kill("learner-0", KILL)]
+    assert scene.decisions.interrupt(signal.SIGTERM, scene.now_s) == [Kill("learner-0", KILL)]
+    scene.ends("learner-0", -9)
+    killed = Failure("learner-0", KILLED_AS_ASKED)
+    assert scene.decisions.outcome == Outcome(143, "terminated", killed)
 
 
 def test_no_heartbeat_means_dump_then_death_then_a_new_start() -> None:

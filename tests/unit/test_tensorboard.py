@@ -66,8 +66,8 @@ def test_a_run_without_metrics_writes_nothing(tmp_path: Path) -> None:
 
 
 def test_without_the_library_the_user_is_told_what_to_install(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(tensorboard, "find_spec", lambda _: None)
     with pytest.raises(UserError, match=r"pip install 'penstock\[tensorboard\]'"):
-        Board(tmp_path)
+        tensorboard.require()

@@ -118,7 +118,8 @@ def test_a_parameter_server_stands_beside_the_learners_and_outlives_them() -> No
 
 @pytest.mark.parametrize("kind", ["shm", "inproc", "zmq"])
 def test_what_evaluates_is_nicer_than_actors_and_nobody_needs_it(kind: str) -> None:
-    *others, evaluator = train("eval.every_s=60", "actors.nice=6", f"transport.kind={kind}")
+    options = ("eval.every_s=60", "actors.nice=6", "checkpoint.every_steps=9")
+    *others, evaluator = train(*options, f"transport.kind={kind}")
     assert (evaluator.name, evaluator.nice, evaluator.expendable) == ("evaluator-0", 11, True)
     assert not evaluator.essential
     assert not any(spec.expendable for spec in others)

@@ -53,6 +53,14 @@ def test_bf16_is_advised_where_it_helps(
     assert ("bf16" in verdict.next_step) is advised
 
 
+def test_no_more_prefetching_is_advised_where_batches_come_from_replay() -> None:
+    for algo, advised in (("impala", True), ("sac", False)):
+        verdict = judge(profile([learner(h2d_exposed=0.1)], two(**HEALTHY), algo={"name": algo}))
+        assert verdict.kind == "slow_copy"
+        assert ("learner.prefetch" in verdict.next_step) is advised
+        assert "send uint8 observations" in verdict.next_step
+
+
 def test_who_has_ended_is_not_counted_among_those_who_play() -> None:
     ended = actor(1, rate=20.0, **STEPPING) | {"ended": True}
     verdict = judge(profile([learner(wait_data=0.5)], [actor(0, **STEPPING), ended]))

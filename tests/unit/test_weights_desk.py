@@ -72,6 +72,19 @@ def test_one_that_waits_and_asks_again_is_answered_once(board: WeightsBoard) -> 
     assert given(desk) == {b"peer": 2}
 
 
+def test_statistics_of_observations_arrive_exactly(board: WeightsBoard) -> None:
+    """With 8 bits of 10000 a value of 10003 would be 19 away from its mean; with the statistics
+    everything is sent as fp32."""
+    layout = ParamLayout((("w", (1,)), ("normalizer.mean", (2,))))
+    values = np.array([1 / 3, 10_000, -0.123], np.float32)
+    board.publish(values, Stamp(0, 1))
+    desk = WeightsDesk(board, Welcome(1, 0, WELCOME.spec, layout, {}), "bf16")
+    desk.ask(b"peer", None)
+    ((_, parts),) = desk.due()
+    sent = wire.decode_weights(wire.decode(parts), layout)
+    np.testing.assert_array_equal(wire.to_float32(sent), values)
+
+
 def test_what_another_learner_published_before_is_not_the_newest(board: WeightsBoard) -> None:
     desk = WeightsDesk(board, WELCOME, "fp32")
     publish(board, 1)

@@ -1,0 +1,85 @@
+"""A refused try leaves the folder as it was."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from penstock.configs.errors import UserError
+from penstock.launch.attempt import Attempt, missing, undone_where_refused
+from penstock.launch.folders import run_folder
+
+
+def contents(folder: Path) -> dict[str, str]:
+    files = [path for path in folder.rglob("*") if path.is_file()]
+    return {str(path.relative_to(folder)): path.read_text() for path in files}
+
+
+def try_again(run: Path) -> None:
+    """What a try writes that ends before its first step."""
+    (run / "config.yaml").write_text("of the try")
+    (run / "summary.json").write_text('{"exit_reason": "user_error"}')
+    with (run / "metrics.jsonl").open("a") as file:
+        file.write('{"env_steps": 0}\n')
+
+
+def a_run(folder: Path) -> Path:
+    (folder / "checkpoints").mkdir(parents=True)
+    (folder / "checkpoints" / "weights").write_text("weights")
+    for name, text in (("config.yaml", "first"), ("summary.json", "{}"), ("metrics.jsonl", "{}\n")):
+        (folder / name).write_text(text)
+    return folder
+
+
+@pytest.mark.parametrize("how", ["undo", "put_back"])
+def test_a_run_gets_its_files_back(tmp_path: Path, how: str) -> None:
+    run = a_run(tmp_path / "run")
+    before = contents(run)
+    attempt = Attempt(run, missing(run))
+    try_again(run)
+    getattr(attempt, how)()
+    assert contents(run) == before
+
+
+def test_a_new_folder_goes_with_those_around_it_that_hold_nothing_else(tmp_path: Path) -> None:
+    run = tmp_path / "runs" / "group" / "seed-0"
+    (tmp_path / "runs").mkdir()
+
+    def refused() -> None:
+        with undone_where_refused(run, missing(run)):
+            (run / "logs").mkdir(parents=True)
+            try_again(run)
+            raise UserError("no such game")
+
+    with pytest.raises(UserError, match="no such game"):
+        refused()
+    assert [*tmp_path.rglob("*")] == [tmp_path / "runs"]
+
+
+def test_a_folder_around_it_stays_where_it_holds_something_else(tmp_path: Path) -> None:
+    run = tmp_path / "runs" / "seed-1"
+    attempt = Attempt(run, missing(run))
+    run.mkdir(parents=True)
+    (tmp_path / "runs" / "seed-0").mkdir()
+    attempt.undo()
+    assert [*tmp_path.rglob("*")] == [tmp_path / "runs", tmp_path / "runs" / "seed-0"]
+
+
+def test_an_empty_folder_that_was_there_stays_without_a_run(tmp_path: Path) -> None:
+    (tmp_path / "notes.txt").write_text("mine")
+    attempt = Attempt(tmp_path, missing(tmp_path))
+    a_run(tmp_path / "elsewhere")
+    (tmp_path / "elsewhere" / "checkpoints").rename(tmp_path / "checkpoints")
+    try_again(tmp_path)
+    attempt.undo()
+    assert {"notes.txt"} == {path.name for path in tmp_path.iterdir()} - {"elsewhere"}
+
+
+def test_a_fault_of_a_new_run_leaves_what_it_wrote(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    attempt = Attempt(run, missing(run))
+    with run_folder(run, "no"):
+        try_again(run)
+        attempt.put_back()
+    assert contents(run)["config.yaml"] == "of the try"

@@ -1,0 +1,63 @@
+"""A callback that never returns does not keep signals from ending the run."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from penstock.launch import supervisor
+from penstock.launch.effects import Limits
+from penstock.launch.supervisor import Supervisor
+
+
+class Hangs:
+    """What a callback does that waits for what never comes."""
+
+    def metrics(self, metrics: dict[str, Any], *, final: bool) -> None:
+        raise AssertionError("nobody measures anything")
+
+    def event(self, kind: str, message: dict[str, Any]) -> bool:
+        raise AssertionError("nobody reports anything")
+
+    def note(self, text: str) -> None:
+        pass
+
+    def tick(self) -> None:
+        while True:
+            with suppress(Exception):  # as careless ones do
+                time.sleep(0.05)
+
+
+def send(signums: list[int]) -> None:
+    for signum in signums:
+        time.sleep(0.3)
+        os.kill(os.getpid(), signum)
+
+
+@pytest.mark.parametrize(
+    ("last", "code", "reason"),
+    [(signal.SIGINT, 130, "interrupted"), (signal.SIGTERM, 143, "terminated")],
+)
+def test_a_second_signal_gets_the_supervisor_out_of_a_callback(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, last: int, code: int, reason: str
+) -> None:
+    monkeypatch.setattr(supervisor, "HELD_UP_S", 0.2)
+    (tmp_path / "logs").mkdir()
+    folders = {"run_dir": str(tmp_path), "runtime_dir": str(tmp_path)}
+    run = Supervisor([], Limits(), folders, tmp_path / "logs", Hangs())
+    before = signal.getsignal(signal.SIGINT)
+    sender = threading.Thread(target=send, args=([signal.SIGINT, last],))
+    sender.start()
+    outcome = run.run()
+    sender.join()
+    assert (outcome.exit_code, outcome.reason) == (code, reason)
+    assert outcome.failure is not None
+    assert "time.sleep(0.05)" in outcome.failure.traceback  # says where it was
+    assert signal.getsignal(signal.SIGINT) == before
