@@ -256,7 +256,7 @@ def conduct(
         outcome = _supervise(supervisor, audience)
         summary = record.close(outcome.reason, outcome.error)
         hooks.end(summary)
-        if not supervisor.began:
+        if not supervisor.began and not summary["accounting"]["produced"]:
             _take_back(attempt, outcome.reason)
         return outcome, summary
 

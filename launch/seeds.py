@@ -125,7 +125,8 @@ def _show(
     width = None if stream.isatty() else 120
     Console(file=stream, width=width, markup=False, highlight=False).print(table)
     drawn = f", {plot} shows their curves" if plot else ""
-    _say(f"all of them are in {folder}{drawn}", stream)
+    if folder.is_dir():  # it is not where the first of them was refused
+        _say(f"all of them are in {folder}{drawn}", stream)
 
 
 def _text(found: Mapping[str, float | None] | None) -> str:

@@ -128,10 +128,10 @@ def test_a_resume_that_is_refused_leaves_the_run_as_it_was(
     penstock: Penstock, tmp_path: Path
 ) -> None:
     options = (*SMALL, "run.dir=run", "stop.learner_steps=5")
-    assert penstock("train", "cartpole", *options).end()[0] == 0
+    assert penstock("train", "cartpole", "--json", *options).end()[0] == 0
     before = _files(tmp_path / "run")
     for target, sentence in (("Acrobot-v1", "of another network"), ("gird:make", "no module gird")):
-        code, _, err = penstock("train", target, "run.dir=run", "--resume", "auto").end()
+        code, _, err = penstock("train", target, "--json", "run.dir=run", "--resume", "auto").end()
         assert (code, sentence in err) == (2, True), err
         assert _files(tmp_path / "run") == before
     code, _, err = penstock("eval", "run", "--episodes", "1", "--json").end()

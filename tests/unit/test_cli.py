@@ -209,13 +209,18 @@ def test_config_list_names_the_presets() -> None:
     ("given", "example"),
     [("--lr", "learner.lr=VALUE"), ("--total-timesteps=1000", "learner.lr=1e-3"), ("--jsn", None)],
 )
-def test_an_option_of_the_config_is_no_option_of_a_command(given: str, example: str | None) -> None:
-    code, _, err = command("train", "cartpole", given, "1e-3")
+def test_an_option_of_the_config_is_no_option_of_a_command(
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    given: str,
+    example: str | None,
+) -> None:
+    code, _, err = in_process(monkeypatch, capsys, "train", "cartpole", given, "1e-3")
     assert code == 2
     assert f"No such option: {given.partition('=')[0]}" in err
     written = f"; options of the config are written key=value: {example}"
     assert (written in err) if example else ("key=value: " not in err and "--json" in err)
-    assert "options of the config" not in command("runs", given)[2]
+    assert "of the config" not in in_process(monkeypatch, capsys, "runs", given)[2]
 
 
 def test_keys_new_makes_keys_once(tmp_path: Path) -> None:

@@ -167,9 +167,7 @@ def test_a_slot_of_pong_is_little_more_than_a_quarter() -> None:
 
 def test_frames_must_be_the_first_axis() -> None:
     config = resolve("synthetic", ["transport.frame_stack=4", "env.kwargs.obs_shape=[3,8,8]"])
-    with pytest.raises(
-        UserError, match=r"is 4 and observations have shape \[3, 8, 8\]"
-    ):
+    with pytest.raises(UserError, match=r"is 4 and observations have shape \[3, 8, 8\]"):
         slot_spec(config, probe(config.env))
 
 
