@@ -13,6 +13,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 from collections.abc import Mapping
 from typing import Any
 
@@ -39,15 +40,18 @@ def alone(
     RuntimeError with the last line that it said where it fails, subprocess.TimeoutExpired where it
     hangs.
     """
-    done = subprocess.run(
-        python("penstock.launch.bench.alone", target),
-        input=json.dumps({"parent_pid": os.getpid(), "request": dict(request)}),
-        capture_output=True,
-        text=True,
-        timeout=START_S + 4 * seconds,
-        env={**os.environ, **dict.fromkeys(THREAD_VARIABLES, str(threads)), **(variables or {})},
-        check=False,
-    )
+    own = {**dict.fromkeys(THREAD_VARIABLES, str(threads)), **(variables or {})}
+    # Its temporary files are in a folder of ours: what interrupts us kills it, and it cleans no more.
+    with tempfile.TemporaryDirectory(prefix="bench-penstock-") as folder:
+        done = subprocess.run(
+            python("penstock.launch.bench.alone", target),
+            input=json.dumps({"parent_pid": os.getpid(), "request": dict(request)}),
+            capture_output=True,
+            text=True,
+            timeout=START_S + 4 * seconds,
+            env={**os.environ, **own, "TMPDIR": folder},
+            check=False,
+        )
     said = done.stderr.strip().splitlines()
     if done.returncode == USERS_MISTAKE:
         raise UserError(said[-1] if said else f"{target} gave no reason")

@@ -29,7 +29,7 @@ WAIT_MS = 30_000
 @contextlib.contextmanager
 def receiving(sizes: Sequence[int]) -> Iterator[Callable[[], None]]:
     """A call that takes in one message of parts of so many bytes."""
-    with tempfile.TemporaryDirectory(prefix="bench-penstock-") as folder:  # nobody else looks in
+    with tempfile.TemporaryDirectory(prefix="wire-") as folder:  # nobody else looks in
         yield from _receiving(f"ipc://{folder}/traffic", sizes)
 
 

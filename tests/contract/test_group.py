@@ -115,7 +115,7 @@ def test_parameters_are_equal_on_all_ranks_bit_for_bit(
         pytest.param("control", marks=pytest.mark.slow),
         "collective",
         pytest.param("optimizer", marks=pytest.mark.slow),
-        "optimizer@0",
+        pytest.param("optimizer@0", marks=pytest.mark.slow),
     ],
 )
 def test_the_living_go_on_when_a_learner_is_killed(tmp_path: Path, when: str) -> None:

@@ -174,6 +174,7 @@ def test_who_is_told_to_end_waits_for_nobody(make: Make) -> None:
     assert fast.progress.learner_steps == 1
 
 
+@pytest.mark.slow
 def test_what_is_saved_is_what_the_server_has(make: Make) -> None:
     one, late = make(0, steps=100), make(1)
     one.turn()

@@ -59,6 +59,7 @@ def test_ppo_lands_on_the_moon(tmp_path: Path, nothing_left_behind: None) -> Non
     assert summary["episode_return_mean"] >= 200
 
 
+@pytest.mark.slow
 def test_an_evaluation_finds_what_was_learnt(tmp_path: Path, nothing_left_behind: None) -> None:
     """In lockstep, which gives the same run each time: elsewhere the last update varies."""
     train(tmp_path, "cartpole", "transport.kind=inproc", "stop.minutes=2")

@@ -106,6 +106,7 @@ def test_an_evaluator_that_is_killed_comes_back(penstock: Penstock, tmp_path: Pa
     assert_balanced(summary)
 
 
+@pytest.mark.slow
 def test_an_evaluator_that_cannot_work_ends_no_run(penstock: Penstock, tmp_path: Path) -> None:
     (tmp_path / "broken.py").write_text(BROKEN)
     options = ("run.dir=run", "eval.every_s=0.1", "checkpoint.every_s=0.1")

@@ -67,6 +67,7 @@ class Learners:
         assert saved.meta["progress"]["learner_steps"] == answer["learner_steps"]
 
 
+@pytest.mark.slow
 def test_two_learners_killed_at_once(penstock: Penstock, tmp_path: Path) -> None:
     """Half of them, the one that leads among these."""
     learners = Learners(penstock, tmp_path, 4)
@@ -77,7 +78,8 @@ def test_two_learners_killed_at_once(penstock: Penstock, tmp_path: Path) -> None
     learners.end()
 
 
-@pytest.mark.parametrize("pace", ["local_sgd", pytest.param("ssp", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("pace", ["local_sgd", "ssp"])
 def test_a_learner_killed_under_another_pace(penstock: Penstock, tmp_path: Path, pace: str) -> None:
     learners = Learners(penstock, tmp_path, 3, f"learner.pace={pace}")
     learners.begin()
@@ -140,6 +142,7 @@ def test_a_run_stopped_as_its_first_learner_dies_is_saved_by_the_next(
     assert stored.arrays["optimizer/steps"] > 0
 
 
+@pytest.mark.slow
 def test_the_best_checkpoint_is_that_of_all_learners_whoever_saves(
     penstock: Penstock, tmp_path: Path
 ) -> None:

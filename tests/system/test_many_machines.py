@@ -137,6 +137,7 @@ def start(penstock: Penstock, store: int, rank: int, world: int, *options: str) 
     return penstock("learner", *RUN, *where, f"--bind=tcp://127.0.0.1:{port}", *options, "--json")
 
 
+@pytest.mark.slow
 def test_ranks_that_never_come_are_named(penstock: Penstock) -> None:
     store = free_ports(1)
     come = [start(penstock, store, rank, 4, "run.start_timeout_s=10") for rank in (0, 2)]

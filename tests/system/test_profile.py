@@ -154,6 +154,7 @@ def test_ctrl_c_ends_the_window_early_and_it_is_reported(
     assert {path.name for path in (tmp_path / "run").iterdir()} >= FILES
 
 
+@pytest.mark.slow
 def test_ctrl_c_before_the_window_leaves_no_profile(penstock: Penstock, tmp_path: Path) -> None:
     run = penstock("profile", "cartpole", "--json", *SMALL, "run.dir=run")
     run.wait_until(lambda: metrics(tmp_path / "run"))
