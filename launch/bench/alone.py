@@ -41,7 +41,7 @@ def alone(
     hangs.
     """
     own = {**dict.fromkeys(THREAD_VARIABLES, str(threads)), **(variables or {})}
-    # Its temporary files are in a folder of ours: what interrupts us kills it, and it cleans no more.
+    # Its temporary files lie in a folder of ours: interrupted, we kill it, and it cleans no more.
     with tempfile.TemporaryDirectory(prefix="bench-penstock-") as folder:
         done = subprocess.run(
             python("penstock.launch.bench.alone", target),
