@@ -2,6 +2,8 @@
 
 Each seed is a run of its own, started as a user would. Training begins when the first actor begins
 its first unroll. A mean return is over the last 100 episodes, as training plays them, and raw.
+Short episodes end first, so a mean may be flattered as long as many go on: what the run ended with
+plays 100 episodes more, with the likeliest actions, and their mean stands beside it.
 
     python benchmarks/games.py lunarlander [--seeds 5] [--threshold 200] [--within 300] [--save]
 
@@ -11,13 +13,17 @@ The result is written to `benchmarks/results/TARGET.json`.
 from __future__ import annotations
 
 import statistics
+import tempfile
+from pathlib import Path
 from typing import Any
 
+import penstock
 from common import finish, parser
 from penstock.configs.load import resolve
-from runs import dropped_fraction, point, train, trained_rate
+from runs import dropped_fraction, point, train
 
 CURVE_POINTS = 60
+EVALUATED = 100  # episodes
 
 
 def main() -> None:
@@ -46,29 +52,49 @@ def main() -> None:
         "steps": _median(reached, "solved_at_steps"),
         "runs": runs,
     }
-    rows: list[list[Any]] = [["seed", f"{threshold:g} after s", "steps", "return", "steps/s"]]
-    keys = ("seed", "solved_at_s", "solved_at_steps", "return", "steps_per_s")
-    rows += [[run[key] for key in keys] for run in runs]
+    rows: list[list[Any]] = [
+        [
+            "seed",
+            f"{threshold:g} after s",
+            "steps",
+            "return",
+            "evaluated",
+            "ended after s",
+            "steps/s",
+        ]
+    ]
+    figures = ("solved_at_s", "solved_at_steps", "return", "evaluated", "seconds", "steps_per_s")
+    rows += [[run[key] for key in ("seed", *figures)] for run in runs]
     rows.append([f"median of {len(reached)}/{len(runs)}", result["seconds"], result["steps"]])
-    rows[-1] += ["", statistics.median(run["steps_per_s"] for run in runs)]
+    evaluated, ended, rate = (
+        statistics.median(run[key] for run in runs)
+        for key in ("evaluated", "seconds", "steps_per_s")
+    )
+    rows[-1] += ["", evaluated, ended, rate]
     finish(options.target, result, rows, options)
 
 
 def one(target: str, seed: int, *overrides: str) -> dict[str, Any]:
     """A run from one seed, to the threshold or to its end."""
-    summary = train(target, f"run.seed={seed}", *overrides)
+    with tempfile.TemporaryDirectory() as folder:
+        run_dir = Path(folder) / "run"
+        summary = train(target, f"run.seed={seed}", *overrides, folder=run_dir)
+        evaluated = penstock.evaluate(run_dir, EVALUATED, checkpoint="last").return_mean
     lines = summary["intervals"]
+    last = lines[-1]
     solved = [line["env_steps"] for line in lines if line["solved_at_s"] is not None]
     every = max(1, len(lines) // CURVE_POINTS)
     return {
         "seed": seed,
         "solved_at_s": summary["solved_at_s"],
         "solved_at_steps": solved[0] if solved else None,
-        "steps_per_s": trained_rate(summary),
+        "evaluated": evaluated,
+        "seconds": last["time_s"],
+        "steps_per_s": last["trained_steps"] / last["time_s"],
         "return": summary["episode_return_mean"],
         "policy_lag": summary["policy_lag_mean"],
         "dropped_fraction": dropped_fraction(summary),
-        "curve": [point(line) for line in [*lines[::every], lines[-1]]],
+        "curve": [point(line) for line in [*lines[::every], last]],
     }
 
 
