@@ -1,0 +1,30 @@
+"""Batches of random unrolls, for losses to be worked out by hand."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor
+
+ACTIONS = 3
+
+
+def make_batch(steps: int = 6, envs: int = 4, seed: int = 0) -> dict[str, Tensor]:
+    """Random rows; a row after an end is a reset, as in NEXT_STEP autoreset."""
+    rng = np.random.default_rng(seed)
+    terminated, truncated = (rng.random((steps, envs)) < 0.2 for _ in range(2))
+    alive = np.ones((steps, envs), np.bool_)
+    for t in range(1, steps):
+        alive[t] = ~(terminated[t - 1] | truncated[t - 1])
+        terminated[t] &= alive[t]
+        truncated[t] &= alive[t]
+    arrays = {
+        "obs": rng.normal(size=(steps + 1, envs, 4)).astype(np.float32),
+        "action": rng.integers(0, ACTIONS, (steps, envs)).astype(np.int32),
+        "reward": rng.normal(size=(steps, envs)).astype(np.float32),
+        "behaviour_logp": rng.normal(-1.1, 0.3, (steps, envs)).astype(np.float32),
+        "terminated": terminated,
+        "truncated": truncated,
+        "alive": alive,
+    }
+    return {name: torch.from_numpy(array) for name, array in arrays.items()}
