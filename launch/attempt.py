@@ -15,6 +15,7 @@ from penstock.launch.record import EVALUATIONS, METRICS, SUMMARY
 REPLACED = (CONFIG_FILE, SUMMARY)
 APPENDED = (METRICS, EVALUATIONS)
 CHECKPOINTS = "checkpoints"
+LOGS = "logs"  # what every run's folder has from its first moment on
 
 
 def missing(path: Path) -> list[Path]:
@@ -46,18 +47,27 @@ class Attempt:
                 os.truncate(self._path / name, size)
 
     def undo(self) -> None:
-        """`put_back`, and remove what was not there: the whole folder, if it was new."""
+        """`put_back`, and remove what was not there: the whole folder, if it was new and no other
+        run has come to lie in it, as that of another rank does."""
         if self._new:
-            shutil.rmtree(self._path, ignore_errors=True)
-            with suppress(OSError):  # another run has come to lie in it
-                for folder in self._new[1:]:
-                    folder.rmdir()
+            with suppress(OSError):
+                for entry in self._path.iterdir():
+                    _remove(entry)
+                for folder in self._new:
+                    folder.rmdir()  # fails where it holds something
             return
         self.put_back()
         for name in {*REPLACED, *APPENDED} - {*self._texts, *self._sizes}:
             (self._path / name).unlink(missing_ok=True)
         if not self._saved:
             shutil.rmtree(self._path / CHECKPOINTS, ignore_errors=True)
+
+
+def _remove(entry: Path) -> None:
+    if not entry.is_dir():
+        entry.unlink(missing_ok=True)
+    elif not (entry / LOGS).exists():  # else it is a run itself
+        shutil.rmtree(entry, ignore_errors=True)
 
 
 @contextmanager

@@ -66,6 +66,19 @@ def test_a_folder_around_it_stays_where_it_holds_something_else(tmp_path: Path) 
     assert [*tmp_path.rglob("*")] == [tmp_path / "runs", tmp_path / "runs" / "seed-0"]
 
 
+def test_the_run_of_another_rank_in_it_stays(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    attempt = Attempt(run, missing(run))
+    for folder in (run, run / "rank-1"):
+        (folder / "logs").mkdir(parents=True)
+        (folder / "logs" / "learner.log").write_text("")
+        try_again(folder)
+    other = contents(run / "rank-1")
+    attempt.undo()
+    assert contents(run / "rank-1") == other
+    assert [*run.iterdir()] == [run / "rank-1"]
+
+
 def test_an_empty_folder_that_was_there_stays_without_a_run(tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("mine")
     attempt = Attempt(tmp_path, missing(tmp_path))
