@@ -1,6 +1,7 @@
 """How an actor finds its learner: shared memory on the same host, ZeroMQ from elsewhere.
 
-Roles start in any order, so an actor waits for its learner for ever, saying so once.
+Roles start in any order, so an actor waits for its learner for ever; one that was started by hand
+says so once. A learner of the same supervisor is watched by that.
 """
 
 from __future__ import annotations
@@ -63,9 +64,8 @@ def join(ctx: RoleContext, found: Found, spec: SlotSpec, actor: int) -> Link | N
     """Join as ``actor`` with slots of ``spec``; None when told to leave before that worked."""
     config, path = found.config, found.unix_path
     if path is not None:
-        return wait_for(
-            lambda: ShmLink(path, spec, config.transport.slots), ctx, f"the learner at {path}"
-        )
+        whom = None if ctx.address is None else f"the learner at {path}"
+        return wait_for(lambda: ShmLink(path, spec, config.transport.slots), ctx, whom)
     from penstock.transport.zmq_link import ZmqLink
 
     assert ctx.address is not None
@@ -81,8 +81,9 @@ def join(ctx: RoleContext, found: Found, spec: SlotSpec, actor: int) -> Link | N
     )
 
 
-def wait_for(connect: Callable[[], T], ctx: RoleContext, whom: str) -> T | None:
-    """Call ``connect`` until it no longer raises OSError; None when told to leave."""
+def wait_for(connect: Callable[[], T], ctx: RoleContext, whom: str | None) -> T | None:
+    """Call ``connect`` until it no longer raises OSError; None when told to leave. Tell the user if
+    that takes long, where ``whom`` says who it waits for."""
     since_s = time.monotonic()
     said = False
     while not ctx.leaving():
@@ -90,7 +91,7 @@ def wait_for(connect: Callable[[], T], ctx: RoleContext, whom: str) -> T | None:
         try:
             return connect()
         except (OSError, LearnerGoneError):
-            if not said and time.monotonic() - since_s > SAY_SO_AFTER_S:
+            if whom and not said and time.monotonic() - since_s > SAY_SO_AFTER_S:
                 said = ctx.report("note", text=f"{ctx.name} waits for {whom}")
             time.sleep(RETRY_S)
     return None

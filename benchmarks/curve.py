@@ -14,6 +14,7 @@ from typing import Any
 import matplotlib as mpl
 from matplotlib.figure import Figure
 
+from penstock.launch.record import METRICS, lines
 from runs import point
 
 MOST_POINTS = 400
@@ -38,8 +39,7 @@ def main() -> None:
 
 def of_run(folder: Path) -> list[Curve]:
     """The one curve of a run."""
-    lines = map(json.loads, (folder / "metrics.jsonl").read_text().splitlines())
-    points = [p for p in map(point, lines) if p["return"] is not None]
+    points = [p for p in map(point, lines(folder / METRICS)) if p["return"] is not None]
     return [points[:: max(1, len(points) // MOST_POINTS)]]
 
 

@@ -43,7 +43,7 @@ def main() -> None:
         "core_ms_per_step": parts,
         "ideal_steps_per_s": ideal,
         "runs": runs,
-        "asked": {"steps_per_s": 1600, "aim": 2150, "zmq_over_shm": 0.85},
+        "asked": {"steps_per_s": 1600, "aim": 2150, "zmq_over_shm": 0.9},
         "peers_elsewhere": PEERS,
     }
     rows: list[list[Any]] = [["what", "steps/s", "of the ideal", "dropped", "policy lag"]]

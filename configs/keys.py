@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from difflib import SequenceMatcher, get_close_matches
 from functools import cache
@@ -10,6 +11,7 @@ from typing import Any, NamedTuple, get_args, get_type_hints
 from pydantic.fields import FieldInfo
 
 from penstock.configs.algorithms import DEFAULT
+from penstock.configs.elsewhere import meant
 from penstock.configs.schema import Config
 from penstock.configs.section import Section
 from penstock.configs.values import either, words
@@ -77,30 +79,44 @@ def is_section(name: str) -> bool:
 
 
 def nearest(unknown: str, algo: str = DEFAULT) -> str:
-    """A clause that names the valid option nearest to an unknown dotted name, or the choices.
+    """A clause that names the option which an unknown dotted name is here, if other libraries have
+    it, else the valid option nearest to it, or the choices.
 
     ``algo`` is the algorithm that is chosen.
     """
     section, _, key = unknown.partition(".")
-    if not key:
-        return _nearest_section(section)
     known = options(algo)
+    close = [] if section in sections() else get_close_matches(section, sections(), n=1)
+    if close and f"{close[0]}.{key}" in known:
+        return f"the nearest option is {close[0]}.{key}"
+    if here := meant(key or section, algo):
+        return f"here it is {here}{_whose(here, algo)}"
+    if not key:
+        return _nearest_section(section, algo)
     own = [name.partition(".")[2] for name in known if name.startswith(f"{section}.")]
     if others := [other for other in algorithms() if unknown in options(other)]:
         return f"algo.name {either(others)} has it, {algo} has {', '.join(own)}"
-    initials = "".join(word[:1] for word in key.split("_"))  # learning_rate is meant to be lr
-    if close := [name for name in own if name == initials] or get_close_matches(key, own, n=1):
+    if close := get_close_matches(key, own, n=1):
         return f"the nearest option is {section}.{close[0]}"
     elsewhere = [name for name in known if name.partition(".")[2] == key]
     if elsewhere or (not own and (elsewhere := get_close_matches(unknown, known))):
         best = max(elsewhere, key=lambda name: SequenceMatcher(None, name, unknown).ratio())
         return f"the nearest option is {best}"
-    return f"{section} has {', '.join(own)}" if own else _nearest_section(section)
+    return f"{section} has {', '.join(own)}" if own else _nearest_section(section, algo)
 
 
-def _nearest_section(unknown: str) -> str:
-    if as_key := [name for name in options() if name.partition(".")[2] == unknown]:
-        return f"the nearest option is {as_key[0]}"
+def _whose(here: str, algo: str) -> str:
+    """Which algorithms have the option that words name, where the chosen one has not."""
+    name = re.findall(r"[a-z]+\.[a-z_]+", here)[0]
+    if name in options(algo):
+        return ""
+    return f", of algo.name {either([other for other in algorithms() if name in options(other)])}"
+
+
+def _nearest_section(unknown: str, algo: str) -> str:
+    for chosen in (algo, *algorithms()):
+        if as_key := [name for name in options(chosen) if name.partition(".")[2] == unknown]:
+            return f"the nearest option is {as_key[0]}{_whose(as_key[0], algo)}"
     if close := get_close_matches(unknown, sections(), n=1):
         return f"the nearest section is {close[0]}"
     return f"the sections are {', '.join(sections())}"

@@ -1,8 +1,8 @@
 """From a target and overrides to a checked config, and from a config to YAML and back.
 
 A target is a preset, a YAML file, a gymnasium id, or `module:EnvId-v0` / `module:function`. A
-gymnasium id that a preset trains stands for that preset. Whether a game exists is not asked here:
-nothing of it is imported.
+gymnasium id that a preset trains stands for that preset, any other Atari game for `breakout` with
+that game in it. Whether a game exists is not asked here: nothing of it is imported.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ PRESETS = Path(__file__).resolve().parent
 CONFIG_FILE = "config.yaml"
 
 _GYMNASIUM_ID = re.compile(r"([\w:-]+/)?[\w:.-]+-v\d+")
+_ATARI, _ATARI_PRESET = re.compile(r"ALE/\w+-v\d+"), "breakout"  # settings that suit all of them
 _ALGO_OVERRIDE = re.compile(r"\s*algo\.name\s*=")
 _MODULE_TARGET = re.compile(r"[A-Za-z_][\w.]*:[\w./-]+")
 
@@ -135,16 +136,23 @@ def _by_game(env_id: str) -> dict[str, Layers]:
 
 def _lay_game(layers: Layers, env_id: str, algo: str | None) -> tuple[str, str]:
     """The preset that trains the game, by that algorithm where there are several."""
-    if found := _by_game(env_id):
+    own_name = re.sub(r"[^\w.-]+", "-", env_id)
+    found = _by_game(env_id)
+    if not found and _ATARI.fullmatch(env_id):
+        preset = Layers()
+        _lay_preset(preset, _ATARI_PRESET)
+        preset.values["env"]["id"] = env_id
+        found = {own_name: preset}
+    game = {"id": env_id}
+    if found:
         name = next((name for name, preset in found.items() if preset.algo == algo), min(found))
         if algo in (None, found[name].algo):
             layers.values, layers.places = found[name].values, found[name].places
-            return name, f"preset {name}, which trains {env_id}"
+            base = f"{_ATARI_PRESET}, with" if name == own_name else f"{name}, which trains"
+            return name, f"preset {base} {env_id}"
         game = found[name].values["env"]  # what else it says is for another algorithm
-    else:
-        game = {"id": env_id}
     layers.values["env"] = game
-    return re.sub(r"[^\w.-]+", "-", env_id), f"the defaults, for {env_id}"
+    return own_name, f"the defaults, for {env_id}"
 
 
 def _lay_preset(layers: Layers, name: str) -> None:

@@ -69,7 +69,9 @@ class ActorsConfig(Section):
     precision: Literal["auto", "fp32", "bf16"] = "auto"
     """Precision of an actor's inference; `auto` takes bf16 where the processor gains by it."""
     env_threads: Count = 1
-    """Threads of each actor's vector environment, where it has any (Atari)."""
+    """Threads that step each actor's environments: those of Atari's and EnvPool's vector forms, and
+    of single environments, of which each thread steps a fixed share. That pays where a step waits
+    outside Python, for a simulator or a network; other vector forms have no use for it."""
 
 
 class TransportConfig(Section):
@@ -235,7 +237,8 @@ class StopConfig(Section):
     learner_steps: Count | None = None
     """Optimizer steps."""
     minutes: Positive | None = None
-    """Minutes of training."""
+    """Minutes of training, from the first unroll that is played; starting up does not count. A
+    resumed run goes on counting."""
     hold_s: NotNegative = 0.0
     """Seconds to go on after `stop.return` was first reached."""
 

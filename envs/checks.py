@@ -18,6 +18,7 @@ from gymnasium.vector import VectorEnv
 
 from penstock.configs.errors import UserError
 from penstock.core.observations import MASK
+from penstock.core.place import place
 from penstock.envs.fits import misfit
 from penstock.envs.game import checked_actions
 from penstock.envs.packing import Packer
@@ -141,7 +142,7 @@ class Checker:
         try:
             env.close()
         except Exception as error:
-            self.add("close", f"close() raised {type(error).__name__}: {error}; correct it")
+            self.add("close", f"close() raised {told(error)}; correct it")
 
     def pickling(self, constructor: Any) -> None:
         """A process that starts anew must find by name what makes the environment."""
@@ -161,7 +162,7 @@ class Checker:
         try:
             found = env.reset(seed=seed)
         except Exception as error:
-            self.add("reset", f"{call} raised {type(error).__name__}: {error}; correct it")
+            self.add("reset", f"{call} raised {told(error)}; correct it")
             return None
         if not (isinstance(found, tuple) and len(found) == 2 and isinstance(found[1], dict)):
             self.add(
@@ -190,8 +191,8 @@ class Checker:
         except Exception as error:
             self.add(
                 "step",
-                f"step({given!r}) raised {type(error).__name__}: {error}; that action is in its "
-                "action_space, so take it, or correct the space",
+                f"step raised {told(error)}; correct it, or action_space if it is right to refuse "
+                f"the action {given!r}, which is in there",
             )
             return None, None, {}
         self.times_s.append(time.perf_counter() - since)
@@ -293,6 +294,12 @@ def _number(value: Any) -> float:
         return float(value)
     except (TypeError, ValueError):
         return float("nan")
+
+
+def told(error: Exception) -> str:
+    """What was raised, and where."""
+    where = place(error)
+    return f"{type(error).__name__}: {error}" + (f" ({where})" if where else "")
 
 
 def _kind(value: Any) -> str:

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 from gymnasium.vector import AutoresetMode, VectorEnv
 
-from penstock.envs.checks import Checker
+from penstock.envs.checks import Checker, told
 from penstock.envs.fits import misfit
 
 Array = npt.NDArray[Any]
@@ -95,7 +95,7 @@ def _check_play(found: Checker, make: Callable[[int], VectorEnv], steps: int) ->
             over = results[2] | results[3]
             ended = ended or (step if over.any() else 0)
     except Exception as error:
-        found.add("step", f"playing the vector raised {type(error).__name__}: {error}; correct it")
+        found.add("step", f"playing the vector raised {told(error)}; correct it")
         return 0
     finally:
         found.close(vector)

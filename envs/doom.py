@@ -101,8 +101,8 @@ class DoomEnv(gymnasium.Env[Frame, np.integer[Any]]):
 
     def _observe(self) -> Frame:
         state = self._game.get_state()
-        if state is not None:
-            self._last = _halved(state.screen_buffer)[None]
+        # Never the array of before: gymnasium complains of that, as callers may keep it.
+        self._last = self._last.copy() if state is None else _halved(state.screen_buffer)[None]
         return self._last
 
 

@@ -39,9 +39,10 @@ def import_module(name: str, purpose: str) -> ModuleType:
         except ModuleNotFoundError as error:
             if not (error.name and f"{name}.".startswith(f"{error.name}.")):
                 raise
+            near = _near_files(error.name)
+            hint = near or "correct its name, start in its folder, or install it"
             raise UserError(
-                f"{purpose}: there is no module {error.name} in {Path.cwd()} or installed; correct "
-                "its name, start in its folder, or install it"
+                f"{purpose}: there is no module {error.name} in {Path.cwd()} or installed; {hint}"
             ) from error
 
 
@@ -129,9 +130,21 @@ def explained(purpose: str, setting: str = "env.kwargs") -> Iterator[None]:
         ) from error
 
 
+def _near_files(module: str) -> str:
+    """A clause on the modules of the present folder that were meant; empty where none is near."""
+    here = {p.stem: p.name for p in Path().glob("*.py")}
+    here |= {p.parent.name: f"{p.parent.name}/" for p in Path().glob("*/__init__.py")}
+    top = module.partition(".")[0]
+    close = [] if top in here else get_close_matches(top, here, n=3, cutoff=0.7)
+    return f"the nearest there is {' or '.join(here[name] for name in close)}" if close else ""
+
+
 def _missing(error: ModuleNotFoundError) -> str:
-    module = (error.name or str(error)).partition(".")[0]
+    name = error.name or str(error)
+    module = name.partition(".")[0]
     package = _PACKAGES.get(module, module)
+    if module not in _PACKAGES and (near := _near_files(module)):
+        return f"there is no module {name} in {Path.cwd()} or installed; {near}"
     return f'{module} is not installed; run `pip install "{package}"`, then try again'
 
 

@@ -6,7 +6,8 @@ An environment id is one of
     module:function           called with env.kwargs, returns a gymnasium.Env, or a
                               gymnasium.vector.VectorEnv of `num_envs` if it takes that
 
-Its own vector form is taken where it has one, else gymnasium's synchronous vector environment.
+Its own vector form is taken where it has one, else gymnasium's synchronous vector environment, or
+several threads that step its games side by side.
 Wrappers go around single environments, so they turn the own form off.
 """
 
@@ -37,6 +38,7 @@ from penstock.envs.loading import (
     parameters,
 )
 from penstock.envs.single import SingleEnv
+from penstock.envs.threads import ThreadedVectorEnv
 
 if TYPE_CHECKING:
     from penstock.configs.schema import EnvConfig
@@ -57,6 +59,7 @@ class _Source:
     single: Callable[[], gymnasium.Env[Any, Any]] | None = None
     vector: Callable[[int], VectorEnv] | None = None
     vector_name: str = ""
+    has_threads: bool = False  # its vector form, of its own
     frames_per_step: int = 1
 
 
@@ -68,7 +71,8 @@ class Makers(NamedTuple):
 
 
 def make(env: EnvConfig, count: int, threads: int = 1, *, filmed: bool = False) -> VectorGame:
-    """`count` environments, on `threads` threads where the environment has threads of its own.
+    """`count` environments, on `threads` threads: those of its own vector form where that has any,
+    and single environments side by side.
 
     filmed: of one, ask it to draw itself (`VectorGame.pictures`), if it can.
 
@@ -81,14 +85,14 @@ def make(env: EnvConfig, count: int, threads: int = 1, *, filmed: bool = False) 
         frames_per_step = source.frames_per_step
         if source.vector and not env.wrappers:
             vector, how = source.vector(count), f"{env.id} is stepped by {source.vector_name}"
+            if threads > 1 and not source.has_threads:
+                how += f", and actors.env_threads={threads} does nothing for it"
         elif source.single:
             single = partial(_wrapped, source.single, env, purpose)
-            vector = SyncVectorEnv(
-                [single] * count, copy=False, autoreset_mode=AutoresetMode.NEXT_STEP
-            )
+            vector, how = _singles(single, count, threads)
             skipped = getattr(vector.envs[0].unwrapped, "frame_skip", None)
             frames_per_step = skipped if isinstance(skipped, int) else frames_per_step
-            how = f"{env.id} is stepped one by one, by gymnasium's SyncVectorEnv"
+            how = f"{env.id} is stepped {how}"
             if source.vector:
                 how += f": env.wrappers turn {source.vector_name} off, which is faster"
         else:
@@ -99,6 +103,17 @@ def make(env: EnvConfig, count: int, threads: int = 1, *, filmed: bool = False) 
         if not isinstance(vector, VectorEnv) or vector.num_envs != count:
             raise UserError(f"{purpose} must return a VectorEnv of num_envs={count}, not {vector}")
         return VectorGame(env.id, vector, frames_per_step, how)
+
+
+def _singles(
+    single: Callable[[], gymnasium.Env[Any, Any]], count: int, threads: int
+) -> tuple[SyncVectorEnv, str]:
+    """A vector of single environments, and how it steps them."""
+    if threads > 1:
+        how = f"side by side, by up to {threads} threads"
+        return ThreadedVectorEnv([single] * count, threads), how
+    vector = SyncVectorEnv([single] * count, copy=False, autoreset_mode=AutoresetMode.NEXT_STEP)
+    return vector, "one by one, by gymnasium's SyncVectorEnv"
 
 
 def makers(env: EnvConfig) -> Makers:
@@ -113,9 +128,9 @@ def makers(env: EnvConfig) -> Makers:
         return Makers(single and told(single), vector and told(vector))
 
 
-def probe(env: EnvConfig) -> GameInfo:
+def probe(env: EnvConfig, threads: int = 1) -> GameInfo:
     """What `env` looks like: makes one, and closes it. Raises UserError as `make` does."""
-    game = make(env, 1)
+    game = make(env, 1, threads)
     game.close()
     return game.info
 
@@ -163,6 +178,7 @@ def _from_atari(spec: EnvSpec, env: EnvConfig, threads: int, filmed: bool) -> _S
         single=lambda: SingleEnv(vector(1, 1)),
         vector=vector,
         vector_name="ale_py.AtariVectorEnv",
+        has_threads=True,
         frames_per_step=options["frameskip"],
     )
 
@@ -172,6 +188,7 @@ def _from_pool(env: EnvConfig, threads: int) -> _Source:
     return _Source(
         vector=lambda count: pool.PoolVectorEnv(name, env.kwargs, count, threads),
         vector_name="EnvPool",
+        has_threads=True,
     )
 
 

@@ -22,6 +22,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from penstock.configs.errors import UserError
+
 if TYPE_CHECKING:
     from penstock.configs.schema import Config
 
@@ -90,11 +92,13 @@ class Hooks:
 
     def __init__(self, paths: Sequence[str], run: Run, made: Sequence[object] = ()) -> None:
         """``paths`` are ``module:Class``, ``made`` are objects of such. Raises UserError where one
-        cannot be made."""
+        cannot be made, or hears of nothing."""
         self._run = run
         self.note: Callable[[str], object] = print  # tells the user what failed
         self._made: list[tuple[str, Any]] = [(path, _make(path)) for path in paths]
         self._made += [(type(hook).__name__, hook) for hook in made]
+        for path, hook in self._made:
+            _check_hears(path, hook)
 
     def event(self, kind: str, message: Mapping[str, Any]) -> bool:
         """Pass an "evaluation" or a "checkpoint" on, as a role has reported it; whether anybody
@@ -127,6 +131,22 @@ class Hooks:
         path = self._run.folder / "logs" / LOG
         with suppress(OSError), path.open("a") as log:
             traceback.print_exception(error, file=log)
+
+
+def _check_hears(path: str, hook: object) -> None:
+    """Refuse what no event would ever reach, such as a method with a slip in its name."""
+    if isinstance(hook, type):
+        name = hook.__name__
+        raise UserError(f"callback {name} is a class; give an object of it: {name}()")
+    names = [name for name in vars(Callbacks) if name.startswith("on_")]
+    for name in names:
+        method = getattr(hook, name, None)
+        if callable(method) and getattr(method, "__func__", None) is not getattr(Callbacks, name):
+            return
+    raise UserError(
+        f"callback {path} has none of the methods that are called: {', '.join(names)}; "
+        "give it one of them"
+    )
 
 
 def _make(path: str) -> Any:

@@ -55,6 +55,13 @@ def check(target: str, overrides: list[str], steps: int, envs: int) -> dict[str,
     }
 
 
+def hung(target: str, clause: str) -> dict[str, Any]:
+    """The report on an environment of which a call does not come back, as a clause says."""
+    text = f"{clause}; end what it waits for, or give --hang-s where it is only slow"
+    problem = {"kind": "hang", "text": text}
+    return {"env": target, "problems": [problem], "notes": [], "figures": {}}
+
+
 def describe(report: dict[str, Any]) -> str:
     """Lines for a person."""
     figures, problems = report["figures"], report["problems"]

@@ -67,17 +67,20 @@ class Grouped(TyperGroup):
 
 def _explain(error: Any) -> None:
     """Say how an option of the config is written that was given as one of a command."""
+    from penstock.configs.algorithms import DEFAULT
+    from penstock.configs.elsewhere import meant
     from penstock.configs.keys import algorithms, options
 
     parameters = error.ctx.command.params if error.ctx is not None else []
     if all(parameter.name != "overrides" for parameter in parameters):
         return
     key = error.option_name.lstrip("-").replace("-", "_")
+    here = meant(key, DEFAULT)
     known = dict.fromkeys(option for algo in algorithms() for option in options(algo))
-    meant = [option for option in known if key in (option, option.partition(".")[2])]
-    if meant or not error.possibilities:
+    own = [option for option in known if option in (key, here) or option.partition(".")[2] == key]
+    if own or not error.possibilities:
         error.possibilities = None
-        example = f"{meant[0]}=VALUE" if meant else "learner.lr=1e-3"
+        example = f"{own[0]}=VALUE" if own else "learner.lr=1e-3"
         error.message += f"; options of the config are written key=value: {example}"
 
 

@@ -1,4 +1,4 @@
-"""The commands that look at runs: eval, record, play, plot, runs."""
+"""The commands that look at runs: eval, record, play, export, plot, runs."""
 
 from __future__ import annotations
 
@@ -73,6 +73,19 @@ def play(
     answer(video.describe(result), result, as_json)
 
 
+def export(
+    run_dir: Run,
+    file: Annotated[str, typer.Argument(metavar="FILE", help="What to write.")],
+    checkpoint: Checkpoint = "best",
+    as_json: Json = False,
+) -> None:
+    """Write the policy of a run to one file, for penstock.load_policy."""
+    from penstock.launch.loaded_policy import load_policy
+
+    nbytes = load_policy(run_dir, checkpoint).save(file)
+    answer(f"{file}: {nbytes:,} bytes", {"file": file, "nbytes": nbytes}, as_json)
+
+
 def plot(
     runs: Annotated[
         list[str], typer.Argument(metavar="RUN...", help="Folders of runs, or of --seeds.")
@@ -112,4 +125,5 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "eval": evaluate,
     "record": record,
     "play": play,
+    "export": export,
 }

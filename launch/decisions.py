@@ -36,11 +36,14 @@ from penstock.launch.membership import Group, Seats
 from penstock.launch.patience import Patience
 from penstock.launch.topology import RoleSpec, Stage
 from penstock.launch.worker import FIRST_DELAY_S, Life, Worker
+from penstock.profiling.status import Phase
 
 HEALTHY_S = 10.0  # who worked this long starts with a clean record
 DUMP_S = 0.5  # a hung process gets this long to write its stacks down
 AGAIN_S = 2.0  # between two attempts to kill
 SHARES = {Stage.ACTORS: 0.2, Stage.CARRIERS: 0.6}  # of the grace; learners have until its end
+SAVING = Phase.SAVING.name.lower()
+SLOW_DISK = 10  # times as long for one that writes: a network's disk may stall and come back
 BLINK_S = 5.0  # a supervisor that slept this long itself cannot tell who else did
 
 
@@ -206,11 +209,14 @@ class Decisions:
         starting = worker.life is Life.STARTING
         key = "start_timeout_s" if starting else "hang_timeout_s"
         timeout_s: float = getattr(self._limits, key)
+        limit = f"run.{key}"
+        if phase == SAVING:
+            limit, timeout_s = f"{SLOW_DISK} × {limit}", SLOW_DISK * timeout_s
         if now_s - worker.alive_s < timeout_s:
-            return []
+            return worker.note_silence(phase, now_s, timeout_s)
         worker.doomed_s = now_s + DUMP_S
         doing = "while it was starting" if starting else f"in phase {phase}"
-        worker.failure = Failure(name, f"no sign of life for run.{key} = {timeout_s:g} s, {doing}")
+        worker.failure = Failure(name, f"no sign of life for {limit} = {timeout_s:g} s, {doing}")
         return [Kill(name, signal.SIGUSR1)]
 
     def _after_crash(
@@ -222,7 +228,9 @@ class Decisions:
                 return [Note(f"{failure.name}: {failure.told}; the run goes on without it")]
             return self._fail(last_straw, now_s)
         delay_s = worker.next_delay_s()
-        others = ", and the others go on without it" if worker.spec.essential else ""
+        others = ""
+        if worker.spec.essential:
+            others = f", and the others {'go on without' if self._group.begun else 'wait for'} it"
         text = f"{failure.name}: {failure.told}; it starts again in {delay_s:g} s{others}"
         return [Note(text), *self._again(worker, delay_s, now_s)]
 

@@ -22,10 +22,11 @@ def figures(metrics: Metrics, stop: StopConfig | None) -> dict[str, str]:
     left_s = eta_s(metrics, stop)
     to_go = "" if left_s is None else f", {clock(left_s)} to go"
     playing = shares(actors_mean(m("ledgers") or {}))
+    frames = f"{count(m('env_frames'))}, {count(frames_per_s(metrics))}/s"
     shown = {
         "time": clock(m("time_s")) + to_go,
         "steps": f"{count(m('env_steps'))}, {count(m('steps_per_s'))}/s",
-        "frames": f"{count(m('env_frames'))}, {count(frames_per_s(metrics))}/s",
+        **({"frames": frames} if m("env_frames") != m("env_steps") else {}),
         "trained": f"{count(m('trained_steps_per_s'))}/s, {count(m('learner_steps'))} updates",
         "return": f"{number(m('episode_return_mean'))} over {count(m('episodes'))} episodes",
         "lag": f"{number(m('policy_lag_mean'))}, at most {number(m('policy_lag_max'))}",
@@ -44,6 +45,27 @@ def figures(metrics: Metrics, stop: StopConfig | None) -> dict[str, str]:
     if "learners_alive" in metrics:
         shown["learners"] = f"{m('learners_alive')} alive, {m('learners_restarted')} restarted"
     return shown
+
+
+def line(metrics: Metrics, stop: StopConfig | None) -> str:
+    """The same in a line of about a hundred characters; the rest is in `metrics.jsonl`."""
+    m = metrics.get
+    dropped, restarted = sum((m("dropped") or {}).values()), m("actors_restarted")
+    parts = [
+        figures(metrics, stop)["time"],
+        f"{count(m('env_steps'))} steps, {count(m('steps_per_s'))}/s",
+        f"return {number(m('episode_return_mean'))}",
+        f"trained {count(m('trained_steps_per_s'))}/s",
+        f"lag {number(m('policy_lag_mean'))}",
+        f"learner busy {percent((m('ledger') or {}).get('compute'))}",
+        *([f"dropped {count(dropped)}"] if dropped else []),
+        f"actors {m('actors_alive')}" + (f", {restarted} restarted" if restarted else ""),
+    ]
+    if "learners_alive" in metrics:
+        parts.append(f"learners {m('learners_alive')}")
+    if "eval_return_mean" in metrics:
+        parts.append(f"evaluation {number(m('eval_return_mean'))}")
+    return " | ".join(parts)
 
 
 def frames_per_s(metrics: Metrics) -> float | None:

@@ -24,6 +24,7 @@ from penstock.envs import GameInfo, make
 from penstock.envs.game import action_map
 from penstock.envs.packing import Packer
 from penstock.launch.evaluate import checkpoint_folder
+from penstock.launch.exported import read, write
 from penstock.learner.checkpoint import load
 from penstock.models.fitting import net_shape
 from penstock.models.policy import Policy, make_policy
@@ -87,6 +88,12 @@ class LoadedPolicy:
             return own, after
         one = int(own[0]) if isinstance(self.action_space, spaces.Discrete) else own[0]
         return one, None if after is None else after[0]
+
+    def save(self, path: str | Path) -> int:
+        """Write it to one file that `load_policy` takes, where neither the run nor the environment
+        is; its size in bytes. Raises UserError."""
+        own = self.observation_space, self.action_space
+        return write(Path(path), self.config, own, self._info, self._weights)
 
     def check(self, env: gymnasium.Env[Any, Any]) -> None:
         """Raise UserError unless ``env`` has the spaces of the environment it was trained on."""
@@ -152,23 +159,28 @@ class LoadedPolicy:
 
 
 def load_policy(
-    run_dir: str | Path,
+    source: str | Path,
     checkpoint: Literal["best", "last"] = "best",
     *,
     sample: bool = False,
     seed: int = 0,
 ) -> LoadedPolicy:
-    """The policy of a run, also of one that goes on. Starts no process.
+    """The policy of a run, also of one that goes on, or of a file. Starts no process.
 
-    checkpoint: "best" by the mean return in training, or by evaluation where `eval.every_s` is set
+    source: folder of a run; or a file that `penstock export` or `LoadedPolicy.save` wrote, for
+        which nothing else is needed.
+    checkpoint: of a run: "best" by the mean return in training, or by evaluation where `eval.every_s` is set
         ("last" where there is no best one yet); or "last".
     sample: draw actions as in training, by random numbers of ``seed``; else take the likeliest.
-    The environment is made once, to ask for its spaces, and closed. Raises UserError.
+    The environment of a run is made once, to ask for its spaces, and closed. Raises UserError.
     """
-    config = load_run(run_dir)
+    if Path(source).is_file():
+        found = read(Path(source))
+        return LoadedPolicy(found.config, found.weights, found.spaces, found.info, sample, seed)
+    config = load_run(source)
     game = make(config.env, 1)
     game.close()
-    folder = checkpoint_folder(run_dir, checkpoint)
+    folder = checkpoint_folder(source, checkpoint)
     weights = load(folder, net_shape(config, game.info).layout).weights
     return LoadedPolicy(config, weights, game.own_spaces, game.info, sample, seed)
 

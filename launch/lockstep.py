@@ -21,7 +21,7 @@ from penstock.core.role import RoleContext
 from penstock.envs import make, probe
 from penstock.learner.checkpoints import Checkpoints
 from penstock.learner.exchange.base import Floats
-from penstock.learner.main import AnyTrainer, make_trainer
+from penstock.learner.main import AnyTrainer, make_trainer, network_of
 from penstock.learner.publish import Publisher
 from penstock.learner.staging import StagingBatch
 from penstock.learner.trainer import Trainer
@@ -38,9 +38,10 @@ def run(ctx: RoleContext) -> None:
     """The main function of the one role that there is."""
     config = ctx.config
     assert config is not None
-    info = probe(config.env)
+    info = probe(config.env, config.actors.env_threads)
     ctx.report("note", text=info.how)
     trainer = make_trainer(config, info, ctx.ledger)
+    ctx.report("note", text=network_of(config, info, trainer))
     checkpoints = Checkpoints(ctx.run_dir, trainer, ctx.report)
     checkpoints.resume(ctx.resume)
     lockstep = Lockstep(config, trainer, ctx, checkpoints)

@@ -1,9 +1,9 @@
 """Which learners train together, and which learner each actor plays for: pure, as `decisions` is.
 
-A learner *joins* when it could enter a group. The first group is made when all have joined; from
-then on every change makes a new one, of a higher epoch, of those that have joined and live. Who has
-*entered* a group has taken its state, and these alone know what has been learned: once there was a
-group, others keep no run going.
+A learner *joins* when it could enter a group. Until somebody has *entered* one, that is, has taken
+its state, groups are of all: the run's checkpoint may be with one of them alone. From then on every
+change makes a new one, of a higher epoch, of those that have joined and live; and only who has
+entered knows what has been learned, so that others keep no run going.
 
 An actor plays for its *home* learner while that one is there, else for the one with the fewest
 actors.
@@ -25,19 +25,19 @@ class Group:
         self._names = {spec.learner: spec.name for spec in learners}
         self.members: set[int] = set()
         self._knowing: set[int] = set()
-        self._begun = False
+        self.begun = False
+        """Whether anybody has entered a group."""
         self.epoch = 0
 
     def join(self, rank: int) -> list[Effect]:
         """A learner could enter a group."""
         self.members.add(rank)
-        first = not self.epoch
-        return [] if first and len(self.members) < len(self._names) else self._tell()
+        return self._tell()
 
     def entered(self, rank: int) -> None:
         """A learner stands in a group, in its state."""
         self._knowing.add(rank)
-        self._begun = True
+        self.begun = True
 
     def leave(self, rank: int) -> list[Effect]:
         """A learner has ended."""
@@ -45,7 +45,7 @@ class Group:
         if rank not in self.members:
             return []
         self.members.remove(rank)
-        return self._tell() if self.epoch else []
+        return self._tell()
 
     def failed(self, epoch: int) -> list[Effect]:
         """The group of ``epoch`` did not come about, or broke though all of it live."""
@@ -53,9 +53,12 @@ class Group:
 
     def holds_run(self, rank: int, running: set[int]) -> bool:
         """Whether the others that run hold what has been learned."""
-        return bool((running & self._knowing if self._begun else running) - {rank})
+        return bool((running & self._knowing if self.begun else running) - {rank})
 
     def _tell(self) -> list[Effect]:
+        """A new group to its members, if there may be one now."""
+        if not self.begun and len(self.members) < len(self._names):
+            return []
         self.epoch += 1
         members = sorted(self.members)
         message = {"kind": "group", "epoch": self.epoch, "members": members}

@@ -23,14 +23,13 @@ from typing import Any
 
 from penstock.configs.errors import UserError
 from penstock.core.control import Channel, Message
+from penstock.core.place import place
 from penstock.core.role import RoleContext, RunEndedError, Store
 from penstock.profiling.dump import answer_with_stacks, stacks_path
 from penstock.profiling.status import StatusPage
 
 PR_SET_PDEATHSIG = 1
 BACKSTOP_S = 1.0
-OWN_PACKAGES = ("__main__", "penstock", "gymnasium")
-INSTALLED = {"site-packages", "dist-packages"}
 TEXT_LIMIT = 50_000  # characters of a message or traceback that fit a control message
 
 
@@ -133,19 +132,6 @@ def _run(target: str, ctx: RoleContext) -> int:
         ctx.report("error", user=False, place=place(error), **told)
         return 1
     return 0
-
-
-def place(error: BaseException) -> str:
-    """The innermost line of the user's own code on the way to an error, as `game.py:8, in step`;
-    else that of a library which the user chose, and empty where there is neither."""
-    places: dict[bool, str] = {}  # by whether it is installed
-    for frame, line in traceback.walk_tb(error.__traceback__):
-        package = str(frame.f_globals.get("__name__", "")).partition(".")[0]
-        if package not in OWN_PACKAGES and package not in sys.stdlib_module_names:
-            path = Path(frame.f_code.co_filename)
-            installed = not INSTALLED.isdisjoint(path.parts)
-            places[installed] = f"{path.name}:{line}, in {frame.f_code.co_name}"
-    return places.get(False) or places.get(True, "")
 
 
 if __name__ == "__main__":

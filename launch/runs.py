@@ -46,7 +46,9 @@ def row(run_dir: Path) -> Row:
     """One run: what it is, how it stands, how far it came."""
     config = _config(run_dir / CONFIG_FILE)
     summary = _json(run_dir / "summary.json")
-    last = summary | _last_line(run_dir / METRICS)
+    line = _last_line(run_dir / METRICS)
+    is_old = (run_dir / LIVING).exists()  # the summary, where the run was resumed since
+    last = summary | line if is_old else line | summary
     return {
         "run_dir": str(run_dir),
         "game": _at(config, "env", "id"),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Any, Protocol, TextIO
 
-from penstock.launch.figures import Metrics, figures
+from penstock.launch.figures import Metrics, figures, line
 
 if TYPE_CHECKING:
     from penstock.configs.schema import StopConfig
@@ -46,8 +46,7 @@ class LineView:
     def show(self, metrics: Metrics) -> None:
         if time.monotonic() >= self._next_s:
             self._next_s = time.monotonic() + LINE_EVERY_S
-            shown = figures(metrics, self._stop)
-            self.note(" | ".join(f"{label} {value}" for label, value in shown.items()))
+            self.note(line(metrics, self._stop))
 
     def note(self, text: str) -> None:
         print(text, file=self._stream, flush=True)

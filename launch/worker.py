@@ -8,11 +8,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
-from penstock.launch.effects import Failure
-from penstock.launch.topology import RoleSpec
+from penstock.launch.effects import Effect, Failure, Note
+from penstock.launch.topology import RoleSpec, Stage
 
 FIRST_DELAY_S = 0.1
 LONGEST_DELAY_S = 10.0
+SILENT_S = 10.0  # a step of an environment that takes so long is worth a word
 
 
 class Life(Enum):
@@ -33,6 +34,7 @@ class Worker:
     incarnation: int = 0
     since_s: float = 0.0  # of its present life; while WAITING, when to start it
     alive_s: float = 0.0  # last sign of life
+    told_s: float = 0.0  # the sign of life after which its silence was told
     doomed_s: float | None = None  # hung: when to kill it
     attempts: int = 0  # restarts since it was last healthy
     barren: int = 0  # of these, in a row without a sample
@@ -53,6 +55,21 @@ class Worker:
         delay_s: float = min(FIRST_DELAY_S * 2**self.attempts, LONGEST_DELAY_S)
         self.attempts += 1
         return delay_s
+
+    def note_silence(self, phase: str, now_s: float, hang_timeout_s: float) -> list[Effect]:
+        """Tell, once each time, of an actor that works and has said nothing for long."""
+        works = self.life is Life.WORKING and self.spec.stage is Stage.ACTORS
+        silent_s = now_s - self.alive_s
+        if not works or silent_s < SILENT_S or self.told_s == self.alive_s:
+            return []
+        self.told_s = self.alive_s
+        text = f"{self.name}: no sign of life for {silent_s:.0f} s, in phase {phase}; penstock "
+        return [
+            Note(
+                f"{text}stacks RUN shows where; at run.hang_timeout_s = {hang_timeout_s:g} s it is "
+                "killed and starts again"
+            )
+        ]
 
     def enter(self, life: Life, now_s: float) -> None:
         self.life, self.since_s = life, now_s

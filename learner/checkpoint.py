@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -64,6 +64,22 @@ def save(folder: Path, checkpoint: Checkpoint) -> None:
 
 def load(folder: Path, layout: ParamLayout | None = None) -> Checkpoint:
     """Read a folder's checkpoint, copied into memory; with ``layout``, only of that network."""
+    with _opened(folder, layout) as (file, stored, meta):
+        tensors = {name: file.get_tensor(name) for name in list(file.keys())}
+        return Checkpoint(stored, _weights(tensors, stored), _others(tensors), meta)
+
+
+def read_meta(folder: Path, layout: ParamLayout | None = None) -> Mapping[str, Any]:
+    """The ``meta`` of a folder's checkpoint, from the head of its file alone. Raises UserError where
+    that is damaged, or of another network than ``layout``."""
+    with _opened(folder, layout) as (_, _, meta):
+        return meta
+
+
+@contextlib.contextmanager
+def _opened(
+    folder: Path, layout: ParamLayout | None
+) -> Iterator[tuple[Any, ParamLayout, Mapping[str, Any]]]:
     path = folder / FILE
     if not path.is_file():
         raise UserError(
@@ -72,15 +88,14 @@ def load(folder: Path, layout: ParamLayout | None = None) -> Checkpoint:
     try:
         with safe_open(path, framework="numpy") as file:
             about = json.loads((file.metadata() or {})["penstock"])
-            tensors = {name: file.get_tensor(name) for name in list(file.keys())}
-        if about["format"] != FORMAT:
-            raise UserError(
-                f"{path} has format {about['format']}, this version reads {FORMAT}; "
-                "use the version of penstock that wrote it"
-            )
-        stored = ParamLayout.from_list(about["layout"])
-        _check_layout(path, stored, layout or stored)
-        return Checkpoint(stored, _weights(tensors, stored), _others(tensors), about["meta"])
+            if about["format"] != FORMAT:
+                raise UserError(
+                    f"{path} has format {about['format']}, this version reads {FORMAT}; "
+                    "use the version of penstock that wrote it"
+                )
+            stored = ParamLayout.from_list(about["layout"])
+            _check_layout(path, stored, layout or stored)
+            yield file, stored, about["meta"]
     except (SafetensorError, OSError, KeyError, ValueError, TypeError) as error:
         raise UserError(
             f"{path} is damaged or no checkpoint of penstock ({error}); "

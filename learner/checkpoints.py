@@ -3,7 +3,10 @@
 `checkpoints/last` is the newest state, `checkpoints/best` the one with the highest mean return at
 the time of a save, once there are enough episodes to tell; where the run is evaluated as it goes,
 its evaluator writes the latter. Both are complete: weights, optimizer, random generators, counters,
-versions.
+versions. `best` is written first, and what is to be beaten stands in it: so nothing that comes
+between the two, a crash or a full disk, loses the best or has a worse one replace it.
+
+A run may go on in another game (`env`): its weights do, and no return of before counts there.
 """
 
 from __future__ import annotations
@@ -17,7 +20,9 @@ import numpy as np
 import torch
 
 from penstock.configs.errors import UserError
+from penstock.configs.game import same_game, settings
 from penstock.learner import checkpoint
+from penstock.learner.best import ENV, best_meta
 from penstock.learner.checkpoint import Checkpoint
 from penstock.learner.offpolicy import OffPolicyTrainer
 from penstock.learner.progress import EPISODES
@@ -47,6 +52,7 @@ class Checkpoints:
         self._trainer = trainer
         self._config = trainer.config.checkpoint
         self._best_return: float | None = None
+        self._resumed_elsewhere: int | None = None  # in another game, after so many trained steps
         self._saved_s = time.monotonic()
         self._saved_steps = 0
         self.stored: Arrays = {}  # of what was resumed: what each of several learners kept
@@ -68,9 +74,17 @@ class Checkpoints:
             ) from error
         _set_random_states(under(RANDOM, stored.arrays))
         self.stored = under(TEAM, stored.arrays)
-        trainer.progress.load_state_dict(stored.meta["progress"])
-        self._best_return = stored.meta["best_return"]
+        same = same_game(stored.meta.get(ENV, {}), trainer.config.env)
+        trainer.progress.load_state_dict(stored.meta["progress"], same_game=same)
         self._saved_steps = trainer.progress.learner_steps
+        if self._evaluated and same:
+            self._best_return = stored.meta["best_return"]
+        if not same:
+            self._resumed_elsewhere = trainer.progress.trained_steps
+            self._note(
+                "the game is another than before (env.*): the weights go on; mean return, "
+                "stop.return and the best checkpoint begin anew"
+            )
         return True
 
     def shard(self, learner: int = 0) -> Path:
@@ -84,6 +98,11 @@ class Checkpoints:
         due = by_time and time.monotonic() - self._saved_s >= self._every_s
         return due or (every is not None and steps // every > self._saved_steps // every)
 
+    def put_off(self) -> None:
+        """A save has failed: the next is due as if it had not."""
+        self._saved_s = time.monotonic()
+        self._saved_steps = self._trainer.progress.learner_steps
+
     def forget_best(self) -> None:
         """Another learner may save from now on: what the best one is, the disk knows."""
         self._best_return = None
@@ -93,20 +112,20 @@ class Checkpoints:
         each of several learners keeps for itself."""
         progress = self._trainer.progress
         mean = progress.return_mean
-        if self._best_return is None and checkpoint.exists(self._best):  # saved by another learner
-            best = checkpoint.load(self._best, self._trainer.layout)
-            self._best_return = best.meta["best_return"]
+        if progress.trained_steps == self._resumed_elsewhere:
+            return  # what the other game was left with is all there is
+        best_return = self._find_best()
         is_best = (
             mean is not None
             and progress.recent_episodes >= EPISODES  # fewer may be luck
-            and (self._best_return is None or mean > self._best_return)
+            and (best_return is None or mean > best_return)
         )
-        if is_best:
-            self._best_return = mean
-        state = self._state(team or {})
-        checkpoint.save(self._last, state)
+        state = self._state(team or {}, mean if is_best else best_return)
         if is_best and not self._evaluated:
             checkpoint.save(self._best, state)
+        if is_best:
+            self._best_return = mean
+        checkpoint.save(self._last, state)
         if self._tell is not None:
             self._tell(
                 "checkpoint",
@@ -120,13 +139,26 @@ class Checkpoints:
         self._saved_s = time.monotonic()
         self._saved_steps = progress.learner_steps
 
-    def _state(self, team: Arrays) -> Checkpoint:
+    def _find_best(self) -> float | None:
+        """The mean return to be beaten: what the disk knows, where this one does not."""
+        if self._best_return is None and not self._evaluated:
+            trainer = self._trainer
+            meta = best_meta(self._best, trainer.layout, trainer.config.env, self._note)
+            self._best_return = meta["best_return"] if meta is not None else None
+        return self._best_return
+
+    def _note(self, text: str) -> None:
+        if self._tell is not None:
+            self._tell("note", text=text)
+
+    def _state(self, team: Arrays, best_return: float | None) -> Checkpoint:
         trainer = self._trainer
         arrays = trainer.state_dict() | {RANDOM + k: v for k, v in _random_states().items()}
         arrays |= {TEAM + k: v for k, v in team.items()}
         meta = {
             "progress": trainer.progress.state_dict(),
-            "best_return": self._best_return,
+            "best_return": best_return,
+            ENV: settings(trainer.config.env),
             "spec": trainer.spec.to_dict(),
         }
         return Checkpoint(trainer.layout, weights_of(trainer), arrays, meta)

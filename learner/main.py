@@ -26,11 +26,13 @@ from penstock.learner.others import Others
 from penstock.learner.publish import Publisher
 from penstock.learner.source import Source
 from penstock.learner.state import Arrays
-from penstock.learner.team import Team, met
+from penstock.learner.team import Team, begun
 from penstock.learner.torch_trace import TorchTrace
 from penstock.learner.trainer import DivergedError, Trainer
 from penstock.learner.transitions import Transitions
 from penstock.learner.unrolls import Unrolls
+from penstock.models.fitting import net_shape
+from penstock.models.words import in_words
 from penstock.profiling.device import DeviceClock
 from penstock.profiling.ledger import Part, TimeLedger
 from penstock.profiling.status import Phase, StatusPage
@@ -48,12 +50,13 @@ def run(ctx: RoleContext) -> None:
     """Train until told to stop; reports metrics, the reason to stop, and the final accounting."""
     config = ctx.config
     assert config is not None
-    info = probe(config.env)
+    info = probe(config.env, config.actors.env_threads)
     ctx.report("note", text=info.how)
     trainer = make_trainer(on_own_gpu(config, ctx), info, ctx.ledger)
+    ctx.report("note", text=network_of(config, info, trainer))
     checkpoints = Checkpoints(ctx.run_dir, trainer, ctx.report)
     served = config.learner.pace in SERVED  # by a server that takes whoever is first
-    if served or (ctx.learner == 0 and not met(ctx.runtime_dir)):  # else the others have its state
+    if served or (ctx.learner == 0 and not begun(ctx.runtime_dir)):  # else the others have its state
         checkpoints.resume(ctx.resume)
     team = Team(ctx, config, trainer, checkpoints.stored)
     if not team.join():
@@ -71,6 +74,12 @@ def make_trainer(config: Config, info: GameInfo, ledger: TimeLedger | None = Non
     """What trains by the algorithm of ``config``; ``ledger`` is that of the thread it works in."""
     on_policy = isinstance(config.algo, OnPolicyConfig)
     return (Trainer if on_policy else OffPolicyTrainer)(config, info, ledger)
+
+
+def network_of(config: Config, info: GameInfo, trainer: AnyTrainer) -> str:
+    """A sentence on what is trained."""
+    count = sum(len(optimizer.values) for optimizer in trainer.optimizers().values())
+    return in_words(net_shape(config, info), config.model, count)
 
 
 def on_own_gpu(config: Config, ctx: RoleContext) -> Config:
@@ -149,7 +158,7 @@ class LearnerProcess:
         self._host = ShmHost(socket, welcome, self._board, self._source.store)
         self._diverged: DivergedError | None = None
         self._held: tuple[Any, Floats] | None = None  # a batch and its samples
-        self._kept: Arrays = {}  # what the team keeps, for the last checkpoint
+        self._kept: Arrays | None = {}  # what the team keeps, for the last checkpoint
         self._next_report_s = 0.0
         self._others = Others(self._accounting)
         self._torch_trace = TorchTrace()
@@ -210,11 +219,11 @@ class LearnerProcess:
         self._ctx.status.phase = Phase.SAVING
         self._ledger.switch(Part.SAVE)
         if leads := self._team.leads:
-            self._checkpoints.save(self._kept)
+            self._save()
         self._team.leave()
         self._source.save(self._shard, self._ctx.status.beat)
         if not leads and self._team.takes_over():
-            self._checkpoints.save(self._kept)
+            self._save()
 
     def _turn(self) -> bool:
         """Train on one batch together with the other learners; whether to go on."""
@@ -247,6 +256,7 @@ class LearnerProcess:
         self._ledger.switch(Part.OTHER)
         if said.checkpoint or said.stop:
             self._ledger.switch(Part.SAVE)
+            self._ctx.status.phase = Phase.SAVING
             self._keep(save=not said.stop)
             self._ledger.switch(Part.OTHER)
         if said.regroup:
@@ -287,10 +297,25 @@ class LearnerProcess:
     def _keep(self, *, save: bool) -> None:
         """Take in what each learner keeps for itself, and ``save`` the run."""
         self._kept = self._team.state(last=not save)
-        if save and self._team.leads:
-            self._checkpoints.save(self._kept)
-        if save:
+        if not save:
+            return
+        try:
+            if self._team.leads:
+                self._save()
             self._source.save(self._shard)
+        except UserError as error:  # a disk that is full now need not be so for ever
+            self._checkpoints.put_off()
+            text = f"this checkpoint is missing, and the run goes on: {error}"
+            self._ctx.report("note", text=text)
+
+    def _save(self) -> None:
+        """Save the run, if all of it is here. Raises UserError where it cannot be written."""
+        if self._kept is not None:
+            self._checkpoints.save(self._kept)
+            return
+        self._checkpoints.put_off()
+        text = "the parameter server did not give its state: checkpoints/last stays as it was"
+        self._ctx.report("note", text=text)
 
     def _regroup(self, why: str) -> bool:
         """Find the other learners again; False where the run ends."""

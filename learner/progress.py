@@ -222,14 +222,15 @@ class Progress:
             "goal": self._stop.return_,
         }
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state: dict[str, Any], *, same_game: bool = True) -> None:
         """Go on from a checkpoint, as the next generation of the run; with another `stop.return`
-        than it had, that one is still to be reached."""
+        than it had, that one is still to be reached. In another game no return of before counts."""
         self.join({**state, "generation": state["generation"] + 1})
-        if state.get("goal", self._stop.return_) != self._stop.return_:
+        if not same_game or state.get("goal", self._stop.return_) != self._stop.return_:
             self.solved_at_s = None
-        self.returns.extend(state["returns"])
-        self.lengths.extend(state["lengths"])
+        if same_game:
+            self.returns.extend(state["returns"])
+            self.lengths.extend(state["lengths"])
         self._recent = (sum(self.returns), sum(self.lengths), len(self.returns))
 
     def join(self, state: dict[str, Any]) -> None:

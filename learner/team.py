@@ -44,11 +44,12 @@ LOOK_S = 0.005
 REREAD_S = 0.5  # in which the others read why they do not go together, from a store that ends then
 LOOPBACK = "lo"
 MEETING = "group-"  # begins the names of the files in which learners of a host meet
+ENTERED = "entered"  # the name of one that is there once a learner has stood in a group
 
 
-def met(runtime_dir: Path) -> bool:
-    """Whether learners of this run have begun already, of which some may know what was learned."""
-    return any(runtime_dir.glob(f"{MEETING}*"))
+def begun(runtime_dir: Path) -> bool:
+    """Whether a learner of this run has stood in a group, so that others know what is learned."""
+    return (runtime_dir / ENTERED).exists()
 
 
 class Team:
@@ -148,11 +149,12 @@ class Team:
             self.messages()
         return self.leads and not self._saved
 
-    def state(self, *, last: bool) -> Arrays:
+    def state(self, *, last: bool) -> Arrays | None:
         """What each member keeps for itself, for a checkpoint: all call it in the same turn.
-        ``last``: who writes that is named only later."""
+        ``last``: who writes that is named only later. None where a server did not give its part, so
+        that there can be no checkpoint."""
         if isinstance(self.exchange, Served) and (self.leads or last):
-            self.exchange.state()
+            return self.exchange.state()
         if self._group is None or not isinstance(self.exchange, Bsp | LocalSgd):
             return {}
         own = self.exchange.state() | {"random": torch.get_rng_state().numpy()}
@@ -235,7 +237,8 @@ class Team:
             return False
         self._group, self.exchange, trainer.exchange = group, exchange, exchange
         self._failing_since_s = None
-        ctx.report("entered")
+        ctx.report("entered")  # before the file: who relies on it must be known to the supervisor
+        (ctx.runtime_dir / ENTERED).touch()
         return True
 
     def _paced(self, group: Group, cfg: LearnerConfig) -> Bsp | LocalSgd:

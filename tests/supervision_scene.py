@@ -20,6 +20,7 @@ class Scene:
         self.decisions = Decisions(specs, Limits(**limits))  # type: ignore[arg-type]
         self.now_s = 1000.0
         self.beats: dict[str, float] = {}
+        self.phases = {"actor-0": "environment"}
         self.incarnations: dict[str, int] = {}
         self.tick()
         for spec in specs:
@@ -29,7 +30,7 @@ class Scene:
     def tick(self, after_s: float = 0.0, beating: Sequence[str] = ()) -> list[Effect]:
         self.now_s += after_s
         self.beats |= dict.fromkeys(beating, self.now_s)
-        effects = self.decisions.tick(self.now_s, self.beats, {"actor-0": "environment"})
+        effects = self.decisions.tick(self.now_s, self.beats, self.phases)
         self.incarnations |= {e.name: e.incarnation for e in effects if isinstance(e, Start)}
         return effects
 

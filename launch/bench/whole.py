@@ -13,6 +13,7 @@ from typing import Any
 from penstock.configs.errors import UserError
 from penstock.launch.bench.command import run
 from penstock.launch.process import python
+from penstock.launch.record import METRICS, lines
 
 FOREVER = tuple(f"stop.{name}=null" for name in ("return", "env_steps", "learner_steps"))
 WARM_UP = 0.25  # of a run
@@ -37,8 +38,7 @@ def train(
                 "what it said stands above"
             )
         summary: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-        lines = (run_dir / "metrics.jsonl").read_text().splitlines()
-        summary["intervals"] = [json.loads(line) for line in lines]
+        summary["intervals"] = lines(run_dir / METRICS)
     return summary
 
 

@@ -6,6 +6,7 @@ that is the version here. Gradients are nobody else's: advantages are normalised
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 
 import numpy as np
@@ -21,7 +22,8 @@ from penstock.learner.server.protocol import NOTHING, Tally
 from penstock.profiling.ledger import Part, TimeLedger
 
 PULL_S = 0.2
-FETCH_S = 5.0  # for the state of a checkpoint
+FETCH_S = 1.0
+STOPPING_S = 30.0  # for the state of the last checkpoint; the server may be dead
 
 
 class Served:
@@ -89,9 +91,15 @@ class Served:
     def least(self, value: float) -> float:
         return value
 
-    def state(self) -> Arrays:
-        """The server's optimizer is brought here, and nothing else is kept."""
-        self._client.fetch(FETCH_S)
+    def state(self) -> Arrays | None:
+        """The server's optimizer is brought here, and nothing else is kept; None where it did not
+        come before the run ended."""
+        ends_s = time.monotonic() + STOPPING_S
+        while self._client.fetch(FETCH_S) is None:
+            if self._waiting():
+                ends_s = time.monotonic() + STOPPING_S
+            elif time.monotonic() > ends_s:
+                return None
         return {}
 
     def close(self) -> None:

@@ -37,6 +37,7 @@ from penstock.transport.wire import WireError
 
 JOIN_S = 0.1  # a server that has not started yet is asked so often
 REPEAT_S = 1.0  # and one that may have ended
+STATE_REPEAT_S = 30.0  # the same for the whole state, which may be gigabytes
 
 
 class Reply(NamedTuple):
@@ -165,7 +166,8 @@ class ServerClient:
         if self._session:
             assert self._asked is not None
             self._send(Head(self._asked, number=self._number, version=self._have))
-            self._again_s = time.monotonic() + REPEAT_S
+            asks_for_all = self._asked is Kind.ASK_STATE
+            self._again_s = time.monotonic() + (STATE_REPEAT_S if asks_for_all else REPEAT_S)
             return
         join = Head(
             Kind.JOIN,

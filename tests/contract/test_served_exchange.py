@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from penstock.configs.schema import LearnerConfig, StopConfig
+from penstock.learner.exchange import served
 from penstock.learner.exchange.base import Word
 from penstock.learner.exchange.served import Served
 from penstock.learner.optimizer import FlatOptimizer
@@ -184,3 +185,26 @@ def test_what_is_saved_is_what_the_server_has(make: Make) -> None:
     one.exchange.state()
     torch.testing.assert_close(one.optimizer.values, 0.19 * OPTIMUM)
     assert float(one.optimizer.state_dict()["steps"]) == 2
+
+
+def test_a_state_that_takes_long_is_waited_for(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    one, other = make(0), make(1)
+    both([one, other], lambda learner: learner.turn())
+    both([one, other], lambda learner: learner.turn(has_data=False))
+    monkeypatch.setattr(served, "FETCH_S", 0.0)  # no answer is as fast
+    waited = one.waits
+    assert one.exchange.state() == {}
+    assert one.waits > waited
+    assert float(one.optimizer.state_dict()["steps"]) == 2
+
+
+def test_without_the_servers_state_there_is_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(served, "FETCH_S", 0.0)
+    monkeypatch.setattr(served, "STOPPING_S", 0.1)
+    cfg = LearnerConfig.model_validate({"count": 2, "pace": "ssp"})
+    lonely = Learner(f"ipc://{tmp_path}/nobody", 0, cfg)
+    assert lonely.exchange.state() is None
+    assert lonely.waits >= lonely.patience
+    lonely.exchange.close()

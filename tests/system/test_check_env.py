@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ pytestmark = [pytest.mark.system, pytest.mark.timeout(100)]
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
 BROKEN = """
+import ctypes, time
 import gymnasium, numpy as np
 from gymnasium.spaces import Box, Discrete
 from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorWrapper
@@ -44,6 +46,14 @@ class Lies(VectorWrapper):
     def __init__(self, num_envs):
         super().__init__(SyncVectorEnv([Game] * num_envs, autoreset_mode=AutoresetMode.SAME_STEP))
         self.metadata = {"autoreset_mode": AutoresetMode.NEXT_STEP}
+
+class Hangs(Game):
+    def step(self, action):
+        time.sleep(100)
+
+class KeepsTheLock(Game):
+    def step(self, action):
+        ctypes.PyDLL(None).sleep(100)
 
 nameless = lambda: Game()
 """
@@ -82,6 +92,22 @@ def test_problems_are_listed_and_the_exit_code_is_2(
     code, report, _ = penstock("check-env", f"broken:{name}", "--json").end()
     assert code == 2
     assert [problem["kind"] for problem in report["problems"]] == [kind], report
+
+
+@pytest.mark.usefixtures("broken")
+def test_a_step_that_hangs_is_told_with_its_line(penstock: Penstock) -> None:
+    code, report, _ = penstock("check-env", "broken:Hangs", "--hang-s", "1", "--json").end()
+    assert code == 2
+    [problem] = report["problems"]
+    assert problem["kind"] == "hang"
+    assert problem["text"].startswith("Hangs.step() has not come back for 1 s and is at broken.py:")
+
+
+@pytest.mark.usefixtures("broken")
+def test_a_step_that_hangs_and_keeps_the_lock_ends_too(penstock: Penstock) -> None:
+    code, _, err = penstock("check-env", "broken:KeepsTheLock", "--hang-s", "1", "--json").end()
+    assert code == 1
+    assert re.search(r"broken\.py\", line \d+ in step", err)
 
 
 @pytest.mark.usefixtures("broken")

@@ -45,6 +45,12 @@ class Learners:
         assert pid, f"learner-{rank} does not run"
         return pid
 
+    def phase(self, penstock: Penstock, rank: int) -> str:
+        """What a learner is doing, as `penstock status` has it; "" where nobody answers."""
+        code, told, _ = penstock("status", "run", "--json").end()
+        found = [p for p in told.get("processes", []) if p["name"] == f"learner-{rank}"]
+        return str(found[0]["phase"]) if code == 0 and found else ""
+
     def kill(self, ranks: Sequence[int], signum: int = signal.SIGKILL) -> None:
         """Send a signal to learners, as near to at once as it gets."""
         for pid in [self.pid(rank) for rank in ranks]:
@@ -171,3 +177,30 @@ def runtime_folder(run: Command) -> Path:
     """Where the processes of a run meet; its supervisor holds it."""
     opened = (os.readlink(link) for link in Path(f"/proc/{run.process.pid}/fd").iterdir())
     return next(Path(path) for path in opened if Path(path).name.startswith("penstock-"))
+
+
+@pytest.mark.slow
+def test_a_resumed_first_learner_killed_before_any_group_stood_takes_nothing_with_it(
+    penstock: Penstock, tmp_path: Path
+) -> None:
+    """It alone had read the checkpoint: the other must not begin anew without it."""
+    learners = Learners(penstock, tmp_path, 2)
+    learners.begin()
+    os.kill(learners.run.process.pid, signal.SIGTERM)
+    assert learners.run.end()[0] == 143
+    saved = checkpoint.load(learners.dir / "checkpoints" / "last").meta["progress"]
+    learners = Learners(penstock, tmp_path, 2, "--resume=must", "checkpoint.every_steps=5")
+    learners.run.wait_until(lambda: learners.run.pid_of("learner-1"))
+    learners.kill([1], signal.SIGSTOP)
+    learners.run.wait_until(lambda: learners.phase(penstock, 0) == "reducing")  # for want of 1
+    learners.kill([0], signal.SIGSTOP)
+    learners.kill([1], signal.SIGCONT)
+    runtime = runtime_folder(learners.run)
+    learners.run.wait_until(lambda: (runtime / "group-1").exists())  # where 1 waits for 0
+    learners.kill([0])
+    learners.recover(restarts=1)
+    again = checkpoint.load(learners.dir / "checkpoints" / "last").meta["progress"]
+    assert again["generation"] == saved["generation"] + 1
+    assert again["learner_steps"] > saved["learner_steps"]
+    os.kill(learners.run.process.pid, signal.SIGTERM)
+    assert learners.run.end()[0] == 143

@@ -216,3 +216,15 @@ def test_the_log_of_sample_factory_is_read() -> None:
 
 def test_a_stage_that_did_nothing_is_not_compared() -> None:
     assert compare(result(wire=[0.0, 0.0]), result(wire=[1.0, 1.0])) == []
+
+
+def test_a_curve_leaves_out_a_line_that_was_never_finished(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("matplotlib")
+    monkeypatch.syspath_prepend(CHECKOUT / "benchmarks")
+    of_run = runpy.run_path(str(CHECKOUT / "benchmarks/curve.py"))["of_run"]
+    line = {"time_s": 1.5, "env_steps": 20, "learner_steps": 2, "episode_return_mean": 7.0}
+    (tmp_path / "metrics.jsonl").write_text(f'{json.dumps(line)}\n{{"time_s": 2.5, "env_st')
+    [curve] = of_run(tmp_path)
+    assert [(p["seconds"], p["steps"], p["return"]) for p in curve] == [(1.5, 20, 7.0)]

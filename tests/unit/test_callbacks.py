@@ -155,3 +155,25 @@ def test_one_that_cannot_be_made_is_the_users_mistake(
 ) -> None:
     with pytest.raises(UserError, match=sentence):
         Hooks([path], Run(tmp_path, resolve("cartpole")))
+
+
+class Misspelt(Callbacks):
+    def on_evaluate(self, run: Run, evaluated: Evaluated) -> None: ...
+
+
+class OnlyEnd:
+    def on_end(self, run: Run, summary: Mapping[str, Any]) -> None: ...
+
+
+@pytest.mark.parametrize("made", [Misspelt(), object(), print])
+def test_one_that_hears_of_nothing_is_refused_with_the_names_of_the_hooks(made: object) -> None:
+    methods = "on_evaluation, on_checkpoint, on_end; give it one of them"
+    sentence = f"callback {type(made).__name__} has none of the methods that are called: {methods}"
+    with pytest.raises(UserError, match=f"^{sentence}$"):
+        Hooks([], Run(Path(), resolve("cartpole")), [made])
+    Hooks([], Run(Path(), resolve("cartpole")), [OnlyEnd()])
+
+
+def test_a_class_in_place_of_an_object_is_refused() -> None:
+    with pytest.raises(UserError, match=r"^callback OnlyEnd is a class; .*: OnlyEnd\(\)$"):
+        Hooks([], Run(Path(), resolve("cartpole")), [OnlyEnd])

@@ -16,7 +16,8 @@ from penstock.launch import wandb_writer
 from penstock.launch.cli_options import PANELS
 
 COMMANDS = (
-    ["train"], ["profile"], ["learner"], ["actor"], ["eval"], ["record"], ["play"], ["plot"],
+    ["train"], ["profile"], ["learner"], ["actor"], ["eval"], ["record"], ["play"], ["export"],
+    ["plot"],
     ["runs"], ["status"], ["stacks"], ["bench"], ["check-env"], ["doctor"], ["config", "show"],
     ["config", "list"], ["keys", "new"], ["replay", "serve"], ["bench", "reduce"],
 )  # fmt: skip
@@ -207,7 +208,12 @@ def test_config_list_names_the_presets() -> None:
 
 @pytest.mark.parametrize(
     ("given", "example"),
-    [("--lr", "learner.lr=VALUE"), ("--total-timesteps=1000", "learner.lr=1e-3"), ("--jsn", None)],
+    [
+        ("--lr", "learner.lr=VALUE"),
+        ("--total-timesteps=1000", "stop.env_steps=VALUE"),
+        ("--n-envs", "learner.lr=1e-3"),
+        ("--jsn", None),
+    ],
 )
 def test_an_option_of_the_config_is_no_option_of_a_command(
     monkeypatch: pytest.MonkeyPatch,

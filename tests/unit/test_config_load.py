@@ -32,7 +32,7 @@ ROOT = Path(__file__).parents[2]
         (
             "ALE/Freeway-v5",
             "ALE-Freeway-v5",
-            "the defaults, for ALE/Freeway-v5",
+            "preset breakout, with ALE/Freeway-v5",
             "ALE/Freeway-v5",
         ),
         ("my.games:Maze-v0", "my.games-Maze-v0", "the defaults, for my.games:Maze-v0", None),
@@ -67,6 +67,14 @@ def test_the_id_of_several_presets_stands_for_that_of_the_algorithm_asked_for() 
     assert named.config == resolve("cartpole_dqn", ["replay.capacity=5e4"])
     assert resolve_target("CartPole-v1", ["algo.name=sac"]).name == "CartPole-v1"
     assert resolve_target("Pendulum-v1").name == "pendulum_sac"
+
+
+def test_any_other_atari_game_takes_the_settings_that_suit_all_of_them() -> None:
+    freeway = resolve("ALE/Freeway-v5")
+    breakout = resolve("breakout", ["env.id=ALE/Freeway-v5"])
+    assert freeway == breakout
+    assert freeway.env.kwargs["img_height"] == 84
+    assert resolve("ALE/Freeway-v5", ["algo.name=dqn"]).env == breakout.env
 
 
 def test_a_game_without_preset_starts_from_the_defaults() -> None:

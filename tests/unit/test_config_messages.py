@@ -32,15 +32,12 @@ def refusal_of_file(text: str, *overrides: str) -> str:
     ("unknown", "meant"),
     [
         ("learner.lrr", "learner.lr"),
-        ("learner.learning_rate", "learner.lr"),
-        ("learner.batch_size", "learner.batch_slots"),
         ("lerner.lr", "learner.lr"),
         ("lr", "learner.lr"),
         ("seed", "run.seed"),
         ("algo.lr", "learner.lr"),
         ("actor.count", "actors.count"),
         ("actor.threads", "actors.threads"),
-        ("actors.num_envs", "actors.envs"),
         ("enviroment.idd", "env.id"),
         ("stop.retrun", "stop.return"),
         ("stop.return_", "stop.return"),
@@ -50,6 +47,44 @@ def refusal_of_file(text: str, *overrides: str) -> str:
 def test_an_unknown_option_is_refused_with_the_nearest(unknown: str, meant: str) -> None:
     expected = f"override {unknown}=1: there is no option {unknown}; the nearest option is {meant}"
     assert refusal("pong", f"{unknown}=1") == expected
+
+
+@pytest.mark.parametrize(
+    ("algo", "unknown", "here"),
+    [
+        ("ppo", "algo.gamma", "algo.discount"),
+        ("ppo", "gamma", "algo.discount"),
+        ("ppo", "learner.learning_rate", "learner.lr"),
+        ("ppo", "clip_range", "algo.clip"),
+        ("impala", "clip_range", "algo.clip, of algo.name ppo"),
+        ("ppo", "algo.ent_coef", "algo.entropy_cost"),
+        ("sac", "algo.ent_coef", "algo.alpha"),
+        ("ppo", "algo.vf_coef", "algo.value_cost"),
+        ("ppo", "max-grad-norm", "learner.grad_clip"),
+        ("ppo", "algo.n_steps", "actors.unroll"),
+        ("dqn", "algo.n_steps", "algo.n_step"),
+        ("ppo", "n_envs", "actors.count * actors.envs"),
+        ("ppo", "actors.num_workers", "actors.count"),
+        ("ppo", "run.total_timesteps", "stop.env_steps"),
+        ("dqn", "batch_size", "replay.batch_size"),
+        (
+            "impala",
+            "learner.batch_size",
+            "actors.envs * actors.unroll * learner.batch_slots / learner.updates_per_batch",
+        ),
+    ],
+)
+def test_an_option_of_another_library_is_refused_with_the_one_that_means_it(
+    algo: str, unknown: str, here: str
+) -> None:
+    expected = f"override {unknown}=1: there is no option {unknown}; here it is {here}"
+    assert refusal("CartPole-v1", f"algo.name={algo}", f"{unknown}=1") == expected
+
+
+def test_an_option_without_its_section_is_found_in_every_algorithm() -> None:
+    assert nearest("gae_lambda", "ppo") == "the nearest option is algo.gae_lambda"
+    expected = "the nearest option is algo.gae_lambda, of algo.name ppo"
+    assert nearest("gae_lambda", "impala") == expected
 
 
 @pytest.mark.parametrize("algo", algorithms())

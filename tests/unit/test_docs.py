@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import typer
 
+from penstock.configs import elsewhere
 from penstock.configs.keys import algorithms, is_section, options, sections
 from penstock.launch.cli import app
 from penstock.launch.reference import reference
@@ -17,7 +18,7 @@ ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 GENERATED = ("configuration.md", "cli.md")
 OPTIONS = {name for algo in algorithms() for name in options(algo)}
-WRONG = {"learner.learning_rate"}  # in an error that a page quotes
+WRONG = {"learner.learning_rate", "algo.gamma"}  # in errors that pages quote
 FREE = ("env.kwargs", "algo.settings", "model.settings")  # keys below these are the user's
 
 
@@ -34,6 +35,39 @@ def test_options_that_a_page_names_exist(page: Path) -> None:
     found = {name for name in re.findall(pattern, prose) if not is_file(name)}
     known = {name for name in found if name in OPTIONS or is_section(name) or name.startswith(FREE)}
     assert found - known - WRONG == set()
+
+
+def rows_of_names() -> list[tuple[set[str], set[str]]]:
+    """Of each row of options in coming-from.md: ours, and what others call them."""
+    page = text_of(ROOT / "docs" / "coming-from.md").partition("## Options")[2]
+    rows = [line.split("|")[1:-1] for line in page.splitlines() if line.startswith("| ")]
+    found = []
+    for ours, *theirs in rows:
+        names = re.findall(r"--([a-z_-]+)|\b([a-z_]+)=", " ".join(theirs))
+        others = {(flag or keyword).replace("-", "_") for flag, keyword in names}
+        found.append((OPTIONS & set(re.findall(r"[a-z]+\.[a-z_]+", ours)), others))
+    return [row for row in found if row[0]]
+
+
+def test_the_names_of_other_libraries_are_told_alike_by_page_and_errors() -> None:
+    tables = (elsewhere.ON_POLICY, elsewhere.OFF_POLICY)
+    told = {name: {table[name] for table in tables if name in table} for name in tables[0]}
+    rows = rows_of_names()
+    assert len(rows) > 40
+    for _, others in rows:
+        for name in others & told.keys():
+            same = [row for row, names in rows if name in names]
+            named = set(re.findall(r"[a-z]+\.[a-z_]+", " ".join(told[name])))
+            assert named & set().union(*same), name
+    of_rows = set().union(*(others for _, others in rows))
+    own_keys = {option.partition(".")[2] for option in OPTIONS}
+    without_one_meaning = {"algo", "policy_kwargs", "optimizer_kwargs", "best_model_save_path"}
+    assert of_rows - told.keys() - own_keys == without_one_meaning
+
+
+def test_the_names_of_other_libraries_stand_for_options_that_exist() -> None:
+    here = {*elsewhere.ON_POLICY.values(), *elsewhere.OFF_POLICY.values()}
+    assert set(re.findall(r"[a-z]+\.[a-z_]+", " ".join(here))) <= OPTIONS
 
 
 def is_file(name: str) -> bool:

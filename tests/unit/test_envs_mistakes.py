@@ -53,7 +53,8 @@ ERRORS = [
         config("CartPole-v1", {"gymnasium.wrappers:ClipReward": {"max_rewards": 1}}),
         r"wrapper gymnasium.wrappers:ClipReward: there is no option max_rewards; .*max_reward",
     ),
-    (config("shoping:shop"), r"there is no module shoping in /.* or installed; correct its name"),
+    (config("shoping:shop"), r"there is no module shoping in /.* or installed; .* is shopping.py$"),
+    (config("orchard:shop"), r"there is no module orchard in /.* or installed; correct its name"),
     (config("shopping:Shop-v1"), r"registers no environment Shop-v1; .*Shop-v0"),
     (config("shopping:number"), r"module shopping has no function number and registers no"),
     (config("shopping:shopp"), r"module shopping has no function shopp .*; the nearest is shop"),
@@ -84,6 +85,24 @@ def test_a_mistake_is_answered_with_one_sentence(env: EnvConfig, sentence: str) 
         make(env, 3)
     assert "\n" not in str(error.value)
     assert "\x1b" not in str(error.value)
+
+
+def test_a_module_of_a_like_name_in_the_folder_is_what_was_meant(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "my_meadow.py").write_text("import my_barns\n")
+    (tmp_path / "my_barn").mkdir()
+    (tmp_path / "my_barn" / "__init__.py").touch()
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    where = re.escape(f"in {tmp_path} or installed; the nearest there is ")
+    for name, missing, near in (
+        ("my_maedow:make", "my_maedow", "my_meadow.py"),
+        ("my_maedow:Game-v0", "my_maedow", "my_meadow.py"),
+        ("my_meadow:make", "my_barns", "my_barn/"),
+    ):
+        with pytest.raises(UserError, match=f"there is no module {missing} {where}{near}$"):
+            make(config(name), 2)
 
 
 @pytest.mark.usefixtures("shop")

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import sys
+from collections import OrderedDict
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +18,7 @@ import penstock
 from penstock import LoadedPolicy, UserError
 from penstock.configs.load import dump, resolve
 from penstock.envs import probe
+from penstock.envs.portable import from_json, to_json
 from penstock.learner import checkpoint
 from penstock.learner.checkpoint import Checkpoint
 from penstock.models.fitting import net_shape
@@ -228,3 +232,75 @@ def test_weights_of_another_network_are_refused(tmp_path: Path) -> None:
     (tmp_path / "config.yaml").write_text(dump(resolve("cartpole", ["model.hidden=[8]"])))
     with pytest.raises(UserError, match="is of another network"):
         penstock.load_policy(tmp_path)
+
+
+GAMES = ["starts_at_five", "bounded", "several", "switches", "numbered", "parts"]
+
+
+@pytest.mark.parametrize("game", GAMES)
+def test_one_file_gives_the_same_policy_where_there_is_no_environment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, game: str
+) -> None:
+    policy = loaded(tmp_path, game, "algo.name=ppo", "model.core=gru")
+    nbytes = policy.save(tmp_path / "policy.safetensors")
+    assert nbytes == (tmp_path / "policy.safetensors").stat().st_size
+    monkeypatch.setitem(sys.modules, __name__, None)  # nobody can import it any more
+    with pytest.raises(UserError, match="there is no module"):
+        penstock.load_policy(tmp_path)
+    again = penstock.load_policy(tmp_path / "policy.safetensors")
+    assert again.observation_space == policy.observation_space
+    assert again.action_space == policy.action_space
+    policy.observation_space.seed(1)
+    state: Any = None
+    state_again: Any = None
+    for _ in range(10):
+        seen = policy.observation_space.sample()
+        action, state = policy(seen, state)
+        action_again, state_again = again(seen, state_again)
+        np.testing.assert_array_equal(action_again, action)
+        np.testing.assert_array_equal(state_again, state)
+
+
+@pytest.mark.parametrize(
+    "space",
+    [
+        spaces.Box(0, 255, (4, 84, 84), np.uint8),
+        spaces.Box(-np.inf, np.array([0.1, np.inf], np.float32), (2,), np.float32),
+        spaces.Box(np.float64(0.1), np.float64(0.3), (), np.float64),
+        spaces.MultiDiscrete([[2, 3]], start=[[1, 10]]),
+        spaces.MultiBinary([2, 3]),
+        spaces.Tuple([spaces.Discrete(3, start=-1), spaces.MultiBinary(2)]),
+        spaces.Dict(OrderedDict(z=THREE, a=spaces.Dict({"b": spaces.Discrete(2)}))),
+    ],
+    ids=lambda space: type(space).__name__,
+)
+def test_a_space_comes_back_from_json_as_it_was(space: spaces.Space[Any]) -> None:
+    again = from_json(json.loads(json.dumps(to_json(space))))
+    assert again == space
+    assert again.dtype == space.dtype
+    if isinstance(space, spaces.Dict):
+        assert isinstance(again, spaces.Dict)
+        assert list(again.spaces) == list(space.spaces)
+
+
+def test_a_file_that_is_no_policy_is_refused_in_a_sentence(
+    tmp_path: Path, cartpole: LoadedPolicy
+) -> None:
+    good, wrong = tmp_path / "good", tmp_path / "wrong"
+    cartpole.save(good)
+    ours = good.read_bytes()
+    checkpoint_bytes = (tmp_path / "checkpoints/last/checkpoint.safetensors").read_bytes()
+    changed = ours.replace(b'\\"hidden', b'\\"hidded')  # what the network's parts are called
+    for data in (b"", b"import torch", checkpoint_bytes, ours[:-8], changed):
+        wrong.write_bytes(data)
+        with pytest.raises(UserError, match="no policy that penstock has exported") as refused:
+            penstock.load_policy(wrong)
+        assert "\n" not in str(refused.value)
+    wrong.write_bytes(ours.replace(b'\\"format\\": 1', b'\\"format\\": 2'))
+    with pytest.raises(UserError, match="has format 2, this version reads 1; export it again"):
+        penstock.load_policy(wrong)
+
+
+def test_a_file_that_cannot_be_written_is_told(tmp_path: Path, cartpole: LoadedPolicy) -> None:
+    with pytest.raises(UserError, match="cannot be written: No such file or directory; name"):
+        cartpole.save(tmp_path / "nowhere" / "policy")

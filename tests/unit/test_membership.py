@@ -30,6 +30,7 @@ def test_the_first_group_waits_for_all_and_every_change_makes_another() -> None:
     assert group.join(2) == []
     assert group.join(0) == []
     assert group.join(1) == told(0, 1, 2, epoch=1)
+    group.entered(0)
     assert group.leave(1) == told(0, 2, epoch=2)
     assert group.join(1) == told(0, 1, 2, epoch=3)
 
@@ -40,6 +41,17 @@ def test_who_ends_before_the_first_group_is_waited_for() -> None:
     assert group.leave(0) == []
     assert group.join(1) == []
     assert group.join(0) == told(0, 1, epoch=1)
+
+
+def test_who_ends_before_anybody_has_entered_is_waited_for_as_it_alone_may_have_the_state() -> None:
+    group = Group(learners(2))
+    group.join(0)
+    assert group.join(1) == told(0, 1, epoch=1)
+    assert group.leave(0) == []
+    assert group.failed(1) == []  # learner 1 says that nobody has come
+    assert group.join(0) == told(0, 1, epoch=2)
+    group.entered(1)
+    assert group.leave(0) == told(1, epoch=3)
 
 
 def test_who_was_in_no_group_may_end_unnoticed() -> None:

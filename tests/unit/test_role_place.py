@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Any
 
 import gymnasium
 import pytest
 
-from penstock.launch.role import place
+from penstock.core.place import place, place_of
 
 GAME = """
 import json
@@ -38,3 +39,9 @@ def test_it_is_the_last_line_outside_of_libraries(tmp_path: Path) -> None:
 
 def test_without_a_traceback_there_is_no_place() -> None:
     assert place(ValueError("never raised")) == ""
+
+
+def test_of_a_thread_it_is_the_line_that_it_is_at() -> None:
+    frame = sys._getframe()
+    line = frame.f_lineno + 1
+    assert place_of(frame) == f"test_role_place.py:{line}, in {frame.f_code.co_name}"

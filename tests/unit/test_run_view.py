@@ -7,6 +7,7 @@ import pytest
 
 from penstock.configs.schema import StopConfig
 from penstock.launch.figures import clock, count, eta_s, figures, number, reasons
+from penstock.launch.figures import line as figure_line
 from penstock.launch.view import LineView, LiveView, make_view
 
 METRICS: dict[str, Any] = {
@@ -54,6 +55,20 @@ def test_the_figures_keep_steps_and_frames_apart() -> None:
         "dropped": "320 (stale 320)",
         "actors": "2 alive, 1 restarted; step 50%, infer 30%, wait 20%",
     }
+
+
+def test_frames_that_are_steps_are_not_told_twice() -> None:
+    alike = METRICS | {"env_frames": METRICS["env_steps"]}
+    assert figures(METRICS, None).keys() - figures(alike, None).keys() == {"frames"}
+
+
+def test_a_line_is_short_and_leaves_out_what_is_nothing() -> None:
+    quiet = METRICS | {"dropped": {"stale": 0}, "actors_restarted": 0, "learners_alive": 2}
+    shown = figure_line(quiet | {"eval_return_mean": 17.25}, StopConfig(minutes=2))
+    assert shown == (
+        "1:15, 0:44 to go | 1,200,000 steps, 16,000/s | return -13.24 | trained 15,900/s | "
+        "lag 1.25 | learner busy 90% | actors 2 | learners 2 | evaluation 17.25"
+    )
 
 
 def test_several_learners_are_counted_too() -> None:
@@ -108,7 +123,10 @@ def test_lines_come_every_few_seconds_and_notes_always() -> None:
     view.close()
     title, line, note = stream.getvalue().splitlines()
     assert title == "penstock runs/x: learner, 2 actors"
-    assert line.startswith("time 1:15 | steps 1,200,000, 16,000/s | frames 4,800,000, 64,002/s |")
+    assert line == (
+        "1:15 | 1,200,000 steps, 16,000/s | return -13.24 | trained 15,900/s | lag 1.25 | "
+        "learner busy 90% | dropped 320 | actors 2, 1 restarted"
+    )
     assert note == "actor-0 starts again"
 
 

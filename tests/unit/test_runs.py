@@ -65,6 +65,16 @@ def test_a_run_lives_while_its_supervisor_listens(tmp_path: Path) -> None:
     assert runs.row(folder)["state"] == "running"
 
 
+def test_a_run_that_has_ended_came_as_far_as_its_summary_says(tmp_path: Path) -> None:
+    folder = make_run(tmp_path / "run", episode_return_mean=17.5)
+    summary = {"exit_reason": "return", "episode_return_mean": 18.0, "env_steps": 95}
+    (folder / "summary.json").write_text(json.dumps(summary))
+    ended = runs.row(folder)
+    assert (ended["return_last"], ended["env_steps"], ended["seconds"]) == (18.0, 95, 75.0)
+    living(folder, "nowhere", host="elsewhere")  # resumed since
+    assert (runs.row(folder)["return_last"], runs.row(folder)["env_steps"]) == (17.5, 90)
+
+
 def test_a_row_says_how_far_a_run_came(tmp_path: Path) -> None:
     folder = make_run(tmp_path / "run", "return", episode_return_mean=17.5)
     layout = ParamLayout((("w", (1,)),))

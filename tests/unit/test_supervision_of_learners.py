@@ -274,3 +274,17 @@ def test_the_run_cannot_go_on_without_its_server() -> None:
     scene = Scene(SERVER)
     scene.ends("server-0", -11)
     assert scene.decisions.stopping
+
+
+def test_before_anybody_has_entered_the_others_wait_for_one_that_dies() -> None:
+    scene = Scene(joined=False)
+    for rank in range(3):
+        scene.decisions.join(f"learner-{rank}")
+    effects = scene.ends("learner-0")
+    assert not sent(effects, "group")
+    assert effects[-1] == Note(
+        f"learner-0: {KILLED}; it starts again in 0.1 s, and the others wait for it"
+    )
+    group = sent(scene.starts_again("learner-0"), "group")
+    assert {m["epoch"] for m in group.values()} == {2}
+    assert group["learner-1"]["members"] == [0, 1, 2]

@@ -240,10 +240,28 @@ def test_the_first_signal_while_the_run_is_ending_by_itself_is_not_the_second() 
     assert scene.decisions.outcome == Outcome(143, "terminated", killed)
 
 
+def test_an_actor_that_is_silent_for_long_is_told_once_each_time() -> None:
+    scene = Scene((LEARNER, *ACTORS), hang_timeout_s=60)
+    beating = ("actor-1",)  # and no word of a learner, which may well work so long
+    assert scene.wait(9, beating) == []
+    told = Note(
+        "actor-0: no sign of life for 10 s, in phase environment; penstock stacks RUN shows where; "
+        "at run.hang_timeout_s = 60 s it is killed and starts again"
+    )
+    assert scene.wait(1, beating) == [told]
+    assert scene.wait(20, beating) == []
+    assert scene.wait(1, ("actor-0", "actor-1")) == []
+    assert scene.wait(10, beating) == [told]
+
+
+def test_an_actor_that_starts_is_not_told_to_be_silent() -> None:
+    assert Scene(ACTORS, ready=False, start_timeout_s=60).wait(59) == []
+
+
 def test_no_heartbeat_means_dump_then_death_then_a_new_start() -> None:
     scene = Scene((LEARNER, *ACTORS), hang_timeout_s=30)
     beating = ("actor-1", "learner-0")
-    assert scene.wait(29, beating) == []
+    assert [type(effect) for effect in scene.wait(29, beating)] == [Note]
     assert scene.wait(1, beating) == [Kill("actor-0", DUMP)]
     assert scene.wait(1, beating) == [Kill("actor-0", KILL)]
     [note] = [e for e in scene.ends("actor-0", -9) if isinstance(e, Note)]
@@ -253,6 +271,20 @@ def test_no_heartbeat_means_dump_then_death_then_a_new_start() -> None:
     )
     assert scene.tick(0.1) == [Start("actor-0", 1)]
     assert scene.wait(29, beating) == []
+
+
+def test_a_learner_that_saves_may_be_silent_for_longer() -> None:
+    scene = Scene((LEARNER, *ACTORS), hang_timeout_s=30)
+    scene.phases["learner-0"] = "saving"
+    assert scene.wait(299, ("actor-0", "actor-1")) == []
+    assert scene.wait(1, ("actor-0", "actor-1")) == [Kill("learner-0", DUMP)]
+    scene.ends("learner-0", -9)
+    scene.ends("actor-0", 0)
+    scene.ends("actor-1", 0)
+    outcome = scene.decisions.outcome
+    assert outcome is not None
+    assert outcome.error is not None
+    assert "no sign of life for 10 × run.hang_timeout_s = 300 s, in phase saving" in outcome.error
 
 
 def test_starting_has_a_limit_of_its_own_that_beats_extend() -> None:
@@ -266,7 +298,7 @@ def test_starting_has_a_limit_of_its_own_that_beats_extend() -> None:
 def test_a_supervisor_that_slept_blames_nobody() -> None:
     scene = Scene((LEARNER, *ACTORS), hang_timeout_s=30)
     assert scene.tick(3600) == []
-    assert len(scene.wait(30)) == 3
+    assert len([effect for effect in scene.wait(30) if isinstance(effect, Kill)]) == 3
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,87 @@
+"""What options are called in CleanRL, Stable-Baselines3 and Sample Factory, where the names differ.
+
+`docs/coming-from.md` has the same as tables, with what differs besides the name; a test compares
+the two.
+"""
+
+from __future__ import annotations
+
+from typing import get_args
+
+from penstock.configs.algorithms import OffPolicyConfig
+
+_BATCH = "actors.envs * actors.unroll * learner.batch_slots"
+
+# Our name, or how the value comes about here: what others call it.
+_ON_POLICY = {
+    "env.id": "env env_id env_name",
+    "run.dir": "exp_name tensorboard_log train_dir experiment",
+    "stop.env_steps": "total_timesteps train_for_env_steps",
+    "stop.minutes": "train_for_seconds",
+    "actors.count": "num_workers n_workers",
+    "actors.envs": "num_envs_per_worker",
+    "actors.count * actors.envs": "num_envs n_envs",
+    "actors.unroll": "num_steps n_steps rollout recurrence",
+    f"{_BATCH} / learner.updates_per_batch": "batch_size minibatch_size",
+    "learner.updates_per_batch": "num_minibatches num_batches_per_epoch",
+    "algo.epochs": "update_epochs n_epochs num_epochs",
+    "learner.lr": "learning_rate",
+    "learner.lr_end_fraction with learner.lr_decay_steps": "anneal_lr lr_schedule",
+    "algo.discount": "gamma",
+    "algo.clip": "clip_coef clip_range ppo_clip_ratio",
+    "algo.value_clip": "clip_vloss clip_range_vf ppo_clip_value",
+    "algo.entropy_cost": "ent_coef exploration_loss_coeff",
+    "algo.value_cost": "vf_coef value_loss_coeff",
+    "algo.normalize_advantages": "norm_adv normalize_advantage",
+    "learner.grad_clip": "max_grad_norm",
+    "learner.optimizer": "optimizer_class",
+    "learner.eps": "adam_eps",
+    "algo.normalize_rewards": "norm_reward normalize_returns",
+    "model.normalize_observations": "norm_obs normalize_input",
+    "model.hidden": "net_arch encoder_mlp_layers",
+    "model.activation": "activation_fn nonlinearity",
+    "model.kind": "encoder_conv_architecture",
+    "model.core": "use_rnn rnn_type",
+    "model.core_size": "lstm_hidden_size rnn_size",
+    "model.critic": "share_features_extractor actor_critic_share_weights",
+    "model.log_std_init": "initial_stddev",
+    "algo.name=impala": "with_vtrace",
+    "algo.rho_clip": "vtrace_rho",
+    "algo.c_clip": "vtrace_c",
+    "learner.device": "cuda",
+    "transport.kind=inproc": "serial_mode async_rl",
+    "checkpoint.every_s": "save_freq save_every_sec save_model",
+    "eval.every_s": "eval_freq save_best_every_sec",
+    "eval.episodes": "n_eval_episodes",
+    "env.wrappers": "wrapper_class",
+    "model.entry": "features_extractor_class",
+}
+_REPLAY = {
+    "replay.capacity": "buffer_size",
+    "replay.min_size": "learning_starts",
+    "replay.batch_size": "batch_size",
+    "replay.samples_per_insert": "train_frequency train_freq gradient_steps",
+    "algo.n_step": "n_steps",
+    "algo.target_every": "target_network_frequency target_update_interval",
+    "algo.epsilon": "start_e exploration_initial_eps",
+    "algo.epsilon with algo.epsilon_alpha": "end_e exploration_fraction exploration_final_eps",
+    "algo.tune_alpha": "autotune",
+    "algo.alpha": "ent_coef",
+    "learner.lr": "policy_lr q_lr",
+}
+_OFF_POLICY = {str(kind.model_fields["name"].default) for kind in get_args(OffPolicyConfig)}
+
+
+def _by_name(table: dict[str, str]) -> dict[str, str]:
+    return {name: own for own, names in table.items() for name in names.split()}
+
+
+ON_POLICY = _by_name(_REPLAY) | _by_name(_ON_POLICY)
+OFF_POLICY = _by_name(_ON_POLICY) | _by_name(_REPLAY)
+
+
+def meant(name: str, algo: str) -> str | None:
+    """What the option ``name`` of another library is here, in words that name options; None where
+    no library has it, or has it under the name that it has here."""
+    names = OFF_POLICY if algo in _OFF_POLICY else ON_POLICY
+    return names.get(name.lower().replace("-", "_").lstrip("_"))

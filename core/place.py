@@ -1,0 +1,40 @@
+"""Where in the user's own code a thread is, or an error arose: `game.py:8, in step`."""
+
+from __future__ import annotations
+
+import sys
+import traceback
+from collections.abc import Iterable
+from pathlib import Path
+from types import FrameType
+
+OWN_PACKAGES = ("__main__", "penstock", "gymnasium")
+INSTALLED = {"site-packages", "dist-packages"}
+
+
+def place(error: BaseException) -> str:
+    """The innermost line of the user's own code on the way to an error, else that of a library
+    which the user chose; empty where there is neither."""
+    return _innermost(traceback.walk_tb(error.__traceback__))
+
+
+def place_of(frame: FrameType) -> str:
+    """The same of what a thread is doing, by its innermost frame."""
+    return _innermost(reversed(list(traceback.walk_stack(frame))))
+
+
+def _innermost(frames: Iterable[tuple[FrameType, int]]) -> str:
+    """``frames`` with their lines, the outermost first."""
+    places: dict[bool, str] = {}  # by whether it is installed
+    for frame, line in frames:
+        package = package_of(frame)
+        if package not in OWN_PACKAGES and package not in sys.stdlib_module_names:
+            path = Path(frame.f_code.co_filename)
+            installed = not INSTALLED.isdisjoint(path.parts)
+            places[installed] = f"{path.name}:{line}, in {frame.f_code.co_name}"
+    return places.get(False) or places.get(True, "")
+
+
+def package_of(frame: FrameType) -> str:
+    """The name of the outermost package that a frame's code is of."""
+    return str(frame.f_globals.get("__name__", "")).partition(".")[0]

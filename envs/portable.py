@@ -1,0 +1,61 @@
+"""Spaces as JSON, so that a policy can be used where its environment is not installed."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from gymnasium import spaces
+
+Told = dict[str, Any]
+
+
+def to_json(space: spaces.Space[Any]) -> Told:
+    """What `from_json` makes an equal space of. ValueError for a kind that no policy reads."""
+    match space:
+        case spaces.Dict():
+            # A list of pairs: the order of the parts is that of a packed observation.
+            return {"Dict": [[key, to_json(inner)] for key, inner in space.spaces.items()]}
+        case spaces.Tuple():
+            return {"Tuple": [to_json(inner) for inner in space.spaces]}
+        case spaces.Discrete():
+            return {"Discrete": [int(space.n), int(space.start)]}
+        case spaces.MultiDiscrete():
+            return {"MultiDiscrete": [space.nvec.tolist(), space.start.tolist(), space.dtype.str]}
+        case spaces.MultiBinary():
+            return {"MultiBinary": space.n if isinstance(space.n, int) else list(space.n)}
+        case spaces.Box():
+            bounds = [_brief(space.low), _brief(space.high)]
+            return {"Box": [*bounds, list(space.shape), space.dtype.str]}
+    raise ValueError(f"{space} is of a kind that cannot be written down")
+
+
+def from_json(told: Told) -> spaces.Space[Any]:
+    """The space. ValueError, TypeError or KeyError for what `to_json` has not made."""
+    ((kind, about),) = told.items()
+    match kind:
+        case "Dict":
+            return spaces.Dict(OrderedDict((key, from_json(inner)) for key, inner in about))
+        case "Tuple":
+            return spaces.Tuple([from_json(inner) for inner in about])
+        case "Discrete":
+            return spaces.Discrete(about[0], start=about[1])
+        case "MultiDiscrete":
+            nvec, start, dtype = about
+            return spaces.MultiDiscrete(nvec, dtype=np.dtype(dtype).type, start=start)
+        case "MultiBinary":
+            return spaces.MultiBinary(about)
+        case "Box":
+            low, high, shape, dtype = about
+            kept = np.dtype(dtype)
+            bounds = [np.broadcast_to(np.array(b, kept), shape) for b in (low, high)]
+            return spaces.Box(*bounds, tuple(shape), kept.type)
+    raise ValueError(f"there is no space {kind}")
+
+
+def _brief(bounds: npt.NDArray[Any]) -> Any:
+    """One number where all are alike, as those of a picture are."""
+    alike = bounds.size and (bounds == bounds.flat[0]).all()
+    return bounds.flat[0].item() if alike else bounds.tolist()

@@ -1,0 +1,131 @@
+"""Single environments stepped side by side by threads, for games that wait outside Python.
+
+Each thread has a fixed share of the games, and makes, resets, steps and closes them: what a game
+holds may belong to its thread. The first share is the caller's own. In a step the threads make each
+game's next call ahead; then gymnasium's SyncVectorEnv goes through the games as ever and finds the
+results. So order, resets and errors are its own, and results those of one thread, bit for bit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Executor, ThreadPoolExecutor
+from contextlib import suppress
+from functools import partial
+from typing import Any
+
+import gymnasium
+from gymnasium.vector import AutoresetMode, SyncVectorEnv
+from gymnasium.vector.utils import iterate
+
+Single = gymnasium.Env[Any, Any]
+Call = Callable[[], Any]
+
+
+class ThreadedVectorEnv(SyncVectorEnv):
+    """A game of each of `makes`, on `threads` threads, at most one a game; autoreset NEXT_STEP."""
+
+    envs: list[Any]  # each a `_Game`
+
+    def __init__(self, makes: Sequence[Callable[[], Single]], threads: int) -> None:
+        """threads: >= 1, the caller's among them. Raises what the construction of a game raises."""
+        count, threads = len(makes), min(threads, len(makes))
+        ends = [count * i // threads for i in range(threads + 1)]
+        self._shares = [slice(ends[i], ends[i + 1]) for i in range(threads)]
+        self._workers = [ThreadPoolExecutor(1, f"games-{i}") for i in range(1, threads)]
+        owners: list[Executor | None] = [None] * count
+        for share, worker in zip(self._shares[1:], self._workers, strict=True):
+            owners[share] = [worker] * (share.stop - share.start)
+        owned = [partial(_Game, *pair) for pair in zip(makes, owners, strict=True)]
+        try:
+            super().__init__(owned, copy=False, autoreset_mode=AutoresetMode.NEXT_STEP)
+        except BaseException:
+            with suppress(Exception):  # what went wrong first is to be told
+                self.close()
+            raise
+
+    def reset(
+        self, *, seed: int | list[int | None] | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Any, dict[str, Any]]:
+        """Reset all games; a `reset_mask` among the options is not for this vector."""
+        if seed is None or isinstance(seed, int):
+            seed = [None if seed is None else seed + i for i in range(self.num_envs)]
+        games = zip(self.envs, seed, strict=True)
+        self._ahead([partial(game.env.reset, seed=own, options=options) for game, own in games])
+        return super().reset(seed=seed, options=options)
+
+    def step(self, actions: Any) -> Any:
+        given = iterate(self.action_space, actions)
+        calls: list[Call] = [
+            game.env.reset if over else partial(game.env.step, action)
+            for game, action, over in zip(self.envs, given, self._autoreset_envs, strict=True)
+        ]
+        self._ahead(calls)
+        return super().step(actions)
+
+    def close_extras(self, **kwargs: Any) -> None:
+        try:
+            super().close_extras(**kwargs)
+        finally:
+            for worker in self._workers:
+                worker.shutdown()
+
+    def _ahead(self, calls: Sequence[Call]) -> None:
+        """Make the next call of each game, and return when all are made."""
+        own, *others = [(self.envs[share], calls[share]) for share in self._shares]
+        pairs = zip(self._workers, others, strict=True)
+        given = [worker.submit(_play, *share) for worker, share in pairs]
+        _play(*own)
+        for future in given:
+            future.result()
+
+
+class _Game(gymnasium.Wrapper[Any, Any, Any, Any]):
+    """One game, whose next call is made ahead of being asked for."""
+
+    def __init__(self, make: Callable[[], Single], owner: Executor | None) -> None:
+        super().__init__(_by(owner, make))
+        self._owner = owner
+        self._result: Any = None
+        self._error: BaseException | None = None
+
+    def play(self, call: Call) -> bool:
+        """Make a call, and keep what comes of it; whether it returned."""
+        try:
+            self._result = call()
+        except BaseException as error:
+            self._error = error
+        return self._error is None
+
+    def reset(self, **kwargs: Any) -> Any:
+        return self._outcome()
+
+    def step(self, action: Any) -> Any:
+        return self._outcome()
+
+    def close(self) -> None:
+        _by(self._owner, self.env.close)
+
+    def _outcome(self) -> Any:
+        error, self._error = self._error, None
+        if error is not None:
+            raise error
+        return self._result
+
+
+def _play(games: Iterable[_Game], calls: Iterable[Call]) -> None:
+    """One share: where a game fails, the rest would not have been played by one thread either."""
+    for game, call in zip(games, calls, strict=True):
+        if not game.play(call):
+            return
+
+
+def _by(owner: Executor | None, call: Call) -> Any:
+    """What `call` returns, made by the thread of `owner`, or by the caller where there is none."""
+    if owner is None:
+        return call()
+    try:
+        given = owner.submit(call)
+    except RuntimeError:  # the interpreter ends, and its threads have ended
+        return call()
+    return given.result()

@@ -1,0 +1,96 @@
+"""Ends a program in which a call of somebody else's code does not come back.
+
+A thread looks at the stack of the main one. The call is the outermost frame that was entered from
+Penstock; while it is the same frame, it is the same call. Nothing is counted or wrapped, so what is
+watched runs as it does in training.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from types import FrameType
+
+import psutil
+
+from penstock.core.place import package_of, place_of
+
+LOOK_S = 0.2
+BACKSTOP_S = 5.0  # where the call keeps the interpreter's lock, so that no thread of Python runs
+
+
+@contextmanager
+def told_where_hung(limit_s: float, tell: Callable[[str], object]) -> Iterator[None]:
+    """Watch the calling thread; a call that lasts ``limit_s`` is told of, from another thread, in a
+    clause without an end. ``tell`` may end the program, as nothing else can end such a call."""
+    done, watched = threading.Event(), threading.get_ident()
+    _arm(limit_s)
+    thread = threading.Thread(target=_watch, args=(watched, limit_s, tell, done), daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        done.set()
+        thread.join()
+        faulthandler.cancel_dump_traceback_later()
+
+
+def end_all(code: int) -> None:
+    """End this program at once, with all that it has started."""
+    for process in psutil.Process().children(recursive=True):
+        with suppress(psutil.Error):
+            process.kill()
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError):
+            stream.flush()
+    os._exit(code)
+
+
+def _watch(
+    watched: int, limit_s: float, tell: Callable[[str], object], done: threading.Event
+) -> None:
+    call, since_s = None, 0.0
+    while not done.wait(LOOK_S):
+        _arm(limit_s)
+        frame = sys._current_frames().get(watched)
+        now_s = time.monotonic()
+        if frame is None:
+            continue
+        if (present := call_of(frame)) is not call:
+            call, since_s = present, now_s
+        elif now_s - since_s >= limit_s:
+            tell(f"{_name(present)} has not come back for {now_s - since_s:.0f} s{_at(frame)}")
+            return
+
+
+def _arm(limit_s: float) -> None:
+    faulthandler.dump_traceback_later(limit_s + BACKSTOP_S, exit=True)
+
+
+def call_of(frame: FrameType) -> FrameType:
+    """The outermost frame that was entered from Penstock; Penstock's own where that is innermost,
+    as it is while it calls what is not Python."""
+    call = frame
+    while package_of(call) != "penstock" and call.f_back is not None:
+        if package_of(call.f_back) == "penstock":
+            return call
+        call = call.f_back
+    return call
+
+
+def _name(call: FrameType) -> str:
+    name = call.f_code.co_name
+    module = str(call.f_globals.get("__name__", "?"))
+    if name == "<module>" or module.startswith("importlib"):
+        return "an import"
+    return f"{call.f_code.co_qualname}()"
+
+
+def _at(frame: FrameType) -> str:
+    where = place_of(frame)
+    return f" and is at {where}" if where else ""

@@ -1,0 +1,32 @@
+"""A network in words, for the person who starts a run."""
+
+from __future__ import annotations
+
+from penstock.configs.model import ModelConfig
+from penstock.models.fitting import AnyShape
+from penstock.models.general import GeneralShape
+from penstock.models.layout import DenseShape, MlpShape
+
+
+def in_words(shape: AnyShape, model: ModelConfig, parameters: int) -> str:
+    """A line: `network: nature_cnn, lstm 256, shared critic, 2,000,000 parameters`. ``parameters``
+    are those that are trained, critics included."""
+    parts = _general(shape, model) if isinstance(shape, GeneralShape) else [_plain(shape, model)]
+    return f"network: {', '.join(parts)}, {parameters:,} parameters"
+
+
+def _plain(shape: AnyShape, model: ModelConfig) -> str:
+    return _mlp(model) if isinstance(shape, MlpShape | DenseShape) else "nature_cnn"
+
+
+def _mlp(model: ModelConfig) -> str:
+    return f"mlp {'-'.join(map(str, model.hidden))} {model.activation}"
+
+
+def _general(shape: GeneralShape, model: ModelConfig) -> list[str]:
+    frames = "impala_cnn" if model.kind == "impala_cnn" else "nature_cnn"
+    layers = {part.is_image: frames if part.is_image else _mlp(model) for part in shape.inputs}
+    kinds = [model.entry] if model.entry is not None else [*layers.values()]
+    core = [f"{model.core} {model.core_size}"] if model.core != "none" else []
+    critic = "separate critic" if shape.is_separate else "shared critic"
+    return [" and ".join(kinds), *core, critic]

@@ -1,0 +1,191 @@
+"""Environments that have one thing wrong each, beside the sound one that they are made of."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import gymnasium
+import numpy as np
+import numpy.typing as npt
+from gymnasium import spaces
+
+from penstock.core.observations import MASK
+
+
+class Sound(gymnasium.Env[Any, Any]):
+    """Walks by chance for five steps; each of the broken ones changes one thing."""
+
+    observation_space: Any = spaces.Box(-9, 9, (2,), np.float32)
+    action_space: Any = spaces.Discrete(3)
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        super().reset(seed=seed)
+        self.age = 0
+        return self.show(), {}
+
+    def step(self, action: Any) -> Any:
+        self.age += 1
+        return self.show(), float(action), self.age == 5, False, {}
+
+    def show(self) -> Any:
+        return self.np_random.uniform(-1, 1, 2).astype(np.float32)
+
+
+class NoSpace(Sound):
+    observation_space = (2,)
+
+
+class Samples(Sound):
+    class _Box(spaces.Box):
+        def sample(self, *args: Any, **kwargs: Any) -> npt.NDArray[Any]:
+            return np.full(2, 10, np.float32)
+
+    observation_space = _Box(-9, 9, (2,), np.float32)
+
+
+class Text(Sound):
+    observation_space = spaces.Text(3)
+
+
+class Unbounded(Sound):
+    action_space = spaces.Box(-np.inf, np.inf, (1,))
+
+
+class OldReset(Sound):
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        return super().reset(seed=seed)[0]
+
+
+class NoSeed(Sound):
+    def reset(self) -> Any:  # type: ignore[override]
+        return super().reset()
+
+
+class OldStep(Sound):
+    def step(self, action: Any) -> Any:
+        observation, reward, terminated, _, info = super().step(action)
+        return observation, reward, terminated, info
+
+
+class NoReward(Sound):
+    def step(self, action: Any) -> Any:
+        observation, _, *rest = super().step(action)
+        return observation, None, *rest
+
+
+class NanReward(Sound):
+    def step(self, action: Any) -> Any:
+        observation, _, *rest = super().step(action)
+        return observation, np.nan, *rest
+
+
+class IntFlags(Sound):
+    def step(self, action: Any) -> Any:
+        observation, reward, terminated, _, info = super().step(action)
+        return observation, reward, int(terminated), 0, info
+
+
+class NoInfo(Sound):
+    def step(self, action: Any) -> Any:
+        return (*super().step(action)[:4], None)
+
+
+class Nan(Sound):
+    def show(self) -> Any:
+        return np.array([0, np.nan if self.age == 3 else 0], np.float32)
+
+
+class Doubles(Sound):
+    def show(self) -> Any:
+        return super().show().astype(np.float64)
+
+
+class Lists(Sound):
+    def show(self) -> Any:
+        return [0.0, 0.0]
+
+
+class Beyond(Sound):
+    def show(self) -> Any:
+        return np.array([0, 9 + self.age], np.float32)
+
+
+class Longer(Sound):
+    def show(self) -> Any:
+        return np.zeros(2 + (self.age > 3), np.float32)
+
+
+class Partless(Sound):
+    observation_space = spaces.Dict(near=spaces.Discrete(2), far=spaces.Discrete(2))
+
+    def show(self) -> Any:
+        return {"near": 1}
+
+
+class GlobalChance(Sound):
+    def show(self) -> Any:
+        return np.random.default_rng().uniform(-1, 1, 2).astype(np.float32)
+
+
+class Keeps(Sound):
+    """Its generator is seeded once, and never again."""
+
+    def __init__(self) -> None:
+        self.rng = np.random.default_rng(0)
+
+    def show(self) -> Any:
+        return self.rng.uniform(-1, 1, 2).astype(np.float32)
+
+
+class Scales(Sound):
+    action_space = spaces.Box(-1, 1, (2,), np.float32)
+
+    def step(self, action: Any) -> Any:
+        action *= 2
+        return (*super().step(0)[:1], 0.0, *super().step(0)[2:])
+
+
+class Open(Sound):
+    """Takes its bounds for values that are never reached."""
+
+    action_space = spaces.Box(-1, 1, (2,), np.float32)
+
+    def step(self, action: Any) -> Any:
+        if (np.abs(action) >= 1).any():
+            raise ValueError("out of range")
+        return super().step(0)
+
+
+class Refuses(Sound):
+    def step(self, action: Any) -> Any:
+        if action == 2:
+            raise KeyError("no such button")
+        return super().step(action)
+
+
+class Closed(Sound):
+    observation_space = spaces.Dict(
+        place=Sound.observation_space, action_mask=spaces.MultiBinary(3)
+    )
+
+    def show(self) -> Any:
+        return {"place": super().show(), MASK: np.full(3, self.age < 2, np.int8)}
+
+
+class ResetsItself(Sound):
+    def step(self, action: Any) -> Any:
+        observation, reward, terminated, truncated, info = super().step(action)
+        if terminated:
+            info = {"terminal_observation": observation}
+            observation, _ = self.reset()
+        return observation, reward, terminated, truncated, info
+
+
+class Holds(Sound):
+    def close(self) -> None:
+        raise OSError("the window is busy")
+
+
+class ShowsTheNextBegin(Sound):
+    def show(self) -> Any:
+        return np.full(2, self.age % 5, np.float32)

@@ -1,0 +1,59 @@
+"""A call that does not come back is told, with its name, how long, and the line that it is at."""
+
+from __future__ import annotations
+
+import sys
+import time
+from types import FrameType
+from typing import Any
+
+import gymnasium
+import numpy as np
+from gymnasium import spaces
+
+from penstock.envs.checks import Checker
+from penstock.launch.hung import call_of, told_where_hung
+
+
+class Slow(gymnasium.Env[Any, Any]):
+    observation_space: Any = spaces.Box(-1, 1, (2,), np.float32)
+    action_space: Any = spaces.Discrete(2)
+
+    def __init__(self, step_s: float) -> None:
+        self.step_s = step_s
+        self.inside: FrameType | None = None
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        return np.zeros(2, np.float32), {}
+
+    def step(self, action: Any) -> Any:
+        self._wait()
+        return np.zeros(2, np.float32), 1.0, False, False, {}
+
+    def _wait(self) -> None:
+        self.inside = sys._getframe()
+        time.sleep(self.step_s)
+
+
+def test_the_call_is_the_one_that_penstock_made() -> None:
+    env = Slow(0.0)
+    list(Checker().play(env, 1, 0))
+    assert env.inside is not None
+    assert call_of(env.inside).f_code is Slow.step.__code__
+
+
+def test_a_long_call_is_told_once() -> None:
+    told: list[str] = []
+    with told_where_hung(0.3, told.append):
+        list(Checker().play(Slow(1.5), 1, 0))
+    [clause] = told
+    line = Slow._wait.__code__.co_firstlineno + 2
+    assert clause.startswith("Slow.step() has not come back for 0 s and is at test_hung.py:")
+    assert clause.endswith(f"test_hung.py:{line}, in _wait")
+
+
+def test_many_short_calls_are_not_told() -> None:
+    told: list[str] = []
+    with told_where_hung(0.5, told.append):
+        assert len(list(Checker().play(Slow(0.05), 30, 0))) == 30
+    assert told == []

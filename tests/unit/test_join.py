@@ -1,0 +1,45 @@
+"""An actor that waits for its learner: who is told of it."""
+
+from __future__ import annotations
+
+import os
+import threading
+from pathlib import Path
+
+import pytest
+
+from penstock.actors import join
+from penstock.algos import slot_spec
+from penstock.configs.load import resolve
+from penstock.core.control import Channel
+from penstock.core.role import RoleContext
+from penstock.envs import probe
+from penstock.profiling.status import StatusPage
+
+ELSEWHERE = {"kind": "learner", "index": 1, "address": None, "incarnation": 2}
+
+
+@pytest.mark.parametrize(
+    ("address", "notes"), [(None, 0), ("ipc:///tmp/by-hand", 1)], ids=["train", "by hand"]
+)
+def test_an_actor_by_hand_says_that_it_waits_and_one_of_a_run_does_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, address: str | None, notes: int
+) -> None:
+    monkeypatch.setattr(join, "SAY_SO_AFTER_S", 0.05)
+    ours, child = Channel.pair()
+    theirs = Channel(child)
+    page, descriptor = StatusPage.create()
+    os.close(descriptor)
+    ctx = RoleContext("actor", 0, 1, 99, tmp_path, tmp_path, theirs, page, address=address)
+    config = resolve("cartpole")
+    leave = threading.Timer(0.5, lambda: ours.send(ELSEWHERE))
+    leave.start()
+    path = tmp_path / "nobody.sock"
+    found = join.Found(config, path)
+    assert join.join(ctx, found, slot_spec(config, probe(config.env)), 0) is None
+    leave.join()
+    waits = {"kind": "note", "text": f"actor-0 waits for the learner at {path}"}
+    assert ours.receive() == [waits] * notes
+    ours.close()
+    theirs.close()
+    page.close()

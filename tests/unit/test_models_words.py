@@ -1,0 +1,57 @@
+"""What a run says of the network that it trains."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from gymnasium import spaces
+
+from penstock.configs.load import resolve
+from penstock.configs.schema import Config
+from penstock.envs import probe
+from penstock.learner.main import make_trainer, network_of
+from penstock.models.fitting import net_shape
+from penstock.models.words import in_words
+
+
+def frames(*shape: int) -> Any:
+    space = spaces.Box(0, 255, shape, np.uint8)
+    return SimpleNamespace(observation_space=space, action_space=spaces.Discrete(2))
+
+
+@pytest.mark.parametrize(
+    ("model", "text"),
+    [
+        ({}, "nature_cnn"),
+        ({"kind": "mlp"}, "mlp 64-64 tanh"),
+        ({"core": "lstm", "core_size": 256}, "nature_cnn, lstm 256, shared critic"),
+        ({"kind": "impala_cnn"}, "impala_cnn, shared critic"),
+        ({"critic": "separate"}, "nature_cnn, separate critic"),
+        ({"entry": "nets:Mine", "core": "gru"}, "nets:Mine, gru 128, shared critic"),
+    ],
+)
+def test_the_network_of_frames_in_words(model: dict[str, Any], text: str) -> None:
+    config = Config.model_validate({"env": {"id": "x"}, "model": model})
+    said = in_words(net_shape(config, frames(4, 84, 84)), config.model, 1234567)
+    assert said == f"network: {text}, 1,234,567 parameters"
+
+
+# CartPole: 4 numbers, 2 actions. A layer of n to m has n m + m parameters.
+POLICY, VALUE = 4 * 32 + 32 + 32 * 16 + 16 + 16 * 2 + 2, 4 * 32 + 32 + 32 * 16 + 16 + 16 + 1
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        (["algo.name=ppo"], f"network: mlp 32-16 relu, {POLICY + VALUE:,} parameters"),
+        (["algo.name=dqn", "algo.duelling=false"], f"network: mlp 32-16 relu, {POLICY:,} param"),
+    ],
+)
+def test_the_parameters_are_those_that_are_trained(options: list[str], text: str) -> None:
+    network = ["model.kind=mlp", "model.hidden=[32,16]", "model.activation=relu"]
+    config = resolve("CartPole-v1", [*options, *network])
+    info = probe(config.env)
+    assert network_of(config, info, make_trainer(config, info)).startswith(text)
