@@ -2,11 +2,14 @@
 
 It takes weights from `checkpoints/last` and not from the learner's memory: so it costs the learner
 nothing, works alike for every transport, pace and number of learners, and what it has evaluated
-can become `checkpoints/best`, complete, with a rename. What it evaluates stays on disk under a name
-of its own (a hard link) while the learner goes on saving.
+can become `checkpoints/best`, complete. What it evaluates stays on disk under a name of its own (a
+hard link) while the learner goes on saving.
 
-Every evaluation plays the same games, so that two of them compare weights and nothing else. Heavy
-libraries are imported at the first one: they must not delay the start of a run.
+Every evaluation plays the same games, so that two of them compare weights and nothing else. How the
+best did in which games stands in its own file: the two are replaced together or not at all. A best
+of which that is not known, as it was found in training or in other games, plays these first.
+
+Heavy libraries are imported at the first evaluation: they must not delay the start of a run.
 """
 
 from __future__ import annotations
@@ -14,17 +17,20 @@ from __future__ import annotations
 import os
 import shutil
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from penstock.configs.errors import UserError
+from penstock.configs.game import settings
 from penstock.configs.schema import Config
 from penstock.core.role import RoleContext
-from penstock.launch.record import EVALUATIONS, lines
 from penstock.profiling.status import Phase
 
 if TYPE_CHECKING:
     import numpy.typing as npt
 
+    from penstock.envs import VectorGame
     from penstock.launch.evaluate import Episode
 
 CHECKPOINTS = "checkpoints"
@@ -70,9 +76,15 @@ class Evaluator:
         self._config = config
         folder = ctx.run_dir / CHECKPOINTS
         self._last, self._best, self._held = (folder / name for name in ("last", "best", HELD))
-        self._best_mean = best_so_far(ctx.run_dir)
+        self._how = {
+            "env": settings(config.env),
+            "episodes": config.eval.episodes,
+            "seed": SEED + config.run.seed,
+        }
+        self._best_mean: float | None = None
+        self._knows_best = False
         self._seen: tuple[int, int] | None = None
-        self._game: Any = None
+        self._game: VectorGame | None = None
 
     def has_news(self) -> bool:
         """Whether there is a checkpoint that was not evaluated."""
@@ -83,17 +95,18 @@ class Evaluator:
         """Play `eval.episodes` episodes with the newest checkpoint: how they went. Raises UserError
         as an actor would, and `StoppedError`."""
         from penstock.launch.evaluate import summary
+        from penstock.learner import checkpoint
 
+        if not self._knows_best:
+            self._find_best()
         began_s = time.monotonic()
-        meta, played = self._play()
+        self._hold_newest()
+        played = self._play(self._held)
         returns, lengths = zip(*played, strict=True)
         about = summary(returns)
-        best = self._best_mean is None or about["mean"] > self._best_mean
-        if best:
-            self._best_mean = about["mean"]
-            _move(self._held, self._best)
-        progress = meta["progress"]
-        self._ctx.status.produced_steps += sum(lengths)  # not barren, should it die later
+        better = self._best_mean is None or about["mean"] > self._best_mean
+        best = better and self._keep(self._held, about["mean"])
+        progress = checkpoint.read_meta(self._held)["progress"]
         return {
             **{name: progress[name] for name in ("time_s", "trained_steps", "learner_steps")},
             "episodes": len(returns),
@@ -102,27 +115,71 @@ class Evaluator:
             "best": best,
             "best_return_mean": self._best_mean,
             "seconds": time.monotonic() - began_s,
+            "env": self._how["env"],
         }
 
     def let_go(self) -> None:
         """Of the checkpoint that was evaluated."""
         shutil.rmtree(self._held, ignore_errors=True)
 
-    def _play(self) -> tuple[Any, list[Episode]]:
-        from penstock.envs import make
-        from penstock.launch.evaluate import ENVS, play, trained_policy
-        from penstock.learner import checkpoint
+    def _find_best(self) -> None:
+        """Learn how `checkpoints/best` does in these games, if there is one from before."""
+        from penstock.launch.evaluate import summary
+        from penstock.launch.figures import number
+        from penstock.learner.best import EVALUATION, best_meta
+        from penstock.models.fitting import net_shape
 
         config = self._config
-        if self._game is None:
-            self._game = make(config.env, min(config.eval.episodes, ENVS))
+        layout = net_shape(config, self._made_game().info).layout
+        meta = best_meta(self._best, layout, config.env, self._note)
+        if meta is not None:
+            known = meta.get(EVALUATION, {})
+            self._best_mean = known.get("mean")
+            if self._best_mean is None or {**known, **self._how} != known:
+                returns = tuple(episode.episode_return for episode in self._play(self._best))
+                mean = summary(returns)["mean"]
+                self._note(f"{self._best} was evaluated first: mean return {number(mean)}")
+                self._keep(self._best, mean)
+                self._best_mean = mean
+        self._knows_best = True
+
+    def _keep(self, folder: Path, mean: float) -> bool:
+        """Make what is in ``folder`` the best, with its ``mean``; whether there was room for it."""
+        from penstock.learner import checkpoint
+        from penstock.learner.best import EVALUATION
+
+        found = checkpoint.load(folder)
+        meta = {**found.meta, EVALUATION: {**self._how, "mean": mean}}
+        try:
+            checkpoint.save(self._best, replace(found, meta=meta))
+        except UserError as error:  # a disk that is full now need not be so for ever
+            self._note(f"{self._best} stays as it was: {error}")
+            return False
+        self._best_mean = mean
+        return True
+
+    def _hold_newest(self) -> None:
+        from penstock.learner.checkpoint import FILE
+
         found = None
         while found is None or found != self._seen:  # it may be replaced meanwhile
             self._seen = self._identity()
-            _hold(self._last, self._held, checkpoint.FILE)
+            _hold(self._last, self._held, FILE)
             found = self._identity()
-        seed = SEED + config.run.seed
-        policy = trained_policy(config, self._game, self._held, seed)
+
+    def _made_game(self) -> VectorGame:
+        from penstock.envs import make
+        from penstock.launch.evaluate import ENVS
+
+        if self._game is None:
+            self._game = make(self._config.env, min(self._config.eval.episodes, ENVS))
+        return self._game
+
+    def _play(self, folder: Path) -> list[Episode]:
+        from penstock.launch.evaluate import play, trained_policy
+
+        config, game, seed = self._config, self._made_game(), SEED + self._config.run.seed
+        policy = trained_policy(config, game, folder, seed)
 
         def choose(obs: npt.NDArray[Any]) -> npt.NDArray[Any]:
             self._ctx.status.beat()
@@ -130,8 +187,13 @@ class Evaluator:
                 raise StoppedError
             return policy.greedy(obs)
 
-        meta = checkpoint.load(self._held).meta
-        return meta, play(self._game, choose, config.eval.episodes, seed, policy.begin)
+        played = play(game, choose, config.eval.episodes, seed, policy.begin)
+        # Not barren, should it die later.
+        self._ctx.status.produced_steps += sum(episode.length for episode in played)
+        return played
+
+    def _note(self, text: str) -> None:
+        self._ctx.report("note", text=text)
 
     def _identity(self) -> tuple[int, int] | None:
         """What tells one checkpoint from the next, which has another file."""
@@ -140,12 +202,6 @@ class Evaluator:
         except (OSError, ValueError):
             return None
         return found.st_ino, found.st_mtime_ns
-
-
-def best_so_far(run_dir: Path) -> float | None:
-    """The highest mean return of the evaluations that a run has written down; None before any."""
-    means = [line["return"]["mean"] for line in lines(run_dir / EVALUATIONS)]
-    return max((mean for mean in means if mean is not None), default=None)
 
 
 def _hold(source: Path, held: Path, name: str) -> None:
@@ -158,8 +214,3 @@ def _hold(source: Path, held: Path, name: str) -> None:
     except OSError:  # a file system without hard links
         shutil.copyfile(source / name, path)
 
-
-def _move(held: Path, best: Path) -> None:
-    best.mkdir(exist_ok=True)
-    for path in held.iterdir():
-        path.replace(best / path.name)

@@ -118,7 +118,8 @@ def whole(found: Lines) -> Lines:
     """Without the intervals that were cut short, as the last of a run is, in which a rate means
     little."""
     times = [line.get("time_s") or 0.0 for line in found]
-    lengths = np.diff(times, prepend=0.0)
+    gaps = np.diff(times, prepend=0.0)  # of an older version, whose lines were not thinned
+    lengths = [line.get("interval_s", gap) for line, gap in zip(found, gaps, strict=True)]
     least_s = np.median(lengths) / 2
     return [line for line, length in zip(found, lengths, strict=True) if length >= least_s]
 

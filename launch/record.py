@@ -1,5 +1,9 @@
 """What a run writes down: a line of `metrics.jsonl` per interval and of `evaluations.jsonl` per
-evaluation, `summary.json` at its end."""
+evaluation, `summary.json` at its end.
+
+A run may last for months, so lines of metrics become rarer as it goes on: they are `FINENESS`th
+parts of its time apart, which is finer than a plot shows.
+"""
 
 from __future__ import annotations
 
@@ -11,38 +15,65 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from penstock.configs.game import same_game
+from penstock.configs.schema import EnvConfig
 from penstock.launch.writers import Writer
 
 Lines = list[dict[str, Any]]
 
 METRICS, EVALUATIONS = "metrics.jsonl", "evaluations.jsonl"
 SUMMARY = "summary.json"
+FINENESS = 5000
 NO_ACCOUNTING = {"produced": 0, "trained": 0, "dropped": {}, "lost": {}, "in_flight": 0}
 
 
 class Record:
-    """The last metrics of a run, on disk and at hand. A line is one write. ``writers`` get the
-    same."""
+    """The last metrics of a run, at hand, and on disk those that are due. ``writers`` get what is
+    written."""
 
-    def __init__(self, run_dir: Path, writers: Sequence[Writer] = ()) -> None:
+    def __init__(
+        self, run_dir: Path, writers: Sequence[Writer] = (), env: EnvConfig | None = None
+    ) -> None:
+        """What was evaluated before a resume still stands in the metrics, unless that was in
+        another game than ``env``."""
         self._run_dir = run_dir
         self._writers = writers
-        for name in (METRICS, EVALUATIONS):
-            _end_line(run_dir / name)
-        evaluated = lines(run_dir / EVALUATIONS)  # before a resume
-        self._evaluation = _figures(evaluated[-1]) if evaluated else {}
+        self._evaluation: dict[str, Any] = {}
+        for line in lines(run_dir / EVALUATIONS)[-1:]:
+            if env is None or same_game(line.get("env", {}), env):
+                self._evaluation = _figures(line)
+        self._written_s: float | None = None  # `time_s` of the last line
+        self._unwritten: dict[str, Any] | None = None
         self._time_s: float | None = None  # of the last interval
         self._span_s = self._busy_s = 0.0
-        self._file = (run_dir / METRICS).open("ab", buffering=0)
+        (run_dir / METRICS).open("ab").close()  # a folder with this file is a run
         self.last: dict[str, Any] = {}
 
     def metrics(self, metrics: dict[str, Any]) -> None:
-        """Append one interval, or what the learner counted at its very end."""
+        """Take in one interval, or what the learner counted at its very end; append it if due."""
         metrics = without_nan(metrics | self._evaluation)
         self._count_time(metrics)
         self.last = {**self.last, **metrics}
-        self._file.write(json.dumps(metrics).encode() + b"\n")
+        self._unwritten = metrics
+        if self._due(metrics.get("time_s")):
+            self._write()
+
+    def _due(self, time_s: float | None) -> bool:
+        before_s = self._written_s
+        if time_s is None or before_s is None:
+            return True
+        return not 0.0 <= time_s - before_s <= time_s / FINENESS  # it goes back in a resume
+
+    def _write(self) -> None:
+        metrics, self._unwritten = self._unwritten, None
+        if metrics is None:
+            return
+        self._written_s = metrics.get("time_s")
         problem = None
+        try:
+            _append(self._run_dir / METRICS, metrics)
+        except OSError as error:
+            problem = error
         for writer in self._writers:
             try:
                 writer.metrics(metrics)
@@ -55,8 +86,7 @@ class Record:
         """Append one evaluation; its figures stand in the metrics from now on."""
         self._evaluation = _figures(evaluation)
         self.last = {**self.last, **without_nan(self._evaluation)}
-        with (self._run_dir / EVALUATIONS).open("ab", buffering=0) as file:
-            file.write(json.dumps(without_nan(evaluation)).encode() + b"\n")
+        _append(self._run_dir / EVALUATIONS, without_nan(evaluation))
 
     def _count_time(self, metrics: dict[str, Any]) -> None:
         """Add up what the learner spent in training, for the mean over all intervals."""
@@ -82,7 +112,8 @@ class Record:
             "exit_reason": exit_reason,
             "error": error,
         }
-        self._file.close()
+        with suppress(OSError):
+            self._write()  # the end, due or not
         with suppress(OSError):  # a full disk was told of when the last metrics did not fit
             write_atomic(self._run_dir / SUMMARY, json.dumps(summary, indent=2) + "\n")
         for writer in self._writers:
@@ -118,13 +149,16 @@ def objects(text: bytes) -> Lines:
     return [line for line in found if isinstance(line, dict)]
 
 
-def _end_line(path: Path) -> None:
-    """Keep apart what is appended from a line that was never finished."""
-    with suppress(OSError), path.open("rb+") as file:
-        if file.seek(0, os.SEEK_END):
+def _append(path: Path, value: dict[str, Any]) -> None:
+    """Add a line, apart from one that was never finished. Raises OSError where it does not fit."""
+    data = json.dumps(value).encode() + b"\n"
+    with path.open("ab+", buffering=0) as file:
+        if file.tell():
             file.seek(-1, os.SEEK_END)
             if file.read(1) != b"\n":
-                file.write(b"\n")
+                data = b"\n" + data
+        while data:  # a disk that has room for a part of it takes that first
+            data = data[file.write(data) :]
 
 
 def write_atomic(path: Path, text: str) -> None:

@@ -104,9 +104,10 @@ def main() -> None:
         config=about["config"],
         resume="allow",
     )
+    # Not its own step, which must not fall, as agent steps do where a run goes on from a checkpoint.
+    run.define_metric("*", step_metric="env_steps")
     for message in messages:
-        metrics = message["metrics"]
-        run.log(dict(scalars(metrics)), step=metrics.get("env_steps", 0))
+        run.log(dict(scalars(message["metrics"])))
     run.finish()
 
 

@@ -144,7 +144,7 @@ class Checkpoints:
         if self._best_return is None and not self._evaluated:
             trainer = self._trainer
             meta = best_meta(self._best, trainer.layout, trainer.config.env, self._note)
-            self._best_return = meta["best_return"] if meta is not None else None
+            self._best_return = None if meta is None else meta.get("best_return")
         return self._best_return
 
     def _note(self, text: str) -> None:

@@ -57,7 +57,10 @@ def run(ctx: RoleContext) -> None:
     checkpoints = Checkpoints(ctx.run_dir, trainer, ctx.report)
     served = config.learner.pace in SERVED  # by a server that takes whoever is first
     if served or (ctx.learner == 0 and not begun(ctx.runtime_dir)):  # else the others have its state
-        checkpoints.resume(ctx.resume)
+        # Under a server one that starts again takes time and returns from the last checkpoint.
+        how = "auto" if served and ctx.incarnation and ctx.resume == "no" else ctx.resume
+        if not checkpoints.resume(how) and how == "auto":
+            ctx.report("note", text=f"{ctx.run_dir} has no checkpoint: this run begins anew")
     team = Team(ctx, config, trainer, checkpoints.stored)
     if not team.join():
         return

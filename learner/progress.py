@@ -186,6 +186,7 @@ class Progress:
         latency, self.latency = self.latency, {}
         return self.counts() | {
             "time_s": now_s,
+            "interval_s": now_s - last_s,
             "steps_per_s": (env_steps - last_env) / elapsed_s,
             "trained_steps_per_s": (trained_steps - last_trained) / elapsed_s,
             "episode_return_mean": self.return_mean,

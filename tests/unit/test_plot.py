@@ -61,6 +61,8 @@ def test_the_band_goes_as_far_as_all_curves_go() -> None:
 def test_intervals_that_were_cut_short_are_left_out() -> None:
     lines = [{"time_s": time_s} for time_s in (1.0, 2.0, 3.0, 3.01)]
     assert whole(lines) == lines[:3]
+    thinned = [{"time_s": at_s, "interval_s": 1.0} for at_s in (1.0, 2.0, 300.0, 400.0)]
+    assert whole([*thinned, {"time_s": 480.0, "interval_s": 0.01}]) == thinned
 
 
 def write(folder: Path, rates: list[float]) -> None:
