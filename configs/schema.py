@@ -209,7 +209,8 @@ class RunConfig(Section):
     grace_s: Positive = 10.0
     """Seconds from the first signal within which everything has checkpointed and ended."""
     interval_s: Positive = 1.0
-    """Seconds between two lines of `metrics.jsonl`."""
+    """Seconds between two measurements. Each is shown, and a line of `metrics.jsonl` as long as the
+    run has fewer than 5000; later on lines are a 5000th of its time apart."""
     tensorboard: bool = False
     """Write the same to the folder `tensorboard`, too; needs the extra `[tensorboard]`."""
     wandb: Text | None = None

@@ -49,9 +49,9 @@ def from_json(told: Told) -> spaces.Space[Any]:
             return spaces.MultiBinary(about)
         case "Box":
             low, high, shape, dtype = about
-            kept = np.dtype(dtype)
-            bounds = [np.broadcast_to(np.array(b, kept), shape) for b in (low, high)]
-            return spaces.Box(*bounds, tuple(shape), kept.type)
+            kept: Any = np.dtype(dtype)
+            least, most = (np.broadcast_to(np.array(b, kept), shape) for b in (low, high))
+            return spaces.Box(least, most, tuple(shape), kept)
     raise ValueError(f"there is no space {kind}")
 
 

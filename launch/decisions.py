@@ -36,14 +36,11 @@ from penstock.launch.membership import Group, Seats
 from penstock.launch.patience import Patience
 from penstock.launch.topology import RoleSpec, Stage
 from penstock.launch.worker import FIRST_DELAY_S, Life, Worker
-from penstock.profiling.status import Phase
 
 HEALTHY_S = 10.0  # who worked this long starts with a clean record
 DUMP_S = 0.5  # a hung process gets this long to write its stacks down
 AGAIN_S = 2.0  # between two attempts to kill
 SHARES = {Stage.ACTORS: 0.2, Stage.CARRIERS: 0.6}  # of the grace; learners have until its end
-SAVING = Phase.SAVING.name.lower()
-SLOW_DISK = 10  # times as long for one that writes: a network's disk may stall and come back
 BLINK_S = 5.0  # a supervisor that slept this long itself cannot tell who else did
 
 
@@ -139,7 +136,8 @@ class Decisions:
             return effects + self._fail(failure, now_s)
         if end.exit_code == EXIT_REJOIN:
             return effects + self._again(worker, FIRST_DELAY_S, now_s)
-        healthy = was_ready and now_s - since_s >= HEALTHY_S
+        worked_until_s = now_s if worker.doomed_s is None else worker.alive_s  # then it hung
+        healthy = was_ready and worked_until_s - since_s >= HEALTHY_S
         produced = end.produced > 0 and not worker.spec.essential
         return effects + self._after_crash(worker, failure, healthy, produced, now_s)
 
@@ -206,15 +204,11 @@ class Decisions:
         name = worker.spec.name
         if worker.doomed_s is not None:
             return [Kill(name, signal.SIGKILL)] if now_s >= worker.doomed_s else []
-        starting = worker.life is Life.STARTING
-        key = "start_timeout_s" if starting else "hang_timeout_s"
-        timeout_s: float = getattr(self._limits, key)
-        limit = f"run.{key}"
-        if phase == SAVING:
-            limit, timeout_s = f"{SLOW_DISK} × {limit}", SLOW_DISK * timeout_s
+        timeout_s, limit = worker.silence(self._limits, phase)
         if now_s - worker.alive_s < timeout_s:
             return worker.note_silence(phase, now_s, timeout_s)
         worker.doomed_s = now_s + DUMP_S
+        starting = worker.life is Life.STARTING
         doing = "while it was starting" if starting else f"in phase {phase}"
         worker.failure = Failure(name, f"no sign of life for {limit} = {timeout_s:g} s, {doing}")
         return [Kill(name, signal.SIGUSR1)]

@@ -213,4 +213,3 @@ def _hold(source: Path, held: Path, name: str) -> None:
         os.link(source / name, path)
     except OSError:  # a file system without hard links
         shutil.copyfile(source / name, path)
-

@@ -169,8 +169,8 @@ def load_policy(
 
     source: folder of a run; or a file that `penstock export` or `LoadedPolicy.save` wrote, for
         which nothing else is needed.
-    checkpoint: of a run: "best" by the mean return in training, or by evaluation where `eval.every_s` is set
-        ("last" where there is no best one yet); or "last".
+    checkpoint: of a run: "best" by the mean return in training, or by evaluation where
+        `eval.every_s` is set ("last" where there is no best one yet); or "last".
     sample: draw actions as in training, by random numbers of ``seed``; else take the likeliest.
     The environment of a run is made once, to ask for its spaces, and closed. Raises UserError.
     """

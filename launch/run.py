@@ -239,7 +239,7 @@ def conduct(
     ):
         changed = differences(path, config, resume)
         specs = make_specs(runtime_dir)
-        record = Record(path, writers(config, path))
+        record = Record(path, writers(config, path), config.env)
         write_atomic(path / CONFIG_FILE, dump(config))
         audience = Audience(lambda: view(_title(path, specs)), record, hooks)
         if changed:

@@ -104,7 +104,7 @@ def main() -> None:
         config=about["config"],
         resume="allow",
     )
-    # Not its own step, which must not fall, as agent steps do where a run goes on from a checkpoint.
+    # Its own step must not fall, as agent steps do where a run goes on from a checkpoint.
     run.define_metric("*", step_metric="env_steps")
     for message in messages:
         run.log(dict(scalars(message["metrics"])))

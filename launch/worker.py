@@ -8,11 +8,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
-from penstock.launch.effects import Effect, Failure, Note
+from penstock.launch.effects import Effect, Failure, Limits, Note
 from penstock.launch.topology import RoleSpec, Stage
+from penstock.profiling.status import Phase
 
 FIRST_DELAY_S = 0.1
 LONGEST_DELAY_S = 10.0
+SAVING = Phase.SAVING.name.lower()
+SLOW_DISK = 10  # times as long for one that writes: a network's disk may stall and come back
 SILENT_S = 10.0  # a step of an environment that takes so long is worth a word
 
 
@@ -55,6 +58,14 @@ class Worker:
         delay_s: float = min(FIRST_DELAY_S * 2**self.attempts, LONGEST_DELAY_S)
         self.attempts += 1
         return delay_s
+
+    def silence(self, limits: Limits, phase: str) -> tuple[float, str]:
+        """For how many seconds it may give no sign of life, and what says so."""
+        key = "start_timeout_s" if self.life is Life.STARTING else "hang_timeout_s"
+        timeout_s: float = getattr(limits, key)
+        if phase == SAVING:
+            return SLOW_DISK * timeout_s, f"{SLOW_DISK} times run.{key}"
+        return timeout_s, f"run.{key}"
 
     def note_silence(self, phase: str, now_s: float, hang_timeout_s: float) -> list[Effect]:
         """Tell, once each time, of an actor that works and has said nothing for long."""

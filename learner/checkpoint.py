@@ -70,8 +70,8 @@ def load(folder: Path, layout: ParamLayout | None = None) -> Checkpoint:
 
 
 def read_meta(folder: Path, layout: ParamLayout | None = None) -> Mapping[str, Any]:
-    """The ``meta`` of a folder's checkpoint, from the head of its file alone. Raises UserError where
-    that is damaged, or of another network than ``layout``."""
+    """The ``meta`` of a folder's checkpoint, from the head of its file alone. Raises UserError
+    where that is damaged, or of another network than ``layout``."""
     with _opened(folder, layout) as (_, _, meta):
         return meta
 

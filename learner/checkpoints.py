@@ -113,7 +113,8 @@ class Checkpoints:
         progress = self._trainer.progress
         mean = progress.return_mean
         if progress.trained_steps == self._resumed_elsewhere:
-            return  # what the other game was left with is all there is
+            self.put_off()  # nothing was trained on: `last` stays that of the other game
+            return
         best_return = self._find_best()
         is_best = (
             mean is not None

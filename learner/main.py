@@ -56,7 +56,7 @@ def run(ctx: RoleContext) -> None:
     ctx.report("note", text=network_of(config, info, trainer))
     checkpoints = Checkpoints(ctx.run_dir, trainer, ctx.report)
     served = config.learner.pace in SERVED  # by a server that takes whoever is first
-    if served or (ctx.learner == 0 and not begun(ctx.runtime_dir)):  # else the others have its state
+    if served or (ctx.learner == 0 and not begun(ctx.runtime_dir)):  # else others have its state
         # Under a server one that starts again takes time and returns from the last checkpoint.
         how = "auto" if served and ctx.incarnation and ctx.resume == "no" else ctx.resume
         if not checkpoints.resume(how) and how == "auto":

@@ -1,42 +1,157 @@
-"""When a checkpoint is the best, and that none is before one can tell."""
+"""When a checkpoint is the best, that none is before one can tell, and that none is lost."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 
+from penstock.configs.errors import UserError
 from penstock.configs.load import resolve
 from penstock.envs import probe
 from penstock.launch.evaluate import checkpoint_folder
 from penstock.learner import checkpoint
+from penstock.learner.checkpoint import FILE
 from penstock.learner.checkpoints import Checkpoints
 from penstock.learner.trainer import Trainer
+
+OTHER_GAME = "env.kwargs={sutton_barto_reward: true}"
+
+
+class Learned:
+    """A learner of CartPole, of whose play the returns alone are made up."""
+
+    def __init__(self, run_dir: Path, *options: str) -> None:
+        config = resolve("cartpole", ["learner.device=cpu", "stop.return=5", *options])
+        self.folder = run_dir / "checkpoints"
+        self.best = self.folder / "best"
+        self.trainer = Trainer(config, probe(config.env))
+        self.progress = self.trainer.progress
+        self.told: list[dict[str, Any]] = []
+        self.checkpoints = Checkpoints(run_dir, self.trainer, self._hear)
+
+    def play(self, episodes: int, episode_return: float) -> None:
+        """So many episodes of one step each, and a save."""
+        arrays = {
+            "alive": np.ones((1, episodes), bool),
+            "policy_version": np.zeros((1, episodes), np.uint32),
+            "terminated": np.ones((1, episodes), bool),
+            "truncated": np.zeros((1, episodes), bool),
+            "episode_return": np.full((1, episodes), episode_return, np.float32),
+            "episode_length": np.full((1, episodes), 7, np.int32),
+        }
+        self.progress.played(arrays, episodes)
+        self.progress.grow(self.progress.growth(), self.progress.growth())
+        self.checkpoints.save()
+
+    @property
+    def best_return(self) -> float | None:
+        found: float | None = checkpoint.load(self.best).meta["best_return"]
+        return found
+
+    def _hear(self, kind: str, **about: Any) -> None:
+        self.told.append({"kind": kind, **about})
+
+    def notes(self) -> list[str]:
+        return [told["text"] for told in self.told if told["kind"] == "note"]
+
+
+def resumed(run_dir: Path, *options: str) -> Learned:
+    learned = Learned(run_dir, *options)
+    assert learned.checkpoints.resume("must")
+    return learned
 
 
 @pytest.mark.parametrize("evaluated", [False, True])
 def test_none_is_the_best_before_one_was_judged(tmp_path: Path, evaluated: bool) -> None:
-    options = ["learner.device=cpu", *(["eval.every_s=60"] if evaluated else [])]
-    config = resolve("cartpole", options)
-    trainer = Trainer(config, probe(config.env))
-    told = []
-    checkpoints = Checkpoints(tmp_path, trainer, lambda kind, **about: told.append(about["best"]))
-
-    def play(episodes: int, episode_return: float) -> None:
-        trainer.progress.returns.extend([episode_return] * episodes)
-        trainer.progress.lengths.extend([7] * episodes)
-        trainer.progress.grow(trainer.progress.growth(), trainer.progress.growth())
-        checkpoints.save()
-
-    best = tmp_path / "checkpoints" / "best"
-    play(0, 0.0)
-    play(99, 5.0)  # fewer than a hundred may be luck
-    assert not best.exists()
+    learned = Learned(tmp_path, *(["eval.every_s=60"] if evaluated else []))
+    learned.play(0, 0.0)
+    learned.play(99, 5.0)  # fewer than a hundred may be luck
+    assert not learned.best.exists()
     assert checkpoint_folder(tmp_path, "best").name == "last"
-    play(1, 5.0)
-    play(100, 4.0)
-    assert told == [False, False, not evaluated, False]
+    learned.play(1, 5.0)
+    learned.play(100, 4.0)
+    assert [told["best"] for told in learned.told] == [False, False, not evaluated, False]
     if evaluated:
-        assert not best.exists()  # its evaluator writes it
+        assert not learned.best.exists()  # its evaluator writes it
     else:
-        assert checkpoint.load(best).meta["best_return"] == 5.0
+        assert learned.best_return == 5.0
+
+
+def test_a_write_that_fails_neither_loses_the_best_nor_keeps_the_next_away(tmp_path: Path) -> None:
+    learned = Learned(tmp_path)
+    learned.play(100, 5.0)
+    for name in ("last", "best"):
+        in_the_way = learned.folder / name / f".{FILE}.tmp"
+        in_the_way.mkdir()
+        with pytest.raises(UserError, match="could not be written"):
+            learned.play(100, {"last": 6.0, "best": 7.0}[name])
+        in_the_way.rmdir()
+        assert learned.best_return == 6.0
+    again = resumed(tmp_path)  # from before these
+    assert again.progress.return_mean == 5.0
+    again.play(100, 5.5)
+    assert again.best_return == 6.0
+    again.play(100, 6.5)
+    assert again.best_return == 6.5
+
+
+def test_a_best_that_never_reached_the_disk_is_not_to_be_beaten(tmp_path: Path) -> None:
+    learned = Learned(tmp_path)
+    learned.play(100, 5.0)
+    (learned.best / FILE).unlink()  # its machine has failed after `last`, in an older version
+    again = resumed(tmp_path)
+    again.play(100, 4.0)
+    assert again.best_return == 4.0
+
+
+def test_in_another_game_the_weights_go_on_and_returns_begin_anew(tmp_path: Path) -> None:
+    learned = Learned(tmp_path)
+    learned.play(100, 5.0)
+    assert learned.progress.solved_at_s is not None
+    other = resumed(tmp_path, OTHER_GAME)
+    assert (other.progress.return_mean, other.progress.solved_at_s) == (None, None)
+    assert (other.progress.trained_steps, other.progress.episodes) == (100, 100)
+    other.checkpoints.save()  # it ends before its first step, and may be resumed as it was
+    assert resumed(tmp_path).progress.return_mean == 5.0
+    other.play(99, 3.0)
+    assert not other.best.exists()
+    assert checkpoint.load(learned.folder / "best-before-1").meta["best_return"] == 5.0
+    other.play(1, 3.0)
+    assert other.best_return == 3.0
+    said = other.notes()
+    assert "the game is another than before (env.*)" in said[0]
+    assert said[1].endswith("best-before-1")
+    assert len(said) == 2
+    again = resumed(tmp_path, OTHER_GAME)
+    assert (again.progress.return_mean, again.notes()) == (3.0, [])
+    back = resumed(tmp_path)
+    back.play(100, 2.0)
+    assert (back.best_return, len(list(learned.folder.glob("best-before-?")))) == (2.0, 2)
+
+
+def test_what_an_older_version_saved_is_of_the_same_game(tmp_path: Path) -> None:
+    learned = Learned(tmp_path)
+    learned.play(100, 5.0)
+    for name in ("last", "best"):
+        stored = checkpoint.load(learned.folder / name)
+        meta = {key: value for key, value in stored.meta.items() if key != "env"}
+        checkpoint.save(learned.folder / name, replace(stored, meta=meta))
+    again = resumed(tmp_path)
+    assert again.progress.return_mean == 5.0
+    again.play(100, 4.0)
+    assert (again.best_return, again.notes()) == (5.0, [])
+
+
+def test_a_best_that_cannot_be_read_is_kept_and_not_to_be_beaten(tmp_path: Path) -> None:
+    learned = Learned(tmp_path)
+    learned.play(100, 5.0)
+    (learned.best / FILE).write_bytes(b"half of it")
+    again = resumed(tmp_path)
+    again.play(100, 4.0)
+    assert again.best_return == 4.0
+    assert (learned.folder / "best-before-1" / FILE).read_bytes() == b"half of it"
+    assert "is damaged" in again.notes()[0]

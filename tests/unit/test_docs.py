@@ -71,7 +71,7 @@ def test_the_names_of_other_libraries_stand_for_options_that_exist() -> None:
 
 
 def is_file(name: str) -> bool:
-    return name.endswith((".py", ".md", ".yaml", ".json"))
+    return name.endswith((".py", ".md", ".yaml", ".json", ".key", ".key_secret"))
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)

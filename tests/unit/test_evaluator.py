@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import os
 import threading
 import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,20 +14,139 @@ import pytest
 from penstock.configs.load import resolve
 from penstock.envs import probe
 from penstock.launch import evaluator
-from penstock.launch.evaluator import best_so_far
+from penstock.launch.evaluator import Evaluator
 from penstock.learner import checkpoint
-from penstock.learner.checkpoint import Checkpoint
+from penstock.learner.checkpoint import FILE, Checkpoint
 from penstock.models.fitting import net_shape
 from penstock.profiling.status import Phase
 from transport_world import context, reports
 
+GRADED = """
+import gymnasium
+import numpy as np
 
-def test_the_best_so_far_is_read_from_what_was_written_down(tmp_path: Path) -> None:
-    assert best_so_far(tmp_path) is None
-    means = (3.0, None, 12.5, 7.0)
-    lines = [json.dumps({"return": {"mean": mean}}) + "\n" for mean in means]
-    (tmp_path / "evaluations.jsonl").write_text("".join(lines) + '{"retu\n')
-    assert best_so_far(tmp_path) == 12.5
+
+class Graded(gymnasium.Env):
+    observation_space = gymnasium.spaces.Box(-1, 1, (2,), np.float32)
+    action_space = gymnasium.spaces.Discrete(4)
+
+    def __init__(self, pay=1.0):
+        self.pay = pay
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.left = 3
+        return np.zeros(2, np.float32), {}
+
+    def step(self, action):
+        self.left -= 1
+        return np.zeros(2, np.float32), self.pay * float(action), self.left == 0, False, {}
+"""
+OPTIONS = ("eval.every_s=1", "eval.episodes=2", "actors.inference=numpy")
+
+
+class Run:
+    """The checkpoints of a game whose action number n pays n in each of three steps."""
+
+    def __init__(self, folder: Path, *options: str) -> None:
+        self.config = resolve("graded:Graded", [*OPTIONS, *options])
+        self.layout = net_shape(self.config, probe(self.config.env)).layout
+        self.folder = folder / "checkpoints"
+        self.best = self.folder / "best"
+        self.ctx = context(folder, "evaluator", config=self.config)
+        self.evaluator = Evaluator(self.ctx, self.config)
+
+    def save(self, name: str, action: int, **meta: Any) -> None:
+        """Weights that always take ``action``, as a learner saves them after as many steps."""
+        weights = np.zeros(self.layout.size, np.float32)
+        self.layout.views(weights)["policy.bias"][action] = 1.0
+        progress = {"time_s": 1.5, "trained_steps": action, "learner_steps": action}
+        arrays = {"optimizer/steps": np.array(float(action))}
+        state = Checkpoint(self.layout, weights, arrays, {"progress": progress, **meta})
+        checkpoint.save(self.folder / name, state)
+
+    def evaluate(self, action: int) -> dict[str, Any]:
+        """Of weights that were saved last."""
+        self.save("last", action)
+        found = self.evaluator.evaluate()
+        self.evaluator.let_go()
+        return found
+
+    def best_action(self) -> float:
+        stored = checkpoint.load(self.best)
+        assert stored.meta["progress"]["learner_steps"] == stored.arrays["optimizer/steps"]
+        return float(stored.arrays["optimizer/steps"])
+
+
+@pytest.fixture
+def game(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "graded.py").write_text(GRADED)
+    monkeypatch.syspath_prepend(tmp_path)
+
+
+@pytest.mark.usefixtures("game")
+def test_the_best_is_kept_with_its_mean_over_a_restart(tmp_path: Path) -> None:
+    run = Run(tmp_path)
+    found = [run.evaluate(action) for action in (1, 2, 1)]
+    assert [line["return"]["mean"] for line in found] == [3.0, 6.0, 3.0]
+    assert [line["best"] for line in found] == [True, True, False]
+    assert [line["best_return_mean"] for line in found] == [3.0, 6.0, 6.0]
+    assert found[0]["env"]["id"] == "graded:Graded"
+    again = Run(tmp_path)  # without a line of evaluations.jsonl
+    line = again.evaluate(1)
+    assert (line["best"], line["best_return_mean"], again.best_action()) == (False, 6.0, 2)
+    assert reports(again.ctx, "note") == []  # it is known, and not evaluated again
+    assert again.evaluate(3)["best"]
+    assert again.best_action() == 3
+
+
+@pytest.mark.usefixtures("game")
+@pytest.mark.parametrize("options", [(), ("eval.episodes=3",), ("run.seed=7",)])
+def test_a_best_of_unknown_or_other_games_is_evaluated_first(
+    tmp_path: Path, options: tuple[str, ...]
+) -> None:
+    before = Run(tmp_path)
+    if options:
+        before.evaluate(2)
+    else:
+        before.save("best", 2, best_return=0.25)  # by a learner, without evaluation
+    run = Run(tmp_path, *options)
+    line = run.evaluate(1)
+    assert (line["best"], line["best_return_mean"], run.best_action()) == (False, 6.0, 2)
+    [note] = reports(run.ctx, "note")
+    assert note["text"] == f"{run.best} was evaluated first: mean return 6"
+    again = Run(tmp_path, *options)
+    assert again.evaluate(1)["best_return_mean"] == 6.0
+    assert reports(again.ctx, "note") == []
+
+
+@pytest.mark.usefixtures("game")
+def test_the_best_of_another_game_is_kept_and_not_to_be_beaten(tmp_path: Path) -> None:
+    Run(tmp_path).evaluate(3)
+    run = Run(tmp_path, "env.kwargs={pay: 0.5}")
+    line = run.evaluate(1)
+    assert (line["best"], line["best_return_mean"]) == (True, 1.5)
+    kept = checkpoint.load(run.folder / "best-before-1").meta
+    assert (kept["evaluation"]["mean"], kept["evaluation"]["env"]["kwargs"]) == (9.0, {})
+    assert run.best_action() == 1
+    [note] = reports(run.ctx, "note")
+    assert note["text"].endswith(f"it is kept as {run.folder / 'best-before-1'}")
+
+
+@pytest.mark.usefixtures("game")
+def test_a_full_disk_leaves_the_best_whole_and_the_next_better_one_becomes_it(
+    tmp_path: Path,
+) -> None:
+    run = Run(tmp_path)
+    run.evaluate(1)
+    in_the_way = run.best / f".{FILE}.tmp"
+    in_the_way.mkdir()
+    line = run.evaluate(3)
+    assert (line["best"], line["best_return_mean"], run.best_action()) == (False, 3.0, 1)
+    assert "stays as it was" in reports(run.ctx, "note")[0]["text"]
+    in_the_way.rmdir()
+    assert run.evaluate(2)["best"]
+    assert run.best_action() == 2
 
 
 def test_a_run_that_ends_during_an_evaluation_leaves_nothing_of_it(tmp_path: Path) -> None:
@@ -61,7 +180,7 @@ def test_a_checkpoint_is_held_while_it_is_replaced(
 ) -> None:
     if not links:
         monkeypatch.setattr(os, "link", lambda *_: os.stat(tmp_path / "no such file"))
-    last, held, best = (tmp_path / name for name in ("last", "held", "best"))
+    last, held = tmp_path / "last", tmp_path / "held"
     last.mkdir()
     for text in ("old", "new"):
         (last / "new").write_text(text)
@@ -70,6 +189,3 @@ def test_a_checkpoint_is_held_while_it_is_replaced(
     (last / "new").write_text("newer")
     (last / "new").replace(last / "file")
     assert (held / "file").read_text() == "new"
-    evaluator._move(held, best)
-    assert (best / "file").read_text() == "new"
-    assert list(held.iterdir()) == []

@@ -267,7 +267,7 @@ def test_one_file_gives_the_same_policy_where_there_is_no_environment(
         spaces.Box(0, 255, (4, 84, 84), np.uint8),
         spaces.Box(-np.inf, np.array([0.1, np.inf], np.float32), (2,), np.float32),
         spaces.Box(np.float64(0.1), np.float64(0.3), (), np.float64),
-        spaces.MultiDiscrete([[2, 3]], start=[[1, 10]]),
+        spaces.MultiDiscrete(np.array([[2, 3]]), start=np.array([[1, 10]])),
         spaces.MultiBinary([2, 3]),
         spaces.Tuple([spaces.Discrete(3, start=-1), spaces.MultiBinary(2)]),
         spaces.Dict(OrderedDict(z=THREE, a=spaces.Dict({"b": spaces.Discrete(2)}))),

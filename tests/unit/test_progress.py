@@ -114,6 +114,27 @@ def test_another_goal_is_still_to_be_reached() -> None:
         assert (after.stop_reason() == "return") == reached
 
 
+def test_in_another_game_nothing_is_solved_and_no_return_counts() -> None:
+    run = progress(**{"return": 10.0})
+    run.start(time.monotonic())
+    train(run, batch([20.0] * 100), 100, 5)
+    after = progress(**{"return": 10.0})
+    after.load_state_dict(run.state_dict(), same_game=False)
+    assert (after.return_mean, after.recent_episodes, after.solved_at_s) == (None, 0, None)
+    assert (after.learner_steps, after.episodes) == (5, 100)
+    train(after, batch([20.0] * 99), 99, 1)
+    assert after.stop_reason() is None
+
+
+def test_an_interval_says_how_long_it_was() -> None:
+    run = progress()
+    run.start(time.monotonic())
+    first = run.interval(TimeLedger())
+    time.sleep(0.02)
+    second = run.interval(TimeLedger())
+    assert second["interval_s"] == second["time_s"] - first["time_s"] >= 0.02
+
+
 def test_what_the_others_have_not_heard_of_is_said_again() -> None:
     run = progress()
     run.played(batch([1.0] * 3), 3)

@@ -1,10 +1,18 @@
 from __future__ import annotations
 
 import json
+import math
+import resource
+import signal
+from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from penstock.configs.game import settings
+from penstock.configs.load import resolve
+from penstock.configs.schema import EnvConfig
 from penstock.launch.record import Record, lines, write_atomic
 
 
@@ -49,6 +57,75 @@ def test_what_is_appended_stands_apart_from_a_broken_line(tmp_path: Path) -> Non
     record.close("return", None)
     assert lines(path) == [{"time_s": 1.0}, {"time_s": 3.0}]
     assert lines(tmp_path / "evaluations.jsonl") == []
+
+
+@pytest.mark.parametrize("name", ["metrics.jsonl", "evaluations.jsonl"])
+def test_after_a_disk_was_full_the_next_line_stands_apart(tmp_path: Path, name: str) -> None:
+    """The file may not grow beyond the midst of the second line, and then it may."""
+    record = Record(tmp_path)
+    line = {"return": {"mean": 5.0}, "length": {"mean": 9.0}, "best_return_mean": 6.0}
+
+    def write(number: int) -> None:
+        about = {**line, "trained_steps": number, "time_s": float(number)}
+        record.metrics(about) if name == "metrics.jsonl" else record.evaluation(about)
+
+    write(1)
+    size = (tmp_path / name).stat().st_size
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    before = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size * 3 // 2, hard))
+    try:
+        with pytest.raises(OSError, match="File too large"):
+            write(2)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+        signal.signal(signal.SIGXFSZ, before)
+    write(3)
+    assert [found["trained_steps"] for found in lines(tmp_path / name)] == [1, 3]
+
+
+def test_a_run_of_a_month_has_lines_for_its_whole_time_and_not_too_many(tmp_path: Path) -> None:
+    """A report each minute, as if of 60 in one, so that the test is short: 43,200 of them."""
+    record, month_s = Record(tmp_path), 30 * 86400
+    for time_s in range(60, month_s + 1, 60):
+        record.metrics({"time_s": float(time_s), "learner_compute_fraction": 0.5})
+    assert record.last["time_s"] == month_s  # what is shown keeps its pace
+    assert record.close("interrupted", None)["utilization"] == 0.5
+    times = [line["time_s"] for line in lines(tmp_path / "metrics.jsonl")]
+    # One each minute until these are a 5000th of the time, then 5000 whenever it grows e-fold.
+    assert len(times) <= 5000 * (1 + math.log(month_s / 60 / 5000)) < 16_000
+    assert times[:3] == [60.0, 120.0, 180.0]
+    assert times[-1] == month_s
+    assert all(b - a <= b / 5000 + 60 for a, b in pairwise(times))
+
+
+def test_what_was_not_due_is_written_at_the_end_and_where_time_goes_back(tmp_path: Path) -> None:
+    record = Record(tmp_path)
+    for time_s in (0.0, 0.0, 9000.0, 9001.0, 8000.0, 8001.0, 8001.5):
+        record.metrics({"time_s": time_s})
+    record.close("interrupted", None)
+    record = Record(tmp_path)
+    record.metrics({"time_s": 8001.6})
+    record.close("interrupted", None)
+    times = [line["time_s"] for line in lines(tmp_path / "metrics.jsonl")]
+    assert times == [0.0, 9000.0, 8000.0, 8001.5, 8001.6]
+
+
+def test_evaluations_of_another_game_do_not_stand_in_its_metrics(tmp_path: Path) -> None:
+    env = resolve("cartpole").env
+    found = {"return": {"mean": 5.0}, "length": {"mean": 9.0}, "best_return_mean": 6.0}
+    other = {"env": {"id": "Acrobot-v1"}}
+    for known, carried in [({}, True), ({"env": settings(env)}, True), (other, False)]:
+        record = Record(tmp_path, env=env)
+        record.evaluation({**found, **known, "trained_steps": 640})
+        record.close("interrupted", None)
+        assert ("eval_return_best" in _after_resume(tmp_path, env)) == carried
+
+
+def _after_resume(run_dir: Path, env: EnvConfig) -> dict[str, Any]:
+    record = Record(run_dir, env=env)
+    record.metrics({"time_s": 1.0})
+    return record.close("interrupted", None)
 
 
 def test_a_resumed_run_knows_its_evaluations(tmp_path: Path) -> None:

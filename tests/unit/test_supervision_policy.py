@@ -284,7 +284,7 @@ def test_a_learner_that_saves_may_be_silent_for_longer() -> None:
     outcome = scene.decisions.outcome
     assert outcome is not None
     assert outcome.error is not None
-    assert "no sign of life for 10 × run.hang_timeout_s = 300 s, in phase saving" in outcome.error
+    assert "for 10 times run.hang_timeout_s = 300 s, in phase saving" in outcome.error
 
 
 def test_starting_has_a_limit_of_its_own_that_beats_extend() -> None:
@@ -293,6 +293,28 @@ def test_starting_has_a_limit_of_its_own_that_beats_extend() -> None:
         scene.wait(40, beating=("actor-1",))
         == [Kill("actor-0", DUMP)] + [Kill("actor-0", KILL)] * 20
     )
+
+
+def test_an_actor_that_always_hangs_ends_the_run_however_long_each_time() -> None:
+    scene = Scene(ACTORS[:1], hang_timeout_s=30, max_restarts=2)
+    for _ in range(3):
+        scene.decisions.ready("actor-0", scene.now_s)
+        assert Kill("actor-0", DUMP) in scene.wait(30)
+        scene.ends("actor-0", -9)
+        assert Start("actor-0", 3) not in scene.wait(1)
+    assert scene.decisions.outcome is not None
+    assert scene.decisions.outcome.reason == "fault"
+
+
+def test_an_actor_that_hangs_after_good_work_begins_with_a_clean_record() -> None:
+    scene = Scene(ACTORS[:1], hang_timeout_s=30, max_restarts=2)
+    for _ in range(6):
+        scene.decisions.ready("actor-0", scene.now_s)
+        scene.wait(11, ("actor-0",))
+        assert Kill("actor-0", DUMP) in scene.wait(30)
+        scene.ends("actor-0", -9)
+        scene.wait(1)
+    assert not scene.decisions.stopping
 
 
 def test_a_supervisor_that_slept_blames_nobody() -> None:
