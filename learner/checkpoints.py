@@ -143,9 +143,10 @@ class Checkpoints:
     def _find_best(self) -> float | None:
         """The mean return to be beaten: what the disk knows, where this one does not."""
         if self._best_return is None and not self._evaluated:
-            trainer = self._trainer
-            meta = best_meta(self._best, trainer.layout, trainer.config.env, self._note)
-            self._best_return = None if meta is None else meta.get("best_return")
+            layout, env = self._trainer.layout, self._trainer.config.env
+            meta = best_meta(self._best, layout, env, self._note)
+            if meta is not None and same_game(meta.get(ENV, {}), env):  # else only evaluated in it
+                self._best_return = meta.get("best_return")
         return self._best_return
 
     def _note(self, text: str) -> None:

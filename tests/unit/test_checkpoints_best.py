@@ -133,6 +133,21 @@ def test_in_another_game_the_weights_go_on_and_returns_begin_anew(tmp_path: Path
     assert (back.best_return, len(list(learned.folder.glob("best-before-?")))) == (2.0, 2)
 
 
+def test_what_was_trained_in_another_game_and_evaluated_in_this_has_no_return_here(
+    tmp_path: Path,
+) -> None:
+    learned = Learned(tmp_path)
+    learned.play(100, 5.0)
+    other = resumed(tmp_path, OTHER_GAME)
+    stored = checkpoint.load(learned.best)
+    env = other.trainer.config.env.model_dump(mode="json")
+    meta = {**stored.meta, "evaluation": {"env": env, "mean": 4.0}}
+    checkpoint.save(learned.best, replace(stored, meta=meta))  # as an evaluator does
+    other.play(100, 3.0)
+    assert other.best_return == 3.0
+    assert not (learned.folder / "best-before-1").exists()
+
+
 def test_what_an_older_version_saved_is_of_the_same_game(tmp_path: Path) -> None:
     learned = Learned(tmp_path)
     learned.play(100, 5.0)
