@@ -123,7 +123,7 @@ class Lockstep:
         self._trainer = trainer
         self._ctx, self._beat = ctx, ctx.status.beat
         self._checkpoints = checkpoints
-        self._resumes = trainer.progress.generation > 0
+        self._resumes = bool(trainer.progress.generation) and checkpoints.goes_on_in_its_game()
         self.note = ""  # for the user: what the replay began with
         self.accounting = Accounting()
         # Generation 0 whatever was resumed: games are seeded by the step count alone.

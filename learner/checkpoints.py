@@ -83,9 +83,17 @@ class Checkpoints:
             self._resumed_elsewhere = trainer.progress.trained_steps
             self._note(
                 "the game is another than before (env.*): the weights go on; mean return, "
-                "stop.return and the best checkpoint begin anew"
+                "stop.return, replay and the best checkpoint begin anew"
             )
         return True
+
+    def goes_on_in_its_game(self) -> bool:
+        """Whether the run that is resumed was in the same game, so that its replay is of use; where
+        another machine has its checkpoint, that is taken to be so."""
+        if not checkpoint.exists(self._last):
+            return True
+        meta = checkpoint.read_meta(self._last, self._trainer.layout)
+        return same_game(meta.get(ENV, {}), self._trainer.config.env)
 
     def shard(self, learner: int = 0) -> Path:
         """Where ``learner`` keeps its replay, if the run keeps any."""
