@@ -28,7 +28,9 @@ def train(folder: Path, target: str, *options: str) -> dict[str, Any]:
     return summary
 
 
-@pytest.mark.parametrize("kind", ["shm", "zmq", pytest.param("inproc", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "kind", ["zmq", *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("shm", "inproc"))]
+)
 def test_cartpole_is_solved(tmp_path: Path, nothing_left_behind: None, kind: str) -> None:
     summary = train(tmp_path, "cartpole", f"transport.kind={kind}", "stop.minutes=2")
     assert summary["exit_reason"] == "return"

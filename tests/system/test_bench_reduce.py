@@ -39,6 +39,7 @@ def check(figures: dict[str, Any], links: list[str]) -> None:
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="network namespaces need root")
+@pytest.mark.slow
 def test_bytes_at_sockets_and_interfaces_are_those_worked_out_by_hand() -> None:
     result = measure(plan(tuple(BY_HAND), ("unlimited",)), print)
     if result["links"] != ["unlimited"]:

@@ -104,6 +104,7 @@ def test_a_step_that_hangs_is_told_with_its_line(penstock: Penstock) -> None:
 
 
 @pytest.mark.usefixtures("broken")
+@pytest.mark.slow
 def test_a_step_that_hangs_and_keeps_the_lock_ends_too(penstock: Penstock) -> None:
     code, _, err = penstock("check-env", "broken:KeepsTheLock", "--hang-s", "1", "--json").end()
     assert code == 1

@@ -20,8 +20,12 @@ AGAIN_S = 20.0  # within which the others train again; on a quiet machine it is 
 @pytest.mark.parametrize(
     "options",
     [
-        pytest.param(("transport.kind=shm",), id="shm", marks=pytest.mark.slow),
-        pytest.param(("transport.kind=zmq", "learner.reduce.codec=int8"), id="zmq-int8"),
+        pytest.param(("transport.kind=shm",), id="shm"),
+        pytest.param(
+            ("transport.kind=zmq", "learner.reduce.codec=int8"),
+            id="zmq-int8",
+            marks=pytest.mark.slow,
+        ),
         pytest.param(("learner.pace=local_sgd",), id="local_sgd", marks=pytest.mark.slow),
         pytest.param(("learner.pace=ssp",), id="ssp", marks=pytest.mark.slow),
         pytest.param(

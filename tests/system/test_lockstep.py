@@ -74,12 +74,18 @@ STACKED = "env.wrappers=[{'gymnasium.wrappers:FrameStackObservation': {stack_siz
 @pytest.mark.parametrize(
     ("target", "steps", "options"),
     [
-        ("pong", 16, ("env.kwargs.max_num_frames_per_episode=36", "env.kwargs.noop_max=0")),
+        pytest.param(
+            "pong",
+            16,
+            ("env.kwargs.max_num_frames_per_episode=36", "env.kwargs.noop_max=0"),
+            marks=pytest.mark.slow,
+        ),
         ("cartpole", 40, (STACKED, "model.core=gru", "model.core_size=8")),
-        (
+        pytest.param(
             "cartpole_ppo",
             40,
             (STACKED, "algo.epochs=2", "algo.target_kl=1", "model.normalize_observations=true"),
+            marks=pytest.mark.slow,
         ),
     ],
 )
@@ -103,6 +109,7 @@ def test_frames_that_are_written_once_teach_the_same(
         pytest.param("pendulum_sac", "algo.tau=0.1", marks=pytest.mark.slow),
     ],
 )
+@pytest.mark.slow  # the next one is the same and more
 def test_so_does_one_that_learns_from_replay(tmp_path: Path, target: str, option: str) -> None:
     small = ("replay.min_size=64", "replay.batch_size=32", "replay.samples_per_insert=1")
     options = (option, *small)
@@ -153,6 +160,7 @@ def test_without_the_option_the_replay_begins_empty_and_that_is_said(
     assert not (tmp_path / "checkpoints/last/replay/0").exists(), "that was of another moment"
 
 
+@pytest.mark.slow
 def test_a_replay_of_another_size_is_refused(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -196,6 +204,7 @@ def test_a_signal_ends_a_turn(tmp_path: Path, nothing_left_behind: None) -> None
     assert checkpoint.exists(tmp_path / "run" / "checkpoints" / "last")
 
 
+@pytest.mark.slow
 def test_the_seed_is_what_differs(tmp_path: Path) -> None:
     first = train(tmp_path / "a", 20)
     assert same(first, train(tmp_path / "b", 20))

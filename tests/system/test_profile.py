@@ -177,9 +177,17 @@ def test_a_run_that_fails_is_told_as_train_tells_it(penstock: Penstock, tmp_path
     ("arguments", "words"),
     [
         (("cartpole", "--seconds", "0"), "--seconds 0 is no length of a window"),
-        (("cartpole", "--seconds", "nan"), "--seconds nan is no length of a window"),
+        pytest.param(
+            ("cartpole", "--seconds", "nan"),
+            "--seconds nan is no length of a window",
+            marks=pytest.mark.slow,
+        ),
         (("cartpole", "transport.kind=inproc"), "transport.kind=inproc plays and trains in turns"),
-        (("cartpoel",), "'cartpoel' is not a target; the nearest preset is cartpole"),
+        pytest.param(
+            ("cartpoel",),
+            "'cartpoel' is not a target; the nearest preset is cartpole",
+            marks=pytest.mark.slow,
+        ),
         (("cartpole", "learner.lr=-1"), "learner.lr is -1"),
     ],
 )

@@ -48,7 +48,7 @@ def started(supervise: Supervise, **more: Any) -> Supervised:
     return run
 
 
-@pytest.mark.parametrize("victim", [0, 1])
+@pytest.mark.parametrize("victim", [0, pytest.param(1, marks=pytest.mark.slow)])
 def test_one_of_three_is_killed_replaced_and_let_in_again(
     supervise: Supervise, victim: int
 ) -> None:

@@ -67,6 +67,8 @@ def learn_together(ctx: RoleContext) -> None:
         nonlocal alive
         for message in ctx.messages():
             alive = message.get("alive", alive)
+            if message["kind"] == "group" and ctx.learner in message["members"]:
+                ctx.report("entered")
             if message["kind"] != "actors":
                 print(f"heard {time.monotonic()} {json.dumps(message)}", flush=True)
         ctx.status.produced_steps, ctx.status.trained_steps = 50, 40
