@@ -87,6 +87,7 @@ def test_an_actor_without_keys_stays_outside(tmp_path: Path, address: str) -> No
     assert refused(context(tmp_path), address)
 
 
+@pytest.mark.slow
 def test_knowing_the_learners_key_is_not_enough(
     tmp_path: Path, actor_folder: Path, address: str
 ) -> None:

@@ -215,7 +215,7 @@ def test_runs_are_listed_while_they_live_and_after(penstock: Penstock, tmp_path:
 
 def test_a_group_of_seeds_and_ctrl_c_ends_it(penstock: Penstock, tmp_path: Path) -> None:
     options = ("run.dir=group", "run.seed=7", *SMALL)
-    group = penstock("train", "cartpole", "--seeds", "2", "--json", *options, "stop.env_steps=6e4")
+    group = penstock("train", "cartpole", "--seeds", "2", "--json", *options, "stop.env_steps=3e4")
     code, answer, err = group.end()
     assert code == 0, err
     assert [run["seed"] for run in answer["runs"]] == [7, 8]

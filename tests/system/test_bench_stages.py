@@ -97,7 +97,8 @@ def test_messages_of_the_sizes_asked_for_come_again_and_again() -> None:
             take()
 
 
-@pytest.mark.parametrize("only", ["wire", pytest.param("whole", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("only", ["wire", "whole"])
 def test_stopped_in_the_middle_it_leaves_nothing(only: str) -> None:
     with subprocess.Popen([*COMMAND, "30", "--only", only], stdout=subprocess.PIPE) as command:
         with pytest.raises(subprocess.TimeoutExpired):

@@ -120,7 +120,8 @@ def test_a_killed_learner_costs_the_others_moments(
     assert answer["actors_restarted"] == 0
 
 
-@pytest.mark.parametrize("pace", ["bsp", pytest.param("local_sgd", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("pace", ["bsp", "local_sgd"])
 def test_a_learner_that_stood_still_is_met_again(
     penstock: Penstock, tmp_path: Path, pace: str
 ) -> None:

@@ -148,6 +148,7 @@ def test_so_does_one_whose_checkpoints_hold_the_replay(
     assert more == pytest.approx(20 * 32, abs=200)
 
 
+@pytest.mark.slow
 def test_without_the_option_the_replay_begins_empty_and_that_is_said(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -215,7 +215,10 @@ def test_updates_are_counted_for_the_warm_up() -> None:
     assert seen == pytest.approx([0.1, 0.3, 0.6, 1.0, 1.4, 1.8])
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    "kind",
+    [kind if kind == "adam" else pytest.param(kind, marks=pytest.mark.slow) for kind in KINDS],
+)
 def test_no_part_of_a_learner_step_imports_dynamo(kind: str) -> None:
     code = f"""
 import sys, torch
