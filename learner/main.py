@@ -144,9 +144,9 @@ class LearnerProcess:
             config, trainer, self._accounting, actors, actors + SPARE_LANES, ctx.ledger, ctx.status
         )
         self._shard = checkpoints.shard(ctx.learner)
-        if self._progress.generation and checkpoints.goes_on_in_its_game():
-            if note := self._source.resume(self._shard):
-                ctx.report("note", text=note)
+        resumes = self._progress.generation and checkpoints.goes_on_in_its_game()
+        if resumes and (note := self._source.resume(self._shard)):
+            ctx.report("note", text=note)
         self._board = WeightsBoard.create(trainer.layout.size)
         self._publisher = Publisher(trainer.published(), self._board)
         self._publish()
