@@ -3,7 +3,7 @@
 Maps are laid over key by key. An empty map clears what lies below it; null where a map belongs says
 nothing, so that a section may stand with all its keys commented out. A map that names another
 algorithm than the one below it begins the section `algo` anew: no setting of one is meant for the
-other.
+other. Likewise `stop.return: null` takes the `stop.hold_s` below it away.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from penstock.configs.errors import UserError
 from penstock.configs.keys import is_section
 from penstock.configs.text import KeyPath, parse
 
+HOLD = ("stop", "hold_s")
 _EXAMPLE = "write key=value, for example learner.lr=3e-4"
 
 
@@ -62,6 +63,8 @@ class Layers:
             self.values["algo"] = {}
             self.places = {key: where for key, where in self.places.items() if key[0] != "algo"}
         target = self._map_at(at)
+        if at == ("stop",) and over.get("return", 0) is None:
+            self._drop_hold(target)
         for key, value in over.items():
             path = (*at, key)
             if value is None and _is_map(path):
@@ -71,6 +74,12 @@ class Layers:
                 self._lay(value, path, place)
             else:
                 target[key] = value
+
+    def _drop_hold(self, stop: dict[str, Any]) -> None:
+        """`stop.return` is taken away: how long a preset goes on after it means nothing."""
+        if not self.places.get(HOLD, "").startswith("override"):
+            stop.pop(HOLD[-1], None)
+            self.places.pop(HOLD, None)
 
     def _map_at(self, path: KeyPath) -> dict[str, Any]:
         values = self.values

@@ -77,6 +77,13 @@ def test_any_other_atari_game_takes_the_settings_that_suit_all_of_them() -> None
     assert resolve("ALE/Freeway-v5", ["algo.name=dqn"]).env == breakout.env
 
 
+def test_without_its_return_a_preset_holds_nothing() -> None:
+    assert resolve("doom_basic").stop.hold_s == 30
+    assert resolve("doom_basic", ["stop.return=null"]).stop.hold_s == 0
+    with pytest.raises(UserError, match="stop.hold_s 5 counts from when stop.return is reached"):
+        resolve("doom_basic", ["stop.hold_s=5", "stop.return=null"])
+
+
 def test_a_game_without_preset_starts_from_the_defaults() -> None:
     assert resolve("Acrobot-v1") == Config.model_validate({"env": {"id": "Acrobot-v1"}})
 
