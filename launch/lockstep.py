@@ -21,7 +21,7 @@ from penstock.core.role import RoleContext
 from penstock.envs import make, probe
 from penstock.learner.checkpoints import Checkpoints
 from penstock.learner.exchange.base import Floats
-from penstock.learner.main import AnyTrainer, make_trainer, network_of
+from penstock.learner.making import AnyTrainer, make_trainer, network_of
 from penstock.learner.publish import Publisher
 from penstock.learner.staging import StagingBatch
 from penstock.learner.trainer import Trainer

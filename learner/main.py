@@ -11,17 +11,15 @@ from contextlib import suppress
 from typing import Any
 
 import numpy as np
-import torch
 
-from penstock.configs.algorithms import OnPolicyConfig
 from penstock.configs.errors import UserError
 from penstock.configs.group import SERVED
 from penstock.configs.schema import Config
 from penstock.core.role import RoleContext, learner_socket
-from penstock.envs import GameInfo, probe
+from penstock.envs import probe
 from penstock.learner.checkpoints import Checkpoints
 from penstock.learner.exchange.base import Floats, GroupLostError, Word
-from penstock.learner.offpolicy import OffPolicyTrainer
+from penstock.learner.making import AnyTrainer, make_trainer, network_of, on_own_gpu
 from penstock.learner.others import Others
 from penstock.learner.publish import Publisher
 from penstock.learner.source import Source
@@ -31,8 +29,6 @@ from penstock.learner.torch_trace import TorchTrace
 from penstock.learner.trainer import DivergedError, Trainer
 from penstock.learner.transitions import Transitions
 from penstock.learner.unrolls import Unrolls
-from penstock.models.fitting import net_shape
-from penstock.models.words import in_words
 from penstock.profiling.device import DeviceClock
 from penstock.profiling.ledger import Part, TimeLedger
 from penstock.profiling.status import Phase, StatusPage
@@ -68,39 +64,6 @@ def run(ctx: RoleContext) -> None:
         ctx.report("ready")
         process.work()
         process.finish()
-
-
-AnyTrainer = Trainer | OffPolicyTrainer
-
-
-def make_trainer(config: Config, info: GameInfo, ledger: TimeLedger | None = None) -> AnyTrainer:
-    """What trains by the algorithm of ``config``; ``ledger`` is that of the thread it works in."""
-    on_policy = isinstance(config.algo, OnPolicyConfig)
-    return (Trainer if on_policy else OffPolicyTrainer)(config, info, ledger)
-
-
-def network_of(config: Config, info: GameInfo, trainer: AnyTrainer) -> str:
-    """A sentence on what is trained."""
-    count = sum(len(optimizer.values) for optimizer in trainer.optimizers().values())
-    return in_words(net_shape(config, info), config.model, count)
-
-
-def on_own_gpu(config: Config, ctx: RoleContext) -> Config:
-    """``config`` with a GPU for each of several learners, where `learner.device` is auto.
-
-    Raises UserError where one host has fewer GPUs than learners, which NCCL refuses.
-    """
-    learner = config.learner
-    gpus = torch.cuda.device_count()
-    if learner.count == 1 or learner.device != "auto" or not gpus:
-        return config
-    if ctx.store is None and learner.count > gpus:
-        raise UserError(
-            f"learner.count {learner.count} needs a GPU for each learner and this host has {gpus}; "
-            f"set learner.count={gpus} or learner.device=cpu"
-        )
-    own = learner.model_copy(update={"device": f"cuda:{ctx.learner % gpus}"})
-    return config.model_copy(update={"learner": own})
 
 
 def make_source(

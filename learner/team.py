@@ -37,7 +37,7 @@ from penstock.profiling.status import Phase
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store
 
-    from penstock.learner.main import AnyTrainer
+    from penstock.learner.making import AnyTrainer
 
 MEET_S = 4.0  # members named by the supervisor are alive, and soon there
 LOOK_S = 0.005

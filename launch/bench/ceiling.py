@@ -22,7 +22,7 @@ from penstock.core.specs import HEADER, SlotSpec
 from penstock.envs import GameInfo, probe
 from penstock.launch.bench.alone import alone
 from penstock.launch.bench.rates import Work, rounds_of, told
-from penstock.learner.main import make_trainer
+from penstock.learner.making import make_trainer
 from penstock.learner.offpolicy import OffPolicyTrainer
 from penstock.learner.staging import StagingBatch
 from penstock.learner.trainer import Trainer, pick_device

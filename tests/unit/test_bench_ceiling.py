@@ -13,7 +13,7 @@ from penstock.configs.load import resolve
 from penstock.core.observations import MASK, laid_out, row_nbytes, views
 from penstock.envs import probe
 from penstock.launch.bench.ceiling import LEARNING_RATE, actions, like, staged, work
-from penstock.learner.main import make_trainer
+from penstock.learner.making import make_trainer
 from penstock.learner.trainer import Trainer
 
 

@@ -12,7 +12,7 @@ from gymnasium import spaces
 from penstock.configs.load import resolve
 from penstock.configs.schema import Config
 from penstock.envs import probe
-from penstock.learner.main import make_trainer, network_of
+from penstock.learner.making import make_trainer, network_of
 from penstock.models.fitting import net_shape
 from penstock.models.words import in_words
 
