@@ -45,7 +45,8 @@ def rows(summary: Metrics, run_dir: Path) -> Rows:
         )
     if m("utilization") is not None:
         shown["learner"] = f"{percent(m('utilization'))} of its time in training"
-    return [*shown.items(), ("folder", str(run_dir)), *_next(summary["exit_reason"], run_dir)]
+    following = _next(summary["exit_reason"], run_dir) if steps else []
+    return [*shown.items(), ("folder", str(run_dir)), *following]
 
 
 def accounting(a: Mapping[str, Any]) -> dict[str, str]:

@@ -61,9 +61,11 @@ def test_a_run_that_saved_can_be_looked_at_and_one_that_was_interrupted_resumed(
     assert [label for label, _ in found[-4:]] == ["next", "", "", ""]
 
 
-def test_a_run_of_nothing_has_last_words() -> None:
+def test_a_run_of_nothing_has_last_words_and_nothing_to_look_at(tmp_path: Path) -> None:
+    (tmp_path / "checkpoints" / "last").mkdir(parents=True)
     nothing = {"produced": 0, "trained": 0, "dropped": {}, "lost": {}, "in_flight": 0}
-    found = dict(rows({"exit_reason": "fault", "accounting": nothing}, Path("run")))
+    found = dict(rows({"exit_reason": "fault", "accounting": nothing}, tmp_path))
+    assert "next" not in found
     assert found["steps"] == "0 agent steps in 0:00, -/s"
 
 
