@@ -208,9 +208,7 @@ class Decisions:
         if now_s - worker.alive_s < timeout_s:
             return worker.note_silence(phase, now_s, timeout_s)
         worker.doomed_s = now_s + DUMP_S
-        starting = worker.life is Life.STARTING
-        doing = "while it was starting" if starting else f"in phase {phase}"
-        worker.failure = Failure(name, f"no sign of life for {limit} = {timeout_s:g} s, {doing}")
+        worker.failure = worker.hung(f"{limit} = {timeout_s:g} s", phase)
         return [Kill(name, signal.SIGUSR1)]
 
     def _after_crash(

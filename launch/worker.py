@@ -67,6 +67,12 @@ class Worker:
             return SLOW_DISK * timeout_s, f"{SLOW_DISK} times run.{key}"
         return timeout_s, f"run.{key}"
 
+    def hung(self, limit: str, phase: str) -> Failure:
+        """That it gave no sign of life for the ``limit``, and where its stacks will be."""
+        doing = "while it was starting" if self.life is Life.STARTING else f"in phase {phase}"
+        where = f"where is in logs/{self.name}.stacks"
+        return Failure(self.name, f"no sign of life for {limit}, {doing}; {where}")
+
     def note_silence(self, phase: str, now_s: float, hang_timeout_s: float) -> list[Effect]:
         """Tell, once each time, of an actor that works and has said nothing for long."""
         works = self.life is Life.WORKING and self.spec.stage is Stage.ACTORS

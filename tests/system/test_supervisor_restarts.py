@@ -68,7 +68,7 @@ def test_a_hung_environment_is_named_dumped_and_replaced(supervise: Supervise) -
     run = supervise(actors=["hang_once"], learner="learn", limits={"hang_timeout_s": 0.5})
     run.wait_for(
         "actor-0: no sign of life for run.hang_timeout_s = 0.5 s, in phase environment; "
-        "it starts again in 0.1 s"
+        "where is in logs/actor-0.stacks; it starts again in 0.1 s"
     )
     run.signal(signal.SIGTERM)
     assert run.result()["exit_code"] == 143
@@ -80,7 +80,8 @@ def test_a_role_that_never_starts_is_a_fault_too(supervise: Supervise) -> None:
     result = supervise(actors=["never_ready"], learner="learn", limits=limits).result()
     assert result["exit_code"] == 1
     assert result["failure"]["message"] == (
-        "no sign of life for run.start_timeout_s = 0.5 s, while it was starting"
+        "no sign of life for run.start_timeout_s = 0.5 s, while it was starting; "
+        "where is in logs/actor-0.stacks"
     )
 
 
