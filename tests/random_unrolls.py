@@ -3,21 +3,30 @@
 from __future__ import annotations
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
 ACTIONS = 3
 
 
-def make_batch(steps: int = 6, envs: int = 4, seed: int = 0) -> dict[str, Tensor]:
-    """Random rows; a row after an end is a reset, as in NEXT_STEP autoreset."""
-    rng = np.random.default_rng(seed)
-    terminated, truncated = (rng.random((steps, envs)) < 0.2 for _ in range(2))
+def random_ends(
+    rng: np.random.Generator, steps: int, envs: int, share: float
+) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.bool_], npt.NDArray[np.bool_]]:
+    """Terminated, truncated and alive, ``[steps, envs]``, about a ``share`` of the rows ends each;
+    a row after an end is a reset, as in NEXT_STEP autoreset."""
+    terminated, truncated = (rng.random((steps, envs)) < share for _ in range(2))
     alive = np.ones((steps, envs), np.bool_)
     for t in range(1, steps):
         alive[t] = ~(terminated[t - 1] | truncated[t - 1])
         terminated[t] &= alive[t]
         truncated[t] &= alive[t]
+    return terminated, truncated, alive
+
+
+def make_batch(steps: int = 6, envs: int = 4, seed: int = 0) -> dict[str, Tensor]:
+    rng = np.random.default_rng(seed)
+    terminated, truncated, alive = random_ends(rng, steps, envs, 0.2)
     arrays = {
         "obs": rng.normal(size=(steps + 1, envs, 4)).astype(np.float32),
         "action": rng.integers(0, ACTIONS, (steps, envs)).astype(np.int32),

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from penstock.algos.gae import gae
+from random_unrolls import random_ends
 
 
 def flags(*rows: int, steps: int) -> Tensor:
@@ -83,12 +84,7 @@ def plain(
 def test_random_episodes(gae_lambda: float, dtype: torch.dtype) -> None:
     rng = np.random.default_rng(0)
     steps, envs = 20, 7
-    terminated, truncated = (rng.random((steps, envs)) < 0.15 for _ in range(2))
-    alive = np.ones((steps, envs), np.bool_)
-    for t in range(1, steps):
-        alive[t] = ~(terminated[t - 1] | truncated[t - 1])
-        terminated[t] &= alive[t]
-        truncated[t] &= alive[t]
+    terminated, truncated, alive = random_ends(rng, steps, envs, 0.15)
     values, rewards = rng.normal(size=(steps + 1, envs)), rng.normal(size=(steps, envs))
     found = gae(
         torch.from_numpy(values).to(dtype),
