@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 
 Metrics = Mapping[str, Any]
 
+SHOWN_RANKS = 8  # more would fill a terminal; `metrics.jsonl` has all
 LEAST = 0.005  # the share of a ledger that is worth a word
 
 
@@ -31,7 +32,9 @@ def figures(metrics: Metrics, stop: StopConfig | None) -> dict[str, str]:
         "return": f"{number(m('episode_return_mean'))} over {count(m('episodes'))} episodes",
         "lag": f"{number(m('policy_lag_mean'))}, at most {number(m('policy_lag_max'))}",
         "queue": f"{percent(m('queue_fill'))} full",
-        "learner": shares(m("ledger") or {}),
+        "learner": shares(m("ledger") or {}) + _ceiling(metrics),
+        **_each_learner(metrics),
+        **_connectors(metrics),
         "latency": f"{duration(m('latency_p50_s'))}, p95 {duration(m('latency_p95_s'))}",
         "dropped": reasons(m("dropped") or {}),
         "actors": f"{m('actors_alive')} alive, {m('actors_restarted')} restarted"
@@ -45,6 +48,25 @@ def figures(metrics: Metrics, stop: StopConfig | None) -> dict[str, str]:
     if "learners_alive" in metrics:
         shown["learners"] = f"{m('learners_alive')} alive, {m('learners_restarted')} restarted"
     return shown
+
+
+def _ceiling(metrics: Metrics) -> str:
+    """What the learner would train if it never waited, and the share of it that it does."""
+    rate, most = metrics.get("trained_steps_per_s"), metrics.get("learner_ceiling_steps_per_s")
+    return f"; {percent(rate / most)} of {count(most)}/s at most" if rate and most else ""
+
+
+def _each_learner(metrics: Metrics) -> dict[str, str]:
+    return {
+        f"rank {own['rank']}": f"{count(own.get('trained_steps_per_s'))}/s; "
+        + shares(own.get("ledger") or {})
+        for own in (metrics.get("ranks") or [])[:SHOWN_RANKS]
+    }
+
+
+def _connectors(metrics: Metrics) -> dict[str, str]:
+    ledgers = metrics.get("ledgers") or {}
+    return {name: shares(ledgers[name]) for name in ledgers if name.startswith("connector-")}
 
 
 def line(metrics: Metrics, stop: StopConfig | None) -> str:

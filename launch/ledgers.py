@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+import psutil
 
 from penstock.launch.process import Child
 from penstock.profiling.ledger import fractions, seconds_of
@@ -11,22 +17,47 @@ Shares = dict[str, float]
 MAIN = "main"
 
 
+@dataclass(frozen=True)
+class _Totals:
+    """Of one process' life so far."""
+
+    pid: int
+    seconds: Shares  # of each part of its main thread
+    cpu_s: float
+    at_s: float
+
+
 class Ledgers:
-    """Shares of the parts of each process' main thread, from one call to the next."""
+    """What each process did from one call to the next."""
 
     def __init__(self) -> None:
-        self._before: dict[str, tuple[int, Shares]] = {}  # by name: pid, seconds
+        self._before: dict[str, _Totals] = {}
 
-    def interval(self, children: Mapping[str, Child]) -> dict[str, Shares]:
-        """By name of process; one that was started meanwhile counts from its start."""
-        shares: dict[str, Shares] = {}
+    def interval(self, children: Mapping[str, Child]) -> dict[str, Any]:
+        """Metrics by name of process. ``ledgers``: shares of the parts of its main thread; one that
+        was started meanwhile counts from its start. ``cpu``: processor time of all of its threads
+        per second of the clock, of those that were there before."""
+        ledgers, cpu = {}, {}
         before, self._before = self._before, {}
         for name, child in children.items():
-            lane = child.status.lanes.get(MAIN)
-            if lane is None:
+            now = _totals(child)
+            if now is None:
                 continue
-            seconds = seconds_of(lane)
-            pid, last = before.get(name, (0, {}))
-            shares[name] = fractions(seconds, last if pid == child.pid else {})
-            self._before[name] = (child.pid, seconds)
-        return shares
+            last = before.get(name)
+            known = last is not None and last.pid == now.pid
+            ledgers[name] = fractions(now.seconds, last.seconds if last and known else {})
+            if last is not None and known and now.at_s > last.at_s:
+                cpu[name] = (now.cpu_s - last.cpu_s) / (now.at_s - last.at_s)
+            self._before[name] = now
+        return {"ledgers": ledgers, "cpu": cpu}
+
+
+def _totals(child: Child) -> _Totals | None:
+    """None of one that has no ledger yet, or has just ended."""
+    lane = child.status.lanes.get(MAIN)
+    if lane is None:
+        return None
+    with suppress(psutil.Error):
+        times = psutil.Process(child.pid).cpu_times()
+        return _Totals(child.pid, seconds_of(lane), times.user + times.system, time.monotonic())
+    return None

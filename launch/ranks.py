@@ -21,10 +21,14 @@ GROUPS = {  # equal on every rank
     "time_s", "env_steps", "env_frames", "trained_steps", "learner_steps", "episodes",
     "episode_return_mean", "episode_length_mean", "solved_at_s",
 }  # fmt: skip
-SUMMED = {"steps_per_s", "trained_steps_per_s", "actors_alive", "replay_size", "received"}
+SUMMED = {
+    "steps_per_s", "trained_steps_per_s", "learner_ceiling_steps_per_s", "actors_alive",
+    "replay_size", "received",
+}  # fmt: skip
 COUNTED = ("dropped", "lost", "rejected")  # by reason, since the rank's process began
 OWN = (
-    "steps_per_s", "trained_steps_per_s", "queue_fill", "actors_alive", "ledger", "received",
+    "steps_per_s", "trained_steps_per_s", "learner_ceiling_steps_per_s", "queue_fill",
+    "actors_alive", "ledger", "received",
 )  # fmt: skip
 HISTOGRAM, LATENCY = "policy_lag_histogram", "latency_histogram"
 LOST = "learner"

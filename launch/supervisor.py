@@ -245,7 +245,7 @@ class Supervisor:
                 counts["learners_alive"] = decisions.learners_alive
         self._decisions.patience.episodes(message.get("episodes"), time.monotonic())
         if not final:
-            counts["ledgers"] = self._ledgers.interval(self._children)
+            counts |= self._ledgers.interval(self._children)
         self._audience.metrics(counts | message, final=final)
 
     def _ended(self, name: str, child: Child) -> None:

@@ -24,6 +24,7 @@ from penstock.replay.accounting import Accounting
 Floats = npt.NDArray[np.float64]
 
 MAX_LAG = 1 << 16  # the histogram's last bin
+LEAST_FED = 0.01  # the share of the time from which on its rate tells what a fed learner does
 EPISODES = 100  # returns are the mean of the last hundred episodes
 COUNTERS = ("env_steps", "trained_steps", "learner_steps", "episodes", "version")
 BOOKED = ("env_steps", "trained_steps", "episodes")  # by each learner for itself
@@ -182,13 +183,16 @@ class Progress:
         self._last = (now_s, env_steps, trained_steps, spent)
         elapsed_s = max(now_s - last_s, 1e-9)
         shares = learner_parts(fractions(spent, last_spent))
+        trained_per_s = (trained_steps - last_trained) / elapsed_s
+        fed = 1.0 - shares["wait_data"] - shares["h2d_exposed"]
         lag, self.lag = self.lag, Counter()
         latency, self.latency = self.latency, {}
         return self.counts() | {
             "time_s": now_s,
             "interval_s": now_s - last_s,
             "steps_per_s": (env_steps - last_env) / elapsed_s,
-            "trained_steps_per_s": (trained_steps - last_trained) / elapsed_s,
+            "trained_steps_per_s": trained_per_s,
+            "learner_ceiling_steps_per_s": trained_per_s / fed if fed > LEAST_FED else None,
             "episode_return_mean": self.return_mean,
             "episode_length_mean": self._recent[1] / self._recent[2] if self._recent[2] else None,
             "policy_lag_mean": lag_mean(lag),

@@ -19,6 +19,7 @@ METRICS = {
     "time_s", "env_steps", "env_frames", "learner_steps", "steps_per_s", "trained_steps_per_s",
     "episode_return_mean", "episodes", "policy_lag_mean", "policy_lag_max", "queue_fill", "dropped",
     "actors_alive", "actors_restarted", "learner_wait_fraction", "learner_compute_fraction",
+    "learner_ceiling_steps_per_s", "ledgers", "cpu",
 }  # fmt: skip
 SUMMARY = METRICS | {"solved_at_s", "accounting", "exit_reason"}
 
@@ -38,6 +39,7 @@ def test_a_run_ends_at_its_limit_with_all_its_files(
     assert summary.keys() >= SUMMARY
     assert all(m.keys() >= METRICS for m in metrics(run_dir))
     assert all(m["env_steps"] >= m["trained_steps"] for m in metrics(run_dir))
+    assert all(m["cpu"].keys() <= m["ledgers"].keys() for m in metrics(run_dir))
     assert_balanced(summary)
     roles = {
         "shm": {"learner-0", "actor-0", "actor-1"},

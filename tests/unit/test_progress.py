@@ -10,7 +10,7 @@ import pytest
 
 from penstock.configs.schema import StopConfig
 from penstock.learner.progress import BOOKED, Progress
-from penstock.profiling.ledger import TimeLedger
+from penstock.profiling.ledger import Part, TimeLedger
 
 
 def batch(returns: list[float], version: int = 0, reset_rows: int = 0) -> dict[str, np.ndarray]:
@@ -133,6 +133,25 @@ def test_an_interval_says_how_long_it_was() -> None:
     time.sleep(0.02)
     second = run.interval(TimeLedger())
     assert second["interval_s"] == second["time_s"] - first["time_s"] >= 0.02
+
+
+def test_the_ceiling_is_the_rate_of_the_time_with_data() -> None:
+    run = progress()
+    run.start(time.monotonic())
+    ledger = TimeLedger(part=Part.WAIT)
+    run.interval(ledger)
+    time.sleep(0.03)
+    begun_s = time.perf_counter()
+    ledger.switch(Part.FORWARD)
+    time.sleep(0.01)
+    ledger.switch(Part.WAIT)
+    fed_s = time.perf_counter() - begun_s
+    train(run, batch([1.0] * 8), 8, 1)
+    metrics = run.interval(ledger)
+    assert metrics["learner_ceiling_steps_per_s"] == pytest.approx(8 / fed_s, rel=0.1)
+    assert metrics["trained_steps_per_s"] < 8 / 0.03
+    time.sleep(0.01)
+    assert run.interval(ledger)["learner_ceiling_steps_per_s"] is None  # it only waited
 
 
 def test_what_the_others_have_not_heard_of_is_said_again() -> None:

@@ -17,6 +17,7 @@ METRICS: dict[str, Any] = {
     "learner_steps": 600,
     "steps_per_s": 16_000.4,
     "trained_steps_per_s": 15_900.0,
+    "learner_ceiling_steps_per_s": 16_562.5,
     "episode_return_mean": -13.24,
     "episodes": 812,
     "policy_lag_mean": 1.25,
@@ -50,7 +51,7 @@ def test_the_figures_keep_steps_and_frames_apart() -> None:
         "return": "-13.24 over 812 episodes",
         "lag": "1.25, at most 3",
         "queue": "50% full",
-        "learner": "compute 90%, other 6%, wait_data 4%",
+        "learner": "compute 90%, other 6%, wait_data 4%; 96% of 16,562/s at most",
         "latency": "12 ms, p95 2.0 s",
         "dropped": "320 (stale 320)",
         "actors": "2 alive, 1 restarted; step 50%, infer 30%, wait 20%",
@@ -74,6 +75,18 @@ def test_a_line_is_short_and_leaves_out_what_is_nothing() -> None:
 def test_several_learners_are_counted_too() -> None:
     several = METRICS | {"learners_alive": 3, "learners_restarted": 1}
     assert figures(several, None)["learners"] == "3 alive, 1 restarted"
+
+
+def test_each_learner_and_each_connector_has_a_row() -> None:
+    ranks = [
+        {"rank": rank, "trained_steps_per_s": 8_000.0 - rank, "ledger": {"compute": 1.0 - rank / 4}}
+        for rank in (0, 1)
+    ]
+    ledgers = METRICS["ledgers"] | {"connector-1": {"wait": 0.75, "decompress": 0.25}}
+    shown = figures(METRICS | {"ranks": ranks, "ledgers": ledgers}, None)
+    assert shown["rank 0"] == "8,000/s; compute 100%"
+    assert shown["rank 1"] == "7,999/s; compute 75%"
+    assert shown["connector-1"] == "wait 75%, decompress 25%"
 
 
 def test_what_is_not_known_yet_is_a_dash() -> None:

@@ -1,0 +1,27 @@
+"""What the supervisor reads of its processes, from a real one that stands still."""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+
+from penstock.launch.ledgers import Ledgers
+from penstock.launch.process import Child
+from penstock.launch.topology import RoleSpec, Stage
+
+SPEC = RoleSpec("actor", 0, "does_not_matter:run", Stage.ACTORS)
+
+
+def test_processor_time_is_told_of_processes_that_were_there_before(tmp_path: Path) -> None:
+    child = Child(SPEC, 0, {}, tmp_path / "actor-0.log")
+    try:
+        child.kill(signal.SIGSTOP)
+        child.status.ledger("main")
+        ledgers, children = Ledgers(), {"actor-0": child}
+        assert ledgers.interval({}) == {"ledgers": {}, "cpu": {}}
+        first = ledgers.interval(children)
+        assert (set(first["ledgers"]), first["cpu"]) == ({"actor-0"}, {})
+        assert ledgers.interval(children)["cpu"] == {"actor-0": 0.0}
+    finally:
+        child.kill(signal.SIGKILL)
+        child.bury()
