@@ -23,7 +23,7 @@ def run(where: Path, world: int, *words: str) -> list[int]:
         for rank in range(world)
     ]
     try:
-        return [member.wait(60) for member in members]
+        return [member.wait(110) for member in members]
     finally:
         for member in members:
             member.kill()

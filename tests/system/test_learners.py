@@ -55,6 +55,7 @@ def test_learners_train_one_agent_and_go_on_from_their_checkpoint(
     assert_balanced(again)
 
 
+@pytest.mark.slow
 def test_learners_take_several_epochs_together_and_normalise_alike(
     penstock: Penstock, tmp_path: Path
 ) -> None:
@@ -70,9 +71,8 @@ def test_learners_take_several_epochs_together_and_normalise_alike(
     assert_balanced(answer)
 
 
-@pytest.mark.parametrize(
-    "pace", ["tap", *(pytest.param(pace, marks=pytest.mark.slow) for pace in ("asp", "backup"))]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("pace", ["tap", "asp", "backup"])
 def test_learners_keep_a_servers_pace(penstock: Penstock, tmp_path: Path, pace: str) -> None:
     """Each sees the steps of all at once, and so the number to publish at is passed, not met."""
     options = (f"learner.pace={pace}", "stop.learner_steps=300", "learner.publish_every=7")

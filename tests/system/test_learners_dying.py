@@ -133,8 +133,9 @@ def test_a_run_stopped_as_its_first_learner_dies_is_saved_by_the_next(
     reached = updates(learners.dir)
     stopped = learners.pid(2)
     os.kill(stopped, signal.SIGSTOP)
-    learners.kill([0])
-    os.kill(learners.run.process.pid, signal.SIGTERM)
+    first = learners.pid(0)
+    os.kill(learners.run.process.pid, signal.SIGTERM)  # first, or it may be told to start again
+    os.kill(first, signal.SIGKILL)
     saved = learners.dir / "checkpoints" / "last"
     learners.run.wait_until(lambda: checkpoint.exists(saved))
     os.kill(stopped, signal.SIGCONT)

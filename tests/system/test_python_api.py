@@ -101,7 +101,7 @@ class Heard(Callbacks):
 def test_callbacks_are_objects_of_the_caller(tmp_path: Path) -> None:
     heard = Heard()
     options = SMALL | {"run.dir": tmp_path / "run", "checkpoint.every_s": 0.2, "eval.every_s": 0.2}
-    options |= {"eval.episodes": 3, "stop.minutes": 0.5}
+    options |= {"eval.episodes": 3, "stop.minutes": 2}
     summary = penstock.train("cartpole", options, progress=False, callbacks=[heard])
     assert summary.reason == "callback"
     assert heard.calls[0] == "checkpoint"

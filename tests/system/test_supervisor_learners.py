@@ -73,7 +73,7 @@ def test_one_of_three_is_killed_replaced_and_let_in_again(
             (3, [0, 1, 2]),
         ]
         noticed_s = groups[1][0] - killed_s
-        assert noticed_s < 0.5  # 0.01 s by itself; a machine that others use may be slow
+        assert noticed_s < 5  # 0.01 s by itself; a hang takes 60
     assert {name: pid(run, name) for name in pids} == pids
     run.signal(signal.SIGINT)
     result = run.result()

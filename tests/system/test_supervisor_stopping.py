@@ -71,7 +71,10 @@ def test_ctrl_c_reaches_the_supervisor_alone(supervise: Supervise) -> None:
     run = supervise(actors=["work"], learner="learn")
     run.wait_for("metrics")
     for status in Path("/proc").glob("[0-9]*/status"):
-        text = status.read_text()
+        try:
+            text = status.read_text()
+        except OSError:  # it has ended
+            continue
         if f"PPid:\t{run.process.pid}\n" in text:
             pid = int(status.parent.name)
             assert os.getsid(pid) == pid

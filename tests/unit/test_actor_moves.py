@@ -138,7 +138,7 @@ def take_all(side: Learner) -> list[Taken]:
     """What has arrived, once nothing more comes."""
     while True:
         before = len(side.taken)
-        time.sleep(0.1)
+        time.sleep(0.3)
         if len(side.taken) == before:
             return list(side.taken)
 
@@ -236,9 +236,10 @@ def test_who_is_given_to_nobody_waits_without_haste_and_ends_when_told(
         one = run.__enter__()
         wait_until(lambda: len(first.taken) > 3, 30)
     wait_until(lambda: len(tried) > 2, 10)
-    before, beats = len(tried), one.ctx.status.beats
+    before, beats, since_s = len(tried), one.ctx.status.beats, time.monotonic()
     time.sleep(0.5)
-    assert 1 <= len(tried) - before <= 0.5 / joining.RETRY_S + 1
+    more = len(tried) - before
+    assert 1 <= more <= (time.monotonic() - since_s) / joining.RETRY_S + 1
     assert one.ctx.status.beats > beats  # it does not look hung
     assert one.end() < 1
     run.__exit__(None, None, None)

@@ -101,13 +101,15 @@ def test_no_span_is_torn_while_another_thread_writes(page: StatusPage) -> None:
 def test_a_reading_has_every_lane_and_the_counters(page: StatusPage) -> None:
     main, feeder = page.ledger("main"), page.ledger("feeder", Part.WAIT)
     walk(main, (Part.STEP, 0.02))
+    since_s = time.perf_counter()
     walk(feeder, (Part.GATHER, 0.01))
     page.played_steps, page.trained_steps, page.sequence = 640, 512, 20
     before_s = time.process_time()
     reading = read(SPEC, os.getpid(), page)
+    most_s = time.perf_counter() - since_s
     assert reading.lanes.keys() == {"main", "feeder"}
     assert reading.lanes["main"]["step"] >= 0.03  # it went on while the other was walked
-    assert 0.01 <= reading.lanes["feeder"]["gather"] < 0.03
+    assert 0.01 <= reading.lanes["feeder"]["gather"] < most_s
     assert (reading.played_steps, reading.trained_steps, reading.slots) == (640, 512, 20)
     assert reading.cpu_s == pytest.approx(before_s, abs=0.1)
     named = [(t.process, t.name, t.lane) for t in threads(SPEC, 7, page, since_ns=0)]
@@ -141,9 +143,10 @@ def test_time_without_a_core_is_what_the_kernel_counts() -> None:
         page.close()
     if math.isnan(after[0].coreless_s):
         pytest.skip("this kernel keeps no scheduler statistics")
-    wall_s = (after[0].at_ns - before[0].at_ns) * 1e-9
     for a, b in zip(after, before, strict=True):
+        wall_s = (a.at_ns - b.at_ns) * 1e-9
         assert a.coreless_s - b.coreless_s > 0.3 * wall_s
-        # It did nothing but run or wait for a core; processor time is in hundredths of a second.
+        # It did nothing but run or wait for a core; processor time is in hundredths of a second,
+        # and of a virtual machine some time is in neither.
         spent_s = a.coreless_s - b.coreless_s + a.cpu_s - b.cpu_s
-        assert spent_s == pytest.approx(wall_s, abs=0.1)
+        assert spent_s == pytest.approx(wall_s, abs=0.3)

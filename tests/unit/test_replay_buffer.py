@@ -329,15 +329,15 @@ def test_output_memory_is_reused_only_when_nobody_has_it() -> None:
 
 def test_the_import_is_light() -> None:
     code = (
-        "import sys, numpy, time; t = time.process_time(); import penstock.replay; "
-        "print(time.process_time() - t, [m for m in ('torch', 'zmq', 'pydantic', 'gymnasium') "
-        "if m in sys.modules])"
+        "import sys, time; t = time.process_time(); import numpy; n = time.process_time(); "
+        "import penstock.replay; print((time.process_time() - n) / (n - t), "
+        "[m for m in ('torch', 'zmq', 'pydantic', 'gymnasium') if m in sys.modules])"
     )
     root = str(Path(__file__).parents[2])
     runs = [
         subprocess.run([sys.executable, "-c", code], cwd=root, capture_output=True, text=True)
         for _ in range(3)
     ]
-    times = [float(run.stdout.split()[0]) for run in runs]
+    of_numpy = [float(run.stdout.split()[0]) for run in runs]
     assert all(run.stdout.split(maxsplit=1)[1].strip() == "[]" for run in runs), runs[0].stdout
-    assert min(times) < 0.15
+    assert min(of_numpy) < 3  # it is about as much again as numpy itself

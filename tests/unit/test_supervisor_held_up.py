@@ -48,7 +48,7 @@ def send(signums: list[int]) -> None:
 def test_a_second_signal_gets_the_supervisor_out_of_a_callback(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, last: int, code: int, reason: str
 ) -> None:
-    monkeypatch.setattr(supervisor, "HELD_UP_S", 0.2)
+    monkeypatch.setattr(supervisor, "HELD_UP_S", 0.05)
     (tmp_path / "logs").mkdir()
     folders = {"run_dir": str(tmp_path), "runtime_dir": str(tmp_path)}
     run = Supervisor([], Limits(), folders, tmp_path / "logs", Hangs())
