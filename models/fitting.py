@@ -58,7 +58,7 @@ def actor_critic_shape(config: Config, game: Spaces) -> ActorCriticShape:
     if parts or model.core != "none" or model.entry is not None:
         return general
     if _is_fast_cnn(model, inputs[0]):
-        channels, height, width = shape
+        channels, height, width = inputs[0].shape
         return CnnShape(channels, height, width, actions, scale, model.log_std_init)
     if inputs[0].is_image or model.critic == "shared":
         return general
@@ -70,8 +70,9 @@ def actor_critic_shape(config: Config, game: Spaces) -> ActorCriticShape:
 def q_shape(model: ModelConfig, algo: DqnConfig, game: Spaces) -> HeadShape:
     """Q-values of actions to choose from."""
     actions, shape, scale = _choices(game, "dqn"), *_observations(game, "dqn")
-    if _takes_cnn(model, shape):
-        channels, height, width = shape
+    _check_axes(model, shape)
+    if _takes_cnn(model, frames := _with_channel(shape, game.observation_space.dtype.str)):
+        channels, height, width = frames
         return QCnnShape(channels, height, width, actions, scale, algo.duelling)
     hidden = tuple(model.hidden)
     return DenseShape(
@@ -87,7 +88,8 @@ def gaussian_shape(model: ModelConfig, game: Spaces) -> DenseShape:
             "plays; set algo.name=ppo or algo.name=dqn"
         )
     shape, scale = _observations(game, "sac")
-    if model.kind == "auto" and len(shape) == 3 and sorted(shape)[1] >= MIN_PIXELS:
+    is_framed = len(shape) > 2 or game.observation_space.dtype == np.uint8
+    if model.kind == "auto" and is_framed and _is_large(shape):
         raise UserError(
             f"observations of shape {list(shape)} look like frames, and algo.name sac reads them "
             "as a flat vector only; set model.kind=mlp if that is meant, or env.wrappers to a "
@@ -134,7 +136,31 @@ def _observations(game: Spaces, algo: str) -> tuple[tuple[int, ...], float]:
 def _input(
     model: ModelConfig, name: str, shape: tuple[int, ...], dtype: str, part: Part | None
 ) -> Input:
-    return Input(name, shape or (1,), dtype, part, _is_image(model, shape))
+    frames = _with_channel(shape, dtype)
+    is_image = _is_image(model, frames)
+    read = frames if is_image and model.entry is None else shape or (1,)
+    return Input(name, read, dtype, part, is_image)
+
+
+def _with_channel(shape: tuple[int, ...], dtype: str) -> tuple[int, ...]:
+    """Bytes of two axes are a gray frame, which is read as one channel."""
+    return (1, *shape) if len(shape) == 2 and dtype == "|u1" else shape
+
+
+def _is_large(shape: tuple[int, ...]) -> bool:
+    """Whether two of the axes are long enough to be those of a picture."""
+    return len(shape) > 1 and sorted(shape)[-2] >= MIN_PIXELS
+
+
+def _check_axes(model: ModelConfig, shape: tuple[int, ...]) -> None:
+    """UserError for pictures with more axes than convolutions read."""
+    if len(shape) > 3 and _is_large(shape) and model.kind != "mlp" and model.entry is None:
+        raise UserError(
+            f"observations of shape {list(shape)} look like frames, and convolutions read "
+            "[channels, height, width]; name wrappers in env.wrappers that bring them into that "
+            "form (gymnasium.wrappers:GrayscaleObservation before a FrameStackObservation), or "
+            "set model.kind=mlp to read them as a flat vector"
+        )
 
 
 def channels_last(shape: tuple[int, ...]) -> bool:
@@ -163,6 +189,8 @@ def _check_inputs(model: ModelConfig, inputs: tuple[Input, ...], mask: Part | No
             f"observations hold nothing{f' but {mask.name}' if mask else ''}; correct the "
             "environment's observation space"
         )
+    for part in inputs:
+        _check_axes(model, part.shape)
     images = [part.is_image for part in inputs]
     is_own = model.entry is not None
     if not is_own and model.kind in ("nature_cnn", "impala_cnn") and not any(images):

@@ -105,6 +105,7 @@ class CnnTrunk(Trunk):
         self, frames: tuple[int, int, int], width: int, obs_scale: float, dtype: torch.dtype
     ) -> None:
         super().__init__(obs_scale, dtype)
+        self._frames = frames
         channels = (frames[0], *(filters for filters, _, _ in CONVS))
         self.convs = nn.ModuleList(
             orthogonal(nn.Conv2d(before, filters, kernel, stride), math.sqrt(2))
@@ -116,7 +117,7 @@ class CnnTrunk(Trunk):
         return self._prepared(*self.convs.parameters(), *self.linear.parameters())
 
     def features(self, obs: Tensor, weights: list[Tensor]) -> Tensor:
-        hidden = obs.to(self.dtype).reshape(-1, *obs.shape[-3:])
+        hidden = obs.to(self.dtype).reshape(-1, *self._frames)
         for i, (_, _, stride) in enumerate(CONVS):
             hidden = F.conv2d(hidden, weights[2 * i], weights[2 * i + 1], stride).relu_()
         return F.linear(hidden.flatten(1), weights[6], weights[7]).relu_().float()[None]

@@ -76,6 +76,8 @@ CASES = [
     (frames(4, 40, 44), {"critic": "separate"}),
     (frames(4, 40, 44), {"core": "lstm"}),
     (frames(40, 44, 3), {}),
+    (frames(40, 44), {"kind": "impala_cnn", "core": "gru"}),
+    (mixed({"screen": ((40, 44), "|u1"), "speed": ((2,), "<f4")}), {}),
     (frames(10, 10, 4), {"kind": "impala_cnn"}),
     (mixed(), {}),
     (mixed(), {"kind": "mlp", "normalize_observations": True}),
@@ -201,6 +203,7 @@ def test_what_a_stranger_sent_is_checked_choice_by_choice_and_part_by_part() -> 
     [
         (vector(), {"kind": "impala_cnn"}, ["obs [4]", "impala_cnn", "model.kind=mlp"]),
         (frames(4, 84, 84), {"normalize_observations": True}, ["obs [4, 84, 84]", "scaled to 0"]),
+        (mixed({"a": ((2,), "<f4"), "b": ((2, 40, 44, 3), "|u1")}), {}, ["[2, 40, 44, 3]"]),
         (mixed({"action_mask": ((2,), "|u1")}), {}, ["nothing but action_mask"]),
     ],
 )

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from gymnasium import spaces
 
 from penstock.configs.errors import UserError
@@ -20,6 +21,8 @@ from penstock.models.layout import CnnShape, DenseShape, MlpShape, QCnnShape
 from penstock.models.torch_nets import build_net
 
 FRAMES = spaces.Box(0, 255, (4, 84, 84), np.uint8)
+GRAY = spaces.Box(0, 255, (84, 84), np.uint8)
+STACKS = spaces.Box(0, 255, (4, 84, 84, 3), np.uint8)
 VECTOR = spaces.Box(-1, 1, (3, 2), np.float32)
 TWO = spaces.Discrete(2)
 TORQUES = spaces.Box(-2, 2, (3,), np.float32)
@@ -80,6 +83,10 @@ def assert_layout(shape: AnyShape) -> None:
         ("auto", (4, 84, 84), CnnShape(4, 84, 84, discrete(2), 1 / 255)),
         ("auto", (4, 36, 36), CnnShape(4, 36, 36, discrete(2), 1 / 255)),
         ("auto", (4, 35, 84), MlpShape(4 * 35 * 84, discrete(2), (64, 64), "tanh", 1 / 255)),
+        ("auto", (84, 80), CnnShape(1, 84, 80, discrete(2), 1 / 255)),
+        ("auto", (35, 84), MlpShape(35 * 84, discrete(2), (64, 64), "tanh", 1 / 255)),
+        ("mlp", (84, 80), MlpShape(84 * 80, discrete(2), (64, 64), "tanh", 1 / 255)),
+        ("mlp", (4, 84, 84, 3), MlpShape(4 * 84 * 84 * 3, discrete(2), (64, 64), "tanh", 1 / 255)),
         ("auto", (10, 10, 4), MlpShape(400, discrete(2), (64, 64), "tanh", 1 / 255)),
         ("mlp", (4, 84, 84), MlpShape(4 * 84 * 84, discrete(2), (64, 64), "tanh", 1 / 255)),
         ("mlp", (210, 160, 3), MlpShape(210 * 160 * 3, discrete(2), (64, 64), "tanh", 1 / 255)),
@@ -99,6 +106,27 @@ def test_q_networks_by_default_are_duelling() -> None:
     )
 
 
+def test_numbers_of_two_axes_are_no_gray_frame() -> None:
+    floats = spaces.Box(0, 1, (84, 80), np.float32)
+    assert shape_of(ModelConfig(), floats, TWO) == MlpShape(
+        84 * 80, discrete(2), (64, 64), "tanh", 1.0
+    )
+    assert isinstance(shape_of(ModelConfig(), floats, TORQUES, "sac"), DenseShape)
+
+
+@pytest.mark.parametrize("algo", ["impala", "dqn"])
+def test_a_gray_frame_is_computed_as_one_channel(algo: str) -> None:
+    """With steps and environments before it, as learners have it."""
+    gray, framed = (spaces.Box(0, 255, shape, np.uint8) for shape in ((40, 52), (1, 40, 52)))
+    shape = shape_of(ModelConfig(), gray, TWO, algo)
+    assert shape == shape_of(ModelConfig(), framed, TWO, algo)
+    net = build_net(shape)
+    obs = torch.randint(0, 256, (2, 3, 40, 52), dtype=torch.uint8)
+    torch.testing.assert_close(net(obs), net(obs[:, :, None]), rtol=0, atol=0)
+    found = net(obs)
+    assert len(found if algo == "dqn" else found[0]) == 6
+
+
 def test_only_bytes_are_scaled() -> None:
     numbers = shape_of(ModelConfig(), VECTOR, TWO)
     assert isinstance(numbers, MlpShape)
@@ -115,6 +143,11 @@ def test_only_bytes_are_scaled() -> None:
         ("dqn", "auto", VECTOR, TORQUES, ["algo.name dqn", "not Discrete", "set algo.name=sac"]),
         ("sac", "auto", VECTOR, TWO, ["Discrete(2) is not a Box", "algo.name=dqn"]),
         ("sac", "auto", FRAMES, TORQUES, ["[4, 84, 84]", "look like frames", "model.kind=mlp"]),
+        ("sac", "auto", GRAY, TORQUES, ["[84, 84]", "look like frames", "model.kind=mlp"]),
+        ("sac", "auto", STACKS, TORQUES, ["[4, 84, 84, 3]", "look like frames"]),
+        ("impala", "auto", STACKS, TWO, ["[4, 84, 84, 3]", "GrayscaleObs", "model.kind=mlp"]),
+        ("ppo", "impala_cnn", STACKS, TWO, ["[4, 84, 84, 3]", "[channels, height, width]"]),
+        ("dqn", "auto", STACKS, TWO, ["[4, 84, 84, 3]", "env.wrappers"]),
         ("sac", "auto", TWO, TORQUES, ["observation space", "FlattenObservation"]),
         ("impala", "nature_cnn", VECTOR, TWO, ["[3, 2]", "model.kind=mlp"]),
         ("dqn", "nature_cnn", spaces.Box(0, 255, (4, 84, 35), np.uint8), TWO, ["[4, 84, 35]"]),

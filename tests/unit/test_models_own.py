@@ -72,6 +72,13 @@ class Doubles(Features):
         return features
 
 
+class Rows(Features):
+    def forward(self, arrays: dict[str, Tensor]) -> Tensor:
+        rows = len(arrays["obs"])
+        assert arrays["obs"].shape == (rows, 40, 52)
+        return super().forward({"obs": arrays["obs"][:, :, 0]})
+
+
 class Flat(Features):
     def forward(self, arrays: dict[str, Tensor]) -> Tensor:
         return super().forward(arrays).flatten()
@@ -91,7 +98,7 @@ class Other(Features):
 @pytest.fixture(autouse=True)
 def own_module(monkeypatch: pytest.MonkeyPatch) -> None:
     module = ModuleType("mine")
-    for kind in (Features, Whole, Dropping, Counting, Doubles, Flat, ValuesOfOne, Other):
+    for kind in (Features, Whole, Dropping, Counting, Doubles, Rows, Flat, ValuesOfOne, Other):
         setattr(module, kind.__name__, kind)
     monkeypatch.setitem(sys.modules, "mine", module)
 
@@ -130,6 +137,14 @@ def test_it_acts_as_it_is_trained(name: str, model: Any, entries: dict[str, Any]
         linear = net.get_submodule("bodies.0.linear")
         expected = linear(torch.from_numpy(obs / np.float32(255)))[:, -1]
         torch.testing.assert_close(values, expected)
+
+
+def test_it_gets_a_gray_frame_in_the_shape_that_the_game_has() -> None:
+    space = spaces.Box(0, 255, (40, 52), np.uint8)
+    gray: Any = SimpleNamespace(observation_space=space, action_space=spaces.Discrete(3))
+    shape = actor_critic_shape(config("Rows"), gray)
+    outputs, _ = build_net(shape)(torch.zeros(2, 3, 40, 52, dtype=torch.uint8))
+    assert outputs.shape == (6, 3)
 
 
 @pytest.mark.parametrize("name", ["Features", "Whole"])
