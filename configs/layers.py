@@ -2,8 +2,9 @@
 
 Maps are laid over key by key. An empty map clears what lies below it; null where a map belongs says
 nothing, so that a section may stand with all its keys commented out. A map that names another
-algorithm than the one below it begins the section `algo` anew: no setting of one is meant for the
-other. Likewise `stop.return: null` takes the `stop.hold_s` below it away.
+algorithm than the one below it begins the section `algo` anew, as no setting of one is meant for
+the other: of what lies below only `OF_GAME` is kept, which tells of the game and which all
+algorithms have. Likewise `stop.return: null` takes the `stop.hold_s` below it away.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from penstock.configs.errors import UserError
 from penstock.configs.keys import is_section
 from penstock.configs.text import KeyPath, parse
 
+OF_GAME = ("discount", "reward_clip", "reward_scale")  # in the section `algo` of every algorithm
 HOLD = ("stop", "hold_s")
 _EXAMPLE = "write key=value, for example learner.lr=3e-4"
 
@@ -51,6 +53,14 @@ class Layers:
             value = {key: value}
         self._lay(value, (), lambda _: place)
 
+    def keep_game(self) -> None:
+        """Of the section `algo` only what tells of the game."""
+        below = self._map_at(("algo",))
+        self.values["algo"] = {key: below[key] for key in OF_GAME if key in below}
+        kept = {("algo", key) for key in OF_GAME}
+        places = self.places.items()
+        self.places = {path: at for path, at in places if path[0] != "algo" or path in kept}
+
     def place(self, path: KeyPath) -> str | None:
         """Where the value at a path, or the innermost map around it, was set."""
         for length in range(len(path), 0, -1):
@@ -60,8 +70,7 @@ class Layers:
 
     def _lay(self, over: Mapping[str, Any], at: KeyPath, place: Callable[[KeyPath], str]) -> None:
         if at == ("algo",) and str(over.get("name", self.algo)) != self.algo:
-            self.values["algo"] = {}
-            self.places = {key: where for key, where in self.places.items() if key[0] != "algo"}
+            self.keep_game()
         target = self._map_at(at)
         if at == ("stop",) and over.get("return", 0) is None:
             self._drop_hold(target)

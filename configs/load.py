@@ -2,7 +2,8 @@
 
 A target is a preset, a YAML file, a gymnasium id, or `module:EnvId-v0` / `module:function`. A
 gymnasium id that a preset trains stands for that preset, any other Atari game for `breakout` with
-that game in it. Whether a game exists is not asked here: nothing of it is imported.
+that game in it, and so does an Atari game with a preset, by an algorithm that only `breakout` has.
+Whether a game exists is not asked here: nothing of it is imported.
 """
 
 from __future__ import annotations
@@ -113,16 +114,19 @@ def _lay_target(layers: Layers, target: str, algo: str | None) -> tuple[str, str
 
 def _lay_sibling(layers: Layers, name: str, algo: str | None) -> tuple[str, str]:
     """In the place of a preset the one that trains the same game by another algorithm, if any."""
-    found = _by_game(layers.values["env"]["id"])
-    for sibling, preset in found.items():
+    env_id = layers.values["env"]["id"]
+    for sibling, preset in _by_game(env_id).items():
         if preset.algo == algo:
             layers.values, layers.places = preset.values, preset.places
+            if sibling == _own_name(env_id):
+                return sibling, f"preset {_ATARI_PRESET}, with {env_id}"
             return sibling, f"preset {sibling}, which is {name} with algo.name {algo}"
     return name, f"preset {name}"
 
 
 def _by_game(env_id: str) -> dict[str, Layers]:
-    """The presets that train a game, by name."""
+    """The presets that train a game, by name; last, by the game's, the one for any Atari game where
+    its algorithm is none of theirs."""
     found: dict[str, Layers] = {}
     for path in sorted(PRESETS.glob("*.yaml")):
         if env_id not in path.read_text(encoding="utf-8"):  # or it takes a while to read them all
@@ -131,27 +135,36 @@ def _by_game(env_id: str) -> dict[str, Layers]:
         _lay_preset(preset, path.stem)
         if preset.values["env"]["id"] == env_id:
             found[path.stem] = preset
+    if _ATARI.fullmatch(env_id):
+        general = Layers()
+        _lay_preset(general, _ATARI_PRESET)
+        if all(preset.algo != general.algo for preset in found.values()):
+            general.values["env"]["id"] = env_id
+            for preset in found.values():
+                general.values["env"] = preset.values["env"]
+                general.places |= {at: of for at, of in preset.places.items() if at[0] == "env"}
+            found[_own_name(env_id)] = general
     return found
+
+
+def _own_name(env_id: str) -> str:
+    """A game's, fit for a folder."""
+    return re.sub(r"[^\w.-]+", "-", env_id)
 
 
 def _lay_game(layers: Layers, env_id: str, algo: str | None) -> tuple[str, str]:
     """The preset that trains the game, by that algorithm where there are several."""
-    own_name = re.sub(r"[^\w.-]+", "-", env_id)
-    found = _by_game(env_id)
-    if not found and _ATARI.fullmatch(env_id):
-        preset = Layers()
-        _lay_preset(preset, _ATARI_PRESET)
-        preset.values["env"]["id"] = env_id
-        found = {own_name: preset}
-    game = {"id": env_id}
+    own_name, found = _own_name(env_id), _by_game(env_id)
+    layers.values["env"] = {"id": env_id}
     if found:
-        name = next((name for name, preset in found.items() if preset.algo == algo), min(found))
+        name = next((name for name in found if found[name].algo == algo), next(iter(found)))
+        layers.values, layers.places = found[name].values, found[name].places
         if algo in (None, found[name].algo):
-            layers.values, layers.places = found[name].values, found[name].places
             base = f"{_ATARI_PRESET}, with" if name == own_name else f"{name}, which trains"
             return name, f"preset {base} {env_id}"
-        game = found[name].values["env"]  # what else it says is for another algorithm
-    layers.values["env"] = game
+        layers.keep_game()  # what else it says is for another algorithm
+        layers.values = {key: layers.values[key] for key in ("env", "algo")}
+        layers.places = {path: at for path, at in layers.places.items() if path[0] in layers.values}
     return own_name, f"the defaults, for {env_id}"
 
 
