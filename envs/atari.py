@@ -13,9 +13,11 @@ With `episodic_life` ale-py begins a whole new game after every lost life: a ret
 from __future__ import annotations
 
 import importlib
+import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+import gymnasium
 from gymnasium.vector import AutoresetMode
 
 from penstock.configs.errors import UserError
@@ -23,8 +25,12 @@ from penstock.envs.loading import check_keywords, explained
 
 if TYPE_CHECKING:
     from ale_py import AtariVectorEnv
+    from gymnasium.envs.registration import EnvSpec
+
+    from penstock.configs.schema import EnvConfig
 
 PREFIX = "ALE/"
+_OLD = re.compile(r"(\w+?)(Deterministic|NoFrameskip)?-v[04]")
 
 OPTIONS: dict[str, int | float | bool] = {
     "frameskip": 4,
@@ -66,6 +72,20 @@ def register(purpose: str) -> None:
     """Make gymnasium know the ids `ALE/...`; an error's sentence begins with `purpose`."""
     with explained(purpose):
         importlib.import_module("ale_py")
+
+
+def refuse_raw(name: str, spec: EnvSpec | None, env: EnvConfig) -> None:
+    """Raise UserError for an old id of a game, such as `PongNoFrameskip-v4`, which neither scales
+    nor stacks frames, unless `env` has wrappers that may do so. ``spec``: what is registered."""
+    old = _OLD.fullmatch(name)
+    new = f"{PREFIX}{old[1]}-v5" if old else ""
+    if new not in gymnasium.registry or (spec and not str(spec.entry_point).startswith("ale_py")):
+        return
+    if not spec or not (env.wrappers or env.kwargs.get("obs_type") == "ram"):
+        raise UserError(
+            f"environment {env.id} is an old form of {new} that leaves it to wrappers to skip, "
+            f"scale and stack frames; train {new}, which does, or name wrappers in env.wrappers"
+        )
 
 
 def options(name: str, registered: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:

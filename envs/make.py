@@ -148,6 +148,7 @@ def _find(env: EnvConfig, threads: int, filmed: bool) -> _Source:
         with nullcontext() if name.startswith(atari.PREFIX) else suppress(UserError):
             atari.register(purpose)
     spec = gymnasium.registry.get(name)
+    atari.refuse_raw(name, spec, env)
     if spec is None:
         raise _unknown(name, module, purpose)
     if name.startswith(atari.PREFIX):

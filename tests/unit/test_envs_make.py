@@ -10,8 +10,10 @@ from pathlib import Path
 import gymnasium
 import numpy as np
 import pytest
+from gymnasium.envs.registration import EnvSpec
 from gymnasium.vector import SyncVectorEnv
 
+from penstock.configs.errors import UserError
 from penstock.configs.schema import EnvConfig
 from penstock.envs import make, probe
 from user_shop import config, shopping
@@ -57,9 +59,28 @@ def test_wrappers_turn_the_own_form_off_and_that_is_said(env_id: str, form: str)
 
 
 def test_ids_of_old_atari_environments_are_known() -> None:
-    info = probe(config("PongNoFrameskip-v4"))
+    """With wrappers of the user's, who sees to it that frames are what can be learnt from."""
+    info = probe(config("PongNoFrameskip-v4", {"gymnasium.wrappers:ClipReward": {"max_reward": 1}}))
     assert info.observation_space.shape == (210, 160, 3)
     assert "one by one" in info.how
+    assert probe(config("PongNoFrameskip-v4", obs_type="ram")).observation_space.shape == (128,)
+
+
+@pytest.mark.parametrize(
+    "env_id",
+    ["PongNoFrameskip-v4", "Pong-v4", "Pong-v0", "PongDeterministic-v4", "ale_py:Pong-v0"],
+)
+def test_without_wrappers_an_old_id_is_answered_with_the_new_one(env_id: str) -> None:
+    """Raw frames of 210x160 train, badly: CleanRL and Stable-Baselines3 wrap these ids."""
+    with pytest.raises(UserError, match=rf"^environment {env_id} is an old .* train ALE/Pong-v5, "):
+        probe(config(env_id))
+
+
+def test_an_own_game_of_an_atari_name_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    probe(config("ALE/Tennis-v5"))  # so that Atari is registered
+    own = EnvSpec("Tennis-v0", "gymnasium.envs.classic_control:CartPoleEnv")
+    monkeypatch.setitem(gymnasium.registry, "Tennis-v0", own)
+    assert probe(config("Tennis-v0")).observation_space.shape == (4,)
 
 
 def test_what_a_policy_needs_to_know_is_in_the_info() -> None:
