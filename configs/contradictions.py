@@ -66,6 +66,13 @@ def _rewards(cfg: Config) -> Iterator[Contradiction]:
             f"algo.reward_clip {algo.reward_clip:g} changes what is returned; set "
             "algo.reward_clip=null or algo.normalize_rewards=false",
         )
+    if algo.normalize_rewards and algo.reward_scale != 1:
+        yield Contradiction(
+            ("algo.normalize_rewards", "algo.reward_scale"),
+            "algo.normalize_rewards brings rewards to one size, and algo.reward_scale "
+            f"{algo.reward_scale:g} would make them {algo.reward_scale:g} times that; set "
+            "algo.reward_scale=1 or algo.normalize_rewards=false",
+        )
     if isinstance(algo, PpoConfig) and algo.target_kl is not None and algo.epochs == 1:
         yield Contradiction(
             ("algo.target_kl", "algo.epochs"),

@@ -12,6 +12,7 @@ from penstock.launch.runs import best_return
 
 Rows = list[tuple[str, str]]
 
+RECENT = 100  # episodes that `episode_return_mean` is of, at most
 INTERRUPTED = ("interrupted", "terminated")
 
 
@@ -24,8 +25,7 @@ def rows(summary: Metrics, run_dir: Path) -> Rows:
         "ended by": summary["exit_reason"],
         "steps": f"{count(steps)} agent steps in {clock(seconds)}, {count(rate)}/s"
         + _frames(summary, rate),
-        "return": f"{number(m('episode_return_mean'))} over the last 100 of "
-        f"{count(m('episodes') or 0)} episodes",
+        "return": _return(summary),
     }
     if m("solved_at_s") is not None:
         shown["solved"] = (
@@ -88,6 +88,16 @@ def show(shown: Rows, stream: TextIO) -> None:
     for label, text in shown:
         table.add_row(Text(label, style="dim"), Text(text, overflow="fold"))
     Console(file=stream).print(Panel(table, title="summary", title_align="left", expand=False))
+
+
+def _return(summary: Metrics) -> str:
+    """The mean, and of which episodes."""
+    episodes = summary.get("episodes") or 0
+    if not episodes:
+        return "none, as no episode has ended"
+    of = f"the last {RECENT} of {count(episodes)}" if episodes > RECENT else f"all {episodes}"
+    of = "the only episode" if episodes == 1 else f"{of} episodes"
+    return f"{number(summary.get('episode_return_mean'))} over {of}"
 
 
 def _frames(summary: Metrics, rate: float | None) -> str:

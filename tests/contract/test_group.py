@@ -130,7 +130,8 @@ def test_the_living_go_on_when_a_learner_is_killed(tmp_path: Path, when: str) ->
 
 @pytest.mark.parametrize("name", ["normalizer.mean", "rewards"])
 def test_statistics_that_came_apart_are_told(tmp_path: Path, name: str) -> None:
-    both = ("model.normalize_observations=true", "algo.normalize_rewards=true")
+    rewards = ("algo.normalize_rewards=true", "algo.reward_scale=1")
+    both = ("model.normalize_observations=true", *rewards)
     assert run(tmp_path, 2, "statistics_apart", name, *both) == [0, 0]
     for said in load(tmp_path, "said", range(2)):
         before, _, after = str(said).partition(" | ")

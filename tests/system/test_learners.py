@@ -62,6 +62,7 @@ def test_learners_take_several_epochs_together_and_normalise_alike(
     options = (
         *("algo.epochs=3", "algo.target_kl=0.05", "algo.normalize_rewards=true"),
         *("model.normalize_observations=true", "learner.reduce.check_every=10"),
+        "algo.reward_scale=1",
     )
     command = ("train", "cartpole_ppo", "--json", *THREE, *options, "learner.count=2")
     code, answer, err = penstock(*command, "stop.learner_steps=120", "actors.count=2").end()

@@ -52,6 +52,7 @@ def test_so_does_one_of_several_epochs_and_everything_normalised(tmp_path: Path)
     options = (
         *("algo.epochs=2", "learner.updates_per_batch=2", "algo.normalize_rewards=true"),
         *("algo.value_clip=0.2", "algo.target_kl=1", "model.normalize_observations=true"),
+        "algo.reward_scale=1",
     )
     whole = train(tmp_path / "whole", 40, *options, target="cartpole_ppo")
     half = train(tmp_path / "parts", 20, *options, target="cartpole_ppo")

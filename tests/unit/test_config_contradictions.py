@@ -43,6 +43,12 @@ CASES = {
         "algo.normalize_rewards=false",
         ["algo.reward_clip=null"],
     ),
+    "rewards scaled after they are normalised": (
+        ["algo.name=ppo", "algo.normalize_rewards=true", "algo.reward_scale=0.1"],
+        "algo.normalize_rewards brings rewards to one size, and algo.reward_scale 0.1 would make "
+        "them 0.1 times that; set algo.reward_scale=1 or algo.normalize_rewards=false",
+        ["algo.reward_scale=1"],
+    ),
     "an end between epochs where there is one": (
         ["algo.name=ppo", "algo.epochs=1", "algo.target_kl=0.01"],
         "algo.target_kl 0.01 ends a batch between two epochs, and algo.epochs is 1; set "

@@ -186,8 +186,8 @@ def test_scaled_rewards_are_clipped_and_the_returns_of_others_count() -> None:
 
 
 def test_normalised_rewards_leave_the_batch_alone_and_go_on_from_a_checkpoint() -> None:
-    option = "algo.normalize_rewards=true"
-    made, other = trainer(option), trainer(option, "run.seed=1")
+    options = ("algo.normalize_rewards=true", "algo.reward_scale=1")
+    made, other = trainer(*options), trainer(*options, "run.seed=1")
     staged = batch(made)
     before = staged.tensors["reward"].clone()
     made.train(staged)
@@ -217,7 +217,7 @@ class Pair(Alone):
 def test_a_learner_without_samples_takes_part_in_every_sum() -> None:
     options = (
         *("algo.epochs=2", "algo.target_kl=1", "algo.normalize_rewards=true"),
-        "model.normalize_observations=true",
+        *("algo.reward_scale=1", "model.normalize_observations=true"),
     )
     for normalize in ("minibatch", "batch", "none"):
         made = trainer(*options, f"algo.normalize_advantages={normalize}")

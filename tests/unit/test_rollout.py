@@ -84,7 +84,7 @@ def test_columns_are_what_a_vector_environment_gives_step_by_step() -> None:
 
 
 def test_discounted_returns_are_summed_up_within_each_episode() -> None:
-    found = unrolls(2, "algo.normalize_rewards=true", discount=0.9)
+    found = unrolls(2, "algo.normalize_rewards=true", "algo.reward_scale=1", discount=0.9)
     sums = np.zeros(ENVS)
     for columns in found:
         for t in range(UNROLL):

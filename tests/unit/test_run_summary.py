@@ -6,6 +6,8 @@ import io
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from penstock.launch.record import Record
 from penstock.launch.summary import accounting, rows, show
 
@@ -33,6 +35,22 @@ def test_it_says_how_far_the_run_came_and_where_every_sample_went() -> None:
         ("learner", "91% of its time in training"),
         ("folder", "nowhere"),
     ]
+
+
+@pytest.mark.parametrize(
+    ("episodes", "text"),
+    [
+        (None, "none, as no episode has ended"),
+        (0, "none, as no episode has ended"),
+        (1, "-13.24 over the only episode"),
+        (12, "-13.24 over all 12 episodes"),
+        (100, "-13.24 over all 100 episodes"),
+        (1101, "-13.24 over the last 100 of 1,101 episodes"),
+    ],
+)
+def test_a_return_is_told_of_the_episodes_that_there_are(episodes: int | None, text: str) -> None:
+    found = dict(rows(SUMMARY | {"episodes": episodes}, Path("nowhere")))
+    assert found["return"] == text
 
 
 def test_restarts_are_told_where_there_were_any() -> None:
