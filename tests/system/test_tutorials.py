@@ -2,25 +2,18 @@
 
 from __future__ import annotations
 
-import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from pages import code
 from train_command import Penstock
 
 pytestmark = pytest.mark.system
 
-DOCS = Path(__file__).parents[2] / "docs"
 QUICK = ("run.dir=run", "stop.minutes=0.6")
-
-
-def code(page: str, language: str, number: int) -> str:
-    """A page's block of code, counted from 0."""
-    pattern = re.compile(rf"```{language}\n(.*?)```", re.DOTALL)
-    return [str(found[1]) for found in pattern.finditer((DOCS / page).read_text())][number]
 
 
 @pytest.fixture

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -11,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 
+from pages import code
 from penstock.algos import process, slot_spec
 from penstock.algos.custom import custom
 from penstock.configs.errors import UserError
@@ -47,9 +49,9 @@ def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Write:
     return to
 
 
-def config(entry: str, *options: str) -> Config:
+def config(entry: str, *options: str, game: str = "Acrobot-v1") -> Config:
     small = ("actors.envs=4", "actors.unroll=3", "learner.device=cpu")
-    return resolve("Acrobot-v1", ["algo.name=custom", f"algo.entry={entry}", *small, *options])
+    return resolve(game, ["algo.name=custom", f"algo.entry={entry}", *small, *options])
 
 
 def batch(made: Trainer) -> StagingBatch:
@@ -176,7 +178,23 @@ def test_the_example_needs_no_torch_on_actors_and_finds_returns(
     values = torch.tensor([9.0, 9, 9, 9, 8, 9, 10])[:, None]
     found = own_algorithm.returns(rows, values, 0.5)[:, 0].tolist()
     assert (found[0], found[1], found[3], found[5]) == (2.0, 2.0, 8.0, 11.0)
-    text = (EXAMPLES / "own_algorithm.py").read_text()
-    assert len(text.splitlines()) < 100
     assert "torch" not in vars(own_algorithm)
     sys.modules.pop("own_algorithm")
+
+
+@pytest.mark.parametrize("of", ["the tutorial", "the example"])
+def test_what_is_shown_of_an_own_algorithm_trains(of: str, write: Write) -> None:
+    """Two actions are nearly alike at first, so that the entropy is log 2."""
+    example = (EXAMPLES / "own_algorithm.py").read_text()
+    entry = write(example if of == "the example" else code("own-algorithm.md", "python", 1))
+    cfg = config(entry, "algo.settings.entropy_cost=0.5", game="penstock/Synthetic-v0")
+    made = Trainer(cfg, probe(cfg.env))
+    before = made.optimizer.values.clone()
+    made.train(batch(made))
+    assert not torch.equal(made.optimizer.values, before)
+    assert made.statistics()["entropy"] == pytest.approx(math.log(2), abs=1e-3)
+
+
+@pytest.mark.parametrize("path", sorted(EXAMPLES.glob("*.py")), ids=lambda path: path.name)
+def test_an_example_is_short(path: Path) -> None:
+    assert len(path.read_text().splitlines()) < 100

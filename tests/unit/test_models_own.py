@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
@@ -12,13 +13,18 @@ import torch
 from gymnasium import spaces
 from torch import Tensor, nn
 
+from pages import code
 from penstock import algos
 from penstock.configs.errors import UserError
+from penstock.configs.load import resolve
 from penstock.configs.schema import Config
+from penstock.envs import probe
 from penstock.models.fitting import actor_critic_shape
 from penstock.models.policy import make_policy
 from penstock.models.torch_general import GeneralNet
 from penstock.models.torch_nets import build_net
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
 
 GAME: Any = SimpleNamespace(
     observation_space=spaces.Box(0, 255, (4,), np.uint8), action_space=spaces.Discrete(3)
@@ -233,3 +239,36 @@ def test_a_module_that_is_not_there_is_one_sentence() -> None:
     shape = actor_critic_shape(cfg.model_copy(update={"model": model}), GAME)
     with pytest.raises(UserError, match=r"importing no_such_module failed .* start in its folder"):
         build_net(shape)
+
+
+def assert_acts(cfg: Config, parameters: int) -> None:
+    """As on an actor: of the game that is named, by weights as they are published."""
+    info = probe(cfg.env)
+    net = build_net(actor_critic_shape(cfg, info))
+    weights = torch.cat([p.detach().flatten() for p in net.parameters()])
+    assert len(weights) == parameters
+    policy, envs = make_policy(cfg, info, 0), cfg.actors.envs
+    policy.load(weights.numpy())
+    space = info.observation_space
+    obs = np.random.default_rng(0).integers(0, 256, (envs, *space.shape)).astype(space.dtype)
+    outputs, values = net(torch.from_numpy(obs)[None])
+    assert (outputs.shape, values.shape) == ((envs, info.action_space.n), (envs,))
+    np.testing.assert_allclose(policy.outputs(obs), outputs.detach(), rtol=1e-5, atol=1e-6)
+    assert policy.act(obs).shape == (envs,)
+
+
+def test_the_example_acts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its parameters by hand: 4 filters of 5x5, layers from 4x9x9 to 64 to 64, heads of 3 and 1."""
+    monkeypatch.syspath_prepend(EXAMPLES)
+    cfg = resolve(str(EXAMPLES / "own_network.yaml"), ["actors.precision=fp32"])
+    convolution, layers = 4 * (25 + 1), 64 * (4 * 81 + 1) + 64 * (64 + 1)
+    assert_acts(cfg, convolution + layers + (3 + 1) * (64 + 1))
+
+
+def test_the_network_of_the_tutorial_acts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On CartPole, of 4 numbers and 2 actions."""
+    (tmp_path / "shown_net.py").write_text(code("own-algorithm.md", "python", 0))
+    monkeypatch.syspath_prepend(tmp_path)
+    own = ["model.entry=shown_net:Net", "model.settings.width=32"]
+    cfg = resolve("CartPole-v1", [*own, "algo.name=ppo", "actors.inference=auto"])
+    assert_acts(cfg, 32 * (4 + 1) + 32 * (32 + 1) + (2 + 1) * (32 + 1))
