@@ -196,6 +196,9 @@ class EvalConfig(Section):
     return in training."""
     episodes: Count = 20
     """Episodes in each, played with the likeliest actions; returns are raw scores."""
+    max_episode_steps: Count = 27_000
+    """Agent steps at which an episode that goes on is cut, and counts with its return so far; also
+    for `penstock eval`, `record` and `play`. It is an Atari game of half an hour."""
 
 
 class RunConfig(Section):

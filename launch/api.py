@@ -91,6 +91,8 @@ class Evaluation:
     """Raw."""
     lengths: tuple[int, ...]
     """In agent steps."""
+    cut: int = 0
+    """How many of them would have gone on, and count with their return so far."""
 
     @property
     def return_mean(self) -> float:
@@ -151,18 +153,24 @@ def evaluate(
     checkpoint: Literal["best", "last"] = "best",
     sample: bool = False,
     seed: int = 0,
+    max_episode_steps: int | None = None,
 ) -> Evaluation:
     """Play whole episodes with the weights of a run: `penstock eval` as a function.
 
     sample: draw actions as in training; else the likeliest are taken.
     seed: the same seed plays the same games.
+    max_episode_steps: cut longer episodes; None: at the run's `eval.max_episode_steps`.
     Raises UserError.
     """
     from penstock.launch.evaluate import evaluate as play
 
     count, first = _whole("episodes", episodes, 1), _whole("seed", seed, 0)
-    result = play(os.fspath(run_dir), count, checkpoint, sample, first)
-    return Evaluation(result["checkpoint"], tuple(result["returns"]), tuple(result["lengths"]))
+    most = max_episode_steps
+    if most is not None:
+        most = _whole("max_episode_steps", most, 1)
+    found = play(os.fspath(run_dir), count, checkpoint, sample, first, most)
+    returns, lengths = tuple(found["returns"]), tuple(found["lengths"])
+    return Evaluation(found["checkpoint"], returns, lengths, found["cut"])
 
 
 def history(run_dir: str | Path) -> list[dict[str, Any]]:

@@ -39,6 +39,10 @@ Sample = Annotated[
     bool, typer.Option("--sample", help="Draw actions as in training, not the likeliest.")
 ]
 GameSeed = Annotated[int, typer.Option(min=0, help="Seed of the games.")]
+MaxSteps = Annotated[
+    int | None,
+    typer.Option(min=1, help="Cut longer episodes; else at the run's eval.max_episode_steps."),
+]
 Json = Annotated[bool, typer.Option("--json", help="End standard output with one JSON object.")]
 
 

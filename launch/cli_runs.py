@@ -13,6 +13,7 @@ from penstock.launch.cli_options import (
     Checkpoint,
     GameSeed,
     Json,
+    MaxSteps,
     Run,
     Sample,
     answer,
@@ -31,12 +32,13 @@ def evaluate(
     checkpoint: Checkpoint = "best",
     sample: Sample = False,
     seed: GameSeed = 0,
+    max_episode_steps: MaxSteps = None,
     as_json: Json = False,
 ) -> None:
     """Play episodes with the weights of a run and print their returns."""
     from penstock.launch.evaluate import describe, evaluate
 
-    result = evaluate(run_dir, episodes, checkpoint, sample, seed)
+    result = evaluate(run_dir, episodes, checkpoint, sample, seed, max_episode_steps)
     answer(describe(result), result, as_json)
 
 
@@ -49,12 +51,13 @@ def record(
     ] = None,
     sample: Sample = False,
     seed: GameSeed = 0,
+    max_episode_steps: MaxSteps = None,
     as_json: Json = False,
 ) -> None:
     """Make a video of the agent of a run; needs no display."""
     from penstock.launch import video
 
-    result = video.record(run_dir, episodes, checkpoint, out, sample, seed)
+    result = video.record(run_dir, episodes, checkpoint, out, sample, seed, max_episode_steps)
     answer(video.describe(result), result, as_json)
 
 
@@ -64,12 +67,13 @@ def play(
     checkpoint: Checkpoint = "best",
     sample: Sample = False,
     seed: GameSeed = 0,
+    max_episode_steps: MaxSteps = None,
     as_json: Json = False,
 ) -> None:
     """Watch the agent of a run play, in a window."""
     from penstock.launch import video
 
-    result = video.play(run_dir, episodes, checkpoint, sample, seed)
+    result = video.play(run_dir, episodes, checkpoint, sample, seed, max_episode_steps)
     answer(video.describe(result), result, as_json)
 
 

@@ -80,9 +80,11 @@ class Evaluator:
             "env": settings(config.env),
             "episodes": config.eval.episodes,
             "seed": SEED + config.run.seed,
+            "max_episode_steps": config.eval.max_episode_steps,
         }
         self._best_mean: float | None = None
         self._knows_best = False
+        self._told_cut = False
         self._seen: tuple[int, int] | None = None
         self._game: VectorGame | None = None
 
@@ -102,7 +104,7 @@ class Evaluator:
         began_s = time.monotonic()
         self._hold_newest()
         played = self._play(self._held)
-        returns, lengths = zip(*played, strict=True)
+        returns, lengths, cut = zip(*played, strict=True)
         about = summary(returns)
         better = self._best_mean is None or about["mean"] > self._best_mean
         best = better and self._keep(self._held, about["mean"])
@@ -112,6 +114,7 @@ class Evaluator:
             "episodes": len(returns),
             "return": about,
             "length": summary(lengths),
+            "cut": sum(cut),
             "best": best,
             "best_return_mean": self._best_mean,
             "seconds": time.monotonic() - began_s,
@@ -176,9 +179,10 @@ class Evaluator:
         return self._game
 
     def _play(self, folder: Path) -> list[Episode]:
-        from penstock.launch.evaluate import play, trained_policy
+        from penstock.launch.evaluate import play, trained_policy, were_cut
 
         config, game, seed = self._config, self._made_game(), SEED + self._config.run.seed
+        episodes, most = config.eval.episodes, config.eval.max_episode_steps
         policy = trained_policy(config, game, folder, seed)
 
         def choose(obs: npt.NDArray[Any]) -> npt.NDArray[Any]:
@@ -187,9 +191,14 @@ class Evaluator:
                 raise StoppedError
             return policy.greedy(obs)
 
-        played = play(game, choose, config.eval.episodes, seed, policy.begin)
+        played = play(game, choose, episodes, seed, most, policy.begin)
         # Not barren, should it die later.
         self._ctx.status.produced_steps += sum(episode.length for episode in played)
+        cut = sum(episode.cut for episode in played)
+        if cut and not self._told_cut:
+            option = "eval.max_episode_steps"
+            self._note(f"in an evaluation {were_cut(cut, episodes, most, option)}")
+            self._told_cut = True
         return played
 
     def _note(self, text: str) -> None:

@@ -21,7 +21,13 @@ import numpy.typing as npt
 from penstock.configs.errors import UserError
 from penstock.configs.load import load_run
 from penstock.envs import VectorGame, find_bad_observation, make
-from penstock.launch.evaluate import Choose, Episode, checkpoint_folder, trained_policy
+from penstock.launch.evaluate import (
+    Choose,
+    Episode,
+    checkpoint_folder,
+    trained_policy,
+    were_cut,
+)
 from penstock.launch.figures import number
 from penstock.launch.pictures import drawn, enlarged
 from penstock.models.policy import Policy
@@ -52,9 +58,10 @@ class Actor:
     policy: Policy
     choose: Choose
     checkpoint: str
+    max_steps: int
 
     def shots(self, episodes: int, seed: int) -> Iterator[Shot]:
-        """Whole episodes, one after another; the same seed gives the same."""
+        """Episodes, one after another, whole or cut; the same seed gives the same."""
         game, space = self.game, self.game.info.observation_space
         obs = np.empty((1, *space.shape), space.dtype)
         game.reset_into(seed, obs)
@@ -69,9 +76,16 @@ class Actor:
             reward, terminated, truncated = game.step_into(self.choose(obs), obs)
             over = terminated | truncated
             total, length = total + float(reward[0]), length + int(not begins[0])
-            yield Shot(self._look(obs), Episode(total, length) if over[0] else None)
-            if over[0]:
+            cut = length == self.max_steps and not over[0]
+            ended = cut or bool(over[0])
+            yield Shot(self._look(obs), Episode(total, length, cut) if ended else None)
+            if ended:
                 episodes, total, length = episodes - 1, 0.0, 0
+            if cut and episodes:
+                seed += 1
+                game.reset_into(seed, obs)
+                begins = np.ones(1, np.bool_)
+                yield Shot(self._look(obs))
 
     def _look(self, obs: npt.NDArray[Any]) -> list[Picture]:
         pictures = self.game.pictures() or drawn(self.game.info, obs[0])
@@ -84,24 +98,34 @@ class Actor:
 
 
 def record(
-    run_dir: str, episodes: int, which: str, out: str | None, sample: bool, seed: int
+    run_dir: str,
+    episodes: int,
+    which: str,
+    out: str | None,
+    sample: bool,
+    seed: int,
+    max_steps: int | None = None,
 ) -> dict[str, Any]:
-    """Write a video of ``episodes`` whole episodes; where, and their raw returns.
+    """Write a video of ``episodes``, each cut at ``max_steps``, None: at `eval.max_episode_steps`;
+    where, and their raw returns.
 
     Raises UserError, as where the extra [video] is missing.
     """
     if out is not None and Path(out).suffix != ".mp4":
         raise UserError(f"--out {out} is no mp4, and nothing else is made; let it end in .mp4")
     _require("imageio_ffmpeg", "a video")
-    with _actor(run_dir, which, sample, seed) as actor:
+    with _actor(run_dir, which, sample, seed, max_steps) as actor:
         path = Path(out) if out else Path(run_dir) / "videos" / f"{actor.checkpoint}-{seed}.mp4"
         with _video(path, actor.game) as show:
             played = _perform(actor, episodes, seed, show)
     return _result(run_dir, actor, played) | {"file": str(path)}
 
 
-def play(run_dir: str, episodes: int, which: str, sample: bool, seed: int) -> dict[str, Any]:
-    """Show whole episodes in a window, as fast as a person would play; their raw returns.
+def play(
+    run_dir: str, episodes: int, which: str, sample: bool, seed: int, max_steps: int | None = None
+) -> dict[str, Any]:
+    """Show episodes in a window, as fast as a person would play, each cut as in `record`; their raw
+    returns.
 
     Closing the window ends it. Raises UserError, as where there is no display.
     """
@@ -111,7 +135,10 @@ def play(run_dir: str, episodes: int, which: str, sample: bool, seed: int) -> di
             f"make a video with `penstock record {run_dir}`"
         )
     _require("pygame", "a window")
-    with _actor(run_dir, which, sample, seed) as actor, _window(run_dir, actor.game) as show:
+    with (
+        _actor(run_dir, which, sample, seed, max_steps) as actor,
+        _window(run_dir, actor.game) as show,
+    ):
         played = _perform(actor, episodes, seed, show)
     return _result(run_dir, actor, played)
 
@@ -124,13 +151,18 @@ def describe(result: dict[str, Any]) -> str:
             zip(result["returns"], result["lengths"], strict=True), 1
         )
     ]
+    if result["cut"]:
+        most, episodes = result["max_episode_steps"], len(result["lengths"])
+        lines.append(were_cut(result["cut"], episodes, most, "--max-episode-steps"))
     if "file" in result:
         lines.append(f"{result['file']} shows checkpoint {result['checkpoint']}")
     return "\n".join(lines)
 
 
 @contextmanager
-def _actor(run_dir: str, which: str, sample: bool, seed: int) -> Iterator[Actor]:
+def _actor(
+    run_dir: str, which: str, sample: bool, seed: int, max_steps: int | None
+) -> Iterator[Actor]:
     config = load_run(run_dir)
     folder = checkpoint_folder(run_dir, which)
     if not any(os.environ.get(name) for name in DISPLAYS):
@@ -139,7 +171,8 @@ def _actor(run_dir: str, which: str, sample: bool, seed: int) -> Iterator[Actor]
     try:
         policy = trained_policy(config, game, folder, seed)
         choose: Choose = policy.act if sample else policy.greedy
-        yield Actor(config.env.id, game, policy, choose, folder.name)
+        most = max_steps or config.eval.max_episode_steps
+        yield Actor(config.env.id, game, policy, choose, folder.name, most)
     finally:
         game.close()
 
@@ -233,6 +266,8 @@ def _result(run_dir: str, actor: Actor, played: list[Episode]) -> dict[str, Any]
     return {
         "run_dir": run_dir,
         "checkpoint": actor.checkpoint,
+        "cut": sum(episode.cut for episode in played),
+        "max_episode_steps": actor.max_steps,
         "returns": [episode.episode_return for episode in played],
         "lengths": [episode.length for episode in played],
     }

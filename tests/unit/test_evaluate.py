@@ -19,6 +19,8 @@ from penstock.learner import checkpoint
 from penstock.learner.checkpoint import Checkpoint
 from penstock.models.fitting import net_shape
 
+NEVER = -1
+
 
 class Scripted:
     """Environment i's episodes last ``lengths[i]`` steps and pay 1 a step; a reset is a step."""
@@ -30,8 +32,11 @@ class Scripted:
         self._lengths = np.array(lengths)
         self._at = np.zeros(self.count, np.int64)
         self._bad_after = bad_after
+        self.seeds: list[int] = []
 
     def reset_into(self, seed: int, out: npt.NDArray[Any]) -> None:
+        self.seeds.append(seed)
+        self._at[:] = 0
         out[:] = seed
 
     def step_into(self, actions: npt.NDArray[Any], out: npt.NDArray[Any]) -> Any:
@@ -44,11 +49,11 @@ class Scripted:
         return np.where(reset, 0.0, 1.0), ended, np.zeros(self.count, np.bool_)
 
 
-def run_play(game: Scripted, episodes: int) -> list[Episode]:
+def run_play(game: Scripted, episodes: int, max_steps: int = 100) -> list[Episode]:
     def threes(obs: npt.NDArray[Any]) -> npt.NDArray[Any]:
         return np.full(game.count, 3)
 
-    return play(cast(VectorGame, game), threes, episodes, seed=0)
+    return play(cast(VectorGame, game), threes, episodes, 0, max_steps)
 
 
 def test_each_environment_owes_its_share_however_short_its_episodes_are() -> None:
@@ -69,13 +74,36 @@ def test_a_policy_is_told_where_episodes_begin() -> None:
     def begin(first: npt.NDArray[np.bool_]) -> None:
         told.append((len(steps), first.tolist()))
 
-    play(cast(VectorGame, game), choose, 6, 0, begin)
+    play(cast(VectorGame, game), choose, 6, 0, 100, begin)
     both, one, other = [True, True], [True, False], [False, True]
     assert told == [(0, both), (3, one), (5, other), (6, one), (9, one), (10, other), (12, one)]
 
 
 def test_steps_that_only_reset_do_not_count() -> None:
     assert run_play(Scripted([4]), 3) == [Episode(4.0, 4)] * 3
+
+
+def test_episodes_of_the_limits_length_are_whole_and_longer_ones_are_cut() -> None:
+    """The second waits for the first, whose share is the same as ever; then both begin anew."""
+    game = Scripted([3, NEVER])
+    assert run_play(game, 6, max_steps=3) == [Episode(3.0, 3)] * 3 + [Episode(3.0, 3, True)] * 3
+    assert game.seeds == [0, 2, 4]
+    assert run_play(Scripted([4]), 2, max_steps=3) == [Episode(3.0, 3, True)] * 2
+
+
+def test_a_game_that_ends_after_all_begins_its_next_episode_by_itself() -> None:
+    """The first's two are cut after steps 4 and 10, between which it ends and resets; then only the
+    second is waited for, which was cut after step 4 and goes on."""
+    game = Scripted([5, 30])
+    assert run_play(game, 4, max_steps=4) == [Episode(4.0, 4, True)] * 4
+    assert game.seeds == [0, 2]
+
+
+def test_a_policy_is_told_where_games_begin_anew() -> None:
+    told: list[list[bool]] = []
+    game = cast(VectorGame, Scripted([NEVER, NEVER]))
+    play(game, lambda obs: np.full(2, 3), 4, 0, 3, lambda first: told.append(first.tolist()))
+    assert told == [[True, True]] * 2
 
 
 def test_a_bad_observation_is_named() -> None:
@@ -97,13 +125,13 @@ def cartpole_run(tmp_path: Path) -> Path:
 
 
 def test_a_run_is_evaluated_the_same_way_twice(cartpole_run: Path) -> None:
-    first, again = (evaluate(str(cartpole_run), 20, "best", False, 7) for _ in range(2))
+    first, again = (evaluate(str(cartpole_run), 20, "best", False, 7, None) for _ in range(2))
     assert first == again
     assert first["checkpoint"] == "last"  # there is no better one yet
     assert (first["episodes"], len(first["returns"]), len(first["lengths"])) == (20, 20, 20)
     assert first["returns"] == first["lengths"]  # CartPole pays 1 a step
     assert 8 <= first["return"]["min"] <= first["return"]["mean"] <= first["return"]["max"] <= 11
-    sampled = evaluate(str(cartpole_run), 20, "last", True, 7)
+    sampled = evaluate(str(cartpole_run), 20, "last", True, 7, None)
     assert sampled["return"]["mean"] > first["return"]["mean"]
     assert describe(sampled).splitlines()[0] == (
         f"{cartpole_run}, checkpoint last: 20 episodes, sampled actions, seed 7"
@@ -112,4 +140,4 @@ def test_a_run_is_evaluated_the_same_way_twice(cartpole_run: Path) -> None:
 
 def test_a_folder_without_a_run_is_the_users_mistake(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="is not a run"):
-        evaluate(str(tmp_path), 20, "best", False, 0)
+        evaluate(str(tmp_path), 20, "best", False, 0, None)

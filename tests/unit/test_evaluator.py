@@ -101,7 +101,9 @@ def test_the_best_is_kept_with_its_mean_over_a_restart(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("game")
-@pytest.mark.parametrize("options", [(), ("eval.episodes=3",), ("run.seed=7",)])
+@pytest.mark.parametrize(
+    "options", [(), ("eval.episodes=3",), ("run.seed=7",), ("eval.max_episode_steps=4",)]
+)
 def test_a_best_of_unknown_or_other_games_is_evaluated_first(
     tmp_path: Path, options: tuple[str, ...]
 ) -> None:
@@ -118,6 +120,19 @@ def test_a_best_of_unknown_or_other_games_is_evaluated_first(
     again = Run(tmp_path, *options)
     assert again.evaluate(1)["best_return_mean"] == 6.0
     assert reports(again.ctx, "note") == []
+
+
+@pytest.mark.usefixtures("game")
+def test_a_game_that_goes_on_is_cut_and_that_is_told_once(tmp_path: Path) -> None:
+    run = Run(tmp_path, "eval.max_episode_steps=2")
+    found = [run.evaluate(action) for action in (1, 2)]
+    assert [line["return"]["mean"] for line in found] == [2.0, 4.0]
+    assert [(line["length"]["max"], line["cut"]) for line in found] == [(2, 2)] * 2
+    [note] = reports(run.ctx, "note")
+    assert note["text"] == (
+        "in an evaluation 2 of 2 episodes had to be cut at 2 steps, with the return so far; give "
+        "the game a time limit (gymnasium's TimeLimit), or raise eval.max_episode_steps"
+    )
 
 
 @pytest.mark.usefixtures("game")

@@ -9,7 +9,10 @@ import numpy as np
 import pytest
 
 from penstock.configs.errors import UserError
+from penstock.configs.load import resolve
+from penstock.envs import make
 from penstock.launch import video
+from penstock.models.policy import make_policy
 
 
 def without(module: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -46,6 +49,24 @@ def test_a_display_that_cannot_be_used_is_the_users_affair(monkeypatch: pytest.M
         video._window("run", game),
     ):
         raise AssertionError("there is no window")
+
+
+@pytest.mark.parametrize(
+    ("max_steps", "shown", "episode"),
+    [(9, 1 + 9 + 1 + 9, (9, False)), (4, 1 + 4 + 1 + 4, (4, True))],
+)
+def test_every_first_observation_and_every_step_is_shown_of_cut_episodes_too(
+    max_steps: int, shown: int, episode: tuple[int, bool]
+) -> None:
+    options = "env.kwargs={obs_shape: [4, 24, 32], obs_dtype: uint8, episode_steps: 9}"
+    config = resolve("synthetic", [options, "model.kind=auto", "actors.envs=1"])
+    game = make(config.env, 1, filmed=True)
+    policy = make_policy(config, game.info, 0)
+    actor = video.Actor("synthetic", game, policy, policy.greedy, "last", max_steps)
+    shots = list(actor.shots(2, 0))
+    game.close()
+    assert len(shots) == shown
+    assert [shot.episode[1:] for shot in shots if shot.episode] == [episode] * 2
 
 
 class Game:
