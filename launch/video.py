@@ -21,6 +21,7 @@ import numpy.typing as npt
 from penstock.configs.errors import UserError
 from penstock.configs.load import load_run
 from penstock.envs import VectorGame, find_bad_observation, make
+from penstock.launch.drawing import DISPLAYS, INSTALL, do_without_display, drawing
 from penstock.launch.evaluate import (
     Choose,
     Episode,
@@ -32,9 +33,7 @@ from penstock.launch.figures import number
 from penstock.launch.pictures import drawn, enlarged
 from penstock.models.policy import Policy
 
-INSTALL = 'pip install "penstock[video]"'
 MOST_PICTURES_PER_S = 120.0
-DISPLAYS = ("DISPLAY", "WAYLAND_DISPLAY", "SDL_VIDEODRIVER")
 
 Picture = npt.NDArray[np.uint8]
 Show = Callable[[list[Picture]], bool]
@@ -88,7 +87,9 @@ class Actor:
                 yield Shot(self._look(obs))
 
     def _look(self, obs: npt.NDArray[Any]) -> list[Picture]:
-        pictures = self.game.pictures() or drawn(self.game.info, obs[0])
+        with drawing(self.env_id):
+            pictures = self.game.pictures()
+        pictures = pictures or drawn(self.game.info, obs[0])
         if not pictures:
             raise UserError(
                 f"{self.env_id} cannot be shown: it does not draw itself, and its observations are "
@@ -165,9 +166,9 @@ def _actor(
 ) -> Iterator[Actor]:
     config = load_run(run_dir)
     folder = checkpoint_folder(run_dir, which)
-    if not any(os.environ.get(name) for name in DISPLAYS):
-        os.environ["SDL_VIDEODRIVER"] = "dummy"  # or pygame looks for a display, and complains
-    game = make(config.env, 1, filmed=True)
+    do_without_display()
+    with drawing(config.env.id):
+        game = make(config.env, 1, filmed=True)
     try:
         policy = trained_policy(config, game, folder, seed)
         choose: Choose = policy.act if sample else policy.greedy

@@ -62,7 +62,11 @@ def test_every_first_observation_and_every_step_is_shown_of_cut_episodes_too(
     config = resolve("synthetic", [options, "model.kind=auto", "actors.envs=1"])
     game = make(config.env, 1, filmed=True)
     policy = make_policy(config, game.info, 0)
-    actor = video.Actor("synthetic", game, policy, policy.greedy, "last", max_steps)
+
+    def first(obs: Any) -> Any:
+        return np.zeros(1, np.int64)
+
+    actor = video.Actor("synthetic", game, policy, first, "last", max_steps)
     shots = list(actor.shots(2, 0))
     game.close()
     assert len(shots) == shown

@@ -1,0 +1,95 @@
+"""What a game is told to draw with where there is no display, and what it says of what it lacks."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from penstock.configs.errors import UserError
+from penstock.configs.load import resolve
+from penstock.envs import make
+from penstock.launch import drawing
+
+
+@pytest.mark.parametrize(
+    ("given", "libraries", "expected"),
+    [
+        ({}, ("EGL", "OSMesa"), "egl"),
+        ({}, ("OSMesa",), "osmesa"),
+        ({}, (), None),
+        ({"MUJOCO_GL": "glfw"}, ("EGL",), "glfw"),
+        ({"DISPLAY": ":0"}, ("EGL",), None),
+        ({"SDL_VIDEODRIVER": "dummy"}, ("EGL",), "egl"),
+    ],
+)
+def test_mujoco_draws_with_what_is_there_where_there_is_no_display(
+    monkeypatch: pytest.MonkeyPatch,
+    given: dict[str, str],
+    libraries: tuple[str, ...],
+    expected: str | None,
+) -> None:
+    for name in (*drawing.DISPLAYS, "MUJOCO_GL"):
+        monkeypatch.setenv(name, "")  # so that it is put back
+        monkeypatch.delenv(name)
+    for name, value in given.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(drawing, "find_library", lambda name: name if name in libraries else None)
+    drawing.do_without_display()
+    assert os.environ.get("MUJOCO_GL") == expected
+    assert ("SDL_VIDEODRIVER" in os.environ) == ("DISPLAY" not in given)
+
+
+def test_a_game_without_pygame_names_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pygame", None)  # as if it were not installed
+    game = make(resolve("cartpole").env, 1, filmed=True)
+    game.reset_into(0, np.empty((1, 4), np.float32))
+    with pytest.raises(UserError) as error, drawing.drawing("CartPole-v1"):
+        game.pictures()
+    game.close()
+    assert str(error.value) == (
+        "CartPole-v1 draws itself with pygame, which is not installed; "
+        'run `pip install "penstock[video]"`'
+    )
+
+
+MUJOCO = """
+from penstock.configs.load import resolve
+from penstock.envs import make
+from penstock.launch.drawing import drawing
+with drawing("HalfCheetah-v5"):
+    make(resolve("halfcheetah").env, 1, filmed=True)
+"""
+NEEDED = (
+    "; without a display it needs EGL, on Debian and Ubuntu apt install libegl1 libgl1, and "
+    "MUJOCO_GL=egl or unset"
+)
+
+
+def test_mujoco_that_cannot_draw_says_what_it_needs() -> None:
+    """Which it finds out when it is imported."""
+    pytest.importorskip("mujoco")
+    command = [sys.executable, "-c", MUJOCO]
+    environment = {**os.environ, "MUJOCO_GL": "paper"}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    said = done.stderr.splitlines()[-1].partition("UserError: ")[2]
+    assert said.startswith("MuJoCo cannot draw HalfCheetah-v5 with MUJOCO_GL=paper (invalid value")
+    assert said.endswith(f"){NEEDED}")
+
+
+def test_mujoco_without_opengl_says_so_also_where_it_draws(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("MUJOCO_GL", raising=False)
+    with pytest.raises(UserError) as error, drawing.drawing("Game-v0"):
+        exec("raise ImportError('no  EGL\\ndevice')", {"__name__": "mujoco.egl"})
+    said = "MuJoCo cannot draw Game-v0 with no display (no EGL device)"
+    assert str(error.value) == f"{said}{NEEDED}"
+
+
+def test_a_mistake_of_the_game_itself_stays_what_it_is() -> None:
+    with pytest.raises(ZeroDivisionError), drawing.drawing("Game-v0"):
+        raise ZeroDivisionError
+    with pytest.raises(UserError, match=r"^wrong kwargs$"), drawing.drawing("Game-v0"):
+        raise UserError("wrong kwargs") from TypeError()
