@@ -37,16 +37,25 @@ def draws(creator: object) -> bool:
 
 def pictures(vector: VectorEnv) -> list[Picture]:
     """What the last step of a vector of one looked like, uint8 ``[H, W, 3]`` each, oldest first;
-    nothing where it was not made to draw itself."""
+    nothing where it was not made to draw itself. Raises UserError for what is no picture."""
     if getattr(vector, "render_mode", None) != RENDER_MODE:
         return []
-    return [np.asarray(shown, np.uint8) for shown in vector.render() or () if shown is not None]
+    return [_checked(np.asarray(shown)) for shown in vector.render() or () if shown is not None]
 
 
 def pictures_per_s(vector: VectorEnv) -> float:
     """How fast they follow each other where a person plays."""
     steps_per_s = float(vector.metadata.get("render_fps") or DEFAULT_STEPS_PER_S)
     return steps_per_s * float(getattr(vector, "pictures_per_step", 1))
+
+
+def _checked(picture: npt.NDArray[Any]) -> Picture:
+    if picture.dtype.kind not in "ui" or picture.ndim != 3 or picture.shape[2] != 3:
+        raise UserError(
+            f"render() of the environment returned {picture.dtype} of shape {[*picture.shape]}, "
+            "and a picture is uint8 of shape [height, width, 3]; correct it"
+        )
+    return picture.astype(np.uint8, copy=False)
 
 
 class FilmedAtari(VectorEnv):

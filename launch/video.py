@@ -194,11 +194,15 @@ def _video(path: Path, game: VectorGame) -> Iterator[Show]:
     """Encode what is shown as an mp4, which appears when it is whole."""
     part = path.with_name(f".{path.stem}.part.mp4")
     writers: list[Any] = []
+    first: Picture | None = None
 
     def show(pictures: list[Picture]) -> bool:
-        if not writers:
-            writers.append(_writer(part, pictures[0], game.pictures_per_s))
+        nonlocal first
+        if first is None:
+            first = pictures[0]
+            writers.append(_writer(part, first, game.pictures_per_s))
         for picture in pictures:
+            _check_size(picture, first)
             writers[0].send(np.ascontiguousarray(picture))
         return True
 
@@ -218,6 +222,16 @@ def _video(path: Path, game: VectorGame) -> Iterator[Show]:
                 writer.close()
         with suppress(OSError):
             part.unlink(missing_ok=True)
+
+
+def _check_size(picture: Picture, first: Picture) -> None:
+    if picture.shape != first.shape:
+        (height, width, _), (first_height, first_width, _) = picture.shape, first.shape
+        raise UserError(
+            f"the game drew a picture of {width} x {height} after others of {first_width} x "
+            f"{first_height} (small ones enlarged), and a video has one size; let render() keep "
+            "to one"
+        )
 
 
 def _writer(path: Path, picture: Picture, pictures_per_s: float) -> Any:

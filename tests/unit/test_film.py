@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
+import gymnasium
 import numpy as np
 import pytest
 
+from penstock.configs.errors import UserError
 from penstock.configs.load import resolve
 from penstock.core.observations import laid_out
 from penstock.envs import GameInfo, atari, make
-from penstock.envs.film import FilmedAtari, draws
+from penstock.envs.film import FilmedAtari, draws, pictures
 from penstock.launch.pictures import drawn, enlarged
 
 WHOLE_SCREEN = {"img_height": 210, "img_width": 160, "maxpool": False, "stack_num": 1}
@@ -86,6 +88,35 @@ def test_a_game_that_draws_itself_is_asked_to() -> None:
 
 def test_a_game_that_does_not_is_left_alone() -> None:
     assert pictures_of("synthetic")[0] == []
+
+
+class Drawn(gymnasium.vector.VectorEnv):
+    render_mode = "rgb_array"
+
+    def __init__(self, shown: Any) -> None:
+        self.shown = shown
+
+    def render(self) -> Any:
+        return (self.shown,)
+
+
+@pytest.mark.parametrize(
+    ("shown", "said"),
+    [
+        (np.zeros((10, 12), np.uint8), r"uint8 of shape \[10, 12\]"),
+        (np.zeros((10, 12, 4), np.uint8), r"uint8 of shape \[10, 12, 4\]"),
+        (np.zeros((10, 12, 3)), r"float64 of shape \[10, 12, 3\]"),
+    ],
+)
+def test_what_render_returns_must_be_a_picture(shown: Any, said: str) -> None:
+    """One of other bytes would make a video of stripes."""
+    with pytest.raises(UserError, match=rf"returned {said}, and a picture is uint8"):
+        pictures(Drawn(shown))
+
+
+def test_a_picture_of_other_whole_numbers_is_one() -> None:
+    [picture] = pictures(Drawn(np.full((10, 12, 3), 255)))
+    assert (picture.dtype, picture.min()) == (np.uint8, 255)
 
 
 def test_who_draws_says_so() -> None:
