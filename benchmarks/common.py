@@ -9,20 +9,18 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import platform
 import statistics
-import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
+
+from penstock.launch.bench.machine import machine as of_package
 
 RESULTS = Path(__file__).parent / "results"
 THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 ONE_THREAD = dict.fromkeys(THREADS, "1")
-PACKAGES = ("torch", "numpy", "pyzmq", "gymnasium", "ale-py", "cramjam")
 
 
 def parser(description: str | None) -> argparse.ArgumentParser:
@@ -62,12 +60,7 @@ def machine() -> dict[str, Any]:
     """What a reader must know to compare a figure with their own."""
     return {
         "time": datetime.now(UTC).isoformat(timespec="seconds"),
-        "cpu": _cpu_model(),
-        "cores": len(os.sched_getaffinity(0)),
-        "system": platform.platform(),
-        "python": platform.python_version(),
-        "packages": {name: found for name in PACKAGES if (found := _version(name))},
-        "commit": _commit(),
+        **of_package(),
         "command": " ".join(["python", *sys.argv]),
     }
 
@@ -82,23 +75,3 @@ def _cell(value: Any) -> str:
     if isinstance(value, float):
         return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
     return str(value)
-
-
-def _cpu_model() -> str:
-    for line in Path("/proc/cpuinfo").read_text().splitlines():
-        if line.startswith("model name"):
-            return line.partition(":")[2].strip()
-    return platform.processor()
-
-
-def _version(package: str) -> str | None:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return None
-
-
-def _commit() -> str:
-    command = ["git", "describe", "--always", "--dirty"]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=RESULTS.parent, check=False)
-    return done.stdout.strip() or "unknown"

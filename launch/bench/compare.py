@@ -53,6 +53,32 @@ def compare(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[Change]:
     return [_change(stage, before[stage], now[stage]) for stage in now if stage in before]
 
 
+def elsewhere(old: Mapping[str, Any], new: Mapping[str, Any]) -> str | None:
+    """A sentence where results are of two machines, or may be; None where they are not."""
+    before, now = (_facts(result.get("machine") or {}) for result in (old, new))
+    differ = [
+        f"{name} {before[name] or 'unknown'} then and {now[name]} now"
+        for name in now
+        if before[name] != now[name]
+    ]
+    if not differ:
+        return None
+    return (
+        f"what is compared may differ by its machine alone: {', '.join(differ)}; for the code's "
+        "own changes measure both on one machine"
+    )
+
+
+def _facts(machine: Mapping[str, Any]) -> dict[str, Any]:
+    """What makes figures of the same code differ most."""
+    packages = machine.get("packages") or {}
+    return {
+        "cpu": machine.get("cpu"),
+        "cores": machine.get("cores"),
+        "torch": packages.get("torch"),
+    }
+
+
 def _rates(result: Mapping[str, Any]) -> dict[str, Sequence[float]]:
     found = {stage: figures["rates"] for stage, figures in result["stages"].items()}
     found["whole"] = result.get("achieved_rates") or []

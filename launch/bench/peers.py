@@ -12,12 +12,11 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-import penstock
 from penstock.configs.errors import UserError
 from penstock.launch.bench import whole
 from penstock.launch.bench.command import run
+from penstock.launch.bench.machine import CHECKOUT
 
-CHECKOUT = Path(penstock.__file__).parents[1]
 PROGRAMS = CHECKOUT / "benchmarks/peers"
 PEERS = {  # the program, and the environment that `make peers` installs it into
     "sample_factory": ("run_sample_factory.py", ".venv-sf"),

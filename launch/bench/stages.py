@@ -22,8 +22,9 @@ from penstock.configs.load import resolve
 from penstock.configs.schema import Config
 from penstock.launch.bench import whole
 from penstock.launch.bench.alone import alone
-from penstock.launch.bench.compare import Change, compare, ideal
+from penstock.launch.bench.compare import Change, compare, elsewhere, ideal
 from penstock.launch.bench.group import learners
+from penstock.launch.bench.machine import machine
 from penstock.launch.bench.peers import find
 from penstock.launch.bench.peers import measure as measure_peers
 from penstock.launch.bench.rates import ROUNDS
@@ -82,19 +83,28 @@ def make_plan(
 
 
 def load(path: str, target: str) -> Result:
-    """An earlier result of ``target``. Raises UserError where there is none."""
+    """An earlier result of ``target``: a file of it, on however many lines, or its last line.
+    Raises UserError where there is none."""
     try:
-        result: Result = json.loads(Path(path).read_text().splitlines()[-1])
+        result: Result = _json(Path(path).read_text())
         measured, stages = result["target"], result["stages"]
         if not all(min(stage["rates"]) > 0 for stage in stages.values()):
             raise ValueError("a rate of 0")
-    except (OSError, ValueError, LookupError, TypeError) as error:
+        elsewhere(result, result)  # fails now, and not once all has been measured
+    except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
         raise UserError(
             f"--compare {path}: it must be what `penstock bench --json` printed ({error})"
         ) from None
     if measured != target:
         raise UserError(f"--compare {path}: it is of --target {measured}, and this is of {target}")
     return result
+
+
+def _json(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError:  # below other output
+        return json.loads(text.splitlines()[-1])
 
 
 def main(plan: Plan, as_json: bool) -> None:
@@ -115,6 +125,7 @@ def measure(plan: Plan, say: Say) -> Result:
         say(_line(name, stages[name]))
     cores = len(os.sched_getaffinity(0))
     result: Result = {
+        "machine": machine(),
         "target": plan.target,
         "seconds": plan.seconds,
         "cores": cores,
@@ -129,11 +140,16 @@ def measure(plan: Plan, say: Say) -> Result:
     if plan.peers is not None:
         result["peers"] = measure_peers(plan.target, plan.peers, plan.seconds, say)
     if plan.old is not None:
-        changes = compare(plan.old, result)
-        result["changes"] = [change._asdict() for change in changes]
-        for change in changes:
-            say(_change(change))
+        result |= _compared(plan.old, result, say)
     return result
+
+
+def _compared(old: Result, new: Result, say: Say) -> Result:
+    """What changed, and the sentence on machines that differ."""
+    warning, changes = elsewhere(old, new), compare(old, new)
+    for text in (*map(_change, changes), *([warning] if warning else [])):
+        say(text)
+    return {"elsewhere": warning, "changes": [change._asdict() for change in changes]}
 
 
 def predict(stages: Mapping[str, Any], cores: int) -> float | None:

@@ -53,7 +53,7 @@ def test_all_stages_have_positive_rates_and_the_whole_is_below_their_ideal(tmp_p
 
 @pytest.mark.slow
 def test_stages_of_an_algorithm_with_replay_and_a_comparison(tmp_path: Path) -> None:
-    options = ("0.1", "--target", "pendulum_sac", "--only", "write,replay_add,gather,learner")
+    options = ("0.2", "--target", "pendulum_sac", "--only", "write,replay_add,gather,learner")
     old = bench(*options)
     assert list(old["stages"]) == ["write", "gather", "replay_add", "learner"]
     assert old["achieved_steps_per_s"] is None
@@ -62,7 +62,11 @@ def test_stages_of_an_algorithm_with_replay_and_a_comparison(tmp_path: Path) -> 
         stage["rates"] = [1000 * stage["rate"]] * ROUNDS
     (tmp_path / "old.json").write_text(json.dumps(old))
     new = bench(*options, "--compare", str(tmp_path / "old.json"))
-    assert {c["stage"] for c in new["changes"] if c["new"] < c["old"]} == set(old["stages"])
+    assert {c["stage"]: c["verdict"] for c in new["changes"]} == dict.fromkeys(
+        old["stages"], "slower"
+    )
+    assert new["machine"] == old["machine"]
+    assert new["elsewhere"] is None
 
 
 def test_the_ceiling_of_a_learner_in_a_process_of_its_own() -> None:

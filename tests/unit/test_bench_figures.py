@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import runpy
+import subprocess
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
+import penstock
 from penstock.configs.errors import UserError
-from penstock.launch.bench.compare import Change, compare, ideal, spread
+from penstock.launch.bench.compare import Change, compare, elsewhere, ideal, spread
+from penstock.launch.bench.machine import PACKAGES, commit_of, machine
 from penstock.launch.bench.peers import OURS, find, over, summary
 from penstock.launch.bench.rates import ROUNDS, Work, one_round, rounds_of
 from penstock.launch.bench.stages import NAMES, UNITS, WHOLE, Plan, make_plan, predict
@@ -92,6 +97,42 @@ def test_only_what_both_results_have_is_compared_and_the_whole_too() -> None:
     assert [c.stage for c in compare(result(wire=[1.0]) | {"achieved_rates": []}, new)] == ["wire"]
 
 
+def on(**changes: Any) -> dict[str, Any]:
+    """A result of some machine."""
+    known = {"cpu": "Epyc", "cores": 2, "packages": {"torch": "2.13"}, "commit": "a1"}
+    return {"machine": known | changes}
+
+
+def test_results_of_two_machines_are_compared_with_a_warning() -> None:
+    assert elsewhere(on(), on(commit="b2", packages={"torch": "2.13", "numpy": "3"})) is None
+    said = elsewhere(on(), on(cores=4, packages={"torch": "2.14"})) or ""
+    assert "cores 2 then and 4 now, torch 2.13 then and 2.14 now; for the code's" in said
+    assert "cpu" not in said
+    said = elsewhere({}, on()) or ""  # one from before machines were told
+    assert "cpu unknown then and Epyc now, cores unknown then and 2 now" in said
+
+
+def test_the_machine_is_told_as_the_system_tells_it(tmp_path: Path) -> None:
+    found = machine()
+    assert f": {found['cpu']}\n" in Path("/proc/cpuinfo").read_text()
+    assert found["cores"] == len(os.sched_getaffinity(0))
+    assert found["packages"]["torch"].partition("+")[0] == torch.__version__.partition("+")[0]
+    assert found["penstock"] == penstock.__version__
+    assert found["packages"].keys() <= {*PACKAGES}
+    assert commit_of(tmp_path) == "unknown"
+
+
+def test_the_commit_is_of_the_checkout_and_of_no_repository_around_it(tmp_path: Path) -> None:
+    git = ["git", "-c", "user.name=x", "-c", "user.email=x@y", "-C", str(tmp_path)]
+    for words in (["init", "-q"], ["commit", "-q", "--allow-empty", "-m", "x"]):
+        subprocess.run([*git, *words], check=True)
+    head = (tmp_path / ".git" / "HEAD").read_text().split()[-1]
+    sha = (tmp_path / ".git" / head).read_text().strip()
+    assert sha.startswith(commit_of(tmp_path))
+    (tmp_path / "site-packages").mkdir()
+    assert commit_of(tmp_path / "site-packages") == "unknown"
+
+
 # ----------------------------------------------------------------------------------------- rates
 
 
@@ -156,11 +197,29 @@ def test_mistakes_are_one_sentence(changes: dict[str, Any], sentence: str) -> No
     assert str(error.value).startswith(sentence)
 
 
-@pytest.mark.parametrize("text", ["", "[]", "{}", '{"target": "pong", "stages": {}}', "{"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "[]",
+        "{}",
+        '{"target": "pong", "stages": {}}',
+        "{",
+        '{"target": "cartpole", "stages": {}, "machine": {"packages": "torch"}}',
+    ],
+)
 def test_a_result_to_compare_with_must_be_one_of_the_same_target(tmp_path: Path, text: str) -> None:
     (tmp_path / "old.json").write_text(text)
     with pytest.raises(UserError, match="--compare"):
         plan(old=str(tmp_path / "old.json"))
+
+
+@pytest.mark.parametrize("target", ["pong", "cartpole"])
+def test_results_of_this_project_can_be_compared_with(target: str) -> None:
+    path = CHECKOUT / f"benchmarks/results/bench_{target}.json"
+    found = plan(target=target, old=str(path)).old
+    assert found is not None
+    assert [c.verdict for c in compare(found, found) if c.stage == "whole"] == ["same"]
 
 
 def test_a_result_may_stand_below_other_output(tmp_path: Path) -> None:

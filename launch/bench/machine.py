@@ -1,0 +1,54 @@
+"""What a reader of a measurement must know to compare it with one of their own."""
+
+from __future__ import annotations
+
+import os
+import platform
+import subprocess
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import penstock
+
+PACKAGES = ("torch", "numpy", "pyzmq", "gymnasium", "ale-py", "cramjam")
+CHECKOUT = Path(penstock.__file__).parents[1]
+
+
+def machine() -> dict[str, Any]:
+    """Processor, the cores that this process may use, and versions; ``commit`` is of a checkout,
+    and "unknown" for an installed package."""
+    return {
+        "cpu": _cpu_model(),
+        "cores": len(os.sched_getaffinity(0)),
+        "system": platform.platform(),
+        "python": platform.python_version(),
+        "packages": {name: found for name in PACKAGES if (found := _version(name))},
+        "penstock": penstock.__version__,
+        "commit": commit_of(CHECKOUT),
+    }
+
+
+def _cpu_model() -> str:
+    for line in Path("/proc/cpuinfo").read_text().splitlines():
+        if line.startswith("model name"):
+            return line.partition(":")[2].strip()
+    return platform.processor()
+
+
+def _version(package: str) -> str | None:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def commit_of(checkout: Path) -> str:
+    if not (checkout / ".git").exists():  # site-packages may lie in a repository of the user's
+        return "unknown"
+    command = ["git", "describe", "--always", "--dirty"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, cwd=checkout, check=False)
+    except OSError:  # no git
+        return "unknown"
+    return done.stdout.strip() or "unknown"
