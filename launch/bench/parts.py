@@ -24,6 +24,7 @@ from penstock.envs import VectorGame, make
 from penstock.launch.bench.ceiling import actions
 from penstock.launch.bench.rates import Work, rounds_of, told
 from penstock.launch.bench.traffic import receiving
+from penstock.learner.copying import Copier, gather_threads
 from penstock.learner.publish import Publisher
 from penstock.learner.staging import StagingBatch
 from penstock.learner.trainer import pick_device
@@ -153,7 +154,11 @@ class Parts:
             slot.header["steps"] = self._steps
             for target, source in zip(slot.payload, played.payload, strict=True):
                 np.copyto(target, source)
-        batch = StagingBatch(self._spec, count, self._device())
+        threads = gather_threads(self._config.learner.gather_threads, self._device())
+        self.notes["gather"] = {"threads": threads}
+        copier = Copier(threads)
+        self._stack.callback(copier.close)
+        batch = StagingBatch(self._spec, count, self._device(), copier)
         chosen = (store.slots * count)[:count]
         return Work(lambda: batch.gather(chosen), self._steps * count, self._settle())
 
