@@ -74,6 +74,16 @@ class Evidence:
         return self.wait < NEAR and not any(rates)
 
     @property
+    def missing_in_replay(self) -> float:
+        """Steps that replay must still take in before there is a first batch, of all learners; 0
+        once it has been trained on, and without replay."""
+        size = self.flow.get("replay_size")
+        if size is None or self.learner.get("updates_per_s"):
+            return 0.0
+        least = max(int(self.option("replay", name, 0)) for name in ("min_size", "batch_size"))
+        return max(0.0, float(least * len(self.learners)) - float(size))
+
+    @property
     def feeder(self) -> float:
         """Share of its clock in which the thread that gathers ahead is at work; 0 without one."""
         parts = (self.learner.get("threads") or {}).get("feeder") or {}

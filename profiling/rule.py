@@ -10,6 +10,7 @@ from penstock.profiling.evidence import NEAR, Evidence
 
 Kind = Literal[
     "empty",
+    "filling",
     "slow_gather",
     "slow_wire",
     "straggler",

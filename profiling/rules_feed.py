@@ -12,12 +12,33 @@ from collections.abc import Callable
 from penstock.profiling.evidence import Evidence, most, percent
 from penstock.profiling.rule import BUSY, EXPLAINS, SLOW, WORTH, Kind, Rule, Verdict, empty
 
+AFTER_FILLING_S = 30  # of a window, to see training in
+
 
 def waits_for_data(e: Evidence) -> Verdict | None:
     """The learner has nothing to train on."""
     if e.wait < WORTH:
         return None
     return next(verdict for cause in CAUSES if (verdict := cause(e)))
+
+
+def replay_is_filling(e: Evidence) -> Verdict | None:
+    """Nothing is drawn from replay before it holds enough."""
+    missing = e.missing_in_replay
+    rate = float(e.flow.get("produced_steps_per_s") or 0.0)
+    if not missing or not rate:
+        return None
+    left_s = math.ceil(missing / rate)
+    return Verdict(
+        "filling",
+        f"replay is still filling: training begins {missing:,.0f} steps from now",
+        f"it holds {e.flow['replay_size']:,.0f} steps, and replay.min_size="
+        f"{e.option('replay', 'min_size', 0)} must be in each learner's; actors bring "
+        f"{rate:,.0f} a second, which takes {left_s:,} s more",
+        f"begin sooner with a smaller replay.min_size, or see what comes then with --seconds "
+        f"{left_s + AFTER_FILLING_S}",
+        e.wait,
+    )
 
 
 def feeder_is_busy(e: Evidence) -> Verdict | None:
@@ -214,6 +235,7 @@ WORK: dict[Kind, Callable[[Evidence, float], Verdict]] = {
     "slow_actor": actor_is_slow,
 }
 CAUSES: tuple[Rule, ...] = (
+    replay_is_filling,
     feeder_is_busy,
     connector_is_busy,
     one_actor_is_slow,

@@ -209,12 +209,13 @@ def _flow(
             "max": max(lags, default=None),
         },
         "queue_fill": _mean(m.get("queue_fill") for m in window.within),
+        "replay_size": last.get("replay_size"),
     }
 
 
 def _options(config: Config) -> dict[str, dict[str, Any]]:
     """The settings that a verdict needs to know."""
-    learner, transport = config.learner, config.transport
+    learner, transport, replay = config.learner, config.transport, config.replay
     return {
         "learner": {
             "codec": learner.reduce.codec,
@@ -234,7 +235,11 @@ def _options(config: Config) -> dict[str, dict[str, Any]]:
             "precision": config.actors.precision,
         },
         "algo": {"name": config.algo.name, "epochs": getattr(config.algo, "epochs", 1)},
-        "replay": {"samples_per_insert": config.replay.samples_per_insert},
+        "replay": {
+            "samples_per_insert": replay.samples_per_insert,
+            "min_size": replay.min_size,
+            "batch_size": replay.batch_size,
+        },
         "transport": {
             "kind": transport.kind,
             "max_policy_lag": transport.max_policy_lag,

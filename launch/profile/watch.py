@@ -30,6 +30,8 @@ from penstock.launch.supervisor import Audience, Supervisor
 from penstock.launch.topology import Stage
 
 WARM_UP_S = 3.0  # of training, before the window begins
+PATIENCE_S = 60.0  # with a learner that has trained nothing; then the window begins all the same
+WORD_S = 15.0  # after which it is said that this may happen
 TORCH_TURNS = 20  # of the learner, under torch's profiler,
 TORCH_S = 5.0  # or so long, if that is over first
 TORCH_PATIENCE_S = 60.0  # until each of its traces must be there
@@ -60,7 +62,8 @@ class Watch:
         self._supervisor: Supervisor | None = None
         self._audience: Audience | None = None
         self._state = State.WARMING
-        self._training_s: float | None = None  # since when
+        self._waiting_s: float | None = None  # since when there is a learner,
+        self._training_s: float | None = None  # and since when it has trained
         self._torch_until_s = 0.0
         self._begin: dict[str, Reading] = {}
         self._begin_ns = 0
@@ -89,6 +92,8 @@ class Watch:
         if final or self.window is not None:
             return
         self._metrics.append((time.perf_counter_ns(), metrics))
+        if self._waiting_s is None:
+            self._waiting_s = time.monotonic()
         if self._training_s is None and metrics.get("learner_steps"):
             self._training_s = time.monotonic()
 
@@ -104,7 +109,7 @@ class Watch:
         if self._state is State.WARMING:
             if supervisor.stopping:
                 self._state = State.OVER
-            elif self._training_s is not None and now_s >= self._training_s + WARM_UP_S:
+            elif self._warm(now_s):
                 self._open(supervisor)
         elif self._state is State.WINDOW:
             left_ns = self._begin_ns + self._seconds * 1e9 - time.perf_counter_ns()
@@ -115,6 +120,23 @@ class Watch:
             self._trace(supervisor, now_s)
         elif supervisor.stopping or now_s >= self._torch_until_s:
             self._end(supervisor)
+
+    def _warm(self, now_s: float) -> bool:
+        """Whether the window may begin: where nothing is ever trained, it is to show why."""
+        if self._training_s is not None:
+            return now_s >= self._training_s + WARM_UP_S
+        if self._waiting_s is None or now_s < self._waiting_s + WORD_S:
+            return False
+        if now_s < self._waiting_s + PATIENCE_S:
+            self.note(
+                f"nothing has been trained yet: the window begins {WARM_UP_S:g} s after the first "
+                f"step, or without one {PATIENCE_S:g} s after the learner began to wait"
+            )
+            return False
+        self.note(
+            f"nothing was trained in {PATIENCE_S:g} s: the window begins without, to show why"
+        )
+        return True
 
     def _open(self, supervisor: Supervisor) -> None:
         self._state = State.WINDOW

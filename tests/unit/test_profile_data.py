@@ -12,6 +12,7 @@ from penstock.configs.load import resolve
 from penstock.launch.profile.data import Window, make
 from penstock.launch.profile.readings import Reading
 from penstock.launch.topology import RoleSpec, Stage
+from penstock.profiling.verdict import judge
 
 SECOND = 10**9
 LEARNER = RoleSpec("learner", 0, "", Stage.LEARNER)
@@ -188,6 +189,41 @@ def test_who_neither_plays_nor_carries_nor_learns_is_told_beside() -> None:
     ledger = {"wait": 0.8, "send": 0.2}
     assert other == {"name": "relay-0", "ended": False, "ledger": ledger, "cpu": 0.5}
     assert found["learner"] == found["actors"] == found["connectors"] == []
+
+
+def test_a_run_that_has_trained_nothing_is_judged_too() -> None:
+    """One actor in a step that does not end, while the learner waits for its first batch."""
+    begin = [reading(LEARNER, 100, {"main": {"wait": 60.0}, "feeder": {"wait": 60.0}}),
+             reading(ACTOR, 100, {"main": {"step": 60.0}})]  # fmt: skip
+    end = [reading(LEARNER, 110, {"main": {"wait": 70.0}, "feeder": {"wait": 70.0}}, 0.1),
+           reading(ACTOR, 110, {"main": {"step": 70.0}})]  # fmt: skip
+    nothing = {"learner_steps": 0, "env_steps": 0, "dropped": {}, "lost": {}, "queue_fill": 0.0}
+    found = profile(begin, end, [(99.0, nothing), (109.0, nothing)], ceiling=1e5)
+    [learner] = found["learner"]
+    assert (learner["steps_per_s"], learner["achieved_over_ceiling"]) == (0.0, 0.0)
+    assert {part: share for part, share in learner["ledger"].items() if share} == {"wait_data": 1.0}
+    verdict = judge(found)
+    assert verdict.kind == "slow_environment"
+    assert "no unroll was finished in the window" in verdict.next_step
+
+
+def test_replay_that_still_fills_is_judged_by_what_it_holds() -> None:
+    begin = [reading(LEARNER, 100, {"main": {"wait": 60.0}}, trained=600),
+             reading(ACTOR, 100, {"main": {"step": 60.0}}, played=600)]  # fmt: skip
+    end = [reading(LEARNER, 110, {"main": {"wait": 70.0}}, trained=700),
+           reading(ACTOR, 110, {"main": {"step": 70.0}}, played=700)]  # fmt: skip
+    sizes = [(at_s, {"learner_steps": 0, "replay_size": size})
+             for at_s, size in ((99.0, 590), (109.0, 690))]  # fmt: skip
+    options = (
+        "algo={name: dqn}",
+        "learner.prefetch=1",
+        "replay.min_size=5000",
+        "replay.batch_size=32",
+    )
+    verdict = judge(profile(begin, end, sizes, *options))
+    assert verdict.kind == "filling"
+    assert "begins 4,310 steps from now" in verdict.finding
+    assert "10 a second, which takes 431 s more" in verdict.reason
 
 
 def test_what_nobody_told_is_null_and_not_zero() -> None:

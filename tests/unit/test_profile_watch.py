@@ -1,0 +1,95 @@
+"""When a window begins: some seconds after training has, or without it once patience is over."""
+
+from __future__ import annotations
+
+import io
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from penstock.launch.effects import Limits
+from penstock.launch.profile.watch import PATIENCE_S, WARM_UP_S, WORD_S, Watch
+from penstock.launch.run import Audience
+from penstock.launch.supervisor import Supervisor
+from penstock.launch.view import LineView
+
+
+class Clock:
+    """Says what a test wants."""
+
+    now_s = 1000.0
+
+    def monotonic(self) -> float:
+        return self.now_s
+
+    def perf_counter_ns(self) -> int:
+        return time.perf_counter_ns()
+
+
+class Scene:
+    """A watch, for a moment, on a supervisor that has nothing to supervise."""
+
+    def __init__(self, folder: Path, clock: Clock) -> None:
+        self._clock, self._screen = clock, io.StringIO()
+        self.watch = Watch(1e-9, folder / "kernels.json")
+        with_nobody = Supervisor([], Limits(), {}, folder, self.watch)
+        self.close: Callable[[], None] = with_nobody._selector.close
+        self.watch.attach(with_nobody, Audience(lambda: LineView(self._screen, "x", None), None))
+
+    def profiled_at(self, seconds: float) -> bool:
+        """Whether there has been a window, so long after the beginning."""
+        self._clock.now_s = 1000.0 + seconds
+        self.watch.tick()  # which opens it,
+        self.watch.tick()  # and closes it
+        return self.watch.window is not None
+
+    def hear(self, learner_steps: int) -> None:
+        self.watch.metrics({"learner_steps": learner_steps}, final=False)
+
+    @property
+    def said(self) -> list[str]:
+        return self._screen.getvalue().splitlines()[1:]  # behind the title
+
+
+@pytest.fixture
+def scene(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Scene]:
+    clock = Clock()
+    monkeypatch.setattr("penstock.launch.profile.watch.time", clock)
+    scene = Scene(tmp_path, clock)
+    yield scene
+    scene.close()
+
+
+def test_a_window_begins_some_seconds_after_training(scene: Scene) -> None:
+    assert not scene.profiled_at(500.0)  # nobody has reported yet
+    scene.hear(learner_steps=0)
+    assert not scene.profiled_at(500.0 + WORD_S - 0.1)
+    scene.hear(learner_steps=1)
+    assert not scene.profiled_at(500.0 + WORD_S - 0.1 + WARM_UP_S - 0.1)
+    assert scene.profiled_at(500.0 + WORD_S - 0.1 + WARM_UP_S)
+    assert scene.said == []
+
+
+def test_where_nothing_is_trained_it_begins_all_the_same_and_that_is_said(scene: Scene) -> None:
+    assert not scene.profiled_at(0.0)
+    scene.hear(learner_steps=0)
+    assert not scene.profiled_at(WORD_S)
+    scene.hear(learner_steps=0)
+    assert not scene.profiled_at(PATIENCE_S - 0.1)
+    [told] = scene.said
+    assert told == (
+        "nothing has been trained yet: the window begins 3 s after the first step, or without one "
+        "60 s after the learner began to wait"
+    )
+    assert scene.profiled_at(PATIENCE_S)
+    assert scene.said[1:] == ["nothing was trained in 60 s: the window begins without, to show why"]
+
+
+def test_training_that_begins_late_is_warmed_up_too(scene: Scene) -> None:
+    scene.hear(learner_steps=0)
+    assert not scene.profiled_at(PATIENCE_S - 0.1)
+    scene.hear(learner_steps=1)
+    assert not scene.profiled_at(PATIENCE_S)
+    assert scene.profiled_at(PATIENCE_S + WARM_UP_S)
