@@ -125,6 +125,19 @@ class Change:
         before = self._before.lanes.get(lane, {}) if self._before else {}
         return fractions(self.now.lanes.get(lane, {}), before)
 
+    def unmeasured(self) -> dict[str, float]:
+        """By thread: the share of the clock between its two readings that no part of its ledger
+        has; below 0 where parts have more. Of threads that were there at both."""
+        before = self._before
+        if before is None:
+            return {}
+        wall_s = max(1, self.now.at_ns - before.at_ns) * 1e-9
+        return {
+            lane: 1.0 - (sum(parts.values()) - sum(before.lanes[lane].values())) / wall_s
+            for lane, parts in self.now.lanes.items()
+            if lane in before.lanes
+        }
+
     def rate(self, counter: str) -> float:
         """By how much a counter of `Reading` grew, per second."""
         before = getattr(self._before, counter) if self._before else 0
@@ -149,6 +162,7 @@ def _learner(
         "ledger": ledger,
         "parts": parts,
         "threads": {name: change.shares(name) for name in change.now.lanes if name != own},
+        "unmeasured": change.unmeasured(),
         "utilization": ledger["compute"],
         "gpu_kernel_busy": kernel_busy,
         "cpu": change.rate("cpu_s"),
@@ -183,6 +197,7 @@ def _process(change: Change) -> dict[str, Any]:
         "name": change.now.spec.name,
         "ended": change.ended,
         "ledger": change.shares(MAIN),
+        "unmeasured": change.unmeasured(),
         "cpu": change.rate("cpu_s"),
         "coreless": change.rate("coreless_s"),
     }

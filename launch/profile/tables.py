@@ -102,8 +102,16 @@ def _ratio(value: float | None) -> str:
     return "-" if value is None else f"{value:.2f}"
 
 
+def _largest(shares: Mapping[str, float] | None) -> str:
+    return _percent(max(shares.values(), key=abs)) if shares else "-"
+
+
 # Columns after the parts: where their figure stands, and how it is written.
-_OTHER = {"cpu/wall": ("cpu", _ratio), "no core": ("coreless", _percent)}
+_OTHER = {
+    "unmeasured": ("unmeasured", _largest),
+    "cpu/wall": ("cpu", _ratio),
+    "no core": ("coreless", _percent),
+}
 _LEARNER = {
     **_OTHER,
     "steps/s": ("steps_per_s", count),

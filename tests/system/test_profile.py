@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from penstock.launch.profile.watch import WARM_UP_S
+from trace_schema import check_schema
 from train_command import SMALL, Penstock, metrics
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(180)]
@@ -23,6 +24,13 @@ FILES = {"trace.json", "timeline.png", "report.html", "profile.json", "metrics.j
 def assert_adds_up(shares: Mapping[str, float]) -> None:
     assert sum(shares.values()) == pytest.approx(1.0, abs=1e-6)
     assert min(shares.values()) >= 0.0
+
+
+def assert_covers_the_clock(role: Mapping[str, Any], threads: set[str]) -> None:
+    """The seconds of all parts of each thread are those of the clock: 98 % of them at least."""
+    assert role["unmeasured"].keys() == threads
+    for thread, share in role["unmeasured"].items():
+        assert abs(share) <= 0.02, f"{role['name']}/{thread}"
 
 
 def spans(trace: Mapping[str, Any]) -> dict[tuple[str, str], list[tuple[str, float, float]]]:
@@ -59,7 +67,10 @@ def test_a_profile_has_all_its_files_and_its_parts_add_up(
     for ledger in (learner["ledger"], learner["parts"], learner["threads"]["feeder"],
                    *(actor["ledger"] for actor in actors)):  # fmt: skip
         assert_adds_up(ledger)
-    assert "other" in learner["ledger"]
+    assert_covers_the_clock(learner, {"main", "feeder"})
+    for role in (*actors, *told["others"]):
+        assert_covers_the_clock(role, {"main"})
+    assert learner["ledger"]["other"] <= 0.02
     assert 0.0 < learner["utilization"] < 1.0
     assert learner["utilization"] == learner["ledger"]["compute"]
     assert learner["parts"]["forward"] > 0
@@ -80,7 +91,9 @@ def test_a_profile_has_all_its_files_and_its_parts_add_up(
     assert 0 < latency["p50"] <= latency["p95"] <= latency["p99"] < 10
     assert all(told["verdict"][key] for key in ("finding", "reason", "next_step"))
 
-    found = spans(json.loads(Path(tmp_path / told["trace"]).read_text()))
+    trace = json.loads(Path(tmp_path / told["trace"]).read_text())
+    check_schema(trace)
+    found = spans(trace)
     processes = ("learner-0", "actor-0", "actor-1", "supervisor-0")
     roles = (("learner-0", "feeder"), *((name, "main") for name in processes))
     assert found.keys() == {*roles}

@@ -110,6 +110,16 @@ def test_a_learner_and_an_actor_over_ten_seconds() -> None:
     assert (found["seconds"], found["cores"], found["device"]) == (10.0, 2.0, "cpu")
 
 
+def test_what_no_part_has_of_the_clock_is_told_by_thread() -> None:
+    """Of 10 s the main thread's parts have 9 and the feeder's 10.5, and both had begun before; the
+    thread that reduces has begun in the window, so that its clock is not known."""
+    begin = [reading(LEARNER, 100, {"main": {"wait": 5, "step": 2}, "feeder": {"wait": 1}})]
+    end = [reading(LEARNER, 110, {"main": {"wait": 6, "step": 2, "forward": 8},
+                                  "feeder": {"wait": 11.5}, "reduce": {"wait": 3}})]  # fmt: skip
+    [learner] = profile(begin, end, [])["learner"]
+    assert learner["unmeasured"] == pytest.approx({"main": 0.1, "feeder": -0.05})
+
+
 def test_a_process_that_was_started_in_the_window_counts_from_its_start() -> None:
     begin = [reading(ACTOR, 100, {"main": {"step": 50}}, 50, pid=1, played=9000)]
     end = [reading(ACTOR, 110, {"main": {"step": 1, "wait": 3}}, 2, 3, pid=2, played=40)]
@@ -187,7 +197,9 @@ def test_who_neither_plays_nor_carries_nor_learns_is_told_beside() -> None:
     [other] = found["others"]
     assert math.isnan(other.pop("coreless"))  # null in JSON
     ledger = {"wait": 0.8, "send": 0.2}
-    assert other == {"name": "relay-0", "ended": False, "ledger": ledger, "cpu": 0.5}
+    assert other == {
+        "name": "relay-0", "ended": False, "ledger": ledger, "unmeasured": {}, "cpu": 0.5
+    }  # fmt: skip
     assert found["learner"] == found["actors"] == found["connectors"] == []
 
 

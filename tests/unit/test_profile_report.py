@@ -34,6 +34,7 @@ PROFILE: dict[str, Any] = {
                        "publish": 0.04, "other": 0.06},
             "parts": {"wait": 0.2, "forward": 0.3, "backward": 0.4, "publish": 0.04, "other": 0.06},
             "threads": {"feeder": {"wait": 0.75, "gather": 0.25}},
+            "unmeasured": {"main": 0.002, "feeder": -0.01},
             "utilization": 0.7, "gpu_kernel_busy": 0.91, "cpu": 0.93, "coreless": 0.05,
             "steps_per_s": 1234.5, "updates_per_s": 2.5,
             "ceiling_steps_per_s": 2469.0, "achieved_over_ceiling": 0.5, "queue_fill": 0.5,
@@ -41,7 +42,7 @@ PROFILE: dict[str, Any] = {
     ],
     "actors": [
         {"name": "actor-0", "learner": 0, "ledger": {"step": 0.88, "infer": 0.1, "other": 0.02},
-         "cpu": 0.99, "coreless": None, "steps_per_s": 1300.0}
+         "unmeasured": {"main": 0.001}, "cpu": 0.99, "coreless": None, "steps_per_s": 1300.0}
     ],
     "connectors": [],
     "others": [{"name": "supervisor-0", "ledger": {"wait": 0.99, "other": 0.01}, "cpu": 0.02,
@@ -73,11 +74,11 @@ def test_the_terminal_gets_every_figure() -> None:
     assert told.startswith("pong <1>: 10.0 s on 2 cores, learner on cpu\n")
     table = {cells[0]: cells[1:] for line in told.splitlines() if (cells := line.split())}
     assert table["learner-0/feeder"] == ["75.0", "25.0"]
-    assert table["server-0"] == ["-", "-", "0.50", "-"]  # it keeps no ledger
-    assert table["supervisor-0"] == ["99.0", "1.0", "0.02", "0.0"]
-    assert table["actor-0"] == ["88.0", "10.0", "2.0", "0.99", "-", "1,300"]
+    assert table["server-0"] == ["-", "-", "-", "0.50", "-"]  # it keeps no ledger
+    assert table["supervisor-0"] == ["99.0", "1.0", "-", "0.02", "0.0"]
+    assert table["actor-0"] == ["88.0", "10.0", "2.0", "0.1", "0.99", "-", "1,300"]
     assert "20.0          0.0     70.0             0.0      4.0    6.0" in told
-    assert "0.93      5.0    1,234    2,469   0.50        2.5     91.0" in told
+    assert "        -1.0      0.93      5.0    1,234    2,469   0.50        2.5     91.0" in told
     assert "p50 12.3 ms, p95 1.5 s, p99 -" in told
     assert "64 (lag 64) steps" in told
     assert "1.9 MiB/s" in told

@@ -12,6 +12,7 @@ import numpy as np
 from penstock.launch.profile.readings import Spans, Thread, spans
 from penstock.launch.profile.trace import cut, held, write
 from penstock.profiling.ledger import LANE_WORDS, Part, TimeLedger
+from trace_schema import check_schema
 
 
 def thread(process: str, pid: int, count: int, *, name: str = "main", lane: int = 0) -> Thread:
@@ -25,27 +26,6 @@ def written(path: Path, threads: list[Thread], origin_ns: int) -> dict[str, Any]
     write(path, threads, origin_ns, "a note")
     trace: dict[str, Any] = json.loads(path.read_text())
     return trace
-
-
-def check_schema(trace: dict[str, Any]) -> None:
-    """The parts of the "Trace Event Format" that are used; written from that document."""
-    assert trace["displayTimeUnit"] in ("ms", "ns")
-    named = set()
-    for event in trace["traceEvents"]:
-        assert isinstance(event["name"], str)
-        assert type(event["pid"]) is int
-        assert type(event["tid"]) is int
-        if event["ph"] == "M":
-            assert event["name"] in ("process_name", "process_sort_index", "thread_name")
-            assert len(event["args"]) == 1
-            named.add((event["name"], event["pid"], event["tid"]))
-        else:
-            assert event["ph"] == "X"
-            assert event["ts"] >= 0
-            assert event["dur"] >= 0
-            assert isinstance(event["cat"], str)
-            assert ("thread_name", event["pid"], event["tid"]) in named
-            assert ("process_name", event["pid"], 0) in named
 
 
 def test_names_times_and_lanes(tmp_path: Path) -> None:
