@@ -13,6 +13,8 @@ from statistics import fmean
 from typing import Any
 
 from penstock.configs.schema import Config
+from penstock.launch.profile import flow
+from penstock.launch.profile.flow import Rate, Seen
 from penstock.launch.profile.readings import MAIN, Reading
 from penstock.launch.topology import Stage
 from penstock.profiling.histogram import quantile
@@ -22,6 +24,7 @@ Profile = dict[str, Any]
 Metrics = Mapping[str, Any]
 QUANTILES = {"p50": 0.5, "p95": 0.95, "p99": 0.99}
 GPU = "gpu"  # the lane of a learner on a GPU: where its seconds go
+RECEIVED = ("slots", "steps", "raw_nbytes", "coded_nbytes")  # of `metrics.jsonl`
 LAG, LATENCY = "policy_lag_histogram", "latency_histogram"
 
 
@@ -67,14 +70,16 @@ def make(
     device: str,
     ceiling: float | None = None,
     slot_nbytes: int | None = None,
+    weights_nbytes: int | None = None,
     convolutional: bool = False,
     kernel_busy: float | None = None,
 ) -> Profile:
     """The profile, but for its verdict and the paths of its files.
 
     ``device`` is what learners train on, ``ceiling`` the trained agent steps/s of one that never
-    waits, ``slot_nbytes`` what a slot of the run weighs, ``kernel_busy`` the share of the time in
-    which the first learner's GPU ran kernels; None where that is not known.
+    waits, ``slot_nbytes`` what a slot of the run weighs, ``weights_nbytes`` what its parameters do
+    in the memory of this host, ``kernel_busy`` the share of the time in which the first learner's
+    GPU ran kernels; None where that is not known.
     """
     changes = [
         *(Change(reading, window) for reading in window.end.values()),
@@ -84,6 +89,8 @@ def make(
     actors = [c for c in changes if c.stage is Stage.ACTORS]
     connectors = [c for c in changes if c.now.spec.role == "connector"]
     named = {c.now.spec.name for c in (*learners, *actors, *connectors)}
+    seen = _seen(window, learners, _played(actors, slot_nbytes), wire=bool(connectors))
+    stages = flow.stages(config, seen, on_gpu=device == "cuda", weights_nbytes=weights_nbytes)
     return {
         "target": target,
         "seconds": window.seconds,
@@ -95,7 +102,7 @@ def make(
         "actors": [_actor(c) for c in actors],
         "connectors": [_connector(c, window) for c in connectors],
         "others": [_process(c) for c in changes if c.now.spec.name not in named],
-        "flow": _flow(window, learners, actors, slot_nbytes),
+        "flow": _flow(window, seen) | {"stages": stages},
         "config": _options(config) | {"model": {"convolutional": convolutional}},
     }
 
@@ -183,12 +190,14 @@ def _actor(change: Change) -> dict[str, Any]:
 def _connector(change: Change, window: Window) -> dict[str, Any]:
     rank = change.now.spec.learner
     first, last, seconds = window.growth
-    before, now = (_own(m, rank).get("received") or {} for m in (first, last))
-    rates = {
-        f"{name}_per_s": _growth(before, now, name, seconds)
-        for name in ("slots", "raw_nbytes", "coded_nbytes")
-    }
-    return {**_process(change), "learner": rank, **rates}
+    rates = _received(_own(first, rank), _own(last, rank), seconds)
+    named = {f"{name}_per_s": rate for name, rate in rates.items()}
+    return {**_process(change), "learner": rank, **named}
+
+
+def _received(first: Metrics, last: Metrics, seconds: float) -> dict[str, float | None]:
+    before, now = (metrics.get("received") or {} for metrics in (first, last))
+    return {name: _growth(before, now, name, seconds) for name in RECEIVED}
 
 
 def _process(change: Change) -> dict[str, Any]:
@@ -203,19 +212,34 @@ def _process(change: Change) -> dict[str, Any]:
     }
 
 
-def _flow(
-    window: Window, learners: Sequence[Change], actors: Sequence[Change], slot_nbytes: int | None
-) -> dict[str, Any]:
+def _played(actors: Sequence[Change], slot_nbytes: int | None) -> Rate | None:
+    """Of those of this host; who joined from elsewhere is known by what has arrived alone."""
+    if not actors:
+        return None
+    nbytes = sum(c.rate("slots") for c in actors) * slot_nbytes if slot_nbytes else None
+    return Rate(sum(c.rate("played_steps") for c in actors), nbytes)
+
+
+def _seen(window: Window, learners: Sequence[Change], played: Rate | None, *, wire: bool) -> Seen:
     first, last, seconds = window.growth
+    return Seen(
+        played=played,
+        received=_received(first, last, seconds) if wire else None,
+        arrived=_growth(first, last, "env_steps", seconds),
+        trained=sum(c.rate("trained_steps") for c in learners),
+        updates=_growth(first, last, "learner_steps", seconds),
+        learners=len({c.now.spec.learner for c in learners}),
+    )
+
+
+def _flow(window: Window, seen: Seen) -> dict[str, Any]:
+    first, last, _ = window.growth
     lags = _histogram(window.within, LAG)
     latency = _histogram(window.within, LATENCY)
-    # Actors that joined from elsewhere are known by what has arrived of them alone.
-    produced = sum(c.rate("played_steps") for c in actors)
-    slots = sum(c.rate("slots") for c in actors)
     return {
-        "produced_steps_per_s": produced if actors else _growth(first, last, "env_steps", seconds),
-        "trained_steps_per_s": sum(c.rate("trained_steps") for c in learners),
-        "store_nbytes_per_s": slots * slot_nbytes if actors and slot_nbytes else None,
+        "produced_steps_per_s": seen.arrived if seen.played is None else seen.played.steps,
+        "trained_steps_per_s": seen.trained,
+        "store_nbytes_per_s": None if seen.played is None else seen.played.nbytes,
         "dropped": _growths(first, last, "dropped"),
         "lost": _growths(first, last, "lost"),
         "latency_s": {name: quantile(latency, q) for name, q in QUANTILES.items()},

@@ -91,8 +91,8 @@ def prepared(config: Config, seconds: float) -> Config:
 
 
 def facts(config: Mapping[str, Any]) -> dict[str, Any]:
-    """What a run does not tell, found in a process of its own: the bytes of one of its slots, what
-    its learner's device is, and whether its network has convolutions."""
+    """What a run does not tell, found in a process of its own: the bytes of one of its slots and of
+    its parameters, what its learner's device is, and whether its network has convolutions."""
     from penstock.algos import slot_spec
     from penstock.envs import probe
     from penstock.learner.trainer import pick_device
@@ -100,10 +100,12 @@ def facts(config: Mapping[str, Any]) -> dict[str, Any]:
 
     checked = Config.model_validate(config)
     info = probe(checked.env)
+    shape = net_shape(checked, info)
     return {
         "slot_nbytes": slot_spec(checked, info).payload_nbytes,
         "device": pick_device(checked.learner.device).type,
-        "convolutional": net_shape(checked, info).convolutional,
+        "weights_nbytes": 4 * shape.layout.size,  # float32
+        "convolutional": shape.convolutional,
     }
 
 

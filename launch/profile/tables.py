@@ -31,9 +31,24 @@ def tables(profile: Mapping[str, Any]) -> list[Table]:
         _table("Actors", "% of wall clock", profile["actors"], _ACTOR),
         _table("Connectors", "% of wall clock", profile["connectors"], _CONNECTOR),
         _table("Other processes", "% of wall clock", profile["others"], _OTHER),
+        stages(profile["flow"]["stages"]),
         flow(profile["flow"]),
     ]
     return [table for table in made if table.rows]
+
+
+def stages(entries: Entries) -> Table:
+    """What moved through each stage."""
+    rows = tuple(
+        (
+            _STAGES[entry["stage"]],
+            count(entry["steps_per_s"]),
+            rate_of_bytes(entry["nbytes_per_s"]),
+            number(entry["versions_per_s"]) if "versions_per_s" in entry else "",
+        )
+        for entry in entries
+    )
+    return Table("Flow by stage", ("", "steps/s", "bytes", "versions/s"), rows)
 
 
 def flow(figures: Mapping[str, Any]) -> Table:
@@ -41,7 +56,6 @@ def flow(figures: Mapping[str, Any]) -> Table:
     latency, lag = figures["latency_s"], figures["policy_lag"]
     rows = (
         ("produced", f"{count(figures['produced_steps_per_s'])} steps/s"),
-        ("into the store", rate_of_bytes(figures["store_nbytes_per_s"])),
         ("trained", f"{count(figures['trained_steps_per_s'])} steps/s"),
         ("dropped", f"{reasons(figures['dropped'])} steps"),
         ("lost", f"{reasons(figures['lost'])} steps"),
@@ -106,6 +120,15 @@ def _largest(shares: Mapping[str, float] | None) -> str:
     return _percent(max(shares.values(), key=abs)) if shares else "-"
 
 
+_STAGES = {
+    "actors": "actors play",
+    "wire": "over the wire",
+    "store": "into the store",
+    "gather": "gathered",
+    "h2d": "to the device",
+    "learner": "trained on",
+    "weights": "weights out",
+}
 # Columns after the parts: where their figure stands, and how it is written.
 _OTHER = {
     "unmeasured": ("unmeasured", _largest),

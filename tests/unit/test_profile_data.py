@@ -42,6 +42,7 @@ def profile(
     *overrides: str,
     ceiling: float | None = None,
     slot_nbytes: int | None = None,
+    weights_nbytes: int | None = None,
     kernel_busy: float | None = None,
     ended: Sequence[Reading] = (),
 ) -> dict[str, Any]:
@@ -55,7 +56,8 @@ def profile(
         ended,
     )
     config = resolve("cartpole", overrides)
-    known = {"ceiling": ceiling, "slot_nbytes": slot_nbytes, "kernel_busy": kernel_busy}
+    known = {"ceiling": ceiling, "slot_nbytes": slot_nbytes, "weights_nbytes": weights_nbytes,
+             "kernel_busy": kernel_busy}  # fmt: skip
     return make("x", config, window, cores=2.0, device="cpu", **known)  # type: ignore[arg-type]
 
 
@@ -80,7 +82,7 @@ def test_a_learner_and_an_actor_over_ten_seconds() -> None:
                  "latency_histogram": {"4": 50.0}}),
         (111.0, {"learner_steps": 999, "queue_fill": 1.0}),
     ]  # fmt: skip
-    found = profile(begin, end, metrics, ceiling=400.0, slot_nbytes=1000)
+    found = profile(begin, end, metrics, ceiling=400.0, slot_nbytes=1000, weights_nbytes=4000)
     [learner], [actor] = found["learner"], found["actors"]
     ledger = {part: share for part, share in learner["ledger"].items() if share}
     assert ledger == pytest.approx({"wait_data": 0.2, "compute": 0.7, "other": 0.1})
@@ -100,6 +102,15 @@ def test_a_learner_and_an_actor_over_ten_seconds() -> None:
     assert flow["produced_steps_per_s"] == pytest.approx(300)
     assert flow["trained_steps_per_s"] == pytest.approx(200)
     assert flow["store_nbytes_per_s"] == pytest.approx(5000)
+    # 5 slots of 1000 bytes and 300 steps; 200 of these are trained. The preset publishes each of
+    # 10 updates.
+    assert flow["stages"] == [
+        {"stage": "actors", "steps_per_s": 300.0, "nbytes_per_s": 5000.0},
+        {"stage": "store", "steps_per_s": 300.0, "nbytes_per_s": 5000.0},
+        {"stage": "gather", "steps_per_s": 200.0, "nbytes_per_s": pytest.approx(10000 / 3)},
+        {"stage": "learner", "steps_per_s": 200.0, "nbytes_per_s": pytest.approx(10000 / 3)},
+        {"stage": "weights", "steps_per_s": None, "nbytes_per_s": 40000.0, "versions_per_s": 10.0},
+    ]
     assert flow["dropped"] == {"stale": 64}
     assert flow["lost"] == {"learner": 8}
     assert flow["policy_lag"] == {"mean": pytest.approx(1.6), "max": 4}
@@ -184,10 +195,15 @@ def test_a_connector_tells_bytes_before_and_after_the_codec() -> None:
               {"slots": 30, "steps": 9, "raw_nbytes": 12000, "coded_nbytes": 3000}]  # fmt: skip
     metrics = [(95.0 + 10 * i, {"received": received}) for i, received in enumerate(counts)]
     end = [reading(CONNECTOR, 110, {"main": {"decompress": 2.0, "wait": 8.0}})]
-    [connector] = profile([], end, metrics)["connectors"]
+    found = profile([], end, metrics)
+    [connector] = found["connectors"]
     assert connector["slots_per_s"] == pytest.approx(2.0)
     assert connector["raw_nbytes_per_s"] == pytest.approx(800)
     assert connector["coded_nbytes_per_s"] == pytest.approx(200)
+    stages = {stage.pop("stage"): stage for stage in found["flow"]["stages"]}
+    assert list(stages) == ["actors", "wire", "store", "gather", "learner", "weights"]
+    assert stages["wire"] == {"steps_per_s": pytest.approx(0.8), "nbytes_per_s": pytest.approx(200)}
+    assert stages["store"]["nbytes_per_s"] == pytest.approx(800)
     assert connector["ledger"] == {"decompress": 0.2, "wait": 0.8}
 
 

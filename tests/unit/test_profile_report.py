@@ -53,6 +53,12 @@ PROFILE: dict[str, Any] = {
         "dropped": {"lag": 64}, "lost": {},
         "latency_s": {"p50": 0.0123, "p95": 1.5, "p99": None},
         "policy_lag": {"mean": 1.5, "max": 4}, "queue_fill": 0.5,
+        "stages": [
+            {"stage": "actors", "steps_per_s": 1300.0, "nbytes_per_s": 2.0e6},
+            {"stage": "store", "steps_per_s": 1300.0, "nbytes_per_s": None},
+            {"stage": "weights", "steps_per_s": None, "nbytes_per_s": 1536.0,
+             "versions_per_s": 2.5},
+        ],
     },
     "config": {},
     "verdict": {
@@ -81,7 +87,9 @@ def test_the_terminal_gets_every_figure() -> None:
     assert "        -1.0      0.93      5.0    1,234    2,469   0.50        2.5     91.0" in told
     assert "p50 12.3 ms, p95 1.5 s, p99 -" in told
     assert "64 (lag 64) steps" in told
-    assert "1.9 MiB/s" in told
+    assert table["actors"] == ["play", "1,300", "1.9", "MiB/s"]
+    assert table["into"] == ["the", "store", "1,300", "-"]
+    assert table["weights"] == ["out", "-", "1.5", "KiB/s", "2.5"]
     assert told.endswith(
         "Verdict: the learner waits\n  because 1 < 2 & so on\n  next: more actors\n"
         "  also: weights <3> are late"
@@ -141,6 +149,8 @@ def test_the_page_is_whole_and_needs_no_network() -> None:
         "a note <b>",
         "actor-0",
         "Also: weights <3> are late",
+        "Flow by stage",
+        "weights out",
     ):
         assert words in said
     assert "compute 70.0%" in said
