@@ -109,7 +109,7 @@ def _threads(learners: Entries) -> Sequence[Mapping[str, Any]]:
 
 
 def _percent(share: float | None) -> str:
-    return "-" if share is None else f"{100 * share:.1f}"
+    return "-" if share is None else f"{100 * share:z.1f}"
 
 
 def _ratio(value: float | None) -> str:

@@ -108,6 +108,17 @@ def test_a_slow_gather(penstock: Penstock, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+def test_an_exposed_reduction(penstock: Penstock, tmp_path: Path) -> None:
+    # Two learners exchange a million gradients for each eight samples, 40 times a batch.
+    options = (
+        "learner.count=2", "algo={name: ppo, epochs: 10}", "learner.updates_per_batch=4",
+        "actors.count=2", "actors.envs=4", "actors.unroll=8", "model.hidden=[1024,1024]",
+    )  # fmt: skip
+    verdict = verdict_on(penstock, tmp_path, *options)
+    assert verdict["kind"] == "reduction"
+
+
+@pytest.mark.slow
 def test_a_big_lag(penstock: Penstock, tmp_path: Path) -> None:
     options = (*SLOW_TRAINING, "transport.slots=16")
     assert verdict_on(penstock, tmp_path, *options)["kind"] == "big_lag"

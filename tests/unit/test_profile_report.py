@@ -42,7 +42,7 @@ PROFILE: dict[str, Any] = {
     ],
     "actors": [
         {"name": "actor-0", "learner": 0, "ledger": {"step": 0.88, "infer": 0.1, "other": 0.02},
-         "unmeasured": {"main": 0.001}, "cpu": 0.99, "coreless": None, "steps_per_s": 1300.0}
+         "unmeasured": {"main": -0.0001}, "cpu": 0.99, "coreless": None, "steps_per_s": 1300.0}
     ],
     "connectors": [],
     "others": [{"name": "supervisor-0", "ledger": {"wait": 0.99, "other": 0.01}, "cpu": 0.02,
@@ -82,7 +82,7 @@ def test_the_terminal_gets_every_figure() -> None:
     assert table["learner-0/feeder"] == ["75.0", "25.0"]
     assert table["server-0"] == ["-", "-", "-", "0.50", "-"]  # it keeps no ledger
     assert table["supervisor-0"] == ["99.0", "1.0", "-", "0.02", "0.0"]
-    assert table["actor-0"] == ["88.0", "10.0", "2.0", "0.1", "0.99", "-", "1,300"]
+    assert table["actor-0"] == ["88.0", "10.0", "2.0", "0.0", "0.99", "-", "1,300"]
     assert "20.0          0.0     70.0             0.0      4.0    6.0" in told
     assert "        -1.0      0.93      5.0    1,234    2,469   0.50        2.5     91.0" in told
     assert "p50 12.3 ms, p95 1.5 s, p99 -" in told

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 
 from made_profiles import actor, connector, learner, profile, two
+from penstock.profiling.rule import Kind
 from penstock.profiling.verdict import findings, judge
 
 HEALTHY: dict[str, Any] = {"step": 0.5, "infer": 0.4, "wait": 0.1}
@@ -47,6 +48,10 @@ KINDS = {
         replay={"min_size": 20000, "batch_size": 32},
     ),
 }  # fmt: skip
+
+
+def test_there_is_a_profile_of_every_kind() -> None:
+    assert KINDS.keys() == {*get_args(Kind)}
 
 
 @pytest.mark.parametrize("kind", KINDS)
