@@ -28,13 +28,12 @@ def replay_is_filling(e: Evidence) -> Verdict | None:
     rate = float(e.flow.get("produced_steps_per_s") or 0.0)
     if not missing or not rate:
         return None
-    left_s = math.ceil(missing / rate)
+    size, left_s = float(e.flow["replay_size"]), math.ceil(missing / rate)
     return Verdict(
         "filling",
         f"replay is still filling: training begins {missing:,.0f} steps from now",
-        f"it holds {e.flow['replay_size']:,.0f} steps, and replay.min_size="
-        f"{e.option('replay', 'min_size', 0)} must be in each learner's; actors bring "
-        f"{rate:,.0f} a second, which takes {left_s:,} s more",
+        f"it holds {size:,.0f} of the {size + missing:,.0f} steps that replay.min_size asks for; "
+        f"actors bring {rate:,.0f} a second, which takes {left_s:,} s more",
         f"begin sooner with a smaller replay.min_size, or see what comes then with --seconds "
         f"{left_s + AFTER_FILLING_S}",
         e.wait,

@@ -87,6 +87,12 @@ def test_a_profile_has_all_its_files_and_its_parts_add_up(
     assert flow["produced_steps_per_s"] == pytest.approx(sum(a["steps_per_s"] for a in actors))
     # An observation is four floats; beside it there are action, reward and flags.
     assert 16 < flow["store_nbytes_per_s"] / flow["produced_steps_per_s"] < 100
+    stages = {stage.pop("stage"): stage for stage in flow["stages"]}
+    assert list(stages) == ["actors", "store", "gather", "learner", "weights"]
+    assert all(rate > 0 for stage in stages.values() for rate in stage.values() if rate is not None)
+    # The networks are 4-64-64-2 and 4-64-64-1, in float32.
+    weights, floats = stages["weights"], 2 * (4 * 64 + 64 + 64 * 64 + 64) + 64 * 2 + 2 + 64 + 1
+    assert weights["nbytes_per_s"] / weights["versions_per_s"] == pytest.approx(4 * floats)
     latency = flow["latency_s"]
     assert 0 < latency["p50"] <= latency["p95"] <= latency["p99"] < 10
     assert all(told["verdict"][key] for key in ("finding", "reason", "next_step"))

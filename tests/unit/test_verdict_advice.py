@@ -66,3 +66,35 @@ def test_who_has_ended_is_not_counted_among_those_who_play() -> None:
     verdict = judge(profile([learner(wait_data=0.5)], [actor(0, **STEPPING), ended]))
     assert verdict.kind == "slow_environment"
     assert verdict.reason.startswith("1 actor spend")
+
+
+@pytest.mark.parametrize(
+    ("learners", "size", "min_size", "says"),
+    [
+        (1, 2500, 20000, "begins 17,500 steps from now"),
+        (2, 2500, 20000, "begins 37,500 steps from now"),  # each keeps as many
+        (1, 10, 1, "begins 22 steps from now"),  # of the first batch of 32
+        (1, 20000, 20000, ""),
+    ],
+)
+def test_replay_that_is_not_full_enough_is_what_a_learner_waits_for(
+    learners: int, size: int, min_size: int, says: str
+) -> None:
+    waiting = [learner(i, wait_data=1.0, updates_per_s=0.0) for i in range(learners)]
+    replay = {"min_size": min_size, "batch_size": 32}
+    found = profile(waiting, two(**STEPPING), flow={"replay_size": size}, replay=replay)
+    verdict = judge(found)
+    assert verdict.kind == ("filling" if says else "slow_environment")
+    assert says in verdict.finding
+    if learners == 1 and min_size == 20000 and says:  # 17,500 at 1,000 a second
+        assert "takes 18 s more" in verdict.reason
+        assert "--seconds 48" in verdict.next_step
+    # Where no step comes, it is because of those who play.
+    assert judge(found | {"flow": found["flow"] | {"produced_steps_per_s": 0.0}}).kind != "filling"
+
+
+def test_replay_that_is_trained_on_was_full_enough() -> None:
+    replay = {"min_size": 20000, "batch_size": 32}
+    rank = learner(wait_data=0.5)
+    found = profile([rank], two(**STEPPING), flow={"replay_size": 500}, replay=replay)
+    assert judge(found).kind == "slow_environment"
