@@ -88,7 +88,8 @@ class Rollout:
         columns["policy_version"][...] = version
         columns["seat"][...] = 0
         columns["policy_id"][...] = 0
-        bad = find_bad_observation(obs, self._game.info.parts, columns["alive"])
+        info = self._game.info
+        bad = find_bad_observation(obs, info.parts, columns["alive"], info.counts)
         if bad:
             raise UserError(
                 f"the environment gave an observation with {bad}; training on it would destroy "

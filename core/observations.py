@@ -64,7 +64,10 @@ def views(parts: Sequence[Part], packed: npt.NDArray[np.uint8]) -> dict[str, Arr
 
 
 def find_bad_observation(
-    observations: Array, parts: Sequence[Part] = (), alive: Array | None = None
+    observations: Array,
+    parts: Sequence[Part] = (),
+    alive: Array | None = None,
+    counts: Sequence[int] = (),
 ) -> str | None:
     """Where the first NaN or infinity is, or the first action mask that allows nothing, in words
     for an error's sentence; None if all is well.
@@ -72,6 +75,7 @@ def find_bad_observation(
     observations: [rows, count, *shape] of any dtype, or of bytes where there are `parts`.
     alive: bool [rows or fewer, count], where an action is chosen, so that a mask must allow one;
         everywhere if not given.
+    counts: of each choice in an action, of which a mask must allow something; one if not given.
     """
     if not parts:
         return _find_not_finite(observations, "observation")
@@ -79,7 +83,7 @@ def find_bad_observation(
         if name != MASK:
             bad = _find_not_finite(array, f"observation {name}")
         else:
-            bad = _find_closed(array, np.ones(array.shape[:2]) if alive is None else alive)
+            bad = _find_closed(array, np.ones(array.shape[:2]) if alive is None else alive, counts)
         if bad:
             return bad
     return None
@@ -97,9 +101,21 @@ def _find_not_finite(array: Array, what: str) -> str | None:
     return f"{value} at [{place}] of environment {env}'s {what} in row {row}"
 
 
-def _find_closed(mask: Array, alive: Array) -> str | None:
-    closed = alive > mask[: len(alive)].any(-1)
+def open_choices(mask: Array, counts: Sequence[int] = ()) -> Array:
+    """Whether each choice of an action has something to choose, bool [..., choices], by masks
+    [..., sum of `counts`]; one choice if `counts` are not given."""
+    if len(counts) < 2:
+        return np.asarray(mask.any(-1, keepdims=True))
+    begins = np.cumsum((0, *counts[:-1]))
+    return np.asarray(np.logical_or.reduceat(mask, begins, axis=-1))
+
+
+def _find_closed(mask: Array, alive: Array, counts: Sequence[int]) -> str | None:
+    choices = open_choices(mask[: len(alive)], counts)
+    closed = alive > choices.all(-1)
     if not closed.any():
         return None
     row, env = np.unravel_index(int(np.argmax(closed)), closed.shape)
-    return f"no action allowed by environment {env}'s {MASK} in row {row}"
+    which = int(np.argmin(choices[row, env]))
+    part = f" for choice {which} of {len(counts)}, counted from 0," if len(counts) > 1 else ""
+    return f"no action allowed{part} by environment {env}'s {MASK} in row {row}"

@@ -20,12 +20,11 @@ from penstock.configs.errors import UserError
 from penstock.core.observations import MASK
 from penstock.core.place import place
 from penstock.envs.fits import misfit
-from penstock.envs.game import checked_actions
+from penstock.envs.game import check_mask, checked_actions, counts_of, own_reset
 from penstock.envs.packing import Packer
 
 Single = gymnasium.Env[Any, Any]
 SAMPLES = 20  # of a space, that it must hold itself
-FINAL_KEYS = ("final_obs", "final_observation", "terminal_observation")
 
 
 class Problem(NamedTuple):
@@ -75,8 +74,8 @@ class Checker:
                     self.add("space", f"{what} draws a sample{reason}; correct its bounds or dtype")
                     break
         try:
-            Packer(name, env.observation_space)
-            checked_actions(name, env.action_space)
+            parts = Packer(name, env.observation_space).parts
+            check_mask(name, parts, checked_actions(name, env.action_space))
         except UserError as error:
             self.add("space", str(error))
             return False
@@ -230,30 +229,21 @@ class Checker:
             )
 
     def _final(self, info: dict[str, Any]) -> None:
-        if key := next((key for key in FINAL_KEYS if key in info), None):
-            self.add(
-                "autoreset",
-                f"it resets itself within the step that ends an episode (info has {key}), so the "
-                "final observation is lost; leave that wrapper out: Penstock resets where an "
-                "episode has ended",
-            )
+        if sign := own_reset(info, True, False):
+            self.add("autoreset", sign)
 
 
 def choose(space: spaces.Space[Any], shown: Any, rng: np.random.Generator) -> Any:
     """An action by chance that the mask in an observation allows; None where it allows none."""
-    mask = shown.get(MASK) if isinstance(shown, dict) else None
-    if mask is None or not isinstance(space, spaces.Discrete | spaces.MultiDiscrete):
+    mask, counts = shown.get(MASK) if isinstance(shown, dict) else None, counts_of(space)
+    if mask is None or not counts:
         return space.sample()
-    allowed = np.asarray(mask).ravel() != 0
-    if isinstance(space, spaces.Discrete):
-        choices = np.flatnonzero(allowed[: int(space.n)])
-        return None if not choices.size else rng.choice(choices) + space.start
-    ends = np.cumsum(space.nvec.ravel())
-    each = [np.flatnonzero(part) for part in np.split(allowed, ends)[: len(ends)]]
-    if not all(part.size for part in each):
+    parts = np.split(np.asarray(mask) != 0, np.cumsum(counts)[:-1])
+    if not all(part.any() for part in parts):
         return None
-    found = np.array([rng.choice(part) for part in each], space.dtype).reshape(space.shape)
-    return found + space.start
+    chosen = [rng.choice(np.flatnonzero(part)) for part in parts]
+    found = np.array(chosen, space.dtype).reshape(space.shape or ())
+    return found + getattr(space, "start", np.zeros_like(found))
 
 
 def _bounds(space: spaces.Space[Any]) -> list[npt.NDArray[Any]]:

@@ -12,7 +12,8 @@ Invariants:
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -32,6 +33,7 @@ Flags = npt.NDArray[np.bool_]
 
 Actions = Discrete | MultiDiscrete | Box
 
+FINAL_KEYS = ("final_obs", "final_observation", "terminal_observation")  # in `info`
 SEEDS = 2**30  # ale-py takes int32, and gives environment i of a vector seed + i
 
 
@@ -51,6 +53,11 @@ class GameInfo:
     parts: tuple[Part, ...] = ()
     """What an observation packed into bytes consists of; empty where it is one array."""
 
+    @property
+    def counts(self) -> tuple[int, ...]:
+        """How many there are of each choice in an action, empty where actions are numbers."""
+        return counts_of(self.action_space)
+
 
 class VectorGame:
     """`count` environments stepped together; see the module for what a step means."""
@@ -60,7 +67,7 @@ class VectorGame:
         action_space = checked_actions(name, vector.single_action_space)
         _check_autoreset(name, vector)
         self._pack = packer = Packer(name, vector.single_observation_space)
-        _check_mask(name, packer.parts, action_space)
+        check_mask(name, packer.parts, action_space)
         self.info = GameInfo(packer.space, action_space, frames_per_step, how, packer.parts)
         self.own_spaces = vector.single_observation_space, vector.single_action_space
         self.count = vector.num_envs
@@ -94,11 +101,13 @@ class VectorGame:
         """
         mapped = actions if self._to_game is None else self._to_game(actions)
         try:
-            observations, reward, terminated, truncated, _ = self._vector.step(mapped)
+            observations, reward, terminated, truncated, info = self._vector.step(mapped)
         except Exception as error:
             self._check_choices(actions, error)
             self._explain(error)
             raise
+        if info and (sign := own_reset(info, terminated, truncated)):
+            raise UserError(f"environment {self._name}: {sign}")
         self._pack.write(observations, out)
         return reward, terminated, truncated > terminated
 
@@ -141,6 +150,23 @@ class VectorGame:
                 ) from error
 
 
+def own_reset(info: Mapping[str, Any], terminated: Any, truncated: Any) -> str:
+    """A sentence, where the step that ended an episode says that it has begun the next one already;
+    empty if it does not.
+
+    info: of one game's step or of a vector's, where `_key` tells whose the values of a key are.
+    terminated, truncated: bool, or bool [count].
+    """
+    for key in FINAL_KEYS:
+        if key in info and np.any((terminated | truncated) & info.get(f"_{key}", True)):
+            return (
+                f"it resets itself within the step that ends an episode (info has {key}), so the "
+                "final observation is lost; leave that wrapper out: Penstock resets where an "
+                "episode has ended"
+            )
+    return ""
+
+
 def action_map(space: Space[Any]) -> Callable[[Array], Array] | None:
     """From actions as policies choose them to the game's own; None where they are the same."""
     if isinstance(space, Discrete | MultiDiscrete):
@@ -160,6 +186,18 @@ def action_map(space: Space[Any]) -> Callable[[Array], Array] | None:
         return found
 
     return scaled
+
+
+def counts_of(action: Space[Any]) -> tuple[int, ...]:
+    """How many there are of each choice in an action of a space; empty for a Box."""
+    match action:
+        case Discrete(n=n):
+            return (int(n),)
+        case MultiDiscrete(nvec=nvec):
+            return tuple(int(n) for n in nvec.flat)
+        case MultiBinary():
+            return (2,) * math.prod(action.shape)
+    return ()
 
 
 def checked_actions(name: str, action: Space[Any]) -> Actions:
@@ -182,7 +220,8 @@ def checked_actions(name: str, action: Space[Any]) -> Actions:
     return action
 
 
-def _check_mask(name: str, parts: tuple[Part, ...], action: Actions) -> None:
+def check_mask(name: str, parts: tuple[Part, ...], action: Actions) -> None:
+    """Raise UserError where a mask is among the parts that is not of these actions."""
     mask = next((part for part in parts if part.name == MASK), None)
     if mask is None:
         return
@@ -191,7 +230,7 @@ def _check_mask(name: str, parts: tuple[Part, ...], action: Actions) -> None:
             f"environment {name} shows an {MASK} and has actions of {_brief(action)}, where there "
             "is nothing to choose from; leave it out of its observations"
         )
-    choices = int(action.n) if isinstance(action, Discrete) else int(action.nvec.sum())
+    choices = sum(counts_of(action))
     if mask.shape != (choices,):
         raise UserError(
             f"environment {name} shows an {MASK} of shape {[*mask.shape]}, and it must be "

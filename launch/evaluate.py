@@ -114,13 +114,14 @@ def play(
     """
     tally = _Tally(game.count, episodes, max_steps)
     space, seeds = game.info.observation_space, itertools.count(seed, game.count)
-    obs = np.empty((game.count, *space.shape), space.dtype)
+    obs, parts = np.empty((game.count, *space.shape), space.dtype), game.info.parts
+    counts = game.info.counts
     while owing := tally.owing():
         if tally.all_wait(owing):  # as they do at first
             game.reset_into(next(seeds), obs)
             tally.begin_anew()
             resetting, first = np.zeros(game.count, np.bool_), np.ones(game.count, np.bool_)
-        if bad := find_bad_observation(obs[None], game.info.parts, ~resetting[None]):
+        if bad := find_bad_observation(obs[None], parts, ~resetting[None], counts):
             raise UserError(f"there is {bad}; correct the environment")
         if begin is not None and first.any():
             begin(first)

@@ -77,7 +77,7 @@ class LoadedPolicy:
         count = lead[0] if lead else 1
         packed = np.empty((count, *self._info.observation_space.shape), self._rows)
         self._packer.write(observation, packed)
-        if bad := find_bad_observation(packed[None], self._info.parts):
+        if bad := find_bad_observation(packed[None], self._info.parts, None, self._info.counts):
             raise UserError(f"there is {bad}; correct what the environment returns")
         policy = self._policy(count)
         self._remember(policy, state, lead)

@@ -68,7 +68,8 @@ class Actor:
         begins, over = np.ones(1, np.bool_), np.zeros(1, np.bool_)
         total, length = 0.0, 0
         while episodes:
-            if bad := find_bad_observation(obs[None], game.info.parts, ~over[None]):
+            parts, counts = game.info.parts, game.info.counts
+            if bad := find_bad_observation(obs[None], parts, ~over[None], counts):
                 raise UserError(f"there is {bad}; correct the environment")
             self.policy.begin(begins)
             begins = over  # the step after an episode's end only resets

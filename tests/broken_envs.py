@@ -172,6 +172,15 @@ class Closed(Sound):
         return {"place": super().show(), MASK: np.full(3, self.age < 2, np.int8)}
 
 
+class Narrow(Sound):
+    observation_space = spaces.Dict(
+        place=Sound.observation_space, action_mask=spaces.MultiBinary(2)
+    )
+
+    def show(self) -> Any:
+        return {"place": super().show(), MASK: np.ones(2, np.int8)}
+
+
 class ResetsItself(Sound):
     def step(self, action: Any) -> Any:
         observation, reward, terminated, truncated, info = super().step(action)

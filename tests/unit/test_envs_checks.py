@@ -61,6 +61,7 @@ BROKEN: dict[type[Sound], tuple[str, str]] = {
         "close",
         r"close\(\) raised OSError: the window is busy \(.*in close\); correct it",
     ),
+    envs.Narrow: ("space", r"shows an action_mask of shape \[2\], and it must be \[3\]"),
     envs.ResetsItself: ("autoreset", r"resets itself .* \(info has terminal_observation\)"),
 }
 
@@ -120,6 +121,11 @@ def test_actions_by_chance_heed_the_mask() -> None:
     mask = np.array([0, 1, 0, 1, 0], np.int8)
     assert choose(several, {MASK: mask}, rng).tolist() == [6, 0]
     assert choose(several, {MASK: mask * 0}, rng) is None
+    switches = spaces.MultiBinary((1, 2))
+    chosen = choose(switches, {MASK: np.array([0, 1, 1, 0], np.int8)}, rng)
+    assert switches.contains(chosen)
+    assert chosen.tolist() == [[1, 0]]
+    assert choose(switches, {MASK: np.array([1, 1, 0, 0], np.int8)}, rng) is None
     one = spaces.Discrete(5, start=-1)
     drawn = {int(choose(one, {MASK: mask}, rng)) for _ in range(50)}
     assert drawn == {0, 2}

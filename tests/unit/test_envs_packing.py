@@ -12,10 +12,11 @@ import pytest
 from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
+from broken_envs import ResetsItself, Sound
 from penstock.configs.errors import UserError
 from penstock.configs.schema import EnvConfig
 from penstock.core.observations import Part, find_bad_observation, laid_out, row_nbytes, views
-from penstock.envs import VectorGame, make
+from penstock.envs import GameInfo, VectorGame, make
 
 Array = npt.NDArray[Any]
 COUNT = 3
@@ -194,6 +195,22 @@ def test_only_numbers_can_be_bad_and_a_mask_must_allow_something() -> None:
     )
 
 
+def test_each_of_several_choices_must_have_one_that_is_allowed() -> None:
+    counts = GameInfo(spaces.Box(0, 1), spaces.MultiDiscrete([2, 3, 1]), 1, "").counts
+    assert counts == (2, 3, 1)
+    parts = laid_out([("action_mask", (6,), "|u1")])
+    rows = np.zeros((2, 2, row_nbytes(parts)), np.uint8)
+    rows[..., :6] = 1
+    assert find_bad_observation(rows, parts, None, counts) is None
+    rows[1, 0, :6] = [0, 1, 0, 0, 0, 1]
+    assert find_bad_observation(rows, parts, None, counts) == (
+        "no action allowed for choice 1 of 3, counted from 0, by environment 0's action_mask in "
+        "row 1"
+    )
+    alive = np.array([[True, True], [False, True]])
+    assert find_bad_observation(rows, parts, alive, counts) is None
+
+
 class Growing(Everything):
     """Its third observation is longer."""
 
@@ -270,3 +287,19 @@ def test_packing_makes_no_arrays_of_its_own() -> None:
     game.step_into(np.zeros((COUNT, 2), np.int32), slot[2])
     assert slot[2].any()
     assert not slot[[0, 1, 3, 4]].any()
+
+
+def test_a_game_that_resets_itself_is_refused_where_an_episode_ends() -> None:
+    class Knowing(Sound):
+        def step(self, action: Any) -> Any:
+            return (*super().step(action)[:4], {"final_obs": "none yet"} if self.age < 5 else {})
+
+    for kind, steps in ((ResetsItself, 5), (Knowing, 20), (Sound, 20)):
+        vector = SyncVectorEnv([kind] * 2, autoreset_mode=AutoresetMode.NEXT_STEP)
+        game = VectorGame("it", vector, 1, "how")
+        out = first(game)
+        for _ in range(steps - 1):
+            game.step_into(np.zeros(2, np.int32), out)
+        if kind is ResetsItself:
+            with pytest.raises(UserError, match=r"it: it resets itself within .*terminal_observa"):
+                game.step_into(np.zeros(2, np.int32), out)

@@ -28,7 +28,7 @@ class Scripted:
     def __init__(self, lengths: list[int], bad_after: int = -1) -> None:
         self.count = len(lengths)
         space = gymnasium.spaces.Box(0, 1, (2,), np.float32)
-        self.info = SimpleNamespace(observation_space=space, parts=())
+        self.info = SimpleNamespace(observation_space=space, parts=(), counts=(4,))
         self._lengths = np.array(lengths)
         self._at = np.zeros(self.count, np.int64)
         self._bad_after = bad_after

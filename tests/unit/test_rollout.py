@@ -7,7 +7,9 @@ from typing import Any
 import gymnasium
 import numpy as np
 import pytest
+from gymnasium import spaces
 from gymnasium.envs.classic_control.cartpole import CartPoleVectorEnv
+from gymnasium.vector import SyncVectorEnv
 
 from penstock.actors.rollout import Rollout
 from penstock.algos import slot_spec
@@ -133,4 +135,33 @@ def test_a_reward_that_is_no_finite_number_is_one_sentence(value: float) -> None
         f"the environment gave a reward of {value}; training on it would destroy the network: "
         "correct what the environment returns"
     )
+    game.close()
+
+
+class Shuts(gymnasium.Env[Any, Any]):
+    """Two choices, and from the third observation on nothing is allowed for the second one."""
+
+    observation_space = spaces.Dict(it=spaces.Discrete(2), action_mask=spaces.MultiBinary(5))
+    action_space = spaces.MultiDiscrete([2, 3])
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        self.mask = np.ones(5, np.int8)
+        self.age = 0
+        return {"it": 0, "action_mask": self.mask}, {}
+
+    def step(self, action: Any) -> Any:
+        self.age += 1
+        self.mask[2:] = self.age < 2
+        return {"it": 0, "action_mask": self.mask}, 0.0, False, False, {}
+
+
+def test_a_mask_that_shuts_one_choice_of_several_is_one_sentence() -> None:
+    config = resolve("cartpole_ppo", ["actors.envs=2", "learner.updates_per_batch=1"])
+    game = VectorGame("it", SyncVectorEnv([Shuts] * 2), 1, "how")
+    spec = slot_spec(config, game.info)
+    policy = Script(2)
+    policy.actions = np.zeros((2, 2), np.int32)
+    rollout = Rollout(game, policy, SEED, TimeLedger())  # type: ignore[arg-type]
+    with pytest.raises(UserError, match=r"no action allowed for choice 1 of 2.*0's.* in row 2"):
+        rollout.fill(spec.views(spec.zeros()), 0, 0)
     game.close()
