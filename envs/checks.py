@@ -62,9 +62,18 @@ class Checker:
         if kind not in {problem.kind for problem in self.problems}:
             self.problems.append(Problem(kind, text))
 
-    def check_spaces(self, name: str, env: Single) -> bool:
-        """Look at the spaces; returns whether training could take them."""
-        for what in ("observation_space", "action_space"):
+    def add_closed(self) -> None:
+        """A mask allows nothing."""
+        self.add(
+            "mask",
+            f"{MASK} allows no action where one must be chosen; let it allow at least one (of each "
+            "choice, where there are several), or end the episode",
+        )
+
+    def check_spaces(self, name: str, env: Single | VectorEnv, prefix: str = "") -> bool:
+        """Look at the spaces, whose names have the prefix; returns whether training could take
+        them."""
+        for what in (f"{prefix}observation_space", f"{prefix}action_space"):
             space = getattr(env, what, None)
             if not isinstance(space, spaces.Space):
                 self.add("space", f"{what} is {space!r}; set it to a gymnasium space")
@@ -74,8 +83,8 @@ class Checker:
                     self.add("space", f"{what} draws a sample{reason}; correct its bounds or dtype")
                     break
         try:
-            parts = Packer(name, env.observation_space).parts
-            check_mask(name, parts, checked_actions(name, env.action_space))
+            parts = Packer(name, getattr(env, f"{prefix}observation_space")).parts
+            check_mask(name, parts, checked_actions(name, getattr(env, f"{prefix}action_space")))
         except UserError as error:
             self.add("space", str(error))
             return False
@@ -177,11 +186,7 @@ class Checker:
 
     def _step(self, env: Single, action: Any) -> tuple[Step | None, Any, dict[str, Any]]:
         if action is None:
-            self.add(
-                "mask",
-                f"{MASK} allows no action where one must be chosen; let it allow at least one, or "
-                "end the episode",
-            )
+            self.add_closed()
             return None, None, {}
         given = np.copy(action) if isinstance(action, np.ndarray) else action
         since = time.perf_counter()
@@ -258,16 +263,6 @@ def difference(one: list[Step], other: list[Step]) -> str:
             if getattr(a, what) != getattr(b, what):
                 return f"in the {what} of step {number}"
     return "in how long they last" if len(one) != len(other) else ""
-
-
-def growth_nbytes(resident_nbytes: list[int], steps: int) -> float:
-    """Bytes that a process grows by in a step, by its memory at equal distances over `steps`; 0
-    where it does not grow all the time, as when a cache fills."""
-    sizes: npt.NDArray[np.int64] = np.array(resident_nbytes[len(resident_nbytes) // 3 :])
-    grown = np.diff(sizes)
-    if len(grown) < 4 or (grown > 0).mean() < 0.8:
-        return 0.0
-    return float(sizes[-1] - sizes[0]) / (steps * len(grown) / (len(resident_nbytes) - 1))
 
 
 def as_bytes(observation: Any) -> bytes:

@@ -73,6 +73,7 @@ class VectorGame:
         self.count = vector.num_envs
         self._name = name
         self._vector = vector
+        self._singles = isinstance(vector, SyncVectorEnv)
         self._to_game = action_map(vector.single_action_space)
 
     def reset_into(self, seed: int, out: Array) -> None:
@@ -106,7 +107,7 @@ class VectorGame:
             self._check_choices(actions, error)
             self._explain(error)
             raise
-        if info and (sign := own_reset(info, terminated, truncated)):
+        if info and self._singles and (sign := own_reset(info, terminated, truncated)):
             raise UserError(f"environment {self._name}: {sign}")
         self._pack.write(observations, out)
         return reward, terminated, truncated > terminated

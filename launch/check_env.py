@@ -5,27 +5,22 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from itertools import islice
 from typing import Any
 
 import numpy as np
-import psutil
-from gymnasium import spaces
 
 from penstock.configs.errors import UserError
 from penstock.configs.load import resolve
 from penstock.configs.schema import EnvConfig
 from penstock.core.observations import MASK, views
 from penstock.envs import VectorGame, make
-from penstock.envs.checks import Checker, growth_nbytes
-from penstock.envs.checks_vector import check_vector
+from penstock.envs.checks import Checker, told
+from penstock.envs.checks_cost import cost
+from penstock.envs.checks_vector import REPEATED_STEPS, check_vector, draw
 from penstock.envs.loading import load
 from penstock.envs.make import makers
 
 PART_S = 15.0  # at most, of each part of the check
-REPEATED_STEPS = 300  # of the play that must come out alike
-READINGS = 30  # of the memory
-LEAK_NBYTES = 100  # a step: 1 GB in ten million
 RATE_S = 2.0
 
 
@@ -35,18 +30,20 @@ def check(target: str, overrides: list[str], steps: int, envs: int) -> dict[str,
     env = resolve(target, overrides).env
     made, found = makers(env), Checker()
     figures: dict[str, Any] = {}
+    _check_constructor(found, env)
     if made.single and not made.vector:
-        _check_constructor(found, env)
         figures |= _play(found, made.single, steps)
         if not found.problems:
             found.determinism(made.single, min(steps, REPEATED_STEPS), PART_S)
     elif made.vector:
-        check_vector(found, made.vector, min(steps, REPEATED_STEPS))
+        figures |= check_vector(found, made.vector, steps, PART_S)
     if not found.problems:
         try:
             figures = _rate(env, envs) | figures
         except UserError as error:
             found.add("vector", str(error))
+        except Exception as error:
+            found.add("vector", f"{envs} games side by side raised {told(error)}; correct it")
     return {
         "env": env.id,
         "problems": [problem._asdict() for problem in found.problems],
@@ -66,14 +63,17 @@ def describe(report: dict[str, Any]) -> str:
     """Lines for a person."""
     figures, problems = report["figures"], report["problems"]
     lines = [f"environment   {report['env']}"]
+    games = f" of {figures['games']} games" if "games" in figures else ""
     for name in ("observations", "actions", "how"):
         if name in figures:
             lines.append(f"{name:12}  {figures[name]}")
     if "steps" in figures:
-        lines.append(f"played        {figures['steps']:,} steps, {figures['episodes']:,} episodes")
+        lines.append(
+            f"played        {figures['steps']:,} steps{games}, {figures['episodes']:,} episodes"
+        )
     if "step_ms" in figures:
         times = "  ".join(f"{name} {value:.3g} ms" for name, value in figures["step_ms"].items())
-        lines.append(f"one step      {times}")
+        lines.append(f"one step      {times}{games and ','}{games}")
     if "steps_per_s" in figures:
         text = f"{figures['steps_per_s']:,.0f} steps/s in a vector of {figures['envs']}"
         lines.append(f"one core      {text}, without any network")
@@ -93,44 +93,33 @@ def _check_constructor(found: Checker, env: EnvConfig) -> None:
 def _play(found: Checker, single: Any, steps: int) -> dict[str, Any]:
     """Play a single environment; what is to be told of it."""
     env = single()
-    process, resident = psutil.Process(), [0] * 0
     try:
         if not found.check_spaces("given", env):
             return {}
-        played, count = found.play(env, steps, 0, PART_S), 0
-        while taken := sum(1 for _ in islice(played, max(steps // READINGS, 1))):
-            count += taken
-            resident.append(process.memory_info().rss)
+        figures = cost(found, found.play(env, steps, 0, PART_S), steps)
     finally:
         found.close(env)
-    grown = growth_nbytes(resident, count) if len(resident) > READINGS // 2 else 0.0
-    if grown > LEAK_NBYTES:
-        found.add(
-            "memory",
-            f"memory grows by {grown:,.0f} bytes a step, {grown * 1e7 / 1e9:,.0f} GB in ten "
-            "million steps; do not keep what a step made, and let go of it in reset",
-        )
-    times_ms = np.array(found.times_s or [0.0]) * 1e3
     return {
         "observations": _brief(env.observation_space),
         "actions": _brief(env.action_space),
-        "steps": count,
-        "episodes": len(found.returns),
-        "step_ms": {
-            "p50": float(np.percentile(times_ms, 50)),
-            "p99": float(np.percentile(times_ms, 99)),
-            "max": float(times_ms.max()),
-        },
-        "grown_nbytes": grown,
+        **figures,
     }
 
 
 def _notes(found: Checker, figures: dict[str, Any]) -> Iterator[str]:
     """What may be as meant, and is worth a thought."""
+    untested = not figures.get("resets_tested", True)
     if figures.get("steps") and not figures["episodes"] and not found.problems:
+        reset = ", and whether the step after an end only resets was not tested" if untested else ""
         yield (
-            f"no episode ended in {figures['steps']:,} steps; returns are shown of whole episodes "
-            "only: end them, or give env.kwargs.max_episode_steps where gymnasium makes it"
+            f"no episode ended in {figures['steps']:,} steps{reset}; returns are shown of whole "
+            "episodes only: give more --steps, end them, or give env.kwargs.max_episode_steps "
+            "where gymnasium makes it"
+        )
+    elif untested:
+        yield (
+            "whether the step after an episode's end only resets was not tested with two different "
+            "actions: in the ends that were played there were no two to choose from"
         )
     if found.ends_where_it_begins:
         yield (
@@ -180,16 +169,9 @@ def _rate(env: EnvConfig, envs: int) -> dict[str, Any]:
 
 def _actions(game: VectorGame, shown: Any, rng: np.random.Generator) -> Any:
     """Actions by chance, as a policy would give them."""
-    space = game.info.action_space
-    if isinstance(space, spaces.Box):
-        return rng.uniform(-1, 1, (game.count, *space.shape)).astype(np.float32)
-    counts = np.array([space.n]) if isinstance(space, spaces.Discrete) else space.nvec.ravel()
-    liking = rng.random((game.count, int(counts.sum())))
-    if any(part.name == MASK for part in game.info.parts):
-        liking += views(game.info.parts, shown)[MASK]
-    parts = np.split(liking, np.cumsum(counts)[:-1], axis=1)
-    chosen = np.stack([part.argmax(1) for part in parts], 1).astype(np.int32)
-    return chosen.reshape(game.count, *(space.shape or ()))
+    masked = any(part.name == MASK for part in game.info.parts)
+    allowed = views(game.info.parts, shown)[MASK] if masked else None
+    return draw(game.info.action_space, game.count, rng, allowed)
 
 
 def _brief(space: object) -> str:

@@ -18,6 +18,8 @@ class Sound(gymnasium.Env[Any, Any]):
     observation_space: Any = spaces.Box(-9, 9, (2,), np.float32)
     action_space: Any = spaces.Discrete(3)
 
+    last = 5  # step of an episode
+
     def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
         super().reset(seed=seed)
         self.age = 0
@@ -25,10 +27,32 @@ class Sound(gymnasium.Env[Any, Any]):
 
     def step(self, action: Any) -> Any:
         self.age += 1
-        return self.show(), float(action), self.age == 5, False, {}
+        return self.show(), float(action), self.age == self.last, False, {}
 
     def show(self) -> Any:
         return self.np_random.uniform(-1, 1, 2).astype(np.float32)
+
+
+class Masked(Sound):
+    """Sound: it refuses what its mask forbids, and its final mask forbids all."""
+
+    observation_space = spaces.Dict(
+        place=Sound.observation_space, action_mask=spaces.MultiBinary(5)
+    )
+    action_space = spaces.MultiDiscrete([2, 3])
+
+    def step(self, action: Any) -> Any:
+        if not self.mask[[action[0], 2 + action[1]]].all():
+            raise ValueError("forbidden")
+        observation, _, *rest = super().step(0)
+        return observation, 0.5, *rest
+
+    def allowed(self) -> Any:
+        return np.array([1, self.age % 2, 0, 1, self.np_random.random() < 0.5])
+
+    def show(self) -> Any:
+        self.mask = np.array(self.allowed(), np.int8) * (self.age < self.last)
+        return {"place": super().show(), MASK: self.mask}
 
 
 class NoSpace(Sound):

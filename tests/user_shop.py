@@ -26,6 +26,7 @@ class Shop(gymnasium.Env):
     def __init__(self, price=2):
         self.price = price
     def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
         return np.zeros(2), {}
     def step(self, action):
         return np.array([action, self.np_random.random()]), self.price, False, False, {}
@@ -91,6 +92,19 @@ def knob_mask():
     knob = box()
     knob.observation_space = Dict(action_mask=MultiBinary(2))
     return knob
+
+class Crowded(Shop):
+    '''There is room for three.'''
+    alive = set()
+    def reset(self, *, seed=None, options=None):
+        self.alive.add(self)
+        if len(self.alive) > 3:
+            raise RuntimeError("no free port")
+        return super().reset(seed=seed)
+    def close(self):
+        self.alive.discard(self)
+
+nameless = lambda num_envs: shops(num_envs)
 
 def too_few(num_envs):
     return SyncVectorEnv([Shop])

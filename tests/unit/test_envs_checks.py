@@ -15,7 +15,8 @@ from gymnasium import spaces
 import broken_envs as envs
 from broken_envs import Sound
 from penstock.core.observations import MASK
-from penstock.envs.checks import Checker, choose, growth_nbytes
+from penstock.envs.checks import Checker, choose
+from penstock.envs.checks_cost import growth_nbytes
 from penstock.envs.fits import misfit
 
 STEPS = 60

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 import re
 from collections.abc import Callable
 from typing import Any
@@ -9,11 +10,12 @@ from typing import Any
 import gymnasium
 import numpy as np
 import pytest
+from gymnasium.spaces import Box, MultiDiscrete
 from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
 
-from broken_envs import GlobalChance, Holds, Refuses, Sound
+from broken_envs import GlobalChance, Holds, Masked, OldReset, Refuses, ResetsItself, Sound
 from penstock.envs.checks import Checker
-from penstock.envs.checks_vector import check_vector
+from penstock.envs.checks_vector import check_vector, draw
 
 STEPS = 60
 
@@ -38,6 +40,47 @@ class LiesQuietly(Lies):
         observations, _, terminated, *rest = super().step(actions)
         observations[:, 0] = actions / 9
         return observations, np.zeros(len(actions)), terminated, *rest
+
+
+class LiesLate(LiesQuietly):
+    """And only in episodes of 400 steps."""
+
+    def __init__(self, count: int) -> None:
+        super().__init__(count)
+        for env in self.env.envs:
+            env.last = 400
+
+
+class Shuts(Masked):
+    """Of its second choice nothing is allowed in the third step."""
+
+    def allowed(self) -> Any:
+        return [1, 1, self.age != 2, 0, 0]
+
+
+class Scales(gymnasium.vector.VectorWrapper):
+    """Writes to the actions that it is given."""
+
+    def __init__(self, count: int) -> None:
+        super().__init__(vectors()(count))
+
+    def step(self, actions: Any) -> Any:
+        actions //= 2
+        return super().step(actions)
+
+
+class Spaceless(VectorEnv):
+    num_envs = 2
+    metadata = {"autoreset_mode": AutoresetMode.NEXT_STEP}  # noqa: RUF012
+
+
+class Leaks(Sound):
+    kept: list[mmap.mmap] = []  # noqa: RUF012
+
+    def step(self, action: Any) -> Any:
+        self.kept.append(memory := mmap.mmap(-1, 1 << 18))  # new memory, whatever lies free
+        memory.write(bytes(1 << 18))
+        return super().step(action)
 
 
 class Loses(gymnasium.vector.VectorWrapper):
@@ -89,7 +132,19 @@ BROKEN_VECTORS: dict[str, tuple[Any, str, str]] = {
         r"returned observations of dtype float64 where its space says float32",
     ),
     "holds": (vectors(Holds), "close", r"close\(\) raised OSError: the window is busy"),
-    "raises": (vectors(Refuses), "step", r"playing the vector raised KeyError"),
+    "raises": (
+        vectors(Refuses),
+        "step",
+        r"playing the vector raised KeyError: .*; correct it, or .* refuse the actions \[\d, \d\]",
+    ),
+    "lies late": (LiesLate, "autoreset", r"what followed depended on the action"),
+    "resets itself": (vectors(ResetsItself), "autoreset", r"\(info has terminal_observation\)"),
+    "shut": (vectors(Shuts), "mask", r"action_mask allows no action .* \(of each choice, where"),
+    "writes": (Scales, "action", r"step changed the actions that it was given"),
+    "no space": (lambda _: Spaceless(), "space", r"^single_observation_space is None; set it to a"),
+    "old": (vectors(OldReset), "reset", r"reset\(seed=7\) raised \w+: .*; correct it"),
+    # 2 * 2 ** 18 bytes in five steps of six, the last of which resets
+    "leaks": (vectors(Leaks), "memory", r"memory grows by 4[0-4]\d,\d{3} bytes a step"),
 }
 
 
@@ -97,13 +152,42 @@ BROKEN_VECTORS: dict[str, tuple[Any, str, str]] = {
 def test_a_broken_vector_is_told_what_is_wrong(name: str) -> None:
     make, kind, sentence = BROKEN_VECTORS[name]
     found = Checker()
-    check_vector(found, make, STEPS)
+    check_vector(found, make, 500 if name == "lies late" else STEPS)
     assert [problem.kind for problem in found.problems] == [kind], found.problems
     assert re.search(sentence, found.problems[0].text), found.problems[0].text
 
 
 def test_a_sound_vector_has_no_problem() -> None:
-    for make in (vectors(), lambda n: gymnasium.make_vec("CartPole-v1", n)):
+    for make in (vectors(), vectors(Masked), lambda n: gymnasium.make_vec("CartPole-v1", n)):
         found = Checker()
-        check_vector(found, make, STEPS)
+        figures = check_vector(found, make, STEPS)
         assert found.problems == []
+        assert (figures["games"], figures["steps"]) == (2, STEPS)
+        assert figures["episodes"] > 2
+        times_ms = figures["step_ms"]
+        assert 0 < times_ms["p50"] <= times_ms["p99"] <= times_ms["max"]
+        assert figures["resets_tested"]
+
+
+def test_episodes_that_do_not_end_leave_resets_untested() -> None:
+    figures = check_vector(Checker(), vectors(), 4)
+    assert (figures["steps"], figures["episodes"], figures["resets_tested"]) == (4, 0, False)
+
+
+def test_a_vector_is_played_for_a_limited_time() -> None:
+    figures = check_vector(Checker(), vectors(), 10**9, 0.05)
+    assert 0 < figures["steps"] < 10**6
+
+
+def test_policies_are_imitated_within_bounds_and_masks() -> None:
+    rng = np.random.default_rng(0)
+    numbers = draw(Box(-3, 5, (2,)), 500, rng)
+    assert (numbers.dtype, numbers.shape) == (np.float32, (500, 2))
+    assert -1 <= numbers.min() < -0.9
+    assert 0.9 < numbers.max() <= 1
+    several = MultiDiscrete([[2, 3]])
+    allowed = np.array([[0, 1, 1, 0, 1]] * 100 + [[0] * 5] * 100)
+    chosen = draw(several, 200, rng, allowed)
+    assert (chosen.dtype, chosen.shape) == (np.int32, (200, 1, 2))
+    assert {tuple(pair) for pair in chosen[:100, 0].tolist()} == {(1, 0), (1, 2)}
+    assert all(several.contains(action.astype(np.int64)) for action in chosen)

@@ -13,7 +13,7 @@ import pytest
 from penstock.configs.errors import UserError
 from penstock.configs.schema import EnvConfig
 from penstock.envs import find_bad_observation, make
-from penstock.launch.check_env import check
+from penstock.launch.check_env import check, describe
 from user_shop import config, shopping
 
 
@@ -123,6 +123,34 @@ def test_a_check_says_the_same_of_what_cannot_be_made(name: str, sentence: str) 
 def test_a_check_tells_what_is_no_vector() -> None:
     [problem] = check("shopping:no_vector", [], 50, 2)["problems"]
     assert "that takes num_envs returned a NoneType; return a" in problem["text"]
+
+
+@pytest.mark.usefixtures("shop")
+def test_a_check_says_what_it_could_not_test() -> None:
+    report = check("shopping:shops", [], 50, 2)
+    assert report["problems"] == []
+    [note] = report["notes"]
+    assert note.startswith(
+        "no episode ended in 50 steps, and whether the step after an end only resets was not tested"
+    )
+    assert "played        50 steps of 2 games, 0 episodes" in describe(report)
+
+
+@pytest.mark.usefixtures("shop")
+def test_what_only_many_games_raise_is_a_problem_too() -> None:
+    for envs, kinds in ((3, []), (4, ["vector"])):
+        report = check("shopping:Crowded", [], 50, envs)
+        assert [problem["kind"] for problem in report["problems"]] == kinds
+    assert re.search(
+        r"4 games side by side raised RuntimeError: no free port \(shopping.py:\d+, in reset\)",
+        report["problems"][0]["text"],
+    )
+
+
+@pytest.mark.usefixtures("shop")
+def test_what_makes_a_vector_must_be_found_by_name() -> None:
+    [problem] = check("shopping:nameless", [], 50, 2)["problems"]
+    assert problem["kind"] == "pickling"
 
 
 @pytest.mark.parametrize(
