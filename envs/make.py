@@ -195,25 +195,49 @@ def _from_pool(env: EnvConfig, threads: int) -> _Source:
 
 def _from_spec(spec: EnvSpec, env: EnvConfig, filmed: bool) -> _Source:
     own_form = spec.vector_entry_point and not spec.additional_wrappers
+    single = partial(_registered_single, spec, env)
     if filmed:
         own_form, env = _drawing(spec, env, bool(own_form))
+        single = partial(_filmed_single, partial(_registered_single, spec, env), single)
     return _Source(
-        single=partial(_registered_single, spec, env) if spec.entry_point else None,
+        single=single if spec.entry_point else None,
         vector=partial(_registered_vector, spec, env) if own_form else None,
         vector_name="its own vector form",
     )
 
 
 def _drawing(spec: EnvSpec, env: EnvConfig, own_form: bool) -> tuple[bool, EnvConfig]:
-    """Whether to take its vector form, and its section, for an environment that draws itself."""
+    """Whether to take its vector form, and its section, for an environment that draws itself, or
+    may."""
     purpose = f"environment {env.id}"
     for entry_point, is_vector in ((spec.vector_entry_point, True), (spec.entry_point, False)):
         if entry_point is None or (is_vector and (not own_form or env.wrappers)):
             continue
-        if film.draws(load(entry_point, purpose) if isinstance(entry_point, str) else entry_point):
+        creator = load(entry_point, purpose) if isinstance(entry_point, str) else entry_point
+        if film.draws(creator) or (not is_vector and _may_draw(creator)):
             kwargs = {"render_mode": film.RENDER_MODE, **env.kwargs}
             return is_vector, env.model_copy(update={"kwargs": kwargs})
     return own_form, env
+
+
+def _may_draw(creator: Callable[..., Any]) -> bool:
+    """Whether a function takes what asks for pictures; it has no metadata to tell it by."""
+    known = parameters(creator)
+    passes_on = any(p.kind is p.VAR_KEYWORD for p in known.values())
+    return not isinstance(creator, type) and (passes_on or "render_mode" in known)
+
+
+def _filmed_single(
+    drawing: Callable[[], gymnasium.Env[Any, Any]], plain: Callable[[], gymnasium.Env[Any, Any]]
+) -> gymnasium.Env[Any, Any]:
+    """The environment that was asked to draw itself, or the plain one where that refuses, or says
+    once it is made that it does not."""
+    with suppress(TypeError, ValueError, AssertionError):
+        made = drawing()
+        if film.draws(made):
+            return made
+        made.close()
+    return plain()
 
 
 def _registered_single(spec: EnvSpec, env: EnvConfig) -> gymnasium.Env[Any, Any]:

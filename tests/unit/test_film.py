@@ -86,6 +86,58 @@ def test_a_game_that_draws_itself_is_asked_to() -> None:
     assert ([picture.shape for picture in pictures], rate) == ([(400, 600, 3)], 50.0)
 
 
+class Painter(gymnasium.Env[Any, Any]):
+    metadata = {"render_modes": ["rgb_array"], "render_fps": 12}  # noqa: RUF012
+    observation_space = gymnasium.spaces.Discrete(2)
+    action_space = gymnasium.spaces.Discrete(2)
+
+    def __init__(self, render_mode: str | None = None) -> None:
+        self.render_mode = render_mode
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        return 0, {}
+
+    def step(self, action: Any) -> Any:
+        return 0, 0.0, False, False, {}
+
+    def render(self) -> Any:
+        return np.full((4, 6, 3), 9, np.uint8)
+
+
+class Blind(Painter):
+    """Takes `render_mode`, and has no picture."""
+
+    metadata = {"render_modes": ["ansi"]}  # noqa: RUF012
+
+
+class Strict(Painter):
+    metadata = {"render_modes": []}  # noqa: RUF012
+
+    def __init__(self) -> None:
+        super().__init__(None)
+
+
+@pytest.mark.parametrize(
+    ("entry_point", "pictures"),
+    [
+        (lambda render_mode=None: Painter(render_mode), 1),
+        (lambda **given: Painter(**given), 1),
+        (lambda **given: Blind(**given), 0),
+        (lambda **given: Strict(**given), 0),
+        (lambda: Painter(), 0),
+    ],
+)
+def test_what_a_function_makes_is_asked_to_draw_itself(
+    entry_point: Any, pictures: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spec = gymnasium.envs.registration.EnvSpec("Painted-v0", entry_point=entry_point)
+    monkeypatch.setitem(gymnasium.registry, "Painted-v0", spec)
+    shown, rate = pictures_of("Painted-v0")
+    assert len(shown) == pictures
+    if pictures:
+        assert (shown[0].shape, rate) == ((4, 6, 3), 12.0)
+
+
 def test_a_game_that_does_not_is_left_alone() -> None:
     assert pictures_of("synthetic")[0] == []
 
