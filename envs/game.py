@@ -23,7 +23,7 @@ from gymnasium.spaces import Box, Discrete, MultiBinary, MultiDiscrete, Space
 from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
 
 from penstock.configs.errors import UserError
-from penstock.core.observations import MASK, Part
+from penstock.core.observations import MASK, Part, find_bad_observation
 from penstock.envs.film import pictures, pictures_per_s
 from penstock.envs.fits import shape_misfit
 from penstock.envs.packing import Packer
@@ -75,6 +75,8 @@ class VectorGame:
         self._vector = vector
         self._singles = isinstance(vector, SyncVectorEnv)
         self._to_game = action_map(vector.single_action_space)
+        self._shown: Array | None = None  # what the policy has before it, and whom nothing is asked
+        self._over: tuple[Any, Any] = (False, False)
 
     def reset_into(self, seed: int, out: Array) -> None:
         """Begin new episodes everywhere, and write their first observations.
@@ -89,6 +91,7 @@ class VectorGame:
             self._explain(error)
             raise
         self._pack.write(observations, out)
+        self._shown, self._over = out, (False, False)
 
     def step_into(self, actions: Array, out: Array) -> tuple[Array, Flags, Flags]:
         """Step every environment, and write the observations that follow.
@@ -105,11 +108,13 @@ class VectorGame:
             observations, reward, terminated, truncated, info = self._vector.step(mapped)
         except Exception as error:
             self._check_choices(actions, error)
+            self._check_shut(error)
             self._explain(error)
             raise
         if info and self._singles and (sign := own_reset(info, terminated, truncated)):
             raise UserError(f"environment {self._name}: {sign}")
         self._pack.write(observations, out)
+        self._shown, self._over = out, (terminated, truncated)
         return reward, terminated, truncated > terminated
 
     def pictures(self) -> list[Array]:
@@ -136,6 +141,19 @@ class VectorGame:
             raise UserError(
                 f"environment {self._name} was given the action {actions[wrong][0]}, and there are "
                 f"{counts} to choose from, counted from 0; correct the policy that chose it"
+            ) from error
+
+    def _check_shut(self, error: Exception) -> None:
+        """Raise UserError if the vector could not take what its masks had not allowed, where they
+        allowed nothing."""
+        if not self.info.parts or self._shown is None:
+            return
+        alive = np.broadcast_to(~np.logical_or(*self._over), (1, self.count))
+        bad = find_bad_observation(self._shown[None], self.info.parts, alive, self.info.counts)
+        if bad:
+            raise UserError(
+                f"environment {self._name} raised {type(error).__name__} after an observation with "
+                f"{bad}; correct what it returns"
             ) from error
 
     def _explain(self, error: Exception) -> None:

@@ -12,7 +12,7 @@ import pytest
 from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
-from broken_envs import ResetsItself, Sound
+from broken_envs import Masked, ResetsItself, Sound
 from penstock.configs.errors import UserError
 from penstock.configs.schema import EnvConfig
 from penstock.core.observations import Part, find_bad_observation, laid_out, row_nbytes, views
@@ -287,6 +287,25 @@ def test_packing_makes_no_arrays_of_its_own() -> None:
     game.step_into(np.zeros((COUNT, 2), np.int32), slot[2])
     assert slot[2].any()
     assert not slot[[0, 1, 3, 4]].any()
+
+
+def test_what_a_shut_mask_led_to_is_told_by_the_mask() -> None:
+    class Shuts(Masked):
+        def allowed(self) -> Any:
+            return [1, 1, self.age != 3, 0, 0]
+
+    for kind, action, steps, told in (
+        (Shuts, 0, 3, (UserError, "it raised ValueError after .* choice 1 of 2, .* in row 0")),
+        (Masked, 1, 5, (ValueError, "^forbidden$")),  # one episode is over, where all is shut
+    ):
+        vector = SyncVectorEnv([kind] * 2, autoreset_mode=AutoresetMode.NEXT_STEP)
+        vector.envs[1].unwrapped.last = 9  # type: ignore[attr-defined]
+        game = VectorGame("it", vector, 1, "how")
+        out = first(game)
+        for _ in range(steps):
+            game.step_into(np.full((2, 2), [0, action], np.int32), out)
+        with pytest.raises(told[0], match=told[1]):
+            game.step_into(np.zeros((2, 2), np.int32), out)
 
 
 def test_a_game_that_resets_itself_is_refused_where_an_episode_ends() -> None:
