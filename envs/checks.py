@@ -212,7 +212,8 @@ class Checker:
         observation, reward, terminated, truncated, info = found
         self._contract(reward, terminated, truncated, info)
         self._look(env.observation_space, observation, "step")
-        step = Step(as_bytes(observation), _number(reward), bool(terminated), bool(truncated))
+        flags = bool(np.any(terminated)), bool(np.any(truncated))
+        step = Step(as_bytes(observation), _number(reward), *flags)
         return step, observation, info if isinstance(info, dict) else {}
 
     def _contract(self, reward: Any, terminated: Any, truncated: Any, info: Any) -> None:
@@ -243,7 +244,7 @@ def choose(space: spaces.Space[Any], shown: Any, rng: np.random.Generator) -> An
     mask, counts = shown.get(MASK) if isinstance(shown, dict) else None, counts_of(space)
     if mask is None or not counts:
         return space.sample()
-    parts = np.split(np.asarray(mask) != 0, np.cumsum(counts)[:-1])
+    parts = np.split(np.ravel(mask) != 0, np.cumsum(counts)[:-1])
     if not all(part.any() for part in parts):
         return None
     chosen = [rng.choice(np.flatnonzero(part)) for part in parts]
@@ -271,7 +272,10 @@ def as_bytes(observation: Any) -> bytes:
         return b"".join(as_bytes(observation[key]) for key in sorted(observation, key=str))
     if isinstance(observation, tuple):
         return b"".join(map(as_bytes, observation))
-    return np.asarray(observation).tobytes()
+    try:
+        return np.asarray(observation).tobytes()
+    except ValueError:  # lists of unlike lengths
+        return repr(observation).encode()
 
 
 def _number(value: Any) -> float:

@@ -207,7 +207,10 @@ def _look(found: Checker, results: Any, over: Array) -> bool:
         )
         return False
     _, reward, terminated, truncated, info = results
-    rewards = np.asarray(reward)
+    try:
+        rewards = np.asarray(reward, np.float64)
+    except (TypeError, ValueError):
+        rewards = np.full(COUNT, np.nan)
     if rewards.shape != (COUNT,) or not np.isfinite(rewards).all():
         text = f"step returned the rewards {reward!r}; return an array of {COUNT} finite numbers"
         found.add("reward", text)

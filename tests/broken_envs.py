@@ -129,6 +129,22 @@ class Lists(Sound):
         return [0.0, 0.0]
 
 
+class Ragged(Sound):
+    def show(self) -> Any:
+        return [[0.0], [0.0, 1.0]]
+
+
+class Flags(Sound):
+    def step(self, action: Any) -> Any:
+        observation, reward, _, truncated, info = super().step(action)
+        return observation, reward, np.array([False, self.age == 5]), truncated, info
+
+
+class Maskless(Masked):
+    def show(self) -> Any:
+        return {**super().show(), MASK: None}
+
+
 class Beyond(Sound):
     def show(self) -> Any:
         return np.array([0, 9 + self.age], np.float32)

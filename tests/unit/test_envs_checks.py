@@ -39,6 +39,8 @@ BROKEN: dict[type[Sound], tuple[str, str]] = {
     envs.Nan: ("observation", r"step returned an observation with nan at \[1\]; correct"),
     envs.Doubles: ("observation", r"of dtype float64 where its space says float32"),
     envs.Lists: ("observation", r"that is a list and no numpy array"),
+    envs.Ragged: ("observation", r"that is a list and no numpy array"),
+    envs.Flags: ("flags", r"terminated as array\(\[False, False\]\), a ndarray; return a bool"),
     envs.Beyond: ("observation", r"with 10.0 at \[1\], above the upper bound 9.0 of its space"),
     envs.Longer: ("observation", r"of shape \[3\] where its space says \[2\]"),
     envs.Partless: ("observation", r"an observation, in far, with nothing there"),
@@ -81,6 +83,11 @@ def test_a_broken_environment_is_told_what_is_wrong(kind: type[Sound]) -> None:
     problems = checked(kind).problems
     assert [problem.kind for problem in problems] == [BROKEN[kind][0]], problems
     assert re.search(BROKEN[kind][1], problems[0].text), problems[0].text
+
+
+def test_a_mask_that_is_none_is_told_and_ends_the_play() -> None:
+    told = [problem.text for problem in checked(envs.Maskless).problems]
+    assert told[0].startswith("reset(seed=0) returned an observation, in action_mask, that is a No")
 
 
 def test_a_sound_environment_has_no_problem() -> None:

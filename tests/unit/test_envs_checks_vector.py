@@ -121,6 +121,11 @@ BROKEN_VECTORS: dict[str, tuple[Any, str, str]] = {
         "reward",
         r"return an array of 2 finite numbers",
     ),
+    "no numbers": (
+        lambda count: Changes(count, 1, lambda _: [None, "1"]),
+        "reward",
+        r"the rewards \[None, '1'\]; return an array of 2 finite numbers",
+    ),
     "flags": (
         lambda count: Changes(count, 2, lambda flags: flags.astype(int)),
         "flags",
