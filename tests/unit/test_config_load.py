@@ -176,7 +176,7 @@ def test_another_algorithm_keeps_what_tells_of_the_game(
     given = ["algo.discount=0.5", "algo.reward_clip=2", "algo.reward_scale=3"]
     own = resolve(target, [*given, f"algo.name={algo}"]).algo
     assert (own.discount, own.reward_clip, own.reward_scale) == (0.5, 2.0, 3.0)
-    defaults = type(found)().model_dump()
+    defaults = Config.model_validate({"env": {"id": "x"}, "algo": {"name": algo}}).algo.model_dump()
     kept = {"discount": discount, "reward_clip": clip, "reward_scale": scale}
     assert found.model_dump() == defaults | kept
 

@@ -241,7 +241,7 @@ def test_a_module_that_is_not_there_is_one_sentence() -> None:
         build_net(shape)
 
 
-def assert_acts(cfg: Config, parameters: int) -> None:
+def assert_acts(cfg: Config, actions: int, parameters: int) -> None:
     """As on an actor: of the game that is named, by weights as they are published."""
     info = probe(cfg.env)
     net = build_net(actor_critic_shape(cfg, info))
@@ -252,7 +252,7 @@ def assert_acts(cfg: Config, parameters: int) -> None:
     space = info.observation_space
     obs = np.random.default_rng(0).integers(0, 256, (envs, *space.shape)).astype(space.dtype)
     outputs, values = net(torch.from_numpy(obs)[None])
-    assert (outputs.shape, values.shape) == ((envs, info.action_space.n), (envs,))
+    assert (outputs.shape, values.shape) == ((envs, actions), (envs,))
     np.testing.assert_allclose(policy.outputs(obs), outputs.detach(), rtol=1e-5, atol=1e-6)
     assert policy.act(obs).shape == (envs,)
 
@@ -262,7 +262,7 @@ def test_the_example_acts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(EXAMPLES)
     cfg = resolve(str(EXAMPLES / "own_network.yaml"), ["actors.precision=fp32"])
     convolution, layers = 4 * (25 + 1), 64 * (4 * 81 + 1) + 64 * (64 + 1)
-    assert_acts(cfg, convolution + layers + (3 + 1) * (64 + 1))
+    assert_acts(cfg, 3, convolution + layers + (3 + 1) * (64 + 1))
 
 
 def test_the_network_of_the_tutorial_acts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -271,4 +271,4 @@ def test_the_network_of_the_tutorial_acts(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.syspath_prepend(tmp_path)
     own = ["model.entry=shown_net:Net", "model.settings.width=32"]
     cfg = resolve("CartPole-v1", [*own, "algo.name=ppo", "actors.inference=auto"])
-    assert_acts(cfg, 32 * (4 + 1) + 32 * (32 + 1) + (2 + 1) * (32 + 1))
+    assert_acts(cfg, 2, 32 * (4 + 1) + 32 * (32 + 1) + (2 + 1) * (32 + 1))
