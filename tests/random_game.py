@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -10,6 +9,7 @@ import numpy.typing as npt
 from gymnasium import spaces
 
 from penstock.core.observations import MASK, Part, laid_out, row_nbytes, views
+from penstock.envs import GameInfo
 
 Array = npt.NDArray[Any]
 
@@ -35,9 +35,7 @@ class RandomGame:
         space: Any = spaces.Box(-np.inf, np.inf, (4,), np.float32)
         if parts:
             space = spaces.Box(0, 255, (row_nbytes(parts),), np.uint8)
-        self.info: Any = SimpleNamespace(
-            observation_space=space, action_space=action_space, parts=parts, frames_per_step=1
-        )
+        self.info = GameInfo(space, action_space, 1, "by chance", parts)
 
     def reset_into(self, seed: int, out: Array) -> None:
         self._observe(out)
@@ -59,7 +57,7 @@ class RandomGame:
         for name, array in views(parts, out).items():
             if name == MASK:
                 array[:] = self._rng.random(array.shape) < 0.6
-                array[:, [0, -1]] = 1
+                array[:, np.cumsum((0, *self.info.counts[:-1]))] = 1  # one of each choice
             elif array.dtype == np.uint8:
                 array[:] = self._rng.integers(0, 256, array.shape)
             else:
