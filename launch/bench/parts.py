@@ -19,8 +19,10 @@ from penstock.actors.rollout import Rollout
 from penstock.algos import process, slot_spec
 from penstock.configs.schema import Config
 from penstock.core.memory import keep_freed_memory
+from penstock.core.observations import MASK, views
 from penstock.core.specs import HEADER
 from penstock.envs import VectorGame, make
+from penstock.envs.checks_vector import draw
 from penstock.launch.bench.ceiling import actions
 from penstock.launch.bench.rates import Work, rounds_of, told
 from penstock.launch.bench.traffic import receiving
@@ -88,11 +90,18 @@ class Parts:
         return Work(lambda: np.copyto(target, source), COPY_NBYTES)
 
     def environment(self) -> Work:
-        """The game steps, with actions that were drawn before."""
+        """The game steps, with actions that were drawn before; where it has a mask, with some that
+        this allows, whose drawing counts as the game's."""
         game, obs = self._game, self._observations()
+        game.reset_into(0, obs)
+        if any(part.name == MASK for part in game.info.parts):
+            shown, space = views(game.info.parts, obs), game.info.action_space
+            return Work(
+                lambda: game.step_into(draw(space, game.count, self._rng, shown[MASK]), obs),
+                game.count,
+            )
         shape = (64, game.count, *(game.info.action_space.shape or ()))
         moves = itertools.cycle(list(actions(game.info, shape, self._rng)))
-        game.reset_into(0, obs)
         return Work(lambda: game.step_into(next(moves), obs), game.count)
 
     def inference(self) -> Work:

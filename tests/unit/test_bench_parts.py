@@ -29,3 +29,11 @@ def test_gathering_takes_as_many_threads_as_the_learner_would(threads: int) -> N
 
 def copiers() -> list[str]:
     return [t.name for t in threading.enumerate() if t.name.startswith("copier")]
+
+
+def test_a_game_that_refuses_what_its_mask_forbids_can_be_measured() -> None:
+    config = resolve("broken_envs:Masked", ["actors.envs=3"])
+    with contextlib.ExitStack() as stack:
+        step = Parts(config, stack).environment()
+        for _ in range(40):  # it would raise
+            step.call()
