@@ -44,6 +44,7 @@ def test_ppo_solves_cartpole(tmp_path: Path, nothing_left_behind: None) -> None:
     assert summary["env_steps"] < 400_000
 
 
+@pytest.mark.slow
 def test_the_example_of_an_own_algorithm_solves_cartpole(
     tmp_path: Path, nothing_left_behind: None
 ) -> None:
@@ -88,6 +89,7 @@ def test_who_remembers_finds_the_way(tmp_path: Path, nothing_left_behind: None, 
     assert summary["episode_return_mean"] >= 0.95
 
 
+@pytest.mark.slow
 def test_who_cannot_remember_finds_it_half_the_time(
     tmp_path: Path, nothing_left_behind: None
 ) -> None:

@@ -64,6 +64,7 @@ def by_others(verdict: dict[str, Any]) -> bool:
     return verdict["kind"] == "crowded" and "see what else runs" in verdict["next_step"]
 
 
+@pytest.mark.slow
 def test_a_slow_environment(penstock: Penstock, tmp_path: Path) -> None:
     verdict = verdict_on(penstock, tmp_path, *SMALL, "env.kwargs.step_time_s=0.002")
     assert verdict["kind"] == "slow_environment"

@@ -63,6 +63,7 @@ def test_so_does_one_of_several_epochs_and_everything_normalised(tmp_path: Path)
     assert parts.meta["progress"]["learner_steps"] == 40
 
 
+@pytest.mark.slow
 def test_so_does_one_with_memory(tmp_path: Path) -> None:
     whole = train(tmp_path / "whole", 40, target="memory")
     train(tmp_path / "parts", 20, target="memory")

@@ -163,7 +163,10 @@ def test_so_is_rank_0_whom_all_wait_for(penstock: Penstock) -> None:
     ("worlds", "option", "difference"),
     [
         ((2, 2), "learner.lr=0.005", "learner.lr: it is {} on rank {} and {} on rank {}"),
-        ((2, 3), "learner.lr=0.003", "learner.count: it is {} on rank {} and {} on rank {}"),
+        pytest.param(
+            *((2, 3), "learner.lr=0.003", "learner.count: it is {} on rank {} and {} on rank {}"),
+            marks=pytest.mark.slow,
+        ),
     ],
     ids=["option", "world"],
 )

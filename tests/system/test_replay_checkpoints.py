@@ -51,7 +51,16 @@ def test_a_resumed_run_goes_on_with_the_stored_steps(
     assert second["learner_steps"] >= 200
     assert second["replay_size"] >= first["replay_size"]
     assert second["env_steps"] - first["env_steps"] < 1500
-    third, said = train(tmp_path, 300, "--resume=must")
+
+
+@pytest.mark.slow
+def test_without_stored_steps_the_replay_begins_empty(
+    tmp_path: Path, nothing_left_behind: None
+) -> None:
+    second, _ = train(tmp_path, 100, "replay.checkpoint=true")
+    manifest = tmp_path / "run/checkpoints/last/replay/0/replay.json"
+    assert manifest.is_file()
+    third, said = train(tmp_path, 200, "--resume=must")
     assert "the replay begins empty, as replay.checkpoint is false" in said
     assert third["env_steps"] - second["env_steps"] > 1500
     assert not manifest.exists()

@@ -76,11 +76,11 @@ def test_a_hung_environment_is_named_dumped_and_replaced(supervise: Supervise) -
 
 
 def test_a_role_that_never_starts_is_a_fault_too(supervise: Supervise) -> None:
-    limits = {"start_timeout_s": 4.0, "max_restarts": 0}  # the learner has to start in it
+    limits = {"start_timeout_s": 2.5, "max_restarts": 0}  # the learner has to start in it
     result = supervise(actors=["never_ready"], learner="learn", limits=limits).result()
     assert result["exit_code"] == 1
     assert result["failure"]["message"] == (
-        "no sign of life for run.start_timeout_s = 4 s, while it was starting; "
+        "no sign of life for run.start_timeout_s = 2.5 s, while it was starting; "
         "where is in logs/actor-0.stacks"
     )
 

@@ -24,7 +24,7 @@ METRICS = {
 SUMMARY = METRICS | {"solved_at_s", "accounting", "exit_reason"}
 
 
-@pytest.mark.parametrize("kind", ["shm", "zmq", "inproc"])
+@pytest.mark.parametrize("kind", ["shm", pytest.param("zmq", marks=pytest.mark.slow), "inproc"])
 def test_a_run_ends_at_its_limit_with_all_its_files(
     penstock: Penstock, tmp_path: Path, kind: str
 ) -> None:
