@@ -16,7 +16,7 @@ import numpy as np
 
 from common import finish, parser
 from penstock.configs.load import resolve
-from penstock.launch.bench.ceiling import measure
+from penstock.launch.bench.learner_alone import measure
 from runs import dropped_fraction, train, trained_rate
 
 PLENTY = 1.3

@@ -6,7 +6,6 @@ and used again and again with a learning rate of next to nothing, so that the we
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -20,7 +19,6 @@ from penstock.configs.schema import Config
 from penstock.core.observations import MASK, Part, views
 from penstock.core.specs import HEADER, SlotSpec
 from penstock.envs import GameInfo, probe
-from penstock.launch.bench.alone import alone
 from penstock.launch.bench.rates import Work, rounds_of, told
 from penstock.learner.making import make_trainer
 from penstock.learner.offpolicy import OffPolicyTrainer
@@ -33,34 +31,8 @@ LEARNING_RATE = 1e-9
 Array = npt.NDArray[Any]
 
 
-def measure(config: Config, seconds: float) -> float:
-    """Agent steps per second that one learner of ``config`` trains on, alone, in a process of its
-    own, measured for about ``seconds``.
-
-    Of an algorithm that draws from replay: the agent steps that it keeps up with, each sampled
-    `replay.samples_per_insert` times (once where that is null). Raises UserError where there is no
-    such game, network or device.
-    """
-    return float(statistics.median(alone_rounds(config, seconds)["rates"]))
-
-
-def alone_rounds(
-    config: Config, seconds: float, variables: Mapping[str, str] | None = None
-) -> dict[str, Any]:
-    """The same, each round of it, with the core-seconds of an agent step, whether a GPU did it and
-    whether tcmalloc gave the memory; the process is started with the environment ``variables``."""
-    found: dict[str, Any] = alone(
-        "penstock.launch.bench.ceiling:rounds",
-        {"config": config.model_dump(mode="json"), "seconds": seconds},
-        seconds=seconds,
-        threads=config.learner.threads,
-        variables=variables,
-    )
-    return found
-
-
 def rounds(config: Mapping[str, Any], seconds: float) -> dict[str, Any]:
-    """What `alone_rounds` calls in the other process."""
+    """What `learner_alone.rounds` calls in the other process."""
     settings = Config.model_validate(config)
     found = rounds_of({"learner": work(settings)}, seconds)["learner"]
     return told(found) | {

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 from penstock.configs.errors import UserError
 from penstock.configs.load import resolve
 from penstock.configs.schema import Config
-from penstock.launch.bench import whole
+from penstock.launch.bench import learner_alone, whole
 from penstock.launch.bench.alone import alone
 from penstock.launch.bench.compare import Change, compare, elsewhere, ideal
 from penstock.launch.bench.group import learners
@@ -172,9 +172,7 @@ def in_place(config: Config, stages: Sequence[str], seconds: float) -> Result:
 
 def learner(config: Config, seconds: float, variables: Mapping[str, str] | None = None) -> Result:
     """Figures of the learner on data in place."""
-    from penstock.launch.bench.ceiling import alone_rounds
-
-    return _figures(alone_rounds(config, seconds, variables))
+    return _figures(learner_alone.rounds(config, seconds, variables))
 
 
 def _measured(config: Config, plan: Plan) -> Any:

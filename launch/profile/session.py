@@ -19,7 +19,7 @@ from penstock.configs.load import resolve_target
 from penstock.configs.schema import Config, StopConfig
 from penstock.core import cgroup
 from penstock.launch import run, topology
-from penstock.launch.bench import ceiling
+from penstock.launch.bench import learner_alone
 from penstock.launch.bench.alone import alone
 from penstock.launch.folders import default_run_dir
 from penstock.launch.profile import kernels, report, text
@@ -130,7 +130,7 @@ def _measured(config: Config, *, with_ceiling: bool) -> tuple[dict[str, Any], li
         known |= alone(f"{__name__}:facts", {"config": config.model_dump(mode="json")})
         if not with_ceiling:
             return known, ["the window was cut short, and the learner's ceiling not measured"]
-        known["ceiling"] = ceiling.measure(config, CEILING_S)
+        known["ceiling"] = learner_alone.measure(config, CEILING_S)
     except KeyboardInterrupt:
         return known, ["interrupted before the learner's ceiling was measured: it is not known"]
     except (UserError, RuntimeError, TimeoutExpired) as error:

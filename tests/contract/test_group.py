@@ -128,7 +128,9 @@ def test_the_living_go_on_when_a_learner_is_killed(tmp_path: Path, when: str) ->
     assert np.isfinite(first).all()
 
 
-@pytest.mark.parametrize("name", ["normalizer.mean", "rewards"])
+@pytest.mark.parametrize(
+    "name", ["normalizer.mean", pytest.param("rewards", marks=pytest.mark.slow)]
+)
 def test_statistics_that_came_apart_are_told(tmp_path: Path, name: str) -> None:
     rewards = ("algo.normalize_rewards=true", "algo.reward_scale=1")
     both = ("model.normalize_observations=true", *rewards)

@@ -181,7 +181,7 @@ def test_who_has_no_data_holds_nobody_up(rig: Callable[..., Rig]) -> None:
 
 
 @pytest.mark.system
-@pytest.mark.parametrize("pace", ["ssp", "backup"])
+@pytest.mark.parametrize("pace", ["ssp", pytest.param("backup", marks=pytest.mark.slow)])
 def test_the_killed_hold_nobody_up(rig: Callable[..., Rig], pace: str) -> None:
     made = rig(config(pace, staleness=0))
     command = [

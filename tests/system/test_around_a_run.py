@@ -92,6 +92,7 @@ def test_a_run_is_evaluated_as_it_goes_and_its_hooks_end_it(
     assert not (tmp_path / "missing").exists()
 
 
+@pytest.mark.slow
 def test_an_evaluator_that_is_killed_comes_back(penstock: Penstock, tmp_path: Path) -> None:
     options = ("run.dir=run", "eval.every_s=0.3", "eval.episodes=2")  # which saves as often
     run = penstock("train", "cartpole", "--json", *SMALL, *options)
@@ -146,7 +147,7 @@ def test_a_video_shows_every_step(
     ("options", "code"),
     [
         (("env.kwargs={obs_shape: [4, 24, 32], obs_dtype: uint8, episode_steps: 9}",), 0),
-        (("env.kwargs={obs_shape: [8], episode_steps: 9}",), 2),
+        pytest.param(("env.kwargs={obs_shape: [8], episode_steps: 9}",), 2, marks=pytest.mark.slow),
     ],
 )
 def test_a_game_that_does_not_draw_itself_is_shown_by_its_observations(

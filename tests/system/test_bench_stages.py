@@ -15,7 +15,7 @@ import torch
 from penstock.configs.errors import UserError
 from penstock.configs.load import resolve
 from penstock.launch.bench.alone import alone
-from penstock.launch.bench.ceiling import measure
+from penstock.launch.bench.learner_alone import measure
 from penstock.launch.bench.rates import ROUNDS
 from penstock.launch.bench.stages import UNITS
 from penstock.launch.bench.traffic import receiving
@@ -111,6 +111,7 @@ def test_stopped_in_the_middle_it_leaves_nothing(only: str) -> None:
         assert command.wait(30) == 128 + signal.SIGTERM  # and the fixture looks for what is left
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
 def test_the_benchmark_of_a_gpu_says_that_there_is_none() -> None:
     program = Path(__file__).parents[2] / "benchmarks/gpu.py"

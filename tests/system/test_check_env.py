@@ -64,6 +64,7 @@ def broken(tmp_path: Path) -> None:
     (tmp_path / "broken.py").write_text(BROKEN)
 
 
+@pytest.mark.slow
 def test_a_sound_game_of_ones_own_passes_and_trains(penstock: Penstock, tmp_path: Path) -> None:
     (tmp_path / "own_game.py").write_text((EXAMPLES / "own_game.py").read_text())
     code, report, _ = penstock("check-env", "own_game:Orchard", "--steps", "300", "--json").end()

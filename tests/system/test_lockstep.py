@@ -48,6 +48,7 @@ def test_a_resumed_run_equals_a_whole_one_bit_for_bit(tmp_path: Path, every: int
     assert parts.meta["progress"]["generation"] == 1
 
 
+@pytest.mark.slow
 def test_so_does_one_of_several_epochs_and_everything_normalised(tmp_path: Path) -> None:
     options = (
         *("algo.epochs=2", "learner.updates_per_batch=2", "algo.normalize_rewards=true"),
@@ -184,7 +185,7 @@ def test_a_run_from_replay_stops_where_it_was_told_to(tmp_path: Path) -> None:
 
 def test_a_signal_ends_a_turn(tmp_path: Path, nothing_left_behind: None) -> None:
     """One that would take far longer than the time in which a run must end."""
-    options = ["replay.min_size=10000", "replay.batch_size=1024", "replay.samples_per_insert=1e5"]
+    options = ["replay.min_size=3000", "replay.batch_size=1024", "replay.samples_per_insert=1e5"]
     options += ["model.hidden=[512,512]", "run.interval_s=0.05", "run.grace_s=20", "run.dir=run"]
     command = [sys.executable, "-m", "penstock", "train", "cartpole_dqn", "--json"]
     process = subprocess.Popen(
@@ -198,7 +199,7 @@ def test_a_signal_ends_a_turn(tmp_path: Path, nothing_left_behind: None) -> None
     ends_s = time.monotonic() + 30
     while not (metrics.exists() and metrics.read_text()) and time.monotonic() < ends_s:
         time.sleep(0.05)
-    time.sleep(5.0)  # it is full by now, and learns from it
+    time.sleep(2.5)  # it is full by now, and learns from it
     process.send_signal(signal.SIGINT)
     start_s = time.monotonic()
     out, _ = process.communicate(timeout=30)

@@ -24,7 +24,7 @@ from replay_writer import FLOATS, UNROLL, checksum, row
 pytestmark = pytest.mark.system
 
 PROGRAM = Path(__file__).parents[1] / "replay_writer.py"
-KILLS = 300
+KILLS = 150
 COLUMNS = {
     "obs": (np.float32, (FLOATS,)),
     "action": (np.int64, ()),

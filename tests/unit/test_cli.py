@@ -79,6 +79,15 @@ def test_the_help_imports_nothing_that_is_slow() -> None:
     assert done.stdout.splitlines()[-1] == "slow: []", done.stderr
 
 
+def test_who_starts_and_watches_a_run_imports_no_torch() -> None:
+    code = (
+        "import sys, penstock.launch.run, penstock.launch.profile.session; "
+        "print({'torch', 'matplotlib'} & set(sys.modules))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.stdout == "set()\n", done.stderr
+
+
 def test_the_version() -> None:
     assert command("--version") == (0, f"{penstock.__version__}\n", "")
 

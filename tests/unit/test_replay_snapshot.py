@@ -81,7 +81,7 @@ def test_one_instant_while_a_thread_adds(tmp_path: Path) -> None:
     thread = threading.Thread(target=adding)
     thread.start()
     try:
-        for _ in range(3):
+        for _ in range(2):
             replay.save(tmp_path)
             loaded = Replay.load(tmp_path)
             stats = loaded.stats()
