@@ -90,14 +90,9 @@ def test_dgc_clips_the_gradient_of_each_learner_and_not_what_it_sends(tmp_path: 
     np.testing.assert_allclose(before - after, expected, rtol=1e-3, atol=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
-    ("overlap", "accumulate"),
-    [
-        pytest.param("true", "1", marks=pytest.mark.slow),
-        pytest.param("false", "1", marks=pytest.mark.slow),
-        pytest.param("false", "2", marks=pytest.mark.slow),
-        ("true", "2"),
-    ],
+    ("overlap", "accumulate"), [("true", "1"), ("false", "1"), ("false", "2"), ("true", "2")]
 )
 def test_parameters_are_equal_on_all_ranks_bit_for_bit(
     tmp_path: Path, overlap: str, accumulate: str

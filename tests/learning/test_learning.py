@@ -73,6 +73,7 @@ def test_an_evaluation_finds_what_was_learnt(tmp_path: Path, nothing_left_behind
     assert result["return"]["mean"] >= 475
 
 
+@pytest.mark.slow
 def test_the_best_play_of_the_synthetic_game_is_found(
     tmp_path: Path, nothing_left_behind: None
 ) -> None:

@@ -69,6 +69,7 @@ def test_stages_of_an_algorithm_with_replay_and_a_comparison(tmp_path: Path) -> 
     assert new["elsewhere"] is None
 
 
+@pytest.mark.slow
 def test_the_ceiling_of_a_learner_in_a_process_of_its_own() -> None:
     assert measure(resolve("cartpole", []), 0.2) > 1000
     assert measure(resolve("cartpole_dqn", []), 0.2) > 10

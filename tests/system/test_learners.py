@@ -85,9 +85,8 @@ def test_learners_keep_a_servers_pace(penstock: Penstock, tmp_path: Path, pace: 
     assert_balanced(answer)
 
 
-@pytest.mark.parametrize(
-    "algo", ["cartpole_dqn", pytest.param("pendulum_sac", marks=pytest.mark.slow)]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("algo", ["cartpole_dqn", "pendulum_sac"])
 def test_off_policy_learners_have_a_shard_of_the_replay_each(penstock: Penstock, algo: str) -> None:
     options = ("replay.min_size=500", "replay.capacity=10000", "replay.samples_per_insert=null")
     limits = ("stop.learner_steps=60", "stop.return=null", "actors.envs=4")

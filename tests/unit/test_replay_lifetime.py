@@ -46,6 +46,13 @@ def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]
     short.rmdir()
 
 
+@pytest.fixture(autouse=True, scope="module")
+def little_to_collect() -> None:
+    """What was imported meanwhile stays, and `held` collects garbage many times."""
+    gc.collect()
+    gc.freeze()
+
+
 def step(i: int = 0) -> dict[str, Any]:
     flags = {"terminated": False, "truncated": False}
     return {"obs": [i], "next_obs": [i + 1], "action": i, "reward": 1.0, **flags}
