@@ -120,9 +120,8 @@ def test_a_learner_killed_while_a_group_forms(
     learners.end()
 
 
-@pytest.mark.parametrize(
-    "pace", ["bsp", *(pytest.param(pace, marks=pytest.mark.slow) for pace in ("local_sgd", "ssp"))]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("pace", ["bsp", "local_sgd", "ssp"])
 def test_a_run_stopped_as_its_first_learner_dies_is_saved_by_the_next(
     penstock: Penstock, tmp_path: Path, pace: str
 ) -> None:
