@@ -11,6 +11,7 @@ each), each trained once. Other systems stand beside it in `penstock bench --tar
 from __future__ import annotations
 
 import os
+from statistics import fmean
 from typing import Any
 
 from common import finish, parser
@@ -63,10 +64,16 @@ def one(kind: str, *overrides: str) -> dict[str, Any]:
     return {
         "steps_per_s": trained_rate(summary, WARM_UP_S),
         "dropped": dropped_fraction(summary),
-        "lag": summary["policy_lag_mean"],
+        "lag": mean(summary, "policy_lag_mean"),
         "return": summary["episode_return_mean"],
-        "learner_wait_fraction": summary["learner_wait_fraction"],
+        "learner_wait_fraction": mean(summary, "learner_wait_fraction"),
     }
+
+
+def mean(summary: dict[str, Any], name: str) -> float:
+    """Of the intervals after the warm-up; the last one may be too short to have trained in it."""
+    lines = [line for line in summary["intervals"] if line["time_s"] >= WARM_UP_S]
+    return fmean(line[name] for line in lines if line[name] is not None)
 
 
 if __name__ == "__main__":

@@ -9,13 +9,13 @@ import resource
 import shutil
 import sys
 from collections.abc import Iterator
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 import psutil
 
 from penstock.core import cgroup
+from penstock.launch.bench.machine import version_of
 
 PACKAGES = (
     "numpy", "torch", "gymnasium", "ale-py", "pyzmq", "msgpack", "cramjam", "python-snappy",
@@ -44,7 +44,7 @@ def examine() -> Facts:
             "nofile": resource.getrlimit(resource.RLIMIT_NOFILE)[0],
             "memlock": resource.getrlimit(resource.RLIMIT_MEMLOCK)[0],
         },
-        "packages": {name: _version(name) for name in PACKAGES},
+        "packages": {name: version_of(name) for name in PACKAGES},
         "gpu": _gpus(),
         "curve": _has_curve(),
         "bytecode": _has_bytecode("torch"),
@@ -153,15 +153,8 @@ def _has_bf16() -> bool:
     return "avx512_bf16" in flags or "amx_bf16" in flags
 
 
-def _version(package: str) -> str | None:
-    try:
-        return metadata.version(package)
-    except metadata.PackageNotFoundError:
-        return None
-
-
 def _gpus() -> list[Facts]:
-    if _version("torch") is None:
+    if version_of("torch") is None:
         return []
     import torch
 
@@ -170,7 +163,7 @@ def _gpus() -> list[Facts]:
 
 
 def _has_curve() -> bool | None:
-    if _version("pyzmq") is None:
+    if version_of("pyzmq") is None:
         return None
     import zmq
 

@@ -23,7 +23,7 @@ def machine() -> dict[str, Any]:
         "cores": len(os.sched_getaffinity(0)),
         "system": platform.platform(),
         "python": platform.python_version(),
-        "packages": {name: found for name in PACKAGES if (found := _version(name))},
+        "packages": {name: found for name in PACKAGES if (found := version_of(name))},
         "penstock": penstock.__version__,
         "commit": commit_of(CHECKOUT),
     }
@@ -36,7 +36,8 @@ def _cpu_model() -> str:
     return platform.processor()
 
 
-def _version(package: str) -> str | None:
+def version_of(package: str) -> str | None:
+    """What is installed; None where it is not."""
     try:
         return metadata.version(package)
     except metadata.PackageNotFoundError:

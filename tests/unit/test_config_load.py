@@ -14,18 +14,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.configs.algorithms import (
-    CustomConfig,
-    DqnConfig,
-    ImpalaConfig,
-    PpoConfig,
-    SacConfig,
-)
 from penstock.configs.errors import UserError
-from penstock.configs.layers import OF_GAME
 from penstock.configs.load import dump, load_run, presets, resolve, resolve_target
 from penstock.configs.schema import Config
-from penstock.configs.section import Section
 from penstock.configs.text import parse, write
 
 ROOT = Path(__file__).parents[2]
@@ -117,85 +108,6 @@ def test_maps_are_laid_over_and_an_empty_map_clears() -> None:
     both = resolve("pong", ["learner={lr: 1, eps: 2}"]).learner
     assert (both.lr, both.eps, both.updates_per_batch) == (1.0, 2.0, 4)
     assert resolve("pong", ["learner={}"]).learner == resolve("Acrobot-v1").learner
-
-
-def test_another_algorithm_starts_from_its_own_defaults_wherever_it_is_named() -> None:
-    """But for the discount, which belongs to the game."""
-    algo = {"name": "dqn", "discount": 0.0}
-    plain = Config.model_validate({"env": {"id": "x"}, "algo": algo}).algo
-    for name in ("algo.name=dqn", "algo={name: dqn}"):
-        assert resolve("synthetic", [name]).algo == plain
-    for overrides in (["algo.name=dqn", "algo.n_step=5"], ["algo.n_step=5", "algo.name=dqn"]):
-        assert resolve("synthetic", overrides).algo == plain.model_copy(update={"n_step": 5})
-    assert resolve("cartpole", ["algo.name=impala"]) == resolve("cartpole")
-    assert resolve("cartpole", ["algo={}"]).algo == resolve("Acrobot-v1").algo
-    assert resolve("cartpole", ["algo.name=dqn", "algo.name=impala"]) != resolve("cartpole")
-
-
-def test_a_preset_with_another_algorithm_is_that_of_its_game_and_the_algorithm() -> None:
-    for target in ("cartpole", "CartPole-v1", "cartpole_dqn"):
-        found = resolve_target(target, ["learner.eps=1", "algo.name=ppo"])
-        assert found.name == "cartpole_ppo"
-        assert found.config == resolve("cartpole_ppo", ["learner.eps=1"])
-    said = resolve_target("cartpole", ["algo.name=ppo"]).origin
-    assert said == "preset cartpole_ppo, which is cartpole with algo.name ppo"
-    assert resolve_target("lunarlander", ["algo.name=ppo"]).origin == "preset lunarlander"
-    without = resolve_target("lunarlander", ["algo.name=impala"])
-    assert (without.name, without.config.learner.lr) == ("lunarlander", 2e-3)
-
-
-@pytest.mark.parametrize("target", ["ALE/Pong-v5", "pong", "pong_apex"])
-def test_pong_by_ppo_takes_the_settings_of_any_atari_game_and_its_own_screen(target: str) -> None:
-    """Those of the defaults have no stack of frames, and are for small games."""
-    found = resolve_target(target, ["algo.name=ppo", "learner.eps=1"])
-    assert (found.name, found.origin) == ("ALE-Pong-v5", "preset breakout, with ALE/Pong-v5")
-    pong = resolve("pong").env.model_dump()
-    expected = resolve("breakout", ["learner.eps=1"]).model_dump() | {"env": pong}
-    assert found.config == Config.model_validate(expected)
-    assert resolve_target(target, ["algo.name=impala"]).name == "pong"
-    assert resolve_target("ALE/Pong-v5").name == "pong"
-
-
-@pytest.mark.parametrize(
-    ("target", "algo", "discount", "clip", "scale"),
-    [
-        ("doom_basic", "impala", 0.99, None, 0.01),
-        ("breakout", "impala", 0.99, 1.0, 1.0),
-        ("ALE/Freeway-v5", "dqn", 0.99, 1.0, 1.0),
-        ("lunarlander", "impala", 0.999, None, 0.1),
-        ("LunarLander-v3", "dqn", 0.999, None, 0.1),
-        ("CartPole-v1", "sac", 0.99, None, 0.1),
-        ("Acrobot-v1", "dqn", 0.99, None, 1.0),
-    ],
-)
-def test_another_algorithm_keeps_what_tells_of_the_game(
-    target: str, algo: str, discount: float, clip: float | None, scale: float
-) -> None:
-    found = resolve(target, [f"algo.name={algo}"]).algo
-    assert (found.discount, found.reward_clip, found.reward_scale) == (discount, clip, scale)
-    given = ["algo.discount=0.5", "algo.reward_clip=2", "algo.reward_scale=3"]
-    own = resolve(target, [*given, f"algo.name={algo}"]).algo
-    assert (own.discount, own.reward_clip, own.reward_scale) == (0.5, 2.0, 3.0)
-    defaults = Config.model_validate({"env": {"id": "x"}, "algo": {"name": algo}}).algo.model_dump()
-    kept = {"discount": discount, "reward_clip": clip, "reward_scale": scale}
-    assert found.model_dump() == defaults | kept
-
-
-def test_what_tells_of_the_game_is_laid_over_as_anything_else(tmp_path: Path) -> None:
-    over = tmp_path / "over.yaml"
-    over.write_text("base: breakout\nalgo: {name: impala, discount: 0.9}\n")
-    found = resolve(str(over)).algo
-    assert (found.discount, found.reward_clip, found.name) == (0.9, 1.0, "impala")
-    assert resolve(str(over), ["algo.reward_clip=null"]).algo.reward_clip is None
-    with pytest.raises(UserError, match=r"configs/breakout\.yaml:\d+: .*reward_clip 1 changes"):
-        resolve(str(over), ["algo.normalize_rewards=true"])
-    over.write_text("env: {id: x}\nalgo: 3\n")
-    assert resolve(str(over), ["algo.name=sac"]).algo == SacConfig()
-
-
-@pytest.mark.parametrize("algo", [ImpalaConfig, PpoConfig, CustomConfig, DqnConfig, SacConfig])
-def test_every_algorithm_has_the_options_that_tell_of_the_game(algo: type[Section]) -> None:
-    assert set(OF_GAME) <= algo.model_fields.keys()
 
 
 def test_an_override_leaves_the_preset_as_it_was() -> None:
