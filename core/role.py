@@ -129,6 +129,19 @@ class RoleContext:
         """Tell the supervisor. Says whether it got through: only urgent kinds wait for room."""
         return self.channel.send({"kind": kind, **fields}, 5.0 if kind in URGENT else 0.0)
 
+    def event(self, kind: str, text: str, **data: Any) -> bool:
+        """Have one event written to the run's `logs/events.jsonl`; never waits.
+
+        Args:
+            kind: one word, the same for all events of its kind, such as "refused".
+            text: one sentence for a person.
+            data: further JSON values.
+
+        Returns:
+            Whether the supervisor's socket had room for it.
+        """
+        return self.report("event", event=kind, text=text, data=data)
+
     def messages(self) -> list[Message]:
         """What the supervisor has sent since the last call; never waits."""
         messages = self.channel.receive()

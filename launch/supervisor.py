@@ -202,7 +202,7 @@ class Supervisor:
             return self._decisions.entered(name)
         if kind == "group_failed":
             return self._group_failed(**message)
-        if kind == "note":
+        if kind in ("note", "event"):
             self._audience.note(message["text"])
         elif kind in ("metrics", "final"):
             self._measured(self._specs[name].learner, message, final=kind == "final")
