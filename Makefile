@@ -10,6 +10,9 @@ PYTHON ?= $(shell for python in python3.11 python3.12 python3.13 python3.14 pyth
 	$$python -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null \
 	&& echo $$python && break; done)
 
+SOURCES := actors algos benchmarks configs core envs examples launch learner models penstock \
+	profiling replay serving tests transport
+
 .DEFAULT_GOAL := help
 .PHONY: help venv train test test-slow check lint types imports links wheel format docs reference bench peers clean
 
@@ -81,5 +84,6 @@ peers: ## install what `penstock bench --peers` and `benchmarks/replay.py --peer
 	.venv-sf/bin/pip install --quiet -r benchmarks/peers/requirements-sf.txt
 
 clean: ## remove .venv, caches and builds; runs/ stays
-	rm -rf .venv .venv-peers .venv-sf build dist site *.egg-info .hypothesis .*_cache
-	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+	rm -rf .venv .venv-peers .venv-sf build dist site penstock.egg-info .hypothesis \
+		.mypy_cache .pytest_cache .ruff_cache .import_linter_cache
+	find $(SOURCES) -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -11,6 +11,7 @@ after an episode's end, the final observation is the one before, and nothing els
 from __future__ import annotations
 
 import itertools
+import re
 import shlex
 import sys
 import tempfile
@@ -25,6 +26,7 @@ from gymnasium.spaces import Box, Discrete
 
 Frame = npt.NDArray[np.uint8]
 
+SHARED_MEMORY = re.compile(r"/dev/shm/ViZDoom(?:SM|MQCtr|MQDoom)[0-9A-Za-z]{10}$", re.MULTILINE)
 HEIGHT, WIDTH = 60, 80  # half of ViZDoom's smallest screen
 
 # A parent's death signal holds over exec, so a small program sets it and then becomes Doom.
@@ -107,6 +109,9 @@ class DoomEnv(gymnasium.Env[Frame, np.integer[Any]]):
 
 
 def _start(game: vizdoom.DoomGame) -> None:
+    """Start ViZDoom, and remove the names of the shared memory that it made: the memory lives on
+    until both sides have ended, however they end."""
+    mapped = _mapped()
     with tempfile.TemporaryDirectory(prefix="penstock-doom-") as folder:
         doom = Path(vizdoom.__file__).with_name("vizdoom")
         values = {"folder": folder, "python": sys.executable, "doom": str(doom)}
@@ -116,10 +121,14 @@ def _start(game: vizdoom.DoomGame) -> None:
         game.set_vizdoom_path(str(script))
         game.set_doom_config_path("/dev/null")
         game.init()
-    for mapped in Path("/proc/self/maps").read_text().splitlines():
-        _, _, name = mapped.partition("/dev/shm/ViZDoom")
-        if name and not name.endswith("(deleted)"):
-            Path(f"/dev/shm/ViZDoom{name}").unlink(missing_ok=True)
+    for path in _mapped() - mapped:
+        path.unlink(missing_ok=True)
+
+
+def _mapped() -> set[Path]:
+    """The shared memory of ViZDoom that this process has mapped, by the names ViZDoom gives."""
+    found = SHARED_MEMORY.findall(Path("/proc/self/maps").read_text())
+    return {Path(path) for path in found}
 
 
 def _halved(screen: Frame) -> Frame:

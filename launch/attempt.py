@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-import shutil
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -15,7 +15,9 @@ from penstock.launch.record import EVALUATIONS, METRICS, SUMMARY
 REPLACED = (CONFIG_FILE, SUMMARY)
 APPENDED = (METRICS, EVALUATIONS)
 CHECKPOINTS = "checkpoints"
-LOGS = "logs"  # what every run's folder has from its first moment on
+CHECKPOINT_NAME = re.compile(r"\.?checkpoint\.[a-z.]+")
+LOGS = "logs"
+LOG_NAME = re.compile(r"[a-z_]+(-\d+)?\.(log|stacks|jsonl)(\.\d+)?")
 
 
 def missing(path: Path) -> list[Path]:
@@ -44,30 +46,34 @@ class Attempt:
                 temporary.write_bytes(text)
                 temporary.replace(self._path / name)
             for name, size in self._sizes.items():
-                os.truncate(self._path / name, size)
+                if (self._path / name).stat().st_size > size:
+                    os.truncate(self._path / name, size)
 
     def undo(self) -> None:
-        """`put_back`, and remove what was not there: the whole folder, if it was new and no other
-        run has come to lie in it, as that of another rank does."""
-        if self._new:
-            with suppress(OSError):
-                for entry in self._path.iterdir():
-                    _remove(entry)
-                for folder in self._new:
-                    folder.rmdir()  # fails where it holds something
-            return
+        """`put_back`, and remove what a run makes and was not there before, by its name: any other
+        file may be the user's. The folder goes too if it was new and holds nothing else."""
         self.put_back()
-        for name in {*REPLACED, *APPENDED} - {*self._texts, *self._sizes}:
-            (self._path / name).unlink(missing_ok=True)
-        if not self._saved:
-            shutil.rmtree(self._path / CHECKPOINTS, ignore_errors=True)
+        with suppress(OSError):
+            for name in {*REPLACED, *APPENDED} - {*self._texts, *self._sizes}:
+                (self._path / name).unlink(missing_ok=True)
+            if not self._saved:
+                _remove_files(self._path / CHECKPOINTS, CHECKPOINT_NAME)
+            if self._new:
+                _remove_files(self._path / LOGS, LOG_NAME)
+            for folder in self._new:
+                folder.rmdir()  # fails where it holds something
 
 
-def _remove(entry: Path) -> None:
-    if not entry.is_dir():
-        entry.unlink(missing_ok=True)
-    elif not (entry / LOGS).exists():  # else it is a run itself
-        shutil.rmtree(entry, ignore_errors=True)
+def _remove_files(folder: Path, name: re.Pattern[str]) -> None:
+    """Remove the files below ``folder`` whose name matches, and the folders that hold no others.
+    Symbolic links are not followed."""
+    if folder.is_symlink():
+        return
+    for here, _, names in os.walk(folder, topdown=False):
+        for each in filter(name.fullmatch, names):
+            Path(here, each).unlink()
+        with suppress(OSError):
+            Path(here).rmdir()
 
 
 @contextmanager

@@ -8,6 +8,8 @@ and must be there to be imported.
 from __future__ import annotations
 
 import json
+import secrets
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -54,12 +56,14 @@ def write(path: Path, config: Config, own: Spaces, info: GameInfo, weights: Floa
     }
     tensors = {name: np.ascontiguousarray(array) for name, array in layout.views(weights).items()}
     data = to_bytes(tensors, {KEY: json.dumps(about)})
-    temporary = path.with_name(f".{path.name}.tmp")
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}.tmp")
     try:
-        temporary.write_bytes(data)
+        with temporary.open("xb") as file:
+            file.write(data)
         temporary.replace(path)
     except OSError as error:
-        temporary.unlink(missing_ok=True)
+        with suppress(OSError):
+            temporary.unlink(missing_ok=True)
         raise UserError(f"{path} cannot be written: {error.strerror}; name another file") from error
     return len(data)
 

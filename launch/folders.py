@@ -10,7 +10,9 @@ from __future__ import annotations
 
 import fcntl
 import os
-import shutil
+import re
+import secrets
+import stat
 import tempfile
 import time
 from collections.abc import Iterator
@@ -22,8 +24,17 @@ from penstock.configs.errors import UserError
 
 Resume = Literal["no", "auto", "must"]
 
-RUNTIME_PREFIX = "penstock-"
+RUNTIME_PREFIX = "penstock-run-"
+RUNTIME_RANDOM_NBYTES = 10
+RUNTIME_NAME = re.compile(f"{RUNTIME_PREFIX}[0-9a-f]{{{2 * RUNTIME_RANDOM_NBYTES}}}")
 RUNTIME_PATH_NBYTES = 80  # a Unix socket's path has 107; its name comes on top
+REPLACED = ("config.yaml", "summary.json")  # files that a run replaces
+MARKER = ".penstock-runtime-folder"
+MARKER_TEXT = (
+    "Made by penstock for the sockets of one run. When no process locks this folder, the next run "
+    "removes it with all files in it.\n"
+    "name {name}\ndevice {device}\ninode {inode}\n"
+)
 
 
 @contextmanager
@@ -76,50 +87,108 @@ def runtime_folder() -> Iterator[Path]:
     places = [Path(tempfile.gettempdir()), Path("/tmp")]
     for place in places:
         sweep(place)
-    hidden, lock = _make(places)
-    path = hidden.with_name(hidden.name[1:])
-    hidden.rename(path)
+    path, descriptor = _make(places)
     try:
         yield path
     finally:
-        shutil.rmtree(path, ignore_errors=True)
-        os.close(lock)
+        _remove(path, descriptor)
+        os.close(descriptor)
 
 
 def sweep(place: Path) -> None:
-    """Remove runtime folders in ``place`` whose supervisor was killed."""
-    for path in place.glob(f"{RUNTIME_PREFIX}*"):
-        with suppress(OSError):
-            if path.stat().st_uid == os.getuid() and (lock := _lock(path)) is not None:
-                shutil.rmtree(path, ignore_errors=True)
-                os.close(lock)
+    """Remove the runtime folders in ``place`` whose supervisor was killed.
+
+    A folder is removed only if it is a directory of this user with mode 0700, has a name as `_make`
+    gives it, holds the marker that `_make` wrote into that very folder, and is not locked. Within
+    it only what is not a folder is removed.
+    """
+    with suppress(OSError):
+        for path in [path for path in place.iterdir() if RUNTIME_NAME.fullmatch(path.name)]:
+            with suppress(OSError):
+                _remove_if_stale(path)
+
+
+def _remove_if_stale(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+    try:
+        about = os.fstat(descriptor)
+        ours = about.st_uid == os.getuid() and stat.S_IMODE(about.st_mode) == 0o700
+        if ours and _marked(path.name, descriptor) and _try_lock(descriptor):
+            _remove(path, descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _marker(name: str, descriptor: int) -> bytes:
+    """What stands in the marker of a runtime folder: of this folder and no copy of it."""
+    about = os.fstat(descriptor)
+    return MARKER_TEXT.format(name=name, device=about.st_dev, inode=about.st_ino).encode()
+
+
+def _marked(name: str, descriptor: int) -> bool:
+    expected = _marker(name, descriptor)
+    marker = os.open(MARKER, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=descriptor)
+    try:
+        return os.read(marker, len(expected) + 1) == expected
+    finally:
+        os.close(marker)
+
+
+def _remove(path: Path, descriptor: int) -> None:
+    """Remove the files and sockets in a runtime folder, then the folder, unless another one has
+    come to lie at ``path``. The marker goes last, so that a removal that was cut short is resumed.
+    """
+    with suppress(OSError):
+        for name in sorted(os.listdir(descriptor), key=MARKER.__eq__):
+            if not stat.S_ISDIR(os.lstat(name, dir_fd=descriptor).st_mode):
+                os.unlink(name, dir_fd=descriptor)
+        if os.path.samestat(os.lstat(path), os.fstat(descriptor)):
+            path.rmdir()  # only an empty folder can be removed so
 
 
 def _make(places: list[Path]) -> tuple[Path, int]:
-    """A new folder, locked before it has the name by which `sweep` would find it."""
+    """A new runtime folder and the descriptor that locks it. It is locked and marked before it has
+    the name by which `sweep` would find it."""
+    name = RUNTIME_PREFIX + secrets.token_hex(RUNTIME_RANDOM_NBYTES)
     for place in places:
-        if len(os.fsencode(place)) + len(RUNTIME_PREFIX) + 8 > RUNTIME_PATH_NBYTES:
+        path = place / name
+        if len(os.fsencode(path)) > RUNTIME_PATH_NBYTES:
             continue
         with suppress(OSError):
-            path = Path(tempfile.mkdtemp(prefix="." + RUNTIME_PREFIX, dir=place))
-            lock = _lock(path)
-            assert lock is not None, "a folder that was just made has no holder"
-            return path, lock
+            hidden = place / f".{name}"
+            hidden.mkdir(mode=0o700)
+            descriptor = os.open(hidden, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+            _try_lock(descriptor)
+            flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
+            marker = os.open(MARKER, flags, 0o600, dir_fd=descriptor)
+            try:
+                os.write(marker, _marker(name, descriptor))
+            finally:
+                os.close(marker)
+            hidden.rename(path)
+            return path, descriptor
     raise UserError(
         f"no folder for sockets can be made in {places[0]}; set TMPDIR to a writable folder with a "
         "short path"
     )
 
 
-def _lock(path: Path) -> int | None:
-    """Lock a folder; None where another process holds it."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+def _try_lock(descriptor: int) -> bool:
+    """Lock an open folder; False where another process holds it."""
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
-        os.close(descriptor)
-        return None
-    return descriptor
+        return False
+    return True
+
+
+def _lock(path: Path) -> int | None:
+    """Lock a folder; None where another process holds it."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    if _try_lock(descriptor):
+        return descriptor
+    os.close(descriptor)
+    return None
 
 
 def check(path: Path, resume: Resume) -> None:
@@ -134,6 +203,18 @@ def check(path: Path, resume: Resume) -> None:
             f"{path} has no checkpoint to resume from; use --resume auto to start where there is "
             "none, or set run.dir to the folder of the run"
         )
+
+
+def check_not_replaced(path: Path) -> None:
+    """Raise UserError where the folder holds files of another program that a run would replace."""
+    if any(os.path.lexists(path / name) for name in ("metrics.jsonl", "checkpoints")):
+        return
+    for name in REPLACED:
+        if os.path.lexists(path / name):
+            raise UserError(
+                f"{path / name} is not of a run, as {path} holds no metrics.jsonl, and a run would "
+                "replace it; set run.dir to another folder"
+            )
 
 
 def _holds_a_run(path: Path) -> bool:

@@ -24,7 +24,13 @@ from penstock.launch import topology
 from penstock.launch.attempt import Attempt, missing, undone_where_refused
 from penstock.launch.callbacks import Hooks, Run
 from penstock.launch.effects import Limits, Outcome
-from penstock.launch.folders import Resume, default_run_dir, run_folder, runtime_folder
+from penstock.launch.folders import (
+    Resume,
+    check_not_replaced,
+    default_run_dir,
+    run_folder,
+    runtime_folder,
+)
 from penstock.launch.machines import Place, check_place, where_to_write
 from penstock.launch.process import role_arguments
 from penstock.launch.record import Record, write_atomic
@@ -231,6 +237,7 @@ def conduct(
     config = resolved.config
     check_libraries(config)
     hooks = Hooks(config.run.callbacks, Run(path, config), callbacks)
+    check_not_replaced(path)
     new = missing(path)
     with (
         run_folder(path, resume) as lock,

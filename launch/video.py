@@ -8,6 +8,7 @@ pictures.
 from __future__ import annotations
 
 import os
+import secrets
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -193,7 +194,7 @@ def _perform(actor: Actor, episodes: int, seed: int, show: Show) -> list[Episode
 @contextmanager
 def _video(path: Path, game: VectorGame) -> Iterator[Show]:
     """Encode what is shown as an mp4, which appears when it is whole."""
-    part = path.with_name(f".{path.stem}.part.mp4")
+    part = path.with_name(f".{path.stem}.{secrets.token_hex(8)}.part.mp4")
     writers: list[Any] = []
     first: Picture | None = None
 

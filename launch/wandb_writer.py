@@ -62,6 +62,7 @@ class WandbWriter:
                 pass_fds=[theirs.fileno()],
                 start_new_session=True,
             )
+        self._pidfd = os.pidfd_open(self._process.pid)
         about = {"project": project, "dir": str(run_dir), "name": run_dir.name, "id": _id(run_dir)}
         self._channel.send({**about, "config": config})
 
@@ -76,15 +77,17 @@ class WandbWriter:
     def close(self) -> None:
         """Let it send what it has; when the time is over it is killed, and what it started."""
         self._channel.close()
-        try:
-            self._process.wait(self._finish_s)
-        except (subprocess.TimeoutExpired, KeyboardInterrupt):
+        ended = False
+        with contextlib.suppress(KeyboardInterrupt):
+            ended = bool(select.select([self._pidfd], [], [], self._finish_s)[0])
+        if not ended:
             stored = any(self._stored.glob("*run-*/*.wandb"))
             rest = "`wandb sync` sends the rest" if stored else "nothing was stored"
             print(f"{NAME} did not finish within {self._finish_s:g} s: {rest}", file=sys.stderr)
-        with contextlib.suppress(ProcessLookupError):
+        with contextlib.suppress(ProcessLookupError):  # before `wait`: its number is still its own
             os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
+        os.close(self._pidfd)
 
 
 def main() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 import time
 from collections.abc import Iterable
 from contextlib import suppress
@@ -38,7 +39,7 @@ class TorchTrace:
         if self._turns > 0 and time.monotonic() < self._until_s:
             return
         self._profile.stop()
-        temporary = self._path.with_name(self._path.name + ".tmp")
+        temporary = self._path.with_name(f".{self._path.name}.{secrets.token_hex(8)}.tmp")
         with suppress(OSError, RuntimeError):  # a full disk does not end a run; nothing is there
             self._profile.export_chrome_trace(str(temporary))
             temporary.replace(self._path)

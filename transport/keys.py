@@ -55,9 +55,9 @@ def new(folder: Path) -> list[Path]:
     """Make the keys of a run in ``folder``; the files made. Raises UserError if it has some, or
     cannot be written."""
     require_curve()
-    if any(folder.glob("*.key*")):
-        raise UserError(f"{folder} holds keys already; name a new folder, or delete them first")
     allowed = folder / "allowed"
+    if any(folder.glob("*.key*")) or any(allowed.glob("*.key*")):
+        raise UserError(f"{folder} holds keys already; name a new folder, or delete them first")
     try:
         allowed.mkdir(parents=True, exist_ok=True)
         folder.chmod(0o700)

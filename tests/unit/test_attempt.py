@@ -25,8 +25,8 @@ def try_again(run: Path) -> None:
 
 
 def a_run(folder: Path) -> Path:
-    (folder / "checkpoints").mkdir(parents=True)
-    (folder / "checkpoints" / "weights").write_text("weights")
+    (folder / "checkpoints" / "last").mkdir(parents=True)
+    (folder / "checkpoints" / "last" / "checkpoint.safetensors").write_text("weights")
     for name, text in (("config.yaml", "first"), ("summary.json", "{}"), ("metrics.jsonl", "{}\n")):
         (folder / name).write_text(text)
     return folder
@@ -77,6 +77,23 @@ def test_the_run_of_another_rank_in_it_stays(tmp_path: Path) -> None:
     attempt.undo()
     assert contents(run / "rank-1") == other
     assert [*run.iterdir()] == [run / "rank-1"]
+
+
+def test_what_a_user_put_into_a_new_folder_stays(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    attempt = Attempt(run, missing(run))
+    (run / "logs").mkdir(parents=True)
+    (run / "logs" / "actor-0.log").touch()
+    try_again(run)
+    (run / "checkpoints" / "last").mkdir(parents=True)
+    (run / "checkpoints" / "last" / "checkpoint.safetensors").touch()
+    mine = ["notes.txt", "data/set.npy", "logs/notes.md", "checkpoints/mine.pt"]
+    for name in mine:
+        (run / name).parent.mkdir(parents=True, exist_ok=True)
+        (run / name).write_text("mine")
+    attempt.undo()
+    assert contents(run) == dict.fromkeys(mine, "mine")
+    assert not (run / "checkpoints" / "last").exists()
 
 
 def test_an_empty_folder_that_was_there_stays_without_a_run(tmp_path: Path) -> None:

@@ -182,6 +182,20 @@ def test_dooms_rewards_and_ends_are_the_scenarios() -> None:
     game.close()
 
 
+def test_doom_removes_no_shared_memory_but_its_own() -> None:
+    pytest.importorskip("vizdoom")
+    mine = Path(f"/dev/shm/ViZDoomData{os.getpid()}")
+    try:
+        mapped = np.memmap(mine, np.uint8, "w+", shape=(4096,))
+        before = set(os.listdir("/dev/shm"))
+        gymnasium.make("penstock/Doom-v0").close()
+        assert mine.is_file()
+        assert set(os.listdir("/dev/shm")) == before
+        del mapped
+    finally:
+        mine.unlink()
+
+
 LEFT_ALONE = """
 import sys, time
 import gymnasium, penstock.envs

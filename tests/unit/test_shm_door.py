@@ -117,6 +117,31 @@ def test_who_gave_up_waiting_is_given_nothing(tmp_path: Path) -> None:
     house.door.close()
 
 
+def test_a_socket_of_another_program_is_left_alone(tmp_path: Path) -> None:
+    """One of another type refuses this connection, and yet its owner listens."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as other:
+        other.bind(str(tmp_path / "door"))
+        other.listen(1)
+        with pytest.raises(UserError, match="another process may be using it"):
+            House(tmp_path / "door")
+        assert (tmp_path / "door").is_socket()
+
+
+def test_a_socket_that_was_left_is_replaced(tmp_path: Path) -> None:
+    with deaf_listener(tmp_path / "door"):
+        pass
+    House(tmp_path / "door").close()
+    assert not (tmp_path / "door").exists()
+
+
+def test_what_has_replaced_the_socket_stays(tmp_path: Path) -> None:
+    house = House(tmp_path / "door")
+    (tmp_path / "door").unlink()
+    (tmp_path / "door").write_text("mine")
+    house.close()
+    assert (tmp_path / "door").read_text() == "mine"
+
+
 def test_an_owner_that_ends_is_noticed(tmp_path: Path) -> None:
     house = House(tmp_path / "door")
     entry = Entry(tmp_path / "door", {"name": "friend"})

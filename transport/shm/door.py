@@ -11,6 +11,7 @@ Everything runs in the thread that calls `Door.poll`.
 
 from __future__ import annotations
 
+import errno
 import os
 import selectors
 import socket
@@ -56,6 +57,7 @@ class Door:
         self._selector = selectors.DefaultSelector()
         self._peers: dict[int, tuple[socket.socket, int | None]] = {}  # pidfd -> peer, lane
         self._listener = _listen(path)
+        self._made = os.lstat(path)
         self.watch(self._listener, self._accept)
 
     def watch(self, fileobj: Any, callback: Callable[[], None]) -> None:
@@ -82,7 +84,9 @@ class Door:
         for each in sockets:
             if isinstance(each, socket.socket):
                 each.close()
-        self._path.unlink(missing_ok=True)
+        with suppress(FileNotFoundError):
+            if os.path.samestat(os.lstat(self._path), self._made):  # not what has replaced it
+                self._path.unlink()
 
     def _accept(self) -> None:
         try:
@@ -208,9 +212,14 @@ def hung_up(peer: socket.socket) -> bool:
         return True
 
 
-def _answers(path: Path) -> bool:
+def _abandoned(path: Path) -> bool:
+    """Whether a socket lies at ``path`` that no process listens to. One of another type, as of
+    another program, refuses to connect otherwise."""
+    if not path.is_socket() or path.is_symlink():
+        return False
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as probe:
-        return probe.connect_ex(str(path)) == 0
+        probe.settimeout(ATTACH_TIMEOUT_S)
+        return probe.connect_ex(str(path)) == errno.ECONNREFUSED
 
 
 def _listen(path: Path) -> socket.socket:
@@ -219,7 +228,7 @@ def _listen(path: Path) -> socket.socket:
             f"the socket path {path} is longer than the 107 bytes that the system allows; "
             "set XDG_RUNTIME_DIR or TMPDIR to a shorter folder"
         )
-    if path.is_socket() and not _answers(path):
+    if _abandoned(path):
         path.unlink()  # left by one that was killed
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     try:
