@@ -82,6 +82,11 @@ class Decisions:
     def stopping(self) -> bool:
         return self._stage is not None
 
+    @property
+    def why_stopped(self) -> tuple[str, Failure | None]:
+        """The reason of the stop, and the first failure if there was any."""
+        return self._reason, self._failure
+
     def ready(self, name: str, now_s: float) -> list[Effect]:
         """``name`` has said that it works."""
         worker = self._workers[name]
@@ -209,7 +214,7 @@ class Decisions:
             return worker.note_silence(phase, now_s, timeout_s)
         worker.doomed_s = now_s + DUMP_S
         worker.failure = worker.hung(f"{limit} = {timeout_s:g} s", phase)
-        return [Kill(name, signal.SIGUSR1)]
+        return [Kill(name, signal.SIGUSR1, worker.failure.message)]
 
     def _after_crash(
         self, worker: Worker, failure: Failure, healthy: bool, produced: bool, now_s: float
@@ -224,7 +229,8 @@ class Decisions:
         if worker.spec.essential:
             others = f", and the others {'go on without' if self._group.begun else 'wait for'} it"
         text = f"{failure.name}: {failure.told}; it starts again in {delay_s:g} s{others}"
-        return [Note(text), *self._again(worker, delay_s, now_s)]
+        note = Note(text, "restart", worker.name, {"delay_s": delay_s})
+        return [note, *self._again(worker, delay_s, now_s)]
 
     def _again(self, worker: Worker, delay_s: float, now_s: float) -> list[Effect]:
         worker.enter(Life.WAITING, now_s + delay_s)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import signal
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 KILLED_AS_ASKED = "was killed, as asked, before it had finished; its last checkpoint stands"
@@ -88,6 +88,7 @@ class Kill:
 
     name: str
     signum: int
+    why: str = field(default="", compare=False)
 
 
 @dataclass(frozen=True)
@@ -100,9 +101,12 @@ class Send:
 
 @dataclass(frozen=True)
 class Note:
-    """Tell the user."""
+    """A sentence for the user, as an event of ``kind`` about the process ``name``."""
 
     text: str
+    kind: str = field(default="note", compare=False)
+    name: str | None = field(default=None, compare=False)
+    data: dict[str, Any] = field(default_factory=dict, compare=False)
 
 
 Effect = Start | Kill | Send | Note
@@ -114,12 +118,16 @@ def how_it_ended(exit_code: int) -> str:
         return "ended without being asked to"
     if exit_code > 0:
         return f"ended with exit code {exit_code} and no report"
-    try:
-        name = signal.Signals(-exit_code).name
-    except ValueError:
-        name = f"signal {-exit_code}"
+    name = signal_name(-exit_code)
     hint = " (out of memory? the kernel's log tells: dmesg)" if -exit_code == signal.SIGKILL else ""
     return f"was killed by {name}{hint}"
+
+
+def signal_name(signum: int) -> str:
+    try:
+        return signal.Signals(signum).name
+    except ValueError:
+        return f"signal {signum}"
 
 
 def too_late(name: str, grace_s: float) -> Failure:

@@ -44,6 +44,7 @@ class Child:
         """Start it; ``keep_fds`` are inherited and only kept open."""
         self.spec = spec
         self.log = log
+        self.killed = False  # by the supervisor, with SIGKILL
         self._log_start = log.stat().st_size if log.exists() else 0
         self._backlog: deque[Message] = deque()
         self.channel, theirs = Channel.pair()

@@ -10,8 +10,10 @@ import json
 import os
 import signal
 import sys
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing, suppress
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,6 +26,7 @@ from penstock.launch import topology
 from penstock.launch.attempt import Attempt, missing, undone_where_refused
 from penstock.launch.callbacks import Hooks, Run
 from penstock.launch.effects import Limits, Outcome
+from penstock.launch.events import EventLog
 from penstock.launch.folders import (
     Resume,
     check_not_replaced,
@@ -45,6 +48,18 @@ if TYPE_CHECKING:
     from penstock.launch.profile.watch import Watch
 
 TRACEBACK_LINES = 40
+SHOWN = ("note", "restart", "refused", "rollback")  # events that the user sees at once
+AGAIN_S = 60.0  # between two times that the same note is shown
+NOTES = 1000  # different ones that are counted
+
+
+@dataclass
+class _Note:
+    """A note that was shown or waits for a view."""
+
+    clock: str  # when it was last said, as far as it was shown
+    count: int = 0  # since it was last shown
+    next_s: float = 0.0  # when it may be shown again
 
 
 class Audience:
@@ -55,33 +70,71 @@ class Audience:
     """
 
     def __init__(
-        self, view: Callable[[], View], record: Record | None, hooks: Hooks | None = None
+        self,
+        view: Callable[[], View],
+        record: Record | None,
+        hooks: Hooks | None = None,
+        events: EventLog | None = None,
     ) -> None:
         self._make_view = view
         self._view: View | None = None
         self._record = record
         self._hooks = hooks
+        self._events = events
         if hooks is not None:
             hooks.note = self.note
-        self._said: dict[str, bool] = {}  # and whether it was shown
+        self._notes: dict[str, _Note] = {}
 
     def tick(self) -> None:
+        if self._events is not None:
+            self._events.tick()
         if self._view is None:
             with suppress(OSError):
                 self._view = self._make_view()
-                self._show_notes(self._view)
+                for text, note in self._notes.items():
+                    self._show_note(self._view, text, note)
 
     def note(self, text: str) -> None:
-        """Show a sentence, once: every actor may say the same."""
-        self._said.setdefault(text, False)
-        if self._view is not None:
-            self._show_notes(self._view)
+        """A sentence for the user."""
+        self.log("note", text)
 
-    def _show_notes(self, view: View) -> None:
-        for text in [text for text, shown in self._said.items() if not shown]:
-            self._said[text] = True
-            with suppress(OSError):
-                view.note(text)
+    def log(
+        self,
+        kind: str,
+        text: str,
+        role: str | None = None,
+        incarnation: int | None = None,
+        data: Mapping[str, Any] | None = None,
+        *,
+        reported: bool = False,
+    ) -> None:
+        """Have an event written, and shown if it is for the user."""
+        shown = reported or kind in SHOWN
+        if self._events is None:
+            pass
+        elif not reported:
+            self._events.add(kind, text, role, incarnation, data)
+        else:
+            shown = self._events.report(kind, text, role or "", incarnation or 0, data or {})
+        if shown:
+            self._count_note(text)
+
+    def _count_note(self, text: str) -> None:
+        """Show a note at once, or count it where it was shown less than a minute ago: every actor
+        may say the same."""
+        if len(self._notes) >= NOTES and text not in self._notes:
+            del self._notes[next(iter(self._notes))]
+        note = self._notes.setdefault(text, _Note(time.strftime("%H:%M:%S")))
+        note.count += 1
+        if self._view is not None and time.monotonic() >= note.next_s:
+            note.clock = time.strftime("%H:%M:%S")
+            self._show_note(self._view, text, note)
+
+    def _show_note(self, view: View, text: str, note: _Note) -> None:
+        often = f" ({note.count} times)" if note.count > 1 and note.next_s else ""
+        note.count, note.next_s = 0, time.monotonic() + AGAIN_S
+        with suppress(OSError):
+            view.note(f"{note.clock} {text}{often}")
 
     def metrics(self, metrics: dict[str, Any], *, final: bool) -> None:
         if self._record is None:
@@ -103,6 +156,11 @@ class Audience:
             except OSError as error:
                 self.note(f"evaluations.jsonl cannot be written: {error.strerror}")
         return self._hooks is not None and self._hooks.event(kind, message)
+
+    def end(self, outcome: Outcome) -> None:
+        """The run has ended."""
+        about = {"exit_code": outcome.exit_code, "reason": outcome.reason, "error": outcome.error}
+        self.log("end", outcome.error or f"ended by {outcome.reason}", data=about)
 
     def close(self) -> None:
         if self._view is not None:
@@ -162,8 +220,14 @@ def actors(
     path = Path(run_dir) if run_dir else default_run_dir("actors")
     specs = topology.actors(count, address, relay=transport != "shm")
     stream = sys.stderr if as_json else sys.stdout
-    audience = Audience(lambda: make_view(stream, _title(path, specs), None), None)
-    with run_folder(path, "auto"), runtime_folder() as runtime_dir:
+    with (
+        run_folder(path, "auto"),
+        runtime_folder() as runtime_dir,
+        closing(EventLog(path / "logs")) as events,
+    ):
+        audience = Audience(
+            lambda: make_view(stream, _title(path, specs), None), None, events=events
+        )
         arguments = role_arguments(path, runtime_dir) | {"transport": transport, "curve": curve}
         outcome = _supervise(
             Supervisor(specs, Limits(), arguments, path / "logs", audience), audience
@@ -243,12 +307,13 @@ def conduct(
         run_folder(path, resume) as lock,
         undone_where_refused(path, new) as attempt,
         runtime_folder() as runtime_dir,
+        closing(EventLog(path / "logs")) as events,
     ):
         changed = differences(path, config, resume)
         specs = make_specs(runtime_dir)
         record = Record(path, writers(config, path), config.env)
         write_atomic(path / CONFIG_FILE, dump(config))
-        audience = Audience(lambda: view(_title(path, specs)), record, hooks)
+        audience = Audience(lambda: view(_title(path, specs)), record, hooks, events)
         if changed:
             audience.note(changed)
         arguments = role_arguments(path, runtime_dir) | {
@@ -290,7 +355,9 @@ def _require_linux() -> None:
 
 def _supervise(supervisor: Supervisor, audience: Audience) -> Outcome:
     try:
-        return supervisor.run()
+        outcome = supervisor.run()
+        audience.end(outcome)
+        return outcome
     finally:
         audience.close()
 

@@ -23,6 +23,7 @@ from types import FrameType
 from typing import Any, Protocol
 
 from penstock.core.control import Message
+from penstock.core.role import EXIT_REJOIN
 from penstock.launch.decisions import Decisions
 from penstock.launch.effects import (
     KILLED_AS_ASKED,
@@ -35,6 +36,8 @@ from penstock.launch.effects import (
     Outcome,
     Send,
     Start,
+    how_it_ended,
+    signal_name,
 )
 from penstock.launch.inquiry import Inquiry
 from penstock.launch.ledgers import Ledgers
@@ -45,6 +48,11 @@ from penstock.profiling.ledger import Part, TimeLedger
 
 TICK_S = 0.1
 EVENTS = ("checkpoint", "evaluation")
+COUNTED = {  # in metrics, by reason: the kind of event, and its text
+    "dropped": ("drop", "agent steps were dropped: {}"),
+    "lost": ("lost", "agent steps were lost: {}"),
+    "rejected": ("rejected", "messages were rejected: {}"),
+}
 CALLBACK = "callback"  # the reason where the audience ended the run
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 HELD_UP_S = 1.0  # a signal that was not read for so long never will be
@@ -59,8 +67,18 @@ class Audience(Protocol):
     def event(self, kind: str, message: Message) -> bool:
         """An "evaluation" or a "checkpoint"; whether to end the run."""
 
-    def note(self, text: str) -> None:
-        """A sentence for the user."""
+    def log(
+        self,
+        kind: str,
+        text: str,
+        role: str | None = None,
+        incarnation: int | None = None,
+        data: Message | None = None,
+        *,
+        reported: bool = False,
+    ) -> None:
+        """Something has happened; see `penstock.launch.events`. ``reported``: the process ``role``
+        has said so itself."""
 
     def tick(self) -> None:
         """A moment has passed."""
@@ -107,6 +125,8 @@ class Supervisor:
         self.ledger = TimeLedger()
         self.last_look: Callable[[Child], None] | None = None  # at a process that has ended
         self._selector = selectors.DefaultSelector()
+        self._stop_logged = False
+        self._counted: dict[tuple[str, str], int] = {}  # by reason, as last reported
         self._unread_s: float | None = None  # when the first signal came that nobody has read
 
     def run(self) -> Outcome:
@@ -160,20 +180,44 @@ class Supervisor:
             match effect:
                 case Start(name, incarnation):
                     self._start(name, incarnation)
-                case Note(text):
-                    self._audience.note(text)
-                case Kill(name, signum) if name in self._children:
-                    self._children[name].kill(signum)
+                case Note(text, kind, role, data):
+                    child = self._children.get(role or "")
+                    incarnation = child.status.incarnation if child else None
+                    self._audience.log(kind, text, role, incarnation, data)
+                case Kill(name, signum, why) if name in self._children:
+                    self._kill(self._children[name], signum, why)
                 case Send(name, message) if name in self._children:
                     self._children[name].send(message)
                 case _:
                     pass  # its process has ended meanwhile
+
+        self._log_stop()
+
+    def _log(self, child: Child, kind: str, text: str, **data: Any) -> None:
+        self._audience.log(kind, text, child.spec.name, child.status.incarnation, data)
+
+    def _log_stop(self) -> None:
+        if not self.stopping or self._stop_logged:
+            return
+        self._stop_logged = True
+        reason, failure = self._decisions.why_stopped
+        text = f"the run stops: {reason}" + (f"; {failure.name}: {failure.told}" if failure else "")
+        self._audience.log("stop", text, failure and failure.name, data={"reason": reason})
+
+    def _kill(self, child: Child, signum: int, why: str) -> None:
+        if signum == signal.SIGUSR1:
+            self._log(child, "hang", why)
+        elif signum == signal.SIGKILL:
+            child.killed = True
+            self._log(child, "kill", "is killed")
+        child.kill(signum)
 
     def _start(self, name: str, incarnation: int) -> None:
         spec = self._specs[name]
         keep = self._keep_fds if spec.essential else ()
         child = Child(spec, incarnation, self._arguments, self._logs / f"{name}.log", keep)
         self._children[name] = child
+        self._log(child, "start", "was started")
         self._watch(child.pidfd, lambda: self._ended(name, child))
         self._watch(child.channel.fileno(), lambda: self._heard(name, child))
 
@@ -190,6 +234,7 @@ class Supervisor:
         now_s = time.monotonic()
         kind = message.pop("kind")
         if kind == "ready":
+            self._log(self._children[name], "ready", "works")
             return self._decisions.ready(name, now_s)
         if kind == "error":
             log = str(self._logs / f"{name}.log")
@@ -203,10 +248,12 @@ class Supervisor:
         if kind == "group_failed":
             return self._group_failed(**message)
         if kind in ("note", "event"):
-            self._audience.note(message["text"])
+            self._reported(self._children[name], message)
         elif kind in ("metrics", "final"):
             self._measured(self._specs[name].learner, message, final=kind == "final")
         elif kind in EVENTS:
+            if kind == "checkpoint":
+                self._saved(self._children[name], message)
             if self._audience.event(kind, message):
                 return self._decisions.stop(CALLBACK, now_s)
         elif kind == "server" and self._ranks is not None:
@@ -220,8 +267,29 @@ class Supervisor:
         if effects:
             learners = (c for c in self._children.values() if c.spec.stage is Stage.LEARNER)
             where = whereabouts({child.spec.learner: child.place for child in learners})
-            self._audience.note(f"group {epoch} of learners: {message}; {where}")
+            text = f"group {epoch} of learners: {message}; {where}"
+            self._audience.log("note", text, data={"epoch": epoch})
         return effects
+
+    def _reported(self, child: Child, message: Message) -> None:
+        """A "note" or an "event" of a role."""
+        kind, text = str(message.get("event", "note")), str(message.get("text"))
+        data = message.get("data", {})
+        name, incarnation = child.spec.name, child.status.incarnation
+        self._audience.log(kind, text, name, incarnation, data, reported=True)
+
+    def _saved(self, child: Child, message: Message) -> None:
+        about = {key: message.get(key) for key in ("trained_steps", "learner_steps", "best")}
+        self._log(child, "checkpoint", f"{message.get('folder')} was written", **about)
+
+    def _log_counts(self, message: Message) -> None:
+        """What was not trained on or not taken in, where there is more of it than before."""
+        for key, (kind, text) in COUNTED.items():
+            for reason, total in (message.get(key) or {}).items():
+                if total > self._counted.get((key, reason), 0):
+                    data = {"reason": reason, "total": total}
+                    self._audience.log(kind, text.format(reason), data=data)
+                self._counted[key, reason] = total
 
     def _note_progress(self, child: Child) -> None:
         if child.spec.stage in (Stage.ACTORS, Stage.LEARNER):
@@ -246,6 +314,7 @@ class Supervisor:
         self._decisions.patience.episodes(message.get("episodes"), time.monotonic())
         if not final:
             counts |= self._ledgers.interval(self._children)
+        self._log_counts(message)
         self._audience.metrics(counts | message, final=final)
 
     def _ended(self, name: str, child: Child) -> None:
@@ -263,6 +332,7 @@ class Supervisor:
         if self.last_look is not None:
             self.last_look(child)
         end = End(child.bury(), *said, log=child.log_tail())
+        self._log_exit(child, end)
         self._do(self._decisions.ended(name, end, time.monotonic()))
         if self._ranks is None:
             return
@@ -272,6 +342,19 @@ class Supervisor:
             merged = self._ranks.learner_ended(child.spec.learner, end.produced, trained)
             if merged is not None:
                 self._audience.metrics(merged, final=True)
+
+    def _log_exit(self, child: Child, end: End) -> None:
+        """Its status page is closed by now."""
+        code = end.exit_code
+        expected = self.stopping and (code == 0 or (child.killed and code == -signal.SIGKILL))
+        expected = expected or code == EXIT_REJOIN
+        data = {
+            "exit_code": code if code >= 0 else None,
+            "signal": signal_name(-code) if code < 0 else None,
+            "expected": expected,
+        }
+        text = "ended as asked" if expected else how_it_ended(code)
+        self._audience.log("exit", text, child.spec.name, end.incarnation, data)
 
     def _woken(self, signum: int, frame: FrameType | None) -> None:
         """A signal needs some handler to be written to the wake-up descriptor. Where nobody reads

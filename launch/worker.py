@@ -84,7 +84,8 @@ class Worker:
         return [
             Note(
                 f"{text}stacks RUN shows where; at run.hang_timeout_s = {hang_timeout_s:g} s it is "
-                "killed and starts again"
+                "killed and starts again",
+                name=self.name,
             )
         ]
 

@@ -80,7 +80,11 @@ class Watch:
 
     def note(self, text: str) -> None:
         assert self._audience is not None
-        self._audience.note(text)
+        self._audience.log("note", text)
+
+    def log(self, kind: str, text: str, *about: Any, **more: Any) -> None:
+        assert self._audience is not None
+        self._audience.log(kind, text, *about, **more)
 
     def event(self, kind: str, message: dict[str, Any]) -> bool:
         assert self._audience is not None

@@ -32,6 +32,10 @@ class Ears:
         self.notes.append(text)
         print(text, file=sys.stderr, flush=True)
 
+    def log(self, kind: str, text: str, *about: Any, **more: Any) -> None:
+        if kind in ("note", "restart"):
+            self.note(text)
+
     def event(self, kind: str, message: dict[str, Any]) -> bool:
         raise AssertionError("tiny roles report no events")
 

@@ -50,7 +50,8 @@ class Scene:
 
     @property
     def said(self) -> list[str]:
-        return self._screen.getvalue().splitlines()[1:]  # behind the title
+        lines = self._screen.getvalue().splitlines()[1:]  # behind the title
+        return [line[len("12:00:00 ") :] for line in lines]
 
 
 @pytest.fixture

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
-from penstock.launch.record import Record
+import pytest
+
+from penstock.launch.events import EventLog
+from penstock.launch.record import Record, lines
 from penstock.launch.run import Audience
 
 
@@ -34,13 +38,46 @@ class Shown:
             raise BrokenPipeError
 
 
+def without_time(notes: list[str]) -> list[str]:
+    """Every note begins with the time of day."""
+    assert all(re.match(r"\d\d:\d\d:\d\d ", note) for note in notes)
+    return [note[9:] for note in notes]
+
+
 def test_what_every_actor_says_is_shown_once() -> None:
     view = Shown()
     audience = Audience(lambda: view, None)
     audience.tick()
     for text in ("by its own vector form", "by its own vector form", "another"):
         audience.note(text)
-    assert view.notes == ["by its own vector form", "another"]
+    assert without_time(view.notes) == ["by its own vector form", "another"]
+
+
+def test_what_is_said_again_is_shown_after_a_minute_with_its_count(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now_s = 1000.0
+    monkeypatch.setattr("time.monotonic", lambda: now_s)
+    view = Shown()
+    audience = Audience(lambda: view, None)
+    audience.tick()
+    for _ in range(121):
+        audience.note("the disk is full")
+        now_s += 1.0
+    said = ["the disk is full", *2 * ["the disk is full (60 times)"]]
+    assert without_time(view.notes) == said
+
+
+def test_events_are_written_and_those_for_the_user_are_shown(tmp_path: Path) -> None:
+    view = Shown()
+    audience = Audience(lambda: view, None, events=EventLog(tmp_path))
+    audience.tick()
+    audience.log("start", "was started", "actor-0", 0)
+    audience.log("restart", "actor-0 starts again", "actor-0", 0, {"delay_s": 0.1})
+    audience.log("refused", "a stranger came", "connector-0", 0, {"host": "x"}, reported=True)
+    assert without_time(view.notes) == ["actor-0 starts again", "a stranger came"]
+    kinds = [line["kind"] for line in lines(tmp_path / "events.jsonl")]
+    assert kinds == ["start", "restart", "refused"]
 
 
 def test_what_is_said_before_there_is_a_view_is_shown_once_there_is() -> None:
@@ -50,7 +87,7 @@ def test_what_is_said_before_there_is_a_view_is_shown_once_there_is() -> None:
     audience.note("resumed")
     audience.tick()
     audience.note("later")
-    assert view.notes == ["resumed", "later"]
+    assert without_time(view.notes) == ["resumed", "later"]
 
 
 def test_a_full_disk_is_told_once_and_the_metrics_are_still_shown(tmp_path: Path) -> None:
@@ -60,7 +97,7 @@ def test_a_full_disk_is_told_once_and_the_metrics_are_still_shown(tmp_path: Path
     audience.tick()
     for time_s in (1.0, 2.0):
         audience.metrics({"time_s": time_s}, final=False)
-    assert view.notes == ["metrics.jsonl cannot be written: No space left on device"]
+    assert without_time(view.notes) == ["metrics.jsonl cannot be written: No space left on device"]
     assert [m["time_s"] for m in view.metrics] == [1.0, 2.0]
     assert record.close("return", None)["time_s"] == 2.0
 

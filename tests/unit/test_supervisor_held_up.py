@@ -26,7 +26,7 @@ class Hangs:
     def event(self, kind: str, message: dict[str, Any]) -> bool:
         raise AssertionError("nobody reports anything")
 
-    def note(self, text: str) -> None:
+    def log(self, kind: str, text: str, *about: Any, **more: Any) -> None:
         pass
 
     def tick(self) -> None:

@@ -1,0 +1,238 @@
+"""The log of events: its schema, repeated events, full disks and hostile roles."""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from penstock.launch import events
+from penstock.launch.events import KINDS, EventLog
+
+SCHEMA = {
+    "schema": int,
+    "time": float,
+    "uptime_s": float,
+    "kind": str,
+    "role": str | None,
+    "incarnation": int | None,
+    "text": str,
+    "count": int,
+    "data": dict,
+}
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.s = 100.0
+
+    def __call__(self) -> float:
+        return self.s
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def log(tmp_path: Path, clock: Clock) -> Iterator[EventLog]:
+    made = EventLog(tmp_path, clock, lambda: 1.7e9 + clock.s)
+    yield made
+    made.close()
+
+
+def lines(folder: Path, name: str = "events.jsonl") -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (folder / name).read_text().splitlines()]
+
+
+@contextmanager
+def full_disk(nbytes: int = 0) -> Iterator[None]:
+    """No file may become longer than ``nbytes``."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    before = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (nbytes, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+        signal.signal(signal.SIGXFSZ, before)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_line_has_the_schema(log: EventLog, tmp_path: Path, kind: str) -> None:
+    log.add(kind, "a sentence")
+    log.add(kind, "another", "actor-3", 2, {"reason": "lag"})
+    assert [list(line) for line in lines(tmp_path)] == [list(SCHEMA)] * 2
+    for line in lines(tmp_path):
+        assert line["schema"] == 1
+        assert all(isinstance(line[name], type_) for name, type_ in SCHEMA.items())
+    assert [line["role"] for line in lines(tmp_path)] == [None, "actor-3"]
+
+
+def test_the_kinds_are_those_that_are_documented() -> None:
+    page = Path(__file__).parents[2] / "docs" / "runs.md"
+    assert all(f"| `{kind}` |" in page.read_text() for kind in KINDS)
+
+
+def test_times_are_those_of_the_clock(log: EventLog, clock: Clock, tmp_path: Path) -> None:
+    clock.s += 2.5
+    log.add("note", "later")
+    [line] = lines(tmp_path)
+    assert (line["time"], line["uptime_s"]) == (1.7e9 + 102.5, 2.5)
+
+
+def test_the_first_is_written_at_once_and_those_alike_are_counted(
+    log: EventLog, clock: Clock, tmp_path: Path
+) -> None:
+    for number in range(5):
+        log.add("exit", "was killed", "actor-0", number)
+        log.add("exit", "was killed", "actor-1", number)
+    log.tick()
+    assert [line["count"] for line in lines(tmp_path)] == [1, 1]
+    clock.s += events.REPEAT_S
+    log.tick()
+    assert [(x["role"], x["count"], x["incarnation"]) for x in lines(tmp_path)[2:]] == [
+        ("actor-0", 4, 4),
+        ("actor-1", 4, 4),
+    ]
+    log.add("exit", "was killed", "actor-0", 5)
+    assert len(lines(tmp_path)) == 4
+    log.close()
+    assert sum(line["count"] for line in lines(tmp_path)) == 11
+
+
+def test_what_has_not_happened_for_long_is_news_again(
+    log: EventLog, clock: Clock, tmp_path: Path
+) -> None:
+    for _ in range(3):
+        log.add("note", "the same")
+        clock.s += 2 * events.REPEAT_S
+        log.tick()
+    assert [line["count"] for line in lines(tmp_path)] == [1, 1, 1]
+
+
+def test_many_different_events_take_bounded_memory(log: EventLog, tmp_path: Path) -> None:
+    for number in range(3 * events.ALIKE):
+        log.add("note", f"number {number}")
+        log.add("note", f"number {number}")
+    log.close()
+    assert sum(line["count"] for line in lines(tmp_path)) == 6 * events.ALIKE
+
+
+def test_a_resumed_run_appends_apart_from_a_line_that_was_never_finished(tmp_path: Path) -> None:
+    (tmp_path / "events.jsonl").write_text('{"kind": "note"}\n{"ki')
+    log = EventLog(tmp_path)
+    log.add("note", "resumed")
+    log.close()
+    found = (tmp_path / "events.jsonl").read_text().splitlines()
+    assert found[:2] == ['{"kind": "note"}', '{"ki']
+    assert json.loads(found[2])["text"] == "resumed"
+
+
+def test_the_file_is_bounded(
+    log: EventLog, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(events, "FILE_NBYTES", 10_000)
+    for number in range(1000):
+        log.add("note", f"number {number}")
+    sizes = {path.name: path.stat().st_size for path in tmp_path.iterdir()}
+    assert set(sizes) == {"events.jsonl", "events.jsonl.1"}
+    assert all(size <= 10_000 for size in sizes.values())
+    assert lines(tmp_path)[-1]["text"] == "number 999"
+    kept = lines(tmp_path, "events.jsonl.1") + lines(tmp_path)
+    numbers = [int(line["text"].split()[1]) for line in kept]
+    assert numbers == [*range(numbers[0], 1000)]
+
+
+@pytest.mark.parametrize("room", [0, 100, 250, 400])
+def test_what_a_full_disk_does_not_take_is_written_once_there_is_room(
+    log: EventLog, clock: Clock, tmp_path: Path, room: int
+) -> None:
+    with full_disk(room):
+        for number in range(20):
+            log.add("note", f"number {number}")
+            clock.s += 0.5
+            log.tick()
+    clock.s += events.RETRY_S
+    log.tick()
+    assert [line["text"] for line in lines(tmp_path)] == [f"number {n}" for n in range(20)]
+
+
+def test_a_disk_that_is_full_for_too_long_costs_the_oldest_events(
+    log: EventLog, clock: Clock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(events, "WAITING_NBYTES", 10_000)
+    with full_disk():
+        for number in range(1000):
+            log.add("note", f"number {number}")
+    clock.s += events.RETRY_S
+    log.tick()
+    first, *others = lines(tmp_path)
+    assert first["text"].startswith("events are missing here")
+    assert first["count"] + len(others) == 1000
+    assert others[-1]["text"] == "number 999"
+
+
+def test_a_folder_that_is_gone_ends_nothing(clock: Clock, tmp_path: Path) -> None:
+    log = EventLog(tmp_path / "gone", clock)
+    log.add("note", "kept")
+    (tmp_path / "gone").mkdir()
+    clock.s += events.RETRY_S
+    log.tick()
+    assert lines(tmp_path / "gone")[0]["text"] == "kept"
+    log.close()
+
+
+def test_a_role_that_reports_without_end_fills_no_disk(
+    log: EventLog, clock: Clock, tmp_path: Path
+) -> None:
+    taken = 0
+    for number in range(20_000):
+        taken += log.report("refused", f"number {number}", "connector-0", 0, {"n": number})
+        clock.s += 0.001  # for 20 s
+    log.add("exit", "ended", "connector-0", 0)
+    log.close()
+    assert taken == pytest.approx(events.ROLE_BURST + 20 * events.ROLE_RATE, abs=1)
+    assert len(lines(tmp_path)) < taken + 10
+    assert sum(line["count"] for line in lines(tmp_path)) == 20_001
+    assert lines(tmp_path)[-1]["text"] == "reports more than is written; the rest is counted only"
+
+
+@pytest.mark.parametrize(
+    ("kind", "text", "data"),
+    [
+        ("no kind\n", "fine", {}),
+        ("note", "x" * 1_000_000, {}),
+        ("note", "a\nb\x00\ud800", {}),
+        ("note", "fine", {"x": "y" * 1_000_000}),
+        ("note", "fine", {"x": float("nan")}),
+        ("note", "fine", {"x": object()}),
+        ("note", "fine", [1, 2]),
+    ],
+)
+def test_whatever_a_role_reports_is_one_short_line_of_json(
+    log: EventLog, tmp_path: Path, kind: str, text: str, data: Any
+) -> None:
+    log.report(kind, text, "actor-0", 0, data)
+    [line] = lines(tmp_path)
+    assert all(isinstance(line[name], type_) for name, type_ in SCHEMA.items())
+    assert (tmp_path / "events.jsonl").stat().st_size < 50_000
+
+
+def test_only_this_user_may_read_it(tmp_path: Path) -> None:
+    before = os.umask(0)
+    try:
+        log = EventLog(tmp_path)
+        log.add("note", "secret")
+        log.close()
+    finally:
+        os.umask(before)
+    assert (tmp_path / "events.jsonl").stat().st_mode & 0o777 == 0o600
