@@ -17,6 +17,7 @@ from __future__ import annotations
 import os
 import shutil
 import time
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -123,7 +124,11 @@ class Evaluator:
 
     def let_go(self) -> None:
         """Of the checkpoint that was evaluated."""
-        shutil.rmtree(self._held, ignore_errors=True)
+        from penstock.learner.checkpoint import FILE
+
+        with suppress(OSError):
+            (self._held / FILE).unlink()
+            self._held.rmdir()
 
     def _find_best(self) -> None:
         """Learn how `checkpoints/best` does in these games, if there is one from before."""
