@@ -185,6 +185,10 @@ class CheckpointConfig(Section):
     """Seconds between checkpoints."""
     every_steps: Count | None = None
     """Optimizer steps between checkpoints, besides those by time; null: only by time."""
+    keep: Count = 3
+    """Checkpoints that are kept: `checkpoints/last`, and those before it as `checkpoints/step-N`. A
+    resume takes the newest that is whole. The best is kept besides, and a replay only with the
+    newest."""
 
 
 class EvalConfig(Section):

@@ -19,12 +19,11 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from penstock.configs.errors import UserError
-from penstock.configs.load import resolve_target
 from penstock.launch import topology
 from penstock.launch.effects import KILLED_AS_ASKED, Outcome
 from penstock.launch.folders import Resume, default_run_dir
 from penstock.launch.record import METRICS, objects
-from penstock.launch.resumed import check_folder_named
+from penstock.launch.resumed import resolve_resumed
 from penstock.launch.run import conduct
 from penstock.launch.view import ProgressLine, Silent, View
 
@@ -105,15 +104,18 @@ def train(
     *,
     run_dir: str | Path | None = None,
     resume: Resume = "no",
+    resume_from: str | Path | None = None,
     progress: bool = True,
     callbacks: Sequence[object] = (),
 ) -> Summary:
     """Train on this host, and return when the run has ended: `penstock train` as a function.
 
-    target: a preset, a YAML file, a gymnasium id, `module:EnvId-v0` or `module:function`.
+    target: a preset, a YAML file, a gymnasium id, `module:EnvId-v0` or `module:function`; or, to
+        resume it, the folder of a run.
     overrides: options of the config by name, ``{"learner.lr": 3e-4}``; or nested, as in YAML.
     run_dir: folder of the run; None: `run.dir` of the config, else `runs/<target>-<time>`.
-    resume: go on from the folder's checkpoint: "no", "auto" (if there is one) or "must".
+    resume: go on from the folder's newest checkpoint: "no", "auto" (if there is one) or "must".
+    resume_from: begin from this checkpoint, a folder or file, or from the newest of this run.
     progress: show one line that is written over.
     callbacks: objects with methods of `penstock.Callbacks`, called in this thread.
 
@@ -132,16 +134,19 @@ def train(
     options = dict(overrides or {})
     if run_dir is not None:
         options["run.dir"] = os.fspath(run_dir)
-    resolved = resolve_target(os.fspath(target), [_override(*item) for item in options.items()])
+    given = [_override(*item) for item in options.items()]
+    source = None if resume_from is None else os.fspath(resume_from)
+    resolved = resolve_resumed(os.fspath(target), given, resume, source)
     config = resolved.config
-    check_folder_named(config, resume)
     path = Path(config.run.dir) if config.run.dir else default_run_dir(resolved.name)
     make_specs = partial(topology.train, config)
 
     def view(title: str) -> View:
         return ProgressLine(sys.stdout, title, config.stop) if progress else Silent()
 
-    outcome, summary = conduct(resolved, path, resume, make_specs, view, callbacks=callbacks)
+    outcome, summary = conduct(
+        resolved, path, resume, make_specs, view, callbacks=callbacks, source=source
+    )
     _raise_failure(outcome, path)
     return _summary(path, summary)
 

@@ -25,8 +25,10 @@ from penstock.launch.cli_options import (
     Json,
     LivingRun,
     Overrides,
+    ResumeFrom,
     ResumeOption,
     Target,
+    TargetOrRun,
     answer,
 )
 
@@ -76,22 +78,26 @@ def root(
 
 @app.command(rich_help_panel=TRAIN)
 def train(
-    target: Target,
+    target: TargetOrRun,
     overrides: Overrides = None,
     seeds: Annotated[
         int, typer.Option(min=1, help="Runs, one after another, of run.seed and those after it.")
     ] = 1,
     resume: ResumeOption = "no",
+    resume_from: ResumeFrom = None,
     as_json: Json = False,
 ) -> None:
     """Train on this host: actors and a learner, until stop.* or Ctrl-C."""
     if seeds > 1:
         from penstock.launch import seeds as group
 
+        if resume_from is not None:
+            raise UserError("--resume-from begins one run; leave out --seeds")
+
         sys.exit(group.train(target, overrides or [], seeds, resume, as_json))
     from penstock.launch import run
 
-    sys.exit(run.train(target, overrides or [], resume, as_json))
+    sys.exit(run.train(target, overrides or [], resume, as_json, resume_from))
 
 
 @app.command(rich_help_panel=WATCH)
@@ -112,7 +118,7 @@ def profile(
 
 @app.command(rich_help_panel=TRAIN)
 def learner(
-    target: Target,
+    target: TargetOrRun,
     overrides: Overrides = None,
     bind: Annotated[
         str | None, typer.Option(help="Where actors join; the same as transport.bind=.")
@@ -128,6 +134,7 @@ def learner(
         str | None, typer.Option(help="Where they meet: host:port at the machine of rank 0.")
     ] = None,
     resume: ResumeOption = "no",
+    resume_from: ResumeFrom = None,
     as_json: Json = False,
 ) -> None:
     """Start a learner that actors join, from this host or others; also by torchrun."""
@@ -136,7 +143,7 @@ def learner(
 
     place = find_place(rank, world, store, os.environ)
     options = [*(overrides or []), *(["transport.insecure=true"] if insecure else [])]
-    sys.exit(run.learner(target, options, bind, place, resume, as_json))
+    sys.exit(run.learner(target, options, bind, place, resume, as_json, resume_from))
 
 
 @app.command(rich_help_panel=TRAIN)

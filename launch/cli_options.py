@@ -23,12 +23,31 @@ Target = Annotated[
         help="A preset, a YAML file, a gymnasium id, module:EnvId-v0 or module:function."
     ),
 ]
+TargetOrRun = Annotated[
+    str,
+    typer.Argument(
+        metavar="TARGET",
+        help="A preset, a YAML file, a gymnasium id, module:EnvId-v0 or module:function; or, to "
+        "resume it, the folder of a run.",
+    ),
+]
 Overrides = Annotated[
     list[str] | None, typer.Argument(metavar="KEY=VALUE", help="Options of the config.")
 ]
 ResumeOption = Annotated[
     Resume,
-    typer.Option(help="Go on from the run's checkpoint: never, if there is one, or only so."),
+    typer.Option(
+        help="Whether to resume from the run's newest checkpoint that is whole: no starts fresh, "
+        "auto resumes if there is one, must fails if there is none."
+    ),
+]
+ResumeFrom = Annotated[
+    str | None,
+    typer.Option(
+        metavar="PATH",
+        help="Begin from this checkpoint, a folder or file, or from the newest of this run; with "
+        "--resume auto only if the run has none of its own.",
+    ),
 ]
 Run = Annotated[str, typer.Argument(metavar="RUN", help="Folder of a run.")]
 LivingRun = Annotated[

@@ -198,7 +198,7 @@ def check(path: Path, resume: Resume) -> None:
             f"{path} already holds a run; resume it with --resume auto, or set run.dir to another "
             "folder"
         )
-    if resume == "must" and not (path / "checkpoints" / "last").exists():
+    if resume == "must" and not has_checkpoint(path):
         raise UserError(
             f"{path} has no checkpoint to resume from; use --resume auto to start where there is "
             "none, or set run.dir to the folder of the run"
@@ -215,6 +215,12 @@ def check_not_replaced(path: Path) -> None:
                 f"{path / name} is not of a run, as {path} holds no metrics.jsonl, and a run would "
                 "replace it; set run.dir to another folder"
             )
+
+
+def has_checkpoint(path: Path) -> bool:
+    """Whether a run has saved a checkpoint to go on from, damaged or not."""
+    folder = path / "checkpoints"
+    return (folder / "last").exists() or any(folder.glob("step-*"))
 
 
 def _holds_a_run(path: Path) -> bool:

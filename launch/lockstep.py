@@ -42,7 +42,7 @@ def run(ctx: RoleContext) -> None:
     ctx.report("note", text=info.how)
     trainer = make_trainer(config, info, ctx.ledger)
     ctx.report("note", text=network_of(config, info, trainer))
-    checkpoints = Checkpoints(ctx.run_dir, trainer, ctx.report)
+    checkpoints = Checkpoints(ctx.run_dir, trainer, ctx.report, ctx.event)
     checkpoints.resume(ctx.resume)
     lockstep = Lockstep(config, trainer, ctx, checkpoints)
     if lockstep.note:

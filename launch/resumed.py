@@ -1,20 +1,53 @@
-"""How the options of a resume differ from those that the run had."""
+"""Which run is resumed and from which checkpoint, and how its options differ from those it had."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from penstock.configs.errors import UserError
-from penstock.configs.load import load_run
+from penstock.configs.load import CONFIG_FILE, Resolved, load_run, presets, resolve_target
 from penstock.configs.schema import Config
-from penstock.launch.folders import Resume
+from penstock.launch.folders import Resume, has_checkpoint
 
 SHOWN = 4
 FOLDER = "run.dir"  # written in many ways, and found
 LONGEST = 40  # characters of a value
+
+
+def resolve_resumed(
+    target: str, overrides: Sequence[str], resume: Resume, source: str | None = None
+) -> Resolved:
+    """`resolve_target`, where the target may also be the folder of a run that is to go on: then its
+    config, with ``run.dir`` set to that folder, under the overrides.
+
+    Args:
+        target: as of `resolve_target`, or a run's folder.
+        overrides: ``key=value``.
+        resume: "no", "auto" or "must".
+        source: what ``--resume-from`` names, if it is given.
+
+    Raises UserError.
+    """
+    folder = Path(target)
+    if target not in presets() and folder.is_dir():
+        if not (folder / CONFIG_FILE).is_file():
+            raise UserError(
+                f"{target} is a folder without a {CONFIG_FILE}, so it is not a run; name the "
+                "folder of a run, or a preset, a YAML file, a gymnasium id or module:function"
+            )
+        if resume == "no" and source is None:
+            raise UserError(
+                f"{target} already holds a run; resume it with --resume auto, or train "
+                f"{folder / CONFIG_FILE} for a new run with its options"
+            )
+        target, overrides = str(folder / CONFIG_FILE), [f"run.dir={folder}", *overrides]
+    resolved = resolve_target(target, overrides)
+    if source is None:
+        check_folder_named(resolved.config, resume)
+    return resolved
 
 
 def check_folder_named(config: Config, resume: Resume) -> None:
@@ -26,10 +59,65 @@ def check_folder_named(config: Config, resume: Resume) -> None:
         )
 
 
+def find_source(source: str, path: Path, resume: Resume) -> tuple[Path | None, Resume]:
+    """What ``--resume-from`` means for the run in ``path``, before anything is written.
+
+    Args:
+        source: a checkpoint's folder or file, or a run's folder, which stands for its newest
+            checkpoint that is whole.
+        path: folder of the run that begins from it.
+        resume: "no"; or "auto": the run's own checkpoint comes first, if it has any.
+
+    Returns the folder of the checkpoint, or None where the run's own is taken, and how the run in
+    ``path`` is then resumed. Raises UserError.
+    """
+    folder = _checkpoint_folder(Path(source))
+    if resume == "must":
+        raise UserError(
+            "--resume must takes the run's own checkpoint and --resume-from another one; leave out "
+            "one of the two"
+        )
+    if folder.resolve().is_relative_to(path.resolve()):
+        if resume == "auto":
+            raise UserError(
+                f"--resume auto goes on from the newest checkpoint of {path}, and --resume-from "
+                "names an older one of the same run; leave out one of the two"
+            )
+        return folder, "auto"
+    if has_checkpoint(path) and resume == "auto":
+        return None, resume
+    return folder, resume
+
+
+def begin_from(path: Path, folder: Path) -> str:
+    """Make the checkpoint in ``folder`` the newest of the run in ``path``; a sentence on it. Raises
+    UserError."""
+    from penstock.learner.checkpoint_history import begin_from as copy
+
+    steps = copy(path / "checkpoints" / "last", folder).meta.get("progress", {})
+    return f"begins from {folder}, after {steps.get('learner_steps', 0):,} optimizer steps"
+
+
+def _checkpoint_folder(source: Path) -> Path:
+    from penstock.learner import checkpoint
+    from penstock.learner.checkpoint_history import newest_whole
+
+    if checkpoint.exists(source):
+        return source
+    if source.name == checkpoint.FILE and source.is_file():
+        return source.parent
+    if has_checkpoint(source):
+        return newest_whole(source / "checkpoints" / "last")[0]
+    raise UserError(
+        f"--resume-from {source} is no checkpoint; give a folder that holds a {checkpoint.FILE}, "
+        "such as RUN/checkpoints/best, that file, or the folder of a run"
+    )
+
+
 def differences(path: Path, config: Config, resume: Resume) -> str:
     """A sentence on what ``config`` changes of the run in ``path``; empty where there is nothing to
     tell. Raises UserError where that run cannot go on so."""
-    if resume == "no" or not (path / "checkpoints" / "last").exists():
+    if resume == "no" or not has_checkpoint(path):
         return ""
     try:
         before = load_run(path)

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from penstock.configs.errors import UserError
-from penstock.configs.load import CONFIG_FILE, Resolved, dump, resolve_target
+from penstock.configs.load import CONFIG_FILE, Resolved, dump
 from penstock.configs.schema import RunConfig
 from penstock.launch import summary as last_words
 from penstock.launch import topology
@@ -37,7 +37,7 @@ from penstock.launch.folders import (
 from penstock.launch.machines import Place, check_place, where_to_write
 from penstock.launch.process import role_arguments
 from penstock.launch.record import Record, write_atomic
-from penstock.launch.resumed import check_folder_named, differences
+from penstock.launch.resumed import begin_from, differences, find_source, resolve_resumed
 from penstock.launch.role import die_with
 from penstock.launch.supervisor import Supervisor
 from penstock.launch.topology import RoleSpec
@@ -168,12 +168,17 @@ class Audience:
                 self._view.close()
 
 
-def train(target: str, overrides: Sequence[str], resume: Resume, as_json: bool) -> int:
-    """Learner and actors on this host."""
-    resolved = resolve_target(target, overrides)
-    check_folder_named(resolved.config, resume)
+def train(
+    target: str,
+    overrides: Sequence[str],
+    resume: Resume,
+    as_json: bool,
+    source: str | None = None,
+) -> int:
+    """Learner and actors on this host; ``source`` is what ``--resume-from`` names."""
+    resolved = resolve_resumed(target, overrides, resume, source)
     make_specs = partial(topology.train, resolved.config)
-    return _with_learner(resolved, _run_dir(resolved), resume, as_json, make_specs)
+    return _with_learner(resolved, _run_dir(resolved), resume, as_json, make_specs, source)
 
 
 def learner(
@@ -183,16 +188,19 @@ def learner(
     place: Place | None,
     resume: Resume,
     as_json: bool,
+    source: str | None = None,
 ) -> int:
-    """Learners that actors join from elsewhere: all of the run, or the one of a ``place``."""
+    """Learners that actors join from elsewhere: all of the run, or the one of a ``place``;
+    ``source`` is what ``--resume-from`` names."""
     if bind is not None:
         overrides = [*overrides, f"transport.bind={bind}"]
     if place is not None:
         overrides = [*overrides, f"learner.count={place.world}"]
-    resolved = resolve_target(target, overrides)
+    if place is not None and place.rank:  # it has its state from rank 0
+        resolved, source = resolve_resumed(target, overrides, resume, source or ""), None
+    else:
+        resolved = resolve_resumed(target, overrides, resume, source)
     config, path = resolved.config, _run_dir(resolved)
-    if place is None or not place.rank:  # the others have their state from there
-        check_folder_named(config, resume)
     address = config.transport.bind
     if address is None:
         raise UserError(
@@ -201,13 +209,13 @@ def learner(
         )
     if place is None:
         make_specs = partial(topology.learner, config, address)
-        return _with_learner(resolved, path, resume, as_json, make_specs)
+        return _with_learner(resolved, path, resume, as_json, make_specs, source)
     check_place(place, config, os.environ)
     if place.torchrun:
         die_with(os.getppid(), signal.SIGTERM)  # it has nobody else, should torchrun be killed
     specs = topology.one_of_several(config, address, place.rank, place.store)
     path, resume = where_to_write(place, path, resume)
-    return _with_learner(resolved, path, resume, as_json, lambda runtime_dir: specs)
+    return _with_learner(resolved, path, resume, as_json, lambda runtime_dir: specs, source)
 
 
 def actors(
@@ -257,8 +265,9 @@ def _with_learner(
     resume: Resume,
     as_json: bool,
     make_specs: Callable[[Path], Sequence[RoleSpec]],
+    source: str | None,
 ) -> int:
-    outcome, summary = with_learner(resolved, path, resume, as_json, make_specs)
+    outcome, summary = with_learner(resolved, path, resume, as_json, make_specs, source=source)
     if as_json:
         print(json.dumps({"run_dir": str(path), "exit_code": outcome.exit_code, **summary}))
     return outcome.exit_code
@@ -271,13 +280,20 @@ def with_learner(
     as_json: bool,
     make_specs: Callable[[Path], Sequence[RoleSpec]],
     watch: Watch | None = None,
+    source: str | None = None,
 ) -> tuple[Outcome, dict[str, Any]]:
     """A run in the folder ``path``, from its start to its end and farewell: how it ended, and its
     summary. ``watch`` may see its processes, and end it."""
     stream = sys.stderr if as_json else sys.stdout
     stop = resolved.config.stop
     outcome, summary = conduct(
-        resolved, path, resume, make_specs, lambda title: make_view(stream, title, stop), watch
+        resolved,
+        path,
+        resume,
+        make_specs,
+        lambda title: make_view(stream, title, stop),
+        watch,
+        source=source,
     )
     _explain(outcome)
     if "env_steps" in summary and path.is_dir():
@@ -294,28 +310,36 @@ def conduct(
     view: Callable[[str], View],
     watch: Watch | None = None,
     callbacks: Sequence[object] = (),
+    source: str | None = None,
 ) -> tuple[Outcome, dict[str, Any]]:
     """`with_learner` without its words: all that is shown goes to the ``view`` of a title.
-    ``callbacks`` are called beside those of the config."""
+    ``callbacks`` are called beside those of the config; ``source`` is what ``--resume-from`` names.
+    """
     _require_linux()
     config = resolved.config
     check_libraries(config)
     hooks = Hooks(config.run.callbacks, Run(path, config), callbacks)
     check_not_replaced(path)
     new = missing(path)
+    folder = None
+    if source is not None:
+        folder, resume = find_source(source, path, resume)
     with (
         run_folder(path, resume) as lock,
         undone_where_refused(path, new) as attempt,
         runtime_folder() as runtime_dir,
         closing(EventLog(path / "logs")) as events,
     ):
+        begun = ""
+        if folder is not None:
+            begun, resume = begin_from(path, folder), "must"
         changed = differences(path, config, resume)
         specs = make_specs(runtime_dir)
         record = Record(path, writers(config, path), config.env)
         write_atomic(path / CONFIG_FILE, dump(config))
         audience = Audience(lambda: view(_title(path, specs)), record, hooks, events)
-        if changed:
-            audience.note(changed)
+        for text in filter(None, (begun, changed)):
+            audience.note(text)
         arguments = role_arguments(path, runtime_dir) | {
             "config": config.model_dump(mode="json"),
             "resume": resume,

@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TextIO
 
-from penstock.configs.load import CONFIG_FILE
 from penstock.launch.figures import Metrics, clock, count, frames_per_s, number, percent, reasons
 from penstock.launch.runs import best_return
 
@@ -67,8 +66,7 @@ def _next(exit_reason: str, run_dir: Path) -> Rows:
         return []
     commands = [f"penstock {name} {run_dir}" for name in ("eval", "record", "plot")]
     if exit_reason in INTERRUPTED:
-        config = run_dir / CONFIG_FILE
-        commands.append(f"penstock train {config} run.dir={run_dir} --resume must")
+        commands.append(f"penstock train {run_dir} --resume must")
     return [("next" if i == 0 else "", command) for i, command in enumerate(commands)]
 
 

@@ -2,8 +2,12 @@
 
 A checkpoint appears whole or not at all: written under another name, synced, renamed. Whatever
 fails on the way leaves the one before untouched. Tensors are the network's parameters and buffers
-by name and any other arrays; what is not an array stands as JSON in the file's metadata. Imports no
-torch, so that an evaluation in numpy needs none.
+by name and any other arrays; what is not an array stands as JSON in the file's metadata, and so
+does a CRC-32 of each tensor with its name, type and shape. A second entry of the metadata is the
+CRC-32 of that JSON. Every read verifies all that it returns: so a bit that has flipped on a disk is
+refused, wherever it lies. Format 1, of versions before, has no checksums and is still read.
+
+Imports no torch, so that an evaluation in numpy needs none.
 """
 
 from __future__ import annotations
@@ -23,20 +27,30 @@ from safetensors.numpy import save as to_bytes
 
 from penstock.configs.errors import UserError
 from penstock.core.params import Float32, ParamLayout
+from penstock.transport.checksum import crc32
 
 FILE = "checkpoint.safetensors"
-FORMAT = 1
+TEMPORARY = f".{FILE}.tmp"
+FORMAT = 2
+WITHOUT_CHECKSUMS = 1  # the format of versions before
+ABOUT, CHECKSUM = "penstock", "crc32"  # keys of the file's metadata
 MODEL, OTHER = "model/", "state/"
+
+
+class DamagedError(UserError):
+    """The file cannot be read as a checkpoint, or a checksum in it is wrong."""
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """``weights`` is the flat vector of ``layout``; ``meta`` is JSON-ready."""
+    """``weights`` is the flat vector of ``layout``; ``meta`` is JSON-ready. ``verified``: whether
+    its file had checksums, which that of an older version has not."""
 
     layout: ParamLayout
     weights: Float32
     arrays: Mapping[str, npt.NDArray[Any]] = field(default_factory=dict)
     meta: Mapping[str, Any] = field(default_factory=dict)
+    verified: bool = True
 
 
 def exists(folder: Path) -> bool:
@@ -50,8 +64,14 @@ def save(folder: Path, checkpoint: Checkpoint) -> None:
     tensors = {MODEL + name: array for name, array in parameters.items()}
     tensors |= {OTHER + name: array for name, array in checkpoint.arrays.items()}
     contiguous = {name: np.asarray(array, order="C") for name, array in tensors.items()}
-    about = {"format": FORMAT, "layout": checkpoint.layout.to_list(), "meta": checkpoint.meta}
-    data = to_bytes(contiguous, {"penstock": json.dumps(about)})
+    about = {
+        "format": FORMAT,
+        "layout": checkpoint.layout.to_list(),
+        "meta": checkpoint.meta,
+        "checksums": {name: _checksum(name, array) for name, array in contiguous.items()},
+    }
+    text = json.dumps(about)
+    data = to_bytes(contiguous, {ABOUT: text, CHECKSUM: str(crc32(text.encode()))})
     try:
         _write(folder, data)
     except OSError as error:
@@ -63,16 +83,26 @@ def save(folder: Path, checkpoint: Checkpoint) -> None:
 
 
 def load(folder: Path, layout: ParamLayout | None = None) -> Checkpoint:
-    """Read a folder's checkpoint, copied into memory; with ``layout``, only of that network."""
-    with _opened(folder, layout) as (file, stored, meta):
+    """Read a folder's checkpoint, copied into memory; with ``layout``, only of that network.
+
+    Raises DamagedError where it is not what `save` wrote, and UserError where there is none, or one
+    of another network or of a newer version.
+    """
+    with _opened(folder, layout) as (file, stored, about):
         tensors = {name: file.get_tensor(name) for name in list(file.keys())}
-        return Checkpoint(stored, _weights(tensors, stored), _others(tensors), meta)
+        verified = about["format"] != WITHOUT_CHECKSUMS
+        if verified:
+            _verify(tensors, about["checksums"])
+        return Checkpoint(
+            stored, _weights(tensors, stored), _others(tensors), about["meta"], verified
+        )
 
 
 def read_meta(folder: Path, layout: ParamLayout | None = None) -> Mapping[str, Any]:
-    """The ``meta`` of a folder's checkpoint, from the head of its file alone. Raises UserError
-    where that is damaged, or of another network than ``layout``."""
-    with _opened(folder, layout) as (_, _, meta):
+    """The ``meta`` of a folder's checkpoint, from the head of its file alone. Raises as `load`, for
+    damage to that head."""
+    with _opened(folder, layout) as (_, _, about):
+        meta: Mapping[str, Any] = about["meta"]
         return meta
 
 
@@ -87,25 +117,64 @@ def _opened(
         )
     try:
         with safe_open(path, framework="numpy") as file:
-            about = json.loads((file.metadata() or {})["penstock"])
-            if about["format"] != FORMAT:
-                raise UserError(
-                    f"{path} has format {about['format']}, this version reads {FORMAT}; "
-                    "use the version of penstock that wrote it"
-                )
+            about = _about(path, file.metadata() or {})
             stored = ParamLayout.from_list(about["layout"])
             _check_layout(path, stored, layout or stored)
-            yield file, stored, about["meta"]
-    except (SafetensorError, OSError, KeyError, ValueError, TypeError) as error:
-        raise UserError(
+            yield file, stored, about
+    except UserError:
+        raise
+    except (
+        SafetensorError,
+        OSError,
+        LookupError,
+        ArithmeticError,
+        AttributeError,
+        MemoryError,
+        RecursionError,
+        TypeError,
+        ValueError,
+    ) as error:
+        raise DamagedError(
             f"{path} is damaged or no checkpoint of penstock ({error}); "
-            "resume from another one, for example checkpoints/best"
+            "take another one, for example checkpoints/best"
         ) from error
+
+
+def _about(path: Path, metadata: Mapping[str, str]) -> Mapping[str, Any]:
+    """The JSON of the file's metadata, once its checksum was found to be right."""
+    text = metadata[ABOUT]
+    if CHECKSUM in metadata and str(crc32(text.encode())) != metadata[CHECKSUM]:
+        raise ValueError("the checksum of its metadata is wrong")
+    about: Mapping[str, Any] = json.loads(text)
+    if about["format"] not in (WITHOUT_CHECKSUMS, FORMAT):
+        raise UserError(
+            f"{path} has format {about['format']}, this version reads {WITHOUT_CHECKSUMS} and "
+            f"{FORMAT}; use the version of penstock that wrote it"
+        )
+    if about["format"] == FORMAT and CHECKSUM not in metadata:
+        raise ValueError("the checksum of its metadata is missing")
+    if not isinstance(about["meta"], dict):
+        raise TypeError("its meta is no object")
+    return about
+
+
+def _checksum(name: str, array: npt.NDArray[Any]) -> int:
+    """Of a tensor's bytes, and of all that says how to read them."""
+    head = f"{name} {array.dtype.str} {array.shape}".encode()
+    return int(crc32(array.reshape(-1).view(np.uint8), crc32(head)))
+
+
+def _verify(tensors: Mapping[str, npt.NDArray[Any]], checksums: Mapping[str, int]) -> None:
+    if tensors.keys() != checksums.keys():
+        raise ValueError("its tensors are not those of its metadata")
+    for name, array in tensors.items():
+        if _checksum(name, array) != checksums[name]:
+            raise ValueError(f"the checksum of {name} is wrong")
 
 
 def _write(folder: Path, data: bytes) -> None:
     folder.mkdir(parents=True, exist_ok=True)
-    temporary = folder / f".{FILE}.tmp"
+    temporary = folder / TEMPORARY
     try:
         with temporary.open("wb") as file:
             file.write(data)
@@ -116,6 +185,11 @@ def _write(folder: Path, data: bytes) -> None:
         with contextlib.suppress(OSError):
             temporary.unlink(missing_ok=True)
         raise
+    sync_folder(folder)
+
+
+def sync_folder(folder: Path) -> None:
+    """Have the names in a folder reach the disk."""
     directory = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(directory)

@@ -3,8 +3,9 @@
 `checkpoints/last` is the newest state, `checkpoints/best` the one with the highest mean return at
 the time of a save, once there are enough episodes to tell; where the run is evaluated as it goes,
 its evaluator writes the latter. Both are complete: weights, optimizer, random generators, counters,
-versions. `best` is written first, and what is to be beaten stands in it: so nothing that comes
-between the two, a crash or a full disk, loses the best or has a worse one replace it.
+versions. `checkpoint_history` says which older ones are kept, and what a resume does where the
+newest is damaged. `best` is written first, and what is to be beaten stands in it: so nothing that
+comes between the two, a crash or a full disk, loses the best or has a worse one replace it.
 
 A run may go on in another game (`env`): its weights do, and no return of before counts there.
 """
@@ -22,8 +23,9 @@ import torch
 from penstock.configs.errors import UserError
 from penstock.configs.game import same_game, settings
 from penstock.learner import checkpoint
+from penstock.learner import checkpoint_history as history
 from penstock.learner.best import ENV, best_meta
-from penstock.learner.checkpoint import Checkpoint
+from penstock.learner.checkpoint import Checkpoint, DamagedError
 from penstock.learner.offpolicy import OffPolicyTrainer
 from penstock.learner.progress import EPISODES
 from penstock.learner.state import Arrays, set_weights, weights_of
@@ -41,9 +43,12 @@ class Checkpoints:
         run_dir: Path,
         trainer: Trainer | OffPolicyTrainer,
         tell: Callable[..., object] | None = None,
+        event: Callable[..., object] | None = None,
     ) -> None:
-        """``tell`` hears of every save, as `RoleContext.report` does."""
+        """``tell`` is called at every save, as `RoleContext.report`, and ``event``, as
+        `RoleContext.event`, where an older checkpoint has to stand in for a damaged one."""
         self._tell = tell
+        self._event = event
         every_s, evaluated_s = trainer.config.checkpoint.every_s, trainer.config.eval.every_s
         self._evaluated = evaluated_s is not None
         self._every_s = min(every_s, evaluated_s or every_s)  # each evaluation needs a new one
@@ -57,11 +62,26 @@ class Checkpoints:
         self._saved_steps = 0
         self.stored: Arrays = {}  # of what was resumed: what each of several learners kept
 
-    def resume(self, how: str) -> bool:
-        """Go on from `last`: "no" never, "auto" if there is one, "must" only so (UserError)."""
-        if how == "no" or (how == "auto" and not checkpoint.exists(self._last)):
+    def resume(self, how: str, *, repair: bool = True) -> bool:
+        """Go on from the newest checkpoint that is whole.
+
+        Args:
+            how: "no" never, "auto" if there is any, "must" only so.
+            repair: whether damaged ones that are newer are set aside, and the one that is resumed
+                put in their place; only one process of a run may do so.
+
+        Raises UserError where there are checkpoints and none is whole.
+        """
+        if how == "no" or (how == "auto" and not history.any_exists(self._last)):
             return False
-        stored = checkpoint.load(self._last, self._trainer.layout)
+        folder, stored, damaged = history.newest_whole(self._last, self._trainer.layout)
+        if damaged and repair:
+            self._fall_back(folder, damaged)
+        if not stored.verified:
+            self._note(
+                f"{folder} has no checksums, as an older version wrote it: damage in it is not "
+                "noticed; the next checkpoint has them"
+            )
         trainer = self._trainer
         set_weights(trainer, stored.weights)
         own = {k: v for k, v in stored.arrays.items() if not k.startswith((RANDOM, TEAM))}
@@ -69,16 +89,22 @@ class Checkpoints:
             trainer.load_state_dict(own)
         except ValueError as error:
             raise UserError(
-                f"{self._last} was saved by another optimizer ({error}); set learner.optimizer as "
+                f"{folder} was saved by another optimizer ({error}); set learner.optimizer as "
                 "it was, or another run.dir"
             ) from error
-        _set_random_states(under(RANDOM, stored.arrays))
-        self.stored = under(TEAM, stored.arrays)
-        same = same_game(stored.meta.get(ENV, {}), trainer.config.env)
-        trainer.progress.load_state_dict(stored.meta["progress"], same_game=same)
+        try:
+            _set_random_states(under(RANDOM, stored.arrays))
+            self.stored = under(TEAM, stored.arrays)
+            same = same_game(stored.meta.get(ENV, {}), trainer.config.env)
+            trainer.progress.load_state_dict(stored.meta["progress"], same_game=same)
+            if self._evaluated and same:
+                self._best_return = stored.meta["best_return"]
+        except (AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
+            raise UserError(
+                f"{folder} holds weights, but not the state of a run ({error!r}); resume from a "
+                "checkpoint that a run has written"
+            ) from error
         self._saved_steps = trainer.progress.learner_steps
-        if self._evaluated and same:
-            self._best_return = stored.meta["best_return"]
         if not same:
             self._resumed_elsewhere = trainer.progress.trained_steps
             self._note(
@@ -90,10 +116,17 @@ class Checkpoints:
     def goes_on_in_its_game(self) -> bool:
         """Whether the run that is resumed was in the same game, so that its replay is of use; where
         another machine has its checkpoint, that is taken to be so."""
-        if not checkpoint.exists(self._last):
-            return True
-        meta = checkpoint.read_meta(self._last, self._trainer.layout)
-        return same_game(meta.get(ENV, {}), self._trainer.config.env)
+        for folder in (self._last, *history.older(self._last)):
+            try:
+                meta = checkpoint.read_meta(folder, self._trainer.layout)
+            except DamagedError:
+                continue
+            except UserError:
+                if checkpoint.exists(folder):
+                    raise
+                continue
+            return same_game(meta.get(ENV, {}), self._trainer.config.env)
+        return True
 
     def shard(self, learner: int = 0) -> Path:
         """Where ``learner`` keeps its replay, if the run keeps any."""
@@ -134,7 +167,9 @@ class Checkpoints:
             checkpoint.save(self._best, state)
         if is_best:
             self._best_return = mean
+        self._keep_older()
         checkpoint.save(self._last, state)
+        history.prune(self._last, self._config.keep)
         if self._tell is not None:
             self._tell(
                 "checkpoint",
@@ -147,6 +182,31 @@ class Checkpoints:
             )
         self._saved_s = time.monotonic()
         self._saved_steps = progress.learner_steps
+
+    def _keep_older(self) -> None:
+        """Keep the checkpoint of before. The newest is worth more: it is written also where this
+        one cannot be kept."""
+        try:
+            steps = self._trainer.progress.learner_steps
+            if aside := history.keep_older(self._last, steps):
+                self._note(f"{self._last} was damaged meanwhile; it is kept as {aside}")
+        except OSError as error:
+            self._note(f"{self._last} of before could not be kept: {error.strerror}")
+
+    def _fall_back(self, whole: Path, damaged: list[str]) -> None:
+        """Have the checkpoint in ``whole`` be the newest one, and say so."""
+        try:
+            aside = history.restore(self._last, whole)
+        except OSError as error:
+            raise UserError(
+                f"{damaged[0]}; {whole} is whole, and cannot be put in its place: {error.strerror}"
+            ) from error
+        kept = f"; kept as {', '.join(map(str, aside))}" if aside else ""
+        text = f"{damaged[0]}{kept}; the run goes on from {whole}, the newest that is whole"
+        if self._event is not None:
+            self._event("rollback", text, folder=str(whole), damaged=damaged)
+        else:
+            self._note(text)
 
     def _find_best(self) -> float | None:
         """The mean return to be beaten: what the disk knows, where this one does not."""

@@ -50,12 +50,12 @@ def run(ctx: RoleContext) -> None:
     ctx.report("note", text=info.how)
     trainer = make_trainer(on_own_gpu(config, ctx), info, ctx.ledger)
     ctx.report("note", text=network_of(config, info, trainer))
-    checkpoints = Checkpoints(ctx.run_dir, trainer, ctx.report)
+    checkpoints = Checkpoints(ctx.run_dir, trainer, ctx.report, ctx.event)
     served = config.learner.pace in SERVED  # by a server that takes whoever is first
     if served or (ctx.learner == 0 and not begun(ctx.runtime_dir)):  # else others have its state
         # Under a server one that starts again takes time and returns from the last checkpoint.
         how = "auto" if served and ctx.incarnation and ctx.resume == "no" else ctx.resume
-        if not checkpoints.resume(how) and how == "auto":
+        if not checkpoints.resume(how, repair=ctx.learner == 0) and how == "auto":
             ctx.report("note", text=f"{ctx.run_dir} has no checkpoint: this run begins anew")
     team = Team(ctx, config, trainer, checkpoints.stored)
     if not team.join():

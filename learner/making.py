@@ -31,13 +31,14 @@ def network_of(config: Config, info: GameInfo, trainer: AnyTrainer) -> str:
 
 
 def on_own_gpu(config: Config, ctx: RoleContext) -> Config:
-    """``config`` with a GPU for each of several learners, where `learner.device` is auto.
+    """``config`` with a GPU for each of several learners, where `learner.device` is auto, or cuda
+    without an index.
 
     Raises UserError where one host has fewer GPUs than learners, which NCCL refuses.
     """
     learner = config.learner
     gpus = torch.cuda.device_count()
-    if learner.count == 1 or learner.device != "auto" or not gpus:
+    if learner.count == 1 or learner.device not in ("auto", "cuda") or not gpus:
         return config
     if ctx.store is None and learner.count > gpus:
         raise UserError(

@@ -86,6 +86,9 @@ class FlatOptimizer:
                 f"state of {sorted(state)}, but {self._cfg.optimizer} needs {sorted(tensors)}"
             )
         for name, tensor in tensors.items():
+            if state[name].shape != tuple(tensor.shape):
+                raise ValueError(f"{name} of shape {state[name].shape}, not {tuple(tensor.shape)}")
+        for name, tensor in tensors.items():
             tensor.copy_(torch.from_numpy(np.array(state[name])))
         self.updates = int(self._steps)
 

@@ -263,11 +263,15 @@ def trunk_dtype(precision: str, device: torch.device, shape: AnyShape) -> torch.
 
 
 def pick_device(name: str) -> torch.device:
-    """The device of `learner.device`; UserError where there is none such."""
+    """The device of `learner.device`, a GPU always with its index: `torch.cuda.set_device` takes no
+    other. Raises UserError where there is none such."""
     if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        name = "cuda" if torch.cuda.is_available() else "cpu"
     device = torch.device(name)
-    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+    if device.type != "cuda":
+        return device
+    device = torch.device("cuda", device.index or 0)
+    if device.index >= torch.cuda.device_count():
         raise UserError(
             f"learner.device {name} is not there: {torch.cuda.device_count()} CUDA devices are "
             "found; set learner.device=auto or cpu"

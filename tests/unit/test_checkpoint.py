@@ -6,8 +6,10 @@ import errno
 import json
 import os
 import resource
+import struct
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,12 +17,15 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from safetensors.numpy import save_file
 
 from penstock.configs.errors import UserError
 from penstock.core.params import ParamLayout
 from penstock.learner import checkpoint
-from penstock.learner.checkpoint import FILE, Checkpoint
+from penstock.learner.checkpoint import FILE, Checkpoint, DamagedError
+from penstock.transport.checksum import crc32
 
 LAYOUT = ParamLayout((("hidden.weight", (2, 3)), ("hidden.bias", (3,)), ("mean", ())))
 GENERATOR = np.random.default_rng(0)
@@ -181,9 +186,9 @@ def test_a_safetensors_file_of_something_else_is_refused(
 
 
 def test_another_format_is_named(tmp_path: Path) -> None:
-    metadata = {"penstock": json.dumps(ABOUT | {"format": 2})}
+    metadata = {"penstock": json.dumps(ABOUT | {"format": 3})}
     save_file({"x": np.zeros(3, np.float32)}, tmp_path / FILE, metadata)
-    with pytest.raises(UserError, match="has format 2, this version reads 1"):
+    with pytest.raises(UserError, match="has format 3, this version reads 1 and 2"):
         checkpoint.load(tmp_path)
 
 
@@ -211,6 +216,138 @@ def test_another_network_is_named_by_its_first_difference(
     checkpoint.save(tmp_path, make())
     with pytest.raises(UserError, match=words):
         checkpoint.load(tmp_path, ParamLayout(tuple(entries)))
+
+
+def refused_or_harmless(folder: Path, data: bytes) -> bool:
+    """Whether these bytes in the file's place are refused; what is read must be what was saved."""
+    (folder / FILE).write_bytes(data)
+    try:
+        found = checkpoint.load(folder, LAYOUT)
+    except DamagedError:
+        return True
+    assert_equal(found, make())
+    return False
+
+
+def test_one_flipped_bit_is_refused_wherever_it_lies(tmp_path: Path) -> None:
+    checkpoint.save(tmp_path, make())
+    data = (tmp_path / FILE).read_bytes()
+    flips = np.random.default_rng(12).choice(8 * len(data), 2048, replace=False).tolist()
+    refused = 0
+    for bit in flips:
+        flipped = bytearray(data)
+        flipped[bit // 8] ^= 1 << bit % 8
+        refused += refused_or_harmless(tmp_path, bytes(flipped))
+    assert refused > 0.99 * len(flips)
+
+
+def test_a_checkpoint_cut_at_any_place_is_refused(tmp_path: Path) -> None:
+    checkpoint.save(tmp_path, make())
+    data = (tmp_path / FILE).read_bytes()
+    for part in range(64):
+        assert refused_or_harmless(tmp_path, data[: len(data) * part // 64])
+    assert refused_or_harmless(tmp_path, data[:-1])
+    assert refused_or_harmless(tmp_path, data + b"\0")
+
+
+def test_a_flip_in_the_head_is_noticed_without_reading_the_tensors(tmp_path: Path) -> None:
+    checkpoint.save(tmp_path, make())
+    data = (tmp_path / FILE).read_bytes()
+    assert data.count(b"env_steps") == 1
+    (tmp_path / FILE).write_bytes(data.replace(b"env_steps", b"env_stepr"))
+    with pytest.raises(DamagedError, match="the checksum of its metadata is wrong"):
+        checkpoint.read_meta(tmp_path)
+
+
+def test_a_checkpoint_of_an_older_version_has_no_checksums_and_is_read(tmp_path: Path) -> None:
+    tensors = {"model/x": np.arange(3, dtype=np.float32), "state/y": np.zeros(2, np.uint8)}
+    about = {"format": 1, "layout": [["x", [3]]], "meta": {"a": 1}}
+    save_file(tensors, tmp_path / FILE, {"penstock": json.dumps(about)})
+    found = checkpoint.load(tmp_path)
+    assert not found.verified
+    assert (found.weights.tolist(), found.meta) == ([0, 1, 2], {"a": 1})
+    checkpoint.save(tmp_path, found)
+    assert checkpoint.load(tmp_path).verified
+
+
+LIMITS = [0, 1, 2**31, 2**32, 2**62, 2**63 - 1, 2**64 - 1]
+
+
+@pytest.mark.parametrize("length", LIMITS)
+def test_a_claim_of_a_long_head_is_refused(tmp_path: Path, length: int) -> None:
+    checkpoint.save(tmp_path, make())
+    data = (tmp_path / FILE).read_bytes()
+    assert refused_or_harmless(tmp_path, struct.pack("<Q", length) + data[8:])
+
+
+def written(folder: Path, about: Any, tensors: dict[str, Any]) -> None:
+    """A file whose head says this, with sound checksums of it."""
+    text = about if isinstance(about, str) else json.dumps(about)
+    offset = 0
+    head: dict[str, Any] = {"__metadata__": {"penstock": text, "crc32": str(crc32(text.encode()))}}
+    for name, (dtype, shape, nbytes) in tensors.items():
+        head[name] = {"dtype": dtype, "shape": shape, "data_offsets": [offset, offset + nbytes]}
+        offset += nbytes
+    coded = json.dumps(head).encode()
+    (folder / FILE).write_bytes(struct.pack("<Q", len(coded)) + coded + bytes(min(offset, 4096)))
+
+
+@pytest.mark.parametrize("dim", [-1, 2**31, 2**62, 2**63, 10**30, 1e300, None, "a", [], {}, 0.5])
+@pytest.mark.parametrize("place", ["layout", "tensor", "both"])
+def test_odd_shapes_are_refused(tmp_path: Path, dim: Any, place: str) -> None:
+    about = {"format": 2, "layout": [["x", [3]]], "meta": {}, "checksums": {"model/x": 0}}
+    if place != "tensor":
+        about["layout"] = [["x", [dim, 4]]]
+    shape = [3] if place == "layout" else [dim, 4]
+    for nbytes in (12, 0):
+        written(tmp_path, about, {"model/x": ("F32", shape, nbytes)})
+        with pytest.raises(DamagedError):
+            checkpoint.load(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "about",
+    [
+        "[" * 100_000,
+        '{"format": 2, "layout": ' + "[" * 50_000 + "]" * 50_000 + "}",
+        '{"format": ' + "9" * 5000 + "}",
+        '{"format": 1e999}',
+        {"format": [], "layout": [], "meta": {}},
+        {"format": 2, "layout": [], "meta": [], "checksums": {}},
+        {"format": 2, "layout": [], "meta": {}, "checksums": []},
+        {"format": 2, "layout": [[]], "meta": {}, "checksums": {}},
+        {"format": 2, "layout": {"x": 1}, "meta": {}, "checksums": {}},
+        {"format": 2, "layout": [], "meta": {}},
+    ],
+)
+def test_odd_metadata_is_refused(tmp_path: Path, about: Any) -> None:
+    written(tmp_path, about, {})
+    with pytest.raises(UserError, match=r"is damaged|has format"):
+        checkpoint.load(tmp_path)
+
+
+@settings(max_examples=60, deadline=None)
+@given(data=st.data())
+def test_whatever_is_in_the_file_is_refused_in_a_sentence(data: st.DataObject) -> None:
+    json_values = st.recursive(
+        st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
+        lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner),
+        max_leaves=8,
+    )
+    about = {
+        name: data.draw(st.just(sound) | json_values, name)
+        for name, sound in {
+            "format": 2,
+            "layout": [["x", [3]]],
+            "meta": {},
+            "checksums": {"model/x": 0},
+        }.items()
+    }
+    dtype = data.draw(st.sampled_from(["F32", "F64", "BF16", "F8_E4M3", "I8", "BOOL", "X"]))
+    with tempfile.TemporaryDirectory() as folder:
+        written(Path(folder), about, {"model/x": (dtype, [3], 12)})
+        with pytest.raises(UserError):
+            checkpoint.load(Path(folder))
 
 
 def test_an_evaluation_in_numpy_needs_no_torch(tmp_path: Path) -> None:

@@ -140,3 +140,23 @@ def test_a_replay_that_had_no_limiter_owes_nothing(tmp_path: Path) -> None:
     again.restore(tmp_path)
     assert [limiter.may_sample(20), limiter.may_sample(21)] == [True, False]
     assert [limiter.may_insert(10), limiter.may_insert(11)] == [True, False]
+
+
+def test_one_that_is_not_wanted_any_more_is_removed_and_nothing_else(tmp_path: Path) -> None:
+    folder = tmp_path / "replay" / "0"
+    folder.mkdir(parents=True)
+    (folder / "notes.txt").write_text("of the user")
+    replay = made()
+    unwanted = KeptReplay(replay, wanted=False)
+    unwanted.begin(folder)
+    assert (folder / "notes.txt").exists()
+    KeptReplay(replay, wanted=True).finish(folder, lambda: None)
+    unwanted.begin(folder)
+    assert [path.name for path in folder.iterdir()] == ["notes.txt"]
+    (folder / "notes.txt").unlink()
+    KeptReplay(replay, wanted=True).finish(folder, lambda: None)
+    (tmp_path / "linked").symlink_to(folder)
+    unwanted.begin(tmp_path / "linked")
+    assert Replay.load(folder).stats()["inserted"] == 30
+    unwanted.begin(folder)
+    assert not folder.parent.exists()

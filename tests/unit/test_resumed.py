@@ -1,16 +1,26 @@
-"""A resume under other options says so, and one by another algorithm is refused."""
+"""Which run and which checkpoint a resume goes on from, and what it says of other options."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from penstock.configs.errors import UserError
 from penstock.configs.load import dump, resolve
+from penstock.core.params import ParamLayout
 from penstock.launch import run
 from penstock.launch.folders import Resume
-from penstock.launch.resumed import check_folder_named, differences
+from penstock.launch.resumed import (
+    begin_from,
+    check_folder_named,
+    differences,
+    find_source,
+    resolve_resumed,
+)
+from penstock.learner import checkpoint
+from penstock.learner.checkpoint import FILE, Checkpoint
 
 
 @pytest.fixture
@@ -64,3 +74,62 @@ def test_what_is_resumed_must_be_named(resume: Resume, tmp_path: Path) -> None:
         run.train("cartpole", [], resume, as_json=True)
     check_folder_named(resolve("cartpole"), "no")
     check_folder_named(resolve("cartpole", [f"run.dir={tmp_path}"]), resume)
+
+
+def saved(folder: Path, steps: int) -> None:
+    layout = ParamLayout((("x", (1,)),))
+    found = Checkpoint(layout, np.zeros(1, np.float32), {}, {"progress": {"learner_steps": steps}})
+    checkpoint.save(folder, found)
+
+
+def test_a_run_is_resumed_by_its_folder(folder: Path) -> None:
+    resolved = resolve_resumed(str(folder), ["learner.lr=1e-5"], "auto")
+    assert resolved.config.run.dir == str(folder)
+    assert resolved.config.learner.lr == 1e-5
+    assert resolved.config.env.id == "CartPole-v1"
+    with pytest.raises(UserError, match=rf"already holds a run; .* auto, or train {folder}/config"):
+        resolve_resumed(str(folder), [], "no")
+    with pytest.raises(UserError, match=r"is a folder without a config\.yaml, so it is not a run"):
+        resolve_resumed(str(folder.parent), [], "must")
+
+
+def test_a_preset_is_not_a_folder_of_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "cartpole").mkdir()
+    assert resolve_resumed("cartpole", [], "no").origin == "preset cartpole"
+
+
+def test_another_checkpoint_is_a_folder_a_file_or_a_run(tmp_path: Path) -> None:
+    run_dir, new = tmp_path / "first", tmp_path / "second"
+    saved(run_dir / "checkpoints" / "best", 3)
+    with pytest.raises(UserError, match=r"first is no checkpoint; give a folder that holds"):
+        find_source(str(run_dir), new, "no")
+    saved(run_dir / "checkpoints" / "last", 7)
+    best = run_dir / "checkpoints" / "best"
+    assert find_source(str(best), new, "no") == (best, "no")
+    assert find_source(str(best / FILE), new, "no") == (best, "no")
+    assert find_source(str(run_dir), new, "auto") == (best.with_name("last"), "auto")
+    assert not new.exists()
+    assert "after 3 optimizer steps" in begin_from(new, best)
+    assert checkpoint.load(new / "checkpoints" / "last").meta["progress"]["learner_steps"] == 3
+    assert find_source(str(run_dir), new, "auto") == (None, "auto"), "its own comes first"
+
+
+def test_two_checkpoints_to_resume_from_contradict_each_other(tmp_path: Path) -> None:
+    last = tmp_path / "checkpoints" / "last"
+    saved(last, 7)
+    saved(last.with_name("step-3"), 3)
+    assert find_source(str(last.with_name("step-3")), tmp_path, "no")[0] is not None
+    for resume in ("auto", "must"):
+        with pytest.raises(UserError, match="leave out one of the two"):
+            find_source(str(last.with_name("step-3")), tmp_path, resume)  # type: ignore[arg-type]
+
+
+def test_a_damaged_checkpoint_is_not_begun_from(tmp_path: Path) -> None:
+    saved(tmp_path / "saved", 7)
+    (tmp_path / "saved" / FILE).write_bytes(b"half")
+    with pytest.raises(UserError, match="is damaged or no checkpoint"):
+        begin_from(tmp_path / "run", tmp_path / "saved")
+    assert not (tmp_path / "run").exists()

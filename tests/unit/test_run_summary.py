@@ -74,7 +74,7 @@ def test_a_run_that_saved_can_be_looked_at_and_one_that_was_interrupted_resumed(
         f"penstock eval {tmp_path}",
         f"penstock record {tmp_path}",
         f"penstock plot {tmp_path}",
-        f"penstock train {tmp_path}/config.yaml run.dir={tmp_path} --resume must",
+        f"penstock train {tmp_path} --resume must",
     ]
     assert [label for label, _ in found[-4:]] == ["next", "", "", ""]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ from penstock.configs.errors import UserError
 from penstock.configs.load import resolve
 from penstock.core.specs import HEADER
 from penstock.envs import probe
+from penstock.learner.making import on_own_gpu
 from penstock.learner.staging import StagingBatch
 from penstock.learner.trainer import DivergedError, Trainer, pick_device
 from penstock.profiling.device import DeviceClock
@@ -97,6 +99,29 @@ def test_the_seed_makes_the_network() -> None:
 def test_a_device_that_is_not_there_is_refused() -> None:
     with pytest.raises(UserError, match=r"cuda:99 is not there.*learner.device=auto"):
         pick_device("cuda:99")
+
+
+@pytest.mark.parametrize(("name", "index"), [("auto", 0), ("cuda", 0), ("cuda:1", 1)])
+def test_a_gpu_has_the_index_without_which_torch_refuses_it(
+    name: str, index: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from torch.cuda._utils import _get_device_index  # what torch.cuda.set_device checks by
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    assert _get_device_index(pick_device(name)) == index
+
+
+@pytest.mark.parametrize("name", ["auto", "cuda"])
+def test_several_learners_of_a_host_have_a_gpu_each(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    config = resolve("cartpole", ["learner.count=2", f"learner.device={name}"])
+    ranks: list[Any] = [SimpleNamespace(learner=rank, store=None) for rank in range(2)]
+    devices = [pick_device(on_own_gpu(config, rank).learner.device) for rank in ranks]
+    assert devices == [torch.device("cuda", 0), torch.device("cuda", 1)]
 
 
 @pytest.mark.gpu

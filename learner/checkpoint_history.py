@@ -1,0 +1,186 @@
+"""The checkpoints of a run beside its newest, and which of them to go on from.
+
+    checkpoints/last              the newest
+    checkpoints/step-12000        older ones, by their optimizer steps (`checkpoint.keep`)
+    checkpoints/best              the best, which is none of these
+    checkpoints/damaged-1         was found damaged, and is kept as it was
+    checkpoints/step-9000-before-1    newer than one that the run has gone back to
+
+Each is a folder with one `checkpoint.FILE`. A file is never written to once it has its name, so
+that a hard link keeps it: ``last`` gets a second name before it is replaced, and at no moment there
+is no newest one. What is removed is the file of a folder ``step-N`` that reads as a checkpoint, and
+the folder if that has left it empty; symbolic links are left alone. Imports no torch.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+from penstock.configs.errors import UserError
+from penstock.core.params import ParamLayout
+from penstock.learner import checkpoint
+from penstock.learner.checkpoint import FILE, TEMPORARY, Checkpoint, DamagedError
+
+STEPS = re.compile(r"step-(\d{1,19})")
+
+
+def older(last: Path) -> list[Path]:
+    """The folders ``step-N`` beside ``last`` that hold a checkpoint, the newest first."""
+    try:
+        found = [path for path in last.parent.iterdir() if STEPS.fullmatch(path.name)]
+    except OSError:
+        return []
+    there = [path for path in found if not path.is_symlink() and checkpoint.exists(path)]
+    return sorted(there, key=_steps, reverse=True)
+
+
+def any_exists(last: Path) -> bool:
+    """Whether there is one to go on from, damaged or not."""
+    return checkpoint.exists(last) or bool(older(last))
+
+
+def newest_whole(
+    last: Path, layout: ParamLayout | None = None
+) -> tuple[Path, Checkpoint, list[str]]:
+    """The newest checkpoint that can be read and is undamaged: ``last``, else of `older`.
+
+    Returns its folder, what it holds, and a sentence on each newer one that is damaged. Raises
+    UserError where none is whole, and where the newest is of another network or version.
+    """
+    damaged: list[str] = []
+    if not any_exists(last):
+        checkpoint.load(last)  # which says so
+    for folder in (last, *older(last)):
+        if not checkpoint.exists(folder):
+            damaged.append(f"{folder} holds no {FILE}")
+            continue
+        try:
+            return folder, checkpoint.load(folder, layout), damaged
+        except DamagedError as error:
+            damaged.append(str(error))
+    raise UserError(
+        f"none of the {len(damaged)} checkpoints beside {last} is whole, and the run is left as it "
+        f"is: {damaged[0]}; start from another one with --resume-from, into a new run.dir"
+    )
+
+
+def keep_older(last: Path, steps: int | None = None) -> Path | None:
+    """Give ``last`` its second name, ``step-N``, before it is replaced by that of ``steps``: not
+    where it is of as many itself. One that is damaged is set aside; returns where. Raises OSError.
+    """
+    if not checkpoint.exists(last):
+        return None
+    try:
+        found = int(checkpoint.read_meta(last)["progress"]["learner_steps"])
+    except (UserError, LookupError, TypeError, ValueError):
+        return set_aside(last)
+    if found != steps:
+        link(last / FILE, last.with_name(f"step-{found}"))
+    return None
+
+
+def prune(last: Path, keep: int) -> None:
+    """Remove the oldest, so that with ``last`` there are ``keep``; never a damaged one."""
+    for folder in list(_readable(last))[keep - 1 :]:
+        with contextlib.suppress(OSError):
+            (folder / TEMPORARY).unlink(missing_ok=True)
+            (folder / FILE).unlink()
+            folder.rmdir()  # fails where it holds something else
+
+
+def restore(last: Path, whole: Path) -> list[Path]:
+    """Make the checkpoint in ``whole`` the newest one: ``last`` and all newer ones are damaged, and
+    set aside. Returns where."""
+    newer = [folder for folder in older(last) if _steps(folder) > _steps(whole)]
+    aside = [set_aside(folder) for folder in (last, *newer) if checkpoint.exists(folder)]
+    link(whole / FILE, last)
+    return aside
+
+
+def begin_from(last: Path, source: Path) -> Checkpoint:
+    """Make a copy of the checkpoint in ``source`` the newest of a run.
+
+    Those of the run that are newer are kept as ``step-N-before-1``. Raises UserError for a source
+    that is damaged, and where the copy cannot be written.
+    """
+    found = checkpoint.load(source)
+    steps = int(found.meta.get("progress", {}).get("learner_steps", 0))
+    if source.resolve() == last.resolve():
+        return found
+    try:
+        keep_older(last)
+        for folder in older(last):
+            if _steps(folder) > steps:
+                _move(folder, f"{folder.name}-before")
+        link(source / FILE, last, copy=source.resolve().parent != last.resolve().parent)
+    except OSError as error:
+        raise UserError(
+            f"{source} cannot be copied to {last}: {error.strerror}; free some space or set "
+            "run.dir to another disk"
+        ) from error
+    return found
+
+
+def set_aside(folder: Path) -> Path:
+    """Move a folder's checkpoint, which is damaged, to a folder of its own; that folder."""
+    return _move(folder, "damaged")
+
+
+def link(file: Path, folder: Path, *, copy: bool = False) -> None:
+    """Have ``file`` in ``folder``, too, in the place of any checkpoint there: a hard link where the
+    file system has such, else a copy. Raises OSError, also where the folder is a symbolic link."""
+    if folder.is_symlink():
+        raise OSError(0, f"{folder} is a symbolic link")
+    folder.mkdir(parents=True, exist_ok=True)
+    temporary = folder / TEMPORARY
+    temporary.unlink(missing_ok=True)
+    if copy or not _linked(file, temporary):
+        shutil.copyfile(file, temporary)
+        with temporary.open("rb") as copied:
+            os.fsync(copied.fileno())
+    temporary.replace(folder / FILE)
+    temporary.unlink(missing_ok=True)  # it stays where both were names of the same file
+    checkpoint.sync_folder(folder)
+
+
+def _linked(file: Path, name: Path) -> bool:
+    try:
+        os.link(file, name)
+    except OSError:  # a file system without hard links
+        return False
+    return True
+
+
+def _move(folder: Path, name: str) -> Path:
+    """Move the checkpoint of ``folder`` to a new folder ``name-1`` beside it, or of a number that
+    is free; returns that."""
+    number = 1
+    while True:
+        aside = folder.with_name(f"{name}-{number}")
+        try:
+            aside.mkdir()
+            break
+        except FileExistsError:
+            number += 1
+    (folder / FILE).rename(aside / FILE)
+    if STEPS.fullmatch(folder.name):
+        with contextlib.suppress(OSError):
+            folder.rmdir()
+    return aside
+
+
+def _readable(last: Path) -> Iterator[Path]:
+    for folder in older(last):
+        with contextlib.suppress(UserError):
+            checkpoint.read_meta(folder)
+            yield folder
+
+
+def _steps(folder: Path) -> int:
+    found = STEPS.fullmatch(folder.name)
+    return int(found[1]) if found else -1

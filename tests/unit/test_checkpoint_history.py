@@ -1,0 +1,268 @@
+"""Older checkpoints are kept, stand in for a damaged one, and are never lost by a crash."""
+
+from __future__ import annotations
+
+import os
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from penstock.configs.errors import UserError
+from penstock.configs.load import resolve
+from penstock.core.params import ParamLayout
+from penstock.envs import probe
+from penstock.learner import checkpoint
+from penstock.learner import checkpoint_history as history
+from penstock.learner.checkpoint import FILE, Checkpoint
+from penstock.learner.checkpoints import Checkpoints
+from penstock.learner.trainer import Trainer
+
+LAYOUT = ParamLayout((("x", (4,)),))
+
+
+def save(last: Path, steps: int, keep: int = 3) -> None:
+    """As a learner does after so many optimizer steps."""
+    found = Checkpoint(
+        LAYOUT, np.full(4, steps, np.float32), {}, {"progress": {"learner_steps": steps}}
+    )
+    history.keep_older(last, steps)
+    checkpoint.save(last, found)
+    history.prune(last, keep)
+
+
+def steps_in(folder: Path) -> int:
+    return int(checkpoint.load(folder).meta["progress"]["learner_steps"])
+
+
+def names(last: Path) -> list[str]:
+    return sorted(path.name for path in last.parent.iterdir())
+
+
+def damage(folder: Path) -> None:
+    data = bytearray((folder / FILE).read_bytes())
+    data[-1] ^= 1
+    (folder / FILE).write_bytes(data)
+
+
+@pytest.fixture
+def last(tmp_path: Path) -> Path:
+    return tmp_path / "checkpoints" / "last"
+
+
+def test_the_last_few_are_kept_by_their_steps(last: Path) -> None:
+    for steps in range(1, 13):
+        save(last, steps)
+    assert names(last) == ["last", "step-10", "step-11"]
+    assert [steps_in(path) for path in (last, *history.older(last))] == [12, 11, 10]
+    save(last, 13, keep=1)
+    assert names(last) == ["last"]
+
+
+def test_saving_the_same_step_again_keeps_nothing_twice(last: Path) -> None:
+    save(last, 1)
+    save(last, 1)
+    assert names(last) == ["last"]
+
+
+@pytest.mark.parametrize("call", ["link", "replace", "fsync", "unlink", "rmdir", "mkdir"])
+@pytest.mark.parametrize("number", range(4))
+def test_a_crash_at_any_call_leaves_a_whole_newest_one(
+    last: Path, call: str, number: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for steps in range(1, 4):
+        save(last, steps)
+    owner = os if call in ("link", "fsync") else Path
+    real, calls = getattr(owner, call), [0]
+
+    def crash(*args: Any, **options: Any) -> Any:
+        calls[0] += 1
+        if calls[0] > number:
+            raise KeyboardInterrupt
+        return real(*args, **options)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(owner, call, crash)
+        with suppress(KeyboardInterrupt):
+            save(last, 4)
+    folder, _, damaged = history.newest_whole(last, LAYOUT)
+    assert (folder, damaged) == (last, [])
+    assert steps_in(last) in (3, 4)
+    for steps in (5, 6, 7):
+        save(last, steps)
+    assert [steps_in(path) for path in (last, *history.older(last))] == [7, 6, 5]
+
+
+def test_what_is_not_ours_is_neither_removed_nor_followed(last: Path, tmp_path: Path) -> None:
+    elsewhere = tmp_path / "elsewhere"
+    checkpoint.save(elsewhere, Checkpoint(LAYOUT, np.zeros(4, np.float32), {}, {"progress": {}}))
+    last.parent.mkdir()
+    (last.parent / "step-0").symlink_to(elsewhere)
+    notes = last.parent / "step-1" / "notes.txt"
+    for steps in range(1, 4):
+        save(last, steps)
+    notes.write_text("of the user")
+    (last.parent / "step-100000").mkdir()
+    (last.parent / "step-100000" / "data.bin").write_text("of the user")
+    save(last, 4)
+    assert names(last) == ["last", "step-0", "step-1", "step-100000", "step-2", "step-3"]
+    assert [path.name for path in notes.parent.iterdir()] == ["notes.txt"]
+    assert checkpoint.exists(elsewhere)
+
+
+def test_without_hard_links_they_are_copied(last: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise PermissionError
+
+    monkeypatch.setattr(os, "link", refuse)
+    for steps in (1, 2):
+        save(last, steps)
+    assert [steps_in(path) for path in (last, *history.older(last))] == [2, 1]
+
+
+def test_the_newest_that_is_whole_stands_in(last: Path) -> None:
+    for steps in (1, 2, 3):
+        save(last, steps)
+    damage(last)
+    damage(last.with_name("step-2"))
+    folder, found, damaged = history.newest_whole(last, LAYOUT)
+    assert (folder.name, found.weights[0], len(damaged)) == ("step-1", 1, 2)
+    assert [path.name for path in history.restore(last, folder)] == ["damaged-1", "damaged-2"]
+    assert steps_in(last) == 1
+    save(last, 4)
+    assert names(last) == ["damaged-1", "damaged-2", "last", "step-1"]
+
+
+def test_one_that_is_damaged_while_the_run_goes_on_is_not_overwritten(last: Path) -> None:
+    save(last, 1)
+    (last / FILE).write_bytes(b"half of it")
+    save(last, 2)
+    assert names(last) == ["damaged-1", "last"]
+    assert (last.with_name("damaged-1") / FILE).read_bytes() == b"half of it"
+
+
+def test_where_none_is_whole_nothing_is_touched(last: Path) -> None:
+    for steps in (1, 2, 3):
+        save(last, steps)
+    for folder in (last, *history.older(last)):
+        damage(folder)
+    before = names(last)
+    with pytest.raises(UserError, match=r"none of the 3 checkpoints .* is whole.*--resume-from"):
+        history.newest_whole(last, LAYOUT)
+    assert names(last) == before
+
+
+def test_another_network_is_no_damage(last: Path) -> None:
+    for steps in (1, 2):
+        save(last, steps)
+    with pytest.raises(UserError, match="is of another network"):
+        history.newest_whole(last, ParamLayout((("y", (4,)),)))
+
+
+def test_going_back_keeps_what_was_newer(last: Path) -> None:
+    for steps in (1, 2, 3):
+        save(last, steps)
+    history.begin_from(last, last.with_name("step-1"))
+    assert steps_in(last) == 1
+    assert names(last) == ["last", "step-1", "step-2-before-1", "step-3-before-1"]
+    for steps in (2, 3, 4):
+        save(last, steps)
+    assert [steps_in(path) for path in (last, *history.older(last))] == [4, 3, 2]
+
+
+def test_another_run_begins_from_a_copy(last: Path, tmp_path: Path) -> None:
+    save(last, 7)
+    other = tmp_path / "other" / "checkpoints" / "last"
+    history.begin_from(other, last)
+    assert steps_in(other) == 7
+    assert not (other / FILE).samefile(last / FILE)
+
+
+class Run:
+    """A learner of CartPole in a run's folder."""
+
+    def __init__(self, run_dir: Path) -> None:
+        config = resolve("cartpole", ["learner.device=cpu"])
+        self.trainer = Trainer(config, probe(config.env))
+        self.told: list[str] = []
+        self.events: list[tuple[str, str]] = []
+        self.checkpoints = Checkpoints(
+            run_dir,
+            self.trainer,
+            lambda kind, **about: self.told.append(about.get("text", kind)),
+            lambda kind, text, **_: self.events.append((kind, text)),
+        )
+
+    def save(self, steps: int) -> None:
+        self.trainer.progress.learner_steps = steps
+        self.trainer.progress.trained_steps = steps
+        self.checkpoints.save()
+
+
+@pytest.mark.parametrize("how", ["auto", "must"])
+def test_a_resume_falls_back_and_says_so(tmp_path: Path, how: str) -> None:
+    run, last = Run(tmp_path), tmp_path / "checkpoints" / "last"
+    for steps in (10, 20):
+        run.save(steps)
+    damage(last)
+    again = Run(tmp_path)
+    assert again.checkpoints.resume(how)
+    assert again.trainer.progress.learner_steps == 10
+    [(kind, text)] = again.events
+    assert kind == "rollback"
+    assert "the checksum of" in text
+    assert text.endswith(f"the run goes on from {last.with_name('step-10')}, the newest that is "
+                         "whole")  # fmt: skip
+    assert checkpoint.exists(last.with_name("damaged-1"))
+    assert Run(tmp_path).checkpoints.resume(how)  # from now on without a word
+    again.save(30)
+    assert steps_in(last) == 30
+
+
+@pytest.mark.parametrize("how", ["auto", "must"])
+def test_a_run_without_a_whole_checkpoint_is_not_begun_anew(tmp_path: Path, how: str) -> None:
+    run, last = Run(tmp_path), tmp_path / "checkpoints" / "last"
+    run.save(10)
+    (last / FILE).write_bytes(b"")
+    with pytest.raises(UserError, match="none of the 1 checkpoints"):
+        Run(tmp_path).checkpoints.resume(how)
+    assert (last / FILE).read_bytes() == b""
+
+
+def test_a_checkpoint_whose_file_is_gone_is_stood_in_for(tmp_path: Path) -> None:
+    run, last = Run(tmp_path), tmp_path / "checkpoints" / "last"
+    for steps in (10, 20):
+        run.save(steps)
+    (last / FILE).unlink()
+    again = Run(tmp_path)
+    assert again.checkpoints.resume("auto")
+    assert again.trainer.progress.learner_steps == 10
+    assert checkpoint.exists(last)
+
+
+def test_only_one_learner_repairs(tmp_path: Path) -> None:
+    run, last = Run(tmp_path), tmp_path / "checkpoints" / "last"
+    for steps in (10, 20):
+        run.save(steps)
+    damage(last)
+    again = Run(tmp_path)
+    assert again.checkpoints.goes_on_in_its_game()
+    assert again.checkpoints.resume("auto", repair=False)
+    assert again.events == []
+    assert not last.with_name("damaged-1").exists()
+
+
+def test_the_state_of_another_optimizer_is_refused(tmp_path: Path) -> None:
+    run = Run(tmp_path)
+    run.save(10)
+    last = tmp_path / "checkpoints" / "last"
+    found = checkpoint.load(last)
+    arrays: dict[str, Any] = dict(found.arrays) | {"optimizer/exp_avg": np.zeros(1, np.float32)}
+    checkpoint.save(last, Checkpoint(found.layout, found.weights, arrays, found.meta))
+    with pytest.raises(UserError, match=r"saved by another optimizer \(exp_avg of shape"):
+        Run(tmp_path).checkpoints.resume("must")
+    checkpoint.save(last, Checkpoint(found.layout, found.weights, found.arrays, {}))
+    with pytest.raises(UserError, match="not the state of a run"):
+        Run(tmp_path).checkpoints.resume("must")
