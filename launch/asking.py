@@ -16,7 +16,8 @@ from typing import Any
 from penstock.configs.errors import UserError
 from penstock.launch.figures import percent
 from penstock.launch.folders import in_use
-from penstock.launch.inquiry import FILE, began_ticks
+from penstock.launch.inquiry import FILE
+from penstock.launch.process import began_ticks
 from penstock.profiling.ledger import fractions
 
 Report = dict[str, Any]

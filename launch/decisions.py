@@ -119,6 +119,18 @@ class Decisions:
         of_user = failure.user and not self.stopping and not worker.spec.expendable
         return self._fail(failure, now_s) if ends_run or of_user else []
 
+    def not_started(self, name: str, incarnation: int, why: str, now_s: float) -> list[Effect]:
+        """The process of ``name`` could not be started. That is a crash of any role, essential ones
+        too: one that was never there has lost nothing."""
+        worker = self._workers[name]
+        worker.enter(Life.GONE, now_s)
+        effects: list[Effect] = []
+        if worker.spec.stage is not Stage.LEARNER:
+            effects = self._tell_ended(worker, End(1, incarnation=incarnation))
+        if self.stopping:
+            return effects + self._advance(now_s)
+        return effects + self._after_crash(worker, Failure(name, why), False, False, now_s)
+
     def ended(self, name: str, end: End, now_s: float) -> list[Effect]:
         """The process of ``name`` has ended."""
         worker = self._workers[name]

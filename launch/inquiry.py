@@ -19,7 +19,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from penstock.launch.process import Child
+from penstock.launch.process import Child, began_ticks
 from penstock.launch.record import without_nan, write_atomic
 from penstock.profiling.dump import answer_with_stacks, stacks_path
 from penstock.profiling.ledger import now_in, seconds_of
@@ -167,12 +167,3 @@ def process_facts(pid: int) -> dict[str, Any]:
         "cpu_s": (int(fields[11]) + int(fields[12])) / TICKS_PER_S,
         "age_s": max(0.0, time.clock_gettime(time.CLOCK_BOOTTIME) - began_s),
     }
-
-
-def began_ticks(pid: int) -> int | None:
-    """When a process began, in ticks since the machine did, which tells it from a later one that
-    has got its number; None where there is none."""
-    try:
-        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19])
-    except OSError:
-        return None

@@ -1,20 +1,25 @@
-"""One child process: its control channel, status page and pidfd, from its start to its burial.
+"""One role as the supervisor holds it: control channel, status page and processes, from their start
+to their end.
 
-It runs in a session of its own, so that a Ctrl-C at the terminal reaches the supervisor alone, and
-leads a process group, so that what an environment starts dies with it. The pid stays ours until
-`bury`: a process that has ended and was not waited for keeps its number.
+Between the supervisor and the process of the role stand the two of `penstock.launch.shim`, which
+end whatever the role leaves behind. The supervisor is the parent of the first, the guard, and
+learns from the status page which process the role is. A role has ended when its own process has:
+the guard's end alone shows that only where the guard was not killed.
 """
 
 from __future__ import annotations
 
-import contextlib
+import errno
+import math
 import os
+import select
 import signal
 import subprocess
 import sys
 import time
 from collections import deque
 from collections.abc import Mapping
+from contextlib import ExitStack, suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -24,14 +29,23 @@ from penstock.core.control import Channel, Message
 from penstock.launch.ranks import Place
 from penstock.launch.topology import RoleSpec
 from penstock.profiling.ledger import Part, now_in
-from penstock.profiling.status import Phase, StatusPage
+from penstock.profiling.status import ROLE_AT, TAIL_AT, TAIL_NBYTES, Phase, StatusPage
 
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
-LOG_TAIL_NBYTES = 8192
+LINGER_S = 10.0  # a guard that has not ended so long after its role is killed
+GRACE_S = 10.0
+WAIT_S = 0.1
+BOOT = "import sys; sys.path.append(sys.argv.pop(1)); import shim; shim.main()"
+ADVICE = {
+    errno.EMFILE: "raise the limit of `ulimit -n`, or have fewer actors",
+    errno.ENFILE: "the machine's limit is fs.file-max",
+    errno.EAGAIN: "raise the limit of `ulimit -u` or of the container's processes",
+    errno.ENOMEM: "free memory, or have fewer actors",
+}
 
 
 class Child:
-    """A running role. Create it in the main thread: it dies with the thread that created it."""
+    """A running role, with the shim that guards it."""
 
     def __init__(
         self,
@@ -41,35 +55,54 @@ class Child:
         log: Path,
         keep_fds: tuple[int, ...] = (),
     ) -> None:
-        """Start it; ``keep_fds`` are inherited and only kept open."""
+        """Start it; ``keep_fds`` are inherited by the role and only kept open.
+
+        Raises:
+            OSError: no process, descriptor or memory is left; nothing was started then.
+        """
         self.spec = spec
-        self.log = log
         self.killed = False  # by the supervisor, with SIGKILL
-        self._log_start = log.stat().st_size if log.exists() else 0
         self._backlog: deque[Message] = deque()
-        self.channel, theirs = Channel.pair()
-        self.status, status_fd = StatusPage.create()
-        self.status.incarnation = incarnation
-        self.send({**arguments, **_identity(spec, incarnation)})
-        fds = (theirs.fileno(), status_fd)
-        try:
-            with log.open("ab") as output:
-                self._process = subprocess.Popen(
-                    python("penstock.launch.role", spec.name, *fds),
-                    stdin=subprocess.DEVNULL,
-                    stdout=output,
-                    stderr=output,
-                    pass_fds=(*fds, *keep_fds),
-                    start_new_session=True,
-                    env={
-                        **os.environ,
-                        **dict.fromkeys(THREAD_VARIABLES, str(spec.threads)),
-                    },
-                )
-        finally:
-            theirs.close()
-            os.close(status_fd)
-        self.pidfd = os.pidfd_open(self._process.pid)
+        self._role_fd: int | None = None
+        self._role_gone = False
+        self._kill_at_s: float | None = None
+        # A learner can still save what it has learned; the others have nothing to lose.
+        self._death_signal = signal.SIGTERM if spec.essential else signal.SIGKILL
+        self._grace_s = arguments.get("grace_s", GRACE_S) if spec.essential else 0.0
+        with ExitStack() as undo:
+            self.channel, theirs = Channel.pair()
+            undo.callback(self.channel.close)
+            with theirs:
+                self.status, status_fd = StatusPage.create()
+                undo.callback(self.status.close)
+                try:
+                    self.status.incarnation = incarnation
+                    self.send({**arguments, **_identity(spec, incarnation)})
+                    self._process = self._start(log, theirs.fileno(), status_fd, keep_fds)
+                finally:
+                    os.close(status_fd)
+            undo.callback(self._process.wait)
+            undo.callback(self._process.kill)
+            self.pidfd = os.pidfd_open(self._process.pid)
+            undo.pop_all()
+
+    def _start(
+        self, log: Path, control: int, status: int, keep_fds: tuple[int, ...]
+    ) -> subprocess.Popen[bytes]:
+        page = ",".join(map(str, (ROLE_AT, TAIL_AT, TAIL_NBYTES)))
+        fds = ",".join(map(str, (control, *keep_fds)))
+        plan = (os.getpid(), status, page, fds, int(self._death_signal), self._grace_s, log)
+        role = python("penstock.launch.role", self.spec.name, control, status)
+        shim = [sys.executable, "-I", "-S", "-c", BOOT, str(Path(__file__).parent)]
+        return subprocess.Popen(
+            [*shim, *map(str, plan), *role],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            pass_fds=(control, status, *keep_fds),
+            start_new_session=True,
+            env={**os.environ, **dict.fromkeys(THREAD_VARIABLES, str(self.spec.threads))},
+        )
 
     def send(self, message: Message) -> None:
         """Send a message, as soon as the child has room for it."""
@@ -81,15 +114,69 @@ class Child:
             self._backlog.popleft()
 
     def kill(self, signum: int) -> None:
-        """Signal the process; SIGKILL goes to all that it started too."""
-        with contextlib.suppress(ProcessLookupError):
-            if signum == signal.SIGKILL:
-                os.killpg(self._process.pid, signum)
-            signal.pidfd_send_signal(self.pidfd, signum)
+        """Signal the role. Where it has not begun, SIGTERM and SIGKILL end its start."""
+        self._find_role()
+        with suppress(ProcessLookupError):
+            if self._role_fd is not None:
+                signal.pidfd_send_signal(self._role_fd, signum)
+            elif not self.began and signum != signal.SIGUSR1:
+                ends = signum in (signal.SIGTERM, signal.SIGKILL)
+                signal.pidfd_send_signal(self.pidfd, signal.SIGKILL if ends else signum)
 
     @property
     def pid(self) -> int:
-        return self._process.pid
+        """Of the role; of its guard, before the role begins."""
+        return self.status.role_pid or self._process.pid
+
+    @property
+    def began(self) -> bool:
+        """Whether there is or was a process of the role."""
+        return self.status.role_pid != 0
+
+    def ended(self, now_s: float) -> bool:
+        """Whether the role and its guard have ended. To be called now and then, as it also ends
+        what one of them leaves behind that was killed or stopped.
+
+        Args:
+            now_s: CLOCK_MONOTONIC, in seconds.
+        """
+        self._find_role()
+        guard_ended, role_ended = _ended(self.pidfd), self._role_gone
+        if self._role_fd is not None:
+            role_ended = _ended(self._role_fd)
+        if guard_ended and (role_ended or not self.began):
+            return True
+        if not guard_ended and not role_ended:
+            return False
+        if self._kill_at_s is None:
+            self._kill_at_s = now_s + (self._grace_s if guard_ended else LINGER_S)
+            if guard_ended:
+                self.kill(self._death_signal)
+        elif now_s >= self._kill_at_s:
+            if guard_ended:
+                self.kill(signal.SIGKILL)
+            else:
+                signal.pidfd_send_signal(self.pidfd, signal.SIGKILL)
+        return False
+
+    def _find_role(self) -> None:
+        """Hold the process that the status page names, if it is still that one."""
+        if self._role_fd is not None or self._role_gone or not self.began:
+            return
+        pid = self.status.role_pid
+        try:
+            role_fd = os.pidfd_open(pid)
+        except ProcessLookupError:
+            self._role_gone = True
+        except OSError:  # no descriptor is left: another time
+            return
+        else:
+            began = began_ticks(pid)
+            if began == self.status.role_began:
+                self._role_fd = role_fd
+                return
+            self._role_gone = began is not None or _ended(role_fd)
+            os.close(role_fd)
 
     @property
     def phase(self) -> str:
@@ -116,23 +203,53 @@ class Child:
             return Place("all-reduce", seconds, status.reduction)
         return Place("wait_data" if status.phase == Phase.WAITING else self.phase, seconds)
 
+    def wait(self, timeout_s: float = math.inf) -> bool:
+        """Wait for the end of the role and its guard; whether it has come."""
+        ends_s = time.monotonic() + timeout_s
+        while not self.ended(now_s := time.monotonic()):
+            if now_s >= ends_s:
+                return False
+            _ended(self.pidfd, min(ends_s - now_s, WAIT_S))
+            if _ended(self.pidfd) and self._role_fd is not None:
+                _ended(self._role_fd, min(ends_s - now_s, WAIT_S))
+        return True
+
     def bury(self) -> int:
-        """Wait for its end, end what it left behind, free everything; returns its exit code."""
-        os.waitid(os.P_PIDFD, self.pidfd, os.WEXITED | os.WNOWAIT)
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self._process.pid, signal.SIGKILL)
+        """Wait for its end and free everything; returns its exit code, negative for a signal."""
+        self.wait()
         code = self._process.wait()
-        os.close(self.pidfd)
+        for fd in (self.pidfd, self._role_fd):
+            if fd is not None:
+                os.close(fd)
         self.channel.close()
         self.status.close()
         return code
 
     def log_tail(self) -> str:
-        """The last that this incarnation wrote to its log."""
-        with self.log.open("rb") as file:
-            end = file.seek(0, os.SEEK_END)
-            file.seek(max(self._log_start, end - LOG_TAIL_NBYTES))
-            return file.read().decode(errors="replace").strip()
+        """The last that this incarnation wrote; not to be called after `bury`."""
+        return self.status.tail.decode(errors="replace").strip()
+
+
+def why_not_started(error: OSError) -> str:
+    """Why a `Child` could not be made, and what to do about it."""
+    advice = f"; {ADVICE[error.errno]}" if error.errno in ADVICE else ""
+    return f"could not be started: {error.strerror or error}{advice}"
+
+
+def began_ticks(pid: int) -> int | None:
+    """When a process began, in ticks since the machine did, which tells it from a later one that
+    has got its number; None where there is none."""
+    try:
+        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19])
+    except OSError:
+        return None
+
+
+def _ended(pidfd: int, timeout_s: float = 0.0) -> bool:
+    """Whether a process has ended, or does within the time."""
+    poller = select.poll()
+    poller.register(pidfd, select.POLLIN)
+    return bool(poller.poll(timeout_s * 1000))
 
 
 def role_arguments(run_dir: Path, runtime_dir: Path) -> dict[str, Any]:
@@ -157,9 +274,6 @@ def _identity(spec: RoleSpec, incarnation: int) -> Message:
         "learner": spec.learner,
         "store": asdict(spec.store) if spec.store else None,
         "nice": spec.nice,
-        "parent_pid": os.getpid(),
-        # A learner can still save what it has learned; nobody else has anything to lose.
-        "death_signal": int(signal.SIGTERM if spec.essential else signal.SIGKILL),
     }
 
 

@@ -1,9 +1,9 @@
 """The program of every child: ``python -m penstock.launch.role NAME CONTROL_FD STATUS_FD``.
 
-It ties the process to its supervisor (it dies with it, whatever killed the supervisor), turns
-SIGTERM into `RoleContext.stopping`, and turns the end of the role's main function into one report
-and an exit code: 0 done, 2 the user's mistake, 1 a fault. Its first control message says what to
-be. Until a role's own imports, nothing here is slow to load.
+`penstock.launch.shim` executes it, and ties it to its supervisor. It turns SIGTERM into
+`RoleContext.stopping`, and the end of the role's main function into one report and an exit code:
+0 done, 2 the user's mistake, 1 a fault. Its first control message says what to be. Until a role's
+own imports, nothing here is slow to load.
 """
 
 from __future__ import annotations
@@ -37,7 +37,6 @@ def main() -> None:
     control, status = int(sys.argv[2]), int(sys.argv[3])
     channel = Channel(socket.socket(fileno=control))
     [arguments] = channel.receive(most=1)  # what has come after it is for the role
-    die_with(arguments["parent_pid"], arguments["death_signal"])
     faulthandler.enable()
     answer_with_stacks(stacks_path(Path(arguments["run_dir"]), sys.argv[1]))
     os.nice(arguments["nice"])
@@ -59,7 +58,7 @@ def main() -> None:
 
 
 def die_with(parent_pid: int, death_signal: int) -> None:
-    """Get ``death_signal`` when the supervisor dies; exit at once if it already has."""
+    """Get ``death_signal`` when the parent dies; exit at once if it already has."""
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.prctl(PR_SET_PDEATHSIG, death_signal, 0, 0, 0) != 0:
         raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG) failed")

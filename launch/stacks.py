@@ -83,10 +83,10 @@ def stacks(run: str) -> Report:
         except ProcessLookupError:
             reach(run)  # says how the run has ended
             raise UserError(f"the run {run} is just ending; ask `penstock status`") from None
-        for pid in _children_of(reached.pid):
+        for pid in _descendants_of(reached.pid):
             with suppress(ProcessLookupError):  # it has ended meanwhile
                 pidfd = _hold(pid, open_fds)
-                if (name := _role_of(pid, reached.pid)) is not None:
+                if (name := _role_of(pid)) is not None:
                     asked.append(Asked(name, pid, stacks_path(Path(run), name)))
                     asked[-1].ask(pidfd)
         ends_s = time.monotonic() + TIMEOUT_S
@@ -148,16 +148,22 @@ def _hold(pid: int, open_fds: ExitStack) -> int:
     return pidfd
 
 
-def _children_of(pid: int) -> list[int]:
-    every = (int(path.name) for path in Path("/proc").glob("[0-9]*"))
-    return sorted(child for child in every if _parent(child) == pid)
+def _descendants_of(pid: int) -> list[int]:
+    """Processes that descend from the supervisor; the roles are among them."""
+    parents = {int(path.name): _parent(int(path.name)) for path in Path("/proc").glob("[0-9]*")}
+    found, fresh = set[int](), {pid}
+    while fresh:
+        fresh = {child for child, parent in parents.items() if parent in fresh} - found
+        found |= fresh
+    return sorted(found)
 
 
-def _role_of(pid: int, parent: int) -> str | None:
-    """The name of a role that is still a child of the supervisor."""
+def _role_of(pid: int) -> str | None:
+    """The name of the role that a process is; its shim has the same words in its command, but
+    begins with others."""
     with suppress(OSError, ValueError):
         words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
-        if _parent(pid) == parent:
+        if b"-c" not in words:
             return words[words.index(MODULE) + 1].decode()
     return None
 

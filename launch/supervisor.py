@@ -17,7 +17,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType
 from typing import Any, Protocol
@@ -41,7 +41,7 @@ from penstock.launch.effects import (
 )
 from penstock.launch.inquiry import Inquiry
 from penstock.launch.ledgers import Ledgers
-from penstock.launch.process import Child
+from penstock.launch.process import Child, why_not_started
 from penstock.launch.ranks import Ranks, whereabouts
 from penstock.launch.topology import RoleSpec, Stage
 from penstock.profiling.ledger import Part, TimeLedger
@@ -55,6 +55,7 @@ COUNTED = {  # in metrics, by reason: the kind of event, and its text
 }
 CALLBACK = "callback"  # the reason where the audience ended the run
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+RESERVED = 4  # descriptors
 HELD_UP_S = 1.0  # a signal that was not read for so long never will be
 
 
@@ -93,6 +94,31 @@ class HeldUpError(KeyboardInterrupt):
         self.signum = signum
 
 
+class Reserve:
+    """Descriptors kept back, so that a process without any other can still report that."""
+
+    def __init__(self) -> None:
+        self._fds: list[int] = []
+
+    def take(self) -> None:
+        with suppress(OSError):
+            while len(self._fds) < RESERVED:
+                self._fds.append(os.open(os.devnull, os.O_RDONLY))
+
+    def release(self) -> None:
+        while self._fds:
+            os.close(self._fds.pop())
+
+    @contextmanager
+    def lent(self) -> Iterator[None]:
+        """Let others have them for as long as the ``with`` lasts."""
+        self.release()
+        try:
+            yield
+        finally:
+            self.take()
+
+
 class Supervisor:
     """One set of processes, from their start to their end."""
 
@@ -124,6 +150,7 @@ class Supervisor:
         self.began = False  # whether anybody has played or trained on an unroll
         self.ledger = TimeLedger()
         self.last_look: Callable[[Child], None] | None = None  # at a process that has ended
+        self._reserve = Reserve()
         self._selector = selectors.DefaultSelector()
         self._stop_logged = False
         self._counted: dict[tuple[str, str], int] = {}  # by reason, as last reported
@@ -134,6 +161,7 @@ class Supervisor:
         folders = Path(self._arguments["run_dir"]), Path(self._arguments["runtime_dir"])
         with self._selector, self._signals(), Inquiry(*folders) as inquiry:
             try:
+                self._reserve.take()
                 while (outcome := self._decisions.outcome) is None:
                     self._turn()
                     inquiry.turn(self._specs, self._children)
@@ -144,6 +172,7 @@ class Supervisor:
                 failure = Failure("supervisor", f"{KILLED_AS_ASKED}; it was held up", text)
                 return Outcome(128 + error.signum, reason, failure)
             finally:
+                self._reserve.release()
                 self._abandon()
 
     @property
@@ -165,8 +194,10 @@ class Supervisor:
         beats = {name: child.status.alive_s for name, child in self._children.items()}
         phases = {name: child.phase for name, child in self._children.items()}
         self._do(self._decisions.tick(now_s, beats, phases))
-        for child in self._children.values():
+        for name, child in list(self._children.items()):
             child.flush()
+            if child.ended(now_s):
+                self._ended(name, child)
         self._audience.tick()
         self.ledger.switch(Part.WAIT)
         ready = self._selector.select(TICK_S)
@@ -215,11 +246,26 @@ class Supervisor:
     def _start(self, name: str, incarnation: int) -> None:
         spec = self._specs[name]
         keep = self._keep_fds if spec.essential else ()
-        child = Child(spec, incarnation, self._arguments, self._logs / f"{name}.log", keep)
+        log = self._logs / f"{name}.log"
+        try:
+            child = Child(spec, incarnation, self._arguments, log, keep)
+        except OSError as error:
+            with self._reserve.lent():
+                self._not_started(name, incarnation, why_not_started(error))
+            return
         self._children[name] = child
         self._log(child, "start", "was started")
-        self._watch(child.pidfd, lambda: self._ended(name, child))
+        self._watch(child.pidfd, lambda: self._guard_ended(name, child))
         self._watch(child.channel.fileno(), lambda: self._heard(name, child))
+
+    def _not_started(self, name: str, incarnation: int, why: str) -> None:
+        now_s = time.monotonic()
+        self._do(self._decisions.not_started(name, incarnation, why, now_s))
+
+    def _guard_ended(self, name: str, child: Child) -> None:
+        self._selector.unregister(child.pidfd)
+        if child.ended(time.monotonic()):  # else the role still lives: each turn looks for its end
+            self._ended(name, child)
 
     def _watch(self, fd: int, callback: Callable[[], None]) -> None:
         self._selector.register(fd, selectors.EVENT_READ, callback)
@@ -321,9 +367,9 @@ class Supervisor:
         """Its last words first, then its end."""
         if not child.channel.closed:
             self._heard(name, child)
-        if not child.channel.closed:
-            self._selector.unregister(child.channel.fileno())
-        self._selector.unregister(child.pidfd)
+        for fd in (child.channel.fileno(), child.pidfd):
+            if fd in self._selector.get_map():
+                self._selector.unregister(fd)
         del self._children[name]
         page = child.status
         said = page.produced_steps, page.sequence, page.incarnation
@@ -331,9 +377,13 @@ class Supervisor:
         self._note_progress(child)
         if self.last_look is not None:
             self.last_look(child)
-        end = End(child.bury(), *said, log=child.log_tail())
+        log, began = child.log_tail(), child.began
+        end = End(child.bury(), *said, log=log)
         self._log_exit(child, end)
-        self._do(self._decisions.ended(name, end, time.monotonic()))
+        if began or not log:
+            self._do(self._decisions.ended(name, end, time.monotonic()))
+        else:
+            self._not_started(name, end.incarnation, log)
         if self._ranks is None:
             return
         if child.spec.stage is Stage.ACTORS:
@@ -404,9 +454,7 @@ class Supervisor:
             child.kill(signal.SIGTERM if child.spec.essential else signal.SIGKILL)
         while self._children:
             _, child = self._children.popitem()
-            with selectors.DefaultSelector() as selector:
-                selector.register(child.pidfd, selectors.EVENT_READ)
-                if not selector.select(max(0.0, ends_s - time.monotonic())):
-                    child.kill(signal.SIGKILL)
+            if not child.wait(max(0.0, ends_s - time.monotonic())):
+                child.kill(signal.SIGKILL)
             self._note_progress(child)
             child.bury()

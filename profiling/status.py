@@ -21,7 +21,10 @@ from penstock.profiling.ledger import LANE_WORDS, Part, TimeLedger, lane_name, n
 
 PAGE_NBYTES = 4096
 LANES = 6
-NBYTES = PAGE_NBYTES + LANES * LANE_WORDS * 8
+ROLE_AT = 10 * 8
+TAIL_NBYTES = 8192
+TAIL_AT = PAGE_NBYTES + LANES * LANE_WORDS * 8
+NBYTES = TAIL_AT + 8 + TAIL_NBYTES
 
 
 class Phase(IntEnum):
@@ -63,6 +66,9 @@ class StatusPage:
 
     Of a learner: ``produced_steps`` is what it has heard of (write that first), ``trained_steps``
     what it has trained on; ``reduction`` is the number of the all-reduce that it began last.
+
+    What `penstock.launch.shim` writes: ``role_pid`` and ``role_began`` (in ticks since the machine
+    did), 0 before the process of the role is executed, and the `tail` of the role's output.
     """
 
     beats = _Int(0)
@@ -72,6 +78,8 @@ class StatusPage:
     played_steps = _Int(6)
     trained_steps = _Int(7)
     reduction = _Int(8)
+    role_pid = _Int(ROLE_AT // 8)
+    role_began = _Int(ROLE_AT // 8 + 1)
 
     def __init__(self, descriptor: int) -> None:
         """Map the page behind ``descriptor``, which the caller keeps and may close."""
@@ -84,8 +92,12 @@ class StatusPage:
     def create(cls) -> tuple[StatusPage, int]:
         """A fresh page of zeros, and its descriptor for a child to inherit."""
         descriptor = os.memfd_create("penstock-status")
-        os.ftruncate(descriptor, NBYTES)
-        return cls(descriptor), descriptor
+        try:
+            os.ftruncate(descriptor, NBYTES)
+            return cls(descriptor), descriptor
+        except OSError:
+            os.close(descriptor)
+            raise
 
     @property
     def phase(self) -> int:
@@ -139,6 +151,12 @@ class StatusPage:
         """The lanes in use, by the names of their threads."""
         return {name: lane for lane in self._lanes if (name := lane_name(lane))}
 
+    @property
+    def tail(self) -> bytes:
+        """The last that the process wrote to its standard output and error."""
+        nbytes = max(0, min(TAIL_NBYTES, self.ints[TAIL_AT // 8]))
+        return self._page[TAIL_AT + 8 : TAIL_AT + 8 + nbytes]
+
     def close(self) -> None:
         for lane in self._lanes:
             lane.release()
@@ -149,4 +167,4 @@ class StatusPage:
 
 def _starts() -> range:
     """Where lanes begin, in words."""
-    return range(PAGE_NBYTES // 8, NBYTES // 8, LANE_WORDS)
+    return range(PAGE_NBYTES // 8, TAIL_AT // 8, LANE_WORDS)

@@ -10,6 +10,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 SMALL = ("actors.envs=8", "actors.unroll=8", "run.interval_s=0.1", "stop.return=null")
 WAIT_S = 100.0  # of a machine that does much else
 
@@ -42,15 +44,19 @@ class Command:
 
     def pid_of(self, name: str) -> int:
         """The process of a role; 0 while there is none."""
-        for process in Path("/proc").glob("[0-9]*"):
-            try:
-                parts = (process / "cmdline").read_bytes().split(b"\0")
-                parent = int((process / "stat").read_text().rpartition(")")[2].split()[1])
-            except OSError:  # it has ended meanwhile
-                continue
-            if name.encode() in parts and parent == self.process.pid:
-                return int(process.name)
-        return 0
+        return pid_of(self.process.pid, name)
+
+
+def pid_of(supervisor: int, name: str) -> int:
+    """The process of a role, which the last words of its command name; 0 while there is none."""
+    for process in psutil.Process(supervisor).children(recursive=True):
+        try:
+            words = process.cmdline()
+        except psutil.Error:  # it has ended meanwhile
+            continue
+        if "penstock.launch.role" in words and "-c" not in words and name in words:
+            return process.pid
+    return 0
 
 
 def metrics(run_dir: Path) -> list[dict[str, Any]]:

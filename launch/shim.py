@@ -1,0 +1,433 @@
+"""Starts one role, takes in what it writes, and ends whatever descends from it.
+
+Two processes stand between the supervisor and a role, so that any one of the four may be killed:
+
+    supervisor -> guard -> keeper -> role -> programs that its environments start
+
+Guard and keeper are child subreapers: a program that left its session, forked twice or closed its
+descriptors becomes a child of the nearest one that lives, and is killed there. So:
+
+- the role ends: the keeper kills all that is left of it, then ends as the role did; so does the
+  guard, and the supervisor reads the role's exit status from the guard's;
+- the supervisor is killed: both have a pidfd of it. The role gets its death signal, and when it has
+  ended, or after the grace, the rest is killed;
+- the keeper is killed: the role gets its death signal from the kernel (PR_SET_PDEATHSIG) and
+  becomes a child of the guard, which takes over, its output included;
+- the guard is killed: the keeper has a pidfd of it, and does as if the supervisor had been killed;
+- either is stopped: the other, or the supervisor, gives it `LINGER_S` and kills it.
+
+The role's output goes through a pipe. It always reaches the end of the status page, where the
+supervisor finds the last of it after a death. It reaches the log as far as the disk takes it: a
+thread writes, so that a disk that stalls stalls nothing else; what has no room is dropped and
+counted. A role is never blocked by its output, and never gets an error from it.
+
+Run as a program with only what a bare interpreter has. `_signal` and `_thread` stand in for
+`signal` and `threading`, whose imports would double the time that this takes to start.
+"""
+
+from __future__ import annotations
+
+import _signal as signal  # type: ignore[import-not-found]
+import _thread
+import ctypes
+import fcntl
+import os
+import select
+import sys
+import time
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:  # `typing` itself takes a while to import
+    from collections.abc import Callable
+    from typing import Never
+
+PR_SET_PDEATHSIG = 1
+PR_SET_DUMPABLE = 4
+PR_SET_CHILD_SUBREAPER = 36
+KILL_S = 2.0  # what SIGKILL does not end in this time is stuck in the kernel
+LINGER_S = 5.0  # a keeper that has not ended so long after its role is killed
+FIND_MS = 100  # between two looks for the role's process, until there is one
+
+CHUNK_NBYTES = 1 << 16
+QUEUE_NBYTES = 1 << 20  # output that waits for the disk
+LOG_NBYTES = 10_000_000  # of a log, before it becomes NAME.log.1
+LOG_NBYTES_PER_S = 1_000_000  # on average; LOG_NBYTES at once
+LOG_CLOSE_S = 1.0
+
+HANDLED = (
+    signal.SIGCHLD, signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1,
+    signal.SIGUSR2, signal.SIGALRM, signal.SIGTSTP,
+)  # fmt: skip
+
+libc = ctypes.CDLL(None)
+
+
+class Plan:
+    """What the supervisor asks for, by the arguments of the program."""
+
+    def __init__(self, arguments: list[str]) -> None:
+        self.supervisor = int(arguments[0])
+        self.status = int(arguments[1])  # descriptor of the status page
+        self._pid_at, self._tail_at, self.tail_nbytes = map(int, arguments[2].split(","))
+        self.role_fds = [int(fd) for fd in arguments[3].split(",") if fd]
+        self.death_signal = int(arguments[4])
+        self.grace_s = float(arguments[5]) if self.death_signal == signal.SIGTERM else 0.0
+        self.log = arguments[6]
+        self.command = arguments[7:]
+        self.output = (-1, -1)  # the pipe
+
+    def note_role(self, pid: int) -> None:
+        """Write the role's pid and its start time, which together name one process for ever."""
+        with open(f"/proc/{pid}/stat") as file:
+            began = int(file.read().rpartition(")")[2].split()[19])
+        os.pwrite(self.status, _word(pid) + _word(began), self._pid_at)
+
+    @property
+    def role(self) -> int:
+        """The role's pid; 0 before it is executed."""
+        return int.from_bytes(os.pread(self.status, 8, self._pid_at), sys.byteorder)
+
+    def note_tail(self, tail: bytes) -> None:
+        os.pwrite(self.status, _word(len(tail)) + tail, self._tail_at)
+
+    def leave_to_role(self) -> None:
+        """Close what only the role is to hold."""
+        for fd in (*self.role_fds, self.output[1]):
+            os.close(fd)
+
+
+def main() -> None:
+    plan = Plan(sys.argv[1:])
+    try:
+        guard(plan)
+    except BaseException as error:  # no process, no memory, no descriptor
+        plan.note_tail(f"the role could not be started: {error}".encode())
+    finally:
+        os._exit(os.EX_OSERR)
+
+
+def guard(plan: Plan) -> Never:
+    """Start the keeper, and take its place if it is killed."""
+    supervisor = os.pidfd_open(plan.supervisor)
+    if os.getppid() != plan.supervisor:
+        os._exit(1)
+    for signum in HANDLED:
+        if signal.getsignal(signum) != signal.SIG_IGN:
+            signal.signal(signum, lambda *_: None)
+    _become_subreaper()
+    plan.output = os.pipe()
+    os.set_blocking(plan.output[0], False)
+    own = os.pidfd_open(os.getpid())
+    keeper = os.fork()
+    if keeper == 0:
+        keep(plan, [supervisor, own])
+    os.close(own)
+    plan.leave_to_role()
+    wake = _wake_pipe()
+    status = _watch_keeper(plan, keeper, supervisor, wake)
+    if plan.role in _children():  # the keeper was killed
+        status = tend(plan, plan.role, wake, [])
+    else:
+        _end_descendants(wake)
+    _leave(status)
+
+
+def _watch_keeper(plan: Plan, keeper: int, supervisor: int, wake: int) -> int:
+    """Wait until the keeper has ended; kill it where it does not do its work. Its wait status."""
+    poller = select.poll()
+    for fd in (supervisor, wake):
+        poller.register(fd, select.POLLIN)
+    role: int | None = None
+    ends_s = float("inf")
+    while True:
+        pid, status = os.waitpid(keeper, os.WNOHANG)
+        if pid:
+            return status
+        if role is None and plan.role:
+            try:
+                role = os.pidfd_open(plan.role)
+                poller.register(role, select.POLLIN)
+            except OSError:  # it has ended
+                role = -1
+                ends_s = min(ends_s, time.monotonic() + LINGER_S)
+        left_s = ends_s - time.monotonic()
+        if left_s <= 0:
+            os.kill(keeper, signal.SIGKILL)
+            left_s = ends_s = float("inf")
+        timeout_ms = left_s * 1000 + 1 if ends_s < float("inf") else None
+        for fd, _ in poller.poll(FIND_MS if role is None else timeout_ms):
+            if fd == wake:
+                os.read(wake, 4096)
+                continue
+            poller.unregister(fd)
+            more_s = LINGER_S if fd == role else plan.grace_s + LINGER_S
+            ends_s = min(ends_s, time.monotonic() + more_s)
+
+
+def keep(plan: Plan, masters: list[int]) -> Never:
+    """Start the role, and end with it; ``masters`` are pidfds of what it must not outlive."""
+    _become_subreaper()
+    wake = _wake_pipe()
+    keeper, role = os.getpid(), os.fork()
+    if role == 0:
+        _execute(plan, keeper)
+    plan.leave_to_role()
+    _leave(tend(plan, role, wake, masters))
+
+
+def _execute(plan: Plan, keeper: int) -> Never:
+    """Become the role."""
+    try:
+        libc.prctl(PR_SET_PDEATHSIG, plan.death_signal, 0, 0, 0)
+        if os.getppid() != keeper:
+            os._exit(1)
+        os.setsid()
+        os.dup2(plan.output[1], 1)
+        os.dup2(plan.output[1], 2)
+        for signum in (signal.SIGPIPE, signal.SIGXFSZ):  # which Python ignores
+            signal.signal(signum, signal.SIG_DFL)
+        plan.note_role(os.getpid())
+        os.execv(plan.command[0], plan.command)
+    except BaseException as error:
+        os.write(2, f"{plan.command[0]} cannot be executed: {error}\n".encode())
+    finally:
+        os._exit(os.EX_OSERR)
+
+
+def tend(plan: Plan, role: int, wake: int, masters: list[int]) -> int:
+    """Take in the output of a child, the role, until it has ended, then end all that descends from
+    it. Without ``masters``, or when one of them ends, the role is made to end.
+
+    Returns the role's wait status.
+    """
+    pump = Pump(plan)
+    poller = select.poll()
+    for fd in (wake, pump.fd, *masters):
+        poller.register(fd, select.POLLIN)
+    told, ends_s = False, float("inf")
+    while (status := _reap(role)[0]) is None:
+        if not masters and not told:
+            told = True
+            os.kill(role, plan.death_signal)
+            ends_s = time.monotonic() + plan.grace_s
+        left_s = ends_s - time.monotonic()
+        if left_s <= 0:
+            os.kill(role, signal.SIGKILL)
+            left_s = ends_s = float("inf")
+        for fd, _ in poller.poll(left_s * 1000 + 1 if ends_s < float("inf") else None):
+            if fd == wake:
+                os.read(wake, 4096)
+            elif fd == pump.fd:
+                if not pump.take():
+                    poller.unregister(fd)
+            else:
+                for master in masters:
+                    poller.unregister(master)
+                masters = []
+    _end_descendants(wake)
+    pump.close()
+    return status
+
+
+def _end_descendants(wake: int) -> None:
+    """Kill children until there are none: what a killed one leaves behind becomes a child too."""
+    ends_s = time.monotonic() + KILL_S
+    poller = select.poll()
+    poller.register(wake, select.POLLIN)
+    while _reap()[1] and time.monotonic() < ends_s:
+        for pid in _children():
+            try:
+                os.kill(pid, signal.SIGKILL)
+            except PermissionError:  # it has become another user
+                continue
+        if poller.poll(20):
+            os.read(wake, 4096)
+
+
+class Pump:
+    """Takes in what a role writes: the last of it into the status page, all of it into its log."""
+
+    def __init__(self, plan: Plan) -> None:
+        self.fd = plan.output[0]
+        self._plan = plan
+        self._tail = b""
+        self._allowance = float(LOG_NBYTES)
+        self._allowed_s = time.monotonic()
+        self._queue: int | None = None  # the pipe to the thread that writes the log
+        self._written = _thread.allocate_lock()
+        self._dropped, self._why = 0, ""
+        self._log = Log(plan.log, lambda: (self._dropped, self._why))
+
+    def take(self) -> bool:
+        """Read what there is; False once all writers have closed their end."""
+        for _ in range(16):
+            try:
+                data = os.read(self.fd, CHUNK_NBYTES)
+            except BlockingIOError:
+                return True
+            if not data:
+                return False
+            self._tail = (self._tail + data)[-self._plan.tail_nbytes :]
+            self._plan.note_tail(self._tail)
+            self._pass_on(data)
+        return True
+
+    def close(self) -> None:
+        """Take in the last, and give the disk a moment to take it."""
+        for _ in range(16):
+            if not self.take() or not select.select([self.fd], [], [], 0)[0]:
+                break
+        if self._queue is not None:
+            os.close(self._queue)
+            self._written.acquire(timeout=LOG_CLOSE_S)
+
+    def _pass_on(self, data: bytes) -> None:
+        now_s = time.monotonic()
+        grown = self._allowance + (now_s - self._allowed_s) * LOG_NBYTES_PER_S
+        self._allowance, self._allowed_s = min(LOG_NBYTES, grown), now_s
+        if self._allowance < len(data):
+            return self._drop(len(data), f"more than {LOG_NBYTES_PER_S:,} bytes/s")
+        self._allowance -= len(data)
+        try:
+            if self._queue is None:
+                self._queue = self._start_thread()
+            n = os.write(self._queue, data)
+        except BlockingIOError:
+            return self._drop(len(data), "the disk is too slow")
+        except (OSError, RuntimeError) as error:  # no descriptor, no thread
+            return self._drop(len(data), str(error))
+        if n < len(data):
+            self._drop(len(data) - n, "the disk is too slow")
+
+    def _drop(self, nbytes: int, why: str) -> None:
+        self._dropped, self._why = self._dropped + nbytes, why
+
+    def _start_thread(self) -> int:
+        source, queue = os.pipe()
+        os.set_blocking(queue, False)
+        try:  # noqa: SIM105  # contextlib takes a while to import
+            fcntl.fcntl(queue, fcntl.F_SETPIPE_SZ, QUEUE_NBYTES)
+        except OSError:  # the user's limit on pipes
+            pass
+        self._written.acquire()
+        try:
+            _thread.start_new_thread(self._write_log, (source,))
+        except RuntimeError:
+            self._written.release()
+            os.close(source)
+            os.close(queue)
+            raise
+        return queue
+
+    def _write_log(self, source: int) -> None:
+        while data := os.read(source, CHUNK_NBYTES):
+            self._log.write(data)
+        self._log.write(b"")
+        self._written.release()
+
+
+class Log:
+    """A file of at most `LOG_NBYTES` bytes, beside one older; no error of the disk leaves it.
+
+    Args:
+        path: of the file.
+        dropped: gives the bytes that never got here so far, and the last reason.
+    """
+
+    def __init__(self, path: str, dropped: Callable[[], tuple[int, str]]) -> None:
+        self._path = path
+        self._dropped_before = dropped
+        self._fd: int | None = None
+        self._nbytes = 0  # of the file
+        self._lost, self._why = 0, ""
+        self._told = 0  # dropped bytes that the log tells of
+
+    def write(self, data: bytes) -> None:
+        """Append ``data``, behind a line that counts what was dropped before it."""
+        try:
+            before, why = self._dropped_before()
+            if before + self._lost > self._told:
+                nbytes = f"{before + self._lost - self._told:,}"
+                line = f"[penstock: {nbytes} bytes of output were dropped: {self._why or why}]\n"
+                self._append(line.encode())
+                self._told, self._why = before + self._lost, ""
+            self._append(data)
+        except OSError as error:
+            self._lost += len(data)
+            self._why = error.strerror or str(error)
+
+    def _append(self, data: bytes) -> None:
+        if self._fd is None:
+            flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
+            self._fd = os.open(self._path, flags, 0o600)
+            self._nbytes = os.fstat(self._fd).st_size
+        if data and self._nbytes + len(data) > LOG_NBYTES:
+            os.replace(self._path, self._path + ".1")
+            os.close(self._fd)
+            self._fd = None
+            return self._append(data)
+        while data:
+            n = os.write(self._fd, data)
+            self._nbytes += n
+            data = data[n:]
+
+
+def _become_subreaper() -> None:
+    libc.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+
+def _wake_pipe() -> int:
+    """A descriptor that is readable after a signal, such as that of a child's end."""
+    read_fd, write_fd = os.pipe()
+    os.set_blocking(write_fd, False)
+    signal.set_wakeup_fd(write_fd, warn_on_full_buffer=False)
+    return read_fd
+
+
+def _reap(role: int = -1) -> tuple[int | None, bool]:
+    """Take the children that have ended: the role's wait status, if it was one of them, and whether
+    there are others left."""
+    found = None
+    try:
+        while True:
+            pid, status = os.waitpid(-1, os.WNOHANG)
+            if pid == 0:
+                return found, True
+            if pid == role:
+                found = status
+    except ChildProcessError:
+        return found, False
+
+
+def _children() -> list[int]:
+    try:
+        found: list[int] = []
+        for thread in os.listdir("/proc/self/task"):
+            with open(f"/proc/self/task/{thread}/children") as file:
+                found += map(int, file.read().split())
+        return found
+    except FileNotFoundError:  # a kernel without CONFIG_PROC_CHILDREN
+        return [pid for pid in map(int, filter(str.isdigit, os.listdir("/proc"))) if _is_ours(pid)]
+
+
+def _is_ours(pid: int) -> bool:
+    try:
+        with open(f"/proc/{pid}/stat") as file:
+            return int(file.read().rpartition(")")[2].split()[1]) == os.getpid()
+    except OSError:  # it has ended
+        return False
+
+
+def _word(value: int) -> bytes:
+    return value.to_bytes(8, sys.byteorder)
+
+
+def _leave(status: int) -> Never:
+    """End as the process did that had this wait status."""
+    if os.WIFSIGNALED(status):
+        signum = os.WTERMSIG(status)
+        libc.prctl(PR_SET_DUMPABLE, 0, 0, 0, 0)  # one core file is enough
+        if signum != signal.SIGKILL:
+            signal.signal(signum, signal.SIG_DFL)
+        os.kill(os.getpid(), signum)
+    os._exit(os.waitstatus_to_exitcode(status))
