@@ -7,12 +7,16 @@ says so once. A learner of the same supervisor is watched by that.
 from __future__ import annotations
 
 import os
+import stat
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
+from pydantic import ValidationError
+
+from penstock.configs import references
 from penstock.configs.errors import UserError
 from penstock.configs.schema import Config
 from penstock.core.role import RoleContext, learner_socket, relay_socket
@@ -35,7 +39,11 @@ class Found:
 
 
 def find(ctx: RoleContext) -> Found:
-    """Learn the config and the way; asks a learner at ``ctx.address`` when started by hand."""
+    """Learn the config and the way; asks a learner at ``ctx.address`` when started by hand.
+
+    Raises UserError for a config that cannot be read, or that names code which ``ctx`` does not
+    allow, before anything of it is imported; LearnerGoneError when told to leave meanwhile.
+    """
     if ctx.address is None:
         assert ctx.config is not None
         return Found(ctx.config, learner_socket(ctx.runtime_dir, ctx.learner))
@@ -44,12 +52,17 @@ def find(ctx: RoleContext) -> Found:
     from penstock.transport.client import Client
     from penstock.transport.sockets import boot_id
 
+    source = f"the learner at {ctx.address}"
+    trusted = _trusts(ctx, ctx.address, source)
     client = Client(ctx, ctx.address)
     try:
         client.join()
-        config = Config.model_validate(client.welcome.config)
-        path = Path(client.unix_path)
-        reachable = client.boot_id == boot_id() and os.access(path, os.R_OK | os.W_OK)
+        config = _read_config(client.welcome.config, source)
+        references.check(
+            config, ctx.allow, trusted=trusted and _trusts(ctx, ctx.address, source), source=source
+        )
+        path = _own_socket(client.unix_path)
+        reachable = client.boot_id == boot_id() and path is not None
     finally:
         client.close()
     if ctx.transport == "shm" and not reachable:
@@ -58,6 +71,43 @@ def find(ctx: RoleContext) -> Found:
             "use --transport auto or zmq"
         )
     return Found(config, path if reachable and ctx.transport != "zmq" else None)
+
+
+def _trusts(ctx: RoleContext, address: str, source: str) -> bool:
+    """Whether only the user can answer at ``address``, or the user says that it does not matter.
+
+    Waits until there is a folder for an ``ipc://`` path, so that it is judged before it is used.
+    """
+    from penstock.transport.sockets import is_own_ipc
+
+    if ctx.curve is not None or ctx.insecure:
+        return True
+    found = wait_for(lambda: [is_own_ipc(address)], ctx, source)
+    if found is None:
+        raise LearnerGoneError("left before a learner was found")
+    return found[0]
+
+
+def _read_config(received: object, source: str) -> Config:
+    try:
+        return Config.model_validate(received)
+    except ValidationError as error:
+        first = error.errors()[0]
+        option = ".".join(map(str, first["loc"])) or "all of it"
+        raise UserError(
+            f"the config that {source} sent cannot be read ({option}: {first['msg']}); use the "
+            "same release of Penstock on both sides"
+        ) from error
+
+
+def _own_socket(text: object) -> Path | None:
+    """The path of a Unix socket of this user; None where it is something else."""
+    try:
+        path = Path(str(text))
+        found = path.stat()
+    except (OSError, ValueError):
+        return None
+    return path if stat.S_ISSOCK(found.st_mode) and found.st_uid == os.geteuid() else None
 
 
 def join(ctx: RoleContext, found: Found, spec: SlotSpec, actor: int) -> Link | None:

@@ -47,6 +47,7 @@ def train_on_hosts(
         group = []
         for rank in range(learners):
             where = [f"--rank={rank}", f"--world={learners}", f"--store={store}"]
+            where.append("--trusted-network")
             bind = f"--bind=tcp://127.0.0.1:{BIND_PORT}"
             learner = ["learner", target, *options, *where, bind, "--json"]
             group.append(_start(stack, made, rank, learner, cwd, folder / f"learner-{rank}.out"))

@@ -72,8 +72,9 @@ class RoleContext:
     rank of the learner that this role is, or belongs to; an actor may be given to another one
     (`leaving`, `follow`), and the rest is fixed for the process' life. ``runtime_dir`` has mode
     0700 and a path short enough for Unix sockets. ``resume`` is "no", "auto" or "must",
-    ``transport`` what an actor was told to use, ``curve`` a directory of keys, ``store`` is None
-    where all learners are on this host.
+    ``transport`` what an actor was told to use, ``curve`` a directory of keys. ``insecure`` and
+    ``allow`` say what an actor by hand takes from whoever answers (`configs.references.check`).
+    ``store`` is None where all learners are on this host.
     """
 
     role: str
@@ -89,6 +90,8 @@ class RoleContext:
     resume: str = "no"
     transport: str = "auto"
     curve: Path | None = None
+    insecure: bool = False
+    allow: tuple[str, ...] = ()
     learner: int = 0
     store: Store | None = None
     _stopping: bool = False  # a plain flag: a signal handler must not take a lock

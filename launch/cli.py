@@ -121,10 +121,21 @@ def learner(
     target: TargetOrRun,
     overrides: Overrides = None,
     bind: Annotated[
-        str | None, typer.Option(help="Where actors join; the same as transport.bind=.")
+        str | None,
+        typer.Option(
+            help="Where actors join, the same as transport.bind=; without it a socket in the run's "
+            "folder, for this user's actors on this host."
+        ),
     ] = None,
     insecure: Annotated[
         bool, typer.Option("--insecure", help="Let anybody join who reaches the address.")
+    ] = False,
+    trusted_network: Annotated[
+        bool,
+        typer.Option(
+            "--trusted-network",
+            help="Allow a --store off this host: learners among themselves have no keys.",
+        ),
     ] = False,
     rank: Annotated[
         int | None, typer.Option(min=0, help="Which of several learners this one is, from 0.")
@@ -139,29 +150,46 @@ def learner(
 ) -> None:
     """Start a learner that actors join, from this host or others; also by torchrun."""
     from penstock.launch import run
-    from penstock.launch.machines import find_place
+    from penstock.launch.machines import check_store, find_place
 
     place = find_place(rank, world, store, os.environ)
+    if place is not None:
+        check_store(place, trusted=trusted_network or insecure)
     options = [*(overrides or []), *(["transport.insecure=true"] if insecure else [])]
     sys.exit(run.learner(target, options, bind, place, resume, as_json, resume_from))
 
 
 @app.command(rich_help_panel=TRAIN)
 def actor(
-    connect: Annotated[str, typer.Option(help="The learner's address.")],
+    connect: Annotated[
+        str,
+        typer.Option(help="The learner's address, or the folder of its run on this host."),
+    ],
     count: Annotated[int, typer.Option(min=1, help="Actor processes to start.")] = 1,
     transport: Annotated[
         Literal["auto", "shm", "zmq"],
         typer.Option(help="Shared memory or ZeroMQ; auto: by whether the learner is on this host."),
     ] = "auto",
     curve: Annotated[str | None, typer.Option(help="Folder with this host's keys.")] = None,
+    insecure: Annotated[
+        bool,
+        typer.Option("--insecure", help="Run what whoever answers at the address asks for."),
+    ] = False,
+    allow: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="PATTERN",
+            help="Environment, wrapper, network or algorithm that the learner may name, such as "
+            "my_game:make_env or 'my_game:*'; all others are refused. May be repeated.",
+        ),
+    ] = None,
     run_dir: Annotated[str | None, typer.Option("--dir", help="Folder for the logs.")] = None,
     as_json: Json = False,
 ) -> None:
     """Start actors for a learner, which may come up earlier or later."""
     from penstock.launch import run
 
-    sys.exit(run.actors(connect, count, transport, curve, run_dir, as_json))
+    sys.exit(run.actors(connect, count, transport, curve, run_dir, as_json, insecure, allow or ()))
 
 
 @app.command(rich_help_panel=MEASURE)

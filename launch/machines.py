@@ -78,9 +78,25 @@ def check_place(place: Place, config: Config, environ: Mapping[str, str]) -> Non
     interface = config.learner.reduce.interface
     known = [name for _, name in socket.if_nameindex()]
     _check_interfaces(interface, known, environ)
+    _check_named(place)
     told = interface is not None or any(name in environ for name in INTERFACE_VARIABLES)
     if place.world > 1 and not told:
         _check_reachable(place.store.host, known)
+
+
+def check_store(place: Place, *, trusted: bool) -> None:
+    """Raise UserError for a store of this learner's own that other hosts reach, unless the network
+    is ``trusted``: the store has no keys. The store of torchrun is torchrun's."""
+    host = place.store.host
+    address = _resolve(host)
+    if place.store.served or trusted or address is None:
+        return
+    if not is_loopback(address):
+        raise UserError(
+            f"{host}:{place.store.port}, where the learners meet, can be reached from other hosts, "
+            "and learners among themselves have no keys; say --trusted-network where only machines "
+            "that you trust share the network, or use 127.0.0.1 on one machine"
+        )
 
 
 def where_to_write(place: Place, path: Path, resume: Resume) -> tuple[Path, Resume]:
@@ -102,6 +118,28 @@ def _check_interfaces(interface: str | None, known: list[str], environ: Mapping[
     for name in given:
         if name not in known:
             raise UserError(f"{option} {name} does not exist; this machine has {', '.join(known)}")
+
+
+def _check_named(place: Place) -> None:
+    """Raise UserError where rank 0 would serve the store at a loopback address by mistake: as on
+    many a Debian, where the machine's own name is 127.0.1.1."""
+    store = place.store
+    if place.rank or store.served or _is_address(store.host) or store.host == "localhost":
+        return
+    address = _resolve(store.host)
+    if address is not None and is_loopback(address):
+        raise UserError(
+            f"--store {store.host}:{store.port} is {address} on this machine, where no other one "
+            f"reaches it; give an address of this machine, such as 10.0.0.1:{store.port}"
+        )
+
+
+def _is_address(host: str) -> bool:
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    return True
 
 
 def _check_reachable(store: str, known: list[str]) -> None:

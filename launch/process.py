@@ -261,6 +261,8 @@ def role_arguments(run_dir: Path, runtime_dir: Path) -> dict[str, Any]:
         "resume": "no",
         "transport": "auto",
         "curve": None,
+        "insecure": False,
+        "allow": [],
     }
 
 

@@ -82,6 +82,8 @@ def _context(arguments: Message, channel: Channel, status: StatusPage) -> RoleCo
         channel=channel,
         status=status,
         store=Store(**arguments["store"]) if arguments["store"] else None,
+        insecure=arguments["insecure"],
+        allow=tuple(arguments["allow"]),
         **fields,
     )
 

@@ -21,8 +21,8 @@ from typing import TYPE_CHECKING, Any
 from penstock.configs.errors import UserError
 from penstock.configs.load import CONFIG_FILE, Resolved, dump
 from penstock.configs.schema import RunConfig
+from penstock.launch import actor_socket, topology
 from penstock.launch import summary as last_words
-from penstock.launch import topology
 from penstock.launch.attempt import Attempt, missing, undone_where_refused
 from penstock.launch.callbacks import Hooks, Run
 from penstock.launch.effects import Limits, Outcome
@@ -196,34 +196,59 @@ def learner(
         overrides = [*overrides, f"transport.bind={bind}"]
     if place is not None:
         overrides = [*overrides, f"learner.count={place.world}"]
+    resolve = partial(resolve_resumed, target, resume=resume, source=source)
     if place is not None and place.rank:  # it has its state from rank 0
-        resolved, source = resolve_resumed(target, overrides, resume, source or ""), None
-    else:
-        resolved = resolve_resumed(target, overrides, resume, source)
-    config, path = resolved.config, _run_dir(resolved)
-    address = config.transport.bind
-    if address is None:
-        raise UserError(
-            "a learner by hand needs an address for its actors; "
-            "give it one with --bind tcp://127.0.0.1:7700"
-        )
-    if place is None:
-        make_specs = partial(topology.learner, config, address)
-        return _with_learner(resolved, path, resume, as_json, make_specs, source)
-    check_place(place, config, os.environ)
-    if place.torchrun:
+        resolve, source = partial(resolve, source=source or ""), None
+    resolved = resolve(overrides)
+    write_to = _run_dir(resolved)
+    if place is not None:
+        check_place(place, resolved.config, os.environ)
+        write_to, resume = where_to_write(place, write_to, resume)
+    if place is not None and place.torchrun:
         die_with(os.getppid(), signal.SIGTERM)  # it has nobody else, should torchrun be killed
-    specs = topology.one_of_several(config, address, place.rank, place.store)
-    path, resume = where_to_write(place, path, resume)
-    return _with_learner(resolved, path, resume, as_json, lambda runtime_dir: specs, source)
+    in_folder = resolved.config.transport.bind is None
+    if in_folder:
+        resolved = resolve([*overrides, f"transport.bind={actor_socket.address_in(write_to)}"])
+    config = resolved.config
+    address = config.transport.bind
+    assert address is not None
+
+    def make_specs(runtime_dir: Path) -> Sequence[RoleSpec]:
+        if place is None:
+            specs = topology.learner(config, address, runtime_dir)
+        else:
+            specs = topology.one_of_several(config, address, place.rank, place.store)
+        if in_folder:
+            actor_socket.make_folder(write_to)
+            for spec in specs:
+                if spec.role == "connector":
+                    print(f"actors join by: penstock actor --connect {spec.address}", file=stream)
+        return specs
+
+    stream = sys.stderr if as_json else sys.stdout
+    try:
+        return _with_learner(resolved, write_to, resume, as_json, make_specs, source)
+    finally:
+        if in_folder:
+            actor_socket.remove_folder(write_to)
 
 
 def actors(
-    address: str, count: int, transport: str, curve: str | None, run_dir: str | None, as_json: bool
+    connect: str,
+    count: int,
+    transport: str,
+    curve: str | None,
+    run_dir: str | None,
+    as_json: bool,
+    insecure: bool = False,
+    allow: Sequence[str] = (),
 ) -> int:
-    """Actors for a learner that runs elsewhere, now or later."""
-    if not address.startswith(("tcp://", "ipc://")):
-        raise UserError(f"--connect {address} is no address; give one such as tcp://127.0.0.1:7700")
+    """Actors for a learner that runs elsewhere, now or later. ``connect`` is its address or, on
+    this host, the folder of its run; ``allow`` as in `configs.references.check`."""
+    from penstock.transport.sockets import check_connect  # zmq takes a moment to load
+
+    address = actor_socket.address_of(connect)
+    check_connect(address, keys=curve is not None, insecure=insecure)
     _require_linux()
     path = Path(run_dir) if run_dir else default_run_dir("actors")
     specs = topology.actors(count, address, relay=transport != "shm")
@@ -236,7 +261,12 @@ def actors(
         audience = Audience(
             lambda: make_view(stream, _title(path, specs), None), None, events=events
         )
-        arguments = role_arguments(path, runtime_dir) | {"transport": transport, "curve": curve}
+        arguments = role_arguments(path, runtime_dir) | {
+            "transport": transport,
+            "curve": curve,
+            "insecure": insecure,
+            "allow": list(allow),
+        }
         outcome = _supervise(
             Supervisor(specs, Limits(), arguments, path / "logs", audience), audience
         )

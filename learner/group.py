@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 
 Arrays = dict[str, np.ndarray[Any, Any]]
 LOOK_S = 0.005
+SHOWN = 200  # characters of another's option
 CONNECT_S = 5.0  # for members that were there a moment ago
 OWN = ("device", "nice", "threads", "env_threads")  # options in which learners may differ
 
@@ -61,15 +62,16 @@ class Guarded(Collective):
 
 
 @contextmanager
-def lost(what: str) -> Iterator[None]:
-    """Turn what torch raises where a member is gone or late into a `GroupLostError`.
+def lost(what: str, *also: type[Exception]) -> Iterator[None]:
+    """Turn what torch raises where a member is gone or late into a `GroupLostError`; ``also`` what
+    it raises where the store holds something else than a member wrote.
 
     Not "from" that: its traceback would hold the process group, and so the connections, open.
     """
     text = ""
     try:
         yield
-    except RuntimeError as error:
+    except (RuntimeError, *also) as error:
         text = str(error).strip() or type(error).__name__
     if text:
         raise GroupLostError(f"{what} failed: {text.splitlines()[0]}")
@@ -95,7 +97,7 @@ class Group:
         self.world = len(self.members)
         timeout = timedelta(seconds=cfg.timeout_s)
         soon = timedelta(seconds=min(cfg.timeout_s, CONNECT_S))
-        with lost("connecting"):
+        with lost("connecting", ValueError, MemoryError):
             dist.init_process_group(
                 "gloo",
                 store=dist.PrefixStore(f"epoch-{epoch}", store),  # type: ignore[attr-defined]
@@ -164,9 +166,9 @@ def meet(
         absent = [member for member in members if member != me]
         while absent:
             for member in [m for m in absent if store.check([f"hello-{m}"])]:
-                _compare(me, hello, member, json.loads(store.get(f"hello-{member}")))
+                _compare(me, hello, member, _read(store.get(f"hello-{member}"), member))
                 absent.remove(member)
-            if store.get(f"token-{me}").decode() != token:
+            if store.get(f"token-{me}") != token.encode():
                 raise UserError(f"two learners say that they are rank {me}; give each one its own")
             if absent:
                 if not waiting():
@@ -187,12 +189,27 @@ def hello_of(config: Config) -> dict[str, Any]:
     return found
 
 
+def _read(value: bytes, member: int) -> dict[str, Any]:
+    """What a member has said of itself. The store takes values from whoever connects."""
+    try:
+        found = json.loads(value)
+    except (ValueError, RecursionError):
+        found = None
+    if not isinstance(found, dict):
+        raise UserError(
+            f"what the store holds for rank {member} is not what a learner of Penstock writes; see "
+            "that no other program uses its port, and that its network is closed to others"
+        )
+    return found
+
+
 def _compare(me: int, mine: dict[str, Any], member: int, theirs: dict[str, Any]) -> None:
     for name, value in mine.items():
         if theirs.get(name) != value:
             raise UserError(
                 f"learners disagree on {name}: it is {value} on rank {me} and "
-                f"{theirs.get(name)} on rank {member}; start all with the same config and version"
+                f"{str(theirs.get(name))[:SHOWN]} on rank {member}; start all with the same config "
+                "and version"
             )
 
 

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 TRY_S = 1.0
 LOOK_S = 0.05
 ROLL_S = 5.0  # within which all that live have heard that the group is lost
+BACKLOG = 1024  # connections that wait to be taken in
 LINGER_S = 1.0  # who serves the store goes last
 
 
@@ -37,15 +38,33 @@ def open_store(
     timeout = timedelta(seconds=timeout_s)
     try:
         store = dist.TCPStore(  # type: ignore[attr-defined]
-            where.host, where.port, is_master=serves, wait_for_workers=False, timeout=timeout
+            where.host,
+            where.port,
+            is_master=serves,
+            wait_for_workers=False,
+            timeout=timeout,
+            master_listen_fd=_listen(where) if serves else None,
         )
-    except RuntimeError as error:
+    except (OSError, RuntimeError) as error:
         done = "served" if serves else "reached"
+        why = getattr(error, "strerror", None) or str(error).splitlines()[0]
         raise UserError(
-            f"the store at {where.host}:{where.port} cannot be {done} "
-            f"({str(error).splitlines()[0]}); rank 0 serves it, on a port that is free"
+            f"the store at {where.host}:{where.port} cannot be {done} ({why}); rank 0 serves it, "
+            "at an address of its machine and on a port that is free"
         ) from None
     return dist.PrefixStore(f"attempt-{where.attempt}", store)  # type: ignore[attr-defined]
+
+
+def _listen(where: Where) -> int:
+    """A listening socket at that address alone, for the store to take over: left to itself it
+    would listen at all addresses of the machine. Raises OSError."""
+    found = socket.getaddrinfo(where.host, where.port, type=socket.SOCK_STREAM)
+    family, kind, protocol, _, address = found[0]
+    with socket.socket(family, kind, protocol) as listener:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(address)
+        listener.listen(BACKLOG)
+        return listener.detach()
 
 
 def _answers(where: Where, timeout_s: float, waiting: Callable[[], bool]) -> bool:

@@ -194,7 +194,7 @@ def test_a_store_whose_port_is_taken(penstock: Penstock) -> None:
         code, _, err = start(penstock, port, 0, 2).end()
     assert code == 2
     assert sentence(err).startswith(f"the store at 127.0.0.1:{port} cannot be served (")
-    assert sentence(err).endswith("rank 0 serves it, on a port that is free")
+    assert sentence(err).endswith("at an address of its machine and on a port that is free")
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ from typing import Any
 
 from penstock.launch.effects import Limits
 from penstock.launch.folders import run_folder, runtime_folder
+from penstock.launch.process import role_arguments
 from penstock.launch.supervisor import Supervisor
 from penstock.launch.topology import RoleSpec, Stage
 
@@ -61,8 +62,7 @@ def main() -> None:
     ]
     ears = Ears(plan.get("fault", False))
     with run_folder(run_dir, "auto") as lock, runtime_folder() as runtime_dir:
-        arguments = {"run_dir": str(run_dir), "runtime_dir": str(runtime_dir), "config": None}
-        arguments |= {"resume": "no", "transport": "auto", "curve": None}
+        arguments = role_arguments(run_dir, runtime_dir)
         limits = Limits(**plan.get("limits", {}))
         supervisor = Supervisor(specs, limits, arguments, run_dir / "logs", ears, (lock,))
         outcome = supervisor.run()

@@ -125,12 +125,17 @@ def test_wrong_usage_is_exit_code_2(
     [
         (["train", "cartpoal"], "the nearest preset is cartpole"),
         (["train", "cartpole", "learner.lrr=1"], "learner.lr"),
-        (["learner", "cartpole"], "give it one with --bind tcp://127.0.0.1:7700"),
+        (["learner", "cartpole", f"run.dir={'x' * 120}"], "longer than the 102 bytes"),
         (
             ["learner", "cartpole", "--bind", "tcp://0.0.0.0:7700"],
             "set transport.curve to a folder of keys",
         ),
-        (["actor", "--connect", "here:7700"], "--connect here:7700 is no address"),
+        (["actor", "--connect", "here:7700"], "--connect here:7700 is no address and no folder"),
+        (["actor", "--connect", "tcp://10.0.0.1:7700"], "is on another host, and whoever answers"),
+        (
+            ["learner", "cartpole", "--rank=0", "--world=2", "--store=10.0.0.1:29500"],
+            "say --trusted-network",
+        ),
         (["train", "cartpole", "--resume", "auto"], "name the folder with run.dir="),
         (["train", "cartpole", "--resume", "must", "run.dir=x"], "x has no checkpoint to resume"),
         (["train", "grid.py"], "grid.py is Python: train grid:FUNCTION"),
@@ -168,7 +173,7 @@ def test_a_mistake_leaves_no_folder(
     monkeypatch.setattr(wandb_writer, "find_spec", lambda _: None)
     mistakes = (
         (["train", "cartpoal"], "cartpoal"),
-        (["learner", "cartpole"], "--bind"),
+        (["learner", "cartpole", "--bind", "tcp://0.0.0.0:7700"], "transport.curve"),
         (["train", "cartpole", "run.callbacks=[nowhere_at_all:Hooks]"], "there is no module"),
         (["train", "cartpole", "run.wandb=games"], "needs wandb, which is not installed"),
     )

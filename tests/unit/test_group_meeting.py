@@ -80,3 +80,21 @@ def test_two_learners_of_one_rank_are_noticed(tmp_path: Path) -> None:
 
     with pytest.raises(UserError, match="two learners say that they are rank 0; give each one"):
         meet(store(tmp_path), range(2), 0, HELLO, 10.0, another_comes)
+
+
+@pytest.mark.parametrize(
+    "value", [b"x", b"\xff\x00", b"[1]", b"", b"7", b"[" * 100_000], ids=lambda value: value[:4]
+)
+def test_what_a_stranger_wrote_to_the_store_is_one_sentence(tmp_path: Path, value: bytes) -> None:
+    store(tmp_path).set("hello-1", value)
+    with pytest.raises(UserError, match="what the store holds for rank 1 is not what a learner"):
+        meet(store(tmp_path), range(2), 0, HELLO, 10.0, lambda: True)
+
+
+def test_a_token_of_a_stranger_is_one_sentence(tmp_path: Path) -> None:
+    def stranger_comes() -> bool:
+        store(tmp_path).set("token-0", b"\xff")
+        return True
+
+    with pytest.raises(UserError, match="two learners say that they are rank 0"):
+        meet(store(tmp_path), range(2), 0, HELLO, 10.0, stranger_comes)

@@ -12,7 +12,7 @@ import pytest
 from penstock.configs.errors import UserError
 from penstock.configs.load import resolve
 from penstock.core.role import Store
-from penstock.launch.machines import Place, check_place, find_place, where_to_write
+from penstock.launch.machines import Place, check_place, check_store, find_place, where_to_write
 
 TORCHRUN = {
     "TORCHELASTIC_RUN_ID": "none",
@@ -143,3 +143,32 @@ def test_each_rank_writes_to_a_folder_of_its_own() -> None:
     assert where_to_write(second, run, "no") == (run / "rank-1", "no")
     by_torchrun = Place(0, 2, Store("h", 1), torchrun=True)
     assert where_to_write(by_torchrun, run, "no") == (run, "auto")
+
+
+@pytest.mark.parametrize(
+    ("place", "trusted", "refused"),
+    [
+        (Place(0, 2, Store("127.0.0.1", 29500)), False, False),
+        (Place(0, 2, Store("localhost", 29500)), False, False),
+        (Place(0, 2, Store("10.0.0.1", 29500)), False, True),
+        (Place(1, 2, Store("10.0.0.1", 29500)), False, True),
+        (Place(0, 2, Store("10.0.0.1", 29500)), True, False),
+        (Place(0, 2, Store("10.0.0.1", 29500, served=True), torchrun=True), False, False),
+    ],
+)
+def test_a_store_off_this_host_needs_a_word(
+    resolves: dict[str, str], place: Place, trusted: bool, refused: bool
+) -> None:
+    if not refused:
+        check_store(place, trusted=trusted)
+        return
+    with pytest.raises(UserError, match=r"10\.0\.0\.1:29500, where the learners meet"):
+        check_store(place, trusted=trusted)
+
+
+def test_a_name_under_which_rank_0_would_serve_itself_alone(resolves: dict[str, str]) -> None:
+    resolves["box"] = "127.0.1.1"
+    store = Store("box", 29500)
+    with pytest.raises(UserError, match=r"--store box:29500 is 127\.0\.1\.1 on this machine, whe"):
+        check_place(Place(0, 2, store), config("learner.reduce.interface=lo"), {})
+    check_place(Place(1, 2, store), config("learner.reduce.interface=lo"), {})

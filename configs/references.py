@@ -1,0 +1,90 @@
+"""What a config makes a process import or open: the part of it that is code.
+
+An actor takes its config from the learner that it joins. Data in a config can at worst waste the
+actor's time and memory; a reference runs code as the actor's user. So an actor that cannot know
+with whom it speaks refuses references, and any actor may name those that it takes (`check`).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from fnmatch import fnmatchcase
+from typing import NamedTuple
+
+from pydantic import JsonValue
+
+from penstock.configs.errors import UserError
+from penstock.configs.schema import Config
+
+_NAMES_CODE_OR_FILE = re.compile(r"[:/\\]")
+
+
+class Reference(NamedTuple):
+    """A text of a config that names code or a file, and the option that holds it."""
+
+    option: str
+    text: str
+
+
+def references(config: Config) -> list[Reference]:
+    """Everything in ``config`` that an actor would import, call or open.
+
+    These are `module:name` in `env.id` (an id of gymnasium names nothing that is not installed
+    for it), all of `env.wrappers`, a network or an algorithm of one's own, and any text among
+    their keyword arguments that could name a module, a class or a file.
+    """
+    found = [Reference("env.id", config.env.id)] if ":" in config.env.id else []
+    found += _texts("env.kwargs", config.env.kwargs)
+    for wrapper in config.env.wrappers:
+        name, kwargs = (wrapper, {}) if isinstance(wrapper, str) else next(iter(wrapper.items()))
+        found.append(Reference("env.wrappers", name))
+        found += _texts(f"env.wrappers {name}", kwargs)
+    if config.model.entry is not None:
+        found.append(Reference("model.entry", config.model.entry))
+        found += _texts("model.settings", config.model.settings)
+    if config.algo.name == "custom":
+        found.append(Reference("algo.entry", config.algo.entry))
+        found += _texts("algo.settings", config.algo.settings)
+    return found
+
+
+def check(config: Config, allow: Sequence[str], *, trusted: bool, source: str) -> None:
+    """Raise UserError for the first thing in a received config that this process may not run.
+
+    Args:
+        config: what came.
+        allow: patterns, with `*` and `?`, of which `env.id` and every reference must match one;
+            none: whatever ``trusted`` says.
+        trusted: whether ``source`` is known to be the user's own.
+        source: who sent the config, for the sentence.
+    """
+    if allow:
+        wanted = dict.fromkeys([Reference("env.id", config.env.id), *references(config)])
+        for option, text in wanted:
+            if text not in allow and not any(fnmatchcase(text, pattern) for pattern in allow):
+                raise UserError(
+                    f"{source} names {option} {text!r}, which is none of --allow "
+                    f"{', '.join(allow)}; add --allow {text!r} if you trust it"
+                )
+    elif not trusted:
+        for option, text in references(config):
+            raise UserError(
+                f"{source} names {option} {text!r}, which this actor would run or open, and "
+                "without keys any user of this host may answer there; connect to the run's folder, "
+                f"or with --curve, or say --allow {text!r} or --insecure"
+            )
+
+
+def _texts(option: str, value: JsonValue) -> Iterator[Reference]:
+    """The texts within a JSON value that could name code or a file; keys of maps, too."""
+    if isinstance(value, str):
+        if _NAMES_CODE_OR_FILE.search(value):
+            yield Reference(option, value)
+    elif isinstance(value, dict):
+        for key, inner in value.items():
+            yield from _texts(option, key)
+            yield from _texts(option, inner)
+    elif isinstance(value, list):
+        for inner in value:
+            yield from _texts(option, inner)

@@ -1,0 +1,73 @@
+"""The sockets in a run's folder by which actors of this host join a learner that was started alone.
+
+    RUN/sockets/          mode 0700: only this user's processes get through
+    RUN/sockets/wire      the connector of rank 0; that of rank r is wire-r
+
+It is the default, since a port of 127.0.0.1 is open to every user of the host. An actor finds it by
+the run's folder, before and after a restart of the learner.
+"""
+
+from __future__ import annotations
+
+import os
+from contextlib import suppress
+from pathlib import Path
+
+from penstock.configs.errors import UserError
+
+FOLDER, SOCKET = "sockets", "wire"
+PATH_NBYTES = 107 - len("-9999")  # what a Unix socket's path may have, but for the rank
+
+
+def address_in(run_dir: Path) -> str:
+    """The ``ipc://`` address of rank 0 in a run's folder, which need not exist yet.
+
+    Raises UserError where the path is too long for a Unix socket.
+    """
+    path = run_dir.absolute() / FOLDER / SOCKET
+    for candidate in (path, Path(os.path.relpath(path))):
+        if len(os.fsencode(candidate)) <= PATH_NBYTES:
+            return f"ipc://{candidate}"
+    raise UserError(
+        f"the path {path} of the socket for actors is longer than the {PATH_NBYTES} bytes that the "
+        "system allows; "
+        "set run.dir to a shorter one, or give --bind ipc://PATH"
+    )
+
+
+def address_of(connect: str) -> str:
+    """The address that an actor is to connect to: ``connect`` itself, or that in a run's folder.
+
+    Raises UserError where it is neither.
+    """
+    if connect.startswith(("tcp://", "ipc://")):
+        return connect
+    if "://" not in connect and (os.sep in connect or Path(connect).is_dir()):
+        return address_in(Path(connect))
+    raise UserError(
+        f"--connect {connect} is no address and no folder; give the folder of a run on this host, "
+        "or an address such as tcp://10.0.0.1:7700"
+    )
+
+
+def make_folder(run_dir: Path) -> None:
+    """Make the folder of the sockets. Raises UserError where it cannot be, or is open to others."""
+    path = run_dir / FOLDER
+    try:
+        path.mkdir(mode=0o700, exist_ok=True)
+        path.chmod(0o700)
+    except OSError as error:
+        raise UserError(
+            f"{path}, where actors join, cannot be made for this user alone ({error.strerror}); "
+            "give another place by --bind ipc://PATH"
+        ) from error
+
+
+def remove_folder(run_dir: Path) -> None:
+    """Remove the folder, and what a connector that was killed has left in it."""
+    path = run_dir / FOLDER
+    with suppress(OSError):
+        for socket in path.glob(f"{SOCKET}*"):
+            if socket.is_socket():
+                socket.unlink()
+        path.rmdir()

@@ -1,0 +1,47 @@
+"""Where actors of this host find a learner that was started alone."""
+
+from __future__ import annotations
+
+import socket
+from pathlib import Path
+
+import pytest
+
+from penstock.configs.errors import UserError
+from penstock.launch import actor_socket
+
+
+@pytest.mark.parametrize("address", ["tcp://10.0.0.1:7700", "ipc:///run/wire"])
+def test_an_address_is_taken_as_it_is(address: str) -> None:
+    assert actor_socket.address_of(address) == address
+
+
+def test_a_folder_stands_for_the_socket_in_it(tmp_path: Path) -> None:
+    run = tmp_path / "run"  # which need not be there yet
+    assert actor_socket.address_of(str(run)) == f"ipc://{run}/sockets/wire"
+
+
+def test_a_long_path_is_taken_from_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    deep = tmp_path / ("x" * 100)
+    deep.mkdir()
+    monkeypatch.chdir(deep)
+    assert actor_socket.address_in(deep / "run") == "ipc://run/sockets/wire"
+    with pytest.raises(UserError, match="longer than the 102 bytes"):
+        actor_socket.address_in(deep / ("y" * 100))
+
+
+def test_the_folder_is_the_users_alone_and_goes(tmp_path: Path) -> None:
+    actor_socket.make_folder(tmp_path)
+    folder = tmp_path / "sockets"
+    assert folder.stat().st_mode & 0o777 == 0o700
+    with socket.socket(socket.AF_UNIX) as left:
+        left.bind(str(folder / "wire-1"))
+    actor_socket.remove_folder(tmp_path)
+    assert not folder.exists()
+
+
+def test_what_is_no_socket_stays(tmp_path: Path) -> None:
+    actor_socket.make_folder(tmp_path)
+    (tmp_path / "sockets/wired").write_text("mine")
+    actor_socket.remove_folder(tmp_path)
+    assert (tmp_path / "sockets/wired").read_text() == "mine"

@@ -1,0 +1,57 @@
+"""Where learners of several machines meet: at which address the store listens."""
+
+from __future__ import annotations
+
+import socket
+from pathlib import Path
+
+import pytest
+
+from penstock.configs.errors import UserError
+from penstock.core.role import Store
+from penstock.learner.remote_store import open_store
+
+LISTEN = "0A"
+
+
+def free_port(host: str = "127.0.0.1") -> int:
+    with socket.create_server((host, 0)) as probe:
+        return int(probe.getsockname()[1])
+
+
+def listeners(port: int) -> list[str]:
+    """Addresses at which this machine listens at a port, in the kernel's hexadecimal."""
+    lines = [line.split() for name in ("tcp", "tcp6") for line in _table(name)]
+    return [
+        fields[1].partition(":")[0]
+        for fields in lines
+        if fields[3] == LISTEN and int(fields[1].partition(":")[2], 16) == port
+    ]
+
+
+def _table(name: str) -> list[str]:
+    path = Path("/proc/net") / name
+    return path.read_text().splitlines()[1:] if path.exists() else []
+
+
+@pytest.mark.parametrize(
+    ("host", "listens"), [("127.0.0.1", "0100007F"), ("127.0.0.2", "0200007F")]
+)
+def test_the_store_listens_where_it_was_asked_to(host: str, listens: str) -> None:
+    port = free_port(host)
+    store = open_store(Store(host, port), 0, 5.0, lambda: True)
+    assert store is not None
+    assert listeners(port) == [listens]
+    store.set("key", "value")
+    other = open_store(Store(host, port), 1, 5.0, lambda: True)
+    assert other is not None
+    assert other.get("key") == b"value"
+
+
+def test_an_address_of_another_machine_cannot_be_served() -> None:
+    with pytest.raises(UserError) as caught:
+        open_store(Store("192.0.2.1", 29500), 0, 5.0, lambda: True)
+    assert str(caught.value) == (
+        "the store at 192.0.2.1:29500 cannot be served (Cannot assign requested address); rank 0 "
+        "serves it, at an address of its machine and on a port that is free"
+    )
