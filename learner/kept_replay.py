@@ -7,14 +7,13 @@ need not agree to the step, and a snapshot that a crash cuts short leaves the on
 
 from __future__ import annotations
 
-import shutil
 import threading
 from collections.abc import Callable
 from pathlib import Path
 
 from penstock.configs.errors import UserError
 from penstock.replay import Replay, ReplayError
-from penstock.replay.snapshot_files import MANIFEST
+from penstock.replay.snapshot_files import MANIFEST, discard
 
 LOOK_S = 0.1  # between two beats of a run that waits
 
@@ -38,7 +37,7 @@ class KeptReplay:
         Raises ReplayError where the one before could not be written.
         """
         if not self._wanted:
-            shutil.rmtree(folder, ignore_errors=True)  # of another moment than its checkpoint
+            discard(folder)  # of another moment than its checkpoint
             return
         self._raise()
         if not self.saving:

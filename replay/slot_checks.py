@@ -1,7 +1,7 @@
 """What the columns of a slot from elsewhere may hold, checked before any of its rows count.
 
-`side`, `pad` and `age` of a row name other rows, and flags index tables of two. A value out of range
-would end whoever draws the row, or give back another slot's frames.
+`side`, `pad` and `age` of a row name other rows, and flags index tables of two. A value out of
+range would end whoever draws the row, or give back another slot's frames.
 """
 
 from __future__ import annotations
