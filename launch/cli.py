@@ -267,6 +267,15 @@ def replay_serve(
     insecure: Annotated[
         bool, typer.Option("--insecure", help="Let anybody in who reaches the address.")
     ] = False,
+    snapshot: Annotated[
+        str | None,
+        typer.Option(
+            help="Folder for snapshots of the buffer; a whole one in it is restored at the start."
+        ),
+    ] = None,
+    snapshot_every: Annotated[
+        float, typer.Option(help="Seconds between snapshots; a last one is written at the end.")
+    ] = 600.0,
     as_json: Json = False,
 ) -> None:
     """Keep a replay buffer that clients fill and sample over the network, until Ctrl-C."""
@@ -275,4 +284,8 @@ def replay_serve(
     from penstock.launch.replay import serve
 
     keys = Path(curve) if curve else None
-    serve(bind, Path(spec), capacity, sampler, alpha, beta, keys, insecure, as_json)
+    folder = Path(snapshot) if snapshot else None
+    serve(
+        bind, Path(spec), capacity, sampler, alpha, beta, keys, insecure, folder, snapshot_every,
+        as_json,
+    )  # fmt: skip

@@ -15,8 +15,8 @@ import json
 import signal
 import sys
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -26,9 +26,12 @@ from penstock.configs.errors import UserError
 from penstock.configs.text import parse
 from penstock.core.memory import keep_freed_memory
 from penstock.replay.buffer import Replay
+from penstock.replay.errors import DamagedError
 from penstock.replay.samplers import Prioritized, Sampler, Uniform
+from penstock.replay.snapshot_files import MANIFEST
 from penstock.replay.steps import Autoreset
 from penstock.serving.server import ReplayServer
+from penstock.serving.snapshots import Snapshots
 
 
 class SpecFile(pydantic.BaseModel):
@@ -54,26 +57,69 @@ def serve(
     beta: float,
     curve: Path | None,
     insecure: bool,
+    snapshot: Path | None,
+    snapshot_every_s: float,
     as_json: bool,
 ) -> None:
-    """Serve until SIGINT or SIGTERM, then print the counts. Raises UserError."""
+    """Serve until SIGINT or SIGTERM, then write a last snapshot to the folder ``snapshot``, if one
+    is given, and print the counts. Raises UserError."""
     keep_freed_memory()
-    chosen: Sampler = Prioritized(alpha, beta) if sampler == "prioritized" else Uniform()
     options = read_spec(spec).model_dump()
     columns = options.pop("columns")
-    replay = Replay(columns, capacity, sampler=chosen, shared=True, **options)
-    try:
-        with ReplayServer(replay, bind, curve=curve, insecure=insecure) as server:
-            with _told_to_stop() as stop:
-                print(f"serving {capacity} rows at {server.address}", file=sys.stderr, flush=True)
-                server.run(stop.is_set)
-            stats = replay.stats() | {"server": server.figures()}
-    finally:
-        replay.close()
+
+    def make() -> Replay:
+        chosen: Sampler = Prioritized(alpha, beta) if sampler == "prioritized" else Uniform()
+        return Replay(columns, capacity, sampler=chosen, shared=True, **options)
+
+    with ExitStack() as opened:
+        if snapshot is None:
+            replay, snapshots = make(), None
+        else:
+            replay, snapshots = _restored(make, snapshot, snapshot_every_s)
+        opened.callback(replay.close)
+        server = opened.enter_context(
+            ReplayServer(
+                replay, bind, curve=curve, insecure=insecure, snapshots=snapshots, log=_say
+            )
+        )
+        with _told_to_stop() as stop:
+            _say(f"serving {capacity} rows at {server.address}")
+            server.run(stop.is_set)
+            server.save()
+        stats = replay.stats() | {"server": server.figures()}
     if as_json:
         print(json.dumps(stats | {"address": server.address}))
     else:
         print(f"{stats['inserted']} rows came, {stats['stored']} were stored at the end")
+        for reason, count in sorted(server.rejected.items()):
+            print(f"rejected ({reason}): {count}")
+
+
+def _restored(make: Callable[[], Replay], folder: Path, every_s: float) -> tuple[Replay, Snapshots]:
+    """A replay with what ``folder`` holds, empty where that is nothing or no whole snapshot."""
+    replay = make()
+    snapshots = Snapshots(replay, folder, every_s, _say)
+    if not (folder / MANIFEST).exists():
+        _say(f"{folder} holds no snapshot; the replay begins empty")
+        return replay, snapshots
+    try:
+        snapshots.restore()
+    except DamagedError as error:
+        _say(f"warning: {error}; the replay begins empty, and the next snapshot replaces it")
+        replay.close()
+        replay = make()
+        return replay, Snapshots(replay, folder, every_s, _say)
+    except BaseException:
+        replay.close()
+        raise
+    _say(f"restored {len(replay)} rows from the snapshot {folder}")
+    return replay, snapshots
+
+
+def _say(text: str) -> None:
+    """A line on stderr, unless nobody can read it any more."""
+    with suppress(OSError):
+        print(text, file=sys.stderr, flush=True)
 
 
 def read_spec(path: Path) -> SpecFile:

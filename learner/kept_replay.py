@@ -7,15 +7,13 @@ need not agree to the step, and a snapshot that a crash cuts short leaves the on
 
 from __future__ import annotations
 
-import re
 import threading
 from collections.abc import Callable
-from contextlib import suppress
 from pathlib import Path
 
 from penstock.configs.errors import UserError
 from penstock.replay import Replay, ReplayError
-from penstock.replay.snapshot_files import MANIFEST, PREFIX
+from penstock.replay.snapshot_files import MANIFEST, discard
 
 LOOK_S = 0.1  # between two beats of a run that waits
 
@@ -39,7 +37,7 @@ class KeptReplay:
         Raises ReplayError where the one before could not be written.
         """
         if not self._wanted:
-            _remove(folder)  # of another moment than its checkpoint
+            discard(folder)  # of another moment than its checkpoint
             return
         self._raise()
         if not self.saving:
@@ -87,19 +85,3 @@ class KeptReplay:
         error, self._error = self._error, None
         if error is not None:
             raise error
-
-
-def _remove(folder: Path) -> None:
-    """Remove a snapshot, if there is one: the files that it consists of, and folders which that has
-    left empty. Nothing else, and no symbolic link is followed."""
-    if folder.is_symlink() or folder.parent.is_symlink() or not (folder / MANIFEST).is_file():
-        return
-    with suppress(OSError):
-        (folder / MANIFEST).unlink()  # from now on there is none
-        for inside in folder.iterdir():
-            if re.fullmatch(rf"{PREFIX}\d+", inside.name) and not inside.is_symlink():
-                for file in inside.glob("*.bin"):
-                    file.unlink()
-                inside.rmdir()
-        folder.rmdir()
-        folder.parent.rmdir()

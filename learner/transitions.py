@@ -83,7 +83,7 @@ class Transitions:
             seed=int(seed.generate_state(1)[0]),
         )
         self._table = self._replay.table
-        self._table.arrived = self._arrived
+        self._table.arrived, self._table.rejected = self._arrived, self._rejected
         self.store = self._table.store
         # Errors that a GPU may still be computing: asked for one batch later, it is not waited for.
         self._errors: deque[tuple[Batch, ToHost]] = deque()
@@ -175,7 +175,7 @@ class Transitions:
 
     def close(self) -> None:
         self._errors.clear()
-        self._table.arrived = None
+        self._table.arrived = self._table.rejected = None
         self._replay.close()
 
     def _hear(self, timeout_s: float) -> None:
@@ -198,6 +198,10 @@ class Transitions:
         self._accounting.arrived(slot.header)
         self._accounting.trained += steps
         progress.played(slot.columns, steps)
+
+    def _rejected(self, slot: Slot, fault: str) -> None:
+        self._accounting.arrived(slot.header)
+        self._accounting.dropped["invalid"] += int(slot.header["steps"])
 
 
 def make_limiter(replay: ReplayConfig, insert: int) -> RateLimiter:

@@ -11,7 +11,7 @@ around everything; the large copies release the interpreter lock under it.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Generator, Mapping
+from collections.abc import Callable, Generator, Mapping
 from pathlib import Path
 from typing import Any, Self
 
@@ -270,19 +270,23 @@ class Replay:
         source = Source(self, count, stacked)
         return batches(source, prefetch=prefetch, device=device, timeout_s=timeout_s)
 
-    def save(self, folder: str | Path) -> None:
+    def save(self, folder: str | Path, *, more: Callable[[], dict[str, Any]] | None = None) -> None:
         """Write a snapshot, complete or not at all, while others go on adding and sampling.
 
-        Raises ReplayError where it cannot be written; the one before then stays.
+        ``more`` gives JSON values to keep with it; it is called once, under `lock`, at the instant
+        of which the snapshot is. Raises ReplayError where it cannot be written; the one before then
+        stays.
         """
-        persistence.save(self, folder)
+        persistence.save(self, folder, more)
 
-    def restore(self, folder: str | Path) -> None:
-        """Take over the snapshot of a replay made alike; this one must be new.
+    def restore(self, folder: str | Path) -> dict[str, Any]:
+        """Take over the snapshot of a replay made alike; this one must be new. Returns what
+        ``more`` gave `save`.
 
-        Raises ReplayError where it is damaged or was made otherwise; use this replay no more then.
+        Raises DamagedError where it is damaged, another ReplayError where it was made otherwise;
+        use this replay no more then.
         """
-        persistence.restore(self, FolderReader(Path(folder)))
+        return persistence.restore(self, FolderReader(Path(folder)))
 
     @property
     def version(self) -> int:

@@ -62,7 +62,7 @@ class Cutter:
         if not table.closed or (now := self._newest(oldest)) == self._seen:
             return
         kept = np.fromiter(table.order, np.int64, len(table.order))[: table.closed]
-        for slot in kept[self._headers["version"][kept].astype(np.int64) < oldest].tolist():
+        for slot in kept[self._headers["version"][kept] < np.uint64(max(0, oldest))].tolist():
             table.order.remove(slot)
             table.order.appendleft(slot)
             table.evict_oldest("lag")

@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from penstock.replay.columns import Array, checked
 from penstock.replay.errors import ReplayError
-from penstock.replay.history import OLDEST
+from penstock.replay.history import OLDEST, REPEAT, SIDE, ZEROS
 from penstock.replay.layout import Layout, Observation
 from penstock.replay.stream import Stream
 from penstock.replay.table import NONE, Table
@@ -23,8 +23,6 @@ from penstock.replay.words import Words, either
 
 Flags = npt.NDArray[np.bool_]
 Arrays = dict[str, Array]
-
-REPEAT, ZEROS, SIDE = 0, 1, 2  # what `pad` says; SIDE + index of the oldest side row
 
 
 class Framing:

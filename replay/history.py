@@ -15,6 +15,7 @@ Records = npt.NDArray[Any]  # structured [T, E]
 Flags = npt.NDArray[np.bool_]
 
 OLDEST = 255  # what `age` saturates at; also where the start is not known
+REPEAT, ZEROS, SIDE = 0, 1, 2  # what `pad` says; SIDE + index of the oldest side row
 
 
 class Before(NamedTuple):

@@ -23,8 +23,11 @@ R = TypeVar("R", bound="Replay")
 COUNTERS = ("stale_updates",)
 
 
-def save(replay: Replay, folder: str | Path) -> None:
-    """Replace the snapshot in ``folder``: see `penstock.replay.snapshot`."""
+def save(
+    replay: Replay, folder: str | Path, more: Callable[[], dict[str, Any]] | None = None
+) -> None:
+    """Replace the snapshot in ``folder``: see `penstock.replay.snapshot`. ``more``: JSON values of
+    the same instant to keep with it, asked for under the buffer's lock."""
 
     def others() -> dict[str, Any]:
         return {
@@ -33,6 +36,7 @@ def save(replay: Replay, folder: str | Path) -> None:
             "state": replay.sampler.state_dict(),
             "limiter": replay.flow.state_dict() if replay.flow else None,
             "counters": {name: getattr(replay, name) for name in COUNTERS},
+            "more": more() if more is not None else {},
         }
 
     with replay.lock:
@@ -57,8 +61,8 @@ def load(make: Callable[..., R], folder: str | Path, sampler: Sampler | None, **
     return replay
 
 
-def restore(replay: Replay, reader: FolderReader) -> None:
-    """Fill a new replay that was made like the one of the snapshot."""
+def restore(replay: Replay, reader: FolderReader) -> dict[str, Any]:
+    """Fill a new replay that was made like the one of the snapshot; what `save` kept besides."""
     with replay.lock, reader.refusing():
         others = snapshot.restore(reader, replay.table)
         mine, theirs = _described(_inner(replay.sampler)), others["sampler"]
@@ -72,6 +76,8 @@ def restore(replay: Replay, reader: FolderReader) -> None:
             replay.flow.load_state_dict(others.get("limiter"))
         for name in COUNTERS:
             setattr(replay, name, int(others["counters"][name]))
+        more: dict[str, Any] = others.get("more", {})
+        return more
 
 
 def _options(replay: Replay) -> dict[str, Any]:

@@ -1,11 +1,14 @@
 """A folder of raw files that appears whole or not at all.
 
     ckpt/replay.json            what there is: sizes and checksums of the files, and their folder
-    ckpt/replay-<number>/*.bin  the bytes
+    ckpt/replay-<number>/*.bin  the bytes, and a file that says what this is
 
 Files are written into a folder of a new number and synced; then `replay.json` is replaced in one
 step, which makes them the snapshot, and only then the folder before is removed. Whatever fails on
 the way, or kills the process, leaves the snapshot before untouched.
+
+Nothing is removed but what was written here: files of that name in folders of that name, with the
+file that says so, of this user. Symbolic links are never followed.
 """
 
 from __future__ import annotations
@@ -13,7 +16,8 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import shutil
+import re
+import stat
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
@@ -22,19 +26,27 @@ from typing import IO, Any
 import numpy as np
 import numpy.typing as npt
 
-from penstock.replay.errors import ReplayError
+from penstock.replay.errors import DamagedError, ReplayError
+from penstock.transport.shm.arena import available_nbytes
 
 Array = npt.NDArray[Any]
 
 MANIFEST = "replay.json"
+TEMPORARY = f".{MANIFEST}.tmp"
 FORMAT = 1
 PREFIX = "replay-"
 ARRAY = "$array"
+MARKER = ".penstock-replay"
+MARK = b"A snapshot of a replay of Penstock, which removes it once there is a newer one.\n"
+GENERATION = re.compile(rf"{PREFIX}([0-9]{{1,15}})")
+FILE = re.compile(r"[^/\0.][^/\0]*\.bin", re.DOTALL)
+PRIVATE = 0o600
+FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 class _File:
     def __init__(self, path: Path) -> None:
-        self.stream: IO[bytes] = path.open("wb")
+        self.stream: IO[bytes] = _create(path)
         self.nbytes = self.crc32 = 0
 
     def write(self, array: Array) -> None:
@@ -50,10 +62,17 @@ class FolderWriter:
     def __init__(self, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self._folder = folder
-        taken = [int(p.name[len(PREFIX) :]) for p in _generations(folder)]
+        names = [GENERATION.fullmatch(name) for name in os.listdir(folder)]
+        taken = [int(found[1]) for found in names if found]
         self._inside = folder / f"{PREFIX}{max(taken, default=0) + 1}"
-        self._inside.mkdir()
+        self._inside.mkdir(mode=0o700)
         self._files: dict[str, _File] = {}
+        try:
+            with _create(self._inside / MARKER) as marker:
+                marker.write(MARK)
+        except OSError:
+            self.abandon()
+            raise
 
     def append(self, name: str, array: Array) -> None:
         """Bytes of ``array`` at the end of the file ``name``."""
@@ -74,24 +93,24 @@ class FolderWriter:
         _sync_folder(self._inside)
         text = json.dumps(body)
         whole = {"format": FORMAT, "crc32": zlib.crc32(text.encode()), "body": text}
-        temporary = self._folder / f".{MANIFEST}.tmp"
-        with temporary.open("wb") as stream:
+        before = _named_in(self._folder)
+        temporary = self._folder / TEMPORARY
+        temporary.unlink(missing_ok=True)
+        with _create(temporary) as stream:
             stream.write(json.dumps(whole).encode())
             _sync(stream)
         temporary.replace(self._folder / MANIFEST)
         _sync_folder(self._folder)
-        for path in _generations(self._folder):
-            if path != self._inside:
-                shutil.rmtree(path, ignore_errors=True)
+        _remove_generations(self._folder, before, but=self._inside.name)
 
     def abandon(self) -> None:
         """Remove what was written."""
         for file in self._files.values():
             with contextlib.suppress(OSError):  # what it has not written yet does not fit either
                 file.stream.close()
-        shutil.rmtree(self._inside, ignore_errors=True)
+        _remove_generation(self._inside, named=True)
         with contextlib.suppress(OSError):
-            (self._folder / f".{MANIFEST}.tmp").unlink(missing_ok=True)
+            (self._folder / TEMPORARY).unlink(missing_ok=True)
 
     def _extract(self, value: Any) -> Any:
         if isinstance(value, np.ndarray):
@@ -126,7 +145,11 @@ class FolderReader:
                 raise ValueError("its checksum is wrong")
             body = json.loads(whole["body"])
             self._files: dict[str, dict[str, int]] = body["files"]
-            self._inside = folder / Path(body["folder"]).name
+            if not GENERATION.fullmatch(body["folder"]):
+                raise ValueError(f"its folder {body['folder']!r} is none of a snapshot")
+            self._inside = folder / body["folder"]
+            if self._inside.is_symlink():
+                raise ValueError(f"{self._inside} is a symbolic link")
             self._check_sizes()
             self.about: dict[str, Any] = self._insert(body["about"])
 
@@ -142,17 +165,19 @@ class FolderReader:
             LookupError,
             ArithmeticError,
             AttributeError,
+            MemoryError,
+            RecursionError,
             TypeError,
             ValueError,
         ) as error:
-            raise ReplayError(
+            raise DamagedError(
                 f"{self.folder} is damaged or no snapshot of a replay ({error}); load another one"
             ) from error
 
     def read(self, name: str, parts: Iterator[Array]) -> None:
         """Fill arrays, one after the other, with the bytes of a file, all of them."""
         about, crc32, nbytes = self._files[name], 0, 0
-        with self._path(name).open("rb") as stream:
+        with _open(self._path(name)) as stream:
             for part in parts:
                 data = part.reshape(-1).view(np.uint8).data
                 nbytes += data.nbytes
@@ -164,12 +189,16 @@ class FolderReader:
 
     def _check_sizes(self) -> None:
         for name, about in self._files.items():
-            nbytes = self._path(name).stat().st_size
-            if nbytes != about["nbytes"]:
-                raise ValueError(f"{name} has {nbytes} bytes, not {about['nbytes']}")
+            found = self._path(name).lstat()
+            if not stat.S_ISREG(found.st_mode):
+                raise ValueError(f"{name} is no file")
+            if type(about["nbytes"]) is not int or found.st_size != about["nbytes"]:
+                raise ValueError(f"{name} has {found.st_size} bytes, not {about['nbytes']}")
 
     def _path(self, name: str) -> Path:
-        return self._inside / f"{Path(name).name}.bin"
+        if not FILE.fullmatch(f"{name}.bin"):
+            raise ValueError(f"no file of a snapshot is called {name!r}")
+        return self._inside / f"{name}.bin"
 
     def _insert(self, value: Any) -> Any:
         if isinstance(value, list):
@@ -180,14 +209,80 @@ class FolderReader:
             return {key: self._insert(child) for key, child in value.items()}
         dtype, shape = np.dtype(value["dtype"]), tuple(value["shape"])
         nbytes = self._files[value[ARRAY]]["nbytes"]
+        if nbytes > available_nbytes():
+            raise ValueError(f"{value[ARRAY]} of {nbytes} bytes does not fit the memory")
         array = np.empty(nbytes // dtype.itemsize, dtype).reshape(shape)
         self.read(value[ARRAY], iter([array]))
         return array
 
 
-def _generations(folder: Path) -> list[Path]:
-    paths = folder.glob(f"{PREFIX}*")
-    return [path for path in paths if path.name[len(PREFIX) :].isdigit() and path.is_dir()]
+def discard(folder: Path) -> None:
+    """Remove the snapshot in ``folder``, if one is, and the folder if that was all it had."""
+    before = _named_in(folder)
+    with contextlib.suppress(OSError):
+        if before is not None:
+            (folder / MANIFEST).unlink()
+        _remove_generations(folder, before)
+        folder.rmdir()
+
+
+def _named_in(folder: Path) -> str | None:
+    """The folder that the snapshot's manifest names, None without one that says so."""
+    try:
+        with _open(folder / MANIFEST) as stream:
+            whole = json.loads(stream.read())
+        sound = zlib.crc32(whole["body"].encode()) == whole["crc32"]
+        named = json.loads(whole["body"])["folder"] if sound else None
+    except (OSError, AttributeError, LookupError, TypeError, ValueError, RecursionError):
+        return None
+    return named if isinstance(named, str) and GENERATION.fullmatch(named) else None
+
+
+def _remove_generations(folder: Path, named: str | None, but: str = "") -> None:
+    for name in os.listdir(folder):
+        if GENERATION.fullmatch(name) and name != but:
+            _remove_generation(folder / name, named=name == named)
+
+
+def _remove_generation(path: Path, *, named: bool) -> None:
+    """Remove the files of a snapshot, and their folder if it has no others. ``named``: a manifest
+    says that it is one, as for those that older versions wrote; else it must say so itself."""
+    with contextlib.suppress(OSError):
+        folder = os.open(path, FOLDER)
+        try:
+            marked = _is_marked(folder)
+            if os.fstat(folder).st_uid != os.getuid() or not (named or marked):
+                return
+            for name in os.listdir(folder):
+                found = os.stat(name, dir_fd=folder, follow_symlinks=False)
+                if FILE.fullmatch(name) and stat.S_ISREG(found.st_mode):
+                    os.unlink(name, dir_fd=folder)
+            if os.listdir(folder) == [MARKER]:
+                os.unlink(MARKER, dir_fd=folder)
+        finally:
+            os.close(folder)
+        path.rmdir()
+
+
+def _is_marked(folder: int) -> bool:
+    try:
+        fd = os.open(MARKER, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=folder)
+    except OSError:
+        return False
+    with os.fdopen(fd, "rb") as stream:
+        return stream.read(len(MARK) + 1) == MARK
+
+
+def _create(path: Path) -> IO[bytes]:
+    """A new file that only this user reads; what is there already is not followed or replaced."""
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+    return os.fdopen(os.open(path, flags, PRIVATE), "wb")
+
+
+def _open(path: Path) -> IO[bytes]:
+    return os.fdopen(
+        os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC), "rb"
+    )
 
 
 def _sync(stream: IO[bytes]) -> None:

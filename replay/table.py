@@ -26,6 +26,7 @@ from penstock.replay.errors import ReplayError
 from penstock.replay.history import Before, lost_sight, start_of_stream, survey, told
 from penstock.replay.placement import frame_rows, place_columns, preset
 from penstock.replay.samplers import MAX_PRIORITY, Sampler
+from penstock.replay.slot_checks import SlotChecks
 from penstock.transport.shm.slot_writer import SlotWriter
 from penstock.transport.shm.store import Slot, SlotStore
 
@@ -82,7 +83,9 @@ class Table:
         self._sampler = sampler
         marked = "alive" in (self.records.dtype.names or ())
         self._marks: Array | None = self.records["alive"] if marked else None
+        self.checks = SlotChecks(spec, history)
         self.arrived: Callable[[Slot], None] | None = None  # told of each foreign slot taken in
+        self.rejected: Callable[[Slot, str], None] | None = None  # and of each that is not, and why
 
     # ------------------------------------------------------------------------- slots come
 
@@ -186,14 +189,18 @@ class Table:
 
         Where its writer did not say so (``rows`` of the header is 0), its columns follow NEXT_STEP:
         the row after an episode's end is not ``alive``, or not a decision. A gap in the stream's
-        sequence breaks the link to the slot before.
+        sequence breaks the link to the slot before, and so does a slot that is rejected because its
+        columns hold what cannot be.
         """
         index, envs = slot.index, self.spec.envs
-        before = self._link(slot)
         rows = self.records.reshape(-1, self.spec.unroll, envs)[index]
         length = min(int(slot.header["rows"]), self.spec.unroll)
         if "alive" not in (rows.dtype.names or ()):
             length = 0  # only who has that column can tell
+        if fault := self.checks.fault(rows[: length or None], told=length > 0):
+            self._reject(slot, rows, length, fault)
+            return
+        before = self._link(slot)
         decisions, after = told(rows, length) if length else survey(rows, before)
         self._note_end(slot, after)
         self.order.insert(self.closed, index)
@@ -214,6 +221,15 @@ class Table:
         self._cut_history(index)
         if self.arrived is not None:
             self.arrived(slot)
+
+    def _reject(self, slot: Slot, rows: Array, length: int, fault: str) -> None:
+        """Give a foreign slot back; what of it would have counted is counted as invalid."""
+        marked = "alive" in (rows.dtype.names or ())
+        counts = rows["alive"][: length or None] if marked else rows
+        self.refuse(int(np.count_nonzero(counts)) if marked else counts.size, "invalid")
+        self.store.release(slot.index)
+        if self.rejected is not None:
+            self.rejected(slot, fault)
 
     def _link(self, slot: Slot) -> Before:
         """Begin a foreign slot after the one before in its stream, and say how that ended."""

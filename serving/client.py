@@ -20,12 +20,12 @@ import numpy as np
 import numpy.typing as npt
 import zmq
 
-from penstock.core.specs import SlotSpec
 from penstock.replay.adding import PATIENCE_S, Adds, Given
 from penstock.replay.batch import Batch
 from penstock.replay.errors import ReplayError
 from penstock.serving.batches import read_shape, unpack
-from penstock.serving.outbox import Outbox
+from penstock.serving.outbox import Outbox, read_spec
+from penstock.serving.service import REPLAY_VERSION
 from penstock.transport import wire
 from penstock.transport.keys import load_actor
 from penstock.transport.sockets import Socket, dealer, is_local, receive
@@ -39,7 +39,8 @@ Want = tuple[int, bool]  # rows, stacked
 
 class ReplayClient(Adds):
     """One thread at a time. ``spec`` says what a slot holds; the server sees the steps of one
-    together, when it is full or at `flush`."""
+    together, when it is full or at `flush`. ``lost``: rows that the server had and has no more,
+    because it was started again from an older snapshot, or from none."""
 
     def __init__(
         self,
@@ -65,6 +66,9 @@ class ReplayClient(Adds):
         self._batches: deque[Batch] = deque()
         self._asked: dict[int, tuple[int, float]] = {}  # request -> batches, when
         self._number = 0
+        self._token = ""  # names this client to a server that knew it before
+        self._read = 0  # answers since the server last told how many it has sent
+        self.lost = 0
         self._reason = "nothing was heard of it"
         self._refused: str | None = None
         self._stats: dict[str, Any] | None = None
@@ -87,6 +91,7 @@ class ReplayClient(Adds):
         outbox.steps.writer.add(*given)
         if outbox.has_news:
             self._pump(0)
+            self._raise_refusal()
 
     def flush(self, timeout_s: float = 60.0) -> None:
         """Until the server has stored all that was added. Raises TimeoutError."""
@@ -95,9 +100,11 @@ class ReplayClient(Adds):
         ends_s = time.monotonic() + timeout_s
         self._pump(0)
         while len(outbox):
+            self._raise_refusal()
             if time.monotonic() >= ends_s:
                 raise TimeoutError(f"{len(outbox)} slots were not stored within {timeout_s:g} s")
             self._pump(0.1)
+        self._raise_refusal()
 
     def sample(self, count: int, *, stacked: bool = True, timeout_s: float = 60.0) -> Batch:
         """As `Replay.sample`. Raises TimeoutError, with the server's reason, where none came."""
@@ -137,7 +144,8 @@ class ReplayClient(Adds):
             self._say(Kind.UPDATE, None, 0, frames)
 
     def stats(self, timeout_s: float = 10.0) -> dict[str, Any]:
-        """As `Replay.stats`, with the server's own counters under "server"."""
+        """As `Replay.stats`, with the server's own counters under "server", this client's under
+        "client"."""
         self._stats = None
         ends_s = time.monotonic() + timeout_s
         ask_s = 0.0
@@ -149,7 +157,7 @@ class ReplayClient(Adds):
                 self._say(Kind.ASK_STATS)
                 ask_s = now_s + REPEAT_S
             self._pump(0.05)
-        return self._stats
+        return self._stats | {"client": {"lost": self.lost}}
 
     def close(self) -> None:
         """Leave. What was added since the last `flush` may be lost."""
@@ -185,7 +193,7 @@ class ReplayClient(Adds):
                     "start one with `penstock replay serve`, and check the address and the keys"
                 )
             if now_s >= ask_s:
-                ask_s = now_s + (REPEAT_S if self._say(Kind.JOIN) else 0.05)
+                ask_s = now_s + (REPEAT_S if self._say_join() else 0.05)
             self._pump(0.05)
             self._raise_refusal()
 
@@ -203,9 +211,13 @@ class ReplayClient(Adds):
             self._asked[self._number] = (missing, now_s)
             self._say_sample(self._number, missing)
 
+    def _say_join(self) -> bool:
+        return self._say(Kind.JOIN, {"version": REPLAY_VERSION, "token": self._token})
+
     def _say_sample(self, number: int, count: int) -> None:
         batch, stacked = self._want
-        self._say(Kind.SAMPLE, {"batch": batch, "count": count, "stacked": stacked}, number)
+        meta = {"batch": batch, "count": count, "stacked": stacked, "read": self._read}
+        self._say(Kind.SAMPLE, meta, number)
 
     def _pump(self, timeout_s: float) -> None:
         """Send what is due and handle what has come, waiting up to ``timeout_s`` for something."""
@@ -220,6 +232,8 @@ class ReplayClient(Adds):
                 if error.reason == "version":
                     text = f"the server at {self._address} {wire.OTHER_VERSION}"
                     raise ReplayError(text) from error
+            except ReplayError:
+                raise
             except (RecursionError, *wire.STRANGE):
                 continue
 
@@ -230,14 +244,19 @@ class ReplayClient(Adds):
             self._welcomed(head, meta)
         elif head.kind == Kind.REFUSE:
             self._refused = str(meta["error"])
-            self._asked.clear()
+            if meta.get("kind") == Kind.SLOT:
+                self._joined().refused(head.sequence)
+            else:
+                self._asked.clear()
         elif head.kind == Kind.WHO:
-            self._say(Kind.JOIN)
+            self._say_join()
         elif head.run_id != self._run_id:
             return
-        elif head.kind == Kind.BATCH and self._asked.pop(head.sequence, None) is not None:
-            shape = read_shape(meta)
-            self._batches.extend(unpack(shape, frame) for frame in message.frames)
+        elif head.kind == Kind.BATCH:
+            self._read += 1
+            if self._asked.pop(head.sequence, None) is not None:
+                shape = read_shape(meta)
+                self._batches.extend(unpack(shape, frame) for frame in message.frames)
         elif head.kind == Kind.STORED:
             self._joined().stored(head.sequence)
         elif head.kind == Kind.WAIT:
@@ -246,9 +265,15 @@ class ReplayClient(Adds):
             self._stats = dict(meta)
 
     def _welcomed(self, head: Head, meta: dict[str, Any]) -> None:
-        if head.run_id == self._run_id:
-            return
-        spec = SlotSpec.from_dict(meta["spec"])
+        """The server says what it holds, how far it has this client's stream, and how many answers
+        it has sent by this connection."""
+        if meta["version"] != REPLAY_VERSION:
+            raise ReplayError(
+                f"the server at {self._address} speaks version {meta['version']} of the replay "
+                f"protocol and this client {REPLAY_VERSION}; use the same release of Penstock"
+            )
+        spec, token = read_spec(meta["spec"]), str(meta["token"])
+        following, kept, read = int(meta["next"]), int(meta["kept"]), int(meta["sent"])
         if self._outbox is None:
             codec = "none" if is_local(self._address) else "auto"
             self._outbox = Outbox(spec, meta, codec, self._send, self._pump)
@@ -259,9 +284,12 @@ class ReplayClient(Adds):
                 f"another buffer listens at {self._address} now "
                 f"({self.spec.difference(spec, 'before', 'now')}); make a new client"
             )
-        self._run_id = head.run_id
+        again = self._run_id not in (0, head.run_id)
+        self._run_id, self._token, self._read = head.run_id, token, read
         self._asked.clear()
-        self._outbox.restart(head.run_id)
+        had = self._outbox.resume(head.run_id, following, kept)
+        if again:
+            self.lost += max(0, had - kept)
 
     def _raise_refusal(self) -> None:
         text, self._refused = self._refused, None

@@ -2,16 +2,23 @@
 
 A client numbers the slots of its stream and may have `WINDOW` of them on the way. What cannot be
 stored yet waits here; a slot that comes again, because its answer was lost, is answered again and
-not stored again. A gap makes the client send from the gap on.
+not stored again. A gap makes the client send from the gap on. A slot whose columns hold what cannot
+be is refused, once, and the stream goes on after it.
 """
 
 from __future__ import annotations
 
 import time
-from collections import Counter, deque
+from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
 
 from penstock.replay.buffer import Replay
+from penstock.replay.samplers import MAX_PRIORITY
 from penstock.replay.sharing import Inlet
 from penstock.transport import wire
 from penstock.transport.shm.store import Slot
@@ -19,6 +26,9 @@ from penstock.transport.wire import SlotDecoder, WireError
 
 FIRST_STREAM = 1 << 48  # none of those that writers of this host have
 WINDOW = 8  # slots of a client that may be on their way
+MAX_VERSION = 1 << 62
+
+Refused = Callable[[bytes, int, str, str], None]  # peer, sequence, reason, what is wrong
 
 
 @dataclass
@@ -30,39 +40,63 @@ class Line:
     waiting: deque[wire.Message] = field(default_factory=deque)
     due: bool = False
 
+    @property
+    def waiting_nbytes(self) -> int:
+        return sum(message.head.coded_nbytes for message in self.waiting)
+
+
+@dataclass
+class Taken:
+    """What the buffer has taken in of the stream of a token: slots before ``next``, their rows."""
+
+    token: str
+    next: int = 0
+    rows: int = 0
+
 
 class Intake:
     """Stores slots of many streams through one lane of ``replay``'s store."""
 
-    def __init__(self, replay: Replay, rejected: Counter[str]) -> None:
-        """``rejected`` counts what cannot be used, by reason."""
-        self._rejected = rejected
+    def __init__(self, replay: Replay, refused: Refused, waiting_nbytes: int) -> None:
+        """``refused`` is called for each slot that came in order and cannot be used, with its
+        sequence, or -1 where the client may send it again. ``waiting_nbytes``: of all slots that
+        wait to be stored together."""
+        self._refused, self._most_waiting_nbytes = refused, waiting_nbytes
         self.received = dict.fromkeys(("slots", "rows", "raw_nbytes", "coded_nbytes"), 0)
-        self._spec = replay.layout.spec
+        self.waiting_nbytes = 0
+        self._replay, self._spec = replay, replay.layout.spec
         self._decoder = SlotDecoder(replay.layout.spec)
         self._inlet = Inlet(replay)
         self._lines: dict[int, Line] = {}
+        # Changed under the buffer's lock alone, together with the table.
+        self._taken: dict[int, Taken] = {}
+        self._before = replay.table.arrived
+        replay.table.arrived = self._arrived
 
     @property
     def waiting(self) -> bool:
         """Whether some slot waits to be stored."""
-        return any(line.waiting for line in self._lines.values())
+        return self.waiting_nbytes > 0
 
     def accept(self, stream: int, name: bytes, message: wire.Message) -> None:
         """Note a slot that came. Raises WireError for one that cannot be used."""
         head = message.head
         if head.spec_hash != self._spec.hash:
             raise WireError("spec")
-        line = self._lines.setdefault(stream, Line(name))
+        line = self._lines[stream]
         line.name, line.due = name, True
         if head.sequence < line.next + len(line.waiting):
             return  # it came before
         if head.sequence > line.next + len(line.waiting) or len(line.waiting) >= WINDOW:
             raise WireError("ungranted")
+        nbytes = self.waiting_nbytes + head.coded_nbytes
+        if self.waiting_nbytes and nbytes > self._most_waiting_nbytes:
+            raise WireError("busy", "slots of other clients wait; it will be sent again")
+        self.waiting_nbytes = nbytes
         line.waiting.append(message)
 
     def store(self) -> list[tuple[bytes, int]]:
-        """Store what may be stored by now; whom to answer, with the sequence that is next."""
+        """Store what may be stored by now; who is to be answered, with the next sequence."""
         lines = [(stream, line) for stream, line in self._lines.items() if line.waiting]
         stored = 0
         while lines:
@@ -76,11 +110,33 @@ class Intake:
             self._inlet.collect()
         return self._answers()
 
+    def open(self, stream: int, name: bytes, taken: Taken) -> None:
+        """A client joins, from whose stream the buffer has ``taken`` so much before."""
+        with self._replay.lock:
+            self._taken[stream] = taken
+        self._lines[stream] = Line(name, taken.next)
+
+    def rename(self, stream: int, name: bytes) -> int:
+        """The client of a stream has a new connection; the sequence that is next."""
+        self._lines[stream].name = name
+        return self._lines[stream].next
+
+    def taken(self, stream: int) -> Taken:
+        return self._taken[stream]
+
+    def all_taken(self) -> list[Taken]:
+        """Of all streams; under the buffer's lock."""
+        return list(self._taken.values())
+
     def forget(self, stream: int) -> None:
         """A client is gone for good."""
-        self._lines.pop(stream, None)
+        if line := self._lines.pop(stream, None):
+            self.waiting_nbytes -= line.waiting_nbytes
+        with self._replay.lock:
+            self._taken.pop(stream, None)
 
     def close(self) -> None:
+        self._replay.table.arrived = self._before
         self._inlet.close()
 
     def __enter__(self) -> Intake:
@@ -88,6 +144,15 @@ class Intake:
 
     def __exit__(self, *error: object) -> None:
         self.close()
+
+    def _arrived(self, slot: Slot) -> None:
+        """The buffer has taken a slot in."""
+        stream = int(slot.header["actor"]) - FIRST_STREAM
+        if (taken := self._taken.get(stream)) is not None:
+            taken.next = int(slot.header["sequence"]) + 1
+            taken.rows += int(slot.header["steps"])
+        if self._before is not None:
+            self._before(slot)
 
     def _answers(self) -> list[tuple[bytes, int]]:
         due = [line for line in self._lines.values() if line.due]
@@ -100,22 +165,53 @@ class Intake:
         slot = self._inlet.acquire()
         if slot is None:
             return False
-        message = line.waiting[0]
+        message, head = line.waiting[0], line.waiting[0].head
         try:
             self._decoder.decode(message, slot.payload)
+            fault = self._fault(head, slot)
         except WireError as error:
-            self._rejected[error.reason] += 1
-            line.waiting.clear()  # they no longer follow; the client sends all of them again
-            self._inlet.give_back(slot)
-            return True
-        line.waiting.popleft()
-        line.next += 1
-        line.due = True
-        head = message.head
-        _fill_header(slot, stream, head)
-        self._inlet.publish(slot)
-        self._count(head)
+            self._refuse(line, -1, error.reason, str(error))
+        except wire.STRANGE as error:
+            self._refuse(line, -1, "meta", str(error))
+        else:
+            line.waiting.popleft()
+            self.waiting_nbytes -= head.coded_nbytes
+            line.next += 1
+            line.due = True
+            if fault is None:
+                _fill_header(slot, stream, head)
+                self._inlet.publish(slot)
+                self._count(head)
+                return True
+            self._refused(line.name, head.sequence, "columns", fault)
+        self._inlet.give_back(slot)
         return True
+
+    def _refuse(self, line: Line, sequence: int, reason: str, text: str) -> None:
+        """What waits no longer follows; the client sends all of it again."""
+        self.waiting_nbytes -= line.waiting_nbytes
+        line.waiting.clear()
+        self._refused(line.name, sequence, reason, text)
+
+    def _fault(self, head: wire.Head, slot: Slot) -> str | None:
+        """What is wrong with the columns of a slot, in words, or None."""
+        spec, count = self._spec, head.generation
+        if not 1 <= count <= spec.unroll:
+            return f"the slot says that it has {count} steps, and has 1 to {spec.unroll}"
+        if head.version > MAX_VERSION:
+            return f"policy version {head.version} is above {MAX_VERSION}"
+        columns = slot.columns
+        alive = int(np.count_nonzero(columns["alive"][:count]))
+        if alive != head.steps:
+            return f"{alive} rows are alive, and the header says {head.steps}"
+        if not np.isfinite(columns["reward"][:count]).all():
+            return "column reward holds a number that is not finite"
+        priority = columns.get("priority")
+        if priority is not None and not _sound(priority[:count]):
+            return f"column priority must hold numbers from 0 to {MAX_PRIORITY:g}, or NaN"
+        table = self._replay.table
+        rows = table.records.reshape(-1, spec.unroll, spec.envs)[slot.index]
+        return table.checks.fault(rows[:count], told=True)
 
     def _count(self, head: wire.Head) -> None:
         received = self.received
@@ -123,6 +219,11 @@ class Intake:
         received["rows"] += head.steps
         received["raw_nbytes"] += head.raw_nbytes
         received["coded_nbytes"] += head.coded_nbytes
+
+
+def _sound(priority: npt.NDArray[Any]) -> bool:
+    wide = priority.astype(np.float64)
+    return bool((((wide >= 0) & (wide <= MAX_PRIORITY)) | np.isnan(wide)).all())
 
 
 def _fill_header(slot: Slot, stream: int, head: wire.Head) -> None:

@@ -11,15 +11,21 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
+
 from penstock.core.specs import SlotSpec
+from penstock.replay.errors import ReplayError
 from penstock.replay.writer import Lane, Steps
 from penstock.transport import wire
+from penstock.transport.shm.arena import available_nbytes
 from penstock.transport.shm.slot_writer import SlotWriter
 from penstock.transport.shm.store import Slot, SlotStore
-from penstock.transport.wire import SlotEncoder
+from penstock.transport.wire import SlotEncoder, WireError
 
 UNSTORED = 4  # slots that may be on their way
 RESEND_S = 1.0
+
+MAX_COLUMNS = 1024
 
 Send = Callable[[wire.Parts], bool]
 
@@ -76,6 +82,7 @@ class Outbox:
         self._sent = 0  # of those, how many are on their way
         self._sent_s = 0.0
         self._shipped = 0
+        self._stored_rows = 0
         self.run_id = 0
 
     def __len__(self) -> int:
@@ -104,17 +111,29 @@ class Outbox:
     def stored(self, sequence: int) -> None:
         """The server has all slots before ``sequence``."""
         while self._unstored and int(self._unstored[0].header["sequence"]) < sequence:
-            self._store.release(self._unstored.popleft().index)
+            slot = self._unstored.popleft()
+            self._stored_rows += int(slot.header["steps"])
+            self._store.release(slot.index)
             self._sent = max(0, self._sent - 1)
             self._sent_s = time.monotonic()
 
-    def restart(self, run_id: int) -> None:
-        """The server knows nothing of this stream: it begins again with what is not stored."""
+    def refused(self, sequence: int) -> None:
+        """The server takes this slot never; it says soon that it goes on after it."""
+        for slot in self._unstored:
+            if int(slot.header["sequence"]) == sequence:
+                slot.header["steps"] = 0
+
+    def resume(self, run_id: int, sequence: int, kept: int) -> int:
+        """The server has this stream up to ``sequence``, and ``kept`` rows of it; what it has not
+        is sent again from there. Returns the rows that were known to be stored before."""
         self.run_id = run_id
-        for sequence, slot in enumerate(self._unstored):
-            slot.header["sequence"] = sequence
-        self._lane.number(len(self._unstored))
+        self.stored(sequence)
+        for number, slot in enumerate(self._unstored, sequence):
+            slot.header["sequence"] = number
+        self._lane.number(sequence + len(self._unstored))
         self._sent = 0
+        had, self._stored_rows = self._stored_rows, kept
+        return had
 
     def _parts(self, slot: Slot) -> wire.Parts:
         # The generation of a policy means nothing here; the place tells how many rows there are.
@@ -124,3 +143,26 @@ class Outbox:
 
     def close(self) -> None:
         self._store.close()
+
+
+def read_spec(meta: Any) -> SlotSpec:
+    """What a server says of its slots. Raises WireError for what no memory should be taken for."""
+    try:
+        columns = meta["columns"]
+        if len(columns) > MAX_COLUMNS:
+            raise WireError("meta", f"{len(columns)} columns")
+        for _, dtype, shape, _ in columns:
+            if np.dtype(dtype).kind not in "biufc" or any(
+                type(extent) is not int or not 0 <= extent < 1 << 31 for extent in shape
+            ):
+                raise WireError("meta", f"a column of {dtype}{shape}")
+        spec = SlotSpec.from_dict(meta)
+        nbytes = spec.payload_nbytes * (UNSTORED + 1)
+    except (RecursionError, *wire.STRANGE) as error:
+        raise WireError("meta", str(error)) from error
+    if nbytes > available_nbytes():
+        raise ReplayError(
+            f"the server's slots of {spec.payload_nbytes / 1e9:.2f} GB do not fit the memory of "
+            "this host; serve fewer envs or a smaller unroll"
+        )
+    return spec

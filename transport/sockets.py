@@ -60,11 +60,20 @@ def dealer(context: zmq.Context[Socket], address: str, keys: ActorKeys | None) -
 
 
 def router(
-    context: zmq.Context[Socket], address: str, keys: LearnerKeys | None, max_frame_nbytes: int
+    context: zmq.Context[Socket],
+    address: str,
+    keys: LearnerKeys | None,
+    max_frame_nbytes: int,
+    *,
+    received: int = HIGH_WATER,
 ) -> Socket:
-    """A connector's socket, bound. Raises UserError where the address is taken or not ours."""
+    """A connector's socket, bound; ``received``: messages of a peer that may wait to be read.
+
+    Raises UserError where the address is taken or not ours.
+    """
     with _opened(context, zmq.ROUTER) as made:
         made.setsockopt(zmq.MAXMSGSIZE, max_frame_nbytes)
+        made.setsockopt(zmq.RCVHWM, received)
         if keys is not None:
             made.curve_publickey, made.curve_secretkey = keys.own.public, keys.own.secret
             made.curve_server = True
