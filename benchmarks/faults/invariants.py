@@ -1,0 +1,91 @@
+"""What must hold: balanced accounting, a named cause, flat memory and descriptors."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from faults.injection import Struck
+from faults.program import Broken, wait_until
+from faults.vitals import descriptors, memory, slope
+from faults.world import World
+
+CAUSE_S = 2.0  # the first event of its like is written at once; "repeated" ones later
+LEAST_SAMPLES = 10
+MOST_GROWN = 0.10  # of its memory, in the second half of a session
+MOST_GROWN_NBYTES = 24 << 20
+MOST_GROWN_DESCRIPTORS = 8
+TOLD = ("damaged", "checksum", "corrupt", "not whole")
+
+
+def check_balance(answer: dict[str, Any]) -> None:
+    """produced = trained + dropped + lost + in flight. Raises Broken."""
+    found = answer.get("accounting")
+    if not found:
+        raise Broken(f"the run has no summary: {answer}")
+    went = found["trained"] + sum(found["dropped"].values()) + sum(found["lost"].values())
+    went += found["in_flight"]
+    if found["produced"] != went:
+        raise Broken(f"the accounting does not balance, by {found['produced'] - went}: {found}")
+    if min(found["produced"], found["trained"], found["in_flight"]) < 0:
+        raise Broken(f"the accounting is negative: {found}")
+    if not found["produced"] and answer.get("trained_steps"):
+        raise Broken(f"produced is 0 beside {answer['trained_steps']} trained steps")
+
+
+def check_cause(world: World, struck: Struck, seen: int) -> None:
+    """An event after the first ``seen`` names the role and what befell it. Raises Broken."""
+
+    def named() -> bool:
+        events = (world.events() or [])[seen:]
+        return any(
+            event.get("kind") in struck.causes
+            and (event.get("role") == struck.role or event.get("kind") in ("end", "stop"))
+            for event in events
+        )
+
+    if not wait_until(named, CAUSE_S, 0.1):
+        new = [(e.get("kind"), e.get("role")) for e in (world.events() or [])[seen:]]
+        wanted = " or ".join(struck.causes)
+        raise Broken(f"no event {wanted} of {struck.role} in logs/events.jsonl; there are {new}")
+
+
+def check_damage_told(world: World) -> None:
+    """A damaged checkpoint is never taken without a word. Raises Broken."""
+    said = world.main.said.lower()
+    texts = [str(event.get("text", "")).lower() for event in world.events() or []]
+    if not any(word in text for word in TOLD for text in (said, *texts)):
+        raise Broken(f"a damaged checkpoint was taken without a word: {said[-400:]}")
+
+
+class Vitals:
+    """Memory and descriptors of the processes that last, sampled between faults."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self._samples: dict[tuple[str, int], list[tuple[float, int, int]]] = {}
+
+    def sample(self) -> None:
+        for role in self._world.roles():
+            held, open_ = memory(role.pid), descriptors(role.pid)
+            if held is not None and open_ is not None:
+                key = (f"{role.program.name}/{role.name}", role.pid)
+                self._samples.setdefault(key, []).append((time.monotonic(), held, open_))
+
+    def check(self) -> None:
+        """Raises Broken where one process has grown beyond what is noise over the second half of
+        its samples."""
+        for (name, _), samples in self._samples.items():
+            half = samples[len(samples) // 2 :]
+            if len(half) < LEAST_SAMPLES:
+                continue
+            times = [at_s for at_s, _, _ in half]
+            span_s = times[-1] - times[0]
+            held = [float(nbytes) for _, nbytes, _ in half]
+            open_ = [float(count) for _, _, count in half]
+            least = slope(times, held).interval[0] * span_s
+            if least > max(MOST_GROWN * held[0], MOST_GROWN_NBYTES):
+                raise Broken(f"the memory of {name} grew by {least / 1e6:.0f} MB in {span_s:.0f} s")
+            least = slope(times, open_).interval[0] * span_s
+            if least > MOST_GROWN_DESCRIPTORS:
+                raise Broken(f"{name} has {least:.0f} descriptors more after {span_s:.0f} s")
