@@ -7,12 +7,13 @@ must be sound and the cause must be in logs/events.jsonl; at the end of a sessio
 balances, memory and descriptors of what lasted are flat, and no process, folder or shared memory
 stays. The table has seconds from a fault, or from the end of what lasted, until training went on.
 
-Session i has the seed S + i. A failure prints the command that repeats its session, and keeps the
+Session i has the seed S + i, which also chooses its topology. A failure prints the command that repeats its session, and keeps the
 folder; the exit code is then 1. Some faults need root, libfaketime or control groups: those that
 this machine cannot have are counted as skipped.
 
     python benchmarks/chaos.py [--seed 0] [--faults 100] [--minutes M] [--topology shm ...]
-                               [--fault kill:actor ...] [--slack 1] [--no-strict] [--json] [--save]
+                               [--fault kill:actor ...] [--without end:term ...] [--session 40]
+                               [--slack 1] [--no-strict] [--verbose] [--json] [--save]
 """
 
 from __future__ import annotations
@@ -28,36 +29,43 @@ from common import finish, parser
 from faults.session import Result, make
 from faults.topologies import TOPOLOGIES
 
+FAULTS = 100
 SESSION_FAULTS = 40
 
 
 def main() -> None:
     made = parser(__doc__)
     made.add_argument("--seed", type=int, default=0)
-    made.add_argument("--faults", type=int, default=100, help="of all sessions together")
+    made.add_argument(
+        "--faults", type=int, help="of all sessions; 100, or as many as --minutes allow"
+    )
     made.add_argument("--minutes", type=float, help="no new fault after so long")
     made.add_argument("--topology", action="append", choices=TOPOLOGIES, help="this alone; again")
     made.add_argument("--fault", action="append", default=[], help="this kind alone; again")
+    made.add_argument("--without", action="append", default=[], help="not this kind; again")
     made.add_argument("--session", type=int, default=SESSION_FAULTS, help="faults of a session")
     made.add_argument("--slack", type=float, default=1.0, help="factor on every bound on time")
     made.add_argument("--no-strict", dest="strict", action="store_false", help="causes unchecked")
     made.add_argument("--verbose", action="store_true", help="a line for each fault")
     args = made.parse_args()
     names = args.topology or list(TOPOLOGIES)
-    unknown = set(args.fault) - {kind for name in names for kind in TOPOLOGIES[name].kinds}
+    known = {kind for name in names for kind in TOPOLOGIES[name].kinds}
+    unknown = {*args.fault, *args.without} - known
     if unknown:
-        made.error(f"--fault {', '.join(sorted(unknown))}: none of {', '.join(names)} has it")
-    names = [n for n in names if not args.fault or set(args.fault) & TOPOLOGIES[n].kinds.keys()]
+        made.error(f"no {', '.join(sorted(unknown))} in {', '.join(names)}; {sorted(known)} are")
+    kinds = frozenset(args.fault or known) - set(args.without)
+    names = [name for name in names if kinds & TOPOLOGIES[name].kinds.keys()]
     until_s = time.monotonic() + args.minutes * 60 if args.minutes else float("inf")
     results: list[Result] = []
-    left, turn = args.faults, 0
+    left, turn = args.faults or (sys.maxsize if args.minutes else FAULTS), 0
     while left > 0 and time.monotonic() < until_s:
-        name, seed, count = names[turn % len(names)], args.seed + turn, min(args.session, left)
+        seed, count = args.seed + turn, min(args.session, left)
+        name = names[seed % len(names)]
         session = make(
             TOPOLOGIES[name],
             seed,
             count,
-            kinds=tuple(args.fault),
+            kinds=kinds,
             slack=args.slack,
             strict=args.strict,
             until_s=until_s,
@@ -65,19 +73,20 @@ def main() -> None:
         )
         result = session.run()
         results.append(result)
-        _tell(result, args.fault)
+        _tell(result, args)
         left, turn = left - count, turn + 1
     finish("chaos", summary(results, args), table(results), args)
     sys.exit(any(result.failure for result in results))
 
 
-def _tell(result: Result, kinds: Sequence[str]) -> None:
+def _tell(result: Result, args: Any) -> None:
     """A line for a session; of one that failed, how to repeat it."""
     took = f"{result.injected} of {result.faults} faults in {result.seconds:.0f} s"
     print(f"{result.topology:10} seed {result.seed}: {took}", file=sys.stderr, flush=True)
     if result.failure is None:
         return
-    chosen = "".join(f" --fault {kind}" for kind in kinds)
+    chosen = "".join(f" --fault {kind}" for kind in args.fault)
+    chosen += "".join(f" --without {kind}" for kind in args.without)
     print(
         f"FAILED: {result.failure}\n"
         f"repeat: python benchmarks/chaos.py --seed {result.seed} --topology {result.topology} "

@@ -21,7 +21,7 @@ from penstock.transport.wire import Head, Kind, WireError
 
 EDGES = (0, 1, 255, 2**15, 2**16 - 1, 2**31 - 1, 2**31, 2**32 - 1)
 WIDE_EDGES = (*EDGES, 2**53, 2**62 - 1, 2**62, 2**63 - 1, 2**63, 2**64 - 1)
-NARROW = {"kind": 255, "frames": 65535, "actor": 2**32 - 1, "incarnation": 2**32 - 1}
+NARROW = {"kind": 255, "incarnation": 2**32 - 1, "generation": 2**32 - 1}
 FIRST_STRANGER = 900_000  # ids that no actor of the run has
 MESSAGES = 200
 ANSWER_S = 1.0

@@ -7,6 +7,7 @@ import random
 import resource
 import signal
 import socket
+import subprocess
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -356,8 +357,6 @@ def _program_role(world: World, fault: Fault, what: str) -> Role:
 
 
 def _inside(world: World, host: int, command: str) -> None:
-    import subprocess
-
     assert world.hosts is not None
     argv = world.hosts.command(host, command.split())
     done = subprocess.run(argv, check=False, capture_output=True, text=True)

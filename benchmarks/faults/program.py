@@ -39,8 +39,8 @@ class Role:
 
 
 class Program:
-    """``argv`` started with ``environ``, its output in files in ``folder``; ``run_dir`` is where its
-    supervisor writes, if it has one."""
+    """``argv`` started with ``environ``, its output in files in ``folder``; ``run_dir`` is where
+    its supervisor writes, if it has one."""
 
     def __init__(
         self,

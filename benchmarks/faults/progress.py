@@ -51,16 +51,18 @@ class Progress(threading.Thread):
         return int(self.last.get("trained_steps", 0))
 
     def since(self, moment_s: float) -> float | None:
-        """When a line first showed samples that were trained on in an interval that began after
-        ``moment_s``, on the monotonic clock; None while none has."""
+        """When training went on after ``moment_s``, on the monotonic clock; None while it has not.
+
+        The first line after the moment may be of an interval that began before it, and the second
+        may hold what another learner had reported late. So two lines in a row have to grow; the
+        time is that of the first of them."""
         with self._lock:
             at = max(bisect_right(self._times, moment_s), self._generation_at)
-            if at >= len(self._lines):
-                return None
-            base = self._lines[at]["trained_steps"]  # its interval may have begun before
-            for time_s, line in zip(self._times[at + 1 :], self._lines[at + 1 :], strict=True):
-                if line["trained_steps"] > base:
-                    return time_s
+            times = self._times[at:]
+            trained = [line["trained_steps"] for line in self._lines[at:]]
+        for i in range(1, len(trained) - 1):
+            if trained[i - 1] < trained[i] < trained[i + 1]:
+                return times[i]
         return None
 
     def fallen(self) -> str | None:

@@ -1,5 +1,6 @@
-"""A client of `penstock replay serve` in a chaos session: adds and samples, and goes on whatever the
-server does. It appends lines like those of a run's metrics to a file that all clients share.
+"""A client of `penstock replay serve` in a chaos session: adds and samples until it is ended.
+
+It appends lines like those of a run's metrics to a file that all clients share.
 
     python benchmarks/faults/replay_client.py ADDRESS FILE
 """

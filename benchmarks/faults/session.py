@@ -9,7 +9,7 @@ import tempfile
 import time
 import traceback
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -28,7 +28,8 @@ HEALTHY_S = 10.0
 
 @dataclass
 class Result:
-    """Seconds until training went on, by kind of fault; ``failure`` where something did not hold."""
+    """``recoveries`` are kinds of faults, each with the seconds until training went on; ``failure``
+    says what did not hold."""
 
     topology: str
     seed: int
@@ -187,14 +188,14 @@ def make(
     seed: int,
     faults: int,
     *,
-    kinds: tuple[str, ...] = (),
+    kinds: Collection[str] | None = None,
     slack: float = 1.0,
     strict: bool = True,
     until_s: float = float("inf"),
     verbose: bool = False,
 ) -> Session:
-    """A session of ``faults`` drawn by ``seed``, of ``kinds`` alone where these are given."""
-    weights = {k: w for k, w in topology.kinds.items() if not kinds or k in kinds}
+    """A session of ``faults`` drawn by ``seed``, of ``kinds`` alone if these are given."""
+    weights = {k: w for k, w in topology.kinds.items() if kinds is None or k in kinds}
 
     def say(text: str) -> None:
         if verbose:

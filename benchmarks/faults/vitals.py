@@ -1,4 +1,4 @@
-"""Processes of a session by a mark in their environment, their memory and descriptors, and trends."""
+"""Processes by a mark in their environment, their memory and descriptors, and trends of these."""
 
 from __future__ import annotations
 

@@ -72,7 +72,7 @@ class World:
             stack.callback(self._end_all)
             self.run_dir = self.disk / "run"
             self.progress = Progress(self.run_dir / "metrics.jsonl")
-            if topology_served(self.topology):
+            if self.topology.served:
                 self.progress = Progress(self.folder / "progress.jsonl")
             self.progress.start()
             stack.callback(self.progress.close)
@@ -252,10 +252,6 @@ class World:
         for program in getattr(self, "programs", []):
             program.kill()
         wait_until(lambda: not marked(self.marker), LEAVE_S)
-
-
-def topology_served(topology: Topology) -> bool:
-    return topology.served
 
 
 def faketime() -> str | None:
