@@ -7,9 +7,9 @@ must be sound and the cause must be in logs/events.jsonl; at the end of a sessio
 balances, memory and descriptors of what lasted are flat, and no process, folder or shared memory
 stays. The table has seconds from a fault, or from the end of what lasted, until training went on.
 
-Session i has the seed S + i, which also chooses its topology. A failure prints the command that repeats its session, and keeps the
-folder; the exit code is then 1. Some faults need root, libfaketime or control groups: those that
-this machine cannot have are counted as skipped.
+Session i has the seed S + i, which also chooses its topology. A failure prints the command that
+repeats its session, and keeps the folder; the exit code is then 1. Some faults need root,
+libfaketime or control groups: those that this machine cannot have are counted as skipped.
 
     python benchmarks/chaos.py [--seed 0] [--faults 100] [--minutes M] [--topology shm ...]
                                [--fault kill:actor ...] [--without end:term ...] [--session 40]

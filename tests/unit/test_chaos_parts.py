@@ -1,4 +1,4 @@
-"""The machine that finds faults must not have them: its schedule, what it measures, what it checks."""
+"""The parts of benchmarks/chaos.py: its schedule, what it measures, what it checks."""
 
 from __future__ import annotations
 
