@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from faults.hostile import attack_attach, attack_replay, attack_wire
-from faults.program import SUPERVISOR, Broken, Role, wait_until
+from faults.program import STARTING, SUPERVISOR, Broken, Role, wait_until
 from faults.schedule import Fault
 from faults.topologies import GRACE_S, HANG_S
 from faults.vitals import alive, descriptors
@@ -70,7 +70,7 @@ def victim(world: World, fault: Fault, kinds: tuple[str, ...], ready: bool = Tru
 
     def there() -> bool:
         roles = world.roles()
-        found[:] = [r for r in roles if r.kind in kinds and not (ready and r.phase == "starting")]
+        found[:] = [r for r in roles if r.kind in kinds and not (ready and r.phase == STARTING)]
         return bool(found)
 
     if not wait_until(there, READY_S, 0.1):
@@ -310,7 +310,7 @@ def _await_group(world: World) -> None:
     learners = world.topology.learners
 
     def whole() -> bool:
-        ready = [r for r in world.roles() if r.kind == "learner" and r.phase != "starting"]
+        ready = [r for r in world.roles() if r.kind == "learner" and r.phase != STARTING]
         return len(ready) == learners == world.progress.last.get("learners_alive", learners)
 
     if not wait_until(whole, READY_S, 0.1):

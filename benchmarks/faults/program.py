@@ -17,7 +17,8 @@ from penstock.configs.errors import UserError
 from penstock.launch.asking import reach
 
 SUPERVISOR = "supervisor"
-UNREADY = ("starting", "environment_start")
+STARTING = "starting"
+WITHOUT_PHASES = ("relay", "evaluator", "server")  # a beat says that they have started
 
 
 class Broken(Exception):
@@ -108,8 +109,7 @@ class Program:
             return found
         for process in (report or {}).get("processes", []):
             if process["pid"] is not None and alive(process["pid"]):
-                phase = process["phase"] if process["silent_s"] is not None else "starting"
-                found.append(Role(process["name"], process["pid"], phase, self))
+                found.append(Role(process["name"], process["pid"], _phase(process), self))
         return found
 
     def all_names(self) -> int:
@@ -140,6 +140,15 @@ class Program:
 
     def _file(self, kind: str) -> Path:
         return self._folder / f"{self.name}-{self._starts}.{kind}"
+
+
+def _phase(process: Mapping[str, Any]) -> str:
+    """What it is in; "starting" until it works."""
+    if process["silent_s"] is None:
+        return STARTING
+    if process["name"].partition("-")[0] in WITHOUT_PHASES:
+        return "working"
+    return str(process["phase"])
 
 
 def wait_until(condition: Callable[[], object], within_s: float, step_s: float = 0.03) -> bool:

@@ -16,7 +16,7 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
-from faults.program import Broken, Program, Role, wait_until
+from faults.program import STARTING, Broken, Program, Role, wait_until
 from faults.progress import Progress
 from faults.proxy import Proxy
 from faults.topologies import GRACE_S, SMALL, Topology
@@ -113,7 +113,7 @@ class World:
                 return False
             if program.run_dir is not None:
                 found = program.roles()
-                unready = any(role.phase == "starting" for role in found)
+                unready = any(role.phase == STARTING for role in found)
                 if unready or len(found) != program.all_names() + 1:
                     return False
         return True
