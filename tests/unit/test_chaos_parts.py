@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import time
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,8 @@ from faults.progress import Progress
 from faults.schedule import GAP_S, LONGEST_S, SHORTEST_S, schedule
 from faults.topologies import TOPOLOGIES
 from faults.vitals import slope
+
+ROOT = Path(__file__).parents[2]
 
 
 def test_a_seed_gives_the_same_faults() -> None:
@@ -86,3 +89,14 @@ def test_training_goes_on_when_two_lines_in_a_row_grow(tmp_path: Path) -> None:
         assert progress.fallen() is None
     finally:
         progress.close()
+
+
+def test_what_the_page_on_reliability_names_exists() -> None:
+    page = (ROOT / "docs" / "reliability.md").read_text()
+    named = set(re.findall(r"`([a-z]+:[a-z-]+)`", page))
+    assert named <= {kind for topology in TOPOLOGIES.values() for kind in topology.kinds}
+    sources = list((ROOT / "tests").rglob("test_*.py"))
+    tests = {name for path in sources for name in re.findall(r"def (test_\w+)", path.read_text())}
+    for name in re.findall(r"`(test_[\w*]+(?:\.py)?)`", page):
+        found = any(path.match(name) for path in sources) if ".py" in name else name in tests
+        assert found, name
