@@ -8,12 +8,13 @@ from __future__ import annotations
 import random
 import socket
 import time
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
 import zmq
 
+from faults.proxy import Proxy
 from penstock.core.specs import SlotSpec
 from penstock.transport import wire
 from penstock.transport.sockets import Socket, dealer, receive
@@ -24,12 +25,13 @@ WIDE_EDGES = (*EDGES, 2**53, 2**62 - 1, 2**62, 2**63 - 1, 2**63, 2**64 - 1)
 NARROW = {"kind": 255, "incarnation": 2**32 - 1, "generation": 2**32 - 1}
 FIRST_STRANGER = 900_000  # ids that no actor of the run has
 MESSAGES = 200
+HOARDERS, MOST_WANTED = 16, 64
 ANSWER_S = 1.0
 
 
 def attack_wire(address: str, rng: random.Random) -> int:
     """Messages to a connector, as a stranger and as one that it has let in; how many were sent."""
-    with _Peer(address) as peer:
+    with Peer(address) as peer:
         sent = peer.noise(rng, MESSAGES // 2)
         actor = FIRST_STRANGER + rng.randrange(1 << 16)
         spec, run_id = peer.join(actor)
@@ -47,7 +49,7 @@ def attack_wire(address: str, rng: random.Random) -> int:
 
 def attack_replay(address: str, rng: random.Random) -> int:
     """Messages to a replay server: a client's, with columns, numbers and keys that are untrue."""
-    with _Peer(address) as peer:
+    with Peer(address) as peer:
         sent = peer.noise(rng, MESSAGES // 2)
         spec, run_id = peer.join_replay()
         if spec is None:
@@ -81,7 +83,26 @@ def attack_attach(path: Path, rng: random.Random) -> int:
     return 16
 
 
-class _Peer:
+class Hoard:
+    """Peers that ask for as much as they may and send nothing, on a host that then vanishes: their
+    connections stay open, and nothing comes over them any more."""
+
+    def __init__(self, address: str, actor: int) -> None:
+        port = int(address.rpartition(":")[2])
+        self._stack = ExitStack()
+        self._proxy = self._stack.enter_context(Proxy(port))
+        there = f"tcp://127.0.0.1:{self._proxy.port}"
+        for i in range(HOARDERS):
+            peer = self._stack.enter_context(Peer(there))
+            peer.join(actor + i, MOST_WANTED)
+        self._proxy.mode = "hold"
+
+    def close(self) -> None:
+        self._proxy.mode = "cut"
+        self._stack.close()
+
+
+class Peer:
     """A DEALER of its own."""
 
     def __init__(self, address: str) -> None:
@@ -89,7 +110,7 @@ class _Peer:
         self._address = address
         self._socket = dealer(self._context, address, None)
 
-    def __enter__(self) -> _Peer:
+    def __enter__(self) -> Peer:
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -120,7 +141,7 @@ class _Peer:
         self.drain()
         return count
 
-    def join(self, actor: int) -> tuple[SlotSpec | None, int]:
+    def join(self, actor: int, want: int = 2) -> tuple[SlotSpec | None, int]:
         """Be let in as an actor of the run's own spec."""
         self.send(wire.encode(Head(Kind.HELLO), {"spec": None, "want": 0}))
         welcome = self._await(Kind.WELCOME)
@@ -129,7 +150,7 @@ class _Peer:
         head, meta = welcome
         spec = SlotSpec.from_dict(meta["spec"])
         hello = Head(Kind.HELLO, spec_hash=spec.hash, actor=actor, incarnation=1)
-        self.send(wire.encode(hello, {"spec": spec.to_dict(), "want": 2}))
+        self.send(wire.encode(hello, {"spec": spec.to_dict(), "want": want}))
         joined = self._await(Kind.WELCOME) is not None
         return (spec if joined else None), head.run_id
 

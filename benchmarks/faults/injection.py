@@ -14,7 +14,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from faults.hostile import attack_attach, attack_replay, attack_wire
+from faults.hostile import FIRST_STRANGER, Hoard, attack_attach, attack_replay, attack_wire
 from faults.program import STARTING, SUPERVISOR, Broken, Role, wait_until
 from faults.schedule import Fault
 from faults.topologies import GRACE_S, HANG_S
@@ -60,6 +60,7 @@ class NotHereError(Exception):
 
 def inject(world: World, fault: Fault) -> Struck:
     """Do it. Raises NotHereError, or Broken where no victim is to be had."""
+    world.undo()
     verb, _, what = fault.kind.partition(":")
     return INJECTIONS[verb](world, fault, what)
 
@@ -256,6 +257,13 @@ def _hostile(world: World, fault: Fault, what: str) -> Struck:
     return Struck(what, time.monotonic())
 
 
+def _hoard(world: World, fault: Fault, what: str) -> Struck:
+    """A host of idle actors holds all grants, and vanishes without a word."""
+    hoard = Hoard(world.address, FIRST_STRANGER + (fault.seed & 0xFFFFFF))
+    world.later(hoard.close)
+    return Struck("hoard", time.monotonic(), BEATS_S + BOUND_S)
+
+
 def _net(world: World, fault: Fault, what: str) -> Struck:
     """The network between actors and their learner."""
     if world.proxy is not None:
@@ -290,7 +298,7 @@ def _clock(world: World, fault: Fault, what: str) -> Struck:
 INJECTIONS: dict[str, Callable[[World, Fault, str], Struck]] = {
     "kill": _kill, "pair": _pair, "stop": _stop, "hang": _hang, "end": _end,
     "checkpoint": _checkpoint, "disk": _disk, "descriptors": _descriptors, "memory": _memory,
-    "oom": _oom, "hostile": _hostile, "net": _net, "clock": _clock,
+    "oom": _oom, "hostile": _hostile, "hoard": _hoard, "net": _net, "clock": _clock,
 }  # fmt: skip
 
 

@@ -33,6 +33,14 @@ def check_balance(answer: dict[str, Any]) -> None:
         raise Broken(f"produced is 0 beside {answer['trained_steps']} trained steps")
 
 
+def check_stored(answer: dict[str, Any]) -> None:
+    """Of a replay server: inserted = stored + evicted. Raises Broken."""
+    evicted = answer.get("evicted", {})
+    gone = sum(evicted.values()) if isinstance(evicted, dict) else evicted
+    if not answer or answer["inserted"] != answer["stored"] + gone:
+        raise Broken(f"inserted is not stored + evicted: {answer}")
+
+
 def check_cause(world: World, struck: Struck, seen: int) -> None:
     """An event after the first ``seen`` names the role and what befell it. Raises Broken."""
 

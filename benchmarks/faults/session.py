@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from faults.injection import GRACE_S, Ending, NotHereError, Struck, harm_checkpoint, inject
-from faults.invariants import Vitals, check_balance, check_cause, check_damage_told
+from faults.invariants import Vitals, check_balance, check_cause, check_damage_told, check_stored
 from faults.program import Broken, wait_until
 from faults.schedule import Fault, schedule
 from faults.topologies import Topology
@@ -105,7 +105,9 @@ class Session:
         vitals.sample()
         vitals.check()
         answer = world.finish()
-        if not self._topology.served:
+        if self._topology.served:
+            check_stored(answer)
+        else:
             check_balance(answer)
 
     def _one(self, world: World, fault: Fault) -> None:

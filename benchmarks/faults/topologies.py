@@ -27,7 +27,7 @@ CARRIERS = {
     "kill:connector": 2.0, "kill:relay": 2.0, "stop:connector": 0.7, "stop:relay": 0.7,
     "hang:connector": 0.2, "hang:relay": 0.2, "pair:any": 1.0,
 }  # fmt: skip
-WIRE = {"hostile:wire": 2.0, "descriptors:connector": 0.7}
+WIRE = {"hostile:wire": 2.0, "hoard:grants": 0.7, "descriptors:connector": 0.7}
 GROUP = {
     "kill:actor": 3.0, "kill:learner": 3.0, "stop:learner": 1.5, "stop:actor": 1.0,
     "pair:any": 0.5, "stop:supervisor": 0.3, "disk:full": 0.3,

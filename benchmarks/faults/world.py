@@ -11,7 +11,7 @@ import subprocess
 import sys
 import time
 import uuid
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
@@ -57,6 +57,7 @@ class World:
         self.address = ""  # where hostile peers connect
         self.expected = 0  # roles of the whole
         self._stack = ExitStack()
+        self._later = ExitStack()
         self._shared = set(os.listdir("/dev/shm"))
 
     def __enter__(self) -> World:
@@ -70,6 +71,7 @@ class World:
             self.clock = self.folder / "clock"
             self.clock.write_text("+0\n")
             stack.callback(self._end_all)
+            stack.callback(self.undo)
             self.run_dir = self.disk / "run"
             self.progress = Progress(self.run_dir / "metrics.jsonl")
             if self.topology.served:
@@ -129,17 +131,24 @@ class World:
                 found.append(json.loads(text))
         return found
 
+    def later(self, close: Callable[[], None]) -> None:
+        """What is to be undone before the next fault, or at the end."""
+        self._later.callback(close)
+
+    def undo(self) -> None:
+        self._later.close()
+
     def finish(self) -> dict[str, Any]:
         """End everything as a user does; the main program's answer. Raises Broken where something
         does not end, or is left behind."""
-        if self.proxy is not None:
-            self.proxy.mode = "pass"
+        self.undo()
         codes = {}
         for program in reversed(self.programs):  # who produces first
             codes[program.name] = program.end(GRACE_S + LEAVE_S)
         answer = self.main.answer()
         for name, code in codes.items():
-            if code not in (0, 143):
+            early = code == -signal.SIGTERM and name != self.main.name  # as it was starting
+            if code not in (0, 143) and not early:
                 said = next(p for p in self.programs if p.name == name).said.strip()[-600:]
                 raise Broken(f"{name} ended with exit code {code}: {said}")
         self.check_nothing_left()
