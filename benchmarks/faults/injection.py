@@ -24,6 +24,7 @@ from faults.world import World
 BOUND_S = 5.0  # for training to go on after a confirmed death
 DUMP_S = 0.5  # a hung process writes its stacks before it is killed
 BEATS_S = 5.0  # after which a peer of the wire that has vanished is given up
+USED_UP_S = 1.0  # until actors have played what they had been granted before
 READY_S = 60.0  # for a victim to be there
 EXPENDABLE = ("actor", "connector", "relay", "evaluator", "client")
 CGROUPS = Path("/sys/fs/cgroup/memory")
@@ -261,7 +262,9 @@ def _hoard(world: World, fault: Fault, what: str) -> Struck:
     """A host of idle actors holds all grants, and vanishes without a word."""
     hoard = Hoard(world.address, FIRST_STRANGER + (fault.seed & 0xFFFFFF))
     world.later(hoard.close)
-    return Struck("hoard", time.monotonic(), BEATS_S + BOUND_S)
+    began_s = time.monotonic()
+    time.sleep(USED_UP_S)
+    return Struck("hoard", began_s + USED_UP_S, BEATS_S + BOUND_S)
 
 
 def _net(world: World, fault: Fault, what: str) -> Struck:

@@ -147,7 +147,7 @@ class Session:
         ends_s = struck.from_s + bound_s
         if not wait_until(trains, max(0.1, ends_s - time.monotonic())):
             raise Broken(f"{struck.role}: no training within {bound_s:.1f} s")
-        self.result.recoveries.append((fault.kind, max(0.0, found[0] - struck.from_s)))
+        self._recovered(fault, max(0.0, found[0] - struck.from_s))
 
     def _backoff(self, struck: Struck) -> float:
         """What the supervisor waits before it starts this role again: twice as long each time, anew
@@ -181,8 +181,12 @@ class Session:
             check_damage_told(world)
         if saved and ending.harm is None and not world.progress.last.get("learner_steps"):
             raise Broken("the resumed run has not gone on from its checkpoint")
-        self.result.recoveries.append((fault.kind, time.monotonic() - ended_s))
+        self._recovered(fault, time.monotonic() - ended_s)
         self._deaths.clear()
+
+    def _recovered(self, fault: Fault, seconds: float) -> None:
+        self.result.recoveries.append((fault.kind, seconds))
+        self._say(f"     went on after {seconds:.2f} s")
 
 
 def make(

@@ -16,7 +16,8 @@ SMALL = (
 )  # fmt: skip
 DQN = ("replay.min_size=200", "replay.capacity=20000", "replay.batch_size=32")
 
-ACTOR_HANGS = ("hang:actor", "hang:relay")  # of actors by hand after 60 s: no option sets it
+LATE = ("run.hang_timeout_s=30",)  # the wire must not need it to notice that peers are gone
+HANGS = ("hang:actor", "hang:relay", "hang:connector")
 ENDS = {  # of a run with one learner: each costs a start, so they are rare
     "end:learner": 0.15, "end:supervisor": 0.15, "end:term": 0.1, "end:term-all": 0.1,
     "checkpoint:flip": 0.1, "checkpoint:cut": 0.1,
@@ -96,15 +97,16 @@ _ALL = (
     ),
     Topology(
         "hand",
-        _without(ACTORS | CARRIERS | WIRE, ACTOR_HANGS)
+        _without(ACTORS | CARRIERS | WIRE, HANGS)
         | {"net:latency": 2.0, "net:half-open": 2.0, "net:cut": 2.0, "end:learner": 0.15},
-        options=("transport.kind=zmq",),
+        options=("transport.kind=zmq", *LATE),
         by_hand="proxy",
     ),
     Topology(
         "hosts",
-        _without(ACTORS | CARRIERS, ACTOR_HANGS)
+        _without(ACTORS | CARRIERS, HANGS)
         | {"net:silent": 2.0, "net:down": 2.0, "net:slow": 1.0, "kill:host": 1.0},
+        options=LATE,
         by_hand="hosts",
         actors=4,
     ),
