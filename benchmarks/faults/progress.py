@@ -54,14 +54,15 @@ class Progress(threading.Thread):
         """When training went on after ``moment_s``, on the monotonic clock; None while it has not.
 
         The first line after the moment may be of an interval that began before it, and the second
-        may hold what another learner had reported late. So two lines in a row have to grow; the
-        time is that of the first of them."""
+        may hold what another learner had reported late. So updates have to grow in two lines in a
+        row, and new samples to come in."""
         with self._lock:
             at = max(bisect_right(self._times, moment_s), self._generation_at)
             times = self._times[at:]
-            trained = [line["trained_steps"] for line in self._lines[at:]]
-        for i in range(1, len(trained) - 1):
-            if trained[i - 1] < trained[i] < trained[i + 1]:
+            samples = [line["trained_steps"] for line in self._lines[at:]]
+            updates = [line["learner_steps"] for line in self._lines[at:]]
+        for i in range(1, len(times) - 1):
+            if samples[i] > samples[0] and updates[i - 1] < updates[i] < updates[i + 1]:
                 return times[i]
         return None
 

@@ -14,7 +14,12 @@ SMALL = (
     "run.interval_s=0.1", f"run.hang_timeout_s={HANG_S}", f"run.grace_s={GRACE_S}",
     "run.max_restarts=100000", "checkpoint.every_s=1", f"learner.reduce.timeout_s={REDUCE_S}",
 )  # fmt: skip
-DQN = ("replay.min_size=200", "replay.capacity=20000", "replay.batch_size=32")
+DQN = (
+    "replay.min_size=200",
+    "replay.capacity=20000",
+    "replay.batch_size=32",
+    "replay.samples_per_insert=2",
+)
 
 LATE = ("run.hang_timeout_s=30",)  # the wire must not need it to notice that peers are gone
 HANGS = ("hang:actor", "hang:relay", "hang:connector")

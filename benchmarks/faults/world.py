@@ -290,4 +290,4 @@ def _unmount(folder: Path) -> None:
     kept = folder.with_name("disk-kept")  # a failure is looked into afterwards
     with suppress(OSError, shutil.Error):
         shutil.copytree(folder, kept, symlinks=True)
-    subprocess.run(["umount", str(folder)], check=False)
+    subprocess.run(["umount", "--lazy", str(folder)], check=False)  # the last may still be dying
