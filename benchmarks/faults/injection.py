@@ -15,9 +15,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from faults.hostile import FIRST_STRANGER, Hoard, attack_attach, attack_replay, attack_wire
-from faults.program import STARTING, SUPERVISOR, Broken, Role, wait_until
+from faults.program import STARTING, SUPERVISOR, Broken, NotHereError, Role, wait_until
 from faults.schedule import Fault
-from faults.topologies import GRACE_S, HANG_S
+from faults.topologies import HANG_S
 from faults.vitals import alive, descriptors
 from faults.world import World
 
@@ -55,10 +55,6 @@ class Struck:
     starts: bool = False  # a process has to start before training goes on: a start of Python more
 
 
-class NotHereError(Exception):
-    """This machine cannot have the fault; the text says why."""
-
-
 def inject(world: World, fault: Fault) -> Struck:
     """Do it. Raises NotHereError, or Broken where no victim is to be had."""
     world.undo()
@@ -91,15 +87,14 @@ def _kill(world: World, fault: Fault, what: str) -> Struck:
         return _kill_client(world, fault)
     role = victim(world, fault, (what,), ready=what == "learner")
     now_s = _killed(role)
-    causes = ("exit",)
-    alone = sum(r.kind == what for r in world.roles()) == 0  # none is left: one has to start
-    return Struck(role.name, now_s, causes=causes, starts=alone or what == "learner")
+    starts = what in ("connector", "relay", "learner")  # nothing else does what it did
+    return Struck(role.name, now_s, causes=("exit",), starts=starts)
 
 
 def _pair(world: World, fault: Fault, what: str) -> Struck:
     """Two at once."""
     first = victim(world, fault, EXPENDABLE)
-    others = [r for r in world.roles() if r.kind in EXPENDABLE and r.pid != first.pid]
+    others = [r for r in first.program.roles() if r.kind in EXPENDABLE and r.pid != first.pid]
     for role in (first, random.Random(fault.seed).choice(others) if others else first):
         with suppress(ProcessLookupError):
             os.kill(role.pid, signal.SIGKILL)
@@ -229,11 +224,11 @@ def _oom(world: World, fault: Fault, what: str) -> Struck:
     group = CGROUPS / f"chaos-{world.marker[:12]}"
     try:
         group.mkdir()
+        (group / "memory.limit_in_bytes").write_text(str(1 << 20))
+        (group / "cgroup.procs").write_text(str(role.pid))
     except OSError as error:
         raise NotHereError(f"no control group for memory can be made ({error.strerror})") from error
     try:
-        (group / "memory.limit_in_bytes").write_text(str(1 << 20))
-        (group / "cgroup.procs").write_text(str(role.pid))
         if not wait_until(lambda: not alive(role.pid), 1.0):
             os.kill(role.pid, signal.SIGKILL)  # it had all its memory already
         now_s = time.monotonic()
@@ -415,6 +410,3 @@ def _connections(world: World, what: str) -> Iterator[None]:
     finally:
         for connection in found:
             connection.close()
-
-
-__all__ = ["GRACE_S", "Ending", "NotHereError", "Struck", "harm_checkpoint", "inject"]

@@ -25,6 +25,10 @@ class Broken(Exception):
     """Something that must hold does not; the text says what."""
 
 
+class NotHereError(Exception):
+    """This machine cannot have the fault or the topology; the text says why."""
+
+
 @dataclass(frozen=True)
 class Role:
     """A living process of a program; ``name`` is as the supervisor has it, such as actor-1."""

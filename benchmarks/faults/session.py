@@ -14,16 +14,17 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from faults.injection import GRACE_S, Ending, NotHereError, Struck, harm_checkpoint, inject
+from faults.injection import Ending, Struck, harm_checkpoint, inject
 from faults.invariants import Vitals, check_balance, check_cause, check_damage_told, check_stored
-from faults.program import Broken, wait_until
+from faults.program import Broken, NotHereError, wait_until
 from faults.schedule import Fault, schedule
-from faults.topologies import Topology
+from faults.topologies import GRACE_S, Topology
 from faults.world import LEAVE_S, World
 
 LONGEST_BACKOFF_S = 10.0
 FIRST_BACKOFF_S = 0.1
 HEALTHY_S = 10.0
+SAMPLE_EVERY = 2  # faults
 
 
 @dataclass
@@ -94,7 +95,8 @@ class Session:
             for fault in self._faults:
                 if time.monotonic() > self._until_s:
                     break
-                vitals.sample()
+                if fault.number % SAMPLE_EVERY == 0:
+                    vitals.sample()
                 self._one(world, fault)
                 time.sleep(fault.gap_s)
         except Broken as error:
@@ -120,17 +122,24 @@ class Session:
             return
         self._say(f"{fault.number:4} {fault.kind:22} {struck.role}")
         if struck.ending is not None:
-            self._ended(world, fault, struck, struck.ending)
+            self._ended(world, struck, struck.ending)
+            self._named(world, struck, seen)
+            self._resume(world, fault, struck.ending)
         else:
             self._goes_on(world, fault, struck)
+            self._named(world, struck, seen)
         if fallen := world.progress.fallen():
             raise Broken(fallen)
-        if struck.causes and not self._topology.served:
-            if world.events() is None:
-                self.result.unchecked["cause: this version writes no logs/events.jsonl"] += 1
-            elif self._strict:
-                check_cause(world, struck, seen)
         self.result.injected += 1
+
+    def _named(self, world: World, struck: Struck, seen: int) -> None:
+        """The cause is among the events after the first ``seen``."""
+        if not struck.causes or self._topology.served:
+            return
+        if world.events() is None:
+            self.result.unchecked["cause: this version writes no logs/events.jsonl"] += 1
+        elif self._strict:
+            check_cause(world, struck, seen)
 
     def _goes_on(self, world: World, fault: Fault, struck: Struck) -> None:
         bound_s = struck.bound_s + (world.start_s if struck.starts else 0.0)
@@ -160,9 +169,9 @@ class Session:
             return 0.0
         return min(FIRST_BACKOFF_S * 2.0**attempts, LONGEST_BACKOFF_S)
 
-    def _ended(self, world: World, fault: Fault, struck: Struck, ending: Ending) -> None:
+    def _ended(self, world: World, struck: Struck, ending: Ending) -> None:
+        """In time, with the right code, the cause and the accounting."""
         code = world.main.end((GRACE_S + LEAVE_S) * self._slack, None)
-        ended_s = time.monotonic()
         if code not in ending.codes:
             said = world.main.said.strip()[-800:]
             raise Broken(f"exit code {code} instead of {ending.codes}: {said}")
@@ -170,18 +179,20 @@ class Session:
             raise Broken(f"what the run said does not name {ending.role}: {world.main.said[-400:]}")
         if ending.accounted:
             check_balance(world.main.answer())
-        alone = len(world.programs) == 1
-        if alone:
+        if len(world.programs) == 1:
             world.check_nothing_left()
+
+    def _resume(self, world: World, fault: Fault, ending: Ending) -> None:
+        began_s = time.monotonic()
         saved = (world.run_dir / "checkpoints" / "last").exists()
         if ending.harm is not None:
             harm_checkpoint(world.run_dir, ending.harm, fault.seed)
         world.start("--resume", "auto")
         if ending.harm is not None:
             check_damage_told(world)
-        if saved and ending.harm is None and not world.progress.last.get("learner_steps"):
+        elif saved and not world.progress.last.get("learner_steps"):
             raise Broken("the resumed run has not gone on from its checkpoint")
-        self._recovered(fault, time.monotonic() - ended_s)
+        self._recovered(fault, time.monotonic() - began_s)
         self._deaths.clear()
 
     def _recovered(self, fault: Fault, seconds: float) -> None:

@@ -16,12 +16,12 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
-from faults.program import STARTING, Broken, Program, Role, wait_until
+from faults.program import STARTING, Broken, NotHereError, Program, Role, wait_until
 from faults.progress import Progress
 from faults.proxy import Proxy
 from faults.topologies import GRACE_S, SMALL, Topology
 from faults.vitals import MARKER, command_of, marked
-from penstock.launch.bench.hosts import Hosts, hosts
+from penstock.launch.bench.hosts import Hosts, NoHostsError, hosts
 
 START_S = 90.0
 LEAVE_S = 5.0
@@ -61,6 +61,9 @@ class World:
         self._shared = set(os.listdir("/dev/shm"))
 
     def __enter__(self) -> World:
+        """Raises NotHereError where this machine cannot have the topology."""
+        if self.topology.fake_clock and faketime() is None:
+            raise NotHereError("libfaketime is not installed")
         with ExitStack() as stack:
             self._stack = stack
             self.temporary = self.folder / "t"
@@ -215,7 +218,10 @@ class World:
             self._run([*PENSTOCK, "keys", "new", str(folder)])
             options.append(f"transport.curve={folder}")
             keys = ["--curve", str(folder)]
-            self.hosts = self._stack.enter_context(hosts(3))
+            try:
+                self.hosts = self._stack.enter_context(hosts(3))
+            except NoHostsError as error:
+                raise NotHereError(str(error)) from error
             before = self.hosts.command(0, [])
             bind = f"tcp://{self.hosts.addresses[0]}:7700"
             ends = [(self.hosts.command(i, []), bind) for i in (1, 2)]
