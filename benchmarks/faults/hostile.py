@@ -129,10 +129,10 @@ class Peer:
                 stream.send(data)
         for _ in range(count):
             if rng.random() < 0.3:
-                parts = [rng.randbytes(rng.randrange(200)) for _ in range(rng.randrange(1, 6))]
+                parts = _noise(rng)
             else:
                 head = _mutated(Head(rng.choice(list(Kind))), rng)
-                parts = list(wire.encode(head, rng.choice([None, {}, [], 1, {"want": -1}])))
+                parts = wire.encode(head, rng.choice([None, {}, [], 1, {"want": -1}]))
                 if rng.random() < 0.3:
                     torn = bytearray(parts[0])
                     torn[rng.randrange(len(torn))] ^= 1 << rng.randrange(8)
@@ -178,11 +178,15 @@ class Peer:
         return None
 
 
+def _noise(rng: random.Random) -> wire.Parts:
+    return [rng.randbytes(rng.randrange(200)) for _ in range(rng.randrange(1, 6))]
+
+
 def _mutated(head: Head, rng: random.Random) -> Head:
     """One to three fields at the edges of their integers, or anywhere."""
     fields = [name for name in Head._fields if name not in ("frames", "coded_nbytes")]
     for name in rng.sample(fields, rng.randrange(1, 4)):
-        value: float = rng.choice(WIDE_EDGES) if rng.random() < 0.7 else rng.getrandbits(64)
+        value: Any = rng.choice(WIDE_EDGES) if rng.random() < 0.7 else rng.getrandbits(64)
         if name == "duration_s":
             value = rng.choice([float("nan"), float("inf"), -1.0, 1e308])
         elif name in NARROW:

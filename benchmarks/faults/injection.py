@@ -317,7 +317,8 @@ def _await_group(world: World) -> None:
 
     def whole() -> bool:
         ready = [r for r in world.roles() if r.kind == "learner" and r.phase != STARTING]
-        return len(ready) == learners == world.progress.last.get("learners_alive", learners)
+        members = world.progress.last.get("learners_alive", learners)
+        return len(ready) == learners and members == learners
 
     if not wait_until(whole, READY_S, 0.1):
         raise Broken(f"the group of learners was not whole within {READY_S:g} s")
