@@ -265,7 +265,8 @@ def _hoard(world: World, fault: Fault, what: str) -> Struck:
 def _net(world: World, fault: Fault, what: str) -> Struck:
     """The network between actors and their learner."""
     if world.proxy is not None:
-        modes = {"latency": "delay", "half-open": "hold", "cut": "cut"}
+        modes = {"latency": "delay", "half-open": "hold", "cut": "cut", "flip": "flip"}
+        world.proxy.rng = random.Random(fault.seed)
         world.proxy.delay_s = 0.05 + fault.pick * 0.3
         world.proxy.mode = modes[what]
         time.sleep(fault.seconds)

@@ -1,13 +1,14 @@
 """A TCP proxy that delays, stands still or cuts what goes through it: a network's faults without a
 network.
 
-Modes: "pass"; "delay", each chunk is ``delay_s`` later; "hold", connections stay open and nothing
+Modes: "pass"; "flip", a bit of each chunk is another; "delay", each chunk is ``delay_s`` later; "hold", connections stay open and nothing
 goes through, as when the other host has lost its power; "cut", they are closed, new ones too.
 """
 
 from __future__ import annotations
 
 import asyncio
+import random
 import threading
 from contextlib import suppress
 
@@ -21,6 +22,7 @@ class Proxy:
     def __init__(self, target: int) -> None:
         self.mode = "pass"
         self.delay_s = 0.2
+        self.rng = random.Random(0)
         self.port = 0
         self._target = target
         self._ready = threading.Event()
@@ -73,6 +75,8 @@ class Proxy:
                     data = await asyncio.wait_for(reader.read(CHUNK), 0.1)
                 except TimeoutError:
                     continue
+                if self.mode == "flip" and data:
+                    data = self._flipped(data)
                 delay_s = self.delay_s if self.mode == "delay" else 0.0
                 await due.put((self._loop.time() + delay_s, data))
                 if not data:
@@ -83,6 +87,11 @@ class Proxy:
         finally:
             sender.cancel()
             writer.transport.abort()
+
+    def _flipped(self, data: bytes) -> bytes:
+        changed = bytearray(data)
+        changed[self.rng.randrange(len(changed))] ^= 1 << self.rng.randrange(8)
+        return bytes(changed)
 
     async def _send(
         self, due: asyncio.Queue[tuple[float, bytes]], writer: asyncio.StreamWriter

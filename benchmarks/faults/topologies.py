@@ -103,7 +103,8 @@ _ALL = (
     Topology(
         "hand",
         _without(ACTORS | CARRIERS | WIRE, HANGS)
-        | {"net:latency": 2.0, "net:half-open": 2.0, "net:cut": 2.0, "end:learner": 0.15},
+        | {"net:latency": 2.0, "net:half-open": 2.0, "net:cut": 2.0, "net:flip": 2.0}
+        | {"end:learner": 0.15},
         options=("transport.kind=zmq", *LATE),
         by_hand="proxy",
     ),

@@ -146,7 +146,7 @@ class World:
         does not end, or is left behind."""
         self.undo()
         codes = {}
-        for program in reversed(self.programs):  # who produces first
+        for program in reversed(self.programs):  # what produces first
             codes[program.name] = program.end(GRACE_S + LEAVE_S)
         answer = self.main.answer()
         for name, code in codes.items():
