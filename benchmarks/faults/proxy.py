@@ -1,8 +1,9 @@
 """A TCP proxy that delays, stands still or cuts what goes through it: a network's faults without a
 network.
 
-Modes: "pass"; "flip", a bit of each chunk is another; "delay", each chunk is ``delay_s`` later; "hold", connections stay open and nothing
-goes through, as when the other host has lost its power; "cut", they are closed, new ones too.
+Modes: "pass"; "flip", one bit of each chunk is changed; "delay", each chunk is ``delay_s`` later;
+"hold", connections stay open and nothing goes through, as when the other host has lost its power;
+"cut", they are closed, new ones too.
 """
 
 from __future__ import annotations
