@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from typing import Any
 
 from faults.injection import Struck
@@ -15,6 +16,8 @@ LEAST_SAMPLES = 10
 MOST_GROWN = 0.10  # of its memory, in the second half of a session
 MOST_GROWN_NBYTES = 24 << 20
 MOST_GROWN_DESCRIPTORS = 8
+REPEAT_S = 10.0  # within which an event like one before is counted, and not written
+OF_THE_RUN = ("end", "stop")
 TOLD = ("damaged", "checksum", "corrupt", "not whole")
 
 
@@ -41,21 +44,59 @@ def check_stored(answer: dict[str, Any]) -> None:
         raise Broken(f"inserted is not stored + evicted: {answer}")
 
 
-def check_cause(world: World, struck: Struck, seen: int) -> None:
-    """An event after the first ``seen`` names the role and what befell it. Raises Broken."""
+class Causes:
+    """Looks for the causes of faults in logs/events.jsonl, while that exists.
 
-    def named() -> bool:
-        events = (world.events() or [])[seen:]
-        return any(
-            event.get("kind") in struck.causes
-            and (event.get("role") == struck.role or event.get("kind") in ("end", "stop"))
-            for event in events
-        )
+    An event that is like one of the last ten seconds is counted there and written later. So a
+    second death within that time is not waited for: the counts are compared at the end."""
 
-    if not wait_until(named, CAUSE_S, 0.1):
-        new = [(e.get("kind"), e.get("role")) for e in (world.events() or [])[seen:]]
-        wanted = " or ".join(struck.causes)
-        raise Broken(f"no event {wanted} of {struck.role} in logs/events.jsonl; there are {new}")
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self._found_s: dict[str, float] = {}
+        self._deaths: Counter[str] = Counter()
+
+    @property
+    def seen(self) -> int:
+        """How many events there are."""
+        return len(self._world.events() or [])
+
+    def check(self, struck: Struck, seen: int) -> bool:
+        """Whether there are events at all. Raises Broken where none after the first ``seen`` names
+        the role and what befell it."""
+        if self._world.events() is None:
+            return False
+        if "exit" in struck.causes:
+            self._deaths[struck.role] += 1
+        now_s = time.monotonic()
+        if now_s - self._found_s.get(struck.role, -REPEAT_S) < REPEAT_S:
+            return True
+
+        def named() -> bool:
+            return any(
+                event.get("kind") in struck.causes
+                and (event.get("role") == struck.role or event.get("kind") in OF_THE_RUN)
+                for event in (self._world.events() or [])[seen:]
+            )
+
+        if not wait_until(named, CAUSE_S, 0.1):
+            new = [(e.get("kind"), e.get("role")) for e in (self._world.events() or [])[seen:]]
+            wanted = " or ".join(struck.causes)
+            raise Broken(
+                f"no event {wanted} of {struck.role} in logs/events.jsonl; there are {new}"
+            )
+        if "exit" in struck.causes:
+            self._found_s[struck.role] = time.monotonic()
+        return True
+
+    def check_counts(self) -> None:
+        """At the end: every death has been counted. Raises Broken."""
+        counted: Counter[str] = Counter()
+        for event in self._world.events() or []:
+            if event.get("kind") == "exit":
+                counted[str(event.get("role"))] += int(event.get("count", 1))
+        for role, deaths in self._deaths.items():
+            if counted[role] < deaths:
+                raise Broken(f"{role} died {deaths} times, and events count {counted[role]}")
 
 
 def check_damage_told(world: World) -> None:

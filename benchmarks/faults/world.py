@@ -13,6 +13,7 @@ import time
 import uuid
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from faults.proxy import Proxy
 from faults.topologies import GRACE_S, SMALL, Topology
 from faults.vitals import MARKER, command_of, marked
 from penstock.launch.bench.hosts import Hosts, NoHostsError, hosts
+from penstock.launch.replay import serve
 
 START_S = 90.0
 LEAVE_S = 5.0
@@ -241,6 +243,8 @@ class World:
         spec = self.folder / "spec.yaml"
         spec.write_text(SPEC)
         where = ["--spec", str(spec), "--bind", self.address, "--capacity", "20000"]
+        if "snapshot" in signature(serve).parameters:
+            where += ["--snapshot", str(self.folder / "snapshot"), "--snapshot-every", "1"]
         argv = [*PENSTOCK, "replay", "serve", *where, "--sampler", "prioritized", "--json"]
         server = Program("replay", argv, self._environ(), self.folder, None)
         clients = [
