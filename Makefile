@@ -10,13 +10,6 @@ PYTHON ?= $(shell for python in python3.11 python3.12 python3.13 python3.14 pyth
 	$$python -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null \
 	&& echo $$python && break; done)
 
-# Of `make chaos`: another seed every time, which a failure prints; bounds three times as wide, as
-# for a machine that does much else.
-SEED ?= $(shell date +%s)
-MINUTES ?= 2.5
-SESSION ?= 6
-SLACK ?= 3
-
 .DEFAULT_GOAL := help
 .PHONY: help venv train test test-slow chaos fuzz check lint types imports links wheel format docs reference bench peers clean
 
@@ -46,6 +39,13 @@ test: venv ## run the tests, about ten minutes on two cores
 
 test-slow: venv ## run the tests that `make test` leaves out
 	$(BIN)/pytest -m "slow or gpu"
+
+# Of `make chaos`: another seed every time, which a failure prints; bounds three times as wide, as
+# for a machine that does much else.
+SEED ?= $(shell date +%s)
+MINUTES ?= 2.5
+SESSION ?= 6
+SLACK ?= 3
 
 chaos: venv ## inject faults into runs of every topology: make chaos MINUTES=60 SEED=1
 	$(BIN)/python benchmarks/chaos.py --seed $(SEED) --minutes $(MINUTES) --session $(SESSION) --slack $(SLACK)
