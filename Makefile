@@ -14,7 +14,7 @@ SOURCES := actors algos benchmarks configs core envs examples launch learner mod
 	profiling replay serving tests transport
 
 .DEFAULT_GOAL := help
-.PHONY: help venv train test test-slow check lint types imports links wheel format docs reference bench peers clean
+.PHONY: help venv train test test-slow chaos fuzz check lint types imports links wheel format docs reference bench peers clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -42,6 +42,19 @@ test: venv ## run the tests, about ten minutes on two cores
 
 test-slow: venv ## run the tests that `make test` leaves out
 	$(BIN)/pytest -m "slow or gpu"
+
+# Of `make chaos`: another seed every time, which a failure prints; bounds three times as wide, as
+# for a machine that does much else.
+SEED ?= $(shell date +%s)
+MINUTES ?= 2.5
+SESSION ?= 6
+SLACK ?= 3
+
+chaos: venv ## inject faults into runs of every topology: make chaos MINUTES=60 SEED=1
+	$(BIN)/python benchmarks/chaos.py --seed $(SEED) --minutes $(MINUTES) --session $(SESSION) --slack $(SLACK)
+
+fuzz: venv ## run the fuzz tests of all that reads bytes from elsewhere
+	$(BIN)/pytest -q tests/fuzz
 
 check: lint types imports links ## check style, types, the import rule and the links
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import shutil
+import sys
 import tempfile
 import time
 import uuid
@@ -14,6 +15,7 @@ from pathlib import Path
 import hypothesis
 import pytest
 
+sys.path.append(str(Path(__file__).parents[1] / "benchmarks"))  # their parts have tests too
 MARKER = "PENSTOCK_TEST"
 LEAVE_WITHIN_S = 5.0
 

@@ -1,0 +1,88 @@
+"""Processes by a mark in their environment, their memory and descriptors, and trends of these."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+MARKER = "PENSTOCK_CHAOS"
+PROC = Path("/proc")
+T_95 = 2.0  # standard errors either side of a slope, about 95 %
+
+
+@dataclass(frozen=True)
+class Slope:
+    """Least squares: growth per second, and its standard error."""
+
+    per_s: float
+    error: float
+
+    @property
+    def interval(self) -> tuple[float, float]:
+        """The 95 % confidence interval."""
+        return self.per_s - T_95 * self.error, self.per_s + T_95 * self.error
+
+
+def slope(times: Sequence[float], values: Sequence[float]) -> Slope:
+    """The trend of ``values`` over ``times`` in seconds; needs three points or more."""
+    n = len(times)
+    mean_t, mean_v = sum(times) / n, sum(values) / n
+    spread = sum((t - mean_t) ** 2 for t in times)
+    if n < 3 or spread == 0:
+        return Slope(0.0, math.inf)
+    per_s = sum((t - mean_t) * (v - mean_v) for t, v in zip(times, values, strict=True)) / spread
+    residual = sum(
+        (v - mean_v - per_s * (t - mean_t)) ** 2 for t, v in zip(times, values, strict=True)
+    )
+    return Slope(per_s, math.sqrt(residual / (n - 2) / spread))
+
+
+def marked(marker: str) -> list[int]:
+    """Living processes that were started with ``MARKER=marker`` in their environment, and whatever
+    these have started."""
+    wanted = f"{MARKER}={marker}".encode()
+    found = []
+    for process in PROC.glob("[0-9]*"):
+        try:
+            if wanted in (process / "environ").read_bytes().split(b"\0"):
+                found.append(int(process.name))
+        except OSError:  # it has ended, or belongs to another user
+            continue
+    return found
+
+
+def command_of(pid: int) -> str:
+    try:
+        return (PROC / str(pid) / "cmdline").read_bytes().replace(b"\0", b" ").decode().strip()
+    except OSError:
+        return "ended"
+
+
+def memory(pid: int) -> int | None:
+    """Proportional set size in bytes: shared pages count by their share."""
+    try:
+        text = (PROC / str(pid) / "smaps_rollup").read_text()
+    except OSError:
+        return None
+    for line in text.splitlines():
+        if line.startswith("Pss:"):
+            return int(line.split()[1]) * 1024
+    return None
+
+
+def descriptors(pid: int) -> int | None:
+    try:
+        return len(os.listdir(PROC / str(pid) / "fd"))
+    except OSError:
+        return None
+
+
+def alive(pid: int) -> bool:
+    """Whether it runs: one that has ended and was not waited for does not."""
+    try:
+        return (PROC / str(pid) / "stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except OSError:
+        return False

@@ -1,0 +1,127 @@
+"""Soak: CartPole over ZeroMQ for hours, ten actors a second come and go, nothing may grow.
+
+Two real actors train it; beside them benchmarks/soak_actors.py makes light ones, which speak the
+protocol, send a few unrolls, and leave with a BYE, without one, or half-open. Memory (proportional
+set size) and descriptors of every process of the run are taken once a second. Shown is the slope
+of each by least squares over all but the first tenth, with its 95 % confidence interval. In the end
+the accounting must balance. The exit code is 1 where it does not, or where the run ended by itself.
+
+    python benchmarks/soak.py [--hours 2] [--churn 10] [--json] [--save]
+"""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from common import finish, parser
+from faults.invariants import check_balance
+from faults.program import Broken
+from faults.topologies import Topology
+from faults.vitals import descriptors, memory, slope
+from faults.world import World
+
+TOPOLOGY = Topology("soak", {}, options=("transport.kind=zmq", "run.interval_s=1"), actors=2)
+ACTORS = Path(__file__).with_name("soak_actors.py")
+WARM_UP = 0.1  # of the time
+LEAST_SAMPLES = 20
+SAMPLE_S = 1.0
+HOUR_S = 3600.0
+Samples = dict[str, list[tuple[float, int, int]]]
+
+
+def main() -> None:
+    made = parser(__doc__)
+    made.add_argument("--hours", type=float, default=2.0)
+    made.add_argument("--churn", type=float, default=10.0, help="actors a second")
+    args = made.parse_args()
+    folder = Path(tempfile.mkdtemp(prefix="soak-", dir="/tmp"))
+    samples: Samples = {}
+    answer: dict[str, Any] = {}
+    failure = None
+    try:
+        with World(TOPOLOGY, folder) as world:
+            world.start()
+            churn = _churn(world, args.churn)
+            try:
+                _watch(world, churn, args.hours * HOUR_S, samples)
+            finally:
+                churn.terminate()
+                came = churn.communicate()[0]
+            answer = world.finish()
+            check_balance(answer)
+    except Broken as error:
+        failure = str(error)
+        print(f"FAILED: {failure}\nfolder: {folder}", file=sys.stderr)
+    else:
+        shutil.rmtree(folder, ignore_errors=True)
+        print(came.strip(), file=sys.stderr)
+    trends = {name: trend(found) for name, found in samples.items() if len(found) >= LEAST_SAMPLES}
+    result = {
+        "hours": args.hours,
+        "churn_per_s": args.churn,
+        "failure": failure,
+        "accounting": answer.get("accounting"),
+        "trends": trends,
+    }
+    finish("soak", result, table(trends), args)
+    sys.exit(failure is not None)
+
+
+def _churn(world: World, per_s: float) -> subprocess.Popen[str]:
+    port = world.address.rpartition(":")[2]
+    command = [sys.executable, str(ACTORS), port, str(per_s)]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+
+
+def _watch(world: World, churn: subprocess.Popen[str], seconds: float, samples: Samples) -> None:
+    """Take samples; raises Broken where the run, the churn or training ends."""
+    ends_s = time.monotonic() + seconds
+    while (now_s := time.monotonic()) < ends_s:
+        for role in world.roles():
+            held, open_ = memory(role.pid), descriptors(role.pid)
+            if held is not None and open_ is not None:
+                samples.setdefault(role.name, []).append((now_s, held, open_))
+        if not world.main.runs:
+            raise Broken(f"the run ended: {world.main.said.strip()[-800:]}")
+        if churn.poll() is not None:
+            raise Broken("the harness failed: the light actors ended")
+        time.sleep(max(0.0, now_s + SAMPLE_S - time.monotonic()))
+    if world.progress.since(time.monotonic() - 10 * SAMPLE_S) is None:
+        raise Broken("nothing was trained on in the last ten seconds")
+
+
+def trend(samples: list[tuple[float, int, int]]) -> dict[str, Any]:
+    """Growth per hour after the warm-up, with its confidence interval."""
+    warm = samples[int(WARM_UP * len(samples)) :]
+    times = [at_s for at_s, _, _ in warm]
+    held = slope(times, [nbytes / 1e6 for _, nbytes, _ in warm])
+    open_ = slope(times, [float(count) for _, _, count in warm])
+    return {
+        "megabytes": warm[-1][1] / 1e6,
+        "megabytes_per_h": held.per_s * HOUR_S,
+        "megabytes_per_h_95": [bound * HOUR_S for bound in held.interval],
+        "descriptors": warm[-1][2],
+        "descriptors_per_h": open_.per_s * HOUR_S,
+        "descriptors_per_h_95": [bound * HOUR_S for bound in open_.interval],
+    }
+
+
+def table(trends: dict[str, dict[str, Any]]) -> list[list[Any]]:
+    rows: list[list[Any]] = [["process", "MB", "MB/h", "95 %", "descriptors", "per h", "95 %"]]
+    for name, found in trends.items():
+        cells: list[Any] = [name]
+        for what in ("megabytes", "descriptors"):
+            low, high = found[f"{what}_per_h_95"]
+            cells += [found[what], found[f"{what}_per_h"], f"{low:.1f} ... {high:.1f}"]
+        rows.append(cells)
+    return rows
+
+
+if __name__ == "__main__":
+    main()
