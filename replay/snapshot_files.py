@@ -217,7 +217,12 @@ class FolderReader:
 
 
 def discard(folder: Path) -> None:
-    """Remove the snapshot in ``folder``, if one is, and the folder if that was all it had."""
+    """Remove the snapshot in ``folder``, if one is, and the folder if that was all it had.
+
+    A symbolic link is left alone with what it points to.
+    """
+    if folder.is_symlink():
+        return
     before = _named_in(folder)
     with contextlib.suppress(OSError):
         if before is not None:

@@ -159,4 +159,4 @@ def test_one_that_is_not_wanted_any_more_is_removed_and_nothing_else(tmp_path: P
     unwanted.begin(tmp_path / "linked")
     assert Replay.load(folder).stats()["inserted"] == 30
     unwanted.begin(folder)
-    assert not folder.parent.exists()
+    assert not folder.exists()
