@@ -111,7 +111,7 @@ class Player:
         # Those started by hand are numbered too, in the lower bits.
         self._policy = make_policy(config, game.info, int(seeds[0]), actor & (1 << INDEX_BITS) - 1)
         discount = config.algo.discount if records_returns(config.algo) else None
-        self._rollout = Rollout(game, self._policy, int(seeds[1]), ledger, discount)
+        self._rollout = Rollout(game, self._policy, int(seeds[1]), ledger, discount, link.beat)
         self._weights = np.empty(link.welcome.layout.size, np.float32)
         self._stamp: Stamp | None = None
         self.sequence = 0
@@ -120,6 +120,7 @@ class Player:
     def join(self, link: Link, incarnation: int) -> None:
         """Go on with the same games for another learner, as a new stream."""
         self._link = link
+        self._rollout.beat = link.beat
         self._incarnation = incarnation
         self._stamp = None  # the version may be the same, the weights need not
         self._rollout.forget_slots()
@@ -131,6 +132,7 @@ class Player:
         """Play one unroll with the newest weights; False when no slot was granted in time."""
         self._ledger.switch(Part.WAIT)
         if not self._swap_weights():
+            self._link.beat()
             time.sleep(min(timeout_s, 0.005))  # the relay has none yet
             return False
         with self._link.slot(timeout_s) as slot:

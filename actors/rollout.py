@@ -14,6 +14,7 @@ are those of the slots before (penstock.replay.stacks).
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -26,6 +27,7 @@ from penstock.models.policy import Policy
 from penstock.profiling.ledger import Part, TimeLedger
 
 Columns = dict[str, npt.NDArray[Any]]
+BEAT_NS = 1_000_000_000
 Rows = tuple[npt.NDArray[Any], ...]
 PER_STEP = (
     "action",
@@ -48,13 +50,17 @@ class Rollout:
         seed: int,
         ledger: TimeLedger,
         discount: float | None = None,
+        beat: Callable[[], None] = lambda: None,
     ) -> None:
-        """``discount``: that of the discounted returns, where they are to be recorded."""
+        """``discount``: that of the discounted returns, where they are to be recorded. ``beat`` is
+        called about every `BEAT_NS` while an unroll is played."""
         space = game.info.observation_space
         self._game = game
         self._policy = policy
         self._ledger = ledger
         dtype = np.float32 if space.dtype.kind == "f" else space.dtype  # as slots have it
+        self.beat = beat
+        self._beat_at = 0
         self._last_obs = np.zeros((game.count, *(space.shape or ())), dtype)
         self._alive = np.ones(game.count, np.bool_)
         self._resets = False  # whether some environment's next step only resets
@@ -161,6 +167,9 @@ class Rollout:
         self._ledger.switch(Part.STEP)
         rewards, terminations, truncations = self._game.step_into(actions, next_obs)
         self._ledger.switch(Part.WRITE)
+        if self._ledger.since > self._beat_at:
+            self._beat_at = self._ledger.since + BEAT_NS
+            self.beat()
         if self._resets and rewards[~self._alive].any():
             raise UserError(
                 "the environment gave a reward in the step after an episode's end, which only "

@@ -173,7 +173,7 @@ def measure(actors: int, seconds: float) -> dict[str, float]:
         "produced_steps": said["produced_steps"],
         "arrived_steps": learner.arrived_steps,
         "lost_steps": said["produced_steps"] - learner.arrived_steps,
-        "counted_steps": learner.gaps * UNROLL * ENVS + reports["in_flight_steps"],
+        "counted_steps": learner.gaps * UNROLL * ENVS,
         "rejected": sum(reports["rejected"].values()),
         "forgotten": said.get("forgotten", 0),
         "left": reports["actors"],

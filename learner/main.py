@@ -101,7 +101,7 @@ class LearnerProcess:
         self._trainer = trainer
         self._progress = trainer.progress
         self._checkpoints = checkpoints
-        self._accounting = Accounting()
+        self._accounting = Accounting(trainer.spec.unroll * trainer.spec.envs)
         actors = max(config.actors.count, REMOTE_ACTORS if config.transport.bind else 0)
         self._source = make_source(
             config, trainer, self._accounting, actors, actors + SPARE_LANES, ctx.ledger, ctx.status
@@ -176,12 +176,12 @@ class LearnerProcess:
         in_flight = self._source.in_flight_steps()
         self._hear()
         self._others.close_streams(everything_arrived=True)
-        in_flight += self._others.in_flight_steps
         self._progress.arrived(self._accounting)
         with suppress(GroupLostError):
             last = Word(np.zeros(0), self._progress.growth())
             self._progress.grow(last.growth, self._team.exchange.agree(last).growth)
-        counts = self._progress.counts() | self._others.drops()
+        others = self._others.drops() | self._others.received()
+        counts = self._progress.counts() | others
         self._ctx.report("final", accounting=self._accounting.to_dict(in_flight), **counts)
         self._ctx.status.phase = Phase.SAVING
         self._ledger.switch(Part.SAVE)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Iterable
 
 from penstock.core.control import Message
@@ -19,7 +19,7 @@ class Others:
     def __init__(self, accounting: Accounting) -> None:
         self._accounting = accounting
         self._connectors: dict[int, Message] = {}  # the last word of each incarnation
-        self._ended: list[tuple[float, Message]] = []  # when heard of, actor_ended
+        self._ended: deque[tuple[float, Message]] = deque()  # with the time of arrival
 
     def hear(self, messages: Iterable[Message]) -> None:
         now_s = time.monotonic()
@@ -27,22 +27,21 @@ class Others:
             if message["kind"] == "actor_ended":
                 self._ended.append((now_s, message))
             elif message["kind"] == "connector":
+                self._ended += [(now_s, stream) for stream in message.pop("streams", ())]
                 self._connectors[message["incarnation"]] = message
-                self._ended += [(now_s, stream) for stream in message.get("streams", ())]
 
     def close_streams(self, *, everything_arrived: bool = False) -> None:
         """Count what the ended had produced and what never came, once nothing more can come."""
         now_s = time.monotonic()
         while self._ended and (everything_arrived or now_s - self._ended[0][0] > ARRIVAL_S):
-            _, end = self._ended.pop(0)
+            _, end = self._ended.popleft()
             self._accounting.ended(
-                end["actor"], end["incarnation"], end["sequence"], end["produced_steps"]
+                end["actor"],
+                end["incarnation"],
+                end["sequence"],
+                end["produced_steps"],
+                trusted=end.get("kind") == "actor_ended",
             )
-
-    @property
-    def in_flight_steps(self) -> int:
-        """Agent steps that connectors had received and could not pass on."""
-        return sum(c["in_flight_steps"] for c in self._connectors.values())
 
     @property
     def actors(self) -> int:

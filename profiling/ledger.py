@@ -126,6 +126,11 @@ class TimeLedger:
         return found[::-1]
 
     @property
+    def since(self) -> int:
+        """When the thread got there, nanoseconds of CLOCK_MONOTONIC."""
+        return self._since
+
+    @property
     def part(self) -> Part:
         """What the thread is in."""
         return self._part

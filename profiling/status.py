@@ -21,6 +21,7 @@ from penstock.profiling.ledger import LANE_WORDS, Part, TimeLedger, lane_name, n
 
 PAGE_NBYTES = 4096
 LANES = 6
+LARGEST = (1 << 63) - 1
 ROLE_AT = 10 * 8
 TAIL_NBYTES = 8192
 TAIL_AT = PAGE_NBYTES + LANES * LANE_WORDS * 8
@@ -42,7 +43,8 @@ class Phase(IntEnum):
 
 
 class _Int:
-    """A 64-bit integer of the page."""
+    """A 64-bit integer of the page; a value beyond its range is written as the nearest in it, since
+    what is shown must not end what is counted."""
 
     def __init__(self, index: int) -> None:
         self._index = index
@@ -51,7 +53,10 @@ class _Int:
         return page.ints[self._index]
 
     def __set__(self, page: StatusPage, value: int) -> None:
-        page.ints[self._index] = value
+        try:
+            page.ints[self._index] = value
+        except ValueError:
+            page.ints[self._index] = max(-LARGEST - 1, min(value, LARGEST))
 
 
 class StatusPage:

@@ -98,13 +98,15 @@ def fill(slot: Slot, sequence: int, *, actor: int = 7, incarnation: int = 0) -> 
 
 
 def expected(sequence: int, spec: SlotSpec = SPEC) -> dict[str, npt.NDArray[Any]]:
-    """A slot's columns; `noise` does not compress, `obs` does."""
+    """A slot's columns; `noise` does not compress, `obs` does. All rows are alive."""
     rng = np.random.default_rng(sequence)
     columns: dict[str, npt.NDArray[Any]] = {}
     for column in spec.columns:
         shape = (*spec.rows_of(column), *column.shape)
         if column.name == "noise":
             columns[column.name] = rng.normal(size=shape).astype(np.float32)
+        elif column.name == "alive":
+            columns[column.name] = np.ones(shape, np.bool_)
         else:
             columns[column.name] = np.full(shape, sequence % 100).astype(column.dtype)
     return columns

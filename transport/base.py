@@ -52,6 +52,11 @@ class Link(Protocol):
         Leaving the block publishes the slot; an exception inside does not. Raises LearnerGoneError.
         """
 
+    def beat(self) -> None:
+        """Say that this actor plays on; between environment steps, about once a second. Whatever
+        was granted to an actor that is silent for longer may be given to others. Raises
+        LearnerGoneError."""
+
     def read_weights(self, out: Float32, newer_than: Stamp | None) -> Stamp | None:
         """Copy the newest weights into ``out`` (float32 ``[layout.size]``) and return their stamp.
 

@@ -20,11 +20,13 @@ from penstock.core.role import RoleContext
 from penstock.core.specs import SlotSpec
 from penstock.transport import wire
 from penstock.transport.base import LearnerGoneError, Stamp, Welcome
+from penstock.transport.grants import BEAT_S
 from penstock.transport.keys import load_actor
 from penstock.transport.sockets import Socket, dealer, receive
 from penstock.transport.wire import Head, Kind, WireError
 
-REPEAT_S = 1.0
+REPEAT_S = BEAT_S
+RENEW_S = 3.0  # of silence, after which grants may be given to others soon
 RECONNECT_S = 0.05  # between two tries while nobody is connected
 NOTE_AFTER_S = 3.0
 
@@ -32,7 +34,8 @@ NOTE_AFTER_S = 3.0
 class Client:
     """``want`` grants at a time for slots of ``spec``; with ``want=0`` weights and welcome alone.
 
-    Call `join` first. ``next`` is the sequence to be sent next, ``limit`` the first not granted.
+    Call `join` first, and `beat` about once a second while a slot is filled. ``next`` is the
+    sequence to be sent next, ``limit`` the first not granted.
     """
 
     welcome: Welcome
@@ -62,6 +65,7 @@ class Client:
         self._run_id = 0
         self._joined = False
         self._repeat_at = 0.0
+        self._said_s = 0.0  # when a message for a grant was last sent
         self._unanswered_s: float | None = None
         self._asked: tuple[Stamp | None, float] | None = None
         self._weights: wire.Message | None = None
@@ -100,6 +104,19 @@ class Client:
             self.pump(min(left_s, 0.1))
         return True
 
+    def beat(self) -> None:
+        """Say where this actor stands, at most once in `BEAT_S`. Raises LearnerGoneError."""
+        self.pump(0)
+        self._repeat()
+
+    def renew(self) -> None:
+        """Ask again for what was granted, if this actor was silent for so long that its grants may
+        have been taken back; `wait_turn` then waits for the answer."""
+        if time.monotonic() - self._said_s > RENEW_S:
+            self.pump(0)  # what was said before the silence holds no more
+            self.limit = self.next
+            self._repeat_at = 0.0
+
     def send_slot(self, parts: wire.Parts, produced_steps: int) -> bool:
         """Send the slot numbered `next`; False where nobody is connected: wait and try again."""
         if not self._send(parts):
@@ -107,6 +124,7 @@ class Client:
             return False
         self.next += 1
         self.produced_steps = produced_steps
+        self._said_s = time.monotonic()
         return True
 
     def ask_weights(self, have: Stamp | None) -> None:
@@ -169,6 +187,8 @@ class Client:
             spec = self.spec.to_dict() if self.spec else None
             said = self._say(Kind.HELLO, {"spec": spec, "want": self.want})
         self._repeat_at = now_s + (REPEAT_S if said else RECONNECT_S)
+        if said:
+            self._said_s = now_s
 
     def _await_answer(self, now_s: float) -> None:
         """Something is asked now; gives up where nothing has been answered for too long."""
@@ -218,7 +238,7 @@ class Client:
         elif self._run_id and head.run_id != self._run_id:
             raise LearnerGoneError(f"another run listens at {self._address}")
         elif head.kind == Kind.GRANT and self._joined:
-            self.limit = max(self.limit, head.sequence)
+            self.limit = max(self.next, head.sequence)
         elif head.kind == Kind.WHO and self._joined:
             self.rejoin()
 

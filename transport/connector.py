@@ -7,9 +7,12 @@ actors of other hosts. What it does there is `transport.receiver`; here are its 
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable
+from itertools import islice
 from pathlib import Path
 
+from penstock.core.descriptors import raise_limit
 from penstock.core.memory import keep_freed_memory
 from penstock.core.role import EXIT_REJOIN, RoleContext, learner_socket
 from penstock.profiling.status import Phase
@@ -19,6 +22,7 @@ from penstock.transport.shm.link import ShmLink
 from penstock.transport.sockets import check_bind
 
 STREAMS_PER_REPORT = 1000  # what fits a message to the supervisor
+LAST_CHARACTERS = 200  # of the latest message of a reason, in an event
 
 
 def run(ctx: RoleContext, prepare: Callable[[Welcome], Process] | None = None) -> None:
@@ -30,6 +34,7 @@ def run(ctx: RoleContext, prepare: Callable[[Welcome], Process] | None = None) -
     assert ctx.config is not None
     assert ctx.address is not None
     keep_freed_memory()
+    raise_limit()  # each actor takes a descriptor
     transport = ctx.config.transport
     curve = ctx.curve or (Path(transport.curve) if transport.curve else None)
     check_bind(ctx.address, keys=curve is not None, insecure=transport.insecure)
@@ -71,6 +76,7 @@ def _serve(ctx: RoleContext, receiver: Receiver, interval_s: float, grace_s: flo
     """Work until told to stop or the learner is gone, then take in what is on its way."""
     ctx.report("ready")
     ctx.status.phase = Phase.RECEIVING
+    refusals = Refusals(ctx, receiver)
     report_at = time.monotonic() + interval_s
     while not ctx.stopping() and not receiver.learner_gone():
         ctx.status.beat()
@@ -78,21 +84,52 @@ def _serve(ctx: RoleContext, receiver: Receiver, interval_s: float, grace_s: flo
         if time.monotonic() >= report_at:
             report_at += interval_s
             _report(ctx, receiver)
+            refusals.report()
     ctx.status.phase = Phase.STOPPING
     receiver.drain(grace_s / 2, ctx.status.beat)
     receiver.grants.end_all()
+    refusals.report()
     deadline_s = time.monotonic() + grace_s / 4
     while not _report(ctx, receiver) and time.monotonic() < deadline_s:
         time.sleep(0.01)
 
 
+class Refusals:
+    """Reports as events what was refused since the last report: one event for each reason."""
+
+    def __init__(self, ctx: RoleContext, receiver: Receiver) -> None:
+        self._ctx, self._receiver = ctx, receiver
+        self._rejected: Counter[str] = Counter()
+        self._shed = 0
+
+    def report(self) -> None:
+        receiver = self._receiver
+        fresh = receiver.rejected - self._rejected
+        for reason, count in fresh.items():
+            last = receiver.last_rejected.get(reason, "")[:LAST_CHARACTERS]
+            text = f"{self._ctx.name} refused messages: {reason}"
+            if not self._ctx.event("rejected", text, reason=reason, count=count, last=last):
+                return  # said with the next report
+            self._rejected[reason] += count
+        shed = receiver.listener.shed_count
+        if shed > self._shed:
+            text = (
+                f"{self._ctx.name} turned new connections away, since nearly all of its "
+                f"{receiver.listener.limit} file descriptors are in use: raise the hard limit "
+                "(ulimit -Hn), or find out what connects"
+            )
+            if self._ctx.event("refused", text, reason="descriptors", count=shed - self._shed):
+                self._shed = shed
+
+
 def _report(ctx: RoleContext, receiver: Receiver) -> bool:
-    """Tell the counters, and the streams that have ended; whether all of them are told."""
+    """Report the counters, and the streams that have ended; whether all of them are reported."""
     ended = receiver.grants.ended
-    streams = [stream.end() for stream in ended[:STREAMS_PER_REPORT]]
+    streams = [stream.end() for stream in islice(ended, STREAMS_PER_REPORT)]
     told = ctx.report(
         "connector", incarnation=ctx.incarnation, **receiver.figures(), streams=streams
     )
     if told:
-        del ended[: len(streams)]
+        for _ in streams:
+            ended.popleft()
     return told and not ended

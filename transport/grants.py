@@ -1,41 +1,66 @@
 """Which actor may send how much: the connector's decisions, without any IO.
 
 A *stream* is what one incarnation of one actor sends, numbered by sequence. A grant says "you may
-send the sequences below ``limit``"; it only grows, and saying it again does no harm, so a lost
-message leaks nothing. Invariants:
+send the sequences below ``limit``"; saying it again does no harm, so a lost message leaks nothing.
+Invariants:
 
 - the grants outstanding over all streams never exceed the slots lent to the connector, so that
   whatever was granted can be stored;
-- a stream holds at most ``want`` grants; one that has used half of them stands in a line (FIFO) for
-  as many as it lacks, so that a GRANT is not sent for every slot;
+- a stream holds at most ``want`` grants, and its share of the slots where those are scarce; one
+  that has used half of them stands in a line (FIFO) for as many as it lacks, so that a GRANT is not
+  sent for every slot;
 - what an actor says it will send next voids its grants below: those messages are lost, because one
-  connection keeps its order.
+  connection keeps its order;
+- a silent actor's grants return after `GRANT_SILENCE_S`, or once its connection is closed. Its
+  stream stays for ``silence_s``, so that an actor that comes back goes on;
+- a counter of a stream grows by no more than its grants allow: ``sequence`` stays below what was
+  ever granted, and each sequence accounts for at most ``slot_steps`` agent steps. Counters of a
+  stream that was not known are where it begins, and nothing that it has produced;
+- a stream belongs to the connection and the key that began it. Another connection with that key may
+  take it over once the first is closed or silent.
 
 What is asked in every turn of the connector's loop costs the same for ten streams and a thousand.
 """
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import OrderedDict, deque
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 from penstock.transport.wire import Head, WireError
 
 MAX_WANT = 64
+MAX_STREAMS = 1 << 14  # at a time; a HELLO takes no more memory than this
+MAX_ENDED = 10_000  # that are kept until they are reported
+MAX_PASSED = 64  # streams with their share that are passed over in one turn
+BEAT_S = 1.0  # between two messages of an actor that lives
+GRANT_SILENCE_S = 4.5  # three beats missed, and slack for a host under load
+PROBE_AFTER_S = 1.5  # one beat missed: the connection may be closed
+RIVAL_S = 2 * GRANT_SILENCE_S  # another process that asked so long ago has given up
+LOOK_S = 0.5  # between two looks at all streams
 
 
-@dataclass
+@dataclass(slots=True)
 class Stream:
-    """One incarnation of an actor: ``next`` is the sequence that it sends next."""
+    """One incarnation of an actor: ``next`` is the sequence that it sends next, ``promised`` the
+    highest limit that it was ever granted, ``away`` whether its grants were taken back."""
 
     actor: int
     incarnation: int
     peer: bytes
+    key: bytes
     want: int
     next: int
     limit: int
+    promised: int
     produced_steps: int
     heard_s: float
+    delivered: bool = False
+    away: bool = False
+    over: tuple[int, Any] | None = None  # of `receiver.check_rows`
+    rival_s: float | None = None  # when another process first asked to play this actor
 
     @property
     def outstanding(self) -> int:
@@ -51,72 +76,133 @@ class Stream:
         }
 
 
-class Grants:
-    """The streams of one connector; ``ended`` are those that are over and not yet reported."""
+class TakenError(WireError):
+    """Another process plays this actor; ``lives`` is whether it was heard since this one asked."""
 
-    def __init__(self, silence_s: float) -> None:
+    def __init__(self, reason: str, text: str, *, lives: bool) -> None:
+        super().__init__(reason, text)
+        self.lives = lives
+
+
+class Grants:
+    """The streams of one connector; ``ended`` are those that are over and not yet reported.
+
+    Args:
+        silence_s: seconds of silence after which a stream is over.
+        slot_steps: most agent steps of one slot.
+        connected: whether the connection of a stream is open, as far as is known.
+    """
+
+    def __init__(
+        self,
+        silence_s: float,
+        slot_steps: int,
+        connected: Callable[[Stream], bool] = lambda stream: True,
+    ) -> None:
         self.streams: dict[int, Stream] = {}
-        self.ended: list[Stream] = []
+        self.ended: deque[Stream] = deque(maxlen=MAX_ENDED)
         self.outstanding = 0
         self.want = 0  # slots that all actors together would like to hold
         self._silence_s = silence_s
-        self._look_at_s = 0.0  # before that, nobody can have been silent too long
-        self._line: OrderedDict[int, Stream] = OrderedDict()  # who want more, by actor
+        self._slot_steps = slot_steps
+        self._connected = connected
+        self._present = 0  # streams that are not away
+        self._look_at_s = 0.0  # when to look for silent ones again
+        self._line: OrderedDict[int, Stream] = OrderedDict()  # those that lack grants, by actor
 
-    def hello(self, head: Head, peer: bytes, want: int, now_s: float) -> Stream:
-        """Take in an actor, or one that says hello again."""
+    def hello(self, head: Head, peer: bytes, want: int, now_s: float, key: bytes = b"") -> Stream:
+        """Take in an actor, or one that says hello again.
+
+        Raises WireError: "stale" for an older incarnation, "taken" and "key" (`TakenError`) where
+        another process plays it, "full", and those of `beat`.
+        """
         known = self.streams.get(head.actor)
         if known is not None and known.incarnation > head.incarnation:
             raise WireError("stale", f"incarnation {head.incarnation} of actor {head.actor}")
-        if known is not None and known.incarnation < head.incarnation:
-            self._end(known)
-            known = None
+        if known is not None:
+            self._check_owner(known, peer, key, now_s, joins=True)
+            if known.incarnation < head.incarnation:
+                self._end(known)
+                known = None
+        want = max(1, min(want, MAX_WANT))
         if known is None:
-            start = head.sequence
-            known = Stream(head.actor, head.incarnation, peer, 0, start, start, 0, now_s)
+            if len(self.streams) >= MAX_STREAMS:
+                raise WireError("full", f"{len(self.streams)} actors")
+            at, made = head.sequence, head.produced_steps
+            known = Stream(head.actor, head.incarnation, peer, key, 0, at, at, at, made, now_s)
             self.streams[head.actor] = known
-        self.want -= known.want
-        known.want = max(1, min(want, MAX_WANT))
-        self.want += known.want
-        self._proceed(known, head, peer, now_s)
+            self._present += 1
+        self._check_claim(known, head)
+        if not known.away:
+            self.want += want - known.want
+        known.want = want
+        self._proceed(known, head.sequence, head.produced_steps, peer, now_s)
         return known
 
-    def beat(self, head: Head, peer: bytes, now_s: float) -> Stream:
-        """An actor that waits says where it stands."""
-        stream = self._known(head)
-        self._proceed(stream, head, peer, now_s)
+    def beat(self, head: Head, peer: bytes, now_s: float, key: bytes = b"") -> Stream:
+        """An actor says where it stands.
+
+        Raises WireError: "unknown", "stale", "ungranted" and "steps" for counters that no sound
+        actor reaches with its grants, "taken" and "key" (`TakenError`).
+        """
+        stream = self._known(head, peer, now_s, key)
+        self._check_claim(stream, head)
+        self._proceed(stream, head.sequence, head.produced_steps, peer, now_s)
         return stream
 
-    def admit(self, head: Head) -> Stream:
-        """The stream of a slot message that may be stored; `received` must follow."""
-        stream = self._known(head)
-        if head.sequence < stream.next:
+    def admit(
+        self, head: Head, peer: bytes, now_s: float, available: int, key: bytes = b""
+    ) -> Stream:
+        """The stream of a slot message that may be stored in one of ``available`` slots, free or
+        granted; `received` must follow. A grant that was taken back holds as long as there is a
+        slot that is not granted to others. Raises WireError as `beat`, and "replayed"."""
+        stream = self._known(head, peer, now_s, key)
+        gap = head.sequence - stream.next
+        if gap < 0:
             raise WireError("replayed", f"sequence {head.sequence}, next is {stream.next}")
-        if head.sequence >= stream.limit:
+        if head.sequence >= stream.limit and (
+            head.sequence >= stream.promised or self.outstanding >= available
+        ):
             raise WireError("ungranted", f"sequence {head.sequence}, limit is {stream.limit}")
-        if head.produced_steps < stream.produced_steps + head.steps:
+        made = head.produced_steps - stream.produced_steps
+        most = self._slot_steps
+        if not (head.steps <= made <= head.steps + gap * most and head.steps <= most):
             raise WireError("steps", f"{head.produced_steps} after {stream.produced_steps}")
         return stream
 
     def received(self, stream: Stream, head: Head, peer: bytes, now_s: float) -> None:
         """A slot message whose checksum held has used its grant, whether or not it was stored."""
-        following = head._replace(sequence=head.sequence + 1)
-        self._proceed(stream, following, peer, now_s)
+        stream.delivered = True
+        self._proceed(stream, head.sequence + 1, head.produced_steps, peer, now_s)
 
-    def bye(self, head: Head, peer: bytes, now_s: float) -> Stream:
-        """An actor leaves."""
-        stream = self.beat(head, peer, now_s)
+    def bye(self, head: Head, peer: bytes, now_s: float, key: bytes = b"") -> Stream:
+        """An actor leaves. Raises WireError as `beat`: a stream whose BYE is refused ends by its
+        silence, where it stands."""
+        stream = self.beat(head, peer, now_s, key)
         self._end(stream)
         return stream
+
+    def of(self, head: Head, peer: bytes) -> Stream | None:
+        """The stream that ``peer`` names in the header of any message, if it is its own."""
+        stream = self.streams.get(head.actor)
+        own = stream and stream.peer == peer and stream.incarnation == head.incarnation
+        return stream if own else None
 
     def lend(self, available: int) -> list[Stream]:
         """Grant what ``available`` slots, free or granted, allow; the streams that got more."""
         granted: dict[int, Stream] = {}
-        while self.outstanding < available and self._line:
+        share = -(-available // max(1, self._present))
+        passed = 0
+        while self.outstanding < available and passed < min(len(self._line), MAX_PASSED):
             _, stream = self._line.popitem(last=False)
             if stream.outstanding >= stream.want:
                 continue
+            if stream.outstanding >= share:
+                passed += 1
+                self._line[stream.actor] = stream
+                continue
             stream.limit += 1
+            stream.promised = max(stream.promised, stream.limit)
             self.outstanding += 1
             granted[stream.actor] = stream
             if stream.outstanding < stream.want:
@@ -124,47 +210,97 @@ class Grants:
         return list(granted.values())
 
     def expire(self, now_s: float) -> list[Stream]:
-        """Forget the actors that have been silent too long."""
+        """Take grants back from silent actors, and forget those that are silent too long; the
+        latter."""
         if now_s < self._look_at_s:
             return []
-        silent = [s for s in self.streams.values() if now_s - s.heard_s > self._silence_s]
-        for stream in silent:
-            self._end(stream)
-        heard = (stream.heard_s for stream in self.streams.values())
-        self._look_at_s = min(heard, default=now_s) + self._silence_s
-        return silent
+        self._look_at_s = now_s + LOOK_S
+        forgotten = []
+        for stream in list(self.streams.values()):
+            silent_s = now_s - stream.heard_s
+            if silent_s <= PROBE_AFTER_S:
+                continue
+            gone = silent_s > GRANT_SILENCE_S or not self._connected(stream)
+            if silent_s > self._silence_s or (gone and not stream.delivered):
+                self._end(stream)
+                forgotten.append(stream)
+            elif gone and not stream.away:
+                self._withdraw(stream)
+        return forgotten
 
     def end_all(self) -> None:
         """No more is received from anyone."""
         for stream in list(self.streams.values()):
             self._end(stream)
 
-    def _known(self, head: Head) -> Stream:
+    def _known(self, head: Head, peer: bytes, now_s: float, key: bytes) -> Stream:
         stream = self.streams.get(head.actor)
         if stream is None:
             raise WireError("unknown", f"actor {head.actor}")
         if stream.incarnation != head.incarnation:
             reason = "stale" if head.incarnation < stream.incarnation else "unknown"
             raise WireError(reason, f"incarnation {head.incarnation} of actor {head.actor}")
+        if peer != stream.peer:
+            self._check_owner(stream, peer, key, now_s)
         return stream
 
-    def _proceed(self, stream: Stream, head: Head, peer: bytes, now_s: float) -> None:
+    def _check_owner(
+        self, stream: Stream, peer: bytes, key: bytes, now_s: float, *, joins: bool = False
+    ) -> None:
+        """Raises TakenError for a connection that may not speak for ``stream``."""
+        if peer == stream.peer:
+            return
+        here = now_s - stream.heard_s <= GRANT_SILENCE_S and self._connected(stream)
+        if key == stream.key and not here:
+            return
+        if joins and (stream.rival_s is None or now_s - stream.rival_s > RIVAL_S):
+            stream.rival_s = now_s
+        lives = stream.rival_s is not None and stream.heard_s > stream.rival_s
+        if key != stream.key:
+            text = f"actor {stream.actor} was begun with another key; start actors with other ids"
+            raise TakenError("key", text, lives=lives)
+        text = f"actor {stream.actor} is played by another process; start actors with other ids"
+        raise TakenError("taken", text, lives=lives)
+
+    def _check_claim(self, stream: Stream, head: Head) -> None:
+        """Raises WireError where a stream says that it has sent more than it may have."""
+        if head.sequence > stream.promised:
+            raise WireError("ungranted", f"sequence {head.sequence}, limit is {stream.promised}")
+        slots = max(0, head.sequence - stream.next)
+        if head.produced_steps > stream.produced_steps + slots * self._slot_steps:
+            raise WireError("steps", f"{head.produced_steps} after {stream.produced_steps}")
+
+    def _proceed(
+        self, stream: Stream, sequence: int, produced_steps: int, peer: bytes, now_s: float
+    ) -> None:
         stream.heard_s = now_s
         stream.peer = peer
-        stream.produced_steps = max(stream.produced_steps, head.produced_steps)
-        before = stream.outstanding
-        stream.next = max(stream.next, head.sequence)
-        stream.limit = max(stream.limit, stream.next)
-        self.outstanding += stream.outstanding - before
-        self._queue(stream)
-
-    def _queue(self, stream: Stream) -> None:
-        if stream.outstanding <= stream.want // 2:
+        if stream.away:
+            stream.away = False
+            self._present += 1
+            self.want += stream.want
+        if produced_steps > stream.produced_steps:
+            stream.produced_steps = produced_steps
+        if sequence > stream.next:
+            before = stream.limit - stream.next
+            stream.next = sequence
+            if sequence > stream.limit:
+                stream.limit = sequence
+            self.outstanding += stream.limit - sequence - before
+        if stream.limit - stream.next <= stream.want // 2:
             self._line.setdefault(stream.actor, stream)
 
-    def _end(self, stream: Stream) -> None:
-        del self.streams[stream.actor]
+    def _withdraw(self, stream: Stream) -> None:
+        """Take back its grants; it counts among no others until it is heard again."""
+        stream.away = True
+        self._present -= 1
         self._line.pop(stream.actor, None)
         self.outstanding -= stream.outstanding
         self.want -= stream.want
+        stream.limit = stream.next
+
+    def _end(self, stream: Stream) -> None:
+        if not stream.away:
+            self._withdraw(stream)
+        del self.streams[stream.actor]
         self.ended.append(stream)

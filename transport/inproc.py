@@ -27,6 +27,9 @@ class InprocLink:
     def slot(self, timeout_s: float) -> AbstractContextManager[Slot | None]:
         return self._writer.slot(timeout_s)
 
+    def beat(self) -> None:
+        """Nothing to say: only the confirmed death of a process takes its slots from it."""
+
     def read_weights(self, out: Float32, newer_than: Stamp | None) -> Stamp | None:
         return self._board.read(out, newer_than)
 

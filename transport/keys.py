@@ -104,11 +104,14 @@ def require_curve() -> None:
 
 
 def answer_zap(socket: zmq.Socket[bytes], allowed: frozenset[bytes]) -> None:
-    """Let in, or not, the one who waits at ``socket`` (a REP socket bound to ZAP_ADDRESS)."""
+    """Let in, or not, the peer that waits at ``socket`` (a REP socket bound to ZAP_ADDRESS). Its
+    key, as Z85 text, becomes the property "User-Id" of all its messages."""
     version, request_id, _domain, _address, _identity, mechanism, *keys = socket.recv_multipart()
-    known = mechanism == b"CURVE" and len(keys) == 1 and z85.encode(keys[0]) in allowed
-    verdict = [b"200", b"OK"] if known else [b"400", b"key not in the allow list"]
-    socket.send_multipart([version, request_id, *verdict, b"", b""])
+    key = z85.encode(keys[0]) if mechanism == b"CURVE" and len(keys) == 1 else b""
+    verdict = (
+        [b"200", b"OK", key] if key in allowed else [b"400", b"key not in the allow list", b""]
+    )
+    socket.send_multipart([version, request_id, *verdict, b""])
 
 
 def _load(path: Path) -> tuple[bytes, bytes | None]:

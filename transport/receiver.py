@@ -4,7 +4,8 @@
 
 It decides nothing itself: `Grants` says who may send, `wire` whether a message is sound, and the
 learner, by lending slots, how much comes in. What cannot be used is counted by reason and dropped;
-nothing that is received raises. The algorithm's ``process`` runs here, off the learner.
+nothing that is received raises. A slot is checked against its header, then the algorithm's
+``process`` runs here, off the learner.
 """
 
 from __future__ import annotations
@@ -28,12 +29,12 @@ from penstock.profiling.ledger import Part, TimeLedger
 from penstock.transport import wire
 from penstock.transport.base import Stamp
 from penstock.transport.desk import WeightsDesk
-from penstock.transport.grants import Grants, Stream
+from penstock.transport.grants import Grants, Stream, TakenError
 from penstock.transport.keys import answer_zap, load_learner
 from penstock.transport.shm.host import check_spec
 from penstock.transport.shm.link import ShmLink
 from penstock.transport.shm.store import drain_event
-from penstock.transport.sockets import boot_id, receive, router, zap
+from penstock.transport.sockets import Listener, boot_id, receive, receive_from, router, zap
 from penstock.transport.wire import Buffer, Head, Kind, WireError
 
 Process = Callable[[dict[str, npt.NDArray[Any]]], None]
@@ -61,10 +62,11 @@ class Receiver:
     ) -> None:
         """Raises UserError for an address that is taken, or keys that cannot be read."""
         assert link.writer is not None
-        self.grants = Grants(silence_s)
+        spec = link.spec
+        self.grants = Grants(silence_s, spec.unroll * spec.envs, self._connected)
         self.rejected: Counter[str] = Counter()
+        self.last_rejected: dict[str, str] = {}  # the latest message of each reason
         self.received = dict.fromkeys(("slots", "steps", "raw_nbytes", "coded_nbytes"), 0)
-        self.in_flight_steps = 0
         self._link = link
         self._writer = link.writer
         self._decoder = wire.SlotDecoder(link.spec)
@@ -73,8 +75,9 @@ class Receiver:
         self._ledger = ledger or TimeLedger()
         self._lending = True
         self._gone = False  # the learner, at the last look
+        self._newest = (0, 0)  # generation and version of weights, at the last look
         self._welcome = _welcome_meta(link, unix_path)
-        self._handlers: dict[int, Callable[[bytes, wire.Message], None]] = {
+        self._handlers: dict[int, Callable[[bytes, wire.Message, bytes], None]] = {
             Kind.HELLO: self._hello,
             Kind.SLOT: self._slot,
             Kind.BEAT: self._beat,
@@ -93,7 +96,12 @@ class Receiver:
             opening.callback(context.destroy, 500)  # sockets too
             self._zap = zap(context) if keys else None
             self._router = router(context, address, keys, wire.max_frame_nbytes(self._link.spec))
+            # A message to a peer that has left raises, which is how one is known to have left.
+            self._router.setsockopt(zmq.ROUTER_MANDATORY, 1)
+            self.listener = Listener(self._router)
+            opening.callback(self.listener.close)
             self._stack = opening.pop_all()
+        self._receive = receive_from if keys else receive
         for socket in (self._router, self._zap):
             if socket is not None:
                 self._poller.register(socket, zmq.POLLIN)
@@ -113,8 +121,11 @@ class Receiver:
     def _take_in(self) -> int:
         """Handle the messages that are there; how many."""
         count = 0
-        while count < BATCH and (parts := receive(self._router)) is not None:
-            self.handle(bytes(parts[0]), parts[1:])
+        while count < BATCH and (parts := self._receive(self._router)) is not None:
+            if self._zap is None:
+                self.handle(bytes(parts[0]), parts[1:])
+            else:  # the key that the peer has proved to have comes first
+                self.handle(bytes(parts[1]), parts[2:], bytes(parts[0]))
             count += 1
         return count
 
@@ -128,23 +139,38 @@ class Receiver:
         if self._writer.event in ready:
             drain_event(self._writer.event)
 
-    def handle(self, peer: bytes, parts: Sequence[Buffer]) -> None:
-        """Take in one message of a peer; whatever is wrong with it is counted."""
+    def handle(self, peer: bytes, parts: Sequence[Buffer], key: bytes = b"") -> None:
+        """Take in one message of a peer; whatever is wrong with it is counted.
+
+        Args:
+            peer: the routing id of the connection.
+            parts: the message, without the routing id.
+            key: the peer's public key, Z85 text; empty without CURVE.
+        """
         try:
             message = wire.decode(parts)
-            handler = self._handlers.get(message.head.kind)
+            head = message.head
+            handler = self._handlers.get(head.kind)
             if handler is None:
                 raise WireError("kind")
-            newcomer = message.head.kind == Kind.HELLO and not message.head.run_id
-            if not newcomer and message.head.run_id != self._link.welcome.run_id:
+            newcomer = head.kind == Kind.HELLO and not head.run_id
+            if not newcomer and head.run_id != self._link.welcome.run_id:
                 raise WireError("run")
-            handler(peer, message)
+            handler(peer, message, key)
         except WireError as error:
-            self.rejected[error.reason] += 1
+            self._reject(error)
             if error.reason in ("run", "unknown"):
                 self._say(peer, Kind.WHO)
+            elif error.reason == "ungranted":
+                self._say(peer, Kind.GRANT, None, self.grants.of(message.head, peer))
             elif error.reason == "version" and wire.is_hello(parts):
                 self._refuse(peer, f"the learner {wire.OTHER_VERSION}")
+            elif isinstance(error, TakenError) and error.lives and wire.is_hello(parts):
+                self._refuse(peer, error.text)
+
+    def _reject(self, error: WireError) -> None:
+        self.rejected[error.reason] += 1
+        self.last_rejected[error.reason] = error.text
 
     def learner_gone(self) -> bool:
         return self._link.learner_gone()
@@ -165,13 +191,12 @@ class Receiver:
             "actors": len(self.grants.streams),
             **self.received,
             "rejected": dict(self.rejected),
-            "in_flight_steps": self.in_flight_steps,
         }
 
     def close(self) -> None:
         self._stack.close()
 
-    def _hello(self, peer: bytes, message: wire.Message) -> None:
+    def _hello(self, peer: bytes, message: wire.Message, key: bytes) -> None:
         meta = wire.verify(message)
         try:
             want = int(meta["want"])
@@ -184,33 +209,49 @@ class Receiver:
             raise WireError("meta", str(error)) from error
         stream = None
         if want:
-            stream = self.grants.hello(message.head, peer, want, time.monotonic())
+            stream = self.grants.hello(message.head, peer, want, time.monotonic(), key)
         self._say(peer, Kind.WELCOME, self._welcome, stream)
 
-    def _slot(self, peer: bytes, message: wire.Message) -> None:
+    def _slot(self, peer: bytes, message: wire.Message, key: bytes) -> None:
         head = message.head
         if head.spec_hash != self._link.spec.hash:
             raise WireError("spec")
-        stream = self.grants.admit(head)
-        if self._gone or not self._writer.available:
+        now_s = time.monotonic()
+        available = 0 if self._gone else self._writer.available
+        stream = self.grants.admit(head, peer, now_s, available, key)
+        self._check_policy(head)
+        if available:
+            self._store(message, stream, now_s)
+        else:  # the next slot of the stream, or its end, says that this one is lost
             wire.verify(message)
-            self.in_flight_steps += head.steps
-        else:
-            self._store(message)
-        self.grants.received(stream, head, peer, time.monotonic())
+        self.grants.received(stream, head, peer, now_s)
 
-    def _store(self, message: wire.Message) -> None:
+    def _check_policy(self, head: Head) -> None:
+        """Raise WireError for weights that the learner has not published."""
+        generation, version = self._newest
+        if head.version > version or head.generation > generation:
+            stamp = self._link.board.stamp
+            if stamp is None:  # a learner publishes before it listens
+                return
+            self._newest = stamp
+            if head.version > stamp.version or head.generation > stamp.generation:
+                text = f"{head.generation}.{head.version}, the newest is {stamp[0]}.{stamp[1]}"
+                raise WireError("policy", text)
+
+    def _store(self, message: wire.Message, stream: Stream, now_s: float) -> None:
         head = message.head
         with self._writer.slot(0) as slot:
             assert slot is not None
             self._ledger.switch(Part.DECOMPRESS)
             self._decoder.decode(message, slot.payload)
-            fill_header(slot.header, head, time.monotonic())
+            fill_header(slot.header, head, now_s)
+            self._ledger.switch(Part.PROCESS)
+            over = check_rows(slot.columns, head, stream.over)
             if self._process is not None:
-                self._ledger.switch(Part.PROCESS)
                 self._apply(self._process, slot.columns)
             self._ledger.switch(Part.PUBLISH)
         self._ledger.switch(Part.RECEIVE)
+        stream.over = over
         received = self.received
         received["slots"] += 1
         received["steps"] += head.steps
@@ -225,23 +266,23 @@ class Receiver:
                 traceback.print_exc(file=sys.stderr)
             raise WireError("process", str(error)) from error
 
-    def _beat(self, peer: bytes, message: wire.Message) -> None:
+    def _beat(self, peer: bytes, message: wire.Message, key: bytes) -> None:
         wire.verify(message)
-        stream = self.grants.beat(message.head, peer, time.monotonic())
+        stream = self.grants.beat(message.head, peer, time.monotonic(), key)
         self._say(peer, Kind.GRANT, None, stream)
 
-    def _bye(self, peer: bytes, message: wire.Message) -> None:
+    def _bye(self, peer: bytes, message: wire.Message, key: bytes) -> None:
         wire.verify(message)
-        self.grants.bye(message.head, peer, time.monotonic())
+        self.grants.bye(message.head, peer, time.monotonic(), key)
 
-    def _weights_get(self, peer: bytes, message: wire.Message) -> None:
+    def _weights_get(self, peer: bytes, message: wire.Message, key: bytes) -> None:
         meta = wire.verify(message)
         try:
             have = None if meta["have"] is None else Stamp(*map(int, meta["have"]))
         except wire.STRANGE as error:
             raise WireError("meta", str(error)) from error
-        if self._desk.ask(peer, have):
-            self._say(peer, Kind.GRANT)  # nothing newer yet, but the connector lives
+        if self._desk.ask(peer, have):  # nothing newer yet, but the connector lives
+            self._say(peer, Kind.GRANT, None, self.grants.of(message.head, peer))
 
     def _tend(self, now_s: float) -> None:
         """What is due besides messages: grants, weights, actors that fell silent."""
@@ -251,13 +292,14 @@ class Receiver:
         for peer, parts in self._desk.due():
             self._send(peer, parts)
         self.grants.expire(now_s)
+        self.listener.shed(now_s)
         if self._writer.want != self.grants.want:
             self._writer.want = self.grants.want
 
     def _refuse(self, peer: bytes, text: str) -> None:
         self._say(peer, Kind.REFUSE, {"error": text[:REFUSE_CHARACTERS]})
 
-    def _say(self, peer: bytes, kind: Kind, meta: Any = None, stream: Stream | None = None) -> None:
+    def _say(self, peer: bytes, kind: Kind, meta: Any = None, stream: Stream | None = None) -> bool:
         welcome = self._link.welcome
         head = Head(
             kind,
@@ -268,12 +310,25 @@ class Receiver:
             incarnation=stream.incarnation if stream else 0,
             sequence=stream.limit if stream else 0,
         )
-        self._send(peer, wire.encode(head, meta))
+        return self._send(peer, wire.encode(head, meta))
 
-    def _send(self, peer: bytes, parts: wire.Parts) -> None:
-        # A ROUTER drops what goes to a peer that left or does not read; that one asks again.
-        # What has no frames is small, and cheaper copied.
-        self._router.send_multipart([peer, *parts], copy=len(parts) <= 2)
+    def _connected(self, stream: Stream) -> bool:
+        """Whether the connection of a stream is open; repeats its grant to find out."""
+        return self._say(stream.peer, Kind.GRANT, None, stream)
+
+    def _send(self, peer: bytes, parts: wire.Parts) -> bool:
+        """Send a message; False where the peer has left. One that does not read loses it, and asks
+        again."""
+        try:
+            # What has no frames is small, and cheaper copied.
+            self._router.send_multipart([peer, *parts], zmq.NOBLOCK, copy=len(parts) <= 2)
+        except zmq.Again:
+            pass
+        except zmq.ZMQError as error:
+            if error.errno != zmq.EHOSTUNREACH:
+                raise
+            return False
+        return True
 
 
 def _welcome_meta(link: ShmLink, unix_path: Path) -> dict[str, Any]:
@@ -300,3 +355,33 @@ def fill_header(header: npt.NDArray[np.void], head: Head, now_s: float) -> None:
         now_s,
         0,
     )
+
+
+def check_rows(
+    columns: dict[str, npt.NDArray[Any]], head: Head, before: tuple[int, npt.NDArray[Any]] | None
+) -> tuple[int, npt.NDArray[Any]] | None:
+    """Raise WireError where rows that count are not those of the header, or one only resets.
+
+    Args:
+        columns: of a decoded slot; without ``alive`` there is nothing to check.
+        head: the header of its message.
+        before: what this returned for the last stored slot of the stream.
+
+    Returns:
+        The sequence of the slot that follows, and the environments whose episode ended with the
+        last row, bool ``[envs]``.
+    """
+    if "alive" not in columns:
+        return None
+    alive = columns["alive"]
+    if np.count_nonzero(alive) != head.steps:
+        raise WireError("steps", f"{np.count_nonzero(alive)} rows are alive, not {head.steps}")
+    if "terminated" not in columns:
+        return None
+    over = columns["terminated"] | columns["truncated"]
+    resets = over[-1].copy()
+    if (over[:-1] & alive[1:]).any() or (
+        before is not None and before[0] == head.sequence and (before[1] & alive[0]).any()
+    ):
+        raise WireError("alive", "a row after an episode's end, which only resets, is alive")
+    return head.sequence + 1, resets

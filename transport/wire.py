@@ -11,7 +11,6 @@ only within the frame's own range. Never pickle.
 
 from __future__ import annotations
 
-import math
 import struct
 from collections.abc import Sequence
 from enum import IntEnum
@@ -31,7 +30,8 @@ PROTOCOL_VERSION = 1
 MAGIC = b"PNSK"
 MAX_FRAMES = 64
 META_NBYTES = 1 << 20
-MAX_SEQUENCE = 1 << 62
+MAX_COUNT = 1 << 62  # above any sequence, version or number of steps
+MAX_DURATION_S = 1e9
 
 Buffer = bytes | bytearray | memoryview
 Parts = list[Buffer]
@@ -81,6 +81,7 @@ class WireError(Exception):
     def __init__(self, reason: str, text: str = "") -> None:
         super().__init__(f"{reason}: {text}" if text else reason)
         self.reason = reason
+        self.text = text
 
 
 class Head(NamedTuple):
@@ -100,6 +101,9 @@ class Head(NamedTuple):
     raw_nbytes: int = 0
     coded_nbytes: int = 0
     duration_s: float = 0.0
+
+
+_COUNTS = slice(Head._fields.index("sequence"), Head._fields.index("produced_steps") + 1)
 
 
 class Message(NamedTuple):
@@ -134,8 +138,8 @@ def decode(parts: Sequence[Buffer]) -> Message:
     head = Head(*fields)
     if version != PROTOCOL_VERSION:
         raise WireError("version", f"kind {head.kind} of version {version}")
-    if head.kind not in _KINDS or head.sequence >= MAX_SEQUENCE:
-        raise WireError("header", f"kind {head.kind}, sequence {head.sequence}")
+    if head.kind not in _KINDS or max(head[_COUNTS]) >= MAX_COUNT:
+        raise WireError("header", f"kind {head.kind}, counters {head[_COUNTS]}")
     if head.frames != len(parts) - 2:
         raise WireError("frames", f"{len(parts) - 2} instead of {head.frames}")
     if _nbytes(parts[1]) > META_NBYTES or head.coded_nbytes != sum(map(_nbytes, parts[2:])):
@@ -244,7 +248,7 @@ class SlotDecoder:
             raise WireError("size", f"{head.raw_nbytes} bytes instead of {self._raw_nbytes}")
         if not head.steps <= min(head.produced_steps, self._max_steps):
             raise WireError("steps", f"{head.steps} of {head.produced_steps}")
-        if not 0 <= head.duration_s < math.inf:
+        if not 0 <= head.duration_s < MAX_DURATION_S:
             raise WireError("header", f"a duration of {head.duration_s} s")
         meta = verify(message)
         if not isinstance(meta, list) or len(meta) != len(frames):

@@ -5,7 +5,6 @@ Weights come from the relay of this host where there is one, else over the same 
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -50,7 +49,6 @@ class ZmqLink:
         self._ctx = ctx
         self._relay: ShmLink | None = None
         self._relay_path = relay_path
-        self._patience_s = patience_s
         self._client = Client(
             ctx, address, actor=actor, spec=spec, want=want, patience_s=patience_s
         )
@@ -70,11 +68,11 @@ class ZmqLink:
         if not self._client.wait_turn(timeout_s):
             yield None
             return
-        began_s = time.monotonic()
         yield self._slot
-        if time.monotonic() - began_s > self._patience_s / 2:
-            self._client.rejoin()  # it was silent so long that it may have been forgotten
         self._send(self._slot)
+
+    def beat(self) -> None:
+        self._client.beat()
 
     def _send(self, slot: Slot) -> None:
         """Deliver a filled slot, however often the connector is replaced meanwhile."""
@@ -83,6 +81,7 @@ class ZmqLink:
         parts = self._encoder.encode(slot.header, slot.payload, self.welcome.run_id)
         ledger.switch(Part.SEND)
         self._client.next = int(slot.header["sequence"])
+        self._client.renew()
         produced_steps = int(slot.header["produced_steps"])
         while not (self._client.wait_turn(1.0) and self._client.send_slot(parts, produced_steps)):
             if self._ctx.leaving():

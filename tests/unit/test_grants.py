@@ -10,10 +10,25 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from penstock.transport.grants import MAX_WANT, Grants, Stream
-from penstock.transport.wire import Head, Kind, WireError
+from penstock.transport.grants import (
+    GRANT_SILENCE_S,
+    MAX_STREAMS,
+    MAX_WANT,
+    PROBE_AFTER_S,
+    Grants,
+    Stream,
+    TakenError,
+)
+from penstock.transport.wire import MAX_COUNT, Head, Kind, WireError
 
 SILENCE_S = 60.0
+STEPS = 40  # of a slot, at most
+MANY = 1000  # slots
+
+
+def made() -> Grants:
+    """Grants of a connector whose peers keep their connections."""
+    return Grants(SILENCE_S, STEPS)
 
 
 def head(
@@ -30,22 +45,23 @@ def head(
 
 
 def join(grants: Grants, actor: int, want: int = 2, sequence: int = 0, now_s: float = 0) -> Stream:
-    return grants.hello(head(actor, sequence), b"peer", want, now_s)
+    return grants.hello(head(actor, sequence, produced=sequence), b"peer", want, now_s)
 
 
 def deliver(grants: Grants, actor: int, sequence: int, now_s: float = 0) -> None:
     message = head(actor, sequence, produced=sequence + 1, steps=1)
-    grants.received(grants.admit(message), message, b"peer", now_s)
+    stream = grants.admit(message, b"peer", now_s, MANY)
+    grants.received(stream, message, b"peer", now_s)
 
 
-def refusal(grants: Grants, message: Head) -> str:
+def refusal(grants: Grants, message: Head, available: int = MANY) -> str:
     with pytest.raises(WireError) as caught:
-        grants.admit(message)
+        grants.admit(message, b"peer", 0, available)
     return caught.value.reason
 
 
 def test_grants_are_backed_by_slots_and_bounded_by_want() -> None:
-    grants = Grants(SILENCE_S)
+    grants = made()
     stream = join(grants, 1, want=3)
     assert grants.lend(0) == []
     assert grants.lend(2) == [stream]
@@ -56,7 +72,7 @@ def test_grants_are_backed_by_slots_and_bounded_by_want() -> None:
 
 
 def test_a_slot_uses_its_grant_and_gets_the_next() -> None:
-    grants = Grants(SILENCE_S)
+    grants = made()
     stream = join(grants, 1, want=2)
     grants.lend(2)
     deliver(grants, 1, 0)
@@ -68,14 +84,14 @@ def test_a_slot_uses_its_grant_and_gets_the_next() -> None:
 
 def test_scarce_slots_go_round() -> None:
     """First come, first served: nobody gets a second grant before everyone has had one."""
-    grants = Grants(SILENCE_S)
+    grants = made()
     streams = [join(grants, actor, want=4) for actor in range(5)]
     grants.lend(7)
     assert [stream.outstanding for stream in streams] == [2, 2, 1, 1, 1]
 
 
 def test_fast_and_slow_actors_share_fairly_under_scarcity() -> None:
-    grants = Grants(SILENCE_S)
+    grants = made()
     for actor in range(3):
         join(grants, actor, want=2)
     sent: Counter[int] = Counter()
@@ -87,7 +103,7 @@ def test_fast_and_slow_actors_share_fairly_under_scarcity() -> None:
 
 
 def test_replayed_ungranted_and_unknown_messages_are_refused() -> None:
-    grants = Grants(SILENCE_S)
+    grants = made()
     join(grants, 1, want=2)
     grants.lend(2)
     deliver(grants, 1, 0)
@@ -98,17 +114,17 @@ def test_replayed_ungranted_and_unknown_messages_are_refused() -> None:
 
 
 def test_produced_steps_cannot_run_backwards() -> None:
-    grants = Grants(SILENCE_S)
+    grants = made()
     join(grants, 1, want=2)
     grants.lend(2)
     first = head(1, 0, produced=10, steps=10)
-    grants.received(grants.admit(first), first, b"peer", 0)
+    grants.received(grants.admit(first, b"peer", 0, MANY), first, b"peer", 0)
     assert refusal(grants, head(1, 1, produced=19, steps=10)) == "steps"
-    assert grants.admit(head(1, 1, produced=20, steps=10)).next == 1
+    assert grants.admit(head(1, 1, produced=20, steps=10), b"peer", 0, MANY).next == 1
 
 
 def test_a_gap_voids_the_grants_of_what_was_lost() -> None:
-    grants = Grants(SILENCE_S)
+    grants = made()
     stream = join(grants, 1, want=4)
     grants.lend(4)
     deliver(grants, 1, 2)  # 0 and 1 never came
@@ -118,7 +134,7 @@ def test_a_gap_voids_the_grants_of_what_was_lost() -> None:
 
 
 def test_a_beat_heals_the_loss_of_the_last_slots() -> None:
-    grants = Grants(SILENCE_S)
+    grants = made()
     stream = join(grants, 1, want=2)
     grants.lend(2)
     grants.beat(head(1, 2), b"peer", 1)  # both were lost on the way
@@ -128,7 +144,7 @@ def test_a_beat_heals_the_loss_of_the_last_slots() -> None:
 
 
 def test_hello_again_keeps_grants_and_follows_the_new_connection() -> None:
-    grants = Grants(SILENCE_S)
+    grants = Grants(SILENCE_S, STEPS, connected=lambda stream: False)
     join(grants, 1, want=2)
     grants.lend(2)
     again = grants.hello(head(1, 1), b"other peer", 2, 1)
@@ -136,7 +152,7 @@ def test_hello_again_keeps_grants_and_follows_the_new_connection() -> None:
 
 
 def test_a_restarted_connector_takes_an_actor_in_where_it_stands() -> None:
-    grants = Grants(SILENCE_S)
+    grants = made()
     stream = join(grants, 1, want=1, sequence=1000)
     grants.lend(5)
     assert (stream.next, stream.limit) == (1000, 1001)
@@ -144,45 +160,208 @@ def test_a_restarted_connector_takes_an_actor_in_where_it_stands() -> None:
 
 
 def test_a_newer_incarnation_replaces_the_older_one() -> None:
-    grants = Grants(SILENCE_S)
+    grants = made()
     old = join(grants, 1, want=2)
     grants.lend(2)
     new = grants.hello(head(1, 0, incarnation=1), b"peer", 2, 0)
-    assert (new.limit, grants.outstanding, grants.ended) == (0, 0, [old])
+    assert (new.limit, grants.outstanding, list(grants.ended)) == (0, 0, [old])
     assert refusal(grants, head(1, 0, incarnation=0)) == "stale"
     with pytest.raises(WireError, match="stale"):
         grants.hello(head(1, 0, incarnation=0), b"peer", 2, 0)
 
 
-def test_the_silent_are_forgotten_and_their_grants_go_to_others() -> None:
-    grants = Grants(SILENCE_S)
-    silent, other = join(grants, 1), join(grants, 2)
+def test_grants_of_the_silent_go_to_others_long_before_their_stream_ends() -> None:
+    grants = made()
+    silent = join(grants, 1)
     grants.lend(2)
-    grants.beat(head(2, 0), b"peer", 50)
-    assert grants.expire(SILENCE_S) == []
-    assert grants.expire(SILENCE_S + 1) == [silent]
+    deliver(grants, 1, 0)
+    grants.lend(2)
+    other = join(grants, 2)
+    assert (silent.outstanding, grants.want) == (2, 4)
+    assert grants.lend(2) == []
+    grants.beat(head(2, 0), b"peer", 4)
+    assert grants.expire(GRANT_SILENCE_S) == []
+    assert silent.outstanding == 2
+    assert grants.expire(GRANT_SILENCE_S + 1) == []  # the stream stays
+    assert (silent.outstanding, grants.outstanding, grants.want) == (0, 0, 2)
     assert grants.lend(2) == [other]
-    assert (other.outstanding, grants.want) == (2, 2)
-    assert refusal(grants, head(1, 0)) == "unknown"
+    assert other.outstanding == 2
+    grants.beat(head(2, 0), b"peer", 59)
+    assert grants.expire(SILENCE_S + 1) == [silent]
+    assert refusal(grants, head(1, 1)) == "unknown"
+
+
+def test_who_comes_back_goes_on_with_its_stream() -> None:
+    grants = made()
+    stream = join(grants, 1)
+    grants.lend(2)
+    deliver(grants, 1, 0)
+    grants.expire(10)
+    assert (stream.away, stream.limit, grants.outstanding, grants.want) == (True, 1, 0, 0)
+    assert grants.beat(head(1, 1, produced=1), b"peer", 11) is stream
+    assert (stream.away, grants.want) == (False, 2)
+    assert grants.lend(2) == [stream]
+    deliver(grants, 1, 1)
+
+
+def test_a_late_slot_is_stored_where_there_is_room_and_else_lost_once() -> None:
+    grants = made()
+    stream, other = join(grants, 1), join(grants, 2)
+    grants.lend(4)
+    deliver(grants, 1, 0)
+    grants.beat(head(2, 0), b"peer", 9)
+    grants.expire(10)  # takes back sequence 1
+    assert refusal(grants, head(1, 1, produced=2, steps=1), available=2) == "ungranted"
+    late = head(1, 1, produced=2, steps=1)
+    grants.received(grants.admit(late, b"peer", 10, 3), late, b"peer", 10)
+    assert (stream.next, grants.outstanding, other.outstanding) == (2, 2, 2)
+    assert refusal(grants, head(1, 2, produced=3, steps=1)) == "ungranted"  # never granted
+    grants.beat(head(1, 2, produced=2), b"peer", 11)
+
+
+def test_a_closed_connection_gives_grants_back_at_once() -> None:
+    grants = Grants(SILENCE_S, STEPS, connected=lambda stream: stream.actor != 1)
+    gone, there = join(grants, 1), join(grants, 2)
+    grants.lend(4)
+    deliver(grants, 1, 0)
+    deliver(grants, 2, 0)
+    grants.expire(PROBE_AFTER_S + 0.1)
+    assert (gone.outstanding, there.outstanding) == (0, 1)
+
+
+def test_what_was_never_used_is_forgotten_with_its_grants() -> None:
+    """Or HELLOs of actors that do not exist would take memory for long."""
+    grants = made()
+    stream = join(grants, 1)
+    assert grants.expire(GRANT_SILENCE_S + 0.1) == [stream]
+    assert grants.streams == {}
+
+
+def test_there_is_an_end_to_the_actors_that_are_taken_in() -> None:
+    grants = made()
+    for actor in range(MAX_STREAMS):
+        join(grants, actor)
+    with pytest.raises(WireError, match="full"):
+        join(grants, MAX_STREAMS)
+    join(grants, 0)  # one that is known may say hello again
+
+
+CLAIMS = [  # next is 1, produced 30; granted are 1 and 2
+    (4, 30, "ungranted"),
+    (MAX_COUNT - 1, 30, "ungranted"),
+    (1, 31, "steps"),
+    (3, 30 + 2 * STEPS + 1, "steps"),
+    (3, MAX_COUNT - 1, "steps"),
+    (0, 31, "steps"),
+]
+
+
+@pytest.mark.parametrize("kind", ["hello", "beat", "bye", "slot"])
+@pytest.mark.parametrize(("sequence", "produced", "reason"), CLAIMS)
+def test_a_counter_grows_by_no_more_than_was_granted(
+    kind: str, sequence: int, produced: int, reason: str
+) -> None:
+    grants = made()
+    stream = join(grants, 1)
+    grants.lend(2)
+    first = head(1, 0, produced=30, steps=30)
+    grants.received(grants.admit(first, b"peer", 0, MANY), first, b"peer", 0)
+    grants.lend(2)
+    said = head(1, sequence, produced=produced)
+    says = {
+        "hello": lambda: grants.hello(said, b"peer", 2, 0),
+        "beat": lambda: grants.beat(said, b"peer", 0),
+        "bye": lambda: grants.bye(said, b"peer", 0),
+        "slot": lambda: grants.admit(said._replace(sequence=sequence - 1), b"peer", 0, MANY),
+    }
+    with pytest.raises(WireError) as caught:
+        says[kind]()
+    assert caught.value.reason == ("replayed" if kind == "slot" and sequence <= 1 else reason)
+    assert (stream.next, stream.limit, stream.produced_steps) == (1, 3, 30)
+    assert (grants.streams, list(grants.ended)) == ({1: stream}, [])
+    grants.bye(head(1, 3, produced=30 + 2 * STEPS), b"peer", 0)  # the most that is believed
+
+
+def test_where_an_unknown_stream_stands_is_no_production() -> None:
+    grants = made()
+    message = head(1, 1000, produced=MAX_COUNT - 1)
+    stream = grants.hello(message, b"peer", 2, 0)
+    assert (stream.next, stream.produced_steps) == (1000, MAX_COUNT - 1)
+    grants.lend(2)
+    with pytest.raises(WireError, match="steps"):
+        grants.bye(head(1, 1001, produced=MAX_COUNT + STEPS), b"peer", 0)
+
+
+def test_two_processes_of_one_id_do_not_evict_each_other() -> None:
+    grants = made()
+    first = join(grants, 3)
+    rival = head(3, 0, incarnation=5)
+    with pytest.raises(TakenError) as caught:
+        grants.hello(rival, b"rival", 2, 1.0)
+    assert not caught.value.lives  # it may be the same actor, started again: it asks once more
+    grants.beat(head(3, 0), b"peer", 1.5)
+    with pytest.raises(TakenError, match="actor 3 is played by another process") as caught:
+        grants.hello(rival, b"rival", 2, 2.0)
+    assert caught.value.lives
+    for say in (grants.beat, grants.bye):
+        with pytest.raises(TakenError):
+            say(head(3, 0), b"rival", 2.0)
+    with pytest.raises(TakenError):
+        grants.admit(head(3, 0, produced=1, steps=1), b"rival", 2.0, MANY)
+    assert grants.streams == {3: first}
+    second = grants.hello(rival, b"rival", 2, 1.5 + GRANT_SILENCE_S + 0.1)
+    assert (second.incarnation, list(grants.ended)) == (5, [first])
+
+
+def test_an_actor_whose_connection_is_closed_is_replaced_at_once() -> None:
+    grants = Grants(SILENCE_S, STEPS, connected=lambda stream: stream.peer != b"peer")
+    first = join(grants, 3)
+    second = grants.hello(head(3, 0, incarnation=1), b"new", 2, 0.1)
+    assert (grants.streams, list(grants.ended)) == ({3: second}, [first])
+
+
+def test_a_stream_belongs_to_the_key_that_began_it() -> None:
+    grants = Grants(SILENCE_S, STEPS, connected=lambda stream: False)
+    stream = grants.hello(head(3, 0), b"peer", 2, 0, b"key")
+    for say in (grants.beat, grants.bye):
+        with pytest.raises(TakenError, match="key"):
+            say(head(3, 0), b"other", 20, b"other key")
+    with pytest.raises(TakenError, match="key"):
+        grants.hello(head(3, 0, incarnation=1), b"other", 2, 20, b"other key")
+    assert grants.beat(head(3, 0), b"other", 20, b"key") is stream
+
+
+def test_no_actor_holds_more_than_its_share() -> None:
+    """A host with many actors that joined first leaves some for those that come later."""
+    grants = made()
+    hogs = [join(grants, actor, want=MAX_WANT) for actor in range(32)]
+    grants.lend(64)
+    assert {stream.outstanding for stream in hogs} == {2}
+    late = [join(grants, 100 + i, want=2) for i in range(32)]
+    for hog in hogs:
+        deliver(grants, hog.actor, 0)
+        grants.lend(64)
+    assert {stream.outstanding for stream in late} == {1}
+    assert {stream.outstanding for stream in hogs} == {1}
 
 
 def test_bye_ends_a_stream_where_it_stands() -> None:
-    grants = Grants(SILENCE_S)
+    grants = made()
     join(grants, 1)
     grants.lend(2)
     stream = grants.bye(head(1, 1, produced=40), b"peer", 1)
     assert (stream.next, stream.produced_steps) == (1, 40)
-    assert (grants.outstanding, grants.ended, grants.streams) == (0, [stream], {})
+    assert (grants.outstanding, list(grants.ended), grants.streams) == (0, [stream], {})
 
 
 def test_want_is_bounded() -> None:
-    grants = Grants(SILENCE_S)
+    grants = made()
     assert join(grants, 1, want=10**9).want == MAX_WANT
     assert join(grants, 2, want=-5).want == 1
 
 
 def test_who_comes_again_and_again_stands_in_line_once() -> None:
-    grants = Grants(SILENCE_S)
+    grants = made()
     for incarnation in range(3):
         grants.hello(head(1, 0, incarnation=incarnation), b"peer", 2, 0)
     other = join(grants, 2)
@@ -198,7 +377,7 @@ def test_a_turn_costs_the_same_however_many_actors_there_are(actors: int) -> Non
 
 
 def _turn_s(actors: int) -> float:
-    grants = Grants(SILENCE_S)
+    grants = made()
     for actor in range(actors):
         join(grants, actor, want=2)
     grants.lend(2 * actors)
@@ -219,13 +398,19 @@ class Connected(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.grants = Grants(SILENCE_S)
+        self.grants = made()
         self.available = 4
+        self.now_s = 0.0
         self.sent: dict[int, int] = {}  # next sequence of each actor, by the actor's own count
+
+    def standing(self, actor: int) -> Head:
+        """What an actor says of itself; its slots have one step each."""
+        return head(actor, self.sent[actor], produced=self.sent[actor])
 
     @rule(actor=st.integers(0, 3), want=st.integers(1, 5))
     def hello(self, actor: int, want: int) -> None:
-        self.grants.hello(head(actor, self.sent.setdefault(actor, 0)), b"p", want, 0)
+        self.sent.setdefault(actor, 0)
+        self.grants.hello(self.standing(actor), b"p", want, self.now_s)
 
     @rule()
     def lend(self) -> None:
@@ -246,20 +431,30 @@ class Connected(RuleBasedStateMachine):
         sequence = self.sent[stream.actor]
         self.sent[stream.actor] += 1
         if not lost:
-            deliver(self.grants, stream.actor, sequence)
+            message = head(stream.actor, sequence, produced=sequence + 1, steps=1)
+            self.grants.admit(message, b"p", self.now_s, self.available)
+            self.grants.received(stream, message, b"p", self.now_s)
             self.available -= 1
 
     @precondition(lambda self: self.grants.streams)
     @rule(data=st.data())
     def beat(self, data: st.DataObject) -> None:
         actor = data.draw(st.sampled_from(sorted(self.grants.streams)))
-        self.grants.beat(head(actor, self.sent[actor]), b"p", 0)
+        self.grants.beat(self.standing(actor), b"p", self.now_s)
 
     @precondition(lambda self: self.grants.streams)
     @rule(data=st.data())
     def bye(self, data: st.DataObject) -> None:
         actor = data.draw(st.sampled_from(sorted(self.grants.streams)))
-        self.grants.bye(head(actor, self.sent[actor]), b"p", 0)
+        self.grants.bye(self.standing(actor), b"p", self.now_s)
+
+    @rule(later_s=st.floats(0.1, 3), actor=st.integers(0, 3))
+    def time_goes_by(self, later_s: float, actor: int) -> None:
+        """One actor says where it stands, the others are silent."""
+        self.now_s += later_s
+        if actor in self.grants.streams:
+            self.grants.beat(self.standing(actor), b"p", self.now_s)
+        self.grants.expire(self.now_s)
 
     @invariant()
     def grants_are_backed(self) -> None:
@@ -267,12 +462,12 @@ class Connected(RuleBasedStateMachine):
         assert self.grants.outstanding == sum(s.outstanding for s in streams)
         assert 0 <= self.grants.outstanding <= self.available
         assert all(s.limit >= s.next for s in streams)
-        assert self.grants.want == sum(s.want for s in streams)
+        assert self.grants.want == sum(s.want for s in streams if not s.away)
 
     def teardown(self) -> None:
         """Once everyone has said where they stand, nobody waits for more: nothing leaked."""
         for actor, stream in self.grants.streams.items():
-            self.grants.beat(head(actor, self.sent[actor]), b"p", 0)
+            self.grants.beat(self.standing(actor), b"p", self.now_s)
             assert stream.next == self.sent[actor]
         self.grants.lend(100)
         assert all(s.outstanding > s.want // 2 for s in self.grants.streams.values())

@@ -158,7 +158,7 @@ def test_reasons_of_refusal() -> None:
     assert refused([b"KSNP" + good[0][4:], *good[1:]]) == "header"
     assert refused([good[0][:4] + b"\x02" + good[0][5:], *good[1:]]) == "version"
     assert refused(resealed(good, kind=99)) == "header"
-    assert refused(resealed(good, sequence=wire.MAX_SEQUENCE)) == "header"
+    assert refused(resealed(good, sequence=wire.MAX_COUNT)) == "header"
     assert refused(resealed(good, raw_nbytes=1)) == "size"
     assert refused([*good[:3], good[3] + b"!", *good[4:]]) == "size"
     assert refused([good[0], b" " * (wire.META_NBYTES + 1), *good[2:]]) == "size"

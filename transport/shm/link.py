@@ -61,6 +61,9 @@ class ShmLink:
             raise LearnerGoneError("the learner ended")
         return self.writer.slot(timeout_s)
 
+    def beat(self) -> None:
+        """Nothing to say: only the confirmed death of a process takes its slots from it."""
+
     def read_weights(self, out: Float32, newer_than: Stamp | None) -> Stamp | None:
         return self.board.read(out, newer_than)
 

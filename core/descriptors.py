@@ -1,0 +1,31 @@
+"""File descriptors of a process: how many it may have, and whether they are nearly used up."""
+
+from __future__ import annotations
+
+import errno
+import os
+import resource
+from contextlib import suppress
+
+
+def raise_limit() -> int:
+    """Raise the soft limit of open descriptors to the hard one; the limit then.
+
+    The soft limit is often 1,024 for the sake of programs that use select(2), which none here does.
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != hard:
+        with suppress(OSError, ValueError):  # a sandbox may forbid it
+            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    return resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+
+
+def nearly_used_up(limit: int, reserve: int) -> bool:
+    """Whether fewer than about ``reserve`` descriptors are left below ``limit``. Cheap: the system
+    gives the lowest free number."""
+    try:
+        lowest = os.dup(0)
+    except OSError as error:
+        return error.errno in (errno.EMFILE, errno.ENFILE)
+    os.close(lowest)
+    return lowest >= limit - reserve
