@@ -39,7 +39,8 @@ class Accounting:
     """By reason."""
     lost: Mapping[str, int]
     """By reason."""
-    in_flight: int
+    in_flight: int | None
+    """None where the learner has ended without its last report."""
 
     @property
     def balanced(self) -> bool:

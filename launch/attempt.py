@@ -10,7 +10,7 @@ from pathlib import Path
 
 from penstock.configs.errors import UserError
 from penstock.configs.load import CONFIG_FILE
-from penstock.launch.record import EVALUATIONS, METRICS, SUMMARY
+from penstock.launch.record import EVALUATIONS, METRICS, RESERVED, SUMMARY
 
 REPLACED = (CONFIG_FILE, SUMMARY)
 APPENDED = (METRICS, EVALUATIONS)
@@ -54,7 +54,7 @@ class Attempt:
         file may be the user's. The folder goes too if it was new and holds nothing else."""
         self.put_back()
         with suppress(OSError):
-            for name in {*REPLACED, *APPENDED} - {*self._texts, *self._sizes}:
+            for name in {*REPLACED, *APPENDED, RESERVED} - {*self._texts, *self._sizes}:
                 (self._path / name).unlink(missing_ok=True)
             if not self._saved:
                 _remove_files(self._path / CHECKPOINTS, CHECKPOINT_NAME)

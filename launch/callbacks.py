@@ -1,6 +1,7 @@
 """Your own code beside a run: `run.callbacks=[my_module:MyCallbacks]`.
 
-    from penstock.launch.callbacks import Callbacks, Evaluated, Run
+    from penstock.core.private import open_private
+from penstock.launch.callbacks import Callbacks, Evaluated, Run
 
     class MyCallbacks(Callbacks):
         def on_evaluation(self, run: Run, evaluated: Evaluated) -> bool:
@@ -23,6 +24,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from penstock.configs.errors import UserError
+from penstock.core.private import open_private
 
 if TYPE_CHECKING:
     from penstock.configs.schema import Config
@@ -129,7 +131,7 @@ class Hooks:
         text = " ".join(str(error).split())
         self.note(f"{name} failed with {type(error).__name__}: {text}; the run goes on")
         path = self._run.folder / "logs" / LOG
-        with suppress(OSError), path.open("a") as log:
+        with suppress(OSError), open(path, "a", opener=open_private) as log:
             traceback.print_exception(error, file=log)
 
 

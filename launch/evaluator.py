@@ -220,7 +220,7 @@ class Evaluator:
 
 def _hold(source: Path, held: Path, name: str) -> None:
     """Keep the checkpoint that is there now, whatever replaces it."""
-    held.mkdir(exist_ok=True)
+    held.mkdir(mode=0o700, exist_ok=True)
     path = held / name
     path.unlink(missing_ok=True)
     try:

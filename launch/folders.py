@@ -45,7 +45,8 @@ def run_folder(path: Path, resume: Resume) -> Iterator[int]:
     """
     check(path, resume)
     try:
-        (path / "logs").mkdir(parents=True, exist_ok=True)
+        for folder in (path, path / "logs"):
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     except OSError as error:
         raise UserError(
             f"the run folder {path} cannot be made: {error.strerror}; set run.dir to another place"

@@ -49,7 +49,7 @@ class Ranks:
         self._awaited = set(ranks)  # nothing was heard of them yet
         self._last: dict[int, Metrics] = {}
         self._finals: dict[int, Metrics] = {}
-        self._lag: Counter[str] = Counter()
+        self._lag: Counter[int] = Counter()
         self._latency: dict[int, float] = {}
         self._died = False
         self._dead: Metrics = {"produced": 0, "trained": 0, **{key: Counter() for key in COUNTED}}
@@ -60,7 +60,7 @@ class Ranks:
         """A report of one interval; that of the run, if it is the lowest rank that speaks."""
         self._awaited.discard(rank)
         self._last[rank] = message
-        self._lag.update(message.get(HISTOGRAM, {}))
+        self._lag.update({int(lag): n for lag, n in message.get(HISTOGRAM, {}).items()})
         for bin_, steps in message.get(LATENCY, {}).items():
             self._latency[int(bin_)] = self._latency.get(int(bin_), 0.0) + steps
         if self._awaited or rank != min(self._last):
@@ -68,7 +68,7 @@ class Ranks:
         reports = {rank: self._last[rank] for rank in sorted(self._last)}
         merged = merge(message, list(reports.values()))
         if HISTOGRAM in message:
-            merged |= _lag(self._lag)
+            merged |= lags(self._lag)
             self._lag = Counter()
         if LATENCY in message:
             merged |= latencies(self._latency)
@@ -125,7 +125,10 @@ class Ranks:
                 accounting[key] = dict(Counter(accounting[key]) + dead[key])
             for lost in (accounting["lost"], counted["lost"]):
                 lost[LOST] = lost.get(LOST, 0) + unheard
-        return {**finals[0], **counted, "accounting": accounting}
+        together = {"accounting": accounting}
+        if any("received" in final for final in finals):
+            together["received"] = _count(finals, "received")
+        return {**finals[0], **counted, **together}
 
     def _counted(self, reports: Iterable[Metrics]) -> Metrics:
         reports = list(reports)
@@ -180,13 +183,14 @@ def _count(reports: Sequence[Metrics], key: str) -> dict[str, int]:
     return dict(total)
 
 
-def _lag(histogram: Counter[str]) -> Metrics:
-    lags = {int(lag): steps for lag, steps in histogram.items()}
-    steps = sum(lags.values())
+def lags(histogram: Mapping[int, int]) -> Metrics:
+    """Mean, maximum and all of the policy lags of so many steps each, by their names in metrics."""
+    steps = sum(histogram.values())
+    total = sum(lag * n for lag, n in histogram.items())
     return {
-        "policy_lag_mean": sum(lag * n for lag, n in lags.items()) / steps if steps else None,
-        "policy_lag_max": max(lags, default=None),
-        HISTOGRAM: {str(lag): lags[lag] for lag in sorted(lags)},
+        "policy_lag_mean": total / steps if steps else None,
+        "policy_lag_max": max(histogram, default=None),
+        HISTOGRAM: {str(lag): histogram[lag] for lag in sorted(histogram)},
     }
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import math
 import os
+from collections import Counter
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -17,14 +18,27 @@ from typing import Any
 
 from penstock.configs.game import same_game
 from penstock.configs.schema import EnvConfig
+from penstock.core.private import open_private
+from penstock.launch.ranks import lags
 from penstock.launch.writers import Writer
+from penstock.profiling.histogram import latencies
 
 Lines = list[dict[str, Any]]
 
 METRICS, EVALUATIONS = "metrics.jsonl", "evaluations.jsonl"
 SUMMARY = "summary.json"
+RESERVED = "summary.json.reserved"
+RESERVED_NBYTES = 1 << 16
 FINENESS = 5000
 NO_ACCOUNTING = {"produced": 0, "trained": 0, "dropped": {}, "lost": {}, "in_flight": 0}
+WHOLE = {  # metrics that hold for the run so far; the others are of one interval
+    "time_s", "env_steps", "env_frames", "trained_steps", "learner_steps", "episodes",
+    "episode_return_mean", "episode_length_mean", "dropped", "lost", "rejected", "received",
+    "replay_size", "samples_per_insert", "actors_restarted", "learners_restarted", "server",
+    "eval_return_mean", "eval_return_best", "eval_length_mean", "eval_trained_steps",
+}  # fmt: skip
+SHARES = ("learner_wait_fraction", "learner_compute_fraction", "ledger")
+LAG, LATENCY = "policy_lag_histogram", "latency_histogram"
 
 
 class Record:
@@ -45,8 +59,16 @@ class Record:
         self._written_s: float | None = None  # `time_s` of the last line
         self._unwritten: dict[str, Any] | None = None
         self._time_s: float | None = None  # of the last interval
-        self._span_s = self._busy_s = 0.0
-        (run_dir / METRICS).open("ab").close()  # a folder with this file is a run
+        self._span_s = 0.0  # of the intervals whose shares were added up
+        self._shares: Counter[tuple[str, str]] = Counter()  # seconds, by figure and part
+        self._lag: Counter[int] = Counter()
+        self._latency: Counter[int] = Counter()
+        self._whole: set[str] = {*WHOLE}
+        # A folder with this file is a run.
+        open(run_dir / METRICS, "ab", opener=open_private).close()
+        self._reserved = _reserve(run_dir / RESERVED)
+        self.problem: OSError | None = None
+        """Why `summary.json` could not be written whole."""
         self.last: dict[str, Any] = {}
 
     def metrics(self, metrics: dict[str, Any]) -> None:
@@ -89,17 +111,48 @@ class Record:
         _append(self._run_dir / EVALUATIONS, without_nan(evaluation))
 
     def _count_time(self, metrics: dict[str, Any]) -> None:
-        """Add up what the learner spent in training, for the mean over all intervals."""
+        """Add up histograms, and on what the learner spent its time, for the whole run."""
+        for name, total in ((LAG, self._lag), (LATENCY, self._latency)):
+            for bin_, steps in (metrics.get(name) or {}).items():
+                total[int(bin_)] += steps
         time_s, share = metrics.get("time_s"), metrics.get("learner_compute_fraction")
         if time_s is None or share is None:
             return
         if self._time_s is not None:
-            self._span_s += max(0.0, time_s - self._time_s)
-            self._busy_s += max(0.0, time_s - self._time_s) * share
+            span_s = max(0.0, time_s - self._time_s)
+            self._span_s += span_s
+            for name in SHARES:
+                value = metrics.get(name)
+                for part, each in value.items() if isinstance(value, dict) else [("", value)]:
+                    self._shares[name, part] += (each or 0.0) * span_s
         self._time_s = time_s
+
+    def _of_the_run(self) -> dict[str, Any]:
+        """The metrics as they are of the whole run; those that are of one interval alone stand
+        apart."""
+        last = self.last
+        whole = {name: value for name, value in last.items() if name in self._whole}
+        interval = {name: value for name, value in last.items() if name not in self._whole}
+        seconds = last.get("time_s")
+        for name, steps in (("steps_per_s", "env_steps"), ("trained_steps_per_s", "trained_steps")):
+            if name in last:
+                known = seconds and last.get(steps) is not None
+                whole[name] = last[steps] / seconds if known else None
+        if self._span_s:
+            parts: dict[str, dict[str, float]] = {}
+            for (name, part), part_s in self._shares.items():
+                parts.setdefault(name, {})[part] = part_s / self._span_s
+            whole |= {name: by_part.get("", by_part) for name, by_part in parts.items()}
+            whole["utilization"] = whole["learner_compute_fraction"]
+        if self._lag:
+            whole |= lags(self._lag)
+        if self._latency:
+            whole |= latencies(self._latency)
+        return whole | ({"last_interval": interval} if interval else {})
 
     def final(self, metrics: dict[str, Any]) -> None:
         """What holds for the whole run: part of the summary, not of the intervals."""
+        self._whole.update(metrics)
         self.last = {**self.last, **without_nan(metrics)}
 
     def close(self, exit_reason: str, error: str | None) -> dict[str, Any]:
@@ -107,18 +160,57 @@ class Record:
         summary = {
             "solved_at_s": None,
             "accounting": NO_ACCOUNTING,
-            **self.last,
-            **({"utilization": self._busy_s / self._span_s} if self._span_s else {}),
+            "accounting_complete": True,
+            **self._of_the_run(),
             "exit_reason": exit_reason,
             "error": error,
         }
         with suppress(OSError):
             self._write()  # the end, due or not
-        with suppress(OSError):  # a full disk was told of when the last metrics did not fit
-            write_atomic(self._run_dir / SUMMARY, json.dumps(summary, indent=2) + "\n")
+        self._write_summary(summary)
         for writer in self._writers:
             writer.close()
         return summary
+
+    def _write_summary(self, summary: dict[str, Any]) -> None:
+        """Into the space that was reserved for it at the start, so that a full disk does not keep
+        the cause of the end from being known. Where it is too long, the last interval is left
+        out."""
+        text = json.dumps(summary, indent=2) + "\n"
+        if self._reserved and len(text) > RESERVED_NBYTES:
+            text = self._shortened(text, summary)
+        try:
+            if self._reserved:
+                _write_in_place(self._run_dir / RESERVED, text)
+                (self._run_dir / RESERVED).replace(self._run_dir / SUMMARY)
+            else:
+                write_atomic(self._run_dir / SUMMARY, text)
+        except OSError as error:
+            self.problem = error
+
+    def _shortened(self, text: str, summary: dict[str, Any]) -> str:
+        try:
+            write_atomic(self._run_dir / RESERVED, text)
+            return text
+        except OSError:
+            short = {key: value for key, value in summary.items() if key != "last_interval"}
+            return json.dumps(short, indent=2) + "\n"
+
+
+def _reserve(path: Path) -> bool:
+    """Whether ``path`` has `RESERVED_NBYTES` on the disk."""
+    with suppress(OSError), open(path, "ab", opener=open_private) as file:
+        os.posix_fallocate(file.fileno(), 0, RESERVED_NBYTES)
+        return True
+    return False
+
+
+def _write_in_place(path: Path, text: str) -> None:
+    with path.open("r+b") as file:
+        file.write(text.encode())
+        file.truncate()
+        file.flush()
+        os.fsync(file.fileno())
 
 
 def _figures(evaluation: dict[str, Any]) -> dict[str, Any]:
@@ -152,7 +244,7 @@ def objects(text: bytes) -> Lines:
 def _append(path: Path, value: dict[str, Any]) -> None:
     """Add a line, apart from one that was never finished. Raises OSError where it does not fit."""
     data = json.dumps(value).encode() + b"\n"
-    with path.open("ab+", buffering=0) as file:
+    with open(path, "ab+", buffering=0, opener=open_private) as file:
         if file.tell():
             file.seek(-1, os.SEEK_END)
             if file.read(1) != b"\n":
@@ -162,9 +254,10 @@ def _append(path: Path, value: dict[str, Any]) -> None:
 
 
 def write_atomic(path: Path, text: str) -> None:
-    """Replace a file in one step: a reader finds the old or the new one, whole."""
+    """Replace a file in one step: a reader finds the old or the new one, whole. Only this user may
+    read it."""
     temporary = path.with_name(path.name + ".tmp")
-    with temporary.open("w") as file:
+    with open(temporary, "w", opener=open_private) as file:
         file.write(text)
         file.flush()
         os.fsync(file.fileno())

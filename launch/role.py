@@ -118,21 +118,27 @@ def _run(target: str, ctx: RoleContext) -> int:
     except SystemExit as exit_:
         return exit_.code if isinstance(exit_.code, int) else 0 if exit_.code is None else 1
     except UserError as error:
-        print(f"{ctx.name}: {error}", file=sys.stderr)
         ctx.report("error", user=True, message=str(error)[:TEXT_LIMIT], traceback="")
+        _print(f"{ctx.name}: {error}")
         return 2
     except RunEndedError as error:
-        print(f"{ctx.name}: {error}", file=sys.stderr)
         ctx.report("error", user=False, message=str(error)[:TEXT_LIMIT], traceback="")
+        _print(f"{ctx.name}: {error}")
         return 1
     except BaseException as error:
         text = traceback.format_exc()
-        print(text, file=sys.stderr)
         message = f"{type(error).__name__}: {error}"
         told = {"message": message[:TEXT_LIMIT], "traceback": text[-TEXT_LIMIT:]}
         ctx.report("error", user=False, place=place(error), **told)
+        _print(text)
         return 1
     return 0
+
+
+def _print(text: str) -> None:
+    """On standard error, after the report: that may go to a disk that is full."""
+    with contextlib.suppress(OSError, ValueError):
+        print(text, file=sys.stderr)
 
 
 if __name__ == "__main__":

@@ -381,6 +381,8 @@ def conduct(
             watch.attach(supervisor, audience)
         outcome = _supervise(supervisor, audience)
         summary = record.close(outcome.reason, outcome.error)
+        if record.problem is not None:
+            _say(f"summary.json cannot be written: {record.problem.strerror}")
         hooks.end(summary)
         if not supervisor.began and not summary["accounting"]["produced"]:
             _take_back(attempt, outcome.reason)
@@ -426,5 +428,9 @@ def _explain(outcome: Outcome) -> None:
     if failure is None:
         return
     lines = failure.traceback.splitlines()[-TRACEBACK_LINES:]
+    _say(*lines, f"penstock: {outcome.error}")
+
+
+def _say(*lines: str) -> None:
     with suppress(OSError):
-        print(*lines, f"penstock: {outcome.error}", sep="\n", file=sys.stderr)
+        print(*lines, sep="\n", file=sys.stderr, flush=True)

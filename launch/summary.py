@@ -50,11 +50,17 @@ def rows(summary: Metrics, run_dir: Path) -> Rows:
 
 def accounting(a: Mapping[str, Any]) -> dict[str, str]:
     """Where every sample went, and whether that adds up."""
-    went = a["trained"] + sum(a["dropped"].values()) + sum(a["lost"].values()) + a["in_flight"]
-    shown = {
-        "samples": f"produced {a['produced']:,} = trained {a['trained']:,} + dropped "
-        f"{reasons(a['dropped'])} + lost {reasons(a['lost'])} + in flight {a['in_flight']:,}"
+    terms = {
+        key: "unknown" if a[key] is None else f"{a[key]:,}"
+        for key in ("produced", "trained", "in_flight")
     }
+    shown = {
+        "samples": f"produced {terms['produced']} = trained {terms['trained']} + dropped "
+        f"{reasons(a['dropped'])} + lost {reasons(a['lost'])} + in flight {terms['in_flight']}"
+    }
+    if "unknown" in terms.values():
+        return shown
+    went = a["trained"] + sum(a["dropped"].values()) + sum(a["lost"].values()) + a["in_flight"]
     if went != a["produced"]:
         shown["defect"] = f"these do not balance, by {a['produced'] - went:,}: please report it"
     return shown

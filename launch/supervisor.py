@@ -153,6 +153,10 @@ class Supervisor:
         self._reserve = Reserve()
         self._selector = selectors.DefaultSelector()
         self._stop_logged = False
+        self._final = False  # the final accounting has come
+        self._counts: dict[str, dict[str, int]] = {}  # agent steps by reason, in the last metrics
+        self._played_steps = 0  # by the actors of this host that have ended
+        self._heard_steps = self._trained_steps = 0  # by the learners that have ended
         self._counted: dict[tuple[str, str], int] = {}  # by reason, as last reported
         self._unread_s: float | None = None  # when the first signal came that nobody has read
 
@@ -174,6 +178,7 @@ class Supervisor:
             finally:
                 self._reserve.release()
                 self._abandon()
+                self._account()
 
     @property
     def children(self) -> Mapping[str, Child]:
@@ -338,9 +343,32 @@ class Supervisor:
                 self._counted[key, reason] = total
 
     def _note_progress(self, child: Child) -> None:
-        if child.spec.stage in (Stage.ACTORS, Stage.LEARNER):
-            page = child.status
-            self.began = self.began or page.produced_steps > 0 or page.trained_steps > 0
+        """What the page of a process that has ended says of its life."""
+        page = child.status
+        if child.spec.stage is Stage.ACTORS:
+            self._played_steps += page.played_steps
+        elif child.spec.stage is Stage.LEARNER:
+            self._heard_steps += page.produced_steps
+            self._trained_steps += page.trained_steps
+        else:
+            return
+        self.began = self.began or page.produced_steps > 0 or page.trained_steps > 0
+
+    def _account(self) -> None:
+        """Where no learner has lived to give the final accounting, give what is known of it: the
+        pages of the processes say what was played and trained, the last metrics what was dropped
+        and lost until then. What was on its way at that moment is not known."""
+        if self._final or not self.began:
+            return
+        known = {key: self._counts.get(key, {}) for key in ("dropped", "lost")}
+        booked = self._trained_steps + sum(sum(counts.values()) for counts in known.values())
+        accounting = {
+            "produced": max(self._played_steps, self._heard_steps, booked),
+            "trained": self._trained_steps,
+            **known,
+            "in_flight": None,
+        }
+        self._audience.metrics({"accounting": accounting, "accounting_complete": False}, final=True)
 
     def _measured(self, rank: int, message: Message, *, final: bool) -> None:
         decisions = self._decisions
@@ -361,6 +389,8 @@ class Supervisor:
         if not final:
             counts |= self._ledgers.interval(self._children)
         self._log_counts(message)
+        self._counts = {key: message[key] for key in ("dropped", "lost") if key in message}
+        self._final = self._final or "accounting" in message
         self._audience.metrics(counts | message, final=final)
 
     def _ended(self, name: str, child: Child) -> None:

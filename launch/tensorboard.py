@@ -39,7 +39,7 @@ class Board:
         from tensorboardX.proto.summary_pb2 import Summary
 
         if self._writer is None:
-            self._folder.mkdir(exist_ok=True)
+            self._folder.mkdir(mode=0o700, exist_ok=True)
             self._writer = EventsWriter(str(self._folder / "events"))
         values = [Summary.Value(tag=tag, simple_value=value) for tag, value in scalars(metrics)]
         step = metrics.get("env_steps", 0)

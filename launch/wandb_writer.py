@@ -23,6 +23,7 @@ from typing import Any
 
 from penstock.configs.errors import UserError
 from penstock.core.control import Channel
+from penstock.core.private import open_private
 from penstock.launch.process import python
 from penstock.launch.role import die_with
 from penstock.launch.tensorboard import scalars
@@ -53,7 +54,7 @@ class WandbWriter:
         self._stored = run_dir / "wandb"
         self._log = run_dir / "logs" / "wandb.log"
         self._channel, theirs = Channel.pair()
-        with theirs, self._log.open("ab") as log:
+        with theirs, open(self._log, "ab", opener=open_private) as log:
             self._process = subprocess.Popen(
                 python("penstock.launch.wandb_writer", theirs.fileno(), os.getpid()),
                 stdin=subprocess.DEVNULL,
@@ -61,6 +62,7 @@ class WandbWriter:
                 stderr=log,
                 pass_fds=[theirs.fileno()],
                 start_new_session=True,
+                umask=0o077,
             )
         self._pidfd = os.pidfd_open(self._process.pid)
         about = {"project": project, "dir": str(run_dir), "name": run_dir.name, "id": _id(run_dir)}
@@ -125,7 +127,8 @@ def _id(run_dir: Path) -> str:
     """The run's name at their side, the same after a resume."""
     path = run_dir / ID_FILE
     if not path.exists():
-        path.write_text(secrets.token_hex(6))
+        with open(path, "w", opener=open_private) as file:
+            file.write(secrets.token_hex(6))
     return path.read_text()
 
 

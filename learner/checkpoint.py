@@ -27,6 +27,7 @@ from safetensors.numpy import save as to_bytes
 
 from penstock.configs.errors import UserError
 from penstock.core.params import Float32, ParamLayout
+from penstock.core.private import open_private
 from penstock.transport.checksum import crc32
 
 FILE = "checkpoint.safetensors"
@@ -173,10 +174,10 @@ def _verify(tensors: Mapping[str, npt.NDArray[Any]], checksums: Mapping[str, int
 
 
 def _write(folder: Path, data: bytes) -> None:
-    folder.mkdir(parents=True, exist_ok=True)
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     temporary = folder / TEMPORARY
     try:
-        with temporary.open("wb") as file:
+        with open(temporary, "wb", opener=open_private) as file:
             file.write(data)
             file.flush()
             os.fsync(file.fileno())

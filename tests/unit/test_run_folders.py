@@ -36,6 +36,15 @@ def test_a_run_folder_is_made_with_its_logs(tmp_path: Path) -> None:
     path = tmp_path / "runs" / "first"
     with run_folder(path, "no"):
         assert [p.name for p in path.iterdir()] == ["logs"]
+        modes = [p.stat().st_mode & 0o777 for p in (path, path / "logs")]
+    assert modes == [0o700, 0o700]
+
+
+def test_the_mode_of_a_users_folder_stays(tmp_path: Path) -> None:
+    tmp_path.chmod(0o755)
+    with run_folder(tmp_path, "no"):
+        pass
+    assert tmp_path.stat().st_mode & 0o777 == 0o755
 
 
 @pytest.mark.parametrize(

@@ -2,8 +2,11 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import resource
 import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -13,7 +16,7 @@ import pytest
 from penstock.configs.game import settings
 from penstock.configs.load import resolve
 from penstock.configs.schema import EnvConfig
-from penstock.launch.record import Record, lines, write_atomic
+from penstock.launch.record import RESERVED_NBYTES, Record, lines, write_atomic
 
 
 def test_metrics_are_lines_and_the_summary_is_the_last_with_the_end(tmp_path: Path) -> None:
@@ -34,6 +37,7 @@ def test_metrics_are_lines_and_the_summary_is_the_last_with_the_end(tmp_path: Pa
         "episode_return_mean": None,
         "solved_at_s": 1.5,
         "accounting": accounting,
+        "accounting_complete": True,
         "exit_reason": "return",
         "error": None,
     }
@@ -150,6 +154,7 @@ def test_a_run_that_never_began_has_a_summary_with_the_same_names(tmp_path: Path
     assert record.close("user_error", "no such game") == {
         "solved_at_s": None,
         "accounting": {"produced": 0, "trained": 0, "dropped": {}, "lost": {}, "in_flight": 0},
+        "accounting_complete": True,
         "exit_reason": "user_error",
         "error": "no such game",
     }
@@ -169,3 +174,100 @@ def test_a_write_that_fails_leaves_the_old_file(tmp_path: Path) -> None:
     with pytest.raises(IsADirectoryError):
         write_atomic(path, "new")
     assert path.read_text() == "old"
+
+
+def an_interval(time_s: float, rate: float, lag: int) -> dict[str, Any]:
+    return {
+        "time_s": time_s,
+        "interval_s": 1.0,
+        "env_steps": 100 * int(time_s),
+        "trained_steps": 90 * int(time_s),
+        "steps_per_s": rate,
+        "trained_steps_per_s": rate,
+        "learner_compute_fraction": 0.5 if lag == 1 else 0.9,
+        "learner_wait_fraction": 0.1,
+        "ledger": {"compute": 0.5 if lag == 1 else 0.9, "other": 0.1},
+        "policy_lag_mean": float(lag),
+        "policy_lag_max": lag,
+        "policy_lag_histogram": {str(lag): 10 * lag},
+        "latency_p50_s": 1.0,
+        "latency_histogram": {"0": 5, "4": 5},
+        "queue_fill": 0.3,
+        "entropy": 0.7,
+    }
+
+
+def test_the_summary_is_of_the_whole_run_and_not_of_its_last_interval(tmp_path: Path) -> None:
+    record = Record(tmp_path)
+    record.metrics(an_interval(1.0, 300.0, 1))
+    record.metrics(an_interval(2.0, 200.0, 1))
+    record.metrics(an_interval(4.0, 0.0, 3))
+    summary = record.close("return", None)
+    assert (summary["steps_per_s"], summary["trained_steps_per_s"]) == (100.0, 90.0)
+    assert summary["policy_lag_mean"] == pytest.approx((20 * 1 + 30 * 3) / 50)
+    assert summary["policy_lag_max"] == 3
+    assert summary["policy_lag_histogram"] == {"1": 20, "3": 30}
+    assert sum(summary["latency_histogram"].values()) == 30
+    compute = (0.5 + 2 * 0.9) / 3
+    assert summary["utilization"] == pytest.approx(compute)
+    assert summary["learner_compute_fraction"] == pytest.approx(compute)
+    assert summary["ledger"] == pytest.approx({"compute": compute, "other": 0.1})
+    assert "queue_fill" not in summary
+    assert "interval_s" not in summary
+    assert summary["last_interval"]["steps_per_s"] == 0.0
+    assert summary["last_interval"]["queue_fill"] == 0.3
+
+
+def test_the_summary_needs_no_room_on_a_disk_that_has_become_full(tmp_path: Path) -> None:
+    record = Record(tmp_path)
+    record.final({"accounting": {"produced": 1, "trained": 1}})
+    with no_new_files():
+        record.close("fault", "learner-0: no space left")
+    assert json.loads((tmp_path / "summary.json").read_text())["exit_reason"] == "fault"
+    assert record.problem is None
+    assert [path.name for path in tmp_path.iterdir() if "reserved" in path.name] == []
+
+
+def test_a_summary_that_is_too_long_for_a_full_disk_has_what_matters(tmp_path: Path) -> None:
+    record = Record(tmp_path)
+    record.metrics({"time_s": 1.0, "cpu": {f"actor-{i}": 0.5 for i in range(10_000)}})
+    with no_new_files():
+        record.close("fault", "learner-0: no space left")
+    written = json.loads((tmp_path / "summary.json").read_text())
+    assert (written["exit_reason"], written["error"]) == ("fault", "learner-0: no space left")
+    assert "last_interval" not in written
+
+
+def test_a_summary_that_cannot_be_written_is_said(tmp_path: Path) -> None:
+    record = Record(tmp_path)
+    (tmp_path / "summary.json").mkdir()
+    assert record.close("return", None)["exit_reason"] == "return"
+    assert record.problem is not None
+
+
+@pytest.mark.parametrize("umask", [0o000, 0o022, 0o077])
+def test_only_this_user_may_read_what_a_run_writes(tmp_path: Path, umask: int) -> None:
+    before = os.umask(umask)
+    try:
+        record = Record(tmp_path)
+        record.metrics({"time_s": 1.0})
+        record.close("return", None)
+        write_atomic(tmp_path / "config.yaml", "env: {}")
+    finally:
+        os.umask(before)
+    modes = {path.name: path.stat().st_mode & 0o777 for path in tmp_path.iterdir()}
+    assert modes == dict.fromkeys(("metrics.jsonl", "summary.json", "config.yaml"), 0o600)
+
+
+@contextmanager
+def no_new_files() -> Iterator[None]:
+    """As on a full disk: files that hold nothing yet get nothing, those that hold something keep
+    it and do not grow."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    before = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (RESERVED_NBYTES, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+        signal.signal(signal.SIGXFSZ, before)
