@@ -22,6 +22,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, Protocol
 
+from penstock.core.cgroup import oom_kills
 from penstock.core.control import Message
 from penstock.launch.decisions import Decisions
 from penstock.launch.effects import (
@@ -133,6 +134,7 @@ class Supervisor:
         self.ledger = TimeLedger()
         self.last_look: Callable[[Child], None] | None = None  # at a process that has ended
         self._reserve = Reserve()
+        self._oom_kills = oom_kills()
         self._selector = selectors.DefaultSelector()
         self._unread_s: float | None = None  # when the first signal came that nobody has read
 
@@ -309,7 +311,9 @@ class Supervisor:
         if self.last_look is not None:
             self.last_look(child)
         log, began = child.log_tail(), child.began
-        end = End(child.bury(), *said, log=log)
+        code = child.bury()
+        out_of_memory = code == -signal.SIGKILL and self._out_of_memory()
+        end = End(code, *said, log=log, out_of_memory=out_of_memory)
         if began or not log:
             self._do(self._decisions.ended(name, end, time.monotonic()))
         else:
@@ -322,6 +326,11 @@ class Supervisor:
             merged = self._ranks.learner_ended(child.spec.learner, end.produced, trained)
             if merged is not None:
                 self._audience.metrics(merged, final=True)
+
+    def _out_of_memory(self) -> bool:
+        """Whether the kernel has killed for memory since the last look."""
+        before, self._oom_kills = self._oom_kills, oom_kills()
+        return (self._oom_kills or 0) > (before or 0)
 
     def _woken(self, signum: int, frame: FrameType | None) -> None:
         """A signal needs some handler to be written to the wake-up descriptor. Where nobody reads

@@ -231,6 +231,13 @@ def with_a_daemon(ctx: RoleContext) -> None:
     deaf(ctx)
 
 
+def with_a_marked_daemon(ctx: RoleContext) -> None:
+    """`with_a_daemon`, which keeps its environment."""
+    command = [sys.executable, "-I", "-S", "-c", HIDDEN, str(ctx.run_dir / "daemon")]
+    subprocess.run(command, check=True)
+    deaf(ctx)
+
+
 def talk(ctx: RoleContext) -> None:
     """Writes twice as much as its log may hold."""
     for n in range(20_000):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from penstock.launch.decisions import Decisions
-from penstock.launch.effects import Failure, Limits, Note, Send, Start
+from penstock.launch.effects import End, Failure, Limits, Note, Send, Start
 from supervision_scene import ACTORS, LEARNER, Scene
 
 WHY = "could not be started: Too many open files"
@@ -69,3 +69,13 @@ def test_what_could_not_be_started_holds_up_no_end() -> None:
     scene.ends("learner-0", 0)
     assert scene.decisions.outcome is not None
     assert scene.decisions.outcome.exit_code == 0
+
+
+def test_a_kill_by_the_limit_of_memory_is_told_as_such() -> None:
+    scene = Scene((LEARNER, *ACTORS))
+    end = End(-9, 640, 64, out_of_memory=True)
+    [note] = [e for e in scene.decisions.ended("actor-0", end, scene.now_s) if isinstance(e, Note)]
+    assert note.text == (
+        "actor-0: was killed by SIGKILL: out of memory, by the limit of its control group; "
+        "it starts again in 0.1 s"
+    )
