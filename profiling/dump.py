@@ -21,7 +21,7 @@ def answer_with_stacks(path: Path) -> None:
     in a process that is stuck in C. Where the file cannot be made, standard error is written to.
     """
     try:
-        descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
+        descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
     except OSError:
         descriptor = sys.stderr.fileno()
     faulthandler.register(signal.SIGUSR1, descriptor)

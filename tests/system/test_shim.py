@@ -15,7 +15,7 @@ import psutil
 import pytest
 
 from penstock.launch import process
-from penstock.launch.process import Child
+from penstock.launch.process import Child, role_arguments
 from penstock.launch.topology import RoleSpec, Stage
 
 pytestmark = pytest.mark.system
@@ -41,11 +41,10 @@ def start(
 ) -> Child:
     """A role of `tiny_roles`; learners are essential."""
     stage = Stage.LEARNER if role == "learner" else Stage.ACTORS
-    arguments = {"run_dir": str(folder), "runtime_dir": str(folder), "config": None}
-    arguments |= {"resume": "no", "transport": "auto", "curve": None, "run_id": 1}
+    arguments = role_arguments(folder, folder) | {"run_id": 1, "grace_s": grace_s}
     spec = RoleSpec(role, 0, f"tiny_roles:{main}", stage)
     (folder / "logs").mkdir(exist_ok=True)
-    return Child(spec, 0, arguments | {"grace_s": grace_s}, log or folder / "logs" / "role.log")
+    return Child(spec, 0, arguments, log or folder / "logs" / "role.log")
 
 
 @pytest.fixture(autouse=True)
@@ -63,7 +62,7 @@ def wait_until(condition: Callable[[], object], wait_s: float = 20.0) -> None:
 
 def lives(one: psutil.Process) -> bool:
     try:
-        return one.is_running() and one.status() != psutil.STATUS_ZOMBIE
+        return bool(one.is_running()) and one.status() != psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
         return False
 
@@ -213,6 +212,34 @@ def test_an_interpreter_that_cannot_be_executed_is_told(
     child = start(tmp_path, "work")
     child.wait()
     assert child.log_tail().startswith("/no/such/python cannot be executed: [Errno 2]")
+    assert child.bury() == os.EX_OSERR
+
+
+@pytest.mark.parametrize("forks", [0, 1])
+def test_a_shim_that_gets_no_process_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, forks: int
+) -> None:
+    program = f"""
+import errno, os, sys
+sys.path.append(sys.argv.pop(1))
+fork, left = os.fork, {forks}
+def limited():
+    global left
+    if not left:
+        raise OSError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+    left -= 1
+    return fork()
+os.fork = limited
+import shim
+shim.main()
+"""
+    monkeypatch.setattr(process, "BOOT", program)
+    child = start(tmp_path, "work")
+    child.wait()
+    assert not child.began
+    assert child.log_tail() == (
+        "the role could not be started: [Errno 11] Resource temporarily unavailable"
+    )
     assert child.bury() == os.EX_OSERR
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -92,7 +93,7 @@ def test_output_is_in_the_log_and_its_end_in_the_status_page(plan: Plan, tmp_pat
 def test_a_disk_that_stalls_holds_up_nothing(
     plan: Plan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    held = shim._thread.allocate_lock()
+    held = threading.Lock()
     write = Log.write
 
     def stall(log: Log, data: bytes) -> None:
