@@ -92,6 +92,9 @@ class Plan:
     def note_cleared(self) -> None:
         os.pwrite(self.status, _word(1), self._role_at + 16)
 
+    def note_dropped(self, nbytes: int) -> None:
+        os.pwrite(self.status, _word(nbytes), self._role_at + 24)
+
     def note_tail(self, tail: bytes) -> None:
         os.pwrite(self.status, _word(len(tail)) + tail, self._tail_at)
 
@@ -153,9 +156,11 @@ def _watch_keeper(plan: Plan, keeper: int, supervisor: int, wake: int) -> int:
             try:
                 role = os.pidfd_open(plan.role)
                 poller.register(role, select.POLLIN)
-            except OSError:  # it has ended
+            except ProcessLookupError:  # it has ended
                 role = -1
                 ends_s = min(ends_s, time.monotonic() + LINGER_S)
+            except OSError:  # no descriptor is left to watch it with
+                role = -1
         left_s = ends_s - time.monotonic()
         if left_s <= 0:
             os.kill(keeper, signal.SIGKILL)
@@ -309,6 +314,7 @@ class Pump:
 
     def _drop(self, nbytes: int, why: str) -> None:
         self._dropped, self._why = self._dropped + nbytes, why
+        self._plan.note_dropped(self._dropped + self._log.lost)
 
     def _start_thread(self) -> int:
         source, queue = os.pipe()
@@ -330,6 +336,8 @@ class Pump:
     def _write_log(self, source: int) -> None:
         while data := os.read(source, CHUNK_NBYTES):
             self._log.write(data)
+            if self._log.lost:
+                self._plan.note_dropped(self._dropped + self._log.lost)
         self._log.write(b"")
         self._written.release()
 
@@ -347,21 +355,21 @@ class Log:
         self._dropped_before = dropped
         self._fd: int | None = None
         self._nbytes = 0  # of the file
-        self._lost, self._why = 0, ""
+        self.lost, self._why = 0, ""  # bytes that the disk did not take
         self._told = 0  # dropped bytes that the log tells of
 
     def write(self, data: bytes) -> None:
         """Append ``data``, behind a line that counts what was dropped before it."""
         try:
             before, why = self._dropped_before()
-            if before + self._lost > self._told:
-                nbytes = f"{before + self._lost - self._told:,}"
+            if before + self.lost > self._told:
+                nbytes = f"{before + self.lost - self._told:,}"
                 line = f"[penstock: {nbytes} bytes of output were dropped: {self._why or why}]\n"
                 self._append(line.encode())
-                self._told, self._why = before + self._lost, ""
+                self._told, self._why = before + self.lost, ""
             self._append(data)
         except OSError as error:
-            self._lost += len(data)
+            self.lost += len(data)
             self._why = error.strerror or str(error)
 
     def _append(self, data: bytes) -> None:

@@ -133,6 +133,7 @@ class Supervisor:
         self.began = False  # whether anybody has played or trained on an unroll
         self.ledger = TimeLedger()
         self.last_look: Callable[[Child], None] | None = None  # at a process that has ended
+        self._dropping: set[str] = set()  # roles whose output is not all in their logs
         self._reserve = Reserve()
         self._oom_kills = oom_kills()
         self._selector = selectors.DefaultSelector()
@@ -178,6 +179,7 @@ class Supervisor:
         self._do(self._decisions.tick(now_s, beats, phases))
         for name, child in list(self._children.items()):
             child.flush()
+            self._note_dropped(name, child)
             if child.ended(now_s):
                 self._ended(name, child)
         self._audience.tick()
@@ -224,6 +226,14 @@ class Supervisor:
         self._selector.unregister(child.pidfd)
         if child.ended(time.monotonic()):  # else the role still lives: each turn looks for its end
             self._ended(name, child)
+
+    def _note_dropped(self, name: str, child: Child) -> None:
+        if child.status.role_dropped and name not in self._dropping:
+            self._dropping.add(name)
+            self._audience.note(
+                f"{name}: what it writes does not all reach {self._logs / name}.log, which says "
+                "why; the run goes on without"
+            )
 
     def _watch(self, fd: int, callback: Callable[[], None]) -> None:
         self._selector.register(fd, selectors.EVENT_READ, callback)

@@ -69,7 +69,8 @@ class StatusPage:
 
     What `penstock.launch.shim` writes: ``role_pid`` and ``role_began`` (in ticks since the machine
     did), 0 before the process of the role is executed; ``role_cleared``, 1 once all that descends
-    from it has been ended; and the `tail` of the role's output.
+    from it has been ended; ``role_dropped``, bytes of its output that are not in its log; and the
+    `tail` of that output.
     """
 
     beats = _Int(0)
@@ -82,6 +83,7 @@ class StatusPage:
     role_pid = _Int(ROLE_AT // 8)
     role_began = _Int(ROLE_AT // 8 + 1)
     role_cleared = _Int(ROLE_AT // 8 + 2)
+    role_dropped = _Int(ROLE_AT // 8 + 3)
 
     def __init__(self, descriptor: int) -> None:
         """Map the page behind ``descriptor``, which the caller keeps and may close."""

@@ -69,7 +69,7 @@ def test_a_full_disk_raises_nothing() -> None:
 def plan(tmp_path: Path) -> Iterator[Plan]:
     """For a role whose output pipe is in ``plan.output``."""
     with (tmp_path / "page").open("w+b") as page:
-        words = ["1", str(page.fileno()), "0,16,20", "", "9", "1", str(tmp_path / "actor-0.log")]
+        words = ["1", str(page.fileno()), "0,32,20", "", "9", "1", str(tmp_path / "actor-0.log")]
         plan = Plan([*words, "MARK=1", "python"])
         plan.output = os.pipe()
         os.set_blocking(plan.output[0], False)
@@ -86,8 +86,8 @@ def test_output_is_in_the_log_and_its_end_in_the_status_page(plan: Plan, tmp_pat
     pump.close()
     text = "".join(f"line {n}\n" for n in range(10))
     assert (tmp_path / "actor-0.log").read_text() == text
-    assert os.pread(plan.status, 100, 24) == text[-20:].encode()
-    assert int.from_bytes(os.pread(plan.status, 8, 16), "little") == 20
+    assert os.pread(plan.status, 100, 40) == text[-20:].encode()
+    assert int.from_bytes(os.pread(plan.status, 8, 32), "little") == 20
 
 
 def test_a_disk_that_stalls_holds_up_nothing(
