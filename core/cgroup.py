@@ -1,4 +1,5 @@
-"""What the control groups of this process allow: cores and memory, under version 1 or 2.
+"""What the control groups of this process allow, under version 1 or 2: cores and memory; and how
+often the kernel has killed for the latter.
 
 A limit of any group above ours binds us too, so the smallest on the way up counts. Inside a
 container the path may name groups that only the host sees; what exists below the mount is read.
@@ -46,6 +47,16 @@ def memory_left_nbytes(mount: Path = MOUNT, ours: Path = OURS) -> int | None:
             except OSError:
                 continue
     return min(left, default=None)
+
+
+def oom_kills(mount: Path = MOUNT, ours: Path = OURS) -> int | None:
+    """How many processes of our group were killed for want of memory so far; None where the kernel
+    does not count them."""
+    for text in _read(mount, ours, "memory", ("memory.events", "memory.oom_control")):
+        counts = dict(line.split() for line in text.splitlines())
+        if "oom_kill" in counts:
+            return int(counts["oom_kill"])
+    return None
 
 
 def _cpu_max(mount: Path, ours: Path) -> Iterator[tuple[str, str]]:

@@ -138,7 +138,8 @@ class Decisions:
         worker.enter(Life.GONE, now_s)
         spared = self._spared(worker)  # asked while it is still one of the group
         effects = self._tell_ended(worker, end)
-        failure = worker.failure or Failure(name, how_it_ended(end.exit_code), end.log)
+        ending = how_it_ended(end.exit_code, end.out_of_memory)
+        failure = worker.failure or Failure(name, ending, end.log)
         if self._stage is not None:
             if worker.spec.essential and was_ready and end.exit_code != 0:
                 if spared and worker.failure is None:

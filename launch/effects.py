@@ -44,7 +44,8 @@ class End:
     """How a process ended: a negative exit code is the signal that killed it.
 
     The rest is what an actor's page says: ``produced`` steps and ``sequence`` of the stream that is
-    told apart by ``incarnation``.
+    told apart by ``incarnation``. ``out_of_memory``: the kernel has killed a process of ours for
+    want of memory since the one before ended.
     """
 
     exit_code: int
@@ -52,6 +53,7 @@ class End:
     sequence: int = 0
     incarnation: int = 0
     log: str = ""
+    out_of_memory: bool = False
 
 
 @dataclass(frozen=True)
@@ -112,15 +114,18 @@ class Note:
 Effect = Start | Kill | Send | Note
 
 
-def how_it_ended(exit_code: int) -> str:
+def how_it_ended(exit_code: int, out_of_memory: bool = False) -> str:
     """A sentence for an exit code as `subprocess` gives it."""
     if exit_code == 0:
         return "ended without being asked to"
     if exit_code > 0:
         return f"ended with exit code {exit_code} and no report"
     name = signal_name(-exit_code)
-    hint = " (out of memory? the kernel's log tells: dmesg)" if -exit_code == signal.SIGKILL else ""
-    return f"was killed by {name}{hint}"
+    if -exit_code != signal.SIGKILL:
+        return f"was killed by {name}"
+    if out_of_memory:
+        return f"was killed by {name}: out of memory, by the limit of its control group"
+    return f"was killed by {name} (out of memory? the kernel's log tells: dmesg)"
 
 
 def signal_name(signum: int) -> str:

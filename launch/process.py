@@ -12,6 +12,7 @@ from __future__ import annotations
 import errno
 import math
 import os
+import secrets
 import select
 import signal
 import subprocess
@@ -35,6 +36,7 @@ THREAD_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"
 LINGER_S = 10.0  # a guard that has not ended so long after its role is killed
 GRACE_S = 10.0
 WAIT_S = 0.1
+MARK = "PENSTOCK_ROLE"  # in the environment of a role and of what it starts
 BOOT = "import sys; sys.path.append(sys.argv.pop(1)); import shim; shim.main()"
 ADVICE = {
     errno.EMFILE: "raise the limit of `ulimit -n`, or have fewer actors",
@@ -66,6 +68,7 @@ class Child:
         self._role_fd: int | None = None
         self._role_gone = False
         self._kill_at_s: float | None = None
+        self._mark = f"{MARK}={secrets.token_hex(16)}"
         # A learner can still save what it has learned; the others have nothing to lose.
         self._death_signal = signal.SIGTERM if spec.essential else signal.SIGKILL
         self._grace_s = arguments.get("grace_s", GRACE_S) if spec.essential else 0.0
@@ -91,7 +94,8 @@ class Child:
     ) -> subprocess.Popen[bytes]:
         page = ",".join(map(str, (ROLE_AT, TAIL_AT, TAIL_NBYTES)))
         fds = ",".join(map(str, (control, *keep_fds)))
-        plan = (os.getpid(), status, page, fds, int(self._death_signal), self._grace_s, log)
+        ends = int(self._death_signal), self._grace_s
+        plan = (os.getpid(), status, page, fds, *ends, log, self._mark)
         role = python("penstock.launch.role", self.spec.name, control, status)
         shim = [sys.executable, "-I", "-S", "-c", BOOT, str(Path(__file__).parent)]
         return subprocess.Popen(
@@ -218,6 +222,8 @@ class Child:
         """Wait for its end and free everything; returns its exit code, negative for a signal."""
         self.wait()
         code = self._process.wait()
+        if self.began and not self.status.role_cleared:
+            _kill_marked(self._mark.encode())
         for fd in (self.pidfd, self._role_fd):
             if fd is not None:
                 os.close(fd)
@@ -243,6 +249,16 @@ def began_ticks(pid: int) -> int | None:
         return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19])
     except OSError:
         return None
+
+
+def _kill_marked(mark: bytes) -> None:
+    """Kill every process that has ``mark`` in its environment."""
+    for path in Path("/proc").glob("[0-9]*/environ"):
+        with suppress(OSError), ExitStack() as held:  # it has ended, or is another user's
+            pidfd = os.pidfd_open(int(path.parent.name))
+            held.callback(os.close, pidfd)
+            if mark in path.read_bytes().split(b"\0"):
+                signal.pidfd_send_signal(pidfd, signal.SIGKILL)
 
 
 def _ended(pidfd: int, timeout_s: float = 0.0) -> bool:

@@ -14,7 +14,8 @@ descriptors becomes a child of the nearest one that lives, and is killed there. 
 - the keeper is killed: the role gets its death signal from the kernel (PR_SET_PDEATHSIG) and
   becomes a child of the guard, which takes over, its output included;
 - the guard is killed: the keeper has a pidfd of it, and does as if the supervisor had been killed;
-- either is stopped: the other, or the supervisor, gives it `LINGER_S` and kills it.
+- either is stopped: the other, or the supervisor, gives it `LINGER_S` and kills it;
+- both are killed at once: the supervisor kills what carries the role's mark in its environment.
 
 The role's output goes through a pipe. It always reaches the end of the status page, where the
 supervisor finds the last of it after a death. It reaches the log as far as the disk takes it: a
@@ -68,24 +69,31 @@ class Plan:
     def __init__(self, arguments: list[str]) -> None:
         self.supervisor = int(arguments[0])
         self.status = int(arguments[1])  # descriptor of the status page
-        self._pid_at, self._tail_at, self.tail_nbytes = map(int, arguments[2].split(","))
+        self._role_at, self._tail_at, self.tail_nbytes = map(int, arguments[2].split(","))
         self.role_fds = [int(fd) for fd in arguments[3].split(",") if fd]
         self.death_signal = int(arguments[4])
         self.grace_s = float(arguments[5]) if self.death_signal == signal.SIGTERM else 0.0
         self.log = arguments[6]
-        self.command = arguments[7:]
+        self.mark = arguments[7]  # what the role's environment holds: NAME=VALUE
+        self.command = arguments[8:]
         self.output = (-1, -1)  # the pipe
 
     def note_role(self, pid: int) -> None:
         """Write the role's pid and its start time, which together name one process for ever."""
         with open(f"/proc/{pid}/stat") as file:
             began = int(file.read().rpartition(")")[2].split()[19])
-        os.pwrite(self.status, _word(pid) + _word(began), self._pid_at)
+        os.pwrite(self.status, _word(pid) + _word(began), self._role_at)
 
     @property
     def role(self) -> int:
         """The role's pid; 0 before it is executed."""
-        return int.from_bytes(os.pread(self.status, 8, self._pid_at), sys.byteorder)
+        return int.from_bytes(os.pread(self.status, 8, self._role_at), sys.byteorder)
+
+    def note_cleared(self) -> None:
+        os.pwrite(self.status, _word(1), self._role_at + 16)
+
+    def note_dropped(self, nbytes: int) -> None:
+        os.pwrite(self.status, _word(nbytes), self._role_at + 24)
 
     def note_tail(self, tail: bytes) -> None:
         os.pwrite(self.status, _word(len(tail)) + tail, self._tail_at)
@@ -129,6 +137,7 @@ def guard(plan: Plan) -> Never:
         status = tend(plan, plan.role, wake, [])
     else:
         _end_descendants(wake)
+    plan.note_cleared()
     _leave(status)
 
 
@@ -147,9 +156,11 @@ def _watch_keeper(plan: Plan, keeper: int, supervisor: int, wake: int) -> int:
             try:
                 role = os.pidfd_open(plan.role)
                 poller.register(role, select.POLLIN)
-            except OSError:  # it has ended
+            except ProcessLookupError:  # it has ended
                 role = -1
                 ends_s = min(ends_s, time.monotonic() + LINGER_S)
+            except OSError:  # no descriptor is left to watch it with
+                role = -1
         left_s = ends_s - time.monotonic()
         if left_s <= 0:
             os.kill(keeper, signal.SIGKILL)
@@ -186,6 +197,8 @@ def _execute(plan: Plan, keeper: int) -> Never:
         os.dup2(plan.output[1], 2)
         for signum in (signal.SIGPIPE, signal.SIGXFSZ):  # which Python ignores
             signal.signal(signum, signal.SIG_DFL)
+        name, _, value = plan.mark.partition("=")
+        os.environ[name] = value
         plan.note_role(os.getpid())
         os.execv(plan.command[0], plan.command)
     except BaseException as error:
@@ -301,6 +314,7 @@ class Pump:
 
     def _drop(self, nbytes: int, why: str) -> None:
         self._dropped, self._why = self._dropped + nbytes, why
+        self._plan.note_dropped(self._dropped + self._log.lost)
 
     def _start_thread(self) -> int:
         source, queue = os.pipe()
@@ -322,6 +336,8 @@ class Pump:
     def _write_log(self, source: int) -> None:
         while data := os.read(source, CHUNK_NBYTES):
             self._log.write(data)
+            if self._log.lost:
+                self._plan.note_dropped(self._dropped + self._log.lost)
         self._log.write(b"")
         self._written.release()
 
@@ -339,21 +355,21 @@ class Log:
         self._dropped_before = dropped
         self._fd: int | None = None
         self._nbytes = 0  # of the file
-        self._lost, self._why = 0, ""
+        self.lost, self._why = 0, ""  # bytes that the disk did not take
         self._told = 0  # dropped bytes that the log tells of
 
     def write(self, data: bytes) -> None:
         """Append ``data``, behind a line that counts what was dropped before it."""
         try:
             before, why = self._dropped_before()
-            if before + self._lost > self._told:
-                nbytes = f"{before + self._lost - self._told:,}"
+            if before + self.lost > self._told:
+                nbytes = f"{before + self.lost - self._told:,}"
                 line = f"[penstock: {nbytes} bytes of output were dropped: {self._why or why}]\n"
                 self._append(line.encode())
-                self._told, self._why = before + self._lost, ""
+                self._told, self._why = before + self.lost, ""
             self._append(data)
         except OSError as error:
-            self._lost += len(data)
+            self.lost += len(data)
             self._why = error.strerror or str(error)
 
     def _append(self, data: bytes) -> None:

@@ -22,6 +22,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, Protocol
 
+from penstock.core.cgroup import oom_kills
 from penstock.core.control import Message
 from penstock.core.role import EXIT_REJOIN
 from penstock.launch.decisions import Decisions
@@ -150,7 +151,9 @@ class Supervisor:
         self.began = False  # whether anybody has played or trained on an unroll
         self.ledger = TimeLedger()
         self.last_look: Callable[[Child], None] | None = None  # at a process that has ended
+        self._dropping: set[str] = set()  # roles whose output is not all in their logs
         self._reserve = Reserve()
+        self._oom_kills = oom_kills()
         self._selector = selectors.DefaultSelector()
         self._stop_logged = False
         self._final = False  # the final accounting has come
@@ -201,6 +204,7 @@ class Supervisor:
         self._do(self._decisions.tick(now_s, beats, phases))
         for name, child in list(self._children.items()):
             child.flush()
+            self._note_dropped(name, child)
             if child.ended(now_s):
                 self._ended(name, child)
         self._audience.tick()
@@ -271,6 +275,14 @@ class Supervisor:
         self._selector.unregister(child.pidfd)
         if child.ended(time.monotonic()):  # else the role still lives: each turn looks for its end
             self._ended(name, child)
+
+    def _note_dropped(self, name: str, child: Child) -> None:
+        if child.status.role_dropped and name not in self._dropping:
+            self._dropping.add(name)
+            self._audience.note(
+                f"{name}: what it writes does not all reach {self._logs / name}.log, which says "
+                "why; the run goes on without"
+            )
 
     def _watch(self, fd: int, callback: Callable[[], None]) -> None:
         self._selector.register(fd, selectors.EVENT_READ, callback)
@@ -408,7 +420,9 @@ class Supervisor:
         if self.last_look is not None:
             self.last_look(child)
         log, began = child.log_tail(), child.began
-        end = End(child.bury(), *said, log=log)
+        code = child.bury()
+        out_of_memory = code == -signal.SIGKILL and self._out_of_memory()
+        end = End(code, *said, log=log, out_of_memory=out_of_memory)
         self._log_exit(child, end)
         if began or not log:
             self._do(self._decisions.ended(name, end, time.monotonic()))
@@ -433,8 +447,13 @@ class Supervisor:
             "signal": signal_name(-code) if code < 0 else None,
             "expected": expected,
         }
-        text = "ended as asked" if expected else how_it_ended(code)
+        text = "ended as asked" if expected else how_it_ended(code, end.out_of_memory)
         self._audience.log("exit", text, child.spec.name, end.incarnation, data)
+
+    def _out_of_memory(self) -> bool:
+        """Whether the kernel has killed for memory since the last look."""
+        before, self._oom_kills = self._oom_kills, oom_kills()
+        return (self._oom_kills or 0) > (before or 0)
 
     def _woken(self, signum: int, frame: FrameType | None) -> None:
         """A signal needs some handler to be written to the wake-up descriptor. Where nobody reads

@@ -73,7 +73,9 @@ class StatusPage:
     what it has trained on; ``reduction`` is the number of the all-reduce that it began last.
 
     What `penstock.launch.shim` writes: ``role_pid`` and ``role_began`` (in ticks since the machine
-    did), 0 before the process of the role is executed, and the `tail` of the role's output.
+    did), 0 before the process of the role is executed; ``role_cleared``, 1 once all that descends
+    from it has been ended; ``role_dropped``, bytes of its output that are not in its log; and the
+    `tail` of that output.
     """
 
     beats = _Int(0)
@@ -85,6 +87,8 @@ class StatusPage:
     reduction = _Int(8)
     role_pid = _Int(ROLE_AT // 8)
     role_began = _Int(ROLE_AT // 8 + 1)
+    role_cleared = _Int(ROLE_AT // 8 + 2)
+    role_dropped = _Int(ROLE_AT // 8 + 3)
 
     def __init__(self, descriptor: int) -> None:
         """Map the page behind ``descriptor``, which the caller keeps and may close."""

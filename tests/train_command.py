@@ -55,7 +55,7 @@ def pid_of(supervisor: int, name: str) -> int:
         except psutil.Error:  # it has ended meanwhile
             continue
         if "penstock.launch.role" in words and "-c" not in words and name in words:
-            return process.pid
+            return int(process.pid)
     return 0
 
 

@@ -99,7 +99,7 @@ def test_torchrun_starts_all_of_them_again_from_the_checkpoint(
     options = ("-m", "penstock", "learner", *RUN, f"--bind=tcp://127.0.0.1:{port}")
     run = penstock(*TORCHRUN, *options, module="torch.distributed.run")
     run.wait_until(lambda: saved(tmp_path), START_S)
-    os.kill(learner_of(run, rank=1), signal.SIGKILL)
+    os.kill(run.pid_of("learner-1"), signal.SIGKILL)
     before, reached = len(metrics(tmp_path / "run")), updates(tmp_path / "run")
     run.wait_until(lambda: updates(tmp_path / "run/rank-1") > reached + 50, START_S)
     # Without the checkpoint, the first lines after the restart would be of the first updates.
@@ -107,20 +107,6 @@ def test_torchrun_starts_all_of_them_again_from_the_checkpoint(
     os.kill(run.process.pid, signal.SIGTERM)
     run.process.communicate(timeout=60)
     stop(played)
-
-
-def learner_of(run: Command, rank: int) -> int:
-    """The process of a learner under torchrun: a grandchild of it."""
-    for process in Path("/proc").glob("[0-9]*"):
-        try:
-            parts = (process / "cmdline").read_bytes().split(b"\0")
-            parent = (process / "stat").read_text().rpartition(")")[2].split()[1]
-            grandparent = Path(f"/proc/{parent}/stat").read_text().rpartition(")")[2].split()[1]
-        except OSError:
-            continue
-        if f"learner-{rank}".encode() in parts and int(grandparent) == run.process.pid:
-            return int(process.name)
-    raise AssertionError(f"there is no learner-{rank}")
 
 
 def sentence(err: str) -> str:

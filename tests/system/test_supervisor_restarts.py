@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import re
+import resource
 import signal
 from collections.abc import Callable
 from pathlib import Path
@@ -10,12 +12,16 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from train_command import pid_of
+
 if TYPE_CHECKING:
     from system.conftest import Supervised
 
 pytestmark = pytest.mark.system
 
 Supervise = Callable[..., "Supervised"]
+
+MOST_FDS = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
 
 
 def test_a_run_ends_when_its_learner_says_so(supervise: Supervise) -> None:
@@ -73,6 +79,37 @@ def test_a_hung_environment_is_named_dumped_and_replaced(supervise: Supervise) -
     run.signal(signal.SIGTERM)
     assert run.result()["exit_code"] == 143
     assert "in _step_of_an_environment" in (run.folder / "run/logs/actor-0.stacks").read_text()
+
+
+def starve(run: Supervised) -> None:
+    """Leave a supervisor no descriptor, and kill its actor."""
+    resource.prlimit(run.process.pid, resource.RLIMIT_NOFILE, (3, MOST_FDS))
+    os.kill(pid_of(run.process.pid, "actor-0"), signal.SIGKILL)
+    run.wait_for("actor-0: could not be started: Too many open files; raise the limit of")
+
+
+def test_without_a_descriptor_an_actor_starts_again_once_there_is_one(
+    supervise: Supervise,
+) -> None:
+    run = supervise(actors=["work"], learner="learn", limits={"max_restarts": 20})
+    run.wait_for_log("actor-0", "incarnation 0 works")
+    starve(run)
+    resource.prlimit(run.process.pid, resource.RLIMIT_NOFILE, (MOST_FDS, MOST_FDS))
+    run.wait_for_log("actor-0", "works\nincarnation ")
+    run.signal(signal.SIGTERM)
+    assert run.result()["exit_code"] == 143
+
+
+def test_a_run_that_gets_no_descriptor_ends_with_that_reason_and_is_saved(
+    supervise: Supervise,
+) -> None:
+    run = supervise(actors=["work"], learner="learn", limits={"max_restarts": 2})
+    run.wait_for_log("actor-0", "incarnation 0 works")
+    starve(run)
+    result = run.result()
+    assert (result["exit_code"], result["reason"]) == (1, "fault")
+    assert "was killed by SIGKILL" in result["failure"]["message"], "the first is told"
+    assert run.saved
 
 
 def test_a_role_that_never_starts_is_a_fault_too(supervise: Supervise) -> None:

@@ -209,3 +209,47 @@ def import_from_here(ctx: RoleContext) -> None:
     word: str = importlib.import_module("module_of_the_user").WORD
     (ctx.run_dir / "saved").write_text(word)
     work(ctx)
+
+
+HIDDEN = """
+import os, sys, time
+if os.fork(): os._exit(0)
+os.setsid()
+if os.fork(): os._exit(0)
+with open(sys.argv[1] + ".tmp", "w") as file: file.write(str(os.getpid()))
+os.rename(sys.argv[1] + ".tmp", sys.argv[1])
+os.closerange(0, 100)
+time.sleep(600)
+"""
+
+
+def with_a_daemon(ctx: RoleContext) -> None:
+    """An environment whose program hides: two forks away, in a session of its own, with nothing
+    open and no environment. The role then does not end when it is asked to."""
+    command = [sys.executable, "-I", "-S", "-c", HIDDEN, str(ctx.run_dir / "daemon")]
+    subprocess.run(command, env={}, check=True)
+    deaf(ctx)
+
+
+def with_a_marked_daemon(ctx: RoleContext) -> None:
+    """`with_a_daemon`, which keeps its environment."""
+    command = [sys.executable, "-I", "-S", "-c", HIDDEN, str(ctx.run_dir / "daemon")]
+    subprocess.run(command, check=True)
+    deaf(ctx)
+
+
+def talk(ctx: RoleContext) -> None:
+    """Writes twice as much as its log may hold."""
+    for n in range(20_000):
+        print(f"line {n} " + "." * 1000)
+    print("the last line", flush=True)
+    sys.exit(7)
+
+
+def talk_when_asked(ctx: RoleContext) -> None:
+    """A learner that has much to say when it stops."""
+    print("ready", flush=True)
+    while not ctx.stopping():
+        time.sleep(TURN_S)
+    time.sleep(0.3)
+    talk(ctx)

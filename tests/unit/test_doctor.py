@@ -37,6 +37,24 @@ def test_cgroup_2_takes_the_smallest_limit_on_the_way_up(tmp_path: Path) -> None
     assert cgroup.memory_nbytes(tmp_path / "fs", ours) == 8 << 30
 
 
+@pytest.mark.parametrize(
+    ("line", "folder", "file"),
+    [
+        ("0::/ours\n", "ours", "memory.events"),
+        ("5:memory:/ours\n", "memory/ours", "memory.oom_control"),
+    ],
+)
+def test_processes_killed_for_memory_are_counted(
+    tmp_path: Path, line: str, folder: str, file: str
+) -> None:
+    (tmp_path / "cgroup").write_text(line)
+    group = tmp_path / "fs" / folder
+    group.mkdir(parents=True)
+    assert cgroup.oom_kills(tmp_path / "fs", tmp_path / "cgroup") is None
+    (group / file).write_text("under_oom 0\noom_kill 3\n")
+    assert cgroup.oom_kills(tmp_path / "fs", tmp_path / "cgroup") == 3
+
+
 def test_cgroup_1_keeps_each_controller_apart(tmp_path: Path) -> None:
     ours = tmp_path / "cgroup"
     ours.write_text("4:memory:/job\n1:cpu,cpuacct:/job\n0::/\n")

@@ -1,0 +1,131 @@
+"""What becomes of a role's output: in its log, at its limits, and where the disk takes no more."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from penstock.launch import shim
+from penstock.launch.shim import Log, Plan, Pump
+
+
+def lossless() -> tuple[int, str]:
+    return 0, ""
+
+
+def test_a_log_at_its_limit_begins_anew_and_keeps_the_one_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shim, "LOG_NBYTES", 100)
+    log = Log(str(tmp_path / "actor-0.log"), lossless)
+    for n in range(5):
+        log.write(b"%d" % n + b"." * 49)
+    assert (tmp_path / "actor-0.log").read_bytes()[:1] == b"4"
+    assert (tmp_path / "actor-0.log.1").read_bytes()[::50] == b"23"
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["actor-0.log", "actor-0.log.1"]
+
+
+def test_a_log_of_an_earlier_life_is_continued(tmp_path: Path) -> None:
+    path = tmp_path / "actor-0.log"
+    path.write_text("before\n")
+    Log(str(path), lossless).write(b"after\n")
+    assert path.read_text() == "before\nafter\n"
+
+
+def test_only_the_user_may_read_a_log(tmp_path: Path) -> None:
+    path = tmp_path / "actor-0.log"
+    Log(str(path), lossless).write(b"a secret\n")
+    assert path.stat().st_mode & 0o777 == 0o600
+
+
+def test_what_the_disk_does_not_take_is_counted_in_the_log(tmp_path: Path) -> None:
+    path = tmp_path / "logs" / "actor-0.log"
+    log = Log(str(path), lambda: (dropped, "the disk is too slow"))
+    dropped = 0
+    log.write(b"x" * 12_000)
+    log.write(b"y" * 345)
+    path.parent.mkdir()
+    log.write(b"once more\n")
+    reason = "No such file or directory"
+    line = f"[penstock: 12,345 bytes of output were dropped: {reason}]\n"
+    assert path.read_text() == line + "once more\n"
+    dropped = 5
+    log.write(b"and again\n")
+    line += "once more\n[penstock: 5 bytes of output were dropped: the disk is too slow]\n"
+    assert path.read_text() == line + "and again\n"
+
+
+def test_a_full_disk_raises_nothing() -> None:
+    log = Log("/dev/full", lossless)
+    for _ in range(3):
+        log.write(b"x" * 1000)
+
+
+@pytest.fixture
+def plan(tmp_path: Path) -> Iterator[Plan]:
+    """For a role whose output pipe is in ``plan.output``."""
+    with (tmp_path / "page").open("w+b") as page:
+        words = ["1", str(page.fileno()), "0,32,20", "", "9", "1", str(tmp_path / "actor-0.log")]
+        plan = Plan([*words, "MARK=1", "python"])
+        plan.output = os.pipe()
+        os.set_blocking(plan.output[0], False)
+        yield plan
+        for fd in plan.output:
+            os.close(fd)
+
+
+def test_output_is_in_the_log_and_its_end_in_the_status_page(plan: Plan, tmp_path: Path) -> None:
+    pump = Pump(plan)
+    for n in range(10):
+        os.write(plan.output[1], f"line {n}\n".encode())
+        assert pump.take()
+    pump.close()
+    text = "".join(f"line {n}\n" for n in range(10))
+    assert (tmp_path / "actor-0.log").read_text() == text
+    assert os.pread(plan.status, 100, 40) == text[-20:].encode()
+    assert int.from_bytes(os.pread(plan.status, 8, 32), "little") == 20
+
+
+def test_a_disk_that_stalls_holds_up_nothing(
+    plan: Plan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    held = threading.Lock()
+    write = Log.write
+
+    def stall(log: Log, data: bytes) -> None:
+        held.acquire()
+        held.release()
+        write(log, data)
+
+    monkeypatch.setattr(Log, "write", stall)
+    monkeypatch.setattr(shim, "LOG_CLOSE_S", 5.0)
+    pump = Pump(plan)
+    with held:
+        for _ in range(100):
+            os.write(plan.output[1], b"x" * 50_000)
+            pump.take()
+    pump.close()
+    text = (tmp_path / "actor-0.log").read_text()
+    assert "bytes of output were dropped: the disk is too slow]" in text
+    assert text.count("x") < 5_000_000
+
+
+def test_more_output_than_a_disk_should_bear_is_dropped_and_counted(
+    plan: Plan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shim, "LOG_NBYTES", 1000)
+    monkeypatch.setattr(shim, "LOG_NBYTES_PER_S", 1)
+    pump = Pump(plan)
+    for _ in range(3):
+        os.write(plan.output[1], b"x" * 600)
+        pump.take()
+    pump.close()
+    assert (tmp_path / "actor-0.log").read_text() == (
+        "[penstock: 1,200 bytes of output were dropped: more than 1 bytes/s]\n" + "x" * 600
+    ) or (tmp_path / "actor-0.log").read_text() == (
+        "x" * 600 + "[penstock: 1,200 bytes of output were dropped: more than 1 bytes/s]\n"
+    )
