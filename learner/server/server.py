@@ -157,6 +157,7 @@ class ParameterServer:
 
     def _dispatch(self, name: bytes, message: Message) -> None:
         head = message.head
+        protocol.check_counts(head)
         if head.kind == Kind.JOIN:
             self._join(name, head)
             return
@@ -222,6 +223,7 @@ class ParameterServer:
     def _push(self, member: Member, message: Message) -> None:
         parameters, head = self._parameters, message.head
         self._counted += head.tally[: len(BOOKED)]
+        np.minimum(self._counted, protocol.MAX_TOTAL, out=self._counted)
         member.recent = head.tally[len(BOOKED) :]
         self._told |= Flag(head.flags) & (Flag.STOP | Flag.NAN)
         for other in self._members.values():
