@@ -37,9 +37,9 @@ Whatever is wrong with received bytes raises `WireError`, whose ``reason`` is wh
 worker whose connection ended has a new identity when it is back, and is answered WHO; a push that
 got lost with it is a gradient lost. Never pickle.
 
-A run's server listens in the run's runtime folder of mode 0700, so a worker is a process of the same
-user: what it sends is checked for size, number and range, and its gradients are believed. Counts of
-a worker that no run has are refused (`check_counts`), and the server's own totals stay at
+A run's server listens in the run's runtime folder of mode 0700, so a worker is a process of the
+same user: what it sends is checked for size, number and range, and its gradients are believed.
+Counts of a worker that no run has are refused (`check_counts`), and the server's own totals stay at
 `MAX_TOTAL`.
 """
 
