@@ -70,9 +70,10 @@ def lost(what: str, *also: type[Exception]) -> Iterator[None]:
     Not "from" that: its traceback would hold the process group, and so the connections, open.
     """
     text = ""
+    raised: tuple[type[Exception], ...] = (RuntimeError, *also)
     try:
         yield
-    except (RuntimeError, *also) as error:
+    except raised as error:
         text = str(error).strip() or type(error).__name__
     if text:
         raise GroupLostError(f"{what} failed: {text.splitlines()[0]}")

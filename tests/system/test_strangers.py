@@ -119,7 +119,7 @@ def test_a_stranger_that_writes_to_the_store_is_one_sentence(penstock: Penstock)
             "127.0.0.1", port, is_master=False, wait_for_workers=False
         ),
     )
-    store.set("hello-1", b"\xff")
+    store.set("hello-1", "no JSON")
     code, answer, err = learner.end()
     assert code == 2
     assert "Traceback" not in err
