@@ -77,6 +77,7 @@ def run(ctx: RoleContext) -> None:
         ctx.report("ready")
         ctx.status.phase = Phase.RECEIVING
         report_s = time.monotonic()
+        known: Counter[str] = Counter()
         while not ctx.stopping():
             ctx.status.beat()
             ctx.messages()  # none is for this role; the end of the supervisor is noticed
@@ -84,6 +85,10 @@ def run(ctx: RoleContext) -> None:
             if time.monotonic() >= report_s:
                 report_s = time.monotonic() + ctx.config.run.interval_s
                 ctx.report("server", **server.figures())
+                for reason, count in (server.rejected - known).items():
+                    text = f"the parameter server rejected messages ({reason})"
+                    ctx.event("rejected", text, reason=reason, count=count)
+                known = server.rejected.copy()
     finally:
         server.close()
 
