@@ -4,13 +4,13 @@
     RUN/sockets/wire      the connector of rank 0; that of rank r is wire-r
 
 It is the default, since a port of 127.0.0.1 is open to every user of the host. An actor finds it by
-the run's folder, before and after a restart of the learner.
+the run's folder, before and after a restart of the learner. The connector removes its socket when it
+ends, and takes the place of one that was killed.
 """
 
 from __future__ import annotations
 
 import os
-from contextlib import suppress
 from pathlib import Path
 
 from penstock.configs.errors import UserError
@@ -61,13 +61,3 @@ def make_folder(run_dir: Path) -> None:
             f"{path}, where actors join, cannot be made for this user alone ({error.strerror}); "
             "give another place by --bind ipc://PATH"
         ) from error
-
-
-def remove_folder(run_dir: Path) -> None:
-    """Remove the folder, and what a connector that was killed has left in it."""
-    path = run_dir / FOLDER
-    with suppress(OSError):
-        for socket in path.glob(f"{SOCKET}*"):
-            if socket.is_socket():
-                socket.unlink()
-        path.rmdir()

@@ -156,11 +156,7 @@ def learner(
         return specs
 
     stream = sys.stderr if as_json else sys.stdout
-    try:
-        return _with_learner(resolved, write_to, resume, as_json, make_specs)
-    finally:
-        if in_folder:
-            actor_socket.remove_folder(write_to)
+    return _with_learner(resolved, write_to, resume, as_json, make_specs)
 
 
 def actors(
