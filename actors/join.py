@@ -93,10 +93,10 @@ def _read_config(received: object, source: str) -> Config:
         return Config.model_validate(received)
     except ValidationError as error:
         first = error.errors()[0]
-        option = ".".join(map(str, first["loc"])) or "all of it"
+        option = references.shown(".".join(map(str, first["loc"])))
         raise UserError(
-            f"the config that {source} sent cannot be read ({option}: {first['msg']}); use the "
-            "same release of Penstock on both sides"
+            f"the config that {source} sent cannot be read (option {option}: {first['type']}); use "
+            "the same release of Penstock on both sides"
         ) from error
 
 

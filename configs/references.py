@@ -17,6 +17,7 @@ from pydantic import JsonValue
 from penstock.configs.errors import UserError
 from penstock.configs.schema import Config
 
+SHOWN = 100  # characters of a received text in a sentence
 _NAMES_CODE_OR_FILE = re.compile(r"[:/\\]")
 
 
@@ -64,16 +65,21 @@ def check(config: Config, allow: Sequence[str], *, trusted: bool, source: str) -
         for option, text in wanted:
             if text not in allow and not any(fnmatchcase(text, pattern) for pattern in allow):
                 raise UserError(
-                    f"{source} names {option} {text!r}, which is none of --allow "
-                    f"{', '.join(allow)}; add --allow {text!r} if you trust it"
+                    f"{source} names {option} {shown(text)}, which is none of --allow "
+                    f"{', '.join(allow)}; add --allow {shown(text)} if you trust it"
                 )
     elif not trusted:
         for option, text in references(config):
             raise UserError(
-                f"{source} names {option} {text!r}, which this actor would run or open, and "
+                f"{source} names {option} {shown(text)}, which this actor would run or open, and "
                 "without keys any user of this host may answer there; connect to the run's folder, "
-                f"or with --curve, or say --allow {text!r} or --insecure"
+                f"or with --curve, or say --allow {shown(text)} or --insecure"
             )
+
+
+def shown(text: str) -> str:
+    """A received text, quoted for a sentence: of bounded length, without control characters."""
+    return ascii(text if len(text) <= SHOWN else f"{text[:SHOWN]}...")
 
 
 def _texts(option: str, value: JsonValue) -> Iterator[Reference]:

@@ -55,7 +55,11 @@ class ParamLayout:
 
     @classmethod
     def from_list(cls, entries: Iterable[Any]) -> ParamLayout:
-        return cls(tuple((str(name), tuple(int(n) for n in shape)) for name, shape in entries))
+        """The inverse of `to_list`; ValueError or TypeError for what no layout says."""
+        found = tuple((str(name), tuple(int(n) for n in shape)) for name, shape in entries)
+        if any(n < 0 for _, shape in found for n in shape):
+            raise ValueError("a shape has a negative extent")
+        return cls(found)
 
 
 def to_bf16(values: Float32) -> npt.NDArray[np.uint16]:

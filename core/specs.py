@@ -23,7 +23,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import numpy as np
 
@@ -148,7 +148,9 @@ class SlotSpec:
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> SlotSpec:
-        columns = tuple(Column(n, d, tuple(s), r) for n, d, s, r in data["columns"])
+        """The inverse of `to_dict`. Raises ValueError, TypeError or LookupError for what no spec
+        says; sizes are not limited, so compare them before anything is allocated."""
+        columns = tuple(_column(*fields) for fields in data["columns"])
         return cls(int(data["unroll"]), int(data["envs"]), columns, int(data["side"]))
 
     def difference(self, other: SlotSpec, mine: str = "learner", theirs: str = "actor") -> str:
@@ -191,6 +193,15 @@ HEADER = np.dtype(
     ]
 )
 HEADER_NBYTES = 128
+
+
+def _column(name: str, dtype: str, shape: Sequence[int], rows: Rows) -> Column:
+    column = Column(str(name), str(dtype), tuple(int(n) for n in shape), rows)
+    if rows not in get_args(Rows) or min(column.shape, default=0) < 0:
+        raise ValueError(f"no column has rows {rows!r} and shape {column.shape}")
+    if np.dtype(column.dtype).hasobject:
+        raise ValueError(f"no column has dtype {dtype}: memory of other processes holds no objects")
+    return column
 
 
 def _is_small(column: Column) -> bool:

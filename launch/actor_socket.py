@@ -4,13 +4,14 @@
     RUN/sockets/wire      the connector of rank 0; that of rank r is wire-r
 
 It is the default, since a port of 127.0.0.1 is open to every user of the host. An actor finds it by
-the run's folder, before and after a restart of the learner.
+the run's folder, before and after a restart of the learner. A connector removes its socket when it
+ends, and replaces one that was left by a killed connector.
 """
 
 from __future__ import annotations
 
 import os
-from contextlib import suppress
+import stat
 from pathlib import Path
 
 from penstock.configs.errors import UserError
@@ -55,19 +56,14 @@ def make_folder(run_dir: Path) -> None:
     path = run_dir / FOLDER
     try:
         path.mkdir(mode=0o700, exist_ok=True)
-        path.chmod(0o700)
+        found = path.lstat()
     except OSError as error:
         raise UserError(
-            f"{path}, where actors join, cannot be made for this user alone ({error.strerror}); "
-            "give another place by --bind ipc://PATH"
+            f"{path}, where actors join, cannot be made ({error.strerror}); give another place by "
+            "--bind ipc://PATH"
         ) from error
-
-
-def remove_folder(run_dir: Path) -> None:
-    """Remove the folder, and what a connector that was killed has left in it."""
-    path = run_dir / FOLDER
-    with suppress(OSError):
-        for socket in path.glob(f"{SOCKET}*"):
-            if socket.is_socket():
-                socket.unlink()
-        path.rmdir()
+    if found.st_mode != stat.S_IFDIR | 0o700 or found.st_uid != os.geteuid():
+        raise UserError(
+            f"{path}, where actors join, must be a folder of this user with mode 0700; remove it, "
+            "or give another place by --bind ipc://PATH"
+        )

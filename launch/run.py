@@ -226,11 +226,7 @@ def learner(
         return specs
 
     stream = sys.stderr if as_json else sys.stdout
-    try:
-        return _with_learner(resolved, write_to, resume, as_json, make_specs, source)
-    finally:
-        if in_folder:
-            actor_socket.remove_folder(write_to)
+    return _with_learner(resolved, write_to, resume, as_json, make_specs, source)
 
 
 def actors(

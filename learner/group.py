@@ -38,6 +38,7 @@ Arrays = dict[str, np.ndarray[Any, Any]]
 LOOK_S = 0.005
 SHOWN = 200  # characters of another's option
 CONNECT_S = 5.0  # for members that were there a moment ago
+INTERFACE_VARIABLES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
 OWN = ("device", "nice", "threads", "env_threads")  # options in which learners may differ
 
 
@@ -69,9 +70,10 @@ def lost(what: str, *also: type[Exception]) -> Iterator[None]:
     Not "from" that: its traceback would hold the process group, and so the connections, open.
     """
     text = ""
+    raised: tuple[type[Exception], ...] = (RuntimeError, *also)
     try:
         yield
-    except (RuntimeError, *also) as error:
+    except raised as error:
         text = str(error).strip() or type(error).__name__
     if text:
         raise GroupLostError(f"{what} failed: {text.splitlines()[0]}")
@@ -215,6 +217,5 @@ def _compare(me: int, mine: dict[str, Any], member: int, theirs: dict[str, Any])
 
 def use_interface(interface: str | None) -> None:
     """Have gloo and NCCL use a network interface; must come before the first group."""
-    for library in ("GLOO", "NCCL"):
-        if interface is not None:
-            os.environ[f"{library}_SOCKET_IFNAME"] = interface
+    if interface is not None:
+        os.environ.update(dict.fromkeys(INTERFACE_VARIABLES, interface))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import socket
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
@@ -13,6 +13,8 @@ import torch.distributed as dist
 
 from penstock.configs.errors import UserError
 from penstock.core.role import Store as Where
+from penstock.learner.group import INTERFACE_VARIABLES
+from penstock.transport.sockets import is_local
 
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store
@@ -22,6 +24,14 @@ LOOK_S = 0.05
 ROLL_S = 5.0  # within which all that live have heard that the group is lost
 BACKLOG = 1024  # connections that wait to be taken in
 LINGER_S = 1.0  # who serves the store goes last
+
+
+def interface_of(where: Where, environ: Mapping[str, str]) -> str | None:
+    """The loopback interface where learners that meet at ``where`` are all on this host, so that
+    they listen nowhere else; None where they are not, or ``environ`` names an interface."""
+    named = any(name in environ for name in INTERFACE_VARIABLES)
+    local = is_local(f"tcp://{where.host}:{where.port}")
+    return "lo" if local and not named else None
 
 
 def open_store(

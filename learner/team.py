@@ -9,6 +9,7 @@ there is one group, and its end is the end of the run.
 
 from __future__ import annotations
 
+import os
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -28,7 +29,7 @@ from penstock.learner.exchange.local import LocalSgd
 from penstock.learner.exchange.served import Served
 from penstock.learner.group import Arrays, Group, hello_of, meet, use_interface
 from penstock.learner.reduce.auto import choose
-from penstock.learner.remote_store import open_store, who_has_gone
+from penstock.learner.remote_store import interface_of, open_store, who_has_gone
 from penstock.learner.server.client import ServerClient
 from penstock.learner.state import put_state, take_state
 from penstock.profiling.ledger import Part
@@ -267,7 +268,7 @@ class Team:
                 f"{gone}; start all of them again with --resume auto, to go on from the last "
                 "checkpoint"
             )
-        use_interface(self._config.learner.reduce.interface)
+        use_interface(self._config.learner.reduce.interface or interface_of(ctx.store, os.environ))
         timeout_s = self._config.run.start_timeout_s
         self._remote = open_store(ctx.store, ctx.learner, timeout_s, waiting)
         try:

@@ -19,6 +19,7 @@ from torch import nn
 from penstock.configs.schema import LearnerConfig
 from penstock.learner.optimizer import FlatOptimizer
 from penstock.learner.server.protocol import (
+    MAX_TOTAL,
     Floats,
     Indices,
     Message,
@@ -117,7 +118,7 @@ class Summed(Parameters):
         count = self._seen / self._pushes if alone else self._count
         self._optimizer.step(count, steps)
         self._optimizer.zero_grad()
-        self.samples += self._count
+        self.samples = min(MAX_TOTAL, self.samples + self._count)
         self._count = 0
         return True
 
@@ -154,7 +155,7 @@ class Shared(Parameters):
 
     def update(self, *, alone: bool, steps: int) -> bool:
         count, self._count = self._count, 0
-        self.samples += count
+        self.samples = min(MAX_TOTAL, self.samples + count)
         return bool(count)
 
     def arrays(self) -> Arrays:

@@ -35,12 +35,16 @@ and the first two in all that follow. When all stop, nobody waits, and gradients
 
 Whatever is wrong with received bytes raises `WireError`, whose ``reason`` is what gets counted. A
 worker whose connection ended has a new identity when it is back, and is answered WHO; a push that
-got lost with it is a gradient lost. Never pickle. Without CURVE keys nobody is told from a worker.
+got lost with it is a gradient lost. Never pickle.
+
+A run's server listens in the run's runtime folder of mode 0700, so a worker is a process of the
+same user: what it sends is checked for size, number and range, and its gradients are believed.
+Counts of a worker that no run has are refused (`check_counts`), and the server's own totals stay at
+`MAX_TOTAL`.
 """
 
 from __future__ import annotations
 
-import math
 import struct
 from collections.abc import Sequence
 from enum import IntEnum, IntFlag
@@ -55,7 +59,11 @@ from penstock.transport.wire import WireError
 
 PROTOCOL_VERSION = 1
 MAGIC = b"PNPS"
-MAX_COUNT = 1 << 62
+MAX_COUNT = 1 << 62  # of any count in a message
+MAX_TOTAL = 1 << 56  # of a worker's counts since the run began, and what the server's stay at
+MAX_GROWTH = 1 << 40  # of the counts of one push
+MAX_SUM = 1e100  # of the sums in a tally, up or down
+TEXT_CHARACTERS = 2000
 # magic, protocol, kind, flags, rank, number, session, version, samples, entries, rules, lag,
 # workers, tally, checksum of the payload, checksum of all before it
 HEAD = struct.Struct(f"<4sBBHIQQqqQIiI{GROWTH}dII")
@@ -176,13 +184,20 @@ def decode(frames: Sequence[Payload]) -> Message:
         raise WireError("header", f"kind {head.kind}")
     if min(head.samples, head.version + 1, *head.tally[: len(BOOKED)]) < 0:
         raise WireError("header", "negative counts")
-    if not all(map(math.isfinite, head.tally)):
-        raise WireError("header", "counts that are not finite")
+    if not all(abs(value) <= MAX_SUM for value in head.tally):
+        raise WireError("header", "sums that are not finite, or too large")
     if payload.nbytes != _nbytes(head):
         raise WireError("size", f"{payload.nbytes} bytes for {head.entries} entries")
     if crc32(payload) != payload_crc:
         raise WireError("checksum")
     return Message(head, payload)
+
+
+def check_counts(head: Head) -> None:
+    """Refuse counts of a worker that no run has, so that the server's sums keep within a head."""
+    limit = MAX_GROWTH if head.kind == Kind.PUSH else MAX_TOTAL
+    if max(head.samples, head.version, *head.tally[: len(BOOKED)]) > limit:
+        raise WireError("counts", f"above {limit}")
 
 
 def dense(message: Message, size: int) -> Floats:
@@ -204,7 +219,7 @@ def sparse(message: Message, size: int) -> tuple[Indices, Floats]:
 
 
 def text(message: Message) -> str:
-    return bytes(message.payload).decode(errors="replace")
+    return bytes(message.payload[: 4 * TEXT_CHARACTERS]).decode(errors="replace")[:TEXT_CHARACTERS]
 
 
 def _nbytes(head: Head) -> int:

@@ -77,6 +77,7 @@ def run(ctx: RoleContext) -> None:
         ctx.report("ready")
         ctx.status.phase = Phase.RECEIVING
         report_s = time.monotonic()
+        known: Counter[str] = Counter()
         while not ctx.stopping():
             ctx.status.beat()
             ctx.messages()  # none is for this role; the end of the supervisor is noticed
@@ -84,6 +85,10 @@ def run(ctx: RoleContext) -> None:
             if time.monotonic() >= report_s:
                 report_s = time.monotonic() + ctx.config.run.interval_s
                 ctx.report("server", **server.figures())
+                for reason, count in (server.rejected - known).items():
+                    text = f"the parameter server rejected messages ({reason})"
+                    ctx.event("rejected", text, reason=reason, count=count)
+                known = server.rejected.copy()
     finally:
         server.close()
 
@@ -157,6 +162,7 @@ class ParameterServer:
 
     def _dispatch(self, name: bytes, message: Message) -> None:
         head = message.head
+        protocol.check_counts(head)
         if head.kind == Kind.JOIN:
             self._join(name, head)
             return
@@ -222,6 +228,7 @@ class ParameterServer:
     def _push(self, member: Member, message: Message) -> None:
         parameters, head = self._parameters, message.head
         self._counted += head.tally[: len(BOOKED)]
+        np.minimum(self._counted, protocol.MAX_TOTAL, out=self._counted)
         member.recent = head.tally[len(BOOKED) :]
         self._told |= Flag(head.flags) & (Flag.STOP | Flag.NAN)
         for other in self._members.values():

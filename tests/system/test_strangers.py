@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import socket
 import threading
 import time
 from collections.abc import Iterator
@@ -11,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch.distributed as dist
 import zmq
 
 from penstock.configs.load import resolve
@@ -106,6 +108,24 @@ def test_a_config_that_cannot_be_read_is_one_sentence(penstock: Penstock) -> Non
     assert f"the config that the learner at {address} sent cannot be read" in answer["error"]
 
 
+def test_a_stranger_that_writes_to_the_store_is_one_sentence(penstock: Penstock) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port = probe.getsockname()[1]
+    where = ("--rank=0", "--world=2", f"--store=127.0.0.1:{port}", "learner.reduce.interface=lo")
+    learner = penstock("learner", "cartpole", *SMALL, *where, "run.dir=run", "--json")
+    store = dist.PrefixStore(  # type: ignore[attr-defined]
+        "attempt-0",
+        dist.TCPStore(  # type: ignore[attr-defined]
+            "127.0.0.1", port, is_master=False, wait_for_workers=False
+        ),
+    )
+    store.set("hello-1", "no JSON")
+    code, answer, err = learner.end()
+    assert code == 2
+    assert "Traceback" not in err
+    assert "what the store holds for rank 1 is not what a learner of Penstock" in answer["error"]
+
+
 def test_actors_join_by_the_runs_folder(penstock: Penstock, tmp_path: Path) -> None:
     """The default without --bind: a socket that only this user reaches, named by the run."""
     (tmp_path / "bait.py").write_text(
@@ -122,7 +142,7 @@ def test_actors_join_by_the_runs_folder(penstock: Penstock, tmp_path: Path) -> N
     assert code == 130
     assert f"actors join by: penstock actor --connect ipc://{folder}/wire" in err
     assert actor.end()[0] == 130
-    assert not folder.exists()
+    assert list(folder.iterdir()) == []
 
 
 def _trains(learner: Command, run_dir: Path) -> bool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 from pathlib import Path
 
 import pytest
@@ -30,18 +29,24 @@ def test_a_long_path_is_taken_from_here(tmp_path: Path, monkeypatch: pytest.Monk
         actor_socket.address_in(deep / ("y" * 100))
 
 
-def test_the_folder_is_the_users_alone_and_goes(tmp_path: Path) -> None:
-    actor_socket.make_folder(tmp_path)
-    folder = tmp_path / "sockets"
-    assert folder.stat().st_mode & 0o777 == 0o700
-    with socket.socket(socket.AF_UNIX) as left:
-        left.bind(str(folder / "wire-1"))
-    actor_socket.remove_folder(tmp_path)
-    assert not folder.exists()
+def test_the_folder_is_the_users_alone(tmp_path: Path) -> None:
+    for _ in range(2):
+        actor_socket.make_folder(tmp_path)
+        assert (tmp_path / "sockets").stat().st_mode & 0o777 == 0o700
 
 
-def test_what_is_no_socket_stays(tmp_path: Path) -> None:
-    actor_socket.make_folder(tmp_path)
-    (tmp_path / "sockets/wired").write_text("mine")
-    actor_socket.remove_folder(tmp_path)
-    assert (tmp_path / "sockets/wired").read_text() == "mine"
+def test_a_folder_that_cannot_be_made_is_one_sentence(tmp_path: Path) -> None:
+    (tmp_path / "sockets").touch()
+    with pytest.raises(UserError, match="cannot be made"):
+        actor_socket.make_folder(tmp_path)
+
+
+def test_so_is_one_that_is_open_or_elsewhere(tmp_path: Path) -> None:
+    (tmp_path / "a/sockets").mkdir(parents=True)
+    (tmp_path / "a/sockets").chmod(0o755)
+    (tmp_path / "b").mkdir()
+    (tmp_path / "b/sockets").symlink_to(tmp_path / "a/sockets")
+    for run in ("a", "b"):
+        with pytest.raises(UserError, match="must be a folder of this user with mode 0700"):
+            actor_socket.make_folder(tmp_path / run)
+    assert (tmp_path / "a/sockets").stat().st_mode & 0o777 == 0o755

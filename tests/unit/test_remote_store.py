@@ -9,7 +9,7 @@ import pytest
 
 from penstock.configs.errors import UserError
 from penstock.core.role import Store
-from penstock.learner.remote_store import open_store
+from penstock.learner.remote_store import interface_of, open_store
 
 LISTEN = "0A"
 
@@ -55,3 +55,20 @@ def test_an_address_of_another_machine_cannot_be_served() -> None:
         "the store at 192.0.2.1:29500 cannot be served (Cannot assign requested address); rank 0 "
         "serves it, at an address of its machine and on a port that is free"
     )
+
+
+@pytest.mark.parametrize(
+    ("host", "environ", "interface"),
+    [
+        ("127.0.0.1", {}, "lo"),
+        ("::1", {}, "lo"),
+        ("localhost", {}, "lo"),
+        ("10.0.0.1", {}, None),
+        ("box", {}, None),
+        ("127.0.0.1", {"GLOO_SOCKET_IFNAME": "eth0"}, None),
+    ],
+)
+def test_learners_of_one_host_listen_on_it_alone(
+    host: str, environ: dict[str, str], interface: str | None
+) -> None:
+    assert interface_of(Store(host, 29500), environ) == interface

@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
+import shutil
 import socket
+import tempfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import msgpack
 import pytest
 
 from penstock.configs.errors import UserError
-from penstock.transport.shm.door import Attached, Door, Entry
+from penstock.transport.shm import door
+from penstock.transport.shm.door import Attached, Door, Entry, check_fds, close_all
+
+NOBODY = 65534
 
 
 class House:
@@ -151,3 +158,183 @@ def test_an_owner_that_ends_is_noticed(tmp_path: Path) -> None:
     entry.leave()
     with pytest.raises(FileNotFoundError):
         Entry(tmp_path / "door", {"name": "friend"})
+
+
+@contextmanager
+def another_user(action: Callable[[], bool]) -> Iterator[Callable[[], bool]]:
+    """A process of another user that does something; what it returned, once it has ended."""
+    pid = os.fork()
+    if pid == 0:
+        code = 3
+        try:
+            os.setgroups([])
+            os.setgid(NOBODY)
+            os.setuid(NOBODY)
+            code = 0 if action() else 1
+        finally:
+            os._exit(code)
+    yield lambda: os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+
+
+@pytest.fixture
+def open_folder() -> Iterator[Path]:
+    """A folder in which every user may do anything."""
+    if os.geteuid() != 0:
+        pytest.skip("only root can become another user")
+    folder = Path(tempfile.mkdtemp(prefix="door-"))
+    folder.chmod(0o777)
+    yield folder
+    shutil.rmtree(folder)
+
+
+def test_another_user_gets_no_answer(open_folder: Path) -> None:
+    house = House(open_folder / "door")
+    (open_folder / "door").chmod(0o777)
+
+    def is_turned_away() -> bool:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as peer:
+            peer.settimeout(5.0)
+            peer.connect(str(open_folder / "door"))
+            try:
+                peer.send(msgpack.packb({"attach": 1, "name": "friend"}))
+                return peer.recv(100) == b""
+            except OSError:
+                return True
+
+    with another_user(is_turned_away) as was_turned_away:
+        assert was_turned_away()
+    assert house.given == 0
+    house.close()
+
+
+def test_nothing_is_taken_from_another_users_socket(open_folder: Path) -> None:
+    def listens_in_vain() -> bool:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
+            listener.bind(str(open_folder / "door"))
+            os.chmod(open_folder / "door", 0o777)
+            listener.listen(1)
+            peer, _ = listener.accept()
+            return peer.recv(100) == b""
+
+    with another_user(listens_in_vain) as heard_nothing:
+        deadline_s = time.monotonic() + 5
+        while True:
+            try:
+                with pytest.raises(UserError, match=rf"another user \(uid {NOBODY}\) listens at"):
+                    Entry(open_folder / "door", {"name": "friend"})
+                break
+            except OSError:  # it has not begun to
+                assert time.monotonic() < deadline_s
+                time.sleep(0.01)
+        assert heard_nothing()
+
+
+def test_who_says_nothing_holds_up_nobody_and_is_let_go(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(door, "MAX_SILENT", 4)
+    monkeypatch.setattr(door, "ATTACH_TIMEOUT_S", 0.2)
+    house = House(tmp_path / "door")
+    silent = []
+    for _ in range(8):
+        silent.append(socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET))
+        silent[-1].settimeout(5.0)
+        silent[-1].connect(str(tmp_path / "door"))
+    entry = Entry(tmp_path / "door", {"name": "friend"}, timeout_s=5.0)
+    assert entry.reply == {"lane": 1}
+    assert [peer.recv(1) for peer in silent] == [b""] * 8
+    entry.leave()
+    house.close()
+    for peer in silent:
+        peer.close()
+
+
+@pytest.mark.parametrize(
+    "request_",
+    [b"\xc1", b"\x93\x01", msgpack.packb([1]), msgpack.packb({}), b"\x91" * 2000, b"x" * 100_000],
+    ids=lambda value: repr(value[:4]),
+)
+def test_a_strange_request_is_refused_and_the_door_lives(
+    house: House, tmp_path: Path, request_: bytes
+) -> None:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as peer:
+        peer.settimeout(5.0)
+        peer.connect(str(tmp_path / "door"))
+        peer.send(request_)
+        answer = peer.recv(1000)
+        assert answer == b"" or "error" in msgpack.unpackb(answer)
+    assert house.given == 0
+    Entry(tmp_path / "door", {"name": "friend"}).leave()
+
+
+@contextmanager
+def owner(path: Path, answer: bytes, fds: list[int]) -> Iterator[None]:
+    """Gives one client this answer, whatever it asks."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
+        listener.bind(str(path))
+        listener.listen(1)
+
+        def serve() -> None:
+            peer, _ = listener.accept()
+            with peer:
+                peer.recv(door.MESSAGE_NBYTES)
+                socket.send_fds(peer, [answer], fds)
+
+        thread = threading.Thread(target=serve)
+        thread.start()
+        yield
+        thread.join()
+
+
+@pytest.mark.parametrize(
+    ("answer", "fds"),
+    [
+        (b"\xc1", 0),
+        (msgpack.packb([1]), 2),
+        (msgpack.packb({"x": b"0" * (1 << 17)}), 1),
+        (msgpack.packb({}), door.MAX_FDS + 1),
+    ],
+    ids=["no message", "no map", "too long", "too many descriptors"],
+)
+def test_a_strange_answer_is_one_sentence_and_leaves_no_descriptor(
+    tmp_path: Path, answer: bytes, fds: int
+) -> None:
+    null = os.open(os.devnull, os.O_RDONLY)
+    with owner(tmp_path / "door", answer, [null] * fds):
+        before = set(os.listdir("/proc/self/fd"))
+        with pytest.raises(UserError, match="what the owner of the memory answered cannot be used"):
+            Entry(tmp_path / "door", {"name": "friend"})
+    os.close(null)
+    assert len(set(os.listdir("/proc/self/fd"))) <= len(before)
+
+
+def memory(nbytes: int, *, sealed: bool = True) -> int:
+    fd = os.memfd_create("test", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    os.truncate(fd, nbytes)
+    if sealed:
+        fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK)
+    return fd
+
+
+@pytest.mark.parametrize(
+    ("make", "events", "why"),
+    [
+        (lambda: [memory(8), os.eventfd(0)], 1, None),
+        (lambda: [memory(8)], 1, "1 descriptors instead of 2"),
+        (lambda: [memory(8, sealed=False), os.eventfd(0)], 1, "a memory that may shrink"),
+        (lambda: [os.open("/bin/sh", os.O_RDONLY)], 0, "a memory that may shrink"),
+        (lambda: [os.eventfd(0)], 0, "a descriptor that is no memory"),
+        (lambda: [memory(8), memory(8)], 1, "a descriptor that is no event"),
+        (lambda: [memory(8), os.open(os.devnull, os.O_RDWR)], 1, "a descriptor that is no event"),
+    ],
+)
+def test_descriptors_are_looked_at_before_they_are_used(
+    make: Callable[[], list[int]], events: int, why: str | None
+) -> None:
+    fds = make()
+    if why is None:
+        check_fds(fds, 1, events)
+    else:
+        with pytest.raises(ValueError, match=why):
+            check_fds(fds, 1, events)
+    close_all(fds)

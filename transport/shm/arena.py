@@ -54,9 +54,13 @@ class Arena:
         return cls(mmap.mmap(fd, nbytes), fd)
 
     @classmethod
-    def attach(cls, fd: int) -> Arena:
-        """Map a descriptor received from the owner; takes over the descriptor."""
-        return cls(mmap.mmap(fd, os.fstat(fd).st_size), fd)
+    def attach(cls, fd: int, nbytes: int) -> Arena:
+        """Map a descriptor received from the owner, of which ``nbytes`` are used; takes over the
+        descriptor. Raises ValueError where it holds less: reading on would be SIGBUS."""
+        size = os.fstat(fd).st_size
+        if size < nbytes or nbytes <= 0:
+            raise ValueError(f"a memory of {size} bytes for {nbytes}")
+        return cls(mmap.mmap(fd, size), fd)
 
     def close(self) -> None:
         """Give the descriptor back; the memory goes when the last array over it does."""

@@ -34,8 +34,14 @@ class WeightsBoard:
         self._buffers = [arena.bytes[PAGE + k * half :][:half] for k in (0, 1)]
 
     @classmethod
+    def attach(cls, fd: int, size: int) -> WeightsBoard:
+        """A reader's side of a board; takes over the descriptor. Raises ValueError where that is
+        too small for ``size`` values."""
+        return cls(Arena.attach(fd, _nbytes(size)), size)
+
+    @classmethod
     def create(cls, size: int, *, shared: bool = True) -> WeightsBoard:
-        nbytes = PAGE + 2 * _buffer_nbytes(size)
+        nbytes = _nbytes(size)
         arena = Arena.shared(nbytes, "weights") if shared else Arena.private(nbytes)
         return cls(arena, size)
 
@@ -91,6 +97,10 @@ class WeightsBoard:
 
     def close(self) -> None:
         self.arena.close()
+
+
+def _nbytes(size: int) -> int:
+    return PAGE + 2 * _buffer_nbytes(size)
 
 
 def _buffer_nbytes(size: int) -> int:

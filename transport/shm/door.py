@@ -6,16 +6,23 @@ owner, in turn, watches each client's pidfd. A client's memory is taken back whe
 the kernel says that it has ended, or the client itself that it will not write any more: a closed
 connection alone proves neither.
 
+Both sides ask the kernel for the other's user, and go no further with another one. Whoever attaches
+maps the memory and may write to it, so that is all the trust there is; what is checked besides
+(sizes, counts, times) keeps a mistake from ending both.
+
 Everything runs in the thread that calls `Door.poll`.
 """
 
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
 import selectors
 import socket
+import stat
 import struct
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -26,10 +33,13 @@ import msgpack
 from penstock.configs.errors import UserError
 
 ATTACH_VERSION = 1
-ATTACH_TIMEOUT_S = 10.0
+ATTACH_TIMEOUT_S = 10.0  # for a request after connecting, and for its answer
 MESSAGE_NBYTES = 1 << 17
 MAX_FDS = 4
+MAX_SILENT = 64  # connections without a request; the oldest is closed for another one
 BYE = b"bye"
+STRANGE = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
+"""What handling a message of a strange content raises."""
 
 
 class Attached(NamedTuple):
@@ -56,6 +66,7 @@ class Door:
         self._left = left
         self._selector = selectors.DefaultSelector()
         self._peers: dict[int, tuple[socket.socket, int | None]] = {}  # pidfd -> peer, lane
+        self._silent: dict[socket.socket, float] = {}  # peer -> when its patience ends, in order
         self._listener = _listen(path)
         self._made = os.lstat(path)
         self.watch(self._listener, self._accept)
@@ -73,6 +84,17 @@ class Door:
         for key, _ in self._selector.select(timeout_s):
             if key.fileobj in self._selector.get_map():  # not by a callback before this one
                 key.data()
+        self._drop_silent(MAX_SILENT)
+
+    def _drop_silent(self, most: int) -> None:
+        """Close connections whose request did not come in time, and the oldest beyond ``most``."""
+        now_s = time.monotonic()
+        for peer, ends_s in list(self._silent.items()):
+            if now_s < ends_s and len(self._silent) <= most:
+                break
+            del self._silent[peer]
+            self.unwatch(peer)
+            peer.close()
 
     def close(self) -> None:
         sockets = [key.fileobj for key in self._selector.get_map().values()]
@@ -94,17 +116,22 @@ class Door:
         except OSError:  # it left, or this process is out of descriptors: they try again
             return
         peer.setblocking(False)
+        if peer_of(peer).uid != os.geteuid():
+            peer.close()
+            return
+        self._silent[peer] = time.monotonic() + ATTACH_TIMEOUT_S
         self.watch(peer, lambda: self._serve(peer))
+        self._drop_silent(MAX_SILENT)
 
     def _serve(self, peer: socket.socket) -> None:
         """Answer a peer's one message; from then on its pidfd tells of its end."""
         self.unwatch(peer)
+        del self._silent[peer]
         try:
-            request = msgpack.unpackb(peer.recv(MESSAGE_NBYTES))
-            pid = struct.unpack("3i", peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))[0]
+            request = _unpack(peer.recv(MESSAGE_NBYTES))
             if hung_up(peer):
                 raise ValueError("it did not wait for an answer")
-            pidfd = os.pidfd_open(pid)
+            pidfd = os.pidfd_open(peer_of(peer).pid)
         except (OSError, ValueError):  # it left, or it is no client of ours
             peer.close()
             return
@@ -127,7 +154,7 @@ class Door:
             return self._attach(request)
         except (UserError, OSError) as error:
             return Attached(None, [], {"error": str(error)})
-        except (KeyError, TypeError, ValueError, AttributeError):
+        except STRANGE:
             return Attached(None, [], {"error": "this is no request to attach"})
 
     def _hear(self, pidfd: int) -> None:
@@ -167,6 +194,11 @@ class Entry:
         self._socket.settimeout(timeout_s)
         try:
             self._socket.connect(str(path))
+            if peer_of(self._socket).uid != os.geteuid():
+                raise UserError(
+                    f"another user (uid {peer_of(self._socket).uid}) listens at {path}, and memory "
+                    "is shared within one user alone; use --transport zmq, or run both as one user"
+                )
             self.reply, self.fds = self._ask(request)
             self._socket.settimeout(None)
         except BaseException as error:
@@ -180,14 +212,24 @@ class Entry:
 
     def _ask(self, request: dict[str, Any]) -> tuple[dict[str, Any], list[int]]:
         self._socket.send(msgpack.packb({"attach": ATTACH_VERSION, **request}))
-        data, fds, _, _ = socket.recv_fds(
+        data, fds, flags, _ = socket.recv_fds(
             self._socket, MESSAGE_NBYTES, MAX_FDS, socket.MSG_CMSG_CLOEXEC
         )
-        if not data:
-            raise EOFError("the owner ended during the handshake")
-        reply = msgpack.unpackb(data)
-        if "error" in reply:
-            raise UserError(reply["error"])
+        try:
+            if not data:
+                raise EOFError("the owner ended during the handshake")
+            if flags & (socket.MSG_TRUNC | socket.MSG_CTRUNC):
+                raise ValueError("more than an answer can be")
+            reply = _unpack(data)
+            if not isinstance(reply, dict):
+                raise ValueError("no map")
+            if "error" in reply:
+                raise UserError(str(reply["error"]))
+        except BaseException as error:
+            close_all(fds)
+            if isinstance(error, ValueError):
+                raise strange_answer(str(error)) from error
+            raise
         return reply, fds
 
     @property
@@ -200,6 +242,65 @@ class Entry:
         with suppress(OSError):
             self._socket.send(BYE)
         self._socket.close()
+
+
+class Credentials(NamedTuple):
+    """What the kernel knows of the other end of a Unix socket, as it was when that connected or,
+    of a listener, began to listen."""
+
+    pid: int
+    uid: int
+    gid: int
+
+
+def peer_of(peer: socket.socket) -> Credentials:
+    """Whose process is at the other end."""
+    size = struct.calcsize("3i")
+    return Credentials(
+        *struct.unpack("3i", peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size))
+    )
+
+
+def strange_answer(why: str) -> UserError:
+    """What is told of an owner whose answer cannot be used."""
+    return UserError(
+        f"what the owner of the memory answered cannot be used ({why}); use the same release of "
+        "Penstock in both processes"
+    )
+
+
+def check_fds(fds: list[int], memories: int, events: int) -> None:
+    """Raise ValueError unless ``fds`` are so many memories whose size is sealed, then so many
+    eventfds: a memory that can shrink would end this process by SIGBUS."""
+    if len(fds) != memories + events:
+        raise ValueError(f"{len(fds)} descriptors instead of {memories + events}")
+    for fd in fds[:memories]:
+        if not stat.S_ISREG(os.fstat(fd).st_mode):
+            raise ValueError("a descriptor that is no memory")
+        try:
+            seals = fcntl.fcntl(fd, fcntl.F_GET_SEALS)
+        except OSError:  # a file, which anybody may shrink
+            seals = 0
+        if not seals & fcntl.F_SEAL_SHRINK:
+            raise ValueError("a memory that may shrink")
+    for fd in fds[memories:]:
+        if os.readlink(f"/proc/self/fd/{fd}") != "anon_inode:[eventfd]":
+            raise ValueError("a descriptor that is no event")
+        os.set_blocking(fd, False)
+
+
+def close_all(fds: list[int]) -> None:
+    for fd in fds:
+        with suppress(OSError):
+            os.close(fd)
+
+
+def _unpack(data: bytes) -> Any:
+    """A message. Raises ValueError for what is none."""
+    try:
+        return msgpack.unpackb(data, max_ext_len=0)
+    except (ValueError, TypeError, RecursionError) as error:  # all that msgpack raises
+        raise ValueError(f"no message: {error}") from error
 
 
 def hung_up(peer: socket.socket) -> bool:

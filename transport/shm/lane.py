@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 from penstock.core.specs import SlotSpec
 from penstock.transport.shm.arena import Arena
+from penstock.transport.shm.door import check_fds, close_all
 from penstock.transport.shm.slot_writer import SlotWriter
 from penstock.transport.shm.store import Geometry, SlotStore
+
+MAX_SLOTS = MAX_LANES = 1 << 24
 
 
 def offer(store: SlotStore, want: int) -> tuple[int, list[int], dict[str, Any]]:
@@ -23,13 +25,16 @@ def offer(store: SlotStore, want: int) -> tuple[int, list[int], dict[str, Any]]:
 
 @contextmanager
 def attached(spec: SlotSpec, reply: dict[str, Any], fds: list[int]) -> Iterator[SlotWriter]:
-    """The writer of a lane that `offer` gave; takes over the descriptors."""
-    store_fd, lent_event, filled_event = fds
-    arena = Arena.attach(store_fd)
-    try:
-        geometry = Geometry(spec, reply["slots"], reply["lanes"])
-        yield SlotWriter(arena, geometry, reply["lane"], lent_event, filled_event)
-    finally:
-        arena.close()
-        os.close(lent_event)
-        os.close(filled_event)
+    """The writer of a lane that `offer` gave; takes over the descriptors.
+
+    Raises ValueError where they are too small for what ``reply`` says, or it names no lane.
+    """
+    with ExitStack() as stack:
+        stack.callback(close_all, fds)
+        check_fds(fds, memories=1, events=2)
+        slots, lanes, lane = (int(reply[name]) for name in ("slots", "lanes", "lane"))
+        if not (0 < slots <= MAX_SLOTS and 0 <= lane < lanes <= MAX_LANES):
+            raise ValueError(f"lane {lane} of {lanes}, {slots} slots")
+        geometry = Geometry(spec, slots, lanes)
+        arena = Arena.attach(fds[0], geometry.nbytes)
+        yield SlotWriter(arena, geometry, lane, *fds[1:])

@@ -8,9 +8,8 @@ from pathlib import Path
 from penstock.core.params import Float32, ParamLayout
 from penstock.core.specs import SlotSpec
 from penstock.transport.base import LearnerGoneError, Stamp, Welcome
-from penstock.transport.shm.arena import Arena
 from penstock.transport.shm.board import WeightsBoard
-from penstock.transport.shm.door import Entry
+from penstock.transport.shm.door import STRANGE, Entry, check_fds, close_all, strange_answer
 from penstock.transport.shm.lane import attached
 from penstock.transport.shm.slot_writer import SlotWriter
 from penstock.transport.shm.store import Slot
@@ -35,21 +34,35 @@ class ShmLink:
             self._entry = Entry(path, request)
         except EOFError as error:
             raise LearnerGoneError(str(error)) from error
-        self._stack = ExitStack()
-        self._stack.callback(self._entry.leave)
-        reply, fds = self._entry.reply, self._entry.fds
-        self.welcome = Welcome(
-            reply["run_id"],
-            reply["generation"],
-            SlotSpec.from_dict(reply["spec"]),
-            ParamLayout.from_list(reply["layout"]),
-            reply["config"],
-        )
-        self.board = WeightsBoard(Arena.attach(fds[0]), self.welcome.layout.size)
-        self._stack.callback(self.board.close)
         self.writer: SlotWriter | None = None
+        with ExitStack() as opening:
+            opening.callback(self._entry.leave)
+            try:
+                self._open(opening, lane)
+            except STRANGE as error:
+                raise strange_answer(str(error)) from error
+            self._stack = opening.pop_all()
+
+    def _open(self, opening: ExitStack, lane: bool) -> None:
+        """Map what came with the answer; ``opening`` takes over its descriptors."""
+        reply, fds = self._entry.reply, self._entry.fds
+        with ExitStack() as received:
+            received.callback(close_all, fds)
+            check_fds(fds[:1], memories=1, events=0)
+            self.welcome = Welcome(
+                int(reply["run_id"]),
+                int(reply["generation"]),
+                SlotSpec.from_dict(reply["spec"]),
+                ParamLayout.from_list(reply["layout"]),
+                reply["config"],
+            )
+            received.pop_all()
+        opening.callback(close_all, fds[:1])
         if lane:
-            self.writer = self._stack.enter_context(attached(self.welcome.spec, reply, fds[1:]))
+            self.writer = opening.enter_context(attached(self.welcome.spec, reply, fds[1:]))
+        else:
+            close_all(fds[1:])
+        self.board = WeightsBoard.attach(fds[0], self.welcome.layout.size)
 
     @property
     def spec(self) -> SlotSpec:

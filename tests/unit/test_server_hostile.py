@@ -1,0 +1,126 @@
+"""A worker that lies to the parameter server: it is refused, and the server goes on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import zmq
+
+from penstock.configs.load import resolve
+from penstock.learner.server import protocol
+from penstock.learner.server.members import rules
+from penstock.learner.server.parameters import template
+from penstock.learner.server.protocol import Flag, Head, Kind, Message, Packed
+from penstock.learner.server.server import ParameterServer
+
+SIZE = 8
+TALLY = len(protocol.NOTHING)
+PACES = ("ssp", "asp", "tap", "backup")
+I64 = 1 << 63
+
+
+class Liar:
+    """A worker that says whatever it is asked to, after it has joined properly."""
+
+    def __init__(self, folder: Path, pace: str) -> None:
+        config = resolve("cartpole", [f"learner.pace={pace}", "learner.count=2"])
+        address = f"ipc://{folder}/server"
+        self.cfg = config.learner
+        self.server = ParameterServer(self.cfg, address)
+        self._context = zmq.Context()
+        self._socket = self._context.socket(zmq.DEALER)
+        self._socket.connect(address)
+        self._session = 0
+        self._number = 0
+
+    def say(self, head: Head, packed: Packed | None = None) -> list[Message]:
+        """Send, and let the server work; all that it answers is sound."""
+        if head.kind != Kind.JOIN:
+            head = head._replace(session=self._session)
+        self._socket.send_multipart(protocol.encode(head, packed))
+        while not self.server.turn(1.0):
+            pass
+        answers = []
+        while self._socket.poll(20):
+            answers.append(protocol.decode(self._socket.recv_multipart()))
+        return answers
+
+    def join(self, **state: Any) -> None:
+        join = Head(Kind.JOIN, session=5, entries=SIZE, rules=rules(self.cfg))
+        [welcome] = self.say(join)
+        self._session = welcome.head.session
+        assert welcome.head.flags & Flag.WANTED
+        arrays = template(SIZE, self.cfg).values()
+        size = SIZE + sum(int(np.prod(shape)) for shape in arrays)
+        self.say(Head(Kind.STATE, **state), protocol.pack_dense(np.ones(size, np.float32)))
+
+    def push(self, **fields: Any) -> None:
+        ones = np.ones(SIZE, np.float32)
+        packed = protocol.pack_dense(ones)
+        if self.cfg.pace == "asp":
+            packed = protocol.pack_sparse(np.arange(SIZE, dtype=np.uint32), ones)
+        self.say(Head(Kind.PUSH, **fields), packed)
+
+    def pull(self) -> Message:
+        self._number += 1
+        [values] = self.say(Head(Kind.PULL, number=self._number, version=-1))
+        assert values.head.kind == Kind.VALUES
+        return values
+
+    def close(self) -> None:
+        self._context.destroy(0)
+        self.server.close()
+
+
+@pytest.fixture(params=PACES)
+def liar(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Liar]:
+    made = Liar(tmp_path, request.param)
+    yield made
+    made.close()
+
+
+@pytest.mark.parametrize(
+    "lie",
+    [
+        {"samples": 1 << 62},
+        {"samples": 1 << 41},
+        {"samples": 5, "tally": (1.7e308,) * TALLY},
+        {"samples": 5, "tally": (1e18,) * TALLY},
+        {"samples": 5, "tally": (1.0,) * (TALLY - 1) + (-1.7e308,)},
+        {"samples": I64 - 1},
+        {"samples": -I64},
+    ],
+    ids=str,
+)
+def test_counts_that_no_push_has_are_refused(liar: Liar, lie: dict[str, Any]) -> None:
+    liar.join()
+    liar.pull()
+    for _ in range(3):
+        liar.push(**lie)
+    assert sum(liar.server.rejected.values()) == 3
+    liar.push(samples=5)
+    values = liar.pull()
+    assert (values.head.version, values.head.samples) == (1, 5)
+
+
+@pytest.mark.parametrize("state", [{"version": 1 << 62}, {"version": 3, "samples": 1 << 62}])
+def test_so_are_those_of_a_state(liar: Liar, state: dict[str, int]) -> None:
+    liar.join(**state)
+    assert liar.server.rejected == {"counts": 1}
+
+
+def test_totals_stay_at_their_limit(liar: Liar) -> None:
+    most = protocol.MAX_TOTAL
+    liar.join(version=most, samples=most, tally=(float(most),) * TALLY)
+    for _ in range(3):
+        assert liar.pull().head.samples == most
+        growth = float(protocol.MAX_GROWTH)
+        liar.push(samples=protocol.MAX_GROWTH, tally=(growth,) * TALLY)
+    values = liar.pull()
+    assert (values.head.samples, values.head.tally[0]) == (most, float(most))
+    assert values.head.version == most + 3
+    assert liar.server.rejected == {}
