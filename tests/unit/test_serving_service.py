@@ -150,7 +150,7 @@ def test_slots_that_no_check_saw_are_rejected_when_they_are_taken_in() -> None:
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
-        ({"count": 0}, "refused"), ({"count": 65}, "refused"), ({"count": 1 << 63}, "refused"),
+        ({"count": 65}, "refused"), ({"count": 1 << 63}, "refused"),
         ({"batch": 0}, "refused"), ({"batch": 65}, "refused"),
         ({"batch": (1 << 64) - 1, "count": 64}, "refused"),
         ({"batch": -1}, "meta"), ({"batch": True}, "meta"), ({"batch": "4"}, "meta"),
@@ -230,7 +230,7 @@ def test_a_peer_that_does_not_read_gets_no_more_than_its_credit(
     answered = served.count(A, Kind.BATCH)
     served.ask(A, answered, batch=32, read=0)  # it asks again, and hears why
     assert served.last(A, Kind.WAIT)["reason"] == "answers that were sent are unread"
-    served.ask(A, answered, batch=32, read=answered)
+    served.ask(A, 0, count=0, read=answered)
     served.service.tend()
     assert served.count(A, Kind.BATCH) == answered + 1
 
