@@ -57,7 +57,10 @@ def told(records: Records, rows: int) -> tuple[Flags, Before]:
     """Which of the first ``rows`` count, by one who filled in `alive`, `age` and `side` himself."""
     decisions: Flags = records["alive"] != 0
     decisions[rows:] = False
-    return decisions, lost_sight(records.shape[1])
+    after = lost_sight(records.shape[1])
+    if "age" in (records.dtype.names or ()):
+        after = after._replace(age=records["age"][rows - 1].astype(np.int64))
+    return decisions, after
 
 
 def _ages(starts: Flags, age_before: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:

@@ -1,7 +1,8 @@
 """What the columns of a slot from elsewhere may hold, checked before any of its rows count.
 
 `side`, `pad` and `age` of a row name other rows, and flags index tables of two. A value out of
-range would end whoever draws the row, or give back another slot's frames.
+range would end whoever draws the row, or give back another slot's frames. Ages grow by one or begin
+anew: only then a row that is drawn, and those that follow it, reach back to rows that are there.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock.core.specs import SlotSpec
-from penstock.replay.history import REPEAT, SIDE, ZEROS
+from penstock.replay.history import OLDEST, REPEAT, SIDE, ZEROS
 
 FLAGS = ("terminated", "truncated")
 
@@ -25,6 +26,7 @@ class SlotChecks:
         self._flags = [name for name in FLAGS if fields.get(name) == np.bool_]
         most_pad = max(ZEROS, SIDE + spec.side - history)
         ranges = {"pad": (REPEAT, most_pad), "side": (-1, spec.side - 1), "age": (0, 1 << 62)}
+        self._has_age = "age" in fields
         self._ranges = [
             (name, low, high)
             for name, (low, high) in ranges.items()
@@ -46,4 +48,12 @@ class SlotChecks:
             least, most = int(values.min()), int(values.max())
             if least < low or most > high:
                 return f"column {name} holds {least} to {most}, and must be {low} to {high}"
+        if told and self._has_age and not continues(rows["age"][:-1], rows["age"][1:]):
+            return "column age holds steps that are neither 0 nor one more than the step before"
         return None
+
+
+def continues(before: npt.NDArray[Any], ages: npt.NDArray[Any]) -> bool:
+    """Whether every one of ``ages`` is 0, or one more than that of the same place in ``before``."""
+    older = np.minimum(before.astype(np.int64) + 1, OLDEST)
+    return bool(((ages == 0) | (ages == older)).all())

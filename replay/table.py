@@ -26,7 +26,7 @@ from penstock.replay.errors import ReplayError
 from penstock.replay.history import Before, lost_sight, start_of_stream, survey, told
 from penstock.replay.placement import frame_rows, place_columns, preset
 from penstock.replay.samplers import MAX_PRIORITY, Sampler
-from penstock.replay.slot_checks import SlotChecks
+from penstock.replay.slot_checks import SlotChecks, continues
 from penstock.transport.shm.slot_writer import SlotWriter
 from penstock.transport.shm.store import Slot, SlotStore
 
@@ -195,12 +195,13 @@ class Table:
         index, envs = slot.index, self.spec.envs
         rows = self.records.reshape(-1, self.spec.unroll, envs)[index]
         length = min(int(slot.header["rows"]), self.spec.unroll)
-        if "alive" not in (rows.dtype.names or ()):
+        names = rows.dtype.names or ()
+        if "alive" not in names:
             length = 0  # only who has that column can tell
         if fault := self.checks.fault(rows[: length or None], told=length > 0):
             self._reject(slot, rows, length, fault)
             return
-        before = self._link(slot)
+        before = self._link(slot, rows["age"][0] if length and "age" in names else None)
         decisions, after = told(rows, length) if length else survey(rows, before)
         self._note_end(slot, after)
         self.order.insert(self.closed, index)
@@ -231,15 +232,19 @@ class Table:
         if self.rejected is not None:
             self.rejected(slot, fault)
 
-    def _link(self, slot: Slot) -> Before:
-        """Begin a foreign slot after the one before in its stream, and say how that ended."""
+    def _link(self, slot: Slot, ages: Array | None) -> Before:
+        """Begin a foreign slot after the one before in its stream, and say how that ended.
+
+        ``ages`` [E] of its first row, where its writer says them: they must go on from the last.
+        """
         sequence = int(slot.header["sequence"])
         last_sequence, last, after = self._ends.get(self._stream_of(slot), (NONE, NONE, None))
         if after is None or sequence != last_sequence + 1:
             self._begin(slot.index, NONE)
             envs = self.spec.envs
             return start_of_stream(envs) if sequence == 0 else lost_sight(envs)
-        self._begin(slot.index, last)
+        goes_on = ages is None or continues(after.age, ages)
+        self._begin(slot.index, last if goes_on else NONE)
         return after
 
     def _note_end(self, slot: Slot, after: Before) -> None:

@@ -68,6 +68,7 @@ class ReplayClient(Adds):
         self._number = 0
         self._token = ""  # names this client to a server that knew it before
         self._read = 0  # answers since the server last told how many it has sent
+        self._said_read = 0
         self.lost = 0
         self._reason = "nothing was heard of it"
         self._refused: str | None = None
@@ -210,6 +211,8 @@ class ReplayClient(Adds):
             self._number += 1
             self._asked[self._number] = (missing, now_s)
             self._say_sample(self._number, missing)
+        elif self._read != self._said_read:
+            self._say_sample(self._number, 0)
 
     def _say_join(self) -> bool:
         return self._say(Kind.JOIN, {"version": REPLAY_VERSION, "token": self._token})
@@ -217,7 +220,8 @@ class ReplayClient(Adds):
     def _say_sample(self, number: int, count: int) -> None:
         batch, stacked = self._want
         meta = {"batch": batch, "count": count, "stacked": stacked, "read": self._read}
-        self._say(Kind.SAMPLE, meta, number)
+        if self._say(Kind.SAMPLE, meta, number):
+            self._said_read = self._read
 
     def _pump(self, timeout_s: float) -> None:
         """Send what is due and handle what has come, waiting up to ``timeout_s`` for something."""

@@ -319,6 +319,8 @@ class ReplayService:
         if not isinstance(stacked, bool):
             raise WireError("meta", "stacked")
         self._note_read(peer, read)
+        if not count:
+            return
         if number in peer.asks:
             reason = peer.asks[number].source.missing() or "answers that were sent are unread"
             self._say(name, Kind.WAIT, {"reason": reason}, number)

@@ -15,7 +15,10 @@ from penstock.replay.batch import Batch
 from penstock.replay.buffer import Replay
 from penstock.replay.errors import ReplayError
 from penstock.replay.samplers import Prioritized, Uniform
-from penstock.serving import ReplayClient, ReplayServer
+from penstock.replay.snapshot_files import MANIFEST
+from penstock.serving import ReplayClient, ReplayServer, service
+from penstock.serving.service import Limits
+from penstock.serving.snapshots import Snapshots
 from penstock.transport import keys, wire
 from penstock.transport.wire import Head, Kind
 
@@ -63,17 +66,26 @@ class Rig:
 
     def __init__(self, bind: str = "tcp://127.0.0.1:*", **options: Any) -> None:
         sampler = Prioritized(1.0, 1.0) if options.pop("prioritized", False) else Uniform()
-        server = {key: options.pop(key) for key in ("curve", "insecure") if key in options}
+        given = ("curve", "insecure", "limits")
+        server = {key: options.pop(key) for key in given if key in options}
+        folder, every_s = options.pop("snapshot", None), options.pop("every_s", 1000.0)
+        lines = options.pop("lines", [])
+        options = {"unroll": 8, "capacity": 4000} | options
         self.replay = Replay(
-            COLUMNS, options.pop("capacity", 4000), envs=ENVS, unroll=8, shared=True, seed=0,
-            sampler=sampler, writers=2, **options,
-        )  # fmt: skip
+            COLUMNS, envs=ENVS, shared=True, seed=0, sampler=sampler, writers=2, **options
+        )
+        if folder is not None:
+            server["snapshots"] = Snapshots(self.replay, folder, every_s, lines.append)
+            if (folder / MANIFEST).is_file():
+                server["snapshots"].restore()
         self.server = ReplayServer(self.replay, bind, **server)
         self._stop = False
         self._thread = threading.Thread(target=self.server.run, args=(lambda: self._stop,))
         self._thread.start()
 
     def close(self) -> None:
+        if self._stop:
+            return
         self._stop = True
         self._thread.join()
         self.server.close()
@@ -336,3 +348,120 @@ def test_clients_that_vanish_leave_the_server_as_it_was(rig: Callable[..., Rig])
         client.add(**step(1))
         client.flush()
         check(client.sample(2))
+
+
+# ----------------------------------------------------------------------------- trust
+
+
+def test_a_client_that_does_not_read_costs_its_credit_and_no_more(
+    rig: Callable[..., Rig],
+) -> None:
+    limits = Limits(peer_nbytes=1 << 20, answers_nbytes=2 << 20)
+    r = rig(limits=limits)
+    with ReplayClient(r.server.address) as client, ReplayClient(r.server.address) as silent:
+        for count in range(500):
+            client.add(**step(count))
+        client.flush()
+        for number in range(1000, 1064):
+            silent._want = (1000, True)
+            silent._say_sample(number, 4)
+        wait_until(lambda: r.server.figures()["unread_nbytes"] > 0)
+        before = r.server.figures()["unread_nbytes"]
+        for _ in range(20):
+            check(client.sample(64))
+        assert r.server.figures()["unread_nbytes"] <= max(before, limits.answers_nbytes)
+        assert len(client.stats()["server"]["rejected"]) == 0
+        check(silent.sample(32))  # it reads after all
+
+
+def test_connections_that_never_read_are_closed_and_all_clients_go_on(
+    rig: Callable[..., Rig], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing else frees what is not read; nothing is lost, and nothing comes twice."""
+    monkeypatch.setattr(service, "STALL_S", 0.2)
+    monkeypatch.setattr(service, "PROBE_S", 0.05)
+    r = rig(limits=Limits(peer_nbytes=1 << 20, answers_nbytes=1 << 20))
+    lines: list[str] = []
+    r.server._log = lines.append
+    with ReplayClient(r.server.address) as client:
+        for count in range(500):
+            client.add(**step(count))
+        client.flush()
+        silent = [ReplayClient(r.server.address) for _ in range(6)]
+        deadline_s = time.monotonic() + 20.0
+        count = 500
+        while not lines and time.monotonic() < deadline_s:
+            for each in silent:
+                each._want = (1000, True)
+                each._number += 1
+                each._say_sample(each._number, 1)
+                if each._token:
+                    each._say_join()
+            client.add(**step(count))
+            count += 1
+            check(client.sample(16))
+            time.sleep(0.01)
+        assert "all clients reconnect" in lines[0]
+        for _ in range(16):
+            client.add(**step(count))
+            count += 1
+        client.flush(15.0)
+        check(client.sample(16))
+        assert r.replay.stats()["inserted"] == count * ENVS
+        assert client.lost == 0
+        for each in silent:
+            each.close()
+
+
+def test_rows_since_the_last_snapshot_are_lost_and_counted(
+    rig: Callable[..., Rig], tmp_path: Path
+) -> None:
+    first = rig(snapshot=tmp_path)
+    address = first.server.address
+    with ReplayClient(address, prefetch=2) as client:
+        for count in range(16):
+            client.add(**step(count))
+        client.flush()
+        first.server.save()
+        for count in range(16, 40):
+            client.add(**step(count))
+        client.flush()
+        first.close()
+        second = rig(bind=address, snapshot=tmp_path)
+        assert len(second.replay) == 16 * ENVS
+        for count in range(40, 48):
+            client.add(**step(count))
+        client.flush(15.0)
+        check(client.sample(16))
+        assert client.lost == 24 * ENVS
+        assert client.stats()["client"] == {"lost": 24 * ENVS}
+        assert second.replay.stats()["inserted"] == 24 * ENVS
+        assert second.server.figures()["snapshots"] == {"saved": 0, "failed": 0}
+
+
+def test_a_snapshot_that_cannot_be_written_is_one_line(
+    rig: Callable[..., Rig], tmp_path: Path
+) -> None:
+    blocked = tmp_path / "file"
+    blocked.write_text("")
+    lines: list[str] = []
+    r = rig(snapshot=blocked, every_s=0.02, lines=lines)
+    with ReplayClient(r.server.address) as client:
+        client.add(**step(0))
+        client.flush()
+        wait_until(lambda: r.server.figures()["snapshots"]["failed"] > 2)
+        check(client.sample(2))
+    assert len(lines) == 1
+    assert "could not be written" in lines[0]
+    assert "the server goes on" in lines[0]
+
+
+def test_another_buffer_at_the_address_is_named(rig: Callable[..., Rig]) -> None:
+    first = rig()
+    with ReplayClient(first.server.address, prefetch=1) as client:
+        client.add(**step(0))
+        client.flush()
+        first.close()
+        rig(bind=first.server.address, unroll=4)
+        with pytest.raises(ReplayError, match="another buffer listens at"):
+            client.sample(2, timeout_s=15.0)

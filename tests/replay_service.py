@@ -1,0 +1,110 @@
+"""A replay service without sockets, and peers that say to it whatever a test wants."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from typing import Any
+
+import numpy as np
+
+from penstock.replay.buffer import Replay
+from penstock.serving.service import GONE, REPLAY_VERSION, SENT, Limits, ReplayService
+from penstock.transport import wire
+from penstock.transport.wire import Head, Kind, Message
+
+FRAMES: dict[str, Any] = {"obs": (np.uint8, (4, 5, 5)), "action": (np.int64, ())}
+ENVS, UNROLL = 2, 8
+
+
+def frame_replay(**options: Any) -> Replay:
+    """Stacks of 4 frames, so that slots have `age`, `pad` and `side`."""
+    options = {"frame_stack": 4, "envs": ENVS, "unroll": UNROLL, "seed": 0} | options
+    return Replay(FRAMES, options.pop("capacity", 64), shared=True, **options)
+
+
+class Served:
+    """``service`` over ``replay``, and what it answered by peer, as (kind, meta, message)."""
+
+    def __init__(self, replay: Replay, **options: Any) -> None:
+        self.replay, self.spec = replay, replay.layout.spec
+        self.lines: list[str] = []
+        self.answers: dict[bytes, list[tuple[Kind, Any, Message]]] = defaultdict(list)
+        self.gone: set[bytes] = set()
+        self.sent_nbytes = 0
+        limits = Limits(**options.pop("limits", {}))
+        self.service = ReplayService(
+            replay, self._send, limits=limits, log=self.lines.append, **options
+        )
+        self.run_id = 0
+
+    def _send(self, name: bytes, parts: wire.Parts) -> int:
+        if name in self.gone:
+            return GONE
+        message = wire.decode([bytes(part) for part in parts])
+        self.answers[name].append((Kind(message.head.kind), wire.verify(message), message))
+        if message.head.kind == Kind.BATCH:
+            self.sent_nbytes += message.head.coded_nbytes
+        return SENT
+
+    def join(self, name: bytes = b"a", token: str = "") -> dict[str, Any]:
+        """The meta of SPEC, or of REFUSE."""
+        self.say(name, Kind.JOIN, {"version": REPLAY_VERSION, "token": token})
+        _, meta, message = self.answers[name][-1]
+        self.run_id = message.head.run_id
+        told: dict[str, Any] = meta
+        return told
+
+    def say(
+        self, name: bytes, kind: Kind, meta: Any = None, number: int = 0, frames: Any = ()
+    ) -> None:
+        head = Head(kind, run_id=self.run_id, sequence=number)
+        self.service.handle(name, [bytes(p) for p in wire.encode(head, meta, frames)])
+
+    def ask(self, name: bytes, number: int, **changes: Any) -> None:
+        meta = {"batch": 4, "count": 1, "stacked": True, "read": 0} | changes
+        self.say(name, Kind.SAMPLE, meta, number)
+
+    def slot(self, name: bytes, sequence: int, change: Any = None, **head: Any) -> None:
+        """Send a slot of sound rows after ``change(columns)``, with other fields of the header."""
+        message = slot_message(self.spec, self.run_id, sequence, change, **head)
+        self.service.handle(name, message)
+
+    def last(self, name: bytes, kind: Kind) -> Any:
+        """Meta of the newest answer of a kind."""
+        return next(meta for k, meta, _ in reversed(self.answers[name]) if k == kind)
+
+    def count(self, name: bytes, kind: Kind) -> int:
+        return sum(k == kind for k, _, _ in self.answers[name])
+
+    def close(self) -> None:
+        self.service.close()
+        self.replay.close()
+
+
+def slot_message(spec: Any, run_id: int, sequence: int, change: Any = None, **head: Any) -> Any:
+    payload = spec.zeros()
+    columns = spec.views(payload)
+    columns["alive"][...] = 1
+    if "side" in columns:
+        columns["side"][...] = -1
+        columns["age"][...] = np.minimum(np.arange(spec.unroll)[:, None], 255)
+        columns["obs"][...] = sequence % 251
+    columns["action"][...] = sequence
+    if "priority" in columns:
+        columns["priority"][...] = np.nan
+    if change is not None:
+        change(columns)
+    steps = int(np.count_nonzero(columns["alive"]))
+    fields = {
+        "spec_hash": spec.hash,
+        "run_id": run_id,
+        "sequence": sequence,
+        "generation": spec.unroll,
+        "steps": steps,
+        "produced_steps": steps * (sequence + 1),
+        "raw_nbytes": spec.payload_nbytes,
+    } | head
+    meta = [["raw", block.nbytes] for block in payload]
+    return [
+        bytes(p) for p in wire.encode(Head(Kind.SLOT, **fields), meta, [p.data for p in payload])
+    ]
