@@ -15,6 +15,7 @@ from pydantic_core import PydanticCustomError
 from penstock.configs.algorithms import AlgoConfig, ImpalaConfig
 from penstock.configs.contradictions import contradictions
 from penstock.configs.model import ModelConfig
+from penstock.configs.nonfinite import NonFiniteConfig
 from penstock.configs.reduce import ReduceConfig
 from penstock.configs.replay import ReplayConfig
 from penstock.configs.section import Section
@@ -149,6 +150,7 @@ class LearnerConfig(Section):
     """The optimizer's epsilon."""
     grad_clip: Positive | None = 0.5
     """Bound on the norm of the gradient of all parameters together; null: none."""
+    nonfinite: NonFiniteConfig = Field(default_factory=NonFiniteConfig)
     batch_slots: Count = 1
     """Slots in one batch."""
     updates_per_batch: Count = 1

@@ -159,9 +159,11 @@ class Decisions:
         produced = end.produced > 0 and not worker.spec.essential
         return effects + self._after_crash(worker, failure, healthy, produced, now_s)
 
-    def stop(self, reason: str, now_s: float) -> list[Effect]:
-        """The learner has reached a limit of the run."""
-        return self._begin_stop(reason, 0, now_s)
+    def stop(self, reason: str, now_s: float, failure: Failure | None = None) -> list[Effect]:
+        """The learner has reached a limit of the run, or ends it cleanly for a ``failure``."""
+        if failure is not None and not self.stopping:
+            self._failure = failure
+        return self._begin_stop(reason, 1 if failure else 0, now_s)
 
     def interrupt(self, signum: int, now_s: float) -> list[Effect]:
         """A signal to the supervisor: the first asks all to end, another kills them."""

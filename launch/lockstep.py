@@ -22,6 +22,7 @@ from penstock.envs import make, probe
 from penstock.learner.checkpoints import Checkpoints
 from penstock.learner.exchange.base import Floats
 from penstock.learner.making import AnyTrainer, make_trainer, network_of
+from penstock.learner.nonfinite import DIVERGED, NonFiniteGuard
 from penstock.learner.publish import Publisher
 from penstock.learner.staging import StagingBatch
 from penstock.learner.trainer import Trainer
@@ -59,9 +60,9 @@ def run(ctx: RoleContext) -> None:
         if time.monotonic() >= next_report_s:
             next_report_s = time.monotonic() + config.run.interval_s
             ctx.report("metrics", **lockstep.metrics(), **trainer.statistics(wait=True))
-        reason = trainer.progress.stop_reason()
+        reason = DIVERGED if lockstep.diverged else trainer.progress.stop_reason()
     if reason is not None:
-        ctx.report("stop", reason=reason)
+        ctx.report("stop", reason=reason, error=lockstep.diverged)
     ctx.report("metrics", **lockstep.metrics(), **trainer.statistics(wait=True))
     ctx.report("final", accounting=lockstep.accounting.to_dict(lockstep.in_flight_steps()))
     lockstep.save()
@@ -124,6 +125,8 @@ class Lockstep:
         self._ctx, self._beat = ctx, ctx.status.beat
         self._checkpoints = checkpoints
         self._resumes = bool(trainer.progress.generation) and checkpoints.goes_on_in_its_game()
+        self._nonfinite = NonFiniteGuard(trainer, ctx.event)
+        self.diverged = ""  # why the run ends, where too many updates were skipped
         self.note = ""  # for the user: what the replay began with
         self.accounting = Accounting()
         # Generation 0 whatever was resumed: games are seeded by the step count alone.
@@ -150,6 +153,10 @@ class Lockstep:
             if source.train(batch, totals):
                 ledger.switch(Part.PUBLISH)
                 self._publish()
+            if self._nonfinite.due:
+                self._nonfinite.tell_skipped()
+                self.diverged = self._nonfinite.act()
+                self._publish()
             ledger.switch(Part.WAIT)
         self._trainer.progress.arrived(self.accounting)
         self._ctx.status.trained_steps = self.accounting.trained
@@ -160,7 +167,7 @@ class Lockstep:
         """Whether the turn ends here, though the learner may have more to train on: what a replay
         allows it in one turn can take minutes. What unrolls were played is soon trained on, and a
         resumed run would not have those that wait."""
-        if self._ctx.stopping():
+        if self._ctx.stopping() or self.diverged:
             return True
         ends = self._trainer.progress.stop_reason() is not None
         return isinstance(self._source, Transitions) and (
@@ -170,6 +177,7 @@ class Lockstep:
     def save(self) -> None:
         """Write a checkpoint, complete before this returns."""
         self._checkpoints.save()
+        self._nonfinite.keep()
         assert self._source is not None
         self._source.save(self._checkpoints.shard(), self._beat)
 
@@ -184,7 +192,9 @@ class Lockstep:
         assert source is not None
         counts = {"actors_alive": len(self._players), "queue_fill": source.fill_fraction()}
         interval = self._trainer.progress.interval(self._ctx.ledger)
-        return interval | counts | source.figures() | {"dropped": {}, "lost": {}}
+        self._nonfinite.tell_skipped()
+        counts |= source.figures() | self._nonfinite.figures()
+        return interval | counts | {"dropped": {}, "lost": {}}
 
     def begin_anew(self) -> None:
         """New environments, random generators and replay, seeded by the learner's step count."""

@@ -303,7 +303,9 @@ class Supervisor:
             log = str(self._logs / f"{name}.log")
             return self._decisions.failed(Failure(name, log=log, **message), now_s)
         if kind == "stop":
-            return self._decisions.stop(message["reason"], now_s)
+            error = message.get("error")
+            failure = Failure(name, error) if error else None
+            return self._decisions.stop(message["reason"], now_s, failure)
         if kind == "join":
             return self._decisions.join(name)
         if kind == "entered":

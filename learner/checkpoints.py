@@ -28,11 +28,12 @@ from penstock.learner.best import ENV, best_meta
 from penstock.learner.checkpoint import Checkpoint, DamagedError
 from penstock.learner.offpolicy import OffPolicyTrainer
 from penstock.learner.progress import EPISODES
-from penstock.learner.state import Arrays, set_weights, weights_of
+from penstock.learner.state import Arrays, follow_lr_factor, set_weights, weights_of
 from penstock.learner.trainer import Trainer, under
 
 RANDOM = "random/"
 TEAM = "team/"
+LR = "lr"  # in the meta: `learner.lr`
 
 
 class Checkpoints:
@@ -97,6 +98,7 @@ class Checkpoints:
             self.stored = under(TEAM, stored.arrays)
             same = same_game(stored.meta.get(ENV, {}), trainer.config.env)
             trainer.progress.load_state_dict(stored.meta["progress"], same_game=same)
+            self._resume_lr_factor(stored.meta.get(LR))
             if self._evaluated and same:
                 self._best_return = stored.meta["best_return"]
         except (AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
@@ -112,6 +114,19 @@ class Checkpoints:
                 "stop.return, replay and the best checkpoint begin anew"
             )
         return True
+
+    def _resume_lr_factor(self, lr: float | None) -> None:
+        """Keep to the learning rate that rollbacks have lowered, unless `learner.lr`, which was
+        ``lr``, is another one now."""
+        progress, now = self._trainer.progress, self._trainer.config.learner.lr
+        if progress.lr_factor != 1.0 and lr != now:
+            progress.lr_factor = 1.0
+        elif progress.lr_factor != 1.0:
+            self._note(
+                f"the learning rate stays at {progress.lr_factor:g} times learner.lr, as rollbacks "
+                "have lowered it (learner.nonfinite); set another learner.lr to begin anew"
+            )
+        follow_lr_factor(self._trainer)
 
     def goes_on_in_its_game(self) -> bool:
         """Whether the run that is resumed was in the same game, so that its replay is of use; where
@@ -228,6 +243,7 @@ class Checkpoints:
         meta = {
             "progress": trainer.progress.state_dict(),
             "best_return": best_return,
+            LR: trainer.config.learner.lr,
             ENV: settings(trainer.config.env),
             "spec": trainer.spec.to_dict(),
         }

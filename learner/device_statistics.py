@@ -1,23 +1,32 @@
-"""Statistics that a device sums up, read without stopping it."""
+"""Statistics that a device sums up, read without stopping it, and which updates were skipped.
+
+Each update has a row on the device: its sums over samples, and the norm of its gradient. A row
+whose norm is not finite is that of an update which the optimizer has skipped; it is counted, and
+is part of no mean. So a GPU is asked nothing in between: rows are read where they arrive anyway.
+"""
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from penstock.learner.to_host import ToHost
 
+ROWS = 1024  # updates that are sent to the host together, at most
+
 
 class Interval(NamedTuple):
-    """Sums on their way to the host, the norms' the last."""
+    """Rows on their way to the host, and how many samples each is the sum over."""
 
-    sums: ToHost
-    samples: int
-    updates: int
+    rows: ToHost
+    samples: list[int]
 
 
 class DeviceStatistics:
@@ -28,41 +37,88 @@ class DeviceStatistics:
 
     def __init__(self, names: Sequence[str], device: torch.device) -> None:
         self._names = tuple(names)
-        self._device = device
+        self._on_cpu = device.type == "cpu"
         self._sent: deque[Interval] = deque()
-        self._clear()
+        self._begin(torch.zeros(len(self._names) + 1, device=device), 0)
+        self.skipped = 0
+        """Updates that were skipped, of those that have arrived."""
+        self.skipped_in_row = 0
+        """Those of them that came after the last update which was taken."""
+        self.last_skipped = ""
+        """What was not finite in the last of them: `policy_loss nan, grad_norm nan`."""
 
     def add(self, sums: Tensor) -> None:
         """Sums over some samples, ``[names]``."""
-        self._sums[:-1] += sums
+        self._sums += sums
 
     def count(self, samples: int) -> None:
         """So many samples were in what was added."""
-        self._samples += samples
+        self._samples[-1] += samples
 
     def updated(self, norm: Tensor) -> None:
-        """An optimizer step was taken by a gradient of this norm, ``[]``."""
-        self._sums[-1] += norm
-        self._updates += 1
+        """What was added since the update before was of one update, by a gradient of this norm,
+        ``[]``; the optimizer has skipped it where that is not finite."""
+        row = len(self._samples) - 1
+        self._rows[row, -1] = norm
+        self._samples.append(0)
+        self._sums = self._rows[row + 1, :-1]
+        if self._on_cpu:  # the norm is there, and what depends on it does not vary with the time
+            self._notice(float(norm), row)
+        if row + 1 == ROWS:
+            self._send()
 
     def take(self, *, wait: bool = False) -> dict[str, float]:
         """Means over what has arrived since the last call, all of it with ``wait``; nothing where
-        that is no update."""
-        if self._updates:
-            self._sent.append(Interval(ToHost(self._sums), self._samples, self._updates))
-            self._clear()
-        sums, samples, updates = torch.zeros(len(self._names) + 1, dtype=torch.float64), 0, 0
-        while self._sent and (wait or self._sent[0].sums.arrived):
+        that is no update which was taken. A mean that is not finite is left out."""
+        if len(self._samples) > 1:
+            self._send()
+        parts: list[npt.NDArray[np.float64]] = []
+        samples: list[int] = []
+        while self._sent and (wait or self._sent[0].rows.arrived):
             interval = self._sent.popleft()
-            sums += interval.sums.get()
+            parts.append(interval.rows.get().double().numpy())
             samples += interval.samples
-            updates += interval.updates
-        if not updates:
+        if not parts:
             return {}
-        means = dict(zip(self._names, (sums[:-1] / max(1, samples)).tolist(), strict=True))
-        means["grad_norm"] = float(sums[-1]) / updates
-        return means
+        rows = np.concatenate(parts)
+        if not self._on_cpu:
+            for row, norm in zip(rows, rows[:, -1].tolist(), strict=True):
+                self._notice(norm, row)
+        taken = np.isfinite(rows[:, -1])
+        if not taken.any():
+            return {}
+        count = int(np.array(samples)[taken].sum())
+        means = dict(
+            zip(self._names, (rows[taken, :-1].sum(0) / max(1, count)).tolist(), strict=True)
+        )
+        means["grad_norm"] = float(rows[taken, -1].mean())
+        return {name: mean for name, mean in means.items() if math.isfinite(mean)}
 
-    def _clear(self) -> None:
-        self._sums = torch.zeros(len(self._names) + 1, device=self._device)
-        self._samples = self._updates = 0
+    def forget_skipped(self) -> None:
+        """Wait for all that is on its way, whose means are lost, and count those in a row anew."""
+        self.take(wait=True)
+        self.skipped_in_row = 0
+
+    def _notice(self, norm: float, row: Any) -> None:
+        """One more update has arrived, whose row is given, or on a CPU its number."""
+        if math.isfinite(norm):
+            self.skipped_in_row = 0
+            return
+        self.skipped += 1
+        self.skipped_in_row += 1
+        values = (self._rows[row] if isinstance(row, int) else row).tolist()
+        named = zip((*self._names, "grad_norm"), values, strict=True)
+        self.last_skipped = ", ".join(f"{k} {v}" for k, v in named if not math.isfinite(v))
+
+    def _send(self) -> None:
+        """Have the rows of complete updates go to the host; that of the one in progress stays."""
+        done = len(self._samples) - 1
+        self._sent.append(Interval(ToHost(self._rows[:done]), self._samples[:-1]))
+        self._begin(self._rows[done], self._samples[-1])
+
+    def _begin(self, row: Tensor, samples: int) -> None:
+        """New rows, of which the first is that of the update in progress."""
+        self._rows = torch.zeros(ROWS + 1, len(row), device=row.device)
+        self._rows[0] = row
+        self._sums = self._rows[0, :-1]
+        self._samples = [samples]

@@ -20,13 +20,14 @@ from penstock.envs import probe
 from penstock.learner.checkpoints import Checkpoints
 from penstock.learner.exchange.base import Floats, GroupLostError, Word
 from penstock.learner.making import AnyTrainer, make_trainer, network_of, on_own_gpu
+from penstock.learner.nonfinite import DIVERGED, NonFiniteGuard
 from penstock.learner.others import Others
 from penstock.learner.publish import Publisher
 from penstock.learner.source import Source
 from penstock.learner.state import Arrays
 from penstock.learner.team import Team, begun
 from penstock.learner.torch_trace import TorchTrace
-from penstock.learner.trainer import DivergedError, Trainer
+from penstock.learner.trainer import Trainer
 from penstock.learner.transitions import Transitions
 from penstock.learner.unrolls import Unrolls
 from penstock.profiling.device import DeviceClock
@@ -123,7 +124,8 @@ class LearnerProcess:
         )
         socket = learner_socket(ctx.runtime_dir, ctx.learner)
         self._host = ShmHost(socket, welcome, self._board, self._source.store)
-        self._diverged: DivergedError | None = None
+        self._nonfinite = NonFiniteGuard(trainer, ctx.event)
+        self._diverged = ""  # why the run ends
         self._held: tuple[Any, Floats] | None = None  # a batch and its samples
         self._kept: Arrays | None = {}  # what the team keeps, for the last checkpoint
         self._next_report_s = 0.0
@@ -163,8 +165,6 @@ class LearnerProcess:
             if time.monotonic() >= self._next_report_s:
                 self._report()
         self._report(last=True)
-        if self._diverged is not None:
-            raise self._diverged
 
     def finish(self) -> None:
         """Wait for the end of those who produce, count what is left, save, report."""
@@ -198,7 +198,7 @@ class LearnerProcess:
         self._ctx.status.produced_steps = self._accounting.produced
         self._ctx.status.trained_steps = self._accounting.trained
         self._ctx.status.phase = Phase.WAITING
-        reason = self._progress.stop_reason()
+        reason = DIVERGED if self._diverged else self._progress.stop_reason()
         stop = reason is not None or self._ctx.stopping()
         if self._held is None:  # else the group was lost before it could be trained on
             batch = None if stop else self._batch()
@@ -211,11 +211,10 @@ class LearnerProcess:
         self._ctx.status.phase = Phase.TRAINING
         self._progress.grow(word.growth, said.growth)
         (batch, _), self._held = self._held, None
-        if said.nan:
-            self._trainer.statistics(wait=True)  # which says what, where it is known here too
-            raise self._diverged or DivergedError(
-                "another learner found a number that is not finite; its message says which"
-            )
+        if said.nan and not self._diverged:
+            self._nonfinite.tell_skipped()
+            self._diverged = self._nonfinite.act(tell=self._team.leads)
+            self._publish()
         if said.counts.any() and self._source.train(batch, said.counts):
             self._ledger.switch(Part.PUBLISH)
             self._publish()
@@ -224,12 +223,13 @@ class LearnerProcess:
             self._ledger.switch(Part.SAVE)
             self._ctx.status.phase = Phase.SAVING
             self._keep(save=not said.stop)
+            self._nonfinite.keep()
             self._ledger.switch(Part.OTHER)
         if said.regroup:
             raise GroupLostError("its members have changed")
         if said.stop and (reason is not None or self._ctx.store is not None):
             # Over several machines each supervisor hears it from its own learner.
-            self._ctx.report("stop", reason=reason or "stopped")
+            self._ctx.report("stop", reason=reason or "stopped", error=self._diverged)
         elif said.stop and self._ctx.stopping():  # told by who knows nothing of the supervisor?
             self._ctx.report("stop", reason="terminated")
         return not said.stop
@@ -255,7 +255,7 @@ class LearnerProcess:
             counts,
             self._progress.growth(),
             stop=stop,
-            nan=self._diverged is not None,
+            nan=self._nonfinite.due,
             checkpoint=self._team.leads and self._checkpoints.due(),
             regroup=self._team.changed,
         )
@@ -290,6 +290,7 @@ class LearnerProcess:
         self._checkpoints.forget_best()
         if not self._team.join(why):
             return False
+        self._nonfinite.begin_anew()
         self._publish()
         return True
 
@@ -309,11 +310,8 @@ class LearnerProcess:
         self._hear()
         self._others.close_streams()
         self._progress.arrived(self._accounting)
-        statistics = {}
-        try:
-            statistics = self._trainer.statistics(wait=last)
-        except DivergedError as error:
-            self._diverged = error  # said in the next turn, so that all end together
+        statistics = self._trainer.statistics(wait=last)
+        self._nonfinite.tell_skipped()
         self._ctx.report("metrics", **self._metrics(), **statistics)
 
     def _metrics(self) -> dict[str, Any]:
@@ -324,6 +322,7 @@ class LearnerProcess:
             | self._others.received()
             | {"actors_alive": actors, "queue_fill": self._source.fill_fraction()}
             | self._source.figures()
+            | self._nonfinite.figures()
         )
 
     def _hear(self) -> None:

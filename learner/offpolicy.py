@@ -25,7 +25,7 @@ from penstock.learner.exchange.base import Exchange
 from penstock.learner.optimizer import FlatOptimizer
 from penstock.learner.progress import Progress
 from penstock.learner.to_host import ToDevice
-from penstock.learner.trainer import check_finite, pick_device, trunk_dtype
+from penstock.learner.trainer import pick_device, trunk_dtype
 from penstock.learner.updates import DqnUpdate, SacUpdate, Update
 from penstock.models.fitting import gaussian_shape, q_shape
 from penstock.models.layout import HeadShape
@@ -81,7 +81,7 @@ class OffPolicyTrainer:
 
         ``batch`` has `NAMES`, in the meaning of `penstock.algos.dqn.loss`, and may have ``weights``
         (1 where absent). What is returned lies on the trainer's device, so that a GPU need not be
-        waited for; a difference that is not finite is 0 in it, and `statistics` tells.
+        waited for; a difference that is not finite is 0 in it, and its update is skipped.
         """
         tensors = None if batch is None else self._tensors(batch)
         if total is None:
@@ -110,11 +110,27 @@ class OffPolicyTrainer:
 
     def statistics(self, *, wait: bool = False) -> dict[str, float]:
         """Means over the updates since the last call; on a GPU over those of the interval before,
-        unless to ``wait`` for all. Raises DivergedError for a number that is not finite: the
-        weights are then still those before it appeared."""
-        means = self._statistics.take(wait=wait)
-        check_finite(means, self.config.learner, self.progress.learner_steps)
-        return means
+        unless to ``wait`` for all. Updates that were skipped are part of none."""
+        return self._statistics.take(wait=wait)
+
+    @property
+    def skipped(self) -> int:
+        """As of `Trainer`."""
+        return self._statistics.skipped
+
+    @property
+    def skipped_in_row(self) -> int:
+        """As of `Trainer`."""
+        return self._statistics.skipped_in_row
+
+    @property
+    def last_skipped(self) -> str:
+        """As of `Trainer`."""
+        return self._statistics.last_skipped
+
+    def forget_skipped(self) -> None:
+        """As of `Trainer`."""
+        self._statistics.forget_skipped()
 
     def state_dict(self) -> dict[str, npt.NDArray[Any]]:
         """What a resumed run needs besides `published`, by name."""

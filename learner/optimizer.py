@@ -40,6 +40,8 @@ class FlatOptimizer:
         replaced = cfg.count > 1 and cfg.reduce.codec == "dgc"
         self.momentum = 0.0 if replaced else cfg.momentum
         self.grad_clip = None if replaced else cfg.grad_clip
+        self.lr_factor = 1.0
+        """What the learning rate is multiplied by, since rollbacks (`learner.nonfinite`)."""
         self.updates = 0  # the same as _steps, but known without asking the device
         self._steps = torch.zeros((), device=self.values.device)
         self._rule = _make_rule(self, self._steps, cfg)
@@ -62,7 +64,8 @@ class FlatOptimizer:
         """Update ``values`` by the gradient ``grads / count`` and return that gradient's norm.
 
         ``count`` turns a summed gradient into a mean one. The norm (float32 ``[]``, before
-        clipping) is not finite if any gradient is not, and then ``values`` stay as they are.
+        clipping) is not finite if any gradient is not, and then the step is skipped: ``values``,
+        moments and the number of steps stay as they are.
         """
         norm: Tensor = torch.linalg.vector_norm(self.grads) / count
         is_bad = norm.isfinite().logical_not_().float()
@@ -70,7 +73,7 @@ class FlatOptimizer:
         if self.grad_clip is not None:
             scale.mul_(((norm + CLIP_MARGIN) / self.grad_clip).clamp_(min=1.0))
         self.updates += 1
-        lr = learning_rate(self._cfg, env_steps, self.updates)
+        lr = learning_rate(self._cfg, env_steps, self.updates) * self.lr_factor
         self._rule(Step(lr, self.momentum, scale, is_bad))
         return norm
 

@@ -30,6 +30,9 @@ class Layerwise:
     LAMB (You et al. 2020, arXiv 1904.00962): Adam's step plus ``weight_decay x`` gets the length
     ``lr min(|x|, 10)``, or stays as it is where x is zero. Moments are not corrected for their
     start at zero, as in the paper's third version: without decay the length undoes that anyway.
+
+    A step by a gradient that is not finite changes no value; on a GPU, which is not asked whether
+    there is one, moments decay in it as by a gradient of zero.
     """
 
     def __init__(
@@ -49,6 +52,8 @@ class Layerwise:
                 self._optimizer.state[parameter][name] = view.view(parameter.shape)
 
     def __call__(self, step: Step) -> None:
+        if not step.is_bad.is_cuda and step.is_bad:
+            return
         self._steps += 1 - step.is_bad
         self._grads.div_(step.scale).masked_fill_(step.is_bad > 0, 0.0)
         for group in self._optimizer.param_groups:

@@ -11,7 +11,6 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 from torch.optim.adam import adam
-from torch.optim.rmsprop import rmsprop
 from torch.optim.sgd import sgd
 
 from penstock.configs.schema import LearnerConfig
@@ -28,7 +27,7 @@ class Step(NamedTuple):
     scale: Tensor
     """What the gradient is divided by first."""
     is_bad: Tensor
-    """1 where some gradient is not finite, and then no value may change; else 0."""
+    """1 where some gradient is not finite, and then nothing may change; else 0."""
 
 
 class Rule(Protocol):
@@ -70,28 +69,19 @@ class Adam:
 
 
 class RmsProp:
-    """Tieleman & Hinton 2012, as in torch; a bad gradient counts as zero."""
+    """Tieleman & Hinton 2012, with the operations of torch's, which cannot skip a step."""
 
     def __init__(self, values: Tensor, grads: Tensor, steps: Tensor, cfg: LearnerConfig) -> None:
         self._values, self._grads, self._steps, self._eps = values, grads, steps, cfg.eps
         self.moments = {"square_avg": torch.zeros_like(values)}
 
     def __call__(self, step: Step) -> None:
-        self._grads.div_(step.scale).masked_fill_(step.is_bad > 0, 0.0)
-        rmsprop(
-            [self._values],
-            [self._grads],
-            [self.moments["square_avg"]],
-            [],
-            [],
-            [self._steps],
-            lr=step.lr,
-            alpha=ALPHA,
-            eps=self._eps,
-            weight_decay=0.0,
-            momentum=0.0,
-            centered=False,
-        )
+        self._steps += 1 - step.is_bad
+        grads = self._grads.div_(step.scale).masked_fill_(step.is_bad > 0, 0.0)
+        squares = self.moments["square_avg"]
+        squares.mul_((step.is_bad * (1 - ALPHA)).add_(ALPHA))  # 1 where the step is skipped
+        squares.addcmul_(grads, grads, value=1 - ALPHA)
+        self._values.addcdiv_(grads, squares.sqrt().add_(self._eps), value=-step.lr)
 
 
 class Sgd:

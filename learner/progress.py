@@ -43,6 +43,8 @@ class Progress:
         self.episodes = 0
         self.version = 0
         self.generation = 0
+        self.lr_factor = 1.0  # what the learning rate is multiplied by, since rollbacks
+        self.rollbacks = 0  # of this process's life
         self._published_steps = 0
         self.returns: deque[float] = deque(maxlen=EPISODES)
         self.lengths: deque[int] = deque(maxlen=EPISODES)
@@ -220,6 +222,8 @@ class Progress:
         counters = {name: getattr(self, name) for name in COUNTERS}
         return counters | {
             "generation": self.generation,
+            "lr_factor": self.lr_factor,
+            "rollbacks": self.rollbacks,
             "time_s": self.time_s,
             "returns": list(self.returns),
             "lengths": list(self.lengths),
@@ -230,7 +234,7 @@ class Progress:
     def load_state_dict(self, state: dict[str, Any], *, same_game: bool = True) -> None:
         """Go on from a checkpoint, as the next generation of the run; with another `stop.return`
         than it had, that one is still to be reached. In another game no return of before counts."""
-        self.join({**state, "generation": state["generation"] + 1})
+        self.join({**state, "generation": state["generation"] + 1, "rollbacks": 0})
         if not same_game or state.get("goal", self._stop.return_) != self._stop.return_:
             self.solved_at_s = None
         if same_game:
@@ -243,6 +247,7 @@ class Progress:
         own."""
         for name in (*COUNTERS, "generation", "solved_at_s"):
             setattr(self, name, state[name])
+        self.lr_factor, self.rollbacks = state.get("lr_factor", 1.0), state.get("rollbacks", 0)
         self._published_steps = self.learner_steps
         if self._started_s is None:
             self._trained_before_s = state["time_s"]

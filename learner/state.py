@@ -50,3 +50,10 @@ def put_state(trainer: AnyTrainer, state: Arrays) -> None:
     progress = json.loads(rest.pop(PROGRESS).tobytes())
     trainer.load_state_dict(rest)
     trainer.progress.join(progress)
+    follow_lr_factor(trainer)
+
+
+def follow_lr_factor(trainer: AnyTrainer) -> None:
+    """Have the optimizers step at the learning rate that the progress says."""
+    for optimizer in trainer.optimizers().values():
+        optimizer.lr_factor = trainer.progress.lr_factor

@@ -9,7 +9,6 @@ of agent steps. What an algorithm has to say to this is `penstock.learner.onpoli
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import Any
@@ -23,11 +22,12 @@ from penstock.algos import slot_spec
 from penstock.algos.stacks import observations
 from penstock.configs.algorithms import OnPolicyConfig
 from penstock.configs.errors import UserError
-from penstock.configs.schema import Config, LearnerConfig
+from penstock.configs.schema import Config
 from penstock.envs import GameInfo
 from penstock.learner.device_queue import DeviceQueue
 from penstock.learner.device_statistics import DeviceStatistics
 from penstock.learner.exchange.base import Alone, Exchange, Floats
+from penstock.learner.nonfinite import backward
 from penstock.learner.onpolicy import OnPolicy, RewardScale, Share, deal, nobody, pieces
 from penstock.learner.optimizer import FlatOptimizer
 from penstock.learner.progress import Progress
@@ -40,10 +40,6 @@ from penstock.profiling.ledger import Part, TimeLedger
 
 OPTIMIZER = "optimizer/"  # before the names of an optimizer's state
 REWARDS = "rewards/"
-
-
-class DivergedError(UserError):
-    """The loss or a gradient is not a finite number any more."""
 
 
 class Trainer:
@@ -73,6 +69,8 @@ class Trainer:
         self._updates_done = 0  # of the batch in training
         self.queue = DeviceQueue(self.device, self._ledger)
         self._batches = 0
+        self._before: list[Tensor] = []  # `shared`, before the batches of the next update
+        self._norms: list[Tensor] = []  # of this batch's updates
         self._accumulated = 0.0  # samples, of all learners, in the gradients so far
         self._statistics = DeviceStatistics(self._algo.statistics, self.device)
         self._rewards = RewardScale(self.device) if config.algo.normalize_rewards else None
@@ -103,12 +101,15 @@ class Trainer:
             shares = self._shares
         self._updates_done = 0
         self._batches += 1
+        if not self._before:
+            self._before = [tensor.clone() for tensor in self.shared().values()]
         columns = self._prepared(columns)
         for share, total in zip(shares, totals, strict=True):
             if not self._goes_on(columns):
                 break
             self._update(columns, share, float(total))
             self._updates_done += 1
+        self._undo_where_skipped()
         self.queue.launched()
         return self.progress.publish_due(self.config.learner.publish_every)
 
@@ -116,6 +117,7 @@ class Trainer:
         """Begin anew with other learners: what was half done is given up."""
         self._batches = 0
         self._accumulated = 0.0
+        self._before, self._norms = [], []
 
     def optimizers(self) -> dict[str, FlatOptimizer]:
         """By the name of what each updates."""
@@ -146,16 +148,41 @@ class Trainer:
 
     def statistics(self, *, wait: bool = False) -> dict[str, float]:
         """Means over the updates since the last call; on a GPU over those of the interval before,
-        unless to ``wait`` for all. Raises DivergedError for a number that is not finite: the
-        weights are then still those before it appeared."""
-        means = self._statistics.take(wait=wait)
-        check_finite(means, self.config.learner, self.progress.learner_steps)
-        return means
+        unless to ``wait`` for all. Updates that were skipped are part of none."""
+        return self._statistics.take(wait=wait)
+
+    @property
+    def skipped(self) -> int:
+        """Updates that were skipped since the process began, as far as is known."""
+        return self._statistics.skipped
+
+    @property
+    def skipped_in_row(self) -> int:
+        """Those of them that came after the last update which was taken, or `forget_skipped`."""
+        return self._statistics.skipped_in_row
+
+    @property
+    def last_skipped(self) -> str:
+        """What was not finite in the last of them."""
+        return self._statistics.last_skipped
+
+    def forget_skipped(self) -> None:
+        """Wait for all updates, and count those in a row anew."""
+        self._statistics.forget_skipped()
 
     def steps_done(self) -> int:
         """Agent steps of a batch that were trained on, once or more, before the group was lost."""
         once = self._shares[: self.config.learner.updates_per_batch]
         return sum(share.steps for share in once[: self._updates_done])
+
+    def _undo_where_skipped(self) -> None:
+        """Have normalisers forget a batch all of whose updates were skipped."""
+        if not self._norms:
+            return
+        taken = torch.stack(self._norms).isfinite().any()
+        for tensor, before in zip(self.shared().values(), self._before, strict=True):
+            tensor.copy_(torch.where(taken, tensor, before))
+        self._before, self._norms = [], []
 
     @cached_property
     def _nobody(self) -> dict[str, Tensor]:
@@ -217,6 +244,8 @@ class Trainer:
         norm = self.exchange.step(self.optimizer, total, self.progress.trained_steps)
         self.progress.updated(1)
         self._statistics.updated(norm)
+        if self._before:
+            self._norms.append(norm)
 
     def _backward(self, columns: dict[str, Tensor], share: Share, complete: bool) -> None:
         """Add the gradients of some environments, micro-batch by micro-batch."""
@@ -230,23 +259,12 @@ class Trainer:
             if complete and number == len(parts):
                 self.exchange.arm(self.optimizer, self._accumulated)
             self._ledger.switch(Part.BACKWARD)
-            loss.backward()
+            backward(loss)
             self._statistics.add(sums)
 
     def _loss(self, columns: dict[str, Tensor], envs: slice | Tensor) -> tuple[Tensor, Tensor]:
         algo = self._algo
         return algo.loss(self.model, columns, algo.cfg, envs, self.exchange.sum)
-
-
-def check_finite(means: Mapping[str, float], cfg: LearnerConfig, steps: int) -> None:
-    """Raise DivergedError for a number that is not finite, found before learner step ``steps``."""
-    bad = [name for name, value in means.items() if not math.isfinite(value)]
-    if bad:
-        raise DivergedError(
-            f"{', '.join(bad)} became {means[bad[0]]} before learner step {steps}; resume from the "
-            f"last checkpoint with a lower learner.lr (now {cfg.lr:g}) or a lower "
-            f"learner.grad_clip (now {cfg.grad_clip})"
-        )
 
 
 def under(prefix: str, arrays: Mapping[str, Any]) -> dict[str, Any]:

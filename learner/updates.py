@@ -21,6 +21,7 @@ from penstock.algos import dqn, sac
 from penstock.configs.algorithms import DqnConfig, SacConfig
 from penstock.configs.schema import LearnerConfig
 from penstock.learner.exchange.base import Alone, Exchange
+from penstock.learner.nonfinite import backward
 from penstock.learner.optimizer import FlatOptimizer, flatten
 from penstock.models.layout import DenseShape, HeadShape
 from penstock.models.torch_nets import HeadNet, TwinCritics, build_net
@@ -118,7 +119,7 @@ class DqnUpdate:
             if first + self._micro_batch >= count:
                 self.exchange.arm(self.optimizer, total)
             self._ledger.switch(Part.BACKWARD)
-            loss.backward()
+            backward(loss)
             parts.append((differences, sums))
         return parts
 
@@ -135,7 +136,8 @@ class DqnUpdate:
 
 
 class SacUpdate:
-    """Actor, twin critics with their targets, and temperature."""
+    """Actor, twin critics with their targets, and temperature. Where the critics' step is skipped,
+    as its gradient is not finite, those of actor and temperature are, too."""
 
     statistics = sac.STATISTICS
     exchange: Exchange
@@ -174,12 +176,12 @@ class SacUpdate:
         found = None if batch is None else self._critic_gradients(batch, alpha, total)
         self._ledger.switch(Part.OPTIMIZE)
         critic_norm = self.exchange.step(self._critic_optimizer, total, env_steps)
-        acted = None if batch is None else self._actor_gradients(batch, alpha, total)
+        acted = None if batch is None else self._actor_gradients(batch, alpha, total, critic_norm)
         self._ledger.switch(Part.OPTIMIZE)
         actor_norm = self.exchange.step(self._actor_optimizer, total, env_steps)
         if self._algo.tune_alpha:
             if acted is not None:
-                self._temperature_gradient(acted[1], total)
+                self._temperature_gradient(acted[1], total, actor_norm)
             self.exchange.step(self._alpha_optimizer, total, env_steps)
         self._target.lerp_(self._critic_optimizer.values, self._algo.tau)
         norm = torch.hypot(critic_norm, actor_norm)
@@ -218,21 +220,23 @@ class SacUpdate:
         )
         self.exchange.arm(self._critic_optimizer, total)
         self._ledger.switch(Part.BACKWARD)
-        loss.backward()
+        backward(loss)
         return loss, errors, values
 
-    def _actor_gradients(self, batch: Batch, alpha: Tensor, total: float) -> tuple[Tensor, Tensor]:
+    def _actor_gradients(
+        self, batch: Batch, alpha: Tensor, total: float, critic_norm: Tensor
+    ) -> tuple[Tensor, Tensor]:
         self._ledger.switch(Part.FORWARD)
         action, logp = self._act(batch["obs"])
         loss = sac.actor_loss(self.critics, batch["obs"], action, logp, alpha)
         self.exchange.arm(self._actor_optimizer, total)
         self._ledger.switch(Part.BACKWARD)
-        loss.backward()
+        backward(loss, critic_norm)
         return loss, logp
 
-    def _temperature_gradient(self, logp: Tensor, total: float) -> None:
+    def _temperature_gradient(self, logp: Tensor, total: float, actor_norm: Tensor) -> None:
         self.exchange.arm(self._alpha_optimizer, total)
-        sac.temperature_loss(self.log_alpha, logp, self._target_entropy).backward()
+        backward(sac.temperature_loss(self.log_alpha, logp, self._target_entropy), actor_norm)
 
     def _act(self, obs: Tensor) -> tuple[Tensor, Tensor]:
         """Fresh actions ``[B, D]`` and their log-densities ``[B]``."""

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from penstock.learner.device_statistics import DeviceStatistics
+from penstock.learner.device_statistics import ROWS, DeviceStatistics
 from penstock.learner.to_host import ToDevice, ToHost
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
@@ -30,11 +30,50 @@ def test_means_over_samples_and_over_updates(device: str) -> None:
 
 def test_on_a_cpu_each_interval_is_known_at_its_end() -> None:
     made = DeviceStatistics(("loss",), torch.device("cpu"))
-    for loss in (4.0, math.nan):
+    for loss in (4.0, 8.0):
         made.add(torch.tensor([loss]))
         made.count(2)
         made.updated(torch.tensor(1.0))
-        assert made.take()["loss"] == pytest.approx(loss / 2, nan_ok=True)
+        assert made.take()["loss"] == loss / 2
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_updates_that_were_skipped_are_counted_and_part_of_no_mean(device: str) -> None:
+    made = DeviceStatistics(("loss", "kl"), torch.device(device))
+    for loss, norm in ((4.0, 1.0), (math.nan, math.nan), (math.inf, math.inf), (8.0, 3.0)):
+        made.add(torch.tensor([loss, 1.0], device=device))
+        made.count(2)
+        made.updated(torch.tensor(norm, device=device))
+    assert made.take(wait=True) == {"loss": 3.0, "kl": 0.5, "grad_norm": 2.0}
+    assert (made.skipped, made.skipped_in_row) == (2, 0)
+    assert made.last_skipped == "loss inf, grad_norm inf"
+    for _ in range(3):
+        made.add(torch.tensor([1.0, 1.0], device=device))
+        made.updated(torch.tensor(math.nan, device=device))
+    assert made.take(wait=True) == {}
+    assert (made.skipped, made.skipped_in_row) == (5, 3)
+    made.forget_skipped()
+    assert (made.skipped, made.skipped_in_row) == (5, 0)
+
+
+def test_a_statistic_that_is_not_finite_in_an_update_that_was_taken_is_left_out() -> None:
+    made = DeviceStatistics(("loss", "kl"), torch.device("cpu"))
+    made.add(torch.tensor([1.0, math.inf]))
+    made.count(1)
+    made.updated(torch.tensor(1.0))
+    assert made.take() == {"loss": 1.0, "grad_norm": 1.0}
+    assert made.skipped == 0
+
+
+def test_more_updates_than_are_sent_at_once() -> None:
+    made = DeviceStatistics(("loss",), torch.device("cpu"))
+    for i in range(2 * ROWS + 5):
+        made.add(torch.tensor([float(i % 2)]))
+        made.count(1)
+        made.updated(torch.tensor(math.nan if i == ROWS else 1.0))
+    found = made.take()
+    assert found["loss"] == pytest.approx((ROWS + 2) / (2 * ROWS + 4))
+    assert made.skipped == 1
 
 
 @pytest.mark.gpu

@@ -1,0 +1,142 @@
+"""What becomes of a run whose loss or gradients are not finite.
+
+1. *Skip.* A loss that is not finite makes every gradient NaN (`backward`), the gradients of all
+   learners are summed, so that each has the same norm, and an optimizer takes no step by a norm
+   that is not finite. That is decided on the device, and nothing waits for it.
+2. *Count.* `DeviceStatistics` counts skipped updates where their norms arrive at the host.
+3. *Roll back.* After `max_in_row` of them in a row all learners go back, in the same turn, to the
+   state that each has kept in memory when the run was last saved, and go on at a lower learning
+   rate. Memory, since only one learner has the file, and a disk may be full. Where that leads to
+   the same end before the next checkpoint, the one before is tried.
+4. *Stop*, once that was done `max_rollbacks` times.
+
+Counters, policy versions and random generators do not go back: samples stay accounted for.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from penstock.configs.group import SERVED
+from penstock.learner.state import (
+    WEIGHTS,
+    Arrays,
+    follow_lr_factor,
+    set_weights,
+    weights_of,
+)
+
+if TYPE_CHECKING:
+    from penstock.learner.making import AnyTrainer
+
+DIVERGED = "diverged"  # the exit reason
+KEPT = 2  # states: at twice the memory, one that is from before the trouble began
+
+
+def backward(loss: Tensor, *norms: Tensor) -> None:
+    """Add the gradients of ``loss`` (``[]``): all are NaN where it, or one of ``norms`` (``[]``),
+    is not finite."""
+    with torch.no_grad():
+        factor = loss.detach() * 0.0 + 1.0  # 1, or NaN
+        for norm in norms:
+            factor = factor + norm * 0.0
+    loss.backward(factor)  # type: ignore[no-untyped-call]
+
+
+class NonFiniteGuard:
+    """Goes back to a good state of ``trainer``, or says that the run is to end.
+
+    With several learners each has one, and all call `keep` and `act` in the same turns.
+    """
+
+    def __init__(self, trainer: AnyTrainer, event: Callable[..., object]) -> None:
+        """``event`` is `RoleContext.event`."""
+        self._trainer = trainer
+        self._config = trainer.config.learner.nonfinite
+        self._event = event
+        self._states: deque[Arrays] = deque(maxlen=KEPT)
+        self._told = 0
+        self._rolls_back = trainer.config.learner.pace not in SERVED
+        self.keep()
+
+    @property
+    def due(self) -> bool:
+        """Whether so many updates in a row were skipped that something must be done."""
+        return self._trainer.skipped_in_row >= self._config.max_in_row
+
+    def keep(self) -> None:
+        """Keep a copy of the present state, which is finite always."""
+        if self._rolls_back:
+            arrays = {name: array.copy() for name, array in self._trainer.state_dict().items()}
+            self._states.append(arrays | {WEIGHTS: weights_of(self._trainer)})
+
+    def begin_anew(self) -> None:
+        """The learners have met anew, in the same state: what one has kept, others have not."""
+        self._states.clear()
+        self.keep()
+
+    def act(self, *, tell: bool = True) -> str:
+        """Go back to the last good state, at a lower learning rate. Returns why the run must end,
+        where it must; empty otherwise. ``tell`` is whether this learner writes the event."""
+        trainer, progress, cfg = self._trainer, self._trainer.progress, self._config
+        self._restore()
+        why = trainer.last_skipped or "numbers of another learner that are not finite"
+        told = {"loss": why, "step": progress.learner_steps}
+        if not self._rolls_back or progress.rollbacks >= cfg.max_rollbacks:
+            return self._end(why)
+        progress.rollbacks += 1
+        progress.lr_factor *= cfg.lr_factor
+        follow_lr_factor(trainer)
+        if tell:
+            text = (
+                f"{cfg.max_in_row} updates in a row were skipped, as a loss or gradient was not "
+                "finite: the learner goes back to its last good state, at a lower learning rate"
+            )
+            rate = trainer.config.learner.lr * progress.lr_factor
+            self._event("rollback", text, **told, learning_rate=rate, number=progress.rollbacks)
+        return ""
+
+    def tell_skipped(self) -> None:
+        """Write an event of the updates that were skipped since the last call, if any."""
+        trainer = self._trainer
+        skipped, self._told = trainer.skipped - self._told, trainer.skipped
+        if skipped:
+            self._event(
+                "note",
+                "an update was skipped, as a loss or gradient was not finite; updates_skipped in "
+                "the metrics counts them",
+                loss=trainer.last_skipped,
+                step=trainer.progress.learner_steps,
+                learning_rate=trainer.config.learner.lr * trainer.progress.lr_factor,
+                skipped=skipped,
+            )
+
+    def figures(self) -> dict[str, int]:
+        """For metrics.jsonl."""
+        return {
+            "updates_skipped": self._trainer.skipped,
+            "rollbacks": self._trainer.progress.rollbacks,
+        }
+
+    def _restore(self) -> None:
+        self._trainer.forget_skipped()
+        if not self._states:
+            return
+        state = dict(self._states[-1] if len(self._states) == 1 else self._states.pop())
+        set_weights(self._trainer, state.pop(WEIGHTS))
+        self._trainer.load_state_dict(state)
+
+    def _end(self, why: str) -> str:
+        cfg, progress = self._config, self._trainer.progress
+        before = f", after {progress.rollbacks} rollbacks" if progress.rollbacks else ""
+        rate = self._trainer.config.learner.lr * progress.lr_factor
+        return (
+            f"{cfg.max_in_row} updates in a row were skipped{before}, the last with {why}; find "
+            f"out what is not finite, or lower learner.lr (now {rate:g}) or learner.grad_clip "
+            f"(now {self._trainer.config.learner.grad_clip}) and resume"
+        )

@@ -1,0 +1,244 @@
+"""Updates that are not finite are skipped and counted, then the run goes back, then it ends."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from penstock.configs.load import resolve
+from penstock.core.specs import HEADER
+from penstock.envs import probe
+from penstock.learner.checkpoints import Checkpoints
+from penstock.learner.nonfinite import NonFiniteGuard, backward
+from penstock.learner.staging import StagingBatch
+from penstock.learner.state import put_state, take_state, weights_of
+from penstock.learner.trainer import Trainer
+from penstock.transport.shm.store import Slot
+
+OPTIONS = ("actors.envs=8", "actors.unroll=6", "learner.device=cpu")
+
+
+class Rig:
+    """A learner of CartPole on made-up unrolls, whose rewards may be anything."""
+
+    def __init__(self, *options: str) -> None:
+        config = resolve("cartpole", [*OPTIONS, "learner.nonfinite.max_in_row=3", *options])
+        self.trainer = Trainer(config, probe(config.env))
+        self.events: list[tuple[str, str, dict[str, Any]]] = []
+        self.guard = NonFiniteGuard(self.trainer, self._hear)
+
+    def train(self, reward: float = 1.0, times: int = 1) -> None:
+        for _ in range(times):
+            self.trainer.train(self._batch(reward))
+
+    def state(self) -> dict[str, np.ndarray[Any, Any]]:
+        """Everything that is learned, copied."""
+        found = self.trainer.state_dict() | {"weights": weights_of(self.trainer)}
+        return {name: array.copy() for name, array in found.items()}
+
+    def _batch(self, reward: float) -> StagingBatch:
+        spec, rng = self.trainer.spec, np.random.default_rng(3)
+        payload = spec.zeros()
+        columns = spec.views(payload)
+        columns["obs"][...] = rng.normal(size=columns["obs"].shape)
+        columns["action"][...] = rng.integers(0, 2, columns["action"].shape)
+        columns["reward"][...] = reward
+        columns["behaviour_logp"][...] = np.log(0.5)
+        columns["alive"][...] = True
+        header = np.zeros((), HEADER)
+        header["steps"] = np.count_nonzero(columns["alive"])
+        staged = StagingBatch(spec, 1, self.trainer.device)
+        staged.gather([Slot(0, header, tuple(payload), columns)])
+        return staged
+
+    def _hear(self, kind: str, text: str, **data: Any) -> None:
+        self.events.append((kind, text, data))
+
+
+def same(a: dict[str, Any], b: dict[str, Any]) -> bool:
+    return a.keys() == b.keys() and all(np.array_equal(a[name], b[name]) for name in a)
+
+
+NORMALIZED = (
+    *("model.normalize_observations=true", "algo.normalize_rewards=true"),
+    "algo.reward_scale=1",
+)
+
+
+@pytest.mark.parametrize(
+    ("reward", "options"),
+    [
+        pytest.param(np.nan, (), id="nan"),
+        pytest.param(np.inf, (), id="inf"),
+        pytest.param(np.nan, NORMALIZED, id="normalised"),
+        pytest.param(np.nan, ("learner.updates_per_batch=4",), id="four updates"),
+        pytest.param(np.nan, ("learner.accumulate=2", *NORMALIZED), id="two batches"),
+    ],
+)
+def test_a_skipped_update_changes_nothing(reward: float, options: tuple[str, ...]) -> None:
+    rig = Rig(*options)
+    batches = rig.trainer.config.learner.accumulate
+    rig.train(times=2 * batches)
+    before = rig.state()
+    rig.train(reward, times=batches)
+    assert same(rig.state(), before)
+    updates = rig.trainer.config.learner.updates_per_batch
+    assert rig.trainer.skipped == rig.trainer.skipped_in_row == updates
+    rig.train(times=batches)
+    assert not same(rig.state(), before)
+    assert rig.trainer.skipped_in_row == 0
+    assert np.isfinite(list(rig.trainer.statistics().values())).all()
+
+
+def test_a_loss_that_is_not_finite_is_no_update_though_its_gradients_are() -> None:
+    x = torch.ones(3, requires_grad=True)
+    backward(x.sum() + torch.tensor(torch.nan))
+    assert x.grad is not None
+    assert x.grad.isnan().all()
+    x.grad = None
+    backward(2 * x.sum(), torch.tensor(5.0))
+    assert torch.equal(x.grad, torch.full((3,), 2.0))  # type: ignore[arg-type]
+    x.grad = None
+    backward(2 * x.sum(), torch.tensor(torch.inf))
+    assert x.grad.isnan().all()  # type: ignore[attr-defined]
+
+
+def test_after_so_many_in_a_row_the_learner_goes_back_at_a_lower_rate() -> None:
+    rig = Rig()
+    rig.train(times=3)
+    rig.guard.keep()
+    good = rig.state()
+    rig.train(times=5)
+    rig.train(np.nan, times=2)
+    assert not rig.guard.due
+    rig.train()
+    rig.train(np.nan, times=2)
+    assert not rig.guard.due, "they are not in a row"
+    rig.train(np.nan)
+    assert rig.guard.due
+    rig.guard.tell_skipped()
+    steps = rig.trainer.progress.learner_steps
+    assert rig.guard.act() == ""
+    assert not rig.guard.due
+    assert same(rig.state(), good)
+    assert rig.trainer.progress.learner_steps == steps, "what was trained stays accounted for"
+    assert rig.trainer.optimizer.lr_factor == 0.5
+    assert [(kind, data["step"]) for kind, _, data in rig.events] == [
+        ("note", steps),
+        ("rollback", steps),
+    ]
+    lr = rig.trainer.config.learner.lr
+    assert [data["learning_rate"] for _, _, data in rig.events] == [lr, lr / 2]
+    assert "nan" in rig.events[1][2]["loss"]
+    assert rig.guard.figures() == {"updates_skipped": 5, "rollbacks": 1}
+    rig.guard.tell_skipped()
+    assert len(rig.events) == 2
+
+
+def test_a_state_that_leads_to_the_same_end_is_not_tried_twice() -> None:
+    rig = Rig()
+    start = rig.state()
+    rig.train(times=3)
+    rig.guard.keep()
+    kept = rig.state()
+    for expected in (kept, start, start):
+        rig.train(times=2)
+        rig.train(np.nan, times=3)
+        rig.guard.act()
+        assert same(rig.state(), expected)
+
+
+def test_the_budget_ends_the_run_in_the_last_good_state() -> None:
+    rig = Rig("learner.nonfinite.max_rollbacks=2")
+    good = rig.state()
+    said = []
+    while not said or not said[-1]:
+        rig.train(times=1)
+        rig.train(np.nan, times=3)
+        said.append(rig.guard.act())
+    assert said[:-1] == ["", ""]
+    assert "3 updates in a row were skipped, after 2 rollbacks, the last with" in said[-1]
+    assert "lower learner.lr (now 0.00025)" in said[-1]
+    assert same(rig.state(), good)
+
+
+def test_without_a_budget_the_first_row_ends_it() -> None:
+    rig = Rig("learner.nonfinite.max_rollbacks=0")
+    rig.train(np.nan, times=3)
+    assert rig.guard.act().startswith("3 updates in a row were skipped, the last with")
+
+
+def test_with_a_parameter_server_nothing_goes_back() -> None:
+    rig = Rig("learner.count=2", "learner.pace=ssp")
+    rig.train(times=2)
+    before = rig.state()
+    rig.train(np.nan, times=3)
+    assert rig.guard.act()
+    assert same(rig.state(), before)
+
+
+def test_the_lowered_rate_goes_to_other_learners_and_into_the_checkpoint(tmp_path: Path) -> None:
+    rig, other = Rig(), Rig()
+    rig.train(np.nan, times=3)
+    rig.guard.act()
+    put_state(other.trainer, take_state(rig.trainer))
+    assert other.trainer.optimizer.lr_factor == 0.5
+    assert other.trainer.progress.rollbacks == 1, "they have one budget"
+    Checkpoints(tmp_path, rig.trainer).save()
+    again, told = Rig(), list[str]()
+    Checkpoints(
+        tmp_path, again.trainer, lambda kind, **about: told.append(about.get("text", ""))
+    ).resume("must")
+    assert again.trainer.optimizer.lr_factor == 0.5
+    assert again.trainer.progress.rollbacks == 0
+    assert "the learning rate stays at 0.5 times learner.lr" in told[0]
+    cooler = Rig("learner.lr=1e-5")
+    Checkpoints(tmp_path, cooler.trainer).resume("must")
+    assert cooler.trainer.optimizer.lr_factor == 1.0
+
+
+def test_learners_that_met_anew_go_back_to_one_state() -> None:
+    rig = Rig()
+    rig.train(times=2)
+    rig.guard.begin_anew()
+    here = rig.state()
+    rig.train(times=2)
+    for _ in range(2):
+        rig.train(np.nan, times=3)
+        rig.guard.act()
+        assert same(rig.state(), here)
+
+
+class Twice:
+    """Two learners' exchange, one of which is this one; the other's gradients may be NaN."""
+
+    world = 2
+
+    def __init__(self, rig: Rig, bad: bool) -> None:
+        self._rig, self._bad = rig, bad
+
+    def arm(self, optimizer: Any, total: float) -> None:
+        pass
+
+    def step(self, optimizer: Any, total: float, env_steps: int) -> Tensor:
+        if self._bad:
+            optimizer.grads += torch.nan
+        norm: Tensor = optimizer.step(total, env_steps)
+        return norm
+
+    def sum(self, values: Tensor) -> None:
+        values *= 2
+
+
+def test_the_gradients_of_one_learner_do_not_poison_the_others() -> None:
+    rig = Rig()
+    rig.trainer.exchange = Twice(rig, bad=True)  # type: ignore[assignment]
+    before = rig.state()
+    rig.train(times=3)
+    assert same(rig.state(), before)
+    assert rig.guard.due, "each of them knows at the same time"
