@@ -79,7 +79,7 @@ class Peers(RuleBasedStateMachine):
     @initialize(options=st.sampled_from(OPTIONS), prioritized=st.booleans())
     def begin(self, options: dict[str, Any], prioritized: bool) -> None:
         sampler = {"sampler": Prioritized()} if prioritized else {}
-        self.replay = Replay(COLUMNS, CAPACITY, envs=2, unroll=4, shared=True, **options, **sampler)
+        self.replay = Replay(COLUMNS, CAPACITY, envs=2, unroll=4, shared=True, seed=0, **options, **sampler)
         self.server = LocalServer(self.replay, "inproc://replay", insecure=True)
         self.server.said = []
         self.spec = self.replay.layout.spec
@@ -232,11 +232,15 @@ class Peers(RuleBasedStateMachine):
 
 def _put(column: Any, data: st.DataObject) -> None:
     """Strange bytes into some cell of a column, or into all."""
-    item = column.dtype.itemsize
-    small = st.integers(-9, 9).map(lambda n: n.to_bytes(8, "little", signed=True)[:item])
-    many = st.sampled_from([b"\xff", b"\x00", b"\x7f", b"\x80", b"\x01"]).map(lambda b: b * item)
-    cell = data.draw(small.map(lambda b: b.ljust(item, b"\0")) | many)
-    strange = np.frombuffer(cell, column.dtype)[0]
+    kind = column.dtype.kind
+    if kind in "iu":
+        info = np.iinfo(column.dtype)
+        near = [n for n in (-3, -1, 0, 1, 2, 3, 7, 8, 9, 100, 300, 3000) if info.min <= n]
+        number = data.draw(st.sampled_from([info.min, info.max, *near]))
+        strange = np.array(min(number, info.max)).astype(column.dtype)
+    else:
+        cell = data.draw(st.binary(min_size=column.itemsize, max_size=column.itemsize))
+        strange = np.frombuffer(cell, column.dtype)[0]
     where = tuple(data.draw(st.integers(0, n - 1)) for n in column.shape)
     column[where if data.draw(st.integers(0, 3)) == 0 else ...] = strange
 
