@@ -125,7 +125,8 @@ class Ranks:
                 accounting[key] = dict(Counter(accounting[key]) + dead[key])
             for lost in (accounting["lost"], counted["lost"]):
                 lost[LOST] = lost.get(LOST, 0) + unheard
-        return {**finals[0], **counted, "accounting": accounting}
+        received = {key: _count(finals, key) for key in ("received",) if key in finals[0]}
+        return {**finals[0], **counted, **received, "accounting": accounting}
 
     def _counted(self, reports: Iterable[Metrics]) -> Metrics:
         reports = list(reports)
