@@ -17,15 +17,20 @@ def raise_limit() -> int:
     if soft != hard:
         with suppress(OSError, ValueError):  # a sandbox may forbid it
             resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    return limit()
+
+
+def limit() -> int:
+    """How many descriptors this process may have open."""
     return resource.getrlimit(resource.RLIMIT_NOFILE)[0]
 
 
-def nearly_used_up(limit: int, reserve: int) -> bool:
-    """Whether fewer than about ``reserve`` descriptors are left below ``limit``. Cheap: the system
-    gives the lowest free number."""
+def nearly_used_up(reserve: int) -> bool:
+    """Whether fewer than about ``reserve`` descriptors are left. Cheap: the system gives the lowest
+    free number."""
     try:
         lowest = os.dup(0)
     except OSError as error:
         return error.errno in (errno.EMFILE, errno.ENFILE)
     os.close(lowest)
-    return lowest >= limit - reserve
+    return lowest >= limit() - reserve

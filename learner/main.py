@@ -39,7 +39,7 @@ from penstock.transport.shm.board import WeightsBoard
 from penstock.transport.shm.host import ShmHost
 
 WAIT_S = 0.2
-REMOTE_ACTORS = 16  # that may play at once where actors join from elsewhere, if not more
+REMOTE_ACTORS = 16  # with memory from the start where actors join from elsewhere
 SPARE_LANES = 32  # for a connector, actors by hand, and those that replace dead ones
 
 

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import numpy as np
 
-from penstock.configs.schema import Config
+from penstock.configs.schema import Config, TransportConfig
+from penstock.core.specs import SlotSpec
 from penstock.learner.copying import Copier, gather_threads
 from penstock.learner.exchange.base import Floats, GroupLostError
 from penstock.learner.feed import Feeder
@@ -18,8 +19,11 @@ from penstock.learner.staging import StagingBatch
 from penstock.learner.trainer import Trainer
 from penstock.profiling.ledger import TimeLedger
 from penstock.replay import Accounting, SlotQueue
+from penstock.transport.shm.arena import available_nbytes
 from penstock.transport.shm.host import ShmHost
 from penstock.transport.shm.store import SlotStore
+
+MOST_ACTORS = 1024  # that hold slots at a time; further ones take turns
 
 
 class Unrolls:
@@ -36,7 +40,9 @@ class Unrolls:
     ) -> None:
         """``ledger`` is that of the thread that gathers."""
         transport, learner = config.transport, config.learner
-        self.store = SlotStore(trainer.spec, actors * transport.slots, lanes)
+        slots = actors * transport.slots
+        most = most_slots(transport, trainer.spec, slots) if transport.bind else slots
+        self.store = SlotStore(trainer.spec, slots, lanes, most=most)
         self._learner = learner
         self._trainer = trainer
         self._accounting = accounting
@@ -115,3 +121,10 @@ class Unrolls:
     def close(self) -> None:
         self._feeder.__exit__(None, None, None)
         self._copier.close()
+
+
+def most_slots(transport: TransportConfig, spec: SlotSpec, least: int) -> int:
+    """How many slots a store may grow to as actors join from elsewhere: enough for `MOST_ACTORS`,
+    if a quarter of the memory that is free now holds them."""
+    in_memory = available_nbytes() // 4 // spec.payload_nbytes
+    return max(least, min(MOST_ACTORS * transport.slots, in_memory))

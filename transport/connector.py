@@ -12,7 +12,7 @@ from collections.abc import Callable
 from itertools import islice
 from pathlib import Path
 
-from penstock.core.descriptors import raise_limit
+from penstock.core import descriptors
 from penstock.core.memory import keep_freed_memory
 from penstock.core.role import EXIT_REJOIN, RoleContext, learner_socket
 from penstock.profiling.status import Phase
@@ -34,7 +34,7 @@ def run(ctx: RoleContext, prepare: Callable[[Welcome], Process] | None = None) -
     assert ctx.config is not None
     assert ctx.address is not None
     keep_freed_memory()
-    raise_limit()  # each actor takes a descriptor
+    descriptors.raise_limit()  # each actor takes a descriptor
     transport = ctx.config.transport
     curve = ctx.curve or (Path(transport.curve) if transport.curve else None)
     check_bind(ctx.address, keys=curve is not None, insecure=transport.insecure)
@@ -115,7 +115,7 @@ class Refusals:
         if shed > self._shed:
             text = (
                 f"{self._ctx.name} turned new connections away, since nearly all of its "
-                f"{receiver.listener.limit} file descriptors are in use: raise the hard limit "
+                f"{descriptors.limit()} file descriptors are in use: raise the hard limit "
                 "(ulimit -Hn), or find out what connects"
             )
             if self._ctx.event("refused", text, reason="descriptors", count=shed - self._shed):

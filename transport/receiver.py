@@ -374,14 +374,16 @@ def check_rows(
     if "alive" not in columns:
         return None
     alive = columns["alive"]
-    if np.count_nonzero(alive) != head.steps:
-        raise WireError("steps", f"{np.count_nonzero(alive)} rows are alive, not {head.steps}")
+    counted = np.count_nonzero(alive)
+    if counted != head.steps:
+        raise WireError("steps", f"{counted} rows are alive, not {head.steps}")
     if "terminated" not in columns:
         return None
     over = columns["terminated"] | columns["truncated"]
-    resets = over[-1].copy()
-    if (over[:-1] & alive[1:]).any() or (
-        before is not None and before[0] == head.sequence and (before[1] & alive[0]).any()
-    ):
+    # Counting is the cheapest way to ask whether any is set.
+    at_fault = np.count_nonzero(over) and np.count_nonzero(over[:-1] & alive[1:])
+    if before is not None and before[0] == head.sequence:
+        at_fault = at_fault or np.count_nonzero(before[1] & alive[0])
+    if at_fault:
         raise WireError("alive", "a row after an episode's end, which only resets, is alive")
-    return head.sequence + 1, resets
+    return head.sequence + 1, over[-1].copy()

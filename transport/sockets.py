@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import ipaddress
 import os
-import resource
 import socket
 import stat
 from collections.abc import Iterator
@@ -106,7 +105,6 @@ class Listener:
         """``source``: a bound socket."""
         self.shed_count = 0
         self._look_at_s = 0.0
-        self.limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
         self._spare: int | None = None  # what makes it possible to accept, and close, at the limit
         self._keep_spare()
         self._socket = _listening(source.getsockopt_string(zmq.LAST_ENDPOINT))
@@ -116,7 +114,7 @@ class Listener:
         if self._socket is None or now_s < self._look_at_s:
             return
         self._look_at_s = now_s + SHED_EVERY_S
-        if nearly_used_up(self.limit, RESERVE):
+        if nearly_used_up(RESERVE):
             self._drop_spare()
             with suppress(OSError):  # as soon as none waits any more
                 while True:

@@ -138,8 +138,8 @@ def decode(parts: Sequence[Buffer]) -> Message:
     head = Head(*fields)
     if version != PROTOCOL_VERSION:
         raise WireError("version", f"kind {head.kind} of version {version}")
-    if head.kind not in _KINDS or max(head[_COUNTS]) >= MAX_COUNT:
-        raise WireError("header", f"kind {head.kind}, counters {head[_COUNTS]}")
+    if head.kind not in _KINDS or max(fields[_COUNTS]) >= MAX_COUNT:
+        raise WireError("header", f"kind {head.kind}, counters {fields[_COUNTS]}")
     if head.frames != len(parts) - 2:
         raise WireError("frames", f"{len(parts) - 2} instead of {head.frames}")
     if _nbytes(parts[1]) > META_NBYTES or head.coded_nbytes != sum(map(_nbytes, parts[2:])):

@@ -14,8 +14,10 @@ from penstock.configs.errors import UserError
 from penstock.core.role import RoleContext
 from penstock.transport import keys
 from penstock.transport.base import LearnerGoneError
+from penstock.transport.client import Client
+from penstock.transport.wire import Kind
 from penstock.transport.zmq_link import ZmqLink
-from transport_world import LAYOUT, Learner, connector, context, fill, learner, reports
+from transport_world import LAYOUT, Learner, connector, context, fill, learner, reports, wait_until
 
 pytestmark = pytest.mark.skipif(not zmq.has("curve"), reason="libzmq without CURVE")
 
@@ -104,6 +106,50 @@ def test_an_actor_does_not_talk_to_a_learner_with_another_key(
     keys.new(tmp_path / "other")
     shutil.copy(tmp_path / "other" / "learner.key", actor_folder)
     assert refused(context(tmp_path, curve=actor_folder), address)
+
+
+def test_a_stream_belongs_to_the_key_that_began_it(tmp_path: Path, folder: Path) -> None:
+    hosts = [keys_of_host(tmp_path, folder, name) for name in ("one", "two")]
+    where = f"ipc://{tmp_path}/wire"
+    with learner(tmp_path) as side, connector(side, where, curve=folder) as receiver:
+        link = ZmqLink(context(tmp_path, curve=hosts[0]), where, None, 2, actor=7)
+        other = Client(context(tmp_path, curve=hosts[1], incarnation=5), where, actor=7, want=2)
+        own = Client(context(tmp_path, curve=hosts[1]), where, actor=8, want=2)
+        own.join()  # an actor of its own is welcome
+        other.welcome = own.welcome
+        other._run_id, other._joined = own.welcome.run_id, True
+        other._ctx.incarnation = 0
+        for kind in (Kind.BEAT, Kind.BYE):
+            other._say(kind)
+        wait_until(lambda: receiver.rejected == {"key": 2})
+        with pytest.raises(UserError, match="actor 7 was begun with another key"):
+            keep_asking(other, link)
+        with link.slot(10) as slot:
+            assert slot is not None
+            fill(slot, 0)
+        assert side.take().header["actor"] == 7
+        for made in (link, other, own):
+            made.close()
+
+
+def keep_asking(client: Client, other: ZmqLink) -> None:
+    """Say HELLO until it is refused, while ``other`` lives."""
+    client.rejoin()
+    for _ in range(100):
+        client._repeat_at = 0.0
+        client._repeat()
+        client.pump(0.05)
+        other._client._repeat_at = 0.0
+        other.beat()
+
+
+def keys_of_host(tmp_path: Path, folder: Path, name: str) -> Path:
+    """A pair of its own for one host, listed by the learner."""
+    made = tmp_path / name
+    keys.new(made)
+    shutil.copy(folder / "learner.key", made / "learner.key")
+    shutil.copy(made / "allowed" / "actor.key", folder / "allowed" / f"{name}.key")
+    return made
 
 
 def test_keys_are_secret_and_never_overwritten(folder: Path) -> None:

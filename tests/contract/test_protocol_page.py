@@ -87,12 +87,13 @@ class Stranger:
             assert (fields["magic"], fields["protocol"], fields["crc"]) == (b"PNSK", 1, crc)
             assert fields["frames"] == len(frames)
             if fields["kind"] == GRANT:
-                self.limit = max(self.limit, fields["sequence"])
+                self.limit = fields["sequence"]
             if fields["kind"] in kinds:
                 return fields, msgpack.unpackb(meta), frames
 
     def join(self, spec: dict[str, Any] | None, want: int = 2) -> dict[str, Any]:
-        self.say(HELLO, {"spec": spec, "want": want}, sequence=self.sequence)
+        stands = {"sequence": self.sequence, "produced_steps": self.produced_steps}
+        self.say(HELLO, {"spec": spec, "want": want}, **stands)
         fields, meta, _ = self.hear(WELCOME, REFUSE)
         if fields["kind"] == REFUSE:
             raise PermissionError(meta["error"])
@@ -244,11 +245,26 @@ def test_a_stranger_that_skips_the_hello_is_asked_who_it_is(
     stranger.say(BEAT, sequence=5)
     fields, _, _ = stranger.hear(WHO)
     assert fields["run_id"] == RUN_ID
-    stranger.sequence = 5  # as after a restart of the connector
+    stranger.sequence, stranger.produced_steps = 5, 60  # as after a restart of the connector
     stranger.join(None)
     stranger.send_slot(expected(5), steps=12)
     assert side.take().header["sequence"] == 5
     assert receiver.rejected == {"unknown": 1}
+    stranger.leave()
+
+
+def test_a_stranger_beats_while_it_plays(far_side: tuple[Learner, Receiver, str]) -> None:
+    side, receiver, address = far_side
+    stranger = Stranger(address)
+    stranger.join(None)
+    for sequence in range(3):
+        stranger.send_slot(expected(sequence), steps=12)
+        stranger.say(BEAT, sequence=stranger.sequence, produced_steps=stranger.produced_steps)
+        fields, _, _ = stranger.hear(GRANT)
+        assert fields["sequence"] >= stranger.sequence
+    stranger.say(BEAT, sequence=99, produced_steps=stranger.produced_steps)
+    wait_until(lambda: receiver.rejected == {"ungranted": 1})
+    assert [side.take().header["sequence"] for _ in range(3)] == [0, 1, 2]
     stranger.leave()
 
 

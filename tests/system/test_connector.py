@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import random
+import resource
 import signal
 import socket
 import threading
@@ -208,7 +210,7 @@ def test_a_replayed_message_is_counted_and_dropped(
             thief.connect(address)
             for parts in encoder.recorded:
                 thief.send_multipart(parts)
-            wait_until(lambda: heard(child, "connector")["rejected"] == {"replayed": 3})
+            wait_until(lambda: heard(child, "connector")["rejected"] == {"taken": 3})
         send(link, 3)
         assert side.take().header["sequence"] == 3
         assert not side.taken
@@ -261,7 +263,7 @@ def test_told_to_stop_it_takes_in_what_was_sent(tmp_path: Path, side: Learner, j
         child.kill(signal.SIGTERM)
         assert exit_code(child) == 0
         final = heard(child, "connector")
-        assert (final["slots"], final["steps"], final["in_flight_steps"]) == (4, 48, 0)
+        assert (final["slots"], final["steps"]) == (4, 48)
         assert final["streams"] == [
             {"actor": 7, "incarnation": 0, "produced_steps": 48, "sequence": 4}
         ]
@@ -298,3 +300,38 @@ def test_it_ends_when_the_learner_does_and_the_actor_meets_the_next_run(
         send(link, 0)
         assert side.take().header["sequence"] == 0
         link.close()
+
+
+def test_idle_connections_leave_no_core_and_no_actor_without_room(
+    tmp_path: Path, side: Learner, join: Join
+) -> None:
+    """200 that never speak, where 128 descriptors are allowed."""
+    port = free_port()
+    address = f"tcp://127.0.0.1:{port}"
+    with role_process(tmp_path, "connector", address) as child, ExitStack() as idle:
+        heard(child, "ready")
+        link = join(address)
+        send(link, 0)
+        resource.prlimit(child.pid, resource.RLIMIT_NOFILE, (128, 128))
+        for _ in range(200):
+            idle.enter_context(socket.create_connection(("127.0.0.1", port)))
+        event = heard(child, "event")
+        assert (event["event"], event["data"]["reason"]) == ("refused", "descriptors")
+        assert "file descriptors are in use: raise the hard limit" in event["text"]
+        before_s = processor_s(child.pid)
+        time.sleep(1)
+        assert processor_s(child.pid) - before_s < 0.25
+        send(link, 1)  # who was there is as well as before
+        late = ZmqLink(context(tmp_path), address, SPEC, 2, actor=8)
+        with late.slot(20) as slot:  # once those that never spoke were closed
+            assert slot is not None
+            fill(slot, 0, actor=8)
+        late.close()
+        sent = [(side.take().header["actor"]) for _ in range(3)]
+        assert sent == [7, 7, 8]
+
+
+def processor_s(pid: int) -> float:
+    """Processor time that a process has taken."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")

@@ -165,3 +165,22 @@ def test_a_mask_that_shuts_one_choice_of_several_is_one_sentence() -> None:
     with pytest.raises(UserError, match=r"no action allowed for choice 1 of 2.*0's.* in row 2"):
         rollout.fill(spec.views(spec.zeros()), 0, 0)
     game.close()
+
+
+def test_it_says_that_it_lives_between_the_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Once a second: an unroll that takes longer than grants last must keep them."""
+    config = resolve("cartpole", [f"actors.envs={ENVS}", f"actors.unroll={UNROLL}"])
+    game = make(config.env, ENVS)
+    spec = slot_spec(config, game.info)
+    beats: list[int] = []
+    ledger = TimeLedger()
+    rollout = Rollout(  # type: ignore[arg-type]
+        game, Script(), SEED, ledger, beat=lambda: beats.append(ledger.since)
+    )
+    rollout.fill(spec.views(spec.zeros()), 0, 0)
+    assert len(beats) == 1
+    monkeypatch.setattr("penstock.actors.rollout.BEAT_NS", 0)
+    rollout._beat_at = 0
+    rollout.fill(spec.views(spec.zeros()), 1, 0)
+    assert len(beats) == 1 + UNROLL
+    game.close()

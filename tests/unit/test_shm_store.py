@@ -197,3 +197,29 @@ def test_too_many_writers_are_refused_in_words(store: SlotStore) -> None:
         store.open_lane(want=1)
     with pytest.raises(UserError, match="all 3 lanes of the learner are taken"):
         store.open_lane(want=1)
+
+
+def test_a_store_grows_with_what_its_writers_want() -> None:
+    store = SlotStore(SPEC, 2, lanes=4, most=7)
+    lane = store.geometry.lane(store.arena, store.open_lane(2))
+    assert len(store.slots) == 2
+    lane.want = 5
+    store.lend()
+    assert (len(store.slots), len(lane.lent)) == (5, 5)
+    _, writer = writer_of(store, 64)
+    assert (len(store.slots), writer.available) == (7, 2)
+    slot = writer.acquire(1)
+    assert slot is not None
+    assert slot.index >= 5
+    writer.publish(slot)
+    assert store.collect() == 1
+    assert store.slots[store.ready[0]].header is not None
+    store.close()
+
+
+def test_a_store_stops_growing_where_memory_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    store = SlotStore(SPEC, 2, lanes=4, most=7)
+    monkeypatch.setattr("penstock.transport.shm.arena.available_nbytes", lambda: 0)
+    store.open_lane(5)
+    assert (len(store.slots), store.wanting) == (2, True)
+    store.close()

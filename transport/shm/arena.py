@@ -6,9 +6,12 @@ memory is short; `multiprocessing.SharedMemory` fails all three (docs/architectu
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import mmap
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -38,20 +41,39 @@ class Arena:
     @classmethod
     def shared(cls, nbytes: int, name: str) -> Arena:
         """Raises UserError when the host has not that much memory left."""
-        # Asking for more than there is does not fail: it wakes the kernel's out-of-memory killer.
-        available = available_nbytes()
-        if nbytes > available:
-            raise _no_memory(nbytes, name, f"{available / 1e9:.2f} GB are free")
+        with _shortage(nbytes, name):
+            _check_available(nbytes)
+            return cls.reserved(nbytes, name, [(0, nbytes)])
+
+    @classmethod
+    def growing(cls, nbytes: int, name: str, first: list[tuple[int, int]]) -> Arena:
+        """Shared memory of which the host gives the ranges ``first`` now, as start and number of
+        bytes, and others with `commit`. Raises UserError when it has not that much left."""
+        with _shortage(sum(n for _, n in first), name):
+            return cls.reserved(nbytes, name, first)
+
+    @classmethod
+    def reserved(cls, nbytes: int, name: str, first: list[tuple[int, int]]) -> Arena:
+        """As `growing`; raises OSError."""
         fd = os.memfd_create(f"penstock-{name}", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         try:
-            os.posix_fallocate(fd, 0, nbytes)
-        except OSError as error:
+            os.ftruncate(fd, nbytes)
+            made = cls(mmap.mmap(fd, nbytes), fd)
+            for place in first:
+                made.commit(*place)
+        except OSError:
             os.close(fd)
-            raise _no_memory(nbytes, name, error.strerror) from error
+            raise
         # Nobody can shrink it under those who have mapped it, which would end them with SIGBUS.
         seals = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
         fcntl.fcntl(fd, fcntl.F_ADD_SEALS, seals)
-        return cls(mmap.mmap(fd, nbytes), fd)
+        return made
+
+    def commit(self, start: int, nbytes: int) -> None:
+        """Take memory for a range. Raises OSError when the host has not that much left."""
+        assert self.fd is not None
+        _check_available(nbytes)
+        os.posix_fallocate(self.fd, start, nbytes)
 
     @classmethod
     def attach(cls, fd: int, nbytes: int) -> Arena:
@@ -75,8 +97,20 @@ def available_nbytes() -> int:
     return next(int(line.split()[1]) << 10 for line in lines if line.startswith("MemAvailable:"))
 
 
-def _no_memory(nbytes: int, name: str, why: str | None) -> UserError:
-    return UserError(
-        f"{nbytes / 1e9:.2f} GB of shared memory for {name} cannot be had ({why}); use fewer or "
-        "smaller slots: transport.slots, actors.envs, actors.unroll"
-    )
+def _check_available(nbytes: int) -> None:
+    # Asking for more than there is does not fail: it wakes the kernel's out-of-memory killer.
+    available = available_nbytes()
+    if nbytes > available:
+        raise OSError(errno.ENOMEM, f"{available / 1e9:.2f} GB are free")
+
+
+@contextmanager
+def _shortage(nbytes: int, name: str) -> Iterator[None]:
+    """An OSError within becomes a UserError."""
+    try:
+        yield
+    except OSError as error:
+        raise UserError(
+            f"{nbytes / 1e9:.2f} GB of shared memory for {name} cannot be had ({error.strerror}); "
+            "use fewer or smaller slots: transport.slots, actors.envs, actors.unroll"
+        ) from error

@@ -19,7 +19,7 @@ def offer(store: SlotStore, want: int) -> tuple[int, list[int], dict[str, Any]]:
     """Open a lane of a shared store for another process: lane, descriptors, and where it lies."""
     assert store.arena.fd is not None, "a private store cannot be shared"
     lane = store.open_lane(want)
-    where = {"lane": lane, "slots": len(store.slots), "lanes": store.geometry.lanes}
+    where = {"lane": lane, "slots": store.geometry.slots, "lanes": store.geometry.lanes}
     return lane, [store.arena.fd, store.lane_event(lane), store.filled_event], where
 
 

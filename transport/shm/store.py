@@ -64,6 +64,11 @@ class Geometry:
     def nbytes(self) -> int:
         return self._block_starts[-1]
 
+    @property
+    def fixed_nbytes(self) -> int:
+        """Bytes of lanes and headers, which lie first."""
+        return self._block_starts[0]
+
     @cached_property
     def _block_starts(self) -> tuple[int, ...]:
         """Where each block begins, and where the last ends; lanes and headers lie before."""
@@ -88,6 +93,10 @@ class Geometry:
             for block, start in self._placed_blocks
         )
         return Slot(index, header, payload, self.spec.views(payload))
+
+    def places(self, index: int) -> Iterator[tuple[int, int]]:
+        """Where the bytes of a slot lie: start and number of bytes of its blocks."""
+        return ((start + index * b.nbytes, b.nbytes) for b, start in self._placed_blocks)
 
     def headers(self, arena: Arena) -> npt.NDArray[np.void]:
         """HEADER records ``[slots]``."""
@@ -143,10 +152,27 @@ class _Lane:
 class SlotStore:
     """The consumer's side. Not thread-safe: one thread owns it."""
 
-    def __init__(self, spec: SlotSpec, slots: int, lanes: int = 64, *, shared: bool = True) -> None:
-        self.geometry = Geometry(spec, slots, lanes)
+    def __init__(
+        self,
+        spec: SlotSpec,
+        slots: int,
+        lanes: int = 64,
+        *,
+        shared: bool = True,
+        most: int | None = None,
+    ) -> None:
+        """``slots`` at first; a shared store grows up to ``most`` where writers want more. Raises
+        UserError when the host has not the memory for the first."""
+        self.geometry = Geometry(spec, most or slots, lanes)
         nbytes = self.geometry.nbytes
-        self.arena = Arena.shared(nbytes, "slots") if shared else Arena.private(nbytes)
+        if not shared:
+            self.arena = Arena.private(nbytes)
+        elif most is None or most == slots:
+            self.arena = Arena.shared(nbytes, "slots")
+        else:
+            first = [place for i in range(slots) for place in self.geometry.places(i)]
+            self.arena = Arena.growing(nbytes, "slots", [(0, self.geometry.fixed_nbytes), *first])
+        self._most = most or slots
         self.slots = [self.geometry.slot(self.arena, i) for i in range(slots)]
         self.blocks = self.geometry.blocks(self.arena)
         self.filled_event = os.eventfd(0, EVENT_FLAGS)
@@ -234,7 +260,7 @@ class SlotStore:
         """Give free slots to lanes that want them, in turn."""
         lanes = self._open_lanes()
         idle = 0
-        while self._free and lanes and idle < len(lanes):
+        while lanes and idle < len(lanes) and (self._free or self._grow(lanes)):
             self._turn += 1
             lane = lanes[self._turn % len(lanes)]
             if lane.held >= lane.words.want:
@@ -242,6 +268,21 @@ class SlotStore:
                 continue
             idle = 0
             self._give(lane)
+
+    def _grow(self, lanes: list[_Lane]) -> bool:
+        """Make one slot more, if there may be one and some lane wants it."""
+        index = len(self.slots)
+        if index >= self._most or not any(lane.held < lane.words.want for lane in lanes):
+            return False
+        try:
+            for start, nbytes in self.geometry.places(index):
+                self.arena.commit(start, nbytes)
+        except OSError:
+            self._most = index  # the host has no more memory: writers share what there is
+            return False
+        self.slots.append(self.geometry.slot(self.arena, index))
+        self._free.append(index)
+        return True
 
     def _open_lanes(self) -> list[_Lane]:
         return [lane for index, lane in self._lanes.items() if index not in self.held_back]

@@ -1,0 +1,169 @@
+"""What a connector refuses of slots that are well formed, and that counters stay within bounds."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from penstock.core.specs import Column, SlotSpec
+from penstock.learner.others import Others
+from penstock.profiling.status import StatusPage
+from penstock.replay import Accounting
+from penstock.transport import connector as room
+from penstock.transport import wire
+from penstock.transport.base import Stamp
+from penstock.transport.receiver import Receiver
+from penstock.transport.shm.link import ShmLink
+from penstock.transport.wire import Head, Kind
+from transport_world import RUN_ID, Learner, context, learner, reports, wait_until
+
+FLAGS = ("terminated", "truncated", "alive")
+SPEC = SlotSpec(4, 2, tuple(Column(name, "|b1") for name in FLAGS))
+RECORD = SPEC.blocks[0].dtype
+
+
+@pytest.fixture
+def far_side(tmp_path: Path) -> Iterator[tuple[Learner, Receiver]]:
+    """A connector that is driven by hand, with an actor 5 that may send."""
+    with learner(tmp_path, spec=SPEC) as side:
+        link = ShmLink(side.path, None, want=0, lane=True)
+        receiver = Receiver(link, f"ipc://{tmp_path}/wire", side.path)
+        receiver._send = lambda peer, parts: True  # type: ignore[method-assign]
+        say(receiver, Kind.HELLO, {"spec": None, "want": 8})
+        wait_until(lambda: bool(receiver.turn(0) or receiver.grants.outstanding >= 8))
+        yield side, receiver
+        receiver.close()
+        link.close()
+
+
+def say(receiver: Receiver, kind: Kind, meta: Any = None, **fields: int) -> None:
+    head = Head(kind, run_id=RUN_ID, spec_hash=SPEC.hash, actor=5)._replace(**fields)
+    receiver.handle(b"peer", [bytes(part) for part in wire.encode(head, meta)])
+
+
+def send(
+    receiver: Receiver,
+    sequence: int,
+    *,
+    over: tuple[int, int] | None = None,
+    dead: tuple[tuple[int, int], ...] = (),
+    steps: int | None = None,
+    **fields: int,
+) -> None:
+    """A slot whose rows are alive but those of ``dead``; an episode ends with row ``over``."""
+    rows = np.zeros((4, 2), RECORD)
+    rows["alive"] = True
+    for at in dead:
+        rows["alive"][at] = False
+    if over is not None:
+        rows["terminated"][over] = True
+    counted = int(np.count_nonzero(rows["alive"])) if steps is None else steps
+    raw = rows.tobytes()
+    head = Head(Kind.SLOT, run_id=RUN_ID, spec_hash=SPEC.hash, actor=5, sequence=sequence)
+    made = receiver.grants.streams[5].produced_steps + counted
+    head = head._replace(steps=counted, produced_steps=made, raw_nbytes=len(raw), **fields)
+    parts = wire.encode(head, [["raw", len(raw)]], [raw])
+    receiver.handle(b"peer", [bytes(part) for part in parts])
+
+
+@pytest.mark.parametrize("steps", [0, 6, 8])
+def test_steps_are_the_rows_that_are_alive(far_side: tuple[Learner, Receiver], steps: int) -> None:
+    side, receiver = far_side
+    send(receiver, 0, dead=((1, 0),), steps=steps)
+    assert receiver.rejected == {"steps": 1}
+    send(receiver, 0, over=(0, 0), dead=((1, 0),))
+    assert side.take().header["steps"] == 7
+
+
+def test_a_row_that_only_resets_is_not_alive(far_side: tuple[Learner, Receiver]) -> None:
+    side, receiver = far_side
+    send(receiver, 0, over=(1, 1))
+    assert receiver.rejected == {"alive": 1}
+    send(receiver, 0, over=(3, 0))
+    send(receiver, 1)  # its first row follows the end of an episode
+    assert receiver.rejected == {"alive": 2}
+    send(receiver, 1, dead=((0, 0),))
+    assert [side.take().header["sequence"] for _ in range(2)] == [0, 1]
+    assert receiver.received["steps"] == 8 + 7
+
+
+@pytest.mark.parametrize(
+    ("generation", "version", "is_taken"),
+    [(2, 10, True), (1, 10, True), (2, 11, False), (2, 1010, False), (3, 0, False)],
+)
+def test_weights_that_were_not_published_have_played_nothing(
+    far_side: tuple[Learner, Receiver], generation: int, version: int, is_taken: bool
+) -> None:
+    side, receiver = far_side
+    side.publish(10)
+    send(receiver, 0, generation=generation, version=version)
+    assert receiver.rejected == ({} if is_taken else {"policy": 1})
+    side.board.publish(np.zeros(18, np.float32), Stamp(3, 2000))
+    send(receiver, 1, generation=generation, version=version)
+    assert side.take().header["version"] == version
+
+
+@pytest.mark.parametrize("produced", [2**64 - 1, 2**62 - 1, 2**40])
+def test_a_lie_on_leaving_reaches_no_count(
+    far_side: tuple[Learner, Receiver], tmp_path: Path, produced: int
+) -> None:
+    """The learner died of it: its status page holds 64-bit integers."""
+    side, receiver = far_side
+    send(receiver, 0)
+    accounting = Accounting(slot_steps=8)
+    others = Others(accounting)
+    taken = np.zeros((), [(name, "<u8") for name in side.take().header])
+    for name, value in {"actor": 5, "steps": 8, "produced_steps": 8}.items():
+        taken[name] = value
+    accounting.arrived(taken)
+    say(receiver, Kind.BYE, sequence=1, produced_steps=produced)
+    say(receiver, Kind.BEAT, sequence=2**61, produced_steps=8)
+    assert set(receiver.rejected) <= {"header", "steps", "ungranted"}
+    assert receiver.rejected.total() == 2
+    receiver.grants.end_all()
+    ctx = context(tmp_path, "connector")
+    room._report(ctx, receiver)
+    others.hear(reports(ctx, "connector"))
+    others.close_streams(everything_arrived=True)
+    assert accounting.to_dict(8) | {"trained": 0} == {
+        "produced": 8, "trained": 0, "dropped": {}, "lost": {}, "in_flight": 8,
+    }  # fmt: skip
+
+
+def test_what_was_refused_is_reported_once_for_each_reason(
+    far_side: tuple[Learner, Receiver], tmp_path: Path
+) -> None:
+    _, receiver = far_side
+    ctx = context(tmp_path, "connector")
+    refusals = room.Refusals(ctx, receiver)
+    for version in (1, 2):
+        send(receiver, 0, steps=3 + version)
+    receiver.handle(b"peer", [b"?"])
+    refusals.report()
+    refusals.report()
+    assert [(m["event"], m["text"], m["data"]) for m in reports(ctx, "event")] == [
+        (
+            "rejected",
+            "connector-0 refused messages: steps",
+            {"reason": "steps", "count": 2, "last": "8 rows are alive, not 5"},
+        ),
+        (
+            "rejected",
+            "connector-0 refused messages: frames",
+            {"reason": "frames", "count": 1, "last": "1 parts"},
+        ),
+    ]
+
+
+@pytest.mark.parametrize("value", [2**63, 2**64 - 1, 10**30, -(2**63) - 1])
+def test_a_status_page_holds_the_nearest_that_it_can(value: int) -> None:
+    page, _ = StatusPage.create()
+    page.produced_steps = value
+    assert page.produced_steps == (2**63 - 1 if value > 0 else -(2**63))
+    page.produced_steps = 5
+    assert page.produced_steps == 5
+    page.close()
