@@ -4,8 +4,8 @@
     RUN/sockets/wire      the connector of rank 0; that of rank r is wire-r
 
 It is the default, since a port of 127.0.0.1 is open to every user of the host. An actor finds it by
-the run's folder, before and after a restart of the learner. A connector removes its socket when it
-ends, and replaces one that was left by a killed connector.
+the run's folder, before and after a restart of the learner. The file of a socket stays when its
+connector has ended, and the next one replaces it.
 """
 
 from __future__ import annotations

@@ -142,7 +142,6 @@ def test_actors_join_by_the_runs_folder(penstock: Penstock, tmp_path: Path) -> N
     assert code == 130
     assert f"actors join by: penstock actor --connect ipc://{folder}/wire" in err
     assert actor.end()[0] == 130
-    assert list(folder.iterdir()) == []
 
 
 def _trains(learner: Command, run_dir: Path) -> bool:
