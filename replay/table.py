@@ -84,6 +84,7 @@ class Table:
         marked = "alive" in (self.records.dtype.names or ())
         self._marks: Array | None = self.records["alive"] if marked else None
         self.checks = SlotChecks(spec, history)
+        self.checked: set[int] = set()  # foreign slots that were checked before they were published
         self.arrived: Callable[[Slot], None] | None = None  # told of each foreign slot taken in
         self.rejected: Callable[[Slot, str], None] | None = None  # and of each that is not, and why
 
@@ -198,7 +199,9 @@ class Table:
         names = rows.dtype.names or ()
         if "alive" not in names:
             length = 0  # only who has that column can tell
-        if fault := self.checks.fault(rows[: length or None], told=length > 0):
+        if index in self.checked:
+            self.checked.remove(index)
+        elif fault := self.checks.fault(rows[: length or None], told=length > 0):
             self._reject(slot, rows, length, fault)
             return
         before = self._link(slot, rows["age"][0] if length and "age" in names else None)

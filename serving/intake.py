@@ -223,6 +223,8 @@ class Intake:
 
 
 def _sound(priority: npt.NDArray[Any]) -> bool:
+    if np.isnan(priority).all():
+        return True
     wide = priority.astype(np.float64)
     return bool((((wide >= 0) & (wide <= MAX_PRIORITY)) | np.isnan(wide)).all())
 

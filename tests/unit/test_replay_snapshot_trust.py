@@ -70,7 +70,7 @@ TAMPERED = [
     set_at("table.stored", None, 3), set_at("table.stored", None, -1),
     set_at("table.inserted", None, 1 << 63), set_at("table.stored", None, 0.5),
     set_at("table.order", 0, 99), set_at("table.order", 0, -1), set_at("table.order", None, [0, 0]),
-    set_at("table.free", None, [0, 1]), set_at("table.free", None, []),
+    set_at("table.free", None, [0, 1]), set_at("table.free", None, [99]),
     set_at("table.slots", None, 1 << 62), set_at("table.evicted", None, {"ttl": -1}),
     set_at("others.state.leaves", 0, np.nan), set_at("others.state.leaves", 0, -1.0),
     set_at("others.state.leaves", 0, np.inf), set_at("others.state.leaves", slice(None), 1.0),
