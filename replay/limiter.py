@@ -25,7 +25,7 @@ import math
 import threading
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, astuple, dataclass, replace
 from typing import Any
 
 from penstock.replay.errors import ReplayError
@@ -285,6 +285,8 @@ class RateLimiter:
         from none, with so many items inserted and removed before."""
         with self._changed:
             counts = Counts(inserted, 0, removed) if state is None else Counts(**state["counts"])
+            if not all(isinstance(n, int | float) and math.isfinite(n) for n in astuple(counts)):
+                raise ReplayError(f"the snapshot's limiter is damaged: {counts}; load another")
             if state is not None:
                 counts.kept = balance(_Settings(**state["settings"]).rule, counts)
             self._begin_from(counts)

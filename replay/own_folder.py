@@ -1,19 +1,24 @@
 """A folder of this process's own, which no process that ended leaves behind for long.
 
-The folder, which holds one socket, is locked while its owner lives; the kernel releases the lock
-when it ends, however it ends. Whoever makes the next one removes those that nobody holds.
+The folder, which holds one socket and a file that says what it is, is locked while its owner lives;
+the kernel releases the lock when it ends, however it ends. Whoever makes the next one removes those
+that nobody holds. Nothing else is removed: not without that file, and not what others put there.
 """
 
 from __future__ import annotations
 
 import fcntl
 import os
+import stat
 import tempfile
 from contextlib import suppress
 from pathlib import Path
 
 PREFIX = "penstock-replay-"
 SOCKET = "store"
+MARKER = ".penstock-replay-socket"
+MARK = b"The folder of a replay's socket. Penstock removes it once the replay has ended.\n"
+FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 class OwnFolder:
@@ -26,8 +31,8 @@ class OwnFolder:
         self.path, self._fd = held
 
     def remove(self) -> None:
-        _remove(self.path)
         if self._fd >= 0:
+            _remove(self.path, self._fd)
             os.close(self._fd)
             self._fd = -1
 
@@ -36,34 +41,50 @@ def remove_abandoned() -> None:
     """Remove the folders of this user whose owners have ended."""
     for path in Path(tempfile.gettempdir()).glob(f"{PREFIX}*"):
         try:
-            fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        except OSError:  # another user's, or it is gone
+            fd = os.open(path, FOLDER)
+        except OSError:  # another user's, a link, or it is gone
             continue
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            _remove(path)
+            _remove(path, fd)
         except OSError:  # its owner lives
             pass
         finally:
             os.close(fd)
 
 
-def _remove(path: Path) -> None:
-    """The socket, and the folder if that was all: what else has such a name is not ours."""
+def _remove(path: Path, fd: int) -> None:
+    """The socket and the marker of a folder that has one, and the folder if that was all."""
     with suppress(OSError):
-        if (path / SOCKET).is_socket():
-            (path / SOCKET).unlink()
-        path.rmdir()
+        marker = os.open(MARKER, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=fd)
+        with os.fdopen(marker, "rb") as stream:
+            ours = stream.read(len(MARK) + 1) == MARK and os.fstat(fd).st_uid == os.getuid()
+        if not ours:
+            return
+        with suppress(FileNotFoundError):
+            if stat.S_ISSOCK(os.stat(SOCKET, dir_fd=fd, follow_symlinks=False).st_mode):
+                os.unlink(SOCKET, dir_fd=fd)
+        if os.listdir(fd) == [MARKER]:
+            os.unlink(MARKER, dir_fd=fd)
+            path.rmdir()
 
 
 def _make() -> tuple[Path, int] | None:
     path = Path(tempfile.mkdtemp(prefix=PREFIX))
     try:
-        fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        fd = os.open(path, FOLDER)
     except FileNotFoundError:
         return None
     fcntl.flock(fd, fcntl.LOCK_EX)
-    if path.is_dir():
-        return path, fd
-    os.close(fd)
-    return None
+    try:
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+        with os.fdopen(os.open(MARKER, flags, 0o600, dir_fd=fd), "wb") as marker:
+            marker.write(MARK)
+    except FileNotFoundError:  # another removed it before it was locked
+        os.close(fd)
+        return None
+    except BaseException:
+        os.close(fd)
+        path.rmdir()
+        raise
+    return path, fd

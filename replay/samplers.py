@@ -108,7 +108,10 @@ class Uniform:
         return {"end": self._end, "listed": listed, "rng": self._rng.bit_generator.state}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self._end = int(state["end"])
+        end = int(state["end"])
+        if not 0 <= end <= len(self._valid) or self._valid[end:].any():
+            raise ReplayError(f"the snapshot's rows end at {end}, which cannot be; load another")
+        self._end = end
         self._listed = np.flatnonzero(self._valid[: self._end]) if state["listed"] else None
         self._rng.bit_generator.state = state["rng"]
 
@@ -238,9 +241,15 @@ class Prioritized:
                 f"the snapshot has {len(state['leaves'])} priorities and the buffer "
                 f"{len(self._valid)} rows; load it into a buffer of the same size"
             )
-        self._tree.load(state["leaves"])
-        self._highest = float(state["highest"])
-        self._drawn = int(state["drawn"])
+        leaves, highest = state["leaves"].astype(np.float64), float(state["highest"])
+        most = (MAX_PRIORITY + self.epsilon) ** self.alpha
+        if not ((leaves >= 0) & (leaves <= most)).all() or leaves[~self._valid].any():
+            raise ReplayError("the snapshot's priorities are damaged; load another")
+        if not 0 <= highest <= MAX_PRIORITY:
+            raise ReplayError(f"the snapshot's highest priority {highest} cannot be; load another")
+        self._tree.load(leaves)
+        self._highest = highest
+        self._drawn = max(0, int(state["drawn"]))
         self._rng.bit_generator.state = state["rng"]
 
     def _weights(self, priorities: npt.NDArray[Any]) -> Floats:

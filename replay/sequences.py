@@ -174,12 +174,28 @@ class SequenceSampler:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
+        slots = self._table.slots
+        ranges = {
+            "rows": len(self._row),
+            "freed": len(state["rows"]),
+            "before": slots,
+            "after": slots,
+            "searched": self._unroll + 1,
+            "position": 1 << 62,
+        }
+        for name, stop in ranges.items():
+            values = state[name]
+            low = NONE if name in ("before", "after", "searched") else 0
+            if len(values) and not low <= values.min() <= values.max() < stop:
+                raise ReplayError(f"the snapshot's {name} of sequences are damaged; load another")
         self._used, self._freed_count = len(state["rows"]), len(state["freed"])
         self._row[: self._used] = state["rows"]
         self._freed[: self._freed_count] = state["freed"]
         self._taken[: self._used] = True
         self._taken[state["freed"]] = False
         numbers = np.flatnonzero(self._taken)
+        if not self._valid[self._row[numbers]].all():
+            raise ReplayError("the snapshot's sequences begin at rows that do not count")
         self._number[self._row[numbers]] = numbers + 1
         for name in ("before", "after", "searched", "position"):
             getattr(self, f"_{name}")[...] = state[name]

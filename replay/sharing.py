@@ -174,7 +174,8 @@ class Inlet:
         return slot
 
     def publish(self, slot: Slot) -> None:
-        """The buffer will see it at its next look."""
+        """The buffer will see it at its next look. Its columns were checked."""
+        self._replay.table.checked.add(slot.index)
         self._writer.publish(slot)
 
     def give_back(self, slot: Slot) -> None:

@@ -39,7 +39,7 @@ class SlotChecks:
         ``told``: the writer filled in `age` and `side` itself; else they are worked out later.
         """
         for name in self._flags:
-            if (largest := rows[name].view(np.uint8).max()) > 1:
+            if (largest := int(rows[name].view(np.uint8).max())) > 1:
                 return f"column {name} holds the byte {largest}, and a flag is 0 or 1"
         for name, low, high in self._ranges:
             if not told and name != "pad":

@@ -17,12 +17,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from penstock.core.specs import HEADER, SlotSpec
 from penstock.replay.errors import ReplayError
 from penstock.replay.snapshot_cut import Cut, Lock
 from penstock.replay.snapshot_files import FolderReader, FolderWriter
-from penstock.replay.table import Table
+from penstock.replay.table import NONE, Table
 
 PER_SLOT = ("length", "prev", "next", "generation")
 COUNTS = ("inserted", "stored")
@@ -75,11 +76,14 @@ def restore(reader: FolderReader, table: Table) -> dict[str, Any]:
         if difference := spec.difference(table.spec, "snapshot", "replay"):
             raise ReplayError(f"{reader.folder} is of another replay: {difference}; load its own")
         order = _order(reader.folder, state, table)
+        valid = np.unpackbits(state["valid"], count=table.rows).view(bool)
+        _check_links(state, order, table)
+        _check_counts(state, order, valid, table)
         for i, block in enumerate(spec.blocks):
             reader.read(block.name, (table.store.slots[slot].payload[i] for slot in order))
         for name in PER_SLOT:
             getattr(table, name)[...] = state[name]
-        table.valid[...] = np.unpackbits(state["valid"], count=table.rows).view(bool)
+        table.valid[...] = valid
         headers = state["headers"].reshape(-1).view(HEADER)
         for slot, header in zip(order, headers, strict=True):
             # A slot is as old as it was: the clock may be that of another boot.
@@ -90,6 +94,8 @@ def restore(reader: FolderReader, table: Table) -> dict[str, Any]:
         for name in COUNTS:
             setattr(table, name, int(state[name]))
         table.store.keep_all_but([int(slot) for slot in state["free"]])
+        for slot in order:
+            _check_rows(slot, table)
         others: dict[str, Any] = reader.about["others"]
         return others
 
@@ -105,6 +111,56 @@ def _order(folder: Path, state: dict[str, Any], table: Table) -> list[int]:
     if len(set(order)) != len(order) or not set(order) <= set(range(table.slots)):
         raise ValueError(f"its order of slots {order} is impossible")
     return order
+
+
+def _check_links(state: dict[str, Any], order: list[int], table: Table) -> None:
+    """Raise ValueError for slots that are there twice, or whose neighbours cannot be."""
+    free, slots = [int(slot) for slot in state["free"]], range(table.slots)
+    if sorted([*order, *free]) != list(slots):
+        raise ValueError("some slots are missing, or there twice")
+    before, after = ([int(slot) for slot in state[name]] for name in ("prev", "next"))
+    if len(before) != table.slots or len(after) != table.slots:
+        raise ValueError("it has the neighbours of another number of slots")
+    place = {slot: at for at, slot in enumerate(order)}
+    for slot in slots:
+        last, following = before[slot], after[slot]
+        if last != NONE and not (
+            last in place and place[last] < place.get(slot, -1) and after[last] == slot
+        ):
+            raise ValueError(f"slot {slot} cannot follow slot {last}")
+        if following != NONE and not (following in place and before[following] == slot):
+            raise ValueError(f"slot {following} cannot follow slot {slot}")
+
+
+def _check_counts(
+    state: dict[str, Any], order: list[int], valid: npt.NDArray[np.bool_], table: Table
+) -> None:
+    """Raise ValueError for rows that cannot count."""
+    length, generation = state["length"], state["generation"]
+    if length.min() < 0 or length.max() > table.spec.unroll:
+        raise ValueError(f"slots of {length.min()} to {length.max()} steps")
+    if generation.min() < 0 or generation.max() >= 1 << 31:
+        raise ValueError(f"generations {generation.min()} to {generation.max()}")
+    kept = np.zeros(table.slots, bool)
+    kept[order] = True
+    written = (np.arange(table.spec.unroll) < length[:, None]) & kept[:, None]
+    if (valid.reshape(table.slots, table.spec.unroll, -1) & ~written[:, :, None]).any():
+        raise ValueError("rows count that were never written")
+    numbers = [state["inserted"], state["stored"], *state["evicted"].values()]
+    if any(type(number) is not int or number < 0 for number in numbers):
+        raise ValueError(f"counts {numbers}")
+    if numbers[1] != np.count_nonzero(valid) or numbers[0] != sum(numbers[1:]):
+        raise ValueError(f"counts {numbers} do not add up")
+
+
+def _check_rows(slot: int, table: Table) -> None:
+    """Raise ValueError for columns of a restored slot that name rows which are not there."""
+    if length := int(table.length[slot]):
+        rows = table.records.reshape(-1, table.spec.unroll, table.spec.envs)[slot]
+        if fault := table.checks.fault(rows[:length], told=True):
+            raise ValueError(fault)
+        if table.lacks_history(slot):
+            raise ValueError(f"rows of slot {slot} reach back to slots that are gone")
 
 
 def _state(table: Table) -> dict[str, Any]:

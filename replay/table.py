@@ -84,6 +84,7 @@ class Table:
         marked = "alive" in (self.records.dtype.names or ())
         self._marks: Array | None = self.records["alive"] if marked else None
         self.checks = SlotChecks(spec, history)
+        self.checked: set[int] = set()  # foreign slots that were checked before they were published
         self.arrived: Callable[[Slot], None] | None = None  # told of each foreign slot taken in
         self.rejected: Callable[[Slot, str], None] | None = None  # and of each that is not, and why
 
@@ -198,7 +199,9 @@ class Table:
         names = rows.dtype.names or ()
         if "alive" not in names:
             length = 0  # only who has that column can tell
-        if fault := self.checks.fault(rows[: length or None], told=length > 0):
+        if index in self.checked:
+            self.checked.remove(index)
+        elif fault := self.checks.fault(rows[: length or None], told=length > 0):
             self._reject(slot, rows, length, fault)
             return
         before = self._link(slot, rows["age"][0] if length and "age" in names else None)
@@ -214,7 +217,8 @@ class Table:
         self.stored += new
         priorities = rows["priority"].reshape(-1) if "priority" in rows.dtype.names else None
         if priorities is not None:
-            priorities = priorities.astype(np.float64)
+            with np.errstate(invalid="ignore"):  # of NaN that signals
+                priorities = priorities.astype(np.float64)
             sound = (priorities >= 0) & (priorities <= MAX_PRIORITY)
             if not sound.all():  # NaN: the writer leaves it to the sampler
                 priorities = np.where(sound, priorities, np.nan)
@@ -319,17 +323,27 @@ class Table:
 
     def _cut_history(self, slot: int) -> None:
         """Rows from ``slot`` on whose frames begin before what is left of their stream are lost."""
-        envs = self.spec.envs
         while slot != NONE and (behind := self._behind(slot)) < self.history:
-            start = slot * self.rows_per_slot
-            steps = min(self.history - behind, int(self.length[slot]))
-            rows = slice(start, start + steps * envs)
-            stored = np.arange(behind, behind + steps)[:, None]  # steps before each
-            ages = self.records["age"][rows].reshape(steps, envs)
-            lost = np.flatnonzero(self.valid[rows].reshape(steps, envs) & (ages > stored))
+            lost = self._without_history(slot, behind)
             if len(lost):
-                self.remove_rows(start + lost, "history")
+                self.remove_rows(lost, "history")
             slot = int(self.next[slot])
+
+    def lacks_history(self, slot: int) -> bool:
+        """Whether rows of ``slot`` count though the first of their frames are gone."""
+        behind = self._behind(slot)
+        return behind < self.history and len(self._without_history(slot, behind)) > 0
+
+    def _without_history(self, slot: int, behind: int) -> Rows:
+        """Rows of ``slot`` that count and reach back further than the ``behind`` steps before it,
+        and their own."""
+        envs, start = self._envs, slot * self.rows_per_slot
+        steps = min(self.history - behind, int(self.length[slot]))
+        rows = slice(start, start + steps * envs)
+        stored = np.arange(behind, behind + steps)[:, None]  # steps before each
+        ages = self.records["age"][rows].reshape(steps, envs)
+        lost: Rows = start + np.flatnonzero(self.valid[rows].reshape(steps, envs) & (ages > stored))
+        return lost
 
     def _behind(self, slot: int) -> int:
         """Steps of its stream that are stored before ``slot``; not counted beyond `history`."""

@@ -168,7 +168,8 @@ class Intake:
         message, head = line.waiting[0], line.waiting[0].head
         try:
             self._decoder.decode(message, slot.payload)
-            fault = self._fault(head, slot)
+            with np.errstate(invalid="ignore"):  # of NaN that signals
+                fault = self._fault(head, slot)
         except WireError as error:
             self._refuse(line, -1, error.reason, str(error))
         except wire.STRANGE as error:
@@ -222,6 +223,8 @@ class Intake:
 
 
 def _sound(priority: npt.NDArray[Any]) -> bool:
+    if np.isnan(priority).all():
+        return True
     wide = priority.astype(np.float64)
     return bool((((wide >= 0) & (wide <= MAX_PRIORITY)) | np.isnan(wide)).all())
 

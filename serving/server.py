@@ -57,7 +57,14 @@ class ReplayServer:
         self._snapshots, self._log = snapshots, log
         taken = None if snapshots is None else snapshots.marks
         with ExitStack() as opening:
-            self._service = ReplayService(replay, self._send, limits=limits, log=log, taken=taken)
+            self._service = ReplayService(
+                replay,
+                self._send,
+                limits=limits,
+                log=log,
+                taken=taken,
+                more_figures=self._snapshot_figures,
+            )
             opening.callback(self._service.close)
             self._keys = load_learner(curve) if curve else None
             self._context = zmq.Context()
@@ -104,10 +111,10 @@ class ReplayServer:
 
     def figures(self) -> dict[str, Any]:
         """Counters of the server itself."""
-        figures = self._service.figures()
-        if self._snapshots is not None:
-            figures["snapshots"] = self._snapshots.figures()
-        return figures
+        return self._service.figures()
+
+    def _snapshot_figures(self) -> dict[str, Any]:
+        return {"snapshots": self._snapshots.figures()} if self._snapshots is not None else {}
 
     def save(self) -> None:
         """Write a last snapshot, if any are written, and wait for it."""

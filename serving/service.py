@@ -101,7 +101,7 @@ class ReplayService:
 
     ``send(peer, parts)`` hands an answer over and says what became of it: SENT, FULL or GONE.
     ``log`` takes one line for the first rejection of each kind. ``taken``: what a snapshot says of
-    streams, as `marks` gave it.
+    streams, as `marks` gave it. ``more_figures`` are shown with those of `figures`.
     """
 
     def __init__(
@@ -112,6 +112,7 @@ class ReplayService:
         limits: Limits | None = None,
         log: Callable[[str], None] | None = None,
         taken: dict[str, Any] | None = None,
+        more_figures: Callable[[], dict[str, Any]] | None = None,
     ) -> None:
         """Raises ReplayError for a replay that takes no rows from elsewhere."""
         if "alive" not in (replay.table.records.dtype.names or ()):
@@ -119,6 +120,7 @@ class ReplayService:
         self.rejected: Counter[str] = Counter()
         self.limits = limits or Limits()
         self._replay, self._send, self._log = replay, send, log
+        self._more_figures = more_figures
         self._spec_hash = replay.layout.spec.hash
         self._run_id = secrets.randbits(63) | 1
         self._peers: OrderedDict[bytes, Peer] = OrderedDict()  # the one heard of last is last
@@ -199,6 +201,7 @@ class ReplayService:
             "rejected": dict(self.rejected),
             "unread_nbytes": self._in_flight_nbytes + self.stranded_nbytes,
             "waiting_nbytes": self._intake.waiting_nbytes,
+            **(self._more_figures() if self._more_figures is not None else {}),
         }
 
     def marks(self) -> dict[str, Any]:
