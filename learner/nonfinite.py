@@ -45,7 +45,7 @@ def backward(loss: Tensor, *norms: Tensor) -> None:
         factor = loss.detach() * 0.0 + 1.0  # 1, or NaN
         for norm in norms:
             factor = factor + norm * 0.0
-    loss.backward(factor)  # type: ignore[no-untyped-call]
+    loss.backward(factor)
 
 
 class NonFiniteGuard:
