@@ -2,9 +2,9 @@
 
 Counters are of the whole group and equal on every rank (`learner.progress`), so that the lowest
 rank that lives speaks for all. What is a rank's own is added up where it is an amount, and averaged
-where it is a share or a mean; of skipped updates it is the most of any. A learner that died is gone with what it held, but its status page
-and its last report remain: steps that had reached it and were neither trained on nor dropped are
-lost.
+where it is a share or a mean; of skipped updates it is the most of any. A learner that died is gone
+with what it held, but its status page and its last report remain: steps that had reached it and
+were neither trained on nor dropped are lost.
 """
 
 from __future__ import annotations
