@@ -99,4 +99,4 @@ def test_the_same_run_comes_out_every_time(tmp_path: Path, settings: str) -> Non
     for name in ("once", "again"):
         train(tmp_path / name, *options)
         weights.append(checkpoint.load(tmp_path / name / "checkpoints" / "last").weights)
-    assert np.array_equal(*weights)
+    assert np.array_equal(weights[0], weights[1])
