@@ -2,9 +2,9 @@
 
 Counters are of the whole group and equal on every rank (`learner.progress`), so that the lowest
 rank that lives speaks for all. What is a rank's own is added up where it is an amount, and averaged
-where it is a share or a mean. A learner that died is gone with what it held, but its status page
-and its last report remain: steps that had reached it and were neither trained on nor dropped are
-lost.
+where it is a share or a mean; of skipped updates it is the most of any. A learner that died is gone
+with what it held, but its status page and its last report remain: steps that had reached it and
+were neither trained on nor dropped are lost.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ SUMMED = {
     "steps_per_s", "trained_steps_per_s", "learner_ceiling_steps_per_s", "actors_alive",
     "replay_size", "received",
 }  # fmt: skip
+MOST = ("updates_skipped", "rollbacks")  # an update that all skip is one
 COUNTED = ("dropped", "lost", "rejected")  # by reason, since the rank's process began
 OWN = (
     "steps_per_s", "trained_steps_per_s", "learner_ceiling_steps_per_s", "queue_fill",
@@ -125,9 +126,10 @@ class Ranks:
                 accounting[key] = dict(Counter(accounting[key]) + dead[key])
             for lost in (accounting["lost"], counted["lost"]):
                 lost[LOST] = lost.get(LOST, 0) + unheard
-        together = {"accounting": accounting}
+        together: Metrics = {"accounting": accounting}
         if any("received" in final for final in finals):
             together["received"] = _count(finals, "received")
+        together |= {key: max(f.get(key, 0) for f in finals) for key in MOST if key in finals[0]}
         return {**finals[0], **counted, **together}
 
     def _counted(self, reports: Iterable[Metrics]) -> Metrics:
@@ -173,6 +175,8 @@ def _together(name: str, values: Sequence[Any], lowest: Any) -> Any:
     numbers = [value for value in values if isinstance(value, int | float)]
     if not numbers or isinstance(lowest, bool | str | list):
         return lowest
+    if name in MOST:
+        return max(numbers)
     return sum(numbers) if name in SUMMED else sum(numbers) / len(numbers)
 
 

@@ -39,7 +39,15 @@ MODEL, OTHER = "model/", "state/"
 
 
 class DamagedError(UserError):
-    """The file cannot be read as a checkpoint, or a checksum in it is wrong."""
+    """The file cannot be read as a checkpoint, or a checksum in it is wrong; ``fault`` says so
+    without the next step."""
+
+    def __init__(self, fault: str) -> None:
+        super().__init__(
+            f"{fault}; take another one of the run: checkpoints/last, checkpoints/best or one of "
+            "checkpoints/step-N"
+        )
+        self.fault = fault
 
 
 @dataclass(frozen=True)
@@ -135,10 +143,7 @@ def _opened(
         TypeError,
         ValueError,
     ) as error:
-        raise DamagedError(
-            f"{path} is damaged or no checkpoint of penstock ({error}); "
-            "take another one, for example checkpoints/best"
-        ) from error
+        raise DamagedError(f"{path} is damaged or no checkpoint of penstock ({error})") from error
 
 
 def _about(path: Path, metadata: Mapping[str, str]) -> Mapping[str, Any]:

@@ -62,7 +62,7 @@ def newest_whole(
         try:
             return folder, checkpoint.load(folder, layout), damaged
         except DamagedError as error:
-            damaged.append(str(error))
+            damaged.append(error.fault)
     raise UserError(
         f"none of the {len(damaged)} checkpoints beside {last} is whole, and the run is left as it "
         f"is: {damaged[0]}; start from another one with --resume-from, into a new run.dir"

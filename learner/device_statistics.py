@@ -121,4 +121,4 @@ class DeviceStatistics:
         self._rows = torch.zeros(ROWS + 1, len(row), device=row.device)
         self._rows[0] = row
         self._sums = self._rows[0, :-1]
-        self._samples = [samples]
+        self._samples: list[int] = [samples]

@@ -180,7 +180,8 @@ class LearnerProcess:
         with suppress(GroupLostError):
             last = Word(np.zeros(0), self._progress.growth())
             self._progress.grow(last.growth, self._team.exchange.agree(last).growth)
-        counts = self._progress.counts() | self._others.drops() | self._others.received()
+        others = self._others.drops() | self._others.received()
+        counts = self._progress.counts() | others | self._nonfinite.figures()
         self._ctx.report("final", accounting=self._accounting.to_dict(in_flight), **counts)
         self._ctx.status.phase = Phase.SAVING
         self._ledger.switch(Part.SAVE)

@@ -19,7 +19,6 @@ from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-import torch
 from torch import Tensor
 
 from penstock.configs.group import SERVED
@@ -41,11 +40,10 @@ KEPT = 2  # states: at twice the memory, one that is from before the trouble beg
 def backward(loss: Tensor, *norms: Tensor) -> None:
     """Add the gradients of ``loss`` (``[]``): all are NaN where it, or one of ``norms`` (``[]``),
     is not finite."""
-    with torch.no_grad():
-        factor = loss.detach() * 0.0 + 1.0  # 1, or NaN
-        for norm in norms:
-            factor = factor + norm * 0.0
-    loss.backward(factor)  # type: ignore[no-untyped-call]
+    factor = loss.detach() * 0.0 + 1.0  # 1, or NaN
+    for norm in norms:
+        factor = factor + norm * 0.0
+    loss.backward(factor)
 
 
 class NonFiniteGuard:

@@ -260,7 +260,10 @@ def test_a_flip_in_the_head_is_noticed_without_reading_the_tensors(tmp_path: Pat
 
 
 def test_a_checkpoint_of_an_older_version_has_no_checksums_and_is_read(tmp_path: Path) -> None:
-    tensors = {"model/x": np.arange(3, dtype=np.float32), "state/y": np.zeros(2, np.uint8)}
+    tensors: dict[str, Any] = {
+        "model/x": np.arange(3, dtype=np.float32),
+        "state/y": np.zeros(2, np.uint8),
+    }
     about = {"format": 1, "layout": [["x", [3]]], "meta": {"a": 1}}
     save_file(tensors, tmp_path / FILE, {"penstock": json.dumps(about)})
     found = checkpoint.load(tmp_path)

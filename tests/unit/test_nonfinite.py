@@ -156,7 +156,7 @@ def test_a_state_that_leads_to_the_same_end_is_not_tried_twice() -> None:
 def test_the_budget_ends_the_run_in_the_last_good_state() -> None:
     rig = Rig("learner.nonfinite.max_rollbacks=2")
     good = rig.state()
-    said = []
+    said: list[str] = []
     while not said or not said[-1]:
         rig.train(times=1)
         rig.train(np.nan, times=3)

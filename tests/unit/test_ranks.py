@@ -209,3 +209,16 @@ def test_latencies_are_those_of_all_steps_and_not_the_mean_of_each_learners() ->
     merged = ranks.metrics(0, report(1, 0, {}, **quick, latency_histogram={"0": 9.0}))
     assert merged is not None
     assert merged["latency_p99_s"] == pytest.approx(9.9e-5)
+
+
+def test_updates_that_all_have_skipped_are_counted_once() -> None:
+    ranks = Ranks((0, 1))
+    ranks.metrics(1, {"updates_skipped": 4, "rollbacks": 1})
+    merged = ranks.metrics(0, {"updates_skipped": 3, "rollbacks": 1})
+    assert merged is not None
+    assert (merged["updates_skipped"], merged["rollbacks"]) == (4, 1)
+    ranks.final(0, final(10, 10) | {"updates_skipped": 3, "rollbacks": 1})
+    assert (
+        ranks.final(1, final(10, 10) | {"updates_skipped": 5, "rollbacks": 1})["updates_skipped"]
+        == 5
+    )

@@ -124,7 +124,7 @@ def test_two_checkpoints_to_resume_from_contradict_each_other(tmp_path: Path) ->
     assert find_source(str(last.with_name("step-3")), tmp_path, "no")[0] is not None
     for resume in ("auto", "must"):
         with pytest.raises(UserError, match="leave out one of the two"):
-            find_source(str(last.with_name("step-3")), tmp_path, resume)  # type: ignore[arg-type]
+            find_source(str(last.with_name("step-3")), tmp_path, resume)
 
 
 def test_a_damaged_checkpoint_is_not_begun_from(tmp_path: Path) -> None:

@@ -197,6 +197,16 @@ def test_a_failing_checkpoint_at_the_end_is_told() -> None:
     assert scene.decisions.outcome == Outcome(2, "user_error", failure)
 
 
+def test_a_learner_may_end_the_run_cleanly_for_a_failure() -> None:
+    scene = Scene((LEARNER, *ACTORS[:1]))
+    failure = Failure("learner-0", "10 updates in a row were skipped")
+    assert scene.decisions.stop("diverged", scene.now_s, failure) == [Kill("actor-0", TERM)]
+    scene.ends("actor-0", 0)
+    scene.decisions.failed(Failure("learner-0", "the disk is full", user=True), scene.now_s)
+    scene.ends("learner-0", 2)
+    assert scene.decisions.outcome == Outcome(1, "diverged", failure)
+
+
 def test_an_actors_complaint_while_stopping_changes_nothing() -> None:
     scene = Scene((LEARNER, *ACTORS))
     scene.decisions.interrupt(signal.SIGTERM, scene.now_s)

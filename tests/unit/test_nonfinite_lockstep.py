@@ -1,0 +1,102 @@
+"""The lockstep mode, in this process, with a loss that is not finite in some of its calls."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from penstock.algos.custom import custom
+from penstock.configs.load import resolve
+from penstock.core.control import Channel
+from penstock.core.role import RoleContext
+from penstock.launch import lockstep
+from penstock.learner import checkpoint
+from penstock.profiling.status import StatusPage
+
+ENTRY = "nan_algorithm:Algorithm"
+SMALL = [
+    *("transport.kind=inproc", "actors.count=1", "actors.envs=8", "actors.unroll=8"),
+    *("algo.name=custom", f"algo.entry={ENTRY}", "stop.return=null", "learner.device=cpu"),
+    *("learner.updates_per_batch=1", "stop.learner_steps=40"),
+]
+
+
+def train(folder: Path, *options: str) -> list[dict[str, Any]]:
+    """A whole run; all that it reported."""
+    custom.cache_clear()
+    config = resolve("cartpole", [*SMALL, *options])
+    ours, theirs = Channel.pair()
+    page, descriptor = StatusPage.create()
+    ctx = RoleContext("lockstep", 0, 0, 1, folder, folder, Channel(theirs), page, config)
+    heard: list[dict[str, Any]] = []
+
+    def listen() -> None:
+        while not ctx.stopping():
+            heard.extend(ours.receive())
+            if any(message["kind"] == "final" for message in heard):
+                ctx.stop()
+            time.sleep(0.005)
+
+    thread = threading.Thread(target=listen)
+    thread.start()
+    try:
+        lockstep.run(ctx)
+    finally:
+        ctx.stop()
+        thread.join()
+        for end in (ours, ctx.channel, page):
+            end.close()
+        os.close(descriptor)
+    return heard
+
+
+def of_kind(heard: list[dict[str, Any]], kind: str) -> list[dict[str, Any]]:
+    return [message for message in heard if message["kind"] == kind]
+
+
+def test_a_few_updates_are_skipped_and_the_run_goes_on(tmp_path: Path) -> None:
+    heard = train(tmp_path)
+    [stop] = of_kind(heard, "stop")
+    assert (stop["reason"], stop["error"]) == ("learner_steps", "")
+    last = of_kind(heard, "metrics")[-1]
+    assert (last["updates_skipped"], last["rollbacks"]) == (3, 0)
+    assert {event["event"] for event in of_kind(heard, "event")} == {"note"}
+
+
+def test_many_in_a_row_send_the_learner_back(tmp_path: Path) -> None:
+    heard = train(tmp_path, "algo.settings={last: 24}", "checkpoint.every_steps=4")
+    assert of_kind(heard, "stop")[0]["reason"] == "learner_steps"
+    last = of_kind(heard, "metrics")[-1]
+    assert (last["updates_skipped"], last["rollbacks"]) == (20, 2)
+    back = [event for event in of_kind(heard, "event") if event["event"] == "rollback"]
+    assert [event["data"]["step"] for event in back] == [14, 24]
+    assert "policy_loss" not in back[0]["data"]["loss"], "its parts are finite, the sum is not"
+    saved = checkpoint.load(tmp_path / "checkpoints" / "last").meta["progress"]
+    assert (saved["lr_factor"], saved["learner_steps"]) == (0.25, 40)
+
+
+def test_a_loss_that_stays_so_ends_the_run(tmp_path: Path) -> None:
+    heard = train(tmp_path, "algo.settings={last: 1000000}", "stop.learner_steps=100")
+    [stop] = of_kind(heard, "stop")
+    assert stop["reason"] == "diverged"
+    assert "10 updates in a row were skipped, after 3 rollbacks, the last with" in stop["error"]
+    [final] = of_kind(heard, "final")
+    accounting = final["accounting"]
+    assert accounting["produced"] == accounting["trained"] + accounting["in_flight"] > 0
+    assert checkpoint.exists(tmp_path / "checkpoints" / "last")
+
+
+@pytest.mark.parametrize("settings", ["{first: 0, last: 0}", "{last: 24}"])
+def test_the_same_run_comes_out_every_time(tmp_path: Path, settings: str) -> None:
+    options = (f"algo.settings={settings}", "checkpoint.every_steps=8")
+    weights = []
+    for name in ("once", "again"):
+        train(tmp_path / name, *options)
+        weights.append(checkpoint.load(tmp_path / name / "checkpoints" / "last").weights)
+    assert np.array_equal(weights[0], weights[1])
