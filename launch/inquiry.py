@@ -65,10 +65,12 @@ class Inquiry:
             asker.close()
         self._listener.close()
         faulthandler.unregister(signal.SIGUSR1)
-        unused = [p for p in (self._run_dir / "logs").glob("*.stacks") if not p.stat().st_size]
-        for path in (self.path, *unused):
-            with suppress(OSError):
-                path.unlink()
+        with suppress(OSError):
+            self.path.unlink()
+        with suppress(OSError):
+            for path in (self._run_dir / "logs").glob("*.stacks"):
+                if not path.stat().st_size:
+                    path.unlink()
 
     def turn(self, names: Iterable[str], children: Mapping[str, Child]) -> None:
         """Take in who asks, and send what they have room for; never waits. ``names`` are of all
