@@ -67,8 +67,8 @@ class Inquiry:
         faulthandler.unregister(signal.SIGUSR1)
         with suppress(OSError):
             self.path.unlink()
-        for path in (self._run_dir / "logs").glob("*.stacks"):
-            with suppress(OSError):
+        with suppress(OSError):
+            for path in (self._run_dir / "logs").glob("*.stacks"):
                 if not path.stat().st_size:  # no process was asked for its stacks
                     path.unlink()
 

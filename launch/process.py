@@ -67,6 +67,7 @@ class Child:
         self._backlog: deque[Message] = deque()
         self._role_fd: int | None = None
         self._role_gone = False
+        self._spare: list[int] = []  # descriptors kept for holding the role, once it is there
         self._kill_at_s: float | None = None
         self._mark = f"{MARK}={secrets.token_hex(16)}"
         # A learner can still save what it has learned; the others have nothing to lose.
@@ -78,12 +79,12 @@ class Child:
             with theirs:
                 self.status, status_fd = StatusPage.create()
                 undo.callback(self.status.close)
-                try:
-                    self.status.incarnation = incarnation
-                    self.send({**arguments, **_identity(spec, incarnation)})
-                    self._process = self._start(log, theirs.fileno(), status_fd, keep_fds)
-                finally:
-                    os.close(status_fd)
+                undo.callback(self._release)
+                self._spare = [status_fd]
+                self._spare.append(os.dup(status_fd))
+                self.status.incarnation = incarnation
+                self.send({**arguments, **_identity(spec, incarnation)})
+                self._process = self._start(log, theirs.fileno(), status_fd, keep_fds)
             undo.callback(self._process.wait)
             undo.callback(self._process.kill)
             self.pidfd = os.pidfd_open(self._process.pid)
@@ -148,7 +149,7 @@ class Child:
         guard_ended, role_ended = _ended(self.pidfd), self._role_gone
         if self._role_fd is not None:
             role_ended = _ended(self._role_fd)
-        if guard_ended and (role_ended or not self.began):
+        if guard_ended and (role_ended or not self.began or self.status.role_cleared):
             return True
         if not guard_ended and not role_ended:
             return False
@@ -167,6 +168,7 @@ class Child:
         """Hold the process that the status page names, if it is still that one."""
         if self._role_fd is not None or self._role_gone or not self.began:
             return
+        self._release()
         pid = self.status.role_pid
         try:
             role_fd = os.pidfd_open(pid)
@@ -181,6 +183,10 @@ class Child:
                 return
             self._role_gone = began is not None or _ended(role_fd)
             os.close(role_fd)
+
+    def _release(self) -> None:
+        while self._spare:
+            os.close(self._spare.pop())
 
     @property
     def phase(self) -> str:
@@ -224,6 +230,7 @@ class Child:
         code = self._process.wait()
         if self.began and not self.status.role_cleared:
             _kill_marked(self._mark.encode())
+        self._release()
         for fd in (self.pidfd, self._role_fd):
             if fd is not None:
                 os.close(fd)

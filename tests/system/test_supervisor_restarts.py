@@ -82,8 +82,9 @@ def test_a_hung_environment_is_named_dumped_and_replaced(supervise: Supervise) -
 
 
 def starve(run: Supervised) -> None:
-    """Leave a supervisor no descriptor, and kill its actor."""
-    resource.prlimit(run.process.pid, resource.RLIMIT_NOFILE, (3, MOST_FDS))
+    """Leave a supervisor no descriptor beyond those it has, and kill its actor."""
+    most = 1 + max(int(fd) for fd in os.listdir(f"/proc/{run.process.pid}/fd"))
+    resource.prlimit(run.process.pid, resource.RLIMIT_NOFILE, (most, MOST_FDS))
     os.kill(pid_of(run.process.pid, "actor-0"), signal.SIGKILL)
     run.wait_for("actor-0: could not be started: Too many open files; raise the limit of")
 
