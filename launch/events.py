@@ -33,6 +33,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from penstock.configs.secrets import redacted, redacted_json
 from penstock.core.private import open_private
 
 EVENTS = "events.jsonl"
@@ -122,9 +123,9 @@ class EventLog:
             "kind": kind,
             "role": role,
             "incarnation": incarnation,
-            "text": text[:TEXT_LIMIT],
+            "text": redacted(text)[:TEXT_LIMIT],
             "count": 1,
-            "data": _checked(data),
+            "data": _checked(redacted_json(data)),
         }
         key = kind, role, line["text"]
         repeated = self._alike.get(key)

@@ -18,6 +18,7 @@ from typing import Any
 
 from penstock.configs.game import same_game
 from penstock.configs.schema import EnvConfig
+from penstock.configs.secrets import redacted
 from penstock.core.private import open_private
 from penstock.launch.ranks import lags
 from penstock.launch.writers import Writer
@@ -163,7 +164,7 @@ class Record:
             "accounting_complete": True,
             **self._of_the_run(),
             "exit_reason": exit_reason,
-            "error": error,
+            "error": error and redacted(error),
         }
         with suppress(OSError):
             self._write()  # the end, due or not
