@@ -28,7 +28,7 @@ _resolved: dict[str, str] = {}  # by value: the reference; of this process
 def resolve(env: EnvConfig) -> EnvConfig:
     """The same with the values of the variables that it refers to. Raises UserError for one that is
     not set, or may not be referred to."""
-    if not any(references(env)):
+    if next(references(env), None) is None:
         return env
     return env.model_copy(
         update={"kwargs": _replaced(env.kwargs), "wrappers": _replaced(env.wrappers)}

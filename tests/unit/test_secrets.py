@@ -1,4 +1,4 @@
-"""Secrets that a config refers to are resolved where an environment is made, and written nowhere."""
+"""Secrets of a config are resolved where an environment is made, and written nowhere."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_the_environment_gets_the_value_and_the_config_keeps_the_reference() -> 
         "env.kwargs.key=${env:PENSTOCK_KEY}",
         "env.kwargs.deep={a: ['b ${env:PENSTOCK_KEY}']}",
     ]
-    config = resolve(f"{__name__}:Locked", overrides).config
+    config = resolve(f"{__name__}:Locked", overrides)
     make(config.env, 1).close()
     assert [{"key": SECRET, "deep": {"a": [f"b {SECRET}"]}}] == GIVEN
     assert SECRET not in dump(config) + config.model_dump_json() + str(settings(config.env))
