@@ -1,4 +1,4 @@
-"""A disk that is full for a while costs checkpoints, not the run, and never the cause of its end."""
+"""A full disk costs checkpoints, but neither the run nor the cause of its end."""
 
 from __future__ import annotations
 
