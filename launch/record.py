@@ -119,14 +119,14 @@ class Record:
         time_s, share = metrics.get("time_s"), metrics.get("learner_compute_fraction")
         if time_s is None or share is None:
             return
-        if self._time_s is not None:
-            span_s = max(0.0, time_s - self._time_s)
-            self._span_s += span_s
-            for name in SHARES:
-                value = metrics.get(name)
-                for part, each in value.items() if isinstance(value, dict) else [("", value)]:
-                    self._shares[name, part] += (each or 0.0) * span_s
+        first_s = metrics.get("interval_s") or 0.0
+        span_s = first_s if self._time_s is None else max(0.0, time_s - self._time_s)
         self._time_s = time_s
+        self._span_s += span_s
+        for name in SHARES:
+            value = metrics.get(name)
+            for part, each in value.items() if isinstance(value, dict) else [("", value)]:
+                self._shares[name, part] += (each or 0.0) * span_s
 
     def _of_the_run(self) -> dict[str, Any]:
         """The metrics as they are of the whole run; those that are of one interval alone stand
