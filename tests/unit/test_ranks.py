@@ -209,3 +209,11 @@ def test_latencies_are_those_of_all_steps_and_not_the_mean_of_each_learners() ->
     merged = ranks.metrics(0, report(1, 0, {}, **quick, latency_histogram={"0": 9.0}))
     assert merged is not None
     assert merged["latency_p99_s"] == pytest.approx(9.9e-5)
+
+
+def test_what_connectors_received_in_the_end_is_added_up() -> None:
+    """The last report of an interval is of before the last unrolls came."""
+    ranks = Ranks([0, 1])
+    ranks.final(0, final(10, 10, 0) | {"received": {"slots": 2, "steps": 10}})
+    merged = ranks.final(1, final(20, 20, 0) | {"received": {"slots": 3, "steps": 20}})
+    assert merged["received"] == {"slots": 5, "steps": 30}
