@@ -185,9 +185,7 @@ class Supervisor:
             match effect:
                 case Start(name, incarnation):
                     self._start(name, incarnation)
-                case Note(text, kind, role, data):
-                    child = self._children.get(role or "")
-                    which = child.status.incarnation if child else None
+                case Note(text, kind, role, data, which):
                     self._audience.log(kind, text, role, which, data)
                 case Kill(name, signum, why) if name in self._children:
                     self._kill(self._children[name], signum, why)
