@@ -61,7 +61,7 @@ class Record:
         self._unwritten: dict[str, Any] | None = None
         self._time_s: float | None = None  # of the last interval
         self._span_s = 0.0  # of the intervals whose shares were added up
-        self._shares: Counter[tuple[str, str]] = Counter()  # seconds, by figure and part
+        self._shares: dict[tuple[str, str], float] = {}  # seconds, by figure and part
         self._lag: Counter[int] = Counter()
         self._latency: Counter[int] = Counter()
         self._whole: set[str] = {*WHOLE}
@@ -126,7 +126,8 @@ class Record:
         for name in SHARES:
             value = metrics.get(name)
             for part, each in value.items() if isinstance(value, dict) else [("", value)]:
-                self._shares[name, part] += (each or 0.0) * span_s
+                before_s = self._shares.get((name, part), 0.0)
+                self._shares[name, part] = before_s + (each or 0.0) * span_s
 
     def _of_the_run(self) -> dict[str, Any]:
         """The metrics as they are of the whole run; those that are of one interval alone stand
