@@ -433,9 +433,7 @@ class HonestActor(threading.Thread):
 
 
 @contextmanager
-def connector(
-    watch: Watch, honest: Honest
-) -> Iterator[tuple[Receiver, Learner, HonestActor, str]]:
+def connector(watch: Watch, honest: Honest) -> Iterator[tuple[Receiver, Learner, HonestActor, str]]:
     with tempfile.TemporaryDirectory(prefix="hostile-") as name:
         learner = Learner(Path(name), watch, honest)
         links: list[ShmLink] = []
@@ -698,7 +696,9 @@ def strange_rows(spec: SlotSpec, rnd: random.Random) -> list[bytes]:
         column = columns[name]
         if column.dtype.kind in "iu":
             info = np.iinfo(column.dtype)
-            column[...] = min(max(rnd.choice((-3, -1, 0, 1, 2, 9, 300, *LIMITS)), info.min), info.max)
+            column[...] = min(
+                max(rnd.choice((-3, -1, 0, 1, 2, 9, 300, *LIMITS)), info.min), info.max
+            )
         elif column.dtype.kind == "f":
             column[...] = np.float64(rnd.choice((1.0, 1e38, float("nan"), float("inf"))))
     if "alive" in columns and rnd.random() < 0.8:

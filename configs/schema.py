@@ -45,7 +45,8 @@ class EnvConfig(Section):
     """A gymnasium id such as `CartPole-v1` or `ALE/Pong-v5`, `module:EnvId-v0`, or
     `module:function` for a function that returns an environment."""
     kwargs: Options = Field(default_factory=dict)
-    """Keyword arguments of the environment."""
+    """Keyword arguments of the environment. `${env:PENSTOCK_KEY}` in a text stands for the value of
+    an environment variable, which is written nowhere; its name begins with PENSTOCK_."""
     wrappers: Wrappers = Field(default_factory=list)
     """Wrappers around each single environment, innermost first. They turn off the environment's own
     vectorised form, which is slower."""

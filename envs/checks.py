@@ -19,7 +19,7 @@ from gymnasium.vector import VectorEnv
 from penstock.configs.errors import UserError
 from penstock.core.observations import MASK
 from penstock.core.place import place
-from penstock.envs.fits import misfit
+from penstock.envs.fits import misfit, misfits
 from penstock.envs.game import check_mask, checked_actions, counts_of, own_reset
 from penstock.envs.packing import Packer
 
@@ -48,6 +48,7 @@ class Checker:
 
     def __init__(self) -> None:
         self.problems: list[Problem] = []
+        self._known: set[tuple[str, str]] = set()
         self.returns: list[float] = []
         self.lengths: list[int] = []
         self.times_s: list[float] = []
@@ -57,9 +58,11 @@ class Checker:
         self._lasts: list[int] = []
         self._changes = False
 
-    def add(self, kind: str, text: str) -> None:
-        """Keep a problem, unless there is one of its kind."""
-        if kind not in {problem.kind for problem in self.problems}:
+    def add(self, kind: str, text: str, fault: str = "") -> None:
+        """Keep a problem, unless there is one of its kind, and of the same fault where a kind has
+        several."""
+        if (kind, fault) not in self._known:
+            self._known.add((kind, fault))
             self.problems.append(Problem(kind, text))
 
     def add_closed(self) -> None:
@@ -227,11 +230,12 @@ class Checker:
             self.add("info", f"step returned info as {_kind(info)}; return a dict, maybe empty")
 
     def _look(self, space: spaces.Space[Any], observation: Any, call: str) -> None:
-        if reason := misfit(space, observation):
+        for fault, reason in misfits(space, observation).items():
             self.add(
                 "observation",
                 f"{call} returned an observation{reason}; correct observation_space, or what it "
                 "returns",
+                fault,
             )
 
     def _final(self, info: dict[str, Any]) -> None:

@@ -19,7 +19,7 @@ from gymnasium.vector.utils import batch_space
 from penstock.core.observations import MASK, open_choices
 from penstock.envs.checks import Checker, told
 from penstock.envs.checks_cost import cost
-from penstock.envs.fits import misfit
+from penstock.envs.fits import misfits
 from penstock.envs.game import Actions, action_map, checked_actions, counts_of, own_reset
 
 Array = npt.NDArray[Any]
@@ -158,14 +158,15 @@ class _Player:
         return results if self._fits("step") else None
 
     def _fits(self, call: str) -> bool:
-        reason = misfit(self._observations, self.shown)
-        if reason:
+        found = misfits(self._observations, self.shown)
+        for fault, reason in found.items():
             self._found.add(
                 "observation",
                 f"{call} returned observations{reason}; correct single_observation_space, or what "
                 "it returns",
+                fault,
             )
-        return not reason
+        return not found
 
 
 def _check_face(found: Checker, vector: VectorEnv) -> bool:

@@ -35,12 +35,23 @@ def draws(creator: object) -> bool:
     return isinstance(metadata, dict) and RENDER_MODE in metadata.get("render_modes", ())
 
 
+def draws_otherwise(creator: object) -> bool:
+    """Whether the environments of a class say that they draw, and no pictures, such as text."""
+    metadata: Any = getattr(creator, "metadata", None)
+    modes = metadata.get("render_modes", ()) if isinstance(metadata, dict) else ()
+    return bool(modes) and RENDER_MODE not in modes
+
+
 def pictures(vector: VectorEnv) -> list[Picture]:
     """What the last step of a vector of one looked like, uint8 ``[H, W, 3]`` each, oldest first;
     nothing where it was not made to draw itself. Raises UserError for what is no picture."""
-    if getattr(vector, "render_mode", None) != RENDER_MODE:
+    if getattr(vector, "render_mode", None) != RENDER_MODE or draws_otherwise(vector):
         return []
-    return [_checked(np.asarray(shown)) for shown in vector.render() or () if shown is not None]
+    try:
+        shown = vector.render() or ()
+    except NotImplementedError:
+        return []
+    return [_checked(np.asarray(picture)) for picture in shown if picture is not None]
 
 
 def pictures_per_s(vector: VectorEnv) -> float:

@@ -26,11 +26,19 @@ def shape_misfit(space: spaces.Space[Any], value: Any) -> str:
 def misfit(space: spaces.Space[Any], value: Any) -> str:
     """Why `space` does not hold `value`, as gymnasium understands it, or why nobody can train on it
     (NaN, infinity); empty if all is well."""
-    for where, part, found in _parts(space, value, ()):
-        reason = _shape(part, found) or _content(part, found)
-        if reason:
-            return _placed(where, reason)
-    return ""
+    return next(iter(misfits(space, value).values()), "")
+
+
+def misfits(space: spaces.Space[Any], value: Any) -> dict[str, str]:
+    """All that `misfit` could say of `value`, the first of each fault: "shape", "finite", "dtype",
+    "bounds" or "content"."""
+    found: dict[str, str] = {}
+    for where, part, inside in _parts(space, value, ()):
+        reason = _shape(part, inside)
+        faults = [("shape", reason)] if reason else _content(part, inside)
+        for fault, why in faults:
+            found.setdefault(fault, _placed(where, why))
+    return found
 
 
 def _parts(
@@ -64,22 +72,27 @@ def _shape(space: spaces.Space[Any], value: Any) -> str:
     return ""
 
 
-def _content(space: spaces.Space[Any], value: Any) -> str:
+def _content(space: spaces.Space[Any], value: Any) -> Iterator[tuple[str, str]]:
+    """Faults of what has the right shape, and why."""
     if not isinstance(space, spaces.Box):
-        return "" if space.contains(value) else f" of {value!r}, which is not in {space}"
+        if not space.contains(value):
+            yield "content", f" of {value!r}, which is not in {space}"
+        return
     if value.dtype.kind == "f" and not np.isfinite(value).all():
         at, worst = _at(~np.isfinite(value), value)
-        return f" with {worst}{at}"
+        yield "finite", f" with {worst}{at}"
     if not np.can_cast(value.dtype, space.dtype):
-        return f" of dtype {value.dtype} where its space says {space.dtype}"
+        yield "dtype", f" of dtype {value.dtype} where its space says {space.dtype}"
+        return
+    finite = np.isfinite(value)
     for bound, outside, word in (
-        (space.low, value < space.low, "below the lower bound"),
-        (space.high, value > space.high, "above the upper bound"),
+        (space.low, finite & (value < space.low), "below the lower bound"),
+        (space.high, finite & (value > space.high), "above the upper bound"),
     ):
         if outside.any():
             at, worst = _at(outside, value)
-            return f" with {worst}{at}, {word} {_at(outside, bound)[1]} of its space"
-    return ""
+            yield "bounds", f" with {worst}{at}, {word} {_at(outside, bound)[1]} of its space"
+            return
 
 
 def _at(which: Any, values: Any) -> tuple[str, Any]:

@@ -42,6 +42,7 @@ from penstock.envs.threads import ThreadedVectorEnv
 
 if TYPE_CHECKING:
     from penstock.configs.schema import EnvConfig
+from penstock.configs.secrets import resolve
 
 _RESERVED = {
     "num_envs": "set actors.envs",
@@ -80,6 +81,7 @@ def make(env: EnvConfig, count: int, threads: int = 1, *, filmed: bool = False) 
     environment cannot be constructed.
     """
     purpose = f"environment {env.id}"
+    env = resolve(env)
     with explained(purpose):
         source = _find(env, threads, filmed)
         frames_per_step = source.frames_per_step
@@ -120,6 +122,7 @@ def makers(env: EnvConfig) -> Makers:
     """What `make` would make the environments by, which raises UserError where that fails. Raises
     UserError where there is nothing."""
     purpose = f"environment {env.id}"
+    env = resolve(env)
     with explained(purpose):
         source = _find(env, 1, False)
         single = partial(_wrapped, source.single, env, purpose) if source.single else None
@@ -159,13 +162,34 @@ def _find(env: EnvConfig, threads: int, filmed: bool) -> _Source:
 def _from_function(function: Callable[..., Any], env: EnvConfig, filmed: bool) -> _Source:
     check_keywords(function, env.kwargs, f"environment {env.id}", reserved=_RESERVED)
     kwargs = _next_step(function, env.kwargs)
+    plain = kwargs
     if filmed and "render_mode" in parameters(function):
-        kwargs["render_mode"] = film.RENDER_MODE
+        kwargs = {**kwargs, "render_mode": film.RENDER_MODE}
     if "num_envs" not in parameters(function):
+        if kwargs is not plain:
+            return _Source(single=lambda: _shown_or_plain(function, kwargs, plain))
         return _Source(single=partial(function, **kwargs))
     return _Source(
         vector=lambda count: function(num_envs=count, **kwargs), vector_name="its own vector form"
     )
+
+
+def _shown_or_plain(
+    function: Callable[..., Any], kwargs: Mapping[str, Any], plain: Mapping[str, Any]
+) -> Any:
+    """What a function makes that is asked for pictures; where that draws no pictures, what it makes
+    otherwise, and where it refuses, too, if that says that it draws none."""
+    try:
+        made = function(**kwargs)
+    except (TypeError, ValueError, AssertionError):
+        made = function(**plain)
+        if not film.draws_otherwise(made):
+            raise
+        return made
+    if not film.draws_otherwise(made):
+        return made
+    made.close()
+    return function(**plain)
 
 
 def _from_atari(spec: EnvSpec, env: EnvConfig, threads: int, filmed: bool) -> _Source:

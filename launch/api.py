@@ -44,8 +44,11 @@ class Accounting:
 
     @property
     def balanced(self) -> bool:
+        """Whether all terms are known and the equation holds."""
         gone = sum(self.dropped.values()) + sum(self.lost.values())
-        return self.produced == self.trained + gone + self.in_flight
+        return self.in_flight is not None and (
+            self.produced == self.trained + gone + self.in_flight
+        )
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,10 @@ APPENDED = (METRICS, EVALUATIONS)
 CHECKPOINTS = "checkpoints"
 CHECKPOINT_NAME = re.compile(r"\.?checkpoint\.[a-z.]+")
 LOGS = "logs"
-LOG_NAME = re.compile(r"[a-z_]+(-\d+)?\.(log|stacks|jsonl)(\.\d+)?")
+LOG_NAME = re.compile(
+    r"[a-z_]+-\d+\.(log|stacks)(\.\d+)?|(callbacks|wandb)\.log|supervisor\.stacks"
+    r"|events\.jsonl(\.1)?"
+)
 
 
 def missing(path: Path) -> list[Path]:

@@ -244,7 +244,8 @@ class Decisions:
         if worker.spec.essential:
             others = f", and the others {'go on without' if self._group.begun else 'wait for'} it"
         text = f"{failure.name}: {failure.told}; it starts again in {delay_s:g} s{others}"
-        note = Note(text, "restart", worker.name, {"delay_s": delay_s})
+        data = {"delay_s": delay_s}
+        note = Note(text, "restart", worker.name, data, worker.incarnation)
         return [note, *self._again(worker, delay_s, now_s)]
 
     def _again(self, worker: Worker, delay_s: float, now_s: float) -> list[Effect]:

@@ -109,6 +109,7 @@ class Note:
     kind: str = field(default="note", compare=False)
     name: str | None = field(default=None, compare=False)
     data: dict[str, Any] = field(default_factory=dict, compare=False)
+    incarnation: int | None = field(default=None, compare=False)
 
 
 Effect = Start | Kill | Send | Note

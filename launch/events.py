@@ -33,6 +33,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from penstock.configs.secrets import redacted, redacted_json
 from penstock.core.private import open_private
 
 EVENTS = "events.jsonl"
@@ -115,18 +116,19 @@ class EventLog:
     ) -> None:
         """Write one event, or count it where one alike was written a moment ago."""
         now_s = self._clock()
-        line = {
+        text = redacted(text)[:TEXT_LIMIT]
+        line: dict[str, Any] = {
             "schema": SCHEMA,
             "time": round(self._now(), 3),
             "uptime_s": round(now_s - self._began_s, 3),
             "kind": kind,
             "role": role,
             "incarnation": incarnation,
-            "text": text[:TEXT_LIMIT],
+            "text": text,
             "count": 1,
-            "data": _checked(data),
+            "data": _checked(redacted_json(data)),
         }
-        key = kind, role, line["text"]
+        key = kind, role, text
         repeated = self._alike.get(key)
         if repeated is None:
             if len(self._alike) >= ALIKE:

@@ -18,6 +18,7 @@ from typing import Any
 
 from penstock.configs.game import same_game
 from penstock.configs.schema import EnvConfig
+from penstock.configs.secrets import redacted
 from penstock.core.private import open_private
 from penstock.launch.ranks import lags
 from penstock.launch.writers import Writer
@@ -60,7 +61,7 @@ class Record:
         self._unwritten: dict[str, Any] | None = None
         self._time_s: float | None = None  # of the last interval
         self._span_s = 0.0  # of the intervals whose shares were added up
-        self._shares: Counter[tuple[str, str]] = Counter()  # seconds, by figure and part
+        self._shares: dict[tuple[str, str], float] = {}  # seconds, by figure and part
         self._lag: Counter[int] = Counter()
         self._latency: Counter[int] = Counter()
         self._whole: set[str] = {*WHOLE}
@@ -118,14 +119,15 @@ class Record:
         time_s, share = metrics.get("time_s"), metrics.get("learner_compute_fraction")
         if time_s is None or share is None:
             return
-        if self._time_s is not None:
-            span_s = max(0.0, time_s - self._time_s)
-            self._span_s += span_s
-            for name in SHARES:
-                value = metrics.get(name)
-                for part, each in value.items() if isinstance(value, dict) else [("", value)]:
-                    self._shares[name, part] += (each or 0.0) * span_s
+        first_s = metrics.get("interval_s") or 0.0
+        span_s = first_s if self._time_s is None else max(0.0, time_s - self._time_s)
         self._time_s = time_s
+        self._span_s += span_s
+        for name in SHARES:
+            value = metrics.get(name)
+            for part, each in value.items() if isinstance(value, dict) else [("", value)]:
+                before_s = self._shares.get((name, part), 0.0)
+                self._shares[name, part] = before_s + (each or 0.0) * span_s
 
     def _of_the_run(self) -> dict[str, Any]:
         """The metrics as they are of the whole run; those that are of one interval alone stand
@@ -163,7 +165,7 @@ class Record:
             "accounting_complete": True,
             **self._of_the_run(),
             "exit_reason": exit_reason,
-            "error": error,
+            "error": error and redacted(error),
         }
         with suppress(OSError):
             self._write()  # the end, due or not

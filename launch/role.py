@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from penstock.configs.errors import UserError
+from penstock.configs.secrets import redacted
 from penstock.core.control import Channel, Message
 from penstock.core.place import place
 from penstock.core.role import RoleContext, RunEndedError, Store
@@ -118,16 +119,16 @@ def _run(target: str, ctx: RoleContext) -> int:
     except SystemExit as exit_:
         return exit_.code if isinstance(exit_.code, int) else 0 if exit_.code is None else 1
     except UserError as error:
-        ctx.report("error", user=True, message=str(error)[:TEXT_LIMIT], traceback="")
+        ctx.report("error", user=True, message=redacted(str(error))[:TEXT_LIMIT], traceback="")
         _print(f"{ctx.name}: {error}")
         return 2
     except RunEndedError as error:
-        ctx.report("error", user=False, message=str(error)[:TEXT_LIMIT], traceback="")
+        ctx.report("error", user=False, message=redacted(str(error))[:TEXT_LIMIT], traceback="")
         _print(f"{ctx.name}: {error}")
         return 1
     except BaseException as error:
-        text = traceback.format_exc()
-        message = f"{type(error).__name__}: {error}"
+        text = redacted(traceback.format_exc())
+        message = redacted(f"{type(error).__name__}: {error}")
         told = {"message": message[:TEXT_LIMIT], "traceback": text[-TEXT_LIMIT:]}
         ctx.report("error", user=False, place=place(error), **told)
         _print(text)
@@ -138,7 +139,7 @@ def _run(target: str, ctx: RoleContext) -> int:
 def _print(text: str) -> None:
     """On standard error, after the report: that may go to a disk that is full."""
     with contextlib.suppress(OSError, ValueError):
-        print(text, file=sys.stderr)
+        print(redacted(text), file=sys.stderr)
 
 
 if __name__ == "__main__":

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 from penstock.configs.errors import UserError
 from penstock.configs.load import CONFIG_FILE, Resolved, dump
 from penstock.configs.schema import RunConfig
+from penstock.configs.secrets import redacted, resolve
 from penstock.launch import actor_socket, topology
 from penstock.launch import summary as last_words
 from penstock.launch.attempt import Attempt, missing, undone_where_refused
@@ -109,7 +110,7 @@ class Audience:
         reported: bool = False,
     ) -> None:
         """Have an event written, and shown if it is for the user."""
-        shown = reported or kind in SHOWN
+        shown, text = reported or kind in SHOWN, redacted(text)
         if self._events is None:
             pass
         elif not reported:
@@ -345,6 +346,7 @@ def conduct(
     config = resolved.config
     check_libraries(config)
     hooks = Hooks(config.run.callbacks, Run(path, config), callbacks)
+    resolve(config.env)  # refuse now what would fail in every role
     check_not_replaced(path)
     new = missing(path)
     folder = None

@@ -220,10 +220,8 @@ class Supervisor:
             match effect:
                 case Start(name, incarnation):
                     self._start(name, incarnation)
-                case Note(text, kind, role, data):
-                    child = self._children.get(role or "")
-                    incarnation = child.status.incarnation if child else None
-                    self._audience.log(kind, text, role, incarnation, data)
+                case Note(text, kind, role, data, which):
+                    self._audience.log(kind, text, role, which, data)
                 case Kill(name, signum, why) if name in self._children:
                     self._kill(self._children[name], signum, why)
                 case Send(name, message) if name in self._children:
@@ -242,7 +240,8 @@ class Supervisor:
         self._stop_logged = True
         reason, failure = self._decisions.why_stopped
         text = f"the run stops: {reason}" + (f"; {failure.name}: {failure.told}" if failure else "")
-        self._audience.log("stop", text, failure and failure.name, data={"reason": reason})
+        role = failure.name if failure else None
+        self._audience.log("stop", text, role, data={"reason": reason})
 
     def _kill(self, child: Child, signum: int, why: str) -> None:
         if signum == signal.SIGUSR1:

@@ -86,6 +86,7 @@ class Worker:
                 f"{text}stacks RUN shows where; at run.hang_timeout_s = {hang_timeout_s:g} s it is "
                 "killed and starts again",
                 name=self.name,
+                incarnation=self.incarnation,
             )
         ]
 

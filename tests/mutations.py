@@ -84,7 +84,9 @@ def signed(bits: int) -> st.SearchStrategy[int]:
 
 floats = st.sampled_from(FLOATS) | st.floats()
 integers = signed(64) | unsigned(64)
-scalars = st.none() | st.booleans() | integers | floats | st.text(max_size=5) | st.binary(max_size=5)
+scalars = (
+    st.none() | st.booleans() | integers | floats | st.text(max_size=5) | st.binary(max_size=5)
+)
 
 
 def values(keys: Sequence[str] = (), max_leaves: int = 8) -> st.SearchStrategy[Any]:

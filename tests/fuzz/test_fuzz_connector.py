@@ -171,7 +171,14 @@ def hostile_columns(draw: st.DrawFn, frames: list[bytes]) -> tuple[bytes, list[b
         cell = draw(
             st.sampled_from([b"\xff", b"\x00", b"\x7f", b"\x80", b"\x01"]).map(lambda b: b * item)
             | st.binary(min_size=item, max_size=item)
-            | floats.map(lambda f: np.float64(f).astype(np.float32, casting="unsafe").tobytes()[:item].ljust(item, b"\0"))
+            | floats.map(
+                lambda f: (
+                    np.float64(f)
+                    .astype(np.float32, casting="unsafe")
+                    .tobytes()[:item]
+                    .ljust(item, b"\0")
+                )
+            )
         )
         strange = np.frombuffer(cell, column.dtype)[0]
         where = tuple(draw(st.integers(0, n - 1)) for n in column.shape)

@@ -40,7 +40,18 @@ from penstock.transport.sockets import dealer
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning", "ignore::UserWarning")
 refused = only(UserError)
 DEEP_JSON = "[" * 100_000 + "]" * 100_000
-JSON_EXTREMES = ["NaN", "Infinity", "-Infinity", "1e400", "9" * 5000, '"\\ud800"', "{}", "", "[", "0"]
+JSON_EXTREMES = [
+    "NaN",
+    "Infinity",
+    "-Infinity",
+    "1e400",
+    "9" * 5000,
+    '"\\ud800"',
+    "{}",
+    "",
+    "[",
+    "0",
+]
 
 
 @pytest.fixture(scope="module")
@@ -272,9 +283,10 @@ def _same_size(sound: bytes) -> st.SearchStrategy[bytes]:
     word = st.sampled_from([0, 1, 2, 7, 63, 64, 2**31 - 1, 2**31, 2**32 - 1]).map(
         lambda n: struct.pack("<I", n)
     )
-    return word.map(lambda w: (w * (len(sound) // 4 + 1))[: len(sound)]) | st.composite(
-        lambda draw: flipped(sound, draw)
-    )()
+    return (
+        word.map(lambda w: (w * (len(sound) // 4 + 1))[: len(sound)])
+        | st.composite(lambda draw: flipped(sound, draw))()
+    )
 
 
 # ---------------------------------------------------------------------------------------- keys
@@ -394,9 +406,7 @@ def test_runs_are_listed_whatever_their_files_say(
 
 
 @fuzzed(cost=10)
-@given(
-    metrics=st.lists(texts(LINE), max_size=4), evaluations=st.lists(texts(LINE), max_size=2)
-)
+@given(metrics=st.lists(texts(LINE), max_size=4), evaluations=st.lists(texts(LINE), max_size=2))
 @example(metrics=['{"time_s": 1, "env_steps": 1, "episode_return_mean": "x"}'], evaluations=[])
 @example(metrics=["{}"], evaluations=["{}"])
 def test_a_plot_is_drawn_or_refused(
@@ -414,7 +424,20 @@ def test_a_plot_is_drawn_or_refused(
 
 NUMBERS = st.sampled_from(["0", "1", "-1", "", " 1", "1e3", "99999", str(2**63), "9" * 5000, "x"])
 HOSTS = st.sampled_from(
-    ["127.0.0.1", "::1", "", "a" * 300, "a." * 200, "\0", "é", "xn--\udc80", "-", "%", "[::1]", ".."]
+    [
+        "127.0.0.1",
+        "::1",
+        "",
+        "a" * 300,
+        "a." * 200,
+        "\0",
+        "é",
+        "xn--\udc80",
+        "-",
+        "%",
+        "[::1]",
+        "..",
+    ]
 )
 TORCHRUN_NAMES = [
     "RANK", "WORLD_SIZE", "MASTER_PORT", "TORCHELASTIC_RESTART_COUNT",
@@ -455,5 +478,3 @@ def test_options_say_a_place_or_are_refused(rank: int, world: int, host: str, po
         check_place(place, config, {})
 
     refused(use)
-
-

@@ -34,7 +34,9 @@ SOUND_TALLIES = st.lists(
 ).map(tuple)
 TALLIES = SOUND_TALLIES | st.lists(floats, min_size=GROWTH, max_size=GROWTH).map(tuple)
 VALUES = st.lists(
-    st.sampled_from([0.0, 1.0, -1.0, 1e10, 1e19, 3e38, -3e38]) | floats, min_size=SIZE, max_size=SIZE
+    st.sampled_from([0.0, 1.0, -1.0, 1e10, 1e19, 3e38, -3e38]) | floats,
+    min_size=SIZE,
+    max_size=SIZE,
 ).map(lambda numbers: np.array(numbers, np.float64).clip(-3e38, 3e38).astype(np.float32))
 
 
@@ -283,5 +285,3 @@ def _attack(client: ServerClient, socket: LocalSocket, data: st.DataObject) -> N
             pass  # it was refused
         assert client._optimizer.values.shape == (SIZE,)
         assert torch.isfinite(client._optimizer.values).all()
-
-

@@ -1,10 +1,14 @@
-"""A disk that is full for a while costs checkpoints, not the run."""
+"""A full disk costs checkpoints, but neither the run nor the cause of its end."""
 
 from __future__ import annotations
 
+import json
 import os
 import resource
 import signal
+import subprocess
+import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -45,3 +49,64 @@ def test_the_run_goes_on_and_saves_again_when_there_is_space(
     assert_balanced(answer)
     assert saved_steps(folder) == answer["learner_steps"]
     assert "this checkpoint is missing, and the run goes on: checkpoint" in err
+
+
+@pytest.fixture
+def disk(tmp_path: Path) -> Iterator[Path]:
+    """A disk of 8 MB."""
+    path = tmp_path / "disk"
+    path.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=8m", "none", str(path)]
+    if os.getuid() != 0 or subprocess.run(mount, capture_output=True).returncode:
+        pytest.skip("a disk can be mounted by root only")
+    yield path
+    subprocess.run(["umount", "--lazy", str(path)], check=True)
+
+
+def fill(disk: Path) -> Path:
+    """Leave no room on a disk."""
+    filler = disk / "filler"
+    with filler.open("ab", buffering=0) as file:
+        try:
+            while True:
+                file.write(bytes(1 << 12))
+        except OSError:
+            return filler
+
+
+def test_the_cause_is_known_where_the_last_checkpoint_does_not_fit(
+    penstock: Penstock, disk: Path
+) -> None:
+    folder = disk / "run"
+    run = penstock("train", "cartpole", *SMALL, f"run.dir={folder}", "--json")
+    run.wait_until(lambda: updates(folder) > 20)
+    fill(disk)
+    time.sleep(1.0)  # metrics and events do not fit either
+    os.kill(run.process.pid, signal.SIGTERM)
+    code, answer, err = run.end()
+    assert code in (1, 2), err
+    assert "could not be written (No space left on device)" in answer["error"]
+    assert "could not be written (No space left on device)" in err
+    assert_balanced(answer)
+    summary = json.loads((folder / "summary.json").read_text())
+    assert summary["error"] == answer["error"]
+    assert summary["accounting"] == answer["accounting"]
+
+
+def test_events_wait_for_room_on_the_disk(penstock: Penstock, disk: Path) -> None:
+    folder = disk / "run"
+    run = penstock("train", "cartpole", *SMALL, f"run.dir={folder}", "--json")
+    run.wait_until(lambda: updates(folder) > 20)
+    filler = fill(disk)
+    os.kill(run.pid_of("actor-0"), signal.SIGKILL)
+    time.sleep(1.5)
+    filler.unlink()
+    run.wait_until(lambda: "was killed by SIGKILL" in (folder / "logs/events.jsonl").read_text())
+    os.kill(run.process.pid, signal.SIGTERM)
+    code, answer, err = run.end()
+    assert code == 143, err
+    assert_balanced(answer)
+    lines = [json.loads(line) for line in (folder / "logs/events.jsonl").read_text().splitlines()]
+    died = next(line for line in lines if line["kind"] == "exit")
+    assert (died["role"], died["data"]["signal"]) == ("actor-0", "SIGKILL")
+    assert "cannot be written: No space left on device" in str(lines)

@@ -21,7 +21,10 @@ METRICS = {
     "actors_alive", "actors_restarted", "learner_wait_fraction", "learner_compute_fraction",
     "learner_ceiling_steps_per_s", "ledgers", "cpu",
 }  # fmt: skip
-SUMMARY = METRICS | {"solved_at_s", "accounting", "exit_reason"}
+OF_A_MOMENT = {"queue_fill", "actors_alive", "learner_ceiling_steps_per_s", "ledgers", "cpu"}
+SUMMARY = METRICS - OF_A_MOMENT | {
+    "solved_at_s", "accounting", "accounting_complete", "exit_reason", "utilization",
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("kind", ["shm", pytest.param("zmq", marks=pytest.mark.slow), "inproc"])
@@ -37,6 +40,8 @@ def test_a_run_ends_at_its_limit_with_all_its_files(
     assert summary["exit_reason"] == "learner_steps"
     assert summary["learner_steps"] >= 50
     assert summary.keys() >= SUMMARY
+    assert summary["last_interval"].keys() >= OF_A_MOMENT
+    assert summary["steps_per_s"] == pytest.approx(summary["env_steps"] / summary["time_s"])
     assert all(m.keys() >= METRICS for m in metrics(run_dir))
     assert all(m["env_steps"] >= m["trained_steps"] for m in metrics(run_dir))
     assert all(m["cpu"].keys() <= m["ledgers"].keys() for m in metrics(run_dir))
@@ -46,7 +51,7 @@ def test_a_run_ends_at_its_limit_with_all_its_files(
         "zmq": {"learner-0", "actor-0", "actor-1", "connector-0", "relay-0"},
         "inproc": {"lockstep-0"},
     }
-    assert {path.stem for path in (run_dir / "logs").iterdir()} == roles[kind]
+    assert {path.stem for path in (run_dir / "logs").iterdir()} == roles[kind] | {"events"}
     assert (run_dir / "config.yaml").is_file()
     assert (run_dir / "checkpoints" / "last").is_dir()
 

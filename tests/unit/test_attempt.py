@@ -71,7 +71,7 @@ def test_the_run_of_another_rank_in_it_stays(tmp_path: Path) -> None:
     attempt = Attempt(run, missing(run))
     for folder in (run, run / "rank-1"):
         (folder / "logs").mkdir(parents=True)
-        (folder / "logs" / "learner.log").write_text("")
+        (folder / "logs" / "learner-0.log").write_text("")
         try_again(folder)
     other = contents(run / "rank-1")
     attempt.undo()
@@ -87,7 +87,7 @@ def test_what_a_user_put_into_a_new_folder_stays(tmp_path: Path) -> None:
     try_again(run)
     (run / "checkpoints" / "last").mkdir(parents=True)
     (run / "checkpoints" / "last" / "checkpoint.safetensors").touch()
-    mine = ["notes.txt", "data/set.npy", "logs/notes.md", "checkpoints/mine.pt"]
+    mine = ["notes.txt", "data/set.npy", "logs/notes.log", "checkpoints/mine.pt"]
     for name in mine:
         (run / name).parent.mkdir(parents=True, exist_ok=True)
         (run / name).write_text("mine")

@@ -17,7 +17,7 @@ from broken_envs import Sound
 from penstock.core.observations import MASK
 from penstock.envs.checks import Checker, choose
 from penstock.envs.checks_cost import growth_nbytes
-from penstock.envs.fits import misfit
+from penstock.envs.fits import misfit, misfits
 
 STEPS = 60
 
@@ -147,3 +147,27 @@ def test_misfits_name_the_part() -> None:
     assert misfit(space, {"a": (2, good["a"][1] - 1)}) == (
         ", in a.1, with -1.0 at [0], below the lower bound 0.0 of its space"
     )
+
+
+class NanAndBeyond(Sound):
+    """Values beyond the bounds at first, and NaN later."""
+
+    def show(self) -> Any:
+        self.shown = getattr(self, "shown", 0) + 1
+        return super().show() * 0 + (np.nan if self.shown > 3 else 100.0)
+
+
+def test_two_faults_of_its_observations_are_two_problems() -> None:
+    texts = [problem.text for problem in checked(NanAndBeyond).problems]
+    assert len(texts) == 2
+    assert "above the upper bound" in texts[0]
+    assert "with nan" in texts[1]
+
+
+def test_two_faults_of_one_observation_are_told() -> None:
+    space = spaces.Box(0, 1, (3,))
+    value = np.array([np.nan, 5, 0], np.float32)
+    assert misfits(space, value) == {
+        "finite": " with nan at [0]",
+        "bounds": " with 5.0 at [1], above the upper bound 1.0 of its space",
+    }

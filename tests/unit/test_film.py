@@ -138,6 +138,44 @@ def test_what_a_function_makes_is_asked_to_draw_itself(
         assert (shown[0].shape, rate) == ((4, 6, 3), 12.0)
 
 
+class Refuses(Blind):
+    def __init__(self, render_mode: str | None = None) -> None:
+        assert render_mode in (None, "ansi")
+        super().__init__(render_mode)
+
+
+class Unwritten(Painter):
+    metadata = {"render_modes": []}  # noqa: RUF012
+
+    def render(self) -> Any:
+        raise NotImplementedError
+
+
+def text_only(render_mode: str | None = None) -> Blind:
+    return Blind(render_mode)
+
+
+def refuses(render_mode: str | None = None) -> Blind:
+    return Refuses(render_mode)
+
+
+def unwritten(render_mode: str | None = None) -> Painter:
+    return Unwritten(render_mode)
+
+
+def paints(render_mode: str | None = None) -> Painter:
+    return Painter(render_mode)
+
+
+@pytest.mark.parametrize(
+    ("function", "pictures"), [("text_only", 0), ("refuses", 0), ("unwritten", 0), ("paints", 1)]
+)
+def test_what_a_function_makes_that_draws_only_text_is_left_alone(
+    function: str, pictures: int
+) -> None:
+    assert len(pictures_of(f"{__name__}:{function}")[0]) == pictures
+
+
 def test_a_game_that_does_not_is_left_alone() -> None:
     assert pictures_of("synthetic")[0] == []
 

@@ -222,3 +222,11 @@ def test_updates_that_all_have_skipped_are_counted_once() -> None:
         ranks.final(1, final(10, 10) | {"updates_skipped": 5, "rollbacks": 1})["updates_skipped"]
         == 5
     )
+
+
+def test_what_connectors_received_in_the_end_is_added_up() -> None:
+    """The last report of an interval is of before the last unrolls came."""
+    ranks = Ranks([0, 1])
+    ranks.final(0, final(10, 10, 0) | {"received": {"slots": 2, "steps": 10}})
+    merged = ranks.final(1, final(20, 20, 0) | {"received": {"slots": 3, "steps": 20}})
+    assert merged["received"] == {"slots": 5, "steps": 30}

@@ -208,7 +208,7 @@ def test_the_summary_is_of_the_whole_run_and_not_of_its_last_interval(tmp_path: 
     assert summary["policy_lag_max"] == 3
     assert summary["policy_lag_histogram"] == {"1": 20, "3": 30}
     assert sum(summary["latency_histogram"].values()) == 30
-    compute = (0.5 + 2 * 0.9) / 3
+    compute = (2 * 0.5 + 2 * 0.9) / 4
     assert summary["utilization"] == pytest.approx(compute)
     assert summary["learner_compute_fraction"] == pytest.approx(compute)
     assert summary["ledger"] == pytest.approx({"compute": compute, "other": 0.1})

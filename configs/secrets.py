@@ -1,0 +1,96 @@
+"""Secrets of an environment: `${env:PENSTOCK_NAME}` in `env.kwargs` or `env.wrappers`.
+
+The config holds the reference, and so does all that is made of it: `config.yaml`, checkpoints,
+metrics, W&B, and what a learner sends to actors of other hosts. A process that makes environments
+resolves it from its own environment variables. Only variables whose names begin with PENSTOCK_ can
+be referred to: a config, or a learner, from elsewhere could read any other secret of this user.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from penstock.configs.errors import UserError
+
+if TYPE_CHECKING:
+    from penstock.configs.schema import EnvConfig
+
+REFERENCE = re.compile(r"\$\{env:([^}]*)\}")
+PREFIX = "PENSTOCK_"
+SHORTEST = 4  # characters; of shorter values every text would be full
+
+_resolved: dict[str, str] = {}  # by value: the reference; of this process
+
+
+def resolve(env: EnvConfig) -> EnvConfig:
+    """The same with the values of the variables that it refers to. Raises UserError for one that is
+    not set, or may not be referred to."""
+    if next(references(env), None) is None:
+        return env
+    return env.model_copy(
+        update={"kwargs": _replaced(env.kwargs), "wrappers": _replaced(env.wrappers)}
+    )
+
+
+def references(env: EnvConfig) -> Iterator[str]:
+    """The names of the variables that an environment refers to."""
+    yield from _names([env.kwargs, env.wrappers])
+
+
+def redacted(text: str) -> str:
+    """``text`` with each value that this process has resolved replaced by its reference."""
+    for value, reference in _resolved.items():
+        text = text.replace(value, reference)
+    return text
+
+
+def redacted_json(value: Any) -> Any:
+    """`redacted` for every text in a JSON value."""
+    if isinstance(value, str):
+        return redacted(value)
+    if isinstance(value, dict):
+        return {redacted_json(key): redacted_json(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [redacted_json(item) for item in value]
+    return value
+
+
+def _names(value: Any) -> Iterator[str]:
+    if isinstance(value, str):
+        yield from REFERENCE.findall(value)
+    elif isinstance(value, dict):
+        for item in value.values():
+            yield from _names(item)
+    elif isinstance(value, list | tuple):
+        for item in value:
+            yield from _names(item)
+
+
+def _replaced(value: Any) -> Any:
+    if isinstance(value, str):
+        return REFERENCE.sub(lambda match: _value(match[1], match[0]), value)
+    if isinstance(value, dict):
+        return {key: _replaced(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return type(value)(_replaced(item) for item in value)
+    return value
+
+
+def _value(name: str, reference: str) -> str:
+    if not name.startswith(PREFIX):
+        raise UserError(
+            f"the environment's arguments refer to {reference}, and only variables whose names "
+            f"begin with {PREFIX} can be referred to; export {PREFIX}{name} and refer to that"
+        )
+    value = os.environ.get(name)
+    if value is None:
+        raise UserError(
+            f"the environment's arguments refer to {reference}, which is not set on this host; "
+            f"export {name}"
+        )
+    if len(value) >= SHORTEST:
+        _resolved[value] = reference
+    return value
