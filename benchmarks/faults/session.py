@@ -178,7 +178,7 @@ class Session:
         if ending.accounted:
             check_balance(world.main.answer())
         if len(world.programs) == 1:
-            world.check_nothing_left()
+            world.check_nothing_left(folders=ending.accounted)
 
     def _resume(self, world: World, fault: Fault, ending: Ending) -> None:
         began_s = time.monotonic()
