@@ -25,6 +25,7 @@ LONGEST_BACKOFF_S = 10.0
 FIRST_BACKOFF_S = 0.1
 HEALTHY_S = 10.0
 SAMPLE_EVERY = 2  # faults
+NOT_YET_TOLD = 1000  # steps that a learner has counted, and the others learn of after its death
 
 
 @dataclass
@@ -128,7 +129,8 @@ class Session:
         else:
             self._goes_on(world, fault, struck)
             self._named(causes, struck, seen)
-        if fallen := world.progress.fallen():
+        most = NOT_YET_TOLD if self._topology.learners > 1 else 0
+        if fallen := world.progress.fallen(most):
             raise Broken(fallen)
         self.result.injected += 1
 
