@@ -25,7 +25,7 @@ LONGEST_BACKOFF_S = 10.0
 FIRST_BACKOFF_S = 0.1
 HEALTHY_S = 10.0
 SAMPLE_EVERY = 2  # faults
-NOT_YET_TOLD = 1000  # steps that a learner has counted, and the others learn of after its death
+NOT_YET_TOLD = 1000  # steps that a learner has counted, and not told the others when it dies
 
 
 @dataclass
