@@ -90,6 +90,7 @@ class Session:
 
     def _inject_all(self, world: World) -> None:
         world.start()
+        self._say(f"     started after {world.start_s:.2f} s")
         vitals, causes = Vitals(world), Causes(world)
         fault: Fault | None = None
         try:
