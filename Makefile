@@ -43,8 +43,8 @@ test: venv ## run the tests, about ten minutes on two cores
 test-slow: venv ## run the tests that `make test` leaves out
 	$(BIN)/pytest -m "slow or gpu"
 
-# Of `make chaos`: another seed every time, which a failure prints; bounds three times as wide, as
-# for a machine that does much else.
+# Of `make chaos` and `make fuzz`: another seed every time, which a failure prints. Chaos has bounds
+# on time three times as wide, as for a machine that does much else.
 SEED ?= $(shell date +%s)
 MINUTES ?= 2.5
 SESSION ?= 6
@@ -53,8 +53,8 @@ SLACK ?= 3
 chaos: venv ## inject faults into runs of every topology: make chaos MINUTES=60 SEED=1
 	$(BIN)/python benchmarks/chaos.py --seed $(SEED) --minutes $(MINUTES) --session $(SESSION) --slack $(SLACK)
 
-fuzz: venv ## run the fuzz tests of all that reads bytes from elsewhere
-	$(BIN)/pytest -q tests/fuzz
+fuzz: venv ## give hostile bytes to all that reads bytes from elsewhere: make fuzz SEED=1
+	$(BIN)/pytest -q --timeout 600 --hypothesis-profile fuzz --hypothesis-seed $(SEED) tests/fuzz
 
 check: lint types imports links ## check style, types, the import rule and the links
 

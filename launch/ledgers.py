@@ -53,11 +53,11 @@ class Ledgers:
 
 
 def _totals(child: Child) -> _Totals | None:
-    """None of one that has no ledger yet, or has just ended."""
+    """None of one that has no ledger yet, or has just ended, and where no file can be opened."""
     lane = child.status.lanes.get(MAIN)
     if lane is None:
         return None
-    with suppress(psutil.Error):
+    with suppress(psutil.Error, OSError):
         times = psutil.Process(child.pid).cpu_times()
         return _Totals(child.pid, seconds_of(lane), times.user + times.system, time.monotonic())
     return None

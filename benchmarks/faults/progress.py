@@ -66,17 +66,17 @@ class Progress(threading.Thread):
                 return times[i]
         return None
 
-    def fallen(self) -> str | None:
-        """A counter that has gone down since the last start, or is negative; None where all is
-        sound."""
+    def fallen(self, most: int = 0) -> str | None:
+        """A counter that has gone down since the last start by more than ``most``, or is negative;
+        None where all is sound."""
         with self._lock:
             lines = self._lines[self._generation_at :]
         before = dict.fromkeys(COUNTERS, 0)
         for line in lines:
             for name in COUNTERS:
-                if line[name] < before[name]:
+                if line[name] < before[name] - most:
                     return f"{name} fell from {before[name]} to {line[name]}"
-                before[name] = line[name]
+                before[name] = max(before[name], line[name])
             for name in ("dropped", "lost"):
                 if any(value < 0 for value in line.get(name, {}).values()):
                     return f"{name} is {line[name]}"

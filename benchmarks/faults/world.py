@@ -159,13 +159,15 @@ class World:
         self.check_nothing_left()
         return answer
 
-    def check_nothing_left(self) -> None:
-        """Raises Broken where a process, a runtime folder or shared memory stays."""
+    def check_nothing_left(self, *, folders: bool = True) -> None:
+        """Raises Broken where a process, shared memory or, among ``folders``, a runtime folder
+        stays. That of a supervisor that was killed stays until the next run starts."""
         left: list[str] = []
 
         def gone() -> bool:
             left[:] = [f"process {pid}: {command_of(pid)}" for pid in marked(self.marker)]
-            left.extend(f"folder {path}" for path in self.temporary.glob("*penstock*"))
+            found = self.temporary.glob("*penstock*") if folders else ()
+            left.extend(f"folder {path}" for path in found)
             names = set(os.listdir("/dev/shm")) - self._shared
             left.extend(f"shared memory {name}" for name in names if "penstock" in name)
             return not left

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import resource
 import signal
 from pathlib import Path
 
@@ -23,5 +24,21 @@ def test_processor_time_is_told_of_processes_that_were_there_before(tmp_path: Pa
         assert (set(first["ledgers"]), first["cpu"]) == ({"actor-0"}, {})
         assert ledgers.interval(children)["cpu"] == {"actor-0": 0.0}
     finally:
+        child.kill(signal.SIGKILL)
+        child.bury()
+
+
+def test_without_a_descriptor_left_there_are_no_figures_and_no_error(tmp_path: Path) -> None:
+    child = Child(SPEC, 0, {}, tmp_path / "actor-0.log")
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    try:
+        child.kill(signal.SIGSTOP)
+        child.status.ledger("main")
+        resource.setrlimit(resource.RLIMIT_NOFILE, (3, before[1]))
+        figures = Ledgers().interval({"actor-0": child})
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+        assert figures == {"ledgers": {}, "cpu": {}}
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
         child.kill(signal.SIGKILL)
         child.bury()
