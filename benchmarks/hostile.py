@@ -27,7 +27,7 @@ import threading
 import time
 import traceback
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -44,9 +44,11 @@ from penstock.profiling.status import StatusPage
 from penstock.replay import Accounting, Prioritized, Replay, ReplayError, SlotQueue
 from penstock.serving.client import ReplayClient
 from penstock.serving.server import ReplayServer
+from penstock.serving.service import REPLAY_VERSION, SENT
 from penstock.transport import wire
 from penstock.transport.base import Stamp, Welcome
 from penstock.transport.checksum import crc32
+from penstock.transport.grants import Stream
 from penstock.transport.receiver import Receiver
 from penstock.transport.shm.board import WeightsBoard
 from penstock.transport.shm.host import ShmHost
@@ -55,6 +57,7 @@ from penstock.transport.shm.store import SlotStore
 from penstock.transport.wire import Head, Kind
 
 RUN_ID = 0x1234_5678_9ABC_DEF0
+LOCAL_PEERS = [bytes([k]) * 5 for k in range(1, 9)]
 HONEST = 7  # an actor's id that no attacker uses: without keys an id is whose says it
 ATTACKERS = 2
 SLOTS = 32
@@ -300,8 +303,9 @@ class Watch:
             self._next += self._every
             self._memory.append((self.done, rss_nbytes()))
 
-    def result(self, reasons: Counter[str], honest: Honest) -> dict[str, Any]:
+    def result(self, rejected: Mapping[str, int], honest: Honest) -> dict[str, Any]:
         seconds = time.perf_counter() - self._began_s
+        reasons = Counter(rejected)
         at, used = np.array(self._memory, np.float64).T
         late = slice(len(at) // 2, None)
         slope = float(np.polyfit(at[late], used[late], 1)[0]) if len(at) > 3 else 0.0
@@ -350,7 +354,7 @@ class Learner:
         self.path = folder / "learner.sock"
         welcome = Welcome(RUN_ID, 1, SPEC, LAYOUT, {"env": {"id": "Test-v0"}})
         self._host = ShmHost(self.path, welcome, self._board, self.store)
-        self.accounting = Accounting()
+        self.accounting = Accounting(SPEC.unroll * SPEC.envs)
         self._queue = SlotQueue(self.store, self.accounting, max_policy_lag=1 << 40)
         self._page, descriptor = StatusPage.create()
         os.close(descriptor)
@@ -387,6 +391,16 @@ class Learner:
         self._host.close()
         self.store.close()
         self._board.close()
+
+
+class LocalReceiver(Receiver):
+    """Takes attackers that have no connection for connected ones."""
+
+    def _send(self, peer: bytes, parts: wire.Parts) -> bool:
+        return peer in LOCAL_PEERS or super()._send(peer, parts)
+
+    def _connected(self, stream: Stream) -> bool:
+        return stream.peer in LOCAL_PEERS or super()._connected(stream)
 
 
 class HonestActor(threading.Thread):
@@ -446,7 +460,7 @@ def connector(
         while joining.is_alive():
             learner.serve()
         address = f"ipc://{name}/wire"
-        receiver = Receiver(links[0], address, learner.path, process=_check_columns)
+        receiver = LocalReceiver(links[0], address, learner.path, process=_check_columns)
         actor = HonestActor(address)
         actor.start()
         try:
@@ -477,11 +491,10 @@ def connector_phase(messages: int, seed: int) -> dict[str, Any]:
     watch, honest, mutator = Watch(messages), Honest(), Mutator(seed)
     with connector(watch, honest) as (receiver, learner, actor, _):
         streams: dict[int, tuple[int, int, int]] = {}
-        peers = [bytes([k]) * 5 for k in range(1, 9)]
         while watch.done < messages:
             for _ in range(64):
                 parts = at_connector(mutator, streams)
-                watch.call(receiver.handle, mutator.random.choice(peers), parts)
+                watch.call(receiver.handle, mutator.random.choice(LOCAL_PEERS), parts)
             watch.count(64)
             streams = {
                 actor_id: (stream.incarnation, stream.next, stream.produced_steps)
@@ -568,6 +581,13 @@ REPLAY_COLUMNS: dict[str, Any] = {
 CAPACITY = 4096
 
 
+class LocalServer(ReplayServer):
+    """Takes attackers that have no connection for ones that read."""
+
+    def _send(self, name: bytes, parts: wire.Parts) -> int:
+        return SENT if name in LOCAL_PEERS else super()._send(name, parts)
+
+
 class HonestClient(threading.Thread):
     """Adds rows and samples them through the socket."""
 
@@ -613,7 +633,7 @@ def replay_phase(messages: int, seed: int) -> dict[str, Any]:
         autoreset="same_step", sampler=Prioritized(),
     )  # fmt: skip
     with tempfile.TemporaryDirectory(prefix="hostile-") as name:
-        server = ReplayServer(replay, f"ipc://{name}/replay")
+        server = LocalServer(replay, f"ipc://{name}/replay")
         client = HonestClient(server.address, honest, watch)
         client.start()
         try:
@@ -631,13 +651,12 @@ def _attack_replay(
     server: ReplayServer, replay: Replay, watch: Watch, mutator: Mutator, messages: int
 ) -> None:
     rnd, spec = mutator.random, replay.layout.spec
-    run_id = server._run_id
-    peers = [bytes([k]) * 5 for k in range(1, 9)]
+    run_id = server._service._run_id
     following: Counter[bytes] = Counter()
     blank = [block.nbytes for block in spec.blocks]
     while watch.done < messages:
         for _ in range(64):
-            peer = rnd.choice(peers)
+            peer = rnd.choice(LOCAL_PEERS)
             how = rnd.random()
             about = {"spec_hash": spec.hash, "run_id": run_id}
             if how < 0.5:
@@ -664,22 +683,27 @@ def _attack_replay(
                 numbers = np.array([rnd.choice((1.0, *FLOATS)) for _ in range(4)])
                 parts = mutator.message(head, None, [keys.tobytes(), numbers.tobytes()])
             elif how < 0.9:
-                parts = sign(Head(Kind.JOIN), b"\xc0", [])
+                parts = sign(Head(Kind.JOIN), msgpack.packb(_joining(peer)), [])
             else:
                 parts = mutator.message(Head(rnd.choice(list(Kind)), **about), {"batch": 1})
             watch.call(server.handle, peer, parts)
         watch.count(64)
         watch.call(server.turn, 0)
-        for peer in peers:
+        for peer in LOCAL_PEERS:
             following[peer] = _next(server, peer)
         if watch.done % 4096 == 0 and len(replay) > 64:
             watch.call(_sample, replay)
 
 
+def _joining(peer: bytes) -> dict[str, Any]:
+    return {"version": REPLAY_VERSION, "token": peer.hex()}
+
+
 def _next(server: ReplayServer, peer: bytes) -> int:
     """The sequence that the server wants next of a peer."""
-    known = server._peers.get(peer)
-    line = server._intake._lines.get(known.stream) if known else None
+    service = server._service
+    known = service._peers.get(peer)
+    line = service._intake._lines.get(known.stream) if known else None
     return line.next + len(line.waiting) if line else 0
 
 

@@ -23,8 +23,8 @@ from mutations import (
     strange_msgpack,
     unsigned,
 )
+from penstock.actors.join import find
 from penstock.configs.errors import UserError
-from penstock.configs.schema import Config
 from penstock.transport import client as client_module
 from penstock.transport import wire
 from penstock.transport.base import LearnerGoneError, Stamp
@@ -75,8 +75,6 @@ class LocalClient:
 def build(client: Client) -> None:
     """What an actor and a relay make of a welcome."""
     welcome = client.welcome
-    Config.model_validate(welcome.config)
-    Path(client.unix_path).exists()
     board = WeightsBoard.create(welcome.layout.size)
     board.close()
     geometry = Geometry(welcome.spec, slots=1, lanes=0)
@@ -162,6 +160,9 @@ def test_a_welcome_builds_an_actor_or_is_refused(
                 local.take(signed_parts(WELCOME, packed_with(meta)))
                 if hasattr(local.client, "welcome"):
                     build(local.client)
+                    patch.setattr(client_module, "Client", lambda *_: local.client)
+                    ctx = context(folder, address="ipc:///nowhere/socket", insecure=True)
+                    find(ctx)
         except REFUSED as error:
             assert str(error)
         finally:
