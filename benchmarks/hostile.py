@@ -27,7 +27,7 @@ import threading
 import time
 import traceback
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -44,9 +44,11 @@ from penstock.profiling.status import StatusPage
 from penstock.replay import Accounting, Prioritized, Replay, ReplayError, SlotQueue
 from penstock.serving.client import ReplayClient
 from penstock.serving.server import ReplayServer
+from penstock.serving.service import REPLAY_VERSION, SENT
 from penstock.transport import wire
 from penstock.transport.base import Stamp, Welcome
 from penstock.transport.checksum import crc32
+from penstock.transport.grants import Stream
 from penstock.transport.receiver import Receiver
 from penstock.transport.shm.board import WeightsBoard
 from penstock.transport.shm.host import ShmHost
@@ -55,6 +57,7 @@ from penstock.transport.shm.store import SlotStore
 from penstock.transport.wire import Head, Kind
 
 RUN_ID = 0x1234_5678_9ABC_DEF0
+LOCAL_PEERS = [bytes([k]) * 5 for k in range(1, 9)]
 HONEST = 7  # an actor's id that no attacker uses: without keys an id is whose says it
 ATTACKERS = 2
 SLOTS = 32
@@ -225,7 +228,7 @@ def slot_of(
 ) -> tuple[Head, list[Any], list[bytes]]:
     """A sound slot whose bytes tell its sequence."""
     steps = SPEC.unroll * SPEC.envs
-    frames = [bytes([sequence % 251]) * block.nbytes for block in SPEC.blocks]
+    frames = [bytes([mark_of(sequence)]) * block.nbytes for block in SPEC.blocks]
     head = Head(
         Kind.SLOT,
         spec_hash=SPEC.hash,
@@ -242,12 +245,17 @@ def slot_of(
     return head, [["raw", len(frame)] for frame in frames], frames
 
 
+def mark_of(sequence: int) -> int:
+    """What all bytes of a sound slot are; above 0, as all its rows are alive."""
+    return sequence % 250 + 1
+
+
 def at_connector(mutator: Mutator, streams: dict[int, tuple[int, int, int]]) -> list[bytes]:
     """A message to a connector; ``streams`` tells by actor where a stream stands: incarnation,
     next sequence, steps produced."""
     rnd = mutator.random
     actor = rnd.choice(list(streams)) if streams and rnd.random() < 0.9 else rnd.getrandbits(64)
-    actor += actor == HONEST
+    actor += 8 * (actor == HONEST)
     incarnation, sequence, produced = streams.get(actor, (0, 0, 0))
     produced = min(produced, 2**64 - 1000)
     how = rnd.random()
@@ -300,8 +308,9 @@ class Watch:
             self._next += self._every
             self._memory.append((self.done, rss_nbytes()))
 
-    def result(self, reasons: Counter[str], honest: Honest) -> dict[str, Any]:
+    def result(self, rejected: Mapping[str, int], honest: Honest) -> dict[str, Any]:
         seconds = time.perf_counter() - self._began_s
+        reasons = Counter(rejected)
         at, used = np.array(self._memory, np.float64).T
         late = slice(len(at) // 2, None)
         slope = float(np.polyfit(at[late], used[late], 1)[0]) if len(at) > 3 else 0.0
@@ -350,7 +359,7 @@ class Learner:
         self.path = folder / "learner.sock"
         welcome = Welcome(RUN_ID, 1, SPEC, LAYOUT, {"env": {"id": "Test-v0"}})
         self._host = ShmHost(self.path, welcome, self._board, self.store)
-        self.accounting = Accounting()
+        self.accounting = Accounting(SPEC.unroll * SPEC.envs)
         self._queue = SlotQueue(self.store, self.accounting, max_policy_lag=1 << 40)
         self._page, descriptor = StatusPage.create()
         os.close(descriptor)
@@ -378,7 +387,7 @@ class Learner:
             self._watch.fault("the accounting does not balance")
 
     def _check(self, slot: Any) -> None:
-        mark = int(slot.header["sequence"]) % 251
+        mark = mark_of(int(slot.header["sequence"]))
         if any((block != mark).any() for block in slot.payload):
             self._watch.fault("an honest slot has arrived changed")
         self._honest.arrived += 1
@@ -387,6 +396,16 @@ class Learner:
         self._host.close()
         self.store.close()
         self._board.close()
+
+
+class LocalReceiver(Receiver):
+    """Takes attackers that have no connection for connected ones."""
+
+    def _send(self, peer: bytes, parts: wire.Parts) -> bool:
+        return peer in LOCAL_PEERS or super()._send(peer, parts)
+
+    def _connected(self, stream: Stream) -> bool:
+        return stream.peer in LOCAL_PEERS or super()._connected(stream)
 
 
 class HonestActor(threading.Thread):
@@ -420,7 +439,7 @@ class HonestActor(threading.Thread):
                     joined, limit = True, max(limit, head.sequence)
                 elif head.kind == Kind.WHO:
                     joined, limit, say_s = False, sequence, 0.0
-        socket.close(0)
+        socket.close(3000)  # ms for what is on its way
         context.term()
 
     def _say(self, socket: Any, sequence: int, joined: bool) -> None:
@@ -444,7 +463,7 @@ def connector(watch: Watch, honest: Honest) -> Iterator[tuple[Receiver, Learner,
         while joining.is_alive():
             learner.serve()
         address = f"ipc://{name}/wire"
-        receiver = Receiver(links[0], address, learner.path, process=_check_columns)
+        receiver = LocalReceiver(links[0], address, learner.path, process=_check_columns)
         actor = HonestActor(address)
         actor.start()
         try:
@@ -475,11 +494,12 @@ def connector_phase(messages: int, seed: int) -> dict[str, Any]:
     watch, honest, mutator = Watch(messages), Honest(), Mutator(seed)
     with connector(watch, honest) as (receiver, learner, actor, _):
         streams: dict[int, tuple[int, int, int]] = {}
-        peers = [bytes([k]) * 5 for k in range(1, 9)]
         while watch.done < messages:
             for _ in range(64):
-                parts = at_connector(mutator, streams)
-                watch.call(receiver.handle, mutator.random.choice(peers), parts)
+                number = mutator.random.randrange(len(LOCAL_PEERS))
+                own = {key: stood for key, stood in streams.items() if key % 8 == number}
+                parts = at_connector(mutator, own)
+                watch.call(receiver.handle, LOCAL_PEERS[number], parts)
             watch.count(64)
             streams = {
                 actor_id: (stream.incarnation, stream.next, stream.produced_steps)
@@ -566,6 +586,13 @@ REPLAY_COLUMNS: dict[str, Any] = {
 CAPACITY = 4096
 
 
+class LocalServer(ReplayServer):
+    """Takes attackers that have no connection for ones that read."""
+
+    def _send(self, name: bytes, parts: wire.Parts) -> int:
+        return SENT if name in LOCAL_PEERS else super()._send(name, parts)
+
+
 class HonestClient(threading.Thread):
     """Adds rows and samples them through the socket."""
 
@@ -611,7 +638,7 @@ def replay_phase(messages: int, seed: int) -> dict[str, Any]:
         autoreset="same_step", sampler=Prioritized(),
     )  # fmt: skip
     with tempfile.TemporaryDirectory(prefix="hostile-") as name:
-        server = ReplayServer(replay, f"ipc://{name}/replay")
+        server = LocalServer(replay, f"ipc://{name}/replay")
         client = HonestClient(server.address, honest, watch)
         client.start()
         try:
@@ -629,13 +656,12 @@ def _attack_replay(
     server: ReplayServer, replay: Replay, watch: Watch, mutator: Mutator, messages: int
 ) -> None:
     rnd, spec = mutator.random, replay.layout.spec
-    run_id = server._run_id
-    peers = [bytes([k]) * 5 for k in range(1, 9)]
+    run_id = server._service._run_id
     following: Counter[bytes] = Counter()
     blank = [block.nbytes for block in spec.blocks]
     while watch.done < messages:
         for _ in range(64):
-            peer = rnd.choice(peers)
+            peer = rnd.choice(LOCAL_PEERS)
             how = rnd.random()
             about = {"spec_hash": spec.hash, "run_id": run_id}
             if how < 0.5:
@@ -662,22 +688,27 @@ def _attack_replay(
                 numbers = np.array([rnd.choice((1.0, *FLOATS)) for _ in range(4)])
                 parts = mutator.message(head, None, [keys.tobytes(), numbers.tobytes()])
             elif how < 0.9:
-                parts = sign(Head(Kind.JOIN), b"\xc0", [])
+                parts = sign(Head(Kind.JOIN), msgpack.packb(_joining(peer)), [])
             else:
                 parts = mutator.message(Head(rnd.choice(list(Kind)), **about), {"batch": 1})
             watch.call(server.handle, peer, parts)
         watch.count(64)
         watch.call(server.turn, 0)
-        for peer in peers:
+        for peer in LOCAL_PEERS:
             following[peer] = _next(server, peer)
         if watch.done % 4096 == 0 and len(replay) > 64:
             watch.call(_sample, replay)
 
 
+def _joining(peer: bytes) -> dict[str, Any]:
+    return {"version": REPLAY_VERSION, "token": peer.hex()}
+
+
 def _next(server: ReplayServer, peer: bytes) -> int:
     """The sequence that the server wants next of a peer."""
-    known = server._peers.get(peer)
-    line = server._intake._lines.get(known.stream) if known else None
+    service = server._service
+    known = service._peers.get(peer)
+    line = service._intake._lines.get(known.stream) if known else None
     return line.next + len(line.waiting) if line else 0
 
 

@@ -30,6 +30,7 @@ from penstock.replay import Accounting, SlotQueue
 from penstock.transport import receiver as receiver_module
 from penstock.transport import wire
 from penstock.transport.base import Stamp, Welcome
+from penstock.transport.grants import Stream
 from penstock.transport.receiver import Receiver
 from penstock.transport.shm.board import WeightsBoard
 from penstock.transport.shm.link import ShmLink
@@ -87,8 +88,12 @@ class LocalReceiver(Receiver):
 
     said: list[tuple[bytes, wire.Message]]
 
-    def _send(self, peer: bytes, parts: wire.Parts) -> None:
+    def _send(self, peer: bytes, parts: wire.Parts) -> bool:
         self.said.append((peer, wire.decode(parts)))
+        return True
+
+    def _connected(self, stream: Stream) -> bool:
+        return True
 
 
 def sound_payload(sequence: int) -> list[npt.NDArray[np.uint8]]:
@@ -142,7 +147,7 @@ class World:
             silence_s=60.0,
         )
         self.receiver.said = []
-        self.accounting = Accounting()
+        self.accounting = Accounting(MAX_STEPS)
         self.others = Others(self.accounting)
         self._queue = SlotQueue(self.store, self.accounting, max_policy_lag=1000)
         self._batch = StagingBatch(SPEC, 1, torch.device("cpu"))
@@ -201,7 +206,7 @@ class World:
         """What the connector tells the learner through the supervisor, as JSON."""
         ended = self.receiver.grants.ended
         streams = [stream.end() for stream in ended]
-        del ended[:]
+        ended.clear()
         report = {"kind": "connector", "incarnation": 0, **self.receiver.figures()}
         said = json.loads(json.dumps(report | {"streams": streams}))
         self.consume()
@@ -215,7 +220,7 @@ class World:
         outstanding = [stream.outstanding for stream in grants.streams.values()]
         assert min(outstanding, default=0) >= 0
         assert sum(outstanding) == grants.outstanding <= SLOTS
-        in_flight = self._queue.in_flight_steps() + self.others.in_flight_steps
+        in_flight = self._queue.in_flight_steps()
         self._queue.collect()
         assert self.accounting.balance(in_flight) == 0, self.accounting.to_dict(in_flight)
         # A message uses at most all grants there are.

@@ -7,8 +7,10 @@ examples a test draws by default is in `mutations.fuzzed`. A failure prints the
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
@@ -17,17 +19,20 @@ from hostile_world import HONEST, MAX_STEPS, RUN_ID, SPEC, VERSION, World, slot_
 from mutations import (
     DEEP,
     HEAD_FIELDS,
+    Raw,
     bounded,
     changed,
     floats,
     fuzzed,
     mutated,
+    nested,
     packed_with,
     signed_parts,
     strange_msgpack,
     unsigned,
 )
-from penstock.transport.wire import Head, Kind
+from penstock.transport import wire
+from penstock.transport.wire import Head, Kind, WireError
 
 ACTORS = st.sampled_from([1, 2, 8, 2**32, 2**63, 2**64 - 1])
 PEERS = st.sampled_from([b"evil", b"worse"])
@@ -114,8 +119,7 @@ class Attacker(RuleBasedStateMachine):
             name = data.draw(st.sampled_from(["none", "steps", "version", "duration_s"]))
             if name != "none":
                 head = head._replace(**{name: data.draw(HEAD_FIELDS[name])})
-            coded, raw = data.draw(hostile_columns(frames))
-            parts = signed_parts(head, packed_with([["raw", len(r)] for r in raw]) or coded, raw)
+            parts = signed_parts(head, packed_with(meta), data.draw(hostile_columns(frames)))
         self.attack(peer, parts)
 
     @rule(data=st.data(), peer=PEERS)
@@ -159,36 +163,65 @@ class Attacker(RuleBasedStateMachine):
 
 
 @st.composite
-def hostile_columns(draw: st.DrawFn, frames: list[bytes]) -> tuple[bytes, list[bytes]]:
+def hostile_columns(draw: st.DrawFn, frames: list[bytes]) -> list[bytes]:
     """Frames in which some cells of a column are strange: what `process` and the learner see."""
-    import numpy as np
-
     payload = [np.frombuffer(frame, np.uint8).copy() for frame in frames]
     columns = SPEC.views(payload)
     for name in draw(st.lists(st.sampled_from(sorted(columns)), min_size=1, max_size=3)):
         column = columns[name]
         item = column.dtype.itemsize
-        cell = draw(
-            st.sampled_from([b"\xff", b"\x00", b"\x7f", b"\x80", b"\x01"]).map(lambda b: b * item)
-            | st.binary(min_size=item, max_size=item)
-            | floats.map(
-                lambda f: (
-                    np.float64(f)
-                    .astype(np.float32, casting="unsafe")
-                    .tobytes()[:item]
-                    .ljust(item, b"\0")
-                )
-            )
-        )
-        strange = np.frombuffer(cell, column.dtype)[0]
+        if column.dtype.kind == "f":
+            strange = np.float64(draw(floats | st.sampled_from([1e8, 3e38]))).astype(column.dtype)
+        else:
+            byte = st.sampled_from([b"\xff", b"\x00", b"\x7f", b"\x80", b"\x01"])
+            many = byte.map(lambda b: b * item)  # noqa: B023
+            cell = draw(many | st.binary(min_size=item, max_size=item))
+            strange = np.frombuffer(cell, column.dtype)[0]
         where = tuple(draw(st.integers(0, n - 1)) for n in column.shape)
         if draw(st.booleans()):
             column[where] = strange
         else:
             column[...] = strange
-    return b"", [block.tobytes() for block in payload]
+    return [block.tobytes() for block in payload]
 
 
 TestAttacker = Attacker.TestCase
 TestAttacker.settings = fuzzed(cost=2, stateful_step_count=30)
 TestAttacker.pytestmark = [pytest.mark.filterwarnings("ignore::RuntimeWarning")]
+
+
+def test_a_hello_of_nested_lists_is_refused() -> None:
+    """It is too deep to be shown in a refusal."""
+    with World() as world:
+        world.begin()
+        spec = {**SPEC.to_dict(), "columns": [["obs", "|u1", Raw(nested(990)), "unroll"]]}
+        parts = signed_parts(Head(Kind.HELLO, actor=1), packed_with({"spec": spec, "want": 1}))
+        world.handle(b"evil", parts)
+        assert world.receiver.rejected.total() == 1
+        world.settle()
+
+
+@pytest.mark.parametrize("duration_s", [1e5, 1e300, 1e305, 1.7e308])
+def test_a_slot_that_took_long_does_not_end_the_learner(duration_s: float) -> None:
+    """Nor does it move the start of the run, by which `stop.minutes` counts."""
+    with World() as world:
+        world.begin()
+        head, meta, frames = slot_parts(1, 0, MAX_STEPS, duration_s=duration_s)
+        hello = packed_with({"spec": SPEC.to_dict(), "want": 1})
+        world.handle(b"evil", signed_parts(Head(Kind.HELLO, actor=1), hello))
+        for _ in range(2):
+            world.turn()
+        world.hostile_messages += 1
+        world.handle(b"evil", signed_parts(head, packed_with(meta), frames))
+        world.turn()
+        world.check()
+
+
+@pytest.mark.parametrize("meta", [b"\xdd\x00\x10\x00\x00" * 1000, b"\xdf\x00\x10\x00\x00" * 1000])
+def test_a_short_message_does_not_take_long(meta: bytes) -> None:
+    """Five kilobytes that announce a thousand lists of a million elements each."""
+    message = wire.decode(signed_parts(Head(Kind.HELLO), meta))
+    began_s = time.process_time()
+    with pytest.raises(WireError):
+        wire.verify(message)
+    assert time.process_time() - began_s < 0.02
