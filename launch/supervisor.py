@@ -278,9 +278,11 @@ class Supervisor:
     def _note_dropped(self, name: str, child: Child) -> None:
         if child.status.role_dropped and name not in self._dropping:
             self._dropping.add(name)
-            self._audience.note(
+            self._log(
+                child,
+                "note",
                 f"{name}: what it writes does not all reach {self._logs / name}.log, which says "
-                "why; the run goes on without"
+                "why; the run goes on without",
             )
 
     def _watch(self, fd: int, callback: Callable[[], None]) -> None:
