@@ -62,7 +62,7 @@ BAD_COLUMNS = [
 def test_a_column_out_of_range_is_refused_and_the_stream_goes_on(
     serve: Callable[..., Served], name: str, value: Any
 ) -> None:
-    served = serve(sampler=Prioritized(), n_step=2)
+    served = serve(sampler=Prioritized(fast=False), n_step=2)
     fill(served, slots=2)
     served.slot(A, 2, put(name, value))
     served.slot(A, 3)
@@ -176,7 +176,7 @@ def test_requests_beyond_the_limits(
 def test_updates_with_priorities_that_cannot_be(
     serve: Callable[..., Served], priority: float
 ) -> None:
-    served = serve(sampler=Prioritized())
+    served = serve(sampler=Prioritized(fast=False))
     fill(served)
     keys = served.replay.sample(4).keys
     before = served.replay.sampler.state_dict()["leaves"]
@@ -189,7 +189,7 @@ def test_updates_with_priorities_that_cannot_be(
 
 def test_updates_of_keys_that_were_never_given(serve: Callable[..., Served]) -> None:
     """Of other generations, and of rows that are not there: ignored, and counted."""
-    served = serve(sampler=Prioritized())
+    served = serve(sampler=Prioritized(fast=False))
     fill(served)
     before = served.replay.sampler.state_dict()["leaves"]
     sound = int(served.replay.sample(1).keys[0])
