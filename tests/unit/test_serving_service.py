@@ -11,7 +11,6 @@ import pytest
 
 from penstock.replay.limiter import RateLimiter
 from penstock.replay.samplers import Prioritized
-from penstock.serving import service as service_module
 from penstock.serving.intake import WINDOW
 from penstock.transport.wire import Kind
 from replay_service import ENVS, UNROLL, Served, frame_replay
@@ -207,7 +206,8 @@ def test_updates_of_keys_that_were_never_given(serve: Callable[..., Served]) -> 
 
 def test_a_client_of_another_version_is_told(serve: Callable[..., Served]) -> None:
     served = serve()
-    for meta in (None, {}, {"version": 1}, {"version": "2"}, []):
+    others: list[Any] = [None, {}, {"version": 1}, {"version": "2"}, []]
+    for meta in others:
         served.say(A, Kind.JOIN, meta)
         assert "speaks version 2 of the replay protocol" in served.last(A, Kind.REFUSE)["error"]
     assert served.service.figures()["peers"] == 0
@@ -261,14 +261,14 @@ def test_who_does_not_read_for_long_loses_its_place(
     served.service.tend()
     assert served.count(B, Kind.BATCH) == 0
     now = time.monotonic()
-    monkeypatch.setattr(service_module.time, "monotonic", lambda: now + 100)
+    monkeypatch.setattr(time, "monotonic", lambda: now + 100)
     served.service.tend()
     served.service.tend()
     assert served.service.rejected == {"unread": 1}
     assert served.count(B, Kind.BATCH) == 1
     assert served.service.stranded_nbytes > 0  # on the connection, until it is closed
     served.gone.add(A)
-    monkeypatch.setattr(service_module.time, "monotonic", lambda: now + 110)
+    monkeypatch.setattr(time, "monotonic", lambda: now + 110)
     served.service.tend()
     assert served.service.stranded_nbytes == 0
 
