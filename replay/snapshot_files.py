@@ -20,6 +20,7 @@ import re
 import stat
 import zlib
 from collections.abc import Iterator
+from io import BufferedReader
 from pathlib import Path
 from typing import IO, Any
 
@@ -198,7 +199,8 @@ class FolderReader:
     def _path(self, name: str) -> Path:
         if not FILE.fullmatch(f"{name}.bin"):
             raise ValueError(f"no file of a snapshot is called {name!r}")
-        return self._inside / f"{name}.bin"
+        path: Path = self._inside / f"{name}.bin"
+        return path
 
     def _insert(self, value: Any) -> Any:
         if isinstance(value, list):
@@ -284,7 +286,7 @@ def _create(path: Path) -> IO[bytes]:
     return os.fdopen(os.open(path, flags, PRIVATE), "wb")
 
 
-def _open(path: Path) -> IO[bytes]:
+def _open(path: Path) -> BufferedReader:
     return os.fdopen(
         os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC), "rb"
     )

@@ -8,6 +8,7 @@ back by themselves.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -15,6 +16,7 @@ from typing import Any
 
 import zmq
 
+from penstock.configs.errors import UserError
 from penstock.replay.buffer import Replay
 from penstock.replay.errors import ReplayError
 from penstock.serving.intake import WINDOW
@@ -27,6 +29,7 @@ from penstock.transport.wire import Buffer
 
 BATCH = 64  # messages between two looks at everything else
 TICK_S = 0.005  # how often what waits is tried again
+REOPEN_S = 10.0  # until the address must be free again after all connections were closed
 
 
 class ReplayServer:
@@ -155,8 +158,16 @@ class ReplayServer:
             self._log("connections that are not read hold too much memory; all clients reconnect")
         self._poller.unregister(self._router)
         self._router.close(0)
-        self._router = self._bound(self.address)
         self._service.disconnected()
+        ends_s = time.monotonic() + REOPEN_S
+        while True:  # libzmq gives the address back a little later
+            try:
+                self._router = self._bound(self.address)
+                return
+            except UserError:
+                if time.monotonic() > ends_s:
+                    raise
+                time.sleep(TICK_S)
 
 
 def _address(bind: str, bound: Socket) -> str:

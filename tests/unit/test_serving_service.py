@@ -11,7 +11,6 @@ import pytest
 
 from penstock.replay.limiter import RateLimiter
 from penstock.replay.samplers import Prioritized
-from penstock.serving import service as service_module
 from penstock.serving.intake import WINDOW
 from penstock.transport.wire import Kind
 from replay_service import ENVS, UNROLL, Served, frame_replay
@@ -62,7 +61,7 @@ BAD_COLUMNS = [
 def test_a_column_out_of_range_is_refused_and_the_stream_goes_on(
     serve: Callable[..., Served], name: str, value: Any
 ) -> None:
-    served = serve(sampler=Prioritized(), n_step=2)
+    served = serve(sampler=Prioritized(fast=False), n_step=2)
     fill(served, slots=2)
     served.slot(A, 2, put(name, value))
     served.slot(A, 3)
@@ -176,7 +175,7 @@ def test_requests_beyond_the_limits(
 def test_updates_with_priorities_that_cannot_be(
     serve: Callable[..., Served], priority: float
 ) -> None:
-    served = serve(sampler=Prioritized())
+    served = serve(sampler=Prioritized(fast=False))
     fill(served)
     keys = served.replay.sample(4).keys
     before = served.replay.sampler.state_dict()["leaves"]
@@ -189,7 +188,7 @@ def test_updates_with_priorities_that_cannot_be(
 
 def test_updates_of_keys_that_were_never_given(serve: Callable[..., Served]) -> None:
     """Of other generations, and of rows that are not there: ignored, and counted."""
-    served = serve(sampler=Prioritized())
+    served = serve(sampler=Prioritized(fast=False))
     fill(served)
     before = served.replay.sampler.state_dict()["leaves"]
     sound = int(served.replay.sample(1).keys[0])
@@ -207,7 +206,8 @@ def test_updates_of_keys_that_were_never_given(serve: Callable[..., Served]) -> 
 
 def test_a_client_of_another_version_is_told(serve: Callable[..., Served]) -> None:
     served = serve()
-    for meta in (None, {}, {"version": 1}, {"version": "2"}, []):
+    others: list[Any] = [None, {}, {"version": 1}, {"version": "2"}, []]
+    for meta in others:
         served.say(A, Kind.JOIN, meta)
         assert "speaks version 2 of the replay protocol" in served.last(A, Kind.REFUSE)["error"]
     assert served.service.figures()["peers"] == 0
@@ -261,14 +261,14 @@ def test_who_does_not_read_for_long_loses_its_place(
     served.service.tend()
     assert served.count(B, Kind.BATCH) == 0
     now = time.monotonic()
-    monkeypatch.setattr(service_module.time, "monotonic", lambda: now + 100)
+    monkeypatch.setattr(time, "monotonic", lambda: now + 100)
     served.service.tend()
     served.service.tend()
     assert served.service.rejected == {"unread": 1}
     assert served.count(B, Kind.BATCH) == 1
     assert served.service.stranded_nbytes > 0  # on the connection, until it is closed
     served.gone.add(A)
-    monkeypatch.setattr(service_module.time, "monotonic", lambda: now + 110)
+    monkeypatch.setattr(time, "monotonic", lambda: now + 110)
     served.service.tend()
     assert served.service.stranded_nbytes == 0
 
