@@ -13,6 +13,7 @@ counts the processor time of the whole connector process: ZeroMQ's thread and th
 from __future__ import annotations
 
 import multiprocessing as mp
+import socket
 import statistics
 import tempfile
 import time
@@ -45,6 +46,7 @@ UNROLL = 20
 SIZES = (4, 16)  # environments of one unroll
 UNROLLS = 4  # different ones, sent in turn
 SLOTS = 8
+ENDS: list[socket.socket] = []  # of supervisors; a role whose supervisor's end is closed leaves
 
 Frames = npt.NDArray[np.uint8]
 
@@ -194,7 +196,9 @@ def address(folder: Path) -> str:
 
 def context(folder: Path) -> RoleContext:
     page, _ = StatusPage.create()
-    return RoleContext("actor", 0, 0, 1, folder, folder, Channel(Channel.pair()[1]), page)
+    channel, end = Channel.pair()
+    ENDS.append(end)
+    return RoleContext("actor", 0, 0, 1, folder, folder, channel, page)
 
 
 if __name__ == "__main__":

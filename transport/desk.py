@@ -14,6 +14,8 @@ from penstock.transport import wire
 from penstock.transport.base import Stamp, Welcome
 from penstock.transport.shm.board import WeightsBoard
 
+MAX_WAITING = 1 << 14  # peers that wait for another version; most of them may have left
+
 
 class WeightsDesk:
     """Reads the learner's board and encodes each version at most once."""
@@ -31,6 +33,8 @@ class WeightsDesk:
     def ask(self, peer: bytes, have: Stamp | None) -> bool:
         """Note what a peer has; whether it was waiting for an answer already."""
         waiting = peer in self._asks or peer in self._content
+        if len(self._content) >= MAX_WAITING:
+            self._content.pop()  # it asks again
         self._content.discard(peer)
         self._asks[peer] = have
         return waiting

@@ -92,8 +92,8 @@ class Stranger:
                 return fields, msgpack.unpackb(meta), frames
 
     def join(self, spec: dict[str, Any] | None, want: int = 2) -> dict[str, Any]:
-        stands = {"sequence": self.sequence, "produced_steps": self.produced_steps}
-        self.say(HELLO, {"spec": spec, "want": want}, **stands)
+        meta, produced = {"spec": spec, "want": want}, self.produced_steps
+        self.say(HELLO, meta, sequence=self.sequence, produced_steps=produced)
         fields, meta, _ = self.hear(WELCOME, REFUSE)
         if fields["kind"] == REFUSE:
             raise PermissionError(meta["error"])

@@ -174,9 +174,8 @@ def test_it_says_that_it_lives_between_the_steps(monkeypatch: pytest.MonkeyPatch
     spec = slot_spec(config, game.info)
     beats: list[int] = []
     ledger = TimeLedger()
-    rollout = Rollout(  # type: ignore[arg-type]
-        game, Script(), SEED, ledger, beat=lambda: beats.append(ledger.since)
-    )
+    rollout = Rollout(game, Script(), SEED, ledger)  # type: ignore[arg-type]
+    rollout.beat = lambda: beats.append(ledger.since)
     rollout.fill(spec.views(spec.zeros()), 0, 0)
     assert len(beats) == 1
     monkeypatch.setattr("penstock.actors.rollout.BEAT_NS", 0)
