@@ -35,7 +35,7 @@ CARRIERS = {
 }  # fmt: skip
 WIRE = {"hostile:wire": 2.0, "hoard:grants": 0.7, "descriptors:connector": 0.7}
 GROUP = {
-    "kill:actor": 3.0, "kill:learner": 3.0, "stop:learner": 1.5, "stop:actor": 1.0,
+    "kill:actor": 3.0, "kill:learner": 1.5, "stop:learner": 1.5, "stop:actor": 1.0,
     "pair:any": 0.5, "stop:supervisor": 0.3, "disk:full": 0.3,
     "end:supervisor": 0.1, "end:term": 0.1,
 }  # fmt: skip
