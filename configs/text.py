@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 KeyPath = tuple[str, ...]
 _WHOLE = re.compile(r"[-+]?\d+[eE]\+?\d{1,2}")  # also where no schema asks for a whole number
+MOST_VALUES = 100_000  # aliases of aliases would make any number of a few lines
 _PLAIN_TAGS = frozenset(f"tag:yaml.org,2002:{kind}" for kind in ("int", "float", "bool", "null"))
 
 
@@ -70,8 +71,12 @@ class _Reader:
         self._scalar = yaml.constructor.construct_object
         self.place = place
         self.lines: dict[KeyPath, int] = {}
+        self._values = 0
 
     def value(self, node: Any, path: KeyPath) -> Any:
+        self._values += 1
+        if self._values > MOST_VALUES:
+            raise ValueError(f"it has more than {MOST_VALUES} values; write fewer aliases (*name)")
         if node.id == "mapping":
             return self._map(node, path)
         if node.id == "sequence":

@@ -64,12 +64,21 @@ class Channel:
                 continue
             except OSError:
                 data = b""
-            if data:
-                messages.append(json.loads(data))
-            else:
+            if not data:
                 self.closed = True
+            elif (message := _message(data)) is not None:
+                messages.append(message)
         return messages
 
     def close(self) -> None:
         self.closed = True
         self._socket.close()
+
+
+def _message(data: bytes) -> Message | None:
+    """None for what is no JSON object: nothing that one process sends may end the other."""
+    try:
+        message = json.loads(data)
+    except (ValueError, RecursionError):
+        return None
+    return message if isinstance(message, dict) else None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import OrderedDict
 from typing import Any
 
@@ -10,6 +11,7 @@ import numpy.typing as npt
 from gymnasium import spaces
 
 Told = dict[str, Any]
+MOST_VALUES = 1 << 26  # of one observation or action
 
 
 def to_json(space: spaces.Space[Any]) -> Told:
@@ -46,13 +48,22 @@ def from_json(told: Told) -> spaces.Space[Any]:
             nvec, start, dtype = about
             return spaces.MultiDiscrete(nvec, dtype=np.dtype(dtype).type, start=start)
         case "MultiBinary":
+            _check_size(about)
             return spaces.MultiBinary(about)
         case "Box":
             low, high, shape, dtype = about
+            _check_size(shape)
             kept: Any = np.dtype(dtype)
             least, most = (np.broadcast_to(np.array(b, kept), shape) for b in (low, high))
             return spaces.Box(least, most, tuple(shape), kept)
     raise ValueError(f"there is no space {kind}")
+
+
+def _check_size(shape: int | list[int]) -> None:
+    """Bounds are stored for each value, so a large shape needs memory before anything is read."""
+    size = math.prod([shape] if isinstance(shape, int) else shape)
+    if size > MOST_VALUES:
+        raise ValueError(f"a space of {size} values; the most is {MOST_VALUES}")
 
 
 def _brief(bounds: npt.NDArray[Any]) -> Any:

@@ -143,7 +143,7 @@ def _add_shares(process: Report, before: Report, window_s: float) -> None:
     threads = {thread["name"]: thread["seconds"] for thread in before.get("threads", [])}
     for thread in process.get("threads", []):
         thread["ledger"] = fractions(thread.pop("seconds"), threads.get(thread["name"], {}))
-    if "cpu_s" in process and "cpu_s" in before:
+    if "cpu_s" in process and "cpu_s" in before and window_s > 0:
         process["cpu"] = (process["cpu_s"] - before["cpu_s"]) / window_s
 
 
@@ -167,9 +167,9 @@ def _answer(connection: socket.socket) -> Report | None:
             if len(data) > ANSWER_NBYTES or time.monotonic() > ends_s:
                 return None
         report: Report = json.loads(data)
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return None
-    return report
+    return report if isinstance(report, dict) else None
 
 
 def _about(folder: Path) -> Report:
@@ -179,13 +179,17 @@ def _about(folder: Path) -> Report:
     try:
         about: Report = json.loads((folder / FILE).read_text())
         host = about["host"]
-        if not {"socket", "pid", "began"} <= about.keys():
-            raise KeyError("what it should say is not all there")
+        kinds = {"socket": str, "pid": int, "began": int}
+        if wrong := [name for name, kind in kinds.items() if type(about[name]) is not kind]:
+            raise ValueError(f"its {wrong[0]} is {about[wrong[0]]!r:.40}")
+        if "\0" in about["socket"]:
+            raise ValueError("its socket is no path")
+        about["socket"].encode()
     except FileNotFoundError:
         raise UserError(_how_it_ended(folder)) from None
     except PermissionError as error:
         raise _not_ours(folder) from error
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise UserError(
             f"{folder / FILE} is damaged ({error}); see if the run lives: ps ax | grep penstock"
         ) from error

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 Metrics = Mapping[str, Any]
 
 SHOWN_RANKS = 8  # more would fill a terminal; `metrics.jsonl` has all
+MOST = 1e300  # larger than any figure of a run
 LEAST = 0.005  # the share of a ledger that is worth a word
 
 
@@ -111,6 +112,13 @@ def eta_s(metrics: Metrics, stop: StopConfig | None) -> float | None:
     if stop.minutes is not None:
         left.append(stop.minutes * 60 - time_s)
     return max(0.0, min(left)) if left else None
+
+
+def finite(value: Any) -> float | None:
+    """A number that a file says, as it is; None for anything else."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    return value if abs(value) < MOST else None  # not for NaN
 
 
 def clock(seconds: float | None) -> str:

@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock.configs.errors import UserError
+from penstock.launch.figures import finite
 from penstock.launch.intervals import t_95
 from penstock.launch.record import EVALUATIONS, METRICS, Lines, lines
 
@@ -103,7 +104,7 @@ def curve(found: Lines, x: str, y: str) -> tuple[Floats, Floats]:
     did again stands in place of what was lost."""
     points: list[tuple[float, float]] = []
     for line in found:
-        at, value = line.get(x), line.get(y)
+        at, value = finite(line.get(x)), finite(line.get(y))
         if at is None or value is None:
             continue
         while points and points[-1][0] >= at:
@@ -117,9 +118,10 @@ def curve(found: Lines, x: str, y: str) -> tuple[Floats, Floats]:
 def whole(found: Lines) -> Lines:
     """Without the intervals that were cut short, as the last of a run is, in which a rate means
     little."""
-    times = [line.get("time_s") or 0.0 for line in found]
+    times = [finite(line.get("time_s")) or 0.0 for line in found]
     gaps = np.diff(times, prepend=0.0)  # of an older version, whose lines were not thinned
-    lengths = [line.get("interval_s", gap) for line, gap in zip(found, gaps, strict=True)]
+    said = [finite(line.get("interval_s")) for line in found]
+    lengths = [gap if own is None else own for own, gap in zip(said, gaps, strict=True)]
     least_s = np.median(lengths) / 2
     return [line for line, length in zip(found, lengths, strict=True) if length >= least_s]
 
@@ -133,6 +135,11 @@ def band(curves: Sequence[tuple[Floats, Floats]]) -> tuple[Floats, Floats, Float
     values = np.stack([np.interp(places, xs, ys) for xs, ys in curves])
     error = values.std(0, ddof=1) / np.sqrt(len(values))
     return places, values.mean(0), t_95(len(values)) * error
+
+
+def _mean_return(evaluation: dict[str, Any]) -> Any:
+    found = evaluation.get("return")
+    return found.get("mean") if isinstance(found, dict) else None
 
 
 def _draw(cell: Any, found: Sequence[Curves], x: str, y: str) -> None:
@@ -153,7 +160,7 @@ def _draw(cell: Any, found: Sequence[Curves], x: str, y: str) -> None:
             cell.plot(*points[0], color=colour, linewidth=1.2, label=curves.name)
         if y == RETURN:
             for run in curves.evaluations:
-                means = [{**line, y: line["return"]["mean"]} for line in run]
+                means = [{**line, y: _mean_return(line)} for line in run]
                 cell.plot(*curve(means, EVALUATED[x], y), "o", color=colour, markersize=3.5)
     cell.grid(True, linewidth=0.4, alpha=0.5)
     cell.tick_params(labelsize=8)

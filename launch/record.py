@@ -144,7 +144,7 @@ def objects(text: bytes) -> Lines:
     died or a disk was full one may be broken: these are left out."""
     found = []
     for line in text.rpartition(b"\n")[0].splitlines():
-        with suppress(ValueError):
+        with suppress(ValueError, RecursionError):
             found.append(json.loads(line))
     return [line for line in found if isinstance(line, dict)]
 

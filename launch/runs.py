@@ -14,7 +14,7 @@ from typing import Any
 from penstock.configs.errors import UserError
 from penstock.configs.load import CONFIG_FILE
 from penstock.configs.text import parse
-from penstock.launch.figures import clock, count, number
+from penstock.launch.figures import clock, count, finite, number
 from penstock.launch.inquiry import FILE as LIVING
 from penstock.launch.record import METRICS, objects
 
@@ -54,10 +54,10 @@ def row(run_dir: Path) -> Row:
         "game": _at(config, "env", "id"),
         "algorithm": _at(config, "algo", "name"),
         "state": _state(run_dir, summary),
-        "env_steps": last.get("env_steps"),
-        "return_last": last.get("episode_return_mean"),
-        "return_best": last.get("eval_return_best", best_return(run_dir)),
-        "seconds": last.get("time_s"),
+        "env_steps": finite(last.get("env_steps")),
+        "return_last": finite(last.get("episode_return_mean")),
+        "return_best": finite(last.get("eval_return_best", best_return(run_dir))),
+        "seconds": finite(last.get("time_s")),
         "started": (run_dir / CONFIG_FILE).stat().st_mtime,
     }
 
@@ -102,7 +102,7 @@ def _answers(path: str) -> bool:
             asker.connect(path)
         except (PermissionError, BlockingIOError, TimeoutError):
             return True
-        except OSError:
+        except (OSError, ValueError):  # the latter for what is no path
             return False
         return True
 
@@ -111,7 +111,7 @@ def _json(path: Path) -> Row:
     """An object from a file; empty where there is none."""
     try:
         found = json.loads(path.read_text())
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return {}
     return found if isinstance(found, dict) else {}
 
@@ -133,10 +133,10 @@ def best_return(run_dir: Path) -> float | None:
         with (run_dir / "checkpoints" / "best" / "checkpoint.safetensors").open("rb") as file:
             (nbytes,) = struct.unpack("<Q", file.read(8))
             head = json.loads(file.read(min(nbytes, HEADER_MOST_NBYTES)))
-        found: float | None = json.loads(head["__metadata__"]["penstock"])["meta"]["best_return"]
-    except (OSError, ValueError, KeyError, TypeError, struct.error):
+        found = json.loads(head["__metadata__"]["penstock"])["meta"]["best_return"]
+    except (OSError, ValueError, KeyError, TypeError, RecursionError, struct.error):
         return None
-    return found
+    return finite(found)
 
 
 def _config(path: Path) -> Any:

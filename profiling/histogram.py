@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 FLOOR_S = 1e-4
+MOST_S = 1e9  # the last bin holds what is longer, also what is not finite
 GROWTH = 2**0.25
 Histogram = dict[int, float]
 LATENCIES = (50, 95, 99)  # per cent
@@ -20,7 +21,7 @@ def bin_of(seconds: float) -> int:
     """The bin of a duration."""
     if seconds <= FLOOR_S:
         return 0
-    return math.ceil(math.log(seconds / FLOOR_S) / math.log(GROWTH) - 1e-9)
+    return math.ceil(math.log(min(seconds, MOST_S) / FLOOR_S) / math.log(GROWTH) - 1e-9)
 
 
 def edge(bin_: int) -> float:

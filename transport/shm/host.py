@@ -85,9 +85,21 @@ def check_spec(mine: SlotSpec, theirs: dict[str, Any] | None) -> None:
     """Refuse an actor whose slots differ, naming what differs. None takes the learner's spec."""
     if theirs is None:
         return
-    difference = mine.difference(SlotSpec.from_dict(theirs))
+    try:
+        difference = mine.difference(SlotSpec.from_dict(theirs))
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+        raise _unreadable(error) from error
+    except RecursionError as error:  # lists in lists, which cannot even be shown
+        raise _unreadable("nested too deeply") from error
     if difference:
         raise UserError(
             f"actor and learner disagree on what a slot holds ({difference}); "
             "start both with the same config and the same version of the environment"
         )
+
+
+def _unreadable(why: object) -> UserError:
+    return UserError(
+        f"what the actor says of its slots cannot be read ({why}); use the same release of "
+        "Penstock in both processes"
+    )
