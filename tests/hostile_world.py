@@ -1,0 +1,307 @@
+"""A connector, a learner behind it and an honest actor, in one thread and without a connection."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from penstock import algos
+from penstock.algos import slot_spec
+from penstock.configs.load import resolve
+from penstock.configs.schema import Config, StopConfig
+from penstock.core.params import ParamLayout
+from penstock.core.specs import SlotSpec
+from penstock.envs import make
+from penstock.learner.others import Others
+from penstock.learner.progress import Progress
+from penstock.learner.staging import StagingBatch
+from penstock.models.fitting import net_shape
+from penstock.profiling.ledger import TimeLedger
+from penstock.profiling.status import StatusPage
+from penstock.replay import Accounting, SlotQueue
+from penstock.transport import receiver as receiver_module
+from penstock.transport import wire
+from penstock.transport.base import Stamp, Welcome
+from penstock.transport.grants import Stream
+from penstock.transport.receiver import Receiver
+from penstock.transport.shm.board import WeightsBoard
+from penstock.transport.shm.link import ShmLink
+from penstock.transport.shm.slot_writer import SlotWriter
+from penstock.transport.shm.store import SlotStore
+from penstock.transport.wire import Head, Kind
+
+RUN_ID = 0x1234_5678_9ABC_DEF0
+SLOTS = 8
+VERSION = 20  # of the learner
+HONEST = 7  # the honest actor's id
+PEER = b"honest"
+
+CONFIG: Config = resolve("CartPole-v1", ["actors.envs=3", "actors.unroll=4"])
+
+
+def _game() -> tuple[SlotSpec, ParamLayout]:
+    game = make(CONFIG.env, CONFIG.actors.envs)
+    game.close()
+    return slot_spec(CONFIG, game.info), net_shape(CONFIG, game.info).layout
+
+
+SPEC, LAYOUT = _game()
+MAX_STEPS = SPEC.unroll * SPEC.envs
+
+
+class Clock:
+    """Stands for the module `time` in a module that reads it; `ahead_s` is added."""
+
+    ahead_s = 0.0
+
+    def monotonic(self) -> float:
+        return time.monotonic() + self.ahead_s
+
+
+class LocalLink(ShmLink):
+    """A connector's link to a store and board of the same process."""
+
+    def __init__(self, welcome: Welcome, store: SlotStore, board: WeightsBoard) -> None:
+        self.welcome, self.board = welcome, board
+        lane = store.open_lane(0)
+        self.writer: SlotWriter | None = SlotWriter(
+            store.arena, store.geometry, lane, store.lane_event(lane), store.filled_event
+        )
+
+    def learner_gone(self) -> bool:
+        return False
+
+    def close(self) -> None:
+        """Store and board are the caller's."""
+
+
+class LocalReceiver(Receiver):
+    """Writes down what it says instead of sending it."""
+
+    said: list[tuple[bytes, wire.Message]]
+
+    def _send(self, peer: bytes, parts: wire.Parts) -> bool:
+        self.said.append((peer, wire.decode(parts)))
+        return True
+
+    def _connected(self, stream: Stream) -> bool:
+        return True
+
+
+def sound_payload(sequence: int) -> list[npt.NDArray[np.uint8]]:
+    """A slot that a sound actor could have filled, and that tells its sequence."""
+    payload = SPEC.zeros()
+    columns = SPEC.views(payload)
+    columns["obs"][...].reshape(-1).view(np.uint8)[...] = sequence % 40
+    columns["alive"][...] = True
+    columns["behaviour_logp"][...] = -0.7
+    columns["episode_return"][...] = sequence
+    columns["policy_version"][...] = VERSION
+    return payload
+
+
+def slot_parts(
+    actor: int, sequence: int, produced_steps: int, *, steps: int = MAX_STEPS, **fields: Any
+) -> tuple[Head, list[Any], list[bytes]]:
+    """Head, meta and frames of a sound SLOT."""
+    frames = [block.tobytes() for block in sound_payload(sequence)]
+    head = Head(
+        Kind.SLOT,
+        spec_hash=SPEC.hash,
+        run_id=RUN_ID,
+        actor=actor,
+        sequence=sequence,
+        version=VERSION,
+        steps=steps,
+        produced_steps=produced_steps,
+        raw_nbytes=SPEC.payload_nbytes,
+        duration_s=0.5,
+    )
+    return head._replace(**fields), [["raw", len(frame)] for frame in frames], frames
+
+
+class World:
+    """Call `handle` with a peer's message, `turn` after it, and `check` whenever you like."""
+
+    def __init__(self) -> None:
+        self.clock = Clock()
+        self._time = receiver_module.time
+        receiver_module.time = self.clock  # type: ignore[assignment]
+        self.store = SlotStore(SPEC, SLOTS, lanes=4, shared=False)
+        self.board = WeightsBoard.create(LAYOUT.size, shared=False)
+        self.board.publish(np.zeros(LAYOUT.size, np.float32), Stamp(1, VERSION))
+        welcome = Welcome(RUN_ID, 1, SPEC, LAYOUT, CONFIG.model_dump(mode="json"))
+        self.receiver = LocalReceiver(
+            LocalLink(welcome, self.store, self.board),
+            "inproc://connector",
+            Path("/nonexistent"),
+            process=partial(algos.receive, CONFIG.algo, LAYOUT),
+            silence_s=60.0,
+        )
+        self.receiver.said = []
+        self.accounting = Accounting(MAX_STEPS)
+        self.others = Others(self.accounting)
+        self._queue = SlotQueue(self.store, self.accounting, max_policy_lag=1000)
+        self._batch = StagingBatch(SPEC, 1, torch.device("cpu"))
+        self._progress = Progress(StopConfig(), 1)
+        self._ledger = TimeLedger()
+        self.page, descriptor = StatusPage.create()
+        os.close(descriptor)
+        self.taken: list[tuple[int, int, int, dict[str, npt.NDArray[Any]]]] = []
+        self.hostile_messages = 0
+        self.sent_steps = 0  # by the honest actor
+        self.next = self.limit = 0  # of the honest actor
+        self.trained = 0
+
+    def handle(self, peer: bytes, parts: list[bytes]) -> None:
+        self.receiver.handle(peer, parts)
+        self.hear()
+
+    def hear(self) -> None:
+        """The honest actor reads what it was sent."""
+        for peer, message in self.receiver.said:
+            if peer == PEER and message.head.kind in (Kind.GRANT, Kind.WELCOME):
+                wire.verify(message)
+                self.limit = max(self.limit, message.head.sequence)
+        self.receiver.said.clear()
+
+    def turn(self) -> None:
+        """One turn of the connector, and one of the learner."""
+        self.receiver.turn(0)
+        self.hear()
+        self.consume()
+        self.store.lend()  # as `ShmHost.poll` does
+
+    def consume(self) -> None:
+        """As the learner's threads do with a slot: queue, batch, counters, metrics."""
+        progress = self._progress
+        while slots := self._queue.take(1, VERSION):
+            header = slots[0].header
+            self._batch.gather(slots)
+            self._queue.release(slots)
+            arrays = {name: array.copy() for name, array in self._batch.arrays.items()}
+            self.taken.append(
+                (int(header["actor"]), int(header["sequence"]), self._batch.steps, arrays)
+            )
+            progress.start(self._batch.started_s)
+            for span in self._batch.spans:
+                progress.aged(*span)
+            progress.played(arrays, self._batch.steps, 1)
+            self.accounting.trained += self._batch.steps
+        progress.arrived(self.accounting)
+        growth = progress.growth()
+        progress.grow(growth, growth)
+        self.page.produced_steps = self.accounting.produced
+        self.page.trained_steps = self.accounting.trained
+
+    def report(self) -> None:
+        """What the connector tells the learner through the supervisor, as JSON."""
+        ended = self.receiver.grants.ended
+        streams = [stream.end() for stream in ended]
+        ended.clear()
+        report = {"kind": "connector", "incarnation": 0, **self.receiver.figures()}
+        said = json.loads(json.dumps(report | {"streams": streams}))
+        self.consume()
+        self.others.hear([said])
+        self.others.close_streams(everything_arrived=True)
+        self.consume()
+
+    def check(self) -> None:
+        """What holds after every message."""
+        grants = self.receiver.grants
+        outstanding = [stream.outstanding for stream in grants.streams.values()]
+        assert min(outstanding, default=0) >= 0
+        assert sum(outstanding) == grants.outstanding <= SLOTS
+        in_flight = self._queue.in_flight_steps()
+        self._queue.collect()
+        assert self.accounting.balance(in_flight) == 0, self.accounting.to_dict(in_flight)
+        # A message uses at most all grants there are.
+        most = (self.hostile_messages + 1) * SLOTS * MAX_STEPS
+        assert 0 <= self.accounting.produced <= self.sent_steps + most
+        metrics = self._progress.interval(self._ledger)
+        json.dumps(metrics, allow_nan=False)
+        assert metrics["time_s"] < 3600
+        for actor, sequence, steps, arrays in self.taken:
+            assert 0 <= steps <= MAX_STEPS
+            assert np.count_nonzero(arrays["alive"]) == steps
+            if actor == HONEST:
+                columns = SPEC.views(sound_payload(sequence))
+                for name, array in arrays.items():
+                    np.testing.assert_array_equal(array, columns[name], name)
+                assert steps == MAX_STEPS
+        self.taken.clear()
+
+    # ---------------------------------------------------------------------- the honest actor
+
+    def hello(self) -> None:
+        head = Head(
+            Kind.HELLO, actor=HONEST, sequence=self.next, produced_steps=self.next * MAX_STEPS
+        )
+        meta = {"spec": SPEC.to_dict(), "want": 2}
+        self.handle(PEER, [bytes(p) for p in wire.encode(head, meta)])
+
+    def beat(self) -> None:
+        head = Head(
+            Kind.BEAT, run_id=RUN_ID, actor=HONEST, sequence=self.next,
+            produced_steps=self.next * MAX_STEPS,
+        )  # fmt: skip
+        self.handle(PEER, [bytes(p) for p in wire.encode(head)])
+
+    def send(self) -> bool:
+        """Send the next slot if it is granted; it must arrive."""
+        if self.next >= self.limit:
+            return False
+        head, meta, frames = slot_parts(HONEST, self.next, (self.next + 1) * MAX_STEPS)
+        before = self.receiver.rejected.copy()
+        self.handle(PEER, [bytes(p) for p in wire.encode(head, meta, frames)])
+        assert self.receiver.rejected == before
+        self.next += 1
+        self.sent_steps += MAX_STEPS
+        self.consume()
+        assert any(a == HONEST and s == self.next - 1 for a, s, _, _ in self.taken)
+        return True
+
+    def settle(self) -> None:
+        """The attackers fall silent; the honest actor still gets a slot through; all adds up."""
+        self.clock.ahead_s += 100.0
+        self.turn()
+        self.report()
+        self.limit = self.next
+        self.hello()
+        for _ in range(10):
+            self.turn()
+            if self.send():
+                break
+        else:
+            raise AssertionError("the honest actor is granted nothing any more")
+        self.check()
+        self.receiver.grants.end_all()
+        self.report()
+        self.check()
+        assert self.page.produced_steps == self.accounting.produced
+
+    def close(self) -> None:
+        receiver_module.time = self._time
+        self.receiver.close()
+        self.store.close()
+        self.board.close()
+
+    def begin(self) -> None:
+        """The honest actor joins."""
+        self.hello()
+        for _ in range(2):  # slots are lent, and granted
+            self.turn()
+
+    def __enter__(self) -> World:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
