@@ -254,11 +254,15 @@ def mark_of(sequence: int) -> int:
     return sequence % 250 + 1
 
 
-def at_connector(mutator: Mutator, streams: dict[int, tuple[int, int, int]]) -> list[bytes]:
+def at_connector(
+    mutator: Mutator, streams: dict[int, tuple[int, int, int]], number: int | None = None
+) -> list[bytes]:
     """A message to a connector; ``streams`` tells by actor where a stream stands: incarnation,
     next sequence, steps produced."""
     rnd = mutator.random
     actor = rnd.choice(list(streams)) if streams and rnd.random() < 0.9 else rnd.getrandbits(64)
+    if number is not None:  # a stream belongs to the peer that began it
+        actor += number - actor % 8
     actor += 8 * (actor == HONEST)
     incarnation, sequence, produced = streams.get(actor, (0, 0, 0))
     produced = min(produced, 2**64 - 1000)
@@ -502,7 +506,7 @@ def connector_phase(messages: int, seed: int) -> dict[str, Any]:
             for _ in range(64):
                 number = mutator.random.randrange(len(LOCAL_PEERS))
                 own = {key: stood for key, stood in streams.items() if key % 8 == number}
-                parts = at_connector(mutator, own)
+                parts = at_connector(mutator, own, number)
                 watch.call(receiver.handle, LOCAL_PEERS[number], parts)
             watch.count(64)
             streams = {
