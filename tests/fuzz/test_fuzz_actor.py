@@ -106,8 +106,8 @@ def test_an_actor_survives_any_learner(
                         board.publish(fresh[1], fresh[0])
                         board.read(out)
                 assert client.next <= client.limit
-        except REFUSED as error:
-            assert str(error)
+        except REFUSED:
+            pass  # a typed refusal
         finally:
             client.close()
             board.close()
@@ -165,8 +165,8 @@ def test_a_welcome_builds_an_actor_or_is_refused(
                     patch.setattr(client_module, "Client", lambda *_: local.client)
                     ctx = context(folder, address="ipc:///nowhere/socket", insecure=True)
                     find(ctx)
-        except REFUSED as error:
-            assert str(error)
+        except REFUSED:
+            pass  # a typed refusal
         finally:
             local.client.close()
 

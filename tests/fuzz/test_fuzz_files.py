@@ -329,9 +329,31 @@ LAUGHS = "a: &a [x, x, x, x, x, x, x, x, x]\n" + "".join(
 )
 SOUND_YAML = dump(resolve("cartpole"))
 YAML = st.sampled_from(
-    ["&a [*a]", "{a: 1, a: 2}", "? [1]\n: 2", "!!python/object:os.system x", "[" * 3000, "{" * 3000]
-    + ["\0", "\x85", "- " * 3000 + "1", "1e400", ".inf", ".nan", "0o9", "0x", "1_000", "2020-01-01"]
-    + ["9" * 5000, "~", "%YAML 9.9\n---\na: 1", "--- 1\n--- 2", "*a", "env: *a", "a: b: c"]
+    [
+        "&a [*a]",
+        "{a: 1, a: 2}",
+        "? [1]\n: 2",
+        "!!python/object:os.system x",
+        "[" * 3000,
+        "{" * 3000,
+        "\0",
+        "\x85",
+        "- " * 3000 + "1",
+        "1e400",
+        ".inf",
+        ".nan",
+        "0o9",
+        "0x",
+        "1_000",
+        "2020-01-01",
+        "9" * 5000,
+        "~",
+        "%YAML 9.9\n---\na: 1",
+        "--- 1\n--- 2",
+        "*a",
+        "env: *a",
+        "a: b: c",
+    ]
 )
 LINES = SOUND_YAML.splitlines()
 
@@ -364,8 +386,22 @@ def test_a_config_is_valid_or_refused(folder: Path, data: st.DataObject | None) 
 
 
 _names = st.sampled_from(
-    ["actors.envs", "run.seed", "env.kwargs", "env.id", "algo.name", "model.hidden", "actors", ""]
-    + ["learner.batch_slots", "transport.bind", "env.wrappers", "a.b.c.d", "....", "run.dir"]
+    [
+        "actors.envs",
+        "run.seed",
+        "env.kwargs",
+        "env.id",
+        "algo.name",
+        "model.hidden",
+        "actors",
+        "",
+        "learner.batch_slots",
+        "transport.bind",
+        "env.wrappers",
+        "a.b.c.d",
+        "....",
+        "run.dir",
+    ]
 )
 _overrides = st.builds(
     "{}={}".format, _names, YAML | st.text(max_size=8) | values(max_leaves=3).map(_json)
@@ -405,6 +441,7 @@ def test_runs_are_listed_whatever_their_files_say(
         objects((place / METRICS).read_bytes())
 
 
+@pytest.mark.slow
 @fuzzed(cost=10)
 @given(metrics=st.lists(texts(LINE), max_size=4), evaluations=st.lists(texts(LINE), max_size=2))
 @example(metrics=['{"time_s": 1, "env_steps": 1, "episode_return_mean": "x"}'], evaluations=[])

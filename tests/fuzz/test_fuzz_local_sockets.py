@@ -143,8 +143,8 @@ def test_an_owner_of_shared_memory_answers_or_is_refused(
             entry = Entry(path, REQUEST, timeout_s=5.0)
             assert isinstance(entry.reply, dict)
             entry.leave()
-        except (UserError, OSError, EOFError) as error:
-            assert str(error)
+        except (UserError, OSError, EOFError):
+            pass  # a typed refusal
         finally:
             answering.join()
 
@@ -157,7 +157,7 @@ def test_an_owner_of_shared_memory_answers_or_is_refused(
 @example(data=DEEP_JSON.encode())
 @example(data=b'{"kind": "note", "text": "' + b"x" * (MESSAGE_NBYTES + 1) + b'"}')
 def test_a_child_cannot_break_its_supervisor(data: bytes) -> None:
-    """Programs of an environment inherit nothing, but a child that is mad must not take all along."""
+    """A child whose memory is damaged may send anything; the others go on."""
     ours, theirs = Channel.pair()
     with theirs:
         theirs.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 20)

@@ -4,7 +4,7 @@ and a hostile server at a worker."""
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -63,7 +63,7 @@ class LocalPeers:
 class Workers(RuleBasedStateMachine):
     """An honest worker of rank 0 and hostile ones of other ranks, under one pace."""
 
-    PACE: dict[str, Any] = {"pace": "tap"}
+    PACE: ClassVar[dict[str, Any]] = {"pace": "tap"}
 
     def __init__(self) -> None:
         super().__init__()
@@ -199,7 +199,7 @@ class Workers(RuleBasedStateMachine):
 
 
 class AsynchronousWorkers(Workers):
-    PACE = {"pace": "asp"}
+    PACE: ClassVar[dict[str, Any]] = {"pace": "asp"}
 
 
 TestWorkers = Workers.TestCase

@@ -304,22 +304,21 @@ def test_a_client_survives_any_server(data: st.DataObject) -> None:
         try:
             with bounded():
                 client = ReplayClient("ipc://nobody", patience_s=0.0, prefetch=4)
-        except (ReplayError, UserError) as error:
-            assert str(error)
-            return
+        except (ReplayError, UserError):
+            return  # a typed refusal
         try:
             for _ in range(data.draw(st.integers(1, 4))):
                 socket.coming = [_answer(data) for _ in range(data.draw(st.integers(1, 3)))]
                 try:
                     with bounded():
                         client.sample(4, timeout_s=0.0)
-                except (ReplayError, UserError, TimeoutError, WireError) as error:
-                    assert str(error)
+                except (ReplayError, UserError, TimeoutError, WireError):
+                    pass  # a typed refusal
                 try:
                     with bounded():
                         client.stats(timeout_s=0.0)
-                except (ReplayError, UserError, TimeoutError) as error:
-                    assert str(error)
+                except (ReplayError, UserError, TimeoutError):
+                    pass  # a typed refusal
         finally:
             client.close()
 
@@ -328,8 +327,17 @@ def _answer(data: st.DataObject) -> list[bytes]:
     """A server's message, nearly sound."""
     kind = data.draw(
         st.sampled_from(
-            [Kind.BATCH, Kind.BATCH, Kind.STORED, Kind.WAIT, Kind.STATS, Kind.REFUSE, Kind.WHO]
-            + [Kind.SPEC, Kind.HELLO]
+            [
+                Kind.BATCH,
+                Kind.BATCH,
+                Kind.STORED,
+                Kind.WAIT,
+                Kind.STATS,
+                Kind.REFUSE,
+                Kind.WHO,
+                Kind.SPEC,
+                Kind.HELLO,
+            ]
         )
     )
     meta: Any = {"reason": "because", "error": "no", **SPEC_META}
