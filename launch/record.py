@@ -38,6 +38,7 @@ WHOLE = {  # metrics that hold for the run so far; the others are of one interva
     "replay_size", "samples_per_insert", "actors_restarted", "learners_restarted", "server",
     "eval_return_mean", "eval_return_best", "eval_length_mean", "eval_trained_steps",
 }  # fmt: skip
+OF_A_MOMENT = {"actors_alive", "learners_alive"}  # although they stand beside the last counts
 SHARES = ("learner_wait_fraction", "learner_compute_fraction", "ledger")
 LAG, LATENCY = "policy_lag_histogram", "latency_histogram"
 
@@ -154,7 +155,7 @@ class Record:
 
     def final(self, metrics: dict[str, Any]) -> None:
         """What holds for the whole run: part of the summary, not of the intervals."""
-        self._whole.update(metrics)
+        self._whole.update(metrics.keys() - OF_A_MOMENT)
         self.last = {**self.last, **without_nan(metrics)}
 
     def close(self, exit_reason: str, error: str | None) -> dict[str, Any]:

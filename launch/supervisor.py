@@ -156,7 +156,7 @@ class Supervisor:
         self._oom_kills = oom_kills()
         self._selector = selectors.DefaultSelector()
         self._stop_logged = False
-        self._final = False  # the final accounting has come
+        self._final = False  # a learner has given its last report
         self._counts: dict[str, dict[str, int]] = {}  # agent steps by reason, in the last metrics
         self._played_steps = 0  # by the actors of this host that have ended
         self._heard_steps = self._trained_steps = 0  # by the learners that have ended
@@ -405,7 +405,7 @@ class Supervisor:
             counts |= self._ledgers.interval(self._children)
         self._log_counts(message)
         self._counts = {key: message[key] for key in ("dropped", "lost") if key in message}
-        self._final = self._final or "accounting" in message
+        self._final = self._final or final
         self._audience.metrics(counts | message, final=final)
 
     def _ended(self, name: str, child: Child) -> None:
