@@ -106,4 +106,4 @@ def test_an_answer_that_says_more_than_there_is(tmp_path: Path, change: dict[str
         pytest.raises(UserError, match="what the owner of the memory answered cannot be used"),
     ):
         ShmLink(tmp_path / "s", SPEC, 1)
-    assert len(os.listdir("/proc/self/fd")) == before
+    assert len(os.listdir("/proc/self/fd")) <= before  # fewer where garbage was collected
