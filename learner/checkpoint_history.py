@@ -23,6 +23,7 @@ from pathlib import Path
 
 from penstock.configs.errors import UserError
 from penstock.core.params import ParamLayout
+from penstock.core.private import open_private
 from penstock.learner import checkpoint
 from penstock.learner.checkpoint import FILE, TEMPORARY, Checkpoint, DamagedError
 
@@ -136,12 +137,13 @@ def link(file: Path, folder: Path, *, copy: bool = False) -> None:
     file system has such, else a copy. Raises OSError, also where the folder is a symbolic link."""
     if folder.is_symlink():
         raise OSError(0, f"{folder} is a symbolic link")
-    folder.mkdir(parents=True, exist_ok=True)
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     temporary = folder / TEMPORARY
     temporary.unlink(missing_ok=True)
     if copy or not _linked(file, temporary):
-        shutil.copyfile(file, temporary)
-        with temporary.open("rb") as copied:
+        with file.open("rb") as source, open(temporary, "wb", opener=open_private) as copied:
+            shutil.copyfileobj(source, copied)
+            copied.flush()
             os.fsync(copied.fileno())
     temporary.replace(folder / FILE)
     temporary.unlink(missing_ok=True)  # it stays where both were names of the same file
@@ -163,7 +165,7 @@ def _move(folder: Path, name: str) -> Path:
     while True:
         aside = folder.with_name(f"{name}-{number}")
         try:
-            aside.mkdir()
+            aside.mkdir(mode=0o700)
             break
         except FileExistsError:
             number += 1
