@@ -1,8 +1,9 @@
-"""What a config makes a process import or open: the part of it that is code.
+"""References: texts of a config that make a process import a module or open a file.
 
-An actor takes its config from the learner that it joins. Data in a config can at worst waste the
-actor's time and memory; a reference runs code as the actor's user. So an actor that cannot know
-with whom it speaks refuses references, and any actor may name those that it takes (`check`).
+An actor takes its config from the learner that it joins. Other values of a config can at worst
+waste the actor's time and memory; a reference runs code as the actor's user. So an actor that
+cannot be sure who sent the config refuses references, and `--allow` limits them for any actor
+(`check`).
 """
 
 from __future__ import annotations
@@ -54,9 +55,9 @@ def check(config: Config, allow: Sequence[str], *, trusted: bool, source: str) -
     """Raise UserError for the first thing in a received config that this process may not run.
 
     Args:
-        config: what came.
-        allow: patterns, with `*` and `?`, of which `env.id` and every reference must match one;
-            none: whatever ``trusted`` says.
+        config: the received config.
+        allow: patterns, with `*` and `?`, of which `env.id` and every reference must match one.
+            Without patterns, ``trusted`` decides.
         trusted: whether ``source`` is known to be the user's own.
         source: who sent the config, for the sentence.
     """

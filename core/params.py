@@ -56,7 +56,10 @@ class ParamLayout:
     @classmethod
     def from_list(cls, entries: Iterable[Any]) -> ParamLayout:
         """The inverse of `to_list`; ValueError or TypeError for what no layout says."""
-        found = tuple((str(name), tuple(int(n) for n in shape)) for name, shape in entries)
+        try:
+            found = tuple((str(name), tuple(int(n) for n in shape)) for name, shape in entries)
+        except OverflowError as error:
+            raise ValueError("a shape has an infinite extent") from error
         if any(n < 0 for _, shape in found for n in shape):
             raise ValueError("a shape has a negative extent")
         return cls(found)

@@ -6,7 +6,7 @@ The schema is stable; docs/runs.md describes it. A line has
     time         seconds since 1970; for several alike, of the last one
     uptime_s     seconds since this process began the run, or resumed it
     kind         one of `KINDS`, or another word that a role has reported
-    role         name of the process that it is about, such as "actor-3", or null
+    role         name of the process that the event is about, such as "actor-3", or null
     incarnation  which start of that process, counted from 0, or null
     text         one sentence
     count        how many alike (kind, role and text) since the last such line, this one included
@@ -16,8 +16,8 @@ The first event of its like is written at once. Those that repeat it are counted
 line at most every `REPEAT_S` seconds and at the end. The file is bounded: at `FILE_NBYTES` it
 becomes `events.jsonl.1`, which replaces the one before.
 
-No event raises an error and none is lost to a full disk for a while: lines that do not fit are kept
-in memory, at most `WAITING_NBYTES` of them, and written when there is room.
+Adding an event never raises. While the disk is full, lines wait in memory, at most `WAITING_NBYTES`
+of them, and are written when there is room.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ REPEAT_S = 10.0
 RETRY_S = 1.0  # between two attempts to write to a disk that was full
 FILE_NBYTES = 16 << 20
 WAITING_NBYTES = 4 << 20
-ALIKE = 1000  # different events that are counted at a time
+ALIKE = 1000  # distinct events whose repetitions are counted at a time
 TEXT_LIMIT = 4000  # characters
 DATA_LIMIT = 8000  # characters of JSON
 ROLE_BURST, ROLE_RATE = 100.0, 5.0  # events that one role may report at once, and in a second
@@ -70,7 +70,8 @@ Data = Mapping[str, Any]
 
 @dataclass
 class _Repeated:
-    """Events alike: when the last line of them was written, and those since."""
+    """Repetitions of one event: when its last line was written, how many came since, and the latest
+    of them."""
 
     written_s: float
     count: int = 0
@@ -100,11 +101,11 @@ class EventLog:
         self._whole = True  # the file ends with a line break
         self._waiting: deque[bytes] = deque()
         self._waiting_nbytes = 0
-        self._left_out = 0
+        self._omitted = 0
         self._retry_s = 0.0
-        self._next_look_s = 0.0
+        self._next_check_s = 0.0
         self._alike: dict[tuple[str, str | None, str], _Repeated] = {}
-        self._allowance: dict[str, tuple[float, float]] = {}  # of a role: events, as of when
+        self._allowance: dict[str, tuple[float, float]] = {}  # by role: events left, at which time
 
     def add(
         self,
@@ -114,7 +115,8 @@ class EventLog:
         incarnation: int | None = None,
         data: Data | None = None,
     ) -> None:
-        """Write one event, or count it where one alike was written a moment ago."""
+        """Write one event, or count it if one with the same kind, role and text was written within
+        `REPEAT_S`."""
         now_s = self._clock()
         text = redacted(text)[:TEXT_LIMIT]
         line: dict[str, Any] = {
@@ -141,11 +143,11 @@ class EventLog:
             self._write_repeated(repeated, now_s)
 
     def report(self, kind: str, text: str, role: str, incarnation: int, data: Data) -> bool:
-        """`add` what a role has reported. A role that reports too much is cut short, so that it can
-        neither fill the disk nor displace the events of others.
+        """`add` an event that a role has reported. Events beyond the role's rate are replaced by a
+        count, so that a role can neither fill the disk nor displace the events of others.
 
         Returns:
-            Whether it was taken in as it is.
+            Whether the event was added unchanged.
         """
         now_s = self._clock()
         left, since_s = self._allowance.get(role, (ROLE_BURST, now_s))
@@ -158,10 +160,10 @@ class EventLog:
         return taken
 
     def tick(self) -> None:
-        """Write what is due."""
+        """Write the counts that are due, and the lines that wait for the disk."""
         now_s = self._clock()
-        if now_s >= self._next_look_s:
-            self._next_look_s = now_s + RETRY_S
+        if now_s >= self._next_check_s:
+            self._next_check_s = now_s + RETRY_S
             for key, repeated in [*self._alike.items()]:
                 if now_s - repeated.written_s >= REPEAT_S:
                     if repeated.count:
@@ -172,7 +174,7 @@ class EventLog:
             self._write_waiting()
 
     def close(self) -> None:
-        """Write what was counted, and what did not fit, if it does now."""
+        """Write all counts, and the lines that wait for the disk as far as it has room."""
         for key in [*self._alike]:
             self._flush_repeated(key)
         self._write_waiting()
@@ -195,30 +197,30 @@ class EventLog:
         self._waiting_nbytes += len(data)
         while self._waiting_nbytes > WAITING_NBYTES:
             self._waiting_nbytes -= len(self._waiting.popleft())
-            self._left_out += 1
+            self._omitted += 1
         if self._clock() >= self._retry_s:
             self._write_waiting()
 
     def _write_waiting(self) -> None:
         try:
-            if self._left_out:
-                self._append(self._about_left_out())
-                self._left_out = 0
+            if self._omitted:
+                self._append(self._omission_line())
+                self._omitted = 0
             while self._waiting:
                 self._append(self._waiting[0])
                 self._waiting_nbytes -= len(self._waiting.popleft())
         except OSError:
             self._retry_s = self._clock() + RETRY_S
 
-    def _about_left_out(self) -> bytes:
+    def _omission_line(self) -> bytes:
         text = "events are missing here, as the disk was full for too long"
         line = {"kind": "note", "role": None, "incarnation": None, "text": text}
         about = {"schema": SCHEMA, "time": round(self._now(), 3)}
         about["uptime_s"] = round(self._clock() - self._began_s, 3)
-        return json.dumps({**about, **line, "count": self._left_out, "data": {}}).encode() + b"\n"
+        return json.dumps({**about, **line, "count": self._omitted, "data": {}}).encode() + b"\n"
 
     def _append(self, data: bytes) -> None:
-        """Write one line whole, or raise OSError and leave nothing of it that matters."""
+        """Write one line whole, or raise OSError; a part of a line is removed or ended later."""
         if self._fd >= 0 and self._nbytes + len(data) > FILE_NBYTES:
             os.close(self._fd)
             self._fd = -1

@@ -40,7 +40,10 @@ class Place:
 def find_place(
     rank: int | None, world: int | None, store: str | None, environ: Mapping[str, str]
 ) -> Place | None:
-    """What the options or torchrun say; None where all learners are of this command."""
+    """What the options or torchrun say; None where all learners are of this command.
+
+    Raises UserError for what is missing, and for a rank or a port that cannot be.
+    """
     options = {"--rank": rank, "--world": world, "--store": store}
     given = [name for name, value in options.items() if value is not None]
     if TORCHRUN in environ:
@@ -55,10 +58,12 @@ def find_place(
             f"one of several learners needs --rank, --world and --store, and {missing} is missing; "
             f"give all three, such as {EXAMPLE}"
         )
-    if rank >= world:
+    if world < 1:
+        raise UserError(f"--world {world} is no number of learners; use 1 or more")
+    if not 0 <= rank < world:
+        wrong = "negative" if rank < 0 else f"not below --world {world}"
         raise UserError(
-            f"--rank {rank} is not below --world {world}: ranks count from 0; use --rank "
-            f"{world - 1} or less"
+            f"--rank {rank} is {wrong}: ranks count from 0; use --rank 0 to {world - 1}"
         )
     return Place(rank, world, _parse(store))
 
@@ -169,13 +174,19 @@ def _from_torchrun(environ: Mapping[str, str]) -> Place:
     try:
         rank, world = int(environ["RANK"]), int(environ["WORLD_SIZE"])
         host, port = environ["MASTER_ADDR"], int(environ["MASTER_PORT"])
+        attempt = int(environ.get("TORCHELASTIC_RESTART_COUNT", 0))
+        if not 0 <= rank < world:
+            raise ValueError(f"RANK={rank} with WORLD_SIZE={world}")
+        if not 0 < port < 1 << 16:
+            raise ValueError(f"MASTER_PORT={port}")
+        if attempt < 0:
+            raise ValueError(f"TORCHELASTIC_RESTART_COUNT={attempt}")
     except (KeyError, ValueError) as error:
         raise UserError(
             f"{TORCHRUN} says that torchrun started this learner, but {error} is not what torchrun "
             f"sets in the environment; unset {TORCHRUN}, or start it with torchrun"
         ) from error
     served = environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
-    attempt = int(environ.get("TORCHELASTIC_RESTART_COUNT", 0))
     return Place(rank, world, Store(host, port, served, attempt), torchrun=True)
 
 

@@ -1,10 +1,9 @@
-"""One role as the supervisor holds it: control channel, status page and processes, from their start
-to their end.
+"""The supervisor's handle on one role: its control channel, status page and processes.
 
-Between the supervisor and the process of the role stand the two of `penstock.launch.shim`, which
-end whatever the role leaves behind. The supervisor is the parent of the first, the guard, and
-learns from the status page which process the role is. A role has ended when its own process has:
-the guard's end alone shows that only where the guard was not killed.
+Between the supervisor and the role's process stand the two processes of `penstock.launch.shim`,
+which end whatever the role leaves behind. The supervisor is the parent of the first, the guard, and
+reads the role's pid from the status page. A role has ended when its own process has: the guard's
+end does not prove it, since the guard may have been killed.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ from penstock.profiling.ledger import Part, now_in
 from penstock.profiling.status import ROLE_AT, TAIL_AT, TAIL_NBYTES, Phase, StatusPage
 
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
-LINGER_S = 10.0  # a guard that has not ended so long after its role is killed
+LINGER_S = 10.0  # from the role's end until a guard that still runs is killed
 GRACE_S = 10.0
 WAIT_S = 0.1
 MARK = "PENSTOCK_ROLE"  # in the environment of a role and of what it starts
@@ -47,7 +46,7 @@ ADVICE = {
 
 
 class Child:
-    """A running role, with the shim that guards it."""
+    """A running role and its shim."""
 
     def __init__(
         self,
@@ -57,17 +56,17 @@ class Child:
         log: Path,
         keep_fds: tuple[int, ...] = (),
     ) -> None:
-        """Start it; ``keep_fds`` are inherited by the role and only kept open.
+        """Start the role; ``keep_fds`` are inherited by it and only kept open.
 
         Raises:
-            OSError: no process, descriptor or memory is left; nothing was started then.
+            OSError: no process, descriptor or memory is left. Nothing was started.
         """
         self.spec = spec
         self.killed = False  # by the supervisor, with SIGKILL
         self._backlog: deque[Message] = deque()
         self._role_fd: int | None = None
         self._role_gone = False
-        self._spare: list[int] = []  # descriptors kept for holding the role, once it is there
+        self._spare: list[int] = []  # descriptors reserved for the role's pidfd
         self._kill_at_s: float | None = None
         self._mark = f"{MARK}={secrets.token_hex(16)}"
         # A learner can still save what it has learned; the others have nothing to lose.
@@ -110,7 +109,7 @@ class Child:
         )
 
     def send(self, message: Message) -> None:
-        """Send a message, as soon as the child has room for it."""
+        """Send a message as soon as the channel has room for it."""
         self._backlog.append(message)
         self.flush()
 
@@ -119,7 +118,7 @@ class Child:
             self._backlog.popleft()
 
     def kill(self, signum: int) -> None:
-        """Signal the role. Where it has not begun, SIGTERM and SIGKILL end its start."""
+        """Signal the role. Before its process exists, SIGTERM and SIGKILL end its shim."""
         self._find_role()
         with suppress(ProcessLookupError):
             if self._role_fd is not None:
@@ -139,8 +138,8 @@ class Child:
         return self.status.role_pid != 0
 
     def ended(self, now_s: float) -> bool:
-        """Whether the role and its guard have ended. To be called now and then, as it also ends
-        what one of them leaves behind that was killed or stopped.
+        """Whether the role and its guard have ended. Call it regularly: where one of them has ended
+        and the other has not in time, it kills the other.
 
         Args:
             now_s: CLOCK_MONOTONIC, in seconds.
@@ -165,7 +164,7 @@ class Child:
         return False
 
     def _find_role(self) -> None:
-        """Hold the process that the status page names, if it is still that one."""
+        """Open a pidfd of the process that the status page names, unless its pid was reused."""
         if self._role_fd is not None or self._role_gone or not self.began:
             return
         self._release()
@@ -199,14 +198,14 @@ class Child:
 
     @property
     def part(self) -> Part | None:
-        """What its main thread is in the middle of."""
+        """What its main thread does now."""
         lane = self.status.lanes.get("main")
         now = now_in(lane) if lane is not None else None
         return now[0] if now else None
 
     @property
     def place(self) -> Place:
-        """Where a learner is."""
+        """What a learner does, and for how long it has."""
         status = self.status
         seconds = time.monotonic() - status.phase_s if status.phase_s else 0.0
         if status.phase == Phase.REDUCING:
@@ -214,7 +213,7 @@ class Child:
         return Place("wait_data" if status.phase == Phase.WAITING else self.phase, seconds)
 
     def wait(self, timeout_s: float = math.inf) -> bool:
-        """Wait for the end of the role and its guard; whether it has come."""
+        """Wait for the end of the role and its guard; False after ``timeout_s``."""
         ends_s = time.monotonic() + timeout_s
         while not self.ended(now_s := time.monotonic()):
             if now_s >= ends_s:
@@ -239,7 +238,7 @@ class Child:
         return code
 
     def log_tail(self) -> str:
-        """The last that this incarnation wrote; not to be called after `bury`."""
+        """The last output of this incarnation. Call it before `bury`."""
         return self.status.tail.decode(errors="replace").strip()
 
 
@@ -250,8 +249,8 @@ def why_not_started(error: OSError) -> str:
 
 
 def began_ticks(pid: int) -> int | None:
-    """When a process began, in ticks since the machine did, which tells it from a later one that
-    has got its number; None where there is none."""
+    """Start time of a process, in clock ticks since boot; None if there is no such process. With
+    the pid it identifies a process, since pids are reused."""
     try:
         return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19])
     except OSError:
@@ -276,7 +275,7 @@ def _ended(pidfd: int, timeout_s: float = 0.0) -> bool:
 
 
 def role_arguments(run_dir: Path, runtime_dir: Path) -> dict[str, Any]:
-    """What every role is told; the defaults of what only some commands set."""
+    """Arguments that every role gets, with defaults for those that only some commands set."""
     return {
         "run_dir": str(run_dir.absolute()),
         "runtime_dir": str(runtime_dir),

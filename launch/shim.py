@@ -1,4 +1,4 @@
-"""Starts one role, takes in what it writes, and ends whatever descends from it.
+"""Starts one role, captures its output, and ends all of its descendants.
 
 Two processes stand between the supervisor and a role, so that any one of the four may be killed:
 
@@ -7,23 +7,24 @@ Two processes stand between the supervisor and a role, so that any one of the fo
 Guard and keeper are child subreapers: a program that left its session, forked twice or closed its
 descriptors becomes a child of the nearest one that lives, and is killed there. So:
 
-- the role ends: the keeper kills all that is left of it, then ends as the role did; so does the
-  guard, and the supervisor reads the role's exit status from the guard's;
-- the supervisor is killed: both have a pidfd of it. The role gets its death signal, and when it has
-  ended, or after the grace, the rest is killed;
+- the role ends: the keeper kills the role's descendants, then ends with the role's exit status. So
+  does the guard, whose exit status the supervisor reads;
+- the supervisor is killed: guard and keeper have a pidfd of it. The role gets its death signal;
+  when it has ended, or after the grace, its descendants are killed;
 - the keeper is killed: the role gets its death signal from the kernel (PR_SET_PDEATHSIG) and
   becomes a child of the guard, which takes over, its output included;
-- the guard is killed: the keeper has a pidfd of it, and does as if the supervisor had been killed;
-- either is stopped: the other, or the supervisor, gives it `LINGER_S` and kills it;
+- the guard is killed: the keeper has a pidfd of it, and acts as if the supervisor had been killed;
+- the keeper is stopped: the guard kills it `LINGER_S` after the role's end. The supervisor does the
+  same with a guard that is stopped;
 - both are killed at once: the supervisor kills what carries the role's mark in its environment.
 
-The role's output goes through a pipe. It always reaches the end of the status page, where the
-supervisor finds the last of it after a death. It reaches the log as far as the disk takes it: a
-thread writes, so that a disk that stalls stalls nothing else; what has no room is dropped and
-counted. A role is never blocked by its output, and never gets an error from it.
+The role's output goes through a pipe. The last of it is always in the status page, where the
+supervisor finds it after the role's death. A thread writes all of it to the log, so that a disk
+that stalls delays only that thread. Output for which log or thread have no room is dropped and
+counted. Output never blocks a role, and writing it never fails.
 
-Run as a program with only what a bare interpreter has. `_signal` and `_thread` stand in for
-`signal` and `threading`, whose imports would double the time that this takes to start.
+The module is run as a program and imports only what a bare interpreter offers. `_signal` and
+`_thread` stand in for `signal` and `threading`, whose imports would double its start time.
 """
 
 from __future__ import annotations
@@ -45,15 +46,15 @@ if TYPE_CHECKING:  # `typing` itself takes a while to import
 PR_SET_PDEATHSIG = 1
 PR_SET_DUMPABLE = 4
 PR_SET_CHILD_SUBREAPER = 36
-KILL_S = 2.0  # what SIGKILL does not end in this time is stuck in the kernel
-LINGER_S = 5.0  # a keeper that has not ended so long after its role is killed
-FIND_MS = 100  # between two looks for the role's process, until there is one
+KILL_S = 2.0  # a process that outlives SIGKILL for so long is stuck in the kernel
+LINGER_S = 5.0  # from the role's end until a keeper that still runs is killed
+FIND_MS = 100  # interval of looking for the role's process, until it exists
 
 CHUNK_NBYTES = 1 << 16
 QUEUE_NBYTES = 1 << 20  # output that waits for the disk
 LOG_NBYTES = 10_000_000  # of a log, before it becomes NAME.log.1
-LOG_NBYTES_PER_S = 1_000_000  # on average; LOG_NBYTES at once
-LOG_CLOSE_S = 1.0
+LOG_NBYTES_PER_S = 1_000_000  # on average; a burst may have LOG_NBYTES
+LOG_CLOSE_S = 1.0  # that the last output may take to reach the disk
 
 HANDLED = (
     signal.SIGCHLD, signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1,
@@ -74,7 +75,7 @@ class Plan:
         self.death_signal = int(arguments[4])
         self.grace_s = float(arguments[5]) if self.death_signal == signal.SIGTERM else 0.0
         self.log = arguments[6]
-        self.mark = arguments[7]  # what the role's environment holds: NAME=VALUE
+        self.mark = arguments[7]  # NAME=VALUE, put into the role's environment
         self.command = arguments[8:]
         self.output = (-1, -1)  # the pipe
 
@@ -99,7 +100,7 @@ class Plan:
         os.pwrite(self.status, _word(len(tail)) + tail, self._tail_at)
 
     def leave_to_role(self) -> None:
-        """Close what only the role is to hold."""
+        """Close the descriptors that only the role may hold."""
         for fd in (*self.role_fds, self.output[1]):
             os.close(fd)
 
@@ -115,7 +116,7 @@ def main() -> None:
 
 
 def guard(plan: Plan) -> Never:
-    """Start the keeper, and take its place if it is killed."""
+    """Start the keeper, and take over its work if it is killed."""
     supervisor = os.pidfd_open(plan.supervisor)
     if os.getppid() != plan.supervisor:
         os._exit(1)
@@ -142,7 +143,10 @@ def guard(plan: Plan) -> Never:
 
 
 def _watch_keeper(plan: Plan, keeper: int, supervisor: int, wake: int) -> int:
-    """Wait until the keeper has ended; kill it where it does not do its work. Its wait status."""
+    """Wait until the keeper has ended, and kill it if it outlives its role or its supervisor.
+
+    Returns its wait status.
+    """
     poller = select.poll()
     for fd in (supervisor, wake):
         poller.register(fd, select.POLLIN)
@@ -175,15 +179,16 @@ def _watch_keeper(plan: Plan, keeper: int, supervisor: int, wake: int) -> int:
             ends_s = min(ends_s, time.monotonic() + more_s)
 
 
-def keep(plan: Plan, masters: list[int]) -> Never:
-    """Start the role, and end with it; ``masters`` are pidfds of what it must not outlive."""
+def keep(plan: Plan, owners: list[int]) -> Never:
+    """Start the role, and end with it; ``owners`` are pidfds of processes that the role must not
+    outlive."""
     _become_subreaper()
     wake = _wake_pipe()
     keeper, role = os.getpid(), os.fork()
     if role == 0:
         _execute(plan, keeper)
     plan.leave_to_role()
-    _leave(tend(plan, role, wake, masters))
+    _leave(tend(plan, role, wake, owners))
 
 
 def _execute(plan: Plan, keeper: int) -> Never:
@@ -207,20 +212,21 @@ def _execute(plan: Plan, keeper: int) -> Never:
         os._exit(os.EX_OSERR)
 
 
-def tend(plan: Plan, role: int, wake: int, masters: list[int]) -> int:
-    """Take in the output of a child, the role, until it has ended, then end all that descends from
-    it. Without ``masters``, or when one of them ends, the role is made to end.
+def tend(plan: Plan, role: int, wake: int, owners: list[int]) -> int:
+    """Capture the output of a child, the role, until it has ended, then kill its descendants.
+
+    The role gets its death signal when one of ``owners`` ends, or at once if there are none.
 
     Returns the role's wait status.
     """
     pump = Pump(plan)
     poller = select.poll()
-    for fd in (wake, pump.fd, *masters):
+    for fd in (wake, pump.fd, *owners):
         poller.register(fd, select.POLLIN)
-    told, ends_s = False, float("inf")
+    signalled, ends_s = False, float("inf")
     while (status := _reap(role)[0]) is None:
-        if not masters and not told:
-            told = True
+        if not owners and not signalled:
+            signalled = True
             os.kill(role, plan.death_signal)
             ends_s = time.monotonic() + plan.grace_s
         left_s = ends_s - time.monotonic()
@@ -234,16 +240,17 @@ def tend(plan: Plan, role: int, wake: int, masters: list[int]) -> int:
                 if not pump.take():
                     poller.unregister(fd)
             else:
-                for master in masters:
-                    poller.unregister(master)
-                masters = []
+                for owner in owners:
+                    poller.unregister(owner)
+                owners = []
     _end_descendants(wake)
     pump.close()
     return status
 
 
 def _end_descendants(wake: int) -> None:
-    """Kill children until there are none: what a killed one leaves behind becomes a child too."""
+    """Kill children until there are none: the children of a killed one become children of this
+    process."""
     ends_s = time.monotonic() + KILL_S
     poller = select.poll()
     poller.register(wake, select.POLLIN)
@@ -258,7 +265,8 @@ def _end_descendants(wake: int) -> None:
 
 
 class Pump:
-    """Takes in what a role writes: the last of it into the status page, all of it into its log."""
+    """Reads a role's output from its pipe, keeps the last of it in the status page, and hands all
+    of it to the thread that writes the log."""
 
     def __init__(self, plan: Plan) -> None:
         self.fd = plan.output[0]
@@ -272,7 +280,7 @@ class Pump:
         self._log = Log(plan.log, lambda: (self._dropped, self._why))
 
     def take(self) -> bool:
-        """Read what there is; False once all writers have closed their end."""
+        """Read the output that is in the pipe; False once all writers have closed their end."""
         for _ in range(16):
             try:
                 data = os.read(self.fd, CHUNK_NBYTES)
@@ -286,7 +294,7 @@ class Pump:
         return True
 
     def close(self) -> None:
-        """Take in the last, and give the disk a moment to take it."""
+        """Read the last output, and wait up to `LOG_CLOSE_S` until it is in the log."""
         for _ in range(16):
             if not self.take() or not select.select([self.fd], [], [], 0)[0]:
                 break
@@ -343,11 +351,13 @@ class Pump:
 
 
 class Log:
-    """A file of at most `LOG_NBYTES` bytes, beside one older; no error of the disk leaves it.
+    """A file of at most `LOG_NBYTES` bytes, beside one older file. Errors of the disk are counted,
+    not raised.
 
     Args:
         path: of the file.
-        dropped: gives the bytes that never got here so far, and the last reason.
+        dropped: returns how many bytes were dropped before they reached `write`, and the last
+            reason.
     """
 
     def __init__(self, path: str, dropped: Callable[[], tuple[int, str]]) -> None:
@@ -356,17 +366,17 @@ class Log:
         self._fd: int | None = None
         self._nbytes = 0  # of the file
         self.lost, self._why = 0, ""  # bytes that the disk did not take
-        self._told = 0  # dropped bytes that the log tells of
+        self._noted = 0  # dropped bytes that a line in the log counts
 
     def write(self, data: bytes) -> None:
-        """Append ``data``, behind a line that counts what was dropped before it."""
+        """Append ``data``, after a line that counts the bytes that were dropped before it."""
         try:
             before, why = self._dropped_before()
-            if before + self.lost > self._told:
-                nbytes = f"{before + self.lost - self._told:,}"
+            if before + self.lost > self._noted:
+                nbytes = f"{before + self.lost - self._noted:,}"
                 line = f"[penstock: {nbytes} bytes of output were dropped: {self._why or why}]\n"
                 self._append(line.encode())
-                self._told, self._why = before + self.lost, ""
+                self._noted, self._why = before + self.lost, ""
             self._append(data)
         except OSError as error:
             self.lost += len(data)
@@ -401,8 +411,8 @@ def _wake_pipe() -> int:
 
 
 def _reap(role: int = -1) -> tuple[int | None, bool]:
-    """Take the children that have ended: the role's wait status, if it was one of them, and whether
-    there are others left."""
+    """Collect the children that have ended. Returns the role's wait status, if it is one of them,
+    and whether other children are left."""
     found = None
     try:
         while True:
@@ -439,7 +449,7 @@ def _word(value: int) -> bytes:
 
 
 def _leave(status: int) -> Never:
-    """End as the process did that had this wait status."""
+    """End this process in the way that a wait status describes: by the same exit code or signal."""
     if os.WIFSIGNALED(status):
         signum = os.WTERMSIG(status)
         libc.prctl(PR_SET_DUMPABLE, 0, 0, 0, 0)  # one core file is enough

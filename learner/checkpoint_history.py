@@ -1,15 +1,16 @@
-"""The checkpoints of a run beside its newest, and which of them to go on from.
+"""The checkpoints that a run keeps, and which of them it resumes from.
 
     checkpoints/last              the newest
     checkpoints/step-12000        older ones, by their optimizer steps (`checkpoint.keep`)
     checkpoints/best              the best, which is none of these
-    checkpoints/damaged-1         was found damaged, and is kept as it was
-    checkpoints/step-9000-before-1    newer than one that the run has gone back to
+    checkpoints/damaged-1         one that was found damaged, unchanged
+    checkpoints/step-9000-before-1    one newer than the checkpoint that the run went back to
 
 Each is a folder with one `checkpoint.FILE`. A file is never written to once it has its name, so
-that a hard link keeps it: ``last`` gets a second name before it is replaced, and at no moment there
-is no newest one. What is removed is the file of a folder ``step-N`` that reads as a checkpoint, and
-the folder if that has left it empty; symbolic links are left alone. Imports no torch.
+that a hard link keeps its content: ``last`` gets a second name, ``step-N``, before it is replaced,
+and a newest checkpoint exists at every moment. Only files in folders ``step-N`` that read as
+checkpoints are removed, and such a folder once it is empty; symbolic links are left alone. Imports
+no torch.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from pathlib import Path
 
 from penstock.configs.errors import UserError
 from penstock.core.params import ParamLayout
+from penstock.core.private import open_private
 from penstock.learner import checkpoint
 from penstock.learner.checkpoint import FILE, TEMPORARY, Checkpoint, DamagedError
 
@@ -40,7 +42,7 @@ def older(last: Path) -> list[Path]:
 
 
 def any_exists(last: Path) -> bool:
-    """Whether there is one to go on from, damaged or not."""
+    """Whether the run has a checkpoint, damaged or not."""
     return checkpoint.exists(last) or bool(older(last))
 
 
@@ -54,7 +56,7 @@ def newest_whole(
     """
     damaged: list[str] = []
     if not any_exists(last):
-        checkpoint.load(last)  # which says so
+        checkpoint.load(last)  # raises
     for folder in (last, *older(last)):
         if not checkpoint.exists(folder):
             damaged.append(f"{folder} holds no {FILE}")
@@ -70,8 +72,13 @@ def newest_whole(
 
 
 def keep_older(last: Path, steps: int | None = None) -> Path | None:
-    """Give ``last`` its second name, ``step-N``, before it is replaced by that of ``steps``: not
-    where it is of as many itself. One that is damaged is set aside; returns where. Raises OSError.
+    """Give ``last`` its second name, ``step-N``, before another checkpoint replaces it.
+
+    Args:
+        steps: optimizer steps of the checkpoint to come. If ``last`` has as many, it gets no second
+            name.
+
+    Returns the new folder of ``last`` if it was damaged and set aside, else None. Raises OSError.
     """
     if not checkpoint.exists(last):
         return None
@@ -85,7 +92,7 @@ def keep_older(last: Path, steps: int | None = None) -> Path | None:
 
 
 def prune(last: Path, keep: int) -> None:
-    """Remove the oldest, so that with ``last`` there are ``keep``; never a damaged one."""
+    """Remove the oldest, so that ``keep`` are left with ``last``. Damaged ones are not removed."""
     for folder in list(_readable(last))[keep - 1 :]:
         with contextlib.suppress(OSError):
             (folder / TEMPORARY).unlink(missing_ok=True)
@@ -94,8 +101,8 @@ def prune(last: Path, keep: int) -> None:
 
 
 def restore(last: Path, whole: Path) -> list[Path]:
-    """Make the checkpoint in ``whole`` the newest one: ``last`` and all newer ones are damaged, and
-    set aside. Returns where."""
+    """Make the checkpoint in ``whole`` the newest one. ``last`` and all that are newer than
+    ``whole`` are damaged, and set aside; returns their new folders."""
     newer = [folder for folder in older(last) if _steps(folder) > _steps(whole)]
     aside = [set_aside(folder) for folder in (last, *newer) if checkpoint.exists(folder)]
     link(whole / FILE, last)
@@ -127,24 +134,28 @@ def begin_from(last: Path, source: Path) -> Checkpoint:
 
 
 def set_aside(folder: Path) -> Path:
-    """Move a folder's checkpoint, which is damaged, to a folder of its own; that folder."""
+    """Move a damaged checkpoint to a folder of its own; returns that folder."""
     return _move(folder, "damaged")
 
 
 def link(file: Path, folder: Path, *, copy: bool = False) -> None:
-    """Have ``file`` in ``folder``, too, in the place of any checkpoint there: a hard link where the
-    file system has such, else a copy. Raises OSError, also where the folder is a symbolic link."""
+    """Give ``file`` a second name in ``folder``, replacing any checkpoint there.
+
+    It is a hard link where the file system has them, else a copy, as with ``copy``. Raises OSError,
+    also if ``folder`` is a symbolic link.
+    """
     if folder.is_symlink():
         raise OSError(0, f"{folder} is a symbolic link")
-    folder.mkdir(parents=True, exist_ok=True)
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     temporary = folder / TEMPORARY
     temporary.unlink(missing_ok=True)
     if copy or not _linked(file, temporary):
-        shutil.copyfile(file, temporary)
-        with temporary.open("rb") as copied:
+        with file.open("rb") as source, open(temporary, "wb", opener=open_private) as copied:
+            shutil.copyfileobj(source, copied)
+            copied.flush()
             os.fsync(copied.fileno())
     temporary.replace(folder / FILE)
-    temporary.unlink(missing_ok=True)  # it stays where both were names of the same file
+    temporary.unlink(missing_ok=True)  # a rename between two names of one file does nothing
     checkpoint.sync_folder(folder)
 
 
@@ -157,13 +168,13 @@ def _linked(file: Path, name: Path) -> bool:
 
 
 def _move(folder: Path, name: str) -> Path:
-    """Move the checkpoint of ``folder`` to a new folder ``name-1`` beside it, or of a number that
-    is free; returns that."""
+    """Move the checkpoint of ``folder`` to a new folder ``name-N`` beside it, with the lowest free
+    N from 1; returns that folder."""
     number = 1
     while True:
         aside = folder.with_name(f"{name}-{number}")
         try:
-            aside.mkdir()
+            aside.mkdir(mode=0o700)
             break
         except FileExistsError:
             number += 1

@@ -8,6 +8,7 @@ import time
 from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import numpy.typing as npt
@@ -133,8 +134,8 @@ class World:
 
     def __init__(self) -> None:
         self.clock = Clock()
-        self._time = receiver_module.time
-        receiver_module.time = self.clock  # type: ignore[assignment]
+        self._patched = patch.object(receiver_module, "time", self.clock)
+        self._patched.start()
         self.store = SlotStore(SPEC, SLOTS, lanes=4, shared=False)
         self.board = WeightsBoard.create(LAYOUT.size, shared=False)
         self.board.publish(np.zeros(LAYOUT.size, np.float32), Stamp(1, VERSION))
@@ -289,7 +290,7 @@ class World:
         assert self.page.produced_steps == self.accounting.produced
 
     def close(self) -> None:
-        receiver_module.time = self._time
+        self._patched.stop()
         self.receiver.close()
         self.store.close()
         self.board.close()

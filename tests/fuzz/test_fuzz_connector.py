@@ -124,7 +124,9 @@ class Attacker(RuleBasedStateMachine):
 
     @rule(data=st.data(), peer=PEERS)
     def weights_get(self, data: st.DataObject, peer: bytes) -> None:
-        have = data.draw(st.sampled_from([None, [1, VERSION], [2**64 - 1, -1], "12", {}, *DEEP]))
+        have: Any = data.draw(
+            st.sampled_from([None, [1, VERSION], [2**64 - 1, -1], "12", {}, *DEEP])
+        )
         head = Head(Kind.WEIGHTS_GET, run_id=RUN_ID)
         self.attack(peer, signed_parts(head, packed_with({"have": have})))
 
@@ -185,9 +187,8 @@ def hostile_columns(draw: st.DrawFn, frames: list[bytes]) -> list[bytes]:
     return [block.tobytes() for block in payload]
 
 
-TestAttacker = Attacker.TestCase
+TestAttacker = pytest.mark.filterwarnings("ignore::RuntimeWarning")(Attacker.TestCase)
 TestAttacker.settings = fuzzed(cost=2, stateful_step_count=30)
-TestAttacker.pytestmark = [pytest.mark.filterwarnings("ignore::RuntimeWarning")]
 
 
 def test_a_hello_of_nested_lists_is_refused() -> None:

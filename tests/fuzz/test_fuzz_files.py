@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 import zmq
 from hypothesis import example, given
@@ -154,7 +155,7 @@ def _strange_tensors(tensors: dict[str, Any], data: st.DataObject) -> dict[str, 
 LAYOUT = ParamLayout((("w", (3, 2)), ("b", (2,))))
 META = {"progress": {"trained_steps": 1}, "best_return": 1.0, "spec": {}}
 SOUND_ABOUT = {"format": 1, "layout": LAYOUT.to_list(), "meta": META}
-SOUND_TENSORS = {
+SOUND_TENSORS: dict[str, npt.NDArray[Any]] = {
     "model/w": np.zeros((3, 2), np.float32),
     "model/b": np.zeros(2, np.float32),
     "state/random/cpu": np.zeros(4, np.uint8),

@@ -31,7 +31,8 @@ from mutations import (
 from penstock.configs.errors import UserError
 from penstock.core.control import MESSAGE_NBYTES, Channel
 from penstock.launch import asking
-from penstock.launch.inquiry import FILE, began_ticks
+from penstock.launch.inquiry import FILE
+from penstock.launch.process import began_ticks
 from penstock.transport.shm.board import WeightsBoard
 from penstock.transport.shm.door import ATTACH_VERSION, Entry
 from penstock.transport.shm.host import ShmHost
@@ -68,11 +69,12 @@ def owner(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Owner]:
     made.close()
 
 
+ODD_VALUES: list[Any] = [*EXTREMES, -1, None, "x", [], 1.5, True, *DEEP]
 requests = strange_msgpack | changed(REQUEST).map(packed_with) | st.sampled_from(
     [
         packed_with({**REQUEST, name: value})
         for name in REQUEST
-        for value in (*EXTREMES, -1, None, "x", [], 1.5, True, *DEEP)
+        for value in ODD_VALUES
     ]
 )  # fmt: skip
 
@@ -217,7 +219,7 @@ def _answering(factory: pytest.TempPathFactory, text: str) -> tuple[Any, Path]:
             return
 
     threading.Thread(target=answer, daemon=True).start()
-    about = {"pid": os.getpid(), "began": began_ticks(os.getpid())}
+    about: dict[str, Any] = {"pid": os.getpid(), "began": began_ticks(os.getpid())}
     about |= {"host": socket.gethostname(), "socket": str(path)}
     (folder / FILE).write_text(json.dumps(about))
     return listener, folder

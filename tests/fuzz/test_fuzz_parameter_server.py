@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from typing import Any, ClassVar
+from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -15,13 +16,14 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from mutations import bounded, flipped, floats, fuzzed, signed, unsigned
 from penstock.configs.errors import UserError
+from penstock.learner.progress import GROWTH
 from penstock.learner.server import client as client_module
 from penstock.learner.server import protocol
 from penstock.learner.server import server as server_module
 from penstock.learner.server.client import ServerClient
 from penstock.learner.server.members import rules
 from penstock.learner.server.parameters import pack_state, template
-from penstock.learner.server.protocol import GROWTH, Flag, Head, Kind
+from penstock.learner.server.protocol import Flag, Head, Kind
 from penstock.learner.server.server import ParameterServer
 from server_rig import SIZE, config, optimizer_of
 
@@ -68,12 +70,8 @@ class Workers(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.cfg = config(count=4, **self.PACE)
-        before = server_module.Peers
-        server_module.Peers = LocalPeers  # type: ignore[assignment, misc]
-        try:
+        with patch.object(server_module, "Peers", LocalPeers):
             self.server = ParameterServer(self.cfg, "inproc://parameters")
-        finally:
-            server_module.Peers = before  # type: ignore[misc]
         self.peers: Any = self.server._peers
         self.sessions: dict[bytes, int] = {}
         self.number = 0
@@ -159,9 +157,11 @@ class Workers(RuleBasedStateMachine):
     def other(self, name: bytes, kind: Kind, number: int, version: int) -> None:
         self.say(name, Head(kind, number=number, version=version))
 
-    @rule(data=st.data(), name=PEERS, kind=KINDS, fields=st.lists(unsigned(31), max_size=4))
-    def noise(self, data: st.DataObject, name: bytes, kind: Kind, fields: list[int]) -> None:
-        frames = protocol.encode(Head(kind, 0, *fields), protocol.pack_text("text"))
+    @rule(data=st.data(), name=PEERS, kind=KINDS, rank=unsigned(31), number=unsigned(31))
+    def noise(self, data: st.DataObject, name: bytes, kind: Kind, rank: int, number: int) -> None:
+        session, version = data.draw(unsigned(31)), data.draw(unsigned(31))
+        head = Head(kind, 0, rank, number, session, version)
+        frames = protocol.encode(head, protocol.pack_text("text"))
         at = data.draw(st.integers(0, 1))
         frames[at] = data.draw(st.composite(lambda draw: flipped(bytes(frames[at]), draw))())
         self.handle(name, frames[: data.draw(st.integers(0, 2))])

@@ -68,10 +68,9 @@ class Peers(RuleBasedStateMachine):
 
     @initialize(options=st.sampled_from(OPTIONS), prioritized=st.booleans())
     def begin(self, options: dict[str, Any], prioritized: bool) -> None:
-        sampler = {"sampler": Prioritized()} if prioritized else {}
-        self.replay = Replay(
-            COLUMNS, CAPACITY, envs=2, unroll=4, shared=True, seed=0, **options, **sampler
-        )
+        if prioritized:
+            options = {**options, "sampler": Prioritized()}
+        self.replay = Replay(COLUMNS, CAPACITY, envs=2, unroll=4, shared=True, seed=0, **options)
         self.server = LocalServer(self.replay, "inproc://replay", insecure=True)
         self.server.said = []
         self.spec = self.replay.layout.spec

@@ -77,11 +77,21 @@ def lives(one: psutil.Process) -> bool:
         return False
 
 
+def siblings(one: psutil.Process) -> list[psutil.Process]:
+    """The children of its parent."""
+    try:
+        parent = one.parent()
+        return [] if parent is None else list(parent.children())
+    except psutil.NoSuchProcess:  # the parent has just ended
+        return []
+
+
 def processes(folder: Path) -> dict[str, psutil.Process]:
     """All that live, by what they are, once the environment's program runs."""
     wait_until((folder / "daemon").exists)
     daemon = psutil.Process(int((folder / "daemon").read_text()))
-    keeper = daemon.parent()  # it has adopted the daemon
+    wait_until(lambda: len(siblings(daemon)) == 2)  # the keeper has adopted it: role and daemon
+    keeper = daemon.parent()
     assert keeper is not None
     guard = keeper.parent()
     assert guard is not None

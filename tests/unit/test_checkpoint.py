@@ -295,7 +295,9 @@ def written(folder: Path, about: Any, tensors: dict[str, Any]) -> None:
     (folder / FILE).write_bytes(struct.pack("<Q", len(coded)) + coded + bytes(min(offset, 4096)))
 
 
-@pytest.mark.parametrize("dim", [-1, 2**31, 2**62, 2**63, 10**30, 1e300, None, "a", [], {}, 0.5])
+@pytest.mark.parametrize(
+    "dim", [-1, 2**31, 2**62, 2**63, 10**30, 1e300, 1e400, None, "a", [], {}, 0.5]
+)
 @pytest.mark.parametrize("place", ["layout", "tensor", "both"])
 def test_odd_shapes_are_refused(tmp_path: Path, dim: Any, place: str) -> None:
     about = {"format": 2, "layout": [["x", [3]]], "meta": {}, "checksums": {"model/x": 0}}
@@ -315,6 +317,10 @@ def test_odd_shapes_are_refused(tmp_path: Path, dim: Any, place: str) -> None:
         '{"format": 2, "layout": ' + "[" * 50_000 + "]" * 50_000 + "}",
         '{"format": ' + "9" * 5000 + "}",
         '{"format": 1e999}',
+        '{"format": 2, "layout": [], "checksums": {}, "meta": {"x": '
+        + "[" * 50_000
+        + "]" * 50_000
+        + "}}",
         {"format": [], "layout": [], "meta": {}},
         {"format": 2, "layout": [], "meta": [], "checksums": {}},
         {"format": 2, "layout": [], "meta": {}, "checksums": []},

@@ -180,6 +180,18 @@ def test_another_run_begins_from_a_copy(last: Path, tmp_path: Path) -> None:
     assert not (other / FILE).samefile(last / FILE)
 
 
+def test_copies_and_what_is_set_aside_are_for_this_user_alone(last: Path, tmp_path: Path) -> None:
+    save(last, 1)
+    save(last, 2)
+    other = tmp_path / "other" / "checkpoints" / "last"
+    history.begin_from(other, last)
+    aside = history.set_aside(last)
+    modes = [path.stat().st_mode & 0o777 for path in (other / FILE, aside / FILE)]
+    assert modes == [0o600, 0o600]
+    folders = [other, aside, last.with_name("step-1")]
+    assert [path.stat().st_mode & 0o777 for path in folders] == [0o700] * 3
+
+
 class Run:
     """A learner of CartPole in a run's folder."""
 

@@ -23,6 +23,7 @@ TORCHRUN = {
     "TORCHELASTIC_USE_AGENT_STORE": "True",
     "TORCHELASTIC_RESTART_COUNT": "2",
 }
+ATTEMPT = "TORCHELASTIC_RESTART_COUNT"
 FAR = Place(1, 2, Store("10.0.0.1", 29500))
 
 
@@ -65,11 +66,19 @@ def test_torchrun_says_it_in_the_environment() -> None:
     [
         (1, None, "h:1", {}, "and --world is missing; give all three, such as --rank 0"),
         (None, 2, None, {}, "and --rank, --store is missing"),
-        (2, 2, "h:1", {}, "--rank 2 is not below --world 2: ranks count from 0; use --rank 1"),
+        (2, 2, "h:1", {}, "--rank 2 is not below --world 2: ranks count from 0; use --rank 0 to 1"),
+        (-2, 2, "h:1", {}, "--rank -2 is negative: ranks count from 0; use --rank 0 to 1"),
+        (0, 0, "h:1", {}, "--world 0 is no number of learners; use 1 or more"),
         (0, 2, "10.0.0.1", {}, "--store 10.0.0.1 is no host and port; give where rank 0"),
         (0, 2, "h:70000", {}, "--store h:70000 is no host and port"),
         (0, None, None, TORCHRUN, "torchrun says which rank this is; leave out --rank"),
         (None, None, None, {**TORCHRUN, "RANK": "x"}, "is not what torchrun sets"),
+        (None, None, None, {**TORCHRUN, "RANK": "-1"}, "but RANK=-1 with WORLD_SIZE=4 is not what"),
+        (None, None, None, {**TORCHRUN, "RANK": "4"}, "but RANK=4 with WORLD_SIZE=4 is not what"),
+        (None, None, None, {**TORCHRUN, "MASTER_PORT": "0"}, "but MASTER_PORT=0 is not what"),
+        (None, None, None, {**TORCHRUN, "MASTER_PORT": "65536"}, "MASTER_PORT=65536 is not what"),
+        (None, None, None, {**TORCHRUN, ATTEMPT: "x"}, "'x' is not what torchrun sets"),
+        (None, None, None, {**TORCHRUN, ATTEMPT: "-1"}, f"but {ATTEMPT}=-1 is not what"),
         (None, None, None, {"TORCHELASTIC_RUN_ID": "1"}, "'RANK' is not what torchrun sets"),
     ],
 )

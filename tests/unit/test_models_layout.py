@@ -28,6 +28,12 @@ TWO = spaces.Discrete(2)
 TORQUES = spaces.Box(-2, 2, (3,), np.float32)
 
 
+@pytest.mark.parametrize("extent", [-1, float("inf"), float("nan"), "x", None, []])
+def test_a_shape_that_no_layout_has_is_a_typed_error(extent: Any) -> None:
+    with pytest.raises((ValueError, TypeError)):
+        ParamLayout.from_list([["w", [3, extent]]])
+
+
 class Game:
     def __init__(self, observation_space: Any, action_space: Any) -> None:
         self.observation_space, self.action_space = observation_space, action_space
