@@ -273,8 +273,9 @@ class ReplayClient(Adds):
         """The server says what it holds, how far it has this client's stream, and how many answers
         it has sent by this connection."""
         if meta["version"] != REPLAY_VERSION:
+            version = printable(str(meta["version"]))
             raise ReplayError(
-                f"the server at {self._address} speaks version {printable(str(meta['version']))} of the replay "
+                f"the server at {self._address} speaks version {version} of the replay "
                 f"protocol and this client {REPLAY_VERSION}; use the same release of Penstock"
             )
         spec, token = read_spec(meta["spec"]), str(meta["token"])

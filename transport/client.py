@@ -272,8 +272,8 @@ class Client:
             )
         if self.spec is None and spec.payload_nbytes > MAX_SLOT_NBYTES:
             raise UserError(
-                f"the learner at {self._address} asks for slots of {spec.payload_nbytes} bytes, and "
-                f"an actor makes at most {MAX_SLOT_NBYTES}; use smaller actors.unroll or "
+                f"the learner at {self._address} asks for slots of {spec.payload_nbytes} bytes; "
+                f"an actor makes at most {MAX_SLOT_NBYTES}, so use smaller actors.unroll or "
                 "actors.envs"
             )
         return spec
