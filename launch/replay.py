@@ -24,6 +24,7 @@ import pydantic
 
 from penstock.configs.errors import UserError
 from penstock.configs.text import parse
+from penstock.core import descriptors
 from penstock.core.memory import keep_freed_memory
 from penstock.replay.buffer import Replay
 from penstock.replay.errors import DamagedError
@@ -64,6 +65,7 @@ def serve(
     """Serve until SIGINT or SIGTERM, then write a last snapshot to the folder ``snapshot``, if one
     is given, and print the counts. Raises UserError."""
     keep_freed_memory()
+    descriptors.raise_limit()  # each client takes a descriptor
     options = read_spec(spec).model_dump()
     columns = options.pop("columns")
 

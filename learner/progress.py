@@ -55,6 +55,7 @@ class Progress:
         self.latency: Histogram = {}
         self.solved_at_s: float | None = None
         self._trained_before_s = 0.0
+        self._made_s = time.monotonic()
         self._started_s: float | None = None
         self._last: tuple[float, int, int, dict[str, float]] = (0.0, 0, 0, {})
 
@@ -66,9 +67,10 @@ class Progress:
         return self._trained_before_s + time.monotonic() - self._started_s
 
     def start(self, at_s: float) -> None:
-        """The first unroll was begun at ``at_s`` (monotonic); later calls change nothing."""
+        """The first unroll was begun at ``at_s`` (monotonic), but not before this process was able
+        to train; later calls change nothing. A remote actor's clock decides nothing more."""
         if self._started_s is None:
-            self._started_s = at_s
+            self._started_s = max(at_s, self._made_s)
             self._last = (self.time_s, *self._own_steps(), {})
 
     def played(self, arrays: Mapping[str, npt.NDArray[Any]], steps: int, updates: int = 0) -> None:

@@ -20,6 +20,7 @@ import numpy as np
 import numpy.typing as npt
 import zmq
 
+from penstock.configs.errors import printable
 from penstock.replay.adding import PATIENCE_S, Adds, Given
 from penstock.replay.batch import Batch
 from penstock.replay.errors import ReplayError
@@ -247,7 +248,7 @@ class ReplayClient(Adds):
         if head.kind == Kind.SPEC:
             self._welcomed(head, meta)
         elif head.kind == Kind.REFUSE:
-            self._refused = str(meta["error"])
+            self._refused = printable(str(meta["error"]))
             if meta.get("kind") == Kind.SLOT:
                 self._joined().refused(head.sequence)
             else:
@@ -264,7 +265,7 @@ class ReplayClient(Adds):
         elif head.kind == Kind.STORED:
             self._joined().stored(head.sequence)
         elif head.kind == Kind.WAIT:
-            self._reason = str(meta["reason"])
+            self._reason = printable(str(meta["reason"]))
         elif head.kind == Kind.STATS:
             self._stats = dict(meta)
 
@@ -272,8 +273,9 @@ class ReplayClient(Adds):
         """The server says what it holds, how far it has this client's stream, and how many answers
         it has sent by this connection."""
         if meta["version"] != REPLAY_VERSION:
+            version = printable(str(meta["version"]))
             raise ReplayError(
-                f"the server at {self._address} speaks version {meta['version']} of the replay "
+                f"the server at {self._address} speaks version {version} of the replay "
                 f"protocol and this client {REPLAY_VERSION}; use the same release of Penstock"
             )
         spec, token = read_spec(meta["spec"]), str(meta["token"])
@@ -286,7 +288,7 @@ class ReplayClient(Adds):
         elif spec != self.spec:
             raise ReplayError(
                 f"another buffer listens at {self._address} now "
-                f"({self.spec.difference(spec, 'before', 'now')}); make a new client"
+                f"({printable(self.spec.difference(spec, 'before', 'now'))}); make a new client"
             )
         again = self._run_id not in (0, head.run_id)
         self._run_id, self._token, self._read = head.run_id, token, read

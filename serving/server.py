@@ -17,6 +17,7 @@ from typing import Any
 import zmq
 
 from penstock.configs.errors import UserError
+from penstock.core import descriptors
 from penstock.replay.buffer import Replay
 from penstock.replay.errors import ReplayError
 from penstock.serving.intake import WINDOW
@@ -24,7 +25,7 @@ from penstock.serving.service import FULL, GONE, SENT, Limits, ReplayService
 from penstock.serving.snapshots import Snapshots
 from penstock.transport import wire
 from penstock.transport.keys import answer_zap, load_learner
-from penstock.transport.sockets import Socket, is_local, receive, router, zap
+from penstock.transport.sockets import Listener, Socket, is_local, receive, router, zap
 from penstock.transport.wire import Buffer
 
 BATCH = 64  # messages between two looks at everything else
@@ -58,6 +59,7 @@ class ReplayServer:
                 "make keys with `penstock keys new` and give their folder as curve, or say insecure"
             )
         self._snapshots, self._log = snapshots, log
+        self._has_shed = False
         taken = None if snapshots is None else snapshots.marks
         with ExitStack() as opening:
             self._service = ReplayService(
@@ -77,7 +79,8 @@ class ReplayServer:
             if self._zap is not None:
                 self._poller.register(self._zap, zmq.POLLIN)
             self._max_frame_nbytes = wire.max_frame_nbytes(replay.layout.spec)
-            self._router = self._bound(bind)
+            self._bind(bind)
+            opening.callback(lambda: self._listener.close())
             self.address = _address(bind, self._router)
             self._stack = opening.pop_all()
 
@@ -97,6 +100,7 @@ class ReplayServer:
             self.handle(bytes(parts[0]), parts[1:])
             count += 1
         self._service.tend()
+        self._shed()
         if self._service.stranded_nbytes > self._service.limits.answers_nbytes:
             self._reopen()
         if self._snapshots is not None:
@@ -133,12 +137,24 @@ class ReplayServer:
     def __exit__(self, *error: object) -> None:
         self.close()
 
-    def _bound(self, address: str) -> Socket:
+    def _bind(self, address: str) -> None:
         made = router(self._context, address, self._keys, self._max_frame_nbytes, received=WINDOW)
         # A message that does not fit, or whose peer has left, is reported and not dropped.
         made.setsockopt(zmq.ROUTER_MANDATORY, 1)
         self._poller.register(made, zmq.POLLIN)
-        return made
+        self._router, self._listener = made, Listener(made)
+
+    def _shed(self) -> None:
+        """Turn new connections away where descriptors are nearly used up; says so once."""
+        self._listener.shed(time.monotonic())
+        if self._listener.shed_count and not self._has_shed:
+            self._has_shed = True
+            if self._log is not None:
+                self._log(
+                    f"new connections are turned away, since nearly all {descriptors.limit()} file "
+                    "descriptors are in use: raise the hard limit (ulimit -Hn), or find out what "
+                    "connects"
+                )
 
     def _send(self, name: bytes, parts: wire.Parts) -> int:
         """What became of a message."""
@@ -157,12 +173,13 @@ class ReplayServer:
         if self._log is not None:
             self._log("connections that are not read hold too much memory; all clients reconnect")
         self._poller.unregister(self._router)
+        self._listener.close()  # it holds the address, too
         self._router.close(0)
         self._service.disconnected()
         ends_s = time.monotonic() + REOPEN_S
         while True:  # libzmq gives the address back a little later
             try:
-                self._router = self._bound(self.address)
+                self._bind(self.address)
                 return
             except UserError:
                 if time.monotonic() > ends_s:

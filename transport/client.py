@@ -14,7 +14,7 @@ from typing import Any
 import numpy.typing as npt
 import zmq
 
-from penstock.configs.errors import UserError
+from penstock.configs.errors import UserError, printable
 from penstock.core.params import ParamLayout
 from penstock.core.role import RoleContext
 from penstock.core.specs import SlotSpec
@@ -25,6 +25,7 @@ from penstock.transport.keys import load_actor
 from penstock.transport.sockets import Socket, dealer, receive
 from penstock.transport.wire import Head, Kind, WireError
 
+MAX_SLOT_NBYTES = 1 << 31  # of a learner whose spec is taken as it is
 REPEAT_S = BEAT_S
 RENEW_S = 3.0  # of silence, after which grants may be given to others soon
 RECONNECT_S = 0.05  # between two tries while nobody is connected
@@ -234,7 +235,7 @@ class Client:
         if head.kind == Kind.WELCOME:
             self._welcomed(head, meta)
         elif head.kind == Kind.REFUSE:
-            raise UserError(str(meta["error"]))
+            raise UserError(printable(str(meta["error"])))
         elif self._run_id and head.run_id != self._run_id:
             raise LearnerGoneError(f"another run listens at {self._address}")
         elif head.kind == Kind.GRANT and self._joined:
@@ -249,7 +250,7 @@ class Client:
             self.welcome = Welcome(
                 head.run_id,
                 head.generation,
-                SlotSpec.from_dict(meta["spec"]),
+                self._checked(SlotSpec.from_dict(meta["spec"])),
                 ParamLayout.from_list(meta["layout"]),
                 meta["config"],
             )
@@ -259,3 +260,20 @@ class Client:
         self._joined = True
         self._asked = None
         self.limit = max(head.sequence, self.next)
+
+    def _checked(self, spec: SlotSpec) -> SlotSpec:
+        """The spec of a welcome, of which memory is made. Raises UserError for another one than
+        this actor's, or one that is too large."""
+        if self.spec is not None and spec != self.spec:
+            raise UserError(
+                f"the learner at {self._address} disagrees on what a slot holds "
+                f"({printable(spec.difference(self.spec))}); start both with the same config and "
+                "the same version of the environment"
+            )
+        if self.spec is None and spec.payload_nbytes > MAX_SLOT_NBYTES:
+            raise UserError(
+                f"the learner at {self._address} asks for slots of {spec.payload_nbytes} bytes; "
+                f"an actor makes at most {MAX_SLOT_NBYTES}, so use smaller actors.unroll or "
+                "actors.envs"
+            )
+        return spec

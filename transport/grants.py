@@ -6,9 +6,12 @@ Invariants:
 
 - the grants outstanding over all streams never exceed the slots lent to the connector, so that
   whatever was granted can be stored;
-- a stream holds at most ``want`` grants, and its share of the slots where those are scarce; one
-  that has used half of them stands in a line (FIFO) for as many as it lacks, so that a GRANT is not
-  sent for every slot;
+- a stream holds at most ``want`` grants; one that has used half of them stands in a line (FIFO)
+  for as many as it lacks, so that a GRANT is not sent for every slot;
+- where slots are scarce a connection holds its share of them, however many streams it has begun,
+  and each of these its share of that. A stream that has used no grant for `GRANT_SILENCE_S` is
+  idle: it gives back what is beyond its connection's share, rounded down to no less than one, while
+  another connection lacks grants;
 - what an actor says it will send next voids its grants below: those messages are lost, because one
   connection keeps its order;
 - a silent actor's grants return after `GRANT_SILENCE_S`, or once its connection is closed. Its
@@ -26,13 +29,14 @@ from __future__ import annotations
 
 from collections import OrderedDict, deque
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from penstock.transport.wire import Head, WireError
 
 MAX_WANT = 64
 MAX_STREAMS = 1 << 14  # at a time; a HELLO takes no more memory than this
+MAX_STREAMS_PER_PEER = 64  # an actor is a process of its own, with a connection of its own
 MAX_ENDED = 10_000  # that are kept until they are reported
 MAX_PASSED = 64  # streams with their share that are passed over in one turn
 BEAT_S = 1.0  # between two messages of an actor that lives
@@ -57,6 +61,8 @@ class Stream:
     promised: int
     produced_steps: int
     heard_s: float
+    used_s: float  # when a grant was last used, or the stream began
+    idle: bool = False
     delivered: bool = False
     away: bool = False
     over: tuple[int, Any] | None = None  # of `receiver.check_rows`
@@ -74,6 +80,18 @@ class Stream:
             "produced_steps": self.produced_steps,
             "sequence": self.next,
         }
+
+
+@dataclass(slots=True)
+class PeerGrants:
+    """What the streams of one connection hold together, and the ``line`` of those that lack
+    grants, by actor; ``present`` of its ``streams`` are not away."""
+
+    name: bytes
+    streams: int = 0
+    present: int = 0
+    outstanding: int = 0
+    line: OrderedDict[int, Stream] = field(default_factory=OrderedDict)
 
 
 class TakenError(WireError):
@@ -106,9 +124,12 @@ class Grants:
         self._silence_s = silence_s
         self._slot_steps = slot_steps
         self._connected = connected
-        self._present = 0  # streams that are not away
-        self._look_at_s = 0.0  # when to look for silent ones again
-        self._line: OrderedDict[int, Stream] = OrderedDict()  # those that lack grants, by actor
+        self._peers: dict[bytes, PeerGrants] = {}
+        self._present = 0  # peers with a stream that is not away
+        self._line: OrderedDict[bytes, PeerGrants] = OrderedDict()  # those with a line
+        self._waiting = 0  # streams in all lines
+        self._idle_share = 1  # of a peer whose streams are idle, at the last lending
+        self._look_at_s = 0.0  # when to look for silent streams again
 
     def hello(self, head: Head, peer: bytes, want: int, now_s: float, key: bytes = b"") -> Stream:
         """Take in an actor, or one that says hello again.
@@ -128,10 +149,13 @@ class Grants:
         if known is None:
             if len(self.streams) >= MAX_STREAMS:
                 raise WireError("full", f"{len(self.streams)} actors")
+            self._check_room(peer)
             at, made = head.sequence, head.produced_steps
-            known = Stream(head.actor, head.incarnation, peer, key, 0, at, at, at, made, now_s)
+            known = Stream(
+                head.actor, head.incarnation, peer, key, 0, at, at, at, made, now_s, now_s
+            )
             self.streams[head.actor] = known
-            self._present += 1
+            self._enter(known, peer)
         self._check_claim(known, head)
         if not known.away:
             self.want += want - known.want
@@ -173,6 +197,8 @@ class Grants:
     def received(self, stream: Stream, head: Head, peer: bytes, now_s: float) -> None:
         """A slot message whose checksum held has used its grant, whether or not it was stored."""
         stream.delivered = True
+        stream.used_s = now_s
+        stream.idle = False
         self._proceed(stream, head.sequence + 1, head.produced_steps, peer, now_s)
 
     def bye(self, head: Head, peer: bytes, now_s: float, key: bytes = b"") -> Stream:
@@ -191,22 +217,27 @@ class Grants:
     def lend(self, available: int) -> list[Stream]:
         """Grant what ``available`` slots, free or granted, allow; the streams that got more."""
         granted: dict[int, Stream] = {}
-        share = -(-available // max(1, self._present))
+        present = max(1, self._present)
+        share, self._idle_share = -(-available // present), max(1, available // present)
         passed = 0
-        while self.outstanding < available and passed < min(len(self._line), MAX_PASSED):
-            _, stream = self._line.popitem(last=False)
+        while self.outstanding < available and passed < min(self._waiting, MAX_PASSED):
+            name, peer = self._line.popitem(last=False)
+            self._line[name] = peer
+            stream = next(iter(peer.line.values()))
             if stream.outstanding >= stream.want:
+                self._leave_line(stream, peer)
                 continue
-            if stream.outstanding >= share:
+            peer.line.move_to_end(stream.actor)
+            most = self._idle_share if stream.idle else share
+            if peer.outstanding >= most or stream.outstanding * peer.present >= most:
                 passed += 1
-                self._line[stream.actor] = stream
                 continue
             stream.limit += 1
             stream.promised = max(stream.promised, stream.limit)
-            self.outstanding += 1
+            self._book(stream, 1)
             granted[stream.actor] = stream
-            if stream.outstanding < stream.want:
-                self._line[stream.actor] = stream
+            if stream.outstanding >= stream.want:
+                self._leave_line(stream, peer)
         return list(granted.values())
 
     def expire(self, now_s: float) -> list[Stream]:
@@ -252,6 +283,7 @@ class Grants:
             return
         here = now_s - stream.heard_s <= GRANT_SILENCE_S and self._connected(stream)
         if key == stream.key and not here:
+            self._check_room(peer)
             return
         if joins and (stream.rival_s is None or now_s - stream.rival_s > RIVAL_S):
             stream.rival_s = now_s
@@ -261,6 +293,12 @@ class Grants:
             raise TakenError("key", text, lives=lives)
         text = f"actor {stream.actor} is played by another process; start actors with other ids"
         raise TakenError("taken", text, lives=lives)
+
+    def _check_room(self, peer: bytes) -> None:
+        """Raises WireError for a connection that has begun as many streams as it may."""
+        known = self._peers.get(peer)
+        if known is not None and known.streams >= MAX_STREAMS_PER_PEER:
+            raise WireError("full", f"{known.streams} actors of one connection")
 
     def _check_claim(self, stream: Stream, head: Head) -> None:
         """Raises WireError where a stream says that it has sent more than it may have."""
@@ -274,10 +312,12 @@ class Grants:
         self, stream: Stream, sequence: int, produced_steps: int, peer: bytes, now_s: float
     ) -> None:
         stream.heard_s = now_s
-        stream.peer = peer
+        if peer != stream.peer:
+            self._leave(stream)
+            self._enter(stream, peer)
         if stream.away:
             stream.away = False
-            self._present += 1
+            self._count_present(stream, 1)
             self.want += stream.want
         if produced_steps > stream.produced_steps:
             stream.produced_steps = produced_steps
@@ -286,21 +326,79 @@ class Grants:
             stream.next = sequence
             if sequence > stream.limit:
                 stream.limit = sequence
-            self.outstanding += stream.limit - sequence - before
+            self._book(stream, stream.limit - sequence - before)
+        if now_s - stream.used_s > GRANT_SILENCE_S:
+            stream.idle = True
+            self._give_back(stream)
         if stream.limit - stream.next <= stream.want // 2:
-            self._line.setdefault(stream.actor, stream)
+            self._stand_in_line(stream)
+
+    def _give_back(self, stream: Stream) -> None:
+        """Take the grants of an idle stream beyond its connection's share, if another waits."""
+        peer = self._peers[stream.peer]
+        excess = min(stream.outstanding, peer.outstanding - self._idle_share)
+        if excess > 0 and len(self._line) > (stream.peer in self._line):
+            stream.limit -= excess
+            self._book(stream, -excess)
 
     def _withdraw(self, stream: Stream) -> None:
         """Take back its grants; it counts among no others until it is heard again."""
+        peer = self._peers[stream.peer]
         stream.away = True
-        self._present -= 1
-        self._line.pop(stream.actor, None)
-        self.outstanding -= stream.outstanding
+        self._count_present(stream, -1)
+        self._leave_line(stream, peer)
+        self._book(stream, -stream.outstanding)
         self.want -= stream.want
         stream.limit = stream.next
 
     def _end(self, stream: Stream) -> None:
         if not stream.away:
             self._withdraw(stream)
+        self._leave(stream)
         del self.streams[stream.actor]
         self.ended.append(stream)
+
+    # ------------------------------------------------------------------ what a connection holds
+
+    def _enter(self, stream: Stream, name: bytes) -> None:
+        """Count a stream, and what it holds, as of the connection ``name``."""
+        stream.peer = name
+        peer = self._peers.setdefault(name, PeerGrants(name))
+        peer.streams += 1
+        peer.outstanding += stream.outstanding
+        if not stream.away:
+            self._count_present(stream, 1)
+
+    def _leave(self, stream: Stream) -> None:
+        """The reverse of `_enter`."""
+        peer = self._peers[stream.peer]
+        self._leave_line(stream, peer)
+        if not stream.away:
+            self._count_present(stream, -1)
+        peer.outstanding -= stream.outstanding
+        peer.streams -= 1
+        if not peer.streams:
+            del self._peers[stream.peer]
+
+    def _count_present(self, stream: Stream, change: int) -> None:
+        peer = self._peers[stream.peer]
+        before = peer.present > 0
+        peer.present += change
+        self._present += (peer.present > 0) - before
+
+    def _book(self, stream: Stream, change: int) -> None:
+        self.outstanding += change
+        self._peers[stream.peer].outstanding += change
+
+    def _stand_in_line(self, stream: Stream) -> None:
+        peer = self._peers[stream.peer]
+        if stream.actor not in peer.line:
+            peer.line[stream.actor] = stream
+            self._waiting += 1
+            self._line.setdefault(stream.peer, peer)
+
+    def _leave_line(self, stream: Stream, peer: PeerGrants) -> None:
+        if peer.line.pop(stream.actor, None) is not None:
+            self._waiting -= 1
+            if not peer.line:
+                del self._line[peer.name]

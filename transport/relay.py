@@ -10,6 +10,7 @@ import time
 
 from penstock.core.role import EXIT_REJOIN, RoleContext, relay_socket
 from penstock.profiling.ledger import Part
+from penstock.profiling.status import Phase
 from penstock.transport.base import LearnerGoneError, Stamp
 from penstock.transport.client import Client
 from penstock.transport.shm.board import WeightsBoard
@@ -42,6 +43,7 @@ def _serve(ctx: RoleContext, client: Client) -> None:
     host = ShmHost(relay_socket(ctx.runtime_dir, ctx.learner), client.welcome, board)
     host.watch(client.socket.FD, lambda: None)
     ctx.report("ready")
+    ctx.status.phase = Phase.RECEIVING
     ledger = ctx.ledger
     have: Stamp | None = None
     ask_at = 0.0
@@ -62,5 +64,6 @@ def _serve(ctx: RoleContext, client: Client) -> None:
             ledger.switch(Part.WAIT)
             host.poll(max(0.001, min(TICK_S, ask_at - time.monotonic())) if have else TICK_S)
     finally:
+        ctx.status.phase = Phase.STOPPING
         host.close()
         board.close()

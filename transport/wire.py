@@ -30,8 +30,9 @@ PROTOCOL_VERSION = 1
 MAGIC = b"PNSK"
 MAX_FRAMES = 64
 META_NBYTES = 1 << 20
+SHORT_META_NBYTES = 1 << 10  # that of a slot, at most
 MAX_COUNT = 1 << 62  # above any sequence, version or number of steps
-MAX_DURATION_S = 1e9
+MAX_DURATION_S = 86_400.0  # of an unroll
 
 Buffer = bytes | bytearray | memoryview
 Parts = list[Buffer]
@@ -153,15 +154,8 @@ def verify(message: Message) -> Any:
     if _checksum(head, [meta, *frames]) != _U32.unpack_from(head, _CRC_AT)[0]:
         raise WireError("checksum")
     try:
-        return msgpack.unpackb(
-            meta,
-            max_bin_len=0,
-            max_ext_len=0,
-            max_str_len=META_NBYTES,
-            max_array_len=META_NBYTES,
-            max_map_len=META_NBYTES,
-        )
-    except (ValueError, TypeError, RecursionError) as error:  # all that msgpack raises
+        return _unpack(meta)
+    except (ValueError, TypeError, RecursionError, msgpack.UnpackException) as error:
         raise WireError("meta", str(error)) from error
 
 
@@ -318,6 +312,27 @@ def to_float32(weights: npt.NDArray[Any]) -> Float32:
 _U32 = struct.Struct("<I")
 _KINDS = frozenset(Kind)
 _WEIGHT_DTYPES: dict[str, np.dtype[Any]] = {"fp32": np.dtype("<f4"), "bf16": np.dtype("<u2")}
+
+
+def _unpack(meta: Buffer) -> Any:
+    """The value of a meta, in time and memory that its length bounds.
+
+    Memory is taken for an array when it is announced, also where its elements are missing: a
+    thousand arrays in each other take a thousand times the length. Skipping takes none.
+    """
+    nbytes = _nbytes(meta)
+    if nbytes > SHORT_META_NBYTES:
+        reader = msgpack.Unpacker(max_buffer_size=nbytes)
+        reader.feed(meta)
+        reader.skip()
+    return msgpack.unpackb(
+        meta,
+        max_bin_len=0,
+        max_ext_len=0,
+        max_str_len=nbytes,
+        max_array_len=nbytes,
+        max_map_len=nbytes,
+    )
 
 
 def _nbytes(buffer: Buffer) -> int:

@@ -54,6 +54,7 @@ def test_weights_reach_all_actors_of_a_host(tmp_path: Path, far: Path, side: Lea
     address = f"ipc://{tmp_path}/wire"
     with role_process(far, "relay", address) as child:
         heard(child, "ready")
+        wait_until(lambda: child.phase == "receiving")
         link = ZmqLink(context(far), address, None, 2, actor=7, relay_path=far / "relay-0.sock")
         other = ShmLink(far / "relay-0.sock", None, want=0)
         for version in (1, 2, 5):

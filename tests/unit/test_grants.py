@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
+from contextlib import suppress
 
 import pytest
 from hypothesis import settings
@@ -13,6 +14,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from penstock.transport.grants import (
     GRANT_SILENCE_S,
     MAX_STREAMS,
+    MAX_STREAMS_PER_PEER,
     MAX_WANT,
     PROBE_AFTER_S,
     Grants,
@@ -44,14 +46,28 @@ def head(
     )
 
 
-def join(grants: Grants, actor: int, want: int = 2, sequence: int = 0, now_s: float = 0) -> Stream:
-    return grants.hello(head(actor, sequence, produced=sequence), b"peer", want, now_s)
+def join(
+    grants: Grants,
+    actor: int,
+    want: int = 2,
+    sequence: int = 0,
+    now_s: float = 0,
+    peer: bytes = b"peer",
+) -> Stream:
+    return grants.hello(head(actor, sequence, produced=sequence), peer, want, now_s)
 
 
-def deliver(grants: Grants, actor: int, sequence: int, now_s: float = 0) -> None:
+def deliver(
+    grants: Grants, actor: int, sequence: int, now_s: float = 0, peer: bytes = b"peer"
+) -> None:
     message = head(actor, sequence, produced=sequence + 1, steps=1)
-    stream = grants.admit(message, b"peer", now_s, MANY)
-    grants.received(stream, message, b"peer", now_s)
+    stream = grants.admit(message, peer, now_s, MANY)
+    grants.received(stream, message, peer, now_s)
+
+
+def own(actor: int) -> bytes:
+    """A connection of its own for each actor."""
+    return f"peer {actor}".encode()
 
 
 def refusal(grants: Grants, message: Head, available: int = MANY) -> str:
@@ -240,10 +256,22 @@ def test_what_was_never_used_is_forgotten_with_its_grants() -> None:
 def test_there_is_an_end_to_the_actors_that_are_taken_in() -> None:
     grants = made()
     for actor in range(MAX_STREAMS):
-        join(grants, actor)
+        join(grants, actor, peer=own(actor))
     with pytest.raises(WireError, match="full"):
-        join(grants, MAX_STREAMS)
-    join(grants, 0)  # one that is known may say hello again
+        join(grants, MAX_STREAMS, peer=own(MAX_STREAMS))
+    join(grants, 0, peer=own(0))  # one that is known may say hello again
+
+
+def test_there_is_an_end_to_the_actors_of_one_connection() -> None:
+    grants = made()
+    for actor in range(MAX_STREAMS_PER_PEER):
+        join(grants, actor)
+    with pytest.raises(WireError, match="full: 64 actors of one connection"):
+        join(grants, MAX_STREAMS_PER_PEER)
+    join(grants, 0)
+    join(grants, MAX_STREAMS_PER_PEER, peer=b"other")
+    grants.bye(head(1, 0), b"peer", 0)
+    join(grants, 1000)
 
 
 CLAIMS = [  # next is 1, produced 30; granted are 1 and 2
@@ -345,6 +373,63 @@ def test_no_actor_holds_more_than_its_share() -> None:
     assert {stream.outstanding for stream in hogs} == {1}
 
 
+@pytest.mark.parametrize("first", [True, False])
+@pytest.mark.parametrize("slots", [16, 64])
+def test_a_connection_with_many_actors_gets_the_share_of_one(first: bool, slots: int) -> None:
+    """Eight connections that say hello under a thousand ids each, and never send a slot."""
+    grants = made()
+    hostile = [b"evil %d" % i for i in range(8)]
+    begun: list[tuple[int, bytes]] = []
+    now_s = 0.0
+
+    def flood() -> None:
+        for i in range(8000):
+            peer = hostile[i % 8]
+            with suppress(WireError):  # full
+                join(grants, 1000 + i, want=MAX_WANT, now_s=now_s, peer=peer)
+                begun.append((1000 + i, peer))
+
+    if not first:
+        flood()
+        grants.lend(slots)
+    honest = join(grants, 1, want=4, now_s=now_s, peer=b"honest")
+    if first:
+        flood()
+    sent = most = 0
+    for _ in range(20):
+        now_s += 1.0
+        for actor, peer in begun:
+            if actor in grants.streams:
+                grants.beat(head(actor, 0), peer, now_s)
+        grants.beat(head(1, sent, produced=sent), b"honest", now_s)
+        grants.expire(now_s)
+        for _ in range(20):
+            grants.lend(slots)
+            most = max(most, honest.outstanding)
+            if honest.outstanding:
+                deliver(grants, 1, sent, now_s, b"honest")
+                sent += 1
+    assert sent > 200  # it waits 5 s at most, then for nothing
+    assert most >= min(honest.want, slots // 9)
+    assert grants.outstanding == sum(s.outstanding for s in grants.streams.values()) <= slots
+
+
+def test_a_busy_actor_gives_nothing_back() -> None:
+    grants = made()
+    early = join(grants, 1, want=8, peer=own(1))
+    grants.lend(8)
+    deliver(grants, 1, 0, 4.0, own(1))
+    late = join(grants, 2, want=8, now_s=5.0, peer=own(2))
+    grants.lend(7)
+    grants.beat(head(1, 1, produced=1), own(1), 5.0)
+    assert (early.outstanding, late.outstanding) == (7, 0)
+    grants.beat(head(1, 1, produced=1), own(1), 4.0 + GRANT_SILENCE_S + 0.1)  # idle since
+    assert early.outstanding == 3
+    for _ in range(3):
+        grants.lend(7)
+    assert (early.outstanding, late.outstanding) == (3, 4)
+
+
 def test_bye_ends_a_stream_where_it_stands() -> None:
     grants = made()
     join(grants, 1)
@@ -379,12 +464,13 @@ def test_a_turn_costs_the_same_however_many_actors_there_are(actors: int) -> Non
 def _turn_s(actors: int) -> float:
     grants = made()
     for actor in range(actors):
-        join(grants, actor, want=2)
-    grants.lend(2 * actors)
+        join(grants, actor, want=2, peer=own(actor))
+    for _ in range(actors):
+        grants.lend(2 * actors)
     took_s = []
     for sequence in range(100):
         start_s = time.perf_counter()
-        deliver(grants, 0, sequence, now_s=1.0)
+        deliver(grants, 0, sequence, now_s=1.0, peer=own(0))
         grants.lend(2 * actors if sequence % 2 else 0)
         grants.expire(1.0)
         assert grants.want == 2 * actors
@@ -463,6 +549,11 @@ class Connected(RuleBasedStateMachine):
         assert 0 <= self.grants.outstanding <= self.available
         assert all(s.limit >= s.next for s in streams)
         assert self.grants.want == sum(s.want for s in streams if not s.away)
+        for name, peer in self.grants._peers.items():
+            own = [s for s in streams if s.peer == name]
+            assert peer.streams == len(own) > 0
+            assert peer.outstanding == sum(s.outstanding for s in own)
+            assert peer.present == sum(not s.away for s in own)
 
     def teardown(self) -> None:
         """Once everyone has said where they stand, nobody waits for more: nothing leaked."""

@@ -186,3 +186,11 @@ def test_publications_are_due_by_steps_whoever_took_them() -> None:
     assert not run.publish_due(4)
     run.follow(44)
     assert run.publish_due(4)
+
+
+def test_an_unroll_cannot_have_begun_before_there_was_a_learner() -> None:
+    """What an actor says of its own time would reach `stop.minutes` at once."""
+    run = progress(minutes=1)
+    run.start(time.monotonic() - 1e5)
+    assert run.time_s < 10
+    assert run.stop_reason() is None

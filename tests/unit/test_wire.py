@@ -164,7 +164,7 @@ def test_reasons_of_refusal() -> None:
     assert refused([good[0], b" " * (wire.META_NBYTES + 1), *good[2:]]) == "size"
     assert refused(resealed(good, steps=13, produced_steps=99)) == "steps"
     assert refused(resealed(good, produced_steps=11)) == "steps"
-    for duration_s in (math.nan, math.inf, -1.0):
+    for duration_s in (math.nan, math.inf, -1.0, 86_400.0, 1e5):
         assert refused(resealed(good, duration_s=duration_s)) == "header"
     assert refused([*good[:2], bytes([good[2][0] ^ 1]) + good[2][1:], *good[3:]]) == "checksum"
     assert refused([good[0][:-12] + b"\x00" * 8 + good[0][-4:], *good[1:]]) == "checksum"
@@ -253,3 +253,18 @@ def test_a_hello_of_another_version_is_known_as_one() -> None:
     assert wire.is_hello(newer)
     assert not wire.is_hello([b"PNSK"])
     assert not wire.is_hello([bytes(part) for part in wire.encode(Head(Kind.BEAT))])
+
+
+@pytest.mark.parametrize("entries", [1, 100, 60_000])
+def test_a_meta_is_read_whatever_its_number_of_entries(entries: int) -> None:
+    layout = [[str(i), [3, 3]] for i in range(entries)]
+    assert wire.verify(wire.decode(wire.encode(Head(Kind.WELCOME), {"layout": layout}))) == {
+        "layout": layout
+    }
+
+
+@pytest.mark.parametrize("meta", [b"\x91" * 5000 + b"\x01", b"\xdc\x40\x00" * 5000])
+def test_a_meta_of_lists_in_lists_is_refused(meta: bytes) -> None:
+    parts = [bytes(part) for part in wire.encode(Head(Kind.HELLO))]
+    with pytest.raises(WireError, match="meta"):
+        wire.verify(wire.decode(resealed([parts[0], meta])))

@@ -1,0 +1,80 @@
+"""What an actor makes of a learner's messages, without a connection."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from penstock.configs.errors import UserError, printable
+from penstock.core.specs import SlotSpec
+from penstock.transport import client as client_module
+from penstock.transport import wire
+from penstock.transport.client import MAX_SLOT_NBYTES, Client
+from penstock.transport.wire import Head, Kind
+from transport_world import LAYOUT, RUN_ID, SPEC, context
+
+
+def answered(
+    folder: Path, patch: pytest.MonkeyPatch, kind: Kind, meta: Any, spec: SlotSpec | None = None
+) -> Client:
+    """A client that has taken in one message."""
+    coming = [wire.encode(Head(kind, run_id=RUN_ID, generation=1), meta)]
+    patch.setattr(client_module, "receive", lambda _: coming.pop() if coming else None)
+    client = Client(context(folder), "ipc:///nowhere/socket", spec=spec)
+    try:
+        client.pump(0)
+    finally:
+        client.close()
+    return client
+
+
+def welcome(**changes: Any) -> dict[str, Any]:
+    spec = SPEC.to_dict() | changes
+    return {
+        "spec": spec,
+        "layout": LAYOUT.to_list(),
+        "config": {},
+        "boot_id": "",
+        "unix_path": "",
+    }
+
+
+def test_a_welcome_says_what_an_actor_without_a_spec_fills(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client = answered(tmp_path, monkeypatch, Kind.WELCOME, welcome())
+    assert client.welcome.spec == client.spec == SPEC
+
+
+@pytest.mark.parametrize("changes", [{"unroll": 2**40}, {"envs": 2**62}])
+def test_a_welcome_cannot_ask_for_any_amount_of_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, changes: dict[str, int]
+) -> None:
+    with pytest.raises(UserError, match=f"an actor makes at most {MAX_SLOT_NBYTES}"):
+        answered(tmp_path, monkeypatch, Kind.WELCOME, welcome(**changes))
+
+
+def test_an_actor_with_a_spec_takes_no_other_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    unroll = SPEC.unroll + 1
+    with pytest.raises(UserError, match=f"unroll: learner {unroll}, actor {SPEC.unroll}"):
+        answered(tmp_path, monkeypatch, Kind.WELCOME, welcome(unroll=unroll), SPEC)
+    assert answered(tmp_path, monkeypatch, Kind.WELCOME, welcome(), SPEC).welcome.spec == SPEC
+
+
+def test_a_refusal_is_shown_without_control_characters(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said = {"error": "no\x1b]0;owned\x07 \u202eway" + "!" * 10_000}
+    with pytest.raises(UserError) as caught:
+        answered(tmp_path, monkeypatch, Kind.REFUSE, said)
+    assert str(caught.value).startswith(r"no\x1b]0;owned\x07 \u202eway!!!")
+    assert len(str(caught.value)) < 2100
+
+
+def test_text_of_any_language_is_printable() -> None:
+    assert printable("Zürich 東京 'a\\b'") == "Zürich 東京 'a\\b'"
+    assert printable("a\nb\ud800") == r"a\nb\ud800"
