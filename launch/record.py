@@ -34,6 +34,7 @@ FINENESS = 5000
 NO_ACCOUNTING = {"produced": 0, "trained": 0, "dropped": {}, "lost": {}, "in_flight": 0}
 WHOLE = {  # metrics that hold for the run so far; the others are of one interval
     "time_s", "env_steps", "env_frames", "trained_steps", "learner_steps", "episodes",
+    "solved_at_s", "updates_skipped", "rollbacks",
     "episode_return_mean", "episode_length_mean", "dropped", "lost", "rejected", "received",
     "replay_size", "samples_per_insert", "actors_restarted", "learners_restarted", "server",
     "eval_return_mean", "eval_return_best", "eval_length_mean", "eval_trained_steps",

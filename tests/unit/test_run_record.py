@@ -201,8 +201,9 @@ def test_the_summary_is_of_the_whole_run_and_not_of_its_last_interval(tmp_path: 
     record = Record(tmp_path)
     record.metrics(an_interval(1.0, 300.0, 1))
     record.metrics(an_interval(2.0, 200.0, 1))
-    record.metrics(an_interval(4.0, 0.0, 3))
+    record.metrics(an_interval(4.0, 0.0, 3) | {"solved_at_s": 3.5})
     summary = record.close("return", None)
+    assert summary["solved_at_s"] == 3.5
     assert (summary["steps_per_s"], summary["trained_steps_per_s"]) == (100.0, 90.0)
     assert summary["policy_lag_mean"] == pytest.approx((20 * 1 + 30 * 3) / 50)
     assert summary["policy_lag_max"] == 3
