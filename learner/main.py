@@ -7,6 +7,7 @@ weights are on the board, so whoever gets in finds everything there.
 from __future__ import annotations
 
 import time
+from collections import Counter
 from contextlib import suppress
 from typing import Any
 
@@ -129,6 +130,7 @@ class LearnerProcess:
         self._held: tuple[Any, Floats] | None = None  # a batch and its samples
         self._kept: Arrays | None = {}  # what the team keeps, for the last checkpoint
         self._next_report_s = 0.0
+        self._turned_away: Counter[str] = Counter()  # that were reported
         self._others = Others(self._accounting)
         self._torch_trace = TorchTrace()
         self._seconds = ctx.ledger  # of the learner: on a GPU of its stream, else of this thread
@@ -313,7 +315,15 @@ class LearnerProcess:
         self._progress.arrived(self._accounting)
         statistics = self._trainer.statistics(wait=last)
         self._nonfinite.tell_skipped()
+        self._report_turned_away()
         self._ctx.report("metrics", **self._metrics(), **statistics)
+
+    def _report_turned_away(self) -> None:
+        """Report as events, by reason, the connections to the attach socket that got no answer."""
+        for reason, count in (self._host.turned_away - self._turned_away).items():
+            text = f"{self._ctx.name} turned away connections to its attach socket: {reason}"
+            if self._ctx.event("refused", text, reason=reason, count=count):
+                self._turned_away[reason] += count
 
     def _metrics(self) -> dict[str, Any]:
         actors = self._host.actors + self._others.actors

@@ -25,7 +25,15 @@ from penstock.serving.service import FULL, GONE, SENT, Limits, ReplayService
 from penstock.serving.snapshots import Snapshots
 from penstock.transport import wire
 from penstock.transport.keys import answer_zap, load_learner
-from penstock.transport.sockets import Listener, Socket, is_local, receive, router, zap
+from penstock.transport.sockets import (
+    SHED_EVERY_S,
+    Listener,
+    Socket,
+    is_local,
+    receive,
+    router,
+    zap,
+)
 from penstock.transport.wire import Buffer
 
 BATCH = 64  # messages between two looks at everything else
@@ -59,7 +67,7 @@ class ReplayServer:
                 "make keys with `penstock keys new` and give their folder as curve, or say insecure"
             )
         self._snapshots, self._log = snapshots, log
-        self._has_shed = False
+        self._was_full = False
         taken = None if snapshots is None else snapshots.marks
         with ExitStack() as opening:
             self._service = ReplayService(
@@ -110,7 +118,7 @@ class ReplayServer:
     def run(self, stopping: Callable[[], bool]) -> None:
         """Serve until ``stopping()``."""
         while not stopping():
-            self.turn(0.1)
+            self.turn(SHED_EVERY_S)
 
     def handle(self, name: bytes, parts: Sequence[Buffer]) -> None:
         """Take in one message of a peer; whatever is wrong with it is counted."""
@@ -147,8 +155,8 @@ class ReplayServer:
     def _shed(self) -> None:
         """Turn new connections away where descriptors are nearly used up; says so once."""
         self._listener.shed(time.monotonic())
-        if self._listener.shed_count and not self._has_shed:
-            self._has_shed = True
+        if self._listener.full and not self._was_full:
+            self._was_full = True
             if self._log is not None:
                 self._log(
                     f"new connections are turned away, since nearly all {descriptors.limit()} file "

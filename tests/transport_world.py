@@ -278,9 +278,3 @@ def writer_of(store: SlotStore, want: int) -> tuple[int, SlotWriter]:
     lane = store.open_lane(want)
     made = SlotWriter(store.arena, store.geometry, lane, store.lane_event(lane), store.filled_event)
     return lane, made
-
-
-def processor_s(pid: int) -> float:
-    """Processor time that a process has taken."""
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")

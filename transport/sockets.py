@@ -104,6 +104,7 @@ class Listener:
     def __init__(self, source: Socket) -> None:
         """``source``: a bound socket."""
         self.shed_count = 0
+        self.full = False  # whether descriptors were nearly used up at the last look
         self._look_at_s = 0.0
         self._spare: int | None = None  # what makes it possible to accept, and close, at the limit
         self._keep_spare()
@@ -114,7 +115,8 @@ class Listener:
         if self._socket is None or now_s < self._look_at_s:
             return
         self._look_at_s = now_s + SHED_EVERY_S
-        if nearly_used_up(RESERVE):
+        self.full = nearly_used_up(RESERVE)
+        if self.full:
             self._drop_spare()
             with suppress(OSError):  # as soon as none waits any more
                 while True:

@@ -243,6 +243,8 @@ def test_who_says_nothing_holds_up_nobody_and_is_let_go(
     entry = Entry(tmp_path / "door", {"name": "friend"}, timeout_s=5.0)
     assert entry.reply == {"lane": 1}
     assert [peer.recv(1) for peer in silent] == [b""] * 8
+    assert house.door.turned_away.total() == 8
+    assert house.door.turned_away.keys() <= {"silent", "crowd"}
     entry.leave()
     house.close()
     for peer in silent:

@@ -23,6 +23,7 @@ import socket
 import stat
 import struct
 import time
+from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -61,6 +62,7 @@ class Door:
         left: Callable[[int], None],
     ) -> None:
         """Raises UserError where somebody listens at ``path`` already."""
+        self.turned_away: Counter[str] = Counter()  # connections without an answer, by reason
         self._path = path
         self._attach = attach
         self._left = left
@@ -92,6 +94,7 @@ class Door:
         for peer, ends_s in list(self._silent.items()):
             if now_s < ends_s and len(self._silent) <= most:
                 break
+            self.turned_away["silent" if now_s >= ends_s else "crowd"] += 1
             del self._silent[peer]
             self.unwatch(peer)
             peer.close()
@@ -117,6 +120,7 @@ class Door:
             return
         peer.setblocking(False)
         if peer_of(peer).uid != os.geteuid():
+            self.turned_away["user"] += 1
             peer.close()
             return
         self._silent[peer] = time.monotonic() + ATTACH_TIMEOUT_S
@@ -133,6 +137,7 @@ class Door:
                 raise ValueError("it did not wait for an answer")
             pidfd = os.pidfd_open(peer_of(peer).pid)
         except (OSError, ValueError):  # it left, or it is no client of ours
+            self.turned_away["request"] += 1
             peer.close()
             return
         lane, fds, reply = self._answer(request)

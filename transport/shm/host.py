@@ -5,6 +5,7 @@ Everything runs in the thread that calls `poll`, which is the one that owns the 
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -50,6 +51,12 @@ class ShmHost:
     def actors(self) -> int:
         """Actors of this host that hold a lane now."""
         return len(self._actor_lanes)
+
+    @property
+    def turned_away(self) -> Counter[str]:
+        """Connections that were closed without an answer, by reason: a peer of another user, one
+        that was silent, one of a crowd of silent ones, one that left or sent no request."""
+        return self._door.turned_away
 
     def close(self) -> None:
         self._door.close()
