@@ -178,7 +178,7 @@ def test_a_stranger_that_answers(tmp_path: Path, answer: bytes) -> None:
         listener.listen()
         thread = threading.Thread(target=strange, args=(listener,))
         thread.start()
-        with pytest.raises(ReplayError, match="is no replay buffer|cannot be used"):
+        with pytest.raises(ReplayError, match=r"is no replay buffer|cannot be used"):
             Writer.attach(str(tmp_path / "other"))
         thread.join()
 
