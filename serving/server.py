@@ -25,9 +25,8 @@ from penstock.serving.service import FULL, GONE, SENT, Limits, ReplayService
 from penstock.serving.snapshots import Snapshots
 from penstock.transport import wire
 from penstock.transport.keys import answer_zap, load_learner
+from penstock.transport.listener import LOOK_EVERY_S, Listener
 from penstock.transport.sockets import (
-    SHED_EVERY_S,
-    Listener,
     Socket,
     is_local,
     receive,
@@ -118,7 +117,7 @@ class ReplayServer:
     def run(self, stopping: Callable[[], bool]) -> None:
         """Serve until ``stopping()``."""
         while not stopping():
-            self.turn(SHED_EVERY_S)
+            self.turn(LOOK_EVERY_S)
 
     def handle(self, name: bytes, parts: Sequence[Buffer]) -> None:
         """Take in one message of a peer; whatever is wrong with it is counted."""
@@ -154,8 +153,8 @@ class ReplayServer:
 
     def _shed(self) -> None:
         """Turn new connections away where descriptors are nearly used up; says so once."""
-        self._listener.shed(time.monotonic())
-        if self._listener.full and not self._was_full:
+        self._listener.look(time.monotonic())
+        if self._listener.shut and not self._was_full:
             self._was_full = True
             if self._log is not None:
                 self._log(

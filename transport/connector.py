@@ -111,7 +111,7 @@ class Refusals:
             if not self._ctx.event("rejected", text, reason=reason, count=count, last=last):
                 return  # said with the next report
             self._rejected[reason] += count
-        shed = receiver.listener.shed_count
+        shed = receiver.listener.turned_away
         if shed > self._shed:
             text = (
                 f"{self._ctx.name} turned new connections away, since nearly all of its "

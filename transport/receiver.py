@@ -31,10 +31,11 @@ from penstock.transport.base import Stamp
 from penstock.transport.desk import WeightsDesk
 from penstock.transport.grants import Grants, Stream, TakenError
 from penstock.transport.keys import answer_zap, load_learner
+from penstock.transport.listener import Listener
 from penstock.transport.shm.host import check_spec
 from penstock.transport.shm.link import ShmLink
 from penstock.transport.shm.store import drain_event
-from penstock.transport.sockets import Listener, boot_id, receive, receive_from, router, zap
+from penstock.transport.sockets import boot_id, receive, receive_from, router, zap
 from penstock.transport.wire import Buffer, Head, Kind, WireError
 
 Process = Callable[[dict[str, npt.NDArray[Any]]], None]
@@ -292,7 +293,7 @@ class Receiver:
         for peer, parts in self._desk.due():
             self._send(peer, parts)
         self.grants.expire(now_s)
-        self.listener.shed(now_s)
+        self.listener.look(now_s)
         if self._writer.want != self.grants.want:
             self._writer.want = self.grants.want
 

@@ -12,23 +12,21 @@ import os
 import socket
 import stat
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 
 import zmq
 
 from penstock.configs.errors import UserError
-from penstock.core.descriptors import nearly_used_up
 from penstock.transport.keys import ZAP_ADDRESS, ZAP_DOMAIN, ActorKeys, LearnerKeys
 from penstock.transport.wire import MAX_FRAMES, Buffer
 
 COPIED_PARTS = 3
+BACKLOG = 16  # connections that wait to be accepted; `transport.listener` clears so many
 HIGH_WATER = 64  # messages per peer, and a peer has fewer grants
 MAX_WEIGHTS_NBYTES = 1 << 31
 IPC_PATH_NBYTES = 107
 HANDSHAKE_MS = 5000  # a connection that has not spoken ZeroMQ's protocol by then is closed
-RESERVE = 16  # descriptors that new connections must leave free
-SHED_EVERY_S = 0.05
 COMMON_OPTIONS = (
     (zmq.SNDHWM, HIGH_WATER),
     (zmq.RCVHWM, HIGH_WATER),
@@ -49,6 +47,7 @@ def dealer(context: zmq.Context[Socket], address: str, keys: ActorKeys | None) -
     with _opened(context, zmq.DEALER) as made:
         made.setsockopt(zmq.IMMEDIATE, 1)
         made.setsockopt(zmq.MAXMSGSIZE, MAX_WEIGHTS_NBYTES)
+        made.setsockopt(zmq.CONNECT_TIMEOUT, 3000)  # the system's own retries become rarer
         made.setsockopt(zmq.RECONNECT_IVL, 50)
         made.setsockopt(zmq.RECONNECT_IVL_MAX, 1000)
         if keys is not None:
@@ -79,6 +78,7 @@ def router(
     with _opened(context, zmq.ROUTER) as made:
         made.setsockopt(zmq.MAXMSGSIZE, max_frame_nbytes)
         made.setsockopt(zmq.RCVHWM, received)
+        made.setsockopt(zmq.BACKLOG, BACKLOG)
         if keys is not None:
             made.curve_publickey, made.curve_secretkey = keys.own.public, keys.own.secret
             made.curve_server = True
@@ -92,72 +92,6 @@ def router(
                 "stop that one, or choose another address"
             ) from error
         return made
-
-
-class Listener:
-    """Turns new TCP connections away while descriptors are nearly used up.
-
-    Without that libzmq, which cannot accept them, tries without a pause, which takes a core and
-    makes the operator none the wiser. Connections that exist are not touched.
-    """
-
-    def __init__(self, source: Socket) -> None:
-        """``source``: a bound socket."""
-        self.shed_count = 0
-        self.full = False  # whether descriptors were nearly used up at the last look
-        self._look_at_s = 0.0
-        self._spare: int | None = None  # what makes it possible to accept, and close, at the limit
-        self._keep_spare()
-        self._socket = _listening(source.getsockopt_string(zmq.LAST_ENDPOINT))
-
-    def shed(self, now_s: float) -> None:
-        """Close the connections that wait to be accepted, if there is no room for them."""
-        if self._socket is None or now_s < self._look_at_s:
-            return
-        self._look_at_s = now_s + SHED_EVERY_S
-        self.full = nearly_used_up(RESERVE)
-        if self.full:
-            self._drop_spare()
-            with suppress(OSError):  # as soon as none waits any more
-                while True:
-                    self._socket.accept()[0].close()
-                    self.shed_count += 1
-        self._keep_spare()
-
-    def _keep_spare(self) -> None:
-        if self._spare is None:
-            with suppress(OSError):  # libzmq was faster: next time
-                self._spare = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
-
-    def _drop_spare(self) -> None:
-        if self._spare is not None:
-            os.close(self._spare)
-            self._spare = None
-
-    def close(self) -> None:
-        self._drop_spare()
-        if self._socket is not None:
-            self._socket.close()
-
-
-def _listening(endpoint: str) -> socket.socket | None:
-    """The socket with which libzmq listens at a TCP endpoint of this process."""
-    if not endpoint.startswith("tcp://"):
-        return None
-    port = int(endpoint.rpartition(":")[2])
-    for name in os.listdir("/proc/self/fd"):
-        try:
-            found = socket.socket(fileno=os.dup(int(name)))
-        except OSError:  # the folder's own descriptor, or no socket
-            continue
-        with suppress(OSError):
-            inet = found.family in (socket.AF_INET, socket.AF_INET6)
-            listens = inet and found.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)
-            if listens and found.getsockname()[1] == port:
-                found.setblocking(False)
-                return found
-        found.close()
-    return None
 
 
 def zap(context: zmq.Context[Socket]) -> Socket:

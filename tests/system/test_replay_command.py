@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 import resource
 import signal
-import socket
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -15,6 +15,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from idle_peers import connecting, processor_s
 from penstock.serving import ReplayClient
 
 pytestmark = pytest.mark.system
@@ -119,9 +120,12 @@ def test_idle_connections_leave_no_client_without_room(spec: Path) -> None:
         with ReplayClient(address) as client:
             resource.prlimit(child.pid, resource.RLIMIT_NOFILE, (128, 128))
             for _ in range(200):
-                idle.enter_context(socket.create_connection(("127.0.0.1", port)))
+                idle.enter_context(connecting(port))
             assert child.stderr is not None
             assert "new connections are turned away" in child.stderr.readline()
+            before_s = processor_s(child.pid)
+            time.sleep(1)
+            assert processor_s(child.pid) - before_s < 0.25
             assert client.stats()["stored"] == 0  # who was there is as well as before
             with ReplayClient(address) as late:  # once some that never spoke were closed
                 assert late.stats()["stored"] == 0
