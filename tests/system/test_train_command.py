@@ -53,7 +53,8 @@ def test_a_run_ends_at_its_limit_with_all_its_files(
         "zmq": {"learner-0", "actor-0", "actor-1", "connector-0", "relay-0"},
         "inproc": {"lockstep-0"},
     }
-    assert {path.stem for path in (run_dir / "logs").iterdir()} == roles[kind] | {"events"}
+    logs = {path.stem for path in (run_dir / "logs").iterdir()}  # of a role that wrote something
+    assert {"events"} <= logs <= roles[kind] | {"events"}
     assert (run_dir / "config.yaml").is_file()
     assert (run_dir / "checkpoints" / "last").is_dir()
 
