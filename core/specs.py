@@ -20,6 +20,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -31,6 +32,7 @@ Rows = Literal["unroll+1", "frames", "unroll", "slot", "side"]
 
 PAGE = 4096
 Bytes = np.ndarray[Any, np.dtype[np.uint8]]
+PLAIN_DTYPE = re.compile(r"[<>|=]?[biufcSUVmM?]\d{0,9}|bool|u?int\d{1,2}|float\d\d|complex\d{2,3}")
 SMALL_NBYTES = 64  # a record of 64 bytes is gathered faster than its columns one by one
 
 
@@ -195,12 +197,24 @@ HEADER = np.dtype(
 HEADER_NBYTES = 128
 
 
+def plain_dtype(text: Any) -> np.dtype[Any]:
+    """The dtype of numbers, flags or bytes that a text from elsewhere names, such as "float32" or
+    "<f4". Raises ValueError for any other: numpy would evaluate a text with commas as Python."""
+    if not isinstance(text, str) or not PLAIN_DTYPE.fullmatch(text):
+        raise ValueError(
+            f"no column has dtype {text!r:.80}: numbers, flags and bytes go between processes"
+        )
+    try:
+        return np.dtype(text)
+    except TypeError as error:
+        raise ValueError(str(error)) from error
+
+
 def _column(name: str, dtype: str, shape: Sequence[int], rows: Rows) -> Column:
     column = Column(str(name), str(dtype), tuple(int(n) for n in shape), rows)
     if rows not in get_args(Rows) or min(column.shape, default=0) < 0:
         raise ValueError(f"no column has rows {rows!r} and shape {column.shape}")
-    if np.dtype(column.dtype).hasobject:
-        raise ValueError(f"no column has dtype {dtype}: memory of other processes holds no objects")
+    plain_dtype(dtype)
     return column
 
 

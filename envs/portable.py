@@ -10,6 +10,8 @@ import numpy as np
 import numpy.typing as npt
 from gymnasium import spaces
 
+from penstock.core.specs import plain_dtype
+
 Told = dict[str, Any]
 MOST_VALUES = 1 << 26  # of one observation or action
 
@@ -46,14 +48,14 @@ def from_json(told: Told) -> spaces.Space[Any]:
             return spaces.Discrete(about[0], start=about[1])
         case "MultiDiscrete":
             nvec, start, dtype = about
-            return spaces.MultiDiscrete(nvec, dtype=np.dtype(dtype).type, start=start)
+            return spaces.MultiDiscrete(nvec, dtype=plain_dtype(dtype).type, start=start)
         case "MultiBinary":
             _check_size(about)
             return spaces.MultiBinary(about)
         case "Box":
             low, high, shape, dtype = about
             _check_size(shape)
-            kept: Any = np.dtype(dtype)
+            kept: Any = plain_dtype(dtype)
             least, most = (np.broadcast_to(np.array(b, kept), shape) for b in (low, high))
             return spaces.Box(least, most, tuple(shape), kept)
     raise ValueError(f"there is no space {kind}")

@@ -27,6 +27,7 @@ from typing import IO, Any
 import numpy as np
 import numpy.typing as npt
 
+from penstock.core.specs import plain_dtype
 from penstock.replay.errors import DamagedError, ReplayError
 from penstock.transport.shm.arena import available_nbytes
 
@@ -209,7 +210,7 @@ class FolderReader:
             return value
         if ARRAY not in value:
             return {key: self._insert(child) for key, child in value.items()}
-        dtype, shape = np.dtype(value["dtype"]), tuple(value["shape"])
+        dtype, shape = plain_dtype(value["dtype"]), tuple(value["shape"])
         nbytes = self._files[value[ARRAY]]["nbytes"]
         if nbytes > available_nbytes():
             raise ValueError(f"{value[ARRAY]} of {nbytes} bytes does not fit the memory")

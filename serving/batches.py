@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from penstock.core.specs import plain_dtype
 from penstock.replay.batch import Batch
 from penstock.replay.columns import nest_of, unflatten
 from penstock.transport.wire import WireError
@@ -63,9 +64,7 @@ def _placed(described: tuple[tuple[str, str, tuple[int, ...]], ...]) -> Shape:
     fields = []
     start = 0
     for name, dtype_text, shape in described:
-        dtype = np.dtype(dtype_text)
-        if dtype.hasobject:
-            raise WireError("meta", f"dtype {dtype_text}")
+        dtype = plain_dtype(dtype_text)
         nbytes = math.prod(shape) * dtype.itemsize
         fields.append(Field(name, dtype, shape, start, nbytes))
         start += -(-nbytes // ALIGN) * ALIGN

@@ -11,9 +11,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
-
-from penstock.core.specs import SlotSpec
+from penstock.core.specs import SlotSpec, plain_dtype
 from penstock.replay.errors import ReplayError
 from penstock.replay.writer import Lane, Steps
 from penstock.transport import wire
@@ -152,7 +150,7 @@ def read_spec(meta: Any) -> SlotSpec:
         if len(columns) > MAX_COLUMNS:
             raise WireError("meta", f"{len(columns)} columns")
         for _, dtype, shape, _ in columns:
-            if np.dtype(dtype).kind not in "biufc" or any(
+            if plain_dtype(dtype).kind not in "biufc" or any(
                 type(extent) is not int or not 0 <= extent < 1 << 31 for extent in shape
             ):
                 raise WireError("meta", f"a column of {dtype}{shape}")

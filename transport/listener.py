@@ -102,8 +102,10 @@ def _listening(endpoint: str) -> socket.socket | None:
     port = int(endpoint.rpartition(":")[2])
     for name in os.listdir("/proc/self/fd"):
         try:
+            if not os.readlink(f"/proc/self/fd/{name}").startswith("socket:"):
+                continue
             found = socket.socket(fileno=os.dup(int(name)))
-        except OSError:  # the folder's own descriptor, or no socket
+        except OSError:  # it was closed meanwhile
             continue
         with suppress(OSError):
             inet = found.family in (socket.AF_INET, socket.AF_INET6)
