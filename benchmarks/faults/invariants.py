@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections import Counter
 from typing import Any
@@ -18,6 +19,7 @@ MOST_GROWN_NBYTES = 24 << 20
 MOST_GROWN_DESCRIPTORS = 8
 REPEAT_S = 10.0  # within which an event like one before is counted, and not written
 OF_THE_RUN = ("end", "stop")
+Seen = frozenset[str]
 TOLD = ("damaged", "checksum", "corrupt", "not whole")
 
 
@@ -26,6 +28,10 @@ def check_balance(answer: dict[str, Any]) -> None:
     found = answer.get("accounting")
     if not found:
         raise Broken(f"the run has no summary: {answer}")
+    if not answer.get("accounting_complete", True):  # the learner died: its pages tell the rest
+        if (found["produced"] or 0) < (found["trained"] or 0):
+            raise Broken(f"more was trained than produced: {found}")
+        return
     went = found["trained"] + sum(found["dropped"].values()) + sum(found["lost"].values())
     went += found["in_flight"]
     if found["produced"] != went:
@@ -52,40 +58,39 @@ class Causes:
 
     def __init__(self, world: World) -> None:
         self._world = world
-        self._found_s: dict[str, float] = {}
         self._deaths: Counter[str] = Counter()
 
     @property
-    def seen(self) -> int:
-        """How many events there are."""
-        return len(self._world.events() or [])
+    def seen(self) -> Seen:
+        """The events so far."""
+        return frozenset(map(_key, self._world.events() or []))
 
-    def check(self, struck: Struck, seen: int) -> bool:
-        """Whether there are events at all. Raises Broken where none after the first ``seen`` names
-        the role and what befell it."""
+    def check(self, struck: Struck, seen: Seen) -> bool:
+        """Whether there are events at all. Raises Broken where none that is not among ``seen``
+        names the role and what befell it."""
         if self._world.events() is None:
             return False
         if "exit" in struck.causes:
             self._deaths[struck.role] += 1
-        now_s = time.monotonic()
-        if now_s - self._found_s.get(struck.role, -REPEAT_S) < REPEAT_S:
-            return True
 
         def named() -> bool:
+            events = self._world.events() or []
+            latest_s = max((event["uptime_s"] for event in events), default=0.0)
             return any(
                 event.get("kind") in struck.causes
                 and (event.get("role") == struck.role or event.get("kind") in OF_THE_RUN)
-                for event in (self._world.events() or [])[seen:]
+                for event in events
+                # One alike that was written a moment ago counts this one, too.
+                if _key(event) not in seen or latest_s - event["uptime_s"] < 2 * REPEAT_S + CAUSE_S
             )
 
         if not wait_until(named, CAUSE_S, 0.1):
-            new = [(e.get("kind"), e.get("role")) for e in (self._world.events() or [])[seen:]]
+            events = self._world.events() or []
+            new = [(e.get("kind"), e.get("role")) for e in events if _key(e) not in seen]
             wanted = " or ".join(struck.causes)
             raise Broken(
                 f"no event {wanted} of {struck.role} in logs/events.jsonl; there are {new}"
             )
-        if "exit" in struck.causes:
-            self._found_s[struck.role] = time.monotonic()
         return True
 
     def check_counts(self) -> None:
@@ -138,3 +143,7 @@ class Vitals:
             least = slope(times, open_).interval[0] * span_s
             if least > MOST_GROWN_DESCRIPTORS:
                 raise Broken(f"{name} has {least:.0f} descriptors more after {span_s:.0f} s")
+
+
+def _key(event: dict[str, Any]) -> str:
+    return json.dumps(event, sort_keys=True)

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from faults.injection import Ending, Struck, harm_checkpoint, inject
-from faults.invariants import Causes, Vitals, check_balance, check_damage_told, check_stored
+from faults.invariants import Causes, Seen, Vitals, check_balance, check_damage_told, check_stored
 from faults.program import Broken, NotHereError, wait_until
 from faults.schedule import Fault, schedule
 from faults.topologies import GRACE_S, Topology
@@ -135,8 +135,8 @@ class Session:
             raise Broken(fallen)
         self.result.injected += 1
 
-    def _named(self, causes: Causes, struck: Struck, seen: int) -> None:
-        """The cause is among the events after the first ``seen``."""
+    def _named(self, causes: Causes, struck: Struck, seen: Seen) -> None:
+        """The cause is among the events that were not ``seen`` before."""
         if not struck.causes or self._topology.served or not self._strict:
             return
         if not causes.check(struck, seen):

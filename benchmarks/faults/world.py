@@ -126,14 +126,15 @@ class World:
         return True
 
     def events(self) -> list[dict[str, Any]] | None:
-        """The lines of logs/events.jsonl so far; None where this version writes none."""
-        path = self.run_dir / EVENTS
-        if not path.exists():
+        """The lines of logs/events.jsonl of all programs so far; None where this version writes
+        none."""
+        if not (self.run_dir / EVENTS).exists():
             return None
         found = []
-        for text in path.read_bytes().rpartition(b"\n")[0].splitlines():
-            with suppress(ValueError):
-                found.append(json.loads(text))
+        for path in (self.run_dir / EVENTS, *sorted(self.folder.glob(f"actors-*/{EVENTS}"))):
+            for text in path.read_bytes().rpartition(b"\n")[0].splitlines():
+                with suppress(ValueError):
+                    found.append(json.loads(text))
         return found
 
     def later(self, close: Callable[[], None]) -> None:
