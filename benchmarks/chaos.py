@@ -18,6 +18,7 @@ libfaketime or control groups: those that this machine cannot have are counted a
 
 from __future__ import annotations
 
+import signal
 import statistics
 import sys
 import time
@@ -55,6 +56,7 @@ def main() -> None:
         made.error(f"no {', '.join(sorted(unknown))} in {', '.join(names)}; {sorted(known)} are")
     kinds = frozenset(args.fault or known) - set(args.without)
     names = [name for name in names if kinds & TOPOLOGIES[name].kinds.keys()]
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     until_s = time.monotonic() + args.minutes * 60 if args.minutes else float("inf")
     results: list[Result] = []
     left, turn = args.faults or (sys.maxsize if args.minutes else FAULTS), 0

@@ -32,7 +32,7 @@ COMMON_OPTIONS = (
     (zmq.RCVHWM, HIGH_WATER),
     (zmq.LINGER, 3000),
     (zmq.HEARTBEAT_IVL, 2000),
-    (zmq.HEARTBEAT_TIMEOUT, 10_000),
+    (zmq.HEARTBEAT_TIMEOUT, 5000),
     (zmq.HANDSHAKE_IVL, HANDSHAKE_MS),
     (zmq.TCP_KEEPALIVE, 1),
     (zmq.IPV6, 1),
