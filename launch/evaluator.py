@@ -46,6 +46,8 @@ class StoppedError(Exception):
 
 def run(ctx: RoleContext) -> None:
     """Evaluate until told to stop; reports an "evaluation" each time."""
+    from penstock.learner.checkpoint import DamagedError
+
     config = ctx.config
     assert config is not None
     every_s = config.eval.every_s
@@ -65,6 +67,8 @@ def run(ctx: RoleContext) -> None:
             ctx.report("evaluation", **evaluator.evaluate())
         except StoppedError:
             return
+        except DamagedError as error:  # the learner goes on from another one, and saves again
+            ctx.report("note", text=f"{ctx.name}: {error.fault}; the next checkpoint is evaluated")
         finally:
             evaluator.let_go()
 

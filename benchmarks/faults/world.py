@@ -173,7 +173,8 @@ class World:
             left.extend(f"shared memory {name}" for name in names if "penstock" in name)
             return not left
 
-        if not wait_until(gone, LEAVE_S, 0.1):
+        # Without a supervisor the learners take the whole grace to save.
+        if not wait_until(gone, LEAVE_S if folders else GRACE_S + LEAVE_S, 0.1):
             raise Broken(f"left behind: {'; '.join(left)}")
 
     # ------------------------------------------------------------------------------- parts

@@ -204,3 +204,30 @@ def test_a_checkpoint_is_held_while_it_is_replaced(
     (last / "new").write_text("newer")
     (last / "new").replace(last / "file")
     assert (held / "file").read_text() == "new"
+
+
+@pytest.mark.usefixtures("game")
+def test_a_damaged_checkpoint_is_passed_over_and_the_next_is_evaluated(tmp_path: Path) -> None:
+    """As after a resume: the learner goes on from an older one, and saves again."""
+    run = Run(tmp_path, "eval.every_s=0.05")
+    run.save("last", 1)
+    (run.folder / "last" / FILE).write_bytes(b"cut")
+    thread = threading.Thread(target=evaluator.run, args=(run.ctx,))
+    thread.start()
+    try:
+        [note] = await_reports(run, "note")
+        run.save("last", 2)
+        [evaluation] = await_reports(run, "evaluation")
+    finally:
+        run.ctx.stop()
+        thread.join()
+    assert "is damaged" in note["text"]
+    assert evaluation["return"]["mean"] == 6.0
+
+
+def await_reports(run: Run, kind: str, timeout_s: float = 10.0) -> list[dict[str, Any]]:
+    ends_s = time.monotonic() + timeout_s
+    while not (found := reports(run.ctx, kind)):
+        assert time.monotonic() < ends_s
+        time.sleep(0.01)
+    return found
