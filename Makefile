@@ -47,6 +47,7 @@ test-slow: venv ## run the tests that `make test` leaves out
 # on time three times as wide, as for a machine that does much else.
 SEED ?= $(shell date +%s)
 MINUTES ?= 2.5
+EXAMPLES ?= 60
 SESSION ?= 6
 SLACK ?= 3
 
@@ -54,7 +55,7 @@ chaos: venv ## inject faults into runs of every topology: make chaos MINUTES=60 
 	$(BIN)/python benchmarks/chaos.py --seed $(SEED) --minutes $(MINUTES) --session $(SESSION) --slack $(SLACK)
 
 fuzz: venv ## give hostile bytes to all that reads bytes from elsewhere: make fuzz SEED=1
-	$(BIN)/pytest -q --timeout 600 --hypothesis-profile fuzz --hypothesis-seed $(SEED) tests/fuzz
+	PENSTOCK_FUZZ_EXAMPLES=$(EXAMPLES) $(BIN)/pytest -q --hypothesis-seed $(SEED) tests/fuzz
 
 check: lint types imports links ## check style, types, the import rule and the links
 

@@ -21,7 +21,6 @@ LEAVE_WITHIN_S = 5.0
 
 # Machines are shared: how long an example takes says nothing about the code.
 hypothesis.settings.register_profile("penstock", deadline=None)
-hypothesis.settings.register_profile("fuzz", deadline=None, max_examples=300)  # of `make fuzz`
 hypothesis.settings.load_profile("penstock")
 
 

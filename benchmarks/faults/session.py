@@ -25,7 +25,7 @@ LONGEST_BACKOFF_S = 10.0
 FIRST_BACKOFF_S = 0.1
 HEALTHY_S = 10.0
 SAMPLE_EVERY = 2  # faults
-NOT_YET_TOLD = 1000  # steps that a learner has counted, and not told the others when it dies
+NOT_YET_TOLD = 5000  # agent steps of a learner that others in its group had not heard of
 
 
 @dataclass
