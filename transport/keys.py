@@ -14,6 +14,7 @@ learner's public key, so there always is one.
 
 from __future__ import annotations
 
+import struct
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -25,6 +26,7 @@ from penstock.configs.errors import UserError
 
 ZAP_ADDRESS = "inproc://zeromq.zap.01"
 ZAP_DOMAIN = b"penstock"
+KEY_NBYTES = 32
 
 
 @dataclass(frozen=True)
@@ -116,8 +118,12 @@ def answer_zap(socket: zmq.Socket[bytes], allowed: frozenset[bytes]) -> None:
 
 def _load(path: Path) -> tuple[bytes, bytes | None]:
     try:
-        return zmq.auth.load_certificate(path)
-    except (OSError, ValueError) as error:
+        public, secret = zmq.auth.load_certificate(path)
+        for key in (public, secret):
+            if key is not None and len(z85.decode(key)) != KEY_NBYTES:
+                raise ValueError(f"a key has {KEY_NBYTES} bytes, in Z85")
+        return public, secret
+    except (OSError, ValueError, LookupError, struct.error) as error:
         raise UserError(
             f"the key file {path} cannot be read ({error}); make keys with `penstock keys new` "
             "and copy learner.key and actor.key_secret to the actors' hosts"
