@@ -1,4 +1,4 @@
-"""What holds for all fuzz tests: a bound on memory, and as much time as was asked for."""
+"""What holds for all fuzz tests: a bound on memory, and on time by the examples asked for."""
 
 from __future__ import annotations
 
@@ -24,4 +24,4 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     if EXAMPLES:
         for item in items:
             if "/fuzz/" in str(item.path):
-                item.add_marker(pytest.mark.timeout(0))
+                item.add_marker(pytest.mark.timeout(300 + EXAMPLES))
