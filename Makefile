@@ -37,7 +37,7 @@ train: venv ## train CartPole with two actors and one learner
 	@$(BIN)/python -m compileall -q penstock penstock/*/
 	$(BIN)/penstock train cartpole
 
-test: venv ## run the tests, about ten minutes on two cores
+test: venv ## run the tests, about a quarter of an hour on two cores
 	$(BIN)/pytest -m "not slow and not gpu"
 
 test-slow: venv ## run the tests that `make test` leaves out
