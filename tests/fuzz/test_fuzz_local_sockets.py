@@ -108,7 +108,9 @@ def test_a_client_of_shared_memory_harms_nobody(
     assert len(owner.store.free) == 8
     assert len(os.listdir("/proc/self/fd")) <= before
     entries: list[Entry] = []
-    honest = threading.Thread(target=lambda: entries.append(Entry(owner.path, REQUEST)))
+    honest = threading.Thread(
+        target=lambda: entries.append(Entry(owner.path, REQUEST)), daemon=True
+    )
     honest.start()
     while honest.is_alive():
         owner.host.poll(0.01)
@@ -139,7 +141,7 @@ def test_an_owner_of_shared_memory_answers_or_is_refused(
                 peer.recv(1 << 17)
                 peer.send(reply)
 
-        answering = threading.Thread(target=answer)
+        answering = threading.Thread(target=answer, daemon=True)
         answering.start()
         try:
             entry = Entry(path, REQUEST, timeout_s=5.0)

@@ -104,7 +104,7 @@ def test_killed_in_the_middle_of_messages_the_actor_goes_on(tmp_path: Path, join
                     slot.header["steps"], slot.header["produced_steps"] = 8, 8 * (sent + 1)
                     sent += 1
 
-        thread = threading.Thread(target=play)
+        thread = threading.Thread(target=play, daemon=True)
         thread.start()
         taken: list[Taken] = []
         try:

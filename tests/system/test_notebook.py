@@ -82,7 +82,7 @@ def test_the_stop_button_ends_a_run_cleanly(
         manager: Any = client.km
         asyncio.run(manager.interrupt_kernel())
 
-    button = threading.Thread(target=press)
+    button = threading.Thread(target=press, daemon=True)
     button.start()
     client.execute()
     button.join()

@@ -117,7 +117,7 @@ def test_a_run_in_another_thread(tmp_path: Path) -> None:
         found.append(penstock.train("cartpole", options, progress=False))
 
     handlers = signal.getsignal(signal.SIGINT)
-    thread = threading.Thread(target=train)
+    thread = threading.Thread(target=train, daemon=True)
     thread.start()
     thread.join(50)
     assert [summary.reason for summary in found] == ["learner_steps"]

@@ -52,7 +52,7 @@ class Nursery:
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         self._tell, self._hear = self._process.stdin, self._process.stdout
-        self._thread = threading.Thread(target=self._listen)
+        self._thread = threading.Thread(target=self._listen, daemon=True)
         self._thread.start()
 
     def start(self, what: str, ident: int) -> int:
@@ -199,7 +199,7 @@ def test_two_threads_add_while_one_samples() -> None:
         except BaseException as error:
             errors.append(error)
 
-    threads = [threading.Thread(target=add, args=(ident,)) for ident in range(2)]
+    threads = [threading.Thread(target=add, args=(ident,), daemon=True) for ident in range(2)]
     for thread in threads:
         thread.start()
     wait_until(lambda: len(rb) >= 64)

@@ -55,7 +55,7 @@ def stranger(config: dict[str, Any], address: str = "tcp://127.0.0.1:*") -> Iter
                 peer, *_ = router.recv_multipart()
                 router.send_multipart([peer, *welcome])
 
-    thread = threading.Thread(target=answer)
+    thread = threading.Thread(target=answer, daemon=True)
     thread.start()
     try:
         yield bound

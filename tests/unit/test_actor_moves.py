@@ -69,7 +69,7 @@ def learner(folder: Path, rank: int, config: Config, kind: str) -> Iterator[Lear
 @contextmanager
 def following(folder: Path, rank: int) -> Iterator[None]:
     ctx = context(folder, "relay", address=wire(folder, rank), learner=rank)
-    thread = threading.Thread(target=relay.run, args=(ctx,))
+    thread = threading.Thread(target=relay.run, args=(ctx,), daemon=True)
     thread.start()
     try:
         yield
@@ -92,7 +92,7 @@ class Actor:
     exit_code: object = None
 
     def __post_init__(self) -> None:
-        self.thread = threading.Thread(target=self._live)
+        self.thread = threading.Thread(target=self._live, daemon=True)
         self.thread.start()
 
     def give_to(self, rank: int, incarnation: int) -> None:

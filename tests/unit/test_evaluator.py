@@ -168,7 +168,7 @@ def test_a_run_that_ends_during_an_evaluation_leaves_nothing_of_it(tmp_path: Pat
     config = resolve("cartpole", ["eval.every_s=0.01", "eval.episodes=1000000"])
     ctx = context(tmp_path, "evaluator", config=config)
     layout = net_shape(config, probe(config.env)).layout
-    role = threading.Thread(target=evaluator.run, args=(ctx,))
+    role = threading.Thread(target=evaluator.run, args=(ctx,), daemon=True)
 
     def wait_for(phase: Phase) -> None:
         until_s = time.monotonic() + 20
@@ -212,7 +212,7 @@ def test_a_damaged_checkpoint_is_passed_over_and_the_next_is_evaluated(tmp_path:
     run = Run(tmp_path, "eval.every_s=0.05")
     run.save("last", 1)
     (run.folder / "last" / FILE).write_bytes(b"cut")
-    thread = threading.Thread(target=evaluator.run, args=(run.ctx,))
+    thread = threading.Thread(target=evaluator.run, args=(run.ctx,), daemon=True)
     thread.start()
     try:
         [note] = await_reports(run, "note")

@@ -156,7 +156,9 @@ def test_who_comes_late_gets_in_although_data_never_runs_out(
 ) -> None:
     r = rig(slots=4, batch_slots=1, prefetch=prefetch)
     joined: list[ShmLink] = []
-    joiner = threading.Thread(target=lambda: joined.append(ShmLink(tmp_path / "s", SPEC, want=1)))
+    joiner = threading.Thread(
+        target=lambda: joined.append(ShmLink(tmp_path / "s", SPEC, want=1)), daemon=True
+    )
     with r.feeder:
         r.write()
         r.write()

@@ -35,7 +35,7 @@ def together(
         except UserError as error:
             said[rank] = str(error)
 
-    threads = [threading.Thread(target=run, args=(rank,)) for rank in hellos]
+    threads = [threading.Thread(target=run, args=(rank,), daemon=True) for rank in hellos]
     for thread in threads:
         thread.start()
     for thread in threads:

@@ -70,7 +70,7 @@ def served(
             while not ended.wait(every_s):
                 desk.turn(names, children)
 
-        thread = threading.Thread(target=loop)
+        thread = threading.Thread(target=loop, daemon=True)
         thread.start()
         try:
             yield desk

@@ -43,7 +43,7 @@ def train(folder: Path, *options: str) -> list[dict[str, Any]]:
                 ctx.stop()
             time.sleep(0.005)
 
-    thread = threading.Thread(target=listen)
+    thread = threading.Thread(target=listen, daemon=True)
     thread.start()
     try:
         lockstep.run(ctx)

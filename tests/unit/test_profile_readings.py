@@ -85,7 +85,7 @@ def test_no_span_is_torn_while_another_thread_writes(page: StatusPage) -> None:
             ledger.switch(Part.STEP)
             ledger.switch(Part.INFER)
 
-    writer = threading.Thread(target=write)
+    writer = threading.Thread(target=write, daemon=True)
     writer.start()
     try:
         for _ in range(20):

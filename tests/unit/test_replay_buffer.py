@@ -123,7 +123,9 @@ def test_threads_add_while_one_samples() -> None:
         except BaseException as error:
             failures.append(error)
 
-    threads = [threading.Thread(target=adds, args=(first,)) for first in (10_000, 20_000)]
+    threads = [
+        threading.Thread(target=adds, args=(first,), daemon=True) for first in (10_000, 20_000)
+    ]
     for thread in threads:
         thread.start()
     while any(thread.is_alive() for thread in threads):
@@ -138,7 +140,7 @@ def test_threads_add_while_one_samples() -> None:
     assert stats["inserted"] == 6100 == stats["stored"] + sum(stats["evicted"].values())
     fill(replay, 30_000, 10)  # those threads are gone; their lanes can be had again
     for _ in range(20):
-        thread = threading.Thread(target=fill, args=(replay, 0, 1))
+        thread = threading.Thread(target=fill, args=(replay, 0, 1), daemon=True)
         thread.start()
         thread.join()
 

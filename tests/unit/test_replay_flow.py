@@ -83,7 +83,7 @@ def test_two_threads_keep_each_other_in_step() -> None:
         for i in range(300):
             replay.add(**step(i))
 
-    thread = threading.Thread(target=play)
+    thread = threading.Thread(target=play, daemon=True)
     thread.start()
     for _ in range(145):
         replay.sample(6)

@@ -73,7 +73,7 @@ def wait_for(what: Callable[[], Any], seconds: float = 5.0) -> None:
 
 
 def in_thread(function: Callable[[], Any]) -> None:
-    thread = threading.Thread(target=function)
+    thread = threading.Thread(target=function, daemon=True)
     thread.start()
     thread.join()
 

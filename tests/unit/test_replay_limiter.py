@@ -249,7 +249,7 @@ def test_two_who_wait_do_not_both_take_the_last_place() -> None:
     limiter.inserted(1)
     found: list[bool] = []
     threads = [
-        threading.Thread(target=lambda: found.append(limiter.await_sample(10, 0.2)))
+        threading.Thread(target=lambda: found.append(limiter.await_sample(10, 0.2)), daemon=True)
         for _ in range(2)
     ]
     for thread in threads:
@@ -267,7 +267,7 @@ def test_two_threads_keep_the_ratio() -> None:
         for _ in range(200):
             assert limiter.await_insert(16, 10.0)
 
-    thread = threading.Thread(target=add)
+    thread = threading.Thread(target=add, daemon=True)
     thread.start()
     for _ in range((200 * 16 - 64) * 4 // 32):
         assert limiter.await_sample(32, 10.0)

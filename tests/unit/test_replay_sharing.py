@@ -144,7 +144,9 @@ def test_the_owner_and_others_add_at_once(shared: Replay) -> None:
             for _ in range(50):
                 writer.add(**games.step()[0])
 
-    threads = [threading.Thread(target=write, args=(Games("none", False),)) for _ in range(2)]
+    threads = [
+        threading.Thread(target=write, args=(Games("none", False),), daemon=True) for _ in range(2)
+    ]
     for thread in threads:
         thread.start()
     own = Games("none", False)

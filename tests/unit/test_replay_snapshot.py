@@ -78,7 +78,7 @@ def test_one_instant_while_a_thread_adds(tmp_path: Path) -> None:
         while not ended.is_set():
             add()
 
-    thread = threading.Thread(target=adding)
+    thread = threading.Thread(target=adding, daemon=True)
     thread.start()
     try:
         for _ in range(2):

@@ -80,7 +80,9 @@ class Rig:
                 server["snapshots"].restore()
         self.server = ReplayServer(self.replay, bind, **server)
         self._stop = False
-        self._thread = threading.Thread(target=self.server.run, args=(lambda: self._stop,))
+        self._thread = threading.Thread(
+            target=self.server.run, args=(lambda: self._stop,), daemon=True
+        )
         self._thread.start()
 
     def close(self) -> None:
@@ -169,8 +171,8 @@ def test_several_writers_and_readers_at_once(rig: Callable[..., Rig]) -> None:
         except BaseException as error:
             errors.append(error)
 
-    threads = [threading.Thread(target=guarded, args=(write, k)) for k in range(3)]
-    threads += [threading.Thread(target=guarded, args=(read,)) for _ in range(2)]
+    threads = [threading.Thread(target=guarded, args=(write, k), daemon=True) for k in range(3)]
+    threads += [threading.Thread(target=guarded, args=(read,), daemon=True) for _ in range(2)]
     for thread in threads:
         thread.start()
     for thread in threads:

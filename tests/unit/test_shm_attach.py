@@ -54,7 +54,7 @@ def owner(path: Path, reply: dict[str, Any], store_nbytes: int) -> Iterator[None
                 socket.send_fds(peer, [msgpack.packb(reply)], fds)
                 peer.recv(1)
 
-        thread = threading.Thread(target=serve)
+        thread = threading.Thread(target=serve, daemon=True)
         thread.start()
         yield
         thread.join()

@@ -38,7 +38,7 @@ def test_a_reader_never_sees_half_of_two_versions() -> None:
             version += 1
             board.publish(np.full(20_000, version, np.float32), Stamp(0, version))
 
-    thread = threading.Thread(target=publish)
+    thread = threading.Thread(target=publish, daemon=True)
     thread.start()
     out = np.zeros(20_000, np.float32)
     stamp, seen = None, 0

@@ -32,7 +32,7 @@ class House:
         self.given = 0
         self.door = Door(path, self._attach, self.left.append)
         self._stop = False
-        self._thread = threading.Thread(target=self._serve)
+        self._thread = threading.Thread(target=self._serve, daemon=True)
         self._thread.start()
 
     def _attach(self, request: dict[str, Any]) -> Attached:
@@ -181,7 +181,7 @@ def open_folder() -> Iterator[Path]:
     """A folder in which every user may do anything."""
     if os.geteuid() != 0:
         pytest.skip("only root can become another user")
-    folder = Path(tempfile.mkdtemp(prefix="door-"))
+    folder = Path(tempfile.mkdtemp(prefix="door-", dir="/tmp"))  # TMPDIR may be this user's alone
     folder.chmod(0o777)
     yield folder
     shutil.rmtree(folder)
@@ -282,7 +282,7 @@ def owner(path: Path, answer: bytes, fds: list[int]) -> Iterator[None]:
                 peer.recv(door.MESSAGE_NBYTES)
                 socket.send_fds(peer, [answer], fds)
 
-        thread = threading.Thread(target=serve)
+        thread = threading.Thread(target=serve, daemon=True)
         thread.start()
         yield
         thread.join()

@@ -72,7 +72,7 @@ def test_a_ring_between_two_threads_keeps_order() -> None:
                 time.sleep(0)
             ring.push(value)
 
-    thread = threading.Thread(target=push)
+    thread = threading.Thread(target=push, daemon=True)
     thread.start()
     seen: list[int] = []
     while len(seen) < count:

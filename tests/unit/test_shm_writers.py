@@ -176,7 +176,9 @@ def test_a_socket_left_behind_is_taken_over_and_a_living_one_is_not(owner: Owner
 
 def test_weights_alone_open_no_lane(owner: Owner) -> None:
     links: list[ShmLink] = []
-    thread = threading.Thread(target=lambda: links.append(ShmLink(owner.path, None, want=0)))
+    thread = threading.Thread(
+        target=lambda: links.append(ShmLink(owner.path, None, want=0)), daemon=True
+    )
     thread.start()
     while thread.is_alive():
         owner.host.poll(0.01)

@@ -53,7 +53,7 @@ def test_a_second_signal_gets_the_supervisor_out_of_a_callback(
     folders = {"run_dir": str(tmp_path), "runtime_dir": str(tmp_path)}
     run = Supervisor([], Limits(), folders, tmp_path / "logs", Hangs())
     before = signal.getsignal(signal.SIGINT)
-    sender = threading.Thread(target=send, args=([signal.SIGINT, last],))
+    sender = threading.Thread(target=send, args=([signal.SIGINT, last],), daemon=True)
     sender.start()
     outcome = run.run()
     sender.join()

@@ -176,7 +176,7 @@ def test_a_stranger_that_answers(tmp_path: Path, answer: bytes) -> None:
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
         listener.bind(str(tmp_path / "other"))
         listener.listen()
-        thread = threading.Thread(target=strange, args=(listener,))
+        thread = threading.Thread(target=strange, args=(listener,), daemon=True)
         thread.start()
         with pytest.raises(ReplayError, match=r"is no replay buffer|cannot be used"):
             Writer.attach(str(tmp_path / "other"))
