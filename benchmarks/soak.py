@@ -20,7 +20,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from common import finish, parser
+from common import finish, parser, print_table
 from faults.invariants import check_balance
 from faults.program import Broken
 from faults.topologies import Topology
@@ -32,6 +32,7 @@ ACTORS = Path(__file__).with_name("soak_actors.py")
 WARM_UP, WARM_UP_S = 0.1, 120.0  # of the time, and at least, but for a short look half of it
 LEAST_SAMPLES = 20
 SAMPLE_S = 1.0
+SHOW_S = 600.0
 HOUR_S = 3600.0
 Samples = dict[str, list[tuple[float, int, int]]]
 
@@ -62,15 +63,15 @@ def main() -> None:
     else:
         shutil.rmtree(folder, ignore_errors=True)
         print(came.strip(), file=sys.stderr)
-    trends = {name: trend(found) for name, found in samples.items() if len(found) >= LEAST_SAMPLES}
+    found = trends(samples)
     result = {
         "hours": args.hours,
         "churn_per_s": args.churn,
         "failure": failure,
         "accounting": answer.get("accounting"),
-        "trends": trends,
+        "trends": found,
     }
-    finish("soak", result, table(trends), args)
+    finish("soak", result, table(found), args)
     sys.exit(failure is not None)
 
 
@@ -83,6 +84,7 @@ def _churn(world: World, per_s: float) -> subprocess.Popen[str]:
 def _watch(world: World, churn: subprocess.Popen[str], seconds: float, samples: Samples) -> None:
     """Take samples; raises Broken where the run, the churn or training ends."""
     ends_s = time.monotonic() + seconds
+    show_s = time.monotonic() + SHOW_S
     while (now_s := time.monotonic()) < ends_s:
         for role in world.roles():
             held, open_ = memory(role.pid), descriptors(role.pid)
@@ -92,9 +94,18 @@ def _watch(world: World, churn: subprocess.Popen[str], seconds: float, samples: 
             raise Broken(f"the run ended: {world.main.said.strip()[-800:]}")
         if churn.poll() is not None:
             raise Broken("the harness failed: the light actors ended")
+        if now_s >= show_s:
+            show_s += SHOW_S
+            print(f"{(ends_s - now_s) / 60:.0f} minutes are left", file=sys.stderr, flush=True)
+            print_table(table(trends(samples)))
         time.sleep(max(0.0, now_s + SAMPLE_S - time.monotonic()))
     if world.progress.since(time.monotonic() - 10 * SAMPLE_S) is None:
         raise Broken("nothing was trained on in the last ten seconds")
+
+
+def trends(samples: Samples) -> dict[str, dict[str, Any]]:
+    """By process, of those that were seen long enough."""
+    return {name: trend(found) for name, found in samples.items() if len(found) >= LEAST_SAMPLES}
 
 
 def trend(samples: list[tuple[float, int, int]]) -> dict[str, Any]:
@@ -115,9 +126,9 @@ def trend(samples: list[tuple[float, int, int]]) -> dict[str, Any]:
     }
 
 
-def table(trends: dict[str, dict[str, Any]]) -> list[list[Any]]:
+def table(of: dict[str, dict[str, Any]]) -> list[list[Any]]:
     rows: list[list[Any]] = [["process", "MB", "MB/h", "95 %", "descriptors", "per h", "95 %"]]
-    for name, found in trends.items():
+    for name, found in of.items():
         cells: list[Any] = [name]
         for what in ("megabytes", "descriptors"):
             low, high = found[f"{what}_per_h_95"]

@@ -49,7 +49,7 @@ class DeviceStatistics:
 
     def add(self, sums: Tensor) -> None:
         """Sums over some samples, ``[names]``."""
-        self._sums += sums
+        self._sums += sums.numpy() if self._on_cpu else sums
 
     def count(self, samples: int) -> None:
         """So many samples were in what was added."""
@@ -59,11 +59,11 @@ class DeviceStatistics:
         """What was added since the update before was of one update, by a gradient of this norm,
         ``[]``; the optimizer has skipped it where that is not finite."""
         row = len(self._samples) - 1
-        self._rows[row, -1] = norm
+        self._view[row, -1] = norm.item() if self._on_cpu else norm
         self._samples.append(0)
-        self._sums = self._rows[row + 1, :-1]
+        self._sums = self._view[row + 1, :-1]
         if self._on_cpu:  # the norm is there, and what depends on it does not vary with the time
-            self._notice(float(norm), row)
+            self._notice(float(self._view[row, -1]), row)
         if row + 1 == ROWS:
             self._send()
 
@@ -120,5 +120,7 @@ class DeviceStatistics:
         """New rows, of which the first is that of the update in progress."""
         self._rows = torch.zeros(ROWS + 1, len(row), device=row.device)
         self._rows[0] = row
-        self._sums = self._rows[0, :-1]
+        # On a CPU numpy writes to it: unlike torch it lets no other thread take the interpreter.
+        self._view: Any = self._rows.numpy() if self._on_cpu else self._rows
+        self._sums = self._view[0, :-1]
         self._samples: list[int] = [samples]
