@@ -52,6 +52,10 @@ class Proxy:
         self._loop.run_until_complete(asyncio.sleep(0))
 
     async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with suppress(asyncio.CancelledError):  # which asyncio would print as an error
+            await self._connect(reader, writer)
+
+    async def _connect(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         while self.mode == "hold":  # the handshake was the kernel's; nothing answers
             await asyncio.sleep(LOOK_S)
         if self.mode == "cut":
