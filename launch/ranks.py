@@ -1,8 +1,9 @@
 """What several learners report, as that of one run; with one learner nothing passes through here.
 
-Counters are of the whole group and equal on every rank (`learner.progress`), so that the lowest
-rank that lives speaks for all. What is a rank's own is added up where it is an amount, and averaged
-where it is a share or a mean; of skipped updates it is the most of any. A learner that died is gone
+Counters are those of the whole group (`learner.progress`). With a parameter server a rank knows
+them as of the server's last reply, so the highest figure of any rank, dead or alive, is the newest.
+Other figures of the group are equal on every rank, and the lowest rank that lives gives them. A
+rank's own amounts are added up, its shares and means averaged. A learner that died is gone
 with what it held, but its status page and its last report remain: steps that had reached it and
 were neither trained on nor dropped are lost.
 """
@@ -17,9 +18,9 @@ from penstock.profiling.histogram import latencies
 
 Metrics = dict[str, Any]
 
-GROUPS = {  # equal on every rank
-    "time_s", "env_steps", "env_frames", "trained_steps", "learner_steps", "episodes",
-    "episode_return_mean", "episode_length_mean", "solved_at_s",
+COUNTERS = ("env_steps", "env_frames", "trained_steps", "learner_steps", "episodes")
+GROUPS = {  # equal on every rank, or nearly
+    "time_s", *COUNTERS, "episode_return_mean", "episode_length_mean", "solved_at_s",
 }  # fmt: skip
 SUMMED = {
     "steps_per_s", "trained_steps_per_s", "learner_ceiling_steps_per_s", "actors_alive",
@@ -53,6 +54,7 @@ class Ranks:
         self._lag: Counter[int] = Counter()
         self._latency: dict[int, float] = {}
         self._died = False
+        self._highest: dict[str, int] = {}  # of each counter, as reported so far
         self._dead: Metrics = {"produced": 0, "trained": 0, **{key: Counter() for key in COUNTED}}
         self._played = 0
         self.server: Metrics | None = None  # what the parameter server last said
@@ -74,7 +76,7 @@ class Ranks:
         if LATENCY in message:
             merged |= latencies(self._latency)
             self._latency = {}
-        merged |= self._counted(reports.values())
+        merged |= self._counted(reports.values()) | self._counters(reports.values())
         own = [{"rank": r, **_some(report, OWN)} for r, report in reports.items()]
         server = {} if self.server is None else {"server": self.server}
         return merged | {"ranks": own} | server
@@ -130,7 +132,14 @@ class Ranks:
         if any("received" in final for final in finals):
             together["received"] = _count(finals, "received")
         together |= {key: max(f.get(key, 0) for f in finals) for key in MOST if key in finals[0]}
-        return {**finals[0], **counted, **together}
+        return {**finals[0], **counted, **together, **self._counters(finals)}
+
+    def _counters(self, reports: Iterable[Metrics]) -> dict[str, int]:
+        for report in reports:
+            for name in COUNTERS:
+                if name in report:
+                    self._highest[name] = max(self._highest.get(name, 0), report[name])
+        return dict(self._highest)
 
     def _counted(self, reports: Iterable[Metrics]) -> Metrics:
         reports = list(reports)

@@ -9,10 +9,11 @@ import signal
 import socket
 import subprocess
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from faults.hostile import FIRST_STRANGER, Hoard, attack_attach, attack_replay, attack_wire
 from faults.program import STARTING, SUPERVISOR, Broken, NotHereError, Role, wait_until
@@ -117,12 +118,25 @@ def _stop(world: World, fault: Fault, what: str) -> Struck:
 def _hang(world: World, fault: Fault, what: str) -> Struck:
     """Longer than run.hang_timeout_s: the supervisor has to end it."""
     role = victim(world, fault, (what,))
+    if not wait_until(lambda: _works(world, role), READY_S, 0.1):
+        raise Broken(f"{role.name} does not work {READY_S:g} s after it was started")
     began_s = time.monotonic()
     with _stopped(role):
         if not wait_until(lambda: not alive(role.pid), HANG_S + DUMP_S + BOUND_S, 0.05):
             raise Broken(f"{role.name}, stopped for {HANG_S + DUMP_S + BOUND_S:g} s, still lives")
     bound_s = HANG_S + DUMP_S + BOUND_S
     return Struck(role.name, began_s, bound_s, causes=("hang", "kill"), starts=True)
+
+
+def _works(world: World, role: Role) -> bool:
+    """Whether its start has ended: until then it may take `run.start_timeout_s`."""
+    events = [e for e in world.events() or [] if e.get("role") == role.name]
+    starts = sorted((e for e in events if e["kind"] in ("start", "ready")), key=_uptime)
+    return not starts or starts[-1]["kind"] == "ready"
+
+
+def _uptime(event: Mapping[str, Any]) -> float:
+    return float(event["uptime_s"])
 
 
 def _end(world: World, fault: Fault, what: str) -> Struck:

@@ -66,15 +66,15 @@ class Progress(threading.Thread):
                 return times[i]
         return None
 
-    def fallen(self, most: int = 0) -> str | None:
-        """A counter that has gone down since the last start by more than ``most``, or is negative;
-        None where all is sound."""
+    def fallen(self) -> str | None:
+        """A counter that has gone down since the last start, or is negative; None where all is
+        sound."""
         with self._lock:
             lines = self._lines[self._generation_at :]
         before = dict.fromkeys(COUNTERS, 0)
         for line in lines:
             for name in COUNTERS:
-                if line[name] < before[name] - most:
+                if line[name] < before[name]:
                     return f"{name} fell from {before[name]} to {line[name]}"
                 before[name] = max(before[name], line[name])
             for name in ("dropped", "lost"):

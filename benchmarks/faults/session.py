@@ -25,7 +25,6 @@ LONGEST_BACKOFF_S = 10.0
 FIRST_BACKOFF_S = 0.1
 HEALTHY_S = 10.0
 SAMPLE_EVERY = 2  # faults
-NOT_YET_TOLD = 5000  # agent steps of a learner that others in its group had not heard of
 
 
 @dataclass
@@ -130,8 +129,7 @@ class Session:
         else:
             self._goes_on(world, fault, struck)
             self._named(causes, struck, seen)
-        most = NOT_YET_TOLD if self._topology.learners > 1 else 0
-        if fallen := world.progress.fallen(most):
+        if fallen := world.progress.fallen():
             raise Broken(fallen)
         self.result.injected += 1
 

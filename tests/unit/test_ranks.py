@@ -42,6 +42,28 @@ def went(accounting: dict[str, Any]) -> int:
     return sum([accounting["trained"], accounting["in_flight"], *counted])
 
 
+def test_counters_do_not_fall_when_another_rank_reports() -> None:
+    ranks = Ranks(range(2))
+    assert ranks.metrics(1, report(0, 0.0, {}, learner_steps=70)) is None
+    ahead = ranks.metrics(0, report(0, 0.0, {}, learner_steps=80))
+    assert ahead is not None
+    assert ahead["learner_steps"] == 80
+    ranks.learner_ended(0, produced=0, trained=0)
+    behind = ranks.metrics(1, report(0, 0.0, {}, learner_steps=75, env_steps=6000))
+    assert behind is not None
+    assert (behind["learner_steps"], behind["env_steps"]) == (80, 6000)
+    last = ranks.final(1, final(0, 0) | {"learner_steps": 78, "env_steps": 6100})
+    assert (last["learner_steps"], last["env_steps"]) == (80, 6100)
+
+
+def test_the_rank_that_is_ahead_gives_the_counters() -> None:
+    ranks = Ranks(range(2))
+    assert ranks.metrics(1, report(0, 0.0, {}, trained_steps=70)) is None
+    merged = ranks.metrics(0, report(0, 0.0, {}, trained_steps=60))
+    assert merged is not None
+    assert merged["trained_steps"] == 70
+
+
 def test_amounts_are_added_and_shares_averaged() -> None:
     ranks = Ranks(range(2))
     second = report(300, 0.5, {"1": 10, "4": 10}, dropped={"lag": 2}, rejected={"run": 1})
