@@ -61,6 +61,7 @@ class NonFiniteGuard:
     def __init__(self, trainer: AnyTrainer, event: Callable[..., object]) -> None:
         """``event`` is `RoleContext.event`."""
         self._trainer = trainer
+        self._statistics = trainer.device_statistics
         self._config = trainer.config.learner.nonfinite
         self._event = event
         self._states: deque[Arrays] = deque(maxlen=KEPT)
@@ -71,7 +72,7 @@ class NonFiniteGuard:
     @property
     def due(self) -> bool:
         """Whether so many updates in a row were skipped that something must be done."""
-        return self._trainer.skipped_in_row >= self._config.max_in_row
+        return self._statistics.skipped_in_row >= self._config.max_in_row
 
     def keep(self) -> None:
         """Keep a copy of the present state, which is finite always."""
@@ -89,7 +90,7 @@ class NonFiniteGuard:
         where it must; empty otherwise. ``tell`` is whether this learner writes the event."""
         trainer, progress, cfg = self._trainer, self._trainer.progress, self._config
         self._restore()
-        why = trainer.last_skipped or "numbers of another learner that are not finite"
+        why = self._statistics.last_skipped or "numbers of another learner that are not finite"
         told = {"loss": why, "step": progress.learner_steps}
         if not self._rolls_back or progress.rollbacks >= cfg.max_rollbacks:
             return self._end(why)
@@ -108,13 +109,13 @@ class NonFiniteGuard:
     def tell_skipped(self) -> None:
         """Write an event of the updates that were skipped since the last call, if any."""
         trainer = self._trainer
-        skipped, self._told = trainer.skipped - self._told, trainer.skipped
+        skipped, self._told = self._statistics.skipped - self._told, self._statistics.skipped
         if skipped:
             self._event(
                 "note",
                 "an update was skipped, as a loss or gradient was not finite; updates_skipped in "
                 "the metrics counts them",
-                loss=trainer.last_skipped,
+                loss=self._statistics.last_skipped,
                 step=trainer.progress.learner_steps,
                 learning_rate=trainer.config.learner.lr * trainer.progress.lr_factor,
                 skipped=skipped,
@@ -123,12 +124,12 @@ class NonFiniteGuard:
     def figures(self) -> dict[str, int]:
         """For metrics.jsonl."""
         return {
-            "updates_skipped": self._trainer.skipped,
+            "updates_skipped": self._statistics.skipped,
             "rollbacks": self._trainer.progress.rollbacks,
         }
 
     def _restore(self) -> None:
-        self._trainer.forget_skipped()
+        self._statistics.forget_skipped()
         if not self._states:
             return
         state = dict(self._states[-1] if len(self._states) == 1 else self._states.pop())

@@ -52,7 +52,7 @@ class OffPolicyTrainer:
         self.layout = shape.layout
         self.queue = DeviceQueue(self.device, self._ledger)
         self.to_device = ToDevice(self.device)
-        self._statistics = DeviceStatistics(self._update.statistics, self.device)
+        self.device_statistics = DeviceStatistics(self._update.statistics, self.device)
 
     @property
     def exchange(self) -> Exchange:
@@ -89,9 +89,9 @@ class OffPolicyTrainer:
         number = self.progress.learner_steps + 1
         step = self._update.take(tensors, total, number, self.progress.trained_steps)
         self.progress.updated(1)
-        self._statistics.add(step.sums)
-        self._statistics.count(len(step.errors))
-        self._statistics.updated(step.norm)
+        self.device_statistics.add(step.sums)
+        self.device_statistics.count(len(step.errors))
+        self.device_statistics.updated(step.norm)
         errors = step.errors.nan_to_num_(0.0, 0.0)
         self.queue.launched()
         return errors
@@ -111,26 +111,7 @@ class OffPolicyTrainer:
     def statistics(self, *, wait: bool = False) -> dict[str, float]:
         """Means over the updates since the last call; on a GPU over those of the interval before,
         unless to ``wait`` for all. Updates that were skipped are part of none."""
-        return self._statistics.take(wait=wait)
-
-    @property
-    def skipped(self) -> int:
-        """As of `Trainer`."""
-        return self._statistics.skipped
-
-    @property
-    def skipped_in_row(self) -> int:
-        """As of `Trainer`."""
-        return self._statistics.skipped_in_row
-
-    @property
-    def last_skipped(self) -> str:
-        """As of `Trainer`."""
-        return self._statistics.last_skipped
-
-    def forget_skipped(self) -> None:
-        """As of `Trainer`."""
-        self._statistics.forget_skipped()
+        return self.device_statistics.take(wait=wait)
 
     def state_dict(self) -> dict[str, npt.NDArray[Any]]:
         """What a resumed run needs besides `published`, by name."""

@@ -72,7 +72,7 @@ class Trainer:
         self._before: list[Tensor] = []  # `shared`, before the batches of the next update
         self._norms: list[Tensor] = []  # of this batch's updates
         self._accumulated = 0.0  # samples, of all learners, in the gradients so far
-        self._statistics = DeviceStatistics(self._algo.statistics, self.device)
+        self.device_statistics = DeviceStatistics(self._algo.statistics, self.device)
         self._rewards = RewardScale(self.device) if config.algo.normalize_rewards else None
 
     def book(self, batch: StagingBatch) -> Floats:
@@ -149,26 +149,7 @@ class Trainer:
     def statistics(self, *, wait: bool = False) -> dict[str, float]:
         """Means over the updates since the last call; on a GPU over those of the interval before,
         unless to ``wait`` for all. Updates that were skipped are part of none."""
-        return self._statistics.take(wait=wait)
-
-    @property
-    def skipped(self) -> int:
-        """Updates that were skipped since the process began, as far as is known."""
-        return self._statistics.skipped
-
-    @property
-    def skipped_in_row(self) -> int:
-        """Those of them that came after the last update which was taken, or `forget_skipped`."""
-        return self._statistics.skipped_in_row
-
-    @property
-    def last_skipped(self) -> str:
-        """What was not finite in the last of them."""
-        return self._statistics.last_skipped
-
-    def forget_skipped(self) -> None:
-        """Wait for all updates, and count those in a row anew."""
-        self._statistics.forget_skipped()
+        return self.device_statistics.take(wait=wait)
 
     def steps_done(self) -> int:
         """Agent steps of a batch that were trained on, once or more, before the group was lost."""
@@ -236,14 +217,14 @@ class Trainer:
             with torch.no_grad():
                 self._loss(columns, slice(0, 1))  # which sums up with the other learners
         if share is not None:
-            self._statistics.count(share.steps)
+            self.device_statistics.count(share.steps)
         if not complete or not self._accumulated:
             return
         total, self._accumulated = self._accumulated, 0.0
         self._ledger.switch(Part.OPTIMIZE)
         norm = self.exchange.step(self.optimizer, total, self.progress.trained_steps)
         self.progress.updated(1)
-        self._statistics.updated(norm)
+        self.device_statistics.updated(norm)
         if self._before:
             self._norms.append(norm)
 
@@ -260,7 +241,7 @@ class Trainer:
                 self.exchange.arm(self.optimizer, self._accumulated)
             self._ledger.switch(Part.BACKWARD)
             backward(loss)
-            self._statistics.add(sums)
+            self.device_statistics.add(sums)
 
     def _loss(self, columns: dict[str, Tensor], envs: slice | Tensor) -> tuple[Tensor, Tensor]:
         algo = self._algo

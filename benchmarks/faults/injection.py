@@ -20,7 +20,7 @@ from faults.program import STARTING, SUPERVISOR, Broken, NotHereError, Role, wai
 from faults.schedule import Fault
 from faults.topologies import HANG_S
 from faults.vitals import alive, descriptors
-from faults.world import World
+from faults.world import REPEAT_S, World
 
 BOUND_S = 5.0  # for training to go on after a confirmed death
 DUMP_S = 0.5  # a hung process writes its stacks before it is killed

@@ -10,14 +10,13 @@ from typing import Any
 from faults.injection import Struck
 from faults.program import Broken, wait_until
 from faults.vitals import descriptors, memory, slope
-from faults.world import World
+from faults.world import REPEAT_S, World
 
 CAUSE_S = 2.0  # the first event of its like is written at once; "repeated" ones later
 LEAST_SAMPLES = 10
 MOST_GROWN = 0.10  # of its memory, in the second half of a session
 MOST_GROWN_NBYTES = 24 << 20
 MOST_GROWN_DESCRIPTORS = 8
-REPEAT_S = 10.0  # within which an event like one before is counted, and not written
 OF_THE_RUN = ("end", "stop")
 Seen = frozenset[str]
 TOLD = ("damaged", "checksum", "corrupt", "not whole")

@@ -129,7 +129,8 @@ class Session:
         else:
             self._goes_on(world, fault, struck)
             self._named(causes, struck, seen)
-        if fallen := world.progress.fallen():
+        # Clients of a replay server write times, which may pass each other.
+        if not self._topology.served and (fallen := world.progress.fallen()):
             raise Broken(fallen)
         self.result.injected += 1
 

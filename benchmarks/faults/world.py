@@ -28,6 +28,7 @@ from penstock.launch.replay import serve
 START_S = 90.0
 LEAVE_S = 5.0
 DISK = "48m"
+REPEAT_S = 10.0  # within which an event like one before is counted, and not written
 FAKETIME = (
     "/usr/lib/x86_64-linux-gnu/faketime/libfaketimeMT.so.1",
     "/usr/lib/aarch64-linux-gnu/faketime/libfaketimeMT.so.1",

@@ -88,10 +88,14 @@ def test_a_skipped_update_changes_nothing(reward: float, options: tuple[str, ...
     rig.train(reward, times=batches)
     assert same(rig.state(), before)
     updates = rig.trainer.config.learner.updates_per_batch
-    assert rig.trainer.skipped == rig.trainer.skipped_in_row == updates
+    assert (
+        rig.trainer.device_statistics.skipped
+        == rig.trainer.device_statistics.skipped_in_row
+        == updates
+    )
     rig.train(times=batches)
     assert not same(rig.state(), before)
-    assert rig.trainer.skipped_in_row == 0
+    assert rig.trainer.device_statistics.skipped_in_row == 0
     assert np.isfinite(list(rig.trainer.statistics().values())).all()
 
 

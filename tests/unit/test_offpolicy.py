@@ -200,12 +200,12 @@ def test_an_update_by_a_loss_that_is_not_finite_is_skipped_and_counted(algo: str
     after = made.state_dict()
     assert all(np.array_equal(array, after[name]) for name, array in before.items())
     np.testing.assert_array_equal(values(made), weights)
-    assert (made.skipped, made.skipped_in_row) == (1, 1)
-    assert "nan" in made.last_skipped
+    assert (made.device_statistics.skipped, made.device_statistics.skipped_in_row) == (1, 1)
+    assert "nan" in made.device_statistics.last_skipped
     assert np.isfinite(list(made.statistics().values())).all()
     batch["reward"][3] = reward
     made.update(batch)
-    assert (made.skipped, made.skipped_in_row) == (1, 0)
+    assert (made.device_statistics.skipped, made.device_statistics.skipped_in_row) == (1, 0)
     assert not np.array_equal(values(made), weights)
 
 
