@@ -9,11 +9,12 @@ The schema is stable; docs/runs.md describes it. A line has
     role         name of the process that the event is about, such as "actor-3", or null
     incarnation  which start of that process, counted from 0, or null
     text         one sentence
-    count        how many alike (kind, role and text) since the last such line, this one included
+    count        how many alike (kind, role, incarnation, text) since the last such line, and this
     data         a JSON object; what it holds depends on the kind
 
-The first event of its like is written at once. Those that repeat it are counted, and written as one
-line at most every `REPEAT_S` seconds and at the end. The file is bounded: at `FILE_NBYTES` it
+The first event of its like is written at once, and so is every start and end of a process, which
+has an incarnation of its own. Those that repeat it are counted, and written as one line at most
+every `REPEAT_S` seconds and at the end. The file is bounded: at `FILE_NBYTES` it
 becomes `events.jsonl.1`, which replaces the one before.
 
 Adding an event never raises. While the disk is full, lines wait in memory, at most `WAITING_NBYTES`
@@ -66,6 +67,7 @@ ROLE_BURST, ROLE_RATE = 100.0, 5.0  # events that one role may report at once, a
 KIND = re.compile("[a-z][a-z_]{0,31}")
 
 Data = Mapping[str, Any]
+Alike = tuple[str, str | None, int | None, str]  # kind, role, incarnation, text
 
 
 @dataclass
@@ -104,7 +106,7 @@ class EventLog:
         self._omitted = 0
         self._retry_s = 0.0
         self._next_check_s = 0.0
-        self._alike: dict[tuple[str, str | None, str], _Repeated] = {}
+        self._alike: dict[Alike, _Repeated] = {}
         self._allowance: dict[str, tuple[float, float]] = {}  # by role: events left, at which time
 
     def add(
@@ -115,8 +117,8 @@ class EventLog:
         incarnation: int | None = None,
         data: Data | None = None,
     ) -> None:
-        """Write one event, or count it if one with the same kind, role and text was written within
-        `REPEAT_S`."""
+        """Write one event, or count it if one with the same kind, role, incarnation and text was
+        written within `REPEAT_S`."""
         now_s = self._clock()
         text = redacted(text)[:TEXT_LIMIT]
         line: dict[str, Any] = {
@@ -130,7 +132,7 @@ class EventLog:
             "count": 1,
             "data": _checked(redacted_json(data)),
         }
-        key = kind, role, text
+        key = kind, role, incarnation, text
         repeated = self._alike.get(key)
         if repeated is None:
             if len(self._alike) >= ALIKE:
@@ -182,7 +184,7 @@ class EventLog:
             os.close(self._fd)
             self._fd = -1
 
-    def _flush_repeated(self, key: tuple[str, str | None, str]) -> None:
+    def _flush_repeated(self, key: Alike) -> None:
         repeated = self._alike.pop(key)
         if repeated.count:
             self._write_repeated(repeated, self._clock())

@@ -93,20 +93,28 @@ def test_the_first_is_written_at_once_and_those_alike_are_counted(
     log: EventLog, clock: Clock, tmp_path: Path
 ) -> None:
     for number in range(5):
-        log.add("exit", "was killed", "actor-0", number)
-        log.add("exit", "was killed", "actor-1", number)
+        log.add("note", "is slow", "actor-0", 0, {"number": number})
+        log.add("note", "is slow", "actor-1", 0)
     log.tick()
     assert [line["count"] for line in lines(tmp_path)] == [1, 1]
     clock.s += events.REPEAT_S
     log.tick()
-    assert [(x["role"], x["count"], x["incarnation"]) for x in lines(tmp_path)[2:]] == [
-        ("actor-0", 4, 4),
-        ("actor-1", 4, 4),
+    assert [(x["role"], x["count"]) for x in lines(tmp_path)[2:]] == [
+        ("actor-0", 4),
+        ("actor-1", 4),
     ]
-    log.add("exit", "was killed", "actor-0", 5)
+    assert lines(tmp_path)[2]["data"] == {"number": 4}
+    log.add("note", "is slow", "actor-0", 0)
     assert len(lines(tmp_path)) == 4
     log.close()
     assert sum(line["count"] for line in lines(tmp_path)) == 11
+
+
+def test_each_death_of_a_process_is_written_at_once(log: EventLog, tmp_path: Path) -> None:
+    """A supervisor that is killed takes with it what it has only counted."""
+    for number in range(3):
+        log.add("exit", "was killed", "actor-0", number)
+    assert [line["incarnation"] for line in lines(tmp_path)] == [0, 1, 2]
 
 
 def test_what_has_not_happened_for_long_is_news_again(
