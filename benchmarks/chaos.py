@@ -56,29 +56,32 @@ def main() -> None:
         made.error(f"no {', '.join(sorted(unknown))} in {', '.join(names)}; {sorted(known)} are")
     kinds = frozenset(args.fault or known) - set(args.without)
     names = [name for name in names if kinds & TOPOLOGIES[name].kinds.keys()]
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     until_s = time.monotonic() + args.minutes * 60 if args.minutes else float("inf")
     results: list[Result] = []
-    left, turn = args.faults or (sys.maxsize if args.minutes else FAULTS), 0
-    while left > 0 and time.monotonic() < until_s:
-        seed, count = args.seed + turn, min(args.session, left)
-        name = names[seed % len(names)]
-        session = make(
-            TOPOLOGIES[name],
-            seed,
-            count,
-            kinds=kinds,
-            slack=args.slack,
-            strict=args.strict,
-            until_s=until_s,
-            verbose=args.verbose,
-        )
-        result = session.run()
-        results.append(result)
-        _tell(result, args)
-        left, turn = left - count, turn + 1
+    left = args.faults or (sys.maxsize if args.minutes else FAULTS)
+    code = 0
+    try:
+        while left > 0 and time.monotonic() < until_s:
+            seed, count = args.seed + len(results), min(args.session, left)
+            session = make(
+                TOPOLOGIES[names[seed % len(names)]],
+                seed,
+                count,
+                kinds=kinds,
+                slack=args.slack,
+                strict=args.strict,
+                until_s=until_s,
+                verbose=args.verbose,
+            )
+            results.append(session.run())
+            _tell(results[-1], args)
+            left -= count
+    except KeyboardInterrupt:
+        print("interrupted: the session that went on does not count", file=sys.stderr)
+        code = 128 + signal.SIGINT
     finish("chaos", summary(results, args), table(results), args)
-    sys.exit(any(result.failure for result in results))
+    sys.exit(code or any(result.failure for result in results))
 
 
 def _tell(result: Result, args: Any) -> None:
