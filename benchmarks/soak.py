@@ -1,8 +1,8 @@
 """Soak: CartPole over ZeroMQ for hours, ten actors a second come and go, nothing may grow.
 
 Two real actors train it; beside them benchmarks/soak_actors.py makes light ones, which speak the
-protocol, send a few unrolls, and leave with a BYE, without one, or half-open. Memory (proportional
-set size) and descriptors of every process of the run are taken once a second. Shown is the slope
+protocol, send a few unrolls, and leave with a BYE, without one, or half-open. Memory (anonymous
+and shared) and descriptors of every process of the run are taken once a second. Shown is the slope
 of each by least squares, with its 95 % confidence interval, over all but the first tenth or two
 minutes, in which buffers fill and half-open connections come to be as many as they stay. In the end
 the accounting must balance. The exit code is 1 where it does not, or where the run ended by itself.

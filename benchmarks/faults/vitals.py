@@ -62,15 +62,14 @@ def command_of(pid: int) -> str:
 
 
 def memory(pid: int) -> int | None:
-    """Proportional set size in bytes: shared pages count by their share."""
+    """Anonymous and shared memory in bytes, pages that others map by their share. Pages of files
+    are left out: a library weighs less while other programs map it, too."""
     try:
         text = (PROC / str(pid) / "smaps_rollup").read_text()
     except OSError:
         return None
-    for line in text.splitlines():
-        if line.startswith("Pss:"):
-            return int(line.split()[1]) * 1024
-    return None
+    found = dict(line.split()[:2] for line in text.splitlines()[1:])
+    return (int(found["Pss_Anon:"]) + int(found["Pss_Shmem:"])) * 1024
 
 
 def descriptors(pid: int) -> int | None:
