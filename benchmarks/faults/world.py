@@ -122,7 +122,7 @@ class World:
             if program.run_dir is not None:
                 found = program.roles()
                 unready = any(role.phase == STARTING for role in found)
-                if unready or len(found) != program.all_names() + 1:
+                if unready or not 1 < len(found) == program.all_names() + 1:
                     return False
         return True
 
