@@ -126,16 +126,14 @@ def test_writers_killed_at_random_instants(nursery_of: Callable[[str], Nursery])
     rb = replay(200_000, writers=8)
     nursery = nursery_of(rb.serve())
     rng = random.Random(0)
-    sampled = 0
     for ident in range(KILLS):
         pid = nursery.start("add", ident)
+        if ident == 0:  # however slow the machine is, one has published
+            wait_until(lambda: len(rb) >= 32)
         time.sleep(rng.random() * 0.03)  # also before it is attached
         os.kill(pid, signal.SIGKILL)
-        if len(rb) >= 32:
-            check_whole(rb.sample(32))
-            sampled += 1
+        check_whole(rb.sample(32))
     wait_until(lambda: writers(rb) == 0)
-    assert sampled > KILLS // 2
     rows = all_rows(rb)
     check_whole(rows)
     assert rb.stats()["evicted"] == {}
