@@ -163,7 +163,9 @@ class Decisions:
         """The learner has reached a limit of the run, or ends it cleanly for a ``failure``."""
         if failure is not None and not self.stopping:
             self._failure = failure
-        return self._begin_stop(reason, 1 if failure else 0, now_s)
+        # SIGTERM to all processes of a run may reach the learner before the supervisor.
+        code = 1 if failure else 128 + signal.SIGTERM if reason == "terminated" else 0
+        return self._begin_stop(reason, code, now_s)
 
     def interrupt(self, signum: int, now_s: float) -> list[Effect]:
         """A signal to the supervisor: the first asks all to end, another kills them."""

@@ -197,6 +197,16 @@ def test_a_failing_checkpoint_at_the_end_is_told() -> None:
     assert scene.decisions.outcome == Outcome(2, "user_error", failure)
 
 
+def test_a_learner_that_was_terminated_first_ends_the_run_as_terminated() -> None:
+    """SIGTERM to a process group reaches its members in any order."""
+    scene = Scene((LEARNER, *ACTORS[:1]))
+    scene.decisions.stop("terminated", scene.now_s)
+    scene.decisions.interrupt(signal.SIGTERM, scene.now_s)
+    scene.ends("actor-0", 0)
+    scene.ends("learner-0", 0)
+    assert scene.decisions.outcome == Outcome(143, "terminated")
+
+
 def test_a_learner_may_end_the_run_cleanly_for_a_failure() -> None:
     scene = Scene((LEARNER, *ACTORS[:1]))
     failure = Failure("learner-0", "10 updates in a row were skipped")
