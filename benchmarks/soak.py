@@ -104,7 +104,7 @@ def _watch(world: World, churn: subprocess.Popen[str], seconds: float, samples: 
 
 
 def trends(samples: Samples) -> dict[str, dict[str, Any]]:
-    """By process, of those that were seen long enough."""
+    """`trend` of each process, except those with fewer than `LEAST_SAMPLES` samples."""
     return {name: trend(found) for name, found in samples.items() if len(found) >= LEAST_SAMPLES}
 
 

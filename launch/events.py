@@ -9,13 +9,14 @@ The schema is stable; docs/runs.md describes it. A line has
     role         name of the process that the event is about, such as "actor-3", or null
     incarnation  which start of that process, counted from 0, or null
     text         one sentence
-    count        how many alike (kind, role, incarnation, text) since the last such line, and this
+    count        events with this kind, role, incarnation and text since their last line, this
+                 one included
     data         a JSON object; what it holds depends on the kind
 
-The first event of its like is written at once, and so is every start and end of a process, which
-has an incarnation of its own. Those that repeat it are counted, and written as one line at most
-every `REPEAT_S` seconds and at the end. The file is bounded: at `FILE_NBYTES` it
-becomes `events.jsonl.1`, which replaces the one before.
+The first event is written at once. Later events with the same kind, role, incarnation and text are
+counted, and the count is written at most every `REPEAT_S` seconds and at the end. Each start of a
+process has a new incarnation, so all starts and ends are written at once. The file is bounded: at
+`FILE_NBYTES` it becomes `events.jsonl.1`, which replaces the one before.
 
 Adding an event never raises. While the disk is full, lines wait in memory, at most `WAITING_NBYTES`
 of them, and are written when there is room.

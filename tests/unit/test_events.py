@@ -111,7 +111,7 @@ def test_the_first_is_written_at_once_and_those_alike_are_counted(
 
 
 def test_each_death_of_a_process_is_written_at_once(log: EventLog, tmp_path: Path) -> None:
-    """A supervisor that is killed takes with it what it has only counted."""
+    """Counts in memory are lost when the supervisor is killed."""
     for number in range(3):
         log.add("exit", "was killed", "actor-0", number)
     assert [line["incarnation"] for line in lines(tmp_path)] == [0, 1, 2]
