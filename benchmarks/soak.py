@@ -3,9 +3,9 @@
 Two real actors train it; beside them benchmarks/soak_actors.py makes light ones, which speak the
 protocol, send a few unrolls, and leave with a BYE, without one, or half-open. Memory (anonymous
 and shared) and descriptors of every process of the run are taken once a second. Shown is the slope
-of each by least squares, with its 95 % confidence interval, over all but the first quarter; samples
-of a second resemble each other, so the means of twelve spans are what is compared. In the first quarter
-buffers fill, half-open connections come to be as many as they stay, and (in two hours, at ten
+of each by least squares, with its 95 % confidence interval, over all but the first quarter; since
+neighbouring samples resemble each other, the means of twelve spans are compared. Meanwhile buffers
+fill, half-open connections come to be as many as they stay, and (in two hours, at ten
 actors a second) the learner comes to remember as many streams as it ever does, 16,384. In the end
 the accounting must balance. The exit code is 1 where it does not, or where the run ended by itself.
 

@@ -16,6 +16,7 @@ import msgpack
 import numpy as np
 import pytest
 
+from fixtures.public_surface import surface
 from penstock.core.params import ParamLayout
 from penstock.core.specs import SlotSpec
 from penstock.launch.loaded_policy import load_policy
@@ -23,7 +24,6 @@ from penstock.learner.server import protocol
 from penstock.replay import Replay
 from penstock.serving.batches import read_shape, unpack
 from penstock.transport import wire
-from fixtures.public_surface import surface
 from train_command import Command, metrics
 
 FIXTURES = Path(__file__).parents[1] / "fixtures"
@@ -165,7 +165,5 @@ class TestMessages:
 
 
 def _frames(version: str, name: str) -> Sequence[Any]:
-    frames: Sequence[Any] = msgpack.unpackb((FIXTURES / version / "wire.msgpack").read_bytes())[
-        name
-    ]
-    return frames
+    messages = msgpack.unpackb((FIXTURES / version / "wire.msgpack").read_bytes())
+    return list(messages[name])
