@@ -10,8 +10,8 @@ PYTHON ?= $(shell for python in python3.11 python3.12 python3.13 python3.14 pyth
 	$$python -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null \
 	&& echo $$python && break; done)
 
-SOURCES := actors algos benchmarks configs core envs examples launch learner models penstock \
-	profiling replay serving tests transport
+SOURCES := actors algos bench benchmarks cli configs core envs evaluation examples launch learner \
+	models monitor penstock profiling replay tests transport
 
 .DEFAULT_GOAL := help
 .PHONY: help venv train test test-slow chaos fuzz check lint types imports links wheel format docs reference bench peers clean
@@ -81,12 +81,12 @@ format: venv ## format the code, mend what ruff can mend
 
 docs: venv ## build the site of the documentation into site/, without a network
 	$(BIN)/python -m penstock.configs.reference --check docs/configuration.md
-	$(BIN)/python -m penstock.launch.reference --check docs/cli.md
+	$(BIN)/python -m penstock.cli.reference --check docs/cli.md
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --clean
 
 reference: venv ## write the pages that come from the code: the configuration, the commands
 	$(BIN)/python -m penstock.configs.reference > docs/configuration.md
-	$(BIN)/python -m penstock.launch.reference > docs/cli.md
+	$(BIN)/python -m penstock.cli.reference > docs/cli.md
 
 bench: venv ## run the benchmarks, one after another; results go to benchmarks/results
 	set -e; for benchmark in $(BENCHMARKS); do echo "$$benchmark"; $(BIN)/python $$benchmark --save; done

@@ -16,12 +16,12 @@ from typing import TypeVar
 
 from pydantic import ValidationError
 
-from penstock.configs import references
+from penstock.configs import code_references
 from penstock.configs.errors import UserError
 from penstock.configs.schema import Config
 from penstock.core.role import RoleContext, learner_socket, relay_socket
 from penstock.core.specs import SlotSpec
-from penstock.transport.base import LearnerGoneError, Link
+from penstock.transport.link import LearnerGoneError, Link
 from penstock.transport.shm.link import ShmLink
 
 T = TypeVar("T")
@@ -49,8 +49,8 @@ def find(ctx: RoleContext) -> Found:
         return Found(ctx.config, learner_socket(ctx.runtime_dir, ctx.learner))
     if ctx.config is not None:
         return Found(ctx.config, None)
-    from penstock.transport.client import Client
-    from penstock.transport.sockets import boot_id
+    from penstock.transport.zmq.client import Client
+    from penstock.transport.zmq.sockets import boot_id
 
     source = f"the learner at {ctx.address}"
     trusted = _trusts(ctx, ctx.address, source)
@@ -58,7 +58,7 @@ def find(ctx: RoleContext) -> Found:
     try:
         client.join()
         config = _read_config(client.welcome.config, source)
-        references.check(
+        code_references.check(
             config, ctx.allow, trusted=trusted and _trusts(ctx, ctx.address, source), source=source
         )
         path = _own_socket(client.unix_path)
@@ -78,7 +78,7 @@ def _trusts(ctx: RoleContext, address: str, source: str) -> bool:
 
     Waits until there is a folder for an ``ipc://`` path, so that it is judged before it is used.
     """
-    from penstock.transport.sockets import is_own_ipc
+    from penstock.transport.zmq.sockets import is_own_ipc
 
     if ctx.curve is not None or ctx.insecure:
         return True
@@ -93,7 +93,7 @@ def _read_config(received: object, source: str) -> Config:
         return Config.model_validate(received)
     except ValidationError as error:
         first = error.errors()[0]
-        option = references.shown(".".join(map(str, first["loc"])))
+        option = code_references.shown(".".join(map(str, first["loc"])))
         raise UserError(
             f"the config that {source} sent cannot be read (option {option}: {first['type']}); use "
             "the same release of Penstock on both sides"
@@ -116,7 +116,7 @@ def join(ctx: RoleContext, found: Found, spec: SlotSpec, actor: int) -> Link | N
     if path is not None:
         whom = None if ctx.address is None else f"the learner at {path}"
         return wait_for(lambda: ShmLink(path, spec, config.transport.slots), ctx, whom)
-    from penstock.transport.zmq_link import ZmqLink
+    from penstock.transport.zmq.link import ZmqLink
 
     assert ctx.address is not None
     return ZmqLink(

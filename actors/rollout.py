@@ -8,8 +8,8 @@ Rewards and returns are raw here. A column ``core_state`` holds the memory befor
 
 A slot may hold of each frame stack the newest frame alone, played in memory of its own. With a
 column ``older`` it holds the rest of the first stack too, and ``begins`` says what stood before an
-episode's first frame (penstock.algos.stacks); with a column ``pad``, that says so, and older frames
-are those of the slots before (penstock.replay.stacks).
+episode's first frame (penstock.algos.ops.frame_stacks); with a column ``pad``, that says so, and
+older frames are those of the slots before (penstock.replay.stacks).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ import numpy.typing as npt
 from penstock.algos.slots import BEGINS, OLDER, REPEATS, RETURN
 from penstock.configs.errors import UserError
 from penstock.envs import VectorGame, find_bad_observation
-from penstock.models.policy import Policy
+from penstock.models.acting.policy import Policy
 from penstock.profiling.ledger import Part, TimeLedger
 
 Columns = dict[str, npt.NDArray[Any]]

@@ -1,39 +1,9 @@
-"""Generalised advantage estimation: how much better an action was than the policy's mean.
+"""Moved: `penstock.algos.ops.gae`. Gone after 0.1."""
 
-Schulman et al. 2015, https://arxiv.org/abs/1506.02438, equation 16. Pure functions on time-major
-tensors; nothing here carries a gradient, nothing waits for a GPU. What the rows mean is told in
-`penstock.algos.vtrace`.
-"""
+import warnings
 
-from __future__ import annotations
+from penstock.algos.ops.gae import gae
 
-import torch
-from torch import Tensor
+__all__ = ["gae"]
 
-from penstock.algos.vtrace import accumulate, check_shapes
-
-
-@torch.no_grad()
-def gae(
-    values: Tensor,
-    rewards: Tensor,
-    terminated: Tensor,
-    truncated: Tensor,
-    alive: Tensor,
-    *,
-    discount: float,
-    gae_lambda: float,
-) -> Tensor:
-    """Advantages of ``T`` steps of ``E`` environments, ``[T, E]``; 0 on rows that are not alive.
-
-    ``values`` float32 ``[T+1, E]``; the others ``[T, E]``: ``rewards`` float32, the flags bool.
-    Where both flags are set ``terminated`` wins; a truncated row goes on with the value of its
-    final observation, ``values[t+1]``, and so does an episode after the last row. Advantages plus
-    ``values[:-1]`` are the targets of the values, TD(lambda).
-    """
-    check_shapes(values, rewards, terminated, truncated, alive)
-    v_tm1, v_t = values[:-1], values[1:]
-    discount_t = ~terminated * discount
-    carries = discount_t * (alive & ~truncated) * gae_lambda  # into the next row of the episode
-    deltas = torch.addcmul(rewards, discount_t, v_t).sub_(v_tm1).mul_(alive)
-    return accumulate(deltas, carries)
+warnings.warn("import penstock.algos.ops.gae, not penstock.algos.gae", DeprecationWarning, 2)

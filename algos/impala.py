@@ -84,9 +84,9 @@ def loss(
     """
     import torch
 
-    from penstock.algos.normalized import normalized
+    from penstock.algos.ops.normalized import normalized
+    from penstock.algos.ops.vtrace import vtrace
     from penstock.algos.unrolled import unrolled
-    from penstock.algos.vtrace import vtrace
     from penstock.models.distributions import distribution
 
     action, reward, behaviour_logp, terminated, truncated, alive = (

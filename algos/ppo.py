@@ -49,8 +49,8 @@ def prepare(
     """
     import torch
 
-    from penstock.algos.gae import gae
-    from penstock.algos.normalized import normalized
+    from penstock.algos.ops.gae import gae
+    from penstock.algos.ops.normalized import normalized
     from penstock.algos.unrolled import unrolled
 
     rows, alive = len(batch["obs"]), batch["alive"]
@@ -124,7 +124,7 @@ def loss(
     """
     import torch
 
-    from penstock.algos.normalized import normalized
+    from penstock.algos.ops.normalized import normalized
     from penstock.algos.unrolled import unrolled
     from penstock.models.distributions import distribution
 

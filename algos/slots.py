@@ -61,7 +61,8 @@ def newest_frames(columns: tuple[Column, ...], stack: int) -> tuple[Column, ...]
 
 def frames_of_unroll(columns: tuple[Column, ...], stack: int) -> tuple[Column, ...]:
     """The same slot with the first stack and then one frame a step, which needs no other slot
-    (`penstock.algos.stacks` makes stacks of them). Raises UserError as `newest_frames`."""
+    (`penstock.algos.ops.frame_stacks` makes stacks of them). Raises UserError as `newest_frames`.
+    """
     frame, *rest = _framed(columns, stack)
     older = replace(frame, name=OLDER, shape=(stack - 1, *frame.shape), rows="slot")
     return (frame, *rest, Column(BEGINS, "|u1"), older)

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from penstock.algos.stacks import observations
+from penstock.algos.ops.frame_stacks import observations
 from penstock.models.torch_actor_critic import ActorCritic
 
 

@@ -34,14 +34,14 @@ from cluster_clients import serve
 from common import finish, parser
 from penstock.configs.schema import Config
 from penstock.core.params import ParamLayout
+from penstock.core.role_spec import RoleSpec, Stage
 from penstock.core.specs import Column, SlotSpec
 from penstock.launch.process import Child, role_arguments
-from penstock.launch.topology import RoleSpec, Stage
-from penstock.transport.base import Stamp, Welcome
-from penstock.transport.client import REPEAT_S
-from penstock.transport.shm.board import WeightsBoard
+from penstock.transport.link import Stamp, Welcome
 from penstock.transport.shm.host import ShmHost
 from penstock.transport.shm.store import SlotStore
+from penstock.transport.shm.weights_board import WeightsBoard
+from penstock.transport.zmq.client import REPEAT_S
 
 ACTORS = (10, 100, 1000)
 PROCESSES = 2
@@ -248,7 +248,7 @@ def _connector(folder: Path, address: str) -> Iterator[Child]:
         "run_id": RUN_ID,
         "grace_s": 10.0,
     }
-    main = "penstock.transport.connector:run"
+    main = "penstock.transport.zmq.connector:run"
     spec = RoleSpec("connector", 0, main, Stage.CARRIERS, address=address)
     child = Child(spec, 0, arguments, folder / "connector.log")
     try:

@@ -1,6 +1,6 @@
 """Light actors for benchmarks/cluster.py: many of the wire's clients in one process, no games.
 
-Each has a DEALER of its own and says what a real one says (`penstock.transport.client`): HELLO,
+Each has a DEALER of its own and says what a real one says (`penstock.transport.zmq.client`): HELLO,
 SLOT as granted, BEAT once a second while it waits for a grant, BYE. Each twentieth asks for weights
 too, as the relay of a host with twenty actors does. All share one ZeroMQ context and one loop;
 unrolls are encoded beforehand, and only headers are new. An actor makes an unroll every
@@ -21,8 +21,8 @@ import zmq
 
 from penstock.core.specs import HEADER, SlotSpec
 from penstock.transport import wire
-from penstock.transport.sockets import Socket, dealer, receive
 from penstock.transport.wire import Head, Kind
+from penstock.transport.zmq.sockets import Socket, dealer, receive
 
 WANT = 2  # transport.slots
 RELAY_EVERY = 20

@@ -16,7 +16,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from penstock.launch.bench.machine import machine as of_package
+from penstock.bench.machine import machine as of_package
 
 RESULTS = Path(__file__).parent / "results"
 THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")

@@ -14,7 +14,7 @@ from typing import Any
 import matplotlib as mpl
 from matplotlib.figure import Figure
 
-from penstock.launch.record import METRICS, lines
+from penstock.monitor.record import METRICS, lines
 from runs import point
 
 MOST_POINTS = 400

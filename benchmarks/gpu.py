@@ -26,12 +26,12 @@ from typing import Any
 import torch
 
 from common import finish, parser
+from penstock.cli import profile
 from penstock.configs.schema import Config
+from penstock.core.role_spec import RoleSpec, Stage
 from penstock.launch import topology
-from penstock.launch.profile import session
-from penstock.launch.profile.report import DATA
-from penstock.launch.topology import RoleSpec, Stage
-from penstock.learner.copying import gather_threads
+from penstock.learner.sources.copying import gather_threads
+from penstock.profiling.report.files import DATA
 
 HERE = Path(__file__).parent
 BATCH = (
@@ -81,11 +81,11 @@ def one(settings: Sequence[str], writers: int, seconds: float) -> dict[str, Any]
     with tempfile.TemporaryDirectory(prefix="bench-penstock-") as folder:
         run_dir = Path(folder) / "run"
         options = [*settings, f"actors.count={writers}", f"run.dir={run_dir}"]
-        code = session.main("synthetic", options, seconds, False, False, with_writers)
+        code = profile.main("synthetic", options, seconds, False, False, with_writers)
         if code:
             raise RuntimeError(f"the run failed with {code}; what it said stands above")
-        profile: dict[str, Any] = json.loads((run_dir / DATA).read_text())
-    return {**profile["learner"][0], "flow": profile["flow"], "verdict": profile["verdict"]}
+        found: dict[str, Any] = json.loads((run_dir / DATA).read_text())
+    return {**found["learner"][0], "flow": found["flow"], "verdict": found["verdict"]}
 
 
 def with_writers(config: Config, runtime_dir: Path) -> list[RoleSpec]:

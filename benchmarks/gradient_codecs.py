@@ -17,10 +17,10 @@ from torch import nn
 
 from common import finish, parser
 from penstock.configs.reduce import ReduceConfig
-from penstock.learner.reduce.alone import Alone
-from penstock.learner.reduce.codec import Codec
-from penstock.learner.reduce.layout import parts_of
-from penstock.learner.reduce.make import make_codec
+from penstock.learner.codecs.alone import Alone
+from penstock.learner.codecs.buckets import parts_of
+from penstock.learner.codecs.codec import Codec
+from penstock.learner.codecs.registry import make_codec
 
 LATE = 10**9  # an update behind every warm-up
 CODECS: dict[str, dict[str, Any]] = {

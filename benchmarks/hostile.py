@@ -42,19 +42,19 @@ from penstock.core.params import ParamLayout
 from penstock.core.specs import Column, SlotSpec
 from penstock.profiling.status import StatusPage
 from penstock.replay import Accounting, Prioritized, Replay, ReplayError, SlotQueue
-from penstock.serving.client import ReplayClient
-from penstock.serving.server import ReplayServer
-from penstock.serving.service import REPLAY_VERSION, SENT
+from penstock.replay.remote.client import ReplayClient
+from penstock.replay.remote.server import ReplayServer
+from penstock.replay.remote.service import REPLAY_VERSION, SENT
 from penstock.transport import wire
-from penstock.transport.base import Stamp, Welcome
 from penstock.transport.checksum import crc32
 from penstock.transport.grants import Stream
-from penstock.transport.receiver import Receiver
-from penstock.transport.shm.board import WeightsBoard
+from penstock.transport.link import Stamp, Welcome
 from penstock.transport.shm.host import ShmHost
 from penstock.transport.shm.link import ShmLink
 from penstock.transport.shm.store import SlotStore
+from penstock.transport.shm.weights_board import WeightsBoard
 from penstock.transport.wire import Head, Kind
+from penstock.transport.zmq.receiver import Receiver
 
 RUN_ID = 0x1234_5678_9ABC_DEF0
 LOCAL_PEERS = [bytes([k]) * 5 for k in range(1, 9)]

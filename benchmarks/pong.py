@@ -15,9 +15,9 @@ from statistics import fmean
 from typing import Any
 
 from common import finish, parser
+from penstock.bench.compare import ACTING
+from penstock.bench.stages import in_place, learner
 from penstock.configs.load import resolve
-from penstock.launch.bench.compare import ACTING
-from penstock.launch.bench.stages import in_place, learner
 from runs import dropped_fraction, train, trained_rate
 
 SECONDS = 4.0  # of each stage

@@ -16,20 +16,20 @@ from typing import Any
 import numpy as np
 
 from common import finish, parser
-from penstock.actors.main import Player
+from penstock.actors.role import Player
 from penstock.configs.load import resolve
 from penstock.configs.schema import Config
 from penstock.envs import make, probe
-from penstock.learner.publish import Publisher
-from penstock.learner.staging import StagingBatch
+from penstock.learner.publisher import Publisher
+from penstock.learner.sources.staging import StagingBatch
 from penstock.learner.trainer import Trainer
 from penstock.profiling.ledger import COUNT, Part, TimeLedger
 from penstock.profiling.status import StatusPage
 from penstock.replay import Accounting, SlotQueue
-from penstock.transport.base import Stamp, Welcome
 from penstock.transport.inproc import InprocLink
-from penstock.transport.shm.board import WeightsBoard
+from penstock.transport.link import Stamp, Welcome
 from penstock.transport.shm.store import SlotStore
+from penstock.transport.shm.weights_board import WeightsBoard
 
 SPANS = 100_000
 
@@ -109,7 +109,7 @@ def playing(config: Config, ledger: TimeLedger) -> Callable[[], object]:
 
 def training(config: Config, ledger: TimeLedger) -> Callable[[], object]:
     """Trains on one batch that is in place."""
-    from penstock.launch.bench.ceiling import staged
+    from penstock.bench.ceiling import staged
 
     info = probe(config.env)
     trainer = Trainer(config, info, ledger)

@@ -23,7 +23,7 @@ import numpy as np
 
 from common import ONE_THREAD
 from peers.replay import BATCH, FRAMES, Case, steps
-from penstock.serving import ReplayClient
+from penstock.replay.remote import ReplayClient
 
 # Reverb over localhost, in batches of 256, as measured in another run than this.
 REVERB = {"reverb added, stated": 9_000.0, "reverb sampled, stated": 87_000.0}

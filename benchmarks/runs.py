@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from penstock.launch.bench.whole import train, trained_rate
+from penstock.bench.whole import train, trained_rate
 
 __all__ = ["dropped_fraction", "point", "train", "trained_rate"]
 

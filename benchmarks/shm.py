@@ -28,14 +28,14 @@ import torch
 from common import finish, median_of, parser
 from penstock.core.params import ParamLayout
 from penstock.core.specs import Column, SlotSpec
-from penstock.learner.copying import Copier
-from penstock.learner.staging import StagingBatch
+from penstock.learner.sources.copying import Copier
+from penstock.learner.sources.staging import StagingBatch
 from penstock.replay import Accounting, SlotQueue
-from penstock.transport.base import Stamp, Welcome
-from penstock.transport.shm.board import WeightsBoard
+from penstock.transport.link import Stamp, Welcome
 from penstock.transport.shm.host import ShmHost
 from penstock.transport.shm.link import ShmLink
 from penstock.transport.shm.store import SlotStore
+from penstock.transport.shm.weights_board import WeightsBoard
 
 UNROLL, ENVS = 20, 4
 LARGE_ENVS, LARGE_SLOTS, ROUNDS = 64, 8, 60

@@ -22,8 +22,8 @@ import zmq
 from faults.proxy import Proxy
 from penstock.core.specs import HEADER, SlotSpec
 from penstock.transport import wire
-from penstock.transport.sockets import Socket, dealer, receive
 from penstock.transport.wire import Head, Kind, WireError
+from penstock.transport.zmq.sockets import Socket, dealer, receive
 
 PROXIES = 4
 OPEN_S = 5.0  # how long each proxy lets through, and how long it then stands still

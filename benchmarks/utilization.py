@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 
 from common import finish, parser
+from penstock.bench.learner_alone import measure
 from penstock.configs.load import resolve
-from penstock.launch.bench.learner_alone import measure
 from runs import dropped_fraction, train, trained_rate
 
 PLENTY = 1.3

@@ -33,14 +33,14 @@ from penstock.core.role import RoleContext
 from penstock.core.specs import HEADER, Column, SlotSpec
 from penstock.profiling.status import StatusPage
 from penstock.transport import wire
-from penstock.transport.base import Welcome
-from penstock.transport.client import Client
-from penstock.transport.receiver import Receiver
+from penstock.transport.link import Welcome
 from penstock.transport.shm.arena import Arena
-from penstock.transport.shm.board import WeightsBoard
 from penstock.transport.shm.host import ShmHost
 from penstock.transport.shm.link import ShmLink
 from penstock.transport.shm.store import SlotStore
+from penstock.transport.shm.weights_board import WeightsBoard
+from penstock.transport.zmq.client import Client
+from penstock.transport.zmq.receiver import Receiver
 
 UNROLL = 20
 SIZES = (4, 16)  # environments of one unroll

@@ -10,7 +10,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import BeforeValidator, Field
 
 from penstock.configs.section import Section
-from penstock.configs.values import (
+from penstock.configs.value_types import (
     Count,
     Fraction,
     Module,

@@ -11,10 +11,10 @@ from typing import Any, NamedTuple, get_args, get_type_hints
 from pydantic.fields import FieldInfo
 
 from penstock.configs.algorithms import DEFAULT
-from penstock.configs.elsewhere import meant
+from penstock.configs.option_aliases import meant
 from penstock.configs.schema import Config
 from penstock.configs.section import Section
-from penstock.configs.values import either, words
+from penstock.configs.value_types import either, words
 
 
 class Option(NamedTuple):

@@ -16,7 +16,7 @@ from typing import Any
 from penstock.configs.algorithms import DEFAULT
 from penstock.configs.errors import UserError
 from penstock.configs.keys import is_section
-from penstock.configs.text import KeyPath, parse
+from penstock.configs.yaml_text import KeyPath, parse
 
 OF_GAME = ("discount", "reward_clip", "reward_scale")  # in the section `algo` of every algorithm
 HOLD = ("stop", "hold_s")

@@ -20,7 +20,7 @@ from penstock.configs.errors import UserError
 from penstock.configs.layers import Layers
 from penstock.configs.messages import explain, show
 from penstock.configs.schema import Config
-from penstock.configs.text import parse, write
+from penstock.configs.yaml_text import parse, write
 
 PRESETS = Path(__file__).resolve().parent
 CONFIG_FILE = "config.yaml"

@@ -11,7 +11,7 @@ from pydantic_core import ErrorDetails
 from penstock.configs.group import Contradiction
 from penstock.configs.keys import nearest, options
 from penstock.configs.layers import Layers
-from penstock.configs.text import KeyPath
+from penstock.configs.yaml_text import KeyPath
 
 _LONGEST = 80
 

@@ -7,7 +7,7 @@ from typing import Any, Literal
 from pydantic import Field, model_validator
 
 from penstock.configs.section import Section
-from penstock.configs.values import Count, Number, Options, Sizes, Switch, Text
+from penstock.configs.value_types import Count, Number, Options, Sizes, Switch, Text
 
 CORES = ("lstm", "gru")
 

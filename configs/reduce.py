@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Literal
 
 from penstock.configs.section import Section
-from penstock.configs.values import Count, Natural, Positive, Share, Switch, Text
+from penstock.configs.value_types import Count, Natural, Positive, Share, Switch, Text
 
 Codec = Literal[
     "none",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from penstock.configs.section import Section
-from penstock.configs.values import Count, Fraction, Positive, Switch
+from penstock.configs.value_types import Count, Fraction, Positive, Switch
 
 
 class ReplayConfig(Section):

@@ -1,8 +1,8 @@
 """Every option of a run: one class per section, frozen, with a docstring per field.
 
 The docstrings become `docs/configuration.md` (`penstock.configs.reference`). What the kinds of
-value accept is in `penstock.configs.values`; what fields must not say together in
-`penstock.configs.contradictions`. Imports neither torch nor numpy nor gymnasium.
+value accept is in `penstock.configs.value_types`; what fields must not say together in
+`penstock.configs.cross_checks`. Imports neither torch nor numpy nor gymnasium.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from pydantic import Field, model_validator
 from pydantic_core import PydanticCustomError
 
 from penstock.configs.algorithms import AlgoConfig, ImpalaConfig
-from penstock.configs.contradictions import contradictions
+from penstock.configs.cross_checks import contradictions
 from penstock.configs.model import ModelConfig
 from penstock.configs.nonfinite import NonFiniteConfig
 from penstock.configs.reduce import ReduceConfig
 from penstock.configs.replay import ReplayConfig
 from penstock.configs.section import Section
-from penstock.configs.values import (
+from penstock.configs.value_types import (
     Address,
     Classes,
     Count,

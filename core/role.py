@@ -73,7 +73,8 @@ class RoleContext:
     (`leaving`, `follow`), and the rest is fixed for the process' life. ``runtime_dir`` has mode
     0700 and a path short enough for Unix sockets. ``resume`` is "no", "auto" or "must",
     ``transport`` what an actor was told to use, ``curve`` a directory of keys. ``insecure`` and
-    ``allow`` say what an actor by hand takes from whoever answers (`configs.references.check`).
+    ``allow`` say what an actor by hand takes from whoever answers
+    (`configs.code_references.check`).
     ``store`` is None where all learners are on this host.
     """
 

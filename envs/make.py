@@ -26,8 +26,7 @@ from gymnasium.spaces import MultiDiscrete
 from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
 
 from penstock.configs.errors import UserError
-from penstock.envs import atari, film, pool
-from penstock.envs.game import GameInfo, VectorGame
+from penstock.envs import atari, envpool, rendering
 from penstock.envs.loading import (
     callables,
     check_keywords,
@@ -39,6 +38,7 @@ from penstock.envs.loading import (
 )
 from penstock.envs.single import SingleEnv
 from penstock.envs.threads import ThreadedVectorEnv
+from penstock.envs.vector_env import GameInfo, VectorGame
 
 if TYPE_CHECKING:
     from penstock.configs.schema import EnvConfig
@@ -145,7 +145,7 @@ def _find(env: EnvConfig, threads: int, filmed: bool) -> _Source:
     function = getattr(module, name, None)
     if callable(function):
         return _from_function(function, env, filmed)
-    if name.startswith(pool.PREFIX):
+    if name.startswith(envpool.PREFIX):
         return _from_pool(env, threads)
     if name not in gymnasium.registry:
         with nullcontext() if name.startswith(atari.PREFIX) else suppress(UserError):
@@ -164,7 +164,7 @@ def _from_function(function: Callable[..., Any], env: EnvConfig, filmed: bool) -
     kwargs = _next_step(function, env.kwargs)
     plain = kwargs
     if filmed and "render_mode" in parameters(function):
-        kwargs = {**kwargs, "render_mode": film.RENDER_MODE}
+        kwargs = {**kwargs, "render_mode": rendering.RENDER_MODE}
     if "num_envs" not in parameters(function):
         if kwargs is not plain:
             return _Source(single=lambda: _shown_or_plain(function, kwargs, plain))
@@ -183,10 +183,10 @@ def _shown_or_plain(
         made = function(**kwargs)
     except (TypeError, ValueError, AssertionError):
         made = function(**plain)
-        if not film.draws_otherwise(made):
+        if not rendering.draws_otherwise(made):
             raise
         return made
-    if not film.draws_otherwise(made):
+    if not rendering.draws_otherwise(made):
         return made
     made.close()
     return function(**plain)
@@ -197,7 +197,7 @@ def _from_atari(spec: EnvSpec, env: EnvConfig, threads: int, filmed: bool) -> _S
 
     def vector(count: int, threads: int = threads) -> VectorEnv:
         made = atari.make_vector(options, count, threads)
-        return film.FilmedAtari(made, options) if filmed else made
+        return rendering.FilmedAtari(made, options) if filmed else made
 
     return _Source(
         single=lambda: SingleEnv(vector(1, 1)),
@@ -209,9 +209,9 @@ def _from_atari(spec: EnvSpec, env: EnvConfig, threads: int, filmed: bool) -> _S
 
 
 def _from_pool(env: EnvConfig, threads: int) -> _Source:
-    name = env.id.removeprefix(pool.PREFIX)
+    name = env.id.removeprefix(envpool.PREFIX)
     return _Source(
-        vector=lambda count: pool.PoolVectorEnv(name, env.kwargs, count, threads),
+        vector=lambda count: envpool.PoolVectorEnv(name, env.kwargs, count, threads),
         vector_name="EnvPool",
         has_threads=True,
     )
@@ -238,8 +238,8 @@ def _drawing(spec: EnvSpec, env: EnvConfig, own_form: bool) -> tuple[bool, EnvCo
         if entry_point is None or (is_vector and (not own_form or env.wrappers)):
             continue
         creator = load(entry_point, purpose) if isinstance(entry_point, str) else entry_point
-        if film.draws(creator) or (not is_vector and _may_draw(creator)):
-            kwargs = {"render_mode": film.RENDER_MODE, **env.kwargs}
+        if rendering.draws(creator) or (not is_vector and _may_draw(creator)):
+            kwargs = {"render_mode": rendering.RENDER_MODE, **env.kwargs}
             return is_vector, env.model_copy(update={"kwargs": kwargs})
     return own_form, env
 
@@ -258,7 +258,7 @@ def _filmed_single(
     once it is made that it does not."""
     with suppress(TypeError, ValueError, AssertionError):
         made = drawing()
-        if film.draws(made):
+        if rendering.draws(made):
             return made
         made.close()
     return plain()

@@ -19,13 +19,13 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from penstock.configs.errors import UserError
+from penstock.core.run_dir import Resume, default_run_dir
 from penstock.launch import topology
-from penstock.launch.effects import KILLED_AS_ASKED, Outcome
-from penstock.launch.folders import Resume, default_run_dir
-from penstock.launch.record import METRICS, objects
 from penstock.launch.resumed import resolve_resumed
 from penstock.launch.run import conduct
-from penstock.launch.view import ProgressLine, Silent, View
+from penstock.launch.supervisor_messages import KILLED_AS_ASKED, Outcome
+from penstock.monitor.record import METRICS, objects
+from penstock.monitor.view import ProgressLine, Silent, View
 
 
 @dataclass(frozen=True)
@@ -171,7 +171,7 @@ def evaluate(
     max_episode_steps: cut longer episodes; None: at the run's `eval.max_episode_steps`.
     Raises UserError.
     """
-    from penstock.launch.evaluate import evaluate as play
+    from penstock.evaluation.evaluate import evaluate as play
 
     count, first = _whole("episodes", episodes, 1), _whole("seed", seed, 0)
     most = max_episode_steps

@@ -1,6 +1,6 @@
 """Your own code beside a run: `run.callbacks=[my_module:MyCallbacks]`.
 
-    from penstock.core.private import open_private
+    from penstock.core.files import open_private
 from penstock.launch.callbacks import Callbacks, Evaluated, Run
 
     class MyCallbacks(Callbacks):
@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from penstock.configs.errors import UserError
-from penstock.core.private import open_private
+from penstock.core.files import open_private
 
 if TYPE_CHECKING:
     from penstock.configs.schema import Config

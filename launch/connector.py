@@ -6,13 +6,13 @@ from functools import partial
 
 from penstock import algos
 from penstock.core.role import RoleContext
-from penstock.transport import connector
-from penstock.transport.base import Welcome
-from penstock.transport.receiver import Process
+from penstock.transport.link import Welcome
+from penstock.transport.zmq import connector
+from penstock.transport.zmq.receiver import Process
 
 
 def run(ctx: RoleContext) -> None:
-    """`penstock.transport.connector.run`, checking and preparing each slot that comes in."""
+    """`penstock.transport.zmq.connector.run`, checking and preparing each slot that comes in."""
     config = ctx.config
     assert config is not None
 

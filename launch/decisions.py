@@ -18,7 +18,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from penstock.core.role import EXIT_REJOIN
-from penstock.launch.effects import (
+from penstock.core.role_spec import RoleSpec, Stage
+from penstock.launch.learner_group import Group, Seats
+from penstock.launch.restart_policy import Patience
+from penstock.launch.supervisor_messages import (
     KILLED_AS_ASKED,
     Effect,
     End,
@@ -32,9 +35,6 @@ from penstock.launch.effects import (
     how_it_ended,
     too_late,
 )
-from penstock.launch.membership import Group, Seats
-from penstock.launch.patience import Patience
-from penstock.launch.topology import RoleSpec, Stage
 from penstock.launch.worker import FIRST_DELAY_S, Life, Worker
 
 HEALTHY_S = 10.0  # who worked this long starts with a clean record

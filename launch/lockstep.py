@@ -15,24 +15,24 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from penstock.actors.main import Player
+from penstock.actors.role import Player
 from penstock.configs.schema import Config
 from penstock.core.role import RoleContext
 from penstock.envs import make, probe
-from penstock.learner.checkpoints import Checkpoints
-from penstock.learner.exchange.base import Floats
-from penstock.learner.making import AnyTrainer, make_trainer, network_of
+from penstock.learner.checkpoints.checkpoint_manager import Checkpoints
+from penstock.learner.factory import AnyTrainer, make_trainer, network_of
 from penstock.learner.nonfinite import DIVERGED, NonFiniteGuard
-from penstock.learner.publish import Publisher
-from penstock.learner.staging import StagingBatch
+from penstock.learner.publisher import Publisher
+from penstock.learner.sources.staging import StagingBatch
+from penstock.learner.sources.transitions import Transitions
+from penstock.learner.sync.gradient_sync import Floats
 from penstock.learner.trainer import Trainer
-from penstock.learner.transitions import Transitions
 from penstock.profiling.ledger import Part
 from penstock.replay import Accounting, SlotQueue
-from penstock.transport.base import Stamp, Welcome
 from penstock.transport.inproc import InprocLink
-from penstock.transport.shm.board import WeightsBoard
+from penstock.transport.link import Stamp, Welcome
 from penstock.transport.shm.store import SlotStore
+from penstock.transport.shm.weights_board import WeightsBoard
 
 
 def run(ctx: RoleContext) -> None:

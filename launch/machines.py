@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from penstock.configs.errors import UserError
 from penstock.configs.group import SERVED
 from penstock.core.role import Store
-from penstock.launch.folders import Resume
+from penstock.core.run_dir import Resume
 
 if TYPE_CHECKING:
     from penstock.configs.schema import Config

@@ -24,10 +24,10 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-import penstock
 from penstock.core.control import Channel, Message
-from penstock.launch.ranks import Place
-from penstock.launch.topology import RoleSpec
+from penstock.core.processes import began_ticks, python
+from penstock.core.role_spec import RoleSpec
+from penstock.monitor.ranks import Place
 from penstock.profiling.ledger import Part, now_in
 from penstock.profiling.status import ROLE_AT, TAIL_AT, TAIL_NBYTES, Phase, StatusPage
 
@@ -248,15 +248,6 @@ def why_not_started(error: OSError) -> str:
     return f"could not be started: {error.strerror or error}{advice}"
 
 
-def began_ticks(pid: int) -> int | None:
-    """Start time of a process, in clock ticks since boot; None if there is no such process. With
-    the pid it identifies a process, since pids are reused."""
-    try:
-        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19])
-    except OSError:
-        return None
-
-
 def _kill_marked(mark: bytes) -> None:
     """Kill every process that has ``mark`` in its environment."""
     for path in Path("/proc").glob("[0-9]*/environ"):
@@ -299,14 +290,3 @@ def _identity(spec: RoleSpec, incarnation: int) -> Message:
         "store": asdict(spec.store) if spec.store else None,
         "nice": spec.nice,
     }
-
-
-def python(module: str, *arguments: object) -> list[str]:
-    """The command that runs a module with this interpreter.
-
-    ``-P`` keeps the current folder from standing in front of the libraries, where a user's
-    ``queue.py`` or a folder named ``penstock`` would shadow them; unless Penstock itself is run
-    from there.
-    """
-    here = Path(penstock.__file__).parents[1].samefile(os.curdir)
-    return [sys.executable, *([] if here else ["-P"]), "-m", module, *map(str, arguments)]

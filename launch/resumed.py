@@ -10,7 +10,7 @@ from typing import Any
 from penstock.configs.errors import UserError
 from penstock.configs.load import CONFIG_FILE, Resolved, load_run, presets, resolve_target
 from penstock.configs.schema import Config
-from penstock.launch.folders import Resume, has_checkpoint
+from penstock.core.run_dir import Resume, has_checkpoint
 
 SHOWN = 4
 FOLDER = "run.dir"  # written in many ways, and found
@@ -92,25 +92,25 @@ def find_source(source: str, path: Path, resume: Resume) -> tuple[Path | None, R
 def begin_from(path: Path, folder: Path) -> str:
     """Make the checkpoint in ``folder`` the newest of the run in ``path``; a sentence on it. Raises
     UserError."""
-    from penstock.learner.checkpoint_history import begin_from as copy
+    from penstock.learner.checkpoints.checkpoint_history import begin_from as copy
 
     steps = copy(path / "checkpoints" / "last", folder).meta.get("progress", {})
     return f"begins from {folder}, after {steps.get('learner_steps', 0):,} optimizer steps"
 
 
 def _checkpoint_folder(source: Path) -> Path:
-    from penstock.learner import checkpoint
-    from penstock.learner.checkpoint_history import newest_whole
+    from penstock.learner.checkpoints import checkpoint_format
+    from penstock.learner.checkpoints.checkpoint_history import newest_whole
 
-    if checkpoint.exists(source):
+    if checkpoint_format.exists(source):
         return source
-    if source.name == checkpoint.FILE and source.is_file():
+    if source.name == checkpoint_format.FILE and source.is_file():
         return source.parent
     if has_checkpoint(source):
         return newest_whole(source / "checkpoints" / "last")[0]
     raise UserError(
-        f"--resume-from {source} is no checkpoint; give a folder that holds a {checkpoint.FILE}, "
-        "such as RUN/checkpoints/best, that file, or the folder of a run"
+        f"--resume-from {source} is no checkpoint; give a folder that holds a "
+        f"{checkpoint_format.FILE}, such as RUN/checkpoints/best, that file, or the folder of a run"
     )
 
 

@@ -9,7 +9,6 @@ own imports, nothing here is slow to load.
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import faulthandler
 import importlib
 import os
@@ -29,7 +28,6 @@ from penstock.core.role import RoleContext, RunEndedError, Store
 from penstock.profiling.dump import answer_with_stacks, stacks_path
 from penstock.profiling.status import StatusPage
 
-PR_SET_PDEATHSIG = 1
 BACKSTOP_S = 1.0
 TEXT_LIMIT = 50_000  # characters of a message or traceback that fit a control message
 
@@ -56,15 +54,6 @@ def main() -> None:
     # Not sys.exit: a thread left behind could hold the process, and libraries that are torn down
     # in the wrong order turn a finished run into a crash.
     os._exit(code)
-
-
-def die_with(parent_pid: int, death_signal: int) -> None:
-    """Get ``death_signal`` when the parent dies; exit at once if it already has."""
-    libc = ctypes.CDLL(None, use_errno=True)
-    if libc.prctl(PR_SET_PDEATHSIG, death_signal, 0, 0, 0) != 0:
-        raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG) failed")
-    if os.getppid() != parent_pid:
-        os._exit(1)
 
 
 def _context(arguments: Message, channel: Channel, status: StatusPage) -> RoleContext:

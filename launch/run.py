@@ -22,31 +22,32 @@ from penstock.configs.errors import UserError
 from penstock.configs.load import CONFIG_FILE, Resolved, dump
 from penstock.configs.schema import RunConfig
 from penstock.configs.secrets import redacted, resolve
-from penstock.launch import actor_socket, topology
-from penstock.launch import summary as last_words
-from penstock.launch.attempt import Attempt, missing, undone_where_refused
-from penstock.launch.callbacks import Hooks, Run
-from penstock.launch.effects import Limits, Outcome
-from penstock.launch.events import EventLog
-from penstock.launch.folders import (
+from penstock.core.files import write_atomic
+from penstock.core.processes import die_with
+from penstock.core.role_spec import RoleSpec
+from penstock.core.run_dir import (
     Resume,
     check_not_replaced,
     default_run_dir,
     run_folder,
     runtime_folder,
 )
+from penstock.launch import actor_socket, topology
+from penstock.launch.callbacks import Hooks, Run
 from penstock.launch.machines import Place, check_place, where_to_write
 from penstock.launch.process import role_arguments
-from penstock.launch.record import Record, write_atomic
 from penstock.launch.resumed import begin_from, differences, find_source, resolve_resumed
-from penstock.launch.role import die_with
+from penstock.launch.run_attempt import Attempt, missing, undone_where_refused
 from penstock.launch.supervisor import Supervisor
-from penstock.launch.topology import RoleSpec
-from penstock.launch.view import View, make_view
-from penstock.launch.writers import check_libraries, writers
+from penstock.launch.supervisor_messages import Limits, Outcome
+from penstock.monitor import summary as last_words
+from penstock.monitor.events import EventLog
+from penstock.monitor.record import Record
+from penstock.monitor.sinks import check_libraries, writers
+from penstock.monitor.view import View, make_view
 
 if TYPE_CHECKING:
-    from penstock.launch.profile.watch import Watch
+    from penstock.launch.profile_watch import Watch
 
 TRACEBACK_LINES = 40
 SHOWN = ("note", "restart", "refused", "rollback")  # events that the user sees at once
@@ -241,8 +242,8 @@ def actors(
     allow: Sequence[str] = (),
 ) -> int:
     """Actors for a learner that runs elsewhere, now or later. ``connect`` is its address or, on
-    this host, the folder of its run; ``allow`` as in `configs.references.check`."""
-    from penstock.transport.sockets import check_connect  # zmq takes a moment to load
+    this host, the folder of its run; ``allow`` as in `configs.code_references.check`."""
+    from penstock.transport.zmq.sockets import check_connect  # zmq takes a moment to load
 
     address = actor_socket.address_of(connect)
     check_connect(address, keys=curve is not None, insecure=insecure)

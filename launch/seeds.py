@@ -18,12 +18,12 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from penstock.configs.load import Resolved, resolve_target
+from penstock.core.formatting import clock, count, number
+from penstock.core.run_dir import Resume, check, default_run_dir
 from penstock.launch import run, topology
-from penstock.launch.figures import clock, count, number
-from penstock.launch.folders import Resume, check, default_run_dir
-from penstock.launch.intervals import Interval, interval
 from penstock.launch.resumed import check_folder_named
-from penstock.launch.summary import INTERRUPTED
+from penstock.monitor.intervals import Interval, interval
+from penstock.monitor.summary import INTERRUPTED
 
 Summary = Mapping[str, Any]
 
@@ -91,7 +91,7 @@ def _with_seed(resolved: Resolved, seed: int) -> Resolved:
 def _plot(folder: Path) -> str | None:
     """Draw the group, where matplotlib is there and something was measured."""
     from penstock.configs.errors import UserError
-    from penstock.launch import plot
+    from penstock.monitor import plot
 
     if find_spec("matplotlib") is None:
         return None

@@ -25,8 +25,12 @@ from typing import Any, Protocol
 from penstock.core.cgroup import oom_kills
 from penstock.core.control import Message
 from penstock.core.role import EXIT_REJOIN
+from penstock.core.role_spec import RoleSpec, Stage
 from penstock.launch.decisions import Decisions
-from penstock.launch.effects import (
+from penstock.launch.ledgers import Ledgers
+from penstock.launch.process import Child, why_not_started
+from penstock.launch.status_server import Inquiry
+from penstock.launch.supervisor_messages import (
     KILLED_AS_ASKED,
     Effect,
     End,
@@ -40,11 +44,7 @@ from penstock.launch.effects import (
     how_it_ended,
     signal_name,
 )
-from penstock.launch.inquiry import Inquiry
-from penstock.launch.ledgers import Ledgers
-from penstock.launch.process import Child, why_not_started
-from penstock.launch.ranks import Ranks, whereabouts
-from penstock.launch.topology import RoleSpec, Stage
+from penstock.monitor.ranks import Ranks, whereabouts
 from penstock.profiling.ledger import Part, TimeLedger
 
 TICK_S = 0.1
@@ -79,7 +79,7 @@ class Audience(Protocol):
         *,
         reported: bool = False,
     ) -> None:
-        """Something has happened; see `penstock.launch.events`. ``reported``: the process ``role``
+        """Something has happened; see `penstock.monitor.events`. ``reported``: the process ``role``
         has said so itself."""
 
     def tick(self) -> None:

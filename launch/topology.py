@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass
-from enum import IntEnum
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from penstock.configs.errors import UserError
 from penstock.configs.group import SERVED
 from penstock.core.role import Store
+from penstock.core.role_spec import RoleSpec, Stage
 
 if TYPE_CHECKING:
     from penstock.configs.schema import Config
@@ -19,47 +18,6 @@ if TYPE_CHECKING:
 REMOTE_NICE = 5  # actors of another host start before they hear the learner's config
 EVALUATOR_NICER = 5  # than actors
 MAX_PORT = 65535
-
-
-class Stage(IntEnum):
-    """The order in which roles are stopped: who produces first, who consumes last."""
-
-    ACTORS = 0
-    CARRIERS = 1
-    LEARNER = 2
-    SERVER = 3
-
-
-@dataclass(frozen=True)
-class RoleSpec:
-    """One process. ``main`` is ``module:function``, called with its `RoleContext`.
-
-    A role of the last two stages is the run itself: where it ends, the run ends, unless other
-    learners go on. ``learner`` is the rank of the learner that the role is or belongs to.
-    ``informed`` roles hear of that learner's actors and connectors; an ``expendable`` one never
-    ends a run, whatever becomes of it. ``address`` is where to bind or connect; of a learner, where
-    its actors of this host connect.
-    """
-
-    role: str
-    index: int
-    main: str
-    stage: Stage
-    nice: int = 0
-    threads: int = 1
-    address: str | None = None
-    informed: bool = False
-    learner: int = 0
-    store: Store | None = None
-    expendable: bool = False
-
-    @property
-    def name(self) -> str:
-        return f"{self.role}-{self.index}"
-
-    @property
-    def essential(self) -> bool:
-        return self.stage >= Stage.LEARNER
 
 
 def train(config: Config, runtime_dir: Path) -> tuple[RoleSpec, ...]:
@@ -143,7 +101,7 @@ def _server(config: Config, runtime_dir: Path) -> tuple[RoleSpec, ...]:
     """The parameter server of the paces that have one."""
     if config.learner.pace not in SERVED:
         return ()
-    main, address = "penstock.learner.server.server:run", f"ipc://{runtime_dir}/server"
+    main, address = "penstock.learner.parameter_server.server:run", f"ipc://{runtime_dir}/server"
     threads = config.learner.threads
     return (RoleSpec("server", 0, main, Stage.SERVER, threads=threads, address=address),)
 
@@ -154,7 +112,7 @@ def _learner(
     return RoleSpec(
         "learner",
         rank,
-        "penstock.learner.main:run",
+        "penstock.learner.role:run",
         Stage.LEARNER,
         config.learner.nice,
         config.learner.threads,
@@ -169,7 +127,7 @@ def _actors(
     count: int, nice: int, threads: int, addresses: list[str | None] | list[str]
 ) -> tuple[RoleSpec, ...]:
     """Dealt out to the learners in turn."""
-    main = "penstock.actors.main:run"
+    main = "penstock.actors.role:run"
     ranks = [i % len(addresses) for i in range(count)]
     return tuple(
         RoleSpec("actor", i, main, Stage.ACTORS, nice, threads, addresses[rank], learner=rank)
@@ -181,7 +139,7 @@ def _evaluator(config: Config) -> tuple[RoleSpec, ...]:
     """It is in nobody's way, and stops while the learners still run."""
     if config.eval.every_s is None:
         return ()
-    main, nice = "penstock.launch.evaluator:run", min(19, config.actors.nice + EVALUATOR_NICER)
+    main, nice = "penstock.evaluation.evaluator:run", min(19, config.actors.nice + EVALUATOR_NICER)
     return (RoleSpec("evaluator", 0, main, Stage.CARRIERS, nice, expendable=True),)
 
 
@@ -195,5 +153,5 @@ def _connector(bind: str, rank: int) -> RoleSpec:
 
 
 def _relay(address: str, rank: int) -> RoleSpec:
-    main = "penstock.transport.relay:run"
+    main = "penstock.transport.zmq.relay:run"
     return RoleSpec("relay", rank, main, Stage.CARRIERS, address=address, learner=rank)

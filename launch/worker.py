@@ -8,8 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
-from penstock.launch.effects import Effect, Failure, Limits, Note
-from penstock.launch.topology import RoleSpec, Stage
+from penstock.core.role_spec import RoleSpec, Stage
+from penstock.launch.supervisor_messages import Effect, Failure, Limits, Note
 from penstock.profiling.status import Phase
 
 FIRST_DELAY_S = 0.1

@@ -33,7 +33,7 @@ from penstock.learner.state import (
 )
 
 if TYPE_CHECKING:
-    from penstock.learner.making import AnyTrainer
+    from penstock.learner.factory import AnyTrainer
 
 DIVERGED = "diverged"  # the exit reason
 KEPT = 2  # states: at twice the memory, one that is from before the trouble began

@@ -21,9 +21,9 @@ from penstock.envs import GameInfo
 from penstock.learner import updates
 from penstock.learner.device_queue import DeviceQueue
 from penstock.learner.device_statistics import DeviceStatistics
-from penstock.learner.exchange.base import Exchange
-from penstock.learner.optimizer import FlatOptimizer
+from penstock.learner.optimizers.flat_optimizer import FlatOptimizer
 from penstock.learner.progress import Progress
+from penstock.learner.sync.gradient_sync import Exchange
 from penstock.learner.to_host import ToDevice
 from penstock.learner.trainer import pick_device, trunk_dtype
 from penstock.learner.updates import DqnUpdate, SacUpdate, Update

@@ -15,7 +15,7 @@ from penstock.algos import algorithm
 from penstock.algos.slots import RETURN
 from penstock.configs.algorithms import CustomConfig, OnPolicyConfig
 from penstock.core.specs import SlotSpec
-from penstock.learner.staging import torch_dtype
+from penstock.learner.sources.staging import torch_dtype
 
 AddOthers = Callable[[Tensor], None]
 MOST_REWARD = 10.0  # deviations

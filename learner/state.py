@@ -10,7 +10,7 @@ import numpy.typing as npt
 import torch
 
 if TYPE_CHECKING:
-    from penstock.learner.making import AnyTrainer
+    from penstock.learner.factory import AnyTrainer
 
 Arrays = dict[str, npt.NDArray[Any]]
 WEIGHTS, PROGRESS = "weights", "progress"

@@ -19,19 +19,19 @@ import torch
 from torch import Tensor
 
 from penstock.algos import slot_spec
-from penstock.algos.stacks import observations
+from penstock.algos.ops.frame_stacks import observations
 from penstock.configs.algorithms import OnPolicyConfig
 from penstock.configs.errors import UserError
 from penstock.configs.schema import Config
 from penstock.envs import GameInfo
 from penstock.learner.device_queue import DeviceQueue
 from penstock.learner.device_statistics import DeviceStatistics
-from penstock.learner.exchange.base import Alone, Exchange, Floats
 from penstock.learner.nonfinite import backward
 from penstock.learner.onpolicy import OnPolicy, RewardScale, Share, deal, nobody, pieces
-from penstock.learner.optimizer import FlatOptimizer
+from penstock.learner.optimizers.flat_optimizer import FlatOptimizer
 from penstock.learner.progress import Progress
-from penstock.learner.staging import StagingBatch
+from penstock.learner.sources.staging import StagingBatch
+from penstock.learner.sync.gradient_sync import Alone, Exchange, Floats
 from penstock.models.fitting import AnyShape, actor_critic_shape
 from penstock.models.precision import cpu_gains_by_bf16
 from penstock.models.torch_nets import build_net

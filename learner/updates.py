@@ -20,9 +20,9 @@ from torch import Tensor, nn
 from penstock.algos import dqn, sac
 from penstock.configs.algorithms import DqnConfig, SacConfig
 from penstock.configs.schema import LearnerConfig
-from penstock.learner.exchange.base import Alone, Exchange
 from penstock.learner.nonfinite import backward
-from penstock.learner.optimizer import FlatOptimizer, flatten
+from penstock.learner.optimizers.flat_optimizer import FlatOptimizer, flatten
+from penstock.learner.sync.gradient_sync import Alone, Exchange
 from penstock.models.layout import DenseShape, HeadShape
 from penstock.models.torch_nets import HeadNet, TwinCritics, build_net
 from penstock.profiling.ledger import Part, TimeLedger

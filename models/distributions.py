@@ -4,7 +4,7 @@
     Gaussian       numbers with a mean and a standard deviation each, clipped by the environment
     Squashed       tanh of such numbers; actions are given as the numbers before it
 
-`penstock.models.sampling` draws from the same on the actors, in numpy.
+`penstock.models.acting.categorical` draws from the same on the actors, in numpy.
 """
 
 from __future__ import annotations

@@ -12,6 +12,8 @@ if TYPE_CHECKING:
     from typing import Any
 
     from penstock.configs.errors import UserError as UserError
+    from penstock.evaluation.loaded_policy import LoadedPolicy as LoadedPolicy
+    from penstock.evaluation.loaded_policy import load_policy as load_policy
     from penstock.launch.api import Accounting as Accounting
     from penstock.launch.api import Evaluation as Evaluation
     from penstock.launch.api import Summary as Summary
@@ -19,8 +21,6 @@ if TYPE_CHECKING:
     from penstock.launch.api import history as history
     from penstock.launch.api import train as train
     from penstock.launch.callbacks import Callbacks as Callbacks
-    from penstock.launch.loaded_policy import LoadedPolicy as LoadedPolicy
-    from penstock.launch.loaded_policy import load_policy as load_policy
 
 __version__ = "0.1.0"
 
@@ -28,12 +28,12 @@ _HOMES = {
     "Accounting": "penstock.launch.api",
     "Callbacks": "penstock.launch.callbacks",
     "Evaluation": "penstock.launch.api",
-    "LoadedPolicy": "penstock.launch.loaded_policy",
+    "LoadedPolicy": "penstock.evaluation.loaded_policy",
     "Summary": "penstock.launch.api",
     "UserError": "penstock.configs.errors",
     "evaluate": "penstock.launch.api",
     "history": "penstock.launch.api",
-    "load_policy": "penstock.launch.loaded_policy",
+    "load_policy": "penstock.evaluation.loaded_policy",
     "train": "penstock.launch.api",
 }
 

@@ -1,6 +1,6 @@
 """``python -m penstock`` is the command ``penstock``."""
 
-from penstock.launch.cli import main
+from penstock.cli.app import main
 
 if __name__ == "__main__":
     main()

@@ -21,6 +21,7 @@ import numpy.typing as npt
 from penstock.core.specs import SlotSpec
 from penstock.replay import persistence
 from penstock.replay.batch import Batch
+from penstock.replay.buffer_core import Stock
 from penstock.replay.checks import (
     cannot_sample,
     check_numbers,
@@ -28,17 +29,16 @@ from penstock.replay.checks import (
     slots_in_hand,
     whole,
 )
-from penstock.replay.cuts import Cuts
-from penstock.replay.environment import columns_of, envs_of, resets_of
-from penstock.replay.flow import Flow
+from penstock.replay.env_spaces import columns_of, envs_of, resets_of
+from penstock.replay.eviction import Cuts
+from penstock.replay.factory import bind_sampler, lay_out, make_gather, make_table, wrap_sampler
 from penstock.replay.limiter import RateLimiter
-from penstock.replay.making import bind_sampler, lay_out, make_gather, make_table, wrap_sampler
 from penstock.replay.prefetch import Source, batches
+from penstock.replay.rate_limited_table import Flow
 from penstock.replay.samplers import Sampler
 from penstock.replay.sequences import Sequences, no_priorities
 from penstock.replay.snapshot_files import FolderReader
 from penstock.replay.steps import Autoreset, StepWriter
-from penstock.replay.stock import Stock
 from penstock.replay.stream_writer import StreamWriter
 
 

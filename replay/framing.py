@@ -15,11 +15,11 @@ import numpy.typing as npt
 
 from penstock.replay.columns import Array, checked
 from penstock.replay.errors import ReplayError
+from penstock.replay.frame_comparer import Words, either
 from penstock.replay.history import OLDEST, REPEAT, SIDE, ZEROS
 from penstock.replay.layout import Layout, Observation
 from penstock.replay.stream import Stream
 from penstock.replay.table import NONE, Table
-from penstock.replay.words import Words, either
 
 Flags = npt.NDArray[np.bool_]
 Arrays = dict[str, Array]

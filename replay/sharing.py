@@ -22,7 +22,7 @@ from penstock.configs.errors import UserError
 from penstock.replay.errors import ReplayError
 from penstock.replay.own_folder import SOCKET, OwnFolder
 from penstock.replay.table import NONE
-from penstock.transport.shm.door import Attached, Door
+from penstock.transport.shm.attach import Attached, Door
 from penstock.transport.shm.lane import offer
 from penstock.transport.shm.store import Slot, SlotStore, drain_event
 

@@ -19,13 +19,13 @@ from numpy import frombuffer, ndarray
 
 from penstock.replay.aliasing import refuse_one_memory
 from penstock.replay.columns import Array, Leaf, checked, flatten
+from penstock.replay.episode_tracker import Succession
 from penstock.replay.errors import ReplayError
 from penstock.replay.finals import final_observations, refuse_finals
 from penstock.replay.framing import Framing
 from penstock.replay.layout import Layout
 from penstock.replay.samplers import MAX_PRIORITY
 from penstock.replay.stream import Stream
-from penstock.replay.succession import Succession
 from penstock.replay.table import NONE, Table
 
 Autoreset = Literal["none", "next_step", "same_step"]

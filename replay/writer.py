@@ -23,7 +23,7 @@ from penstock.configs.errors import UserError
 from penstock.core.specs import SlotSpec
 from penstock.replay.adding import PATIENCE_S, Adds, Given
 from penstock.replay.errors import ReplayError
-from penstock.transport.shm.door import ATTACH_TIMEOUT_S, Entry
+from penstock.transport.shm.attach import ATTACH_TIMEOUT_S, Entry
 from penstock.transport.shm.lane import attached
 from penstock.transport.shm.slot_writer import SlotWriter
 from penstock.transport.shm.store import Slot

@@ -20,10 +20,10 @@ from penstock.algos.slots import RETURN
 from penstock.configs.load import resolve
 from penstock.core.specs import HEADER
 from penstock.envs import probe
-from penstock.learner.exchange.base import GroupLostError, Word
-from penstock.learner.exchange.bsp import Bsp
-from penstock.learner.group import Group, meet, use_interface
-from penstock.learner.staging import StagingBatch
+from penstock.learner.group.process_group import Group, meet, use_interface
+from penstock.learner.sources.staging import StagingBatch
+from penstock.learner.sync.bsp import Bsp
+from penstock.learner.sync.gradient_sync import GroupLostError, Word
 from penstock.learner.trainer import Trainer
 from penstock.profiling.ledger import TimeLedger
 from penstock.transport.shm.store import Slot

@@ -21,23 +21,23 @@ from penstock.configs.schema import Config, StopConfig
 from penstock.core.params import ParamLayout
 from penstock.core.specs import SlotSpec
 from penstock.envs import make
-from penstock.learner.others import Others
 from penstock.learner.progress import Progress
-from penstock.learner.staging import StagingBatch
+from penstock.learner.sources.staging import StagingBatch
+from penstock.learner.stream_tracker import Others
 from penstock.models.fitting import net_shape
 from penstock.profiling.ledger import TimeLedger
 from penstock.profiling.status import StatusPage
 from penstock.replay import Accounting, SlotQueue
-from penstock.transport import receiver as receiver_module
 from penstock.transport import wire
-from penstock.transport.base import Stamp, Welcome
 from penstock.transport.grants import Stream
-from penstock.transport.receiver import Receiver
-from penstock.transport.shm.board import WeightsBoard
+from penstock.transport.link import Stamp, Welcome
 from penstock.transport.shm.link import ShmLink
 from penstock.transport.shm.slot_writer import SlotWriter
 from penstock.transport.shm.store import SlotStore
+from penstock.transport.shm.weights_board import WeightsBoard
 from penstock.transport.wire import Head, Kind
+from penstock.transport.zmq import receiver as receiver_module
+from penstock.transport.zmq.receiver import Receiver
 
 RUN_ID = 0x1234_5678_9ABC_DEF0
 SLOTS = 8

@@ -17,8 +17,8 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from penstock.learner.reduce.codec import Codec
-from penstock.learner.reduce.collective import Collective
+from penstock.learner.codecs.codec import Codec
+from penstock.learner.codecs.collective import Collective
 from reduce_ring import SIZE, Floats, codec_for, gradients, reduce_all
 
 UPDATES = 4

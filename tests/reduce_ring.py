@@ -15,10 +15,10 @@ import torch
 import torch.distributed as dist
 
 from penstock.configs.reduce import ReduceConfig
-from penstock.learner.reduce.codec import Codec
-from penstock.learner.reduce.collective import Collective
-from penstock.learner.reduce.layout import parts_of
-from penstock.learner.reduce.make import make_codec
+from penstock.learner.codecs.buckets import parts_of
+from penstock.learner.codecs.codec import Codec
+from penstock.learner.codecs.collective import Collective
+from penstock.learner.codecs.registry import make_codec
 
 T = TypeVar("T")
 Floats = npt.NDArray[Any]  # float32

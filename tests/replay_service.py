@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from penstock.replay.buffer import Replay
-from penstock.serving.service import GONE, REPLAY_VERSION, SENT, Limits, ReplayService
+from penstock.replay.remote.service import GONE, REPLAY_VERSION, SENT, Limits, ReplayService
 from penstock.transport import wire
 from penstock.transport.wire import Head, Kind, Message
 

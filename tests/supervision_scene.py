@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from penstock.core.role_spec import RoleSpec, Stage
 from penstock.launch.decisions import Decisions
-from penstock.launch.effects import Effect, End, Limits, Start
-from penstock.launch.topology import RoleSpec, Stage
+from penstock.launch.supervisor_messages import Effect, End, Limits, Start
 
 LEARNER = RoleSpec("learner", 0, "m:f", Stage.LEARNER, informed=True)
 CONNECTOR = RoleSpec("connector", 0, "m:f", Stage.CARRIERS)

@@ -21,18 +21,18 @@ from penstock.configs.schema import Config
 from penstock.core.control import Channel
 from penstock.core.params import ParamLayout
 from penstock.core.role import RoleContext
+from penstock.core.role_spec import RoleSpec, Stage
 from penstock.core.specs import Column, SlotSpec
 from penstock.launch.process import Child, role_arguments
-from penstock.launch.topology import RoleSpec, Stage
 from penstock.profiling.status import StatusPage
-from penstock.transport.base import Stamp, Welcome
-from penstock.transport.receiver import Process, Receiver
-from penstock.transport.shm.board import WeightsBoard
+from penstock.transport.link import Stamp, Welcome
 from penstock.transport.shm.host import ShmHost
 from penstock.transport.shm.link import ShmLink
 from penstock.transport.shm.slot_writer import SlotWriter
 from penstock.transport.shm.store import Slot, SlotStore
+from penstock.transport.shm.weights_board import WeightsBoard
 from penstock.transport.wait import wait_readable
+from penstock.transport.zmq.receiver import Process, Receiver
 
 SPEC = SlotSpec(
     4,

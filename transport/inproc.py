@@ -1,14 +1,14 @@
-"""`transport.base.Link` within one process: the same store and lanes in private memory."""
+"""`transport.link.Link` within one process: the same store and lanes in private memory."""
 
 from __future__ import annotations
 
 from contextlib import AbstractContextManager
 
 from penstock.core.params import Float32
-from penstock.transport.base import Stamp, Welcome
-from penstock.transport.shm.board import WeightsBoard
+from penstock.transport.link import Stamp, Welcome
 from penstock.transport.shm.slot_writer import SlotWriter
 from penstock.transport.shm.store import Slot, SlotStore
+from penstock.transport.shm.weights_board import WeightsBoard
 
 
 class InprocLink:

@@ -23,8 +23,8 @@ import numpy.typing as npt
 
 from penstock.core.params import Float32, ParamLayout, WireDtype, from_bf16, to_bf16
 from penstock.core.specs import Bytes, SlotSpec
-from penstock.transport.base import Stamp
 from penstock.transport.checksum import crc32
+from penstock.transport.link import Stamp
 
 PROTOCOL_VERSION = 1
 MAGIC = b"PNSK"

@@ -17,8 +17,8 @@ import zmq
 from faults.proxy import Proxy
 from penstock.core.specs import SlotSpec
 from penstock.transport import wire
-from penstock.transport.sockets import Socket, dealer, receive
 from penstock.transport.wire import Head, Kind, WireError
+from penstock.transport.zmq.sockets import Socket, dealer, receive
 
 EDGES = (0, 1, 255, 2**15, 2**16 - 1, 2**31 - 1, 2**31, 2**32 - 1)
 WIDE_EDGES = (*EDGES, 2**53, 2**62 - 1, 2**62, 2**63 - 1, 2**63, 2**64 - 1)

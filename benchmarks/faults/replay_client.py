@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 from penstock.configs.errors import UserError
 from penstock.replay.errors import ReplayError
-from penstock.serving import ReplayClient
+from penstock.replay.remote import ReplayClient
 
 ENVS, BATCH = 4, 32
 INTERVAL_S = 0.1

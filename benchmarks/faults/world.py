@@ -22,8 +22,8 @@ from faults.progress import Progress
 from faults.proxy import Proxy
 from faults.topologies import GRACE_S, SMALL, Topology
 from faults.vitals import MARKER, command_of, marked
-from penstock.launch.bench.hosts import Hosts, NoHostsError, hosts
-from penstock.launch.replay import serve
+from penstock.bench.hosts import Hosts, NoHostsError, hosts
+from penstock.cli.replay_server import serve
 
 START_S = 90.0
 LEAVE_S = 5.0

@@ -12,11 +12,11 @@ import zmq
 
 from penstock.configs.errors import UserError
 from penstock.core.role import RoleContext
-from penstock.transport import keys
-from penstock.transport.base import LearnerGoneError
-from penstock.transport.client import Client
+from penstock.transport.link import LearnerGoneError
 from penstock.transport.wire import Kind
-from penstock.transport.zmq_link import ZmqLink
+from penstock.transport.zmq import keys
+from penstock.transport.zmq.client import Client
+from penstock.transport.zmq.link import ZmqLink
 from transport_world import LAYOUT, Learner, connector, context, fill, learner, reports, wait_until
 
 pytestmark = pytest.mark.skipif(not zmq.has("curve"), reason="libzmq without CURVE")

@@ -19,10 +19,10 @@ import pytest
 from fixtures.public_surface import surface
 from penstock.core.params import ParamLayout
 from penstock.core.specs import SlotSpec
-from penstock.launch.loaded_policy import load_policy
-from penstock.learner.server import protocol
+from penstock.evaluation.loaded_policy import load_policy
+from penstock.learner.parameter_server import protocol
 from penstock.replay import Replay
-from penstock.serving.batches import read_shape, unpack
+from penstock.replay.remote.batch_codec import read_shape, unpack
 from penstock.transport import wire
 from train_command import Command, metrics
 

@@ -13,13 +13,13 @@ import zmq
 from torch import Tensor, nn
 
 from penstock.configs.errors import UserError
-from penstock.learner.optimizer import FlatOptimizer
-from penstock.learner.server import protocol
-from penstock.learner.server.client import ServerClient
-from penstock.learner.server.members import rules
-from penstock.learner.server.protocol import Head, Kind, Payload
-from penstock.transport import keys
+from penstock.learner.optimizers.flat_optimizer import FlatOptimizer
+from penstock.learner.parameter_server import protocol
+from penstock.learner.parameter_server.client import ServerClient
+from penstock.learner.parameter_server.members import rules
+from penstock.learner.parameter_server.protocol import Head, Kind, Payload
 from penstock.transport.checksum import crc32
+from penstock.transport.zmq import keys
 from server_rig import (
     OPTIMUM,
     SIZE,

@@ -24,7 +24,7 @@ import pytest
 import snappy
 import zmq
 
-from penstock.transport.receiver import Receiver
+from penstock.transport.zmq.receiver import Receiver
 from transport_world import (
     LAYOUT,
     RUN_ID,

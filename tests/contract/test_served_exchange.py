@@ -13,13 +13,13 @@ import torch
 from torch import nn
 
 from penstock.configs.schema import LearnerConfig, StopConfig
-from penstock.learner.exchange import served
-from penstock.learner.exchange.base import Word
-from penstock.learner.exchange.served import Served
-from penstock.learner.optimizer import FlatOptimizer
+from penstock.learner.optimizers.flat_optimizer import FlatOptimizer
+from penstock.learner.parameter_server.client import ServerClient
+from penstock.learner.parameter_server.server import ParameterServer
 from penstock.learner.progress import Progress
-from penstock.learner.server.client import ServerClient
-from penstock.learner.server.server import ParameterServer
+from penstock.learner.sync import served
+from penstock.learner.sync.gradient_sync import Word
+from penstock.learner.sync.served import Served
 from penstock.profiling.ledger import TimeLedger
 
 UNROLL, ENVS = 4, 2
@@ -28,7 +28,7 @@ OPTIMUM = torch.tensor([1.0, -2.0, 3.0])
 
 
 class Learner:
-    """What `learner.main` and a trainer do, without processes: ``updates`` for each batch."""
+    """What `learner.role` and a trainer do, without processes: ``updates`` for each batch."""
 
     def __init__(self, address: str, rank: int, cfg: LearnerConfig, steps: int = 0) -> None:
         self.optimizer = FlatOptimizer([("x", nn.Parameter(torch.zeros(3)))], cfg)

@@ -15,10 +15,10 @@ import pytest
 
 from penstock.configs.errors import UserError
 from penstock.core.specs import Column, SlotSpec
-from penstock.transport.base import LearnerGoneError, Link, Stamp
 from penstock.transport.inproc import InprocLink
+from penstock.transport.link import LearnerGoneError, Link, Stamp
 from penstock.transport.shm.link import ShmLink
-from penstock.transport.zmq_link import ZmqLink
+from penstock.transport.zmq.link import ZmqLink
 from transport_world import (
     LAYOUT,
     SPEC,

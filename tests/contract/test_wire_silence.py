@@ -9,9 +9,10 @@ from pathlib import Path
 import pytest
 
 from penstock.configs.errors import UserError
-from penstock.transport import client, grants
-from penstock.transport.receiver import Receiver
-from penstock.transport.zmq_link import ZmqLink
+from penstock.transport import grants
+from penstock.transport.zmq import client
+from penstock.transport.zmq.link import ZmqLink
+from penstock.transport.zmq.receiver import Receiver
 from transport_world import Learner, connector, context, fill, learner, wait_until
 
 SILENCE_S = 0.4

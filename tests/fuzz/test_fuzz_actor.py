@@ -25,14 +25,14 @@ from mutations import (
 )
 from penstock.actors.join import find
 from penstock.configs.errors import UserError
-from penstock.transport import client as client_module
 from penstock.transport import wire
-from penstock.transport.base import LearnerGoneError, Stamp
-from penstock.transport.client import Client
+from penstock.transport.link import LearnerGoneError, Stamp
 from penstock.transport.shm.arena import Arena
-from penstock.transport.shm.board import WeightsBoard
 from penstock.transport.shm.store import Geometry
+from penstock.transport.shm.weights_board import WeightsBoard
 from penstock.transport.wire import Head, Kind, SlotEncoder
+from penstock.transport.zmq import client as client_module
+from penstock.transport.zmq.client import Client
 from transport_world import context
 
 REFUSED = (UserError, LearnerGoneError)

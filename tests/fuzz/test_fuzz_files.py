@@ -27,16 +27,17 @@ from penstock.configs.errors import UserError
 from penstock.configs.load import dump, resolve
 from penstock.core.params import ParamLayout
 from penstock.envs import make
-from penstock.launch import exported, runs
+from penstock.evaluation import exported
 from penstock.launch.machines import find_place
-from penstock.launch.plot import plot
-from penstock.launch.record import METRICS, objects
-from penstock.learner import checkpoint
-from penstock.learner.checkpoint import Checkpoint
+from penstock.learner.checkpoints import checkpoint_format
+from penstock.learner.checkpoints.checkpoint_format import Checkpoint
 from penstock.models.fitting import net_shape
+from penstock.monitor import runs
+from penstock.monitor.plot import plot
+from penstock.monitor.record import METRICS, objects
 from penstock.replay import Prioritized, Replay, ReplayError
-from penstock.transport import keys
-from penstock.transport.sockets import dealer
+from penstock.transport.zmq import keys
+from penstock.transport.zmq.sockets import dealer
 
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning", "ignore::UserWarning")
 refused = only(UserError)
@@ -171,8 +172,8 @@ def test_a_checkpoint_is_whole_or_refused(
     place = folder / "checkpoint"
     place.mkdir(exist_ok=True)
     state = Checkpoint(LAYOUT, np.ones(8, np.float32), {"x": np.arange(4)}, META)
-    checkpoint.save(place, state)
-    path = place / checkpoint.FILE
+    checkpoint_format.save(place, state)
+    path = place / checkpoint_format.FILE
     if how == "bytes":
         path.write_bytes(data.draw(broken(path.read_bytes())))
     elif how == "about":
@@ -183,8 +184,8 @@ def test_a_checkpoint_is_whole_or_refused(
         path.write_bytes(to_bytes(tensors, {"penstock": json.dumps(SOUND_ABOUT)}))
 
     def use() -> None:
-        meta = checkpoint.read_meta(place, wanted)
-        found = checkpoint.load(place, wanted)
+        meta = checkpoint_format.read_meta(place, wanted)
+        found = checkpoint_format.load(place, wanted)
         assert found.weights.shape == (found.layout.size,)
         assert found.weights.dtype == np.float32
         assert dict(found.meta) == dict(meta) or found.meta != found.meta

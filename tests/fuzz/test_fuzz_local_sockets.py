@@ -30,13 +30,13 @@ from mutations import (
 )
 from penstock.configs.errors import UserError
 from penstock.core.control import MESSAGE_NBYTES, Channel
-from penstock.launch import asking
-from penstock.launch.inquiry import FILE
-from penstock.launch.process import began_ticks
-from penstock.transport.shm.board import WeightsBoard
-from penstock.transport.shm.door import ATTACH_VERSION, Entry
+from penstock.core.processes import began_ticks
+from penstock.core.run_dir import SUPERVISOR_FILE
+from penstock.monitor import status_client
+from penstock.transport.shm.attach import ATTACH_VERSION, Entry
 from penstock.transport.shm.host import ShmHost
 from penstock.transport.shm.store import SlotStore
+from penstock.transport.shm.weights_board import WeightsBoard
 from transport_world import LAYOUT, welcome
 
 DEEP_JSON = "[" * 50_000 + "]" * 50_000
@@ -194,7 +194,7 @@ def test_a_status_is_shown_or_refused(
     refused = only(UserError)
 
     def use() -> None:
-        asking.describe(asking.status(str(folder), 0.0))
+        status_client.describe(status_client.status(str(folder), 0.0))
 
     with path, bounded():
         refused(use)
@@ -223,7 +223,7 @@ def _answering(factory: pytest.TempPathFactory, text: str) -> tuple[Any, Path]:
     threading.Thread(target=answer, daemon=True).start()
     about: dict[str, Any] = {"pid": os.getpid(), "began": began_ticks(os.getpid())}
     about |= {"host": socket.gethostname(), "socket": str(path)}
-    (folder / FILE).write_text(json.dumps(about))
+    (folder / SUPERVISOR_FILE).write_text(json.dumps(about))
     return listener, folder
 
 
@@ -245,5 +245,5 @@ def test_what_a_run_says_of_its_supervisor_is_used_or_refused(
 ) -> None:
     folder = tmp_path_factory.getbasetemp() / "about"
     folder.mkdir(exist_ok=True)
-    (folder / FILE).write_text(text)
-    only(UserError)(lambda: asking.reach(str(folder)))
+    (folder / SUPERVISOR_FILE).write_text(text)
+    only(UserError)(lambda: status_client.reach(str(folder)))

@@ -16,15 +16,15 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from mutations import bounded, flipped, floats, fuzzed, signed, unsigned
 from penstock.configs.errors import UserError
+from penstock.learner.parameter_server import client as client_module
+from penstock.learner.parameter_server import protocol
+from penstock.learner.parameter_server import server as server_module
+from penstock.learner.parameter_server.client import ServerClient
+from penstock.learner.parameter_server.members import rules
+from penstock.learner.parameter_server.parameters import pack_state, template
+from penstock.learner.parameter_server.protocol import Flag, Head, Kind
+from penstock.learner.parameter_server.server import ParameterServer
 from penstock.learner.progress import GROWTH
-from penstock.learner.server import client as client_module
-from penstock.learner.server import protocol
-from penstock.learner.server import server as server_module
-from penstock.learner.server.client import ServerClient
-from penstock.learner.server.members import rules
-from penstock.learner.server.parameters import pack_state, template
-from penstock.learner.server.protocol import Flag, Head, Kind
-from penstock.learner.server.server import ParameterServer
 from server_rig import SIZE, config, optimizer_of
 
 HONEST = b"honest"

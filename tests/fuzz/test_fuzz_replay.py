@@ -28,10 +28,10 @@ from mutations import (
 )
 from penstock.configs.errors import UserError
 from penstock.replay import Prioritized, Replay, ReplayError
-from penstock.serving import client as client_module
-from penstock.serving.client import ReplayClient
-from penstock.serving.server import ReplayServer
-from penstock.serving.service import REPLAY_VERSION, SENT
+from penstock.replay.remote import client as client_module
+from penstock.replay.remote.client import ReplayClient
+from penstock.replay.remote.server import ReplayServer
+from penstock.replay.remote.service import REPLAY_VERSION, SENT
 from penstock.transport import wire
 from penstock.transport.wire import Head, Kind, WireError
 

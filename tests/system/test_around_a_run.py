@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from penstock.learner import checkpoint
+from penstock.learner.checkpoints import checkpoint_format
 from train_command import SMALL, Penstock, assert_balanced, metrics, trained
 
 pytestmark = pytest.mark.system
@@ -85,7 +85,7 @@ def test_a_run_is_evaluated_as_it_goes_and_its_hooks_end_it(
     assert best["best"]
     assert answer["eval_return_best"] == best["return"]["mean"]
     assert answer["eval_return_mean"] == found[-1]["return"]["mean"]
-    stored = checkpoint.load(tmp_path / "run" / "checkpoints" / "best").meta["progress"]
+    stored = checkpoint_format.load(tmp_path / "run" / "checkpoints" / "best").meta["progress"]
     assert stored["learner_steps"] == best["learner_steps"]
     assert err.count("callback hooks:Hooks.on_checkpoint failed with OSError") == 1
     assert (tmp_path / "end").read_text() == "callback run"

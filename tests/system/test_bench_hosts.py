@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.launch.bench.hosts import Hosts, NoHostsError, hosts
+from penstock.bench.hosts import Hosts, NoHostsError, hosts
 
 pytestmark = pytest.mark.system
 
@@ -40,7 +40,7 @@ with socket.create_connection((sys.argv[1], 5000)) as end:
 """
 HOLD = """
 import sys
-from penstock.launch.bench.hosts import hosts
+from penstock.bench.hosts import hosts
 with hosts(2) as made:
     print(*made.command(0, []), *made.command(1, []), flush=True)
     sys.stdin.read()

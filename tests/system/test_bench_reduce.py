@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from penstock.launch.bench.reduce import Plan, measure
+from penstock.bench.reduce import Plan, measure
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(180)]
 

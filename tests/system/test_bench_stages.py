@@ -12,14 +12,14 @@ from typing import Any
 import pytest
 import torch
 
+from penstock.bench.alone import alone
+from penstock.bench.learner_alone import measure
+from penstock.bench.rates import ROUNDS
+from penstock.bench.stages import UNITS
+from penstock.bench.traffic import receiving
+from penstock.bench.whole import train
 from penstock.configs.errors import UserError
 from penstock.configs.load import resolve
-from penstock.launch.bench.alone import alone
-from penstock.launch.bench.learner_alone import measure
-from penstock.launch.bench.rates import ROUNDS
-from penstock.launch.bench.stages import UNITS
-from penstock.launch.bench.traffic import receiving
-from penstock.launch.bench.whole import train
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(180)]
 

@@ -17,7 +17,7 @@ GAMES = '''
 import sys
 
 import numpy as np
-from penstock.envs.synthetic import SyntheticVectorEnv
+from penstock.envs.games.synthetic import SyntheticVectorEnv
 
 
 def uneven(num_envs, slow_step_time_s=0.0, **options):

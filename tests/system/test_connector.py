@@ -22,9 +22,9 @@ from penstock.core.role import EXIT_REJOIN
 from penstock.core.specs import Column, SlotSpec
 from penstock.replay.accounting import Accounting
 from penstock.transport import wire
-from penstock.transport.base import LearnerGoneError
+from penstock.transport.link import LearnerGoneError
 from penstock.transport.wire import Head, Kind
-from penstock.transport.zmq_link import ZmqLink
+from penstock.transport.zmq.link import ZmqLink
 from transport_world import (
     RUN_ID,
     SPEC,

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.learner import checkpoint
+from penstock.learner.checkpoints import checkpoint_format
 from train_command import SMALL, Penstock, assert_balanced, updates
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(120)]
@@ -21,9 +21,9 @@ pytestmark = [pytest.mark.system, pytest.mark.timeout(120)]
 
 def saved_steps(run_dir: Path) -> int:
     last = run_dir / "checkpoints" / "last"
-    if not checkpoint.exists(last):
+    if not checkpoint_format.exists(last):
         return 0
-    return int(checkpoint.load(last).meta["progress"]["learner_steps"])
+    return int(checkpoint_format.load(last).meta["progress"]["learner_steps"])
 
 
 def test_the_run_goes_on_and_saves_again_when_there_is_space(

@@ -64,7 +64,7 @@ def test_a_living_run_tells_what_it_does_and_a_stopped_actor_for_how_long(
     why_not = written["actor-0"].pop("why_not")
     assert why_not.startswith(f"did not answer within 2 s; it is stopped, in {main['part']} for ")
     assert written["actor-0"]["stacks"] is None
-    for name, call in {"learner-0": "learner/main.py", "supervisor": "supervisor.py"}.items():
+    for name, call in {"learner-0": "learner/role.py", "supervisor": "supervisor.py"}.items():
         assert written[name]["why_not"] is None
         assert call in written[name]["stacks"]
     os.kill(actor_pid, signal.SIGCONT)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.learner import checkpoint
+from penstock.learner.checkpoints import checkpoint_format
 from train_command import SMALL, Command, Penstock, assert_balanced, last, updates
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(150)]
@@ -69,7 +69,7 @@ class Learners:
         assert_balanced(answer)
         assert answer["accounting"]["lost"]["learner"] > 0
         assert answer["actors_restarted"] == 0
-        saved = checkpoint.load(self.dir / "checkpoints" / "last")
+        saved = checkpoint_format.load(self.dir / "checkpoints" / "last")
         assert saved.meta["progress"]["learner_steps"] == answer["learner_steps"]
 
 
@@ -136,13 +136,13 @@ def test_a_run_stopped_as_its_first_learner_dies_is_saved_by_the_next(
     os.kill(learners.run.process.pid, signal.SIGTERM)  # first, or it may be told to start again
     os.kill(first, signal.SIGKILL)
     saved = learners.dir / "checkpoints" / "last"
-    learners.run.wait_until(lambda: checkpoint.exists(saved))
+    learners.run.wait_until(lambda: checkpoint_format.exists(saved))
     os.kill(stopped, signal.SIGCONT)
     code, answer, err = learners.run.end()
     assert code == 143, err
     assert "another learner saves the run" in err
     assert_balanced(answer)
-    stored = checkpoint.load(saved)
+    stored = checkpoint_format.load(saved)
     steps = stored.meta["progress"]["learner_steps"]
     assert steps >= reached
     assert stored.arrays["optimizer/steps"] > 0
@@ -157,7 +157,11 @@ def test_the_best_checkpoint_is_that_of_all_learners_whoever_saves(
 
     def rises() -> bool:
         """Whether a better one is there than before; a worse one never is."""
-        now = checkpoint.load(best).meta["best_return"] if checkpoint.exists(best) else None
+        now = (
+            checkpoint_format.load(best).meta["best_return"]
+            if checkpoint_format.exists(best)
+            else None
+        )
         found.append(found[-1] if now is None else now)
         assert found[-1] >= found[-2]
         return found[-1] > found[-2]
@@ -170,7 +174,10 @@ def test_the_best_checkpoint_is_that_of_all_learners_whoever_saves(
     learners.recover(restarts=1)
     learners.end()
     rises()
-    assert checkpoint.load(learners.dir / "checkpoints" / "last").meta["best_return"] == found[-1]
+    assert (
+        checkpoint_format.load(learners.dir / "checkpoints" / "last").meta["best_return"]
+        == found[-1]
+    )
 
 
 def runtime_folder(run: Command) -> Path:
@@ -188,7 +195,7 @@ def test_a_resumed_first_learner_killed_before_any_group_stood_takes_nothing_wit
     learners.begin()
     os.kill(learners.run.process.pid, signal.SIGTERM)
     assert learners.run.end()[0] == 143
-    saved = checkpoint.load(learners.dir / "checkpoints" / "last").meta["progress"]
+    saved = checkpoint_format.load(learners.dir / "checkpoints" / "last").meta["progress"]
     learners = Learners(penstock, tmp_path, 2, "--resume=must", "checkpoint.every_steps=5")
     learners.run.wait_until(lambda: learners.run.pid_of("learner-1"))
     learners.kill([1], signal.SIGSTOP)
@@ -199,7 +206,7 @@ def test_a_resumed_first_learner_killed_before_any_group_stood_takes_nothing_wit
     learners.run.wait_until(lambda: (runtime / "group-1").exists())  # where 1 waits for 0
     learners.kill([0])
     learners.recover(restarts=1)
-    again = checkpoint.load(learners.dir / "checkpoints" / "last").meta["progress"]
+    again = checkpoint_format.load(learners.dir / "checkpoints" / "last").meta["progress"]
     assert again["generation"] == saved["generation"] + 1
     assert again["learner_steps"] > saved["learner_steps"]
     os.kill(learners.run.process.pid, signal.SIGTERM)

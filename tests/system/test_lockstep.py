@@ -14,7 +14,7 @@ import pytest
 
 from penstock.configs.load import resolve
 from penstock.launch import run
-from penstock.learner import checkpoint
+from penstock.learner.checkpoints import checkpoint_format
 from penstock.replay import Prioritized, Replay
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(150)]  # a run syncs many files to disk
@@ -24,14 +24,14 @@ SMALL = ["transport.kind=inproc", "actors.envs=8", "actors.unroll=8", "checkpoin
 
 def train(
     folder: Path, steps: int, *options: str, resume: str = "no", target: str = "cartpole"
-) -> checkpoint.Checkpoint:
+) -> checkpoint_format.Checkpoint:
     overrides = [*SMALL, f"stop.learner_steps={steps}", "stop.return=null", f"run.dir={folder}"]
     overrides.append("run.grace_s=60")
     assert run.train(target, [*overrides, *options], resume, False) == 0  # type: ignore[arg-type]
-    return checkpoint.load(folder / "checkpoints" / "last")
+    return checkpoint_format.load(folder / "checkpoints" / "last")
 
 
-def same(a: checkpoint.Checkpoint, b: checkpoint.Checkpoint) -> bool:
+def same(a: checkpoint_format.Checkpoint, b: checkpoint_format.Checkpoint) -> bool:
     arrays = all(np.array_equal(a.arrays[name], b.arrays[name]) for name in a.arrays)
     counters = ("env_steps", "trained_steps", "learner_steps", "episodes", "version", "returns")
     equal = all(a.meta["progress"][name] == b.meta["progress"][name] for name in counters)
@@ -205,7 +205,7 @@ def test_a_signal_ends_a_turn(tmp_path: Path, nothing_left_behind: None) -> None
     out, _ = process.communicate(timeout=30)
     assert time.monotonic() - start_s < 15
     assert json.loads(out.splitlines()[-1])["exit_reason"] == "interrupted", out
-    assert checkpoint.exists(tmp_path / "run" / "checkpoints" / "last")
+    assert checkpoint_format.exists(tmp_path / "run" / "checkpoints" / "last")
 
 
 @pytest.mark.slow

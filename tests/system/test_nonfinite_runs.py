@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from penstock.launch import run
-from penstock.learner import checkpoint
+from penstock.learner.checkpoints import checkpoint_format
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(90)]
 
@@ -41,7 +41,7 @@ def test_a_loss_that_stays_so_ends_the_run_with_the_reason(
     went = accounting["trained"] + accounting["in_flight"]
     went += sum(accounting["dropped"].values()) + sum(accounting["lost"].values())
     assert went == accounting["produced"] > 0
-    checkpoint.load(tmp_path / "run" / "checkpoints" / "last")
+    checkpoint_format.load(tmp_path / "run" / "checkpoints" / "last")
 
 
 @pytest.mark.slow

@@ -12,10 +12,10 @@ import torch
 from torch import nn
 
 from penstock.configs.schema import Config
+from penstock.core.role_spec import RoleSpec, Stage
 from penstock.launch.process import Child, role_arguments
-from penstock.launch.topology import RoleSpec, Stage
-from penstock.learner.optimizer import FlatOptimizer
-from penstock.learner.server.client import ServerClient
+from penstock.learner.optimizers.flat_optimizer import FlatOptimizer
+from penstock.learner.parameter_server.client import ServerClient
 from transport_world import RUN_ID, exit_code, heard
 
 pytestmark = pytest.mark.system
@@ -37,7 +37,7 @@ def server(folder: Path, address: str, incarnation: int = 0) -> Iterator[Child]:
         "run_id": RUN_ID,
         "grace_s": 10.0,
     }
-    main = "penstock.learner.server.server:run"
+    main = "penstock.learner.parameter_server.server:run"
     spec = RoleSpec("server", 0, main, Stage.CARRIERS, address=address)
     child = Child(spec, incarnation, arguments, folder / f"server-{incarnation}.log")
     try:

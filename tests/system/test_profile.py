@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from penstock.launch.profile.watch import WARM_UP_S
+from penstock.launch.profile_watch import WARM_UP_S
 from trace_schema import check_schema
 from train_command import SMALL, Penstock, metrics
 

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 from penstock.core.role import EXIT_REJOIN
-from penstock.transport.base import Link, Stamp
+from penstock.transport.link import Link, Stamp
 from penstock.transport.shm.link import ShmLink
-from penstock.transport.zmq_link import ZmqLink
+from penstock.transport.zmq.link import ZmqLink
 from transport_world import (
     LAYOUT,
     RUN_ID,

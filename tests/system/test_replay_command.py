@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from idle_peers import connecting, processor_s
-from penstock.serving import ReplayClient
+from penstock.replay.remote import ReplayClient
 
 pytestmark = pytest.mark.system
 

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from penstock.serving import ReplayClient
+from penstock.replay.remote import ReplayClient
 
 pytestmark = pytest.mark.system
 

@@ -10,8 +10,8 @@ import pytest
 
 from penstock.configs.errors import UserError
 from penstock.launch import run
-from penstock.learner import checkpoint
-from penstock.learner.checkpoint import FILE
+from penstock.learner.checkpoints import checkpoint_format
+from penstock.learner.checkpoints.checkpoint_format import FILE
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(60)]
 
@@ -19,7 +19,7 @@ SMALL = ["transport.kind=inproc", "actors.envs=8", "actors.unroll=8", "checkpoin
 
 
 def steps_in(folder: Path) -> int:
-    return int(checkpoint.load(folder).meta["progress"]["learner_steps"])
+    return int(checkpoint_format.load(folder).meta["progress"]["learner_steps"])
 
 
 def test_a_damaged_run_goes_on_from_its_newest_whole_checkpoint(

@@ -15,9 +15,9 @@ from pathlib import Path
 import psutil
 import pytest
 
+from penstock.core.role_spec import RoleSpec, Stage
 from penstock.launch import process
 from penstock.launch.process import Child, role_arguments
-from penstock.launch.topology import RoleSpec, Stage
 
 pytestmark = pytest.mark.system
 

@@ -11,11 +11,11 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from penstock.launch.effects import Limits
-from penstock.launch.folders import run_folder, runtime_folder
+from penstock.core.role_spec import RoleSpec, Stage
+from penstock.core.run_dir import run_folder, runtime_folder
 from penstock.launch.process import role_arguments
 from penstock.launch.supervisor import Supervisor
-from penstock.launch.topology import RoleSpec, Stage
+from penstock.launch.supervisor_messages import Limits
 
 
 class Ears:

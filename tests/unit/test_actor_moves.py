@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from penstock.actors import join as joining
-from penstock.actors import main as actor_main
+from penstock.actors import role as actor_main
 from penstock.algos import slot_spec
 from penstock.configs.load import resolve
 from penstock.configs.schema import Config
@@ -26,12 +26,12 @@ from penstock.envs import VectorGame, make, probe
 from penstock.models.fitting import net_shape
 from penstock.profiling.status import StatusPage
 from penstock.replay import Accounting
-from penstock.transport import relay
-from penstock.transport.base import Stamp, Welcome
-from penstock.transport.shm.board import WeightsBoard
+from penstock.transport.link import Stamp, Welcome
 from penstock.transport.shm.host import ShmHost
 from penstock.transport.shm.link import ShmLink
 from penstock.transport.shm.store import SlotStore
+from penstock.transport.shm.weights_board import WeightsBoard
+from penstock.transport.zmq import relay
 from transport_world import RUN_ID, Learner, Taken, connector, context, wait_until
 
 ACTOR = 1

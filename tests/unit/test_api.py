@@ -16,8 +16,8 @@ import penstock
 from penstock import UserError
 from penstock.configs.load import resolve
 from penstock.launch.api import _override, _raise_failure
-from penstock.launch.effects import KILLED_AS_ASKED, Failure, Outcome
-from penstock.launch.view import ProgressLine
+from penstock.launch.supervisor_messages import KILLED_AS_ASKED, Failure, Outcome
+from penstock.monitor.view import ProgressLine
 
 
 def test_importing_penstock_imports_next_to_nothing_else() -> None:

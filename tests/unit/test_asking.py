@@ -14,10 +14,10 @@ from pathlib import Path
 import pytest
 
 from penstock.configs.errors import UserError
-from penstock.launch import asking
-from penstock.launch.asking import lasting, reach, status
-from penstock.launch.folders import run_folder
-from penstock.launch.inquiry import FILE, Inquiry
+from penstock.core.run_dir import SUPERVISOR_FILE, run_folder
+from penstock.launch.status_server import Inquiry
+from penstock.monitor import status_client
+from penstock.monitor.status_client import lasting, reach, status
 
 
 @pytest.fixture
@@ -47,22 +47,22 @@ def crowd(path: str) -> Iterator[None]:
 def dead(folder: Path) -> None:
     """What a supervisor that was killed leaves behind."""
     with Inquiry(folder, folder) as desk:
-        about = json.loads((folder / FILE).read_text())
+        about = json.loads((folder / SUPERVISOR_FILE).read_text())
         del desk
     about["began"] -= 1  # of a process that has ended, whose number this one has got
-    (folder / FILE).write_text(json.dumps(about))
+    (folder / SUPERVISOR_FILE).write_text(json.dumps(about))
 
 
 def without_a_socket(folder: Path) -> None:
     with Inquiry(folder, folder):
-        text = (folder / FILE).read_text()
-    (folder / FILE).write_text(text)
+        text = (folder / SUPERVISOR_FILE).read_text()
+    (folder / SUPERVISOR_FILE).write_text(text)
 
 
 def killed_but_for_its_socket(folder: Path) -> None:
     dead(folder)
     with socket.socket(socket.AF_UNIX) as listener:
-        listener.bind(json.loads((folder / FILE).read_text())["socket"])
+        listener.bind(json.loads((folder / SUPERVISOR_FILE).read_text())["socket"])
 
 
 def ended(folder: Path) -> None:
@@ -73,7 +73,7 @@ def ended(folder: Path) -> None:
 
 def elsewhere(folder: Path) -> None:
     about = {"pid": 1, "began": 5, "host": "another", "socket": "/tmp/none"}
-    (folder / FILE).write_text(json.dumps(about))
+    (folder / SUPERVISOR_FILE).write_text(json.dumps(about))
 
 
 @pytest.mark.parametrize(
@@ -85,7 +85,10 @@ def elsewhere(folder: Path) -> None:
         (killed_but_for_its_socket, "the supervisor of {} (pid {pid}) has died without ending"),
         (without_a_socket, "the supervisor of {} (pid {pid}) lives, but its socket "),
         (elsewhere, "{} is of a run on another, and this is {host}; ask there"),
-        (lambda folder: (folder / FILE).write_text("[]"), "{}/supervisor.json is damaged"),
+        (
+            lambda folder: (folder / SUPERVISOR_FILE).write_text("[]"),
+            "{}/supervisor.json is damaged",
+        ),
         (lambda folder: (folder / "logs").rmdir() or folder.rmdir(), "there is no folder {}; give"),
     ],
 )
@@ -115,8 +118,8 @@ def test_a_run_that_is_ending_has_not_ended(
 
 def test_a_busy_supervisor_whose_number_is_another_process_is_not_signalled(folder: Path) -> None:
     with Inquiry(folder, folder):  # nobody takes its turn
-        about = json.loads((folder / FILE).read_text())
-        (folder / FILE).write_text(json.dumps({**about, "began": about["began"] + 1}))
+        about = json.loads((folder / SUPERVISOR_FILE).read_text())
+        (folder / SUPERVISOR_FILE).write_text(json.dumps({**about, "began": about["began"] + 1}))
         words = "ask in the container in which the run is"
         with crowd(about["socket"]), pytest.raises(UserError, match=words):
             reach(str(folder))
@@ -142,9 +145,9 @@ def test_a_supervisor_that_is_stuck_and_asked_by_many_is_stuck_and_not_dead(fold
 
 
 def test_a_supervisor_that_is_stuck_is_named(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(asking, "TIMEOUT_S", 0.2)
+    monkeypatch.setattr(status_client, "TIMEOUT_S", 0.2)
     with Inquiry(folder, folder):
-        assert reach(str(folder)) == asking.Reached(os.getpid(), None)
+        assert reach(str(folder)) == status_client.Reached(os.getpid(), None)
         with pytest.raises(UserError) as raised:
             status(str(folder))
     assert str(raised.value) == (

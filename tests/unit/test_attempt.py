@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from penstock.configs.errors import UserError
-from penstock.launch.attempt import Attempt, missing, undone_where_refused
-from penstock.launch.folders import run_folder
+from penstock.core.run_dir import run_folder
+from penstock.launch.run_attempt import Attempt, missing, undone_where_refused
 
 
 def contents(folder: Path) -> dict[str, str]:

@@ -9,11 +9,11 @@ import pytest
 from gymnasium import spaces
 
 from penstock.algos import impala
+from penstock.bench.ceiling import LEARNING_RATE, actions, like, staged, work
 from penstock.configs.load import resolve
 from penstock.core.observations import MASK, laid_out, row_nbytes, views
 from penstock.envs import probe
-from penstock.launch.bench.ceiling import LEARNING_RATE, actions, like, staged, work
-from penstock.learner.making import make_trainer
+from penstock.learner.factory import make_trainer
 from penstock.learner.trainer import Trainer
 
 

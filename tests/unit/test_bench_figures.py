@@ -14,13 +14,13 @@ import pytest
 import torch
 
 import penstock
+from penstock.bench.compare import Change, compare, elsewhere, ideal, spread
+from penstock.bench.machine import PACKAGES, commit_of, machine
+from penstock.bench.peers import OURS, find, over, summary
+from penstock.bench.rates import ROUNDS, Work, one_round, rounds_of
+from penstock.bench.stages import NAMES, UNITS, WHOLE, Plan, make_plan, predict
+from penstock.bench.whole import rate_between, split
 from penstock.configs.errors import UserError
-from penstock.launch.bench.compare import Change, compare, elsewhere, ideal, spread
-from penstock.launch.bench.machine import PACKAGES, commit_of, machine
-from penstock.launch.bench.peers import OURS, find, over, summary
-from penstock.launch.bench.rates import ROUNDS, Work, one_round, rounds_of
-from penstock.launch.bench.stages import NAMES, UNITS, WHOLE, Plan, make_plan, predict
-from penstock.launch.bench.whole import rate_between, split
 
 CHECKOUT = Path(__file__).parents[2]
 

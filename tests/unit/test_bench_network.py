@@ -10,14 +10,14 @@ import pytest
 import torch
 from torch import Tensor
 
+from penstock.bench.gradients import Draws
+from penstock.bench.network import entries, parse_count, shares_of_backward
+from penstock.bench.simulated import Passes
 from penstock.configs.errors import UserError
 from penstock.configs.schema import LearnerConfig
-from penstock.launch.bench.gradients import Draws
-from penstock.launch.bench.network import entries, parse_count, shares_of_backward
-from penstock.launch.bench.simulated import Passes
-from penstock.learner.reduce.alone import Alone
-from penstock.learner.reduce.layout import parts_of
-from penstock.learner.reduce.make import make_codec
+from penstock.learner.codecs.alone import Alone
+from penstock.learner.codecs.buckets import parts_of
+from penstock.learner.codecs.registry import make_codec
 from penstock.models.actions import discrete
 from penstock.models.layout import CnnShape
 

@@ -6,8 +6,8 @@ import os
 
 import pytest
 
+from penstock.bench.reduce import CODECS, Plan, make_plan, measure
 from penstock.configs.errors import UserError
-from penstock.launch.bench.reduce import CODECS, Plan, make_plan, measure
 
 
 def plan(**changes: object) -> Plan:

@@ -7,8 +7,8 @@ import threading
 
 import pytest
 
+from penstock.bench.parts import Parts
 from penstock.configs.load import resolve
-from penstock.launch.bench.parts import Parts
 
 LARGE = (  # copies of half a megabyte
     "env.kwargs={obs_shape: [65536]}", "model.hidden=[1]", "actors.envs=1", "actors.unroll=1",

@@ -9,7 +9,7 @@ import pytest
 import zmq
 
 from penstock.configs.errors import UserError
-from penstock.transport import sockets
+from penstock.transport.zmq import sockets
 
 LOCAL = (
     "ipc:///run/penstock/wire",

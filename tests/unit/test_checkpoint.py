@@ -23,8 +23,8 @@ from safetensors.numpy import save_file
 
 from penstock.configs.errors import UserError
 from penstock.core.params import ParamLayout
-from penstock.learner import checkpoint
-from penstock.learner.checkpoint import FILE, Checkpoint, DamagedError
+from penstock.learner.checkpoints import checkpoint_format
+from penstock.learner.checkpoints.checkpoint_format import FILE, Checkpoint, DamagedError
 from penstock.transport.checksum import crc32
 
 LAYOUT = ParamLayout((("hidden.weight", (2, 3)), ("hidden.bias", (3,)), ("mean", ())))
@@ -58,27 +58,27 @@ def assert_equal(a: Checkpoint, b: Checkpoint) -> None:
 
 def test_everything_comes_back(tmp_path: Path) -> None:
     folder = tmp_path / "checkpoints" / "last"
-    assert not checkpoint.exists(folder)
-    checkpoint.save(folder, make())
-    assert checkpoint.exists(folder)
-    assert_equal(checkpoint.load(folder, LAYOUT), make())
-    assert_equal(checkpoint.load(folder), make())
+    assert not checkpoint_format.exists(folder)
+    checkpoint_format.save(folder, make())
+    assert checkpoint_format.exists(folder)
+    assert_equal(checkpoint_format.load(folder, LAYOUT), make())
+    assert_equal(checkpoint_format.load(folder), make())
     assert [path.name for path in folder.iterdir()] == [FILE]
 
 
 def test_the_newer_replaces_the_older_and_what_a_crash_left(tmp_path: Path) -> None:
-    checkpoint.save(tmp_path, make(1.0))
+    checkpoint_format.save(tmp_path, make(1.0))
     (tmp_path / f".{FILE}.tmp").write_bytes(b"half a checkpoint")
-    checkpoint.save(tmp_path, make(2.0))
-    assert_equal(checkpoint.load(tmp_path), make(2.0))
+    checkpoint_format.save(tmp_path, make(2.0))
+    assert_equal(checkpoint_format.load(tmp_path), make(2.0))
     assert [path.name for path in tmp_path.iterdir()] == [FILE]
 
 
 def test_weights_that_are_not_numbers_come_back_as_they_are(tmp_path: Path) -> None:
     odd = make()
     odd.weights[:3] = np.nan, np.inf, -0.0
-    checkpoint.save(tmp_path, odd)
-    assert_equal(checkpoint.load(tmp_path), odd)
+    checkpoint_format.save(tmp_path, odd)
+    assert_equal(checkpoint_format.load(tmp_path), odd)
 
 
 @contextmanager
@@ -94,14 +94,14 @@ def file_limit(nbytes: int) -> Iterator[None]:
 
 def assert_refused_and_previous_whole(folder: Path, words: str) -> None:
     with pytest.raises(UserError, match=words) as refused:
-        checkpoint.save(folder, make(2.0))
+        checkpoint_format.save(folder, make(2.0))
     assert "and any before it is whole; free some space" in str(refused.value)
-    assert_equal(checkpoint.load(folder), make(1.0))
+    assert_equal(checkpoint_format.load(folder), make(1.0))
     assert [path.name for path in folder.iterdir()] == [FILE]
 
 
 def test_a_write_that_ends_in_the_middle_leaves_the_previous_whole(tmp_path: Path) -> None:
-    checkpoint.save(tmp_path, make(1.0))
+    checkpoint_format.save(tmp_path, make(1.0))
     with file_limit(100):
         assert_refused_and_previous_whole(tmp_path, "File too large")
 
@@ -109,7 +109,7 @@ def test_a_write_that_ends_in_the_middle_leaves_the_previous_whole(tmp_path: Pat
 def test_a_full_disk_noticed_at_sync_leaves_the_previous_whole(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    checkpoint.save(tmp_path, make(1.0))
+    checkpoint_format.save(tmp_path, make(1.0))
 
     def full(_: int) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
@@ -135,30 +135,30 @@ def test_synced_before_renamed_and_the_folder_after(
 
     monkeypatch.setattr(os, "fsync", noted_fsync)
     monkeypatch.setattr(Path, "replace", noted_replace)
-    checkpoint.save(tmp_path, make())
+    checkpoint_format.save(tmp_path, make())
     assert events[:2] == [("fsync", f".{FILE}.tmp", True), ("replace", FILE, True)]
     assert events[2][:2] == ("fsync", tmp_path.name)
 
 
 def test_no_checkpoint(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=f"{tmp_path} holds no {FILE}; give the folder"):
-        checkpoint.load(tmp_path)
+        checkpoint_format.load(tmp_path)
 
 
 @pytest.mark.parametrize("share", [0.0, 0.001, 0.1, 0.5, 0.99])
 def test_a_truncated_file_is_refused(tmp_path: Path, share: float) -> None:
-    checkpoint.save(tmp_path, make())
+    checkpoint_format.save(tmp_path, make())
     data = (tmp_path / FILE).read_bytes()
     (tmp_path / FILE).write_bytes(data[: int(len(data) * share)])
     with pytest.raises(UserError, match="is damaged or no checkpoint of penstock"):
-        checkpoint.load(tmp_path, LAYOUT)
+        checkpoint_format.load(tmp_path, LAYOUT)
 
 
 @pytest.mark.parametrize("data", [b"garbage", b"\xff" * 4096, b"\0" * 4096, b"PK\x03\x04" * 99])
 def test_garbage_is_refused(tmp_path: Path, data: bytes) -> None:
     (tmp_path / FILE).write_bytes(data)
     with pytest.raises(UserError, match="is damaged or no checkpoint of penstock"):
-        checkpoint.load(tmp_path, LAYOUT)
+        checkpoint_format.load(tmp_path, LAYOUT)
 
 
 ABOUT: dict[str, Any] = {"format": 1, "layout": LAYOUT.to_list(), "meta": {}}
@@ -182,14 +182,14 @@ def test_a_safetensors_file_of_something_else_is_refused(
 ) -> None:
     save_file({"model/x": np.zeros(3, np.float32)}, tmp_path / FILE, metadata)
     with pytest.raises(UserError, match="is damaged or no checkpoint of penstock"):
-        checkpoint.load(tmp_path)
+        checkpoint_format.load(tmp_path)
 
 
 def test_another_format_is_named(tmp_path: Path) -> None:
     metadata = {"penstock": json.dumps(ABOUT | {"format": 3})}
     save_file({"x": np.zeros(3, np.float32)}, tmp_path / FILE, metadata)
     with pytest.raises(UserError, match="has format 3, this version reads 1 and 2"):
-        checkpoint.load(tmp_path)
+        checkpoint_format.load(tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -213,16 +213,16 @@ def test_another_format_is_named(tmp_path: Path) -> None:
 def test_another_network_is_named_by_its_first_difference(
     tmp_path: Path, entries: list[tuple[str, tuple[int, ...]]], words: str
 ) -> None:
-    checkpoint.save(tmp_path, make())
+    checkpoint_format.save(tmp_path, make())
     with pytest.raises(UserError, match=words):
-        checkpoint.load(tmp_path, ParamLayout(tuple(entries)))
+        checkpoint_format.load(tmp_path, ParamLayout(tuple(entries)))
 
 
 def refused_or_harmless(folder: Path, data: bytes) -> bool:
     """Whether these bytes in the file's place are refused; what is read must be what was saved."""
     (folder / FILE).write_bytes(data)
     try:
-        found = checkpoint.load(folder, LAYOUT)
+        found = checkpoint_format.load(folder, LAYOUT)
     except DamagedError:
         return True
     assert_equal(found, make())
@@ -230,7 +230,7 @@ def refused_or_harmless(folder: Path, data: bytes) -> bool:
 
 
 def test_one_flipped_bit_is_refused_wherever_it_lies(tmp_path: Path) -> None:
-    checkpoint.save(tmp_path, make())
+    checkpoint_format.save(tmp_path, make())
     data = (tmp_path / FILE).read_bytes()
     flips = np.random.default_rng(12).choice(8 * len(data), 2048, replace=False).tolist()
     refused = 0
@@ -242,7 +242,7 @@ def test_one_flipped_bit_is_refused_wherever_it_lies(tmp_path: Path) -> None:
 
 
 def test_a_checkpoint_cut_at_any_place_is_refused(tmp_path: Path) -> None:
-    checkpoint.save(tmp_path, make())
+    checkpoint_format.save(tmp_path, make())
     data = (tmp_path / FILE).read_bytes()
     for part in range(64):
         assert refused_or_harmless(tmp_path, data[: len(data) * part // 64])
@@ -251,12 +251,12 @@ def test_a_checkpoint_cut_at_any_place_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_flip_in_the_head_is_noticed_without_reading_the_tensors(tmp_path: Path) -> None:
-    checkpoint.save(tmp_path, make())
+    checkpoint_format.save(tmp_path, make())
     data = (tmp_path / FILE).read_bytes()
     assert data.count(b"env_steps") == 1
     (tmp_path / FILE).write_bytes(data.replace(b"env_steps", b"env_stepr"))
     with pytest.raises(DamagedError, match="the checksum of its metadata is wrong"):
-        checkpoint.read_meta(tmp_path)
+        checkpoint_format.read_meta(tmp_path)
 
 
 def test_a_checkpoint_of_an_older_version_has_no_checksums_and_is_read(tmp_path: Path) -> None:
@@ -266,11 +266,11 @@ def test_a_checkpoint_of_an_older_version_has_no_checksums_and_is_read(tmp_path:
     }
     about = {"format": 1, "layout": [["x", [3]]], "meta": {"a": 1}}
     save_file(tensors, tmp_path / FILE, {"penstock": json.dumps(about)})
-    found = checkpoint.load(tmp_path)
+    found = checkpoint_format.load(tmp_path)
     assert not found.verified
     assert (found.weights.tolist(), found.meta) == ([0, 1, 2], {"a": 1})
-    checkpoint.save(tmp_path, found)
-    assert checkpoint.load(tmp_path).verified
+    checkpoint_format.save(tmp_path, found)
+    assert checkpoint_format.load(tmp_path).verified
 
 
 LIMITS = [0, 1, 2**31, 2**32, 2**62, 2**63 - 1, 2**64 - 1]
@@ -278,7 +278,7 @@ LIMITS = [0, 1, 2**31, 2**32, 2**62, 2**63 - 1, 2**64 - 1]
 
 @pytest.mark.parametrize("length", LIMITS)
 def test_a_claim_of_a_long_head_is_refused(tmp_path: Path, length: int) -> None:
-    checkpoint.save(tmp_path, make())
+    checkpoint_format.save(tmp_path, make())
     data = (tmp_path / FILE).read_bytes()
     assert refused_or_harmless(tmp_path, struct.pack("<Q", length) + data[8:])
 
@@ -307,7 +307,7 @@ def test_odd_shapes_are_refused(tmp_path: Path, dim: Any, place: str) -> None:
     for nbytes in (12, 0):
         written(tmp_path, about, {"model/x": ("F32", shape, nbytes)})
         with pytest.raises(DamagedError):
-            checkpoint.load(tmp_path)
+            checkpoint_format.load(tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -332,7 +332,7 @@ def test_odd_shapes_are_refused(tmp_path: Path, dim: Any, place: str) -> None:
 def test_odd_metadata_is_refused(tmp_path: Path, about: Any) -> None:
     written(tmp_path, about, {})
     with pytest.raises(UserError, match=r"is damaged|has format"):
-        checkpoint.load(tmp_path)
+        checkpoint_format.load(tmp_path)
 
 
 @settings(max_examples=60, deadline=None)
@@ -356,16 +356,16 @@ def test_whatever_is_in_the_file_is_refused_in_a_sentence(data: st.DataObject) -
     with tempfile.TemporaryDirectory() as folder:
         written(Path(folder), about, {"model/x": (dtype, [3], 12)})
         with pytest.raises(UserError):
-            checkpoint.load(Path(folder))
+            checkpoint_format.load(Path(folder))
 
 
 def test_an_evaluation_in_numpy_needs_no_torch(tmp_path: Path) -> None:
-    checkpoint.save(tmp_path, make())
+    checkpoint_format.save(tmp_path, make())
     code = f"""
 import sys
 from pathlib import Path
-from penstock.learner.checkpoint import load
-import penstock.models.numpy_mlp
+from penstock.learner.checkpoints.checkpoint_format import load
+import penstock.models.acting.numpy_mlp
 print(load(Path({str(tmp_path)!r})).weights.sum(), "torch" in sys.modules)
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

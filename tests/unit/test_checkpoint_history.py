@@ -14,10 +14,10 @@ from penstock.configs.errors import UserError
 from penstock.configs.load import resolve
 from penstock.core.params import ParamLayout
 from penstock.envs import probe
-from penstock.learner import checkpoint
-from penstock.learner import checkpoint_history as history
-from penstock.learner.checkpoint import FILE, Checkpoint
-from penstock.learner.checkpoints import Checkpoints
+from penstock.learner.checkpoints import checkpoint_format
+from penstock.learner.checkpoints import checkpoint_history as history
+from penstock.learner.checkpoints.checkpoint_format import FILE, Checkpoint
+from penstock.learner.checkpoints.checkpoint_manager import Checkpoints
 from penstock.learner.trainer import Trainer
 
 LAYOUT = ParamLayout((("x", (4,)),))
@@ -29,12 +29,12 @@ def save(last: Path, steps: int, keep: int = 3) -> None:
         LAYOUT, np.full(4, steps, np.float32), {}, {"progress": {"learner_steps": steps}}
     )
     history.keep_older(last, steps)
-    checkpoint.save(last, found)
+    checkpoint_format.save(last, found)
     history.prune(last, keep)
 
 
 def steps_in(folder: Path) -> int:
-    return int(checkpoint.load(folder).meta["progress"]["learner_steps"])
+    return int(checkpoint_format.load(folder).meta["progress"]["learner_steps"])
 
 
 def names(last: Path) -> list[str]:
@@ -97,7 +97,9 @@ def test_a_crash_at_any_call_leaves_a_whole_newest_one(
 
 def test_what_is_not_ours_is_neither_removed_nor_followed(last: Path, tmp_path: Path) -> None:
     elsewhere = tmp_path / "elsewhere"
-    checkpoint.save(elsewhere, Checkpoint(LAYOUT, np.zeros(4, np.float32), {}, {"progress": {}}))
+    checkpoint_format.save(
+        elsewhere, Checkpoint(LAYOUT, np.zeros(4, np.float32), {}, {"progress": {}})
+    )
     last.parent.mkdir()
     (last.parent / "step-0").symlink_to(elsewhere)
     notes = last.parent / "step-1" / "notes.txt"
@@ -109,7 +111,7 @@ def test_what_is_not_ours_is_neither_removed_nor_followed(last: Path, tmp_path: 
     save(last, 4)
     assert names(last) == ["last", "step-0", "step-1", "step-100000", "step-2", "step-3"]
     assert [path.name for path in notes.parent.iterdir()] == ["notes.txt"]
-    assert checkpoint.exists(elsewhere)
+    assert checkpoint_format.exists(elsewhere)
 
 
 def test_without_hard_links_they_are_copied(last: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -227,7 +229,7 @@ def test_a_resume_falls_back_and_says_so(tmp_path: Path, how: str) -> None:
     assert "the checksum of" in text
     assert text.endswith(f"the run goes on from {last.with_name('step-10')}, the newest that is "
                          "whole")  # fmt: skip
-    assert checkpoint.exists(last.with_name("damaged-1"))
+    assert checkpoint_format.exists(last.with_name("damaged-1"))
     assert Run(tmp_path).checkpoints.resume(how)  # from now on without a word
     again.save(30)
     assert steps_in(last) == 30
@@ -251,7 +253,7 @@ def test_a_checkpoint_whose_file_is_gone_is_stood_in_for(tmp_path: Path) -> None
     again = Run(tmp_path)
     assert again.checkpoints.resume("auto")
     assert again.trainer.progress.learner_steps == 10
-    assert checkpoint.exists(last)
+    assert checkpoint_format.exists(last)
 
 
 def test_only_one_learner_repairs(tmp_path: Path) -> None:
@@ -270,11 +272,11 @@ def test_the_state_of_another_optimizer_is_refused(tmp_path: Path) -> None:
     run = Run(tmp_path)
     run.save(10)
     last = tmp_path / "checkpoints" / "last"
-    found = checkpoint.load(last)
+    found = checkpoint_format.load(last)
     arrays: dict[str, Any] = dict(found.arrays) | {"optimizer/exp_avg": np.zeros(1, np.float32)}
-    checkpoint.save(last, Checkpoint(found.layout, found.weights, arrays, found.meta))
+    checkpoint_format.save(last, Checkpoint(found.layout, found.weights, arrays, found.meta))
     with pytest.raises(UserError, match=r"saved by another optimizer \(exp_avg of shape"):
         Run(tmp_path).checkpoints.resume("must")
-    checkpoint.save(last, Checkpoint(found.layout, found.weights, found.arrays, {}))
+    checkpoint_format.save(last, Checkpoint(found.layout, found.weights, found.arrays, {}))
     with pytest.raises(UserError, match="not the state of a run"):
         Run(tmp_path).checkpoints.resume("must")

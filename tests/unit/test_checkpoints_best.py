@@ -12,10 +12,10 @@ import pytest
 from penstock.configs.errors import UserError
 from penstock.configs.load import resolve
 from penstock.envs import probe
-from penstock.launch.evaluate import checkpoint_folder
-from penstock.learner import checkpoint
-from penstock.learner.checkpoint import FILE
-from penstock.learner.checkpoints import Checkpoints
+from penstock.evaluation.evaluate import checkpoint_folder
+from penstock.learner.checkpoints import checkpoint_format
+from penstock.learner.checkpoints.checkpoint_format import FILE
+from penstock.learner.checkpoints.checkpoint_manager import Checkpoints
 from penstock.learner.trainer import Trainer
 
 OTHER_GAME = "env.kwargs={sutton_barto_reward: true}"
@@ -49,7 +49,7 @@ class Learned:
 
     @property
     def best_return(self) -> float | None:
-        found: float | None = checkpoint.load(self.best).meta["best_return"]
+        found: float | None = checkpoint_format.load(self.best).meta["best_return"]
         return found
 
     def _hear(self, kind: str, **about: Any) -> None:
@@ -119,7 +119,7 @@ def test_in_another_game_the_weights_go_on_and_returns_begin_anew(tmp_path: Path
     assert resumed(tmp_path).progress.return_mean == 5.0
     other.play(99, 3.0)
     assert not other.best.exists()
-    assert checkpoint.load(learned.folder / "best-before-1").meta["best_return"] == 5.0
+    assert checkpoint_format.load(learned.folder / "best-before-1").meta["best_return"] == 5.0
     other.play(1, 3.0)
     assert other.best_return == 3.0
     said = other.notes()
@@ -139,10 +139,10 @@ def test_what_was_trained_in_another_game_and_evaluated_in_this_has_no_return_he
     learned = Learned(tmp_path)
     learned.play(100, 5.0)
     other = resumed(tmp_path, OTHER_GAME)
-    stored = checkpoint.load(learned.best)
+    stored = checkpoint_format.load(learned.best)
     env = other.trainer.config.env.model_dump(mode="json")
     meta = {**stored.meta, "evaluation": {"env": env, "mean": 4.0}}
-    checkpoint.save(learned.best, replace(stored, meta=meta))  # as an evaluator does
+    checkpoint_format.save(learned.best, replace(stored, meta=meta))  # as an evaluator does
     other.play(100, 3.0)
     assert other.best_return == 3.0
     assert not (learned.folder / "best-before-1").exists()
@@ -152,9 +152,9 @@ def test_what_an_older_version_saved_is_of_the_same_game(tmp_path: Path) -> None
     learned = Learned(tmp_path)
     learned.play(100, 5.0)
     for name in ("last", "best"):
-        stored = checkpoint.load(learned.folder / name)
+        stored = checkpoint_format.load(learned.folder / name)
         meta = {key: value for key, value in stored.meta.items() if key != "env"}
-        checkpoint.save(learned.folder / name, replace(stored, meta=meta))
+        checkpoint_format.save(learned.folder / name, replace(stored, meta=meta))
     again = resumed(tmp_path)
     assert again.progress.return_mean == 5.0
     again.play(100, 4.0)

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 import penstock
+from penstock.cli.options import PANELS
 from penstock.configs.errors import UserError
-from penstock.launch import wandb_writer
-from penstock.launch.cli_options import PANELS
+from penstock.monitor import wandb
 
 COMMANDS = (
     ["train"], ["profile"], ["learner"], ["actor"], ["eval"], ["record"], ["play"], ["export"],
@@ -41,7 +41,7 @@ def in_process(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *arguments: str
 ) -> tuple[int, str, str]:
     """The same without a process: quicker, for what imports little."""
-    from penstock.launch.cli import main
+    from penstock.cli.app import main
 
     monkeypatch.setattr("sys.argv", ["penstock", *arguments])
     with pytest.raises(SystemExit) as exit_:
@@ -71,7 +71,7 @@ def test_the_help_imports_nothing_that_is_slow() -> None:
     slow = {"torch", "gymnasium", "numpy", "pydantic", "rich", "zmq", "matplotlib"}
     code = (
         "import sys; sys.argv = ['penstock', '--help']\n"
-        "from penstock.launch.cli import main\n"
+        "from penstock.cli.app import main\n"
         "try: main()\n"
         f"finally: print('slow:', sorted({slow!r} & set(sys.modules)))"
     )
@@ -81,7 +81,7 @@ def test_the_help_imports_nothing_that_is_slow() -> None:
 
 def test_who_starts_and_watches_a_run_imports_no_torch() -> None:
     code = (
-        "import sys, penstock.launch.run, penstock.launch.profile.session; "
+        "import sys, penstock.launch.run, penstock.cli.profile; "
         "print({'torch', 'matplotlib'} & set(sys.modules))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
@@ -170,7 +170,7 @@ def test_a_mistake_leaves_no_folder(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(wandb_writer, "find_spec", lambda _: None)
+    monkeypatch.setattr(wandb, "find_spec", lambda _: None)
     mistakes = (
         (["train", "cartpoal"], "cartpoal"),
         (["learner", "cartpole", "--bind", "tcp://0.0.0.0:7700"], "transport.curve"),
@@ -191,7 +191,7 @@ def test_a_folder_named_wandb_is_no_library(
     monkeypatch.setattr(sys, "path", [str(tmp_path)])
     monkeypatch.delitem(sys.modules, "wandb", raising=False)
     with pytest.raises(UserError, match="needs wandb, which is not installed"):
-        wandb_writer.require("games")
+        wandb.require("games")
 
 
 def test_elsewhere_than_on_linux_training_is_refused(
@@ -256,7 +256,8 @@ def test_keys_new_makes_keys_once(tmp_path: Path) -> None:
 def test_the_supervisor_starts_without_the_slow_libraries() -> None:
     program = (
         "import sys\n"
-        "from penstock.launch import cli, run\n"
+        "from penstock.cli import app\n"
+        "from penstock.launch import run\n"
         "from penstock.configs.load import resolve\n"
         "resolve('pong')\n"
         "print([m for m in ('torch', 'numpy', 'gymnasium', 'zmq', 'rich') if m in sys.modules])\n"

@@ -9,10 +9,10 @@ import pytest
 
 from penstock.configs.errors import UserError, printable
 from penstock.core.specs import SlotSpec
-from penstock.transport import client as client_module
 from penstock.transport import wire
-from penstock.transport.client import MAX_SLOT_NBYTES, Client
 from penstock.transport.wire import Head, Kind
+from penstock.transport.zmq import client as client_module
+from penstock.transport.zmq.client import MAX_SLOT_NBYTES, Client
 from transport_world import LAYOUT, RUN_ID, SPEC, context
 
 

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from penstock.configs.errors import UserError
 from penstock.configs.load import dump, load_run, presets, resolve, resolve_target
 from penstock.configs.schema import Config
-from penstock.configs.text import parse, write
+from penstock.configs.yaml_text import parse, write
 
 ROOT = Path(__file__).parents[2]
 
@@ -177,7 +177,7 @@ def test_pong_sets_every_option_of_the_atari_preprocessing() -> None:
 
 
 def test_synthetic_shows_every_option_of_its_game_at_its_default() -> None:
-    from penstock.envs.synthetic import SyntheticVectorEnv
+    from penstock.envs.games.synthetic import SyntheticVectorEnv
 
     parameters = inspect.signature(SyntheticVectorEnv).parameters
     defaults = {name: p.default for name, p in parameters.items() if name != "num_envs"}

@@ -13,7 +13,7 @@ from penstock.configs.errors import UserError
 from penstock.configs.keys import algorithms, options
 from penstock.configs.load import resolve
 from penstock.configs.schema import Config
-from penstock.configs.values import Seed, words
+from penstock.configs.value_types import Seed, words
 
 
 def value_of(key: str, text: str) -> Any:

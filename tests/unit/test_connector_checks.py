@@ -10,15 +10,15 @@ import numpy as np
 import pytest
 
 from penstock.core.specs import Column, SlotSpec
-from penstock.learner.others import Others
+from penstock.learner.stream_tracker import Others
 from penstock.profiling.status import StatusPage
 from penstock.replay import Accounting
-from penstock.transport import connector as room
 from penstock.transport import wire
-from penstock.transport.base import Stamp
-from penstock.transport.receiver import Receiver
+from penstock.transport.link import Stamp
 from penstock.transport.shm.link import ShmLink
 from penstock.transport.wire import Head, Kind
+from penstock.transport.zmq import connector as room
+from penstock.transport.zmq.receiver import Receiver
 from transport_world import RUN_ID, Learner, context, learner, reports, wait_until
 
 FLAGS = ("terminated", "truncated", "alive")

@@ -12,11 +12,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.transport import connector as room
 from penstock.transport import wire
-from penstock.transport.receiver import REFUSE_CHARACTERS, Receiver
 from penstock.transport.shm.link import ShmLink
 from penstock.transport.wire import Head, Kind
+from penstock.transport.zmq import connector as room
+from penstock.transport.zmq.receiver import REFUSE_CHARACTERS, Receiver
 from transport_world import RUN_ID, SPEC, context, learner, reports, wait_until
 
 VALUES = st.recursive(

@@ -20,7 +20,7 @@ from penstock.configs.load import resolve
 from penstock.configs.schema import Config
 from penstock.core.specs import HEADER
 from penstock.envs import probe
-from penstock.learner.staging import StagingBatch
+from penstock.learner.sources.staging import StagingBatch
 from penstock.learner.trainer import Trainer
 from penstock.transport.shm.store import Slot
 

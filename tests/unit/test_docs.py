@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 import typer
 
-from penstock.configs import elsewhere
+from penstock.cli.app import app
+from penstock.cli.reference import reference
+from penstock.configs import option_aliases
 from penstock.configs.keys import algorithms, is_section, options, sections
-from penstock.launch.cli import app
-from penstock.launch.reference import reference
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -50,7 +50,7 @@ def rows_of_names() -> list[tuple[set[str], set[str]]]:
 
 
 def test_the_names_of_other_libraries_are_told_alike_by_page_and_errors() -> None:
-    tables = (elsewhere.ON_POLICY, elsewhere.OFF_POLICY)
+    tables = (option_aliases.ON_POLICY, option_aliases.OFF_POLICY)
     told = {name: {table[name] for table in tables if name in table} for name in tables[0]}
     rows = rows_of_names()
     assert len(rows) > 40
@@ -66,7 +66,7 @@ def test_the_names_of_other_libraries_are_told_alike_by_page_and_errors() -> Non
 
 
 def test_the_names_of_other_libraries_stand_for_options_that_exist() -> None:
-    here = {*elsewhere.ON_POLICY.values(), *elsewhere.OFF_POLICY.values()}
+    here = {*option_aliases.ON_POLICY.values(), *option_aliases.OFF_POLICY.values()}
     assert set(re.findall(r"[a-z]+\.[a-z_]+", " ".join(here))) <= OPTIONS
 
 

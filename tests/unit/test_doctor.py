@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from penstock.cli import doctor
 from penstock.core import cgroup
-from penstock.launch import doctor
 
 GOOD: dict[str, Any] = {
     "system": {"system": "Linux", "release": "6.1", "machine": "x86_64", "python": "3.11.7"},

@@ -12,7 +12,7 @@ import pytest
 from penstock.configs.errors import UserError
 from penstock.configs.load import resolve
 from penstock.envs import make
-from penstock.launch import drawing
+from penstock.evaluation import headless
 
 
 @pytest.mark.parametrize(
@@ -32,13 +32,13 @@ def test_mujoco_draws_with_what_is_there_where_there_is_no_display(
     libraries: tuple[str, ...],
     expected: str | None,
 ) -> None:
-    for name in (*drawing.DISPLAYS, "MUJOCO_GL"):
+    for name in (*headless.DISPLAYS, "MUJOCO_GL"):
         monkeypatch.setenv(name, "")  # so that it is put back
         monkeypatch.delenv(name)
     for name, value in given.items():
         monkeypatch.setenv(name, value)
-    monkeypatch.setattr(drawing, "find_library", lambda name: name if name in libraries else None)
-    drawing.do_without_display()
+    monkeypatch.setattr(headless, "find_library", lambda name: name if name in libraries else None)
+    headless.do_without_display()
     assert os.environ.get("MUJOCO_GL") == expected
     assert ("SDL_VIDEODRIVER" in os.environ) == ("DISPLAY" not in given)
 
@@ -47,7 +47,7 @@ def test_a_game_without_pygame_names_what_to_install(monkeypatch: pytest.MonkeyP
     monkeypatch.setitem(sys.modules, "pygame", None)  # as if it were not installed
     game = make(resolve("cartpole").env, 1, filmed=True)
     game.reset_into(0, np.empty((1, 4), np.float32))
-    with pytest.raises(UserError) as error, drawing.drawing("CartPole-v1"):
+    with pytest.raises(UserError) as error, headless.drawing("CartPole-v1"):
         game.pictures()
     game.close()
     assert str(error.value) == (
@@ -59,7 +59,7 @@ def test_a_game_without_pygame_names_what_to_install(monkeypatch: pytest.MonkeyP
 MUJOCO = """
 from penstock.configs.load import resolve
 from penstock.envs import make
-from penstock.launch.drawing import drawing
+from penstock.evaluation.headless import drawing
 with drawing("HalfCheetah-v5"):
     make(resolve("halfcheetah").env, 1, filmed=True)
 """
@@ -82,14 +82,14 @@ def test_mujoco_that_cannot_draw_says_what_it_needs() -> None:
 
 def test_mujoco_without_opengl_says_so_also_where_it_draws(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("MUJOCO_GL", raising=False)
-    with pytest.raises(UserError) as error, drawing.drawing("Game-v0"):
+    with pytest.raises(UserError) as error, headless.drawing("Game-v0"):
         exec("raise ImportError('no  EGL\\ndevice')", {"__name__": "mujoco.egl"})
     said = "MuJoCo cannot draw Game-v0 with no display (no EGL device)"
     assert str(error.value) == f"{said}{NEEDED}"
 
 
 def test_a_mistake_of_the_game_itself_stays_what_it_is() -> None:
-    with pytest.raises(ZeroDivisionError), drawing.drawing("Game-v0"):
+    with pytest.raises(ZeroDivisionError), headless.drawing("Game-v0"):
         raise ZeroDivisionError
-    with pytest.raises(UserError, match=r"^wrong kwargs$"), drawing.drawing("Game-v0"):
+    with pytest.raises(UserError, match=r"^wrong kwargs$"), headless.drawing("Game-v0"):
         raise UserError("wrong kwargs") from TypeError()

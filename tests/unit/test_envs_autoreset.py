@@ -14,8 +14,8 @@ from gymnasium import Env
 
 from penstock.configs.schema import EnvConfig
 from penstock.envs import VectorGame, make
+from penstock.envs.games.synthetic import make_single
 from penstock.envs.single import SingleEnv
-from penstock.envs.synthetic import make_single
 
 Array = npt.NDArray[Any]
 PASS_THROUGH = "gymnasium.wrappers:OrderEnforcing"

@@ -15,9 +15,9 @@ from gymnasium import spaces
 import broken_envs as envs
 from broken_envs import Sound
 from penstock.core.observations import MASK
-from penstock.envs.checks import Checker, choose
-from penstock.envs.checks_cost import growth_nbytes
-from penstock.envs.fits import misfit, misfits
+from penstock.envs.checking.checks import Checker, choose
+from penstock.envs.checking.cost import growth_nbytes
+from penstock.envs.space_misfit import misfit, misfits
 
 STEPS = 60
 

@@ -14,8 +14,8 @@ from gymnasium.spaces import Box, MultiDiscrete
 from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
 
 from broken_envs import GlobalChance, Holds, Masked, OldReset, Refuses, ResetsItself, Sound
-from penstock.envs.checks import Checker
-from penstock.envs.checks_vector import check_vector, draw
+from penstock.envs.checking.checks import Checker
+from penstock.envs.checking.vector import check_vector, draw
 
 STEPS = 60
 

@@ -18,7 +18,7 @@ import pytest
 from penstock.configs.load import presets, resolve
 from penstock.configs.schema import EnvConfig
 from penstock.envs import make, probe
-from penstock.envs.checks import Checker
+from penstock.envs.checking.checks import Checker
 
 GAMES = {
     "boxing": ("ale_py", (4, 84, 84), 18),

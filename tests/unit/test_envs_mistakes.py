@@ -10,10 +10,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from penstock.cli.check_env import check, describe
 from penstock.configs.errors import UserError
 from penstock.configs.schema import EnvConfig
 from penstock.envs import find_bad_observation, make
-from penstock.launch.check_env import check, describe
 from user_shop import config, shopping
 
 

@@ -14,9 +14,9 @@ import pytest
 from penstock.configs.errors import UserError
 from penstock.configs.schema import EnvConfig
 from penstock.envs import make
-from penstock.envs.checks import Checker
-from penstock.envs.checks_vector import check_vector
-from penstock.envs.pool import PoolVectorEnv
+from penstock.envs.checking.checks import Checker
+from penstock.envs.checking.vector import check_vector
+from penstock.envs.envpool import PoolVectorEnv
 
 CARTPOLE = EnvConfig(id="envpool/CartPole-v1", kwargs={"max_episode_steps": 15})
 

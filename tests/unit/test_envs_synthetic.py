@@ -16,7 +16,7 @@ import snappy
 from penstock.configs.errors import UserError
 from penstock.configs.schema import EnvConfig
 from penstock.envs import VectorGame, find_bad_observation, make
-from penstock.envs.synthetic import SyntheticVectorEnv
+from penstock.envs.games.synthetic import SyntheticVectorEnv
 
 PASS_THROUGH = "gymnasium.wrappers:OrderEnforcing"
 
@@ -117,7 +117,7 @@ def test_it_shows_a_nan_at_the_step_asked() -> None:
 
 SCRIPT = """
 import sys, numpy as np
-from penstock.envs.synthetic import SyntheticVectorEnv
+from penstock.envs.games.synthetic import SyntheticVectorEnv
 env = SyntheticVectorEnv(2, **{sys.argv[1]: 2})
 env.reset(seed=0)
 for _ in range(2):

@@ -14,9 +14,9 @@ import pytest
 from penstock.configs.errors import UserError
 from penstock.configs.load import dump, resolve
 from penstock.envs import VectorGame, probe
-from penstock.launch.evaluate import Episode, describe, evaluate, play
-from penstock.learner import checkpoint
-from penstock.learner.checkpoint import Checkpoint
+from penstock.evaluation.evaluate import Episode, describe, evaluate, play
+from penstock.learner.checkpoints import checkpoint_format
+from penstock.learner.checkpoints.checkpoint_format import Checkpoint
 from penstock.models.fitting import net_shape
 
 NEVER = -1
@@ -120,7 +120,7 @@ def cartpole_run(tmp_path: Path) -> Path:
     layout = net_shape(config, info).layout
     weights = np.zeros(layout.size, np.float32)
     layout.views(weights)["policy.bias"][0] = 1.0
-    checkpoint.save(tmp_path / "checkpoints" / "last", Checkpoint(layout, weights))
+    checkpoint_format.save(tmp_path / "checkpoints" / "last", Checkpoint(layout, weights))
     return tmp_path
 
 

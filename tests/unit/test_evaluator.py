@@ -13,10 +13,10 @@ import pytest
 
 from penstock.configs.load import resolve
 from penstock.envs import probe
-from penstock.launch import evaluator
-from penstock.launch.evaluator import Evaluator
-from penstock.learner import checkpoint
-from penstock.learner.checkpoint import FILE, Checkpoint
+from penstock.evaluation import evaluator
+from penstock.evaluation.evaluator import Evaluator
+from penstock.learner.checkpoints import checkpoint_format
+from penstock.learner.checkpoints.checkpoint_format import FILE, Checkpoint
 from penstock.models.fitting import net_shape
 from penstock.profiling.status import Phase
 from transport_world import context, reports
@@ -63,7 +63,7 @@ class Run:
         progress = {"time_s": 1.5, "trained_steps": action, "learner_steps": action}
         arrays = {"optimizer/steps": np.array(float(action))}
         state = Checkpoint(self.layout, weights, arrays, {"progress": progress, **meta})
-        checkpoint.save(self.folder / name, state)
+        checkpoint_format.save(self.folder / name, state)
 
     def evaluate(self, action: int) -> dict[str, Any]:
         """Of weights that were saved last."""
@@ -73,7 +73,7 @@ class Run:
         return found
 
     def best_action(self) -> float:
-        stored = checkpoint.load(self.best)
+        stored = checkpoint_format.load(self.best)
         assert stored.meta["progress"]["learner_steps"] == stored.arrays["optimizer/steps"]
         return float(stored.arrays["optimizer/steps"])
 
@@ -141,7 +141,7 @@ def test_the_best_of_another_game_is_kept_and_not_to_be_beaten(tmp_path: Path) -
     run = Run(tmp_path, "env.kwargs={pay: 0.5}")
     line = run.evaluate(1)
     assert (line["best"], line["best_return_mean"]) == (True, 1.5)
-    kept = checkpoint.load(run.folder / "best-before-1").meta
+    kept = checkpoint_format.load(run.folder / "best-before-1").meta
     assert (kept["evaluation"]["mean"], kept["evaluation"]["env"]["kwargs"]) == (9.0, {})
     assert run.best_action() == 1
     [note] = reports(run.ctx, "note")
@@ -180,7 +180,7 @@ def test_a_run_that_ends_during_an_evaluation_leaves_nothing_of_it(tmp_path: Pat
     try:
         wait_for(Phase.WAITING)
         state = Checkpoint(layout, np.zeros(layout.size, np.float32))
-        checkpoint.save(tmp_path / "checkpoints" / "last", state)
+        checkpoint_format.save(tmp_path / "checkpoints" / "last", state)
         wait_for(Phase.ENVIRONMENT)
     finally:
         ctx.stop()

@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from penstock.launch import events
-from penstock.launch.events import KINDS, EventLog
+from penstock.monitor import events
+from penstock.monitor.events import KINDS, EventLog
 
 SCHEMA = {
     "schema": int,

@@ -14,16 +14,16 @@ import torch
 
 from penstock.core.params import ParamLayout
 from penstock.core.specs import Column, SlotSpec
-from penstock.learner.feed import Feeder
-from penstock.learner.staging import StagingBatch, torch_dtype
+from penstock.learner.sources.feeder import Feeder
+from penstock.learner.sources.staging import StagingBatch, torch_dtype
 from penstock.profiling.ledger import TimeLedger
 from penstock.replay import Accounting, SlotQueue
-from penstock.transport.base import Welcome
-from penstock.transport.shm.board import WeightsBoard
+from penstock.transport.link import Welcome
 from penstock.transport.shm.host import ShmHost
 from penstock.transport.shm.link import ShmLink
 from penstock.transport.shm.slot_writer import SlotWriter
 from penstock.transport.shm.store import SlotStore
+from penstock.transport.shm.weights_board import WeightsBoard
 
 SPEC = SlotSpec(
     3,

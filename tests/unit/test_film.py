@@ -12,8 +12,8 @@ from penstock.configs.errors import UserError
 from penstock.configs.load import resolve
 from penstock.core.observations import laid_out
 from penstock.envs import GameInfo, atari, make
-from penstock.envs.film import FilmedAtari, draws, pictures
-from penstock.launch.pictures import drawn, enlarged
+from penstock.envs.rendering import FilmedAtari, draws, pictures
+from penstock.evaluation.pictures import drawn, enlarged
 
 WHOLE_SCREEN = {"img_height": 210, "img_width": 160, "maxpool": False, "stack_num": 1}
 

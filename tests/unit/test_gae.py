@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from penstock.algos.gae import gae
+from penstock.algos.ops.gae import gae
 from random_unrolls import random_ends
 
 

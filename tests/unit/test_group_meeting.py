@@ -10,8 +10,8 @@ import pytest
 import torch.distributed as dist
 
 from penstock.configs.errors import UserError
-from penstock.learner.exchange.base import GroupLostError
-from penstock.learner.group import meet
+from penstock.learner.group.process_group import meet
+from penstock.learner.sync.gradient_sync import GroupLostError
 
 VERSION = "the version of penstock"
 HELLO = {VERSION: "1.0", "learner.lr": 0.1}

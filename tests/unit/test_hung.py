@@ -12,8 +12,8 @@ import gymnasium
 import numpy as np
 from gymnasium import spaces
 
-from penstock.envs.checks import Checker
-from penstock.launch.hung import call_of, told_where_hung
+from penstock.envs.checking.checks import Checker
+from penstock.envs.checking.hung import call_of, told_where_hung
 
 
 class Slow(gymnasium.Env[Any, Any]):

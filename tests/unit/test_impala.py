@@ -14,20 +14,20 @@ from gymnasium import spaces
 from torch import Tensor
 
 from penstock.algos import impala, process, slot_spec
+from penstock.algos.ops.vtrace import vtrace
 from penstock.algos.slots import RETURN, with_returns
-from penstock.algos.vtrace import vtrace
 from penstock.configs.algorithms import ImpalaConfig
 from penstock.configs.errors import UserError
 from penstock.configs.load import resolve
 from penstock.core.params import ParamLayout
 from penstock.core.specs import SlotSpec
+from penstock.models.acting.categorical import Categorical
+from penstock.models.acting.numpy_mlp import NumpyMlp
+from penstock.models.acting.policy import Policy
+from penstock.models.acting.torch_network import TorchNetwork
 from penstock.models.actions import Numbers, discrete
 from penstock.models.layout import CnnShape, MlpShape
-from penstock.models.numpy_mlp import NumpyMlp
-from penstock.models.policy import Policy
-from penstock.models.sampling import Categorical
 from penstock.models.torch_nets import Net, build_net
-from penstock.models.torch_policy import TorchNetwork
 from random_unrolls import ACTIONS, make_batch
 
 SHAPE = MlpShape(4, discrete(ACTIONS), (16, 16), "tanh", 1.0)
@@ -247,7 +247,9 @@ def test_process_clips_then_scales_in_place_and_leaves_shown_returns_raw() -> No
 
 
 def test_actors_and_connectors_need_no_torch_for_it() -> None:
-    code = "import sys, penstock.algos, penstock.models.policy; print('torch' in sys.modules)"
+    code = (
+        "import sys, penstock.algos, penstock.models.acting.policy; print('torch' in sys.modules)"
+    )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "False\n"
 

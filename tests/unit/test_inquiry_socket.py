@@ -16,11 +16,12 @@ from typing import Any
 
 import pytest
 
-from penstock.launch import inquiry
-from penstock.launch.asking import describe, reach, status
-from penstock.launch.inquiry import FILE, Inquiry
+from penstock.core.role_spec import RoleSpec, Stage
+from penstock.core.run_dir import SUPERVISOR_FILE
+from penstock.launch import status_server
 from penstock.launch.process import Child
-from penstock.launch.topology import RoleSpec, Stage
+from penstock.launch.status_server import Inquiry
+from penstock.monitor.status_client import describe, reach, status
 from penstock.profiling.ledger import COUNT, PART_BITS, PARTS, RING, Part
 from penstock.profiling.status import Phase
 
@@ -49,7 +50,7 @@ def child(folder: Path) -> Iterator[Child]:
 def connect(folder: Path) -> socket.socket:
     client = socket.socket(socket.AF_UNIX)
     client.settimeout(5.0)
-    client.connect(json.loads((folder / FILE).read_text())["socket"])
+    client.connect(json.loads((folder / SUPERVISOR_FILE).read_text())["socket"])
     return client
 
 
@@ -163,10 +164,10 @@ def test_a_client_that_vanishes_leaves_nothing_open(folder: Path) -> None:
 def test_clients_that_do_not_read_are_borne_for_a_while_and_never_waited_for(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(inquiry, "PATIENCE_S", 0.3)
+    monkeypatch.setattr(status_server, "PATIENCE_S", 0.3)
     many = [f"actor-{i}" for i in range(50_000)]
     with Inquiry(folder, folder) as desk:
-        sleepers = [connect(folder) for _ in range(inquiry.ASKERS)]
+        sleepers = [connect(folder) for _ in range(status_server.ASKERS)]
         desk.turn(many, {})
         patient = connect(folder)
         patient.setblocking(False)
@@ -212,7 +213,7 @@ def test_shares_are_those_of_the_window(folder: Path, child: Child) -> None:
 
 def test_the_file_and_the_socket_are_there_as_long_as_somebody_answers(folder: Path) -> None:
     with Inquiry(folder, folder):
-        about = json.loads((folder / FILE).read_text())
+        about = json.loads((folder / SUPERVISOR_FILE).read_text())
         assert about["pid"] == os.getpid()
         assert Path(about["socket"]).is_socket()
     assert [path.name for path in folder.rglob("*")] == ["logs"]

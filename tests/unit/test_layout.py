@@ -22,7 +22,8 @@ SETUPTOOLS: dict[str, Any] = PYPROJECT["tool"]["setuptools"]
 ROOMS = sorted(
     init.parent.name for init in ROOT.glob("*/__init__.py") if init.parent.name != "penstock"
 )
-NEED_AN_EXTRA = tuple(f"penstock.envs.{game}" for game in ("car_racing", "doom", "minatar"))
+NEED_AN_EXTRA = tuple(f"penstock.envs.games.{game}" for game in ("car_racing", "doom", "minatar"))
+IMPORTED_BY_NAME = "penstock.replay.remote"  # replay over the network needs zmq
 HEAVY = ("numpy", "torch", "zmq")
 
 
@@ -50,7 +51,8 @@ def test_penstock_links_to_every_room_and_to_nothing_else() -> None:
 
 def test_penstock_holds_no_room_of_its_own() -> None:
     entries = {path.name for path in (ROOT / "penstock").iterdir() if not path.is_symlink()}
-    assert entries - {"__pycache__"} == {"__init__.py", "__main__.py", "py.typed"}
+    moved = {"serving.py"}
+    assert entries - {"__pycache__"} == {"__init__.py", "__main__.py", "py.typed"} | moved
 
 
 def test_every_folder_with_python_in_a_room_is_a_package() -> None:
@@ -96,25 +98,35 @@ def test_a_package_imports_from_the_link(package: str) -> None:
     assert Path(module.__file__).resolve().parent == ROOT / folders_on_disk()[package]
 
 
+def modules_of(name: str) -> Iterator[str]:
+    """A module; or with ".*" all of a package that needs no extra and is not apart from it."""
+    package = name.removesuffix(".*")
+    yield package
+    folder = ROOT / folders_on_disk()[package]
+    for path in sorted(folder.rglob("*.py")) if name != package else ():
+        inner = path.relative_to(folder).with_suffix("").parts
+        module = ".".join([package, *(part for part in inner if part != "__init__")])
+        if not module.startswith((IMPORTED_BY_NAME, *NEED_AN_EXTRA)):
+            yield module
+
+
 @pytest.fixture(scope="module")
 def heavy_after() -> dict[str, list[str]]:
     """Which of HEAVY are loaded after each import, in this order, in one fresh interpreter."""
     script = f"""
-import importlib, json, pkgutil, sys
+import importlib, json, sys
 loaded = {{}}
-for name in sys.argv[1:]:
-    package = importlib.import_module(name.removesuffix(".*"))
-    if name.endswith(".*"):
-        for module in pkgutil.walk_packages(package.__path__, package.__name__ + "."):
-            if module.name not in {NEED_AN_EXTRA}:
-                importlib.import_module(module.name)
+for name, modules in json.loads(sys.argv[1]).items():
+    for module in modules:
+        importlib.import_module(module)
     loaded[name] = [heavy for heavy in {HEAVY} if heavy in sys.modules]
 print(json.dumps(loaded))
 """
     names = ["penstock", "penstock.configs.*", "penstock.core.*", "penstock.transport.shm.*",
              "penstock.replay.*", "penstock.envs.*", "penstock.transport"]  # fmt: skip
+    modules = json.dumps({name: list(modules_of(name)) for name in names})
     done = subprocess.run(
-        [sys.executable, "-c", script, *names], stdout=subprocess.PIPE, text=True, check=True
+        [sys.executable, "-c", script, modules], stdout=subprocess.PIPE, text=True, check=True
     )
     result: dict[str, list[str]] = json.loads(done.stdout)
     return result

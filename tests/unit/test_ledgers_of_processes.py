@@ -6,9 +6,9 @@ import resource
 import signal
 from pathlib import Path
 
+from penstock.core.role_spec import RoleSpec, Stage
 from penstock.launch.ledgers import Ledgers
 from penstock.launch.process import Child
-from penstock.launch.topology import RoleSpec, Stage
 
 SPEC = RoleSpec("actor", 0, "does_not_matter:run", Stage.ACTORS)
 

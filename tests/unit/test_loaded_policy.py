@@ -18,9 +18,9 @@ import penstock
 from penstock import LoadedPolicy, UserError
 from penstock.configs.load import dump, resolve
 from penstock.envs import probe
-from penstock.envs.portable import from_json, to_json
-from penstock.learner import checkpoint
-from penstock.learner.checkpoint import Checkpoint
+from penstock.envs.space_json import from_json, to_json
+from penstock.learner.checkpoints import checkpoint_format
+from penstock.learner.checkpoints.checkpoint_format import Checkpoint
 from penstock.models.fitting import net_shape
 
 Array = npt.NDArray[Any]
@@ -78,7 +78,7 @@ def a_run(folder: Path, target: str, overrides: list[str], seed: int = 0) -> Pat
     (folder / "config.yaml").write_text(dump(config))
     layout = net_shape(config, probe(config.env)).layout
     weights = 0.2 * np.random.default_rng(seed).standard_normal(layout.size, np.float32)
-    checkpoint.save(folder / "checkpoints" / "last", Checkpoint(layout, weights))
+    checkpoint_format.save(folder / "checkpoints" / "last", Checkpoint(layout, weights))
     return folder
 
 
@@ -94,8 +94,10 @@ def cartpole(tmp_path: Path) -> LoadedPolicy:
 
 def of_numpy(policy: LoadedPolicy, observations: Array) -> Array:
     """CartPole's logits by hand: two tanh layers of the policy's tower, then its head."""
-    named = checkpoint.load(Path(policy.config.run.dir or "") / "checkpoints/last").layout.views(
-        checkpoint.load(Path(policy.config.run.dir or "") / "checkpoints/last").weights
+    named = checkpoint_format.load(
+        Path(policy.config.run.dir or "") / "checkpoints/last"
+    ).layout.views(
+        checkpoint_format.load(Path(policy.config.run.dir or "") / "checkpoints/last").weights
     )
     x = observations.astype(np.float64)
     for i in range(2):

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from penstock.launch.effects import Effect, Send
-from penstock.launch.membership import Group, Seats
-from penstock.launch.topology import RoleSpec, Stage
+from penstock.core.role_spec import RoleSpec, Stage
+from penstock.launch.learner_group import Group, Seats
+from penstock.launch.supervisor_messages import Effect, Send
 
 
 def learners(count: int) -> list[RoleSpec]:

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 import torch
 
+from penstock.models.acting.categorical import Categoricals, Decider
+from penstock.models.acting.gaussian import Gaussian
 from penstock.models.actions import Choices, Numbers
 from penstock.models.distributions import distribution
-from penstock.models.gaussians import Gaussian
-from penstock.models.sampling import Categoricals, Decider
 
 ENVS, ROUNDS = 200, 300
 

@@ -18,10 +18,10 @@ from penstock.configs.schema import Config
 from penstock.core.observations import laid_out, row_nbytes, views
 from penstock.core.params import ParamLayout
 from penstock.core.specs import SlotSpec
+from penstock.models.acting.policy import make_policy
 from penstock.models.fitting import actor_critic_shape
 from penstock.models.general import GeneralShape
 from penstock.models.layout import CnnShape, MlpShape
-from penstock.models.policy import make_policy
 from penstock.models.torch_encoders import ImpalaCnn
 from penstock.models.torch_nets import build_net
 

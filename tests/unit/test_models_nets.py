@@ -11,6 +11,10 @@ import torch
 from torch import nn
 from torch.nn.functional import conv2d, linear
 
+from penstock.models.acting.categorical import Categorical
+from penstock.models.acting.numpy_mlp import NumpyMlp
+from penstock.models.acting.policy import Policy
+from penstock.models.acting.torch_network import TorchNetwork
 from penstock.models.actions import discrete
 from penstock.models.layout import (
     POLICY,
@@ -22,11 +26,7 @@ from penstock.models.layout import (
     NetShape,
     QCnnShape,
 )
-from penstock.models.numpy_mlp import NumpyMlp
-from penstock.models.policy import Policy
-from penstock.models.sampling import Categorical
 from penstock.models.torch_nets import Dense, Mlp, NatureCnn, Net, QCnn, TwinCritics, build_net
-from penstock.models.torch_policy import TorchNetwork
 from penstock.models.torch_trunks import tanh
 
 MLP = MlpShape(6, discrete(3), (64, 64), "tanh", 1.0)

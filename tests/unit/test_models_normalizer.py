@@ -9,10 +9,10 @@ import pytest
 import torch
 from torch import Tensor
 
+from penstock.models.acting.numpy_mlp import NumpyMlp
 from penstock.models.actions import discrete
 from penstock.models.layout import MlpShape
 from penstock.models.normalizer import Normalizer
-from penstock.models.numpy_mlp import NumpyMlp
 from penstock.models.torch_nets import build_net
 
 SHAPE = MlpShape(3, discrete(2), (8,), "tanh", 1.0, normalize=True)

@@ -13,12 +13,12 @@ from gymnasium import spaces
 
 from penstock.configs.errors import UserError
 from penstock.configs.schema import ActorsConfig, Config
-from penstock.models import policy as policies
+from penstock.models.acting import policy as policies
+from penstock.models.acting.numpy_mlp import NumpyMlp
+from penstock.models.acting.policy import Policy, make_policy
+from penstock.models.acting.torch_network import TorchNetwork
 from penstock.models.fitting import net_shape
-from penstock.models.numpy_mlp import NumpyMlp
-from penstock.models.policy import Policy, make_policy
 from penstock.models.precision import cpu_gains_by_bf16
-from penstock.models.torch_policy import TorchNetwork
 
 
 class Vector:

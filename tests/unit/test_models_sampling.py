@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from penstock.models.sampling import Categorical
+from penstock.models.acting.categorical import Categorical
 
 ENVS = 500
 

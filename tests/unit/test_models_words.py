@@ -12,9 +12,9 @@ from gymnasium import spaces
 from penstock.configs.load import resolve
 from penstock.configs.schema import Config
 from penstock.envs import probe
-from penstock.learner.making import make_trainer, network_of
+from penstock.learner.factory import make_trainer, network_of
 from penstock.models.fitting import net_shape
-from penstock.models.words import in_words
+from penstock.models.summary import in_words
 
 
 def frames(*shape: int) -> Any:

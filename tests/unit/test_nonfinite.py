@@ -13,9 +13,9 @@ from torch import Tensor
 from penstock.configs.load import resolve
 from penstock.core.specs import HEADER
 from penstock.envs import probe
-from penstock.learner.checkpoints import Checkpoints
+from penstock.learner.checkpoints.checkpoint_manager import Checkpoints
 from penstock.learner.nonfinite import NonFiniteGuard, backward
-from penstock.learner.staging import StagingBatch
+from penstock.learner.sources.staging import StagingBatch
 from penstock.learner.state import put_state, take_state, weights_of
 from penstock.learner.trainer import Trainer
 from penstock.transport.shm.store import Slot

@@ -16,7 +16,7 @@ from penstock.configs.load import resolve
 from penstock.core.control import Channel
 from penstock.core.role import RoleContext
 from penstock.launch import lockstep
-from penstock.learner import checkpoint
+from penstock.learner.checkpoints import checkpoint_format
 from penstock.profiling.status import StatusPage
 
 ENTRY = "nan_algorithm:Algorithm"
@@ -77,7 +77,7 @@ def test_many_in_a_row_send_the_learner_back(tmp_path: Path) -> None:
     back = [event for event in of_kind(heard, "event") if event["event"] == "rollback"]
     assert [event["data"]["step"] for event in back] == [14, 24]
     assert "policy_loss" not in back[0]["data"]["loss"], "its parts are finite, the sum is not"
-    saved = checkpoint.load(tmp_path / "checkpoints" / "last").meta["progress"]
+    saved = checkpoint_format.load(tmp_path / "checkpoints" / "last").meta["progress"]
     assert (saved["lr_factor"], saved["learner_steps"]) == (0.25, 40)
 
 
@@ -89,7 +89,7 @@ def test_a_loss_that_stays_so_ends_the_run(tmp_path: Path) -> None:
     [final] = of_kind(heard, "final")
     accounting = final["accounting"]
     assert accounting["produced"] == accounting["trained"] + accounting["in_flight"] > 0
-    assert checkpoint.exists(tmp_path / "checkpoints" / "last")
+    assert checkpoint_format.exists(tmp_path / "checkpoints" / "last")
 
 
 @pytest.mark.parametrize("settings", ["{first: 0, last: 0}", "{last: 24}"])
@@ -98,5 +98,5 @@ def test_the_same_run_comes_out_every_time(tmp_path: Path, settings: str) -> Non
     weights = []
     for name in ("once", "again"):
         train(tmp_path / name, *options)
-        weights.append(checkpoint.load(tmp_path / name / "checkpoints" / "last").weights)
+        weights.append(checkpoint_format.load(tmp_path / name / "checkpoints" / "last").weights)
     assert np.array_equal(weights[0], weights[1])

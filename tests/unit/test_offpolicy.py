@@ -12,11 +12,11 @@ from gymnasium import spaces
 
 from penstock.configs.load import resolve
 from penstock.core.params import Float32
-from penstock.envs.game import GameInfo
-from penstock.learner.checkpoints import Checkpoints
+from penstock.envs.vector_env import GameInfo
+from penstock.learner.checkpoints.checkpoint_manager import Checkpoints
 from penstock.learner.offpolicy import OffPolicyTrainer
 from penstock.learner.updates import DqnUpdate, SacUpdate
-from penstock.models.policy import make_policy
+from penstock.models.acting.policy import make_policy
 
 CHOICES = GameInfo(spaces.Box(-1, 1, (4,), np.float32), spaces.Discrete(4), 1, "")
 TORQUES = GameInfo(spaces.Box(-1, 1, (3,), np.float32), spaces.Box(-2, 2, (1,), np.float32), 1, "")

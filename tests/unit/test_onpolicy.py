@@ -16,9 +16,9 @@ from penstock.algos.slots import RETURN
 from penstock.configs.load import resolve
 from penstock.core.specs import HEADER
 from penstock.envs import probe
-from penstock.learner.exchange.base import Alone, GroupLostError
 from penstock.learner.onpolicy import RewardScale, deal, nobody, pieces
-from penstock.learner.staging import StagingBatch
+from penstock.learner.sources.staging import StagingBatch
+from penstock.learner.sync.gradient_sync import Alone, GroupLostError
 from penstock.learner.trainer import Trainer
 from penstock.transport.shm.store import Slot
 

@@ -14,8 +14,8 @@ from torch import Tensor, nn
 
 from penstock.configs.reduce import ReduceConfig
 from penstock.configs.schema import LearnerConfig
-from penstock.learner.optimizer import FlatOptimizer
-from penstock.learner.reduce.layout import Part
+from penstock.learner.codecs.buckets import Part
+from penstock.learner.optimizers.flat_optimizer import FlatOptimizer
 
 KINDS = ["adam", "rmsprop", "sgd"]
 LARGE = ["lars", "lamb"]
@@ -236,7 +236,7 @@ def test_no_part_of_a_learner_step_imports_dynamo(kind: str) -> None:
     code = f"""
 import sys, torch
 from penstock.configs.schema import LearnerConfig
-from penstock.learner.optimizer import FlatOptimizer
+from penstock.learner.optimizers.flat_optimizer import FlatOptimizer
 from penstock.models.actions import discrete
 from penstock.models.layout import MlpShape
 from penstock.models.torch_nets import build_net

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from penstock.configs.schema import LearnerConfig
-from penstock.learner.optimizer import FlatOptimizer
+from penstock.learner.optimizers.flat_optimizer import FlatOptimizer
 
 needs_library = pytest.mark.skipif(
     not importlib.util.find_spec("pytorch_optimizer"),
@@ -149,7 +149,7 @@ sys.modules["pytorch_optimizer"] = None  # as if it were not installed
 import torch
 from penstock.configs.errors import UserError
 from penstock.configs.schema import LearnerConfig
-from penstock.learner.optimizer import FlatOptimizer
+from penstock.learner.optimizers.flat_optimizer import FlatOptimizer
 try:
     FlatOptimizer(torch.nn.Linear(2, 2).named_parameters(), LearnerConfig(optimizer="lars"))
 except UserError as error:

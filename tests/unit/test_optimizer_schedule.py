@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from penstock.configs.schema import LearnerConfig
-from penstock.learner.optimizer_schedule import learning_rate
+from penstock.learner.optimizers.schedule import learning_rate
 
 
 def test_it_is_constant_without_a_schedule() -> None:

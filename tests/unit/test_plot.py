@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 from penstock.configs.errors import UserError
-from penstock.launch.intervals import interval, t_95
-from penstock.launch.plot import _draw, band, curve, load, plot, whole
-from penstock.launch.record import Lines
+from penstock.monitor.intervals import interval, t_95
+from penstock.monitor.plot import _draw, band, curve, load, plot, whole
+from penstock.monitor.record import Lines
 
 
 def test_the_interval_of_a_mean() -> None:

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from penstock.configs.load import resolve
-from penstock.launch.profile.data import Window, make
-from penstock.launch.profile.readings import Reading
-from penstock.launch.topology import RoleSpec, Stage
+from penstock.core.role_spec import RoleSpec, Stage
+from penstock.profiling.report.data import Window, make
+from penstock.profiling.report.readings import Reading
 from penstock.profiling.verdict import judge
 
 SECOND = 10**9

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from penstock.configs.load import resolve
-from penstock.launch.profile.flow import Rate, Seen, stages
+from penstock.profiling.report.flow import Rate, Seen, stages
 
 HERE = Rate(1000.0, 50_000.0)
 RECEIVED = {"slots": 1.0, "steps": 200.0, "raw_nbytes": 10_000.0, "coded_nbytes": 2_000.0}

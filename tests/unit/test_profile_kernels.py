@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from penstock.launch.profile.kernels import busy, busy_in
+from penstock.profiling.report.kernels import busy, busy_in
 
 
 def event(kind: str, begin_us: float, length_us: float, name: str = "gemm") -> dict[str, Any]:

@@ -13,9 +13,9 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from penstock.launch.profile.readings import read, read_own, spans, threads
-from penstock.launch.topology import RoleSpec, Stage
+from penstock.core.role_spec import RoleSpec, Stage
 from penstock.profiling.ledger import RING_SPANS, Part, TimeLedger
+from penstock.profiling.report.readings import read, read_own, spans, threads
 from penstock.profiling.status import StatusPage
 
 SPEC = RoleSpec("actor", 3, "nowhere:main", Stage.ACTORS)

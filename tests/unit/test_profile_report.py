@@ -13,14 +13,14 @@ import numpy as np
 import pytest
 
 from penstock.configs.errors import UserError
-from penstock.launch.profile import report, timeline
-from penstock.launch.profile.colours import COLOURS, LEARNER_COLOURS
-from penstock.launch.profile.data import Window
-from penstock.launch.profile.html import page
-from penstock.launch.profile.readings import Spans, Thread
-from penstock.launch.profile.tables import duration, rate_of_bytes
-from penstock.launch.profile.text import lines
 from penstock.profiling.ledger import LEARNER_PARTS, Part
+from penstock.profiling.report import files, timeline
+from penstock.profiling.report.colours import COLOURS, LEARNER_COLOURS
+from penstock.profiling.report.data import Window
+from penstock.profiling.report.html import page
+from penstock.profiling.report.readings import Spans, Thread
+from penstock.profiling.report.tables import duration, rate_of_bytes
+from penstock.profiling.report.text import lines
 
 PROFILE: dict[str, Any] = {
     "target": "pong <1>",
@@ -177,7 +177,7 @@ def test_all_files_are_written(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     profile = dict(PROFILE)
     window = Window({}, {}, 0, 40_000_000, [])
-    notes = report.write(tmp_path, profile, window, threads(), ["first"])
+    notes = files.write(tmp_path, profile, window, threads(), ["first"])
     assert notes == ["first", "the trace has all 20 spans of the window"]
     assert {path.name for path in tmp_path.iterdir()} == {
         "trace.json", "timeline.png", "report.html", "profile.json",
@@ -192,7 +192,7 @@ def test_without_matplotlib_a_sentence_says_how_to_get_it(tmp_path: Path) -> Non
     script = f"""
 import sys
 sys.modules["matplotlib"] = None
-from penstock.launch.profile import timeline
+from penstock.profiling.report import timeline
 from penstock.configs.errors import UserError
 try:
     timeline.draw({str(tmp_path / "t.png")!r}, [], 0, 1)

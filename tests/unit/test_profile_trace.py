@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from penstock.launch.profile.readings import Spans, Thread, spans
-from penstock.launch.profile.trace import cut, held, write
 from penstock.profiling.ledger import LANE_WORDS, Part, TimeLedger
+from penstock.profiling.report.readings import Spans, Thread, spans
+from penstock.profiling.report.trace import cut, held, write
 from trace_schema import check_schema
 
 

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from penstock.launch.effects import Limits
-from penstock.launch.profile.watch import PATIENCE_S, WARM_UP_S, WORD_S, Watch
+from penstock.launch.profile_watch import PATIENCE_S, WARM_UP_S, WORD_S, Watch
 from penstock.launch.run import Audience
 from penstock.launch.supervisor import Supervisor
-from penstock.launch.view import LineView
+from penstock.launch.supervisor_messages import Limits
+from penstock.monitor.view import LineView
 
 
 class Clock:
@@ -57,7 +57,7 @@ class Scene:
 @pytest.fixture
 def scene(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Scene]:
     clock = Clock()
-    monkeypatch.setattr("penstock.launch.profile.watch.time", clock)
+    monkeypatch.setattr("penstock.launch.profile_watch.time", clock)
     scene = Scene(tmp_path, clock)
     yield scene
     scene.close()

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 import torch
 
-from penstock.learner.publish import Publisher
-from penstock.transport.base import Stamp
-from penstock.transport.shm.board import WeightsBoard
+from penstock.learner.publisher import Publisher
+from penstock.transport.link import Stamp
+from penstock.transport.shm.weights_board import WeightsBoard
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from penstock.launch.ranks import Place, Ranks, merge, whereabouts
+from penstock.monitor.ranks import Place, Ranks, merge, whereabouts
 from penstock.profiling.histogram import bin_of, edge
 
 

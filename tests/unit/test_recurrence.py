@@ -15,9 +15,9 @@ from penstock.actors.rollout import Rollout
 from penstock.algos import slot_spec
 from penstock.algos.unrolled import unrolled
 from penstock.configs.schema import Config
+from penstock.models.acting.policy import make_policy
 from penstock.models.distributions import distribution
 from penstock.models.fitting import actor_critic_shape
-from penstock.models.policy import make_policy
 from penstock.models.torch_cores import Core, Gru, Lstm
 from penstock.models.torch_nets import build_net
 from penstock.profiling.ledger import TimeLedger

@@ -10,10 +10,10 @@ import pytest
 import torch
 from torch import Tensor
 
+from penstock.bench.network import entries
 from penstock.configs.schema import LearnerConfig
-from penstock.launch.bench.network import entries
-from penstock.learner.reduce.alone import Alone
-from penstock.learner.reduce.auto import (
+from penstock.learner.codecs.alone import Alone
+from penstock.learner.codecs.auto import (
     Choice,
     Cost,
     Network,
@@ -23,13 +23,13 @@ from penstock.learner.reduce.auto import (
     finalists,
     predict_s,
 )
-from penstock.learner.reduce.collective import (
+from penstock.learner.codecs.buckets import parts_of
+from penstock.learner.codecs.collective import (
     Collective,
     all_gather_nbytes,
     all_reduce_nbytes,
     all_to_all_nbytes,
 )
-from penstock.learner.reduce.layout import parts_of
 
 SLOW = Network(12_500_000, 0.001)  # 100 Mbit/s
 

@@ -10,9 +10,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from penstock.learner.reduce import twophase
-from penstock.learner.reduce.alone import Alone
-from penstock.learner.reduce.collective import Collective
+from penstock.learner.codecs import two_phase
+from penstock.learner.codecs.alone import Alone
+from penstock.learner.codecs.collective import Collective
 from reduce_ring import CPU, SIZE, Floats, codec_for, gradients, reduce_all, run_ranks
 
 NATURE = (
@@ -99,7 +99,7 @@ def test_results_do_not_depend_on_how_much_is_done_at_a_time(
         return [reduce_all(codec, ring, t, g) for t, g in enumerate(grads[:, ring.rank])]
 
     whole = run_ranks(3, work)[0]
-    monkeypatch.setattr(twophase, "PIECE", 100)
+    monkeypatch.setattr(two_phase, "PIECE", 100)
     assert np.array_equal(run_ranks(3, work)[0], whole)
 
 

@@ -11,10 +11,10 @@ from torch import nn
 
 from penstock.configs.errors import UserError
 from penstock.configs.reduce import ReduceConfig
-from penstock.learner.reduce.collective import Collective
-from penstock.learner.reduce.layout import Bucket, Part, buckets_of, parts_of
-from penstock.learner.reduce.make import make_codec
-from penstock.learner.reduce.packing import Packing
+from penstock.learner.codecs.buckets import Bucket, Part, buckets_of, parts_of
+from penstock.learner.codecs.collective import Collective
+from penstock.learner.codecs.packing import Packing
+from penstock.learner.codecs.registry import make_codec
 from reduce_ring import CPU, codec_for, run_ranks
 
 

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
+from penstock.configs.code_references import Reference, check, references
 from penstock.configs.errors import UserError
 from penstock.configs.load import presets, resolve
-from penstock.configs.references import Reference, check, references
 from penstock.configs.schema import Config
 
 OWN = ["env.id=my_game:make_env"]

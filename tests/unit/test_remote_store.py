@@ -9,7 +9,7 @@ import pytest
 
 from penstock.configs.errors import UserError
 from penstock.core.role import Store
-from penstock.learner.remote_store import interface_of, open_store
+from penstock.learner.group.remote_store import interface_of, open_store
 
 LISTEN = "0A"
 

@@ -10,8 +10,8 @@ import pytest
 from penstock.configs.errors import UserError
 from penstock.configs.load import dump, resolve
 from penstock.core.params import ParamLayout
+from penstock.core.run_dir import Resume
 from penstock.launch import run
-from penstock.launch.folders import Resume
 from penstock.launch.resumed import (
     begin_from,
     check_folder_named,
@@ -19,8 +19,8 @@ from penstock.launch.resumed import (
     find_source,
     resolve_resumed,
 )
-from penstock.learner import checkpoint
-from penstock.learner.checkpoint import FILE, Checkpoint
+from penstock.learner.checkpoints import checkpoint_format
+from penstock.learner.checkpoints.checkpoint_format import FILE, Checkpoint
 
 
 @pytest.fixture
@@ -79,7 +79,7 @@ def test_what_is_resumed_must_be_named(resume: Resume, tmp_path: Path) -> None:
 def saved(folder: Path, steps: int) -> None:
     layout = ParamLayout((("x", (1,)),))
     found = Checkpoint(layout, np.zeros(1, np.float32), {}, {"progress": {"learner_steps": steps}})
-    checkpoint.save(folder, found)
+    checkpoint_format.save(folder, found)
 
 
 def test_a_run_is_resumed_by_its_folder(folder: Path) -> None:
@@ -113,7 +113,9 @@ def test_another_checkpoint_is_a_folder_a_file_or_a_run(tmp_path: Path) -> None:
     assert find_source(str(run_dir), new, "auto") == (best.with_name("last"), "auto")
     assert not new.exists()
     assert "after 3 optimizer steps" in begin_from(new, best)
-    assert checkpoint.load(new / "checkpoints" / "last").meta["progress"]["learner_steps"] == 3
+    assert (
+        checkpoint_format.load(new / "checkpoints" / "last").meta["progress"]["learner_steps"] == 3
+    )
     assert find_source(str(run_dir), new, "auto") == (None, "auto"), "its own comes first"
 
 

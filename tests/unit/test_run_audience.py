@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from penstock.launch.events import EventLog
-from penstock.launch.record import Record, lines
 from penstock.launch.run import Audience
+from penstock.monitor.events import EventLog
+from penstock.monitor.record import Record, lines
 
 
 class Shown:

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from penstock.configs.errors import UserError
-from penstock.launch import folders
-from penstock.launch.folders import (
+from penstock.core import run_dir
+from penstock.core.run_dir import (
     MARKER,
     RUNTIME_NAME,
     RUNTIME_PREFIX,
@@ -135,7 +135,7 @@ def test_a_runtime_folder_is_ours_alone_and_goes_away(temporary: Path) -> None:
 
 def a_stale_folder(place: Path) -> Path:
     """A runtime folder whose supervisor has ended without removing it."""
-    path, lock = folders._make([place])
+    path, lock = run_dir._make([place])
     (path / "learner-0.sock").touch()
     os.close(lock)
     return path

@@ -13,10 +13,11 @@ from typing import Any
 
 import pytest
 
-from penstock.configs.game import settings
 from penstock.configs.load import resolve
+from penstock.configs.same_env import settings
 from penstock.configs.schema import EnvConfig
-from penstock.launch.record import RESERVED_NBYTES, Record, lines, write_atomic
+from penstock.core.files import write_atomic
+from penstock.monitor.record import RESERVED_NBYTES, Record, lines
 
 
 def test_metrics_are_lines_and_the_summary_is_the_last_with_the_end(tmp_path: Path) -> None:

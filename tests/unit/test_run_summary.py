@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from penstock.launch.record import Record
-from penstock.launch.summary import accounting, rows, show
+from penstock.monitor.record import Record
+from penstock.monitor.summary import accounting, rows, show
 
 BALANCED = {"produced": 100, "trained": 80, "dropped": {"stale": 10}, "lost": {}, "in_flight": 10}
 SUMMARY: dict[str, Any] = {

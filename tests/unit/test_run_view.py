@@ -6,9 +6,10 @@ from typing import Any
 import pytest
 
 from penstock.configs.schema import StopConfig
-from penstock.launch.figures import clock, count, eta_s, figures, number, reasons
-from penstock.launch.figures import line as figure_line
-from penstock.launch.view import LineView, LiveView, make_view
+from penstock.core.formatting import clock, count, number, reasons
+from penstock.monitor.figures import eta_s, figures
+from penstock.monitor.figures import line as figure_line
+from penstock.monitor.view import LineView, LiveView, make_view
 
 METRICS: dict[str, Any] = {
     "time_s": 75.2,

@@ -13,9 +13,9 @@ import pytest
 
 from penstock.configs.errors import UserError
 from penstock.core.params import ParamLayout
-from penstock.launch import runs
-from penstock.learner import checkpoint
-from penstock.learner.checkpoint import Checkpoint
+from penstock.learner.checkpoints import checkpoint_format
+from penstock.learner.checkpoints.checkpoint_format import Checkpoint
+from penstock.monitor import runs
 
 CONFIG = "env:\n  id: Maze-v0\nalgo:\n  name: dqn\n"
 
@@ -79,7 +79,7 @@ def test_a_row_says_how_far_a_run_came(tmp_path: Path) -> None:
     folder = make_run(tmp_path / "run", "return", episode_return_mean=17.5)
     layout = ParamLayout((("w", (1,)),))
     best = Checkpoint(layout, np.zeros(1, np.float32), {}, {"best_return": 19.25})
-    checkpoint.save(folder / "checkpoints" / "best", best)
+    checkpoint_format.save(folder / "checkpoints" / "best", best)
     found = runs.row(folder)
     assert found.pop("started") == pytest.approx(os.stat(folder / "config.yaml").st_mtime)
     assert found == {

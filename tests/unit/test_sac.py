@@ -16,7 +16,7 @@ from penstock.configs.algorithms import SacConfig
 from penstock.configs.load import resolve
 from penstock.core.params import ParamLayout
 from penstock.core.specs import SlotSpec
-from penstock.models.gaussians import SquashedGaussian
+from penstock.models.acting.gaussian import SquashedGaussian
 
 BOUNDS = (-20.0, 2.0)
 

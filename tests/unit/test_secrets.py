@@ -10,8 +10,8 @@ import pytest
 
 from penstock.configs import secrets
 from penstock.configs.errors import UserError
-from penstock.configs.game import settings
 from penstock.configs.load import dump, resolve
+from penstock.configs.same_env import settings
 from penstock.configs.schema import EnvConfig
 from penstock.envs import make
 

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from penstock.configs.errors import UserError
-from penstock.launch.folders import Resume
+from penstock.core.run_dir import Resume
 from penstock.launch.seeds import together, train
 
 

@@ -11,7 +11,7 @@ from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from penstock.configs.schema import LearnerConfig
-from penstock.learner.server.clock import Backup, Bounded, Pace, make_pace
+from penstock.learner.parameter_server.pace import Backup, Bounded, Pace, make_pace
 
 A, B, C, D = 1, 2, 3, 4
 

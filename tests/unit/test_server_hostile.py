@@ -11,11 +11,11 @@ import pytest
 import zmq
 
 from penstock.configs.load import resolve
-from penstock.learner.server import protocol
-from penstock.learner.server.members import rules
-from penstock.learner.server.parameters import template
-from penstock.learner.server.protocol import Flag, Head, Kind, Message, Packed
-from penstock.learner.server.server import ParameterServer
+from penstock.learner.parameter_server import protocol
+from penstock.learner.parameter_server.members import rules
+from penstock.learner.parameter_server.parameters import template
+from penstock.learner.parameter_server.protocol import Flag, Head, Kind, Message, Packed
+from penstock.learner.parameter_server.server import ParameterServer
 
 SIZE = 8
 TALLY = len(protocol.NOTHING)

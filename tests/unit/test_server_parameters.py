@@ -8,10 +8,9 @@ import torch
 from torch import nn
 
 from penstock.configs.schema import LearnerConfig
-from penstock.learner.optimizer import FlatOptimizer
-from penstock.learner.server import protocol
-from penstock.learner.server.changes import LocalCopy
-from penstock.learner.server.parameters import (
+from penstock.learner.optimizers.flat_optimizer import FlatOptimizer
+from penstock.learner.parameter_server import protocol
+from penstock.learner.parameter_server.parameters import (
     Parameters,
     State,
     make_parameters,
@@ -19,7 +18,8 @@ from penstock.learner.server.parameters import (
     template,
     unpack_state,
 )
-from penstock.learner.server.protocol import NOTHING, Flag, Head, Kind, Message, Packed
+from penstock.learner.parameter_server.protocol import NOTHING, Flag, Head, Kind, Message, Packed
+from penstock.learner.parameter_server.significant_changes import LocalCopy
 from penstock.transport.wire import WireError
 
 

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.learner.server import protocol
-from penstock.learner.server.protocol import HEAD, Flag, Head, Kind, Payload
+from penstock.learner.parameter_server import protocol
+from penstock.learner.parameter_server.protocol import HEAD, Flag, Head, Kind, Payload
 from penstock.transport.checksum import crc32
 from penstock.transport.wire import WireError
 

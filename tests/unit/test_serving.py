@@ -14,13 +14,14 @@ import pytest
 from penstock.replay.batch import Batch
 from penstock.replay.buffer import Replay
 from penstock.replay.errors import ReplayError
+from penstock.replay.remote import ReplayClient, ReplayServer, service
+from penstock.replay.remote.service import Limits
+from penstock.replay.remote.snapshots import Snapshots
 from penstock.replay.samplers import Prioritized, Uniform
 from penstock.replay.snapshot_files import MANIFEST
-from penstock.serving import ReplayClient, ReplayServer, service
-from penstock.serving.service import Limits
-from penstock.serving.snapshots import Snapshots
-from penstock.transport import keys, wire
+from penstock.transport import wire
 from penstock.transport.wire import Head, Kind
+from penstock.transport.zmq import keys
 
 COLUMNS: dict[str, Any] = {
     "obs": {"camera": (np.uint8, (9, 9)), "arm": (np.float32, (3,))},

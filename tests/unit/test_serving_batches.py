@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from penstock.replay.batch import Batch
-from penstock.serving.batches import pack, read_shape, unpack
+from penstock.replay.remote.batch_codec import pack, read_shape, unpack
 from penstock.transport.wire import WireError
 
 

@@ -8,8 +8,8 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from penstock.replay.remote.service import REPLAY_VERSION
 from penstock.replay.samplers import Prioritized
-from penstock.serving.service import REPLAY_VERSION
 from penstock.transport import wire
 from penstock.transport.wire import Head, Kind
 from replay_service import Served, frame_replay, slot_message

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from penstock.replay.limiter import RateLimiter
+from penstock.replay.remote.intake import WINDOW
 from penstock.replay.samplers import Prioritized
-from penstock.serving.intake import WINDOW
 from penstock.transport.wire import Kind
 from replay_service import ENVS, UNROLL, Served, frame_replay
 

@@ -16,9 +16,9 @@ import pytest
 from penstock.configs.errors import UserError
 from penstock.core.specs import Column, SlotSpec
 from penstock.transport.shm.arena import Arena
-from penstock.transport.shm.board import WeightsBoard
 from penstock.transport.shm.link import ShmLink
 from penstock.transport.shm.store import Geometry
+from penstock.transport.shm.weights_board import WeightsBoard
 
 SPEC = SlotSpec(4, 2, (Column("obs", "float32", (8,)),))
 GEOMETRY = Geometry(SPEC, slots=3, lanes=2)

@@ -10,9 +10,9 @@ import pytest
 
 from penstock.configs.errors import UserError
 from penstock.core.params import to_bf16
-from penstock.transport.base import Stamp
+from penstock.transport.link import Stamp
 from penstock.transport.shm.arena import Arena, available_nbytes
-from penstock.transport.shm.board import WeightsBoard
+from penstock.transport.shm.weights_board import WeightsBoard
 
 
 def test_the_board_shows_the_newest_in_either_precision() -> None:

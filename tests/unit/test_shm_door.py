@@ -18,8 +18,8 @@ import msgpack
 import pytest
 
 from penstock.configs.errors import UserError
-from penstock.transport.shm import door
-from penstock.transport.shm.door import Attached, Door, Entry, check_fds, close_all
+from penstock.transport.shm import attach
+from penstock.transport.shm.attach import Attached, Door, Entry, check_fds, close_all
 
 NOBODY = 65534
 
@@ -232,8 +232,8 @@ def test_nothing_is_taken_from_another_users_socket(open_folder: Path) -> None:
 def test_who_says_nothing_holds_up_nobody_and_is_let_go(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(door, "MAX_SILENT", 4)
-    monkeypatch.setattr(door, "ATTACH_TIMEOUT_S", 0.2)
+    monkeypatch.setattr(attach, "MAX_SILENT", 4)
+    monkeypatch.setattr(attach, "ATTACH_TIMEOUT_S", 0.2)
     house = House(tmp_path / "door")
     silent = []
     for _ in range(8):
@@ -279,7 +279,7 @@ def owner(path: Path, answer: bytes, fds: list[int]) -> Iterator[None]:
         def serve() -> None:
             peer, _ = listener.accept()
             with peer:
-                peer.recv(door.MESSAGE_NBYTES)
+                peer.recv(attach.MESSAGE_NBYTES)
                 socket.send_fds(peer, [answer], fds)
 
         thread = threading.Thread(target=serve, daemon=True)
@@ -294,7 +294,7 @@ def owner(path: Path, answer: bytes, fds: list[int]) -> Iterator[None]:
         (b"\xc1", 0),
         (msgpack.packb([1]), 2),
         (msgpack.packb({"x": b"0" * (1 << 17)}), 1),
-        (msgpack.packb({}), door.MAX_FDS + 1),
+        (msgpack.packb({}), attach.MAX_FDS + 1),
     ],
     ids=["no message", "no map", "too long", "too many descriptors"],
 )

@@ -19,11 +19,11 @@ import pytest
 
 from penstock.configs.errors import UserError
 from penstock.core.specs import Column, SlotSpec
-from penstock.transport.base import Stamp
-from penstock.transport.shm.board import WeightsBoard
+from penstock.transport.link import Stamp
 from penstock.transport.shm.host import ShmHost
 from penstock.transport.shm.link import ShmLink
 from penstock.transport.shm.store import SlotStore
+from penstock.transport.shm.weights_board import WeightsBoard
 from transport_world import LAYOUT, welcome, writer_of
 
 SPEC = SlotSpec(4, 2, (Column("obs", "|u1", (200, 100), "unroll+1"), Column("reward", "|u1")))

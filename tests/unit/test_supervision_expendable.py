@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from penstock.launch.effects import Failure, Note, Start
-from penstock.launch.topology import RoleSpec, Stage
+from penstock.core.role_spec import RoleSpec, Stage
+from penstock.launch.supervisor_messages import Failure, Note, Start
 from supervision_scene import ACTORS, LEARNER, Scene
 
 EVALUATOR = RoleSpec("evaluator", 0, "m:f", Stage.CARRIERS, expendable=True)

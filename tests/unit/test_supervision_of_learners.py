@@ -6,9 +6,19 @@ import signal
 from typing import Any
 
 from penstock.core.role import EXIT_REJOIN
+from penstock.core.role_spec import RoleSpec, Stage
 from penstock.launch.decisions import Decisions
-from penstock.launch.effects import Effect, End, Failure, Kill, Limits, Note, Outcome, Send, Start
-from penstock.launch.topology import RoleSpec, Stage
+from penstock.launch.supervisor_messages import (
+    Effect,
+    End,
+    Failure,
+    Kill,
+    Limits,
+    Note,
+    Outcome,
+    Send,
+    Start,
+)
 
 TERM, KILL = int(signal.SIGTERM), int(signal.SIGKILL)
 KILLED = "was killed by SIGKILL (out of memory? the kernel's log tells: dmesg)"

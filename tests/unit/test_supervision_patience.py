@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from penstock.launch.effects import Failure, Note, Outcome
+from penstock.launch.supervisor_messages import Failure, Note, Outcome
 from supervision_scene import ACTORS, LEARNER, Scene
 
 BRIDGE = Failure(

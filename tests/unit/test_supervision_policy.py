@@ -7,8 +7,9 @@ import signal
 import pytest
 
 from penstock.core.role import EXIT_REJOIN
+from penstock.core.role_spec import Stage
 from penstock.launch.decisions import Decisions
-from penstock.launch.effects import (
+from penstock.launch.supervisor_messages import (
     KILLED_AS_ASKED,
     Effect,
     Failure,
@@ -20,7 +21,6 @@ from penstock.launch.effects import (
     Start,
     how_it_ended,
 )
-from penstock.launch.topology import Stage
 from supervision_scene import ACTORS, CONNECTOR, LEARNER, Scene
 
 TERM, KILL, DUMP = int(signal.SIGTERM), int(signal.SIGKILL), int(signal.SIGUSR1)

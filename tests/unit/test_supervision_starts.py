@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from penstock.launch.decisions import Decisions
-from penstock.launch.effects import End, Failure, Limits, Note, Send, Start
+from penstock.launch.supervisor_messages import End, Failure, Limits, Note, Send, Start
 from supervision_scene import ACTORS, LEARNER, Scene
 
 WHY = "could not be started: Too many open files"

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from penstock.launch import supervisor
-from penstock.launch.effects import Limits
 from penstock.launch.supervisor import Supervisor
+from penstock.launch.supervisor_messages import Limits
 
 
 class Hangs:

@@ -10,8 +10,8 @@ import pytest
 from tensorboardX.proto.event_pb2 import Event
 
 from penstock.configs.errors import UserError
-from penstock.launch import tensorboard
-from penstock.launch.tensorboard import Board, scalars
+from penstock.monitor import tensorboard
+from penstock.monitor.tensorboard import Board, scalars
 
 METRICS = {
     "env_steps": 640,

@@ -7,8 +7,9 @@ import pytest
 from penstock.configs.errors import UserError
 from penstock.configs.load import resolve
 from penstock.core.role import Store
+from penstock.core.role_spec import RoleSpec, Stage
 from penstock.launch import topology
-from penstock.launch.topology import RoleSpec, Stage, reachable
+from penstock.launch.topology import reachable
 
 RUNTIME = Path("/tmp/penstock-x")
 

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import torch
 
-from penstock.launch.profile.kernels import busy_in
 from penstock.learner.torch_trace import TorchTrace
+from penstock.profiling.report.kernels import busy_in
 
 
 def ask(path: Path, turns: int, seconds: float, *, host: bool = True) -> list[dict[str, Any]]:

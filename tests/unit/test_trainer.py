@@ -14,8 +14,8 @@ from penstock.configs.errors import UserError
 from penstock.configs.load import resolve
 from penstock.core.specs import HEADER
 from penstock.envs import probe
-from penstock.learner.making import on_own_gpu
-from penstock.learner.staging import StagingBatch
+from penstock.learner.factory import on_own_gpu
+from penstock.learner.sources.staging import StagingBatch
 from penstock.learner.trainer import Trainer, pick_device
 from penstock.profiling.device import DeviceClock
 from penstock.profiling.ledger import Part, TimeLedger

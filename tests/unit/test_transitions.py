@@ -14,7 +14,7 @@ from penstock.configs.errors import UserError
 from penstock.configs.load import resolve
 from penstock.envs import probe
 from penstock.learner.offpolicy import OffPolicyTrainer
-from penstock.learner.transitions import Transitions, make_sampler
+from penstock.learner.sources.transitions import Transitions, make_sampler
 from penstock.profiling.device import DeviceClock
 from penstock.profiling.ledger import Part, TimeLedger
 from penstock.replay import Accounting, Prioritized, Replay

@@ -13,8 +13,8 @@ from gymnasium import spaces
 
 from penstock.actors.rollout import Rollout, check_shift
 from penstock.algos import slot_spec
+from penstock.algos.ops.frame_stacks import observations, stacks
 from penstock.algos.slots import BEGINS, OLDER, check, frames_of_unroll
-from penstock.algos.stacks import observations, stacks
 from penstock.configs.errors import UserError
 from penstock.configs.load import resolve
 from penstock.configs.schema import Config

@@ -7,17 +7,17 @@ from pathlib import Path
 
 import pytest
 
+from penstock.bench.ceiling import made_up
 from penstock.configs.load import resolve
 from penstock.envs import probe
-from penstock.launch.bench.ceiling import made_up
+from penstock.learner.sources.unrolls import Unrolls
 from penstock.learner.trainer import Trainer
-from penstock.learner.unrolls import Unrolls
 from penstock.profiling.ledger import TimeLedger
 from penstock.replay import Accounting
-from penstock.transport.base import Welcome
-from penstock.transport.shm.board import WeightsBoard
+from penstock.transport.link import Welcome
 from penstock.transport.shm.host import ShmHost
 from penstock.transport.shm.slot_writer import SlotWriter
+from penstock.transport.shm.weights_board import WeightsBoard
 
 
 def test_latency_is_of_steps_that_are_trained_on_and_ends_with_the_wait_for_others(

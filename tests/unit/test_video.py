@@ -11,8 +11,8 @@ import pytest
 from penstock.configs.errors import UserError
 from penstock.configs.load import resolve
 from penstock.envs import make
-from penstock.launch import video
-from penstock.models.policy import make_policy
+from penstock.evaluation import video
+from penstock.models.acting.policy import make_policy
 
 
 def without(module: str, monkeypatch: pytest.MonkeyPatch) -> None:

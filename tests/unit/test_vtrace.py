@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from penstock.algos.vtrace import VTrace, vtrace
+from penstock.algos.ops.vtrace import VTrace, vtrace
 
 Array = npt.NDArray[Any]
 

@@ -10,9 +10,9 @@ import pytest
 from penstock.core.params import ParamLayout
 from penstock.core.specs import Column, SlotSpec
 from penstock.transport import wire
-from penstock.transport.base import Stamp, Welcome
-from penstock.transport.desk import WeightsDesk
-from penstock.transport.shm.board import WeightsBoard
+from penstock.transport.link import Stamp, Welcome
+from penstock.transport.shm.weights_board import WeightsBoard
+from penstock.transport.zmq.weights_responder import WeightsDesk
 
 LAYOUT = ParamLayout((("w", (3,)),))
 WELCOME = Welcome(1, 0, SlotSpec(2, 1, (Column("obs", "|u1"),)), LAYOUT, {})

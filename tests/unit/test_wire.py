@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from penstock.core.params import ParamLayout, WireDtype, to_bf16
 from penstock.core.specs import HEADER, Bytes, SlotSpec
 from penstock.transport import wire
-from penstock.transport.base import Stamp
+from penstock.transport.link import Stamp
 from penstock.transport.wire import Head, Kind, SlotDecoder, SlotEncoder, WireError
 from transport_world import LAYOUT, SPEC, expected
 

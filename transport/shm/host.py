@@ -12,11 +12,11 @@ from typing import Any
 
 from penstock.configs.errors import UserError
 from penstock.core.specs import SlotSpec
-from penstock.transport.base import Welcome
-from penstock.transport.shm.board import WeightsBoard
-from penstock.transport.shm.door import Attached, Door
+from penstock.transport.link import Welcome
+from penstock.transport.shm.attach import Attached, Door
 from penstock.transport.shm.lane import offer
 from penstock.transport.shm.store import SlotStore, drain_event
+from penstock.transport.shm.weights_board import WeightsBoard
 
 
 class ShmHost:

@@ -8,7 +8,7 @@ from typing import Any
 
 from penstock.core.specs import SlotSpec
 from penstock.transport.shm.arena import Arena
-from penstock.transport.shm.door import check_fds, close_all
+from penstock.transport.shm.attach import check_fds, close_all
 from penstock.transport.shm.slot_writer import SlotWriter
 from penstock.transport.shm.store import Geometry, SlotStore
 

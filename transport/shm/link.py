@@ -7,16 +7,16 @@ from pathlib import Path
 
 from penstock.core.params import Float32, ParamLayout
 from penstock.core.specs import SlotSpec
-from penstock.transport.base import LearnerGoneError, Stamp, Welcome
-from penstock.transport.shm.board import WeightsBoard
-from penstock.transport.shm.door import STRANGE, Entry, check_fds, close_all, strange_answer
+from penstock.transport.link import LearnerGoneError, Stamp, Welcome
+from penstock.transport.shm.attach import STRANGE, Entry, check_fds, close_all, strange_answer
 from penstock.transport.shm.lane import attached
 from penstock.transport.shm.slot_writer import SlotWriter
 from penstock.transport.shm.store import Slot
+from penstock.transport.shm.weights_board import WeightsBoard
 
 
 class ShmLink:
-    """`transport.base.Link` over shared memory; ``want=0`` attaches to the weights alone."""
+    """`transport.link.Link` over shared memory; ``want=0`` attaches to the weights alone."""
 
     fills_store = True
 

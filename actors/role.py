@@ -1,0 +1,174 @@
+"""The actor's process: join a learner, play, publish unrolls until told to stop.
+
+Without a config of its own (started by hand) an actor takes the learner's in the handshake.
+"""
+
+from __future__ import annotations
+
+import time
+
+import numpy as np
+
+from penstock.actors.join import Found, find, join
+from penstock.actors.rollout import Rollout
+from penstock.algos import process, records_returns, slot_spec
+from penstock.configs.schema import Config
+from penstock.core.role import EXIT_REJOIN, RoleContext
+from penstock.envs import VectorGame, make
+from penstock.models.acting.policy import make_policy
+from penstock.profiling.ledger import Part, TimeLedger
+from penstock.profiling.status import Phase, StatusPage
+from penstock.transport.link import LearnerGoneError, Link, Stamp
+
+GRANT_TIMEOUT_S = 0.5
+INDEX_BITS = 16  # of an actor's id
+
+
+def run(ctx: RoleContext) -> None:
+    """Play until ``ctx.stopping()``; exits with EXIT_REJOIN when the only learner has gone."""
+    try:
+        found = find(ctx)
+        game = make(found.config.env, found.config.actors.envs, found.config.actors.env_threads)
+        _live(ctx, found, game)
+    except LearnerGoneError as error:
+        if ctx.stopping():
+            return
+        ctx.report("note", text=f"{ctx.name} joins again: {error}")
+        raise SystemExit(EXIT_REJOIN) from error
+
+
+def _live(ctx: RoleContext, found: Found, game: VectorGame) -> None:
+    """Play for one learner after the other, in the same game. The supervisor gives an actor to
+    another learner where there are several; one started by hand has no supervisor to do so."""
+    config, actor = found.config, actor_id(ctx)
+    several = ctx.config is not None and config.learner.count > 1
+    spec = slot_spec(config, game.info)
+    player: Player | None = None
+    while not ctx.stopping():
+        ctx.follow()
+        found = find(ctx) if several else found
+        link = None
+        try:
+            link = join(ctx, found, spec, actor)
+            if link is None:
+                continue
+            ctx.report("ready")
+            if player is None:
+                player = Player(config, link, game, actor, ctx.incarnation, ctx.status, ctx.ledger)
+            else:
+                player.join(link, ctx.incarnation)
+            _play(ctx, player)
+        except LearnerGoneError:
+            if not several:
+                raise
+        finally:
+            if link is not None:
+                link.close()
+
+
+def actor_id(ctx: RoleContext) -> int:
+    """The index among a run's own actors; for one started by hand, unique over hosts."""
+    if ctx.config is not None:
+        return ctx.index
+    return (ctx.run_id % (1 << 40)) << INDEX_BITS | ctx.index
+
+
+def _play(ctx: RoleContext, player: Player) -> None:
+    status = ctx.status
+    before = status.played_steps
+    status.begin_stream(ctx.incarnation, player.sequence)
+    while not ctx.leaving():
+        status.beat()
+        status.phase = Phase.WAITING
+        if player.play(GRANT_TIMEOUT_S):
+            status.sequence = player.sequence
+            status.produced_steps = player.produced_steps
+            status.played_steps = before + player.produced_steps
+
+
+class Player:
+    """One actor without its process: plays an unroll into a slot whenever one is granted."""
+
+    def __init__(
+        self,
+        config: Config,
+        link: Link,
+        game: VectorGame,
+        actor: int,
+        incarnation: int,
+        status: StatusPage,
+        ledger: TimeLedger,
+    ) -> None:
+        # A restarted actor, and one of a resumed run, must not play the same games once more.
+        life = [config.run.seed, actor, incarnation, link.welcome.generation]
+        seeds = np.random.SeedSequence(life).generate_state(2)
+        self._config = config
+        self._link = link
+        self._game = game
+        self._actor = actor
+        self._incarnation = incarnation
+        self._status, self._ledger = status, ledger
+        # Those started by hand are numbered too, in the lower bits.
+        self._policy = make_policy(config, game.info, int(seeds[0]), actor & (1 << INDEX_BITS) - 1)
+        discount = config.algo.discount if records_returns(config.algo) else None
+        self._rollout = Rollout(game, self._policy, int(seeds[1]), ledger, discount, link.beat)
+        self._weights = np.empty(link.welcome.layout.size, np.float32)
+        self._stamp: Stamp | None = None
+        self.sequence = 0
+        self.produced_steps = 0
+
+    def join(self, link: Link, incarnation: int) -> None:
+        """Go on with the same games for another learner, as a new stream."""
+        self._link = link
+        self._rollout.beat = link.beat
+        self._incarnation = incarnation
+        self._stamp = None  # the version may be the same, the weights need not
+        self._rollout.forget_slots()
+        # A stream that begins with another sequence than 0 begins in the middle of episodes.
+        self.sequence = min(self.sequence, 1)
+        self.produced_steps = 0
+
+    def play(self, timeout_s: float) -> bool:
+        """Play one unroll with the newest weights; False when no slot was granted in time."""
+        self._ledger.switch(Part.WAIT)
+        if not self._swap_weights():
+            self._link.beat()
+            time.sleep(min(timeout_s, 0.005))  # the relay has none yet
+            return False
+        with self._link.slot(timeout_s) as slot:
+            if slot is None:
+                return False
+            self._ledger.switch(Part.OTHER)
+            self._swap_weights()  # newer ones may have come while it waited
+            assert self._stamp is not None
+            self._status.phase = Phase.ENVIRONMENT
+            self._status.beat()
+            began_s = time.monotonic()
+            steps = self._rollout.fill(slot.columns, slot.index, self._stamp.version)
+            if self._link.fills_store:
+                self._ledger.switch(Part.PROCESS)
+                process(self._config.algo, slot.columns)
+            self._ledger.switch(Part.WRITE)
+            header = slot.header
+            header["actor"] = self._actor
+            header["incarnation"] = self._incarnation
+            header["generation"], header["version"] = self._stamp
+            header["sequence"] = self.sequence
+            header["steps"] = steps
+            header["produced_steps"] = self.produced_steps + steps
+            header["started_s"], header["published_s"] = began_s, time.monotonic()
+        self.sequence += 1
+        self.produced_steps += steps
+        return True
+
+    def close(self) -> None:
+        """End the environments; the link is the caller's."""
+        self._game.close()
+
+    def _swap_weights(self) -> bool:
+        """Take newer weights if there are any; False while there are none at all."""
+        stamp = self._link.read_weights(self._weights, self._stamp)
+        if stamp is not None:
+            self._stamp = stamp
+            self._policy.load(self._weights)
+        return self._stamp is not None

@@ -1,0 +1,1 @@
+"""Maths shared by algorithms, as pure functions."""

@@ -1,0 +1,79 @@
+"""A function called in a process of its own: ``python -m penstock.bench.alone TARGET``.
+
+What is measured so has the threads, the allocator and the freed memory that its role has, and
+nothing of whoever asks. Request and result are JSON, on standard input and output.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping
+from typing import Any
+
+from penstock.configs.errors import UserError
+from penstock.core.processes import die_with, python
+from penstock.launch.process import THREAD_VARIABLES
+
+USERS_MISTAKE = 2
+START_S = 300.0
+
+
+def alone(
+    target: str,
+    request: Mapping[str, Any],
+    *,
+    seconds: float = 0.0,
+    threads: int = 1,
+    variables: Mapping[str, str] | None = None,
+) -> Any:
+    """What ``module:function`` returns for the keyword arguments ``request``, called in a process
+    with ``threads`` and the environment ``variables``.
+
+    ``seconds``: how long it is known to measure. Raises UserError as the function does,
+    RuntimeError with the last line that it said where it fails, subprocess.TimeoutExpired where it
+    hangs.
+    """
+    own = {**dict.fromkeys(THREAD_VARIABLES, str(threads)), **(variables or {})}
+    # Its temporary files lie in a folder of ours: interrupted, we kill it, and it cleans no more.
+    with tempfile.TemporaryDirectory(prefix="bench-penstock-") as folder:
+        done = subprocess.run(
+            python("penstock.bench.alone", target),
+            input=json.dumps({"parent_pid": os.getpid(), "request": dict(request)}),
+            capture_output=True,
+            text=True,
+            timeout=START_S + 4 * seconds,
+            env={**os.environ, **own, "TMPDIR": folder},
+            check=False,
+        )
+    said = done.stderr.strip().splitlines()
+    if done.returncode == USERS_MISTAKE:
+        raise UserError(said[-1] if said else f"{target} gave no reason")
+    if done.returncode != 0:
+        raise RuntimeError(f"{target} failed with {done.returncode}: {(said or ['silently'])[-1]}")
+    return json.loads(done.stdout)
+
+
+def main() -> None:
+    asked = json.load(sys.stdin)
+    die_with(asked["parent_pid"], signal.SIGKILL)
+    module, _, function = sys.argv[1].partition(":")
+    if os.getcwd() not in sys.path:
+        sys.path.append(os.getcwd())  # where a role looks for a user's game
+    try:
+        with contextlib.redirect_stdout(sys.stderr):  # libraries that greet
+            result = getattr(importlib.import_module(module), function)(**asked["request"])
+    except UserError as error:
+        print(error, file=sys.stderr)
+        sys.exit(USERS_MISTAKE)
+    print(json.dumps(result))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,126 @@
+"""The learner's ceiling: its rate on data that is in place already.
+
+The trainer, precision, micro-batches and threads are the config's; the data is made up, but valid,
+and used again and again with a learning rate of next to nothing, so that the weights stay sound.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from gymnasium import spaces
+
+from penstock.bench.rates import Work, rounds_of, told
+from penstock.configs.schema import Config
+from penstock.core.observations import MASK, Part, views
+from penstock.core.specs import HEADER, SlotSpec
+from penstock.envs import GameInfo, probe
+from penstock.learner.factory import make_trainer
+from penstock.learner.offpolicy import OffPolicyTrainer
+from penstock.learner.sources.staging import StagingBatch
+from penstock.learner.trainer import Trainer, pick_device
+from penstock.models.fitting import net_shape
+from penstock.transport.shm.store import Slot
+
+LEARNING_RATE = 1e-9
+Array = npt.NDArray[Any]
+
+
+def rounds(config: Mapping[str, Any], seconds: float) -> dict[str, Any]:
+    """What `learner_alone.rounds` calls in the other process."""
+    settings = Config.model_validate(config)
+    found = rounds_of({"learner": work(settings)}, seconds)["learner"]
+    return told(found) | {
+        "on_gpu": pick_device(settings.learner.device).type == "cuda",
+        "tcmalloc": "tcmalloc" in Path("/proc/self/maps").read_text(),
+    }
+
+
+def size(config: Mapping[str, Any]) -> int:
+    """Parameters of the network of a config."""
+    settings = Config.model_validate(config)
+    return net_shape(settings, probe(settings.env)).layout.size
+
+
+def work(config: Config) -> Work:
+    """Training on data in place, in this process; in agent steps."""
+    slowly = config.learner.model_copy(update={"lr": LEARNING_RATE})
+    config = config.model_copy(update={"learner": slowly})
+    info = probe(config.env)
+    trainer = make_trainer(config, info)
+    settle = torch.cuda.synchronize if trainer.device.type == "cuda" else bool
+    if isinstance(trainer, Trainer):
+        batch = staged(trainer, info)
+        return Work(lambda: trainer.train(batch), batch.steps, settle)
+    batch_size, each = config.replay.batch_size, config.replay.samples_per_insert or 1.0
+    return Work(drawn(trainer, info, batch_size), batch_size / each, settle)
+
+
+def staged(trainer: Trainer, info: GameInfo) -> StagingBatch:
+    """A staging batch of made-up unrolls."""
+    payload = trainer.spec.zeros()
+    columns = made_up(trainer.spec, payload, info)
+    header = np.zeros((), HEADER)
+    header["steps"] = columns["alive"].size
+    slots = trainer.config.learner.batch_slots
+    batch = StagingBatch(trainer.spec, slots, trainer.device)
+    batch.gather([Slot(0, header, tuple(payload), columns)] * slots)
+    return batch
+
+
+def made_up(spec: SlotSpec, payload: Sequence[Array], info: GameInfo) -> dict[str, Array]:
+    """The columns of ``payload``, filled with an unroll such as a sound actor might have played."""
+    columns, rng = spec.views(payload), np.random.default_rng(0)
+    columns["obs"][...] = like(columns["obs"], rng, info.parts)
+    columns["action"][...] = actions(info, columns["action"].shape, rng)
+    columns["behaviour_logp"][...] = -1.0
+    columns["alive"][...] = True
+    return columns
+
+
+def drawn(trainer: OffPolicyTrainer, info: GameInfo, size: int) -> Callable[[], object]:
+    """An update on ``size`` made-up transitions that lie on the trainer's device."""
+    rng = np.random.default_rng(0)
+    space = info.observation_space
+    kind = np.float32 if np.issubdtype(space.dtype, np.floating) else space.dtype
+    obs, next_obs = (like(np.empty((size, *space.shape), kind), rng) for _ in range(2))
+    batch = {
+        "obs": obs,
+        "action": actions(info, (size, *(info.action_space.shape or ())), rng),
+        "reward": rng.random(size, np.float32),
+        "next_obs": next_obs,
+        "discount": np.full(size, 0.99, np.float32),
+    }
+    placed = {name: torch.from_numpy(array).to(trainer.device) for name, array in batch.items()}
+    return lambda: trainer.update(placed)
+
+
+def like(obs: Array, rng: np.random.Generator, parts: Sequence[Part] = ()) -> Array:
+    """Observations of the shape and type of ``obs``: any bytes, or numbers around 0; so in each of
+    its ``parts``, and all actions are allowed."""
+    if parts:
+        made = np.zeros(obs.shape, np.uint8)
+        for name, view in views(parts, made).items():
+            view[...] = 1 if name == MASK else like(view, rng)
+        return made
+    if obs.dtype.kind == "f":
+        return rng.standard_normal(obs.shape, np.float32).astype(obs.dtype)
+    return rng.integers(0, 100, obs.shape).astype(obs.dtype)
+
+
+def actions(info: GameInfo, shape: tuple[int, ...], rng: np.random.Generator) -> Array:
+    """Any that the network may choose: int32 where there are choices, float32 in -1 ... 1 for a
+    Box."""
+    space = info.action_space
+    if isinstance(space, spaces.Discrete):
+        return rng.integers(0, int(space.n), shape, dtype=np.int32)
+    if isinstance(space, spaces.MultiDiscrete):
+        return rng.integers(0, np.broadcast_to(space.nvec, shape), dtype=np.int32)
+    if isinstance(space, spaces.MultiBinary):
+        return rng.integers(0, 2, shape, dtype=np.int32)
+    return rng.uniform(-1, 1, shape).astype(np.float32)

@@ -1,0 +1,99 @@
+"""Learners of a benchmark: processes that carry out the same jobs at the same time.
+
+Each is ``python -m penstock.bench.worker``, on a host of its own where there are hosts. A
+job is a message to all of them, its result a message from each.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import signal
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from penstock.bench.hosts import INTERFACE, Hosts
+from penstock.core.control import Channel, Message
+from penstock.core.processes import python
+from penstock.launch.process import THREAD_VARIABLES
+
+LOOPBACK = "lo"
+START_S, JOB_S = 120.0, 300.0
+
+
+class Learners:
+    """The running processes, by rank; made by `learners`."""
+
+    def __init__(self, processes: Sequence[subprocess.Popen[bytes]], channels: Sequence[Channel],
+                 logs: Sequence[Path]) -> None:  # fmt: skip
+        self._processes, self._channels, self._logs = processes, channels, logs
+
+    def do(self, job: str, timeout_s: float = JOB_S, **arguments: Any) -> list[Message]:
+        """Results of a job, by rank. Raises RuntimeError with what the first to fail said."""
+        for channel in self._channels:
+            channel.send({"job": job, **arguments}, patience_s=5.0)
+        ends_s = time.monotonic() + timeout_s
+        return [self._result(rank, job, ends_s) for rank in range(len(self._channels))]
+
+    def _result(self, rank: int, job: str, ends_s: float) -> Message:
+        channel = self._channels[rank]
+        while not channel.closed and (left_s := ends_s - time.monotonic()) > 0:
+            if select.select([channel], [], [], left_s)[0]:
+                for message in channel.receive(most=1):
+                    return message
+        said = " | ".join(filter(None, map(_last_line, self._logs))) or "nobody said why"
+        state = "ended" if channel.closed else "was stuck"
+        raise RuntimeError(f"learner {rank} {state} in the job {job!r}: {said}")
+
+
+@contextlib.contextmanager
+def learners(count: int, parameters: int, hosts: Hosts | None) -> Iterator[Learners]:
+    """Start ``count`` learners, which end with the block."""
+    with contextlib.ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="bench-penstock-")))
+        processes, channels, logs = [], list[Channel](), list[Path]()
+        for rank in range(count):
+            ours, theirs = Channel.pair()
+            stack.callback(ours.close)
+            channels.append(ours)
+            logs.append(folder / f"learner-{rank}.log")
+            command = python("penstock.bench.worker", theirs.fileno())
+            with theirs, logs[-1].open("wb") as log:
+                process = subprocess.Popen(
+                    hosts.command(rank, command) if hosts else command,
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=log,
+                    pass_fds=(theirs.fileno(),),
+                    start_new_session=True,
+                    env={**os.environ, **dict.fromkeys(THREAD_VARIABLES, "1")},
+                )
+            stack.callback(_end, process)
+            processes.append(process)
+            start = {
+                "rank": rank,
+                "world": count,
+                "parent_pid": os.getpid(),
+                "store": str(folder / "store"),
+                "interface": INTERFACE if hosts else LOOPBACK,
+                "parameters": parameters,
+            }
+            ours.send(start, patience_s=5.0)
+        made = Learners(processes, channels, logs)
+        made.do("hello", START_S)
+        yield made
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    process.send_signal(signal.SIGKILL)  # it has nothing to lose
+    process.wait()
+
+
+def _last_line(log: Path) -> str:
+    lines = log.read_text(errors="replace").strip().splitlines()
+    return lines[-1] if lines else ""

@@ -1,0 +1,36 @@
+"""What a learner does on data in place, in a process of its own: who asks needs no torch for it."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping
+from typing import Any
+
+from penstock.bench.alone import alone
+from penstock.configs.schema import Config
+
+
+def measure(config: Config, seconds: float) -> float:
+    """Agent steps per second that one learner of ``config`` trains on, alone, in a process of its
+    own, measured for about ``seconds``.
+
+    Of an algorithm that draws from replay: the agent steps that it keeps up with, each sampled
+    `replay.samples_per_insert` times (once where that is null). Raises UserError where there is no
+    such game, network or device.
+    """
+    return float(statistics.median(rounds(config, seconds)["rates"]))
+
+
+def rounds(
+    config: Config, seconds: float, variables: Mapping[str, str] | None = None
+) -> dict[str, Any]:
+    """The same, each round of it, with the core-seconds of an agent step, whether a GPU did it and
+    whether tcmalloc gave the memory; the process is started with the environment ``variables``."""
+    found: dict[str, Any] = alone(
+        "penstock.bench.ceiling:rounds",
+        {"config": config.model_dump(mode="json"), "seconds": seconds},
+        seconds=seconds,
+        threads=config.learner.threads,
+        variables=variables,
+    )
+    return found

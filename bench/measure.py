@@ -1,0 +1,170 @@
+"""What one learner of `penstock bench reduce` measures; each method of `Measure` is a job.
+
+Steps run back to back in bursts whose gradients were drawn before, so that drawing them, which is
+no part of a step, neither counts nor lets one rank wait for another. Ranks begin a burst together.
+The fastest burst is what counts: whatever else runs on the machine only makes longer.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from penstock.bench.gradients import Draws
+from penstock.bench.network import entries, shares_of_backward
+from penstock.bench.simulated import Passes
+from penstock.configs.schema import LearnerConfig
+from penstock.learner.codecs.alone import Alone
+from penstock.learner.codecs.auto import AFTER_WARMUP, choose
+from penstock.learner.codecs.buckets import parts_of
+from penstock.learner.codecs.codec import Codec
+from penstock.learner.codecs.collective import Collective
+from penstock.learner.codecs.registry import make_codec
+from penstock.profiling.sockets import interface, tcp_nbytes
+
+CPU = torch.device("cpu")
+BURST = 8  # steps, at most
+MOST_BURSTS = 40
+SETTLE_S = 0.05  # for what sockets and queues still hold
+CODING_STEPS = 15
+
+Result = dict[str, Any]
+
+
+class Measure:
+    """One learner among ``ring.world``, each with gradients of its own for ``parameters``."""
+
+    def __init__(self, ring: Collective, parameters: int, device: str) -> None:
+        self._ring = ring
+        self._interface = device
+        listed = entries(parameters)
+        self._parts = parts_of((name, torch.empty(shape, device="meta")) for name, shape in listed)
+        self._size = self._parts[-1].stop
+        self._cfg = LearnerConfig(count=ring.world, optimizer="sgd")
+        self._draws = Draws(listed, ring.rank, ring.world)
+        self._bursts = [torch.empty(self._size) for _ in range(BURST)]
+        self._shares = shares_of_backward(listed)
+        self._update = AFTER_WARMUP
+
+    def hello(self) -> Result:
+        return {"parameters": self._size}
+
+    def code(self, codec: str) -> Result:
+        """Milliseconds of one core that coding a step takes, on rank 0 while the others wait."""
+        if self._ring.rank:
+            return {}
+        made, alone, grads = self._make(codec), Alone(0, self._ring.world), self._bursts[0]
+        times = []
+        for step in range(CODING_STEPS):
+            self._draws(step, grads)
+            started_s = time.thread_time()
+            self._reduce(made, grads, alone)
+            times.append(time.thread_time() - started_s)
+        return {"code_ms": statistics.median(times) * 1e3}
+
+    def speed(self, codec: str, seconds: float) -> Result:
+        """Time of a step that is only reduction, and what it sends."""
+        made = self._make(codec)
+        return self._run(lambda grads: self._reduce(made, grads, self._ring), seconds) | {
+            "bytes_theory": made.nbytes(AFTER_WARMUP)
+        }
+
+    def compute(
+        self, codec: str, seconds: float, overlap: bool, forward_s: float, backward_s: float
+    ) -> Result:
+        """Time of a step with passes that take so long and need no processor."""
+        with ThreadPoolExecutor(1) as thread:
+            passes = Passes(
+                self._parts,
+                forward_s,
+                [share * backward_s for share in self._shares],
+                self._make(codec),
+                self._ring,
+                thread,
+                overlap=overlap,
+            )
+            result = self._run(passes, seconds)
+            passes.close()
+        return result
+
+    def error(self, codec: str, steps: int) -> Result:
+        """Relative error of one step after the warm-up, and of the sum of ``steps`` of them."""
+        made = self._make(codec)
+        momentum = self._cfg.momentum if codec == "dgc" else 0.0  # it sends velocities
+        grads, exact = torch.empty(self._size), torch.empty(self._size)
+        velocity, sent, wanted = (torch.zeros(self._size) for _ in range(3))
+        first = 0.0
+        for step in range(steps):
+            exact.copy_(self._draws(step, grads))
+            self._ring.all_reduce(exact)
+            self._reduce(made, grads, self._ring)
+            velocity.mul_(momentum).add_(exact)
+            sent += grads
+            wanted += velocity
+            if step == 0:
+                first = _relative(sent, wanted)
+        return {"relative_error": first, "relative_error_100": _relative(sent, wanted)}
+
+    def choose(self) -> Result:
+        """What `codec: auto` takes, and the sentence that it says."""
+        return choose(self._cfg, self._parts, self._size, CPU, self._ring)._asdict()
+
+    def _make(self, name: str) -> Codec:
+        cfg = self._cfg.reduce.model_copy(update={"codec": name})
+        ring = self._ring
+        return make_codec(cfg, self._parts, self._size, CPU, ring.world, ring.rank)
+
+    def _reduce(self, codec: Codec, grads: Tensor, ring: Collective) -> None:
+        self._update += 1
+        codec.begin(self._update)
+        for bucket in codec.buckets:
+            codec.reduce(bucket, grads[bucket.start : bucket.stop], ring)
+
+    def _run(self, step: Callable[[Tensor], None], seconds: float) -> Result:
+        """Steps for about ``seconds``: a step's time in the fastest burst, bytes of a step."""
+        self._burst(step, 1)
+        guess_s = self._agree_max(self._burst(step, 1)[0])
+        length = min(BURST, max(2, round(seconds / guess_s)))
+        count = min(MOST_BURSTS, max(1, round(seconds / guess_s / length)))
+        bursts = [self._burst(step, length) for _ in range(count)]
+        steps = length * count
+        return {
+            "step_ms": min(spent_s for spent_s, _, _, _ in bursts) / length * 1e3,
+            "steps": steps,
+            "bytes_per_step": sum(handed for _, handed, _, _ in bursts) / steps,
+            "interface_bytes_per_step": sum(total for _, _, total, _ in bursts) / steps,
+            "interface_payload_per_step": sum(payload for _, _, _, payload in bursts) / steps,
+        }
+
+    def _burst(self, step: Callable[[Tensor], None], length: int) -> tuple[float, int, int, int]:
+        """Seconds; bytes at the sockets, at the interface, and there without headers."""
+        for grads in self._bursts[:length]:
+            self._draws(self._update, grads)
+            self._update += 1
+        self._agree_max(0.0)
+        time.sleep(SETTLE_S)
+        before, handed = interface(self._interface), tcp_nbytes()
+        started_s = time.perf_counter()
+        for grads in self._bursts[:length]:
+            step(grads)
+        spent_s = time.perf_counter() - started_s
+        handed = tcp_nbytes() - handed
+        time.sleep(SETTLE_S)
+        after = interface(self._interface)
+        return spent_s, handed, after.nbytes - before.nbytes, after.payload_since(before)
+
+    def _agree_max(self, value: float) -> float:
+        """The largest value of all ranks; they leave together."""
+        largest = torch.tensor([value])
+        self._ring.all_reduce_max(largest)
+        return float(largest)
+
+
+def _relative(found: Tensor, wanted: Tensor) -> float:
+    return float(torch.linalg.vector_norm(found - wanted) / torch.linalg.vector_norm(wanted))

@@ -1,0 +1,317 @@
+"""The stages that run in one process each, as pieces of work: what an actor, a connector and a
+learner's feeder do to the slots of a target, each without the others.
+
+Frames are real: the target's game, played with made-up weights.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from penstock.actors.rollout import Rollout
+from penstock.algos import process, slot_spec
+from penstock.bench.ceiling import actions
+from penstock.bench.rates import Work, rounds_of, told
+from penstock.bench.traffic import receiving
+from penstock.configs.schema import Config
+from penstock.core.memory import keep_freed_memory
+from penstock.core.observations import MASK, views
+from penstock.core.specs import HEADER
+from penstock.envs import VectorGame, make
+from penstock.envs.checking.vector import draw
+from penstock.learner.publisher import Publisher
+from penstock.learner.sources.copying import Copier, gather_threads
+from penstock.learner.sources.staging import StagingBatch
+from penstock.learner.trainer import pick_device
+from penstock.models.acting.policy import Policy, make_policy
+from penstock.models.fitting import net_shape
+from penstock.profiling.ledger import TimeLedger
+from penstock.replay import Prioritized, Replay, Uniform
+from penstock.transport.link import Stamp
+from penstock.transport.shm.store import Slot, SlotStore
+from penstock.transport.shm.weights_board import WeightsBoard
+from penstock.transport.wire import (
+    Parts as Message,
+)
+from penstock.transport.wire import (
+    SlotDecoder,
+    SlotEncoder,
+    decode,
+    decode_weights,
+    encode_weights,
+)
+
+UNROLLS = 2  # different ones, sent in turn
+REPLAY_NBYTES = 256e6
+MOST_REPLAY_STEPS = 100_000
+COPY_NBYTES = 64 << 20
+
+Array = npt.NDArray[Any]
+
+
+def rounds(config: Mapping[str, Any], stages: Sequence[str], seconds: float) -> dict[str, Any]:
+    """Rounds of each of some stages of `Parts`, ``seconds`` of each."""
+    with contextlib.ExitStack() as stack:
+        parts = Parts(Config.model_validate(config), stack)
+        works = {stage: getattr(parts, stage)() for stage in stages}
+        found = rounds_of(works, seconds * len(stages))
+        return {stage: told(found[stage]) | parts.notes.get(stage, {}) for stage in stages}
+
+
+class Parts:
+    """Each method is a stage, and makes its work; ``notes`` are more figures of some."""
+
+    def __init__(self, config: Config, stack: contextlib.ExitStack) -> None:
+        keep_freed_memory()  # as torch actors, connectors and learners do
+        self.notes: dict[str, dict[str, Any]] = {}
+        self._config, self._stack = config, stack
+        self._game = make(config.env, config.actors.envs, config.actors.env_threads)
+        stack.callback(self._game.close)
+        self._spec = slot_spec(config, self._game.info)
+        self._steps = self._spec.unroll * self._spec.envs  # of a slot
+        self._rng = np.random.default_rng(0)
+        self._layout = net_shape(config, self._game.info).layout
+        self._weights = self._rng.normal(0, 0.05, self._layout.size).astype(np.float32)
+        self._policy = make_policy(config, self._game.info, 0)
+        self._policy.load(self._weights)
+        self._played: list[Slot] = []
+        self._coded: list[Message] = []
+
+    def memory(self) -> Work:
+        """One thread copies a large block: the yardstick of this machine."""
+        source, target = (np.ones(COPY_NBYTES, np.uint8) for _ in range(2))
+        return Work(lambda: np.copyto(target, source), COPY_NBYTES)
+
+    def environment(self) -> Work:
+        """The game steps, with actions that were drawn before; where it has a mask, with some that
+        this allows, whose drawing counts as the game's."""
+        game, obs = self._game, self._observations()
+        game.reset_into(0, obs)
+        if any(part.name == MASK for part in game.info.parts):
+            shown, space = views(game.info.parts, obs), game.info.action_space
+            return Work(
+                lambda: game.step_into(draw(space, game.count, self._rng, shown[MASK]), obs),
+                game.count,
+            )
+        shape = (64, game.count, *(game.info.action_space.shape or ()))
+        moves = itertools.cycle(list(actions(game.info, shape, self._rng)))
+        return Work(lambda: game.step_into(next(moves), obs), game.count)
+
+    def inference(self) -> Work:
+        """The policy decides on an actor's observations."""
+        obs = self._slots()[0].columns["obs"]
+        if obs.shape[2:] != self._game.info.observation_space.shape:  # of newest frames alone
+            obs = self._observations()[None]
+            self._game.reset_into(0, obs[0])
+        rows = itertools.cycle(list(obs))
+        return Work(lambda: self._policy.act(next(rows)), self._game.count)
+
+    def write(self) -> Work:
+        """The rest of an actor's step: an unroll is recorded in a slot and processed, while game
+        and policy stand still."""
+        game, policy = StillGame(self._game), StillPolicy(self._policy)
+        rollout = Rollout(game, policy, 0, TimeLedger())
+        columns = self._spec.views(self._spec.zeros())
+
+        def fill() -> None:
+            rollout.fill(columns, 0, 1)
+            process(self._config.algo, columns)
+
+        return Work(fill, self._steps)
+
+    def encode(self) -> Work:
+        """An unroll becomes a message: snappy, checksum, header."""
+        encoder = SlotEncoder(self._spec, self._config.transport.codec)
+        slots = itertools.cycle(self._slots())
+
+        def encode() -> None:
+            slot = next(slots)
+            encoder.encode(slot.header, slot.payload, 1)
+
+        coded = sum(len(memoryview(part)) for part in self._messages()[0])
+        self.notes["encode"] = {
+            "nbytes_per_step": self._spec.payload_nbytes / self._steps,
+            "ratio": self._spec.payload_nbytes / coded,
+        }
+        return Work(encode, self._steps)
+
+    def wire(self) -> Work:
+        """Messages of that size come from another process through ZeroMQ, and are thrown away."""
+        sizes = [len(memoryview(part)) for part in self._messages()[0]]
+        self.notes["wire"] = {"nbytes_per_step": sum(sizes) / self._steps}
+        return Work(self._stack.enter_context(receiving(sizes)), self._steps)
+
+    def decompress(self) -> Work:
+        """A message is checked and decompressed into a slot in shared memory."""
+        store = self._store()
+        decoder = SlotDecoder(self._spec)
+        messages = itertools.cycle([decode(parts) for parts in self._messages()])
+        slots = itertools.cycle(store.slots)
+        return Work(lambda: decoder.decode(next(messages), next(slots).payload), self._steps)
+
+    def gather(self) -> Work:
+        """Slots in shared memory become a batch of the learner."""
+        store, count = self._store(), self._config.learner.batch_slots
+        for slot, played in zip(store.slots, itertools.cycle(self._slots()), strict=False):
+            slot.header["steps"] = self._steps
+            for target, source in zip(slot.payload, played.payload, strict=True):
+                np.copyto(target, source)
+        threads = gather_threads(self._config.learner.gather_threads, self._device())
+        self.notes["gather"] = {"threads": threads}
+        copier = Copier(threads)
+        self._stack.callback(copier.close)
+        batch = StagingBatch(self._spec, count, self._device(), copier)
+        chosen = (store.slots * count)[:count]
+        return Work(lambda: batch.gather(chosen), self._steps * count, self._settle())
+
+    def replay_add(self) -> Work:
+        """Steps of an actor's environments are added to a replay that is full."""
+        replay, step = self._replay()
+        return Work(lambda: replay.add(**step), self._spec.envs)
+
+    def replay_sample(self) -> Work:
+        """Batches are drawn, and their priorities updated where there are any."""
+        replay, _ = self._replay()
+        count = self._config.replay.batch_size
+        priorities = self._rng.random(count)
+
+        def sample() -> None:
+            batch = replay.sample(count)
+            if self._config.replay.prioritized:
+                replay.update_priorities(batch.keys, priorities)
+
+        return Work(sample, count)
+
+    def publish(self) -> Work:
+        """The learner shows weights on the board, and an actor of its host takes them."""
+        device = self._device()
+        values = torch.from_numpy(self._weights).to(device)
+        board = WeightsBoard.create(self._layout.size)
+        self._stack.callback(board.close)
+        publisher, out = Publisher([values], board), np.empty_like(self._weights)
+
+        def publish() -> None:
+            publisher.publish(Stamp(0, 1))
+            publisher.flush(wait=True)
+            board.read(out)
+
+        return Work(publish, 1)
+
+    def relay(self) -> Work:
+        """Weights become a message, and the relay of another host shows them to an actor."""
+        dtype, layout = self._config.weights.dtype, self._layout
+        board = WeightsBoard.create(layout.size)
+        self._stack.callback(board.close)
+        out = np.empty_like(self._weights)
+
+        def carry() -> None:
+            parts = encode_weights(self._weights, Stamp(0, 1), dtype, layout, 1)
+            board.publish(decode_weights(decode(parts), layout), Stamp(0, 1))
+            board.read(out)
+
+        return Work(carry, 1)
+
+    def _slots(self) -> list[Slot]:
+        """Unrolls that were really played, in memory of their own."""
+        if not self._played:
+            rollout = Rollout(self._game, self._policy, 0, TimeLedger())
+            for index in range(UNROLLS):
+                payload = self._spec.zeros()
+                header = np.zeros((), HEADER)
+                columns = self._spec.views(payload)
+                header["steps"] = header["produced_steps"] = rollout.fill(columns, index, 1)
+                process(self._config.algo, columns)
+                self._played.append(Slot(index, header, tuple(payload), columns))
+        return self._played
+
+    def _messages(self) -> list[Message]:
+        """The same as messages, each with memory of its own."""
+        if not self._coded:
+            encoder = SlotEncoder(self._spec, self._config.transport.codec)
+            for slot in self._slots():
+                parts = encoder.encode(slot.header, slot.payload, 1)
+                self._coded.append([bytes(part) for part in parts])
+        return self._coded
+
+    def _store(self) -> SlotStore:
+        store = SlotStore(self._spec, max(2, self._config.learner.batch_slots))
+        self._stack.callback(store.close)
+        return store
+
+    def _replay(self) -> tuple[Replay, dict[str, Any]]:
+        """A full replay of the game's observations, and steps to add to it."""
+        settings, space = self._config.replay, self._game.info.observation_space
+        stack, envs = self._config.transport.frame_stack or 1, self._spec.envs
+        nbytes = space.dtype.itemsize * int(np.prod(space.shape)) / stack
+        room = int(min(settings.capacity, MOST_REPLAY_STEPS, REPLAY_NBYTES / nbytes))
+        capacity = max(room, 2 * settings.batch_size, 2 * envs)
+        moves = actions(
+            self._game.info, (envs, *(self._game.info.action_space.shape or ())), self._rng
+        )
+        columns = {"obs": (space.dtype, space.shape), "action": (moves.dtype, moves.shape[1:])}
+        sampler = Prioritized(settings.alpha, settings.beta) if settings.prioritized else Uniform()
+        replay = Replay(
+            columns,
+            capacity,
+            envs=envs,
+            frame_stack=stack,
+            sampler=sampler,
+            autoreset="none",
+            seed=0,
+        )
+        self._stack.callback(replay.close)
+        still = np.zeros(envs, np.bool_)
+        obs = np.ones_like(self._observations())  # so that stacks of frames go on
+        step: dict[str, Any] = {
+            "obs": obs,
+            "next_obs": obs.copy(),
+            "action": moves,
+            "reward": np.zeros(envs, np.float32),
+            "terminated": still,
+            "truncated": still,
+        }
+        for _ in range(capacity * 5 // 4 // envs + 1):
+            replay.add(**step)
+        return replay, step
+
+    def _observations(self) -> Array:
+        space = self._game.info.observation_space
+        return np.zeros((self._game.count, *space.shape), space.dtype)
+
+    def _device(self) -> torch.device:
+        return pick_device(self._config.learner.device)
+
+    def _settle(self) -> Callable[[], object]:
+        return torch.cuda.synchronize if self._device().type == "cuda" else bool
+
+
+class StillGame(VectorGame):
+    """A game in which nothing happens, and that takes no time."""
+
+    def __init__(self, game: VectorGame) -> None:
+        self.info, self.count = game.info, game.count
+        self._nothing = np.zeros(game.count, np.float32), *(np.zeros(game.count, np.bool_),) * 2
+
+    def reset_into(self, seed: int, out: Array) -> None:
+        """Leaves ``out`` as it is."""
+
+    def step_into(self, actions: Array, out: Array) -> tuple[Array, Array, Array]:
+        return self._nothing
+
+
+class StillPolicy(Policy):
+    """Decides what ``policy`` decided last."""
+
+    def __init__(self, policy: Policy) -> None:
+        super().__init__(policy.network, policy.decider)
+        self._actions = policy.decider.sample()
+
+    def act(self, obs: Array) -> Array:
+        return self._actions

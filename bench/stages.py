@@ -1,0 +1,246 @@
+"""`penstock bench`: how fast each stage of a target is alone, and what they make together.
+
+Stages are measured in processes of their own, in rounds whose spread says what is noise. A run of
+the target stands beside them, and the ideal that they predict: all cores busy all the time with
+what an agent step needs.
+"""
+
+from __future__ import annotations
+
+import ctypes.util
+import json
+import os
+import signal
+import statistics
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from penstock.bench import learner_alone, whole
+from penstock.bench.alone import alone
+from penstock.bench.compare import Change, compare, elsewhere, ideal
+from penstock.bench.group import learners
+from penstock.bench.machine import machine
+from penstock.bench.peers import find
+from penstock.bench.peers import measure as measure_peers
+from penstock.bench.rates import ROUNDS
+from penstock.configs.errors import UserError
+from penstock.configs.load import resolve
+from penstock.configs.schema import Config
+
+STEPS = "agent steps/s"
+PARTS = {  # of penstock.bench.parts
+    "memory": "bytes/s",
+    "environment": STEPS,
+    "inference": STEPS,
+    "write": STEPS,
+    "encode": STEPS,
+    "wire": STEPS,
+    "decompress": STEPS,
+    "gather": STEPS,
+    "replay_add": "transitions/s",
+    "replay_sample": "transitions/s",
+    "publish": "versions/s",
+    "relay": "versions/s",
+}
+UNITS = {**PARTS, "reduction": "gradients/s", "learner": STEPS, "allocator": STEPS}
+WHOLE = "whole"
+NAMES = (*UNITS, WHOLE)
+TCMALLOC = ("tcmalloc_minimal", "tcmalloc")
+REDUCERS = 2
+WHOLE_SHARE = 10  # how much longer the whole runs than a stage
+MOST_SECONDS = 600.0
+
+Result = dict[str, Any]
+Say = Callable[[str], None]
+
+
+class Plan(NamedTuple):
+    """What to measure."""
+
+    target: str
+    seconds: float
+    stages: tuple[str, ...]
+    old: Result | None
+    """To compare with."""
+    peers: dict[str, tuple[Path, Path]] | None
+    """Python and program of each."""
+
+
+def make_plan(
+    target: str, seconds: float, only: str | None, old: str | None, peers: str | None
+) -> Plan:
+    """Check the options. Raises UserError."""
+    if not 0 < seconds <= MOST_SECONDS:
+        raise UserError(f"--seconds {seconds:g}: it must be above 0 and at most {MOST_SECONDS:g}")
+    names = NAMES if only is None else tuple(dict.fromkeys(only.split(",")))
+    for name in names:
+        if name not in NAMES:
+            raise UserError(f"--only {only}: {name!r} is not one of {', '.join(NAMES)}")
+    found = find(target, Path(peers)) if peers else None
+    return Plan(target, seconds, names, load(old, target) if old else None, found)
+
+
+def load(path: str, target: str) -> Result:
+    """An earlier result of ``target``: a file of it, on however many lines, or its last line.
+    Raises UserError where there is none."""
+    try:
+        result: Result = _json(Path(path).read_text())
+        measured, stages = result["target"], result["stages"]
+        if not all(min(stage["rates"]) > 0 for stage in stages.values()):
+            raise ValueError("a rate of 0")
+        elsewhere(result, result)  # fails now, and not once all has been measured
+    except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
+        raise UserError(
+            f"--compare {path}: it must be what `penstock bench --json` printed ({error})"
+        ) from None
+    if measured != target:
+        raise UserError(f"--compare {path}: it is of --target {measured}, and this is of {target}")
+    return result
+
+
+def _json(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError:  # below other output
+        return json.loads(text.splitlines()[-1])
+
+
+def main(plan: Plan, as_json: bool) -> None:
+    """Measure and print: a line as each figure comes, and with ``as_json`` the result."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    people = sys.stderr if as_json else sys.stdout
+    result = measure(plan, lambda text: print(text, file=people, flush=True))
+    if as_json:
+        print(json.dumps(result))
+
+
+def measure(plan: Plan, say: Say) -> Result:
+    """The result as it is printed. Raises UserError as `train` would for the target."""
+    config = resolve(plan.target, [])
+    stages: Result = {}
+    for name, figures in _measured(config, plan):
+        stages[name] = {"rate": statistics.median(figures["rates"]), "unit": UNITS[name], **figures}
+        say(_line(name, stages[name]))
+    cores = len(os.sched_getaffinity(0))
+    result: Result = {
+        "machine": machine(),
+        "target": plan.target,
+        "seconds": plan.seconds,
+        "cores": cores,
+        "stages": stages,
+        "ideal_steps_per_s": predict(stages, cores),
+        "achieved_steps_per_s": None,
+    }
+    if WHOLE in plan.stages:
+        rates = whole.rates(plan.target, plan.seconds * WHOLE_SHARE, ROUNDS)
+        result |= {"achieved_steps_per_s": whole.median_rate(rates), "achieved_rates": rates}
+    _say_whole(result, say)
+    if plan.peers is not None:
+        result["peers"] = measure_peers(plan.target, plan.peers, plan.seconds, say)
+    if plan.old is not None:
+        result |= _compared(plan.old, result, say)
+    return result
+
+
+def _compared(old: Result, new: Result, say: Say) -> Result:
+    """What changed, and the sentence on machines that differ."""
+    warning, changes = elsewhere(old, new), compare(old, new)
+    for text in (*map(_change, changes), *([warning] if warning else [])):
+        say(text)
+    return {"elsewhere": warning, "changes": [change._asdict() for change in changes]}
+
+
+def predict(stages: Mapping[str, Any], cores: int) -> float | None:
+    """The ideal, from the stages as they stand in a result."""
+    core_s = {name: s["core_ms"] / 1e3 for name, s in stages.items() if "core_ms" in s}
+    learner = stages.get("learner", {"rate": 0.0, "on_gpu": False})
+    return ideal(core_s, cores, learner["rate"], on_gpu=learner["on_gpu"])
+
+
+def in_place(config: Config, stages: Sequence[str], seconds: float) -> Result:
+    """Figures of some of `PARTS`, by name, measured in one process with an actor's threads."""
+    found: Result = alone(
+        "penstock.bench.parts:rounds",
+        {"config": config.model_dump(mode="json"), "stages": stages, "seconds": seconds},
+        seconds=seconds * len(stages),
+        threads=config.actors.threads,
+    )
+    return {name: _figures(figures) for name, figures in found.items()}
+
+
+def learner(config: Config, seconds: float, variables: Mapping[str, str] | None = None) -> Result:
+    """Figures of the learner on data in place."""
+    return _figures(learner_alone.rounds(config, seconds, variables))
+
+
+def _measured(config: Config, plan: Plan) -> Any:
+    """Name and figures of each stage, as they come."""
+    parts = [name for name in PARTS if name in plan.stages]
+    if parts:
+        yield from in_place(config, parts, plan.seconds).items()
+    if "reduction" in plan.stages:
+        yield "reduction", _reduction(config, plan.seconds)
+    if "learner" in plan.stages:
+        yield "learner", learner(config, plan.seconds)
+    if "allocator" in plan.stages:
+        yield "allocator", _allocator(config, plan.seconds)
+
+
+def _reduction(config: Config, seconds: float) -> Result:
+    """Gradients of the target's network, of two learners on loopback, in fp32."""
+    size: int = alone("penstock.bench.ceiling:size", {"config": config.model_dump(mode="json")})
+    with learners(REDUCERS, size, None) as group:
+        [hello, *_] = group.do("hello")
+        rates = []
+        for _ in range(ROUNDS):
+            found = group.do("speed", codec="none", seconds=seconds / ROUNDS)
+            rates.append(1e3 / max(one["step_ms"] for one in found))
+    return {"rates": rates, "learners": REDUCERS, "parameters": hello["parameters"]}
+
+
+def _allocator(config: Config, seconds: float) -> Result:
+    """The learner with tcmalloc, or, where there is none, with the allocator that it has."""
+    library = next(filter(None, map(ctypes.util.find_library, TCMALLOC)), None)
+    found = learner(config, seconds, {"LD_PRELOAD": library} if library else {})
+    if not found["tcmalloc"]:
+        found["note"] = "no libtcmalloc was found: this is the C library's own allocator"
+    return found
+
+
+def _figures(told: Mapping[str, Any]) -> Result:
+    rest = {name: value for name, value in told.items() if name not in ("rates", "core_s")}
+    return {"rates": told["rates"], "core_ms": statistics.median(told["core_s"]) * 1e3, **rest}
+
+
+def _line(name: str, stage: Mapping[str, Any]) -> str:
+    rates = stage["rates"]
+    text = (
+        f"{name:14}{stage['rate']:>16,.0f} {stage['unit']:14} {min(rates):,.0f}..{max(rates):,.0f}"
+    )
+    if "core_ms" in stage and stage["unit"] == STEPS:
+        text += f", {stage['core_ms']:.3g} core-ms a step"
+    if "nbytes_per_step" in stage:
+        text += f", {stage['rate'] * stage['nbytes_per_step'] / 1e9:.3g} GB/s"
+    return text + (f" ({stage['note']})" if stage.get("note") else "")
+
+
+def _say_whole(result: Result, say: Say) -> None:
+    best, achieved = result["ideal_steps_per_s"], result["achieved_steps_per_s"]
+    if best:
+        say(f"ideal         {best:>16,.0f} {STEPS}: {result['cores']} cores, none ever idle")
+    if achieved:
+        share = f": {achieved / best:.0%} of the ideal" if best else ""
+        say(f"achieved      {achieved:>16,.0f} {STEPS} trained{share}")
+    result["achieved_over_ideal"] = achieved / best if best and achieved else None
+
+
+def _change(change: Change) -> str:
+    ratio = change.new / change.old
+    return (
+        f"{change.stage:14}{ratio:>7.2f} of before: {change.verdict}, beyond a noise of "
+        f"{change.noise:.0%}"
+        if change.verdict != "same"
+        else f"{change.stage:14}{ratio:>7.2f} of before: the same within {change.noise:.0%}"
+    )

@@ -1,0 +1,68 @@
+"""Messages from another process over ZeroMQ, by the sockets of the real wire and nothing else.
+
+    ``python -m penstock.bench.traffic ADDRESS PARENT_PID NBYTES...``
+
+is the sender: messages of parts of so many bytes, at most `WINDOW` of them on their way, as grants
+would have it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+
+import zmq
+
+from penstock.core.processes import die_with, python
+from penstock.transport.zmq.sockets import dealer, receive, router
+
+WINDOW = 4
+WAIT_MS = 30_000
+
+
+@contextlib.contextmanager
+def receiving(sizes: Sequence[int]) -> Iterator[Callable[[], None]]:
+    """A call that takes in one message of parts of so many bytes."""
+    with tempfile.TemporaryDirectory(prefix="wire-") as folder:  # nobody else looks in
+        yield from _receiving(f"ipc://{folder}/traffic", sizes)
+
+
+def _receiving(address: str, sizes: Sequence[int]) -> Iterator[Callable[[], None]]:
+    context = zmq.Context()
+    socket = router(context, address, None, max(sizes) + 1)
+    command = python("penstock.bench.traffic", address, os.getpid(), *sizes)
+    sender = subprocess.Popen(command, stdin=subprocess.DEVNULL)
+
+    def take() -> None:
+        while (parts := receive(socket)) is None:
+            if not socket.poll(WAIT_MS):
+                raise RuntimeError("nothing came over ZeroMQ; did its sender start?")
+        socket.send_multipart([bytes(parts[0]), b""])
+
+    try:
+        yield take
+    finally:
+        sender.kill()
+        sender.wait()
+        context.destroy(0)
+
+
+def main() -> None:
+    address, parent_pid, *sizes = sys.argv[1:]
+    die_with(int(parent_pid), signal.SIGKILL)
+    socket = dealer(zmq.Context(), address, None)
+    message = [bytes(int(nbytes)) for nbytes in sizes]
+    for _ in range(WINDOW):
+        socket.send_multipart(message, copy=False)
+    while True:
+        socket.recv()
+        socket.send_multipart(message, copy=False)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,86 @@
+"""The whole: a run of a target as a user would start it, and how fast it trained."""
+
+from __future__ import annotations
+
+import json
+import statistics
+import tempfile
+from collections.abc import Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from penstock.bench.command import run
+from penstock.configs.errors import UserError
+from penstock.core.processes import python
+from penstock.monitor.record import METRICS, lines
+
+FOREVER = tuple(f"stop.{name}=null" for name in ("return", "env_steps", "learner_steps"))
+WARM_UP = 0.25  # of a run
+INTERVALS = 40
+
+
+def train(
+    target: str, *overrides: str, folder: Path | None = None, cwd: Path | None = None
+) -> dict[str, Any]:
+    """Run to the end, in ``folder`` if that is to stay; the summary, with the metrics of each
+    interval as ``intervals``. What people would read goes to standard error.
+
+    Raises UserError where the run fails, which has then said why.
+    """
+    with tempfile.TemporaryDirectory(prefix="bench-penstock-") as temporary:
+        run_dir = folder or Path(temporary) / "run"
+        command = python("penstock", "train", target, f"run.dir={run_dir}", *overrides, "--json")
+        done = run(command, cwd=cwd)
+        if done.returncode:
+            raise UserError(
+                f"`penstock train {' '.join([target, *overrides])}` failed with {done.returncode}; "
+                "what it said stands above"
+            )
+        summary: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+        summary["intervals"] = lines(run_dir / METRICS)
+    return summary
+
+
+def trained_rate(summary: dict[str, Any], skip_s: float = 0.0) -> float:
+    """Trained steps per second from ``skip_s`` of training on, start-up left out."""
+    points = [p for p in trained(summary) if p[0] >= skip_s]
+    return rate_between(points[0], points[-1])
+
+
+def trained(summary: dict[str, Any]) -> list[tuple[float, int]]:
+    """Seconds of training, and agent steps trained by then."""
+    return [(m["time_s"], m["trained_steps"]) for m in summary["intervals"]]
+
+
+def rate_between(begin: tuple[float, int], end: tuple[float, int]) -> float:
+    return float((end[1] - begin[1]) / max(end[0] - begin[0], 1e-9))
+
+
+def rates(target: str, seconds: float, rounds: int) -> list[float]:
+    """Trained agent steps per second in each of ``rounds`` parts of a run of ``seconds``, after a
+    quarter of it in which everything gets warm."""
+    points = trained(
+        train(
+            target,
+            *FOREVER,
+            f"stop.minutes={seconds / 60}",
+            f"run.interval_s={max(seconds / INTERVALS, 0.05)}",
+        )
+    )
+    return split(points, seconds * WARM_UP, rounds)
+
+
+def split(points: Sequence[tuple[float, int]], skip_s: float, rounds: int) -> list[float]:
+    """Rates in ``rounds`` parts, of about as many points each, of what comes after ``skip_s``; in
+    fewer where there are few points. Empty where there are less than two."""
+    warm = [p for p in points if p[0] >= skip_s]
+    count = min(rounds, len(warm) - 1)
+    edges = (
+        [warm[round(i * (len(warm) - 1) / count)] for i in range(count + 1)] if count > 0 else []
+    )
+    return [rate_between(a, b) for a, b in pairwise(edges)]
+
+
+def median_rate(found: Sequence[float]) -> float | None:
+    return statistics.median(found) if found else None

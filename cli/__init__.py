@@ -1,0 +1,1 @@
+"""The command `penstock`: one file per command."""

@@ -1,0 +1,179 @@
+"""`penstock check-env`: plays an environment by chance, says what is wrong with it and how fast it
+is."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from penstock.configs.errors import UserError
+from penstock.configs.load import resolve
+from penstock.configs.schema import EnvConfig
+from penstock.core.observations import MASK, views
+from penstock.envs import VectorGame, make
+from penstock.envs.checking.checks import Checker, told
+from penstock.envs.checking.cost import cost
+from penstock.envs.checking.vector import REPEATED_STEPS, check_vector, draw
+from penstock.envs.loading import load
+from penstock.envs.make import makers
+
+PART_S = 15.0  # at most, of each part of the check
+RATE_S = 2.0
+
+
+def check(target: str, overrides: list[str], steps: int, envs: int) -> dict[str, Any]:
+    """Everything, JSON-ready: "problems", "notes" and "figures". Raises UserError where nothing can
+    be made of the target."""
+    env = resolve(target, overrides).env
+    made, found = makers(env), Checker()
+    figures: dict[str, Any] = {}
+    _check_constructor(found, env)
+    if made.single and not made.vector:
+        figures |= _play(found, made.single, steps)
+        if not found.problems:
+            found.determinism(made.single, min(steps, REPEATED_STEPS), PART_S)
+    elif made.vector:
+        figures |= check_vector(found, made.vector, steps, PART_S)
+    if not found.problems:
+        try:
+            figures = _rate(env, envs) | figures
+        except UserError as error:
+            found.add("vector", str(error))
+        except Exception as error:
+            found.add("vector", f"{envs} games side by side raised {told(error)}; correct it")
+    return {
+        "env": env.id,
+        "problems": [problem._asdict() for problem in found.problems],
+        "notes": list(_notes(found, figures)),
+        "figures": figures,
+    }
+
+
+def hung(target: str, clause: str) -> dict[str, Any]:
+    """The report on an environment of which a call does not come back, as a clause says."""
+    text = f"{clause}; end what it waits for, or give --hang-s where it is only slow"
+    problem = {"kind": "hang", "text": text}
+    return {"env": target, "problems": [problem], "notes": [], "figures": {}}
+
+
+def describe(report: dict[str, Any]) -> str:
+    """Lines for a person."""
+    figures, problems = report["figures"], report["problems"]
+    lines = [f"environment   {report['env']}"]
+    games = f" of {figures['games']} games" if "games" in figures else ""
+    for name in ("observations", "actions", "how"):
+        if name in figures:
+            lines.append(f"{name:12}  {figures[name]}")
+    if "steps" in figures:
+        lines.append(
+            f"played        {figures['steps']:,} steps{games}, {figures['episodes']:,} episodes"
+        )
+    if "step_ms" in figures:
+        times = "  ".join(f"{name} {value:.3g} ms" for name, value in figures["step_ms"].items())
+        lines.append(f"one step      {times}{games and ','}{games}")
+    if "steps_per_s" in figures:
+        text = f"{figures['steps_per_s']:,.0f} steps/s in a vector of {figures['envs']}"
+        lines.append(f"one core      {text}, without any network")
+    lines += [f"note          {text}" for text in report["notes"]]
+    lines += [f"problem       {problem['text']}" for problem in problems]
+    count = len(problems)
+    lines.append(f"{count} problem{'s' * (count > 1)}" if count else "nothing is wrong with it")
+    return "\n".join(lines)
+
+
+def _check_constructor(found: Checker, env: EnvConfig) -> None:
+    module, _, name = env.id.rpartition(":")
+    if module and "-v" not in name:
+        found.pickling(load(env.id, f"environment {env.id}"))
+
+
+def _play(found: Checker, single: Any, steps: int) -> dict[str, Any]:
+    """Play a single environment; what is to be told of it."""
+    env = single()
+    try:
+        if not found.check_spaces("given", env):
+            return {}
+        figures = cost(found, found.play(env, steps, 0, PART_S), steps)
+    finally:
+        found.close(env)
+    return {
+        "observations": _brief(env.observation_space),
+        "actions": _brief(env.action_space),
+        **figures,
+    }
+
+
+def _notes(found: Checker, figures: dict[str, Any]) -> Iterator[str]:
+    """What may be as meant, and is worth a thought."""
+    untested = not figures.get("resets_tested", True)
+    if figures.get("steps") and not figures["episodes"] and not found.problems:
+        reset = ", and whether the step after an end only resets was not tested" if untested else ""
+        yield (
+            f"no episode ended in {figures['steps']:,} steps{reset}; returns are shown of whole "
+            "episodes only: give more --steps, end them, or give env.kwargs.max_episode_steps "
+            "where gymnasium makes it"
+        )
+    elif untested:
+        yield (
+            "whether the step after an episode's end only resets was not tested with two different "
+            "actions: in the ends that were played there were no two to choose from"
+        )
+    if found.ends_where_it_begins:
+        yield (
+            "the last observation of every episode is one that an episode begins with; if a "
+            "wrapper resets within the step that ends an episode, leave it out: the final "
+            "observation is lost, and Penstock resets where an episode has ended"
+        )
+    times = figures.get("step_ms")
+    if times and times["max"] > 20 and times["max"] > 100 * times["p50"]:
+        yield (
+            f"one step took {times['max']:.0f} ms and the median {times['p50']:.3g} ms; all "
+            "environments of an actor wait for the slowest"
+        )
+    if found.returns and len(set(found.returns)) == 1 and len(found.returns) > 3:
+        yield (
+            f"every episode returned {found.returns[0]:g} to play by chance; where no reward "
+            "tells better from worse, nothing can be learnt"
+        )
+
+
+def _rate(env: EnvConfig, envs: int) -> dict[str, Any]:
+    """Steps a second of a vector, driven as an actor does, by one thread."""
+    game = make(env, envs)
+    try:
+        info, rng = game.info, np.random.default_rng(0)
+        out = np.zeros((envs, *info.observation_space.shape), info.observation_space.dtype)
+        game.reset_into(0, out)
+        for _ in range(3):
+            game.step_into(_actions(game, out, rng), out)
+        steps, spent_s, until = 0, 0.0, time.perf_counter() + RATE_S
+        while time.perf_counter() < until:
+            actions = _actions(game, out, rng)
+            since = time.perf_counter()
+            game.step_into(actions, out)
+            spent_s += time.perf_counter() - since
+            steps += envs
+    finally:
+        game.close()
+    return {
+        "observations": _brief(info.observation_space),
+        "actions": _brief(info.action_space),
+        "how": info.how,
+        "envs": envs,
+        "steps_per_s": steps / spent_s,
+    }
+
+
+def _actions(game: VectorGame, shown: Any, rng: np.random.Generator) -> Any:
+    """Actions by chance, as a policy would give them."""
+    masked = any(part.name == MASK for part in game.info.parts)
+    allowed = views(game.info.parts, shown)[MASK] if masked else None
+    return draw(game.info.action_space, game.count, rng, allowed)
+
+
+def _brief(space: object) -> str:
+    text = " ".join(str(space).split())
+    return text if len(text) <= 100 else f"{text[:97]}..."

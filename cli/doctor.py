@@ -1,0 +1,192 @@
+"""What this machine offers a run, and in sentences what of it would hurt one."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import platform
+import resource
+import shutil
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from penstock.bench.machine import version_of
+from penstock.core import cgroup
+
+PACKAGES = (
+    "numpy", "torch", "gymnasium", "ale-py", "pyzmq", "msgpack", "cramjam", "python-snappy",
+    "safetensors", "pydantic", "ruamel.yaml", "typer", "rich", "psutil",
+)  # fmt: skip
+OPTIONAL = ("ale-py",)
+MIB, GIB = 1 << 20, 1 << 30
+LOW_MEMORY_NBYTES = 4 * GIB
+LOW_NOFILE = 1024
+
+Facts = dict[str, Any]
+
+
+def examine() -> Facts:
+    """The facts by topic, sizes in bytes (-1: unlimited), and under "warnings" some sentences."""
+    facts: Facts = {
+        "system": {
+            "system": platform.system(),
+            "release": platform.release(),
+            "machine": platform.machine(),
+            "python": platform.python_version(),
+        },
+        "cores": _cores(),
+        "memory": _memory(),
+        "limits": {
+            "nofile": resource.getrlimit(resource.RLIMIT_NOFILE)[0],
+            "memlock": resource.getrlimit(resource.RLIMIT_MEMLOCK)[0],
+        },
+        "packages": {name: version_of(name) for name in PACKAGES},
+        "gpu": _gpus(),
+        "curve": _has_curve(),
+        "bytecode": _has_bytecode("torch"),
+    }
+    return facts | {"warnings": warnings(facts)}
+
+
+def warnings(facts: Facts) -> list[str]:
+    """Sentences on what would hurt a run, each with what to do about it."""
+    checks = (_about_system, _about_cores, _about_memory, _about_packages)
+    return [text for check in checks for text in check(facts)]
+
+
+def describe(facts: Facts) -> str:
+    """The facts as a table, then the warnings."""
+    cores, memory, limits = facts["cores"], facts["memory"], facts["limits"]
+    quota = "none" if cores["cgroup"] is None else f"{cores['cgroup']:g}"
+    limit = "none" if memory["cgroup"] is None else _size(memory["cgroup"])
+    gpu = ", ".join(f"{g['name']} ({_size(g['memory'])})" for g in facts["gpu"])
+    lines = [
+        f"system    {' '.join(map(str, facts['system'].values()))}",
+        f"cores     {cores['usable']} usable of {cores['present']}, cgroup quota {quota}, "
+        f"load {cores['load']:.1f}, bf16 {_yes(cores['bf16'])}",
+        f"memory    {_size(memory['available'])} free of {_size(memory['total'])}, cgroup limit "
+        f"{limit}, /dev/shm {_size(memory['dev_shm'])}",
+        f"limits    {limits['nofile']} open files, {_size(limits['memlock'])} locked memory",
+        f"gpu       {gpu or 'none'}",
+        f"curve     {_yes(facts['curve'])}",
+        f"packages  {', '.join(f'{k} {v}' for k, v in facts['packages'].items() if v)}",
+    ]
+    told = [f"warning   {text}" for text in facts["warnings"]]
+    return "\n".join(lines + (told or ["nothing here would hurt a run"]))
+
+
+def _about_system(facts: Facts) -> Iterator[str]:
+    system = facts["system"]
+    if system["system"] != "Linux":
+        yield f"this is {system['system']}: only configs and the replay library work here"
+    elif system["machine"] != "x86_64":
+        yield f"this is {system['machine']}: Penstock is tested on x86-64 only"
+
+
+def _about_cores(facts: Facts) -> Iterator[str]:
+    cores = facts["cores"]
+    quota, usable = cores["cgroup"], cores["usable"]
+    allowed = usable if quota is None else min(usable, quota)
+    if allowed < usable:
+        yield (
+            f"the control group allows {quota:g} of {usable} cores and throttles who uses more; "
+            "keep actors.count + learner.threads near that"
+        )
+    if allowed < 2:
+        yield "there are less than two cores, so that actors and learner take turns"
+    if cores["load"] > allowed:
+        yield f"the load is {cores['load']:.1f} on {allowed:g} cores: other programs slow this one"
+
+
+def _about_memory(facts: Facts) -> Iterator[str]:
+    memory, nofile = facts["memory"], facts["limits"]["nofile"]
+    limit = memory["available"] if memory["cgroup"] is None else memory["cgroup"]
+    if min(memory["available"], limit) < LOW_MEMORY_NBYTES:
+        yield "less than 4 GiB of memory are free; lower actors.count if processes get killed"
+    if 0 <= nofile < LOW_NOFILE:
+        yield f"{nofile} open files are few for many actors; raise the limit with: ulimit -n 4096"
+
+
+def _about_packages(facts: Facts) -> Iterator[str]:
+    absent = [name for name, version in facts["packages"].items() if version is None]
+    if lacking := [name for name in absent if name not in OPTIONAL]:
+        yield f"missing: {', '.join(lacking)}; install penstock with its dependencies"
+    if "ale-py" in absent:
+        yield "ale-py is missing, so there is no Atari; install penstock[atari]"
+    if facts["curve"] is False:
+        yield "this libzmq lacks CURVE, so transport.curve does not work; install pyzmq's own wheel"
+    if facts["bytecode"] is False:
+        yield (
+            "torch has no cached bytecode, so that each process takes seconds longer to start; run "
+            f"{sys.executable} -m compileall -q {_origin('torch').parent}"
+        )
+
+
+def _cores() -> Facts:
+    return {
+        "present": os.cpu_count(),
+        "usable": len(psutil.Process().cpu_affinity()),
+        "cgroup": cgroup.cores(),
+        "load": psutil.getloadavg()[0],
+        "bf16": _has_bf16(),
+    }
+
+
+def _memory() -> Facts:
+    memory = psutil.virtual_memory()
+    shm = Path("/dev/shm")
+    return {
+        "total": memory.total,
+        "available": memory.available,
+        "cgroup": cgroup.memory_nbytes(),
+        "dev_shm": shutil.disk_usage(shm).total if shm.is_dir() else 0,
+    }
+
+
+def _has_bf16() -> bool:
+    """Whether the processor multiplies bfloat16 by itself."""
+    flags = Path("/proc/cpuinfo").read_text()
+    return "avx512_bf16" in flags or "amx_bf16" in flags
+
+
+def _gpus() -> list[Facts]:
+    if version_of("torch") is None:
+        return []
+    import torch
+
+    devices = [torch.cuda.get_device_properties(i) for i in range(torch.cuda.device_count())]
+    return [{"name": device.name, "memory": device.total_memory} for device in devices]
+
+
+def _has_curve() -> bool | None:
+    if version_of("pyzmq") is None:
+        return None
+    import zmq
+
+    return bool(zmq.has("curve"))
+
+
+def _has_bytecode(module: str) -> bool | None:
+    """Whether a module's bytecode is cached; None where the module is missing."""
+    if importlib.util.find_spec(module) is None:
+        return None
+    return Path(importlib.util.cache_from_source(str(_origin(module)))).exists()
+
+
+def _origin(module: str) -> Path:
+    spec = importlib.util.find_spec(module)
+    return Path(spec.origin if spec and spec.origin else "")
+
+
+def _size(nbytes: int) -> str:
+    if nbytes < 0:
+        return "unlimited"
+    return f"{nbytes / GIB:.1f} GiB" if nbytes >= GIB else f"{nbytes / MIB:.0f} MiB"
+
+
+def _yes(fact: object) -> str:
+    return "yes" if fact else "no"

@@ -1,0 +1,179 @@
+"""`penstock profile`: runs a target, watches a window of it, and says where the time went."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict, replace
+from functools import partial
+from pathlib import Path
+from subprocess import TimeoutExpired
+from typing import Any
+
+from penstock.bench import learner_alone
+from penstock.bench.alone import alone
+from penstock.configs.errors import UserError
+from penstock.configs.load import resolve_target
+from penstock.configs.schema import Config, StopConfig
+from penstock.core import cgroup
+from penstock.core.files import without_nan
+from penstock.core.role_spec import RoleSpec
+from penstock.core.run_dir import default_run_dir
+from penstock.launch import run, topology
+from penstock.launch.profile_watch import Watch
+from penstock.profiling.report import files, kernels, text
+from penstock.profiling.report.data import Profile, Window, make
+from penstock.profiling.verdict import findings
+
+CEILING_S = 4.0
+CORELESS = 0.1  # share of a learner's time that is worth a word
+NOISE = 1.05  # achieved / ceiling that two measurements may give
+LEAST_INTERVALS = 5  # of metrics, in a window
+
+
+MakeSpecs = Callable[[Config, Path], Sequence[RoleSpec]]
+
+
+def main(
+    target: str,
+    overrides: Sequence[str],
+    seconds: float,
+    with_torch: bool,
+    as_json: bool,
+    make_specs: MakeSpecs = topology.train,
+) -> int:
+    """Profile ``target`` for ``seconds``; returns the exit code, as `penstock train` would.
+    ``make_specs``: the processes of its config, whose sockets may be in a folder."""
+    if not 0 < seconds < math.inf:
+        raise UserError(
+            f"--seconds {seconds:g} is no length of a window; give it a number above 0, such as 30"
+        )
+    resolved = resolve_target(target, overrides)
+    config = prepared(resolved.config, seconds)
+    if config.transport.kind == "inproc":
+        raise UserError(
+            "transport.kind=inproc plays and trains in turns, in one thread, so that nothing "
+            "overlaps that could be profiled; set transport.kind=shm or zmq"
+        )
+    folder = Path(config.run.dir or default_run_dir(f"{resolved.name}-profile"))
+    torch_trace = folder / files.TORCH_TRACE if with_torch else None
+    watch = Watch(seconds, folder / files.KERNELS, torch_trace)
+    outcome, summary = run.with_learner(
+        replace(resolved, config=config),
+        folder,
+        "no",
+        as_json,
+        partial(make_specs, config),
+        watch,
+    )
+    if watch.window is None:
+        return _nothing(folder, outcome.exit_code, summary, as_json)
+    _say(["measuring what the learner could do at most"] * (not watch.interrupted), as_json)
+    kernel_busy = kernels.busy_in(folder / files.KERNELS)
+    profile = _profile(resolved.name, config, watch, watch.window, kernel_busy)
+    notes = profile.pop("notes")
+    if with_torch and not (folder / files.TORCH_TRACE).exists():
+        notes.append("torch's profiler left no trace, as the run ended before it was written")
+    notes = files.write(folder, profile, watch.window, watch.threads, notes)
+    _show(profile, folder, notes, as_json)
+    return outcome.exit_code
+
+
+def prepared(config: Config, seconds: float) -> Config:
+    """The config of a run that ends with its window, and whose metrics come several times in it."""
+    interval_s = min(config.run.interval_s, max(0.1, seconds / LEAST_INTERVALS))
+    timing = config.run.model_copy(update={"interval_s": interval_s})
+    return config.model_copy(update={"stop": StopConfig(), "run": timing})
+
+
+def facts(config: Mapping[str, Any]) -> dict[str, Any]:
+    """What a run does not tell, found in a process of its own: the bytes of one of its slots and of
+    its parameters, what its learner's device is, and whether its network has convolutions."""
+    from penstock.algos import slot_spec
+    from penstock.envs import probe
+    from penstock.learner.trainer import pick_device
+    from penstock.models.fitting import net_shape
+
+    checked = Config.model_validate(config)
+    info = probe(checked.env)
+    shape = net_shape(checked, info)
+    return {
+        "slot_nbytes": slot_spec(checked, info).payload_nbytes,
+        "device": pick_device(checked.learner.device).type,
+        "weights_nbytes": 4 * shape.layout.size,  # float32
+        "convolutional": shape.convolutional,
+    }
+
+
+def _profile(
+    name: str, config: Config, watch: Watch, window: Window, kernel_busy: float | None
+) -> Profile:
+    """The data, with its verdict and what else was found, and "notes": what to know of the rest."""
+    known, notes = _measured(config, with_ceiling=not watch.interrupted)
+    known["kernel_busy"] = kernel_busy
+    if known["device"] == "cuda" and kernel_busy is None:
+        notes.append("torch's profiler (CUPTI) told of no kernel: gpu_kernel_busy is not known")
+    profile: Profile = without_nan(make(name, config, window, cores=_cores(), **known))
+    verdict, *also = map(asdict, findings(profile))
+    return {**profile, "verdict": verdict, "also": also, "notes": [*notes, *_remarks(profile)]}
+
+
+def _measured(config: Config, *, with_ceiling: bool) -> tuple[dict[str, Any], list[str]]:
+    """What the window did not show, by its names in `make`; why some of that is not known."""
+    on_gpu = config.learner.device.startswith("cuda")
+    known: dict[str, Any] = {"device": "cuda" if on_gpu else "cpu"}
+    try:
+        known |= alone(f"{__name__}:facts", {"config": config.model_dump(mode="json")})
+        if not with_ceiling:
+            return known, ["the window was cut short, and the learner's ceiling not measured"]
+        known["ceiling"] = learner_alone.measure(config, CEILING_S)
+    except KeyboardInterrupt:
+        return known, ["interrupted before the learner's ceiling was measured: it is not known"]
+    except (UserError, RuntimeError, TimeoutExpired) as error:
+        return known, [f"the learner's ceiling could not be measured: {error}"]
+    return known, []
+
+
+def _remarks(profile: Profile) -> list[str]:
+    """What makes figures look odd."""
+    notes = [
+        f"{own['name']} was ready to run and had no core for {own['coreless']:.0%} of the window; "
+        "that time stands in the parts that it was in: see what else runs on this machine"
+        for own in profile["learner"]
+        if (own["coreless"] or 0.0) > CORELESS
+    ]
+    if any((own["achieved_over_ceiling"] or 0.0) > NOISE for own in profile["learner"]):
+        notes.append(
+            "the run was faster than the ceiling measured after it: the machine was busier then"
+        )
+    return notes
+
+
+def _show(profile: Profile, folder: Path, notes: Sequence[str], as_json: bool) -> None:
+    _say(["", *text.lines(profile), "", *notes, f"look at {folder / files.PAGE}"], as_json)
+    if as_json:
+        print(json.dumps(profile))
+
+
+def _say(lines: Sequence[str], as_json: bool) -> None:
+    with suppress(OSError):  # a terminal that is gone
+        print(*lines, sep="\n", file=sys.stderr if as_json else sys.stdout, flush=True)
+
+
+def _nothing(folder: Path, exit_code: int, summary: Mapping[str, Any], as_json: bool) -> int:
+    """The run ended before its window began; if it failed, that was told."""
+    if summary["error"] is None:
+        print("penstock: the run ended before its window began", file=sys.stderr)
+    if as_json:
+        print(json.dumps({"run_dir": str(folder), "exit_code": exit_code, **summary}))
+    return exit_code
+
+
+def _cores() -> float:
+    """That this process may use."""
+    present = len(os.sched_getaffinity(0))
+    return min(float(present), cgroup.cores() or present)

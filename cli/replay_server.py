@@ -1,0 +1,161 @@
+"""`penstock replay serve`: a replay buffer as a process of its own.
+
+The spec file says what the buffer holds; see `SpecFile`:
+
+    columns:
+      obs: [float32, [4]]
+      action: [int64, []]
+    envs: 16
+    n_step: 3
+"""
+
+from __future__ import annotations
+
+import json
+import signal
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import pydantic
+
+from penstock.configs.errors import UserError
+from penstock.configs.yaml_text import parse
+from penstock.core import descriptors
+from penstock.core.memory import keep_freed_memory
+from penstock.replay.buffer import Replay
+from penstock.replay.errors import DamagedError
+from penstock.replay.remote.server import ReplayServer
+from penstock.replay.remote.snapshots import Snapshots
+from penstock.replay.samplers import Prioritized, Sampler, Uniform
+from penstock.replay.snapshot_files import MANIFEST
+from penstock.replay.steps import Autoreset
+
+
+class SpecFile(pydantic.BaseModel):
+    """What `Replay` takes; a column is ``[dtype, shape]``, or a map of such."""
+
+    model_config = pydantic.ConfigDict(extra="forbid")
+
+    columns: dict[str, Any]
+    envs: int = 1
+    unroll: int | None = None
+    frame_stack: int = 1
+    n_step: int = 1
+    discount: float = 0.99
+    autoreset: Autoreset = "none"
+
+
+def serve(
+    bind: str,
+    spec: Path,
+    capacity: int,
+    sampler: str,
+    alpha: float,
+    beta: float,
+    curve: Path | None,
+    insecure: bool,
+    snapshot: Path | None,
+    snapshot_every_s: float,
+    as_json: bool,
+) -> None:
+    """Serve until SIGINT or SIGTERM, then write a last snapshot to the folder ``snapshot``, if one
+    is given, and print the counts. Raises UserError."""
+    keep_freed_memory()
+    descriptors.raise_limit()  # each client takes a descriptor
+    options = read_spec(spec).model_dump()
+    columns = options.pop("columns")
+
+    def make() -> Replay:
+        chosen: Sampler = Prioritized(alpha, beta) if sampler == "prioritized" else Uniform()
+        return Replay(columns, capacity, sampler=chosen, shared=True, **options)
+
+    with ExitStack() as opened:
+        if snapshot is None:
+            replay, snapshots = make(), None
+        else:
+            replay, snapshots = _restored(make, snapshot, snapshot_every_s)
+        opened.callback(replay.close)
+        server = opened.enter_context(
+            ReplayServer(
+                replay, bind, curve=curve, insecure=insecure, snapshots=snapshots, log=_say
+            )
+        )
+        with _told_to_stop() as stop:
+            _say(f"serving {capacity} rows at {server.address}")
+            server.run(stop.is_set)
+            server.save()
+        stats = replay.stats() | {"server": server.figures()}
+    if as_json:
+        print(json.dumps(stats | {"address": server.address}))
+    else:
+        print(f"{stats['inserted']} rows came, {stats['stored']} were stored at the end")
+        for reason, count in sorted(server.rejected.items()):
+            print(f"rejected ({reason}): {count}")
+
+
+def _restored(make: Callable[[], Replay], folder: Path, every_s: float) -> tuple[Replay, Snapshots]:
+    """A replay with what ``folder`` holds, empty where that is nothing or no whole snapshot."""
+    replay = make()
+    snapshots = Snapshots(replay, folder, every_s, _say)
+    if not (folder / MANIFEST).exists():
+        _say(f"{folder} holds no snapshot; the replay begins empty")
+        return replay, snapshots
+    try:
+        snapshots.restore()
+    except DamagedError as error:
+        _say(f"warning: {error}; the replay begins empty, and the next snapshot replaces it")
+        replay.close()
+        replay = make()
+        return replay, Snapshots(replay, folder, every_s, _say)
+    except BaseException:
+        replay.close()
+        raise
+    _say(f"restored {len(replay)} rows from the snapshot {folder}")
+    return replay, snapshots
+
+
+def _say(text: str) -> None:
+    """A line on stderr, unless nobody can read it any more."""
+    with suppress(OSError):
+        print(text, file=sys.stderr, flush=True)
+
+
+def read_spec(path: Path) -> SpecFile:
+    """Raises UserError naming the file and what is wrong with it."""
+    try:
+        text = path.read_text()
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"the spec {path} cannot be read ({error}); name a YAML file") from error
+    value, _ = parse(text, str(path))
+    try:
+        return SpecFile.model_validate(value)
+    except pydantic.ValidationError as error:
+        first = error.errors()[0]
+        place = ".".join(map(str, first["loc"])) or "the whole"
+        raise UserError(
+            f"{path}: {place}: {first['msg']}; a spec has {', '.join(SpecFile.model_fields)}"
+        ) from error
+
+
+@contextmanager
+def _told_to_stop() -> Iterator[threading.Event]:
+    """An event that SIGINT and SIGTERM set; a second one ends the process at once."""
+    stop = threading.Event()
+    before: dict[signal.Signals, Any] = {}
+
+    def handler(number: int, frame: object) -> None:
+        stop.set()
+        for signum in before:
+            signal.signal(signum, signal.SIG_DFL)
+
+    for signum in (signal.SIGINT, signal.SIGTERM):
+        before[signum] = signal.signal(signum, handler)
+    try:
+        yield stop
+    finally:
+        for signum, old in before.items():
+            signal.signal(signum, old)

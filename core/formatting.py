@@ -1,0 +1,54 @@
+"""Numbers, durations and counts as text for people."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+MOST = 1e300  # larger than any figure of a run
+LEAST = 0.005  # the share of a ledger that is worth a word
+
+
+def finite(value: Any) -> float | None:
+    """A number that a file says, as it is; None for anything else."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    return value if abs(value) < MOST else None  # not for NaN
+
+
+def clock(seconds: float | None) -> str:
+    """75.2 -> "1:15", 3661 -> "1:01:01"."""
+    minutes, s = divmod(int(seconds or 0), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{s:02}" if hours else f"{minutes}:{s:02}"
+
+
+def count(value: float | None) -> str:
+    return "-" if value is None else f"{value:,.0f}"
+
+
+def number(value: float | None) -> str:
+    return "-" if value is None else f"{value:,.4g}" if abs(value) < 10_000 else f"{value:,.0f}"
+
+
+def percent(fraction: float | None) -> str:
+    return "-" if fraction is None else f"{fraction:.0%}"
+
+
+def duration(seconds: float | None) -> str:
+    """0.0123 -> "12 ms"."""
+    if seconds is None:
+        return "-"
+    return f"{seconds * 1e3:.0f} ms" if seconds < 1 else f"{seconds:.1f} s"
+
+
+def shares(parts: Mapping[str, float]) -> str:
+    """The parts of a ledger that show, the largest first: "compute 91%, wait_data 3%"."""
+    shown = sorted((p for p in parts.items() if p[1] >= LEAST), key=lambda p: -p[1])
+    return ", ".join(f"{name} {percent(share)}" for name, share in shown)
+
+
+def reasons(counts: Mapping[str, int]) -> str:
+    """A total with its parts: "12 (stale 12)", or "0"."""
+    parts = ", ".join(f"{name} {n:,}" for name, n in counts.items() if n)
+    return f"{sum(counts.values()):,}" + (f" ({parts})" if parts else "")

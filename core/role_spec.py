@@ -1,0 +1,49 @@
+"""One process of a run, as data: what it is called, what it runs, and when it is stopped."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import IntEnum
+
+from penstock.core.role import Store
+
+
+class Stage(IntEnum):
+    """The order in which roles are stopped: who produces first, who consumes last."""
+
+    ACTORS = 0
+    CARRIERS = 1
+    LEARNER = 2
+    SERVER = 3
+
+
+@dataclass(frozen=True)
+class RoleSpec:
+    """One process. ``main`` is ``module:function``, called with its `RoleContext`.
+
+    A role of the last two stages is the run itself: where it ends, the run ends, unless other
+    learners go on. ``learner`` is the rank of the learner that the role is or belongs to.
+    ``informed`` roles hear of that learner's actors and connectors; an ``expendable`` one never
+    ends a run, whatever becomes of it. ``address`` is where to bind or connect; of a learner, where
+    its actors of this host connect.
+    """
+
+    role: str
+    index: int
+    main: str
+    stage: Stage
+    nice: int = 0
+    threads: int = 1
+    address: str | None = None
+    informed: bool = False
+    learner: int = 0
+    store: Store | None = None
+    expendable: bool = False
+
+    @property
+    def name(self) -> str:
+        return f"{self.role}-{self.index}"
+
+    @property
+    def essential(self) -> bool:
+        return self.stage >= Stage.LEARNER

@@ -1,0 +1,1 @@
+"""What can be wrong with an environment, found by playing it."""

@@ -1,0 +1,301 @@
+"""What can be wrong with an environment, found by playing it; each in a sentence that says what to
+do. The environment is driven as training does it, and every promise that training relies on is
+looked at. `Checker` is for single environments, `penstock.envs.checking.vector` for vectors.
+"""
+
+from __future__ import annotations
+
+import pickle
+import time
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import gymnasium
+import numpy as np
+import numpy.typing as npt
+from gymnasium import spaces
+from gymnasium.vector import VectorEnv
+
+from penstock.configs.errors import UserError
+from penstock.core.observations import MASK
+from penstock.core.place import place
+from penstock.envs.packing import Packer
+from penstock.envs.space_misfit import misfit, misfits
+from penstock.envs.vector_env import check_mask, checked_actions, counts_of, own_reset
+
+Single = gymnasium.Env[Any, Any]
+SAMPLES = 20  # of a space, that it must hold itself
+
+
+class Problem(NamedTuple):
+    """Something to mend. `kind` is a word for programs, `text` a sentence for people."""
+
+    kind: str
+    text: str
+
+
+class Step(NamedTuple):
+    """One call of an environment, in a form that can be compared."""
+
+    observation: bytes
+    reward: float
+    terminated: bool
+    truncated: bool
+
+
+class Checker:
+    """Plays an environment by chance, and keeps what is wrong with it, the first of each kind."""
+
+    def __init__(self) -> None:
+        self.problems: list[Problem] = []
+        self._known: set[tuple[str, str]] = set()
+        self.returns: list[float] = []
+        self.lengths: list[int] = []
+        self.times_s: list[float] = []
+        self._firsts: set[int] = (
+            set()
+        )  # of episodes, by hash: what is kept must not look like a leak
+        self._lasts: list[int] = []
+        self._changes = False
+
+    def add(self, kind: str, text: str, fault: str = "") -> None:
+        """Keep a problem, unless there is one of its kind, and of the same fault where a kind has
+        several."""
+        if (kind, fault) not in self._known:
+            self._known.add((kind, fault))
+            self.problems.append(Problem(kind, text))
+
+    def add_closed(self) -> None:
+        """A mask allows nothing."""
+        self.add(
+            "mask",
+            f"{MASK} allows no action where one must be chosen; let it allow at least one (of each "
+            "choice, where there are several), or end the episode",
+        )
+
+    def check_spaces(self, name: str, env: Single | VectorEnv, prefix: str = "") -> bool:
+        """Look at the spaces, whose names have the prefix; returns whether training could take
+        them."""
+        for what in (f"{prefix}observation_space", f"{prefix}action_space"):
+            space = getattr(env, what, None)
+            if not isinstance(space, spaces.Space):
+                self.add("space", f"{what} is {space!r}; set it to a gymnasium space")
+                return False
+            for _ in range(SAMPLES):
+                if reason := misfit(space, space.sample()):
+                    self.add("space", f"{what} draws a sample{reason}; correct its bounds or dtype")
+                    break
+        try:
+            parts = Packer(name, getattr(env, f"{prefix}observation_space")).parts
+            check_mask(name, parts, checked_actions(name, getattr(env, f"{prefix}action_space")))
+        except UserError as error:
+            self.add("space", str(error))
+            return False
+        return True
+
+    def play(self, env: Single, steps: int, seed: int, seconds: float = 1e9) -> Iterator[Step]:
+        """Play `steps` steps, or for so long, over as many episodes as it takes, and look at all
+        that it returns. Ends early where nothing can be played on."""
+        rng = np.random.default_rng(seed)
+        env.action_space.seed(seed)
+        shown = self._reset(env, seed)
+        bounds = _bounds(env.action_space)  # what policies choose often, and chance never
+        total, length, until = 0.0, 0, time.perf_counter() + seconds
+        while shown is not None and steps > 0 and time.perf_counter() < until:
+            steps -= 1
+            action = bounds.pop() if bounds else choose(env.action_space, shown, rng)
+            step, shown, info = self._step(env, action)
+            if step is None:
+                return
+            yield step
+            total, length = total + step.reward, length + 1
+            if step.terminated or step.truncated:
+                self.returns.append(total)
+                self.lengths.append(length)
+                self._lasts = [*self._lasts[-99:], hash(step.observation)]
+                self._final(info)
+                total, length = 0.0, 0
+                shown = self._reset(env, None)
+            elif not self._changes:
+                self._changes = hash(step.observation) not in self._firsts
+
+    @property
+    def ends_where_it_begins(self) -> bool:
+        """Whether every episode's last observation was a first one, though others were seen."""
+        return self._changes and len(self._lasts) > 3 and self._firsts.issuperset(self._lasts)
+
+    def determinism(self, make: Callable[[], Single], steps: int, seconds: float) -> None:
+        """Two environments with one seed, and one of them once more, must play alike."""
+        first, second = make(), make()
+        try:
+            played = list(self.play(first, steps, 7, seconds))
+            other = list(self.play(second, len(played), 7))
+            again = list(self.play(first, len(played), 7))
+        finally:
+            self.close(first)
+            self.close(second)
+        if reason := difference(played, other):
+            self.add(
+                "determinism",
+                f"two environments that were reset with the same seed and given the same actions "
+                f"differ {reason}; draw all chance from self.np_random, after "
+                "super().reset(seed=seed)",
+            )
+        elif reason := difference(played, again):
+            self.add(
+                "determinism",
+                f"an environment that is reset with the same seed again differs {reason}; reset "
+                "all of its state, and its random generator where seed is given",
+            )
+
+    def close(self, env: Single | VectorEnv) -> None:
+        """Let go of what was played."""
+        try:
+            env.close()
+        except Exception as error:
+            self.add("close", f"close() raised {told(error)}; correct it")
+
+    def pickling(self, constructor: Any) -> None:
+        """A process that starts anew must find by name what makes the environment."""
+        try:
+            pickle.loads(pickle.dumps(constructor))
+        except Exception as error:
+            self.add(
+                "pickling",
+                f"what makes it cannot be pickled ({type(error).__name__}: {error}); define it at "
+                "the top level of its module, as no lambda and in no function, so that a process "
+                "started anew can import it",
+            )
+
+    def _reset(self, env: Single, seed: int | None) -> Any:
+        """The first observation; None if it cannot be played."""
+        call = f"reset(seed={seed})"
+        try:
+            found = env.reset(seed=seed)
+        except Exception as error:
+            self.add("reset", f"{call} raised {told(error)}; correct it")
+            return None
+        if not (isinstance(found, tuple) and len(found) == 2 and isinstance(found[1], dict)):
+            self.add(
+                "reset",
+                f"{call} returned {_kind(found)}; it must return a tuple of an observation and a "
+                "dict, which may be empty",
+            )
+            return None
+        self._look(env.observation_space, found[0], call)
+        if len(self._firsts) < 100:
+            self._firsts.add(hash(as_bytes(found[0])))
+        return found[0]
+
+    def _step(self, env: Single, action: Any) -> tuple[Step | None, Any, dict[str, Any]]:
+        if action is None:
+            self.add_closed()
+            return None, None, {}
+        given = np.copy(action) if isinstance(action, np.ndarray) else action
+        since = time.perf_counter()
+        try:
+            found = env.step(action)
+        except Exception as error:
+            self.add(
+                "step",
+                f"step raised {told(error)}; correct it, or action_space if it is right to refuse "
+                f"the action {given!r}, which is in there",
+            )
+            return None, None, {}
+        self.times_s.append(time.perf_counter() - since)
+        if not np.array_equal(action, given):
+            self.add("action", "step changed the action that it was given; work on a copy of it")
+        if not (isinstance(found, tuple) and len(found) == 5):
+            self.add(
+                "step",
+                f"step returned {_kind(found)}; it must return a tuple of observation, reward, "
+                "terminated, truncated and info",
+            )
+            return None, None, {}
+        observation, reward, terminated, truncated, info = found
+        self._contract(reward, terminated, truncated, info)
+        self._look(env.observation_space, observation, "step")
+        flags = bool(np.any(terminated)), bool(np.any(truncated))
+        step = Step(as_bytes(observation), _number(reward), *flags)
+        return step, observation, info if isinstance(info, dict) else {}
+
+    def _contract(self, reward: Any, terminated: Any, truncated: Any, info: Any) -> None:
+        value = _number(reward)
+        if not np.isfinite(value):
+            self.add("reward", f"step returned the reward {reward!r}; return a finite number")
+        for name, flag in (("terminated", terminated), ("truncated", truncated)):
+            if not isinstance(flag, bool | np.bool_):
+                self.add("flags", f"step returned {name} as {_kind(flag)}; return a bool")
+        if not isinstance(info, dict):
+            self.add("info", f"step returned info as {_kind(info)}; return a dict, maybe empty")
+
+    def _look(self, space: spaces.Space[Any], observation: Any, call: str) -> None:
+        for fault, reason in misfits(space, observation).items():
+            self.add(
+                "observation",
+                f"{call} returned an observation{reason}; correct observation_space, or what it "
+                "returns",
+                fault,
+            )
+
+    def _final(self, info: dict[str, Any]) -> None:
+        if sign := own_reset(info, True, False):
+            self.add("autoreset", sign)
+
+
+def choose(space: spaces.Space[Any], shown: Any, rng: np.random.Generator) -> Any:
+    """An action by chance that the mask in an observation allows; None where it allows none."""
+    mask, counts = shown.get(MASK) if isinstance(shown, dict) else None, counts_of(space)
+    if mask is None or not counts:
+        return space.sample()
+    parts = np.split(np.ravel(mask) != 0, np.cumsum(counts)[:-1])
+    if not all(part.any() for part in parts):
+        return None
+    chosen = [rng.choice(np.flatnonzero(part)) for part in parts]
+    found = np.array(chosen, space.dtype).reshape(space.shape or ())
+    return found + getattr(space, "start", np.zeros_like(found))
+
+
+def _bounds(space: spaces.Space[Any]) -> list[npt.NDArray[Any]]:
+    """The extreme actions of a Box."""
+    return [space.high.copy(), space.low.copy()] if isinstance(space, spaces.Box) else []
+
+
+def difference(one: list[Step], other: list[Step]) -> str:
+    """Where two plays part, in words; empty if they do not."""
+    for number, (a, b) in enumerate(zip(one, other, strict=False), 1):
+        for what in Step._fields:
+            if getattr(a, what) != getattr(b, what):
+                return f"in the {what} of step {number}"
+    return "in how long they last" if len(one) != len(other) else ""
+
+
+def as_bytes(observation: Any) -> bytes:
+    """What two observations are compared by."""
+    if isinstance(observation, dict):
+        return b"".join(as_bytes(observation[key]) for key in sorted(observation, key=str))
+    if isinstance(observation, tuple):
+        return b"".join(map(as_bytes, observation))
+    try:
+        return np.asarray(observation).tobytes()
+    except ValueError:  # lists of unlike lengths
+        return repr(observation).encode()
+
+
+def _number(value: Any) -> float:
+    try:
+        return float(value)
+    except (TypeError, ValueError):
+        return float("nan")
+
+
+def told(error: Exception) -> str:
+    """What was raised, and where."""
+    where = place(error)
+    return f"{type(error).__name__}: {error}" + (f" ({where})" if where else "")
+
+
+def _kind(value: Any) -> str:
+    if isinstance(value, tuple):
+        return f"a tuple of {len(value)}"
+    return f"{value!r}, a {type(value).__name__}"[:80]

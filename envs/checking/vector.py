@@ -1,0 +1,293 @@
+"""What can be wrong with a vector environment: what it says of itself, and whether it is true.
+
+The decisive test is of NEXT_STEP: two copies play alike until an episode has ended, and are then
+given different actions in the step that only resets. If they differ afterwards, it was played.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from gymnasium import spaces
+from gymnasium.vector import AutoresetMode, VectorEnv
+from gymnasium.vector.utils import batch_space
+
+from penstock.core.observations import MASK, open_choices
+from penstock.envs.checking.checks import Checker, told
+from penstock.envs.checking.cost import cost
+from penstock.envs.space_misfit import misfits
+from penstock.envs.vector_env import Actions, action_map, checked_actions, counts_of, own_reset
+
+Array = npt.NDArray[Any]
+COUNT = 2
+SEED = 7
+REPEATED_STEPS = 300  # that copies must play alike, at least
+
+
+def check_vector(
+    found: Checker, make: Callable[[int], VectorEnv], steps: int, seconds: float = 1e9
+) -> dict[str, Any]:
+    """Play `steps` of a vector of `COUNT`, or for so long; add to `found` what is wrong with the
+    vectors that `make` makes. Returns figures, none where it cannot be played; of them
+    "resets_tested" says whether an episode ended, so that the step after it could be tested."""
+    vector = make(COUNT)
+    try:
+        sound = _check_face(found, vector) and _check_mode(found, vector)
+        if not (sound and found.check_spaces("of the vector", vector, "single_")):
+            return {}
+        player = _Player(found, vector)
+        if not player.reset():
+            return {}
+        figures = {"games": COUNT, **cost(found, player.play(steps, seconds), steps)}
+    finally:
+        if isinstance(vector, VectorEnv):
+            found.close(vector)
+    if found.problems:
+        return figures
+    alike = min(figures["steps"], REPEATED_STEPS)
+    ended = next((end for end in player.ends if end >= alike), max(player.ends, default=0))
+    if ended < alike:
+        _check_copies(found, make, alike)
+    tested = bool(ended) and _check_copies(found, make, ended)
+    if player.sign and not found.problems:
+        found.add("autoreset", player.sign)
+    return {**figures, "resets_tested": tested}
+
+
+def draw(
+    space: Actions, count: int, rng: np.random.Generator, allowed: Array | None = None
+) -> Array:
+    """Actions by chance as a policy gives them, int32 or, of a Box, float32 in -1 ... 1,
+    [count, *shape].
+
+    allowed: bool or 0 and 1 [count, choices], an action mask; where it allows nothing, anything.
+    """
+    if isinstance(space, spaces.Box):
+        return rng.uniform(-1, 1, (count, *space.shape)).astype(np.float32)
+    counts = counts_of(space)
+    liking = rng.random((count, sum(counts)))
+    if allowed is not None:
+        liking += allowed
+    parts = np.split(liking, np.cumsum(counts)[:-1], axis=1)
+    chosen = np.stack([part.argmax(1) for part in parts], 1).astype(np.int32)
+    return chosen.reshape(count, *(space.shape or ()))
+
+
+class _Player:
+    """Drives a vector as an actor does, and looks at all that it returns."""
+
+    def __init__(self, found: Checker, vector: VectorEnv) -> None:
+        self.ends: list[int] = []  # the steps that ended episodes, from 1
+        self.over = np.zeros(COUNT, np.bool_)
+        self.shown: Any = None
+        self.sign = ""  # that games reset themselves within the step that ends an episode
+        self._found, self._vector = found, vector
+        self._space = checked_actions("of the vector", vector.single_action_space)
+        self._to_game = action_map(vector.single_action_space)
+        self._observations = batch_space(vector.single_observation_space, COUNT)
+        self._rng = np.random.default_rng(SEED)
+
+    def reset(self) -> bool:
+        """Begin; whether it can be played."""
+        try:
+            found = self._vector.reset(seed=SEED)
+        except Exception as error:
+            self._found.add("reset", f"reset(seed={SEED}) raised {told(error)}; correct it")
+            return False
+        if not (isinstance(found, tuple) and len(found) == 2):
+            self._found.add("reset", "reset did not return a tuple of observations and infos")
+            return False
+        self.shown = found[0]
+        return self._fits("reset")
+
+    def play(self, steps: int, seconds: float = 1e9) -> Iterator[Any]:
+        """The results of up to `steps`; it ends early where nothing can be played on."""
+        totals, until = np.zeros(COUNT), time.perf_counter() + seconds
+        for number in range(1, steps + 1):
+            action = self.choose()
+            if action is None or time.perf_counter() > until:
+                return
+            if number < 3 and isinstance(self._space, spaces.Box):  # policies often choose bounds
+                action[...] = 1 if number == 1 else -1
+            results = self.step(action)
+            if results is None:
+                return
+            totals += results[1]
+            if self.over.any():
+                self.ends.append(number)
+                self._found.returns += totals[self.over].tolist()
+                totals[self.over] = 0
+            yield results
+
+    def choose(self) -> Array | None:
+        """Actions that the masks allow; None where one must be chosen and none is allowed."""
+        mask = self.shown.get(MASK) if isinstance(self.shown, dict) else None
+        if mask is None:
+            return draw(self._space, COUNT, self._rng)
+        choices = open_choices(mask != 0, counts_of(self._space)).all(-1)
+        if not (choices | self.over).all():
+            self._found.add_closed()
+            return None
+        return draw(self._space, COUNT, self._rng, mask != 0)
+
+    def step(self, action: Array) -> Any:
+        """The results of actions as a policy gives them; None where it cannot be played on."""
+        own = action if self._to_game is None else self._to_game(action)
+        given = own.copy()
+        since = time.perf_counter()
+        try:
+            results = self._vector.step(own)
+        except Exception as error:
+            self._found.add(
+                "step",
+                f"playing the vector raised {told(error)}; correct it, or single_action_space or "
+                f"the mask if it is right to refuse the actions {given.tolist()}",
+            )
+            return None
+        self._found.times_s.append(time.perf_counter() - since)
+        if not np.array_equal(own, given):
+            self._found.add("action", "step changed the actions that it was given; copy them")
+        if not _look(self._found, results, self.over):
+            return None
+        self.sign = self.sign or own_reset(results[4], results[2], results[3])
+        self.shown, self.over = results[0], np.logical_or(results[2], results[3])
+        return results if self._fits("step") else None
+
+    def _fits(self, call: str) -> bool:
+        found = misfits(self._observations, self.shown)
+        for fault, reason in found.items():
+            self._found.add(
+                "observation",
+                f"{call} returned observations{reason}; correct single_observation_space, or what "
+                "it returns",
+                fault,
+            )
+        return not found
+
+
+def _check_face(found: Checker, vector: VectorEnv) -> bool:
+    if not isinstance(vector, VectorEnv):
+        found.add(
+            "vector",
+            f"a function that takes num_envs returned a {type(vector).__name__}; return a "
+            "gymnasium.vector.VectorEnv, or do not take num_envs and return a single environment",
+        )
+        return False
+    count = getattr(vector, "num_envs", None)
+    if count != COUNT:
+        found.add("vector", f"num_envs={COUNT} made {count} games; make as many as asked")
+        return False
+    return True
+
+
+def _check_mode(found: Checker, vector: VectorEnv) -> bool:
+    mode = vector.metadata.get("autoreset_mode")
+    if mode is AutoresetMode.NEXT_STEP:
+        return True
+    stated = f"says autoreset mode {mode.name}" if mode else "has no autoreset_mode in its metadata"
+    found.add(
+        "autoreset",
+        f"the vector {stated}; an episode's final observation must not be lost, so reset in the "
+        'step after its end and say metadata = {"autoreset_mode": AutoresetMode.NEXT_STEP}; a '
+        "wrapper of the vector must pass the metadata on",
+    )
+    return False
+
+
+def _look(found: Checker, results: Any, over: Array) -> bool:
+    """Whether one step's results, but for the observations, can be trained on."""
+    if not (isinstance(results, tuple) and len(results) == 5):
+        found.add(
+            "step",
+            "step did not return a tuple of five; return observations, rewards, terminated, "
+            "truncated and infos",
+        )
+        return False
+    _, reward, terminated, truncated, info = results
+    try:
+        rewards = np.asarray(reward, np.float64)
+    except (TypeError, ValueError):
+        rewards = np.full(COUNT, np.nan)
+    if rewards.shape != (COUNT,) or not np.isfinite(rewards).all():
+        text = f"step returned the rewards {reward!r}; return an array of {COUNT} finite numbers"
+        found.add("reward", text)
+        return False
+    for name, flag in (("terminated", terminated), ("truncated", truncated)):
+        if getattr(flag, "shape", None) != (COUNT,) or flag.dtype != np.bool_:
+            found.add("flags", f"step returned {name}={flag!r}; return an array of {COUNT} bools")
+            return False
+    if not isinstance(info, dict):
+        found.add("info", f"step returned infos={info!r}; return a dict, which may be empty")
+        return False
+    if (rewards[over] != 0).any() or np.logical_or(terminated, truncated)[over].any():
+        _add_autoreset(found, "it gave a reward or an end there")
+    return True
+
+
+def _check_copies(found: Checker, make: Callable[[int], VectorEnv], steps: int) -> bool:
+    """Two vectors with the same seed and actions must play `steps` alike; where the last of these
+    ends an episode, also after they were given different actions in the next. Returns whether."""
+    vectors = make(COUNT), make(COUNT)
+    one, other = (_Player(found, vector) for vector in vectors)
+    try:
+        if not (one.reset() and other.reset()):
+            return False
+        if not _same(one.shown, other.shown):
+            _add_determinism(found, "their first observations")
+        pairs = zip(one.play(steps), other.play(steps), strict=False)
+        for number, (ones, others) in enumerate(pairs, 1):
+            if not _same(ones[:4], others[:4]):
+                _add_determinism(found, f"what step {number} returned")
+            if found.problems:
+                return False
+        return bool(one.over.any()) and _check_reset_row(found, one, other)
+    finally:
+        for vector in vectors:
+            found.close(vector)
+
+
+def _check_reset_row(found: Checker, one: _Player, other: _Player) -> bool:
+    """Whether two players could be given different actions where episodes have ended."""
+    over, action = one.over, one.choose()
+    for _ in range(20):  # of the actions that are ignored, some may be alike
+        different = other.choose()
+        if action is None or different is None:
+            return False
+        different[~over] = action[~over]
+        if not np.array_equal(action, different):
+            break
+    else:
+        return False
+    after = one.step(action), other.step(different)
+    if not found.problems and not _same(after[0][:4], after[1][:4]):
+        _add_autoreset(found, "what followed depended on the action")
+    return True
+
+
+def _add_determinism(found: Checker, what: str) -> None:
+    found.add(
+        "determinism",
+        f"two vectors that were reset with the same seed and given the same actions differ in "
+        f"{what}; draw all chance from generators that reset(seed=...) seeds",
+    )
+
+
+def _add_autoreset(found: Checker, sign: str) -> None:
+    found.add(
+        "autoreset",
+        "the vector says NEXT_STEP, where the step after an episode's end only resets: its action "
+        f"is ignored, its reward 0; but {sign}; reset there, or remove the wrapper that resets in "
+        "the same step",
+    )
+
+
+def _same(one: Any, other: Any) -> bool:
+    if isinstance(one, dict):
+        return all(_same(one[key], other[key]) for key in one)
+    if isinstance(one, tuple):
+        return all(_same(a, b) for a, b in zip(one, other, strict=True))
+    return np.array_equal(one, other)

@@ -1,0 +1,1 @@
+"""Environments of Penstock's own, and gymnasium forms of games that have none."""

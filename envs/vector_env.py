@@ -1,0 +1,273 @@
+"""One vector of games, with one meaning of a step whatever makes them.
+
+Invariants:
+- NEXT_STEP autoreset. When a step ends environment i's episode, the observation it writes is the
+  episode's final one. The *next* step only resets i: its action is ignored, its reward 0, both
+  flags False, and the observation it writes is the first of the next episode.
+- `terminated` and `truncated` are never both set: where a game says both, terminated wins.
+- Rewards are raw. Actions to choose from count from 0, wherever the game's own begin, and Box
+  actions run from -1 to 1 in each value, whatever the game's own bounds are.
+- Observations are one array a row: see `penstock.envs.packing`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from gymnasium.spaces import Box, Discrete, MultiBinary, MultiDiscrete, Space
+from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
+
+from penstock.configs.errors import UserError
+from penstock.core.observations import MASK, Part, find_bad_observation
+from penstock.envs.packing import Packer
+from penstock.envs.rendering import pictures, pictures_per_s
+from penstock.envs.space_misfit import shape_misfit
+
+Array = npt.NDArray[Any]
+Flags = npt.NDArray[np.bool_]
+
+Actions = Discrete | MultiDiscrete | Box
+
+FINAL_KEYS = ("final_obs", "final_observation", "terminal_observation")  # in `info`
+SEEDS = 2**30  # ale-py takes int32, and gives environment i of a vector seed + i
+
+
+@dataclass(frozen=True)
+class GameInfo:
+    """What a game looks like to a policy, and how it came about."""
+
+    observation_space: Box
+    """Of one environment, as it is packed."""
+    action_space: Actions
+    """Of one environment, MultiDiscrete where the game says MultiBinary; policies choose
+    0 ... n - 1 also where `start` is not 0, and from -1 to 1 also where the bounds are others."""
+    frames_per_step: int
+    """Emulator frames in one agent step; 1 where there is no emulator."""
+    how: str
+    """A sentence to print: what steps the environments, and what was not used because of what."""
+    parts: tuple[Part, ...] = ()
+    """What an observation packed into bytes consists of; empty where it is one array."""
+
+    @property
+    def counts(self) -> tuple[int, ...]:
+        """How many there are of each choice in an action, empty where actions are numbers."""
+        return counts_of(self.action_space)
+
+
+class VectorGame:
+    """`count` environments stepped together; see the module for what a step means."""
+
+    def __init__(self, name: str, vector: VectorEnv, frames_per_step: int, how: str) -> None:
+        """Takes over `vector`. Raises UserError where Penstock cannot play it."""
+        action_space = checked_actions(name, vector.single_action_space)
+        _check_autoreset(name, vector)
+        self._pack = packer = Packer(name, vector.single_observation_space)
+        check_mask(name, packer.parts, action_space)
+        self.info = GameInfo(packer.space, action_space, frames_per_step, how, packer.parts)
+        self.own_spaces = vector.single_observation_space, vector.single_action_space
+        self.count = vector.num_envs
+        self._name = name
+        self._vector = vector
+        self._singles = isinstance(vector, SyncVectorEnv)
+        self._to_game = action_map(vector.single_action_space)
+        self._shown: Array | None = None  # what the policy has before it, and whom nothing is asked
+        self._over: tuple[Any, Any] = (False, False)
+
+    def reset_into(self, seed: int, out: Array) -> None:
+        """Begin new episodes everywhere, and write their first observations.
+
+        seed: >= 0, the same seed gives the same episodes. Environments may be seeded with seed,
+            seed + 1, ..., so give two vectors seeds that lie further apart than `count`.
+        out: [count, *shape] of the observation space's dtype.
+        """
+        try:
+            observations, _ = self._vector.reset(seed=seed % SEEDS)
+        except Exception as error:
+            self._explain(error)
+            raise
+        self._pack.write(observations, out)
+        self._shown, self._over = out, (False, False)
+
+    def step_into(self, actions: Array, out: Array) -> tuple[Array, Flags, Flags]:
+        """Step every environment, and write the observations that follow.
+
+        actions: contiguous int32 or int64 [count], or [count, *shape] where several things are
+            chosen, each in 0 ... n - 1, which is not checked; for a Box float32 [count, *shape],
+            what is beyond -1 and 1 counts as these.
+        out: as in `reset_into`.
+        Returns reward (real [count]), terminated and truncated (bool [count]): never written to
+        again by the game, nor to be written to.
+        """
+        mapped = actions if self._to_game is None else self._to_game(actions)
+        try:
+            observations, reward, terminated, truncated, info = self._vector.step(mapped)
+        except Exception as error:
+            self._check_choices(actions, error)
+            self._check_shut(error)
+            self._explain(error)
+            raise
+        if info and self._singles and (sign := own_reset(info, terminated, truncated)):
+            raise UserError(f"environment {self._name}: {sign}")
+        self._pack.write(observations, out)
+        self._shown, self._over = out, (terminated, truncated)
+        return reward, terminated, truncated > terminated
+
+    def pictures(self) -> list[Array]:
+        """What the last step looked like to a person, uint8 [H, W, 3] each, oldest first; nothing
+        where the game was not made to be filmed, or does not draw itself."""
+        return [*pictures(self._vector)]
+
+    @property
+    def pictures_per_s(self) -> float:
+        """How fast they follow each other where a person plays."""
+        return pictures_per_s(self._vector)
+
+    def close(self) -> None:
+        self._vector.close()
+
+    def _check_choices(self, actions: Array, error: Exception) -> None:
+        """Raise UserError if what the vector could not take is outside its space."""
+        space = self.info.action_space
+        if isinstance(space, Box):
+            return
+        counts = space.n if isinstance(space, Discrete) else space.nvec
+        wrong = (actions < 0) | (actions >= counts)
+        if wrong.any():
+            raise UserError(
+                f"environment {self._name} was given the action {actions[wrong][0]}, and there are "
+                f"{counts} to choose from, counted from 0; correct the policy that chose it"
+            ) from error
+
+    def _check_shut(self, error: Exception) -> None:
+        """Raise UserError if the vector could not take what its masks had not allowed, where they
+        allowed nothing."""
+        if not self.info.parts or self._shown is None:
+            return
+        alive = np.broadcast_to(~np.logical_or(*self._over), (1, self.count))
+        bad = find_bad_observation(self._shown[None], self.info.parts, alive, self.info.counts)
+        if bad:
+            raise UserError(
+                f"environment {self._name} raised {type(error).__name__} after an observation with "
+                f"{bad}; correct what it returns"
+            ) from error
+
+    def _explain(self, error: Exception) -> None:
+        """Raise UserError if what the vector could not stack is of another shape than its space."""
+        if not isinstance(self._vector, SyncVectorEnv):
+            return
+        space = self._vector.single_observation_space
+        for shown in self._vector._env_obs:
+            if shown is not None and (found := shape_misfit(space, shown)):
+                raise UserError(
+                    f"environment {self._name} returned an observation{found}; observations must "
+                    "keep the shape that the observation space says"
+                ) from error
+
+
+def own_reset(info: Mapping[str, Any], terminated: Any, truncated: Any) -> str:
+    """A sentence, where the step that ended an episode says that it has begun the next one already;
+    empty if it does not.
+
+    info: of one game's step or of a vector's, where `_key` tells whose the values of a key are.
+    terminated, truncated: bool, or bool [count].
+    """
+    for key in FINAL_KEYS:
+        if key in info and np.any((terminated | truncated) & info.get(f"_{key}", True)):
+            return (
+                f"it resets itself within the step that ends an episode (info has {key}), so the "
+                "final observation is lost; leave that wrapper out: Penstock resets where an "
+                "episode has ended"
+            )
+    return ""
+
+
+def action_map(space: Space[Any]) -> Callable[[Array], Array] | None:
+    """From actions as policies choose them to the game's own; None where they are the same."""
+    if isinstance(space, Discrete | MultiDiscrete):
+        start = np.asarray(space.start)
+        return (lambda actions: actions + start) if start.any() else None
+    if isinstance(space, MultiBinary):
+        return lambda actions: actions.astype(np.int8)
+    assert isinstance(space, Box)
+    low, high = space.low, space.high
+    half = high / 2 - low / 2
+
+    def scaled(actions: Array) -> Array:
+        # Clipped, since rounding must not leave the bounds, which environments check.
+        found: Array = np.multiply(actions + 1, half, dtype=space.dtype)
+        found += low
+        np.clip(found, low, high, out=found)
+        return found
+
+    return scaled
+
+
+def counts_of(action: Space[Any]) -> tuple[int, ...]:
+    """How many there are of each choice in an action of a space; empty for a Box."""
+    match action:
+        case Discrete(n=n):
+            return (int(n),)
+        case MultiDiscrete(nvec=nvec):
+            return tuple(int(n) for n in nvec.flat)
+        case MultiBinary():
+            return (2,) * math.prod(action.shape)
+    return ()
+
+
+def checked_actions(name: str, action: Space[Any]) -> Actions:
+    if isinstance(action, MultiBinary):
+        return MultiDiscrete(np.full(action.shape, 2))
+    if isinstance(action, Discrete | MultiDiscrete):
+        return action
+    if not isinstance(action, Box) or action.dtype.kind != "f":
+        raise UserError(
+            f"environment {name} has actions of {_brief(action)}, and only Discrete, "
+            "MultiDiscrete, MultiBinary and a Box of floats are supported; set env.wrappers to a "
+            "wrapper of yours that offers one of these"
+        )
+    if not action.is_bounded() or not (action.low < action.high).all():
+        raise UserError(
+            f"environment {name} has actions of {_brief(action)}, and a Box of actions must have "
+            "finite bounds, the lower below the upper; give its action space such bounds, or set "
+            "env.wrappers to a wrapper of yours that does"
+        )
+    return action
+
+
+def check_mask(name: str, parts: tuple[Part, ...], action: Actions) -> None:
+    """Raise UserError where a mask is among the parts that is not of these actions."""
+    mask = next((part for part in parts if part.name == MASK), None)
+    if mask is None:
+        return
+    if isinstance(action, Box):
+        raise UserError(
+            f"environment {name} shows an {MASK} and has actions of {_brief(action)}, where there "
+            "is nothing to choose from; leave it out of its observations"
+        )
+    choices = sum(counts_of(action))
+    if mask.shape != (choices,):
+        raise UserError(
+            f"environment {name} shows an {MASK} of shape {[*mask.shape]}, and it must be "
+            f"[{choices}], a value for each choice of {_brief(action)}"
+        )
+
+
+def _check_autoreset(name: str, vector: VectorEnv) -> None:
+    mode = vector.metadata.get("autoreset_mode")
+    if mode is not AutoresetMode.NEXT_STEP:
+        stated = f"autoreset mode is {mode.name}" if mode else "metadata has no autoreset_mode"
+        raise UserError(
+            f"environment {name} is a vector environment whose {stated}, and it must be NEXT_STEP, "
+            "where an episode's final observation is not lost; give it that mode, or set env.id to "
+            "a module:function that returns a single gymnasium.Env"
+        )
+
+
+def _brief(space: object) -> str:
+    text = str(space)
+    return text if len(text) <= 80 else f"{text[:77]}..."

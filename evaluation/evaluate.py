@@ -1,0 +1,199 @@
+"""Play whole episodes with the weights of a run, and say how they went.
+
+Environments play side by side, and each owes a share of the episodes that is fixed beforehand: were
+the first to end counted, short episodes would be over-represented. An episode that goes on for ever
+is cut at a number of steps, so that every evaluation ends.
+"""
+
+from __future__ import annotations
+
+import itertools
+import statistics
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from penstock.configs.errors import UserError
+from penstock.configs.load import load_run
+from penstock.configs.schema import Config
+from penstock.core.formatting import number
+from penstock.envs import VectorGame, find_bad_observation, make
+from penstock.learner.checkpoints import checkpoint_format
+from penstock.models.acting.policy import Policy, make_policy
+from penstock.models.fitting import net_shape
+
+ENVS = 16
+
+Choose = Callable[[npt.NDArray[Any]], npt.NDArray[Any]]
+Flags = npt.NDArray[np.bool_]
+Begin = Callable[[Flags], None]
+
+
+class Episode(NamedTuple):
+    """One episode: its raw return, its length in agent steps, and whether it was cut there."""
+
+    episode_return: float
+    length: int
+    cut: bool = False
+
+
+def evaluate(
+    run_dir: str,
+    episodes: int,
+    which: str,
+    sample: bool,
+    seed: int,
+    max_steps: int | None,
+) -> dict[str, Any]:
+    """Returns and lengths over ``episodes``, by the weights of checkpoint "best" or "last".
+
+    Actions are the likeliest ones, or with ``sample`` drawn as in training. The same seed plays the
+    same games. An episode of ``max_steps``, None: of `eval.max_episode_steps`, is cut. Raises
+    UserError.
+    """
+    config = load_run(run_dir)
+    most = max_steps or config.eval.max_episode_steps
+    folder = checkpoint_folder(run_dir, which)
+    count = min(episodes, ENVS)
+    game = make(config.env, count, config.actors.env_threads)
+    try:
+        policy = trained_policy(config, game, folder, seed)
+        choose: Choose = policy.act if sample else policy.greedy
+        played = play(game, choose, episodes, seed, most, policy.begin)
+    finally:
+        game.close()
+    returns, lengths, cut = zip(*played, strict=True)
+    return {
+        "run_dir": run_dir,
+        "checkpoint": folder.name,
+        "episodes": episodes,
+        "sample": sample,
+        "seed": seed,
+        "return": summary(returns),
+        "length": summary(lengths),
+        "cut": sum(cut),
+        "max_episode_steps": most,
+        "returns": returns,
+        "lengths": lengths,
+    }
+
+
+def checkpoint_folder(run_dir: str | Path, which: str) -> Path:
+    """Where the checkpoint "best" or "last" of a run is: the best may not be known yet."""
+    folder = Path(run_dir) / "checkpoints" / which
+    if which == "best" and not checkpoint_format.exists(folder):
+        folder = folder.with_name("last")
+    return folder
+
+
+def trained_policy(config: Config, game: VectorGame, folder: Path, seed: int) -> Policy:
+    """The policy of a checkpoint, for the environments of ``game``. Raises UserError where it is of
+    another network than theirs."""
+    actors = config.actors.model_copy(update={"envs": game.count})
+    policy = make_policy(config.model_copy(update={"actors": actors}), game.info, seed)
+    layout = net_shape(config, game.info).layout
+    policy.load(checkpoint_format.load(folder, layout).weights)
+    return policy
+
+
+def play(
+    game: VectorGame,
+    choose: Choose,
+    episodes: int,
+    seed: int,
+    max_steps: int,
+    begin: Begin | None = None,
+) -> list[Episode]:
+    """Exactly ``episodes`` episodes, environment by environment, complete or cut at ``max_steps``.
+
+    ``begin`` is told of the environments, bool ``[count]``, in which one begins. One environment
+    alone cannot be told to begin anew, so that where an episode was cut it waits for the others.
+    """
+    tally = _Tally(game.count, episodes, max_steps)
+    space, seeds = game.info.observation_space, itertools.count(seed, game.count)
+    obs, parts = np.empty((game.count, *space.shape), space.dtype), game.info.parts
+    counts = game.info.counts
+    while owing := tally.owing():
+        if tally.all_wait(owing):  # as they do at first
+            game.reset_into(next(seeds), obs)
+            tally.begin_anew()
+            resetting, first = np.zeros(game.count, np.bool_), np.ones(game.count, np.bool_)
+        if bad := find_bad_observation(obs[None], parts, ~resetting[None], counts):
+            raise UserError(f"there is {bad}; correct the environment")
+        if begin is not None and first.any():
+            begin(first)
+        first = resetting  # the step after an episode's end only resets
+        reward, terminated, truncated = game.step_into(choose(obs), obs)
+        resetting = terminated | truncated
+        tally.step(reward, ~first, resetting)
+    return [episode for done in tally.played for episode in done]
+
+
+class _Tally:
+    """Counts the episodes of each environment until it has played what it owes."""
+
+    def __init__(self, count: int, episodes: int, max_steps: int) -> None:
+        self.played: list[list[Episode]] = [[] for _ in range(count)]
+        self._owed = [episodes // count + (i < episodes % count) for i in range(count)]
+        self._max_steps = max_steps
+        self._returns, self._lengths = np.zeros(count), np.full(count, max_steps)
+
+    def owing(self) -> list[int]:
+        """The environments that have not played all of theirs."""
+        return [i for i, owed in enumerate(self._owed) if len(self.played[i]) < owed]
+
+    def all_wait(self, owing: list[int]) -> bool:
+        """Whether all those have no episode at hand but one that was cut."""
+        return bool((self._lengths[owing] >= self._max_steps).all())
+
+    def begin_anew(self) -> None:
+        """Every environment has been reset."""
+        self._returns[:] = self._lengths[:] = 0
+
+    def step(self, reward: npt.NDArray[Any], plays: Flags, ends: Flags) -> None:
+        """One step: the rewards, whether it was one of an episode, and whether that has ended."""
+        self._returns += reward
+        self._lengths += plays
+        cut = ~ends & plays & (self._lengths == self._max_steps)
+        for i in np.flatnonzero(cut | ends & (self._lengths <= self._max_steps)):
+            if len(self.played[i]) < self._owed[i]:
+                episode = Episode(float(self._returns[i]), int(self._lengths[i]), bool(cut[i]))
+                self.played[i].append(episode)
+        self._returns[ends] = self._lengths[ends] = 0
+
+
+def summary(values: tuple[float, ...]) -> dict[str, float]:
+    """Mean, median, standard deviation of the values themselves, least and greatest."""
+    return {
+        "mean": statistics.fmean(values),
+        "median": statistics.median(values),
+        "std": statistics.pstdev(values),
+        "min": min(values),
+        "max": max(values),
+    }
+
+
+def describe(result: dict[str, Any]) -> str:
+    """Three lines for a person, or four where episodes were cut."""
+    how = "sampled" if result["sample"] else "likeliest"
+    title = (
+        f"{result['run_dir']}, checkpoint {result['checkpoint']}: {result['episodes']} episodes, "
+    )
+    lines = [title + f"{how} actions, seed {result['seed']}"]
+    for name in ("return", "length"):
+        lines.append(f"{name:6}  " + "  ".join(f"{k} {number(v)}" for k, v in result[name].items()))
+    if result["cut"]:
+        most = result["max_episode_steps"]
+        lines.append(were_cut(result["cut"], result["episodes"], most, "--max-episode-steps"))
+    return "\n".join(lines)
+
+
+def were_cut(cut: int, episodes: int, max_steps: int, option: str) -> str:
+    """The sentence for a person, with the ``option`` that moves the limit."""
+    return (
+        f"{cut} of {episodes} episodes had to be cut at {max_steps:,} steps, with the return so "
+        f"far; give the game a time limit (gymnasium's TimeLimit), or raise {option}"
+    )

@@ -1,0 +1,104 @@
+"""A policy in one file: weights, network and spaces; neither the run nor the environment is needed.
+
+It is a safetensors file: the network's tensors by name, and JSON in its metadata. Nothing in it is
+code, so that one from elsewhere may be read; a network of one's own (`model.entry`) is named in it,
+and must be there to be imported.
+"""
+
+from __future__ import annotations
+
+import json
+import secrets
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from gymnasium import spaces
+from pydantic import ValidationError
+from safetensors import safe_open
+from safetensors.numpy import save as to_bytes
+
+from penstock.configs.errors import UserError
+from penstock.configs.schema import Config
+from penstock.core.params import Float32, ParamLayout
+from penstock.envs import GameInfo
+from penstock.envs.packing import Packer
+from penstock.envs.space_json import from_json, to_json
+from penstock.envs.vector_env import checked_actions
+from penstock.models.fitting import net_shape
+
+KEY = "penstock_policy"
+FORMAT = 1
+SECTIONS = ("env", "algo", "model", "actors")  # that a policy is made of
+
+Spaces = tuple[spaces.Space[Any], spaces.Space[Any]]
+
+
+class Exported(NamedTuple):
+    """What a file holds."""
+
+    config: Config
+    spaces: Spaces
+    """Of observations and of actions, as the environment has them."""
+    info: GameInfo
+    weights: Float32
+
+
+def write(path: Path, config: Config, own: Spaces, info: GameInfo, weights: Float32) -> int:
+    """Write or replace a file; its size in bytes. Raises UserError."""
+    layout = net_shape(config, info).layout
+    about = {
+        "format": FORMAT,
+        "config": config.model_dump(mode="json", include=set(SECTIONS)),
+        "spaces": [to_json(space) for space in own],
+        "layout": layout.to_list(),
+    }
+    tensors = {name: np.ascontiguousarray(array) for name, array in layout.views(weights).items()}
+    data = to_bytes(tensors, {KEY: json.dumps(about)})
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}.tmp")
+    try:
+        with temporary.open("xb") as file:
+            file.write(data)
+        temporary.replace(path)
+    except OSError as error:
+        with suppress(OSError):
+            temporary.unlink(missing_ok=True)
+        raise UserError(f"{path} cannot be written: {error.strerror}; name another file") from error
+    return len(data)
+
+
+def read(path: Path) -> Exported:
+    """What `write` wrote. Raises UserError for any other file."""
+    try:
+        with safe_open(path, framework="numpy") as file:
+            about = json.loads((file.metadata() or {})[KEY])
+            tensors = {name: file.get_tensor(name) for name in list(file.keys())}
+        if about["format"] != FORMAT:
+            raise UserError(
+                f"{path} has format {about['format']}, this version reads {FORMAT}; export it again"
+            )
+        config = Config.model_validate(about["config"])
+        observations, actions = map(from_json, about["spaces"])
+        packer = Packer(config.env.id, observations)
+        choices = checked_actions(config.env.id, actions)
+        info = GameInfo(packer.space, choices, 1, f"of {path}", packer.parts)
+        layout = net_shape(config, info).layout
+        if layout != ParamLayout.from_list(about["layout"]):
+            raise ValueError("its network is built otherwise in this version")
+        parts = [_checked(name, tensors[name], shape) for name, shape in layout.entries]
+        return Exported(config, (observations, actions), info, np.concatenate(parts))
+    except UserError:
+        raise
+    except Exception as error:  # spaces and their checks raise what they like, assertions too
+        what = "its config is of another version" if isinstance(error, ValidationError) else error
+        raise UserError(
+            f"{path} is damaged or no policy that penstock has exported ({what}); make one with "
+            "penstock export RUN FILE, or give the folder of a run"
+        ) from error
+
+
+def _checked(name: str, array: Float32, shape: tuple[int, ...]) -> Float32:
+    if array.shape != shape or array.dtype != np.float32:
+        raise ValueError(f"{name} is {array.dtype}{[*array.shape]}, its network says {[*shape]}")
+    return array.ravel()

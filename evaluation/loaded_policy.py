@@ -1,0 +1,231 @@
+"""A trained policy in the program of whoever uses it: no process, no run, one call per decision.
+
+What it gets is what the environment returns, what it gives is what the environment takes: the
+conversions of `penstock.envs` are done here, for one observation or for a batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Literal
+
+import gymnasium
+import numpy as np
+import numpy.typing as npt
+from gymnasium import spaces
+
+from penstock.configs.errors import UserError
+from penstock.configs.load import load_run
+from penstock.configs.schema import Config
+from penstock.core.observations import find_bad_observation
+from penstock.core.params import Float32
+from penstock.envs import GameInfo, make
+from penstock.envs.packing import Packer
+from penstock.envs.vector_env import action_map
+from penstock.evaluation.evaluate import checkpoint_folder
+from penstock.evaluation.exported import read, write
+from penstock.learner.checkpoints.checkpoint_format import load
+from penstock.models.acting.policy import Policy, make_policy
+from penstock.models.fitting import net_shape
+
+Array = npt.NDArray[Any]
+SIZES = 8  # sizes of a batch that are kept ready
+
+
+class LoadedPolicy:
+    """Call it: ``action, state = policy(observation, state)``.
+
+    It keeps nothing from one call to the next but its random numbers: what a recurrent network
+    remembers is the ``state``, which goes from each call into the next, and is None for the others.
+    Not for several threads at once.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        weights: Float32,
+        own: tuple[spaces.Space[Any], spaces.Space[Any]],
+        info: GameInfo,
+        sample: bool,
+        seed: int,
+    ) -> None:
+        """``own`` are the observation and action space of one environment, as it has them."""
+        self.observation_space, self.action_space = own
+        self.config = config
+        """Of the run that it comes from."""
+        self._weights, self._info = weights, info
+        self._sample, self._seed = sample, seed
+        self._packer = Packer(config.env.id, self.observation_space)
+        self._to_game = action_map(self.action_space)
+        self._by_size: dict[int, Policy] = {}
+
+    def __call__(self, observation: Any, state: Array | None = None) -> tuple[Any, Array | None]:
+        """What to do, and what to remember.
+
+        observation: one, as the environment returns it, or a batch [N, ...] (each entry of a Dict
+            [N, ...]), as a vector environment returns them.
+        state: what the call before returned; None where an episode begins. Of a batch in which
+            some episodes begin set those rows to 0: ``state[ended] = 0``.
+        Returns an action of `action_space`, int for a Discrete, or an array [N, ...] of them; and
+        the state, float32 [size] or [N, size], or None where the network has no memory.
+        Raises UserError for what is not an observation of `observation_space`.
+        """
+        lead = self._leading(observation)
+        if not lead:
+            observation = _one_more_axis(self.observation_space, observation)
+        count = lead[0] if lead else 1
+        packed = np.empty((count, *self._info.observation_space.shape), self._rows)
+        self._packer.write(observation, packed)
+        if bad := find_bad_observation(packed[None], self._info.parts, None, self._info.counts):
+            raise UserError(f"there is {bad}; correct what the environment returns")
+        policy = self._policy(count)
+        self._remember(policy, state, lead)
+        action = policy.act(packed) if self._sample else policy.greedy(packed)
+        own = self._own(action)
+        after = policy.state.copy() if policy.state.size else None
+        if lead:
+            return own, after
+        one = int(own[0]) if isinstance(self.action_space, spaces.Discrete) else own[0]
+        return one, None if after is None else after[0]
+
+    def save(self, path: str | Path) -> int:
+        """Write it to one file that `load_policy` takes, where neither the run nor the environment
+        is; its size in bytes. Raises UserError."""
+        own = self.observation_space, self.action_space
+        return write(Path(path), self.config, own, self._info, self._weights)
+
+    def check(self, env: gymnasium.Env[Any, Any]) -> None:
+        """Raise UserError unless ``env`` has the spaces of the environment it was trained on."""
+        for kind, mine, its in (
+            ("observations", self.observation_space, env.observation_space),
+            ("actions", self.action_space, env.action_space),
+        ):
+            if not _alike(mine, its):
+                raise UserError(
+                    f"this policy was trained on {self.config.env.id}, whose {kind} are "
+                    f"{_brief(mine)}, and the environment's are {_brief(its)}; give it an "
+                    "environment with those, wrapped as in training (env.wrappers)"
+                )
+
+    def _leading(self, observation: Any) -> tuple[int, ...]:
+        """() for one observation, (N,) for N of them; UserError for anything else."""
+        leads = list(_leads(self.observation_space, observation, ()))
+        wrong = next((lead for lead in leads if isinstance(lead, str)), "")
+        found = {lead for lead in leads if not isinstance(lead, str)}
+        if not wrong and len(found) == 1:
+            return found.pop()
+        raise UserError(
+            f"the observation is{wrong or ' of parts that are not equally many'}: this policy was "
+            f"trained on {self.config.env.id}, which shows {_brief(self.observation_space)}; give "
+            "it one of these, or a batch with one more axis in front"
+        )
+
+    @property
+    def _rows(self) -> np.dtype[Any]:
+        return self._info.observation_space.dtype
+
+    def _policy(self, count: int) -> Policy:
+        """The policy over ``count`` environments."""
+        if count not in self._by_size:
+            if len(self._by_size) == SIZES:
+                self._by_size.pop(next(iter(self._by_size)))
+            actors = self.config.actors.model_copy(update={"envs": count})
+            config = self.config.model_copy(update={"actors": actors})
+            policy = self._by_size[count] = make_policy(config, self._info, self._seed)
+            policy.load(self._weights)
+        return self._by_size[count]
+
+    def _remember(self, policy: Policy, state: Array | None, lead: tuple[int, ...]) -> None:
+        if not policy.state.size:
+            if state is not None:
+                raise UserError("a state was given to a policy without memory; leave it out")
+            return
+        if state is None:
+            policy.begin(np.ones(len(policy.state), np.bool_))
+            return
+        wanted = (*lead, policy.state.shape[1])
+        if np.shape(state) != wanted:
+            raise UserError(
+                f"the state has shape {[*np.shape(state)]} where {[*wanted]} belongs; give what "
+                "the call before returned for as many observations, or None to begin anew"
+            )
+        policy.state[:] = state
+
+    def _own(self, action: Array) -> Array:
+        """Actions as the environment takes them, in an array of their own."""
+        found = self._to_game(action) if self._to_game is not None else action
+        return np.array(found, self.action_space.dtype)
+
+
+def load_policy(
+    source: str | Path,
+    checkpoint: Literal["best", "last"] = "best",
+    *,
+    sample: bool = False,
+    seed: int = 0,
+) -> LoadedPolicy:
+    """The policy of a run, also of one that goes on, or of a file. Starts no process.
+
+    source: folder of a run; or a file that `penstock export` or `LoadedPolicy.save` wrote, for
+        which nothing else is needed.
+    checkpoint: of a run: "best" by the mean return in training, or by evaluation where
+        `eval.every_s` is set ("last" where there is no best one yet); or "last".
+    sample: draw actions as in training, by random numbers of ``seed``; else take the likeliest.
+    The environment of a run is made once, to ask for its spaces, and closed. Raises UserError.
+    """
+    if Path(source).is_file():
+        found = read(Path(source))
+        return LoadedPolicy(found.config, found.weights, found.spaces, found.info, sample, seed)
+    config = load_run(source)
+    game = make(config.env, 1)
+    game.close()
+    folder = checkpoint_folder(source, checkpoint)
+    weights = load(folder, net_shape(config, game.info).layout).weights
+    return LoadedPolicy(config, weights, game.own_spaces, game.info, sample, seed)
+
+
+def _leads(
+    space: spaces.Space[Any], found: Any, keys: tuple[Any, ...]
+) -> Iterator[tuple[int, ...] | str]:
+    """Of each array the axes before those of its space, or what is wrong with it."""
+    if isinstance(space, spaces.Dict | spaces.Tuple):
+        for key, part in _items(space):
+            try:
+                yield from _leads(part, found[key], (*keys, key))
+            except (KeyError, IndexError, TypeError):
+                yield f" without {'.'.join(map(str, (*keys, key)))}"
+        return
+    shape, own = np.shape(found), space.shape or ()
+    lead = shape[: len(shape) - len(own)]
+    if len(lead) <= 1 and shape[len(lead) :] == own and 0 not in lead:
+        yield lead
+    else:
+        place = f", in {'.'.join(map(str, keys))}," if keys else ""
+        yield f"{place} of shape {[*shape]} where {[*own]} belongs"
+
+
+def _one_more_axis(space: spaces.Space[Any], found: Any) -> Any:
+    if isinstance(space, spaces.Dict | spaces.Tuple):
+        return {key: _one_more_axis(part, found[key]) for key, part in _items(space)}
+    return np.asarray(found)[None]
+
+
+def _items(space: spaces.Dict | spaces.Tuple[Any]) -> list[tuple[Any, spaces.Space[Any]]]:
+    return list(space.spaces.items() if isinstance(space, spaces.Dict) else enumerate(space.spaces))
+
+
+def _alike(mine: spaces.Space[Any], its: spaces.Space[Any]) -> bool:
+    """Whether one stands for the other: bounds of observations are often written otherwise."""
+    if isinstance(mine, spaces.Box) and isinstance(its, spaces.Box):
+        return mine.shape == its.shape and mine.dtype == its.dtype
+    if isinstance(mine, spaces.Dict) and isinstance(its, spaces.Dict):
+        return mine.spaces.keys() == its.spaces.keys() and all(
+            _alike(mine.spaces[key], its.spaces[key]) for key in mine.spaces
+        )
+    return mine == its
+
+
+def _brief(space: object) -> str:
+    text = str(space)
+    return text if len(text) <= 80 else f"{text[:77]}..."

@@ -1,0 +1,295 @@
+"""`penstock record` and `penstock play`: watch what the weights of a run do.
+
+The policy sees exactly what it saw in training; what a person sees is drawn beside it
+(`penstock.envs.rendering`). A game that does not draw itself is shown by its observations, if these
+are pictures.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from penstock.configs.errors import UserError
+from penstock.configs.load import load_run
+from penstock.core.formatting import number
+from penstock.envs import VectorGame, find_bad_observation, make
+from penstock.evaluation.evaluate import (
+    Choose,
+    Episode,
+    checkpoint_folder,
+    trained_policy,
+    were_cut,
+)
+from penstock.evaluation.headless import DISPLAYS, INSTALL, do_without_display, drawing
+from penstock.evaluation.pictures import drawn, enlarged
+from penstock.models.acting.policy import Policy
+
+MOST_PICTURES_PER_S = 120.0
+
+Picture = npt.NDArray[np.uint8]
+Show = Callable[[list[Picture]], bool]
+
+
+@dataclass(frozen=True)
+class Shot:
+    """One step as a person sees it: pictures ``[H, W, 3]``, oldest first, and the episode that it
+    ended, if it did."""
+
+    pictures: list[Picture]
+    episode: Episode | None = None
+
+
+@dataclass
+class Actor:
+    """One game, and the policy that plays it."""
+
+    env_id: str
+    game: VectorGame
+    policy: Policy
+    choose: Choose
+    checkpoint: str
+    max_steps: int
+
+    def shots(self, episodes: int, seed: int) -> Iterator[Shot]:
+        """Episodes, one after another, whole or cut; the same seed gives the same."""
+        game, space = self.game, self.game.info.observation_space
+        obs = np.empty((1, *space.shape), space.dtype)
+        game.reset_into(seed, obs)
+        yield Shot(self._look(obs))
+        begins, over = np.ones(1, np.bool_), np.zeros(1, np.bool_)
+        total, length = 0.0, 0
+        while episodes:
+            parts, counts = game.info.parts, game.info.counts
+            if bad := find_bad_observation(obs[None], parts, ~over[None], counts):
+                raise UserError(f"there is {bad}; correct the environment")
+            self.policy.begin(begins)
+            begins = over  # the step after an episode's end only resets
+            reward, terminated, truncated = game.step_into(self.choose(obs), obs)
+            over = terminated | truncated
+            total, length = total + float(reward[0]), length + int(not begins[0])
+            cut = length == self.max_steps and not over[0]
+            ended = cut or bool(over[0])
+            yield Shot(self._look(obs), Episode(total, length, cut) if ended else None)
+            if ended:
+                episodes, total, length = episodes - 1, 0.0, 0
+            if cut and episodes:
+                seed += 1
+                game.reset_into(seed, obs)
+                begins = np.ones(1, np.bool_)
+                yield Shot(self._look(obs))
+
+    def _look(self, obs: npt.NDArray[Any]) -> list[Picture]:
+        with drawing(self.env_id):
+            pictures = self.game.pictures()
+        pictures = pictures or drawn(self.game.info, obs[0])
+        if not pictures:
+            raise UserError(
+                f"{self.env_id} cannot be shown: it does not draw itself, and its observations are "
+                'no pictures; let it take render_mode="rgb_array" and return a picture in render()'
+            )
+        return enlarged(pictures)
+
+
+def record(
+    run_dir: str,
+    episodes: int,
+    which: str,
+    out: str | None,
+    sample: bool,
+    seed: int,
+    max_steps: int | None = None,
+) -> dict[str, Any]:
+    """Write a video of ``episodes``, each cut at ``max_steps``, None: at `eval.max_episode_steps`;
+    where, and their raw returns.
+
+    Raises UserError, as where the extra [video] is missing.
+    """
+    if out is not None and Path(out).suffix != ".mp4":
+        raise UserError(f"--out {out} is no mp4, and nothing else is made; let it end in .mp4")
+    _require("imageio_ffmpeg", "a video")
+    with _actor(run_dir, which, sample, seed, max_steps) as actor:
+        path = Path(out) if out else Path(run_dir) / "videos" / f"{actor.checkpoint}-{seed}.mp4"
+        with _video(path, actor.game) as show:
+            played = _perform(actor, episodes, seed, show)
+    return _result(run_dir, actor, played) | {"file": str(path)}
+
+
+def play(
+    run_dir: str, episodes: int, which: str, sample: bool, seed: int, max_steps: int | None = None
+) -> dict[str, Any]:
+    """Show episodes in a window, as fast as a person would play, each cut as in `record`; their raw
+    returns.
+
+    Closing the window ends it. Raises UserError, as where there is no display.
+    """
+    if not any(os.environ.get(name) for name in DISPLAYS):
+        raise UserError(
+            "there is no display to show a game on: neither DISPLAY nor WAYLAND_DISPLAY is set; "
+            f"make a video with `penstock record {run_dir}`"
+        )
+    _require("pygame", "a window")
+    with (
+        _actor(run_dir, which, sample, seed, max_steps) as actor,
+        _window(run_dir, actor.game) as show,
+    ):
+        played = _perform(actor, episodes, seed, show)
+    return _result(run_dir, actor, played)
+
+
+def describe(result: dict[str, Any]) -> str:
+    """Lines for a person."""
+    lines = [
+        f"episode {i}: return {number(episode_return)} in {length:,} steps"
+        for i, (episode_return, length) in enumerate(
+            zip(result["returns"], result["lengths"], strict=True), 1
+        )
+    ]
+    if result["cut"]:
+        most, episodes = result["max_episode_steps"], len(result["lengths"])
+        lines.append(were_cut(result["cut"], episodes, most, "--max-episode-steps"))
+    if "file" in result:
+        lines.append(f"{result['file']} shows checkpoint {result['checkpoint']}")
+    return "\n".join(lines)
+
+
+@contextmanager
+def _actor(
+    run_dir: str, which: str, sample: bool, seed: int, max_steps: int | None
+) -> Iterator[Actor]:
+    config = load_run(run_dir)
+    folder = checkpoint_folder(run_dir, which)
+    do_without_display()
+    with drawing(config.env.id):
+        game = make(config.env, 1, filmed=True)
+    try:
+        policy = trained_policy(config, game, folder, seed)
+        choose: Choose = policy.act if sample else policy.greedy
+        most = max_steps or config.eval.max_episode_steps
+        yield Actor(config.env.id, game, policy, choose, folder.name, most)
+    finally:
+        game.close()
+
+
+def _perform(actor: Actor, episodes: int, seed: int, show: Show) -> list[Episode]:
+    """Show episodes until they are over, or nobody looks any more."""
+    played: list[Episode] = []
+    for shot in actor.shots(episodes, seed):
+        if shot.episode is not None:
+            played.append(shot.episode)
+        if not show(shot.pictures):
+            break
+    return played
+
+
+@contextmanager
+def _video(path: Path, game: VectorGame) -> Iterator[Show]:
+    """Encode what is shown as an mp4, which appears when it is whole."""
+    part = path.with_name(f".{path.stem}.{secrets.token_hex(8)}.part.mp4")
+    writers: list[Any] = []
+    first: Picture | None = None
+
+    def show(pictures: list[Picture]) -> bool:
+        nonlocal first
+        if first is None:
+            first = pictures[0]
+            writers.append(_writer(part, first, game.pictures_per_s))
+        for picture in pictures:
+            _check_size(picture, first)
+            writers[0].send(np.ascontiguousarray(picture))
+        return True
+
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        yield show
+        writers.pop().close()
+        part.replace(path)
+    except OSError as error:
+        reason = " ".join((error.strerror or str(error)).split())
+        raise UserError(
+            f"{path} cannot be written ({reason}); give another place with --out"
+        ) from error
+    finally:
+        for writer in writers:
+            with suppress(OSError):
+                writer.close()
+        with suppress(OSError):
+            part.unlink(missing_ok=True)
+
+
+def _check_size(picture: Picture, first: Picture) -> None:
+    if picture.shape != first.shape:
+        (height, width, _), (first_height, first_width, _) = picture.shape, first.shape
+        raise UserError(
+            f"the game drew a picture of {width} x {height} after others of {first_width} x "
+            f"{first_height} (small ones enlarged), and a video has one size; let render() keep "
+            "to one"
+        )
+
+
+def _writer(path: Path, picture: Picture, pictures_per_s: float) -> Any:
+    import imageio_ffmpeg
+
+    height, width = picture.shape[:2]
+    fps = min(pictures_per_s, MOST_PICTURES_PER_S)
+    writer = imageio_ffmpeg.write_frames(
+        str(path), (width, height), fps=fps, quality=7, macro_block_size=2, ffmpeg_log_level="error"
+    )
+    writer.send(None)
+    return writer
+
+
+@contextmanager
+def _window(title: str, game: VectorGame) -> Iterator[Show]:
+    """Show pictures in a window at the game's own pace; False when it has been closed."""
+    import pygame
+
+    try:
+        pygame.display.init()
+    except pygame.error as error:
+        raise UserError(
+            f"the display cannot be used ({error}); make a video with `penstock record {title}`"
+        ) from error
+    clock = pygame.time.Clock()
+
+    def show(pictures: list[Picture]) -> bool:
+        for picture in pictures:
+            size = (picture.shape[1], picture.shape[0])
+            screen = pygame.display.get_surface()
+            if screen is None or screen.get_size() != size:
+                screen = pygame.display.set_mode(size)
+                pygame.display.set_caption(title)
+            pygame.surfarray.blit_array(screen, picture.swapaxes(0, 1))
+            pygame.display.flip()
+            clock.tick(min(game.pictures_per_s, MOST_PICTURES_PER_S))
+        return not any(event.type == pygame.QUIT for event in pygame.event.get())
+
+    try:
+        yield show
+    finally:
+        pygame.display.quit()
+
+
+def _result(run_dir: str, actor: Actor, played: list[Episode]) -> dict[str, Any]:
+    return {
+        "run_dir": run_dir,
+        "checkpoint": actor.checkpoint,
+        "cut": sum(episode.cut for episode in played),
+        "max_episode_steps": actor.max_steps,
+        "returns": [episode.episode_return for episode in played],
+        "lengths": [episode.length for episode in played],
+    }
+
+
+def _require(module: str, what: str) -> None:
+    if find_spec(module) is None:
+        raise UserError(f"{what} needs {module}, which is not installed; run `{INSTALL}`")

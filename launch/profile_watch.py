@@ -1,0 +1,211 @@
+"""Watches a run from within its supervisor: lets it warm up, takes the window, ends the run.
+
+Everything happens in the ticks of the supervisor, in its thread, and asks nothing of the processes:
+what they do stands in the memory that they share.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections import deque
+from collections.abc import Mapping
+from enum import Enum
+from pathlib import Path
+from typing import Any
+
+from penstock.core.role_spec import Stage
+from penstock.launch.process import Child
+from penstock.launch.supervisor import Audience, Supervisor
+from penstock.profiling.report.data import GPU, Window
+from penstock.profiling.report.readings import (
+    MAIN,
+    SUPERVISOR,
+    Reading,
+    Thread,
+    read,
+    read_own,
+    spans,
+    threads,
+)
+
+WARM_UP_S = 3.0  # of training, before the window begins
+PATIENCE_S = 60.0  # with a learner that has trained nothing; then the window begins all the same
+WORD_S = 15.0  # after which it is said that this may happen
+TORCH_TURNS = 20  # of the learner, under torch's profiler,
+TORCH_S = 5.0  # or so long, if that is over first
+TORCH_PATIENCE_S = 60.0  # until each of its traces must be there
+DONE = "profiled"
+
+
+class State(Enum):
+    """Where the watch is."""
+
+    WARMING = "warming"
+    WINDOW = "window"
+    TORCH = "torch"
+    OVER = "over"
+
+
+class Watch:
+    """One window of ``seconds`` over one run, whose `Audience` it is in front of another.
+
+    After the window the first learner leaves traces of torch's profiler: of its GPU, where it has
+    one, in ``kernels``, and of everything in ``torch_trace``, if that is given.
+    """
+
+    def __init__(self, seconds: float, kernels: Path, torch_trace: Path | None = None) -> None:
+        self._seconds = seconds
+        self._kernels = kernels
+        self._torch_trace = torch_trace
+        self._to_trace: deque[tuple[str, Path]] = deque()  # the first of them is being made
+        self._supervisor: Supervisor | None = None
+        self._audience: Audience | None = None
+        self._state = State.WARMING
+        self._waiting_s: float | None = None  # since when there is a learner,
+        self._training_s: float | None = None  # and since when it has trained
+        self._torch_until_s = 0.0
+        self._begin: dict[str, Reading] = {}
+        self._begin_ns = 0
+        self._metrics: list[tuple[int, Mapping[str, Any]]] = []
+        self._ended: list[Reading] = []
+        self.window: Window | None = None
+        self.threads: list[Thread] = []
+        self.interrupted = False
+
+    def attach(self, supervisor: Supervisor, audience: Audience) -> None:
+        """Watch the processes of ``supervisor``, and tell ``audience`` what it says."""
+        self._supervisor, self._audience = supervisor, audience
+        supervisor.last_look = self._last_look
+
+    def note(self, text: str) -> None:
+        assert self._audience is not None
+        self._audience.log("note", text)
+
+    def log(self, kind: str, text: str, *about: Any, **more: Any) -> None:
+        assert self._audience is not None
+        self._audience.log(kind, text, *about, **more)
+
+    def event(self, kind: str, message: dict[str, Any]) -> bool:
+        assert self._audience is not None
+        return self._audience.event(kind, message)
+
+    def metrics(self, metrics: dict[str, Any], *, final: bool) -> None:
+        assert self._audience is not None
+        self._audience.metrics(metrics, final=final)
+        if final or self.window is not None:
+            return
+        self._metrics.append((time.perf_counter_ns(), metrics))
+        if self._waiting_s is None:
+            self._waiting_s = time.monotonic()
+        if self._training_s is None and metrics.get("learner_steps"):
+            self._training_s = time.monotonic()
+
+    def tick(self) -> None:
+        assert self._audience is not None
+        assert self._supervisor is not None
+        self._audience.tick()
+        self._move(self._supervisor, time.monotonic())
+
+    def _move(self, supervisor: Supervisor, now_s: float) -> None:
+        if self._state is State.OVER:
+            return
+        if self._state is State.WARMING:
+            if supervisor.stopping:
+                self._state = State.OVER
+            elif self._warm(now_s):
+                self._open(supervisor)
+        elif self._state is State.WINDOW:
+            left_ns = self._begin_ns + self._seconds * 1e9 - time.perf_counter_ns()
+            if left_ns <= 0 or supervisor.stopping:
+                self._close(supervisor)
+        elif self._to_trace[0][1].exists():
+            self._to_trace.popleft()
+            self._trace(supervisor, now_s)
+        elif supervisor.stopping or now_s >= self._torch_until_s:
+            self._end(supervisor)
+
+    def _warm(self, now_s: float) -> bool:
+        """Whether the window may begin: where nothing is ever trained, it is to show why."""
+        if self._training_s is not None:
+            return now_s >= self._training_s + WARM_UP_S
+        if self._waiting_s is None or now_s < self._waiting_s + WORD_S:
+            return False
+        if now_s < self._waiting_s + PATIENCE_S:
+            self.note(
+                f"nothing has been trained yet: the window begins {WARM_UP_S:g} s after the first "
+                f"step, or without one {PATIENCE_S:g} s after the learner began to wait"
+            )
+            return False
+        self.note(
+            f"nothing was trained in {PATIENCE_S:g} s: the window begins without, to show why"
+        )
+        return True
+
+    def _open(self, supervisor: Supervisor) -> None:
+        self._state = State.WINDOW
+        self._begin = _readings(supervisor)
+        self._begin_ns = time.perf_counter_ns()
+        del self._metrics[:-1]
+
+    def _last_look(self, child: Child) -> None:
+        """A process has ended."""
+        if self._state is State.WINDOW:
+            self._ended.append(read(child.spec, child.pid, child.status))
+            self.threads += threads(child.spec, child.pid, child.status, self._begin_ns)
+
+    def _close(self, supervisor: Supervisor) -> None:
+        self.interrupted = supervisor.stopping
+        end_ns = time.perf_counter_ns()
+        self.window = Window(
+            self._begin,
+            _readings(supervisor),
+            self._begin_ns,
+            end_ns,
+            self._metrics,
+            self._ended,
+        )
+        for child in supervisor.children.values():
+            self.threads += threads(child.spec, child.pid, child.status, self._begin_ns)
+        own = spans(supervisor.ledger.lane, self._begin_ns)
+        self.threads.append(Thread(SUPERVISOR.name, os.getpid(), MAIN, 0, own))
+        learner = min(
+            (c for c in supervisor.children.values() if c.spec.stage is Stage.LEARNER),
+            key=lambda child: child.spec.learner,
+            default=None,
+        )
+        self._state = State.TORCH
+        if learner is not None and GPU in learner.status.lanes:
+            self._to_trace.append((learner.spec.name, self._kernels))
+        if learner is not None and self._torch_trace is not None:
+            self._to_trace.append((learner.spec.name, self._torch_trace))
+        self._trace(supervisor, time.monotonic())
+
+    def _trace(self, supervisor: Supervisor, now_s: float) -> None:
+        """Ask for the next trace, or end the run where there is none."""
+        name, path = self._to_trace[0] if self._to_trace else ("", Path())
+        learner = supervisor.children.get(name)
+        if learner is None or supervisor.stopping:
+            self._end(supervisor)
+            return
+        self._torch_until_s = now_s + TORCH_PATIENCE_S
+        learner.send(
+            {
+                "kind": "torch_profile",
+                "path": str(path.absolute()),
+                "turns": TORCH_TURNS,
+                "seconds": TORCH_S,
+                "host": path == self._torch_trace,
+            }
+        )
+
+    def _end(self, supervisor: Supervisor) -> None:
+        self._state = State.OVER
+        if not supervisor.stopping:
+            supervisor.stop(DONE)
+
+
+def _readings(supervisor: Supervisor) -> dict[str, Reading]:
+    children = supervisor.children.items()
+    found = {name: read(child.spec, child.pid, child.status) for name, child in children}
+    return found | {SUPERVISOR.name: read_own(supervisor.ledger)}

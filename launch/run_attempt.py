@@ -1,0 +1,90 @@
+"""A try at a run, which leaves no trace in its folder where nothing came of it."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from penstock.configs.errors import UserError
+from penstock.configs.load import CONFIG_FILE
+from penstock.monitor.record import EVALUATIONS, METRICS, RESERVED, SUMMARY
+
+REPLACED = (CONFIG_FILE, SUMMARY)
+APPENDED = (METRICS, EVALUATIONS)
+CHECKPOINTS = "checkpoints"
+CHECKPOINT_NAME = re.compile(r"\.?checkpoint\.[a-z.]+")
+LOGS = "logs"
+LOG_NAME = re.compile(
+    r"[a-z_]+-\d+\.(log|stacks)(\.\d+)?|(callbacks|wandb)\.log|supervisor\.stacks"
+    r"|events\.jsonl(\.1)?"
+)
+
+
+def missing(path: Path) -> list[Path]:
+    """The folder at ``path`` and those around it that do not exist, from within."""
+    return [folder for folder in (path, *path.parents) if not folder.exists()]
+
+
+class Attempt:
+    """What was in the folder ``path`` before; to be made while its lock is held. ``new`` is what
+    was `missing` before that."""
+
+    def __init__(self, path: Path, new: list[Path]) -> None:
+        self._path = path
+        self._new = new
+        held = [name for name in REPLACED if (path / name).is_file()]
+        self._texts = {name: (path / name).read_bytes() for name in held}
+        logs = [name for name in APPENDED if (path / name).is_file()]
+        self._sizes = {name: (path / name).stat().st_size for name in logs}
+        self._saved = (path / CHECKPOINTS).exists()
+
+    def put_back(self) -> None:
+        """Give a run that was there before its files back."""
+        with suppress(OSError):  # what ended the try is told, not this
+            for name, text in self._texts.items():
+                temporary = self._path / f"{name}.tmp"
+                temporary.write_bytes(text)
+                temporary.replace(self._path / name)
+            for name, size in self._sizes.items():
+                if (self._path / name).stat().st_size > size:
+                    os.truncate(self._path / name, size)
+
+    def undo(self) -> None:
+        """`put_back`, and remove what a run makes and was not there before, by its name: any other
+        file may be the user's. The folder goes too if it was new and holds nothing else."""
+        self.put_back()
+        with suppress(OSError):
+            for name in {*REPLACED, *APPENDED, RESERVED} - {*self._texts, *self._sizes}:
+                (self._path / name).unlink(missing_ok=True)
+            if not self._saved:
+                _remove_files(self._path / CHECKPOINTS, CHECKPOINT_NAME)
+            if self._new:
+                _remove_files(self._path / LOGS, LOG_NAME)
+            for folder in self._new:
+                folder.rmdir()  # fails where it holds something
+
+
+def _remove_files(folder: Path, name: re.Pattern[str]) -> None:
+    """Remove the files below ``folder`` whose name matches, and the folders that hold no others.
+    Symbolic links are not followed."""
+    if folder.is_symlink():
+        return
+    for here, _, names in os.walk(folder, topdown=False):
+        for each in filter(name.fullmatch, names):
+            Path(here, each).unlink()
+        with suppress(OSError):
+            Path(here).rmdir()
+
+
+@contextmanager
+def undone_where_refused(path: Path, new: list[Path]) -> Iterator[Attempt]:
+    """An attempt that any UserError undoes."""
+    attempt = Attempt(path, new)
+    try:
+        yield attempt
+    except UserError:
+        attempt.undo()
+        raise

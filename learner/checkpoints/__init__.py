@@ -1,0 +1,1 @@
+"""What a learner saves, and how it resumes."""

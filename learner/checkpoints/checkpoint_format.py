@@ -1,0 +1,234 @@
+"""Checkpoints: one safetensors file, `checkpoint.safetensors`, in a folder of its own.
+
+A checkpoint appears whole or not at all: written under another name, synced, renamed. Whatever
+fails on the way leaves the one before untouched. Tensors are the network's parameters and buffers
+by name and any other arrays; what is not an array stands as JSON in the file's metadata, and so
+does a CRC-32 of each tensor with its name, type and shape. A second entry of the metadata is the
+CRC-32 of that JSON. Every read verifies all that it returns: so a bit that has flipped on a disk is
+refused, wherever it lies. Format 1, of versions before, has no checksums and is still read.
+
+Imports no torch, so that an evaluation in numpy needs none.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from safetensors import SafetensorError, safe_open
+from safetensors.numpy import save as to_bytes
+
+from penstock.configs.errors import UserError
+from penstock.core.files import open_private
+from penstock.core.params import Float32, ParamLayout
+from penstock.transport.checksum import crc32
+
+FILE = "checkpoint.safetensors"
+TEMPORARY = f".{FILE}.tmp"
+FORMAT = 2
+WITHOUT_CHECKSUMS = 1  # the format of versions before
+ABOUT, CHECKSUM = "penstock", "crc32"  # keys of the file's metadata
+MODEL, OTHER = "model/", "state/"
+
+
+class DamagedError(UserError):
+    """The file cannot be read as a checkpoint, or a checksum in it is wrong; ``fault`` says so
+    without the next step."""
+
+    def __init__(self, fault: str) -> None:
+        super().__init__(
+            f"{fault}; take another one of the run: checkpoints/last, checkpoints/best or one of "
+            "checkpoints/step-N"
+        )
+        self.fault = fault
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """``weights`` is the flat vector of ``layout``; ``meta`` is JSON-ready. ``verified``: whether
+    its file had checksums, which that of an older version has not."""
+
+    layout: ParamLayout
+    weights: Float32
+    arrays: Mapping[str, npt.NDArray[Any]] = field(default_factory=dict)
+    meta: Mapping[str, Any] = field(default_factory=dict)
+    verified: bool = True
+
+
+def exists(folder: Path) -> bool:
+    """Whether the folder holds a checkpoint."""
+    return (folder / FILE).is_file()
+
+
+def save(folder: Path, checkpoint: Checkpoint) -> None:
+    """Replace the folder's checkpoint, or raise UserError and leave the old one whole."""
+    parameters = checkpoint.layout.views(checkpoint.weights)
+    tensors = {MODEL + name: array for name, array in parameters.items()}
+    tensors |= {OTHER + name: array for name, array in checkpoint.arrays.items()}
+    contiguous = {name: np.asarray(array, order="C") for name, array in tensors.items()}
+    about = {
+        "format": FORMAT,
+        "layout": checkpoint.layout.to_list(),
+        "meta": checkpoint.meta,
+        "checksums": {name: _checksum(name, array) for name, array in contiguous.items()},
+    }
+    text = json.dumps(about)
+    data = to_bytes(contiguous, {ABOUT: text, CHECKSUM: str(crc32(text.encode()))})
+    try:
+        _write(folder, data)
+    except OSError as error:
+        raise UserError(
+            f"checkpoint {folder / FILE} of {len(data)} bytes could not be written "
+            f"({error.strerror}), and any before it is whole; free some space or set run.dir to "
+            "another disk"
+        ) from error
+
+
+def load(folder: Path, layout: ParamLayout | None = None) -> Checkpoint:
+    """Read a folder's checkpoint, copied into memory; with ``layout``, only of that network.
+
+    Raises DamagedError where it is not what `save` wrote, and UserError where there is none, or one
+    of another network or of a newer version.
+    """
+    with _opened(folder, layout) as (file, stored, about):
+        tensors = {name: file.get_tensor(name) for name in list(file.keys())}
+        verified = about["format"] != WITHOUT_CHECKSUMS
+        if verified:
+            _verify(tensors, about["checksums"])
+        return Checkpoint(
+            stored, _weights(tensors, stored), _others(tensors), about["meta"], verified
+        )
+
+
+def read_meta(folder: Path, layout: ParamLayout | None = None) -> Mapping[str, Any]:
+    """The ``meta`` of a folder's checkpoint, from the head of its file alone. Raises as `load`, for
+    damage to that head."""
+    with _opened(folder, layout) as (_, _, about):
+        meta: Mapping[str, Any] = about["meta"]
+        return meta
+
+
+@contextlib.contextmanager
+def _opened(
+    folder: Path, layout: ParamLayout | None
+) -> Iterator[tuple[Any, ParamLayout, Mapping[str, Any]]]:
+    path = folder / FILE
+    if not path.is_file():
+        raise UserError(
+            f"{folder} holds no {FILE}; give the folder of a run that has saved a checkpoint"
+        )
+    try:
+        with safe_open(path, framework="numpy") as file:
+            about = _about(path, file.metadata() or {})
+            stored = ParamLayout.from_list(about["layout"])
+            _check_layout(path, stored, layout or stored)
+            yield file, stored, about
+    except UserError:
+        raise
+    except (
+        SafetensorError,
+        OSError,
+        LookupError,
+        ArithmeticError,
+        AttributeError,
+        MemoryError,
+        RecursionError,
+        TypeError,
+        ValueError,
+    ) as error:
+        raise DamagedError(f"{path} is damaged or no checkpoint of penstock ({error})") from error
+
+
+def _about(path: Path, metadata: Mapping[str, str]) -> Mapping[str, Any]:
+    """The JSON of the file's metadata, once its checksum was found to be right."""
+    text = metadata[ABOUT]
+    if CHECKSUM in metadata and str(crc32(text.encode())) != metadata[CHECKSUM]:
+        raise ValueError("the checksum of its metadata is wrong")
+    about: Mapping[str, Any] = json.loads(text)
+    if about["format"] not in (WITHOUT_CHECKSUMS, FORMAT):
+        raise UserError(
+            f"{path} has format {about['format']}, this version reads {WITHOUT_CHECKSUMS} and "
+            f"{FORMAT}; use the version of penstock that wrote it"
+        )
+    if about["format"] == FORMAT and CHECKSUM not in metadata:
+        raise ValueError("the checksum of its metadata is missing")
+    if not isinstance(about["meta"], dict):
+        raise TypeError("its meta is no object")
+    return about
+
+
+def _checksum(name: str, array: npt.NDArray[Any]) -> int:
+    """Of a tensor's bytes, and of all that says how to read them."""
+    head = f"{name} {array.dtype.str} {array.shape}".encode()
+    return int(crc32(array.reshape(-1).view(np.uint8), crc32(head)))
+
+
+def _verify(tensors: Mapping[str, npt.NDArray[Any]], checksums: Mapping[str, int]) -> None:
+    if tensors.keys() != checksums.keys():
+        raise ValueError("its tensors are not those of its metadata")
+    for name, array in tensors.items():
+        if _checksum(name, array) != checksums[name]:
+            raise ValueError(f"the checksum of {name} is wrong")
+
+
+def _write(folder: Path, data: bytes) -> None:
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    temporary = folder / TEMPORARY
+    try:
+        with open(temporary, "wb", opener=open_private) as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(folder / FILE)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            temporary.unlink(missing_ok=True)
+        raise
+    sync_folder(folder)
+
+
+def sync_folder(folder: Path) -> None:
+    """Have the names in a folder reach the disk."""
+    directory = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(directory)
+    finally:
+        os.close(directory)
+
+
+def _check_layout(path: Path, stored: ParamLayout, wanted: ParamLayout) -> None:
+    if stored == wanted:
+        return
+    rows = max(len(stored.entries), len(wanted.entries))
+    for i in range(rows):
+        ours, theirs = (dict(enumerate(x.entries)).get(i) for x in (wanted, stored))
+        if ours != theirs:
+            raise UserError(
+                f"{path} is of another network: it has {_describe(theirs)} where this one has "
+                f"{_describe(ours)}; set env.id and model.* as they were, or another run.dir"
+            )
+
+
+def _describe(entry: tuple[str, tuple[int, ...]] | None) -> str:
+    return "nothing more" if entry is None else f"{entry[0]} {list(entry[1])}"
+
+
+def _weights(tensors: Mapping[str, npt.NDArray[Any]], layout: ParamLayout) -> Float32:
+    parts = []
+    for name, shape in layout.entries:
+        part = tensors[MODEL + name]
+        if part.shape != shape or part.dtype != np.float32:
+            raise ValueError(f"{name} is {part.dtype}{list(part.shape)}, its layout says {shape}")
+        parts.append(part.ravel())
+    return np.concatenate(parts)
+
+
+def _others(tensors: Mapping[str, npt.NDArray[Any]]) -> dict[str, npt.NDArray[Any]]:
+    return {k.removeprefix(OTHER): v for k, v in tensors.items() if k.startswith(OTHER)}

@@ -1,0 +1,197 @@
+"""The checkpoints that a run keeps, and which of them it resumes from.
+
+    checkpoints/last              the newest
+    checkpoints/step-12000        older ones, by their optimizer steps (`checkpoint.keep`)
+    checkpoints/best              the best, which is none of these
+    checkpoints/damaged-1         one that was found damaged, unchanged
+    checkpoints/step-9000-before-1    one newer than the checkpoint that the run went back to
+
+Each is a folder with one `checkpoint.FILE`. A file is never written to once it has its name, so
+that a hard link keeps its content: ``last`` gets a second name, ``step-N``, before it is replaced,
+and a newest checkpoint exists at every moment. Only files in folders ``step-N`` that read as
+checkpoints are removed, and such a folder once it is empty; symbolic links are left alone. Imports
+no torch.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+from penstock.configs.errors import UserError
+from penstock.core.files import open_private
+from penstock.core.params import ParamLayout
+from penstock.learner.checkpoints import checkpoint_format
+from penstock.learner.checkpoints.checkpoint_format import FILE, TEMPORARY, Checkpoint, DamagedError
+
+STEPS = re.compile(r"step-(\d{1,19})")
+
+
+def older(last: Path) -> list[Path]:
+    """The folders ``step-N`` beside ``last`` that hold a checkpoint, the newest first."""
+    try:
+        found = [path for path in last.parent.iterdir() if STEPS.fullmatch(path.name)]
+    except OSError:
+        return []
+    there = [path for path in found if not path.is_symlink() and checkpoint_format.exists(path)]
+    return sorted(there, key=_steps, reverse=True)
+
+
+def any_exists(last: Path) -> bool:
+    """Whether the run has a checkpoint, damaged or not."""
+    return checkpoint_format.exists(last) or bool(older(last))
+
+
+def newest_whole(
+    last: Path, layout: ParamLayout | None = None
+) -> tuple[Path, Checkpoint, list[str]]:
+    """The newest checkpoint that can be read and is undamaged: ``last``, else of `older`.
+
+    Returns its folder, what it holds, and a sentence on each newer one that is damaged. Raises
+    UserError where none is whole, and where the newest is of another network or version.
+    """
+    damaged: list[str] = []
+    if not any_exists(last):
+        checkpoint_format.load(last)  # raises
+    for folder in (last, *older(last)):
+        if not checkpoint_format.exists(folder):
+            damaged.append(f"{folder} holds no {FILE}")
+            continue
+        try:
+            return folder, checkpoint_format.load(folder, layout), damaged
+        except DamagedError as error:
+            damaged.append(error.fault)
+    raise UserError(
+        f"none of the {len(damaged)} checkpoints beside {last} is whole, and the run is left as it "
+        f"is: {damaged[0]}; start from another one with --resume-from, into a new run.dir"
+    )
+
+
+def keep_older(last: Path, steps: int | None = None) -> Path | None:
+    """Give ``last`` its second name, ``step-N``, before another checkpoint replaces it.
+
+    Args:
+        steps: optimizer steps of the checkpoint to come. If ``last`` has as many, it gets no second
+            name.
+
+    Returns the new folder of ``last`` if it was damaged and set aside, else None. Raises OSError.
+    """
+    if not checkpoint_format.exists(last):
+        return None
+    try:
+        found = int(checkpoint_format.read_meta(last)["progress"]["learner_steps"])
+    except (UserError, LookupError, TypeError, ValueError):
+        return set_aside(last)
+    if found != steps:
+        link(last / FILE, last.with_name(f"step-{found}"))
+    return None
+
+
+def prune(last: Path, keep: int) -> None:
+    """Remove the oldest, so that ``keep`` are left with ``last``. Damaged ones are not removed."""
+    for folder in list(_readable(last))[keep - 1 :]:
+        with contextlib.suppress(OSError):
+            (folder / TEMPORARY).unlink(missing_ok=True)
+            (folder / FILE).unlink()
+            folder.rmdir()  # fails where it holds something else
+
+
+def restore(last: Path, whole: Path) -> list[Path]:
+    """Make the checkpoint in ``whole`` the newest one. ``last`` and all that are newer than
+    ``whole`` are damaged, and set aside; returns their new folders."""
+    newer = [folder for folder in older(last) if _steps(folder) > _steps(whole)]
+    aside = [set_aside(folder) for folder in (last, *newer) if checkpoint_format.exists(folder)]
+    link(whole / FILE, last)
+    return aside
+
+
+def begin_from(last: Path, source: Path) -> Checkpoint:
+    """Make a copy of the checkpoint in ``source`` the newest of a run.
+
+    Those of the run that are newer are kept as ``step-N-before-1``. Raises UserError for a source
+    that is damaged, and where the copy cannot be written.
+    """
+    found = checkpoint_format.load(source)
+    steps = int(found.meta.get("progress", {}).get("learner_steps", 0))
+    if source.resolve() == last.resolve():
+        return found
+    try:
+        keep_older(last)
+        for folder in older(last):
+            if _steps(folder) > steps:
+                _move(folder, f"{folder.name}-before")
+        link(source / FILE, last, copy=source.resolve().parent != last.resolve().parent)
+    except OSError as error:
+        raise UserError(
+            f"{source} cannot be copied to {last}: {error.strerror}; free some space or set "
+            "run.dir to another disk"
+        ) from error
+    return found
+
+
+def set_aside(folder: Path) -> Path:
+    """Move a damaged checkpoint to a folder of its own; returns that folder."""
+    return _move(folder, "damaged")
+
+
+def link(file: Path, folder: Path, *, copy: bool = False) -> None:
+    """Give ``file`` a second name in ``folder``, replacing any checkpoint there.
+
+    It is a hard link where the file system has them, else a copy, as with ``copy``. Raises OSError,
+    also if ``folder`` is a symbolic link.
+    """
+    if folder.is_symlink():
+        raise OSError(0, f"{folder} is a symbolic link")
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    temporary = folder / TEMPORARY
+    temporary.unlink(missing_ok=True)
+    if copy or not _linked(file, temporary):
+        with file.open("rb") as source, open(temporary, "wb", opener=open_private) as copied:
+            shutil.copyfileobj(source, copied)
+            copied.flush()
+            os.fsync(copied.fileno())
+    temporary.replace(folder / FILE)
+    temporary.unlink(missing_ok=True)  # a rename between two names of one file does nothing
+    checkpoint_format.sync_folder(folder)
+
+
+def _linked(file: Path, name: Path) -> bool:
+    try:
+        os.link(file, name)
+    except OSError:  # a file system without hard links
+        return False
+    return True
+
+
+def _move(folder: Path, name: str) -> Path:
+    """Move the checkpoint of ``folder`` to a new folder ``name-N`` beside it, with the lowest free
+    N from 1; returns that folder."""
+    number = 1
+    while True:
+        aside = folder.with_name(f"{name}-{number}")
+        try:
+            aside.mkdir(mode=0o700)
+            break
+        except FileExistsError:
+            number += 1
+    (folder / FILE).rename(aside / FILE)
+    if STEPS.fullmatch(folder.name):
+        with contextlib.suppress(OSError):
+            folder.rmdir()
+    return aside
+
+
+def _readable(last: Path) -> Iterator[Path]:
+    for folder in older(last):
+        with contextlib.suppress(UserError):
+            checkpoint_format.read_meta(folder)
+            yield folder
+
+
+def _steps(folder: Path) -> int:
+    found = STEPS.fullmatch(folder.name)
+    return int(found[1]) if found else -1

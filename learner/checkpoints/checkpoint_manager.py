@@ -1,0 +1,263 @@
+"""When a learner is saved and what of it, and how it goes on from there.
+
+`checkpoints/last` is the newest state, `checkpoints/best` the one with the highest mean return at
+the time of a save, once there are enough episodes to tell; where the run is evaluated as it goes,
+its evaluator writes the latter. Both are complete: weights, optimizer, random generators, counters,
+versions. `checkpoint_history` says which older ones are kept, and what a resume does where the
+newest is damaged. `best` is written first, and what is to be beaten stands in it: so nothing that
+comes between the two, a crash or a full disk, loses the best or has a worse one replace it.
+
+A run may go on in another game (`env`): its weights do, and no return of before counts there.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from penstock.configs.errors import UserError
+from penstock.configs.same_env import same_game, settings
+from penstock.learner.checkpoints import checkpoint_format
+from penstock.learner.checkpoints import checkpoint_history as history
+from penstock.learner.checkpoints.best import ENV, best_meta
+from penstock.learner.checkpoints.checkpoint_format import Checkpoint, DamagedError
+from penstock.learner.offpolicy import OffPolicyTrainer
+from penstock.learner.progress import EPISODES
+from penstock.learner.state import Arrays, follow_lr_factor, set_weights, weights_of
+from penstock.learner.trainer import Trainer, under
+
+RANDOM = "random/"
+TEAM = "team/"
+LR = "lr"  # in the meta: `learner.lr`
+
+
+class Checkpoints:
+    """Saves ``trainer`` under ``run_dir`` and brings it back."""
+
+    def __init__(
+        self,
+        run_dir: Path,
+        trainer: Trainer | OffPolicyTrainer,
+        tell: Callable[..., object] | None = None,
+        event: Callable[..., object] | None = None,
+    ) -> None:
+        """``tell`` is called at every save, as `RoleContext.report`, and ``event``, as
+        `RoleContext.event`, where an older checkpoint has to stand in for a damaged one."""
+        self._tell = tell
+        self._event = event
+        every_s, evaluated_s = trainer.config.checkpoint.every_s, trainer.config.eval.every_s
+        self._evaluated = evaluated_s is not None
+        self._every_s = min(every_s, evaluated_s or every_s)  # each evaluation needs a new one
+        self._last = run_dir / "checkpoints" / "last"
+        self._best = run_dir / "checkpoints" / "best"
+        self._trainer = trainer
+        self._config = trainer.config.checkpoint
+        self._best_return: float | None = None
+        self._resumed_elsewhere: int | None = None  # in another game, after so many trained steps
+        self._saved_s = time.monotonic()
+        self._saved_steps = 0
+        self.stored: Arrays = {}  # of what was resumed: what each of several learners kept
+
+    def resume(self, how: str, *, repair: bool = True) -> bool:
+        """Go on from the newest checkpoint that is whole.
+
+        Args:
+            how: "no" never, "auto" if there is any, "must" only so.
+            repair: whether damaged ones that are newer are set aside, and the one that is resumed
+                put in their place; only one process of a run may do so.
+
+        Raises UserError where there are checkpoints and none is whole.
+        """
+        if how == "no" or (how == "auto" and not history.any_exists(self._last)):
+            return False
+        folder, stored, damaged = history.newest_whole(self._last, self._trainer.layout)
+        if damaged and repair:
+            self._fall_back(folder, damaged)
+        if not stored.verified:
+            self._note(
+                f"{folder} has no checksums, as an older version wrote it: damage in it is not "
+                "noticed; the next checkpoint has them"
+            )
+        trainer = self._trainer
+        set_weights(trainer, stored.weights)
+        own = {k: v for k, v in stored.arrays.items() if not k.startswith((RANDOM, TEAM))}
+        try:
+            trainer.load_state_dict(own)
+        except ValueError as error:
+            raise UserError(
+                f"{folder} was saved by another optimizer ({error}); set learner.optimizer as "
+                "it was, or another run.dir"
+            ) from error
+        try:
+            _set_random_states(under(RANDOM, stored.arrays))
+            self.stored = under(TEAM, stored.arrays)
+            same = same_game(stored.meta.get(ENV, {}), trainer.config.env)
+            trainer.progress.load_state_dict(stored.meta["progress"], same_game=same)
+            self._resume_lr_factor(stored.meta.get(LR))
+            if self._evaluated and same:
+                self._best_return = stored.meta["best_return"]
+        except (AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
+            raise UserError(
+                f"{folder} holds weights, but not the state of a run ({error!r}); resume from a "
+                "checkpoint that a run has written"
+            ) from error
+        self._saved_steps = trainer.progress.learner_steps
+        if not same:
+            self._resumed_elsewhere = trainer.progress.trained_steps
+            self._note(
+                "the game is another than before (env.*): the weights go on; mean return, "
+                "stop.return, replay and the best checkpoint begin anew"
+            )
+        return True
+
+    def _resume_lr_factor(self, lr: float | None) -> None:
+        """Keep to the learning rate that rollbacks have lowered, unless `learner.lr`, which was
+        ``lr``, is another one now."""
+        progress, now = self._trainer.progress, self._trainer.config.learner.lr
+        if progress.lr_factor != 1.0 and lr != now:
+            progress.lr_factor = 1.0
+        elif progress.lr_factor != 1.0:
+            self._note(
+                f"the learning rate stays at {progress.lr_factor:g} times learner.lr, as rollbacks "
+                "have lowered it (learner.nonfinite); set another learner.lr to begin anew"
+            )
+        follow_lr_factor(self._trainer)
+
+    def goes_on_in_its_game(self) -> bool:
+        """Whether the run that is resumed was in the same game, so that its replay is of use; where
+        another machine has its checkpoint, that is taken to be so."""
+        for folder in (self._last, *history.older(self._last)):
+            try:
+                meta = checkpoint_format.read_meta(folder, self._trainer.layout)
+            except DamagedError:
+                continue
+            except UserError:
+                if checkpoint_format.exists(folder):
+                    raise
+                continue
+            return same_game(meta.get(ENV, {}), self._trainer.config.env)
+        return True
+
+    def shard(self, learner: int = 0) -> Path:
+        """Where ``learner`` keeps its replay, if the run keeps any."""
+        return self._last / "replay" / str(learner)
+
+    def due(self, *, by_time: bool = True) -> bool:
+        """Whether `checkpoint.every_s`, `eval.every_s` or `checkpoint.every_steps` says to save."""
+        steps = self._trainer.progress.learner_steps
+        every = self._config.every_steps
+        due = by_time and time.monotonic() - self._saved_s >= self._every_s
+        return due or (every is not None and steps // every > self._saved_steps // every)
+
+    def put_off(self) -> None:
+        """A save has failed: the next is due as if it had not."""
+        self._saved_s = time.monotonic()
+        self._saved_steps = self._trainer.progress.learner_steps
+
+    def forget_best(self) -> None:
+        """Another learner may save from now on: what the best one is, the disk knows."""
+        self._best_return = None
+
+    def save(self, team: Arrays | None = None) -> None:
+        """Write `last`, and `best` where the mean return has never been higher. ``team`` is what
+        each of several learners keeps for itself."""
+        progress = self._trainer.progress
+        mean = progress.return_mean
+        if progress.trained_steps == self._resumed_elsewhere:
+            self.put_off()  # nothing was trained on: `last` stays that of the other game
+            return
+        best_return = self._find_best()
+        is_best = (
+            mean is not None
+            and progress.recent_episodes >= EPISODES  # fewer may be luck
+            and (best_return is None or mean > best_return)
+        )
+        state = self._state(team or {}, mean if is_best else best_return)
+        if is_best and not self._evaluated:
+            checkpoint_format.save(self._best, state)
+        if is_best:
+            self._best_return = mean
+        self._keep_older()
+        checkpoint_format.save(self._last, state)
+        history.prune(self._last, self._config.keep)
+        if self._tell is not None:
+            self._tell(
+                "checkpoint",
+                folder=str(self._last),
+                best=is_best and not self._evaluated,
+                time_s=progress.time_s,
+                trained_steps=progress.trained_steps,
+                learner_steps=progress.learner_steps,
+                return_mean=mean,
+            )
+        self._saved_s = time.monotonic()
+        self._saved_steps = progress.learner_steps
+
+    def _keep_older(self) -> None:
+        """Keep the checkpoint of before. The newest is worth more: it is written also where this
+        one cannot be kept."""
+        try:
+            steps = self._trainer.progress.learner_steps
+            if aside := history.keep_older(self._last, steps):
+                self._note(f"{self._last} was damaged meanwhile; it is kept as {aside}")
+        except OSError as error:
+            self._note(f"{self._last} of before could not be kept: {error.strerror}")
+
+    def _fall_back(self, whole: Path, damaged: list[str]) -> None:
+        """Have the checkpoint in ``whole`` be the newest one, and say so."""
+        try:
+            aside = history.restore(self._last, whole)
+        except OSError as error:
+            raise UserError(
+                f"{damaged[0]}; {whole} is whole, and cannot be put in its place: {error.strerror}"
+            ) from error
+        kept = f"; kept as {', '.join(map(str, aside))}" if aside else ""
+        text = f"{damaged[0]}{kept}; the run goes on from {whole}, the newest that is whole"
+        if self._event is not None:
+            self._event("rollback", text, folder=str(whole), damaged=damaged)
+        else:
+            self._note(text)
+
+    def _find_best(self) -> float | None:
+        """The mean return to be beaten: what the disk knows, where this one does not."""
+        if self._best_return is None and not self._evaluated:
+            layout, env = self._trainer.layout, self._trainer.config.env
+            meta = best_meta(self._best, layout, env, self._note)
+            if meta is not None and same_game(meta.get(ENV, {}), env):  # else only evaluated in it
+                self._best_return = meta.get("best_return")
+        return self._best_return
+
+    def _note(self, text: str) -> None:
+        if self._tell is not None:
+            self._tell("note", text=text)
+
+    def _state(self, team: Arrays, best_return: float | None) -> Checkpoint:
+        trainer = self._trainer
+        arrays = trainer.state_dict() | {RANDOM + k: v for k, v in _random_states().items()}
+        arrays |= {TEAM + k: v for k, v in team.items()}
+        meta = {
+            "progress": trainer.progress.state_dict(),
+            "best_return": best_return,
+            LR: trainer.config.learner.lr,
+            ENV: settings(trainer.config.env),
+            "spec": trainer.spec.to_dict(),
+        }
+        return Checkpoint(trainer.layout, weights_of(trainer), arrays, meta)
+
+
+def _random_states() -> dict[str, Any]:
+    states = {"cpu": torch.get_rng_state().numpy()}
+    if torch.cuda.is_available():
+        states["cuda"] = torch.cuda.get_rng_state().numpy()
+    return states
+
+
+def _set_random_states(states: dict[str, Any]) -> None:
+    torch.set_rng_state(torch.from_numpy(np.array(states["cpu"])))
+    if "cuda" in states and torch.cuda.is_available():
+        torch.cuda.set_rng_state(torch.from_numpy(np.array(states["cuda"])))

@@ -1,0 +1,196 @@
+"""`codec: auto`: which codec makes a step shortest on this network, with these processors.
+
+At the start all learners together time small and large sums, and each times the coding of every
+codec that goes with its optimizer. A step is then predicted as
+
+    coding + bytes sent / bandwidth + latency of one exchange for each bucket
+
+which picks the finalists: of fp32 and the codecs that only round (relative error up to a few per
+cent) the fastest, fp32 too where it is close, and of the lossy ones (more variance, or news that
+come late) the fastest. Predictions leave out that learners wait for each other and share cores, so
+these run a few real steps. Rounding must then gain ROUNDED_GAIN over fp32, and a lossy codec
+LOSSY_GAIN over the best of the others. Every rank decides by the same means over all ranks.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple, get_args
+
+import torch
+
+from penstock.configs.group import codec_contradictions
+from penstock.configs.reduce import Codec as CodecName
+from penstock.configs.reduce import ReduceConfig
+from penstock.configs.schema import LearnerConfig
+from penstock.learner.codecs.alone import Alone
+from penstock.learner.codecs.buckets import Part, buckets_of
+from penstock.learner.codecs.codec import Codec
+from penstock.learner.codecs.collective import Collective, all_reduce_nbytes
+from penstock.learner.codecs.registry import make_codec
+
+ROUNDED = ("fp16", "bf16", "int8")
+LOSSY = ("onebit", "terngrad", "dropping", "dgc", "powersgd")
+ROUNDED_GAIN, LOSSY_GAIN = 1.05, 1.5
+CLOSE = 2.0  # predictions may be off by as much
+PROBE_VALUES = 250_000  # 1 MB
+PROBES = 4  # of which the shortest counts: what else runs only makes longer
+AFTER_WARMUP = 10**9  # an update by which no codec is still warming up
+MB = 1_000_000
+
+
+class Cost(NamedTuple):
+    """Of one update on one rank."""
+
+    code_s: float
+    nbytes: float
+
+
+class Network(NamedTuple):
+    """What one rank sends through, as the sums of all ranks feel it."""
+
+    nbytes_per_s: float
+    latency_s: float
+
+
+class Choice(NamedTuple):
+    """A codec's name, and a sentence on why."""
+
+    codec: str
+    text: str
+
+
+def choose(
+    cfg: LearnerConfig, parts: Sequence[Part], size: int, device: torch.device, ring: Collective
+) -> Choice:
+    """Measure and decide; every rank calls it at the same time and gets the same."""
+    trial = _Trial(cfg.reduce, parts, size, device, ring)
+    costs = {name: trial.cost(name) for name in candidates(cfg)}
+    small_s, large_s = trial.agree([trial.exchange_s(n) for n in (1, PROBE_VALUES)])
+    sent = all_reduce_nbytes(PROBE_VALUES * 4, ring.world)
+    network = Network(sent / max(large_s - small_s, 1e-6), small_s)
+    code_s = trial.agree([cost.code_s for cost in costs.values()])
+    buckets = len(buckets_of(parts, round(cfg.reduce.bucket_mb * MB)))
+    predicted = {
+        name: predict_s(cost._replace(code_s=each_s), network, buckets)
+        for (name, cost), each_s in zip(costs.items(), code_s, strict=True)
+    }
+    names = finalists(predicted)
+    measured = dict(zip(names, trial.agree([trial.step_s(name) for name in names]), strict=True))
+    return decide(measured, predicted, network)
+
+
+def candidates(cfg: LearnerConfig) -> list[str]:
+    """Codecs that go with the optimizer and the pace."""
+    names = [name for name in get_args(CodecName) if name != "auto"]
+    return [name for name in names if not list(codec_contradictions(_with_codec(cfg, name)))]
+
+
+def predict_s(cost: Cost, network: Network, buckets: int) -> float:
+    """Seconds of one step's reduction."""
+    return cost.code_s + cost.nbytes / network.nbytes_per_s + buckets * network.latency_s
+
+
+def best(step_s: Mapping[str, float]) -> tuple[str, str]:
+    """The best of fp32 and what rounds, and the best lossy codec; both the same where there is
+    none of these."""
+    mild = min((n for n in step_s if n in ROUNDED), key=step_s.__getitem__, default="none")
+    if step_s.get("none", math.inf) < ROUNDED_GAIN * step_s[mild]:
+        mild = "none"
+    return mild, min((n for n in step_s if n in LOSSY), key=step_s.__getitem__, default=mild)
+
+
+def finalists(predicted: Mapping[str, float]) -> tuple[str, ...]:
+    """What to try; ``predicted`` seconds have at least "none"."""
+    mild, rough = best(predicted)
+    plain = ["none"] if predicted["none"] < CLOSE * predicted[mild] else []
+    return tuple(dict.fromkeys([*plain, mild, rough]))
+
+
+def decide(
+    measured: Mapping[str, float], predicted: Mapping[str, float], network: Network
+) -> Choice:
+    """Which of the `finalists`, by their ``measured`` seconds of a step."""
+    mild, rough = best(measured)
+    chosen = rough if measured[mild] >= LOSSY_GAIN * measured[rough] else mild
+    text = (
+        f"{chosen}: reducing a step's gradients takes {_ms(measured[chosen])} on this network of "
+        f"{network.nbytes_per_s * 8 / 1e6:,.0f} Mbit/s"
+    )
+    text += "".join(f", {name} {_ms(measured[name])}" for name in measured if name != chosen)
+    if measured[rough] < measured[chosen]:
+        text += f" (less than the {LOSSY_GAIN:g} times faster that the loss of {rough} asks for)"
+    rest = sorted((n for n in predicted if n not in measured), key=predicted.__getitem__)
+    listed = ", ".join(f"{name} {_ms(predicted[name])}" for name in rest)
+    return Choice(chosen, text + (f"; predicted: {listed}" if listed else ""))
+
+
+def _ms(seconds: float) -> str:
+    return f"{seconds * 1e3:.3g} ms"
+
+
+class _Trial:
+    """Timed runs of codecs on made-up gradients."""
+
+    def __init__(
+        self,
+        cfg: ReduceConfig,
+        parts: Sequence[Part],
+        size: int,
+        device: torch.device,
+        ring: Collective,
+    ) -> None:
+        self._cfg, self._parts, self._device, self._ring = cfg, parts, device, ring
+        self._values = torch.randn(size, device=device)
+        self._grads = torch.empty_like(self._values)
+
+    def cost(self, name: str) -> Cost:
+        codec, alone = self._make(name), Alone(self._ring.rank, self._ring.world)
+        return Cost(self._shortest_s(codec, alone), codec.nbytes(AFTER_WARMUP))
+
+    def step_s(self, name: str) -> float:
+        return self._shortest_s(self._make(name), self._ring)
+
+    def exchange_s(self, values: int) -> float:
+        """Seconds in which all ranks sum so many values."""
+        probe = torch.ones(values, device=self._device)
+        self._ring.all_reduce(probe)
+        return min(self._timed(lambda: self._ring.all_reduce(probe)) for _ in range(PROBES))
+
+    def agree(self, own: Sequence[float]) -> list[float]:
+        """Means over ranks, the same on all."""
+        given = torch.tensor(own, device=self._device)
+        everybodys = given.new_empty(self._ring.world, len(given))
+        self._ring.all_gather(everybodys, given)
+        means: list[float] = everybodys.mean(0).tolist()
+        return means
+
+    def _make(self, name: str) -> Codec:
+        cfg = self._cfg.model_copy(update={"codec": name})
+        ring = self._ring
+        return make_codec(cfg, self._parts, len(self._values), self._device, ring.world, ring.rank)
+
+    def _shortest_s(self, codec: Codec, ring: Collective) -> float:
+        def step() -> None:
+            codec.begin(AFTER_WARMUP)
+            for bucket in codec.buckets:
+                codec.reduce(bucket, self._grads[bucket.start : bucket.stop], ring)
+
+        times = []
+        for _ in range(PROBES):
+            self._grads.copy_(self._values)
+            times.append(self._timed(step))
+        return min(times)
+
+    def _timed(self, call: Callable[[], None]) -> float:
+        started_s = time.perf_counter()
+        call()
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)
+        return time.perf_counter() - started_s
+
+
+def _with_codec(cfg: LearnerConfig, name: str) -> LearnerConfig:
+    return cfg.model_copy(update={"reduce": cfg.reduce.model_copy(update={"codec": name})})

@@ -1,0 +1,55 @@
+"""Deep Gradient Compression (Lin et al. 2018): a thousandth of the values, with momentum."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from penstock.learner.codecs.buckets import Bucket
+from penstock.learner.codecs.collective import Collective
+from penstock.learner.codecs.sparse import Sparse
+
+LADDER = (0.25, 0.0625, 0.015625, 0.004, 0.001)
+CLIP_MARGIN = 1e-6  # as in torch's clip_grad_norm_
+
+
+class Dgc(Sparse):
+    """u = m u + g; v = v + u; send the largest of v, and set u and v to zero there.
+
+    This is the optimizer's momentum (``momentum``, of heavy-ball kind), so the optimizer beside it
+    must have none: `learner.optimizer=sgd` is used with momentum 0. Therefore a group of one is
+    coded too.
+
+    With ``learner.reduce.dgc_clip`` each bucket's g is clipped, before anything else, to the norm
+    dgc_clip / sqrt(world): local gradients are shares of a mean, and buckets are reduced before the
+    norm of the whole is known (the authors' code clips every layer for itself). The density falls
+    by the paper's ladder, ``learner.reduce.warmup_updates`` on each step, to
+    ``learner.reduce.dgc_density``.
+    """
+
+    name = "dgc"
+    kinds = ("momentum", "error")
+    works_alone = True
+
+    def density(self, update: int) -> float:
+        end, stage = self._cfg.dgc_density, self._cfg.warmup_updates
+        if update >= stage * len(LADDER):
+            return end
+        return max(end, LADDER[update // stage])
+
+    def _reduce(self, bucket: Bucket, grads: Tensor, ring: Collective) -> None:
+        norm = torch.linalg.vector_norm(grads)
+        if not norm.isfinite():
+            self._sum_nan(bucket, grads, ring)
+            return
+        if self._cfg.dgc_clip is not None:
+            bound = self._cfg.dgc_clip * self._world**-0.5
+            grads *= (bound / (norm + CLIP_MARGIN)).clamp_(max=1.0)
+        momentum, error = (self._residuals[kind][bucket.start : bucket.stop] for kind in self.kinds)
+        momentum.mul_(self._momentum).add_(grads)
+        error += momentum
+        places = self._largest(error, self.count(bucket, self._update))
+        values = error[places]
+        error[places] = 0.0
+        momentum[places] = 0.0
+        self._sum(bucket, grads, places, values, ring)

@@ -1,0 +1,64 @@
+"""One bit a value, with error feedback (Seide et al. 2014, 1-Bit Stochastic Gradient Descent)."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from penstock.learner.codecs.buckets import VALUE_NBYTES, Bucket
+from penstock.learner.codecs.collective import Collective, all_reduce_nbytes
+from penstock.learner.codecs.packing import Packing
+from penstock.learner.codecs.two_phase import TwoPhase
+
+
+class OneBit(TwoPhase):
+    """x = g + error; q = c+ where x >= 0, else c-; error = x - q; the owner of a share does the
+    same with the sum and its ``server_error``.
+
+    c+ and c- are the means of the values of each sign in a block of ``learner.reduce.onebit_block``
+    values (the paper has columns of a matrix; blocks cost less and know no shapes). The first
+    ``learner.reduce.warmup_updates`` updates of the run are float32.
+    """
+
+    name = "onebit"
+    kinds = ("error", "server_error")
+    head = 2
+    bits = 1
+
+    def _set_up(self) -> None:
+        super()._set_up()
+        self._bits = Packing(1, 0, self._device)
+
+    @property
+    def block(self) -> int:
+        return self._cfg.onebit_block
+
+    def _bucket_nbytes(self, bucket: Bucket, update: int) -> int:
+        if update < self._cfg.warmup_updates:
+            return all_reduce_nbytes(bucket.size * VALUE_NBYTES, self._world)
+        return super()._bucket_nbytes(bucket, update)
+
+    def _reduce(self, bucket: Bucket, grads: Tensor, ring: Collective) -> None:
+        if self._update < self._cfg.warmup_updates:
+            ring.all_reduce(grads)
+        else:
+            super()._reduce(bucket, grads, ring)
+
+    def encode(self, values: Tensor, pads: Tensor, heads: Tensor, codes: Tensor) -> None:
+        work = self._memory("work", values.shape, torch.float32)
+        signs = self._memory("signs", values.shape, torch.int8)
+        torch.ge(values, 0.0, out=work)
+        signs.copy_(work)
+        self._bits.pack(signs, codes)
+        above = work.sum(1)
+        below = values.shape[1] - above
+        work *= values  # those above
+        heads[:, 0] = work.sum(1) / (above - pads).clamp_(min=1.0)  # padding counts as above
+        torch.sub(values, work, out=work)
+        heads[:, 1] = work.sum(1) / below.clamp_(min=1.0)
+
+    def decode(self, heads: Tensor, codes: Tensor, out: Tensor) -> None:
+        signs = self._memory("signs", out.shape, torch.int8)
+        self._bits.unpack(codes, signs)
+        high, low = heads[:, :1], heads[:, 1:]
+        out.copy_(signs).mul_(high - low).add_(low)

@@ -1,0 +1,124 @@
+"""The reducer: sums one optimizer's gradients over the learners while the backward pass goes on.
+
+The flat gradient vector is cut into buckets of whole parameters, the last parameters first, since
+their gradients are ready first. When the gradients of a bucket are complete, and all buckets before
+it have been handed over, one thread of its own reduces it: so buckets travel in the same order
+everywhere, whatever order a backward pass takes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
+
+import torch
+from torch import Tensor, nn
+
+from penstock.learner.codecs.buckets import Bucket
+from penstock.learner.codecs.codec import Codec
+from penstock.learner.codecs.collective import Collective
+from penstock.profiling.ledger import Part, TimeLedger
+
+
+class Reducer:
+    """Reduces ``grads``, float32 ``[size]``, which the gradients of ``parameters`` are views of.
+
+    ``parameters`` are in the order of the vector. ``thread`` runs one call at a time, in order, and
+    ``ledger`` is its own. Without ``overlap`` everything happens in `finish`.
+    """
+
+    def __init__(
+        self,
+        grads: Tensor,
+        parameters: Sequence[nn.Parameter],
+        codec: Codec,
+        ring: Collective,
+        thread: ThreadPoolExecutor,
+        ledger: TimeLedger,
+        *,
+        overlap: bool,
+    ) -> None:
+        self.codec = codec
+        self._grads = grads
+        self._buckets = buckets = codec.buckets
+        self._ring = ring
+        self._thread = thread
+        self._ledger = ledger
+        self._overlap = overlap
+        self._on_gpu = grads.device.type == "cuda"
+        self._stream = torch.cuda.Stream(grads.device) if self._on_gpu else None
+        self._total: float | None = None
+        self._missing: list[int] = []
+        self._handed = 0
+        self._failed = False
+        self._pending: list[Future[None]] = []
+        owner = {part: i for i, bucket in enumerate(buckets) for part in bucket.parts}
+        parts = sorted(owner, key=lambda part: part.start)
+        self._hooks = [
+            parameter.register_post_accumulate_grad_hook(partial(self._arrived, owner[part]))
+            for part, parameter in zip(parts, parameters, strict=True)
+        ]
+
+    def arm(self, update: int, total: float) -> None:
+        """The next backward pass completes the gradients; ``total`` is what they are divided by.
+        ``update`` counts the optimizer steps of the run."""
+        self.codec.begin(update)
+        self._total = total
+        self._missing = [len(bucket.parts) for bucket in self._buckets]
+        self._handed = 0
+
+    def finish(self, update: int, total: float) -> None:
+        """Return when ``grads`` are the mean over all samples, the same on every learner."""
+        if self._total is None:  # no backward pass: there were no samples
+            self.arm(update, total)
+        while self._handed < len(self._buckets):
+            self._hand_over()
+        pending, self._pending, self._total = self._pending, [], None
+        for future in pending:
+            future.result()
+        if self._stream is not None:
+            torch.cuda.current_stream(self._grads.device).wait_stream(self._stream)
+
+    def close(self) -> None:
+        """Give the parameters back; a pass that was begun is lost."""
+        for hook in self._hooks:
+            hook.remove()
+
+    def _arrived(self, bucket: int, _: Tensor) -> None:
+        """The gradient of one more parameter of a bucket is there."""
+        if self._total is None or not self._overlap:
+            return
+        self._missing[bucket] -= 1
+        while self._handed < len(self._buckets) and self._missing[self._handed] <= 0:
+            self._hand_over()
+
+    def _hand_over(self) -> None:
+        bucket = self._buckets[self._handed]
+        self._handed += 1
+        assert self._total is not None
+        ready = None
+        if self._on_gpu:
+            ready = torch.cuda.Event()
+            ready.record(torch.cuda.current_stream(self._grads.device))
+        call = partial(self._reduce, bucket, self._total, ready)
+        if self._overlap:
+            self._pending.append(self._thread.submit(call))
+        else:
+            call()
+
+    @torch.no_grad()
+    def _reduce(self, bucket: Bucket, total: float, ready: torch.cuda.Event | None) -> None:
+        if self._failed:  # the next bucket would wait for those who have given up
+            return
+        self._failed = True
+        self._ledger.switch(Part.REDUCE)
+        grads = self._grads[bucket.start : bucket.stop]
+        if self._stream is None or ready is None:
+            self.codec.reduce(bucket, grads.div_(total), self._ring)
+        else:
+            with torch.cuda.stream(self._stream):
+                self._stream.wait_event(ready)
+                self.codec.reduce(bucket, grads.div_(total), self._ring)
+        self._ledger.switch(Part.WAIT)
+        self._failed = False

@@ -1,0 +1,167 @@
+"""-1, 0 or 1 a value (Wen et al. 2017, TernGrad)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import accumulate
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from penstock.configs.errors import UserError
+from penstock.learner.codecs.buckets import VALUE_NBYTES, Bucket, Part
+from penstock.learner.codecs.codec import Codec
+from penstock.learner.codecs.collective import (
+    Collective,
+    all_gather_nbytes,
+    all_reduce_nbytes,
+    all_to_all_nbytes,
+)
+from penstock.learner.codecs.packing import Packing
+
+CLIP = 2.5  # standard deviations
+MOST_RANKS = 127  # whose sum an int8 holds
+SMALLEST = torch.finfo(torch.float32).tiny
+MULTIPLE = 16  # values whose codes are four bytes
+
+
+class TernGrad(Codec):
+    """s * t for each weight, E[s * t] = clipped gradient; nothing is held back.
+
+    Per layer and rank, the gradient is clipped to 2.5 standard deviations (about zero, so that a
+    layer of equal values is not clipped away). s is the largest value over all ranks, and t is the
+    sign with probability |g| / s, else 0. The owner of a share adds the t of all ranks and sends
+    the sum, which is exact, in the fewest of 4 or 8 bits that hold it; or, with
+    `learner.reduce.reternarize`, as -1, 0, 1 times the number of ranks, drawn again: fewer bytes
+    and more variance.
+
+    Biases are float32, those of one bucket together: they are few, and their gradients sums over
+    positions that a layer's s does not fit. A layer whose s is below 1.2e-38 becomes zero.
+
+    Draws follow from (rank, update, bucket) alone, so that there is no generator to save.
+    """
+
+    name = "terngrad"
+
+    def _set_up(self) -> None:
+        if self._world > MOST_RANKS:
+            raise UserError(
+                f"learner.reduce.codec terngrad sums in 8 bits, of {MOST_RANKS} learners at most, "
+                f"and learner.count is {self._world}; set learner.reduce.codec=onebit"
+            )
+        self._random = torch.Generator(self._device)
+        self._ternary = Packing(2, 1, self._device)
+        self._back = self._ternary
+        if not self._cfg.reternarize:
+            bits = 4 if 2 * self._world + 1 <= 16 else 8
+            self._back = Packing(bits, self._world, self._device)
+
+    def _bucket_nbytes(self, bucket: Bucket, update: int) -> int:
+        weights, biases = _split(bucket)
+        total = all_reduce_nbytes(VALUE_NBYTES * _size(biases), self._world)
+        if not weights:
+            return total
+        share = self._share(weights)
+        total += all_reduce_nbytes(VALUE_NBYTES * len(weights), self._world)
+        total += all_to_all_nbytes(self._world * share // self._ternary.per_byte, self._world)
+        return total + all_gather_nbytes(share // self._back.per_byte, self._world)
+
+    def _reduce(self, bucket: Bucket, grads: Tensor, ring: Collective) -> None:
+        weights, biases = _split(bucket)
+        if biases:
+            _sum_exactly(_views(bucket, biases, grads), ring)
+        if not weights:
+            return
+        seed = np.random.SeedSequence((self._rank, self._update, bucket.start))
+        self._random.manual_seed(int(seed.generate_state(1)[0]))
+        views = _views(bucket, weights, grads)
+        bounds = torch.stack([self._bound(view) for view in views])
+        scales = bounds.nan_to_num(nan=torch.inf, posinf=torch.inf)  # gloo's maximum may lose a NaN
+        ring.all_reduce_max(scales)
+        signs = self._exchange(self._ternarize(views, bounds, scales), ring)
+        if self._cfg.reternarize:
+            scales = scales * self._world
+        for view, scale, drawn in zip(views, scales, _cut(signs, views), strict=True):
+            view.copy_(drawn).mul_(scale)
+
+    def _bound(self, values: Tensor) -> Tensor:
+        """The largest value of a layer after clipping (float32 ``[]``)."""
+        work = self._memory("work", (values.numel(),), torch.float32)
+        largest = torch.abs(values, out=work).amax()
+        deviation = torch.linalg.vector_norm(values, dtype=torch.float64) / values.numel() ** 0.5
+        return torch.minimum(largest, (CLIP * deviation).float())
+
+    def _ternarize(self, views: Sequence[Tensor], bounds: Tensor, scales: Tensor) -> Tensor:
+        """-1, 0, 1 (int8 ``[world, share]``, padded with zeros) of all ``views`` in a row."""
+        factors = scales.reciprocal().masked_fill_(scales < SMALLEST, 0.0)
+        size = sum(view.numel() for view in views)
+        shape = (self._world, _share(size, self._world))
+        values = self._memory("values", shape, torch.float32)
+        for view, bound, factor, out in zip(
+            views, bounds * factors, factors, _cut(values, views), strict=True
+        ):
+            torch.mul(view, factor, out=out).clamp_(-bound, bound)
+        values.view(-1)[size:] = 0.0
+        return self._draw(values)
+
+    def _draw(self, values: Tensor) -> Tensor:
+        """Round ``values`` in -1 .. 1 to an integer beside them, right on average: int8."""
+        uniform = self._memory("uniform", values.shape, torch.float32)
+        uniform.uniform_(generator=self._random)
+        uniform.add_(values).floor_().clamp_(max=1.0)  # 1 + the largest draw is rounded to 2
+        return self._memory("drawn", values.shape, torch.int8).copy_(uniform)
+
+    def _exchange(self, drawn: Tensor, ring: Collective) -> Tensor:
+        """Their sum over ranks, or what was drawn for it (int8 ``[world, share]``)."""
+        world, share = drawn.shape
+        sent = self._memory("sent", (world, share // self._ternary.per_byte), torch.uint8)
+        got = self._memory("got", sent.shape, torch.uint8)
+        self._ternary.pack(drawn, sent)
+        ring.all_to_all(got, sent)
+        self._ternary.unpack(got, drawn)
+        total = drawn.sum(0, dtype=torch.int8)
+        if self._cfg.reternarize:
+            total = self._draw(total / world)
+        sums = self._memory("sums", (share // self._back.per_byte,), torch.uint8)
+        all_sums = self._memory("all_sums", (world, sums.numel()), torch.uint8)
+        self._back.pack(total, sums)
+        ring.all_gather(all_sums, sums)
+        self._back.unpack(all_sums, drawn)
+        return drawn
+
+    def _share(self, weights: Sequence[Part]) -> int:
+        return _share(_size(weights), self._world)
+
+
+def _sum_exactly(views: Sequence[Tensor], ring: Collective) -> None:
+    together = torch.cat(list(views))
+    ring.all_reduce(together)
+    for view, total in zip(views, _cut(together, views), strict=True):
+        view.copy_(total)
+
+
+def _split(bucket: Bucket) -> tuple[list[Part], list[Part]]:
+    """Weights and biases."""
+    weights = [part for part in bucket.parts if not part.is_bias]
+    return weights, [part for part in bucket.parts if part.is_bias]
+
+
+def _views(bucket: Bucket, parts: Sequence[Part], grads: Tensor) -> list[Tensor]:
+    return [grads[part.start - bucket.start : part.stop - bucket.start] for part in parts]
+
+
+def _cut(values: Tensor, views: Sequence[Tensor]) -> list[Tensor]:
+    """The slices of ``values`` that belong to ``views`` in a row."""
+    flat = values.view(-1)
+    ends = accumulate(view.numel() for view in views)
+    return [flat[end - view.numel() : end] for end, view in zip(ends, views, strict=True)]
+
+
+def _size(parts: Sequence[Part]) -> int:
+    return sum(part.stop - part.start for part in parts)
+
+
+def _share(size: int, world: int) -> int:
+    """Values of each rank."""
+    return -(-size // (world * MULTIPLE)) * MULTIPLE

@@ -1,0 +1,49 @@
+"""Makes what a config trains with: its trainer, on its device."""
+
+from __future__ import annotations
+
+import torch
+
+from penstock.configs.algorithms import OnPolicyConfig
+from penstock.configs.errors import UserError
+from penstock.configs.schema import Config
+from penstock.core.role import RoleContext
+from penstock.envs import GameInfo
+from penstock.learner.offpolicy import OffPolicyTrainer
+from penstock.learner.trainer import Trainer
+from penstock.models.fitting import net_shape
+from penstock.models.summary import in_words
+from penstock.profiling.ledger import TimeLedger
+
+AnyTrainer = Trainer | OffPolicyTrainer
+
+
+def make_trainer(config: Config, info: GameInfo, ledger: TimeLedger | None = None) -> AnyTrainer:
+    """What trains by the algorithm of ``config``; ``ledger`` is that of the thread it works in."""
+    on_policy = isinstance(config.algo, OnPolicyConfig)
+    return (Trainer if on_policy else OffPolicyTrainer)(config, info, ledger)
+
+
+def network_of(config: Config, info: GameInfo, trainer: AnyTrainer) -> str:
+    """A sentence on what is trained."""
+    count = sum(len(optimizer.values) for optimizer in trainer.optimizers().values())
+    return in_words(net_shape(config, info), config.model, count)
+
+
+def on_own_gpu(config: Config, ctx: RoleContext) -> Config:
+    """``config`` with a GPU for each of several learners, where `learner.device` is auto, or cuda
+    without an index.
+
+    Raises UserError where one host has fewer GPUs than learners, which NCCL refuses.
+    """
+    learner = config.learner
+    gpus = torch.cuda.device_count()
+    if learner.count == 1 or learner.device not in ("auto", "cuda") or not gpus:
+        return config
+    if ctx.store is None and learner.count > gpus:
+        raise UserError(
+            f"learner.count {learner.count} needs a GPU for each learner and this host has {gpus}; "
+            f"set learner.count={gpus} or learner.device=cpu"
+        )
+    own = learner.model_copy(update={"device": f"cuda:{ctx.learner % gpus}"})
+    return config.model_copy(update={"learner": own})

@@ -1,0 +1,1 @@
+"""How learners of a run find each other and form process groups."""

@@ -1,0 +1,348 @@
+"""The team: how this learner comes to stand in a group of learners, again and again.
+
+The supervisor names the members of each epoch: the first one when all learners have said that they
+could begin, a new one whenever a member has ended or one that was started again wants in. Whoever
+stands in a group that was lost, or hears of a newer one, leaves and meets the others in the next;
+there they take the state of the most advanced. Over several machines nobody names new members:
+there is one group, and its end is the end of the run.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+import torch.distributed as dist
+
+from penstock.configs.errors import UserError
+from penstock.configs.group import SERVED
+from penstock.configs.schema import Config, LearnerConfig
+from penstock.core.control import Message
+from penstock.core.role import RoleContext, RunEndedError
+from penstock.learner.codecs.auto import choose
+from penstock.learner.group.process_group import Arrays, Group, hello_of, meet, use_interface
+from penstock.learner.group.remote_store import interface_of, open_store, who_has_gone
+from penstock.learner.parameter_server.client import ServerClient
+from penstock.learner.state import put_state, take_state
+from penstock.learner.sync.bsp import Bsp
+from penstock.learner.sync.gradient_sync import Alone, Exchange, GroupLostError, Word
+from penstock.learner.sync.local_sgd import LocalSgd
+from penstock.learner.sync.served import Served
+from penstock.profiling.ledger import Part
+from penstock.profiling.status import Phase
+
+if TYPE_CHECKING:
+    from torch._C._distributed_c10d import Store
+
+    from penstock.learner.factory import AnyTrainer
+
+MEET_S = 4.0  # members named by the supervisor are alive, and soon there
+LOOK_S = 0.005
+REREAD_S = 0.5  # in which the others read why they do not go together, from a store that ends then
+LOOPBACK = "lo"
+MEETING = "group-"  # begins the names of the files in which learners of a host meet
+ENTERED = "entered"  # the name of one that is there once a learner has stood in a group
+
+
+def begun(runtime_dir: Path) -> bool:
+    """Whether a learner of this run has stood in a group, so that others know what is learned."""
+    return (runtime_dir / ENTERED).exists()
+
+
+class Team:
+    """Makes exchanges for ``trainer``, one for each epoch."""
+
+    def __init__(
+        self,
+        ctx: RoleContext,
+        config: Config,
+        trainer: AnyTrainer,
+        stored: Arrays,
+    ) -> None:
+        """``stored`` is what `state` gave when the run was saved, on the rank that resumes."""
+        self._ctx = ctx
+        self._config = config
+        self._trainer = trainer
+        self._stored = stored
+        self._named: Message | None = None  # the newest group that the supervisor has named
+        self._tried = -1  # the last epoch whose group was to be entered
+        self._codec = ""  # what `auto` stands for, once it was measured
+        self._others: list[Message] = []
+        self._group: Group | None = None
+        self._rounds = 0  # in which all learners have told what they have counted
+        self._saver: int | None = None  # named by the supervisor at the end
+        self._saved = False  # by that one
+        self._remote: Store | None = None  # where learners of several machines meet
+        self._failing_since_s: float | None = None
+        self.exchange: Exchange = Alone()
+
+    @property
+    def leads(self) -> bool:
+        """Whether this one saves the run: the first of the members, or who was named at the end,
+        when there may be no group any more."""
+        if self._saver is not None:
+            return self._ctx.learner == self._saver
+        return self._ctx.learner == 0 if self._group is None else self._group.rank == 0
+
+    def messages(self) -> list[Message]:
+        """What the supervisor has said, but for what concerns the team."""
+        for message in self._ctx.messages():
+            if message["kind"] == "group":
+                self._named = message
+            elif message["kind"] == "saver":
+                self._saver, self._saved = message["rank"], message["saved"]
+            else:
+                self._others.append(message)
+        others, self._others = self._others, []
+        return others
+
+    @property
+    def changed(self) -> bool:
+        """Whether the members are others than those of the group that this one stands in."""
+        named, group = self._named, self._group
+        return group is not None and named is not None and named["epoch"] > group.epoch
+
+    def join(self, why: str = "") -> bool:
+        """Stand in the newest group, in the state of its most advanced member; False where the run
+        ends before. What `exchange` was before is left, and ``why`` is told to the supervisor,
+        which cannot see that a group of the living has broken."""
+        count = self._config.learner.count
+        if count == 1:
+            return True
+        if self._config.learner.pace in SERVED:
+            return self._serve()
+        first = self._group is None
+        self.leave()
+        if self._ctx.store is None:
+            use_interface(LOOPBACK)
+            if first:
+                self._ctx.report("join")
+            elif not self.changed:
+                self._ctx.report("group_failed", epoch=self._tried, message=why)
+            while (named := self._wait_for_word()) is not None:
+                if self._enter(self._local_store(named), named["epoch"], named["members"], MEET_S):
+                    return True
+            return False
+        return self._join_remote(first)
+
+    def leave(self) -> None:
+        """Part from the others, who notice."""
+        exchange = self.exchange
+        if isinstance(exchange, Bsp | LocalSgd):
+            self._rounds = exchange.rounds
+        if isinstance(exchange, LocalSgd):
+            self._trainer.progress.unbook(exchange.owed)
+        exchange.close()
+        self.exchange = Alone()
+
+    def takes_over(self) -> bool:
+        """At the end: wait for the one that saves the run, and say whether it has died, so that
+        this one is to do it."""
+        while self._saver is not None and not (self._saved or self.leads):
+            self._ctx.status.beat()
+            if self._ctx.channel.closed:
+                return False
+            time.sleep(LOOK_S)
+            self.messages()
+        return self.leads and not self._saved
+
+    def state(self, *, last: bool) -> Arrays | None:
+        """What each member keeps for itself, for a checkpoint: all call it in the same turn.
+        ``last``: who writes that is named only later. None where a server did not give its part, so
+        that there can be no checkpoint."""
+        if isinstance(self.exchange, Served) and (self.leads or last):
+            return self.exchange.state()
+        if self._group is None or not isinstance(self.exchange, Bsp | LocalSgd):
+            return {}
+        own = self.exchange.state() | {"random": torch.get_rng_state().numpy()}
+        collected = self._group.collect(own)
+        return {f"{i}/{k}": v for i, arrays in enumerate(collected) for k, v in arrays.items()}
+
+    def _serve(self) -> bool:
+        """Join the parameter server, and stand where it does; False where the run ends before."""
+        ctx, cfg, trainer = self._ctx, self._config.learner, self._trainer
+        progress = trainer.progress
+        (optimizer,) = trainer.optimizers().values()
+        client = ServerClient(
+            f"ipc://{ctx.runtime_dir}/server",
+            ctx.learner,
+            optimizer,
+            cfg,
+            version=progress.version,
+            samples=progress.trained_steps,
+            tally=tuple(progress.totals()),
+        )
+
+        def waiting() -> bool:
+            ctx.status.beat()
+            return not ctx.stopping()
+
+        progress.share_window(cfg.count)
+        served = Served(client, optimizer, progress, cfg.count, ctx.ledger, waiting)
+        self.exchange = trainer.exchange = served
+        nothing = Word(np.zeros(0), progress.growth())
+        said = served.agree(nothing)
+        progress.grow(nothing.growth, said.growth)
+        return not said.stop
+
+    def _wait_for_word(self) -> Message | None:
+        """The newest group, once the supervisor has named one that is new; None at the end."""
+        self._ctx.status.phase = Phase.REDUCING
+        while not self._ctx.stopping():
+            self._ctx.status.beat()
+            self._others = self.messages()
+            if self._named is not None and self._named["epoch"] > self._tried:
+                return self._named
+            time.sleep(LOOK_S)
+        return None
+
+    def _enter(self, store: Store, epoch: int, members: list[int], timeout_s: float) -> bool:
+        """Meet the members and take the state of the most advanced; False where that failed, which
+        the supervisor is told."""
+        ctx, trainer, cfg = self._ctx, self._trainer, self._config.learner
+
+        def waiting() -> bool:
+            ctx.status.beat()
+            self._others = self.messages()
+            named = self._named
+            return not ctx.stopping() and (named is None or named["epoch"] <= epoch)
+
+        self._tried = epoch
+        group: Group | None = None
+        exchange: Bsp | LocalSgd | None = None
+        failure = ""
+        try:
+            meet(store, members, ctx.learner, hello_of(self._config), timeout_s, waiting)
+            group = Group(store, epoch, members, ctx.learner, trainer.device, cfg.reduce)
+            progress = trainer.progress
+            places = group.gather([progress.generation, self._rounds, progress.learner_steps])
+            source = places.index(max(places))
+            cfg = self._with_codec(cfg, group, source)
+            exchange = self._paced(group, cfg)
+            self._equalise(group, exchange, source, rounds=places[source][1])
+        except GroupLostError as error:
+            failure = str(error)
+        if failure or exchange is None:  # out here, where nothing of the group is held any more
+            for made in (exchange, group):
+                if made is not None:
+                    made.close()
+                    break
+            else:
+                if dist.is_initialized():
+                    dist.destroy_process_group()
+            self._failed(epoch, failure)
+            return False
+        self._group, self.exchange, trainer.exchange = group, exchange, exchange
+        self._failing_since_s = None
+        ctx.report("entered")  # before the file: who relies on it must be known to the supervisor
+        (ctx.runtime_dir / ENTERED).touch()
+        return True
+
+    def _paced(self, group: Group, cfg: LearnerConfig) -> Bsp | LocalSgd:
+        ledger, optimizers = self._ctx.ledger, self._trainer.optimizers()
+        if cfg.pace == "local_sgd":
+            return LocalSgd(group, optimizers, cfg, ledger)
+        reducing = self._ctx.status.ledger("reduce", Part.WAIT)
+        return Bsp(group, optimizers, cfg, ledger, reducing, self._trainer.shared())
+
+    def _join_remote(self, first: bool) -> bool:
+        """Enter the one group that there is over several machines; False where the run ends before.
+        Raises RunEndedError where that group was lost."""
+        ctx, members = self._ctx, range(self._config.learner.count)
+        assert ctx.store is not None
+
+        def waiting() -> bool:
+            ctx.status.beat()
+            return not ctx.stopping()
+
+        if not first:
+            assert self._remote is not None
+            gone = who_has_gone(self._remote, ctx.store, members, ctx.learner, waiting)
+            if ctx.stopping():
+                return False
+            raise RunEndedError(
+                f"{gone}; start all of them again with --resume auto, to go on from the last "
+                "checkpoint"
+            )
+        use_interface(self._config.learner.reduce.interface or interface_of(ctx.store, os.environ))
+        timeout_s = self._config.run.start_timeout_s
+        self._remote = open_store(ctx.store, ctx.learner, timeout_s, waiting)
+        try:
+            return self._remote is not None and self._enter(
+                self._remote, 0, list(members), timeout_s
+            )
+        except UserError:
+            time.sleep(REREAD_S)
+            raise
+
+    def _failed(self, epoch: int, failure: str) -> None:
+        if self._ctx.stopping():
+            return
+        if (store := self._ctx.store) is not None:
+            raise UserError(
+                f"the learners did not come together: {failure}; start every rank with the same "
+                f"--world and --store, see that nothing is between it and {store.host}:{store.port}"
+                ", and look at what the others say"
+            )
+        now_s = time.monotonic()
+        self._failing_since_s = self._failing_since_s or now_s
+        patience_s = self._config.learner.reduce.timeout_s + self._config.run.hang_timeout_s
+        if now_s - self._failing_since_s > patience_s:
+            raise RuntimeError(
+                f"no group of learners came together for {patience_s:g} s: {failure}"
+            )
+        self._ctx.report("group_failed", epoch=epoch, message=failure)
+
+    def _with_codec(self, cfg: LearnerConfig, group: Group, source: int) -> LearnerConfig:
+        """``cfg`` with the codec that `auto` stands for: what the most advanced has, else measured
+        now by all together."""
+        if cfg.reduce.codec != "auto":
+            return cfg
+        known = np.frombuffer(self._codec.encode(), np.uint8)
+        self._codec = group.broadcast({"codec": known}, source)["codec"].tobytes().decode()
+        if not self._codec:
+            largest = max(self._trainer.optimizers().values(), key=lambda o: len(o.values))
+            device = self._trainer.device
+            choice = choose(cfg, largest.parts, len(largest.values), device, group.gradients)
+            self._codec = choice.codec
+            if group.rank == 0:
+                self._ctx.report("note", text=f"learner.reduce.codec auto is {choice.text}")
+        reduce = cfg.reduce.model_copy(update={"codec": self._codec})
+        return cfg.model_copy(update={"reduce": reduce})
+
+    def _equalise(self, group: Group, exchange: Bsp | LocalSgd, source: int, rounds: int) -> None:
+        """Take the most advanced member's state, who has heard so many ``rounds``, and one's own
+        part of what a checkpoint had."""
+        trainer, progress = self._trainer, self._trainer.progress
+        state = take_state(trainer) if group.rank == source else None
+        received = group.broadcast(state, source)
+        if group.rank != source:
+            put_state(trainer, received)
+            if (
+                rounds > self._rounds
+            ):  # it heard the last round to the end, and so what was said here
+                progress.heard()
+        exchange.rounds = self._rounds = rounds
+        trainer.regrouped()
+        progress.share_window(group.world)
+        stored = group.broadcast(self._stored, source)
+        self._stored = {}
+        for optimizer in trainer.optimizers().values():
+            optimizer.recount()
+        if group.rank != source:
+            seed = np.random.SeedSequence([self._config.run.seed, group.epoch, group.rank])
+            torch.manual_seed(int(seed.generate_state(1)[0]))
+        if f"{group.world - 1}/random" in stored and f"{group.world}/random" not in stored:
+            own = {
+                k.partition("/")[2]: v for k, v in stored.items() if k.startswith(f"{group.rank}/")
+            }
+            torch.set_rng_state(torch.from_numpy(own.pop("random")))
+            exchange.load_state(own)
+
+    def _local_store(self, named: Message) -> Store:
+        path = self._ctx.runtime_dir / f"{MEETING}{named['epoch']}"
+        return dist.FileStore(str(path), len(named["members"]))  # type: ignore[attr-defined]

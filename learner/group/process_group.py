@@ -1,0 +1,221 @@
+"""A group of learners: its process groups for one epoch, from meeting to parting.
+
+The members of an epoch are named by the supervisor (or fixed, over several machines). They meet in
+a store, check that they were made alike, and connect. Whatever fails from then on is a
+`GroupLostError`: a group is never mended, the next epoch makes a new one, which takes some
+hundredths of a second. A member that leaves closes its connections at once, so that nobody waits
+for who waits for the dead.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from safetensors.numpy import load, save
+from torch import Tensor
+from torch.distributed.distributed_c10d import _set_pg_timeout
+
+from penstock import __version__
+from penstock.configs.errors import UserError
+from penstock.configs.reduce import ReduceConfig
+from penstock.configs.schema import Config
+from penstock.learner.codecs.collective import Collective
+from penstock.learner.sync.gradient_sync import GroupLostError
+
+if TYPE_CHECKING:
+    from torch._C._distributed_c10d import Store
+
+Arrays = dict[str, np.ndarray[Any, Any]]
+LOOK_S = 0.005
+SHOWN = 200  # characters of another's option
+CONNECT_S = 5.0  # for members that were there a moment ago
+INTERFACE_VARIABLES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
+OWN = ("device", "nice", "threads", "env_threads")  # options in which learners may differ
+
+
+class Guarded(Collective):
+    """A collective whose failures are what they mean: the group is lost."""
+
+    def all_reduce(self, tensor: Tensor) -> None:
+        with lost("all-reduce"):
+            super().all_reduce(tensor)
+
+    def all_reduce_max(self, tensor: Tensor) -> None:
+        with lost("all-reduce"):
+            super().all_reduce_max(tensor)
+
+    def all_to_all(self, out: Tensor, given: Tensor) -> None:
+        with lost("all-to-all"):
+            super().all_to_all(out, given)
+
+    def all_gather(self, out: Tensor, given: Tensor) -> None:
+        with lost("all-gather"):
+            super().all_gather(out, given)
+
+
+@contextmanager
+def lost(what: str, *also: type[Exception]) -> Iterator[None]:
+    """Turn what torch raises where a member is gone or late into a `GroupLostError`; ``also`` what
+    it raises where the store holds something else than a member wrote.
+
+    Not "from" that: its traceback would hold the process group, and so the connections, open.
+    """
+    text = ""
+    raised: tuple[type[Exception], ...] = (RuntimeError, *also)
+    try:
+        yield
+    except raised as error:
+        text = str(error).strip() or type(error).__name__
+    if text:
+        raise GroupLostError(f"{what} failed: {text.splitlines()[0]}")
+
+
+class Group:
+    """Members of one epoch, connected. ``members`` are learners' ranks, ``rank`` the place of this
+    one among them; ``control`` is for small values on the CPU, ``gradients`` for the device's."""
+
+    def __init__(
+        self,
+        store: Store,
+        epoch: int,
+        members: Sequence[int],
+        me: int,
+        device: torch.device,
+        cfg: ReduceConfig,
+    ) -> None:
+        """Connect with the others, all of whom are there (`meet`)."""
+        self.epoch = epoch
+        self.members = tuple(members)
+        self.rank = self.members.index(me)
+        self.world = len(self.members)
+        timeout = timedelta(seconds=cfg.timeout_s)
+        soon = timedelta(seconds=min(cfg.timeout_s, CONNECT_S))
+        with lost("connecting", ValueError, MemoryError):
+            dist.init_process_group(
+                "gloo",
+                store=dist.PrefixStore(f"epoch-{epoch}", store),  # type: ignore[attr-defined]
+                rank=self.rank,
+                world_size=self.world,
+                timeout=soon,
+            )
+            backend = "nccl" if device.type == "cuda" else "gloo"
+            gradients = dist.new_group(timeout=soon, backend=backend)
+        for group in (dist.group.WORLD, gradients):
+            _set_pg_timeout(timeout, group)
+        assert dist.group.WORLD is not None
+        assert isinstance(gradients, dist.ProcessGroup)
+        self.control = Guarded(dist.group.WORLD)
+        self.gradients = Guarded(gradients)
+
+    def close(self) -> None:
+        """Leave at once: the others notice, since connections close with their last owner."""
+        del self.control.group, self.gradients.group
+        dist.destroy_process_group()
+
+    def broadcast(self, arrays: Arrays | None, source: int) -> Arrays:
+        """What the member at place ``source`` has, for everybody."""
+        data = np.frombuffer(save(arrays or {}), np.uint8).copy()
+        size = torch.tensor([len(data)])
+        with lost("broadcast"):
+            dist.broadcast(size, source)
+            if self.rank != source:
+                data = np.empty(int(size), np.uint8)
+            dist.broadcast(torch.from_numpy(data), source)
+        received: Arrays = load(data.tobytes())
+        return received
+
+    def collect(self, arrays: Arrays) -> list[Arrays]:
+        """What every member has, in their order."""
+        return [self.broadcast(arrays if i == self.rank else None, i) for i in range(self.world)]
+
+    def gather(self, values: Sequence[int]) -> list[list[int]]:
+        """Some whole numbers of every member."""
+        own = torch.tensor(values)
+        out = torch.empty(self.world, len(own), dtype=torch.int64)
+        self.control.all_gather(out, own)
+        gathered: list[list[int]] = out.tolist()
+        return gathered
+
+
+def meet(
+    store: Store,
+    members: Sequence[int],
+    me: int,
+    hello: dict[str, Any],
+    timeout_s: float,
+    waiting: Callable[[], bool],
+) -> None:
+    """Return when all members are there and were made like this one.
+
+    ``hello`` says how, by name; a difference is a UserError, as is another learner of the same
+    rank. ``waiting`` is called again and again and says whether to go on. Raises GroupLostError
+    when somebody does not come.
+    """
+    deadline_s = time.monotonic() + timeout_s
+    token = os.urandom(8).hex()
+    with lost("the meeting"):
+        store.set(f"hello-{me}", json.dumps(hello))
+        store.set(f"token-{me}", token)
+        absent = [member for member in members if member != me]
+        while absent:
+            for member in [m for m in absent if store.check([f"hello-{m}"])]:
+                _compare(me, hello, member, _read(store.get(f"hello-{member}"), member))
+                absent.remove(member)
+            if store.get(f"token-{me}") != token.encode():
+                raise UserError(f"two learners say that they are rank {me}; give each one its own")
+            if absent:
+                if not waiting():
+                    raise GroupLostError("there is a newer group")
+                if time.monotonic() > deadline_s:
+                    who = ", ".join(map(str, absent))
+                    raise GroupLostError(f"rank {who} did not come within {timeout_s:g} s")
+                time.sleep(LOOK_S)
+
+
+def hello_of(config: Config) -> dict[str, Any]:
+    """What all learners must have in common: the version, and options by their dotted names."""
+    found: dict[str, Any] = {"the version of penstock": __version__}
+    for section in ("env", "algo", "model", "actors", "learner"):
+        for name, value in getattr(config, section).model_dump(mode="json").items():
+            if name not in OWN:
+                found[f"{section}.{name}"] = value
+    return found
+
+
+def _read(value: bytes, member: int) -> dict[str, Any]:
+    """What a member has said of itself. The store takes values from whoever connects."""
+    try:
+        found = json.loads(value)
+    except (ValueError, RecursionError):
+        found = None
+    if not isinstance(found, dict):
+        raise UserError(
+            f"what the store holds for rank {member} is not what a learner of Penstock writes; see "
+            "that no other program uses its port, and that its network is closed to others"
+        )
+    return found
+
+
+def _compare(me: int, mine: dict[str, Any], member: int, theirs: dict[str, Any]) -> None:
+    for name, value in mine.items():
+        if theirs.get(name) != value:
+            raise UserError(
+                f"learners disagree on {name}: it is {value} on rank {me} and "
+                f"{str(theirs.get(name))[:SHOWN]} on rank {member}; start all with the same config "
+                "and version"
+            )
+
+
+def use_interface(interface: str | None) -> None:
+    """Have gloo and NCCL use a network interface; must come before the first group."""
+    if interface is not None:
+        os.environ.update(dict.fromkeys(INTERFACE_VARIABLES, interface))

@@ -1,0 +1,1 @@
+"""Optimizers over one flat vector of parameters."""

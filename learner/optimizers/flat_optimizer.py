@@ -1,0 +1,130 @@
+"""One optimizer over one flat vector.
+
+All parameters of a network become views of one vector and their gradients views of another: one
+call updates everything, one norm clips everything, and slices of it are what learners reduce.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor, nn
+
+from penstock.configs.schema import LearnerConfig
+from penstock.learner.codecs.buckets import parts_of
+from penstock.learner.optimizers.rules import Adam, RmsProp, Rule, Sgd, Step
+from penstock.learner.optimizers.schedule import learning_rate
+
+CLIP_MARGIN = 1e-6  # as in torch's clip_grad_norm_
+
+
+class FlatOptimizer:
+    """Takes over ``named`` parameters (float32, one device): ``values``, ``grads`` hold them all.
+
+    The order is that of ``named``, each contiguous, and ``parts`` say where. Gradients add up in
+    ``grads`` until `zero_grad`. ``momentum`` (of sgd and lars) is 0 where the codec has its own,
+    and ``grad_clip`` None: what such a codec sends is a velocity.
+    """
+
+    def __init__(self, named: Iterable[tuple[str, nn.Parameter]], cfg: LearnerConfig) -> None:
+        self._cfg = cfg
+        listed = list(named)
+        self.parameters = [parameter for _, parameter in listed]
+        self.parts = parts_of(listed)
+        self.values = flatten(self.parameters)
+        self.grads = _make_gradients(self.values, self.parameters)
+        replaced = cfg.count > 1 and cfg.reduce.codec == "dgc"
+        self.momentum = 0.0 if replaced else cfg.momentum
+        self.grad_clip = None if replaced else cfg.grad_clip
+        self.lr_factor = 1.0
+        """What the learning rate is multiplied by, since rollbacks (`learner.nonfinite`)."""
+        self.updates = 0  # the same as _steps, but known without asking the device
+        self._steps = torch.zeros((), device=self.values.device)
+        self._rule = _make_rule(self, self._steps, cfg)
+
+    @property
+    def moments(self) -> dict[str, Tensor]:
+        """What the rule keeps for each parameter, by name: float32, laid out like ``values``."""
+        return self._rule.moments
+
+    def recount(self) -> None:
+        """Take the number of steps from the state, as whoever loads it does: a step that was not
+        taken, since its gradient was not finite, is none."""
+        self.updates = int(self._steps)
+
+    def zero_grad(self) -> None:
+        self.grads.zero_()
+
+    @torch.no_grad()
+    def step(self, count: float, env_steps: int) -> Tensor:
+        """Update ``values`` by the gradient ``grads / count`` and return that gradient's norm.
+
+        ``count`` turns a summed gradient into a mean one. The norm (float32 ``[]``, before
+        clipping) is not finite if any gradient is not, and then the step is skipped: ``values``,
+        moments and the number of steps stay as they are.
+        """
+        norm: Tensor = torch.linalg.vector_norm(self.grads) / count
+        is_bad = norm.isfinite().logical_not_().float()
+        scale = torch.full_like(norm, count)
+        if self.grad_clip is not None:
+            scale.mul_(((norm + CLIP_MARGIN) / self.grad_clip).clamp_(min=1.0))
+        self.updates += 1
+        lr = learning_rate(self._cfg, env_steps, self.updates) * self.lr_factor
+        self._rule(Step(lr, self.momentum, scale, is_bad))
+        return norm
+
+    def state_dict(self) -> dict[str, npt.NDArray[Any]]:
+        """Arrays by name; on a CPU they share the optimizer's memory."""
+        return {name: tensor.cpu().numpy() for name, tensor in self._state().items()}
+
+    def load_state_dict(self, state: Mapping[str, npt.NDArray[Any]]) -> None:
+        """Go on from a `state_dict` of the same kind of optimizer and the same parameters."""
+        tensors = self._state()
+        if state.keys() != tensors.keys():
+            raise ValueError(
+                f"state of {sorted(state)}, but {self._cfg.optimizer} needs {sorted(tensors)}"
+            )
+        for name, tensor in tensors.items():
+            if state[name].shape != tuple(tensor.shape):
+                raise ValueError(f"{name} of shape {state[name].shape}, not {tuple(tensor.shape)}")
+        for name, tensor in tensors.items():
+            tensor.copy_(torch.from_numpy(np.array(state[name])))
+        self.updates = int(self._steps)
+
+    def _state(self) -> dict[str, Tensor]:
+        return self._rule.moments | {"steps": self._steps}
+
+
+def _make_rule(flat: FlatOptimizer, steps: Tensor, cfg: LearnerConfig) -> Rule:
+    if cfg.optimizer in ("lars", "lamb"):
+        from penstock.learner.optimizers.layerwise import Layerwise
+
+        return Layerwise(flat.values, flat.grads, steps, cfg, flat.parameters)
+    kinds: dict[str, type[Adam | RmsProp | Sgd]] = {"adam": Adam, "rmsprop": RmsProp, "sgd": Sgd}
+    return kinds[cfg.optimizer](flat.values, flat.grads, steps, cfg)
+
+
+@torch.no_grad()
+def flatten(parameters: Iterable[nn.Parameter]) -> Tensor:
+    """Move parameters into one vector, of which each becomes a view."""
+    listed = list(parameters)
+    values = torch.cat([parameter.flatten() for parameter in listed])
+    for parameter, value in zip(listed, _parts(values, listed), strict=True):
+        parameter.data = value.view(parameter.shape)
+    return values
+
+
+def _make_gradients(values: Tensor, parameters: list[nn.Parameter]) -> Tensor:
+    """Give parameters gradients in one vector."""
+    grads = torch.zeros_like(values)
+    for parameter, grad in zip(parameters, _parts(grads, parameters), strict=True):
+        parameter.grad = grad.view(parameter.shape)
+    return grads
+
+
+def _parts(vector: Tensor, parameters: list[nn.Parameter]) -> tuple[Tensor, ...]:
+    return tuple(vector.split([parameter.numel() for parameter in parameters]))

@@ -1,0 +1,279 @@
+"""A learner's side of the parameter server.
+
+    client = ServerClient(address, rank, optimizer, config.learner)
+    while client.pull(0.2) is None: ...    # parameters of now; again before each batch
+    ... loss.backward() ...                # adds to optimizer.grads, summed over ``samples``
+    client.push(samples, growth)           # in place of optimizer.step
+
+Under asp a push takes the optimizer's step here and sends what it changed (`changes`); else the
+server takes it and the optimizer here only holds parameters and gradients. Nothing waits longer
+than it was told to: who must wait asks again, and beats meanwhile.
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import torch
+import zmq
+from torch import Tensor
+
+from penstock.configs.errors import UserError
+from penstock.configs.schema import LearnerConfig
+from penstock.learner.optimizers.flat_optimizer import FlatOptimizer
+from penstock.learner.parameter_server import protocol
+from penstock.learner.parameter_server.members import rules
+from penstock.learner.parameter_server.parameters import State, pack_state, template, unpack_state
+from penstock.learner.parameter_server.protocol import (
+    NOTHING,
+    Flag,
+    Head,
+    Kind,
+    Message,
+    Packed,
+    Tally,
+)
+from penstock.learner.parameter_server.server import STEPS
+from penstock.learner.parameter_server.significant_changes import LocalCopy
+from penstock.transport.wire import WireError
+from penstock.transport.zmq.keys import load_actor
+from penstock.transport.zmq.sockets import dealer
+
+JOIN_S = 0.1  # a server that has not started yet is asked so often
+REPEAT_S = 1.0  # and one that may have ended
+STATE_REPEAT_S = 30.0  # the same for the whole state, which may be gigabytes
+
+
+class Reply(NamedTuple):
+    """What comes with parameters."""
+
+    version: int
+    """Updates of the parameters, by all learners."""
+    samples: int
+    """Samples whose gradients made them."""
+    tally: Tally
+    """What all learners have counted, as `Progress.growth`."""
+    lag: int | None
+    """Staleness of the last push, in updates; None where it was discarded, lost, or not made."""
+    workers: int
+    """Learners that live."""
+    stop: bool
+    """Some learner is to stop, and so all are."""
+    nan: bool
+    """Some learner found a number that is not finite."""
+    checkpoint: bool
+    """Another learner asked all to save."""
+
+
+class ServerClient:
+    """One thread at a time."""
+
+    def __init__(
+        self,
+        address: str,
+        rank: int,
+        optimizer: FlatOptimizer,
+        cfg: LearnerConfig,
+        *,
+        version: int = 0,
+        samples: int = 0,
+        tally: Tally = NOTHING,
+        curve: Path | None = None,
+    ) -> None:
+        """``version``, ``samples``, ``tally``: what the parameters and state in ``optimizer`` have
+        seen. The server goes on with those of whoever has seen the most updates."""
+        self.said = "no parameter server has answered yet"
+        """What the server said last to a learner that waits for it."""
+        self._rank, self._optimizer, self._cfg = rank, optimizer, cfg
+        self._size = optimizer.values.numel()
+        self._copy = LocalCopy(optimizer, cfg.significance) if cfg.pace == "asp" else None
+        self.last = Reply(version, samples, tally, None, 1, False, False, False)
+        self._clock = version // cfg.count
+        self._have = -1  # the version of the session that is here
+        self._token = secrets.randbits(63) | 1
+        self._session = 0
+        self._number = 0
+        self._asked: Kind | None = None
+        self._again_s = 0.0
+        self._state: State | None = None
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self._socket = dealer(self._context, address, load_actor(curve) if curve else None)
+
+    def push(
+        self,
+        samples: int,
+        tally: Tally = NOTHING,
+        *,
+        stop: bool = False,
+        nan: bool = False,
+        checkpoint: bool = False,
+    ) -> Tensor | None:
+        """Give away the gradient in ``optimizer.grads``, summed over ``samples``; the norm of their
+        mean, float32 ``[]``, None for no samples.
+
+        0 samples, where there was no data in time: that is a turn, too, and holds nobody up; where
+        nothing was pulled since the push before, it only tells. ``tally`` is what was counted since
+        the push before; ``stop``, ``nan`` and ``checkpoint`` are told to all.
+        """
+        norm, packed = None, None
+        if samples and self._copy is not None:
+            norm = self._copy.step(samples, int(self.last.tally[STEPS] + tally[STEPS]))
+            self._clock += 1
+            indices, changes = self._copy.significant(self._clock)
+            packed = protocol.pack_sparse(
+                indices.cpu().numpy().astype(np.uint32), changes.cpu().numpy()
+            )
+        elif samples:
+            norm = torch.linalg.vector_norm(self._optimizer.grads) / samples
+            packed = protocol.pack_dense(self._optimizer.grads.cpu().numpy())
+        said = {Flag.STOP: stop, Flag.NAN: nan, Flag.CHECKPOINT: checkpoint}
+        flags = sum(flag for flag, is_said in said.items() if is_said)
+        self._send(Head(Kind.PUSH, flags, samples=samples, tally=tally), packed)
+        return norm
+
+    def pull(self, timeout_s: float) -> Reply | None:
+        """Bring ``optimizer.values`` up to now, as soon as the pace allows; None where it does not
+        within ``timeout_s``, and then call again. Raises UserError for what the user must mend."""
+        return self.last if self._ask(Kind.PULL, timeout_s) else None
+
+    def fetch(self, timeout_s: float) -> State | None:
+        """The state of the run as the server has it, for a checkpoint: also put into ``optimizer``,
+        whose moments stay its own under asp. None where no answer came."""
+        self._state = None
+        self._ask(Kind.ASK_STATE, timeout_s)
+        return self._state
+
+    def close(self) -> None:
+        self._send(Head(Kind.BYE))
+        self._socket.close(500)  # ms for what is on its way
+        self._context.term()
+
+    def _ask(self, kind: Kind, timeout_s: float) -> bool:
+        """Ask for something, unless that was asked already; whether the answer is there."""
+        if self._asked != kind:
+            self._asked, self._again_s = kind, 0.0
+            self._number += 1
+        ends_s = time.monotonic() + timeout_s
+        while self._asked is not None:
+            now_s = time.monotonic()
+            if now_s >= self._again_s:
+                self._say()
+            wait_s = max(0.0, min(ends_s, self._again_s) - now_s)
+            if self._socket.poll(round(1000 * wait_s)):
+                self._receive()
+            elif now_s >= ends_s:
+                return False
+        return True
+
+    def _say(self) -> None:
+        """Join, or ask."""
+        if self._session:
+            assert self._asked is not None
+            self._send(Head(self._asked, number=self._number, version=self._have))
+            asks_for_all = self._asked is Kind.ASK_STATE
+            self._again_s = time.monotonic() + (STATE_REPEAT_S if asks_for_all else REPEAT_S)
+            return
+        join = Head(
+            Kind.JOIN,
+            rank=self._rank,
+            session=self._token,
+            version=self.last.version,
+            entries=self._size,
+            rules=rules(self._cfg),
+        )
+        self._send(join)
+        self._again_s = time.monotonic() + JOIN_S
+
+    def _send(self, head: Head, packed: Packed | None = None) -> None:
+        """What cannot be sent now is lost, as it is with a connection that ends."""
+        if head.kind != Kind.JOIN:
+            if not self._session:
+                return
+            head = head._replace(session=self._session)
+        try:
+            frames = protocol.encode(head, packed)
+            self._socket.send_multipart(frames, zmq.NOBLOCK, copy=False)
+        except zmq.Again:
+            pass
+
+    def _receive(self) -> None:
+        frames = self._socket.recv_multipart(copy=False)
+        try:
+            self._take(protocol.decode([frame.buffer for frame in frames]))
+        except WireError as error:
+            self.said = f"the parameter server sent what cannot be used: {error}"
+
+    def _take(self, message: Message) -> None:
+        head = message.head
+        if head.kind == Kind.WELCOME:
+            self._welcome(head)
+        elif head.kind == Kind.WHO and head.session == self._session:
+            self._session, self._again_s = 0, 0.0
+        elif head.kind == Kind.BUSY:
+            self.said = protocol.text(message)
+        elif head.kind == Kind.REFUSE:
+            raise UserError(protocol.text(message))
+        elif head.kind == self._answer and head.number == self._number:
+            self._asked = None
+            if head.kind == Kind.VALUES:
+                self._pulled(message)
+            else:
+                self._fetched(message)
+
+    @property
+    def _answer(self) -> Kind | None:
+        """The kind of message that is waited for."""
+        if self._asked is None:
+            return None
+        return Kind.VALUES if self._asked == Kind.PULL else Kind.STATE
+
+    def _welcome(self, head: Head) -> None:
+        if head.session == self._session:
+            return
+        self.said = "the others are behind, or have not begun"
+        self._session, self._again_s, self._have = head.session, 0.0, -1
+        if head.flags & Flag.WANTED:
+            arrays = {} if self._copy else self._optimizer.state_dict()
+            offer = Head(
+                Kind.STATE,
+                version=self.last.version,
+                samples=self.last.samples,
+                tally=self.last.tally,
+            )
+            self._send(offer, pack_state(self._optimizer.values.cpu().numpy(), arrays))
+
+    def _pulled(self, message: Message) -> None:
+        head = message.head
+        indices = None
+        if head.flags & Flag.SPARSE:
+            raw, values = protocol.sparse(message, self._size)
+            indices = torch.from_numpy(raw.astype(np.int64))
+        else:
+            values = protocol.dense(message, self._size)
+        fresh = torch.from_numpy(np.array(values, np.float32))
+        if self._copy is not None:
+            self._copy.pulled(indices, fresh)
+        else:
+            self._optimizer.values.copy_(fresh)
+        self._have = head.version
+        self.last = Reply(
+            head.version,
+            head.samples,
+            head.tally,
+            head.lag if head.lag >= 0 else None,
+            head.workers,
+            bool(head.flags & Flag.STOP),
+            bool(head.flags & Flag.NAN),
+            bool(head.flags & Flag.CHECKPOINT),
+        )
+
+    def _fetched(self, message: Message) -> None:
+        state = unpack_state(message, self._size, template(self._size, self._cfg))
+        self._optimizer.values.copy_(torch.from_numpy(state.values))
+        if self._copy is None:
+            self._optimizer.load_state_dict(state.arrays)
+        self._state = state

@@ -1,0 +1,36 @@
+"""Who is there, as the parameter server knows them, and what they must have in common."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+
+from penstock.configs.schema import LearnerConfig
+from penstock.learner.parameter_server.protocol import NOTHING, Head, Tally
+from penstock.learner.progress import BOOKED
+from penstock.transport.checksum import crc32
+
+AGREED = {"pace", "count", "staleness", "significance", "spare", "optimizer", "momentum"}
+AGREED |= {"weight_decay", "lr", "lr_scaling", "lr_warmup_updates", "lr_end_fraction"}
+AGREED |= {"lr_decay_steps", "eps", "grad_clip"}
+
+
+def rules(cfg: LearnerConfig) -> int:
+    """Checksum of the settings on which all learners and their server must agree."""
+    text = json.dumps(cfg.model_dump(mode="json", include=AGREED), sort_keys=True)
+    return crc32(text.encode())
+
+
+@dataclass
+class Member:
+    """A living worker, as the wire knows it."""
+
+    number: int  # as the pace knows it
+    rank: int
+    token: int
+    size: int  # of its parameters
+    pull: Head | None = None
+    answered: int = 0
+    lag: int = -1
+    checkpoint: bool = False
+    recent: Tally = NOTHING[len(BOOKED) :]

@@ -1,0 +1,218 @@
+"""The vector that all workers train, and how what they push changes it.
+
+`Summed` (ssp, tap, backup) owns the run's only optimizer: gradients add up, and one step is taken
+by their mean. `Shared` (asp) owns none: workers step by themselves, and their changes are added.
+Neither knows of workers, clocks or messages.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import nn
+
+from penstock.configs.schema import LearnerConfig
+from penstock.learner.optimizers.flat_optimizer import FlatOptimizer
+from penstock.learner.parameter_server.protocol import (
+    MAX_TOTAL,
+    Floats,
+    Indices,
+    Message,
+    Packed,
+    Tally,
+    dense,
+    pack_dense,
+    pack_sparse,
+    sparse,
+)
+from penstock.transport.wire import WireError
+
+Change = tuple[Indices | None, Floats]  # all values, or those at some indices
+Arrays = dict[str, npt.NDArray[Any]]
+MAX_SIZE = 1 << 28  # parameters
+
+
+class State(NamedTuple):
+    """Everything of a run that its parameter server holds."""
+
+    version: int
+    """Updates of the parameters."""
+    samples: int
+    """Samples whose gradients were applied."""
+    tally: Tally
+    """What all workers together have counted, as `Progress.growth`."""
+    values: Floats
+    arrays: Arrays
+    """The optimizer's, as `FlatOptimizer.state_dict` gives them; none under asp."""
+
+
+class Parameters(ABC):
+    """Float32 ``values`` of ``size``."""
+
+    values: Floats
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self.samples = 0
+        self._packed: tuple[int, Packed] | None = None
+
+    @abstractmethod
+    def read(self, message: Message) -> Change:
+        """What a push holds; WireError for what cannot be used."""
+
+    @abstractmethod
+    def add(self, change: Change, samples: int, version: int) -> None:
+        """Take in what was read; its update is to be ``version``."""
+
+    @abstractmethod
+    def update(self, *, alone: bool, steps: int) -> bool:
+        """Apply what was added, after so many agent steps; False where that was nothing.
+
+        ``alone``: each push is an update of its own, and weighs by its share of samples.
+        """
+
+    @abstractmethod
+    def arrays(self) -> Arrays:
+        """Of the optimizer."""
+
+    @abstractmethod
+    def load(self, state: State) -> None:
+        """Go on from a state."""
+
+    def answer(self, have: int, version: int) -> Packed:
+        """What brings a worker that has version ``have`` up to ``version``, the one of now."""
+        if self._packed is None or self._packed[0] != version:
+            self._packed = version, pack_dense(self.values)
+        return self._packed[1]
+
+
+class Summed(Parameters):
+    """One optimizer for the gradients of all."""
+
+    def __init__(self, size: int, cfg: LearnerConfig) -> None:
+        super().__init__(size)
+        self._optimizer = _optimizer(size, cfg)
+        self.values = self._optimizer.values.numpy()
+        self._grads = self._optimizer.grads.numpy()
+        self._count = self._pushes = self._seen = 0
+
+    def read(self, message: Message) -> Change:
+        gradient = dense(message, self.size)
+        _require_finite(gradient)
+        return None, gradient
+
+    def add(self, change: Change, samples: int, version: int) -> None:
+        self._grads += change[1]
+        self._count += samples
+        self._seen += samples
+        self._pushes += 1
+
+    def update(self, *, alone: bool, steps: int) -> bool:
+        if not self._count:
+            return False
+        count = self._seen / self._pushes if alone else self._count
+        self._optimizer.step(count, steps)
+        self._optimizer.zero_grad()
+        self.samples = min(MAX_TOTAL, self.samples + self._count)
+        self._count = 0
+        return True
+
+    def arrays(self) -> Arrays:
+        return self._optimizer.state_dict()
+
+    def load(self, state: State) -> None:
+        self._optimizer.load_state_dict(state.arrays)
+        self._optimizer.zero_grad()
+        self._count = 0
+        self.values[:] = state.values
+        self.samples = state.samples
+
+
+class Shared(Parameters):
+    """The sum of everybody's changes; who asks gets what has changed since he asked before."""
+
+    def __init__(self, size: int) -> None:
+        super().__init__(size)
+        self.values = np.zeros(size, np.float32)
+        self._changed = np.zeros(size, np.int64)  # the version of each value's last change
+        self._count = 0
+
+    def read(self, message: Message) -> Change:
+        indices, changes = sparse(message, self.size)
+        _require_finite(changes)
+        return indices, changes
+
+    def add(self, change: Change, samples: int, version: int) -> None:
+        indices, changes = change
+        self.values[indices] += changes
+        self._changed[indices] = version
+        self._count += samples
+
+    def update(self, *, alone: bool, steps: int) -> bool:
+        count, self._count = self._count, 0
+        self.samples = min(MAX_TOTAL, self.samples + count)
+        return bool(count)
+
+    def arrays(self) -> Arrays:
+        return {}
+
+    def load(self, state: State) -> None:
+        self.values[:] = state.values
+        self._changed[:] = state.version
+        self._count = 0
+        self.samples = state.samples
+
+    def answer(self, have: int, version: int) -> Packed:
+        changed = np.flatnonzero(self._changed > have)
+        if have < 0 or 2 * changed.size > self.size:  # an entry costs an index beside its value
+            return super().answer(have, version)
+        return pack_sparse(changed.astype(np.uint32), self.values[changed])
+
+
+def make_parameters(size: int, cfg: LearnerConfig) -> Parameters:
+    return Shared(size) if cfg.pace == "asp" else Summed(size, cfg)
+
+
+def template(size: int, cfg: LearnerConfig) -> dict[str, tuple[int, ...]]:
+    """Names and shapes of the optimizer's arrays; allocates nothing of that size."""
+    if cfg.pace == "asp":
+        return {}
+    one = _optimizer(1, cfg).state_dict()
+    return {name: (size,) if array.ndim else () for name, array in one.items()}
+
+
+def pack_state(values: Floats, arrays: Mapping[str, npt.NDArray[Any]]) -> Packed:
+    """A state's payload: parameters, then the arrays by name."""
+    parts = [np.asarray(arrays[name], np.float32).ravel() for name in sorted(arrays)]
+    return pack_dense(np.concatenate([values, *parts]))
+
+
+def unpack_state(message: Message, size: int, shapes: Mapping[str, tuple[int, ...]]) -> State:
+    """The inverse, copied; WireError where the payload has another size."""
+    sizes = [int(np.prod(shapes[name])) for name in sorted(shapes)]
+    flat = dense(message, size + sum(sizes))
+    _require_finite(flat)
+    parts = np.split(np.array(flat, np.float32), np.cumsum([size, *sizes])[:-1])
+    arrays = {
+        name: part.reshape(shapes[name])
+        for name, part in zip(sorted(shapes), parts[1:], strict=True)
+    }
+    head = message.head
+    return State(head.version, head.samples, head.tally, parts[0], arrays)
+
+
+def _optimizer(size: int, cfg: LearnerConfig) -> FlatOptimizer:
+    if cfg.optimizer in ("lars", "lamb"):
+        raise ValueError(f"{cfg.optimizer} works by layers, which a parameter server does not know")
+    return FlatOptimizer([("all", nn.Parameter(torch.zeros(size)))], cfg)
+
+
+def _require_finite(values: Floats) -> None:
+    with np.errstate(all="ignore"):  # a dot product is one pass, without a mask of the whole size
+        if not np.isfinite(np.dot(values, values)):
+            raise WireError("not_finite")

@@ -1,0 +1,87 @@
+"""The server's socket: a ROUTER that notices at once which of its peers has died.
+
+When a connection ends, libzmq says so, though not whose it was. So everybody is then sent something
+small, a few times, as the socket learns of it a moment later: who cannot be reached is gone.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+
+import zmq
+
+from penstock.learner.parameter_server.protocol import Head, Kind, Payload, encode
+from penstock.transport.zmq.keys import answer_zap, load_learner
+from penstock.transport.zmq.sockets import router, zap
+
+PROBES, PROBE_S = 10, 0.05
+
+
+class Peers:
+    """Raises UserError where it cannot be opened. ``curve``: folder of keys."""
+
+    def __init__(self, bind: str, curve: Path | None, max_frame_nbytes: int) -> None:
+        keys = load_learner(curve) if curve else None
+        self._allowed = keys.allowed if keys else frozenset()
+        self._probes, self._probe_s = 0, 0.0
+        self._poller = zmq.Poller()
+        with ExitStack() as opening:
+            context = zmq.Context()
+            opening.callback(context.destroy, 0)  # sockets too
+            self._zap = zap(context) if keys else None
+            self._router = router(context, bind, keys, max_frame_nbytes)
+            self._router.setsockopt(zmq.ROUTER_MANDATORY, 1)
+            self._ended = self._router.get_monitor_socket(zmq.EVENT_DISCONNECTED)
+            opening.callback(self._router.disable_monitor)
+            self._stack = opening.pop_all()
+        for socket in (self._router, self._ended, self._zap):
+            if socket is not None:
+                self._poller.register(socket, zmq.POLLIN)
+
+    def wait(self, timeout_s: float) -> None:
+        """Return as soon as there is something to do, or after ``timeout_s``."""
+        timeout_s = min(timeout_s, PROBE_S) if self._probes else timeout_s
+        ready = dict(self._poller.poll(round(timeout_s * 1000)))
+        if self._zap is not None and self._zap in ready:
+            answer_zap(self._zap, self._allowed)
+        if self._ended in ready:
+            self._ended.recv_multipart()
+            self._probes, self._probe_s = PROBES, 0.0
+
+    def receive(self) -> tuple[bytes, list[Payload]] | None:
+        """Name of a peer and the frames of its message; None when there is none now."""
+        try:
+            name, *frames = self._router.recv_multipart(zmq.NOBLOCK, copy=False)
+        except zmq.Again:
+            return None
+        return name.bytes, [frame.buffer for frame in frames]
+
+    def send(self, name: bytes, frames: Sequence[Payload]) -> bool:
+        """False where the peer is gone, or takes nothing any more."""
+        try:
+            self._router.send_multipart([name, *frames], zmq.NOBLOCK, copy=False)
+        except zmq.Again:
+            return False
+        except zmq.ZMQError as error:
+            if error.errno != zmq.EHOSTUNREACH:
+                raise
+            return False
+        return True
+
+    def gone(self, names: Iterable[bytes]) -> list[bytes]:
+        """Those who cannot be reached, if a connection has ended lately; else none."""
+        if not self._probes or time.monotonic() < self._probe_s:
+            return []
+        self._probes -= 1
+        self._probe_s = time.monotonic() + PROBE_S
+        return [name for name in names if not self.is_there(name)]
+
+    def is_there(self, name: bytes) -> bool:
+        """Whether a peer's connection stands, as far as the socket knows."""
+        return self.send(name, encode(Head(Kind.PING)))
+
+    def close(self) -> None:
+        self._stack.close()

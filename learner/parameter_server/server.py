@@ -1,0 +1,348 @@
+"""The parameter server: a role that holds the parameters of several learners and their pace.
+
+    JOIN, STATE ── members, parameters ── WELCOME
+    PUSH        ── add to the parameters as the pace says
+    PULL        ── waits here until the pace lets its worker go ── VALUES
+
+`protocol` says what goes over the wire, `clock` who may go on, `parameters` what an update is. One
+thread does everything. Nothing that is received raises: what cannot be used is counted by reason
+and dropped.
+
+*The dead hold nobody up.* A worker whose connection ends leaves the pace at once (`peers`). A host
+that vanishes is noticed by ZeroMQ's heartbeats after ten seconds; a worker that hangs is its
+supervisor's to end.
+
+*Whose parameters.* The server begins with none and takes the first worker's, and later those of a
+worker that joins with more updates than its own have (a run resumed, or a server started anew);
+then a new session begins, and all others join again and take those.
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from penstock.configs.schema import LearnerConfig
+from penstock.core.role import RoleContext
+from penstock.learner.parameter_server import protocol
+from penstock.learner.parameter_server.members import Member, rules
+from penstock.learner.parameter_server.pace import Bounded, make_pace
+from penstock.learner.parameter_server.parameters import (
+    MAX_SIZE,
+    Parameters,
+    make_parameters,
+    pack_state,
+    template,
+    unpack_state,
+)
+from penstock.learner.parameter_server.peers import Peers
+from penstock.learner.parameter_server.protocol import (
+    Flag,
+    Head,
+    Kind,
+    Message,
+    Packed,
+    Payload,
+    Tally,
+)
+from penstock.learner.progress import BOOKED
+from penstock.models.torch_setup import set_up_torch
+from penstock.profiling.ledger import Part, TimeLedger
+from penstock.profiling.status import Phase
+from penstock.transport.wire import OTHER_VERSION, WireError
+from penstock.transport.zmq.sockets import check_bind
+
+TICK_S = 0.05
+STEPS = BOOKED.index("trained_steps")  # by which the learning rate falls
+BATCH = 64  # messages between two looks at everything else
+MAX_FRAME_NBYTES = 4 * 4 * MAX_SIZE  # parameters and an optimizer's arrays
+
+
+def run(ctx: RoleContext) -> None:
+    """Serve at ``ctx.address`` until told to stop: after the learners, which ask it for what they
+    save. Reports "server" with figures every `run.interval_s`."""
+    assert ctx.config is not None
+    assert ctx.address is not None
+    set_up_torch(1)
+    transport = ctx.config.transport
+    curve = ctx.curve or (Path(transport.curve) if transport.curve else None)
+    check_bind(ctx.address, keys=curve is not None, insecure=transport.insecure)
+    server = ParameterServer(ctx.config.learner, ctx.address, curve=curve, ledger=ctx.ledger)
+    try:
+        ctx.report("ready")
+        ctx.status.phase = Phase.RECEIVING
+        report_s = time.monotonic()
+        known: Counter[str] = Counter()
+        while not ctx.stopping():
+            ctx.status.beat()
+            ctx.messages()  # none is for this role; the end of the supervisor is noticed
+            server.turn(TICK_S)
+            if time.monotonic() >= report_s:
+                report_s = time.monotonic() + ctx.config.run.interval_s
+                ctx.report("server", **server.figures())
+                for reason, count in (server.rejected - known).items():
+                    text = f"the parameter server rejected messages ({reason})"
+                    ctx.event("rejected", text, reason=reason, count=count)
+                known = server.rejected.copy()
+    finally:
+        server.close()
+
+
+class ParameterServer:
+    """Call `turn` again and again."""
+
+    def __init__(
+        self,
+        cfg: LearnerConfig,
+        bind: str,
+        *,
+        curve: Path | None = None,
+        ledger: TimeLedger | None = None,
+    ) -> None:
+        """``curve``: folder of keys. Raises UserError for an address that is taken."""
+        self._cfg = cfg
+        self._ledger = ledger or TimeLedger()
+        self._rules = rules(cfg)
+        self._session = secrets.randbits(63) | 1
+        self._members: dict[bytes, Member] = {}
+        self._numbers = 0
+        self._counted = np.zeros(len(BOOKED))
+        self._told = Flag.NONE  # STOP and NAN, for everybody from now on
+        self._parameters: Parameters | None = None
+        self.pace = make_pace(cfg)
+        self.rejected: Counter[str] = Counter()
+        self._peers = Peers(bind, curve, MAX_FRAME_NBYTES)
+
+    def turn(self, timeout_s: float) -> int:
+        """Handle what has come, waiting up to ``timeout_s`` for something; how many messages."""
+        self._ledger.switch(Part.WAIT)
+        self._peers.wait(timeout_s)
+        self._ledger.switch(Part.PROCESS)
+        gone = self._peers.gone(self._members)
+        for name in gone:
+            self._forget(name)
+        if gone:
+            self._settle()
+        count = 0
+        while count < BATCH and (received := self._peers.receive()) is not None:
+            self.handle(*received)
+            count += 1
+        return count
+
+    def handle(self, name: bytes, frames: list[Payload]) -> None:
+        """Take in one message of a peer; whatever is wrong with it is counted."""
+        try:
+            self._dispatch(name, protocol.decode(frames))
+        except WireError as error:
+            self.rejected[error.reason] += 1
+            if error.reason == "version":
+                self._say(name, Kind.REFUSE, f"the parameter server {OTHER_VERSION}")
+
+    def figures(self) -> dict[str, Any]:
+        """Counters and the lag of all gradients so far, ready for JSON."""
+        pace = self.pace
+        clocks = {m.rank: pace.workers[m.number].clock for m in self._members.values()}
+        return {
+            "version": pace.version,
+            "samples": self._parameters.samples if self._parameters else 0,
+            "clocks": {str(rank): clocks[rank] for rank in sorted(clocks)},
+            "lag_histogram": {str(k): pace.lag[k] for k in sorted(pace.lag)},
+            "late_histogram": {str(k): pace.late[k] for k in sorted(pace.late)},
+            "widest": pace.widest,
+            "rejected": dict(self.rejected),
+        }
+
+    def close(self) -> None:
+        self._peers.close()
+
+    def _dispatch(self, name: bytes, message: Message) -> None:
+        head = message.head
+        protocol.check_counts(head)
+        if head.kind == Kind.JOIN:
+            self._join(name, head)
+            return
+        member = self._members.get(name)
+        if member is None or head.session != self._session:
+            self._send(name, Head(Kind.WHO, session=head.session))
+            raise WireError("unknown")
+        if head.kind == Kind.PUSH:
+            self._push(member, message)
+        elif head.kind == Kind.PULL:
+            if head.number != member.answered:  # else the answer is on its way
+                member.pull = head
+        elif head.kind == Kind.STATE:
+            self._take_state(name, member, message)
+        elif head.kind == Kind.ASK_STATE:
+            self._tell_state(name, head)
+        elif head.kind == Kind.BYE:
+            self._forget(name)
+        else:
+            raise WireError("kind")
+        self._settle()
+
+    def _join(self, name: bytes, head: Head) -> None:
+        why = self._misfit(head)
+        if why:
+            self._refuse(name, head.rank, why)
+            raise WireError("refused")
+        if name not in self._members:
+            self._make_room(name, head)
+            self._numbers += 1
+            self._members[name] = Member(self._numbers, head.rank, head.session, head.entries)
+            self.pace.join(self._numbers)
+        is_wanted = self._parameters is None or head.version > self.pace.version
+        flags = Flag.WANTED if is_wanted else Flag.NONE
+        self._send(name, Head(Kind.WELCOME, flags, session=self._session))
+        self._settle()
+
+    def _make_room(self, name: bytes, head: Head) -> None:
+        """Forget who had the rank of a worker that joins, unless that one is another and lives."""
+        for other, member in list(self._members.items()):
+            if member.rank != head.rank:
+                continue
+            if member.token != head.session and self._peers.is_there(other):
+                self._say(name, Kind.BUSY, f"another learner with rank {head.rank} is there")
+                raise WireError("taken")
+            self._forget(other)
+
+    def _misfit(self, head: Head) -> str:
+        """Why a worker can never join; "" if it can."""
+        if head.rules != self._rules:
+            return "has other settings of learner.* than the parameter server"
+        if not 0 < head.entries <= MAX_SIZE or head.rank >= self._cfg.count:
+            return (
+                f"of {head.entries} parameters does not belong to learner.count={self._cfg.count}"
+            )
+        return self._other_size(head.entries)
+
+    def _other_size(self, size: int) -> str:
+        if self._parameters is None or size == self._parameters.size:
+            return ""
+        return f"has {size} parameters, and the others have {self._parameters.size}"
+
+    def _push(self, member: Member, message: Message) -> None:
+        parameters, head = self._parameters, message.head
+        self._counted += head.tally[: len(BOOKED)]
+        np.minimum(self._counted, protocol.MAX_TOTAL, out=self._counted)
+        member.recent = head.tally[len(BOOKED) :]
+        self._told |= Flag(head.flags) & (Flag.STOP | Flag.NAN)
+        for other in self._members.values():
+            other.checkpoint |= bool(head.flags & Flag.CHECKPOINT) and other is not member
+        if parameters is None or not self.pace.workers[member.number].working:
+            if head.samples and not self._told & Flag.STOP:
+                raise WireError("not_pulled")
+            return  # it only said something
+        change, samples = None, head.samples
+        try:
+            change = parameters.read(message) if samples else None
+        except WireError as error:  # it still has taken its turn
+            self.rejected[error.reason] += 1
+            samples = 0
+        lag = self.pace.push(member.number, samples)
+        member.lag = -1 if lag is None or samples != head.samples else lag
+        if change is not None and lag is not None:
+            parameters.add(change, samples, self.pace.version + 1)
+
+    def _settle(self) -> None:
+        """Make the updates that are due and let everybody go who may."""
+        parameters = self._parameters
+        while parameters is not None:
+            while self.pace.due():
+                alone = isinstance(self.pace, Bounded)
+                steps = int(self._counted[STEPS])
+                self.pace.stepped(parameters.update(alone=alone, steps=steps))
+            ready = (name for name, member in self._members.items() if self._may_go(member))
+            name = next(ready, None)
+            if name is None:
+                return
+            self._answer(name, self._members[name], parameters)
+
+    def _may_go(self, member: Member) -> bool:
+        return member.pull is not None and (
+            bool(self._told & Flag.STOP) or self.pace.may_go(member.number)
+        )
+
+    def _answer(self, name: bytes, member: Member, parameters: Parameters) -> None:
+        assert member.pull is not None
+        have = min(member.pull.version, self.pace.version)
+        head = Head(
+            Kind.VALUES,
+            self._told | (Flag.CHECKPOINT if member.checkpoint else Flag.NONE),
+            number=member.pull.number,
+            version=self.pace.version,
+            samples=parameters.samples,
+            lag=member.lag,
+            workers=len(self._members),
+            tally=self._tally(),
+        )
+        member.answered, member.pull, member.checkpoint = head.number, None, False
+        if self.pace.may_go(member.number):  # else it only hears that all stop
+            self.pace.go(member.number)
+        self._send(name, head, parameters.answer(have, self.pace.version))
+
+    def _take_state(self, name: bytes, member: Member, message: Message) -> None:
+        """Begin, or begin anew, with a worker's parameters, if they are ahead."""
+        version, parameters = message.head.version, self._parameters
+        if parameters is not None and version <= self.pace.version:
+            return  # another was first
+        state = unpack_state(message, member.size, template(member.size, self._cfg))
+        if parameters is None:
+            parameters = self._parameters = make_parameters(member.size, self._cfg)
+        else:
+            self._begin_session(name)
+        parameters.load(state)
+        self._counted[:] = state.tally[: len(BOOKED)]
+        self.pace = make_pace(self._cfg, state.version)
+        for other, joined in list(self._members.items()):
+            self.pace.join(joined.number)
+            if why := self._other_size(joined.size):
+                self._refuse(other, joined.rank, why)
+
+    def _begin_session(self, name: bytes) -> None:
+        """What others have pulled is worth nothing now: all but ``name`` join again."""
+        for other in [n for n in self._members if n != name]:
+            self._send(other, Head(Kind.WHO, session=self._session))
+            self._forget(other)
+        self._session = secrets.randbits(63) | 1
+        self._send(name, Head(Kind.WELCOME, session=self._session))
+
+    def _tell_state(self, name: bytes, head: Head) -> None:
+        parameters = self._parameters
+        if parameters is None:
+            raise WireError("not_pulled")
+        answer = Head(
+            Kind.STATE,
+            number=head.number,
+            version=self.pace.version,
+            samples=parameters.samples,
+            tally=self._tally(),
+        )
+        self._send(name, answer, pack_state(parameters.values, parameters.arrays()))
+
+    def _tally(self) -> Tally:
+        recent = [
+            sum(sums) for sums in zip(*(m.recent for m in self._members.values()), strict=True)
+        ]
+        return (*self._counted.tolist(), *recent)
+
+    def _forget(self, name: bytes) -> None:
+        member = self._members.pop(name, None)
+        if member is not None:
+            self.pace.leave(member.number)
+
+    def _refuse(self, name: bytes, rank: int, why: str) -> None:
+        self._say(name, Kind.REFUSE, f"learner {rank} {why}; start all with the same configuration")
+        self._forget(name)
+
+    def _say(self, name: bytes, kind: Kind, text: str) -> None:
+        self._send(name, Head(kind), protocol.pack_text(text))
+
+    def _send(self, name: bytes, head: Head, packed: Packed | None = None) -> None:
+        """What cannot be sent is for nobody, or for one that does not read: it may join again."""
+        if not self._peers.send(name, protocol.encode(head, packed)):
+            self._forget(name)

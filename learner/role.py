@@ -1,0 +1,342 @@
+"""The learner's process: memory for the actors, batches for the trainer, weights for everybody.
+
+Batches come from a `Source`, which owns the store. The process opens its socket only when the first
+weights are on the board, so whoever gets in finds everything there.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from contextlib import suppress
+from typing import Any
+
+import numpy as np
+
+from penstock.configs.errors import UserError
+from penstock.configs.group import SERVED
+from penstock.configs.schema import Config
+from penstock.core.role import RoleContext, learner_socket
+from penstock.envs import probe
+from penstock.learner.checkpoints.checkpoint_manager import Checkpoints
+from penstock.learner.factory import AnyTrainer, make_trainer, network_of, on_own_gpu
+from penstock.learner.group.elastic_group import Team, begun
+from penstock.learner.nonfinite import DIVERGED, NonFiniteGuard
+from penstock.learner.publisher import Publisher
+from penstock.learner.sources.source import Source
+from penstock.learner.sources.transitions import Transitions
+from penstock.learner.sources.unrolls import Unrolls
+from penstock.learner.state import Arrays
+from penstock.learner.stream_tracker import Others
+from penstock.learner.sync.gradient_sync import Floats, GroupLostError, Word
+from penstock.learner.torch_trace import TorchTrace
+from penstock.learner.trainer import Trainer
+from penstock.profiling.device import DeviceClock
+from penstock.profiling.ledger import Part, TimeLedger
+from penstock.profiling.status import Phase, StatusPage
+from penstock.replay import Accounting
+from penstock.transport.link import Stamp, Welcome
+from penstock.transport.shm.host import ShmHost
+from penstock.transport.shm.weights_board import WeightsBoard
+
+WAIT_S = 0.2
+REMOTE_ACTORS = 16  # with memory from the start where actors join from elsewhere
+SPARE_LANES = 32  # for a connector, actors by hand, and those that replace dead ones
+
+
+def run(ctx: RoleContext) -> None:
+    """Train until told to stop; reports metrics, the reason to stop, and the final accounting."""
+    config = ctx.config
+    assert config is not None
+    info = probe(config.env, config.actors.env_threads)
+    ctx.report("note", text=info.how)
+    trainer = make_trainer(on_own_gpu(config, ctx), info, ctx.ledger)
+    ctx.report("note", text=network_of(config, info, trainer))
+    checkpoints = Checkpoints(ctx.run_dir, trainer, ctx.report, ctx.event)
+    served = config.learner.pace in SERVED  # by a server that takes whoever is first
+    if served or (ctx.learner == 0 and not begun(ctx.runtime_dir)):  # else others have its state
+        # Under a server one that starts again takes time and returns from the last checkpoint.
+        how = "auto" if served and ctx.incarnation and ctx.resume == "no" else ctx.resume
+        if not checkpoints.resume(how, repair=ctx.learner == 0) and how == "auto":
+            ctx.report("note", text=f"{ctx.run_dir} has no checkpoint: this run begins anew")
+    team = Team(ctx, config, trainer, checkpoints.stored)
+    if not team.join():
+        return
+    with LearnerProcess(ctx, config, trainer, checkpoints, team) as process:
+        ctx.report("ready")
+        process.work()
+        process.finish()
+
+
+def make_source(
+    config: Config,
+    trainer: AnyTrainer,
+    accounting: Accounting,
+    actors: int,
+    lanes: int,
+    ledger: TimeLedger,
+    status: StatusPage,
+) -> Source[Any]:
+    """Where ``trainer`` gets its batches from, with room for ``actors`` that play at once.
+    ``ledger`` is that of the calling thread; one more thread keeps its own in ``status``."""
+    if isinstance(trainer, Trainer):
+        gathering = status.ledger("feeder") if config.learner.prefetch else ledger
+        return Unrolls(config, trainer, accounting, actors, lanes, gathering)
+    return Transitions(config, trainer, accounting, actors, lanes, ledger)
+
+
+class LearnerProcess:
+    """Everything of one learner between "ready" and its end."""
+
+    def __init__(
+        self,
+        ctx: RoleContext,
+        config: Config,
+        trainer: AnyTrainer,
+        checkpoints: Checkpoints,
+        team: Team,
+    ) -> None:
+        self._ctx = ctx
+        self._team = team
+        self._ledger = ctx.ledger
+        self._config = config
+        self._trainer = trainer
+        self._progress = trainer.progress
+        self._checkpoints = checkpoints
+        self._accounting = Accounting(trainer.spec.unroll * trainer.spec.envs)
+        actors = max(config.actors.count, REMOTE_ACTORS if config.transport.bind else 0)
+        self._source = make_source(
+            config, trainer, self._accounting, actors, actors + SPARE_LANES, ctx.ledger, ctx.status
+        )
+        self._shard = checkpoints.shard(ctx.learner)
+        resumes = self._progress.generation and checkpoints.goes_on_in_its_game()
+        if resumes and (note := self._source.resume(self._shard)):
+            ctx.report("note", text=note)
+        self._board = WeightsBoard.create(trainer.layout.size)
+        self._publisher = Publisher(trainer.published(), self._board)
+        self._publish()
+        self._publisher.flush(wait=True)
+        welcome = Welcome(
+            ctx.run_id,
+            self._progress.generation,
+            trainer.spec,
+            trainer.layout,
+            config.model_dump(mode="json"),
+        )
+        socket = learner_socket(ctx.runtime_dir, ctx.learner)
+        self._host = ShmHost(socket, welcome, self._board, self._source.store)
+        self._nonfinite = NonFiniteGuard(trainer, ctx.event)
+        self._diverged = ""  # why the run ends
+        self._held: tuple[Any, Floats] | None = None  # a batch and its samples
+        self._kept: Arrays | None = {}  # what the team keeps, for the last checkpoint
+        self._next_report_s = 0.0
+        self._turned_away: Counter[str] = Counter()  # that were reported
+        self._others = Others(self._accounting)
+        self._torch_trace = TorchTrace()
+        self._seconds = ctx.ledger  # of the learner: on a GPU of its stream, else of this thread
+        self._clock: DeviceClock | None = None
+        if trainer.device.type == "cuda":
+            self._seconds = ctx.status.ledger("gpu", Part.WAIT)
+            self._clock = DeviceClock(ctx.ledger, self._seconds)
+            trainer.queue.meanwhile = self._meanwhile
+
+    def __enter__(self) -> LearnerProcess:
+        self._source.open(self._host)
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._source.close()
+        self._host.close()
+        self._source.store.close()
+        self._board.close()
+
+    def work(self) -> None:
+        """Train until a stop condition is met or the supervisor says so."""
+        self._next_report_s = time.monotonic() + self._config.run.interval_s
+        going = True
+        while going:
+            self._ctx.status.beat()
+            lost = None
+            try:
+                going = self._turn()
+            except GroupLostError as error:
+                lost = str(error)
+            if lost is not None:  # out here, where nothing of the lost group is held any more
+                going = self._regroup(lost)
+            self._torch_trace.turn()
+            if time.monotonic() >= self._next_report_s:
+                self._report()
+        self._report(last=True)
+
+    def finish(self) -> None:
+        """Wait for the end of those who produce, count what is left, save, report."""
+        self._ledger.switch(Part.OTHER)
+        self._source.stop()
+        while not self._ctx.stopping():
+            self._ctx.status.beat()
+            self._host.poll(WAIT_S)
+        in_flight = self._source.in_flight_steps()
+        self._hear()
+        self._others.close_streams(everything_arrived=True)
+        self._progress.arrived(self._accounting)
+        with suppress(GroupLostError):
+            last = Word(np.zeros(0), self._progress.growth())
+            self._progress.grow(last.growth, self._team.exchange.agree(last).growth)
+        others = self._others.drops() | self._others.received()
+        counts = self._progress.counts() | others | self._nonfinite.figures()
+        self._ctx.report("final", accounting=self._accounting.to_dict(in_flight), **counts)
+        self._ctx.status.phase = Phase.SAVING
+        self._ledger.switch(Part.SAVE)
+        if leads := self._team.leads:
+            self._save()
+        self._team.leave()
+        self._source.save(self._shard, self._ctx.status.beat)
+        if not leads and self._team.takes_over():
+            self._save()
+
+    def _turn(self) -> bool:
+        """Train on one batch together with the other learners; whether to go on."""
+        self._ledger.switch(Part.COUNT)
+        self._meanwhile()
+        self._ctx.status.produced_steps = self._accounting.produced
+        self._ctx.status.trained_steps = self._accounting.trained
+        self._ctx.status.phase = Phase.WAITING
+        reason = DIVERGED if self._diverged else self._progress.stop_reason()
+        stop = reason is not None or self._ctx.stopping()
+        if self._held is None:  # else the group was lost before it could be trained on
+            batch = None if stop else self._batch()
+            self._held = (batch, self._source.book(batch))
+        self._ctx.status.reduction += 1
+        self._ctx.status.phase = Phase.REDUCING
+        word = self._word(self._held[1], stop)
+        said = self._team.exchange.agree(word)
+        self._ledger.switch(Part.COUNT)
+        self._ctx.status.phase = Phase.TRAINING
+        self._progress.grow(word.growth, said.growth)
+        (batch, _), self._held = self._held, None
+        if said.nan and not self._diverged:
+            self._nonfinite.tell_skipped()
+            self._diverged = self._nonfinite.act(tell=self._team.leads)
+            self._publish()
+        if said.counts.any() and self._source.train(batch, said.counts):
+            self._ledger.switch(Part.PUBLISH)
+            self._publish()
+        self._ledger.switch(Part.OTHER)
+        if said.checkpoint or said.stop:
+            self._ledger.switch(Part.SAVE)
+            self._ctx.status.phase = Phase.SAVING
+            self._keep(save=not said.stop)
+            self._nonfinite.keep()
+            self._ledger.switch(Part.OTHER)
+        if said.regroup:
+            raise GroupLostError("its members have changed")
+        if said.stop and (reason is not None or self._ctx.store is not None):
+            # Over several machines each supervisor hears it from its own learner.
+            self._ctx.report("stop", reason=reason or "stopped", error=self._diverged)
+        elif said.stop and self._ctx.stopping():  # told by who knows nothing of the supervisor?
+            self._ctx.report("stop", reason="terminated")
+        return not said.stop
+
+    def _batch(self) -> Any:
+        """The next batch; None where there is none for so long that other learners go on."""
+        together = self._team.exchange.world > 1
+        deadline_s = time.monotonic() + self._config.learner.reduce.wait_s * together
+        self._ledger.switch(Part.WAIT)
+        while (batch := self._source.get(WAIT_S)) is None:
+            self._ctx.status.beat()
+            self._meanwhile()
+            if self._ctx.stopping() or time.monotonic() >= deadline_s:
+                break
+        self._ledger.switch(Part.COUNT)
+        return batch
+
+    def _word(self, counts: Floats, stop: bool) -> Word:
+        """What the other learners are to know in this turn."""
+        self._hear()
+        self._progress.arrived(self._accounting)
+        return Word(
+            counts,
+            self._progress.growth(),
+            stop=stop,
+            nan=self._nonfinite.due,
+            checkpoint=self._team.leads and self._checkpoints.due(),
+            regroup=self._team.changed,
+        )
+
+    def _keep(self, *, save: bool) -> None:
+        """Take in what each learner keeps for itself, and ``save`` the run."""
+        self._kept = self._team.state(last=not save)
+        if not save:
+            return
+        try:
+            if self._team.leads:
+                self._save()
+            self._source.save(self._shard)
+        except UserError as error:  # a disk that is full now need not be so for ever
+            self._checkpoints.put_off()
+            text = f"this checkpoint is missing, and the run goes on: {error}"
+            self._ctx.report("note", text=text)
+
+    def _save(self) -> None:
+        """Save the run, if all of it is here. Raises UserError where it cannot be written."""
+        if self._kept is not None:
+            self._checkpoints.save(self._kept)
+            return
+        self._checkpoints.put_off()
+        text = "the parameter server did not give its state: checkpoints/last stays as it was"
+        self._ctx.report("note", text=text)
+
+    def _regroup(self, why: str) -> bool:
+        """Find the other learners again; False where the run ends."""
+        self._ledger.switch(Part.REDUCE)
+        self._kept = {}  # was of other members
+        self._checkpoints.forget_best()
+        if not self._team.join(why):
+            return False
+        self._nonfinite.begin_anew()
+        self._publish()
+        return True
+
+    def _publish(self) -> None:
+        self._publisher.publish(Stamp(self._progress.generation, self._progress.version))
+
+    def _meanwhile(self) -> None:
+        """What is due also while this thread waits; no sign of life, since a GPU may hang."""
+        self._publisher.flush()
+        if self._clock is not None:
+            self._clock.settle()
+
+    def _report(self, *, last: bool = False) -> None:
+        self._ledger.switch(Part.COUNT)
+        self._meanwhile()
+        self._next_report_s = time.monotonic() + self._config.run.interval_s
+        self._hear()
+        self._others.close_streams()
+        self._progress.arrived(self._accounting)
+        statistics = self._trainer.statistics(wait=last)
+        self._nonfinite.tell_skipped()
+        self._report_turned_away()
+        self._ctx.report("metrics", **self._metrics(), **statistics)
+
+    def _report_turned_away(self) -> None:
+        """Report as events, by reason, the connections to the attach socket that got no answer."""
+        for reason, count in (self._host.turned_away - self._turned_away).items():
+            text = f"{self._ctx.name} turned away connections to its attach socket: {reason}"
+            if self._ctx.event("refused", text, reason=reason, count=count):
+                self._turned_away[reason] += count
+
+    def _metrics(self) -> dict[str, Any]:
+        actors = self._host.actors + self._others.actors
+        return (
+            self._progress.interval(self._seconds)
+            | self._others.drops()
+            | self._others.received()
+            | {"actors_alive": actors, "queue_fill": self._source.fill_fraction()}
+            | self._source.figures()
+            | self._nonfinite.figures()
+        )
+
+    def _hear(self) -> None:
+        messages = self._team.messages()
+        self._others.hear(messages)
+        self._torch_trace.hear(messages)

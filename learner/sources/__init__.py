@@ -1,0 +1,1 @@
+"""Where batches come from: queues of fresh unrolls, replay, prefetching, staging."""

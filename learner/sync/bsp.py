@@ -1,0 +1,159 @@
+"""Bulk-synchronous pace: in every step the gradients of all learners become one, the same on each.
+
+Each turn begins with one small sum of everybody's words, so that all know how many samples there
+are and whether to stop, save or part. A learner that had no samples brings zeros, and whatever
+earlier steps left in its codec's residual.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from zlib import crc32
+
+import torch
+from torch import Tensor
+
+from penstock.configs.schema import LearnerConfig
+from penstock.learner.codecs.dgc import Dgc
+from penstock.learner.codecs.reducer import Reducer
+from penstock.learner.codecs.registry import make_codec
+from penstock.learner.group.process_group import Arrays, Group
+from penstock.learner.optimizers.flat_optimizer import FlatOptimizer
+from penstock.learner.sync.gradient_sync import Word
+from penstock.profiling.ledger import Part, TimeLedger
+
+
+class Bsp:
+    """Learners that step together. ``optimizers`` by name, the same on every rank."""
+
+    def __init__(
+        self,
+        group: Group,
+        optimizers: Mapping[str, FlatOptimizer],
+        cfg: LearnerConfig,
+        ledger: TimeLedger,
+        reducing: TimeLedger | None = None,
+        shared: Mapping[str, Tensor] | None = None,
+    ) -> None:
+        """``ledger`` is that of the thread that trains, ``reducing`` of the one that reduces.
+        ``shared``, by name: what else is the same on every rank, if all goes well."""
+        self.world = group.world
+        self._group = group
+        self._optimizers = optimizers
+        self._shared = shared or {}
+        self._cfg = cfg
+        self._ledger = ledger
+        self._reducing = reducing or TimeLedger()
+        self._thread = ThreadPoolExecutor(1, "reduce")
+        self._reducers = {
+            id(optimizer): self._reducer(optimizer) for optimizer in optimizers.values()
+        }
+        self.rounds = 0  # words of all that were heard
+
+    def agree(self, mine: Word) -> Word:
+        self._ledger.switch(Part.REDUCE)
+        vector = torch.from_numpy(mine.pack())
+        self._group.control.all_reduce(vector)
+        self.rounds += 1
+        return Word.unpack(vector.numpy())
+
+    def arm(self, optimizer: FlatOptimizer, total: float) -> None:
+        self._reducers[id(optimizer)].arm(optimizer.updates, total)
+
+    def step(self, optimizer: FlatOptimizer, total: float, env_steps: int) -> Tensor:
+        self._ledger.switch(Part.REDUCE)
+        self._reducers[id(optimizer)].finish(optimizer.updates, total)
+        self._ledger.switch(Part.OPTIMIZE)
+        norm = optimizer.step(1.0, env_steps)
+        if optimizer.updates % self._cfg.reduce.check_every == 0:
+            self._ledger.switch(Part.REDUCE)
+            self.check_equal()
+        return norm
+
+    def sum(self, values: Tensor) -> None:
+        before = self._ledger.part
+        self._ledger.switch(Part.REDUCE)
+        self._group.gradients.all_reduce(values)
+        self._ledger.switch(before)
+
+    def least(self, value: float) -> float:
+        negative = torch.tensor([-value], dtype=torch.float64)
+        self._group.control.all_reduce_max(negative)
+        return -float(negative)
+
+    def check_equal(self) -> None:
+        """Raise RuntimeError, naming the first parameter or statistic that differs, where learners
+        have come apart."""
+        for name, optimizer in self._optimizers.items():
+            values = optimizer.values.cpu().numpy().data
+            sums = [crc32(values)] + [crc32(values[s.start : s.stop]) for s in optimizer.parts]
+            first, *others = self._group.gather(sums)
+            for place, other in enumerate(others, start=1):
+                if other != first:
+                    i = next(i for i in range(1, len(first)) if other[i] != first[i]) - 1
+                    ranks = self._group.members
+                    raise RuntimeError(
+                        f"parameters of rank {ranks[place]} differ from those of rank {ranks[0]} "
+                        f"after {optimizer.updates} updates, first in {name}."
+                        f"{optimizer.parts[i].name}; the learners were not made alike, or memory "
+                        "is faulty: resume from the last checkpoint"
+                    )
+
+        if self._shared:
+            self._check_shared()
+
+    def state(self) -> Arrays:
+        """What this learner's codecs keep for the next steps, by name."""
+        return {
+            f"{name}/{kind}": values.cpu().numpy()
+            for name, optimizer in self._optimizers.items()
+            for kind, values in self._reducers[id(optimizer)].codec.residuals().items()
+        }
+
+    def load_state(self, state: Arrays) -> None:
+        """Go on from a `state` of the same codec; anything else is left alone."""
+        for name, optimizer in self._optimizers.items():
+            for kind, values in self._reducers[id(optimizer)].codec.residuals().items():
+                if f"{name}/{kind}" in state:
+                    values.copy_(torch.from_numpy(state[f"{name}/{kind}"]))
+
+    def close(self) -> None:
+        """Leave the group; what was being reduced is lost."""
+        for reducer in self._reducers.values():
+            reducer.close()
+        self._reducers.clear()
+        self._thread.shutdown(cancel_futures=True)
+        self._group.close()
+
+    def _check_shared(self) -> None:
+        sums = [crc32(values.cpu().numpy().data) for values in self._shared.values()]
+        first, *others = self._group.gather(sums)
+        for place, other in enumerate(others, start=1):
+            for name, mine, its in zip(self._shared, first, other, strict=True):
+                if mine != its:
+                    ranks = self._group.members
+                    raise RuntimeError(
+                        f"{name} of rank {ranks[place]} differs from that of rank {ranks[0]}; the "
+                        "learners were not made alike, or memory is faulty: resume from the last "
+                        "checkpoint"
+                    )
+
+    def _reducer(self, optimizer: FlatOptimizer) -> Reducer:
+        cfg, group = self._cfg.reduce, self._group
+        if cfg.codec == Dgc.name:  # it has both in the optimizer's place, before values are chosen
+            optimizer.momentum, optimizer.grad_clip = 0.0, None
+            if cfg.dgc_clip is None:
+                cfg = cfg.model_copy(update={"dgc_clip": self._cfg.grad_clip})
+        size, device = len(optimizer.grads), optimizer.grads.device
+        places = (group.world, group.rank)
+        codec = make_codec(cfg, optimizer.parts, size, device, *places, self._cfg.momentum)
+        return Reducer(
+            optimizer.grads,
+            optimizer.parameters,
+            codec,
+            group.gradients,
+            self._thread,
+            self._reducing,
+            overlap=cfg.overlap,
+        )

@@ -1,0 +1,115 @@
+"""Local SGD: learners step alone and average parameters every ``learner.local_steps`` updates.
+
+After McMahan et al. 2017 (arXiv 1602.05629, algorithm 1), with an optimizer that has state: its
+moments are averaged with the parameters, both weighted by the samples trained on since the last
+round, so that all learners are equal after it. The number of steps that Adam corrects its bias by
+stays each learner's own. Between rounds learners differ, and each publishes its own weights to its
+own actors, so that samples always meet the policy that made them.
+
+A learner begins a round when it has made its updates, when it has no samples, or when it has
+something to say that concerns all; then it waits for the others to do so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from penstock.configs.schema import LearnerConfig
+from penstock.learner.group.process_group import Arrays, Group
+from penstock.learner.optimizers.flat_optimizer import FlatOptimizer
+from penstock.learner.progress import BOOKED
+from penstock.learner.sync.gradient_sync import Word
+from penstock.profiling.ledger import Part, TimeLedger
+
+
+class LocalSgd:
+    """Learners that meet now and then. ``optimizers`` by name, the same on every rank."""
+
+    def __init__(
+        self,
+        group: Group,
+        optimizers: Mapping[str, FlatOptimizer],
+        cfg: LearnerConfig,
+        ledger: TimeLedger,
+    ) -> None:
+        self.world = group.world
+        self.rounds = 0
+        self._group = group
+        self._optimizers = optimizers
+        self._every = cfg.local_steps
+        self._ledger = ledger
+        self._updates = 0  # since the last round
+        self._samples = 0.0
+        self.owed = np.zeros(len(BOOKED))  # growth that the others have not heard of
+        self._recent = np.zeros(3)
+
+    def agree(self, mine: Word) -> Word:
+        """In a round what all say, else one's own; ``counts`` are always one's own."""
+        owed = self.owed + mine.growth[: len(BOOKED)]
+        urgent = mine.stop or mine.nan or mine.checkpoint or mine.regroup
+        if self._updates < self._every and mine.counts.any() and not urgent:
+            self.owed = owed
+            return Word(mine.counts, np.concatenate((np.zeros(len(BOOKED)), self._recent)))
+        self._ledger.switch(Part.REDUCE)
+        growth = np.concatenate((owed, mine.growth[len(BOOKED) :]))
+        flags = (mine.stop, mine.nan, mine.checkpoint, mine.regroup)
+        said = self._sum(Word(np.array([self._samples]), growth, *flags))
+        if said.counts[0]:
+            self._average(self._samples / float(said.counts[0]))
+        self._updates, self._samples = 0, 0.0
+        self.owed = np.zeros(len(BOOKED))
+        self._recent = said.growth[len(BOOKED) :]
+        self.rounds += 1
+        said.counts = mine.counts
+        return said
+
+    def arm(self, optimizer: FlatOptimizer, total: float) -> None:
+        pass
+
+    def step(self, optimizer: FlatOptimizer, total: float, env_steps: int) -> Tensor:
+        self._updates += 1
+        self._samples += total
+        return optimizer.step(total, env_steps)
+
+    def sum(self, values: Tensor) -> None:
+        """Every learner's update is its own."""
+
+    def least(self, value: float) -> float:
+        return value
+
+    def state(self) -> Arrays:
+        """Nothing lasts from one round to the next."""
+        return {}
+
+    def load_state(self, state: Arrays) -> None:
+        """There is none."""
+
+    def close(self) -> None:
+        """Leave the group."""
+        self._group.close()
+
+    def _sum(self, word: Word) -> Word:
+        vector = torch.from_numpy(word.pack())
+        self._group.control.all_reduce(vector)
+        return Word.unpack(vector.numpy())
+
+    @torch.no_grad()
+    def _average(self, share: float) -> None:
+        """Parameters and moments become their mean, this learner's with weight ``share``.
+
+        They stay as they are until all of it is there: a learner may die meanwhile.
+        """
+        kept = [
+            values
+            for optimizer in self._optimizers.values()
+            for values in (optimizer.values, *optimizer.moments.values())
+        ]
+        means = [values * share for values in kept]
+        for mean in means:
+            self._group.gradients.all_reduce(mean)
+        for values, mean in zip(kept, means, strict=True):
+            values.copy_(mean)

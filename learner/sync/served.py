@@ -1,0 +1,117 @@
+"""Learners with a parameter server: each gives it gradients and takes parameters, at a pace.
+
+What paces there are is `penstock.learner.parameter_server.pace`. The server counts the updates of
+all, and that is the version here. Gradients are nobody else's: advantages are normalised by each
+learner.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from penstock.learner.group.process_group import Arrays
+from penstock.learner.optimizers.flat_optimizer import FlatOptimizer
+from penstock.learner.parameter_server.client import Reply, ServerClient
+from penstock.learner.parameter_server.protocol import NOTHING, Tally
+from penstock.learner.progress import BOOKED, Progress
+from penstock.learner.sync.gradient_sync import Floats, Word
+from penstock.profiling.ledger import Part, TimeLedger
+
+PULL_S = 0.2
+FETCH_S = 1.0
+STOPPING_S = 30.0  # for the state of the last checkpoint; the server may be dead
+
+
+class Served:
+    """One of ``world`` learners; ``waiting`` is called while it waits: whether to go on."""
+
+    def __init__(
+        self,
+        client: ServerClient,
+        optimizer: FlatOptimizer,
+        progress: Progress,
+        world: int,
+        ledger: TimeLedger,
+        waiting: Callable[[], bool],
+    ) -> None:
+        self.world = world
+        self._client = client
+        self._optimizer = optimizer
+        self._progress = progress
+        self._ledger = ledger
+        self._waiting = waiting
+        self._tally: Tally = NOTHING  # for the next push
+        self._known: Floats = np.array(progress.totals())
+        self._left = 0  # updates of this batch
+
+    def agree(self, mine: Word) -> Word:
+        """Take the newest parameters, as soon as the pace allows; ``counts`` are one's own."""
+        self._ledger.switch(Part.REDUCE)
+        self._tally = tuple(mine.growth.tolist())
+        self._left = int(np.count_nonzero(mine.counts))
+        if mine.stop or mine.nan or mine.checkpoint or not self._left:
+            flags = {"stop": mine.stop, "nan": mine.nan, "checkpoint": mine.checkpoint}
+            self._client.push(0, self._tally, **flags)
+            self._told()
+        reply = self._pull()
+        if reply is None:  # told to end meanwhile
+            return Word(np.zeros_like(mine.counts), np.zeros_like(mine.growth), stop=True)
+        totals = np.array(reply.tally)
+        growth = totals.copy()
+        growth[: len(BOOKED)] -= self._known[: len(BOOKED)]
+        self._known = totals
+        self._progress.follow(reply.version)
+        return Word(
+            mine.counts,
+            growth,
+            stop=reply.stop,
+            nan=reply.nan,
+            checkpoint=mine.checkpoint,
+        )
+
+    def arm(self, optimizer: FlatOptimizer, total: float) -> None:
+        """Gradients leave when they are complete."""
+
+    def step(self, optimizer: FlatOptimizer, total: float, env_steps: int) -> Tensor:
+        norm = self._client.push(int(total), self._tally)
+        self._told()
+        self._left -= 1
+        if self._left:
+            self._ledger.switch(Part.REDUCE)
+            self._pull()
+        return torch.zeros(()) if norm is None else norm
+
+    def sum(self, values: Tensor) -> None:
+        """Every learner's update is its own."""
+
+    def least(self, value: float) -> float:
+        return value
+
+    def state(self) -> Arrays | None:
+        """The server's optimizer is brought here, and nothing else is kept; None where it did not
+        come before the run ended."""
+        ends_s = time.monotonic() + STOPPING_S
+        while self._client.fetch(FETCH_S) is None:
+            if self._waiting():
+                ends_s = time.monotonic() + STOPPING_S
+            elif time.monotonic() > ends_s:
+                return None
+        return {}
+
+    def close(self) -> None:
+        self._client.close()
+
+    def _told(self) -> None:
+        """What adds up is not said twice; the recent returns hold until there are others."""
+        self._tally = (*NOTHING[: len(BOOKED)], *self._tally[len(BOOKED) :])
+
+    def _pull(self) -> Reply | None:
+        """Asks once even where it is told to end: when all stop, nobody waits."""
+        while (reply := self._client.pull(PULL_S)) is None and self._waiting():
+            pass
+        return reply

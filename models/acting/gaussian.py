@@ -1,0 +1,103 @@
+"""Deciding actions that are numbers, in numpy, without allocating, as `acting.categorical` does."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from penstock.core.params import Float32
+from penstock.models.acting.categorical import Decider
+
+HALF_LOG_2PI = 0.5 * math.log(2 * math.pi)
+LOG_2 = math.log(2)
+
+
+class Gaussian(Decider):
+    """Draws normal numbers for actor-critics: actions float32 ``[envs, *shape]``.
+
+    Outputs are the means, then the logarithms of the standard deviations. ``squashed``: actions are
+    tanh of the numbers, and lie from -1 to 1; else the environment clips them. Records
+    ``behaviour_logp``, the log-densities of the actions, and ``action``, the numbers before either.
+    """
+
+    def __init__(
+        self, shape: tuple[int, ...], envs: int, squashed: bool, rng: np.random.Generator
+    ) -> None:
+        size = math.prod(shape)
+        super().__init__(2 * size, envs, rng)
+        self._mean, self._log_std = self.outputs[:size], self.outputs[size:]
+        self._noise, self._std = np.empty((2, size, envs), np.float32)
+        self._numbers = np.empty((envs, *shape), np.float32)
+        self._actions = np.empty_like(self._numbers) if squashed else self._numbers
+        self._flat = self._numbers.reshape(envs, size).T
+        self._logp = np.empty(envs, np.float32)
+        self._squashed = squashed
+        self.recorded = {"behaviour_logp": self._logp, "action": self._numbers}
+
+    def sample(self) -> Float32:
+        noise, std, flat = self._noise, self._std, self._flat
+        self._rng.standard_normal(out=noise, dtype=np.float32)
+        np.exp(self._log_std, out=std)
+        np.multiply(noise, std, out=flat)
+        np.add(self._mean, flat, out=flat)
+        # The number is rounded: the learner finds another noise in it than was drawn.
+        np.subtract(flat, self._mean, out=noise)
+        np.divide(noise, std, out=noise)
+        np.multiply(noise, noise, out=noise)
+        np.multiply(noise, -0.5, out=noise)
+        np.subtract(noise, self._log_std, out=noise)
+        np.subtract(noise, np.float32(HALF_LOG_2PI), out=noise)
+        if self._squashed:
+            np.tanh(self._numbers, out=self._actions)
+            np.subtract(noise, _log_slope(flat), out=noise)
+        np.add.reduce(noise, axis=0, out=self._logp)
+        return self._actions
+
+    def greedy(self) -> Float32:
+        np.copyto(self._flat, self._mean)
+        if self._squashed:
+            np.tanh(self._numbers, out=self._actions)
+        return self._actions
+
+
+class SquashedGaussian(Decider):
+    """Draws ``tanh`` of normal numbers: actions float32 ``[envs, *shape]``, from -1 to 1.
+
+    Outputs are the means, then the logarithms of the standard deviations, which are kept within
+    ``log_std``. Records nothing.
+    """
+
+    def __init__(
+        self,
+        shape: tuple[int, ...],
+        envs: int,
+        log_std: tuple[float, float],
+        rng: np.random.Generator,
+    ) -> None:
+        self._actions = np.empty((envs, *shape), np.float32)
+        self._flat = self._actions.reshape(envs, -1).T
+        super().__init__(2 * len(self._flat), envs, rng)
+        self._mean, self._log_std = self.outputs[: len(self._flat)], self.outputs[len(self._flat) :]
+        self._bounds = log_std
+        self._noise = np.empty(self._flat.shape, np.float32)
+        self.recorded = {}
+
+    def sample(self) -> Float32:
+        noise, std = self._noise, self._log_std
+        np.clip(std, *self._bounds, out=std)
+        np.exp(std, out=std)
+        self._rng.standard_normal(out=noise, dtype=np.float32)
+        np.multiply(noise, std, out=noise)
+        np.add(noise, self._mean, out=noise)
+        np.tanh(noise, out=self._flat)
+        return self._actions
+
+    def greedy(self) -> Float32:
+        np.tanh(self._mean, out=self._flat)
+        return self._actions
+
+
+def _log_slope(before: Float32) -> Float32:
+    """``log(1 - tanh(x)^2)``, never the log of 0."""
+    return np.float32(2 * LOG_2) - 2 * (before + np.logaddexp(np.float32(0), -2 * before))

@@ -1,0 +1,190 @@
+"""An actor's policy: a network that computes outputs, and a decider that makes actions of them.
+
+The network is computed in numpy for an MLP, in torch for the rest. How it is decided is the
+algorithm's: drawn from logits, epsilon-greedy by Q-values, a squashed Gaussian.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from penstock.configs.algorithms import DqnConfig, SacConfig
+from penstock.configs.errors import UserError
+from penstock.configs.schema import ActorsConfig, Config
+from penstock.core.observations import Part, views
+from penstock.core.params import Float32
+from penstock.models.acting.categorical import (
+    Categorical,
+    Categoricals,
+    Decider,
+    EpsilonGreedy,
+    ladder,
+)
+from penstock.models.acting.gaussian import Gaussian, SquashedGaussian
+from penstock.models.actions import Choices, Numbers, Spaces, action_spec
+from penstock.models.fitting import AnyShape, mask_of, net_shape
+from penstock.models.general import GeneralShape
+from penstock.models.layout import DenseShape, MlpShape
+from penstock.models.precision import cpu_gains_by_bf16
+
+
+class Network(Protocol):
+    """Fills the outputs of a decider."""
+
+    def load(self, flat: Float32) -> None:
+        """Copy parameters from the flat vector, float32 ``[size]``."""
+
+    def forward(self, obs: npt.NDArray[Any]) -> None:
+        """Compute the outputs of observations ``[envs, *shape]``."""
+
+
+class Policy:
+    """Decides for ``envs`` environments at once; what it returns is reused by the next call.
+
+    What is recorded belongs to the weights and the precision that chose the action. One with memory
+    goes through an environment's observations in their order, each once.
+    """
+
+    state: Float32
+    """What it remembers of each environment, float32 ``[envs, size]``; size 0 without memory. May
+    be written to."""
+
+    def __init__(
+        self,
+        network: Network,
+        decider: Decider,
+        state: Float32 | None = None,
+        mask: Part | None = None,
+    ) -> None:
+        """``mask`` is the action mask among the parts of an observation."""
+        self.network = network
+        self.decider = decider
+        envs = decider.outputs.shape[1]
+        self.state = np.zeros((envs, 0), np.float32) if state is None else state
+        self._mask = mask
+
+    def begin(self, first: npt.NDArray[np.bool_]) -> None:
+        """Forget what was before in the environments, bool ``[envs]``, where an episode begins."""
+        self.state[first] = 0
+
+    @property
+    def recorded(self) -> Mapping[str, npt.NDArray[Any]]:
+        """What the last `act` knows beside its actions, by the column that it belongs to, each
+        ``[envs]``. The same arrays every time."""
+        return self.decider.recorded
+
+    def load(self, flat: Float32) -> None:
+        """Copy parameters from the flat vector, float32 ``[size]``; needed before all else."""
+        self.network.load(flat)
+
+    def act(self, obs: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        """Actions as in training: int32 ``[envs]``, or float32 ``[envs, *shape]`` for a Box."""
+        self._forward(obs)
+        return self.decider.sample()
+
+    def greedy(self, obs: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        """The best actions that it knows, as those of `act`."""
+        self._forward(obs)
+        return self.decider.greedy()
+
+    def outputs(self, obs: npt.NDArray[Any]) -> Float32:
+        """What is decided by, float32 ``[envs, outputs]``; remembered like an `act`."""
+        self._forward(obs)
+        return self.decider.outputs.T
+
+    def _forward(self, obs: npt.NDArray[Any]) -> None:
+        self.network.forward(obs)
+        if self._mask is not None:
+            (mask,) = views((self._mask,), obs).values()
+            self.decider.forbid(mask.T == 0)
+
+    def state_dict(self) -> dict[str, Any]:
+        """State of the random generator, JSON-ready."""
+        return self.decider.state_dict()
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.decider.load_state_dict(state)
+
+
+def make_policy(config: Config, game: Spaces, seed: int, actor: int = 0) -> Policy:
+    """The policy of actor number ``actor`` over ``actors.envs`` environments.
+
+    Imports torch only if needed.
+    """
+    shape = net_shape(config, game)
+    decider = make_decider(config, game, seed, actor)
+    size = shape.state_size if isinstance(shape, GeneralShape) else 0
+    state = np.zeros((config.actors.envs, size), np.float32)
+    network = _make_network(config.actors, shape, decider.outputs, state)
+    return Policy(network, decider, state, mask_of(game))
+
+
+def make_decider(config: Config, game: Spaces, seed: int, actor: int) -> Decider:
+    """How the algorithm makes actions of a network's outputs."""
+    envs, rng = config.actors.envs, np.random.default_rng(seed)
+    match config.algo:
+        case DqnConfig(epsilon=base, epsilon_alpha=alpha):
+            total = config.actors.count * envs
+            epsilon = ladder(base, alpha, actor * envs, envs, total)
+            return EpsilonGreedy(int(game.action_space.n), epsilon, rng)
+        case SacConfig(log_std_min=low, log_std_max=high):
+            return SquashedGaussian(game.action_space.shape, envs, (low, high), rng)
+    match action_spec(config, game):
+        case Choices(counts=(count,), shape=()):
+            return Categorical(count, envs, rng)
+        case Choices(counts=counts, shape=shape):
+            return Categoricals(counts, shape, envs, rng)
+        case Numbers(shape=shape, squashed=squashed):
+            return Gaussian(shape, envs, squashed, rng)
+
+
+def _make_network(
+    actors: ActorsConfig, shape: AnyShape, outputs: Float32, state: Float32
+) -> Network:
+    precision = _precision(actors, shape)
+    is_numpy = actors.inference != "torch" and precision == "fp32"
+    if is_numpy and isinstance(shape, MlpShape | DenseShape):
+        from penstock.models.acting.numpy_mlp import NumpyMlp
+
+        return NumpyMlp(shape, outputs)
+    if actors.inference == "numpy":
+        raise UserError(
+            "actors.inference numpy computes only an mlp over one array in fp32, without core and "
+            f"with a critic of its own, and this game's network is {_described(shape)} in "
+            f"{precision}; set actors.inference=auto"
+        )
+    import torch
+
+    from penstock.models.acting.torch_network import GeneralNetwork, TorchNetwork
+    from penstock.models.torch_setup import set_up_torch
+
+    set_up_torch(actors.threads)
+    dtype = torch.bfloat16 if precision == "bf16" else torch.float32
+    if isinstance(shape, GeneralShape):
+        return GeneralNetwork(shape, outputs, state, dtype)
+    return TorchNetwork(shape, outputs, dtype)
+
+
+def _described(shape: AnyShape) -> str:
+    if not isinstance(shape, GeneralShape):
+        return "a nature_cnn" if shape.convolutional else "an mlp"
+    if shape.model.entry is not None:
+        return f"model.entry {shape.model.entry}"
+    name = (
+        ("an impala_cnn" if shape.model.kind == "impala_cnn" else "a nature_cnn")
+        if (shape.convolutional)
+        else "an mlp"
+    )
+    core = f" with core {shape.model.core}" if shape.state_size else ""
+    critic = "a separate" if shape.is_separate else "a shared"
+    return f"{name}{core} and {critic} critic over {len(shape.inputs)} arrays"
+
+
+def _precision(actors: ActorsConfig, shape: AnyShape) -> str:
+    if actors.precision != "auto":
+        return actors.precision
+    return "bf16" if shape.convolutional and cpu_gains_by_bf16() else "fp32"

@@ -1,0 +1,261 @@
+"""`logs/events.jsonl`: what happened to a run and when, one JSON object a line.
+
+The schema is stable; docs/runs.md describes it. A line has
+
+    schema       1
+    time         seconds since 1970; for several alike, of the last one
+    uptime_s     seconds since this process began the run, or resumed it
+    kind         one of `KINDS`, or another word that a role has reported
+    role         name of the process that the event is about, such as "actor-3", or null
+    incarnation  which start of that process, counted from 0, or null
+    text         one sentence
+    count        events with this kind, role, incarnation and text since their last line, this
+                 one included
+    data         a JSON object; what it holds depends on the kind
+
+The first event is written at once. Later events with the same kind, role, incarnation and text are
+counted, and the count is written at most every `REPEAT_S` seconds and at the end. Each start of a
+process has a new incarnation, so all starts and ends are written at once. The file is bounded: at
+`FILE_NBYTES` it becomes `events.jsonl.1`, which replaces the one before.
+
+Adding an event never raises. While the disk is full, lines wait in memory, at most `WAITING_NBYTES`
+of them, and are written when there is room.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from penstock.configs.secrets import redacted, redacted_json
+from penstock.core.files import open_private
+
+EVENTS = "events.jsonl"
+SCHEMA = 1
+KINDS = {
+    "note": "a sentence for the user",
+    "start": "a process was started",
+    "ready": "a process works",
+    "exit": "a process has ended",
+    "restart": "a process that has ended will be started again",
+    "hang": "a process gave no sign of life and is about to be killed",
+    "kill": "a process was sent SIGKILL",
+    "drop": "agent steps were not trained on, by a rule of the config",
+    "lost": "agent steps went down with a process or a connection",
+    "rejected": "messages from the network were not taken in",
+    "refused": "a peer was not let in, or its request not fulfilled",
+    "checkpoint": "a checkpoint was written",
+    "rollback": "training went back to an earlier state",
+    "stop": "the run began to stop",
+    "end": "the run has ended",
+}
+REPEAT_S = 10.0
+RETRY_S = 1.0  # between two attempts to write to a disk that was full
+FILE_NBYTES = 16 << 20
+WAITING_NBYTES = 4 << 20
+ALIKE = 1000  # distinct events whose repetitions are counted at a time
+TEXT_LIMIT = 4000  # characters
+DATA_LIMIT = 8000  # characters of JSON
+ROLE_BURST, ROLE_RATE = 100.0, 5.0  # events that one role may report at once, and in a second
+KIND = re.compile("[a-z][a-z_]{0,31}")
+
+Data = Mapping[str, Any]
+Alike = tuple[str, str | None, int | None, str]  # kind, role, incarnation, text
+
+
+@dataclass
+class _Repeated:
+    """Repetitions of one event: when its last line was written, how many came since, and the latest
+    of them."""
+
+    written_s: float
+    count: int = 0
+    line: dict[str, Any] = field(default_factory=dict)
+
+
+class EventLog:
+    """The only writer of the events of one run. For use by one thread."""
+
+    def __init__(
+        self,
+        logs: Path,
+        clock: Callable[[], float] = time.monotonic,
+        now: Callable[[], float] = time.time,
+    ) -> None:
+        """Append to ``logs``/events.jsonl from now on.
+
+        Args:
+            clock: seconds that never go back.
+            now: seconds since 1970.
+        """
+        self._path = logs / EVENTS
+        self._clock, self._now = clock, now
+        self._began_s = clock()
+        self._fd = -1
+        self._nbytes = 0  # of the file
+        self._whole = True  # the file ends with a line break
+        self._waiting: deque[bytes] = deque()
+        self._waiting_nbytes = 0
+        self._omitted = 0
+        self._retry_s = 0.0
+        self._next_check_s = 0.0
+        self._alike: dict[Alike, _Repeated] = {}
+        self._allowance: dict[str, tuple[float, float]] = {}  # by role: events left, at which time
+
+    def add(
+        self,
+        kind: str,
+        text: str,
+        role: str | None = None,
+        incarnation: int | None = None,
+        data: Data | None = None,
+    ) -> None:
+        """Write one event, or count it if one with the same kind, role, incarnation and text was
+        written within `REPEAT_S`."""
+        now_s = self._clock()
+        text = redacted(text)[:TEXT_LIMIT]
+        line: dict[str, Any] = {
+            "schema": SCHEMA,
+            "time": round(self._now(), 3),
+            "uptime_s": round(now_s - self._began_s, 3),
+            "kind": kind,
+            "role": role,
+            "incarnation": incarnation,
+            "text": text,
+            "count": 1,
+            "data": _checked(redacted_json(data)),
+        }
+        key = kind, role, incarnation, text
+        repeated = self._alike.get(key)
+        if repeated is None:
+            if len(self._alike) >= ALIKE:
+                self._flush_repeated(next(iter(self._alike)))
+            self._alike[key] = _Repeated(now_s)
+            self._write(line)
+            return
+        repeated.count, repeated.line = repeated.count + 1, line
+        if now_s - repeated.written_s >= REPEAT_S:
+            self._write_repeated(repeated, now_s)
+
+    def report(self, kind: str, text: str, role: str, incarnation: int, data: Data) -> bool:
+        """`add` an event that a role has reported. Events beyond the role's rate are replaced by a
+        count, so that a role can neither fill the disk nor displace the events of others.
+
+        Returns:
+            Whether the event was added unchanged.
+        """
+        now_s = self._clock()
+        left, since_s = self._allowance.get(role, (ROLE_BURST, now_s))
+        left = min(ROLE_BURST, left + (now_s - since_s) * ROLE_RATE)
+        taken = left >= 1.0
+        self._allowance[role] = (left - taken, now_s)
+        if not taken:
+            text, data = "reports more than is written; the rest is counted only", {}
+        self.add(kind if KIND.fullmatch(kind) else "note", text, role, incarnation, data)
+        return taken
+
+    def tick(self) -> None:
+        """Write the counts that are due, and the lines that wait for the disk."""
+        now_s = self._clock()
+        if now_s >= self._next_check_s:
+            self._next_check_s = now_s + RETRY_S
+            for key, repeated in [*self._alike.items()]:
+                if now_s - repeated.written_s >= REPEAT_S:
+                    if repeated.count:
+                        self._write_repeated(repeated, now_s)
+                    else:
+                        del self._alike[key]
+        if self._waiting and now_s >= self._retry_s:
+            self._write_waiting()
+
+    def close(self) -> None:
+        """Write all counts, and the lines that wait for the disk as far as it has room."""
+        for key in [*self._alike]:
+            self._flush_repeated(key)
+        self._write_waiting()
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+    def _flush_repeated(self, key: Alike) -> None:
+        repeated = self._alike.pop(key)
+        if repeated.count:
+            self._write_repeated(repeated, self._clock())
+
+    def _write_repeated(self, repeated: _Repeated, now_s: float) -> None:
+        self._write({**repeated.line, "count": repeated.count})
+        repeated.written_s, repeated.count, repeated.line = now_s, 0, {}
+
+    def _write(self, line: dict[str, Any]) -> None:
+        data = json.dumps(line).encode() + b"\n"
+        self._waiting.append(data)
+        self._waiting_nbytes += len(data)
+        while self._waiting_nbytes > WAITING_NBYTES:
+            self._waiting_nbytes -= len(self._waiting.popleft())
+            self._omitted += 1
+        if self._clock() >= self._retry_s:
+            self._write_waiting()
+
+    def _write_waiting(self) -> None:
+        try:
+            if self._omitted:
+                self._append(self._omission_line())
+                self._omitted = 0
+            while self._waiting:
+                self._append(self._waiting[0])
+                self._waiting_nbytes -= len(self._waiting.popleft())
+        except OSError:
+            self._retry_s = self._clock() + RETRY_S
+
+    def _omission_line(self) -> bytes:
+        text = "events are missing here, as the disk was full for too long"
+        line = {"kind": "note", "role": None, "incarnation": None, "text": text}
+        about = {"schema": SCHEMA, "time": round(self._now(), 3)}
+        about["uptime_s"] = round(self._clock() - self._began_s, 3)
+        return json.dumps({**about, **line, "count": self._omitted, "data": {}}).encode() + b"\n"
+
+    def _append(self, data: bytes) -> None:
+        """Write one line whole, or raise OSError; a part of a line is removed or ended later."""
+        if self._fd >= 0 and self._nbytes + len(data) > FILE_NBYTES:
+            os.close(self._fd)
+            self._fd = -1
+            os.replace(self._path, self._path.with_name(f"{EVENTS}.1"))
+        if self._fd < 0:
+            self._open()
+        if not self._whole:
+            data = b"\n" + data
+        written = os.write(self._fd, data)
+        if written < len(data):
+            with suppress(OSError):
+                os.ftruncate(self._fd, self._nbytes)
+                written = 0
+            self._whole = written == 0 and self._whole
+            self._nbytes += written
+            raise OSError("the disk has room for a part of the line only")
+        self._whole = True
+        self._nbytes += written
+
+    def _open(self) -> None:
+        self._fd = open_private(self._path, os.O_RDWR | os.O_APPEND | os.O_CREAT)
+        self._nbytes = os.fstat(self._fd).st_size
+        last = os.pread(self._fd, 1, self._nbytes - 1) if self._nbytes else b"\n"
+        self._whole = last == b"\n"  # else a machine died in the middle of a line
+
+
+def _checked(data: Data | None) -> Data:
+    """``data`` if it is JSON of a moderate size."""
+    try:
+        fits = len(json.dumps(data, allow_nan=False)) <= DATA_LIMIT
+        if fits and (data is None or isinstance(data, Mapping)):
+            return data or {}
+    except (TypeError, ValueError):
+        pass
+    return {"left_out": "what was given is no JSON, or too long"}

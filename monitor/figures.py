@@ -1,0 +1,121 @@
+"""The figures of a run in words: while it goes on, and at its end.
+
+Rates count agent steps (decisions) and emulator frames apart, and never mix the two.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from penstock.core.formatting import clock, count, duration, number, percent, reasons, shares
+
+if TYPE_CHECKING:
+    from penstock.configs.schema import StopConfig
+
+Metrics = Mapping[str, Any]
+
+SHOWN_RANKS = 8  # more would fill a terminal; `metrics.jsonl` has all
+
+
+def figures(metrics: Metrics, stop: StopConfig | None) -> dict[str, str]:
+    """What a person wants to know of the last interval, by label."""
+    m = metrics.get
+    left_s = eta_s(metrics, stop)
+    to_go = "" if left_s is None else f", {clock(left_s)} to go"
+    playing = shares(actors_mean(m("ledgers") or {}))
+    frames = f"{count(m('env_frames'))}, {count(frames_per_s(metrics))}/s"
+    shown = {
+        "time": clock(m("time_s")) + to_go,
+        "steps": f"{count(m('env_steps'))}, {count(m('steps_per_s'))}/s",
+        **({"frames": frames} if m("env_frames") != m("env_steps") else {}),
+        "trained": f"{count(m('trained_steps_per_s'))}/s, {count(m('learner_steps'))} updates",
+        "return": f"{number(m('episode_return_mean'))} over {count(m('episodes'))} episodes",
+        "lag": f"{number(m('policy_lag_mean'))}, at most {number(m('policy_lag_max'))}",
+        "queue": f"{percent(m('queue_fill'))} full",
+        "learner": shares(m("ledger") or {}) + _ceiling(metrics),
+        **_each_learner(metrics),
+        **_connectors(metrics),
+        "latency": f"{duration(m('latency_p50_s'))}, p95 {duration(m('latency_p95_s'))}",
+        "dropped": reasons(m("dropped") or {}),
+        "actors": f"{m('actors_alive')} alive, {m('actors_restarted')} restarted"
+        + (f"; {playing}" if playing else ""),
+    }
+    if "eval_return_mean" in metrics:
+        shown["evaluation"] = (
+            f"{number(m('eval_return_mean'))} at {count(m('eval_trained_steps'))} steps, "
+            f"best {number(m('eval_return_best'))}"
+        )
+    if "learners_alive" in metrics:
+        shown["learners"] = f"{m('learners_alive')} alive, {m('learners_restarted')} restarted"
+    return shown
+
+
+def _ceiling(metrics: Metrics) -> str:
+    """What the learner would train if it never waited, and the share of it that it does."""
+    rate, most = metrics.get("trained_steps_per_s"), metrics.get("learner_ceiling_steps_per_s")
+    return f"; {percent(rate / most)} of {count(most)}/s at most" if rate and most else ""
+
+
+def _each_learner(metrics: Metrics) -> dict[str, str]:
+    return {
+        f"rank {own['rank']}": f"{count(own.get('trained_steps_per_s'))}/s; "
+        + shares(own.get("ledger") or {})
+        for own in (metrics.get("ranks") or [])[:SHOWN_RANKS]
+    }
+
+
+def _connectors(metrics: Metrics) -> dict[str, str]:
+    ledgers = metrics.get("ledgers") or {}
+    return {name: shares(ledgers[name]) for name in ledgers if name.startswith("connector-")}
+
+
+def line(metrics: Metrics, stop: StopConfig | None) -> str:
+    """The same in a line of about a hundred characters; the rest is in `metrics.jsonl`."""
+    m = metrics.get
+    dropped, restarted = sum((m("dropped") or {}).values()), m("actors_restarted")
+    parts = [
+        figures(metrics, stop)["time"],
+        f"{count(m('env_steps'))} steps, {count(m('steps_per_s'))}/s",
+        f"return {number(m('episode_return_mean'))}",
+        f"trained {count(m('trained_steps_per_s'))}/s",
+        f"lag {number(m('policy_lag_mean'))}",
+        f"learner busy {percent((m('ledger') or {}).get('compute'))}",
+        *([f"dropped {count(dropped)}"] if dropped else []),
+        f"actors {m('actors_alive')}" + (f", {restarted} restarted" if restarted else ""),
+    ]
+    if "learners_alive" in metrics:
+        parts.append(f"learners {m('learners_alive')}")
+    if "eval_return_mean" in metrics:
+        parts.append(f"evaluation {number(m('eval_return_mean'))}")
+    return " | ".join(parts)
+
+
+def frames_per_s(metrics: Metrics) -> float | None:
+    """Emulator frames per second, from steps per second and the frames of a step."""
+    steps, frames = metrics.get("env_steps"), metrics.get("env_frames")
+    rate = metrics.get("steps_per_s")  # the last word of a run that was over at once has none
+    return rate * frames / steps if steps and frames and rate is not None else None
+
+
+def eta_s(metrics: Metrics, stop: StopConfig | None) -> float | None:
+    """Seconds until the first limit that can be foreseen; None where there is none."""
+    if stop is None:
+        return None
+    time_s, steps = metrics.get("time_s") or 0.0, metrics.get("learner_steps") or 0
+    rate = metrics.get("steps_per_s")
+    left: list[float] = []
+    if stop.env_steps is not None and rate:
+        left.append((stop.env_steps - metrics["env_steps"]) / rate)
+    if stop.learner_steps is not None and steps and time_s:
+        left.append((stop.learner_steps - steps) * time_s / steps)
+    if stop.minutes is not None:
+        left.append(stop.minutes * 60 - time_s)
+    return max(0.0, min(left)) if left else None
+
+
+def actors_mean(ledgers: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
+    """The mean ledger of the actors among those of all processes."""
+    actors = [parts for name, parts in ledgers.items() if name.startswith("actor-")]
+    names = dict.fromkeys(name for parts in actors for name in parts)
+    return {n: sum(parts.get(n, 0.0) for parts in actors) / len(actors) for n in names}

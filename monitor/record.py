@@ -1,0 +1,256 @@
+"""What a run writes down: a line of `metrics.jsonl` per interval and of `evaluations.jsonl` per
+evaluation, `summary.json` at its end.
+
+A run may last for months, so lines of metrics become rarer as it goes on: they are `FINENESS`th
+parts of its time apart, which is finer than a plot shows.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections import Counter
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from penstock.configs.same_env import same_game
+from penstock.configs.schema import EnvConfig
+from penstock.configs.secrets import redacted
+from penstock.core.files import open_private, without_nan, write_atomic
+from penstock.monitor.ranks import lags
+from penstock.monitor.sinks import Writer
+from penstock.profiling.histogram import latencies
+
+Lines = list[dict[str, Any]]
+
+METRICS, EVALUATIONS = "metrics.jsonl", "evaluations.jsonl"
+SUMMARY = "summary.json"
+RESERVED = "summary.json.reserved"
+RESERVED_NBYTES = 1 << 16
+FINENESS = 5000
+NO_ACCOUNTING = {"produced": 0, "trained": 0, "dropped": {}, "lost": {}, "in_flight": 0}
+WHOLE = {  # metrics that hold for the run so far; the others are of one interval
+    "time_s", "env_steps", "env_frames", "trained_steps", "learner_steps", "episodes",
+    "solved_at_s", "updates_skipped", "rollbacks",
+    "episode_return_mean", "episode_length_mean", "dropped", "lost", "rejected", "received",
+    "replay_size", "samples_per_insert", "actors_restarted", "learners_restarted", "server",
+    "eval_return_mean", "eval_return_best", "eval_length_mean", "eval_trained_steps",
+}  # fmt: skip
+OF_A_MOMENT = {"actors_alive", "learners_alive"}  # although they stand beside the last counts
+SHARES = ("learner_wait_fraction", "learner_compute_fraction", "ledger")
+LAG, LATENCY = "policy_lag_histogram", "latency_histogram"
+
+
+class Record:
+    """The last metrics of a run, at hand, and on disk those that are due. ``writers`` get what is
+    written."""
+
+    def __init__(
+        self, run_dir: Path, writers: Sequence[Writer] = (), env: EnvConfig | None = None
+    ) -> None:
+        """What was evaluated before a resume still stands in the metrics, unless that was in
+        another game than ``env``."""
+        self._run_dir = run_dir
+        self._writers = writers
+        self._evaluation: dict[str, Any] = {}
+        for line in lines(run_dir / EVALUATIONS)[-1:]:
+            if env is None or same_game(line.get("env", {}), env):
+                self._evaluation = _figures(line)
+        self._written_s: float | None = None  # `time_s` of the last line
+        self._unwritten: dict[str, Any] | None = None
+        self._time_s: float | None = None  # of the last interval
+        self._span_s = 0.0  # of the intervals whose shares were added up
+        self._shares: dict[tuple[str, str], float] = {}  # seconds, by figure and part
+        self._lag: Counter[int] = Counter()
+        self._latency: Counter[int] = Counter()
+        self._whole: set[str] = {*WHOLE}
+        # A folder with this file is a run.
+        open(run_dir / METRICS, "ab", opener=open_private).close()
+        self._reserved = _reserve(run_dir / RESERVED)
+        self.problem: OSError | None = None
+        """Why `summary.json` could not be written whole."""
+        self.last: dict[str, Any] = {}
+
+    def metrics(self, metrics: dict[str, Any]) -> None:
+        """Take in one interval, or what the learner counted at its very end; append it if due."""
+        metrics = without_nan(metrics | self._evaluation)
+        self._count_time(metrics)
+        self.last = {**self.last, **metrics}
+        self._unwritten = metrics
+        if self._due(metrics.get("time_s")):
+            self._write()
+
+    def _due(self, time_s: float | None) -> bool:
+        before_s = self._written_s
+        if time_s is None or before_s is None:
+            return True
+        return not 0.0 <= time_s - before_s <= time_s / FINENESS  # it goes back in a resume
+
+    def _write(self) -> None:
+        metrics, self._unwritten = self._unwritten, None
+        if metrics is None:
+            return
+        self._written_s = metrics.get("time_s")
+        problem = None
+        try:
+            _append(self._run_dir / METRICS, metrics)
+        except OSError as error:
+            problem = error
+        for writer in self._writers:
+            try:
+                writer.metrics(metrics)
+            except OSError as error:
+                problem = error
+        if problem is not None:
+            raise problem
+
+    def evaluation(self, evaluation: dict[str, Any]) -> None:
+        """Append one evaluation; its figures stand in the metrics from now on."""
+        self._evaluation = _figures(evaluation)
+        self.last = {**self.last, **without_nan(self._evaluation)}
+        _append(self._run_dir / EVALUATIONS, without_nan(evaluation))
+
+    def _count_time(self, metrics: dict[str, Any]) -> None:
+        """Add up histograms, and on what the learner spent its time, for the whole run."""
+        for name, total in ((LAG, self._lag), (LATENCY, self._latency)):
+            for bin_, steps in (metrics.get(name) or {}).items():
+                total[int(bin_)] += steps
+        time_s, share = metrics.get("time_s"), metrics.get("learner_compute_fraction")
+        if time_s is None or share is None:
+            return
+        first_s = metrics.get("interval_s") or 0.0
+        span_s = first_s if self._time_s is None else max(0.0, time_s - self._time_s)
+        self._time_s = time_s
+        self._span_s += span_s
+        for name in SHARES:
+            value = metrics.get(name)
+            for part, each in value.items() if isinstance(value, dict) else [("", value)]:
+                before_s = self._shares.get((name, part), 0.0)
+                self._shares[name, part] = before_s + (each or 0.0) * span_s
+
+    def _of_the_run(self) -> dict[str, Any]:
+        """The metrics as they are of the whole run; those that are of one interval alone stand
+        apart."""
+        last = self.last
+        whole = {name: value for name, value in last.items() if name in self._whole}
+        interval = {name: value for name, value in last.items() if name not in self._whole}
+        seconds = last.get("time_s")
+        for name, steps in (("steps_per_s", "env_steps"), ("trained_steps_per_s", "trained_steps")):
+            if name in last:
+                known = seconds and last.get(steps) is not None
+                whole[name] = last[steps] / seconds if known else None
+        if self._span_s:
+            parts: dict[str, dict[str, float]] = {}
+            for (name, part), part_s in self._shares.items():
+                parts.setdefault(name, {})[part] = part_s / self._span_s
+            whole |= {name: by_part.get("", by_part) for name, by_part in parts.items()}
+            whole["utilization"] = whole["learner_compute_fraction"]
+        if self._lag:
+            whole |= lags(self._lag)
+        if self._latency:
+            whole |= latencies(self._latency)
+        return whole | ({"last_interval": interval} if interval else {})
+
+    def final(self, metrics: dict[str, Any]) -> None:
+        """What holds for the whole run: part of the summary, not of the intervals."""
+        self._whole.update(metrics.keys() - OF_A_MOMENT)
+        self.last = {**self.last, **without_nan(metrics)}
+
+    def close(self, exit_reason: str, error: str | None) -> dict[str, Any]:
+        """Write `summary.json` and return it; nothing may be recorded any more."""
+        summary = {
+            "solved_at_s": None,
+            "accounting": NO_ACCOUNTING,
+            "accounting_complete": True,
+            **self._of_the_run(),
+            "exit_reason": exit_reason,
+            "error": error and redacted(error),
+        }
+        with suppress(OSError):
+            self._write()  # the end, due or not
+        self._write_summary(summary)
+        for writer in self._writers:
+            writer.close()
+        return summary
+
+    def _write_summary(self, summary: dict[str, Any]) -> None:
+        """Into the space that was reserved for it at the start, so that a full disk does not keep
+        the cause of the end from being known. Where it is too long, the last interval is left
+        out."""
+        text = json.dumps(summary, indent=2) + "\n"
+        if self._reserved and len(text) > RESERVED_NBYTES:
+            text = self._shortened(text, summary)
+        try:
+            if self._reserved:
+                _write_in_place(self._run_dir / RESERVED, text)
+                (self._run_dir / RESERVED).replace(self._run_dir / SUMMARY)
+            else:
+                write_atomic(self._run_dir / SUMMARY, text)
+        except OSError as error:
+            self.problem = error
+
+    def _shortened(self, text: str, summary: dict[str, Any]) -> str:
+        try:
+            write_atomic(self._run_dir / RESERVED, text)
+            return text
+        except OSError:
+            short = {key: value for key, value in summary.items() if key != "last_interval"}
+            return json.dumps(short, indent=2) + "\n"
+
+
+def _reserve(path: Path) -> bool:
+    """Whether ``path`` has `RESERVED_NBYTES` on the disk."""
+    with suppress(OSError), open(path, "ab", opener=open_private) as file:
+        os.posix_fallocate(file.fileno(), 0, RESERVED_NBYTES)
+        return True
+    return False
+
+
+def _write_in_place(path: Path, text: str) -> None:
+    with path.open("r+b") as file:
+        file.write(text.encode())
+        file.truncate()
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _figures(evaluation: dict[str, Any]) -> dict[str, Any]:
+    """What metrics say of an evaluation."""
+    return {
+        "eval_return_mean": evaluation["return"]["mean"],
+        "eval_return_best": evaluation["best_return_mean"],
+        "eval_length_mean": evaluation["length"]["mean"],
+        "eval_trained_steps": evaluation["trained_steps"],
+    }
+
+
+def lines(path: Path) -> Lines:
+    """`objects` of a file; none where it cannot be read."""
+    try:
+        return objects(path.read_bytes())
+    except OSError:
+        return []
+
+
+def objects(text: bytes) -> Lines:
+    """The objects of whole lines of JSON. The last line may be being written, and where a machine
+    died or a disk was full one may be broken: these are left out."""
+    found = []
+    for line in text.rpartition(b"\n")[0].splitlines():
+        with suppress(ValueError, RecursionError):
+            found.append(json.loads(line))
+    return [line for line in found if isinstance(line, dict)]
+
+
+def _append(path: Path, value: dict[str, Any]) -> None:
+    """Add a line, apart from one that was never finished. Raises OSError where it does not fit."""
+    data = json.dumps(value).encode() + b"\n"
+    with open(path, "ab+", buffering=0, opener=open_private) as file:
+        if file.tell():
+            file.seek(-1, os.SEEK_END)
+            if file.read(1) != b"\n":
+                data = b"\n" + data
+        while data:  # a disk that has room for a part of it takes that first
+            data = data[file.write(data) :]

@@ -1,0 +1,153 @@
+"""`penstock runs`: what is in a folder of runs. Reads only the ends of long files."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import struct
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from penstock.configs.errors import UserError
+from penstock.configs.load import CONFIG_FILE
+from penstock.configs.yaml_text import parse
+from penstock.core.formatting import clock, count, finite, number
+from penstock.core.run_dir import SUPERVISOR_FILE
+from penstock.monitor.record import METRICS, objects
+
+STATES = {
+    "return": "ended", "env_steps": "ended", "learner_steps": "ended", "minutes": "ended",
+    "callback": "ended", "stopped": "ended", "profiled": "ended",
+    "interrupted": "stopped", "terminated": "stopped",
+}  # fmt: skip
+TAIL_NBYTES = 1 << 16
+CONNECT_S = 1.0
+HEADER_MOST_NBYTES = 1 << 24
+
+Row = dict[str, Any]
+
+
+def find(folder: str) -> list[Row]:
+    """The runs in a folder, and in groups of it, the oldest first. Raises UserError where there is
+    no such folder."""
+    base = Path(folder)
+    if not base.is_dir():
+        raise UserError(
+            f"there is no folder {folder}; name one that holds runs, or train one first"
+        )
+    configs = [path for depth in ("", "*/", "*/*/") for path in base.glob(depth + CONFIG_FILE)]
+    return sorted((row(path.parent) for path in configs), key=lambda found: found["started"])
+
+
+def row(run_dir: Path) -> Row:
+    """One run: what it is, how it stands, how far it came."""
+    config = _config(run_dir / CONFIG_FILE)
+    summary = _json(run_dir / "summary.json")
+    line = _last_line(run_dir / METRICS)
+    is_old = (run_dir / SUPERVISOR_FILE).exists()  # the summary, where the run was resumed since
+    last = summary | line if is_old else line | summary
+    return {
+        "run_dir": str(run_dir),
+        "game": _at(config, "env", "id"),
+        "algorithm": _at(config, "algo", "name"),
+        "state": _state(run_dir, summary),
+        "env_steps": finite(last.get("env_steps")),
+        "return_last": finite(last.get("episode_return_mean")),
+        "return_best": finite(last.get("eval_return_best", best_return(run_dir))),
+        "seconds": finite(last.get("time_s")),
+        "started": (run_dir / CONFIG_FILE).stat().st_mtime,
+    }
+
+
+def show(rows: list[Row]) -> None:
+    """A table on standard output; as wide as it must be where that is no terminal."""
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(box=None, header_style="bold", pad_edge=False)
+    for name in ("run", "game", "algorithm", "state"):
+        table.add_column(name, no_wrap=True)
+    for name in ("steps", "return", "best", "duration", "started"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for found in rows:
+        table.add_row(*_cells(found))
+    width = None if sys.stdout.isatty() else 250
+    Console(width=width, markup=False, highlight=False).print(table)
+
+
+def _cells(found: Row) -> list[str]:
+    began = time.strftime("%Y-%m-%d %H:%M", time.localtime(found["started"]))
+    texts = [found[name] or "-" for name in ("run_dir", "game", "algorithm", "state")]
+    returns = [number(found[name]) for name in ("return_last", "return_best")]
+    return [*texts, count(found["env_steps"]), *returns, clock(found["seconds"]), began]
+
+
+def _state(run_dir: Path, summary: Row) -> str:
+    """running, ended (by a limit of its own), stopped (by its user) or died."""
+    living = _json(run_dir / SUPERVISOR_FILE)
+    if living:
+        here = living.get("host") in (None, socket.gethostname())
+        return "running" if not here or _answers(str(living.get("socket"))) else "died"
+    return STATES.get(str(summary.get("exit_reason")), "died")
+
+
+def _answers(path: str) -> bool:
+    """Whether a supervisor listens there, our own or somebody else's."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as asker:
+        asker.settimeout(CONNECT_S)
+        try:
+            asker.connect(path)
+        except (PermissionError, BlockingIOError, TimeoutError):
+            return True
+        except (OSError, ValueError):  # the latter for what is no path
+            return False
+        return True
+
+
+def _json(path: Path) -> Row:
+    """An object from a file; empty where there is none."""
+    try:
+        found = json.loads(path.read_text())
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def _last_line(path: Path) -> Row:
+    """The last sound line of a file of JSON objects; empty where there is none."""
+    try:
+        with path.open("rb") as file:
+            file.seek(max(0, file.seek(0, os.SEEK_END) - TAIL_NBYTES))
+            found = objects(file.read())
+    except OSError:
+        return {}
+    return found[-1] if found else {}
+
+
+def best_return(run_dir: Path) -> float | None:
+    """The mean return that made the best checkpoint, from the head of its file alone."""
+    try:
+        with (run_dir / "checkpoints" / "best" / "checkpoint.safetensors").open("rb") as file:
+            (nbytes,) = struct.unpack("<Q", file.read(8))
+            head = json.loads(file.read(min(nbytes, HEADER_MOST_NBYTES)))
+        found = json.loads(head["__metadata__"]["penstock"])["meta"]["best_return"]
+    except (OSError, ValueError, KeyError, TypeError, RecursionError, struct.error):
+        return None
+    return finite(found)
+
+
+def _config(path: Path) -> Any:
+    """The settings of a config, None where it cannot be read: a list of runs has other rows too."""
+    try:
+        return parse(path.read_text(), str(path))[0]
+    except (OSError, ValueError, UserError):
+        return None
+
+
+def _at(config: Any, section: str, key: str) -> str | None:
+    found = config.get(section) if isinstance(config, dict) else None
+    value = found.get(key) if isinstance(found, dict) else None
+    return value if isinstance(value, str) else None

@@ -1,0 +1,188 @@
+"""Python stacks of all processes of a living run: `penstock stacks RUN`.
+
+Each process writes them to a file of its own when it gets SIGUSR1, from the signal handler itself
+(`faulthandler`), so also while it is stuck in C and cannot run Python. The signals are sent from
+here and not by the supervisor, which may be the one that is stuck. A process is held by a
+descriptor before it is looked at, so no other that has got its number is ever hit.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import time
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from penstock.configs.errors import UserError
+from penstock.monitor.status_client import Report, in_a_line, lasting, reach
+from penstock.profiling.dump import stacks_path
+
+TIMEOUT_S = 2.0
+POLL_S = 0.01
+FILE_NBYTES = 1 << 20  # of old stacks that are kept
+MODULE = b"penstock.launch.role"
+BIT = 1 << signal.SIGUSR1 - 1
+
+
+@dataclass
+class Asked:
+    """A process that is to write its stacks behind ``start`` of its file."""
+
+    name: str
+    pid: int
+    path: Path
+    start: int = 0
+    why_not: str | None = None
+
+    def ask(self, pidfd: int) -> None:
+        """Have it write; the signal would end one that does not wait for it, so look first."""
+        if not _masks(self.pid).get("SigCgt", 0) & BIT:
+            self.why_not = "it has only just been started, or has ended"
+            return
+        self.start = _size(self.path)
+        if self.start > FILE_NBYTES:
+            os.truncate(self.path, 0)
+            self.start = 0
+        try:
+            signal.pidfd_send_signal(pidfd, signal.SIGUSR1)
+        except ProcessLookupError:
+            self.why_not = "it has ended"
+
+    @property
+    def done(self) -> bool:
+        """Whether all is written: the signal has arrived, and its handler has returned."""
+        if self.why_not is not None:
+            return True
+        masks = _masks(self.pid)
+        here = masks.get("ShdPnd", 0) | masks.get("SigPnd", 0) | masks.get("SigBlk", 0)
+        return not here & BIT and (not masks or _size(self.path) > self.start)
+
+    @property
+    def text(self) -> str | None:
+        with suppress(OSError), self.path.open("rb") as file:
+            file.seek(self.start)
+            return file.read(FILE_NBYTES).decode(errors="replace").strip() or None
+        return None
+
+
+def stacks(run: str) -> Report:
+    """The stacks of the supervisor and of each process, or why there are none.
+
+    Raises UserError where nothing runs.
+    """
+    reached = reach(run)
+    told = {p["name"]: p for p in (reached.report or {"processes": []})["processes"]}
+    with ExitStack() as open_fds:
+        asked = [Asked("supervisor", reached.pid, stacks_path(Path(run), "supervisor"))]
+        try:
+            asked[0].ask(_hold(reached.pid, open_fds))
+        except ProcessLookupError:
+            reach(run)  # says how the run has ended
+            raise UserError(f"the run {run} is just ending; ask `penstock status`") from None
+        for pid in _descendants_of(reached.pid):
+            with suppress(ProcessLookupError):  # it has ended meanwhile
+                pidfd = _hold(pid, open_fds)
+                if (name := _role_of(pid)) is not None:
+                    asked.append(Asked(name, pid, stacks_path(Path(run), name)))
+                    asked[-1].ask(pidfd)
+        ends_s = time.monotonic() + TIMEOUT_S
+        while time.monotonic() < ends_s and not all(one.done for one in asked):
+            time.sleep(POLL_S)
+        return {
+            "run": run,
+            "supervisor_answers": reached.report is not None,
+            "processes": [_outcome(one, told.get(one.name, {})) for one in asked],
+        }
+
+
+def describe(report: Report) -> str:
+    """For a person: under a heading for each process its stacks, innermost call first."""
+    blocks: list[str] = []
+    for process in report["processes"]:
+        title = f"== {process['name']}, pid {process['pid']}"
+        if process["status"] is not None:
+            title = f"== {process['name']}, {in_a_line(process['status'])}"
+        blocks.append(f"{title}\n{process['stacks'] or process['why_not']}")
+    if not report["supervisor_answers"]:
+        blocks.append("the supervisor does not answer questions: it is busy, or stuck as above")
+    return "\n\n".join(blocks)
+
+
+def _outcome(one: Asked, status: dict[str, Any]) -> dict[str, Any]:
+    text, why_not = one.text, one.why_not
+    if why_not is None and not one.done:
+        why_not = f"did not answer within {TIMEOUT_S:g} s{_doing(status)}"
+    elif why_not is None and text is None:
+        why_not = "it has ended"
+    return {
+        "name": one.name,
+        "pid": one.pid,
+        "status": status or None,
+        "stacks": text if why_not is None else None,
+        "why_not": why_not,
+    }
+
+
+def _doing(status: dict[str, Any]) -> str:
+    """What the one that does not answer is in, as its main thread said last."""
+    state = f"; it is {status['state']}" if status.get("state") else ""
+    main = [t for t in status.get("threads", []) if t["part"] is not None][:1]
+    return state + "".join(f", in {t['part']} for {lasting(t['for_s'])}" for t in main)
+
+
+def _hold(pid: int, open_fds: ExitStack) -> int:
+    try:
+        pidfd = os.pidfd_open(pid)
+    except ProcessLookupError:
+        raise
+    except OSError as error:
+        raise UserError(
+            f"process {pid} cannot be reached from here: {error.strerror}; ask in the container in "
+            "which the run is"
+        ) from error
+    open_fds.callback(os.close, pidfd)
+    return pidfd
+
+
+def _descendants_of(pid: int) -> list[int]:
+    """Processes that descend from the supervisor; the roles are among them."""
+    parents = {int(path.name): _parent(int(path.name)) for path in Path("/proc").glob("[0-9]*")}
+    found, fresh = set[int](), {pid}
+    while fresh:
+        fresh = {child for child, parent in parents.items() if parent in fresh} - found
+        found |= fresh
+    return sorted(found)
+
+
+def _role_of(pid: int) -> str | None:
+    """The name of the role that a process is; its shim has the same words in its command, but
+    begins with others."""
+    with suppress(OSError, ValueError):
+        words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+        if b"-c" not in words:
+            return words[words.index(MODULE) + 1].decode()
+    return None
+
+
+def _parent(pid: int) -> int:
+    with suppress(OSError):
+        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+    return -1
+
+
+def _masks(pid: int) -> dict[str, int]:
+    """Sets of signals by name: caught, blocked and pending ones of the main thread; nothing where
+    the process is gone."""
+    with suppress(OSError):
+        text = Path(f"/proc/{pid}/status").read_text()
+        found = re.findall(r"^(\w+(?:Pnd|Blk|Cgt)):\s*(\w+)", text, re.MULTILINE)
+        return {name: int(bits, 16) for name, bits in found}
+    return {}
+
+
+def _size(path: Path) -> int:
+    return path.stat().st_size if path.exists() else 0

@@ -1,0 +1,113 @@
+"""The last words of a run: a table of how far it came, where every sample went, what to do next."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, TextIO
+
+from penstock.core.formatting import clock, count, number, percent, reasons
+from penstock.monitor.figures import Metrics, frames_per_s
+from penstock.monitor.runs import best_return
+
+Rows = list[tuple[str, str]]
+
+RECENT = 100  # episodes that `episode_return_mean` is of, at most
+INTERRUPTED = ("interrupted", "terminated")
+
+
+def rows(summary: Metrics, run_dir: Path) -> Rows:
+    """What is told: labels and texts."""
+    m = summary.get
+    seconds, steps = m("time_s") or 0.0, m("env_steps") or 0
+    rate = steps / seconds if seconds else None
+    shown = {
+        "ended by": summary["exit_reason"],
+        "steps": f"{count(steps)} agent steps in {clock(seconds)}, {count(rate)}/s"
+        + _frames(summary, rate),
+        "return": _return(summary),
+    }
+    if m("solved_at_s") is not None:
+        shown["solved"] = (
+            f"stop.return was first reached after {m('solved_at_s'):.2f} s of training"
+        )
+    if "eval_return_mean" in summary:
+        shown["evaluation"] = (
+            f"{number(m('eval_return_mean'))} at {count(m('eval_trained_steps'))} steps, "
+            f"best {number(m('eval_return_best'))}"
+        )
+    elif (best := best_return(run_dir)) is not None:
+        shown["best"] = f"{number(best)}, in checkpoints/best"
+    shown |= accounting(summary["accounting"])
+    if restarts := m("actors_restarted"):
+        shown["restarts"] = (
+            f"{count(restarts)} of actors that had failed; logs/actor-*.log says why"
+        )
+    if m("utilization") is not None:
+        shown["learner"] = f"{percent(m('utilization'))} of its time in training"
+    following = _next(summary["exit_reason"], run_dir) if steps else []
+    return [*shown.items(), ("folder", str(run_dir)), *following]
+
+
+def accounting(a: Mapping[str, Any]) -> dict[str, str]:
+    """Where every sample went, and whether that adds up."""
+    terms = {
+        key: "unknown" if a[key] is None else f"{a[key]:,}"
+        for key in ("produced", "trained", "in_flight")
+    }
+    shown = {
+        "samples": f"produced {terms['produced']} = trained {terms['trained']} + dropped "
+        f"{reasons(a['dropped'])} + lost {reasons(a['lost'])} + in flight {terms['in_flight']}"
+    }
+    if "unknown" in terms.values():
+        return shown
+    went = a["trained"] + sum(a["dropped"].values()) + sum(a["lost"].values()) + a["in_flight"]
+    if went != a["produced"]:
+        shown["defect"] = f"these do not balance, by {a['produced'] - went:,}: please report it"
+    return shown
+
+
+def _next(exit_reason: str, run_dir: Path) -> Rows:
+    """What a user may want to type now."""
+    if not (run_dir / "checkpoints" / "last").is_dir():
+        return []
+    commands = [f"penstock {name} {run_dir}" for name in ("eval", "record", "plot")]
+    if exit_reason in INTERRUPTED:
+        commands.append(f"penstock train {run_dir} --resume must")
+    return [("next" if i == 0 else "", command) for i, command in enumerate(commands)]
+
+
+def show(shown: Rows, stream: TextIO) -> None:
+    """As a panel on a terminal, else in lines."""
+    if not stream.isatty():
+        width = max(len(label) for label, _ in shown)
+        lines = (f"{label:{width}}  {text}" for label, text in shown)
+        print(*lines, sep="\n", file=stream, flush=True)
+        return
+    from rich.console import Console
+    from rich.panel import Panel
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table.grid(padding=(0, 2))
+    for label, text in shown:
+        table.add_row(Text(label, style="dim"), Text(text, overflow="fold"))
+    Console(file=stream).print(Panel(table, title="summary", title_align="left", expand=False))
+
+
+def _return(summary: Metrics) -> str:
+    """The mean, and of which episodes."""
+    episodes = summary.get("episodes") or 0
+    if not episodes:
+        return "none, as no episode has ended"
+    of = f"the last {RECENT} of {count(episodes)}" if episodes > RECENT else f"all {episodes}"
+    of = "the only episode" if episodes == 1 else f"{of} episodes"
+    return f"{number(summary.get('episode_return_mean'))} over {of}"
+
+
+def _frames(summary: Metrics, rate: float | None) -> str:
+    """Emulator frames, where there is an emulator."""
+    steps, frames = summary.get("env_steps"), summary.get("env_frames")
+    if not steps or frames in (None, steps):
+        return ""
+    return f" ({count(frames)} frames, {count(frames_per_s({**summary, 'steps_per_s': rate}))}/s)"

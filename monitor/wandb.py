@@ -1,0 +1,135 @@
+"""The metrics of a run for Weights & Biases, by a process of its own.
+
+Its library starts threads and a service, waits for a network, and can hang in any of that. So it
+lives in another process, which is sent each interval over a socket: a full socket drops it, a dead
+process is told of once, and at the end the process gets `FINISH_S` to send what it has.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import secrets
+import select
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from penstock.configs.errors import UserError
+from penstock.core.control import Channel
+from penstock.core.files import open_private
+from penstock.core.processes import die_with, python
+from penstock.monitor.tensorboard import scalars
+
+ID_FILE = "wandb-id"
+NICE = 10
+NAME = "W&B"
+
+
+def require(project: str) -> None:
+    """Raise UserError where the library is missing."""
+    spec = find_spec("wandb")
+    if spec is None or spec.origin is None:  # a folder ``wandb`` of runs is no library
+        raise UserError(
+            f"run.wandb={project} needs wandb, which is not installed; "
+            'run `pip install "penstock[wandb]"`, or set run.wandb=null'
+        )
+
+
+class WandbWriter:
+    """Sends each interval to the process; see `penstock.monitor.sinks`."""
+
+    def __init__(
+        self, run_dir: Path, project: str, config: Mapping[str, Any], finish_s: float
+    ) -> None:
+        """``finish_s`` is for the end."""
+        self._finish_s = finish_s
+        self._stored = run_dir / "wandb"
+        self._log = run_dir / "logs" / "wandb.log"
+        self._channel, theirs = Channel.pair()
+        with theirs, open(self._log, "ab", opener=open_private) as log:
+            self._process = subprocess.Popen(
+                python("penstock.monitor.wandb", theirs.fileno(), os.getpid()),
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                pass_fds=[theirs.fileno()],
+                start_new_session=True,
+                umask=0o077,
+            )
+        self._pidfd = os.pidfd_open(self._process.pid)
+        about = {"project": project, "dir": str(run_dir), "name": run_dir.name, "id": _id(run_dir)}
+        self._channel.send({**about, "config": config})
+
+    def metrics(self, metrics: Mapping[str, Any]) -> None:
+        """Send one interval, or raise OSError with the reason why not."""
+        if self._channel.send({"metrics": metrics}):
+            return
+        if self._process.poll() is None:
+            raise OSError(errno.EAGAIN, "it does not keep up, and some metrics are left out", NAME)
+        raise OSError(errno.EPIPE, f"its process has ended, {self._log} says why", NAME)
+
+    def close(self) -> None:
+        """Let it send what it has; when the time is over it is killed, and what it started."""
+        self._channel.close()
+        ended = False
+        with contextlib.suppress(KeyboardInterrupt):
+            ended = bool(select.select([self._pidfd], [], [], self._finish_s)[0])
+        if not ended:
+            stored = any(self._stored.glob("*run-*/*.wandb"))
+            rest = "`wandb sync` sends the rest" if stored else "nothing was stored"
+            print(f"{NAME} did not finish within {self._finish_s:g} s: {rest}", file=sys.stderr)
+        with contextlib.suppress(ProcessLookupError):  # before `wait`: its number is still its own
+            os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait()
+        os.close(self._pidfd)
+
+
+def main() -> None:
+    """The process: log what comes, until the other end is gone."""
+    channel, parent_pid = Channel(socket.socket(fileno=int(sys.argv[1]))), int(sys.argv[2])
+    die_with(parent_pid, signal.SIGTERM)
+    os.nice(NICE)
+    messages = _messages(channel)
+    about = next(messages)
+    import wandb
+
+    run = wandb.init(
+        project=about["project"],
+        name=about["name"],
+        id=about["id"],
+        dir=about["dir"],
+        config=about["config"],
+        resume="allow",
+    )
+    # Its own step must not fall, as agent steps do where a run goes on from a checkpoint.
+    run.define_metric("*", step_metric="env_steps")
+    for message in messages:
+        run.log(dict(scalars(message["metrics"])))
+    run.finish()
+
+
+def _messages(channel: Channel) -> Iterator[dict[str, Any]]:
+    while not channel.closed:
+        yield from channel.receive()
+        if not channel.closed:
+            select.select([channel.fileno()], [], [])
+
+
+def _id(run_dir: Path) -> str:
+    """The run's name at their side, the same after a resume."""
+    path = run_dir / ID_FILE
+    if not path.exists():
+        with open(path, "w", opener=open_private) as file:
+            file.write(secrets.token_hex(6))
+    return path.read_text()
+
+
+if __name__ == "__main__":
+    main()

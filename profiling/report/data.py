@@ -1,0 +1,322 @@
+"""The profile of a window as plain data: what `--json` prints and everything else is drawn from.
+
+Shares, rates and processor time are differences of two readings of a process; drops, latency,
+policy lag and queue fill are of the metrics that learners sent meanwhile. So the edges of the
+latter may lie up to `run.interval_s` beside those of the window.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import fmean
+from typing import Any
+
+from penstock.configs.schema import Config
+from penstock.core.role_spec import Stage
+from penstock.profiling.histogram import quantile
+from penstock.profiling.ledger import fractions, learner_parts
+from penstock.profiling.report import flow
+from penstock.profiling.report.flow import Rate, Seen
+from penstock.profiling.report.readings import MAIN, Reading
+
+Profile = dict[str, Any]
+Metrics = Mapping[str, Any]
+QUANTILES = {"p50": 0.5, "p95": 0.95, "p99": 0.99}
+GPU = "gpu"  # the lane of a learner on a GPU: where its seconds go
+RECEIVED = ("slots", "steps", "raw_nbytes", "coded_nbytes")  # of `metrics.jsonl`
+LAG, LATENCY = "policy_lag_histogram", "latency_histogram"
+
+
+@dataclass(frozen=True)
+class Window:
+    """What was seen: readings of all processes at its begin and at its end, by name, and each
+    message of metrics with the time in ns at which it came, also some from before the begin.
+    ``ended``: last readings of processes that ended in it."""
+
+    begin: Mapping[str, Reading]
+    end: Mapping[str, Reading]
+    begin_ns: int
+    end_ns: int
+    metrics: Sequence[tuple[int, Metrics]]
+    ended: Sequence[Reading] = ()
+
+    @property
+    def seconds(self) -> float:
+        return (self.end_ns - self.begin_ns) * 1e-9
+
+    @property
+    def within(self) -> list[Metrics]:
+        """The metrics that came in the window."""
+        return [m for at_ns, m in self.metrics if self.begin_ns < at_ns <= self.end_ns]
+
+    @property
+    def growth(self) -> tuple[Metrics, Metrics, float]:
+        """The last metrics before the window, or else its first; its last; the seconds between."""
+        seen = [(at_ns, m) for at_ns, m in self.metrics if at_ns <= self.end_ns]
+        if not seen:
+            return {}, {}, 0.0
+        before = [pair for pair in seen if pair[0] <= self.begin_ns]
+        (from_ns, first), (to_ns, last) = (before or seen[:1])[-1], seen[-1]
+        return first, last, (to_ns - from_ns) * 1e-9
+
+
+def make(
+    target: str,
+    config: Config,
+    window: Window,
+    *,
+    cores: float,
+    device: str,
+    ceiling: float | None = None,
+    slot_nbytes: int | None = None,
+    weights_nbytes: int | None = None,
+    convolutional: bool = False,
+    kernel_busy: float | None = None,
+) -> Profile:
+    """The profile, but for its verdict and the paths of its files.
+
+    ``device`` is what learners train on, ``ceiling`` the trained agent steps/s of one that never
+    waits, ``slot_nbytes`` what a slot of the run weighs, ``weights_nbytes`` what its parameters do
+    in the memory of this host, ``kernel_busy`` the share of the time in which the first learner's
+    GPU ran kernels; None where that is not known.
+    """
+    changes = [
+        *(Change(reading, window) for reading in window.end.values()),
+        *(Change(reading, window, ended=True) for reading in window.ended),
+    ]
+    learners = [c for c in changes if c.stage is Stage.LEARNER]
+    actors = [c for c in changes if c.stage is Stage.ACTORS]
+    connectors = [c for c in changes if c.now.spec.role == "connector"]
+    named = {c.now.spec.name for c in (*learners, *actors, *connectors)}
+    seen = _seen(window, learners, _played(actors, slot_nbytes), wire=bool(connectors))
+    stages = flow.stages(config, seen, on_gpu=device == "cuda", weights_nbytes=weights_nbytes)
+    return {
+        "target": target,
+        "seconds": window.seconds,
+        "cores": cores,
+        "device": device,
+        "learner": [
+            _learner(c, window, ceiling, None if i else kernel_busy) for i, c in enumerate(learners)
+        ],
+        "actors": [_actor(c) for c in actors],
+        "connectors": [_connector(c, window) for c in connectors],
+        "others": [_process(c) for c in changes if c.now.spec.name not in named],
+        "flow": _flow(window, seen) | {"stages": stages},
+        "config": _options(config) | {"model": {"convolutional": convolutional}},
+    }
+
+
+class Change:
+    """One process in the window: what it did between two readings.
+
+    Without a first reading it was started within the window, and all it has done belongs there.
+    Rates of one that has ``ended`` are over all of the window too.
+    """
+
+    def __init__(self, now: Reading, window: Window, *, ended: bool = False) -> None:
+        before = window.begin.get(now.spec.name)
+        self.now = now
+        self.ended = ended
+        self._before = before if before is not None and before.pid == now.pid else None
+        since_ns = self._before.at_ns if self._before else window.begin_ns
+        until_ns = window.end_ns if ended else now.at_ns
+        self.seconds = max(1, until_ns - since_ns) * 1e-9
+
+    @property
+    def stage(self) -> Stage:
+        return self.now.spec.stage
+
+    def shares(self, lane: str) -> dict[str, float]:
+        """Of each part in the time of one thread."""
+        before = self._before.lanes.get(lane, {}) if self._before else {}
+        return fractions(self.now.lanes.get(lane, {}), before)
+
+    def unmeasured(self) -> dict[str, float]:
+        """By thread: the share of the clock between its two readings that no part of its ledger
+        has; below 0 where parts have more. Of threads that were there at both."""
+        before = self._before
+        if before is None:
+            return {}
+        wall_s = max(1, self.now.at_ns - before.at_ns) * 1e-9
+        return {
+            lane: 1.0 - (sum(parts.values()) - sum(before.lanes[lane].values())) / wall_s
+            for lane, parts in self.now.lanes.items()
+            if lane in before.lanes
+        }
+
+    def rate(self, counter: str) -> float:
+        """By how much a counter of `Reading` grew, per second."""
+        before = getattr(self._before, counter) if self._before else 0
+        now = getattr(self.now, counter)
+        # One that began anew meanwhile has counted from 0.
+        return float(now - before if now >= before else now) / self.seconds
+
+
+def _learner(
+    change: Change, window: Window, ceiling: float | None, kernel_busy: float | None
+) -> dict[str, Any]:
+    spec = change.now.spec
+    own = GPU if GPU in change.now.lanes else MAIN
+    parts = change.shares(own)
+    ledger = learner_parts(parts)
+    rate = change.rate("trained_steps")
+    first, last, seconds = window.growth
+    return {
+        "rank": spec.learner,
+        "name": spec.name,
+        "ended": change.ended,
+        "ledger": ledger,
+        "parts": parts,
+        "threads": {name: change.shares(name) for name in change.now.lanes if name != own},
+        "unmeasured": change.unmeasured(),
+        "utilization": ledger["compute"],
+        "gpu_kernel_busy": kernel_busy,
+        "cpu": change.rate("cpu_s"),
+        "coreless": change.rate("coreless_s"),
+        "steps_per_s": rate,
+        "updates_per_s": _growth(first, last, "learner_steps", seconds),
+        "ceiling_steps_per_s": ceiling,
+        "achieved_over_ceiling": rate / ceiling if ceiling else None,
+        "queue_fill": _mean(_own(m, spec.learner).get("queue_fill") for m in window.within),
+    }
+
+
+def _actor(change: Change) -> dict[str, Any]:
+    own = {"learner": change.now.spec.learner, "steps_per_s": change.rate("played_steps")}
+    return _process(change) | own
+
+
+def _connector(change: Change, window: Window) -> dict[str, Any]:
+    rank = change.now.spec.learner
+    first, last, seconds = window.growth
+    rates = _received(_own(first, rank), _own(last, rank), seconds)
+    named = {f"{name}_per_s": rate for name, rate in rates.items()}
+    return {**_process(change), "learner": rank, **named}
+
+
+def _received(first: Metrics, last: Metrics, seconds: float) -> dict[str, float | None]:
+    before, now = (metrics.get("received") or {} for metrics in (first, last))
+    return {name: _growth(before, now, name, seconds) for name in RECEIVED}
+
+
+def _process(change: Change) -> dict[str, Any]:
+    """What is known of every process."""
+    return {
+        "name": change.now.spec.name,
+        "ended": change.ended,
+        "ledger": change.shares(MAIN),
+        "unmeasured": change.unmeasured(),
+        "cpu": change.rate("cpu_s"),
+        "coreless": change.rate("coreless_s"),
+    }
+
+
+def _played(actors: Sequence[Change], slot_nbytes: int | None) -> Rate | None:
+    """Of those of this host; who joined from elsewhere is known by what has arrived alone."""
+    if not actors:
+        return None
+    nbytes = sum(c.rate("slots") for c in actors) * slot_nbytes if slot_nbytes else None
+    return Rate(sum(c.rate("played_steps") for c in actors), nbytes)
+
+
+def _seen(window: Window, learners: Sequence[Change], played: Rate | None, *, wire: bool) -> Seen:
+    first, last, seconds = window.growth
+    return Seen(
+        played=played,
+        received=_received(first, last, seconds) if wire else None,
+        arrived=_growth(first, last, "env_steps", seconds),
+        trained=sum(c.rate("trained_steps") for c in learners),
+        updates=_growth(first, last, "learner_steps", seconds),
+        learners=len({c.now.spec.learner for c in learners}),
+    )
+
+
+def _flow(window: Window, seen: Seen) -> dict[str, Any]:
+    first, last, _ = window.growth
+    lags = _histogram(window.within, LAG)
+    latency = _histogram(window.within, LATENCY)
+    return {
+        "produced_steps_per_s": seen.arrived if seen.played is None else seen.played.steps,
+        "trained_steps_per_s": seen.trained,
+        "store_nbytes_per_s": None if seen.played is None else seen.played.nbytes,
+        "dropped": _growths(first, last, "dropped"),
+        "lost": _growths(first, last, "lost"),
+        "latency_s": {name: quantile(latency, q) for name, q in QUANTILES.items()},
+        "policy_lag": {
+            "mean": sum(lag * n for lag, n in lags.items()) / sum(lags.values()) if lags else None,
+            "max": max(lags, default=None),
+        },
+        "queue_fill": _mean(m.get("queue_fill") for m in window.within),
+        "replay_size": last.get("replay_size"),
+    }
+
+
+def _options(config: Config) -> dict[str, dict[str, Any]]:
+    """The settings that a verdict needs to know."""
+    learner, transport, replay = config.learner, config.transport, config.replay
+    return {
+        "learner": {
+            "codec": learner.reduce.codec,
+            "precision": learner.precision,
+            "prefetch": learner.prefetch,
+            "count": learner.count,
+            "batch_slots": learner.batch_slots,
+            "micro_batch": learner.micro_batch,
+            "updates_per_batch": learner.updates_per_batch,
+            "accumulate": learner.accumulate,
+            "publish_every": learner.publish_every,
+            "pace": learner.pace,
+        },
+        "actors": {
+            "count": config.actors.count,
+            "envs": config.actors.envs,
+            "precision": config.actors.precision,
+        },
+        "algo": {"name": config.algo.name, "epochs": getattr(config.algo, "epochs", 1)},
+        "replay": {
+            "samples_per_insert": replay.samples_per_insert,
+            "min_size": replay.min_size,
+            "batch_size": replay.batch_size,
+        },
+        "transport": {
+            "kind": transport.kind,
+            "max_policy_lag": transport.max_policy_lag,
+            "slots": transport.slots,
+            "codec": transport.codec,
+        },
+    }
+
+
+def _own(metrics: Metrics, rank: int) -> Metrics:
+    """What belongs to one learner; where there is only one, it is all of it."""
+    ranks: Sequence[Metrics] = metrics.get("ranks", ())
+    return next((own for own in ranks if own["rank"] == rank), {} if ranks else metrics)
+
+
+def _growth(first: Metrics, last: Metrics, name: str, seconds: float) -> float | None:
+    """Of a counter, per second; None where it was not told twice."""
+    if name not in first or name not in last or not seconds:
+        return None
+    return float(last[name] - first[name]) / seconds
+
+
+def _growths(first: Metrics, last: Metrics, name: str) -> dict[str, int]:
+    """Of counters by reason: those that grew."""
+    before = first.get(name, {})
+    grown = {reason: n - before.get(reason, 0) for reason, n in last.get(name, {}).items()}
+    return {reason: n for reason, n in grown.items() if n > 0}  # less: a learner began anew
+
+
+def _histogram(reports: Iterable[Metrics], name: str) -> dict[int, float]:
+    """Several reports of a histogram as one; JSON has made its bins text."""
+    total: dict[int, float] = {}
+    for report in reports:
+        for key, count in (report.get(name) or {}).items():
+            total[int(key)] = total.get(int(key), 0.0) + count
+    return total
+
+
+def _mean(values: Iterable[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return fmean(known) if known else None

@@ -1,0 +1,158 @@
+"""What a process has said of itself at one moment: its lanes, its counters, its processor time.
+
+Two readings of the same process make a window. Whoever reads never stops who writes, so a span that
+is written at that very moment may be missing; none is ever torn.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import psutil
+
+from penstock.core.role_spec import RoleSpec, Stage
+from penstock.profiling.ledger import (
+    COUNT,
+    LAST,
+    PART_BITS,
+    PARTS,
+    RING,
+    RING_SPANS,
+    TimeLedger,
+    seconds_of,
+)
+from penstock.profiling.status import StatusPage
+
+MAIN = "main"
+SUPERVISOR = RoleSpec("supervisor", 0, "penstock.launch.supervisor", Stage.SERVER)
+TRIES = 5
+
+
+@dataclass(frozen=True)
+class Reading:
+    """One process at ``at_ns`` (CLOCK_MONOTONIC); all figures are totals of its life.
+
+    ``lanes`` gives the seconds of each part by thread, ``cpu_s`` the processor time of all threads,
+    ``coreless_s`` how long the main thread was ready to run and had no core (NaN where the kernel
+    does not tell). Of an actor: ``played_steps``, and ``slots``, which begins anew with each of its
+    learners. Of a learner: ``trained_steps``.
+    """
+
+    spec: RoleSpec
+    pid: int
+    at_ns: int
+    lanes: dict[str, dict[str, float]]
+    cpu_s: float
+    coreless_s: float = math.nan
+    played_steps: int = 0
+    trained_steps: int = 0
+    slots: int = 0
+
+
+@dataclass(frozen=True)
+class Spans:
+    """Spans of one thread, oldest first and without gaps: times in ns int64 ``[n]``, parts uint8
+    ``[n]``."""
+
+    begin_ns: npt.NDArray[np.int64]
+    end_ns: npt.NDArray[np.int64]
+    part: npt.NDArray[np.uint8]
+
+    def __len__(self) -> int:
+        return len(self.part)
+
+    def newest(self, most: int) -> Spans:
+        """The last ``most`` of them."""
+        first = max(0, len(self) - most)
+        return Spans(self.begin_ns[first:], self.end_ns[first:], self.part[first:])
+
+    @property
+    def seconds(self) -> float:
+        """From the beginning of the first to the end of the last."""
+        return float(self.end_ns[-1] - self.begin_ns[0]) * 1e-9 if len(self) else 0.0
+
+
+@dataclass(frozen=True)
+class Thread:
+    """The spans of one lane; ``lane`` is its number in its process."""
+
+    process: str
+    pid: int
+    name: str
+    lane: int
+    spans: Spans
+
+
+def read(spec: RoleSpec, pid: int, status: StatusPage) -> Reading:
+    """A process that runs, or has ended and was not waited for."""
+    lanes = {name: _seconds(lane) for name, lane in status.lanes.items()}
+    at_ns = time.perf_counter_ns()
+    return Reading(
+        spec,
+        pid,
+        at_ns,
+        lanes,
+        *_processor_s(pid),
+        status.played_steps,
+        status.trained_steps,
+        status.sequence,
+    )
+
+
+def read_own(ledger: TimeLedger) -> Reading:
+    """This process, the supervisor's, whose main thread keeps ``ledger``."""
+    lanes = {MAIN: _seconds(ledger.lane)}
+    at_ns = time.perf_counter_ns()
+    return Reading(SUPERVISOR, os.getpid(), at_ns, lanes, *_processor_s(os.getpid()))
+
+
+def threads(spec: RoleSpec, pid: int, status: StatusPage, since_ns: int) -> list[Thread]:
+    """What the rings of a process hold from ``since_ns`` on."""
+    return [
+        Thread(spec.name, pid, name, number, spans(lane, since_ns))
+        for number, (name, lane) in enumerate(status.lanes.items())
+    ]
+
+
+def spans(lane: memoryview, since_ns: int) -> Spans:
+    """What a lane's ring holds between ``since_ns`` and now; the span that goes on ends now."""
+    until_ns = time.perf_counter_ns()
+    count = lane[COUNT]
+    used = RING + min(count, RING_SPANS)
+    ring = np.frombuffer(lane[RING:used].tobytes(), np.int64)
+    # The writer went on meanwhile, and may be writing one more word at this moment.
+    first = max(0, lane[COUNT] + 1 - RING_SPANS)
+    words = ring[np.arange(first, count) & LAST]
+    begin_ns = words >> PART_BITS
+    end_ns = np.append(begin_ns[1:], until_ns)[: len(begin_ns)]
+    kept = (end_ns > since_ns) & (begin_ns < until_ns)
+    part = (words & (PARTS - 1)).astype(np.uint8)
+    return Spans(
+        np.maximum(begin_ns[kept], since_ns), np.minimum(end_ns[kept], until_ns), part[kept]
+    )
+
+
+def _processor_s(pid: int) -> tuple[float, float]:
+    """`Reading.cpu_s` and `Reading.coreless_s`."""
+    cpu = psutil.Process(pid).cpu_times()
+    try:
+        _, waited_ns, _ = Path(f"/proc/{pid}/schedstat").read_text().split()
+    except (OSError, ValueError):  # a kernel without scheduler statistics
+        return cpu.user + cpu.system, math.nan
+    return cpu.user + cpu.system, int(waited_ns) * 1e-9
+
+
+def _seconds(lane: memoryview) -> dict[str, float]:
+    """`seconds_of` a lane whose thread did not move on meanwhile, if that can be had."""
+    for _ in range(TRIES):
+        count = lane[COUNT]
+        seconds = seconds_of(lane)
+        if lane[COUNT] == count:
+            break
+    return seconds

@@ -1,0 +1,152 @@
+"""The profile as tables of words, for the terminal and the page alike."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from penstock.core.formatting import count, number, reasons
+
+Entries = Sequence[Mapping[str, Any]]
+KIB = 1024
+
+
+@dataclass(frozen=True)
+class Table:
+    """Cells by row and column, all text; each row begins with what it is about."""
+
+    title: str
+    columns: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+
+
+def tables(profile: Mapping[str, Any]) -> list[Table]:
+    """All that have a row."""
+    learners = profile["learner"]
+    made = [
+        _table("Learners", "% of wall clock", learners, _LEARNER),
+        _table("Their main threads", "% of wall clock", learners, {}, "parts"),
+        _table("Their other threads", "% of wall clock", list(_threads(learners)), {}),
+        _table("Actors", "% of wall clock", profile["actors"], _ACTOR),
+        _table("Connectors", "% of wall clock", profile["connectors"], _CONNECTOR),
+        _table("Other processes", "% of wall clock", profile["others"], _OTHER),
+        stages(profile["flow"]["stages"]),
+        flow(profile["flow"]),
+    ]
+    return [table for table in made if table.rows]
+
+
+def stages(entries: Entries) -> Table:
+    """What moved through each stage."""
+    rows = tuple(
+        (
+            _STAGES[entry["stage"]],
+            count(entry["steps_per_s"]),
+            rate_of_bytes(entry["nbytes_per_s"]),
+            number(entry["versions_per_s"]) if "versions_per_s" in entry else "",
+        )
+        for entry in entries
+    )
+    return Table("Flow by stage", ("", "steps/s", "bytes", "versions/s"), rows)
+
+
+def flow(figures: Mapping[str, Any]) -> Table:
+    """What moved, and how long it took."""
+    latency, lag = figures["latency_s"], figures["policy_lag"]
+    rows = (
+        ("produced", f"{count(figures['produced_steps_per_s'])} steps/s"),
+        ("trained", f"{count(figures['trained_steps_per_s'])} steps/s"),
+        ("dropped", f"{reasons(figures['dropped'])} steps"),
+        ("lost", f"{reasons(figures['lost'])} steps"),
+        ("env step to gradient", ", ".join(f"{q} {duration(s)}" for q, s in latency.items())),
+        ("policy lag", f"mean {number(lag['mean'])}, at most {number(lag['max'])} updates"),
+        ("queue fill", _percent(figures["queue_fill"]) + " %"),
+    )
+    return Table("Flow", ("", ""), rows)
+
+
+def duration(seconds: float | None) -> str:
+    """0.0123 -> "12.3 ms"."""
+    if seconds is None:
+        return "-"
+    return f"{seconds:.3g} s" if seconds >= 1 else f"{seconds * 1e3:.3g} ms"
+
+
+def rate_of_bytes(nbytes_per_s: float | None) -> str:
+    """1536.0 -> "1.5 KiB/s"."""
+    if nbytes_per_s is None:
+        return "-"
+    unit = 0
+    while nbytes_per_s >= KIB and unit < 3:
+        nbytes_per_s, unit = nbytes_per_s / KIB, unit + 1
+    return f"{nbytes_per_s:.1f} {('B', 'KiB', 'MiB', 'GiB')[unit]}/s"
+
+
+def _table(
+    title: str, unit: str, entries: Entries, figures: Mapping[str, Any], parts: str = "ledger"
+) -> Table:
+    """A row for each entry: its shares of time, then its ``figures``."""
+    names = list(dict.fromkeys(name for entry in entries for name in entry[parts]))
+    names.sort(key=lambda name: name == "other")
+    rows = tuple(
+        (
+            entry["name"] + (" (ended)" if entry.get("ended") else ""),
+            *(_percent(entry[parts].get(name, 0.0) if entry[parts] else None) for name in names),
+            *(form(entry.get(key)) for key, form in figures.values()),
+        )
+        for entry in entries
+    )
+    return Table(f"{title}, {unit}", ("", *names, *figures), rows)
+
+
+def _threads(learners: Entries) -> Sequence[Mapping[str, Any]]:
+    return [
+        {"name": f"{entry['name']}/{thread}", "ledger": shares}
+        for entry in learners
+        for thread, shares in entry["threads"].items()
+    ]
+
+
+def _percent(share: float | None) -> str:
+    return "-" if share is None else f"{100 * share:z.1f}"
+
+
+def _ratio(value: float | None) -> str:
+    return "-" if value is None else f"{value:.2f}"
+
+
+def _largest(shares: Mapping[str, float] | None) -> str:
+    return _percent(max(shares.values(), key=abs)) if shares else "-"
+
+
+_STAGES = {
+    "actors": "actors play",
+    "wire": "over the wire",
+    "store": "into the store",
+    "gather": "gathered",
+    "h2d": "to the device",
+    "learner": "trained on",
+    "weights": "weights out",
+}
+# Columns after the parts: where their figure stands, and how it is written.
+_OTHER = {
+    "unmeasured": ("unmeasured", _largest),
+    "cpu/wall": ("cpu", _ratio),
+    "no core": ("coreless", _percent),
+}
+_LEARNER = {
+    **_OTHER,
+    "steps/s": ("steps_per_s", count),
+    "ceiling": ("ceiling_steps_per_s", count),
+    "of it": ("achieved_over_ceiling", _ratio),
+    "updates/s": ("updates_per_s", number),
+    "kernels": ("gpu_kernel_busy", _percent),
+}
+_ACTOR = _OTHER | {"steps/s": ("steps_per_s", count)}
+_CONNECTOR = {
+    **_OTHER,
+    "slots/s": ("slots_per_s", number),
+    "raw": ("raw_nbytes_per_s", rate_of_bytes),
+    "on the wire": ("coded_nbytes_per_s", rate_of_bytes),
+}

@@ -1,0 +1,6 @@
+"""A replay buffer for processes of other hosts: its server and its client."""
+
+from penstock.replay.remote.client import ReplayClient
+from penstock.replay.remote.server import ReplayServer
+
+__all__ = ["ReplayClient", "ReplayServer"]

@@ -1,0 +1,205 @@
+"""Serves a replay buffer over ZeroMQ: several writers and readers, on this host or others.
+
+The sockets around `penstock.replay.remote.service`, and one thread for everything. Answers wait in
+libzmq for peers that read slowly, never beyond what the service allows. A connection whose peer
+does not read cannot be closed alone: when those hold too much, all connections are closed, and
+clients come
+back by themselves.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import zmq
+
+from penstock.configs.errors import UserError
+from penstock.core import descriptors
+from penstock.replay.buffer import Replay
+from penstock.replay.errors import ReplayError
+from penstock.replay.remote.intake import WINDOW
+from penstock.replay.remote.service import FULL, GONE, SENT, Limits, ReplayService
+from penstock.replay.remote.snapshots import Snapshots
+from penstock.transport import wire
+from penstock.transport.wire import Buffer
+from penstock.transport.zmq.keys import answer_zap, load_learner
+from penstock.transport.zmq.listener import LOOK_EVERY_S, Listener
+from penstock.transport.zmq.sockets import (
+    Socket,
+    is_local,
+    receive,
+    router,
+    zap,
+)
+
+BATCH = 64  # messages between two looks at everything else
+TICK_S = 0.005  # how often what waits is tried again
+REOPEN_S = 10.0  # until the address must be free again after all connections were closed
+
+
+class ReplayServer:
+    """``replay`` stays the caller's, who may use it meanwhile. Call `turn` again and again."""
+
+    def __init__(
+        self,
+        replay: Replay,
+        bind: str,
+        *,
+        curve: Path | None = None,
+        insecure: bool = False,
+        limits: Limits | None = None,
+        snapshots: Snapshots | None = None,
+        log: Callable[[str], None] | None = None,
+    ) -> None:
+        """``curve``: folder of keys, as `penstock keys new` makes it. ``snapshots``: written
+        meanwhile; those who added to what they hold go on where it ends. ``log`` takes a line for
+        the first of each kind of what is rejected.
+
+        Raises UserError for an address that is taken, or that others reach without keys.
+        """
+        if not (curve or insecure or is_local(bind)):
+            raise ReplayError(
+                f"{bind} can be reached from other hosts, where anyone could change the buffer; "
+                "make keys with `penstock keys new` and give their folder as curve, or say insecure"
+            )
+        self._snapshots, self._log = snapshots, log
+        self._was_full = False
+        taken = None if snapshots is None else snapshots.marks
+        with ExitStack() as opening:
+            self._service = ReplayService(
+                replay,
+                self._send,
+                limits=limits,
+                log=log,
+                taken=taken,
+                more_figures=self._snapshot_figures,
+            )
+            opening.callback(self._service.close)
+            self._keys = load_learner(curve) if curve else None
+            self._context = zmq.Context()
+            opening.callback(self._context.destroy, 500)  # sockets too
+            self._poller = zmq.Poller()
+            self._zap = zap(self._context) if self._keys else None
+            if self._zap is not None:
+                self._poller.register(self._zap, zmq.POLLIN)
+            self._max_frame_nbytes = wire.max_frame_nbytes(replay.layout.spec)
+            self._bind(bind)
+            opening.callback(lambda: self._listener.close())
+            self.address = _address(bind, self._router)
+            self._stack = opening.pop_all()
+
+    @property
+    def rejected(self) -> dict[str, int]:
+        """How many messages and slots could not be used, by reason."""
+        return self._service.rejected
+
+    def turn(self, timeout_s: float) -> int:
+        """Handle what has come, waiting up to ``timeout_s`` for something; how many messages."""
+        patience_s = min(TICK_S, timeout_s) if self._service.waiting else timeout_s
+        ready = dict(self._poller.poll(round(patience_s * 1000)))
+        if self._zap is not None and self._zap in ready:
+            answer_zap(self._zap, self._keys.allowed if self._keys else frozenset())
+        count = 0
+        while count < BATCH and (parts := receive(self._router)) is not None:
+            self.handle(bytes(parts[0]), parts[1:])
+            count += 1
+        self._service.tend()
+        self._shed()
+        if self._service.stranded_nbytes > self._service.limits.answers_nbytes:
+            self._reopen()
+        if self._snapshots is not None:
+            self._snapshots.tend(self._service.marks)
+        return count
+
+    def run(self, stopping: Callable[[], bool]) -> None:
+        """Serve until ``stopping()``."""
+        while not stopping():
+            self.turn(LOOK_EVERY_S)
+
+    def handle(self, name: bytes, parts: Sequence[Buffer]) -> None:
+        """Take in one message of a peer; whatever is wrong with it is counted."""
+        self._service.handle(name, parts)
+
+    def figures(self) -> dict[str, Any]:
+        """Counters of the server itself."""
+        return self._service.figures()
+
+    def _snapshot_figures(self) -> dict[str, Any]:
+        return {"snapshots": self._snapshots.figures()} if self._snapshots is not None else {}
+
+    def save(self) -> None:
+        """Write a last snapshot, if any are written, and wait for it."""
+        if self._snapshots is not None:
+            self._snapshots.finish(self._service.marks)
+
+    def close(self) -> None:
+        self._stack.close()
+
+    def __enter__(self) -> ReplayServer:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def _bind(self, address: str) -> None:
+        made = router(self._context, address, self._keys, self._max_frame_nbytes, received=WINDOW)
+        # A message that does not fit, or whose peer has left, is reported and not dropped.
+        made.setsockopt(zmq.ROUTER_MANDATORY, 1)
+        self._poller.register(made, zmq.POLLIN)
+        self._router, self._listener = made, Listener(made)
+
+    def _shed(self) -> None:
+        """Turn new connections away where descriptors are nearly used up; says so once."""
+        self._listener.look(time.monotonic())
+        if self._listener.shut and not self._was_full:
+            self._was_full = True
+            if self._log is not None:
+                self._log(
+                    f"new connections are turned away, since nearly all {descriptors.limit()} file "
+                    "descriptors are in use: raise the hard limit (ulimit -Hn), or find out what "
+                    "connects"
+                )
+
+    def _send(self, name: bytes, parts: wire.Parts) -> int:
+        """What became of a message."""
+        try:
+            self._router.send_multipart([name, *parts], zmq.NOBLOCK, copy=len(parts) < 3)
+        except zmq.Again:
+            return FULL
+        except zmq.ZMQError as error:
+            if error.errno != zmq.EHOSTUNREACH:
+                raise
+            return GONE
+        return SENT
+
+    def _reopen(self) -> None:
+        """Close every connection, and with them the memory of those that are not read."""
+        if self._log is not None:
+            self._log("connections that are not read hold too much memory; all clients reconnect")
+        self._poller.unregister(self._router)
+        self._listener.close()  # it holds the address, too
+        self._router.close(0)
+        self._service.disconnected()
+        ends_s = time.monotonic() + REOPEN_S
+        while True:  # libzmq gives the address back a little later
+            try:
+                self._bind(self.address)
+                return
+            except UserError:
+                if time.monotonic() > ends_s:
+                    raise
+                time.sleep(TICK_S)
+
+
+def _address(bind: str, bound: Socket) -> str:
+    """Where clients of this host connect, with the port that was chosen."""
+    if not bind.startswith("tcp://"):
+        return bind
+    endpoint = bound.getsockopt(zmq.LAST_ENDPOINT)
+    assert isinstance(endpoint, bytes)
+    port = endpoint.rstrip(b"\0").decode().rpartition(":")[2]
+    return f"{bind.rpartition(':')[0]}:{port}"

@@ -1,0 +1,107 @@
+"""The weights board: the newest weights of one learner, for all actors of a host.
+
+A double buffer with two counters. The writer announces the buffer that it is about to overwrite
+(`writing`), fills it, then shows it (`ready`). A reader copies the buffer that is shown and copies
+again if the writer has come back to it meanwhile, so it never waits for the writer nor the writer
+for it. Old weights are never queued, only replaced.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from penstock.core.params import Float32, WireDtype, from_bf16
+from penstock.core.specs import PAGE
+from penstock.transport.link import Stamp
+from penstock.transport.shm.arena import Arena
+from penstock.transport.shm.ring import fence
+
+_WRITING, _READY, _META = 0, 8, 16  # in words of 8 bytes; counters on lines of their own
+_META_WORDS = 8
+_DTYPES: tuple[WireDtype, ...] = ("fp32", "bf16")
+_ITEM_NBYTES = {"fp32": 4, "bf16": 2}
+
+
+class WeightsBoard:
+    """``size`` values as float32 or bfloat16; created by the writer, attached by readers."""
+
+    def __init__(self, arena: Arena, size: int) -> None:
+        self.arena = arena
+        self.size = size
+        self._words = arena.words
+        half = _buffer_nbytes(size)
+        self._buffers = [arena.bytes[PAGE + k * half :][:half] for k in (0, 1)]
+
+    @classmethod
+    def attach(cls, fd: int, size: int) -> WeightsBoard:
+        """A reader's side of a board; takes over the descriptor. Raises ValueError where that is
+        too small for ``size`` values."""
+        return cls(Arena.attach(fd, _nbytes(size)), size)
+
+    @classmethod
+    def create(cls, size: int, *, shared: bool = True) -> WeightsBoard:
+        nbytes = _nbytes(size)
+        arena = Arena.shared(nbytes, "weights") if shared else Arena.private(nbytes)
+        return cls(arena, size)
+
+    def publish(self, payload: npt.NDArray[np.generic], stamp: Stamp) -> None:
+        """Show new weights: float32 ``[size]``, or bfloat16 bits as uint16 ``[size]``."""
+        words = self._words
+        count = words[_READY] + 1
+        k = count & 1
+        words[_WRITING] = count
+        fence()
+        raw = payload.view(np.uint8)
+        np.copyto(self._buffers[k][: raw.size], raw)
+        meta = _META + k * _META_WORDS
+        words[meta], words[meta + 1] = stamp
+        words[meta + 2] = 0 if payload.dtype == np.float32 else 1
+        fence()
+        words[_READY] = count
+
+    @property
+    def stamp(self) -> Stamp | None:
+        """Version of the newest weights, or None before the first."""
+        words = self._words
+        while True:
+            ready = words[_READY]
+            if ready == 0:
+                return None
+            meta = _META + (ready & 1) * _META_WORDS
+            stamp = Stamp(words[meta], words[meta + 1])
+            if words[_WRITING] <= ready + 1:
+                return stamp
+
+    def read(self, out: Float32, newer_than: Stamp | None = None) -> Stamp | None:
+        """Copy the newest weights into ``out`` as float32; None when none are newer."""
+        words = self._words
+        while True:
+            ready = words[_READY]
+            fence()
+            meta = _META + (ready & 1) * _META_WORDS
+            stamp = Stamp(words[meta], words[meta + 1])
+            if ready == 0 or stamp == newer_than:
+                return None
+            self._copy(ready & 1, _DTYPES[words[meta + 2] & 1], out)
+            fence()
+            if words[_WRITING] <= ready + 1:
+                return stamp
+
+    def _copy(self, k: int, dtype: WireDtype, out: Float32) -> None:
+        raw = self._buffers[k][: self.size * _ITEM_NBYTES[dtype]]
+        if dtype == "fp32":
+            np.copyto(out, raw.view(np.float32))
+        else:
+            np.copyto(out, from_bf16(raw.view(np.uint16)))
+
+    def close(self) -> None:
+        self.arena.close()
+
+
+def _nbytes(size: int) -> int:
+    return PAGE + 2 * _buffer_nbytes(size)
+
+
+def _buffer_nbytes(size: int) -> int:
+    return -(-size * 4 // PAGE) * PAGE

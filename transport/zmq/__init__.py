@@ -1,0 +1,1 @@
+"""Samples and weights over ZeroMQ: actors' clients, the connector, the relay."""

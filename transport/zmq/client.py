@@ -1,0 +1,279 @@
+"""An actor's or relay's conversation with a connector: one DEALER and what it was told.
+
+Nothing here waits without a bound, beats the status page less than once a second, or is confused by
+a connector that was replaced: whatever is unanswered is said again every second, and an actor that
+the connector does not know says HELLO again, with the sequence that it will send next.
+"""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy.typing as npt
+import zmq
+
+from penstock.configs.errors import UserError, printable
+from penstock.core.params import ParamLayout
+from penstock.core.role import RoleContext
+from penstock.core.specs import SlotSpec
+from penstock.transport import wire
+from penstock.transport.grants import BEAT_S
+from penstock.transport.link import LearnerGoneError, Stamp, Welcome
+from penstock.transport.wire import Head, Kind, WireError
+from penstock.transport.zmq.keys import load_actor
+from penstock.transport.zmq.sockets import Socket, dealer, receive
+
+MAX_SLOT_NBYTES = 1 << 31  # of a learner whose spec is taken as it is
+REPEAT_S = BEAT_S
+RENEW_S = 3.0  # of silence, after which grants may be given to others soon
+RECONNECT_S = 0.05  # between two tries while nobody is connected
+NOTE_AFTER_S = 3.0
+
+
+class Client:
+    """``want`` grants at a time for slots of ``spec``; with ``want=0`` weights and welcome alone.
+
+    Call `join` first, and `beat` about once a second while a slot is filled. ``next`` is the
+    sequence to be sent next, ``limit`` the first not granted.
+    """
+
+    welcome: Welcome
+
+    def __init__(
+        self,
+        ctx: RoleContext,
+        address: str,
+        *,
+        actor: int = 0,
+        spec: SlotSpec | None = None,
+        want: int = 0,
+        patience_s: float = 60.0,
+    ) -> None:
+        """Raises UserError for keys that cannot be read. ``patience_s`` bounds a silence."""
+        self.next = 0
+        self.limit = 0
+        self.produced_steps = 0
+        self.boot_id = ""
+        self.unix_path = ""
+        self.spec = spec
+        self.want = want
+        self._ctx = ctx
+        self._address = address
+        self._actor = actor
+        self._patience_s = patience_s
+        self._run_id = 0
+        self._joined = False
+        self._repeat_at = 0.0
+        self._said_s = 0.0  # when a message for a grant was last sent
+        self._unanswered_s: float | None = None
+        self._asked: tuple[Stamp | None, float] | None = None
+        self._weights: wire.Message | None = None
+        curve = ctx.curve or (ctx.config.transport.curve if ctx.config else None)
+        keys = load_actor(Path(curve)) if curve else None
+        self._context: zmq.Context[Socket] = zmq.Context()
+        try:
+            self.socket = dealer(self._context, address, keys)
+        except BaseException:
+            self._context.term()
+            raise
+
+    def join(self) -> None:
+        """Wait for a connector, for ever; raises UserError when refused, LearnerGoneError when
+        this role is told to leave meanwhile."""
+        started_s = time.monotonic()
+        noted = False
+        while not self._joined:
+            if self._ctx.leaving():
+                raise LearnerGoneError("left before a learner was found")
+            if not noted and time.monotonic() - started_s > NOTE_AFTER_S:
+                noted = self._ctx.report("note", text=f"waiting for the learner at {self._address}")
+            self._unanswered_s = None
+            self._repeat()
+            self.pump(0.1)
+
+    def wait_turn(self, timeout_s: float) -> bool:
+        """Whether `next` may be sent, waiting for the grant up to ``timeout_s``."""
+        deadline_s = time.monotonic() + timeout_s
+        self.pump(0)
+        while self.next >= self.limit:
+            left_s = deadline_s - time.monotonic()
+            if left_s <= 0:
+                return False
+            self._repeat()
+            self.pump(min(left_s, 0.1))
+        return True
+
+    def beat(self) -> None:
+        """Say where this actor stands, at most once in `BEAT_S`. Raises LearnerGoneError."""
+        self.pump(0)
+        self._repeat()
+
+    def renew(self) -> None:
+        """Ask again for what was granted, if this actor was silent for so long that its grants may
+        have been taken back; `wait_turn` then waits for the answer."""
+        if time.monotonic() - self._said_s > RENEW_S:
+            self.pump(0)  # what was said before the silence holds no more
+            self.limit = self.next
+            self._repeat_at = 0.0
+
+    def send_slot(self, parts: wire.Parts, produced_steps: int) -> bool:
+        """Send the slot numbered `next`; False where nobody is connected: wait and try again."""
+        if not self._send(parts):
+            self.rejoin()
+            return False
+        self.next += 1
+        self.produced_steps = produced_steps
+        self._said_s = time.monotonic()
+        return True
+
+    def ask_weights(self, have: Stamp | None) -> None:
+        """Ask for weights other than ``have``; asking again early sends nothing."""
+        now_s = time.monotonic()
+        if self._asked is not None:
+            asked, at_s = self._asked
+            if asked == have and now_s - at_s < REPEAT_S:
+                return
+        self._asked = (have, now_s)
+        self._await_answer(now_s)
+        self._say(Kind.WEIGHTS_GET, {"have": have})
+
+    def take_weights(self) -> tuple[Stamp, npt.NDArray[Any]] | None:
+        """Weights that have come since the last call: float32, or bfloat16 bits as uint16."""
+        message, self._weights = self._weights, None
+        if message is None:
+            return None
+        try:
+            values = wire.decode_weights(message, self.welcome.layout)
+        except WireError:
+            return None  # damaged on the way: they are asked for again
+        self._asked = None
+        return Stamp(message.head.generation, message.head.version), values
+
+    def pump(self, timeout_s: float) -> None:
+        """Handle what has come; wait up to ``timeout_s`` for something."""
+        self._ctx.status.beat()
+        if timeout_s > 0:
+            self.socket.poll(max(1, round(timeout_s * 1000)))
+        while (parts := receive(self.socket)) is not None:
+            try:
+                self._handle(wire.decode(parts))
+            except WireError as error:
+                if error.reason == "version":
+                    raise UserError(
+                        f"the learner at {self._address} {wire.OTHER_VERSION}"
+                    ) from error
+            except wire.STRANGE:
+                continue  # a sound message with a strange content is of no more use than a torn one
+
+    def close(self) -> None:
+        """Say goodbye, once; what was sent is still delivered, within the linger time."""
+        if self.socket.closed:
+            return
+        if self._joined and self.want:
+            self._say(Kind.BYE)
+        self.socket.close()
+        self._context.term()
+
+    def _repeat(self) -> None:
+        """Say where this actor stands, once a second."""
+        now_s = time.monotonic()
+        if now_s < self._repeat_at:
+            return
+        self._await_answer(now_s)
+        if self._joined:
+            said = self._say(Kind.BEAT)
+        else:
+            spec = self.spec.to_dict() if self.spec else None
+            said = self._say(Kind.HELLO, {"spec": spec, "want": self.want})
+        self._repeat_at = now_s + (REPEAT_S if said else RECONNECT_S)
+        if said:
+            self._said_s = now_s
+
+    def _await_answer(self, now_s: float) -> None:
+        """Something is asked now; gives up where nothing has been answered for too long."""
+        self._unanswered_s = self._unanswered_s or now_s
+        if now_s - self._unanswered_s > self._patience_s:
+            raise LearnerGoneError(
+                f"the learner at {self._address} has been silent for {self._patience_s:g} s"
+            )
+
+    def _say(self, kind: Kind, meta: Any = None) -> bool:
+        head = Head(
+            kind,
+            run_id=self._run_id,
+            spec_hash=self.spec.hash if self.spec else 0,
+            actor=self._actor,
+            incarnation=self._ctx.incarnation,
+            sequence=self.next,
+            produced_steps=self.produced_steps,
+        )
+        return self._send(wire.encode(head, meta))
+
+    def _send(self, parts: wire.Parts) -> bool:
+        try:
+            self.socket.send_multipart(parts, zmq.NOBLOCK)
+        except zmq.Again:
+            return False
+        return True
+
+    def rejoin(self) -> None:
+        """Say HELLO again before anything else is sent."""
+        self._joined = False
+        self.limit = self.next
+        self._repeat_at = 0.0
+
+    def _handle(self, message: wire.Message) -> None:
+        head = message.head
+        if head.kind == Kind.WEIGHTS:
+            self._weights = message
+            self._unanswered_s = None
+            return
+        meta = wire.verify(message)
+        self._unanswered_s = None
+        if head.kind == Kind.WELCOME:
+            self._welcomed(head, meta)
+        elif head.kind == Kind.REFUSE:
+            raise UserError(printable(str(meta["error"])))
+        elif self._run_id and head.run_id != self._run_id:
+            raise LearnerGoneError(f"another run listens at {self._address}")
+        elif head.kind == Kind.GRANT and self._joined:
+            self.limit = max(self.next, head.sequence)
+        elif head.kind == Kind.WHO and self._joined:
+            self.rejoin()
+
+    def _welcomed(self, head: Head, meta: dict[str, Any]) -> None:
+        if self._run_id and head.run_id != self._run_id:
+            raise LearnerGoneError(f"another run listens at {self._address}")
+        if not self._run_id:
+            self.welcome = Welcome(
+                head.run_id,
+                head.generation,
+                self._checked(SlotSpec.from_dict(meta["spec"])),
+                ParamLayout.from_list(meta["layout"]),
+                meta["config"],
+            )
+            self.boot_id, self.unix_path = meta["boot_id"], meta["unix_path"]
+            self.spec = self.spec or self.welcome.spec
+        self._run_id = head.run_id
+        self._joined = True
+        self._asked = None
+        self.limit = max(head.sequence, self.next)
+
+    def _checked(self, spec: SlotSpec) -> SlotSpec:
+        """The spec of a welcome, of which memory is made. Raises UserError for another one than
+        this actor's, or one that is too large."""
+        if self.spec is not None and spec != self.spec:
+            raise UserError(
+                f"the learner at {self._address} disagrees on what a slot holds "
+                f"({printable(spec.difference(self.spec))}); start both with the same config and "
+                "the same version of the environment"
+            )
+        if self.spec is None and spec.payload_nbytes > MAX_SLOT_NBYTES:
+            raise UserError(
+                f"the learner at {self._address} asks for slots of {spec.payload_nbytes} bytes; "
+                f"an actor makes at most {MAX_SLOT_NBYTES}, so use smaller actors.unroll or "
+                "actors.envs"
+            )
+        return spec

@@ -1,0 +1,135 @@
+"""The connector: a process that receives from actors over ZeroMQ for one learner.
+
+It attaches to the learner's memory like an actor does, with a lane whose slots it grants on to the
+actors of other hosts. What it does there is `transport.zmq.receiver`; here are its start and end.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable
+from itertools import islice
+from pathlib import Path
+
+from penstock.core import descriptors
+from penstock.core.memory import keep_freed_memory
+from penstock.core.role import EXIT_REJOIN, RoleContext, learner_socket
+from penstock.profiling.status import Phase
+from penstock.transport.link import LearnerGoneError, Welcome
+from penstock.transport.shm.link import ShmLink
+from penstock.transport.zmq.receiver import TICK_S, Process, Receiver
+from penstock.transport.zmq.sockets import check_bind
+
+STREAMS_PER_REPORT = 1000  # what fits a message to the supervisor
+LAST_CHARACTERS = 200  # of the latest message of a reason, in an event
+
+
+def run(ctx: RoleContext, prepare: Callable[[Welcome], Process] | None = None) -> None:
+    """Receive until told to stop; exits with EXIT_REJOIN when the learner is gone.
+
+    ``prepare`` makes, from what the learner says of itself, the function that checks and changes
+    a received slot's columns in place before the learner sees them.
+    """
+    assert ctx.config is not None
+    assert ctx.address is not None
+    keep_freed_memory()
+    descriptors.raise_limit()  # each actor takes a descriptor
+    transport = ctx.config.transport
+    curve = ctx.curve or (Path(transport.curve) if transport.curve else None)
+    check_bind(ctx.address, keys=curve is not None, insecure=transport.insecure)
+    path = learner_socket(ctx.runtime_dir, ctx.learner)
+    link = _attach(ctx, path)
+    if link is None:
+        return
+    receiver = Receiver(
+        link,
+        ctx.address,
+        path,
+        curve=curve,
+        dtype=ctx.config.weights.dtype,
+        silence_s=ctx.config.run.hang_timeout_s,
+        process=prepare(link.welcome) if prepare else None,
+        ledger=ctx.ledger,
+    )
+    try:
+        _serve(ctx, receiver, ctx.config.run.interval_s, ctx.config.run.grace_s)
+    finally:
+        receiver.close()
+        link.close()
+    if not ctx.stopping():
+        raise SystemExit(EXIT_REJOIN)
+
+
+def _attach(ctx: RoleContext, path: Path) -> ShmLink | None:
+    """A lane at the learner, as soon as it listens; None when told to stop before."""
+    while not ctx.stopping():
+        ctx.status.beat()
+        try:
+            return ShmLink(path, None, want=0, lane=True)
+        except (OSError, LearnerGoneError):
+            time.sleep(0.05)
+    return None
+
+
+def _serve(ctx: RoleContext, receiver: Receiver, interval_s: float, grace_s: float) -> None:
+    """Work until told to stop or the learner is gone, then take in what is on its way."""
+    ctx.report("ready")
+    ctx.status.phase = Phase.RECEIVING
+    refusals = Refusals(ctx, receiver)
+    report_at = time.monotonic() + interval_s
+    while not ctx.stopping() and not receiver.learner_gone():
+        ctx.status.beat()
+        receiver.turn(TICK_S)
+        if time.monotonic() >= report_at:
+            report_at += interval_s
+            _report(ctx, receiver)
+            refusals.report()
+    ctx.status.phase = Phase.STOPPING
+    receiver.drain(grace_s / 2, ctx.status.beat)
+    receiver.grants.end_all()
+    refusals.report()
+    deadline_s = time.monotonic() + grace_s / 4
+    while not _report(ctx, receiver) and time.monotonic() < deadline_s:
+        time.sleep(0.01)
+
+
+class Refusals:
+    """Reports as events what was refused since the last report: one event for each reason."""
+
+    def __init__(self, ctx: RoleContext, receiver: Receiver) -> None:
+        self._ctx, self._receiver = ctx, receiver
+        self._rejected: Counter[str] = Counter()
+        self._shed = 0
+
+    def report(self) -> None:
+        receiver = self._receiver
+        fresh = receiver.rejected - self._rejected
+        for reason, count in fresh.items():
+            last = receiver.last_rejected.get(reason, "")[:LAST_CHARACTERS]
+            text = f"{self._ctx.name} refused messages: {reason}"
+            if not self._ctx.event("rejected", text, reason=reason, count=count, last=last):
+                return  # said with the next report
+            self._rejected[reason] += count
+        shed = receiver.listener.turned_away
+        if shed > self._shed:
+            text = (
+                f"{self._ctx.name} turned new connections away, since nearly all of its "
+                f"{descriptors.limit()} file descriptors are in use: raise the hard limit "
+                "(ulimit -Hn), or find out what connects"
+            )
+            if self._ctx.event("refused", text, reason="descriptors", count=shed - self._shed):
+                self._shed = shed
+
+
+def _report(ctx: RoleContext, receiver: Receiver) -> bool:
+    """Report the counters, and the streams that have ended; whether all of them are reported."""
+    ended = receiver.grants.ended
+    streams = [stream.end() for stream in islice(ended, STREAMS_PER_REPORT)]
+    told = ctx.report(
+        "connector", incarnation=ctx.incarnation, **receiver.figures(), streams=streams
+    )
+    if told:
+        for _ in streams:
+            ended.popleft()
+    return told and not ended

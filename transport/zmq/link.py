@@ -1,0 +1,121 @@
+"""`transport.link.Link` over ZeroMQ: a slot of its own, encoded into one message when published.
+
+Weights come from the relay of this host where there is one, else over the same connection.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+
+from penstock.core.params import Float32
+from penstock.core.role import RoleContext
+from penstock.core.specs import SlotSpec
+from penstock.profiling.ledger import Part
+from penstock.transport.link import LearnerGoneError, Stamp
+from penstock.transport.shm.arena import Arena
+from penstock.transport.shm.link import ShmLink
+from penstock.transport.shm.store import Geometry, Slot
+from penstock.transport.wire import SlotEncoder, to_float32
+from penstock.transport.zmq.client import Client
+
+
+class ZmqLink:
+    """A joined actor. ``actor`` is unique among all actors of the run.
+
+    ``relay_path`` is the Unix socket of this host's relay; None pulls weights over ``address``.
+    """
+
+    fills_store = False
+
+    def __init__(
+        self,
+        ctx: RoleContext,
+        address: str,
+        spec: SlotSpec | None,
+        want: int,
+        *,
+        actor: int,
+        relay_path: Path | None = None,
+        codec: str = "auto",
+        patience_s: float = 60.0,
+    ) -> None:
+        """Waits for the learner. Raises UserError when it refuses, LearnerGoneError when this role
+        is told to leave meanwhile. Raises LearnerGoneError later after ``patience_s`` of silence.
+        """
+        self._ctx = ctx
+        self._relay: ShmLink | None = None
+        self._relay_path = relay_path
+        self._client = Client(
+            ctx, address, actor=actor, spec=spec, want=want, patience_s=patience_s
+        )
+        try:
+            self._client.join()
+        except BaseException:
+            self._client.close()
+            raise
+        self.welcome = self._client.welcome
+        self._encoder = SlotEncoder(self.welcome.spec, codec)
+        geometry = Geometry(self.welcome.spec, slots=1, lanes=0)
+        self._slot = geometry.slot(Arena.private(geometry.nbytes), 0)
+
+    @contextmanager
+    def slot(self, timeout_s: float) -> Iterator[Slot | None]:
+        """A slot to fill, or None when none was granted in time; leaving the block sends it."""
+        if not self._client.wait_turn(timeout_s):
+            yield None
+            return
+        yield self._slot
+        self._send(self._slot)
+
+    def beat(self) -> None:
+        self._client.beat()
+
+    def _send(self, slot: Slot) -> None:
+        """Deliver a filled slot, however often the connector is replaced meanwhile."""
+        ledger = self._ctx.ledger
+        ledger.switch(Part.COMPRESS)
+        parts = self._encoder.encode(slot.header, slot.payload, self.welcome.run_id)
+        ledger.switch(Part.SEND)
+        self._client.next = int(slot.header["sequence"])
+        self._client.renew()
+        produced_steps = int(slot.header["produced_steps"])
+        while not (self._client.wait_turn(1.0) and self._client.send_slot(parts, produced_steps)):
+            if self._ctx.leaving():
+                raise LearnerGoneError("left before the last slot could be sent")
+
+    def read_weights(self, out: Float32, newer_than: Stamp | None) -> Stamp | None:
+        """As `Link.read_weights`; asks for the next ones each time."""
+        if self._relay_path is not None:
+            return self._read_relay(self._relay_path, out, newer_than)
+        self._client.pump(0)
+        fresh = self._client.take_weights()
+        if fresh is None or fresh[0] == newer_than:
+            self._client.ask_weights(newer_than)
+            return None
+        stamp, values = fresh
+        np.copyto(out, to_float32(values))
+        self._client.ask_weights(stamp)
+        return stamp
+
+    def _read_relay(self, path: Path, out: Float32, newer_than: Stamp | None) -> Stamp | None:
+        if self._relay is not None and self._relay.learner_gone():
+            self._relay.close()
+            self._relay = None
+        if self._relay is None:
+            try:
+                self._relay = ShmLink(path, None, want=0)
+            except (OSError, LearnerGoneError):
+                return None  # it is being started, or started again
+        if self._relay.welcome.run_id != self.welcome.run_id:
+            return None  # it is about to follow the learner
+        return self._relay.read_weights(out, newer_than)
+
+    def close(self) -> None:
+        """Leave; what was sent is still delivered."""
+        self._client.close()
+        if self._relay is not None:
+            self._relay.close()

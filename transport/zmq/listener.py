@@ -1,0 +1,117 @@
+"""Turns new TCP connections away from a ZeroMQ socket while file descriptors are nearly used up.
+
+Without that libzmq, which cannot accept them, tries again without a pause: that takes a core,
+admits no peer and says nothing. Connections that exist are not touched.
+
+The gate is a filter on the listening socket, under which the kernel ignores packets that would open
+a connection; a sound client tries again by itself. What had come before the filter is accepted and
+closed, with descriptors that are kept for it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import socket
+import struct
+from contextlib import suppress
+
+import zmq
+
+from penstock.core.descriptors import nearly_used_up
+from penstock.transport.zmq.sockets import BACKLOG, Socket
+
+RESERVE = 16  # descriptors that new connections must leave free
+MARGIN = 4  # as many more must be free before new ones are let in again
+LOOK_EVERY_S = 0.05
+SO_ATTACH_FILTER, SO_DETACH_FILTER = 26, 27  # linux/socket.h; Python has no names for them
+DROP = struct.pack("HBBI", 0x06, 0, 0, 0)  # one instruction of BPF: return 0 bytes of the packet
+
+
+class Listener:
+    """The gate before one bound socket. Does nothing for ``ipc://``, where a folder is the gate."""
+
+    def __init__(self, source: Socket) -> None:
+        """``source``: a bound socket."""
+        self.turned_away = 0
+        """How often the gate was shut, and the connections that were closed when it was."""
+        self.shut = False
+        self._look_at_s = 0.0
+        self._spares: list[int] = []
+        self._socket = _listening(source.getsockopt_string(zmq.LAST_ENDPOINT))
+        if self._socket is not None:
+            self._keep_spares()
+
+    def look(self, now_s: float) -> None:
+        """Shut or open the gate. To be called in every turn; looks every `LOOK_EVERY_S`."""
+        if self._socket is None or now_s < self._look_at_s:
+            return
+        self._look_at_s = now_s + LOOK_EVERY_S
+        if nearly_used_up(RESERVE + MARGIN * self.shut):
+            if not self.shut:
+                self._shut(self._socket)
+            self._clear(self._socket)
+        elif self.shut:
+            self.shut = False
+            with suppress(OSError):
+                self._socket.setsockopt(socket.SOL_SOCKET, SO_DETACH_FILTER, 0)
+        self._keep_spares()
+
+    def close(self) -> None:
+        """Give back the socket, and with it the address."""
+        self._drop_spares(len(self._spares))
+        if self._socket is not None:
+            self._socket.close()
+
+    def _shut(self, listening: socket.socket) -> None:
+        self.shut = True
+        self.turned_away += 1
+        code = ctypes.create_string_buffer(DROP, len(DROP))
+        program = struct.pack("HP", 1, ctypes.addressof(code))
+        with suppress(OSError):  # a sandbox may forbid it: then only `_clear` helps
+            listening.setsockopt(socket.SOL_SOCKET, SO_ATTACH_FILTER, program)
+
+    def _clear(self, listening: socket.socket) -> None:
+        """Accept and close what waits. libzmq may take a descriptor that was freed for it; then
+        that connection does not wait any more either."""
+        while True:
+            try:
+                listening.accept()[0].close()
+                self.turned_away += 1
+            except BlockingIOError:
+                return
+            except OSError:  # no descriptor is free
+                if not self._spares:
+                    return
+                self._drop_spares(1)
+
+    def _keep_spares(self) -> None:
+        with suppress(OSError):  # none is left: at another look
+            while len(self._spares) < BACKLOG:
+                self._spares.append(os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC))
+
+    def _drop_spares(self, count: int) -> None:
+        for _ in range(count):
+            os.close(self._spares.pop())
+
+
+def _listening(endpoint: str) -> socket.socket | None:
+    """The socket with which libzmq listens at a TCP endpoint of this process."""
+    if not endpoint.startswith("tcp://"):
+        return None
+    port = int(endpoint.rpartition(":")[2])
+    for name in os.listdir("/proc/self/fd"):
+        try:
+            if not os.readlink(f"/proc/self/fd/{name}").startswith("socket:"):
+                continue
+            found = socket.socket(fileno=os.dup(int(name)))
+        except OSError:  # it was closed meanwhile
+            continue
+        with suppress(OSError):
+            inet = found.family in (socket.AF_INET, socket.AF_INET6)
+            listens = inet and found.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)
+            if listens and found.getsockname()[1] == port:
+                found.setblocking(False)
+                return found
+        found.close()
+    return None

@@ -1,0 +1,390 @@
+"""What a connector does: one ROUTER on one side, one lane of the learner's store on the other.
+
+    ROUTER ── wire.decode ── Grants.admit ── SlotDecoder into a lent slot ── process ── publish
+
+It decides nothing itself: `Grants` says who may send, `wire` whether a message is sound, and the
+learner, by lending slots, how much comes in. What cannot be used is counted by reason and dropped;
+nothing that is received raises. A slot is checked against its header, then the algorithm's
+``process`` runs here, off the learner.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+import traceback
+from collections import Counter
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import zmq
+
+from penstock.configs.errors import UserError
+from penstock.core.params import WireDtype
+from penstock.profiling.ledger import Part, TimeLedger
+from penstock.transport import wire
+from penstock.transport.grants import Grants, Stream, TakenError
+from penstock.transport.link import Stamp
+from penstock.transport.shm.host import check_spec
+from penstock.transport.shm.link import ShmLink
+from penstock.transport.shm.store import drain_event
+from penstock.transport.wire import Buffer, Head, Kind, WireError
+from penstock.transport.zmq.keys import answer_zap, load_learner
+from penstock.transport.zmq.listener import Listener
+from penstock.transport.zmq.sockets import boot_id, receive, receive_from, router, zap
+from penstock.transport.zmq.weights_responder import WeightsDesk
+
+Process = Callable[[dict[str, npt.NDArray[Any]]], None]
+
+TICK_S = 0.01  # how long new weights wait at most
+QUIET_S = 0.2  # this long without a message, what was sent has come
+BATCH = 64  # messages between two looks at everything else
+REFUSE_CHARACTERS = 2000
+
+
+class Receiver:
+    """Call `turn` again and again; ``process`` changes a slot's columns before it is published."""
+
+    def __init__(
+        self,
+        link: ShmLink,
+        address: str,
+        unix_path: Path,
+        *,
+        curve: Path | None = None,
+        dtype: WireDtype = "bf16",
+        silence_s: float = 60.0,
+        process: Process | None = None,
+        ledger: TimeLedger | None = None,
+    ) -> None:
+        """Raises UserError for an address that is taken, or keys that cannot be read."""
+        assert link.writer is not None
+        spec = link.spec
+        self.grants = Grants(silence_s, spec.unroll * spec.envs, self._connected)
+        self.rejected: Counter[str] = Counter()
+        self.last_rejected: dict[str, str] = {}  # the latest message of each reason
+        self.received = dict.fromkeys(("slots", "steps", "raw_nbytes", "coded_nbytes"), 0)
+        self._link = link
+        self._writer = link.writer
+        self._decoder = wire.SlotDecoder(link.spec)
+        self._desk = WeightsDesk(link.board, link.welcome, dtype)
+        self._process = process
+        self._ledger = ledger or TimeLedger()
+        self._lending = True
+        self._gone = False  # the learner, at the last look
+        self._newest = (0, 0)  # generation and version of weights, at the last look
+        self._welcome = _welcome_meta(link, unix_path)
+        self._handlers: dict[int, Callable[[bytes, wire.Message, bytes], None]] = {
+            Kind.HELLO: self._hello,
+            Kind.SLOT: self._slot,
+            Kind.BEAT: self._beat,
+            Kind.BYE: self._bye,
+            Kind.WEIGHTS_GET: self._weights_get,
+        }
+        self._open(address, curve)
+
+    def _open(self, address: str, curve: Path | None) -> None:
+        keys = load_learner(curve) if curve else None
+        self._allowed = keys.allowed if keys else frozenset()
+        self._poller = zmq.Poller()
+        self._poller.register(self._writer.event, zmq.POLLIN)
+        with ExitStack() as opening:
+            context = zmq.Context()
+            opening.callback(context.destroy, 500)  # sockets too
+            self._zap = zap(context) if keys else None
+            self._router = router(context, address, keys, wire.max_frame_nbytes(self._link.spec))
+            # A message to a peer that has left raises, which is how one is known to have left.
+            self._router.setsockopt(zmq.ROUTER_MANDATORY, 1)
+            self.listener = Listener(self._router)
+            opening.callback(self.listener.close)
+            self._stack = opening.pop_all()
+        self._receive = receive_from if keys else receive
+        for socket in (self._router, self._zap):
+            if socket is not None:
+                self._poller.register(socket, zmq.POLLIN)
+
+    def turn(self, timeout_s: float) -> int:
+        """Handle what has come, waiting up to ``timeout_s`` for something; how many messages."""
+        self._ledger.switch(Part.RECEIVE)
+        self._gone = self._link.learner_gone()
+        count = self._take_in()
+        if not count or self._zap is not None:
+            self._wait(0 if count else timeout_s)
+            count += self._take_in()
+        self._tend(time.monotonic())
+        self._ledger.switch(Part.OTHER)
+        return count
+
+    def _take_in(self) -> int:
+        """Handle the messages that are there; how many."""
+        count = 0
+        while count < BATCH and (parts := self._receive(self._router)) is not None:
+            if self._zap is None:
+                self.handle(bytes(parts[0]), parts[1:])
+            else:  # the key that the peer has proved to have comes first
+                self.handle(bytes(parts[1]), parts[2:], bytes(parts[0]))
+            count += 1
+        return count
+
+    def _wait(self, timeout_s: float) -> None:
+        """Until something happened: a message, a slot lent, a peer that asks to be let in."""
+        self._ledger.switch(Part.WAIT)
+        ready = dict(self._poller.poll(round(timeout_s * 1000)))
+        self._ledger.switch(Part.RECEIVE)
+        if self._zap is not None and self._zap in ready:
+            answer_zap(self._zap, self._allowed)
+        if self._writer.event in ready:
+            drain_event(self._writer.event)
+
+    def handle(self, peer: bytes, parts: Sequence[Buffer], key: bytes = b"") -> None:
+        """Take in one message of a peer; whatever is wrong with it is counted.
+
+        Args:
+            peer: the routing id of the connection.
+            parts: the message, without the routing id.
+            key: the peer's public key, Z85 text; empty without CURVE.
+        """
+        try:
+            message = wire.decode(parts)
+            head = message.head
+            handler = self._handlers.get(head.kind)
+            if handler is None:
+                raise WireError("kind")
+            newcomer = head.kind == Kind.HELLO and not head.run_id
+            if not newcomer and head.run_id != self._link.welcome.run_id:
+                raise WireError("run")
+            handler(peer, message, key)
+        except WireError as error:
+            self._reject(error)
+            if error.reason in ("run", "unknown"):
+                self._say(peer, Kind.WHO)
+            elif error.reason == "ungranted":
+                self._say(peer, Kind.GRANT, None, self.grants.of(message.head, peer))
+            elif error.reason == "version" and wire.is_hello(parts):
+                self._refuse(peer, f"the learner {wire.OTHER_VERSION}")
+            elif isinstance(error, TakenError) and error.lives and wire.is_hello(parts):
+                self._refuse(peer, error.text)
+
+    def _reject(self, error: WireError) -> None:
+        self.rejected[error.reason] += 1
+        self.last_rejected[error.reason] = error.text
+
+    def learner_gone(self) -> bool:
+        return self._link.learner_gone()
+
+    def drain(self, timeout_s: float, beat: Callable[[], None]) -> None:
+        """Take in what is on its way until it is quiet or all have left; grant nothing more."""
+        self._lending = False
+        deadline_s = time.monotonic() + timeout_s
+        quiet_s = time.monotonic() + QUIET_S
+        while self.grants.streams and time.monotonic() < min(quiet_s, deadline_s):
+            beat()
+            if self.turn(TICK_S):
+                quiet_s = time.monotonic() + QUIET_S
+
+    def figures(self) -> dict[str, Any]:
+        """Counters since the start, in slots, agent steps and bytes."""
+        return {
+            "actors": len(self.grants.streams),
+            **self.received,
+            "rejected": dict(self.rejected),
+        }
+
+    def close(self) -> None:
+        self._stack.close()
+
+    def _hello(self, peer: bytes, message: wire.Message, key: bytes) -> None:
+        meta = wire.verify(message)
+        try:
+            want = int(meta["want"])
+            check_spec(self._link.spec, meta["spec"])
+        except UserError as error:
+            self.rejected["refused"] += 1
+            self._refuse(peer, str(error))
+            return
+        except wire.STRANGE as error:
+            raise WireError("meta", str(error)) from error
+        stream = None
+        if want:
+            stream = self.grants.hello(message.head, peer, want, time.monotonic(), key)
+        self._say(peer, Kind.WELCOME, self._welcome, stream)
+
+    def _slot(self, peer: bytes, message: wire.Message, key: bytes) -> None:
+        head = message.head
+        if head.spec_hash != self._link.spec.hash:
+            raise WireError("spec")
+        now_s = time.monotonic()
+        available = 0 if self._gone else self._writer.available
+        stream = self.grants.admit(head, peer, now_s, available, key)
+        self._check_policy(head)
+        if available:
+            self._store(message, stream, now_s)
+        else:  # the next slot of the stream, or its end, says that this one is lost
+            wire.verify(message)
+        self.grants.received(stream, head, peer, now_s)
+
+    def _check_policy(self, head: Head) -> None:
+        """Raise WireError for weights that the learner has not published."""
+        generation, version = self._newest
+        if head.version > version or head.generation > generation:
+            stamp = self._link.board.stamp
+            if stamp is None:  # a learner publishes before it listens
+                return
+            self._newest = stamp
+            if head.version > stamp.version or head.generation > stamp.generation:
+                text = f"{head.generation}.{head.version}, the newest is {stamp[0]}.{stamp[1]}"
+                raise WireError("policy", text)
+
+    def _store(self, message: wire.Message, stream: Stream, now_s: float) -> None:
+        head = message.head
+        with self._writer.slot(0) as slot:
+            assert slot is not None
+            self._ledger.switch(Part.DECOMPRESS)
+            self._decoder.decode(message, slot.payload)
+            fill_header(slot.header, head, now_s)
+            self._ledger.switch(Part.PROCESS)
+            over = check_rows(slot.columns, head, stream.over)
+            if self._process is not None:
+                self._apply(self._process, slot.columns)
+            self._ledger.switch(Part.PUBLISH)
+        self._ledger.switch(Part.RECEIVE)
+        stream.over = over
+        received = self.received
+        received["slots"] += 1
+        received["steps"] += head.steps
+        received["raw_nbytes"] += head.raw_nbytes
+        received["coded_nbytes"] += head.coded_nbytes
+
+    def _apply(self, process: Process, columns: dict[str, npt.NDArray[Any]]) -> None:
+        try:
+            process(columns)
+        except Exception as error:
+            if not self.rejected["process"]:
+                traceback.print_exc(file=sys.stderr)
+            raise WireError("process", str(error)) from error
+
+    def _beat(self, peer: bytes, message: wire.Message, key: bytes) -> None:
+        wire.verify(message)
+        stream = self.grants.beat(message.head, peer, time.monotonic(), key)
+        self._say(peer, Kind.GRANT, None, stream)
+
+    def _bye(self, peer: bytes, message: wire.Message, key: bytes) -> None:
+        wire.verify(message)
+        self.grants.bye(message.head, peer, time.monotonic(), key)
+
+    def _weights_get(self, peer: bytes, message: wire.Message, key: bytes) -> None:
+        meta = wire.verify(message)
+        try:
+            have = None if meta["have"] is None else Stamp(*map(int, meta["have"]))
+        except wire.STRANGE as error:
+            raise WireError("meta", str(error)) from error
+        if self._desk.ask(peer, have):  # nothing newer yet, but the connector lives
+            self._say(peer, Kind.GRANT, None, self.grants.of(message.head, peer))
+
+    def _tend(self, now_s: float) -> None:
+        """What is due besides messages: grants, weights, actors that fell silent."""
+        if self._lending:
+            for stream in self.grants.lend(self._writer.available):
+                self._say(stream.peer, Kind.GRANT, None, stream)
+        for peer, parts in self._desk.due():
+            self._send(peer, parts)
+        self.grants.expire(now_s)
+        self.listener.look(now_s)
+        if self._writer.want != self.grants.want:
+            self._writer.want = self.grants.want
+
+    def _refuse(self, peer: bytes, text: str) -> None:
+        self._say(peer, Kind.REFUSE, {"error": text[:REFUSE_CHARACTERS]})
+
+    def _say(self, peer: bytes, kind: Kind, meta: Any = None, stream: Stream | None = None) -> bool:
+        welcome = self._link.welcome
+        head = Head(
+            kind,
+            spec_hash=self._link.spec.hash,
+            run_id=welcome.run_id,
+            generation=welcome.generation,
+            actor=stream.actor if stream else 0,
+            incarnation=stream.incarnation if stream else 0,
+            sequence=stream.limit if stream else 0,
+        )
+        return self._send(peer, wire.encode(head, meta))
+
+    def _connected(self, stream: Stream) -> bool:
+        """Whether the connection of a stream is open; repeats its grant to find out."""
+        return self._say(stream.peer, Kind.GRANT, None, stream)
+
+    def _send(self, peer: bytes, parts: wire.Parts) -> bool:
+        """Send a message; False where the peer has left. One that does not read loses it, and asks
+        again."""
+        try:
+            # What has no frames is small, and cheaper copied.
+            self._router.send_multipart([peer, *parts], zmq.NOBLOCK, copy=len(parts) <= 2)
+        except zmq.Again:
+            pass
+        except zmq.ZMQError as error:
+            if error.errno != zmq.EHOSTUNREACH:
+                raise
+            return False
+        return True
+
+
+def _welcome_meta(link: ShmLink, unix_path: Path) -> dict[str, Any]:
+    return {
+        "spec": link.spec.to_dict(),
+        "layout": link.welcome.layout.to_list(),
+        "config": link.welcome.config,
+        "boot_id": boot_id(),
+        "unix_path": str(unix_path),
+    }
+
+
+def fill_header(header: npt.NDArray[np.void], head: Head, now_s: float) -> None:
+    """A slot's HEADER from a message; times by this host's clock, as if published on arrival."""
+    header[...] = (
+        head.actor,
+        head.incarnation,
+        head.generation,
+        head.sequence,
+        head.version,
+        head.steps,
+        head.produced_steps,
+        now_s - head.duration_s,
+        now_s,
+        0,
+    )
+
+
+def check_rows(
+    columns: dict[str, npt.NDArray[Any]], head: Head, before: tuple[int, npt.NDArray[Any]] | None
+) -> tuple[int, npt.NDArray[Any]] | None:
+    """Raise WireError where rows that count are not those of the header, or one only resets.
+
+    Args:
+        columns: of a decoded slot; without ``alive`` there is nothing to check.
+        head: the header of its message.
+        before: what this returned for the last stored slot of the stream.
+
+    Returns:
+        The sequence of the slot that follows, and the environments whose episode ended with the
+        last row, bool ``[envs]``.
+    """
+    if "alive" not in columns:
+        return None
+    alive = columns["alive"]
+    counted = np.count_nonzero(alive)
+    if counted != head.steps:
+        raise WireError("steps", f"{counted} rows are alive, not {head.steps}")
+    if "terminated" not in columns:
+        return None
+    over = columns["terminated"] | columns["truncated"]
+    # Counting is the cheapest way to ask whether any is set.
+    at_fault = np.count_nonzero(over) and np.count_nonzero(over[:-1] & alive[1:])
+    if before is not None and before[0] == head.sequence:
+        at_fault = at_fault or np.count_nonzero(before[1] & alive[0])
+    if at_fault:
+        raise WireError("alive", "a row after an episode's end, which only resets, is alive")
+    return head.sequence + 1, over[-1].copy()

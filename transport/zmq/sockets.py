@@ -1,0 +1,211 @@
+"""ZeroMQ sockets with the options that the protocol relies on, and the rules of who may listen.
+
+High-water marks are a backstop behind the grants; they are set before connecting, as all options
+that shape a connection must be. IMMEDIATE keeps messages out of pipes to peers that are not there.
+Heartbeats find hosts that vanished; what finds processes that hang is the protocol's own silence.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+import socket
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import zmq
+
+from penstock.configs.errors import UserError
+from penstock.transport.wire import MAX_FRAMES, Buffer
+from penstock.transport.zmq.keys import ZAP_ADDRESS, ZAP_DOMAIN, ActorKeys, LearnerKeys
+
+COPIED_PARTS = 3
+BACKLOG = 16  # connections that wait to be accepted; `transport.zmq.listener` clears so many
+HIGH_WATER = 64  # messages per peer, and a peer has fewer grants
+MAX_WEIGHTS_NBYTES = 1 << 31
+IPC_PATH_NBYTES = 107
+HANDSHAKE_MS = 5000  # a connection that has not spoken ZeroMQ's protocol by then is closed
+COMMON_OPTIONS = (
+    (zmq.SNDHWM, HIGH_WATER),
+    (zmq.RCVHWM, HIGH_WATER),
+    (zmq.LINGER, 3000),
+    (zmq.HEARTBEAT_IVL, 2000),
+    (zmq.HEARTBEAT_TIMEOUT, 5000),
+    (zmq.HANDSHAKE_IVL, HANDSHAKE_MS),
+    (zmq.TCP_KEEPALIVE, 1),
+    (zmq.IPV6, 1),
+)
+BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+
+Socket = zmq.Socket[bytes]
+
+
+def dealer(context: zmq.Context[Socket], address: str, keys: ActorKeys | None) -> Socket:
+    """A socket that keeps connecting to a connector until one is there."""
+    with _opened(context, zmq.DEALER) as made:
+        made.setsockopt(zmq.IMMEDIATE, 1)
+        made.setsockopt(zmq.MAXMSGSIZE, MAX_WEIGHTS_NBYTES)
+        made.setsockopt(zmq.CONNECT_TIMEOUT, 3000)  # the system's own retries become rarer
+        made.setsockopt(zmq.RECONNECT_IVL, 50)
+        made.setsockopt(zmq.RECONNECT_IVL_MAX, 1000)
+        if keys is not None:
+            made.curve_publickey, made.curve_secretkey = keys.own.public, keys.own.secret
+            made.curve_serverkey = keys.learner
+        try:
+            made.connect(address)
+        except zmq.ZMQError as error:
+            raise UserError(
+                f"cannot connect to {address} ({error.strerror}); an address looks like "
+                "tcp://learner-host:7700"
+            ) from error
+        return made
+
+
+def router(
+    context: zmq.Context[Socket],
+    address: str,
+    keys: LearnerKeys | None,
+    max_frame_nbytes: int,
+    *,
+    received: int = HIGH_WATER,
+) -> Socket:
+    """A connector's socket, bound; ``received``: messages of a peer that may wait to be read.
+
+    Raises UserError where the address is taken or not ours.
+    """
+    with _opened(context, zmq.ROUTER) as made:
+        made.setsockopt(zmq.MAXMSGSIZE, max_frame_nbytes)
+        made.setsockopt(zmq.RCVHWM, received)
+        made.setsockopt(zmq.BACKLOG, BACKLOG)
+        if keys is not None:
+            made.curve_publickey, made.curve_secretkey = keys.own.public, keys.own.secret
+            made.curve_server = True
+            made.setsockopt(zmq.ZAP_DOMAIN, ZAP_DOMAIN)
+        try:
+            _check_ipc(address)
+            made.bind(address)
+        except zmq.ZMQError as error:
+            raise UserError(
+                f"cannot listen at {address} ({error.strerror}); another learner may be using it: "
+                "stop that one, or choose another address"
+            ) from error
+        return made
+
+
+def zap(context: zmq.Context[Socket]) -> Socket:
+    """Where libzmq asks whether to let a peer in; must exist before the router is bound."""
+    made = context.socket(zmq.REP)
+    made.bind(ZAP_ADDRESS)
+    return made
+
+
+def check_bind(address: str, *, keys: bool, insecure: bool) -> None:
+    """Raises UserError for an address that other hosts reach without keys."""
+    if not keys and not insecure and not is_local(address):
+        raise UserError(
+            f"{address} can be reached from other hosts, where anyone could send samples; make "
+            "keys with `penstock keys new` and set transport.curve, or set transport.insecure=true"
+        )
+
+
+def check_connect(address: str, *, keys: bool, insecure: bool) -> None:
+    """Raises UserError for a learner on another host that keys would have to prove."""
+    if not keys and not insecure and not is_local(address):
+        raise UserError(
+            f"{address} is on another host, and whoever answers there says what the actors run; "
+            "give the keys of its run with --curve KEYS, or say --insecure on a network that you "
+            "trust"
+        )
+
+
+def is_own_ipc(address: str) -> bool:
+    """Whether an ``ipc://`` path lies in a folder of this user that no other user may write to.
+
+    Only then is its listener the user's own. Raises FileNotFoundError while there is no folder.
+    """
+    if not address.startswith("ipc://") or address.startswith("ipc://@"):
+        return False  # @ begins a name that any user of the host may take
+    found = Path(address.removeprefix("ipc://")).parent.stat()
+    return found.st_uid == os.geteuid() and not found.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
+
+
+def is_local(address: str) -> bool:
+    """Whether only this host reaches a ``tcp://`` or ``ipc://`` address."""
+    if address.startswith("ipc://"):
+        return True
+    host = address.removeprefix("tcp://").rpartition(":")[0].strip("[]")
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:  # a name, an interface or a wildcard
+        return False
+
+
+def boot_id() -> str:
+    """Equal for two processes only if they run under the same kernel."""
+    return BOOT_ID.read_text().strip()
+
+
+def receive(source: Socket) -> list[Buffer] | None:
+    """The parts of the next message without copying big ones; None when there is none now.
+
+    Of a message with too many parts the rest is read and thrown away.
+    """
+    try:
+        parts: list[Buffer] = [source.recv(zmq.NOBLOCK)]
+    except zmq.Again:
+        return None
+    return _rest(source, parts)
+
+
+def receive_from(source: Socket) -> list[Buffer] | None:
+    """As `receive`, from peers with CURVE keys: before the routing id stands the peer's public key,
+    Z85 text, as `keys.answer_zap` has told it."""
+    try:
+        frame = source.recv(zmq.NOBLOCK, copy=False)
+    except zmq.Again:
+        return None
+    key = frame.get("User-Id")
+    return [str(key).encode(), *_rest(source, [frame.bytes])]
+
+
+def _rest(source: Socket, parts: list[Buffer]) -> list[Buffer]:
+    while source.getsockopt(zmq.RCVMORE):
+        if len(parts) < COPIED_PARTS:  # routing id, header, meta: small, and cheaper copied
+            parts.append(source.recv())
+            continue
+        frame = source.recv(copy=False)
+        if len(parts) <= 3 + MAX_FRAMES:
+            parts.append(frame.buffer)
+    return parts
+
+
+@contextmanager
+def _opened(context: zmq.Context[Socket], kind: int) -> Iterator[Socket]:
+    """A socket with what both kinds need, closed if setting it up fails."""
+    made = context.socket(kind)
+    try:
+        for option, value in COMMON_OPTIONS:
+            made.setsockopt(option, value)
+        yield made
+    except BaseException:
+        made.close(0)
+        raise
+
+
+def _check_ipc(address: str) -> None:
+    """libzmq would silently take an ipc path over from a living listener."""
+    if not address.startswith("ipc://"):
+        return
+    path = Path(address.removeprefix("ipc://"))
+    if len(os.fsencode(path)) > IPC_PATH_NBYTES:
+        raise UserError(
+            f"the socket path {path} is longer than the {IPC_PATH_NBYTES} bytes that the system "
+            "allows; choose a shorter one"
+        )
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        if probe.connect_ex(str(path)) == 0:
+            raise zmq.ZMQError(zmq.EADDRINUSE)
