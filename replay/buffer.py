@@ -10,8 +10,10 @@ around everything; the large copies release the interpreter lock under it.
 
 from __future__ import annotations
 
+import time
 import weakref
 from collections.abc import Callable, Generator, Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Self
 
@@ -19,7 +21,8 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock.core.specs import SlotSpec
-from penstock.replay import persistence
+from penstock.replay import snapshot
+from penstock.replay.adding import Adds, Given
 from penstock.replay.batch import Batch
 from penstock.replay.buffer_core import Stock
 from penstock.replay.checks import (
@@ -30,16 +33,20 @@ from penstock.replay.checks import (
     whole,
 )
 from penstock.replay.env_spaces import columns_of, envs_of, resets_of
+from penstock.replay.errors import ReplayError
 from penstock.replay.eviction import Cuts
 from penstock.replay.factory import bind_sampler, lay_out, make_gather, make_table, wrap_sampler
 from penstock.replay.limiter import RateLimiter
-from penstock.replay.prefetch import Source, batches
+from penstock.replay.prefetch import batches
 from penstock.replay.rate_limited_table import Flow
+from penstock.replay.sampler_config import describe_sampler, read_sampler
 from penstock.replay.samplers import Sampler
-from penstock.replay.sequences import Sequences, no_priorities
+from penstock.replay.sequences import Sequences, SequenceSampler, no_priorities
 from penstock.replay.snapshot_files import FolderReader
 from penstock.replay.steps import Autoreset, StepWriter
-from penstock.replay.stream_writer import StreamWriter
+
+COUNTERS = ("stale_updates",)  # kept in a snapshot
+RETRY_S = 0.01  # between two attempts to draw
 
 
 class Replay:
@@ -129,7 +136,19 @@ class Replay:
         It goes on as the saved one would have: the next batch has the same rows. Streams begin
         anew. Raises ReplayError where the folder holds no snapshot, or a damaged one.
         """
-        return persistence.load(cls, folder, sampler)
+        reader = FolderReader(Path(folder))
+        with reader.refusing():
+            others, spec = reader.about["others"], SlotSpec.from_dict(reader.about["table"]["spec"])
+            options = dict(others["options"])
+            if options["sequences"] is not None:
+                options["sequences"] = Sequences(**options["sequences"])
+        replay = cls(spec, **options, sampler=sampler or read_sampler(reader, others["sampler"]))
+        try:
+            replay._restore(reader)
+        except BaseException:
+            replay.close()
+            raise
+        return replay
 
     # ------------------------------------------------------------------------- in
 
@@ -267,7 +286,7 @@ class Replay:
         ``device``: as torch tensors there, but for keys. Raises ReplayError when nothing could be
         drawn for ``timeout_s``. Closing the generator ends the thread.
         """
-        source = Source(self, count, stacked)
+        source = ReplaySource(self, count, stacked)
         return batches(source, prefetch=prefetch, device=device, timeout_s=timeout_s)
 
     def save(self, folder: str | Path, *, more: Callable[[], dict[str, Any]] | None = None) -> None:
@@ -277,7 +296,36 @@ class Replay:
         of which the snapshot is. Raises ReplayError where it cannot be written; the one before then
         stays.
         """
-        persistence.save(self, folder, more)
+
+        def others() -> dict[str, Any]:
+            return {
+                "options": self._options(),
+                "sampler": describe_sampler(self.sampler),
+                "state": self.sampler.state_dict(),
+                "limiter": self.flow.state_dict() if self.flow else None,
+                "counters": {name: getattr(self, name) for name in COUNTERS},
+                "more": more() if more is not None else {},
+            }
+
+        with self.lock:
+            self.collect()
+        snapshot.save(Path(folder), self.table, self.lock, others)
+
+    def _options(self) -> dict[str, Any]:
+        """What the constructor makes such a replay of, besides columns and sampler."""
+        return {
+            "capacity": self.capacity,
+            "n_step": self.n_step,
+            "discount": self.discount,
+            "frame_stack": self.layout.frame_stack,
+            "autoreset": self.autoreset,
+            "writers": self.writers,
+            "in_hand": self.in_hand,
+            "shared": self.table.store.arena.fd is not None,
+            "sequences": None if self.sequences is None else asdict(self.sequences),
+            "max_times_sampled": getattr(self.sampler, "most", None),
+            **asdict(self.cuts),
+        }
 
     def restore(self, folder: str | Path) -> dict[str, Any]:
         """Take over the snapshot of a replay made alike; this one must be new. Returns what
@@ -286,7 +334,24 @@ class Replay:
         Raises DamagedError where it is damaged, another ReplayError where it was made otherwise;
         use this replay no more then.
         """
-        return persistence.restore(self, FolderReader(Path(folder)))
+        return self._restore(FolderReader(Path(folder)))
+
+    def _restore(self, reader: FolderReader) -> dict[str, Any]:
+        with self.lock, reader.refusing():
+            others = snapshot.restore(reader, self.table)
+            mine, theirs = describe_sampler(self.sampler), others["sampler"]
+            if (mine or {}).get("kind") != (theirs or {}).get("kind"):
+                raise ReplayError(
+                    f"{reader.folder} has the state of another sampler: "
+                    f"{theirs or 'one of your own'}; give the sampler that the replay was made with"
+                )
+            self.sampler.load_state_dict(others["state"])
+            if self.flow is not None:
+                self.flow.load_state_dict(others.get("limiter"))
+            for name in COUNTERS:
+                setattr(self, name, int(others["counters"][name]))
+            more: dict[str, Any] = others.get("more", {})
+            return more
 
     @property
     def version(self) -> int:
@@ -331,3 +396,57 @@ class Replay:
 
     def __exit__(self, *error: object) -> None:
         self.close()
+
+
+class StreamWriter(Adds):
+    """`Replay.add` for one explicit stream of this process, for steps that do not follow a thread's
+    own; `close` ends it, and `with` does."""
+
+    def __init__(self, replay: Replay, writer: StepWriter) -> None:
+        self._replay, self._writer = replay, writer
+
+    def _take(self, given: Given, timeout_s: float | None) -> None:
+        replay = self._replay
+        if replay.flow is not None:
+            replay.flow.before_insert(replay.table.spec.envs, timeout_s)
+        with replay.lock:
+            replay.write(self._writer, *given)
+
+    def close(self) -> None:
+        """Its rows stay."""
+        with self._replay.lock:
+            self._writer.close()
+
+    def __enter__(self) -> StreamWriter:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+
+class ReplaySource:
+    """Batches of ``count`` of a replay, as soon as they can be drawn."""
+
+    def __init__(self, replay: Replay, count: int, stacked: bool) -> None:
+        self._replay, self._count, self._stacked = replay, count, stacked
+
+    def draw(self, timeout_s: float) -> Batch | None:
+        """None where nothing could be drawn in time."""
+        ends_s = time.monotonic() + timeout_s
+        while self.missing():
+            if time.monotonic() >= ends_s:
+                return None
+            time.sleep(RETRY_S)
+        return self._replay.sample(self._count, stacked=self._stacked)
+
+    def missing(self) -> str:
+        """What a batch waits for; empty when it can be drawn."""
+        replay = self._replay
+        with replay.lock:
+            replay.collect()
+        if isinstance(replay.sampler, SequenceSampler):
+            with replay.lock:
+                return "" if len(replay.sampler) else "no sequence is complete; is anything added?"
+        if min(self._count, replay.capacity) > len(replay):
+            return f"{len(replay)} of {self._count} rows are there; is anything added?"
+        return replay.flow.missing(self._count) if replay.flow else ""

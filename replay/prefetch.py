@@ -14,52 +14,30 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Generator
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import numpy as np
 
 from penstock.replay.batch import Batch
 from penstock.replay.errors import ReplayError
-from penstock.replay.sequences import SequenceSampler
-
-if TYPE_CHECKING:
-    from penstock.replay.buffer import Replay
 
 LOOK_S = 0.1  # between two looks at whether the consumer is still there, while nothing can be drawn
 RETRY_S = 0.01  # between two attempts to draw
 ON_HOST = ("keys",)  # what goes back to the buffer stays in numpy
 
 
-class Source:
-    """Batches of ``count`` of a replay, as soon as they can be drawn."""
-
-    def __init__(self, replay: Replay, count: int, stacked: bool) -> None:
-        self._replay, self._count, self._stacked = replay, count, stacked
+class BatchSource(Protocol):
+    """Where batches are drawn from."""
 
     def draw(self, timeout_s: float) -> Batch | None:
         """None where nothing could be drawn in time."""
-        ends_s = time.monotonic() + timeout_s
-        while self.missing():
-            if time.monotonic() >= ends_s:
-                return None
-            time.sleep(RETRY_S)
-        return self._replay.sample(self._count, stacked=self._stacked)
 
     def missing(self) -> str:
         """What a batch waits for; empty when it can be drawn."""
-        replay = self._replay
-        with replay.lock:
-            replay.collect()
-        if isinstance(replay.sampler, SequenceSampler):
-            with replay.lock:
-                return "" if len(replay.sampler) else "no sequence is complete; is anything added?"
-        if min(self._count, replay.capacity) > len(replay):
-            return f"{len(replay)} of {self._count} rows are there; is anything added?"
-        return replay.flow.missing(self._count) if replay.flow else ""
 
 
 def batches(
-    source: Source, *, prefetch: int, device: Any, timeout_s: float
+    source: BatchSource, *, prefetch: int, device: Any, timeout_s: float
 ) -> Generator[Batch, None, None]:
     """Batches without end, on ``device`` as tensors, or in numpy where it is None.
 
@@ -76,7 +54,7 @@ def batches(
     return _ahead(source, place, prefetch, timeout_s)
 
 
-def _drawn(source: Source, place: _Place, timeout_s: float) -> Generator[Batch, None, None]:
+def _drawn(source: BatchSource, place: _Place, timeout_s: float) -> Generator[Batch, None, None]:
     while True:
         batch = source.draw(timeout_s)
         if batch is None:
@@ -85,7 +63,7 @@ def _drawn(source: Source, place: _Place, timeout_s: float) -> Generator[Batch, 
 
 
 def _ahead(
-    source: Source, place: _Place, prefetch: int, timeout_s: float
+    source: BatchSource, place: _Place, prefetch: int, timeout_s: float
 ) -> Generator[Batch, None, None]:
     ahead = _Ahead(source, place, prefetch)
     thread = threading.Thread(target=ahead.run, name="replay-prefetch", daemon=True)
@@ -101,7 +79,7 @@ def _ahead(
         thread.join()
 
 
-def _late(timeout_s: float, source: Source) -> ReplayError:
+def _late(timeout_s: float, source: BatchSource) -> ReplayError:
     why = source.missing() or "the buffer was busy"
     return ReplayError(f"no batch could be drawn for {timeout_s:g} s: {why}")
 
@@ -109,7 +87,7 @@ def _late(timeout_s: float, source: Source) -> ReplayError:
 class _Ahead:
     """What the thread and the consumer share."""
 
-    def __init__(self, source: Source, place: _Place, most: int) -> None:
+    def __init__(self, source: BatchSource, place: _Place, most: int) -> None:
         self._source = source
         self._place = place
         self._most = most

@@ -16,18 +16,14 @@ import threading
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from penstock.configs.errors import UserError
 from penstock.replay.errors import ReplayError
 from penstock.replay.own_folder import SOCKET, OwnFolder
-from penstock.replay.table import NONE
 from penstock.transport.shm.attach import Attached, Door
 from penstock.transport.shm.lane import offer
-from penstock.transport.shm.store import Slot, SlotStore, drain_event
-
-if TYPE_CHECKING:
-    from penstock.replay.buffer import Replay
+from penstock.transport.shm.store import SlotStore, drain_event
 
 WRITER_SLOTS = 2  # that a writer may hold: one to fill, and one lent ahead
 GATE_S = 0.005  # between two looks at a rate limiter that holds writers back
@@ -152,41 +148,3 @@ class StoreServer:
     def _remove_folder(self) -> None:
         if self._folder is not None:
             self._folder.remove()
-
-
-class Inlet:
-    """A way into ``replay`` for slots of any streams that come from elsewhere. One thread."""
-
-    def __init__(self, replay: Replay) -> None:
-        self._replay = replay
-        with replay.lock:
-            self._lane, self._writer = replay.table.open_lane()
-
-    def acquire(self) -> Slot | None:
-        """A slot to fill, the oldest making room; None while there is none to be had."""
-        flow = self._replay.flow
-        if flow is not None and not flow.may_lend():
-            return None
-        slot = self._writer.acquire(0)
-        if slot is None:
-            self.collect()
-            slot = self._writer.acquire(0)
-        return slot
-
-    def publish(self, slot: Slot) -> None:
-        """The buffer will see it at its next look. Its columns were checked."""
-        self._replay.table.checked.add(slot.index)
-        self._writer.publish(slot)
-
-    def give_back(self, slot: Slot) -> None:
-        """It was not filled after all."""
-        self._writer.give_back(slot)
-
-    def collect(self) -> None:
-        """Have the buffer see what was published."""
-        with self._replay.lock:
-            self._replay.collect()
-
-    def close(self) -> None:
-        with self._replay.lock:
-            self._replay.table.close_lane(self._lane, NONE)

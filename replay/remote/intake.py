@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 from penstock.replay.buffer import Replay
 from penstock.replay.samplers import MAX_PRIORITY
-from penstock.replay.sharing import Inlet
+from penstock.replay.table import NONE
 from penstock.transport import wire
 from penstock.transport.shm.store import Slot
 from penstock.transport.wire import SlotDecoder, WireError
@@ -244,3 +244,41 @@ def _fill_header(slot: Slot, stream: int, head: wire.Head) -> None:
         now_s,
         head.generation,
     )
+
+
+class Inlet:
+    """A way into ``replay`` for slots of any streams that come from elsewhere. One thread."""
+
+    def __init__(self, replay: Replay) -> None:
+        self._replay = replay
+        with replay.lock:
+            self._lane, self._writer = replay.table.open_lane()
+
+    def acquire(self) -> Slot | None:
+        """A slot to fill, the oldest making room; None while there is none to be had."""
+        flow = self._replay.flow
+        if flow is not None and not flow.may_lend():
+            return None
+        slot = self._writer.acquire(0)
+        if slot is None:
+            self.collect()
+            slot = self._writer.acquire(0)
+        return slot
+
+    def publish(self, slot: Slot) -> None:
+        """The buffer will see it at its next look. Its columns were checked."""
+        self._replay.table.checked.add(slot.index)
+        self._writer.publish(slot)
+
+    def give_back(self, slot: Slot) -> None:
+        """It was not filled after all."""
+        self._writer.give_back(slot)
+
+    def collect(self) -> None:
+        """Have the buffer see what was published."""
+        with self._replay.lock:
+            self._replay.collect()
+
+    def close(self) -> None:
+        with self._replay.lock:
+            self._replay.table.close_lane(self._lane, NONE)

@@ -26,9 +26,8 @@ from typing import Any
 
 import numpy as np
 
-from penstock.replay.buffer import Replay
+from penstock.replay.buffer import Replay, ReplaySource
 from penstock.replay.errors import ReplayError
-from penstock.replay.prefetch import Source
 from penstock.replay.remote.batch_codec import Array, Shape, pack
 from penstock.replay.remote.intake import Intake, Taken
 from penstock.replay.samplers import MAX_PRIORITY
@@ -74,7 +73,7 @@ class Ask:
     """A peer wants ``count`` batches."""
 
     number: int
-    source: Source
+    source: ReplaySource
     batch: int
     count: int
     stacked: bool
@@ -341,7 +340,7 @@ class ReplayService:
             )
         if len(peer.asks) >= MAX_ASKS:
             raise ReplayError(f"more than {MAX_ASKS} requests wait; wait for answers first")
-        source = Source(self._replay, batch, stacked)
+        source = ReplaySource(self._replay, batch, stacked)
         peer.asks[number] = Ask(number, source, batch, count, stacked, nbytes)
 
     def _update(self, name: bytes, message: wire.Message) -> None:

@@ -11,10 +11,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from penstock.replay.batch import unstack
-from penstock.replay.buffer import Replay
+from penstock.replay.buffer import Replay, StreamWriter
 from penstock.replay.samplers import Uniform
 from penstock.replay.steps import Autoreset
-from penstock.replay.stream_writer import StreamWriter
 from replay_reference import PADDINGS, History, Player, Shape
 
 KINDS: dict[str, dict[str, Shape]] = {
