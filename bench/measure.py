@@ -19,7 +19,7 @@ from torch import Tensor
 from penstock.bench.gradients import Draws
 from penstock.bench.network import entries, shares_of_backward
 from penstock.bench.simulated import Passes
-from penstock.configs.schema import LearnerConfig
+from penstock.configs.sections import LearnerConfig
 from penstock.learner.codecs.alone import Alone
 from penstock.learner.codecs.auto import AFTER_WARMUP, choose
 from penstock.learner.codecs.buckets import parts_of

@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from common import finish, parser
-from penstock.configs.schema import EnvConfig
+from penstock.configs.sections import EnvConfig
 from penstock.envs import VectorGame, make
 
 THREADS = (1, 2, 4, 8)

@@ -31,7 +31,7 @@ import torch
 from torch import nn
 
 from common import finish, parser
-from penstock.configs.schema import LearnerConfig
+from penstock.configs.sections import LearnerConfig
 from penstock.learner.optimizers.flat_optimizer import FlatOptimizer
 from penstock.learner.parameter_server.client import ServerClient
 from penstock.learner.parameter_server.server import ParameterServer

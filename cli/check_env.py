@@ -11,7 +11,7 @@ import numpy as np
 
 from penstock.configs.errors import UserError
 from penstock.configs.load import resolve
-from penstock.configs.schema import EnvConfig
+from penstock.configs.sections import EnvConfig
 from penstock.core.observations import MASK, views
 from penstock.envs import VectorGame, make
 from penstock.envs.checking.checks import Checker, told

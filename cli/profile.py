@@ -18,7 +18,8 @@ from penstock.bench import learner_alone
 from penstock.bench.alone import alone
 from penstock.configs.errors import UserError
 from penstock.configs.load import resolve_target
-from penstock.configs.schema import Config, StopConfig
+from penstock.configs.schema import Config
+from penstock.configs.sections import StopConfig
 from penstock.core import cgroup
 from penstock.core.files import without_nan
 from penstock.core.role_spec import RoleSpec

@@ -4,25 +4,22 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
 from penstock.configs.algorithms import OnPolicyConfig, PpoConfig
 from penstock.configs.group import Contradiction, group
 from penstock.configs.network import network
-
-if TYPE_CHECKING:
-    from penstock.configs.schema import Config
-    from penstock.configs.section import Section
+from penstock.configs.section import Section
+from penstock.configs.sections import Sections
 
 
-def contradictions(cfg: Config) -> list[Contradiction]:
+def contradictions(cfg: Sections) -> list[Contradiction]:
     """All contradictions of a config whose fields are each valid."""
     ends = (_schedule, _stop, _evaluation, _addresses, _keys)
     checks = (_batches, _rewards, _replay, _gathering, _sac, _inference, *ends, network, group)
     return [found for check in checks for found in check(cfg)]
 
 
-def _batches(cfg: Config) -> Iterator[Contradiction]:
+def _batches(cfg: Sections) -> Iterator[Contradiction]:
     if not isinstance(cfg.algo, OnPolicyConfig):
         return
     actors, transport, learner = cfg.actors, cfg.transport, cfg.learner
@@ -55,7 +52,7 @@ def _batches(cfg: Config) -> Iterator[Contradiction]:
         )
 
 
-def _rewards(cfg: Config) -> Iterator[Contradiction]:
+def _rewards(cfg: Sections) -> Iterator[Contradiction]:
     algo = cfg.algo
     if not isinstance(algo, OnPolicyConfig):
         return
@@ -81,7 +78,7 @@ def _rewards(cfg: Config) -> Iterator[Contradiction]:
         )
 
 
-def _replay(cfg: Config) -> Iterator[Contradiction]:
+def _replay(cfg: Sections) -> Iterator[Contradiction]:
     replay = cfg.replay
     if isinstance(cfg.algo, OnPolicyConfig):
         defaults = type(replay)()
@@ -122,7 +119,7 @@ def _replay(cfg: Config) -> Iterator[Contradiction]:
         )
 
 
-def _gathering(cfg: Config) -> Iterator[Contradiction]:
+def _gathering(cfg: Sections) -> Iterator[Contradiction]:
     if isinstance(cfg.algo, OnPolicyConfig):
         return
     learner, defaults = cfg.learner, type(cfg.learner)()
@@ -141,7 +138,7 @@ def _gathering(cfg: Config) -> Iterator[Contradiction]:
             )
 
 
-def _sac(cfg: Config) -> Iterator[Contradiction]:
+def _sac(cfg: Sections) -> Iterator[Contradiction]:
     if cfg.algo.name != "sac":
         return
     if cfg.algo.log_std_min >= cfg.algo.log_std_max:
@@ -162,7 +159,7 @@ def _differ(key: str, a: Section, b: Section) -> bool:
     return bool(getattr(a, key) != getattr(b, key))
 
 
-def _inference(cfg: Config) -> Iterator[Contradiction]:
+def _inference(cfg: Sections) -> Iterator[Contradiction]:
     if cfg.actors.inference != "numpy":
         return
     if cfg.actors.precision == "bf16":
@@ -173,7 +170,7 @@ def _inference(cfg: Config) -> Iterator[Contradiction]:
         )
 
 
-def _schedule(cfg: Config) -> Iterator[Contradiction]:
+def _schedule(cfg: Sections) -> Iterator[Contradiction]:
     keys = ("learner.lr_end_fraction", "learner.lr_decay_steps")
     fraction, steps = cfg.learner.lr_end_fraction, cfg.learner.lr_decay_steps
     if fraction != 1 and steps is None:
@@ -190,7 +187,7 @@ def _schedule(cfg: Config) -> Iterator[Contradiction]:
         )
 
 
-def _stop(cfg: Config) -> Iterator[Contradiction]:
+def _stop(cfg: Sections) -> Iterator[Contradiction]:
     if cfg.stop.hold_s and cfg.stop.return_ is None:
         yield Contradiction(
             ("stop.hold_s",),
@@ -199,7 +196,7 @@ def _stop(cfg: Config) -> Iterator[Contradiction]:
         )
 
 
-def _evaluation(cfg: Config) -> Iterator[Contradiction]:
+def _evaluation(cfg: Sections) -> Iterator[Contradiction]:
     turns = cfg.transport.kind == "inproc"
     if turns and cfg.eval.every_s is not None and cfg.checkpoint.every_steps is None:
         yield Contradiction(
@@ -210,7 +207,7 @@ def _evaluation(cfg: Config) -> Iterator[Contradiction]:
         )
 
 
-def _addresses(cfg: Config) -> Iterator[Contradiction]:
+def _addresses(cfg: Sections) -> Iterator[Contradiction]:
     transport = cfg.transport
     if transport.kind in ("inproc", "shm"):
         for key in ("bind", "curve"):
@@ -222,7 +219,7 @@ def _addresses(cfg: Config) -> Iterator[Contradiction]:
                 )
 
 
-def _keys(cfg: Config) -> Iterator[Contradiction]:
+def _keys(cfg: Sections) -> Iterator[Contradiction]:
     transport = cfg.transport
     if transport.insecure and transport.curve is not None:
         yield Contradiction(

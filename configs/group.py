@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from penstock.configs.algorithms import OnPolicyConfig
-
-if TYPE_CHECKING:
-    from penstock.configs.schema import Config, LearnerConfig
+from penstock.configs.sections import LearnerConfig, Sections
 
 SERVED = ("ssp", "asp", "tap", "backup")  # paces with a parameter server
 ROUGH = {  # codecs that no second moment survives, and what they make of a gradient
@@ -26,7 +24,7 @@ class Contradiction(NamedTuple):
     text: str
 
 
-def group(cfg: Config) -> Iterator[Contradiction]:
+def group(cfg: Sections) -> Iterator[Contradiction]:
     """Of codecs, optimizers, paces and numbers of learners."""
     yield from codec_contradictions(cfg.learner)
     yield from _updates(cfg.learner)
@@ -83,7 +81,7 @@ def _updates(learner: LearnerConfig) -> Iterator[Contradiction]:
         )
 
 
-def _pace(cfg: Config) -> Iterator[Contradiction]:
+def _pace(cfg: Sections) -> Iterator[Contradiction]:
     learner = cfg.learner
     pace = learner.pace
     if pace in SERVED and learner.optimizer in ("lars", "lamb"):
@@ -134,7 +132,7 @@ def _pace(cfg: Config) -> Iterator[Contradiction]:
         )
 
 
-def _statistics(cfg: Config) -> Iterator[Contradiction]:
+def _statistics(cfg: Sections) -> Iterator[Contradiction]:
     """Learners with statistics of their own would train networks that mean different things."""
     pace = cfg.learner.pace
     if pace == "bsp" or cfg.learner.count == 1:
@@ -152,7 +150,7 @@ def _statistics(cfg: Config) -> Iterator[Contradiction]:
             )
 
 
-def _numbers(cfg: Config) -> Iterator[Contradiction]:
+def _numbers(cfg: Sections) -> Iterator[Contradiction]:
     count = cfg.learner.count
     if count == 1:
         return

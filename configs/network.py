@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
 from penstock.configs.algorithms import OnPolicyConfig
 from penstock.configs.group import Contradiction
 from penstock.configs.model import ModelConfig
-
-if TYPE_CHECKING:
-    from penstock.configs.schema import Config
+from penstock.configs.sections import Sections
 
 ACTOR_CRITICS = (
     *("core", "core_size", "critic", "normalize_observations"),
@@ -18,7 +15,7 @@ ACTOR_CRITICS = (
 )
 
 
-def network(cfg: Config) -> Iterator[Contradiction]:
+def network(cfg: Sections) -> Iterator[Contradiction]:
     """Of the network with the algorithm and with what computes it."""
     yield from _off_policy(cfg)
     yield from _inference(cfg)
@@ -31,7 +28,7 @@ def network(cfg: Config) -> Iterator[Contradiction]:
         )
 
 
-def _off_policy(cfg: Config) -> Iterator[Contradiction]:
+def _off_policy(cfg: Sections) -> Iterator[Contradiction]:
     algo, model, defaults = cfg.algo, cfg.model, ModelConfig()
     if isinstance(algo, OnPolicyConfig):
         return
@@ -54,7 +51,7 @@ def _off_policy(cfg: Config) -> Iterator[Contradiction]:
             return
 
 
-def _inference(cfg: Config) -> Iterator[Contradiction]:
+def _inference(cfg: Sections) -> Iterator[Contradiction]:
     if cfg.actors.inference != "numpy":
         return
     model = cfg.model

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from penstock.configs.schema import EnvConfig
+from penstock.configs.sections import EnvConfig
 
 
 def settings(env: EnvConfig) -> dict[str, Any]:

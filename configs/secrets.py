@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from penstock.configs.errors import UserError
 
 if TYPE_CHECKING:
-    from penstock.configs.schema import EnvConfig
+    from penstock.configs.sections import EnvConfig
 
 REFERENCE = re.compile(r"\$\{env:([^}]*)\}")
 PREFIX = "PENSTOCK_"

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from ale_py import AtariVectorEnv
     from gymnasium.envs.registration import EnvSpec
 
-    from penstock.configs.schema import EnvConfig
+    from penstock.configs.sections import EnvConfig
 
 PREFIX = "ALE/"
 _OLD = re.compile(r"(\w+?)(Deterministic|NoFrameskip)?-v[04]")

@@ -41,7 +41,7 @@ from penstock.envs.threads import ThreadedVectorEnv
 from penstock.envs.vector_env import GameInfo, VectorGame
 
 if TYPE_CHECKING:
-    from penstock.configs.schema import EnvConfig
+    from penstock.configs.sections import EnvConfig
 from penstock.configs.secrets import resolve
 
 _RESERVED = {

@@ -20,8 +20,8 @@ from typing import TYPE_CHECKING, Any
 
 from penstock.configs.errors import UserError
 from penstock.configs.load import CONFIG_FILE, Resolved, dump
-from penstock.configs.schema import RunConfig
 from penstock.configs.secrets import redacted, resolve
+from penstock.configs.sections import RunConfig
 from penstock.core.files import write_atomic
 from penstock.core.processes import die_with
 from penstock.core.role_spec import RoleSpec

@@ -18,7 +18,6 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -27,13 +26,11 @@ from penstock.configs.group import SERVED
 from penstock.learner.state import (
     WEIGHTS,
     Arrays,
+    Learned,
     follow_lr_factor,
     set_weights,
     weights_of,
 )
-
-if TYPE_CHECKING:
-    from penstock.learner.factory import AnyTrainer
 
 DIVERGED = "diverged"  # the exit reason
 KEPT = 2  # states: at twice the memory, one that is from before the trouble began
@@ -58,7 +55,7 @@ class NonFiniteGuard:
     With several learners each has one, and all call `keep` and `act` in the same turns.
     """
 
-    def __init__(self, trainer: AnyTrainer, event: Callable[..., object]) -> None:
+    def __init__(self, trainer: Learned, event: Callable[..., object]) -> None:
         """``event`` is `RoleContext.event`."""
         self._trainer = trainer
         self._statistics = trainer.device_statistics

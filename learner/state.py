@@ -3,21 +3,43 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
-if TYPE_CHECKING:
-    from penstock.learner.factory import AnyTrainer
+from penstock.configs.schema import Config
+from penstock.learner.device_statistics import DeviceStatistics
+from penstock.learner.optimizers.flat_optimizer import FlatOptimizer
+from penstock.learner.progress import Progress
 
 Arrays = dict[str, npt.NDArray[Any]]
 WEIGHTS, PROGRESS = "weights", "progress"
 
 
+class Learned(Protocol):
+    """A trainer, as what it has learned."""
+
+    config: Config
+    device_statistics: DeviceStatistics
+    progress: Progress
+
+    def published(self) -> list[torch.Tensor]:
+        """Parameters and buffers that actors get, in the layout's order."""
+
+    def optimizers(self) -> dict[str, FlatOptimizer]:
+        """By name."""
+
+    def state_dict(self) -> Arrays:
+        """Optimizers, targets, counters."""
+
+    def load_state_dict(self, state: Arrays) -> None:
+        """Go on from what `state_dict` gave."""
+
+
 @torch.no_grad()
-def weights_of(trainer: AnyTrainer) -> npt.NDArray[np.float32]:
+def weights_of(trainer: Learned) -> npt.NDArray[np.float32]:
     """What actors get, in one vector, in the layout's order."""
     flat: npt.NDArray[np.float32] = (
         torch.cat([t.flatten() for t in trainer.published()]).cpu().numpy()
@@ -26,7 +48,7 @@ def weights_of(trainer: AnyTrainer) -> npt.NDArray[np.float32]:
 
 
 @torch.no_grad()
-def set_weights(trainer: AnyTrainer, weights: npt.NDArray[np.float32]) -> None:
+def set_weights(trainer: Learned, weights: npt.NDArray[np.float32]) -> None:
     """Write what `weights_of` gave."""
     targets = trainer.published()
     parts = torch.from_numpy(weights).split([t.numel() for t in targets])
@@ -34,7 +56,7 @@ def set_weights(trainer: AnyTrainer, weights: npt.NDArray[np.float32]) -> None:
         target.copy_(part.view(target.shape))
 
 
-def take_state(trainer: AnyTrainer) -> Arrays:
+def take_state(trainer: Learned) -> Arrays:
     """Weights, optimizers, targets and counters."""
     progress = json.dumps(trainer.progress.state_dict()).encode()
     return trainer.state_dict() | {
@@ -43,7 +65,7 @@ def take_state(trainer: AnyTrainer) -> Arrays:
     }
 
 
-def put_state(trainer: AnyTrainer, state: Arrays) -> None:
+def put_state(trainer: Learned, state: Arrays) -> None:
     """Stand where the learner does that `take_state` was taken from."""
     rest = dict(state)
     set_weights(trainer, rest.pop(WEIGHTS))
@@ -53,7 +75,7 @@ def put_state(trainer: AnyTrainer, state: Arrays) -> None:
     follow_lr_factor(trainer)
 
 
-def follow_lr_factor(trainer: AnyTrainer) -> None:
+def follow_lr_factor(trainer: Learned) -> None:
     """Have the optimizers step at the learning rate that the progress says."""
     for optimizer in trainer.optimizers().values():
         optimizer.lr_factor = trainer.progress.lr_factor

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from penstock.algos import dqn, sac
 from penstock.configs.algorithms import DqnConfig, SacConfig
-from penstock.configs.schema import LearnerConfig
+from penstock.configs.sections import LearnerConfig
 from penstock.learner.nonfinite import backward
 from penstock.learner.optimizers.flat_optimizer import FlatOptimizer, flatten
 from penstock.learner.sync.gradient_sync import Alone, Exchange

@@ -12,8 +12,9 @@ from penstock.configs.errors import UserError
 from penstock.configs.model import ModelConfig
 from penstock.configs.schema import Config
 from penstock.core.observations import MASK, Part
+from penstock.core.params import ParamLayout
 from penstock.models.actions import Spaces, action_spec
-from penstock.models.general import GeneralShape, Input
+from penstock.models.general import GeneralShape, Input, channels_last
 from penstock.models.layout import CnnShape, DenseShape, HeadShape, MlpShape, NetShape, QCnnShape
 
 MIN_PIXELS = 36  # what the convolutions of nature_cnn need in each direction
@@ -54,7 +55,7 @@ def actor_critic_shape(config: Config, game: Spaces) -> ActorCriticShape:
         shape, scale = _observations(game, config.algo.name)
         inputs = (_input(model, "obs", shape, game.observation_space.dtype.str, None),)
     _check_inputs(model, inputs, mask)
-    general = GeneralShape(inputs, mask, actions, model)
+    general = GeneralShape(inputs, mask, actions, model, _layout)
     if parts or model.core != "none" or model.entry is not None:
         return general
     if _is_fast_cnn(model, inputs[0]):
@@ -163,11 +164,6 @@ def _check_axes(model: ModelConfig, shape: tuple[int, ...]) -> None:
         )
 
 
-def channels_last(shape: tuple[int, ...]) -> bool:
-    """Whether an image's channels are its last axis rather than its first: the shorter one."""
-    return shape[2] < shape[0]
-
-
 def _is_image(model: ModelConfig, shape: tuple[int, ...]) -> bool:
     kind = "auto" if model.entry is not None else model.kind
     if len(shape) != 3 or kind == "mlp":
@@ -219,3 +215,9 @@ def _takes_cnn(model: ModelConfig, shape: tuple[int, ...]) -> bool:
         f"height, width] of at least {MIN_PIXELS} pixels each way; bring them into that form "
         "with env.wrappers, or set model.kind=mlp"
     )
+
+
+def _layout(shape: GeneralShape) -> ParamLayout:
+    from penstock.models.torch_general import layout
+
+    return layout(shape)

@@ -1,12 +1,13 @@
 """Actor-critics of any make: observations of several parts, memory, own networks. No torch here.
 
-The parameters' layout is that of the torch module, which `layout` builds without memory for it; so
-only who asks for the layout imports torch.
+The parameters' layout is that of the torch module, which `torch_general.layout` builds without
+memory for it; so torch is imported where the layout is asked for, and not before.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from functools import cached_property
 
 from penstock.configs.model import ModelConfig
@@ -39,6 +40,8 @@ class GeneralShape:
     """The action mask among the parts of an observation."""
     actions: ActionSpec
     model: ModelConfig
+    make_layout: Callable[[GeneralShape], ParamLayout] = field(compare=False, repr=False)
+    """Given by `models.fitting`, since it needs torch."""
 
     @property
     def outputs(self) -> int:
@@ -64,12 +67,15 @@ class GeneralShape:
 
     @cached_property
     def layout(self) -> ParamLayout:
-        from penstock.models.torch_general import layout
-
-        return layout(self)
+        return self.make_layout(self)
 
 
 def floats_of(layout: ParamLayout) -> list[slice]:
     """Where in packed observations the network of a layout reads float32 numbers, in bytes."""
     told = (shape[1:] for name, shape in layout.entries if name.startswith(FLOATS))
     return [slice(offset, offset + nbytes) for offset, nbytes in told]
+
+
+def channels_last(shape: tuple[int, ...]) -> bool:
+    """Whether an image's channels are its last axis rather than its first: the shorter one."""
+    return shape[2] < shape[0]

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from penstock.configs.model import ModelConfig
-from penstock.models.fitting import channels_last
+from penstock.models.general import channels_last
 from penstock.models.layout import CONVS, FEATURES, flat_features
 from penstock.models.torch_trunks import activate, orthogonal
 

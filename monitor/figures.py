@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from penstock.core.formatting import clock, count, duration, number, percent, reasons, shares
 
 if TYPE_CHECKING:
-    from penstock.configs.schema import StopConfig
+    from penstock.configs.sections import StopConfig
 
 Metrics = Mapping[str, Any]
 

@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from penstock.configs.same_env import same_game
-from penstock.configs.schema import EnvConfig
 from penstock.configs.secrets import redacted
+from penstock.configs.sections import EnvConfig
 from penstock.core.files import open_private, without_nan, write_atomic
 from penstock.monitor.ranks import lags
 from penstock.monitor.sinks import Writer

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TextIO
 from penstock.monitor.figures import Metrics, figures, line
 
 if TYPE_CHECKING:
-    from penstock.configs.schema import StopConfig
+    from penstock.configs.sections import StopConfig
 
 LINE_EVERY_S = 3.0
 REDRAWN_EVERY_S = 0.5

@@ -17,7 +17,8 @@ import torch
 from penstock import algos
 from penstock.algos import slot_spec
 from penstock.configs.load import resolve
-from penstock.configs.schema import Config, StopConfig
+from penstock.configs.schema import Config
+from penstock.configs.sections import StopConfig
 from penstock.core.params import ParamLayout
 from penstock.core.specs import SlotSpec
 from penstock.envs import make

@@ -12,7 +12,7 @@ from typing import Any
 import gymnasium
 import pytest
 
-from penstock.configs.schema import EnvConfig
+from penstock.configs.sections import EnvConfig
 
 USER_MODULE = """
 import gymnasium, numpy as np

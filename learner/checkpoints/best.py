@@ -12,7 +12,7 @@ from typing import Any
 
 from penstock.configs.errors import UserError
 from penstock.configs.same_env import same_game
-from penstock.configs.schema import EnvConfig
+from penstock.configs.sections import EnvConfig
 from penstock.core.params import ParamLayout
 from penstock.learner.checkpoints import checkpoint_format
 

@@ -24,7 +24,7 @@ import torch
 from penstock.configs.group import codec_contradictions
 from penstock.configs.reduce import Codec as CodecName
 from penstock.configs.reduce import ReduceConfig
-from penstock.configs.schema import LearnerConfig
+from penstock.configs.sections import LearnerConfig
 from penstock.learner.codecs.alone import Alone
 from penstock.learner.codecs.buckets import Part, buckets_of
 from penstock.learner.codecs.codec import Codec

@@ -20,7 +20,8 @@ import torch.distributed as dist
 
 from penstock.configs.errors import UserError
 from penstock.configs.group import SERVED
-from penstock.configs.schema import Config, LearnerConfig
+from penstock.configs.schema import Config
+from penstock.configs.sections import LearnerConfig
 from penstock.core.control import Message
 from penstock.core.role import RoleContext, RunEndedError
 from penstock.learner.codecs.auto import choose

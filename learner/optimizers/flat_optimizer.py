@@ -14,7 +14,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
-from penstock.configs.schema import LearnerConfig
+from penstock.configs.sections import LearnerConfig
 from penstock.learner.codecs.buckets import parts_of
 from penstock.learner.optimizers.rules import Adam, RmsProp, Rule, Sgd, Step
 from penstock.learner.optimizers.schedule import learning_rate

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from penstock.configs.errors import UserError
-from penstock.configs.schema import LearnerConfig
+from penstock.configs.sections import LearnerConfig
 from penstock.learner.optimizers.rules import BETAS, Step
 
 MOMENTS = {"lars": ("momentum_buffer",), "lamb": ("exp_avg", "exp_avg_sq")}

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.optim.adam import adam
 from torch.optim.sgd import sgd
 
-from penstock.configs.schema import LearnerConfig
+from penstock.configs.sections import LearnerConfig
 
 BETAS = (0.9, 0.999)
 ALPHA = 0.99

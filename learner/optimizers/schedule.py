@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from math import sqrt
 
-from penstock.configs.schema import LearnerConfig
+from penstock.configs.sections import LearnerConfig
 
 
 def learning_rate(cfg: LearnerConfig, env_steps: int, update: int) -> float:

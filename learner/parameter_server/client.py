@@ -23,7 +23,7 @@ import zmq
 from torch import Tensor
 
 from penstock.configs.errors import UserError
-from penstock.configs.schema import LearnerConfig
+from penstock.configs.sections import LearnerConfig
 from penstock.learner.optimizers.flat_optimizer import FlatOptimizer
 from penstock.learner.parameter_server import protocol
 from penstock.learner.parameter_server.members import rules

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 
-from penstock.configs.schema import LearnerConfig
+from penstock.configs.sections import LearnerConfig
 from penstock.learner.parameter_server.protocol import NOTHING, Head, Tally
 from penstock.learner.progress import BOOKED
 from penstock.transport.checksum import crc32

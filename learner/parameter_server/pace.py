@@ -27,7 +27,7 @@ from abc import ABC, abstractmethod
 from collections import Counter
 from dataclasses import dataclass
 
-from penstock.configs.schema import LearnerConfig
+from penstock.configs.sections import LearnerConfig
 
 MAX_LAG = 1 << 16  # the histograms' last bin
 

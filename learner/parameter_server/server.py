@@ -27,7 +27,7 @@ from typing import Any
 
 import numpy as np
 
-from penstock.configs.schema import LearnerConfig
+from penstock.configs.sections import LearnerConfig
 from penstock.core.role import RoleContext
 from penstock.learner.parameter_server import protocol
 from penstock.learner.parameter_server.members import Member, rules

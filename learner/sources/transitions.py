@@ -15,8 +15,8 @@ import numpy as np
 
 from penstock.algos import n_step
 from penstock.configs.algorithms import OffPolicyConfig
-from penstock.configs.replay import ReplayConfig
 from penstock.configs.schema import Config
+from penstock.configs.sections import ReplayConfig
 from penstock.learner.offpolicy import OffPolicyTrainer
 from penstock.learner.progress import Progress
 from penstock.learner.sources.kept_replay import KeptReplay

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import numpy as np
 
-from penstock.configs.schema import Config, TransportConfig
+from penstock.configs.schema import Config
+from penstock.configs.sections import TransportConfig
 from penstock.core.specs import SlotSpec
 from penstock.learner.sources.copying import Copier, gather_threads
 from penstock.learner.sources.feeder import Feeder

@@ -14,7 +14,7 @@ from zlib import crc32
 import torch
 from torch import Tensor
 
-from penstock.configs.schema import LearnerConfig
+from penstock.configs.sections import LearnerConfig
 from penstock.learner.codecs.dgc import Dgc
 from penstock.learner.codecs.reducer import Reducer
 from penstock.learner.codecs.registry import make_codec

@@ -14,7 +14,8 @@ import numpy.typing as npt
 
 from penstock.configs.algorithms import DqnConfig, SacConfig
 from penstock.configs.errors import UserError
-from penstock.configs.schema import ActorsConfig, Config
+from penstock.configs.schema import Config
+from penstock.configs.sections import ActorsConfig
 from penstock.core.observations import Part, views
 from penstock.core.params import Float32
 from penstock.models.acting.categorical import (

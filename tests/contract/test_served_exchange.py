@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import nn
 
-from penstock.configs.schema import LearnerConfig, StopConfig
+from penstock.configs.sections import LearnerConfig, StopConfig
 from penstock.learner.optimizers.flat_optimizer import FlatOptimizer
 from penstock.learner.parameter_server.client import ServerClient
 from penstock.learner.parameter_server.server import ParameterServer

@@ -14,7 +14,7 @@ from penstock.bench.gradients import Draws
 from penstock.bench.network import entries, parse_count, shares_of_backward
 from penstock.bench.simulated import Passes
 from penstock.configs.errors import UserError
-from penstock.configs.schema import LearnerConfig
+from penstock.configs.sections import LearnerConfig
 from penstock.learner.codecs.alone import Alone
 from penstock.learner.codecs.buckets import parts_of
 from penstock.learner.codecs.registry import make_codec

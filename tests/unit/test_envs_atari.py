@@ -11,7 +11,7 @@ from ale_py import AtariVectorEnv
 
 from penstock.configs.errors import UserError
 from penstock.configs.load import resolve
-from penstock.configs.schema import EnvConfig
+from penstock.configs.sections import EnvConfig
 from penstock.envs import atari, make, probe
 
 # Options that are no preprocessing: threads, and what Penstock gives or refuses.

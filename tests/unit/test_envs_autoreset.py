@@ -12,7 +12,7 @@ import pytest
 from ale_py import AtariVectorEnv
 from gymnasium import Env
 
-from penstock.configs.schema import EnvConfig
+from penstock.configs.sections import EnvConfig
 from penstock.envs import VectorGame, make
 from penstock.envs.games.synthetic import make_single
 from penstock.envs.single import SingleEnv

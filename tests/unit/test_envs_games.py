@@ -16,7 +16,7 @@ import numpy.typing as npt
 import pytest
 
 from penstock.configs.load import presets, resolve
-from penstock.configs.schema import EnvConfig
+from penstock.configs.sections import EnvConfig
 from penstock.envs import make, probe
 from penstock.envs.checking.checks import Checker
 

@@ -10,7 +10,7 @@ import numpy.typing as npt
 import pytest
 
 from penstock.configs.errors import UserError
-from penstock.configs.schema import EnvConfig
+from penstock.configs.sections import EnvConfig
 from penstock.envs import make
 
 ENVS, STEPS = 50, 400

@@ -12,7 +12,7 @@ import pytest
 
 from penstock.cli.check_env import check, describe
 from penstock.configs.errors import UserError
-from penstock.configs.schema import EnvConfig
+from penstock.configs.sections import EnvConfig
 from penstock.envs import find_bad_observation, make
 from user_shop import config, shopping
 

@@ -14,7 +14,7 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
 from broken_envs import Masked, ResetsItself, Sound
 from penstock.configs.errors import UserError
-from penstock.configs.schema import EnvConfig
+from penstock.configs.sections import EnvConfig
 from penstock.core.observations import Part, find_bad_observation, laid_out, row_nbytes, views
 from penstock.envs import GameInfo, VectorGame, make
 

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from penstock.configs.errors import UserError
-from penstock.configs.schema import EnvConfig
+from penstock.configs.sections import EnvConfig
 from penstock.envs import make
 from penstock.envs.checking.checks import Checker
 from penstock.envs.checking.vector import check_vector

@@ -14,7 +14,7 @@ import pytest
 import snappy
 
 from penstock.configs.errors import UserError
-from penstock.configs.schema import EnvConfig
+from penstock.configs.sections import EnvConfig
 from penstock.envs import VectorGame, find_bad_observation, make
 from penstock.envs.games.synthetic import SyntheticVectorEnv
 

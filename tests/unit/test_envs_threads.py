@@ -16,7 +16,7 @@ import pytest
 from gymnasium import spaces
 
 from penstock.configs.errors import UserError
-from penstock.configs.schema import EnvConfig
+from penstock.configs.sections import EnvConfig
 from penstock.envs import VectorGame, make, probe
 from penstock.envs.threads import ThreadedVectorEnv
 from user_shop import config
@@ -230,7 +230,7 @@ def test_games_that_are_let_go_of_leave_no_thread() -> None:
 LEFT_OPEN = """
 import sys
 import gymnasium
-from penstock.configs.schema import EnvConfig
+from penstock.configs.sections import EnvConfig
 from penstock.envs import make
 import numpy as np
 game = make(EnvConfig(id="Pendulum-v1"), 4, 4)

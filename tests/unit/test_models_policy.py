@@ -12,7 +12,8 @@ import torch
 from gymnasium import spaces
 
 from penstock.configs.errors import UserError
-from penstock.configs.schema import ActorsConfig, Config
+from penstock.configs.schema import Config
+from penstock.configs.sections import ActorsConfig
 from penstock.models.acting import policy as policies
 from penstock.models.acting.numpy_mlp import NumpyMlp
 from penstock.models.acting.policy import Policy, make_policy

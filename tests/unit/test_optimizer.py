@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from penstock.configs.reduce import ReduceConfig
-from penstock.configs.schema import LearnerConfig
+from penstock.configs.sections import LearnerConfig
 from penstock.learner.codecs.buckets import Part
 from penstock.learner.optimizers.flat_optimizer import FlatOptimizer
 
@@ -235,7 +235,7 @@ def test_updates_are_counted_for_the_warm_up() -> None:
 def test_no_part_of_a_learner_step_imports_dynamo(kind: str) -> None:
     code = f"""
 import sys, torch
-from penstock.configs.schema import LearnerConfig
+from penstock.configs.sections import LearnerConfig
 from penstock.learner.optimizers.flat_optimizer import FlatOptimizer
 from penstock.models.actions import discrete
 from penstock.models.layout import MlpShape

@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from penstock.configs.schema import LearnerConfig
+from penstock.configs.sections import LearnerConfig
 from penstock.learner.optimizers.flat_optimizer import FlatOptimizer
 
 needs_library = pytest.mark.skipif(
@@ -148,7 +148,7 @@ import sys
 sys.modules["pytorch_optimizer"] = None  # as if it were not installed
 import torch
 from penstock.configs.errors import UserError
-from penstock.configs.schema import LearnerConfig
+from penstock.configs.sections import LearnerConfig
 from penstock.learner.optimizers.flat_optimizer import FlatOptimizer
 try:
     FlatOptimizer(torch.nn.Linear(2, 2).named_parameters(), LearnerConfig(optimizer="lars"))

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from penstock.configs.schema import LearnerConfig
+from penstock.configs.sections import LearnerConfig
 from penstock.learner.optimizers.schedule import learning_rate
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from penstock.configs.schema import StopConfig
+from penstock.configs.sections import StopConfig
 from penstock.learner.progress import BOOKED, Progress
 from penstock.profiling.ledger import Part, TimeLedger
 

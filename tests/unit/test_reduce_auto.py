@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from penstock.bench.network import entries
-from penstock.configs.schema import LearnerConfig
+from penstock.configs.sections import LearnerConfig
 from penstock.learner.codecs.alone import Alone
 from penstock.learner.codecs.auto import (
     Choice,

@@ -15,7 +15,7 @@ import pytest
 
 from penstock.configs.load import resolve
 from penstock.configs.same_env import settings
-from penstock.configs.schema import EnvConfig
+from penstock.configs.sections import EnvConfig
 from penstock.core.files import write_atomic
 from penstock.monitor.record import RESERVED_NBYTES, Record, lines
 

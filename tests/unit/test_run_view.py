@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from penstock.configs.schema import StopConfig
+from penstock.configs.sections import StopConfig
 from penstock.core.formatting import clock, count, number, reasons
 from penstock.monitor.figures import eta_s, figures
 from penstock.monitor.figures import line as figure_line

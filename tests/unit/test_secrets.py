@@ -12,7 +12,7 @@ from penstock.configs import secrets
 from penstock.configs.errors import UserError
 from penstock.configs.load import dump, resolve
 from penstock.configs.same_env import settings
-from penstock.configs.schema import EnvConfig
+from penstock.configs.sections import EnvConfig
 from penstock.envs import make
 
 SECRET = "swordfish-1234"

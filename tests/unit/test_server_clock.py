@@ -10,7 +10,7 @@ import pytest
 from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from penstock.configs.schema import LearnerConfig
+from penstock.configs.sections import LearnerConfig
 from penstock.learner.parameter_server.pace import Backup, Bounded, Pace, make_pace
 
 A, B, C, D = 1, 2, 3, 4
