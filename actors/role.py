@@ -14,7 +14,7 @@ from penstock.actors.rollout import Rollout
 from penstock.algos import process, records_returns, slot_spec
 from penstock.configs.schema import Config
 from penstock.core.role import EXIT_REJOIN, RoleContext
-from penstock.envs import VectorGame, make
+from penstock.envs import BatchedEnv, make
 from penstock.models.acting.policy import make_policy
 from penstock.profiling.ledger import Part, TimeLedger
 from penstock.profiling.status import Phase, StatusPage
@@ -37,7 +37,7 @@ def run(ctx: RoleContext) -> None:
         raise SystemExit(EXIT_REJOIN) from error
 
 
-def _live(ctx: RoleContext, found: Found, game: VectorGame) -> None:
+def _live(ctx: RoleContext, found: Found, game: BatchedEnv) -> None:
     """Play for one learner after the other, in the same game. The supervisor gives an actor to
     another learner where there are several; one started by hand has no supervisor to do so."""
     config, actor = found.config, actor_id(ctx)
@@ -93,7 +93,7 @@ class Player:
         self,
         config: Config,
         link: Link,
-        game: VectorGame,
+        game: BatchedEnv,
         actor: int,
         incarnation: int,
         status: StatusPage,

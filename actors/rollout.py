@@ -22,7 +22,7 @@ import numpy.typing as npt
 
 from penstock.algos.slots import BEGINS, OLDER, REPEATS, RETURN
 from penstock.configs.errors import UserError
-from penstock.envs import VectorGame, find_bad_observation
+from penstock.envs import BatchedEnv, find_bad_observation
 from penstock.models.acting.policy import Policy
 from penstock.profiling.ledger import Part, TimeLedger
 
@@ -45,7 +45,7 @@ class Rollout:
 
     def __init__(
         self,
-        game: VectorGame,
+        game: BatchedEnv,
         policy: Policy,
         seed: int,
         ledger: TimeLedger,

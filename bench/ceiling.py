@@ -17,9 +17,9 @@ from gymnasium import spaces
 
 from penstock.bench.rates import Work, rounds_of, told
 from penstock.configs.schema import Config
-from penstock.core.observations import MASK, Part, views
+from penstock.core.observations import MASK, ObservationPart, views
 from penstock.core.specs import HEADER, SlotSpec
-from penstock.envs import GameInfo, probe
+from penstock.envs import EnvInfo, probe
 from penstock.learner.factory import make_trainer
 from penstock.learner.offpolicy import OffPolicyTrainer
 from penstock.learner.sources.staging import StagingBatch
@@ -61,7 +61,7 @@ def work(config: Config) -> Work:
     return Work(drawn(trainer, info, batch_size), batch_size / each, settle)
 
 
-def staged(trainer: Trainer, info: GameInfo) -> StagingBatch:
+def staged(trainer: Trainer, info: EnvInfo) -> StagingBatch:
     """A staging batch of made-up unrolls."""
     payload = trainer.spec.zeros()
     columns = made_up(trainer.spec, payload, info)
@@ -73,7 +73,7 @@ def staged(trainer: Trainer, info: GameInfo) -> StagingBatch:
     return batch
 
 
-def made_up(spec: SlotSpec, payload: Sequence[Array], info: GameInfo) -> dict[str, Array]:
+def made_up(spec: SlotSpec, payload: Sequence[Array], info: EnvInfo) -> dict[str, Array]:
     """The columns of ``payload``, filled with an unroll such as a sound actor might have played."""
     columns, rng = spec.views(payload), np.random.default_rng(0)
     columns["obs"][...] = like(columns["obs"], rng, info.parts)
@@ -83,7 +83,7 @@ def made_up(spec: SlotSpec, payload: Sequence[Array], info: GameInfo) -> dict[st
     return columns
 
 
-def drawn(trainer: OffPolicyTrainer, info: GameInfo, size: int) -> Callable[[], object]:
+def drawn(trainer: OffPolicyTrainer, info: EnvInfo, size: int) -> Callable[[], object]:
     """An update on ``size`` made-up transitions that lie on the trainer's device."""
     rng = np.random.default_rng(0)
     space = info.observation_space
@@ -100,7 +100,7 @@ def drawn(trainer: OffPolicyTrainer, info: GameInfo, size: int) -> Callable[[], 
     return lambda: trainer.update(placed)
 
 
-def like(obs: Array, rng: np.random.Generator, parts: Sequence[Part] = ()) -> Array:
+def like(obs: Array, rng: np.random.Generator, parts: Sequence[ObservationPart] = ()) -> Array:
     """Observations of the shape and type of ``obs``: any bytes, or numbers around 0; so in each of
     its ``parts``, and all actions are allowed."""
     if parts:
@@ -113,7 +113,7 @@ def like(obs: Array, rng: np.random.Generator, parts: Sequence[Part] = ()) -> Ar
     return rng.integers(0, 100, obs.shape).astype(obs.dtype)
 
 
-def actions(info: GameInfo, shape: tuple[int, ...], rng: np.random.Generator) -> Array:
+def actions(info: EnvInfo, shape: tuple[int, ...], rng: np.random.Generator) -> Array:
     """Any that the network may choose: int32 where there are choices, float32 in -1 ... 1 for a
     Box."""
     space = info.action_space

@@ -15,7 +15,7 @@ ACTING = ("environment", "inference", "write")
 Verdict = Literal["slower", "faster", "same"]
 
 
-class Change(NamedTuple):
+class RateChange(NamedTuple):
     """One stage, then and now; rates are medians of the rounds."""
 
     stage: str
@@ -47,7 +47,7 @@ def spread(rates: Sequence[float]) -> float:
     return (max(rates) - min(rates)) / statistics.median(rates)
 
 
-def compare(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[Change]:
+def compare(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[RateChange]:
     """Of the stages, and the whole, that two results both have."""
     before, now = _rates(old), _rates(new)
     return [_change(stage, before[stage], now[stage]) for stage in now if stage in before]
@@ -85,11 +85,11 @@ def _rates(result: Mapping[str, Any]) -> dict[str, Sequence[float]]:
     return {stage: rates for stage, rates in found.items() if rates and min(rates) > 0}
 
 
-def _change(stage: str, before: Sequence[float], now: Sequence[float]) -> Change:
+def _change(stage: str, before: Sequence[float], now: Sequence[float]) -> RateChange:
     old, new = statistics.median(before), statistics.median(now)
     noise = max(LEAST_NOISE, spread(before) + spread(now))
     # Of the larger of the two, so that half and twice are the same distance.
     verdict: Verdict = "same"
     if abs(new - old) > noise * max(old, new):
         verdict = "slower" if new < old else "faster"
-    return Change(stage, old, new, noise, verdict)
+    return RateChange(stage, old, new, noise, verdict)

@@ -20,7 +20,7 @@ from penstock.bench.gradients import Draws
 from penstock.bench.network import entries, shares_of_backward
 from penstock.bench.simulated import Passes
 from penstock.configs.sections import LearnerConfig
-from penstock.learner.codecs.alone import Alone
+from penstock.learner.codecs.alone import SoloCollective
 from penstock.learner.codecs.auto import AFTER_WARMUP, choose
 from penstock.learner.codecs.buckets import parts_of
 from penstock.learner.codecs.codec import Codec
@@ -59,7 +59,7 @@ class Measure:
         """Milliseconds of one core that coding a step takes, on rank 0 while the others wait."""
         if self._ring.rank:
             return {}
-        made, alone, grads = self._make(codec), Alone(0, self._ring.world), self._bursts[0]
+        made, alone, grads = self._make(codec), SoloCollective(0, self._ring.world), self._bursts[0]
         times = []
         for step in range(CODING_STEPS):
             self._draws(step, grads)

@@ -24,7 +24,7 @@ from penstock.configs.schema import Config
 from penstock.core.memory import keep_freed_memory
 from penstock.core.observations import MASK, views
 from penstock.core.specs import HEADER
-from penstock.envs import VectorGame, make
+from penstock.envs import BatchedEnv, make
 from penstock.envs.checking.vector import draw
 from penstock.learner.publisher import Publisher
 from penstock.learner.sources.copying import Copier, gather_threads
@@ -292,10 +292,10 @@ class Parts:
         return torch.cuda.synchronize if self._device().type == "cuda" else bool
 
 
-class StillGame(VectorGame):
+class StillGame(BatchedEnv):
     """A game in which nothing happens, and that takes no time."""
 
-    def __init__(self, game: VectorGame) -> None:
+    def __init__(self, game: BatchedEnv) -> None:
         self.info, self.count = game.info, game.count
         self._nothing = np.zeros(game.count, np.float32), *(np.zeros(game.count, np.bool_),) * 2
 

@@ -33,7 +33,7 @@ MOST_SECONDS = 600.0
 Result = dict[str, Any]
 
 
-class Plan(NamedTuple):
+class ReducePlan(NamedTuple):
     """What to measure. ``links`` is None where none was asked for."""
 
     learners: int
@@ -43,7 +43,7 @@ class Plan(NamedTuple):
     seconds: float
 
 
-def main(plan: Plan, as_json: bool) -> None:
+def main(plan: ReducePlan, as_json: bool) -> None:
     """Measure and print: a line as each figure comes, a table, and with ``as_json`` the result."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     people = sys.stderr if as_json else sys.stdout
@@ -53,14 +53,16 @@ def main(plan: Plan, as_json: bool) -> None:
         print(json.dumps(result))
 
 
-def make_plan(count: int, parameters: str, codecs: str, links: str | None, seconds: float) -> Plan:
+def make_plan(
+    count: int, parameters: str, codecs: str, links: str | None, seconds: float
+) -> ReducePlan:
     """Check the options. Raises UserError."""
     if not 2 <= count <= MOST:
         raise UserError(f"--learners {count}: it must be from 2, as one reduces nothing, to {MOST}")
     if not 0 < seconds <= MOST_SECONDS:
         raise UserError(f"--seconds {seconds:g}: it must be above 0 and at most {MOST_SECONDS:g}")
     wanted = CODECS if codecs == "all" else _listed("--codecs", codecs, CODECS)
-    return Plan(
+    return ReducePlan(
         count,
         parse_count(parameters),
         (YARDSTICK, *(name for name in wanted if name != YARDSTICK)),
@@ -69,7 +71,7 @@ def make_plan(count: int, parameters: str, codecs: str, links: str | None, secon
     )
 
 
-def measure(plan: Plan, say: Callable[[str], None]) -> Result:
+def measure(plan: ReducePlan, say: Callable[[str], None]) -> Result:
     """The result as it is printed. Raises UserError where links asked for cannot be made."""
     with contextlib.ExitStack() as stack:
         place, links, where = _place(plan, stack)
@@ -165,7 +167,9 @@ class _Bench:
             self._place.limit(link)
 
 
-def _place(plan: Plan, stack: contextlib.ExitStack) -> tuple[Hosts | None, Sequence[str], str]:
+def _place(
+    plan: ReducePlan, stack: contextlib.ExitStack
+) -> tuple[Hosts | None, Sequence[str], str]:
     """Hosts if there can be any, the links to measure over, and a sentence on both."""
     try:
         place = stack.enter_context(hosts(plan.learners))

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from penstock.learner.codecs.buckets import Part
+from penstock.learner.codecs.buckets import GradientPart
 from penstock.learner.codecs.codec import Codec
 from penstock.learner.codecs.collective import Collective
 from penstock.learner.codecs.reducer import Reducer
@@ -26,7 +26,7 @@ class Passes:
 
     def __init__(
         self,
-        parts: Sequence[Part],
+        parts: Sequence[GradientPart],
         forward_s: float,
         backward_s: Sequence[float],
         codec: Codec,

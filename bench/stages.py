@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 
 from penstock.bench import learner_alone, whole
 from penstock.bench.alone import alone
-from penstock.bench.compare import Change, compare, elsewhere, ideal
+from penstock.bench.compare import RateChange, compare, elsewhere, ideal
 from penstock.bench.group import learners
 from penstock.bench.machine import machine
 from penstock.bench.peers import find
@@ -56,7 +56,7 @@ Result = dict[str, Any]
 Say = Callable[[str], None]
 
 
-class Plan(NamedTuple):
+class StagePlan(NamedTuple):
     """What to measure."""
 
     target: str
@@ -70,7 +70,7 @@ class Plan(NamedTuple):
 
 def make_plan(
     target: str, seconds: float, only: str | None, old: str | None, peers: str | None
-) -> Plan:
+) -> StagePlan:
     """Check the options. Raises UserError."""
     if not 0 < seconds <= MOST_SECONDS:
         raise UserError(f"--seconds {seconds:g}: it must be above 0 and at most {MOST_SECONDS:g}")
@@ -79,7 +79,7 @@ def make_plan(
         if name not in NAMES:
             raise UserError(f"--only {only}: {name!r} is not one of {', '.join(NAMES)}")
     found = find(target, Path(peers)) if peers else None
-    return Plan(target, seconds, names, load(old, target) if old else None, found)
+    return StagePlan(target, seconds, names, load(old, target) if old else None, found)
 
 
 def load(path: str, target: str) -> Result:
@@ -107,7 +107,7 @@ def _json(text: str) -> Any:
         return json.loads(text.splitlines()[-1])
 
 
-def main(plan: Plan, as_json: bool) -> None:
+def main(plan: StagePlan, as_json: bool) -> None:
     """Measure and print: a line as each figure comes, and with ``as_json`` the result."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     people = sys.stderr if as_json else sys.stdout
@@ -116,7 +116,7 @@ def main(plan: Plan, as_json: bool) -> None:
         print(json.dumps(result))
 
 
-def measure(plan: Plan, say: Say) -> Result:
+def measure(plan: StagePlan, say: Say) -> Result:
     """The result as it is printed. Raises UserError as `train` would for the target."""
     config = resolve(plan.target, [])
     stages: Result = {}
@@ -175,7 +175,7 @@ def learner(config: Config, seconds: float, variables: Mapping[str, str] | None 
     return _figures(learner_alone.rounds(config, seconds, variables))
 
 
-def _measured(config: Config, plan: Plan) -> Any:
+def _measured(config: Config, plan: StagePlan) -> Any:
     """Name and figures of each stage, as they come."""
     parts = [name for name in PARTS if name in plan.stages]
     if parts:
@@ -236,7 +236,7 @@ def _say_whole(result: Result, say: Say) -> None:
     result["achieved_over_ideal"] = achieved / best if best and achieved else None
 
 
-def _change(change: Change) -> str:
+def _change(change: RateChange) -> str:
     ratio = change.new / change.old
     return (
         f"{change.stage:14}{ratio:>7.2f} of before: {change.verdict}, beyond a noise of "

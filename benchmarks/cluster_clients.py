@@ -21,7 +21,7 @@ import zmq
 
 from penstock.core.specs import HEADER, SlotSpec
 from penstock.transport import wire
-from penstock.transport.wire import Head, Kind
+from penstock.transport.wire import Header, MessageKind
 from penstock.transport.zmq.sockets import Socket, dealer, receive
 
 WANT = 2  # transport.slots
@@ -121,7 +121,7 @@ class Crowd:
     def stop(self) -> None:
         """Leave, as actors do: what was sent is still delivered."""
         for light in self._lights.values():
-            self._say(light, Kind.BYE)
+            self._say(light, MessageKind.BYE)
             light.socket.close()
         self._context.term()
 
@@ -131,15 +131,15 @@ class Crowd:
         now_s = time.monotonic()
         self._read(light)
         if not light.joined:
-            self._repeat(light, now_s, Kind.HELLO)
+            self._repeat(light, now_s, MessageKind.HELLO)
         while light.joined and light.due_s <= now_s and light.next < light.limit:
             if not self._send_slot(light, now_s):
                 break
             self._read(light)  # its descriptor tells of new events only
         if light.joined and light.due_s <= now_s:
-            self._repeat(light, now_s, Kind.BEAT)
+            self._repeat(light, now_s, MessageKind.BEAT)
         if light.joined and light.ask_s <= now_s:
-            self._sent["others"] += self._say(light, Kind.WEIGHTS_GET, {"have": light.have})
+            self._sent["others"] += self._say(light, MessageKind.WEIGHTS_GET, {"have": light.have})
             light.ask_s = now_s + BEAT_S
         if again:
             waits = not light.joined or light.due_s <= now_s
@@ -164,17 +164,17 @@ class Crowd:
         light.repeat_s = now_s + BEAT_S
         return True
 
-    def _repeat(self, light: Light, now_s: float, kind: Kind) -> None:
+    def _repeat(self, light: Light, now_s: float, kind: MessageKind) -> None:
         """Say where the actor stands, where that was not said lately."""
         if now_s < light.repeat_s:
             return
-        hello = {"spec": self._spec.to_dict(), "want": WANT} if kind == Kind.HELLO else None
+        hello = {"spec": self._spec.to_dict(), "want": WANT} if kind == MessageKind.HELLO else None
         said = self._say(light, kind, hello)
         light.repeat_s = now_s + (BEAT_S if said else RETRY_S)
         self._sent["others"] += said
 
-    def _say(self, light: Light, kind: Kind, meta: object = None) -> bool:
-        head = Head(
+    def _say(self, light: Light, kind: MessageKind, meta: object = None) -> bool:
+        head = Header(
             kind,
             run_id=self._run_id,
             spec_hash=self._spec.hash,
@@ -194,15 +194,15 @@ class Crowd:
     def _read(self, light: Light) -> None:
         while (parts := receive(light.socket)) is not None:
             head = wire.decode(parts).head
-            if head.kind == Kind.WELCOME:
+            if head.kind == MessageKind.WELCOME:
                 self._run_id, light.joined = head.run_id, True
-            elif head.kind == Kind.WEIGHTS:
+            elif head.kind == MessageKind.WEIGHTS:
                 light.have, light.ask_s = (head.generation, head.version), 0.0
                 self._sent["weights"] += 1
                 continue
-            elif head.kind not in (Kind.GRANT, Kind.WHO):
+            elif head.kind not in (MessageKind.GRANT, MessageKind.WHO):
                 raise RuntimeError(f"actor {light.actor} was told {bytes(parts[1])!r}")
-            elif head.kind == Kind.WHO:
+            elif head.kind == MessageKind.WHO:
                 light.joined = False
                 self._sent["forgotten"] += 1
             light.limit = max(light.limit, head.sequence)

@@ -24,7 +24,7 @@ import numpy as np
 
 from common import finish, parser
 from penstock.configs.sections import EnvConfig
-from penstock.envs import VectorGame, make
+from penstock.envs import BatchedEnv, make
 
 THREADS = (1, 2, 4, 8)
 SLEEP_S = 0.005
@@ -78,7 +78,7 @@ def measure(env: EnvConfig, envs: int, seconds: float, rounds: int) -> dict[int,
     return found
 
 
-def played(game: VectorGame, seconds: float) -> Iterator[Rate]:
+def played(game: BatchedEnv, seconds: float) -> Iterator[Rate]:
     """Plays for so long each time it is asked."""
     space = game.info.observation_space
     out = np.zeros((game.count, *space.shape), space.dtype)

@@ -17,7 +17,7 @@ from torch import nn
 
 from common import finish, parser
 from penstock.configs.reduce import ReduceConfig
-from penstock.learner.codecs.alone import Alone
+from penstock.learner.codecs.alone import SoloCollective
 from penstock.learner.codecs.buckets import parts_of
 from penstock.learner.codecs.codec import Codec
 from penstock.learner.codecs.registry import make_codec
@@ -47,7 +47,7 @@ def main() -> None:
     parts = parts_of(nature().named_parameters())
     size = parts[-1].stop
     gradient = torch.randn(size, generator=torch.Generator().manual_seed(0))
-    ring = Alone(0, options.learners)
+    ring = SoloCollective(0, options.learners)
     fp32 = 0
     rows: list[list[Any]] = [["codec", "bytes", "fewer", "coding, ms", "asked, ms"]]
     codecs: dict[str, dict[str, float]] = {}
@@ -81,7 +81,7 @@ def nature() -> nn.Module:
     )
 
 
-def least_ms(codec: Codec, gradient: torch.Tensor, ring: Alone, times: int) -> float:
+def least_ms(codec: Codec, gradient: torch.Tensor, ring: SoloCollective, times: int) -> float:
     """Milliseconds of this thread, in which nobody else's work counts."""
     work = torch.empty_like(gradient)
     taken_s = []

@@ -47,13 +47,13 @@ from penstock.replay.remote.server import ReplayServer
 from penstock.replay.remote.service import REPLAY_VERSION, SENT
 from penstock.transport import wire
 from penstock.transport.checksum import crc32
-from penstock.transport.grants import Stream
+from penstock.transport.grants import ActorStream
 from penstock.transport.link import Stamp, Welcome
 from penstock.transport.shm.host import ShmHost
 from penstock.transport.shm.link import ShmLink
 from penstock.transport.shm.store import SlotStore
 from penstock.transport.shm.weights_board import WeightsBoard
-from penstock.transport.wire import Head, Kind
+from penstock.transport.wire import Header, MessageKind
 from penstock.transport.zmq.receiver import Receiver
 
 RUN_ID = 0x1234_5678_9ABC_DEF0
@@ -148,7 +148,11 @@ class Mutator:
         self._noise = random.Random(seed + 1).randbytes(1 << 16)
 
     def message(
-        self, head: Head, meta: Any, frames: Sequence[bytes] = (), fields: Sequence[str] = COUNTERS
+        self,
+        head: Header,
+        meta: Any,
+        frames: Sequence[bytes] = (),
+        fields: Sequence[str] = COUNTERS,
     ) -> list[bytes]:
         rnd = self.random
         packed: bytes = msgpack.packb(meta)
@@ -218,7 +222,7 @@ class Mutator:
         return made
 
 
-def sign(head: Head, packed: bytes, frames: Sequence[bytes]) -> list[bytes]:
+def sign(head: Header, packed: bytes, frames: Sequence[bytes]) -> list[bytes]:
     """A message with its checksum, whatever its head says."""
     blank = struct.pack(wire.HEAD_FORMAT, wire.MAGIC, wire.PROTOCOL_VERSION, *head, 0)[:-4]
     crc = crc32(blank)
@@ -229,12 +233,12 @@ def sign(head: Head, packed: bytes, frames: Sequence[bytes]) -> list[bytes]:
 
 def slot_of(
     actor: int, incarnation: int, sequence: int, produced_steps: int
-) -> tuple[Head, list[Any], list[bytes]]:
+) -> tuple[Header, list[Any], list[bytes]]:
     """A sound slot whose bytes tell its sequence."""
     steps = SPEC.unroll * SPEC.envs
     frames = [bytes([mark_of(sequence)]) * block.nbytes for block in SPEC.blocks]
-    head = Head(
-        Kind.SLOT,
+    head = Header(
+        MessageKind.SLOT,
         spec_hash=SPEC.hash,
         run_id=RUN_ID,
         actor=actor,
@@ -273,13 +277,13 @@ def at_connector(
         return mutator.message(head, meta, frames, fields)
     about = {"actor": actor, "incarnation": incarnation, "sequence": sequence}
     if how < 0.6:
-        hello = Head(Kind.HELLO, **about, produced_steps=produced)
+        hello = Header(MessageKind.HELLO, **about, produced_steps=produced)
         return mutator.message(hello, {"spec": SPEC.to_dict(), "want": 2}, (), fields)
     if how < 0.9:
-        kind = Kind.BEAT if rnd.random() < 0.8 else Kind.BYE
-        head = Head(kind, run_id=RUN_ID, **about, produced_steps=produced)
+        kind = MessageKind.BEAT if rnd.random() < 0.8 else MessageKind.BYE
+        head = Header(kind, run_id=RUN_ID, **about, produced_steps=produced)
         return mutator.message(head, None, (), fields)
-    head = Head(rnd.choice(list(Kind)), run_id=RUN_ID, **about)
+    head = Header(rnd.choice(list(MessageKind)), run_id=RUN_ID, **about)
     return mutator.message(head, {"have": [1, 1], "want": 1, "spec": None}, (), fields)
 
 
@@ -412,7 +416,7 @@ class LocalReceiver(Receiver):
     def _send(self, peer: bytes, parts: wire.Parts) -> bool:
         return peer in LOCAL_PEERS or super()._send(peer, parts)
 
-    def _connected(self, stream: Stream) -> bool:
+    def _connected(self, stream: ActorStream) -> bool:
         return stream.peer in LOCAL_PEERS or super()._connected(stream)
 
 
@@ -443,9 +447,9 @@ class HonestActor(threading.Thread):
                 continue
             while socket.poll(0):
                 head = wire.decode(socket.recv_multipart()).head
-                if head.kind in (Kind.WELCOME, Kind.GRANT):
+                if head.kind in (MessageKind.WELCOME, MessageKind.GRANT):
                     joined, limit = True, max(limit, head.sequence)
-                elif head.kind == Kind.WHO:
+                elif head.kind == MessageKind.WHO:
                     joined, limit, say_s = False, sequence, 0.0
         socket.close(3000)  # ms for what is on its way
         context.term()
@@ -453,10 +457,10 @@ class HonestActor(threading.Thread):
     def _say(self, socket: Any, sequence: int, joined: bool) -> None:
         about = {"actor": HONEST, "sequence": sequence, "produced_steps": 32 * sequence}
         if joined:
-            socket.send_multipart(wire.encode(Head(Kind.BEAT, run_id=RUN_ID, **about)))
+            socket.send_multipart(wire.encode(Header(MessageKind.BEAT, run_id=RUN_ID, **about)))
         else:
             meta = {"spec": SPEC.to_dict(), "want": 4}
-            socket.send_multipart(wire.encode(Head(Kind.HELLO, **about), meta))
+            socket.send_multipart(wire.encode(Header(MessageKind.HELLO, **about), meta))
 
 
 @contextmanager
@@ -578,7 +582,7 @@ def attack(address: str, seed: int, messages: int) -> None:
                     head = wire.decode(socket.recv_multipart()).head
                 except wire.WireError:
                     continue
-                if head.kind in (Kind.GRANT, Kind.WELCOME) and head.actor in streams:
+                if head.kind in (MessageKind.GRANT, MessageKind.WELCOME) and head.actor in streams:
                     sequence = max(0, head.sequence - 1)
                     streams[head.actor] = (head.incarnation, sequence, 32 * sequence % 2**40)
     socket.close(10_000)
@@ -674,8 +678,8 @@ def _attack_replay(
             about = {"spec_hash": spec.hash, "run_id": run_id}
             if how < 0.5:
                 frames = strange_rows(spec, rnd) if rnd.random() < 0.5 else [*map(bytes, blank)]
-                head = Head(
-                    Kind.SLOT, **about, sequence=following[peer], generation=8, steps=32,
+                head = Header(
+                    MessageKind.SLOT, **about, sequence=following[peer], generation=8, steps=32,
                     produced_steps=32, raw_nbytes=spec.payload_nbytes,
                 )  # fmt: skip
                 meta = [["raw", size] for size in blank]
@@ -688,17 +692,19 @@ def _attack_replay(
                     parts = mutator.message(head, meta, frames)
             elif how < 0.75:
                 ask = {"batch": rnd.choice((1, 16, 4096)), "count": 1, "stacked": True}
-                head = Head(Kind.SAMPLE, **about, sequence=rnd.getrandbits(40))
+                head = Header(MessageKind.SAMPLE, **about, sequence=rnd.getrandbits(40))
                 parts = mutator.message(head, ask)
             elif how < 0.85:
                 keys = np.array([mutator.number(63) for _ in range(4)], np.int64)
-                head = Head(Kind.UPDATE, **about)
+                head = Header(MessageKind.UPDATE, **about)
                 numbers = np.array([rnd.choice((1.0, *FLOATS)) for _ in range(4)])
                 parts = mutator.message(head, None, [keys.tobytes(), numbers.tobytes()])
             elif how < 0.9:
-                parts = sign(Head(Kind.JOIN), msgpack.packb(_joining(peer)), [])
+                parts = sign(Header(MessageKind.JOIN), msgpack.packb(_joining(peer)), [])
             else:
-                parts = mutator.message(Head(rnd.choice(list(Kind)), **about), {"batch": 1})
+                parts = mutator.message(
+                    Header(rnd.choice(list(MessageKind)), **about), {"batch": 1}
+                )
             watch.call(server.handle, peer, parts)
         watch.count(64)
         watch.call(server.turn, 0)

@@ -22,7 +22,7 @@ import zmq
 from faults.proxy import Proxy
 from penstock.core.specs import HEADER, SlotSpec
 from penstock.transport import wire
-from penstock.transport.wire import Head, Kind, WireError
+from penstock.transport.wire import Header, MessageKind, WireError
 from penstock.transport.zmq.sockets import Socket, dealer, receive
 
 PROXIES = 4
@@ -55,7 +55,7 @@ class Light:
         now_s = time.monotonic()
         if now_s - self.began_s > LIFE_S or self.next >= SLOTS:
             if self.leaving == "bye" and self.joined:
-                self._say(Kind.BYE)
+                self._say(MessageKind.BYE)
             return False
         if self.joined and self.weighed and self.next < self.limit:
             self._send_slot()
@@ -66,29 +66,29 @@ class Light:
 
     def _repeat(self) -> None:
         if self.spec is None:
-            self._say(Kind.HELLO, {"spec": None, "want": 0})
+            self._say(MessageKind.HELLO, {"spec": None, "want": 0})
         elif not self.joined:
-            self._say(Kind.HELLO, {"spec": self.spec.to_dict(), "want": WANT})
+            self._say(MessageKind.HELLO, {"spec": self.spec.to_dict(), "want": WANT})
         else:
-            self._say(Kind.BEAT)
+            self._say(MessageKind.BEAT)
             if not self.weighed:
-                self._say(Kind.WEIGHTS_GET, {"have": None})
+                self._say(MessageKind.WEIGHTS_GET, {"have": None})
 
     def _read(self) -> None:
         while (parts := receive(self.socket)) is not None:
             try:
                 message = wire.decode(parts)
                 head = message.head
-                if head.kind == Kind.WEIGHTS:
+                if head.kind == MessageKind.WEIGHTS:
                     self.version, self.weighed = head.version, True
-                elif head.kind == Kind.WELCOME and self.spec is None:
+                elif head.kind == MessageKind.WELCOME and self.spec is None:
                     self.spec = SlotSpec.from_dict(wire.verify(message)["spec"])
                     self.beat_s = 0.0
-                elif head.kind == Kind.WELCOME:
+                elif head.kind == MessageKind.WELCOME:
                     self.run_id, self.joined, self.beat_s = head.run_id, True, 0.0
-                elif head.kind == Kind.WHO:
+                elif head.kind == MessageKind.WHO:
                     self.run_id, self.joined, self.beat_s = 0, False, 0.0
-                if head.kind in (Kind.WELCOME, Kind.GRANT):
+                if head.kind in (MessageKind.WELCOME, MessageKind.GRANT):
                     self.limit = max(self.limit, head.sequence)
             except WireError:
                 continue
@@ -109,8 +109,8 @@ class Light:
             self.next += 1
             self.produced_steps += steps
 
-    def _say(self, kind: Kind, meta: object = None) -> bool:
-        head = Head(
+    def _say(self, kind: MessageKind, meta: object = None) -> bool:
+        head = Header(
             kind,
             spec_hash=self.spec.hash if self.spec else 0,
             run_id=self.run_id,

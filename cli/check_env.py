@@ -13,7 +13,7 @@ from penstock.configs.errors import UserError
 from penstock.configs.load import resolve
 from penstock.configs.sections import EnvConfig
 from penstock.core.observations import MASK, views
-from penstock.envs import VectorGame, make
+from penstock.envs import BatchedEnv, make
 from penstock.envs.checking.checks import Checker, told
 from penstock.envs.checking.cost import cost
 from penstock.envs.checking.vector import REPEATED_STEPS, check_vector, draw
@@ -167,7 +167,7 @@ def _rate(env: EnvConfig, envs: int) -> dict[str, Any]:
     }
 
 
-def _actions(game: VectorGame, shown: Any, rng: np.random.Generator) -> Any:
+def _actions(game: BatchedEnv, shown: Any, rng: np.random.Generator) -> Any:
     """Actions by chance, as a policy would give them."""
     masked = any(part.name == MASK for part in game.info.parts)
     allowed = views(game.info.parts, shown)[MASK] if masked else None

@@ -27,7 +27,7 @@ from penstock.core.run_dir import default_run_dir
 from penstock.launch import run, topology
 from penstock.launch.profile_watch import Watch
 from penstock.profiling.report import files, kernels, text
-from penstock.profiling.report.data import Profile, Window, make
+from penstock.profiling.report.data import Profile, ProfileWindow, make
 from penstock.profiling.verdict import findings
 
 CEILING_S = 4.0
@@ -111,7 +111,7 @@ def facts(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _profile(
-    name: str, config: Config, watch: Watch, window: Window, kernel_busy: float | None
+    name: str, config: Config, watch: Watch, window: ProfileWindow, kernel_busy: float | None
 ) -> Profile:
     """The data, with its verdict and what else was found, and "notes": what to know of the rest."""
     known, notes = _measured(config, with_ceiling=not watch.interrupted)

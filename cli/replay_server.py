@@ -27,7 +27,7 @@ from penstock.configs.yaml_text import parse
 from penstock.core import descriptors
 from penstock.core.memory import keep_freed_memory
 from penstock.replay.buffer import Replay
-from penstock.replay.errors import DamagedError
+from penstock.replay.errors import DamagedSnapshotError
 from penstock.replay.remote.server import ReplayServer
 from penstock.replay.remote.snapshots import Snapshots
 from penstock.replay.samplers import Prioritized, Sampler, Uniform
@@ -106,7 +106,7 @@ def _restored(make: Callable[[], Replay], folder: Path, every_s: float) -> tuple
         return replay, snapshots
     try:
         snapshots.restore()
-    except DamagedError as error:
+    except DamagedSnapshotError as error:
         _say(f"warning: {error}; the replay begins empty, and the next snapshot replaces it")
         replay.close()
         replay = make()

@@ -17,7 +17,7 @@ from pydantic import AfterValidator, AllowInfNan, BeforeValidator, Field, JsonVa
 
 
 @dataclass(frozen=True)
-class Words:
+class ValueDescription:
     """What the values of a kind are, in words that complete "it must be ..."."""
 
     text: str
@@ -60,61 +60,76 @@ def _wrapper(value: Any) -> Any:
 OBJECT_PATTERN = r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*"
 
 _Whole = Annotated[int, BeforeValidator(_whole), Strict()]
-Natural = Annotated[_Whole, Field(ge=0), Words("a whole number of at least 0")]
-Count = Annotated[_Whole, Field(ge=1), Words("a whole number of at least 1")]
-Niceness = Annotated[_Whole, Field(ge=0, le=19), Words("a whole number from 0 to 19")]
-Seed = Annotated[_Whole, Field(ge=0, le=2**32 - 1), Words("a whole number from 0 to 4294967295")]
+Natural = Annotated[_Whole, Field(ge=0), ValueDescription("a whole number of at least 0")]
+Count = Annotated[_Whole, Field(ge=1), ValueDescription("a whole number of at least 1")]
+Niceness = Annotated[_Whole, Field(ge=0, le=19), ValueDescription("a whole number from 0 to 19")]
+Seed = Annotated[
+    _Whole, Field(ge=0, le=2**32 - 1), ValueDescription("a whole number from 0 to 4294967295")
+]
 
 Number = Annotated[
-    float, BeforeValidator(_number), Strict(), AllowInfNan(False), Words("a finite number")
+    float,
+    BeforeValidator(_number),
+    Strict(),
+    AllowInfNan(False),
+    ValueDescription("a finite number"),
 ]
-Positive = Annotated[Number, Field(gt=0), Words("a number above 0")]
-NotNegative = Annotated[Number, Field(ge=0), Words("a number of at least 0")]
-Fraction = Annotated[Number, Field(ge=0, le=1), Words("a number from 0 to 1")]
-Part = Annotated[Number, Field(gt=0, lt=1), Words("a number above 0 and below 1")]
-Share = Annotated[Number, Field(gt=0, le=1), Words("a number above 0 and up to 1")]
+Positive = Annotated[Number, Field(gt=0), ValueDescription("a number above 0")]
+NotNegative = Annotated[Number, Field(ge=0), ValueDescription("a number of at least 0")]
+Fraction = Annotated[Number, Field(ge=0, le=1), ValueDescription("a number from 0 to 1")]
+Part = Annotated[Number, Field(gt=0, lt=1), ValueDescription("a number above 0 and below 1")]
+Share = Annotated[Number, Field(gt=0, le=1), ValueDescription("a number above 0 and up to 1")]
 
 Switch = Annotated[bool, Strict()]
 Text = Annotated[
-    str, Strict(), Field(min_length=1), Words("text (in quotes if it looks like a number)")
+    str,
+    Strict(),
+    Field(min_length=1),
+    ValueDescription("text (in quotes if it looks like a number)"),
 ]
 Module = Annotated[
     str,
     Strict(),
     _matching(r"[A-Za-z_][\w.]*(:[A-Za-z_][\w.]*)?"),
-    Words("`module` or `module:object`"),
+    ValueDescription("`module` or `module:object`"),
 ]
 Device = Annotated[
-    str, Strict(), _matching(r"auto|cpu|cuda(:\d+)?"), Words("`auto`, `cpu`, `cuda` or `cuda:N`")
+    str,
+    Strict(),
+    _matching(r"auto|cpu|cuda(:\d+)?"),
+    ValueDescription("`auto`, `cpu`, `cuda` or `cuda:N`"),
 ]
 Address = Annotated[
     str,
     Strict(),
     _matching(r"tcp://[^\s/]+:(\d{1,5}|\*)|ipc://\S+"),
-    Words("an address such as `tcp://127.0.0.1:7700` or `ipc:///run/user/0/learner`"),
+    ValueDescription("an address such as `tcp://127.0.0.1:7700` or `ipc:///run/user/0/learner`"),
 ]
 Sizes = Annotated[
     list[Count],
     Field(min_length=1, max_length=16),
-    Words("a list of whole numbers of at least 1, such as [64, 64]"),
+    ValueDescription("a list of whole numbers of at least 1, such as [64, 64]"),
 ]
-Options = Annotated[dict[str, JsonValue], Words("a map of keyword arguments")]
+Options = Annotated[dict[str, JsonValue], ValueDescription("a map of keyword arguments")]
 Wrapper = Annotated[str | dict[str, dict[str, JsonValue]], AfterValidator(_wrapper)]
 Wrappers = Annotated[
     list[Wrapper],
-    Words("a list of `module:Class` or, with keyword arguments, `{module:Class: {key: value}}`"),
+    ValueDescription(
+        "a list of `module:Class` or, with keyword arguments, `{module:Class: {key: value}}`"
+    ),
 ]
 
 Classes = Annotated[
-    list[Annotated[str, Strict(), _matching(OBJECT_PATTERN)]], Words("a list of `module:Class`")
+    list[Annotated[str, Strict(), _matching(OBJECT_PATTERN)]],
+    ValueDescription("a list of `module:Class`"),
 ]
 
 
 def words(kind: Any) -> str:
-    """The words of an annotation: its `Words`, else what its type tells."""
+    """The words of an annotation: its `ValueDescription`, else what its type tells."""
     if get_origin(kind) is Annotated:
         inner, *metadata = get_args(kind)
-        own = [m.text for m in metadata if isinstance(m, Words)]
+        own = [m.text for m in metadata if isinstance(m, ValueDescription)]
         return own[-1] if own else words(inner)
     if get_origin(kind) is Literal:
         return either([f"`{choice}`" for choice in get_args(kind)])

@@ -23,7 +23,7 @@ MASK = "action_mask"
 
 
 @dataclass(frozen=True)
-class Part:
+class ObservationPart:
     """One array of an observation, and where it lies in the row."""
 
     name: str
@@ -39,20 +39,20 @@ class Part:
         return math.prod(self.shape) * np.dtype(self.dtype).itemsize
 
 
-def laid_out(arrays: Sequence[tuple[str, tuple[int, ...], str]]) -> tuple[Part, ...]:
+def laid_out(arrays: Sequence[tuple[str, tuple[int, ...], str]]) -> tuple[ObservationPart, ...]:
     """Parts of the name, shape and dtype given, one after another."""
-    parts: list[Part] = []
+    parts: list[ObservationPart] = []
     for name, shape, dtype in arrays:
-        parts.append(Part(name, shape, dtype, row_nbytes(parts)))
+        parts.append(ObservationPart(name, shape, dtype, row_nbytes(parts)))
     return tuple(parts)
 
 
-def row_nbytes(parts: Sequence[Part]) -> int:
+def row_nbytes(parts: Sequence[ObservationPart]) -> int:
     """Bytes of a row, a multiple of 8."""
     return -(-(parts[-1].offset + parts[-1].nbytes) // ALIGN) * ALIGN if parts else 0
 
 
-def views(parts: Sequence[Part], packed: npt.NDArray[np.uint8]) -> dict[str, Array]:
+def views(parts: Sequence[ObservationPart], packed: npt.NDArray[np.uint8]) -> dict[str, Array]:
     """The arrays in rows of bytes [..., nbytes], each [..., *shape], by name, without a copy."""
     lead = packed.shape[:-1]
     return {
@@ -65,7 +65,7 @@ def views(parts: Sequence[Part], packed: npt.NDArray[np.uint8]) -> dict[str, Arr
 
 def find_bad_observation(
     observations: Array,
-    parts: Sequence[Part] = (),
+    parts: Sequence[ObservationPart] = (),
     alive: Array | None = None,
     counts: Sequence[int] = (),
 ) -> str | None:

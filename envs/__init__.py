@@ -9,9 +9,9 @@ import gymnasium
 
 from penstock.core.observations import find_bad_observation
 from penstock.envs.make import make, probe
-from penstock.envs.vector_env import GameInfo, VectorGame
+from penstock.envs.vector_env import BatchedEnv, EnvInfo
 
-__all__ = ["GameInfo", "VectorGame", "find_bad_observation", "make", "probe"]
+__all__ = ["BatchedEnv", "EnvInfo", "find_bad_observation", "make", "probe"]
 
 gymnasium.register(
     "penstock/Synthetic-v0",

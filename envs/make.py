@@ -38,7 +38,7 @@ from penstock.envs.loading import (
 )
 from penstock.envs.single import SingleEnv
 from penstock.envs.threads import ThreadedVectorEnv
-from penstock.envs.vector_env import GameInfo, VectorGame
+from penstock.envs.vector_env import BatchedEnv, EnvInfo
 
 if TYPE_CHECKING:
     from penstock.configs.sections import EnvConfig
@@ -71,11 +71,11 @@ class Makers(NamedTuple):
     vector: Callable[[int], VectorEnv] | None
 
 
-def make(env: EnvConfig, count: int, threads: int = 1, *, filmed: bool = False) -> VectorGame:
+def make(env: EnvConfig, count: int, threads: int = 1, *, filmed: bool = False) -> BatchedEnv:
     """`count` environments, on `threads` threads: those of its own vector form where that has any,
     and single environments side by side.
 
-    filmed: of one, ask it to draw itself (`VectorGame.pictures`), if it can.
+    filmed: of one, ask it to draw itself (`BatchedEnv.pictures`), if it can.
 
     Raises UserError, a sentence with the next step, for whatever is wrong with `env` or where the
     environment cannot be constructed.
@@ -104,7 +104,7 @@ def make(env: EnvConfig, count: int, threads: int = 1, *, filmed: bool = False) 
             )
         if not isinstance(vector, VectorEnv) or vector.num_envs != count:
             raise UserError(f"{purpose} must return a VectorEnv of num_envs={count}, not {vector}")
-        return VectorGame(env.id, vector, frames_per_step, how)
+        return BatchedEnv(env.id, vector, frames_per_step, how)
 
 
 def _singles(
@@ -131,7 +131,7 @@ def makers(env: EnvConfig) -> Makers:
         return Makers(single and told(single), vector and told(vector))
 
 
-def probe(env: EnvConfig, threads: int = 1) -> GameInfo:
+def probe(env: EnvConfig, threads: int = 1) -> EnvInfo:
     """What `env` looks like: makes one, and closes it. Raises UserError as `make` does."""
     game = make(env, 1, threads)
     game.close()

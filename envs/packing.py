@@ -14,14 +14,14 @@ import numpy.typing as npt
 from gymnasium import spaces
 
 from penstock.configs.errors import UserError
-from penstock.core.observations import MASK, Part, laid_out, row_nbytes
+from penstock.core.observations import MASK, ObservationPart, laid_out, row_nbytes
 
 Array = npt.NDArray[Any]
 Write = Callable[[Array, Array], None]
 """From values [count, ...] to their place [count, *shape]."""
 
 
-class Leaf(NamedTuple):
+class PackedLeaf(NamedTuple):
     """One array of a game's observation."""
 
     keys: tuple[Any, ...]
@@ -44,7 +44,7 @@ class Packer:
         that networks cannot read."""
         self._name = name
         self._leaves = leaves = list(_leaves(name, space, ()))
-        self.parts: tuple[Part, ...] = ()
+        self.parts: tuple[ObservationPart, ...] = ()
         self._rows = np.dtype(np.uint8)
         if isinstance(space, spaces.Box):
             self.space = space
@@ -70,7 +70,7 @@ class Packer:
         for leaf, part in zip(self._leaves, self.parts, strict=True):
             self._write(leaf, leaf.of(observations), rows[part.name])
 
-    def _write(self, leaf: Leaf, values: Array, target: Array) -> None:
+    def _write(self, leaf: PackedLeaf, values: Array, target: Array) -> None:
         try:
             leaf.write(values, target)
         except (TypeError, ValueError) as error:
@@ -82,7 +82,7 @@ class Packer:
             ) from error
 
 
-def _row_dtype(parts: tuple[Part, ...]) -> np.dtype[Any]:
+def _row_dtype(parts: tuple[ObservationPart, ...]) -> np.dtype[Any]:
     """A struct whose fields lie where the parts do."""
     return np.dtype(
         {
@@ -94,7 +94,7 @@ def _row_dtype(parts: tuple[Part, ...]) -> np.dtype[Any]:
     )
 
 
-def _leaves(name: str, space: spaces.Space[Any], keys: tuple[Any, ...]) -> Iterator[Leaf]:
+def _leaves(name: str, space: spaces.Space[Any], keys: tuple[Any, ...]) -> Iterator[PackedLeaf]:
     match space:
         case spaces.Dict():
             for key, inner in space.spaces.items():
@@ -104,7 +104,7 @@ def _leaves(name: str, space: spaces.Space[Any], keys: tuple[Any, ...]) -> Itera
                 yield from _leaves(name, inner, (*keys, index))
         case spaces.Discrete():
             choices = np.arange(space.n) + space.start
-            yield Leaf(keys, (int(space.n),), "<f4", _one_hot(choices))
+            yield PackedLeaf(keys, (int(space.n),), "<f4", _one_hot(choices))
         case spaces.MultiDiscrete():
             yield _several_choices(space, keys)
         case spaces.MultiBinary() | spaces.Box():
@@ -118,19 +118,19 @@ def _leaves(name: str, space: spaces.Space[Any], keys: tuple[Any, ...]) -> Itera
             )
 
 
-def _numbers(space: spaces.Box | spaces.MultiBinary, keys: tuple[Any, ...]) -> Leaf:
+def _numbers(space: spaces.Box | spaces.MultiBinary, keys: tuple[Any, ...]) -> PackedLeaf:
     assert space.dtype is not None
     if keys == (MASK,):
-        return Leaf(keys, space.shape, "|u1", _write_mask)
+        return PackedLeaf(keys, space.shape, "|u1", _write_mask)
     if isinstance(space, spaces.Box) and keys:
         if space.dtype == np.bool_:
-            return Leaf(keys, space.shape, "|u1", _write_flags)
+            return PackedLeaf(keys, space.shape, "|u1", _write_flags)
         if space.dtype == np.uint8:
-            return Leaf(keys, space.shape, "|u1", _copy)
-    return Leaf(keys, space.shape, "<f4", _copy)
+            return PackedLeaf(keys, space.shape, "|u1", _copy)
+    return PackedLeaf(keys, space.shape, "<f4", _copy)
 
 
-def _several_choices(space: spaces.MultiDiscrete, keys: tuple[Any, ...]) -> Leaf:
+def _several_choices(space: spaces.MultiDiscrete, keys: tuple[Any, ...]) -> PackedLeaf:
     counts = space.nvec.ravel()
     owner = np.repeat(np.arange(len(counts)), counts)
     choices = np.concatenate([np.arange(n) for n in counts]) + space.start.ravel()[owner]
@@ -139,7 +139,7 @@ def _several_choices(space: spaces.MultiDiscrete, keys: tuple[Any, ...]) -> Leaf
         _expect(values, (len(target), *space.shape))
         np.equal(values.reshape(len(values), -1)[:, owner], choices, out=target)
 
-    return Leaf(keys, (len(owner),), "<f4", write)
+    return PackedLeaf(keys, (len(owner),), "<f4", write)
 
 
 def _one_hot(choices: Array) -> Write:

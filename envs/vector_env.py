@@ -23,7 +23,7 @@ from gymnasium.spaces import Box, Discrete, MultiBinary, MultiDiscrete, Space
 from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
 
 from penstock.configs.errors import UserError
-from penstock.core.observations import MASK, Part, find_bad_observation
+from penstock.core.observations import MASK, ObservationPart, find_bad_observation
 from penstock.envs.packing import Packer
 from penstock.envs.rendering import pictures, pictures_per_s
 from penstock.envs.space_misfit import shape_misfit
@@ -38,7 +38,7 @@ SEEDS = 2**30  # ale-py takes int32, and gives environment i of a vector seed + 
 
 
 @dataclass(frozen=True)
-class GameInfo:
+class EnvInfo:
     """What a game looks like to a policy, and how it came about."""
 
     observation_space: Box
@@ -50,7 +50,7 @@ class GameInfo:
     """Emulator frames in one agent step; 1 where there is no emulator."""
     how: str
     """A sentence to print: what steps the environments, and what was not used because of what."""
-    parts: tuple[Part, ...] = ()
+    parts: tuple[ObservationPart, ...] = ()
     """What an observation packed into bytes consists of; empty where it is one array."""
 
     @property
@@ -59,7 +59,7 @@ class GameInfo:
         return counts_of(self.action_space)
 
 
-class VectorGame:
+class BatchedEnv:
     """`count` environments stepped together; see the module for what a step means."""
 
     def __init__(self, name: str, vector: VectorEnv, frames_per_step: int, how: str) -> None:
@@ -68,7 +68,7 @@ class VectorGame:
         _check_autoreset(name, vector)
         self._pack = packer = Packer(name, vector.single_observation_space)
         check_mask(name, packer.parts, action_space)
-        self.info = GameInfo(packer.space, action_space, frames_per_step, how, packer.parts)
+        self.info = EnvInfo(packer.space, action_space, frames_per_step, how, packer.parts)
         self.own_spaces = vector.single_observation_space, vector.single_action_space
         self.count = vector.num_envs
         self._name = name
@@ -239,7 +239,7 @@ def checked_actions(name: str, action: Space[Any]) -> Actions:
     return action
 
 
-def check_mask(name: str, parts: tuple[Part, ...], action: Actions) -> None:
+def check_mask(name: str, parts: tuple[ObservationPart, ...], action: Actions) -> None:
     """Raise UserError where a mask is among the parts that is not of these actions."""
     mask = next((part for part in parts if part.name == MASK), None)
     if mask is None:

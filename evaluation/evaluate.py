@@ -20,7 +20,7 @@ from penstock.configs.errors import UserError
 from penstock.configs.load import load_run
 from penstock.configs.schema import Config
 from penstock.core.formatting import number
-from penstock.envs import VectorGame, find_bad_observation, make
+from penstock.envs import BatchedEnv, find_bad_observation, make
 from penstock.learner.checkpoints import checkpoint_format
 from penstock.models.acting.policy import Policy, make_policy
 from penstock.models.fitting import net_shape
@@ -89,7 +89,7 @@ def checkpoint_folder(run_dir: str | Path, which: str) -> Path:
     return folder
 
 
-def trained_policy(config: Config, game: VectorGame, folder: Path, seed: int) -> Policy:
+def trained_policy(config: Config, game: BatchedEnv, folder: Path, seed: int) -> Policy:
     """The policy of a checkpoint, for the environments of ``game``. Raises UserError where it is of
     another network than theirs."""
     actors = config.actors.model_copy(update={"envs": game.count})
@@ -100,7 +100,7 @@ def trained_policy(config: Config, game: VectorGame, folder: Path, seed: int) ->
 
 
 def play(
-    game: VectorGame,
+    game: BatchedEnv,
     choose: Choose,
     episodes: int,
     seed: int,

@@ -31,7 +31,7 @@ from penstock.profiling.status import Phase
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-    from penstock.envs import VectorGame
+    from penstock.envs import BatchedEnv
     from penstock.evaluation.evaluate import Episode
 
 CHECKPOINTS = "checkpoints"
@@ -46,7 +46,7 @@ class StoppedError(Exception):
 
 def run(ctx: RoleContext) -> None:
     """Evaluate until told to stop; reports an "evaluation" each time."""
-    from penstock.learner.checkpoints.checkpoint_format import DamagedError
+    from penstock.learner.checkpoints.checkpoint_format import DamagedCheckpointError
 
     config = ctx.config
     assert config is not None
@@ -67,7 +67,9 @@ def run(ctx: RoleContext) -> None:
             ctx.report("evaluation", **evaluator.evaluate())
         except StoppedError:
             return
-        except DamagedError as error:  # the learner goes on from another one, and saves again
+        except (
+            DamagedCheckpointError
+        ) as error:  # the learner goes on from another one, and saves again
             ctx.report("note", text=f"{ctx.name}: {error.fault}; the next checkpoint is evaluated")
         finally:
             evaluator.let_go()
@@ -91,7 +93,7 @@ class Evaluator:
         self._knows_best = False
         self._told_cut = False
         self._seen: tuple[int, int] | None = None
-        self._game: VectorGame | None = None
+        self._game: BatchedEnv | None = None
 
     def has_news(self) -> bool:
         """Whether there is a checkpoint that was not evaluated."""
@@ -179,7 +181,7 @@ class Evaluator:
             _hold(self._last, self._held, FILE)
             found = self._identity()
 
-    def _made_game(self) -> VectorGame:
+    def _made_game(self) -> BatchedEnv:
         from penstock.envs import make
         from penstock.evaluation.evaluate import ENVS
 

@@ -22,7 +22,7 @@ from safetensors.numpy import save as to_bytes
 from penstock.configs.errors import UserError
 from penstock.configs.schema import Config
 from penstock.core.params import Float32, ParamLayout
-from penstock.envs import GameInfo
+from penstock.envs import EnvInfo
 from penstock.envs.packing import Packer
 from penstock.envs.space_json import from_json, to_json
 from penstock.envs.vector_env import checked_actions
@@ -41,11 +41,11 @@ class Exported(NamedTuple):
     config: Config
     spaces: Spaces
     """Of observations and of actions, as the environment has them."""
-    info: GameInfo
+    info: EnvInfo
     weights: Float32
 
 
-def write(path: Path, config: Config, own: Spaces, info: GameInfo, weights: Float32) -> int:
+def write(path: Path, config: Config, own: Spaces, info: EnvInfo, weights: Float32) -> int:
     """Write or replace a file; its size in bytes. Raises UserError."""
     layout = net_shape(config, info).layout
     about = {
@@ -82,7 +82,7 @@ def read(path: Path) -> Exported:
         observations, actions = map(from_json, about["spaces"])
         packer = Packer(config.env.id, observations)
         choices = checked_actions(config.env.id, actions)
-        info = GameInfo(packer.space, choices, 1, f"of {path}", packer.parts)
+        info = EnvInfo(packer.space, choices, 1, f"of {path}", packer.parts)
         layout = net_shape(config, info).layout
         if layout != ParamLayout.from_list(about["layout"]):
             raise ValueError("its network is built otherwise in this version")

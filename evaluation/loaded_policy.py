@@ -20,7 +20,7 @@ from penstock.configs.load import load_run
 from penstock.configs.schema import Config
 from penstock.core.observations import find_bad_observation
 from penstock.core.params import Float32
-from penstock.envs import GameInfo, make
+from penstock.envs import EnvInfo, make
 from penstock.envs.packing import Packer
 from penstock.envs.vector_env import action_map
 from penstock.evaluation.evaluate import checkpoint_folder
@@ -46,7 +46,7 @@ class LoadedPolicy:
         config: Config,
         weights: Float32,
         own: tuple[spaces.Space[Any], spaces.Space[Any]],
-        info: GameInfo,
+        info: EnvInfo,
         sample: bool,
         seed: int,
     ) -> None:

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock.core.observations import views
-from penstock.envs import GameInfo
+from penstock.envs import EnvInfo
 
 Picture = npt.NDArray[np.uint8]
 
@@ -18,7 +18,7 @@ LEAST_SIDE = 8  # of what is taken for a picture
 COLOURS = 3
 
 
-def drawn(info: GameInfo, observation: npt.NDArray[Any]) -> list[Picture]:
+def drawn(info: EnvInfo, observation: npt.NDArray[Any]) -> list[Picture]:
     """What a policy sees, as pictures ``[H, W, 3]``: the newest frame, of the first part that is
     one; nothing where none is."""
     found = views(info.parts, observation) if info.parts else {"": observation}

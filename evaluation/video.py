@@ -22,7 +22,7 @@ import numpy.typing as npt
 from penstock.configs.errors import UserError
 from penstock.configs.load import load_run
 from penstock.core.formatting import number
-from penstock.envs import VectorGame, find_bad_observation, make
+from penstock.envs import BatchedEnv, find_bad_observation, make
 from penstock.evaluation.evaluate import (
     Choose,
     Episode,
@@ -54,7 +54,7 @@ class Actor:
     """One game, and the policy that plays it."""
 
     env_id: str
-    game: VectorGame
+    game: BatchedEnv
     policy: Policy
     choose: Choose
     checkpoint: str
@@ -192,7 +192,7 @@ def _perform(actor: Actor, episodes: int, seed: int, show: Show) -> list[Episode
 
 
 @contextmanager
-def _video(path: Path, game: VectorGame) -> Iterator[Show]:
+def _video(path: Path, game: BatchedEnv) -> Iterator[Show]:
     """Encode what is shown as an mp4, which appears when it is whole."""
     part = path.with_name(f".{path.stem}.{secrets.token_hex(8)}.part.mp4")
     writers: list[Any] = []
@@ -249,7 +249,7 @@ def _writer(path: Path, picture: Picture, pictures_per_s: float) -> Any:
 
 
 @contextmanager
-def _window(title: str, game: VectorGame) -> Iterator[Show]:
+def _window(title: str, game: BatchedEnv) -> Iterator[Show]:
     """Show pictures in a window at the game's own pace; False when it has been closed."""
     import pygame
 

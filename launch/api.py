@@ -29,7 +29,7 @@ from penstock.monitor.view import ProgressLine, Silent, View
 
 
 @dataclass(frozen=True)
-class Accounting:
+class StepCounts:
     """Where every agent step went: ``produced`` is the sum of the others, each counted on its own.
     Of this process's life: after a resume it starts anew."""
 
@@ -75,7 +75,7 @@ class Summary:
     utilization: float | None
     """Share of the learner's wall clock in forward, backward and optimizer, of this process's
     life; None where that was shorter than two intervals (`run.interval_s`)."""
-    accounting: Accounting
+    accounting: StepCounts
     metrics: Mapping[str, Any]
     """All of `summary.json`."""
 
@@ -270,6 +270,6 @@ def _summary(run_dir: Path, final: Mapping[str, Any]) -> Summary:
         solved_at_s=get("solved_at_s"),
         rate=get("env_steps", 0) / seconds if seconds else 0.0,
         utilization=get("utilization"),
-        accounting=Accounting(**final["accounting"]),
+        accounting=StepCounts(**final["accounting"]),
         metrics=final,
     )

@@ -19,23 +19,23 @@ from typing import Any
 
 from penstock.core.role import EXIT_REJOIN
 from penstock.core.role_spec import RoleSpec, Stage
-from penstock.launch.learner_group import Group, Seats
-from penstock.launch.restart_policy import Patience
+from penstock.launch.learner_group import GroupMembership, Seats
+from penstock.launch.restart_policy import RestartPolicy
 from penstock.launch.supervisor_messages import (
     KILLED_AS_ASKED,
     Effect,
     End,
     Failure,
     Kill,
-    Limits,
     Note,
     Outcome,
+    RestartLimits,
     Send,
     Start,
     how_it_ended,
     too_late,
 )
-from penstock.launch.worker import FIRST_DELAY_S, Life, Worker
+from penstock.launch.worker import FIRST_DELAY_S, Life, SupervisedRole
 
 HEALTHY_S = 10.0  # who worked this long starts with a clean record
 DUMP_S = 0.5  # a hung process gets this long to write its stacks down
@@ -47,15 +47,15 @@ BLINK_S = 5.0  # a supervisor that slept this long itself cannot tell who else d
 class Decisions:
     """The state of one supervised set of processes."""
 
-    def __init__(self, specs: Sequence[RoleSpec], limits: Limits) -> None:
-        self._workers = {spec.name: Worker(spec) for spec in specs}
+    def __init__(self, specs: Sequence[RoleSpec], limits: RestartLimits) -> None:
+        self._workers = {spec.name: SupervisedRole(spec) for spec in specs}
         learners = [spec for spec in specs if spec.stage is Stage.LEARNER]
         actors = [spec for spec in specs if spec.stage is Stage.ACTORS]
         self._learners = {spec.learner: self._workers[spec.name] for spec in learners}
-        self._group = Group(learners)
+        self._group = GroupMembership(learners)
         self._seats = Seats(actors, learners)
         self._limits = limits
-        self.patience = Patience(limits.max_restarts)
+        self.patience = RestartPolicy(limits.max_restarts)
         self._now_s: float | None = None
         self._stage: Stage | None = None
         self._stage_ends_s = 0.0
@@ -219,7 +219,7 @@ class Decisions:
                     effects += self._begin_stream(worker)
         return effects
 
-    def _check_alive(self, worker: Worker, phase: str, now_s: float) -> list[Effect]:
+    def _check_alive(self, worker: SupervisedRole, phase: str, now_s: float) -> list[Effect]:
         """Have a process that gave no sign of life write its stacks, then kill it."""
         if not worker.runs:
             return []
@@ -234,7 +234,7 @@ class Decisions:
         return [Kill(name, signal.SIGUSR1, worker.failure.message)]
 
     def _after_crash(
-        self, worker: Worker, failure: Failure, healthy: bool, produced: bool, now_s: float
+        self, worker: SupervisedRole, failure: Failure, healthy: bool, produced: bool, now_s: float
     ) -> list[Effect]:
         last_straw = self.patience.crashed(worker, failure, healthy, produced, now_s)
         if last_straw is not None:
@@ -250,7 +250,7 @@ class Decisions:
         note = Note(text, "restart", worker.name, data, worker.incarnation)
         return [note, *self._again(worker, delay_s, now_s)]
 
-    def _again(self, worker: Worker, delay_s: float, now_s: float) -> list[Effect]:
+    def _again(self, worker: SupervisedRole, delay_s: float, now_s: float) -> list[Effect]:
         worker.enter(Life.WAITING, now_s + delay_s)
         worker.incarnation += 1
         worker.failure = worker.doomed_s = None
@@ -258,7 +258,7 @@ class Decisions:
         self.restarts[worker.spec.stage] += 1
         return []
 
-    def _spared(self, worker: Worker) -> bool:
+    def _spared(self, worker: SupervisedRole) -> bool:
         """Whether the run goes on without an essential role."""
         running = {rank for rank, w in self._learners.items() if w.runs}
         is_learner = worker.spec.stage is Stage.LEARNER
@@ -273,11 +273,11 @@ class Decisions:
                 effects += self._begin_stream(worker)
         return effects
 
-    def _begin_stream(self, worker: Worker) -> list[Effect]:
+    def _begin_stream(self, worker: SupervisedRole) -> list[Effect]:
         told = self._seats.begin(worker.name, worker.incarnation)
         return [told] if told else []
 
-    def _tell_ended(self, worker: Worker, end: End) -> list[Effect]:
+    def _tell_ended(self, worker: SupervisedRole, end: End) -> list[Effect]:
         """A learner's end is told to the other learners, an actor's to the one that it was with."""
         if worker.spec.stage is Stage.LEARNER:
             rank = worker.spec.learner
@@ -341,7 +341,7 @@ class Decisions:
                 effects += self._enter_stage(Stage(self._stage + 1), now_s)
         return effects
 
-    def _running(self, stage: Stage | None) -> list[Worker]:
+    def _running(self, stage: Stage | None) -> list[SupervisedRole]:
         return [w for w in self._workers.values() if w.runs and w.spec.stage == stage]
 
     def _enter_stage(self, stage: Stage, now_s: float) -> list[Effect]:

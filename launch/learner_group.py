@@ -18,7 +18,7 @@ from penstock.core.role_spec import RoleSpec
 from penstock.launch.supervisor_messages import Effect, Send
 
 
-class Group:
+class GroupMembership:
     """The learners of a run, by rank."""
 
     def __init__(self, learners: Sequence[RoleSpec]) -> None:

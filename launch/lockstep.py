@@ -19,12 +19,12 @@ from penstock.actors.role import Player
 from penstock.configs.schema import Config
 from penstock.core.role import RoleContext
 from penstock.envs import make, probe
-from penstock.learner.checkpoints.checkpoint_manager import Checkpoints
+from penstock.learner.checkpoints.checkpoint_manager import CheckpointManager
 from penstock.learner.factory import AnyTrainer, make_trainer, network_of
 from penstock.learner.nonfinite import DIVERGED, NonFiniteGuard
 from penstock.learner.publisher import Publisher
 from penstock.learner.sources.staging import StagingBatch
-from penstock.learner.sources.transitions import Transitions
+from penstock.learner.sources.transitions import ReplayDataSource
 from penstock.learner.sync.gradient_sync import Floats
 from penstock.learner.trainer import Trainer
 from penstock.profiling.ledger import Part
@@ -43,7 +43,7 @@ def run(ctx: RoleContext) -> None:
     ctx.report("note", text=info.how)
     trainer = make_trainer(config, info, ctx.ledger)
     ctx.report("note", text=network_of(config, info, trainer))
-    checkpoints = Checkpoints(ctx.run_dir, trainer, ctx.report, ctx.event)
+    checkpoints = CheckpointManager(ctx.run_dir, trainer, ctx.report, ctx.event)
     checkpoints.resume(ctx.resume)
     lockstep = Lockstep(config, trainer, ctx, checkpoints)
     if lockstep.note:
@@ -118,7 +118,7 @@ class Lockstep:
     """Players, source and trainer in one thread."""
 
     def __init__(
-        self, config: Config, trainer: AnyTrainer, ctx: RoleContext, checkpoints: Checkpoints
+        self, config: Config, trainer: AnyTrainer, ctx: RoleContext, checkpoints: CheckpointManager
     ) -> None:
         self._config = config
         self._trainer = trainer
@@ -134,7 +134,7 @@ class Lockstep:
         self._board = WeightsBoard.create(trainer.layout.size, shared=False)
         self._publisher = Publisher(trainer.published(), self._board)
         self._players: list[Player] = []
-        self._source: FreshUnrolls | Transitions | None = None
+        self._source: FreshUnrolls | ReplayDataSource | None = None
         self.begin_anew()
 
     def turn(self) -> None:
@@ -170,7 +170,7 @@ class Lockstep:
         if self._ctx.stopping() or self.diverged:
             return True
         ends = self._trainer.progress.stop_reason() is not None
-        return isinstance(self._source, Transitions) and (
+        return isinstance(self._source, ReplayDataSource) and (
             ends or self._checkpoints.due(by_time=False)
         )
 
@@ -229,7 +229,7 @@ class Lockstep:
             self._source = FreshUnrolls(config, trainer, self.accounting)
             want = len(self._source.store.slots) // actors
         else:
-            self._source = Transitions(
+            self._source = ReplayDataSource(
                 config, trainer, self.accounting, actors, actors, self._ctx.ledger, shared=False
             )
             if self._resumes:

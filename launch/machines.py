@@ -28,7 +28,7 @@ EXAMPLE = "--rank 0 --world 2 --store 10.0.0.1:29500"
 
 
 @dataclass(frozen=True)
-class Place:
+class LearnerPlace:
     """This learner among ``world`` of them."""
 
     rank: int
@@ -39,7 +39,7 @@ class Place:
 
 def find_place(
     rank: int | None, world: int | None, store: str | None, environ: Mapping[str, str]
-) -> Place | None:
+) -> LearnerPlace | None:
     """What the options or torchrun say; None where all learners are of this command.
 
     Raises UserError for what is missing, and for a rank or a port that cannot be.
@@ -65,10 +65,10 @@ def find_place(
         raise UserError(
             f"--rank {rank} is {wrong}: ranks count from 0; use --rank 0 to {world - 1}"
         )
-    return Place(rank, world, _parse(store))
+    return LearnerPlace(rank, world, _parse(store))
 
 
-def check_place(place: Place, config: Config, environ: Mapping[str, str]) -> None:
+def check_place(place: LearnerPlace, config: Config, environ: Mapping[str, str]) -> None:
     """Raise UserError for what cannot work over several machines."""
     if config.learner.pace in SERVED:
         raise UserError(
@@ -89,7 +89,7 @@ def check_place(place: Place, config: Config, environ: Mapping[str, str]) -> Non
         _check_reachable(place.store.host, known)
 
 
-def check_store(place: Place, *, trusted: bool) -> None:
+def check_store(place: LearnerPlace, *, trusted: bool) -> None:
     """Raise UserError for a store of this learner's own that other hosts reach, unless the network
     is ``trusted``: the store has no keys. The store of torchrun is torchrun's."""
     host = place.store.host
@@ -104,7 +104,7 @@ def check_store(place: Place, *, trusted: bool) -> None:
         )
 
 
-def where_to_write(place: Place, path: Path, resume: Resume) -> tuple[Path, Resume]:
+def where_to_write(place: LearnerPlace, path: Path, resume: Resume) -> tuple[Path, Resume]:
     """Each rank has a run folder of its own; the checkpoint is in that of rank 0."""
     if place.torchrun and resume == "no":
         resume = "auto"
@@ -125,7 +125,7 @@ def _check_interfaces(interface: str | None, known: list[str], environ: Mapping[
             raise UserError(f"{option} {name} does not exist; this machine has {', '.join(known)}")
 
 
-def _check_named(place: Place) -> None:
+def _check_named(place: LearnerPlace) -> None:
     """Raise UserError where rank 0 would serve the store at a loopback address by mistake: as on
     many a Debian, where the machine's own name is 127.0.1.1."""
     store = place.store
@@ -170,7 +170,7 @@ def is_loopback(address: str) -> bool:
     return ipaddress.ip_address(address).is_loopback
 
 
-def _from_torchrun(environ: Mapping[str, str]) -> Place:
+def _from_torchrun(environ: Mapping[str, str]) -> LearnerPlace:
     try:
         rank, world = int(environ["RANK"]), int(environ["WORLD_SIZE"])
         host, port = environ["MASTER_ADDR"], int(environ["MASTER_PORT"])
@@ -187,7 +187,7 @@ def _from_torchrun(environ: Mapping[str, str]) -> Place:
             f"sets in the environment; unset {TORCHRUN}, or start it with torchrun"
         ) from error
     served = environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
-    return Place(rank, world, Store(host, port, served, attempt), torchrun=True)
+    return LearnerPlace(rank, world, Store(host, port, served, attempt), torchrun=True)
 
 
 def _parse(text: str) -> Store:

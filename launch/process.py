@@ -27,7 +27,7 @@ from typing import Any
 from penstock.core.control import Channel, Message
 from penstock.core.processes import began_ticks, python
 from penstock.core.role_spec import RoleSpec
-from penstock.monitor.ranks import Place
+from penstock.monitor.ranks import RankPhase
 from penstock.profiling.ledger import Part, now_in
 from penstock.profiling.status import ROLE_AT, TAIL_AT, TAIL_NBYTES, Phase, StatusPage
 
@@ -204,13 +204,13 @@ class Child:
         return now[0] if now else None
 
     @property
-    def place(self) -> Place:
+    def place(self) -> RankPhase:
         """What a learner does, and for how long it has."""
         status = self.status
         seconds = time.monotonic() - status.phase_s if status.phase_s else 0.0
         if status.phase == Phase.REDUCING:
-            return Place("all-reduce", seconds, status.reduction)
-        return Place("wait_data" if status.phase == Phase.WAITING else self.phase, seconds)
+            return RankPhase("all-reduce", seconds, status.reduction)
+        return RankPhase("wait_data" if status.phase == Phase.WAITING else self.phase, seconds)
 
     def wait(self, timeout_s: float = math.inf) -> bool:
         """Wait for the end of the role and its guard; False after ``timeout_s``."""

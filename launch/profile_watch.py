@@ -16,8 +16,8 @@ from typing import Any
 
 from penstock.core.role_spec import Stage
 from penstock.launch.process import Child
-from penstock.launch.supervisor import Audience, Supervisor
-from penstock.profiling.report.data import GPU, Window
+from penstock.launch.supervisor import RunObserver, Supervisor
+from penstock.profiling.report.data import GPU, ProfileWindow
 from penstock.profiling.report.readings import (
     MAIN,
     SUPERVISOR,
@@ -38,7 +38,7 @@ TORCH_PATIENCE_S = 60.0  # until each of its traces must be there
 DONE = "profiled"
 
 
-class State(Enum):
+class WatchState(Enum):
     """Where the watch is."""
 
     WARMING = "warming"
@@ -48,7 +48,7 @@ class State(Enum):
 
 
 class Watch:
-    """One window of ``seconds`` over one run, whose `Audience` it is in front of another.
+    """One window of ``seconds`` over one run, whose `RunObserver` it is in front of another.
 
     After the window the first learner leaves traces of torch's profiler: of its GPU, where it has
     one, in ``kernels``, and of everything in ``torch_trace``, if that is given.
@@ -60,8 +60,8 @@ class Watch:
         self._torch_trace = torch_trace
         self._to_trace: deque[tuple[str, Path]] = deque()  # the first of them is being made
         self._supervisor: Supervisor | None = None
-        self._audience: Audience | None = None
-        self._state = State.WARMING
+        self._audience: RunObserver | None = None
+        self._state = WatchState.WARMING
         self._waiting_s: float | None = None  # since when there is a learner,
         self._training_s: float | None = None  # and since when it has trained
         self._torch_until_s = 0.0
@@ -69,11 +69,11 @@ class Watch:
         self._begin_ns = 0
         self._metrics: list[tuple[int, Mapping[str, Any]]] = []
         self._ended: list[Reading] = []
-        self.window: Window | None = None
+        self.window: ProfileWindow | None = None
         self.threads: list[Thread] = []
         self.interrupted = False
 
-    def attach(self, supervisor: Supervisor, audience: Audience) -> None:
+    def attach(self, supervisor: Supervisor, audience: RunObserver) -> None:
         """Watch the processes of ``supervisor``, and tell ``audience`` what it says."""
         self._supervisor, self._audience = supervisor, audience
         supervisor.last_look = self._last_look
@@ -108,14 +108,14 @@ class Watch:
         self._move(self._supervisor, time.monotonic())
 
     def _move(self, supervisor: Supervisor, now_s: float) -> None:
-        if self._state is State.OVER:
+        if self._state is WatchState.OVER:
             return
-        if self._state is State.WARMING:
+        if self._state is WatchState.WARMING:
             if supervisor.stopping:
-                self._state = State.OVER
+                self._state = WatchState.OVER
             elif self._warm(now_s):
                 self._open(supervisor)
-        elif self._state is State.WINDOW:
+        elif self._state is WatchState.WINDOW:
             left_ns = self._begin_ns + self._seconds * 1e9 - time.perf_counter_ns()
             if left_ns <= 0 or supervisor.stopping:
                 self._close(supervisor)
@@ -143,21 +143,21 @@ class Watch:
         return True
 
     def _open(self, supervisor: Supervisor) -> None:
-        self._state = State.WINDOW
+        self._state = WatchState.WINDOW
         self._begin = _readings(supervisor)
         self._begin_ns = time.perf_counter_ns()
         del self._metrics[:-1]
 
     def _last_look(self, child: Child) -> None:
         """A process has ended."""
-        if self._state is State.WINDOW:
+        if self._state is WatchState.WINDOW:
             self._ended.append(read(child.spec, child.pid, child.status))
             self.threads += threads(child.spec, child.pid, child.status, self._begin_ns)
 
     def _close(self, supervisor: Supervisor) -> None:
         self.interrupted = supervisor.stopping
         end_ns = time.perf_counter_ns()
-        self.window = Window(
+        self.window = ProfileWindow(
             self._begin,
             _readings(supervisor),
             self._begin_ns,
@@ -174,7 +174,7 @@ class Watch:
             key=lambda child: child.spec.learner,
             default=None,
         )
-        self._state = State.TORCH
+        self._state = WatchState.TORCH
         if learner is not None and GPU in learner.status.lanes:
             self._to_trace.append((learner.spec.name, self._kernels))
         if learner is not None and self._torch_trace is not None:
@@ -200,7 +200,7 @@ class Watch:
         )
 
     def _end(self, supervisor: Supervisor) -> None:
-        self._state = State.OVER
+        self._state = WatchState.OVER
         if not supervisor.stopping:
             supervisor.stop(DONE)
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from penstock.core.role_spec import Stage
 from penstock.launch.supervisor_messages import Failure
-from penstock.launch.worker import Worker
+from penstock.launch.worker import SupervisedRole
 
 
 @dataclass
@@ -23,7 +23,7 @@ class Row:
         return same and episodes == self.episodes
 
 
-class Patience:
+class RestartPolicy:
     """Counts crashes in a row: of a role that made no sample in between, and of an actor that does,
     but never brings an episode to its end."""
 
@@ -39,7 +39,7 @@ class Patience:
             self._episodes, self._counted_s = count, now_s
 
     def crashed(
-        self, worker: Worker, failure: Failure, healthy: bool, produced: bool, now_s: float
+        self, worker: SupervisedRole, failure: Failure, healthy: bool, produced: bool, now_s: float
     ) -> Failure | None:
         """What to end the run with, if this crash is one too many. ``healthy``: it had worked for
         long; ``produced``: it had made samples."""
@@ -54,7 +54,7 @@ class Patience:
             return worker.first_failure
         return same
 
-    def _same_again(self, worker: Worker, failure: Failure, now_s: float) -> Failure | None:
+    def _same_again(self, worker: SupervisedRole, failure: Failure, now_s: float) -> Failure | None:
         if worker.spec.stage is not Stage.ACTORS or not failure.place:
             self._rows.pop(worker.name, None)
             return None

@@ -34,12 +34,12 @@ from penstock.core.run_dir import (
 )
 from penstock.launch import actor_socket, topology
 from penstock.launch.callbacks import Hooks, Run
-from penstock.launch.machines import Place, check_place, where_to_write
+from penstock.launch.machines import LearnerPlace, check_place, where_to_write
 from penstock.launch.process import role_arguments
 from penstock.launch.resumed import begin_from, differences, find_source, resolve_resumed
 from penstock.launch.run_attempt import Attempt, missing, undone_where_refused
 from penstock.launch.supervisor import Supervisor
-from penstock.launch.supervisor_messages import Limits, Outcome
+from penstock.launch.supervisor_messages import Outcome, RestartLimits
 from penstock.monitor import summary as last_words
 from penstock.monitor.events import EventLog
 from penstock.monitor.record import Record
@@ -64,7 +64,7 @@ class _Note:
     next_s: float = 0.0  # when it may be shown again
 
 
-class Audience:
+class RunReporter:
     """Hears what the supervisor has to say: shows it, and has it written down.
 
     Neither a full disk nor a closed terminal ends a run. The view is made at the first tick, when
@@ -187,7 +187,7 @@ def learner(
     target: str,
     overrides: Sequence[str],
     bind: str | None,
-    place: Place | None,
+    place: LearnerPlace | None,
     resume: Resume,
     as_json: bool,
     source: str | None = None,
@@ -256,7 +256,7 @@ def actors(
         runtime_folder() as runtime_dir,
         closing(EventLog(path / "logs")) as events,
     ):
-        audience = Audience(
+        audience = RunReporter(
             lambda: make_view(stream, _title(path, specs), None), None, events=events
         )
         arguments = role_arguments(path, runtime_dir) | {
@@ -266,7 +266,7 @@ def actors(
             "allow": list(allow),
         }
         outcome = _supervise(
-            Supervisor(specs, Limits(), arguments, path / "logs", audience), audience
+            Supervisor(specs, RestartLimits(), arguments, path / "logs", audience), audience
         )
     _explain(outcome)
     if as_json:
@@ -366,7 +366,7 @@ def conduct(
         specs = make_specs(runtime_dir)
         record = Record(path, writers(config, path), config.env)
         write_atomic(path / CONFIG_FILE, dump(config))
-        audience = Audience(lambda: view(_title(path, specs)), record, hooks, events)
+        audience = RunReporter(lambda: view(_title(path, specs)), record, hooks, events)
         for text in filter(None, (begun, changed)):
             audience.note(text)
         arguments = role_arguments(path, runtime_dir) | {
@@ -396,8 +396,8 @@ def _take_back(attempt: Attempt, reason: str) -> None:
         attempt.put_back()
 
 
-def _limits(run: RunConfig) -> Limits:
-    return Limits(run.grace_s, run.hang_timeout_s, run.start_timeout_s, run.max_restarts)
+def _limits(run: RunConfig) -> RestartLimits:
+    return RestartLimits(run.grace_s, run.hang_timeout_s, run.start_timeout_s, run.max_restarts)
 
 
 def _require_linux() -> None:
@@ -408,7 +408,7 @@ def _require_linux() -> None:
         )
 
 
-def _supervise(supervisor: Supervisor, audience: Audience) -> Outcome:
+def _supervise(supervisor: Supervisor, audience: RunReporter) -> Outcome:
     try:
         outcome = supervisor.run()
         audience.end(outcome)

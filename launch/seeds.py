@@ -22,7 +22,7 @@ from penstock.core.formatting import clock, count, number
 from penstock.core.run_dir import Resume, check, default_run_dir
 from penstock.launch import run, topology
 from penstock.launch.resumed import check_folder_named
-from penstock.monitor.intervals import Interval, interval
+from penstock.monitor.intervals import ConfidenceInterval, interval
 from penstock.monitor.summary import INTERRUPTED
 
 Summary = Mapping[str, Any]
@@ -133,7 +133,7 @@ def _text(found: Mapping[str, float | None] | None) -> str:
     """470.2 ± 12.3."""
     if found is None:
         return "-"
-    mean, half = Interval(**found)  # type: ignore[arg-type]
+    mean, half = ConfidenceInterval(**found)  # type: ignore[arg-type]
     return number(mean) + ("" if half is None else f" ± {number(half)}")
 
 

@@ -64,7 +64,7 @@ HANDLED = (
 libc = ctypes.CDLL(None)
 
 
-class Plan:
+class ShimPlan:
     """What the supervisor asks for, by the arguments of the program."""
 
     def __init__(self, arguments: list[str]) -> None:
@@ -106,7 +106,7 @@ class Plan:
 
 
 def main() -> None:
-    plan = Plan(sys.argv[1:])
+    plan = ShimPlan(sys.argv[1:])
     try:
         guard(plan)
     except BaseException as error:  # no process, no memory, no descriptor
@@ -115,7 +115,7 @@ def main() -> None:
         os._exit(os.EX_OSERR)
 
 
-def guard(plan: Plan) -> Never:
+def guard(plan: ShimPlan) -> Never:
     """Start the keeper, and take over its work if it is killed."""
     supervisor = os.pidfd_open(plan.supervisor)
     if os.getppid() != plan.supervisor:
@@ -142,7 +142,7 @@ def guard(plan: Plan) -> Never:
     _leave(status)
 
 
-def _watch_keeper(plan: Plan, keeper: int, supervisor: int, wake: int) -> int:
+def _watch_keeper(plan: ShimPlan, keeper: int, supervisor: int, wake: int) -> int:
     """Wait until the keeper has ended, and kill it if it outlives its role or its supervisor.
 
     Returns its wait status.
@@ -179,7 +179,7 @@ def _watch_keeper(plan: Plan, keeper: int, supervisor: int, wake: int) -> int:
             ends_s = min(ends_s, time.monotonic() + more_s)
 
 
-def keep(plan: Plan, owners: list[int]) -> Never:
+def keep(plan: ShimPlan, owners: list[int]) -> Never:
     """Start the role, and end with it; ``owners`` are pidfds of processes that the role must not
     outlive."""
     _become_subreaper()
@@ -191,7 +191,7 @@ def keep(plan: Plan, owners: list[int]) -> Never:
     _leave(tend(plan, role, wake, owners))
 
 
-def _execute(plan: Plan, keeper: int) -> Never:
+def _execute(plan: ShimPlan, keeper: int) -> Never:
     """Become the role."""
     try:
         libc.prctl(PR_SET_PDEATHSIG, plan.death_signal, 0, 0, 0)
@@ -212,7 +212,7 @@ def _execute(plan: Plan, keeper: int) -> Never:
         os._exit(os.EX_OSERR)
 
 
-def tend(plan: Plan, role: int, wake: int, owners: list[int]) -> int:
+def tend(plan: ShimPlan, role: int, wake: int, owners: list[int]) -> int:
     """Capture the output of a child, the role, until it has ended, then kill its descendants.
 
     The role gets its death signal when one of ``owners`` ends, or at once if there are none.
@@ -268,7 +268,7 @@ class Pump:
     """Reads a role's output from its pipe, keeps the last of it in the status page, and hands all
     of it to the thread that writes the log."""
 
-    def __init__(self, plan: Plan) -> None:
+    def __init__(self, plan: ShimPlan) -> None:
         self.fd = plan.output[0]
         self._plan = plan
         self._tail = b""

@@ -33,7 +33,7 @@ STATES = {"R": "running", "S": "sleeping", "D": "in the kernel", "T": "stopped",
 TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
 
-class Inquiry:
+class StatusServer:
     """Where the supervisor is asked, for as long as the ``with`` lasts."""
 
     def __init__(self, run_dir: Path, runtime_dir: Path) -> None:
@@ -45,7 +45,7 @@ class Inquiry:
         self._since_s = time.time()
         self._askers: list[_Asker] = []
 
-    def __enter__(self) -> Inquiry:
+    def __enter__(self) -> StatusServer:
         self._listener.bind(str(self.path))
         self._listener.listen(ASKERS)
         answer_with_stacks(stacks_path(self._run_dir, "supervisor"))

@@ -29,16 +29,16 @@ from penstock.core.role_spec import RoleSpec, Stage
 from penstock.launch.decisions import Decisions
 from penstock.launch.ledgers import Ledgers
 from penstock.launch.process import Child, why_not_started
-from penstock.launch.status_server import Inquiry
+from penstock.launch.status_server import StatusServer
 from penstock.launch.supervisor_messages import (
     KILLED_AS_ASKED,
     Effect,
     End,
     Failure,
     Kill,
-    Limits,
     Note,
     Outcome,
+    RestartLimits,
     Send,
     Start,
     how_it_ended,
@@ -60,7 +60,7 @@ RESERVED = 4  # descriptors
 HELD_UP_S = 1.0  # a signal that was not read for so long never will be
 
 
-class Audience(Protocol):
+class RunObserver(Protocol):
     """Who is told how the run goes: the run's record, the view."""
 
     def metrics(self, metrics: Message, *, final: bool) -> None:
@@ -126,10 +126,10 @@ class Supervisor:
     def __init__(
         self,
         specs: Sequence[RoleSpec],
-        limits: Limits,
+        limits: RestartLimits,
         arguments: Mapping[str, Any],
         logs: Path,
-        audience: Audience,
+        audience: RunObserver,
         keep_fds: tuple[int, ...] = (),
     ) -> None:
         """``arguments`` are what every role gets; ``keep_fds`` are for essential roles to hold."""
@@ -166,7 +166,7 @@ class Supervisor:
     def run(self) -> Outcome:
         """Start everything, and return when all has ended."""
         folders = Path(self._arguments["run_dir"]), Path(self._arguments["runtime_dir"])
-        with self._selector, self._signals(), Inquiry(*folders) as inquiry:
+        with self._selector, self._signals(), StatusServer(*folders) as inquiry:
             try:
                 self._reserve.take()
                 while (outcome := self._decisions.outcome) is None:

@@ -10,7 +10,7 @@ KILLED_AS_ASKED = "was killed, as asked, before it had finished; its last checkp
 
 
 @dataclass(frozen=True)
-class Limits:
+class RestartLimits:
     """Time limits, in seconds, and how many barren restarts in a row are borne."""
 
     grace_s: float = 10.0

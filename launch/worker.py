@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from penstock.core.role_spec import RoleSpec, Stage
-from penstock.launch.supervisor_messages import Effect, Failure, Limits, Note
+from penstock.launch.supervisor_messages import Effect, Failure, Note, RestartLimits
 from penstock.profiling.status import Phase
 
 FIRST_DELAY_S = 0.1
@@ -29,7 +29,7 @@ class Life(Enum):
 
 
 @dataclass
-class Worker:
+class SupervisedRole:
     """``incarnation`` grows with every start, and when an actor is given to another learner."""
 
     spec: RoleSpec
@@ -59,7 +59,7 @@ class Worker:
         self.attempts += 1
         return delay_s
 
-    def silence(self, limits: Limits, phase: str) -> tuple[float, str]:
+    def silence(self, limits: RestartLimits, phase: str) -> tuple[float, str]:
         """For how many seconds it may give no sign of life, and what says so."""
         key = "start_timeout_s" if self.life is Life.STARTING else "hang_timeout_s"
         timeout_s: float = getattr(limits, key)

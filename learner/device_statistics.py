@@ -22,7 +22,7 @@ from penstock.learner.to_host import ToHost
 ROWS = 1024  # updates that are sent to the host together, at most
 
 
-class Interval(NamedTuple):
+class IntervalStatistics(NamedTuple):
     """Rows on their way to the host, and how many samples each is the sum over."""
 
     rows: ToHost
@@ -38,7 +38,7 @@ class DeviceStatistics:
     def __init__(self, names: Sequence[str], device: torch.device) -> None:
         self._names = tuple(names)
         self._on_cpu = device.type == "cpu"
-        self._sent: deque[Interval] = deque()
+        self._sent: deque[IntervalStatistics] = deque()
         self._begin(torch.zeros(len(self._names) + 1, device=device), 0)
         self.skipped = 0
         """Updates that were skipped, of those that have arrived."""
@@ -113,7 +113,7 @@ class DeviceStatistics:
     def _send(self) -> None:
         """Have the rows of complete updates go to the host; that of the one in progress stays."""
         done = len(self._samples) - 1
-        self._sent.append(Interval(ToHost(self._rows[:done]), self._samples[:-1]))
+        self._sent.append(IntervalStatistics(ToHost(self._rows[:done]), self._samples[:-1]))
         self._begin(self._rows[done], self._samples[-1])
 
     def _begin(self, row: Tensor, samples: int) -> None:

@@ -8,7 +8,7 @@ from penstock.configs.algorithms import OnPolicyConfig
 from penstock.configs.errors import UserError
 from penstock.configs.schema import Config
 from penstock.core.role import RoleContext
-from penstock.envs import GameInfo
+from penstock.envs import EnvInfo
 from penstock.learner.offpolicy import OffPolicyTrainer
 from penstock.learner.trainer import Trainer
 from penstock.models.fitting import net_shape
@@ -18,13 +18,13 @@ from penstock.profiling.ledger import TimeLedger
 AnyTrainer = Trainer | OffPolicyTrainer
 
 
-def make_trainer(config: Config, info: GameInfo, ledger: TimeLedger | None = None) -> AnyTrainer:
+def make_trainer(config: Config, info: EnvInfo, ledger: TimeLedger | None = None) -> AnyTrainer:
     """What trains by the algorithm of ``config``; ``ledger`` is that of the thread it works in."""
     on_policy = isinstance(config.algo, OnPolicyConfig)
     return (Trainer if on_policy else OffPolicyTrainer)(config, info, ledger)
 
 
-def network_of(config: Config, info: GameInfo, trainer: AnyTrainer) -> str:
+def network_of(config: Config, info: EnvInfo, trainer: AnyTrainer) -> str:
     """A sentence on what is trained."""
     count = sum(len(optimizer.values) for optimizer in trainer.optimizers().values())
     return in_words(net_shape(config, info), config.model, count)

@@ -17,13 +17,13 @@ from torch import Tensor
 from penstock.algos import slot_spec
 from penstock.configs.algorithms import DqnConfig, SacConfig
 from penstock.configs.schema import Config
-from penstock.envs import GameInfo
+from penstock.envs import EnvInfo
 from penstock.learner import updates
 from penstock.learner.device_queue import DeviceQueue
 from penstock.learner.device_statistics import DeviceStatistics
 from penstock.learner.optimizers.flat_optimizer import FlatOptimizer
 from penstock.learner.progress import Progress
-from penstock.learner.sync.gradient_sync import Exchange
+from penstock.learner.sync.gradient_sync import GradientSync
 from penstock.learner.to_host import ToDevice
 from penstock.learner.trainer import pick_device, trunk_dtype
 from penstock.learner.updates import DqnUpdate, SacUpdate, Update
@@ -38,7 +38,7 @@ NAMES = ("obs", "action", "reward", "next_obs", "discount")
 class OffPolicyTrainer:
     """Updates the networks of one algorithm; not thread-safe."""
 
-    def __init__(self, config: Config, info: GameInfo, ledger: TimeLedger | None = None) -> None:
+    def __init__(self, config: Config, info: EnvInfo, ledger: TimeLedger | None = None) -> None:
         set_up_torch(config.learner.threads)
         torch.manual_seed(config.run.seed)
         self.config = config
@@ -55,12 +55,12 @@ class OffPolicyTrainer:
         self.device_statistics = DeviceStatistics(self._update.statistics, self.device)
 
     @property
-    def exchange(self) -> Exchange:
+    def exchange(self) -> GradientSync:
         """What connects it with other learners."""
         return self._update.exchange
 
     @exchange.setter
-    def exchange(self, exchange: Exchange) -> None:
+    def exchange(self, exchange: GradientSync) -> None:
         self._update.exchange = exchange
 
     def optimizers(self) -> dict[str, FlatOptimizer]:
@@ -132,7 +132,7 @@ class OffPolicyTrainer:
 
 
 def _make_update(
-    config: Config, info: GameInfo, device: torch.device, ledger: TimeLedger
+    config: Config, info: EnvInfo, device: torch.device, ledger: TimeLedger
 ) -> tuple[Update, HeadShape]:
     algo, learner = config.algo, config.learner
     if isinstance(algo, DqnConfig):

@@ -75,7 +75,7 @@ def pieces(envs: slice | Tensor, size: int) -> Iterator[slice | Tensor]:
         yield slice(first, min(first + size, envs.stop))
 
 
-def nobody(spec: SlotSpec, device: torch.device) -> dict[str, Tensor]:
+def empty_batch(spec: SlotSpec, device: torch.device) -> dict[str, Tensor]:
     """A batch of one environment in which nobody is alive: with it a learner without samples takes
     part in what all learners sum up."""
     return {

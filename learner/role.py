@@ -1,7 +1,7 @@
 """The learner's process: memory for the actors, batches for the trainer, weights for everybody.
 
-Batches come from a `Source`, which owns the store. The process opens its socket only when the first
-weights are on the board, so whoever gets in finds everything there.
+Batches come from a `DataSource`, which owns the store. The process opens its socket only when the
+first weights are on the board, so whoever gets in finds everything there.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ from penstock.configs.group import SERVED
 from penstock.configs.schema import Config
 from penstock.core.role import RoleContext, learner_socket
 from penstock.envs import probe
-from penstock.learner.checkpoints.checkpoint_manager import Checkpoints
+from penstock.learner.checkpoints.checkpoint_manager import CheckpointManager
 from penstock.learner.factory import AnyTrainer, make_trainer, network_of, on_own_gpu
-from penstock.learner.group.elastic_group import Team, begun
+from penstock.learner.group.elastic_group import ElasticGroup, begun
 from penstock.learner.nonfinite import DIVERGED, NonFiniteGuard
 from penstock.learner.publisher import Publisher
-from penstock.learner.sources.source import Source
-from penstock.learner.sources.transitions import Transitions
-from penstock.learner.sources.unrolls import Unrolls
+from penstock.learner.sources.source import DataSource
+from penstock.learner.sources.transitions import ReplayDataSource
+from penstock.learner.sources.unrolls import UnrollSource
 from penstock.learner.state import Arrays
-from penstock.learner.stream_tracker import Others
-from penstock.learner.sync.gradient_sync import Floats, GroupLostError, Word
+from penstock.learner.stream_tracker import StreamTracker
+from penstock.learner.sync.gradient_sync import ControlMessage, Floats, GroupLostError
 from penstock.learner.torch_trace import TorchTrace
 from penstock.learner.trainer import Trainer
 from penstock.profiling.device import DeviceClock
@@ -52,14 +52,14 @@ def run(ctx: RoleContext) -> None:
     ctx.report("note", text=info.how)
     trainer = make_trainer(on_own_gpu(config, ctx), info, ctx.ledger)
     ctx.report("note", text=network_of(config, info, trainer))
-    checkpoints = Checkpoints(ctx.run_dir, trainer, ctx.report, ctx.event)
+    checkpoints = CheckpointManager(ctx.run_dir, trainer, ctx.report, ctx.event)
     served = config.learner.pace in SERVED  # by a server that takes whoever is first
     if served or (ctx.learner == 0 and not begun(ctx.runtime_dir)):  # else others have its state
         # Under a server one that starts again takes time and returns from the last checkpoint.
         how = "auto" if served and ctx.incarnation and ctx.resume == "no" else ctx.resume
         if not checkpoints.resume(how, repair=ctx.learner == 0) and how == "auto":
             ctx.report("note", text=f"{ctx.run_dir} has no checkpoint: this run begins anew")
-    team = Team(ctx, config, trainer, checkpoints.stored)
+    team = ElasticGroup(ctx, config, trainer, checkpoints.stored)
     if not team.join():
         return
     with LearnerProcess(ctx, config, trainer, checkpoints, team) as process:
@@ -76,13 +76,13 @@ def make_source(
     lanes: int,
     ledger: TimeLedger,
     status: StatusPage,
-) -> Source[Any]:
+) -> DataSource[Any]:
     """Where ``trainer`` gets its batches from, with room for ``actors`` that play at once.
     ``ledger`` is that of the calling thread; one more thread keeps its own in ``status``."""
     if isinstance(trainer, Trainer):
         gathering = status.ledger("feeder") if config.learner.prefetch else ledger
-        return Unrolls(config, trainer, accounting, actors, lanes, gathering)
-    return Transitions(config, trainer, accounting, actors, lanes, ledger)
+        return UnrollSource(config, trainer, accounting, actors, lanes, gathering)
+    return ReplayDataSource(config, trainer, accounting, actors, lanes, ledger)
 
 
 class LearnerProcess:
@@ -93,8 +93,8 @@ class LearnerProcess:
         ctx: RoleContext,
         config: Config,
         trainer: AnyTrainer,
-        checkpoints: Checkpoints,
-        team: Team,
+        checkpoints: CheckpointManager,
+        team: ElasticGroup,
     ) -> None:
         self._ctx = ctx
         self._team = team
@@ -131,7 +131,7 @@ class LearnerProcess:
         self._kept: Arrays | None = {}  # what the team keeps, for the last checkpoint
         self._next_report_s = 0.0
         self._turned_away: Counter[str] = Counter()  # that were reported
-        self._others = Others(self._accounting)
+        self._others = StreamTracker(self._accounting)
         self._torch_trace = TorchTrace()
         self._seconds = ctx.ledger  # of the learner: on a GPU of its stream, else of this thread
         self._clock: DeviceClock | None = None
@@ -180,7 +180,7 @@ class LearnerProcess:
         self._others.close_streams(everything_arrived=True)
         self._progress.arrived(self._accounting)
         with suppress(GroupLostError):
-            last = Word(np.zeros(0), self._progress.growth())
+            last = ControlMessage(np.zeros(0), self._progress.growth())
             self._progress.grow(last.growth, self._team.exchange.agree(last).growth)
         others = self._others.drops() | self._others.received()
         counts = self._progress.counts() | others | self._nonfinite.figures()
@@ -250,11 +250,11 @@ class LearnerProcess:
         self._ledger.switch(Part.COUNT)
         return batch
 
-    def _word(self, counts: Floats, stop: bool) -> Word:
+    def _word(self, counts: Floats, stop: bool) -> ControlMessage:
         """What the other learners are to know in this turn."""
         self._hear()
         self._progress.arrived(self._accounting)
-        return Word(
+        return ControlMessage(
             counts,
             self._progress.growth(),
             stop=stop,

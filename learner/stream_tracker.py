@@ -13,7 +13,7 @@ ARRIVAL_S = 5.0  # that what a dead actor sent may still be on its way
 RECEIVED = ("slots", "steps", "raw_nbytes", "coded_nbytes")
 
 
-class Others:
+class StreamTracker:
     """Call `hear` with every message of the supervisor, and `close_streams` now and then."""
 
     def __init__(self, accounting: Accounting) -> None:

@@ -23,15 +23,15 @@ from penstock.algos.ops.frame_stacks import observations
 from penstock.configs.algorithms import OnPolicyConfig
 from penstock.configs.errors import UserError
 from penstock.configs.schema import Config
-from penstock.envs import GameInfo
+from penstock.envs import EnvInfo
 from penstock.learner.device_queue import DeviceQueue
 from penstock.learner.device_statistics import DeviceStatistics
 from penstock.learner.nonfinite import backward
-from penstock.learner.onpolicy import OnPolicy, RewardScale, Share, deal, nobody, pieces
+from penstock.learner.onpolicy import OnPolicy, RewardScale, Share, deal, empty_batch, pieces
 from penstock.learner.optimizers.flat_optimizer import FlatOptimizer
 from penstock.learner.progress import Progress
 from penstock.learner.sources.staging import StagingBatch
-from penstock.learner.sync.gradient_sync import Alone, Exchange, Floats
+from penstock.learner.sync.gradient_sync import Floats, GradientSync, SingleLearner
 from penstock.models.fitting import AnyShape, actor_critic_shape
 from penstock.models.precision import cpu_gains_by_bf16
 from penstock.models.torch_nets import build_net
@@ -45,7 +45,7 @@ REWARDS = "rewards/"
 class Trainer:
     """Updates one network; not thread-safe."""
 
-    def __init__(self, config: Config, info: GameInfo, ledger: TimeLedger | None = None) -> None:
+    def __init__(self, config: Config, info: EnvInfo, ledger: TimeLedger | None = None) -> None:
         set_up_torch(config.learner.threads)
         torch.manual_seed(config.run.seed)
         assert isinstance(config.algo, OnPolicyConfig), config.algo
@@ -62,7 +62,7 @@ class Trainer:
         self.model = build_net(shape, dtype).to(self.device)
         self.optimizer = FlatOptimizer(self.model.named_parameters(), config.learner)
         self.progress = Progress(config.stop, info.frames_per_step)
-        self.exchange: Exchange = Alone()
+        self.exchange: GradientSync = SingleLearner()
         self.updates = config.algo.epochs * config.learner.updates_per_batch
         """Of each batch, at most."""
         self._shares: list[Share] = []  # of the batch that was booked last
@@ -167,7 +167,7 @@ class Trainer:
 
     @cached_property
     def _nobody(self) -> dict[str, Tensor]:
-        return nobody(self.spec, self.device)
+        return empty_batch(self.spec, self.device)
 
     def _prepared(self, columns: dict[str, Tensor]) -> dict[str, Tensor]:
         """The columns of a batch with what the algorithm adds to them before its first update."""

@@ -22,7 +22,7 @@ from penstock.configs.algorithms import DqnConfig, SacConfig
 from penstock.configs.sections import LearnerConfig
 from penstock.learner.nonfinite import backward
 from penstock.learner.optimizers.flat_optimizer import FlatOptimizer, flatten
-from penstock.learner.sync.gradient_sync import Alone, Exchange
+from penstock.learner.sync.gradient_sync import GradientSync, SingleLearner
 from penstock.models.layout import DenseShape, HeadShape
 from penstock.models.torch_nets import HeadNet, TwinCritics, build_net
 from penstock.profiling.ledger import Part, TimeLedger
@@ -31,7 +31,7 @@ Batch = Mapping[str, Tensor]
 Arrays = dict[str, npt.NDArray[Any]]
 
 
-class Step(NamedTuple):
+class UpdateResult(NamedTuple):
     """What an optimizer step found out; no gradients, on the device."""
 
     errors: Tensor
@@ -47,15 +47,15 @@ class Update(Protocol):
 
     @property
     def statistics(self) -> tuple[str, ...]:
-        """Names of what `Step.sums` holds."""
+        """Names of what `UpdateResult.sums` holds."""
 
     @property
     def published(self) -> list[Tensor]:
         """What actors get, in the layout's order."""
 
-    exchange: Exchange
+    exchange: GradientSync
 
-    def take(self, batch: Batch | None, total: float, number: int, env_steps: int) -> Step:
+    def take(self, batch: Batch | None, total: float, number: int, env_steps: int) -> UpdateResult:
         """Optimizer step ``number`` (from 1) on the ``total`` transitions of all learners' batches;
         the learning rate is that after ``env_steps``."""
 
@@ -73,7 +73,7 @@ class DqnUpdate:
     """Q-network and target network."""
 
     statistics = dqn.STATISTICS
-    exchange: Exchange
+    exchange: GradientSync
 
     def __init__(
         self,
@@ -87,7 +87,7 @@ class DqnUpdate:
         self._algo = algo
         self._ledger = ledger
         self._micro_batch = learner.micro_batch
-        self.exchange = Alone()
+        self.exchange = SingleLearner()
         self.net: HeadNet = build_net(shape, dtype).to(device)
         self.target_net = copy.deepcopy(self.net).requires_grad_(False)
         self._target = flatten(self.target_net.parameters())
@@ -95,7 +95,7 @@ class DqnUpdate:
         self.optimizer = FlatOptimizer(self.net.named_parameters(), learner)
         self.published = [self.optimizer.values, *self.net.buffers()]
 
-    def take(self, batch: Batch | None, total: float, number: int, env_steps: int) -> Step:
+    def take(self, batch: Batch | None, total: float, number: int, env_steps: int) -> UpdateResult:
         self.optimizer.zero_grad()
         parts = [] if batch is None else self._backward(batch, total)
         self._ledger.switch(Part.OPTIMIZE)
@@ -106,7 +106,7 @@ class DqnUpdate:
         if not parts:
             return _nothing(self.statistics, norm)
         errors = torch.cat([differences for differences, _ in parts]).abs_()
-        return Step(errors, torch.stack([sums for _, sums in parts]).sum(0), norm)
+        return UpdateResult(errors, torch.stack([sums for _, sums in parts]).sum(0), norm)
 
     def _backward(self, batch: Batch, total: float) -> list[tuple[Tensor, Tensor]]:
         """Gradients of a batch, micro-batch by micro-batch; differences and statistics of each."""
@@ -140,7 +140,7 @@ class SacUpdate:
     as its gradient is not finite, those of actor and temperature are, too."""
 
     statistics = sac.STATISTICS
-    exchange: Exchange
+    exchange: GradientSync
 
     def __init__(
         self,
@@ -153,7 +153,7 @@ class SacUpdate:
     ) -> None:
         self._algo = algo
         self._ledger = ledger
-        self.exchange = Alone()
+        self.exchange = SingleLearner()
         self._target_entropy = sac.target_entropy(algo, shape.outputs // 2)
         self.actor: HeadNet = build_net(shape, dtype).to(device)
         self.critics = TwinCritics(shape).to(device)
@@ -169,7 +169,7 @@ class SacUpdate:
         ]
         self.published = [self._actor_optimizer.values, *self.actor.buffers()]
 
-    def take(self, batch: Batch | None, total: float, number: int, env_steps: int) -> Step:
+    def take(self, batch: Batch | None, total: float, number: int, env_steps: int) -> UpdateResult:
         for optimizer in self.optimizers().values():
             optimizer.zero_grad()
         alpha = self.log_alpha.detach().exp()
@@ -190,7 +190,7 @@ class SacUpdate:
         (critic_loss, errors, values), (actor_loss, logp) = found, acted
         entropy, alphas = -logp.sum(), alpha[0] * len(errors)
         sums = (critic_loss, actor_loss, errors.sum(), values, entropy, alphas)
-        return Step(errors, torch.stack([value.detach() for value in sums]), norm)
+        return UpdateResult(errors, torch.stack([value.detach() for value in sums]), norm)
 
     def state(self) -> dict[str, Tensor]:
         return {
@@ -249,9 +249,9 @@ def _with(net: HeadNet, weights: list[Tensor]) -> Callable[[Tensor], Tensor]:
     return lambda obs: net.acting_outputs(obs, weights)
 
 
-def _nothing(statistics: tuple[str, ...], norm: Tensor) -> Step:
+def _nothing(statistics: tuple[str, ...], norm: Tensor) -> UpdateResult:
     """Of a step without a batch."""
-    return Step(norm.new_empty(0), norm.new_zeros(len(statistics)), norm)
+    return UpdateResult(norm.new_empty(0), norm.new_zeros(len(statistics)), norm)
 
 
 def arrays(update: Update) -> Arrays:

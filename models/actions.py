@@ -1,7 +1,7 @@
 """What a policy's actions are, and how many outputs of a network decide one. Imports no torch.
 
 Policies choose from 0 on, and numbers from -1 to 1, whatever the game's own actions are
-(`penstock.envs.VectorGame` maps them).
+(`penstock.envs.BatchedEnv` maps them).
 """
 
 from __future__ import annotations

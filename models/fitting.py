@@ -11,7 +11,7 @@ from penstock.configs.algorithms import DqnConfig, SacConfig
 from penstock.configs.errors import UserError
 from penstock.configs.model import ModelConfig
 from penstock.configs.schema import Config
-from penstock.core.observations import MASK, Part
+from penstock.core.observations import MASK, ObservationPart
 from penstock.core.params import ParamLayout
 from penstock.models.actions import Spaces, action_spec
 from penstock.models.general import GeneralShape, Input, channels_last
@@ -34,12 +34,12 @@ def net_shape(config: Config, game: Spaces) -> AnyShape:
     return actor_critic_shape(config, game)
 
 
-def parts_of(game: Spaces) -> tuple[Part, ...]:
+def parts_of(game: Spaces) -> tuple[ObservationPart, ...]:
     """The parts of a game's observations; none where an observation is one array."""
     return getattr(game, "parts", ())
 
 
-def mask_of(game: Spaces) -> Part | None:
+def mask_of(game: Spaces) -> ObservationPart | None:
     """The action mask among the parts of a game's observations."""
     return next((part for part in parts_of(game) if part.name == MASK), None)
 
@@ -135,7 +135,7 @@ def _observations(game: Spaces, algo: str) -> tuple[tuple[int, ...], float]:
 
 
 def _input(
-    model: ModelConfig, name: str, shape: tuple[int, ...], dtype: str, part: Part | None
+    model: ModelConfig, name: str, shape: tuple[int, ...], dtype: str, part: ObservationPart | None
 ) -> Input:
     frames = _with_channel(shape, dtype)
     is_image = _is_image(model, frames)
@@ -178,7 +178,9 @@ def _is_fast_cnn(model: ModelConfig, only: Input) -> bool:
     return only.is_image and plain and not channels_last(only.shape)
 
 
-def _check_inputs(model: ModelConfig, inputs: tuple[Input, ...], mask: Part | None) -> None:
+def _check_inputs(
+    model: ModelConfig, inputs: tuple[Input, ...], mask: ObservationPart | None
+) -> None:
     shapes = ", ".join(f"{part.name} {list(part.shape)}" for part in inputs)
     if not inputs:
         raise UserError(

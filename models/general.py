@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from penstock.configs.model import ModelConfig
-from penstock.core.observations import Part
+from penstock.core.observations import ObservationPart
 from penstock.core.params import ParamLayout
 from penstock.models.actions import ActionSpec
 
@@ -25,7 +25,7 @@ class Input:
     name: str
     shape: tuple[int, ...]
     dtype: str
-    part: Part | None
+    part: ObservationPart | None
     """Where it lies in a row of bytes; None where it is the observation itself."""
     is_image: bool
     """Whether it goes through convolutions; if not it is flattened."""
@@ -36,7 +36,7 @@ class GeneralShape:
     """`penstock.models.torch_general.GeneralNet`."""
 
     inputs: tuple[Input, ...]
-    mask: Part | None
+    mask: ObservationPart | None
     """The action mask among the parts of an observation."""
     actions: ActionSpec
     model: ModelConfig

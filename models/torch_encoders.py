@@ -33,10 +33,10 @@ class Encoder(nn.Module):
     ) -> None:
         super().__init__()
         self._images, self._numbers = images, list(numbers)
-        kind = ImpalaCnn if cfg.kind == "impala_cnn" else NatureCnn
+        kind = ImpalaEncoder if cfg.kind == "impala_cnn" else NatureEncoder
         self.images = nn.ModuleList(kind(*_channels_first(shape)) for shape in images.values())
         inputs = sum(math.prod(shape) for shape in numbers.values())
-        self.layers = Layers((inputs, *cfg.hidden), cfg) if inputs else None
+        self.layers = DenseLayers((inputs, *cfg.hidden), cfg) if inputs else None
         self.width = kind.width * len(images) + (cfg.hidden[-1] if inputs else 0)
 
     def forward(self, arrays: dict[str, Tensor]) -> Tensor:
@@ -50,7 +50,7 @@ class Encoder(nn.Module):
         return found[0] if len(found) == 1 else torch.cat(found, 1)
 
 
-class Layers(nn.Module):
+class DenseLayers(nn.Module):
     """Linear layers of the widths given, each followed by `model.activation`."""
 
     def __init__(self, widths: tuple[int, ...], cfg: ModelConfig) -> None:
@@ -66,7 +66,7 @@ class Layers(nn.Module):
         return rows
 
 
-class NatureCnn(nn.Module):
+class NatureEncoder(nn.Module):
     """Three convolutions and a linear layer (Mnih et al. 2015)."""
 
     width = FEATURES
@@ -87,7 +87,7 @@ class NatureCnn(nn.Module):
         return features.float()
 
 
-class ImpalaCnn(nn.Module):
+class ImpalaEncoder(nn.Module):
     """The residual network of IMPALA (Espeholt et al. 2018, arXiv 1802.01561, figure 3, right)."""
 
     width = IMPALA_FEATURES
@@ -95,7 +95,7 @@ class ImpalaCnn(nn.Module):
     def __init__(self, channels: int, height: int, pixels: int) -> None:
         super().__init__()
         before = (channels, *IMPALA_CHANNELS)
-        self.sections = nn.ModuleList(Section(*pair) for pair in pairwise(before))
+        self.sections = nn.ModuleList(ConvSection(*pair) for pair in pairwise(before))
         for _ in IMPALA_CHANNELS:
             height, pixels = -(-height // 2), -(-pixels // 2)
         flat = IMPALA_CHANNELS[-1] * height * pixels
@@ -108,13 +108,13 @@ class ImpalaCnn(nn.Module):
         return features.float()
 
 
-class Section(nn.Module):
+class ConvSection(nn.Module):
     """A convolution, a pooling that halves each direction, and two residual blocks."""
 
     def __init__(self, entering: int, channels: int) -> None:
         super().__init__()
         self.conv = nn.Conv2d(entering, channels, 3, padding=1)
-        self.blocks = nn.ModuleList(Block(channels) for _ in range(2))
+        self.blocks = nn.ModuleList(ResidualBlock(channels) for _ in range(2))
 
     def forward(self, frames: Tensor) -> Tensor:
         frames = F.max_pool2d(self.conv(frames), 3, 2, 1)
@@ -123,7 +123,7 @@ class Section(nn.Module):
         return frames
 
 
-class Block(nn.Module):
+class ResidualBlock(nn.Module):
     """``x + conv(relu(conv(relu(x))))``."""
 
     def __init__(self, channels: int) -> None:

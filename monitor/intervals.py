@@ -16,7 +16,7 @@ T_95 = (
 NORMAL_95 = 1.960
 
 
-class Interval(NamedTuple):
+class ConfidenceInterval(NamedTuple):
     """``mean`` ± ``half``; ``half`` is None for a single value."""
 
     mean: float
@@ -28,9 +28,11 @@ def t_95(count: int) -> float:
     return T_95[count - 2] if count - 2 < len(T_95) else NORMAL_95
 
 
-def interval(values: Sequence[float]) -> Interval:
+def interval(values: Sequence[float]) -> ConfidenceInterval:
     """The 95 % interval of the mean of independent values, one at least."""
     mean = statistics.fmean(values)
     if len(values) < 2:
-        return Interval(mean, None)
-    return Interval(mean, t_95(len(values)) * statistics.stdev(values) / math.sqrt(len(values)))
+        return ConfidenceInterval(mean, None)
+    return ConfidenceInterval(
+        mean, t_95(len(values)) * statistics.stdev(values) / math.sqrt(len(values))
+    )

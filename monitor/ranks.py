@@ -36,7 +36,7 @@ HISTOGRAM, LATENCY = "policy_lag_histogram", "latency_histogram"
 LOST = "learner"
 
 
-class Place(NamedTuple):
+class RankPhase(NamedTuple):
     """Where a learner is: its phase, for how long, the number of its all-reduce if it is in one."""
 
     phase: str
@@ -154,7 +154,7 @@ def merge(lowest: Metrics, reports: Sequence[Metrics]) -> Metrics:
     }
 
 
-def whereabouts(places: Mapping[int, Place]) -> str:
+def whereabouts(places: Mapping[int, RankPhase]) -> str:
     """Where each rank is, the odd ones first: "rank 2 is in wait_data for 41 s; 0, 1, 3 in
     all-reduce 1207"."""
     groups: dict[tuple[str, int | None], list[int]] = {}

@@ -20,7 +20,7 @@ from penstock.configs.secrets import redacted
 from penstock.configs.sections import EnvConfig
 from penstock.core.files import open_private, without_nan, write_atomic
 from penstock.monitor.ranks import lags
-from penstock.monitor.sinks import Writer
+from penstock.monitor.sinks import MetricSink
 from penstock.profiling.histogram import latencies
 
 Lines = list[dict[str, Any]]
@@ -48,7 +48,7 @@ class Record:
     written."""
 
     def __init__(
-        self, run_dir: Path, writers: Sequence[Writer] = (), env: EnvConfig | None = None
+        self, run_dir: Path, writers: Sequence[MetricSink] = (), env: EnvConfig | None = None
     ) -> None:
         """What was evaluated before a resume still stands in the metrics, unless that was in
         another game than ``env``."""

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from penstock.configs.schema import Config
 
 
-class Writer(Protocol):
+class MetricSink(Protocol):
     """Takes the metrics of a run. Nothing that happens to it ends the run, or holds it up."""
 
     def metrics(self, metrics: Mapping[str, Any]) -> None:
@@ -32,9 +32,9 @@ def check_libraries(config: Config) -> None:
         wandb.require(config.run.wandb)
 
 
-def writers(config: Config, run_dir: Path) -> list[Writer]:
+def writers(config: Config, run_dir: Path) -> list[MetricSink]:
     """Those that the config asks for, whose libraries are there."""
-    made: list[Writer] = []
+    made: list[MetricSink] = []
     if config.run.tensorboard:
         from penstock.monitor.tensorboard import Board
 

@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     from penstock.configs.errors import UserError as UserError
     from penstock.evaluation.loaded_policy import LoadedPolicy as LoadedPolicy
     from penstock.evaluation.loaded_policy import load_policy as load_policy
-    from penstock.launch.api import Accounting as Accounting
     from penstock.launch.api import Evaluation as Evaluation
+    from penstock.launch.api import StepCounts as StepCounts
     from penstock.launch.api import Summary as Summary
     from penstock.launch.api import evaluate as evaluate
     from penstock.launch.api import history as history

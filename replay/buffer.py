@@ -4,8 +4,8 @@
         rb.add(obs=o, action=a, reward=r, terminated=te, truncated=tr, next_obs=o2, info=info)
         batch = rb.sample(256)
 
-It stands on a `Table` of slots, which with its lock, limiter and threads is a `Stock`. One lock is
-around everything; the large copies release the interpreter lock under it.
+It stands on a `Table` of slots, which with its lock, limiter and threads is a `BufferCore`. One
+lock is around everything; the large copies release the interpreter lock under it.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from penstock.core.specs import SlotSpec
 from penstock.replay import snapshot
 from penstock.replay.adding import Adds, Given
 from penstock.replay.batch import Batch
-from penstock.replay.buffer_core import Stock
+from penstock.replay.buffer_core import BufferCore
 from penstock.replay.checks import (
     cannot_sample,
     check_numbers,
@@ -34,11 +34,11 @@ from penstock.replay.checks import (
 )
 from penstock.replay.env_spaces import columns_of, envs_of, resets_of
 from penstock.replay.errors import ReplayError
-from penstock.replay.eviction import Cuts
+from penstock.replay.eviction import EvictionPolicy
 from penstock.replay.factory import bind_sampler, lay_out, make_gather, make_table, wrap_sampler
 from penstock.replay.limiter import RateLimiter
 from penstock.replay.prefetch import batches
-from penstock.replay.rate_limited_table import Flow
+from penstock.replay.rate_limited_table import RateLimitedTable
 from penstock.replay.sampler_config import describe_sampler, read_sampler
 from penstock.replay.samplers import Sampler
 from penstock.replay.sequences import Sequences, SequenceSampler, no_priorities
@@ -89,12 +89,20 @@ class Replay:
         self.writers, envs = whole("writers", writers), whole("envs", envs)
         self.in_hand = slots_in_hand(in_hand, self.writers, shared=shared)
         check_numbers(self.capacity, discount, envs, autoreset)
-        self.discount, self.sequences, self.cuts = discount, sequences, Cuts(ttl_s, max_policy_lag)
+        self.discount, self.sequences, self.cuts = (
+            discount,
+            sequences,
+            EvictionPolicy(ttl_s, max_policy_lag),
+        )
         self.autoreset: Autoreset = autoreset
         self.sampler = wrap_sampler(sampler, self.n_step, sequences, max_times_sampled)
         self._lay_out(columns, envs, frame_stack, unroll, shared=shared)
         bind_sampler(self.sampler, self.table, seed)
-        flow = None if limiter is None else Flow(limiter, self.table, self.capacity, timeout_s)
+        flow = (
+            None
+            if limiter is None
+            else RateLimitedTable(limiter, self.table, self.capacity, timeout_s)
+        )
         self.flow = self._stock.flow = flow
         self.stale_updates = 0
 
@@ -115,7 +123,7 @@ class Replay:
         self.table = make_table(
             self.layout, self.capacity, self.in_hand, self.writers, self.sampler, shared=shared
         )
-        self._stock = Stock(self.table, self.layout, self.autoreset, self.cuts)
+        self._stock = BufferCore(self.table, self.layout, self.autoreset, self.cuts)
         self._end = weakref.finalize(self, self._stock.close)
         self.lock, self._streams = self._stock.lock, self._stock.streams
         steps, discount, sequences = self.n_step, self.discount, self.sequences

@@ -10,28 +10,30 @@ import os
 from pathlib import Path
 
 from penstock.replay.errors import ReplayError
-from penstock.replay.eviction import Cuts, Cutter
+from penstock.replay.eviction import EvictionPolicy, Evictor
 from penstock.replay.fair_lock import FairLock
 from penstock.replay.layout import Layout
 from penstock.replay.own_streams import OwnStreams
 from penstock.replay.prefault import Prefault
-from penstock.replay.rate_limited_table import Flow
+from penstock.replay.rate_limited_table import RateLimitedTable
 from penstock.replay.sharing import StoreServer
 from penstock.replay.steps import Autoreset
 from penstock.replay.table import Table
 
 
-class Stock:
+class BufferCore:
     """One ``table`` and all that is done to it besides sampling."""
 
-    def __init__(self, table: Table, layout: Layout, autoreset: Autoreset, cuts: Cuts) -> None:
+    def __init__(
+        self, table: Table, layout: Layout, autoreset: Autoreset, cuts: EvictionPolicy
+    ) -> None:
         self.table = table
         self._about = {"autoreset": autoreset, "frame_stack": layout.frame_stack}
         self.lock = FairLock()
-        self.flow: Flow | None = None
+        self.flow: RateLimitedTable | None = None
         self.streams = OwnStreams(table, layout, autoreset)
         self.ended: Exception | None = None  # why nobody may add or sample any more
-        self._cutter = Cutter(cuts, table)
+        self._cutter = Evictor(cuts, table)
         self._server: StoreServer | None = None
         self._pid = os.getpid()
         self._prefault = Prefault(table.store.arena)

@@ -17,7 +17,7 @@ from penstock.replay.history import OLDEST
 Flags = npt.NDArray[np.bool_]
 
 
-class Succession:
+class EpisodeTracker:
     """The last step of a stream of ``envs`` environments."""
 
     def __init__(self, envs: int) -> None:

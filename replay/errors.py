@@ -7,5 +7,5 @@ class ReplayError(UserError, ValueError):
     """One sentence with the value, the rule and the next step."""
 
 
-class DamagedError(ReplayError):
+class DamagedSnapshotError(ReplayError):
     """A snapshot that is not whole, or is none."""

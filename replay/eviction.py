@@ -17,7 +17,7 @@ from penstock.replay.table import Table
 
 
 @dataclass(frozen=True)
-class Cuts:
+class EvictionPolicy:
     """None: no limit."""
 
     ttl_s: float | None = None
@@ -32,10 +32,10 @@ class Cuts:
             )
 
 
-class Cutter:
+class Evictor:
     """Applies cuts to a table, under the buffer's lock; looks only at what may have become old."""
 
-    def __init__(self, cuts: Cuts, table: Table) -> None:
+    def __init__(self, cuts: EvictionPolicy, table: Table) -> None:
         self._cuts = cuts
         self._table = table
         self._headers = table.store.geometry.headers(table.store.arena)

@@ -18,7 +18,7 @@ from penstock.replay.sequence_gather import SequenceGather
 from penstock.replay.sequences import Sequences, SequenceSampler
 from penstock.replay.sizing import refuse_what_cannot_fit
 from penstock.replay.table import Table
-from penstock.replay.times_sampled import TimesSampled
+from penstock.replay.times_sampled import SampleCountLimit
 
 MOST_ROWS = 1 << 31  # keys have 32 bits for the row
 
@@ -52,7 +52,7 @@ def wrap_sampler(
         return chosen
     if sequences is not None:
         raise ReplayError("max_times_sampled counts rows, not sequences; leave one out")
-    return TimesSampled(chosen, most)
+    return SampleCountLimit(chosen, most)
 
 
 def make_table(
@@ -74,7 +74,7 @@ def make_table(
 
 def bind_sampler(sampler: Sampler, table: Table, seed: int | None) -> None:
     """Tell a sampler what it draws from."""
-    if isinstance(sampler, SequenceSampler | TimesSampled):
+    if isinstance(sampler, SequenceSampler | SampleCountLimit):
         sampler.place(table)
     sampler.bind(table.valid, np.random.default_rng(seed))
 

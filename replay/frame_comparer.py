@@ -29,7 +29,7 @@ LOOK = 8  # words that are looked at together: a line of the cache
 STRIDE = 37  # words by which the look moves from step to step; prime
 
 
-class Words:
+class FrameComparer:
     """One leaf that is stored as frames. ``at`` is the row of `Table.frames` of environment 0."""
 
     def __init__(

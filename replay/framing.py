@@ -15,10 +15,10 @@ import numpy.typing as npt
 
 from penstock.replay.columns import Array, checked
 from penstock.replay.errors import ReplayError
-from penstock.replay.frame_comparer import Words, either
+from penstock.replay.frame_comparer import FrameComparer, either
 from penstock.replay.history import OLDEST, REPEAT, SIDE, ZEROS
 from penstock.replay.layout import Layout, Observation
-from penstock.replay.stream import Stream
+from penstock.replay.stream import SlotStream
 from penstock.replay.table import NONE, Table
 
 Flags = npt.NDArray[np.bool_]
@@ -28,13 +28,15 @@ Arrays = dict[str, Array]
 class Framing:
     """What a writer does for observations that are stored as frames."""
 
-    def __init__(self, table: Table, layout: Layout, stream: Stream) -> None:
+    def __init__(self, table: Table, layout: Layout, stream: SlotStream) -> None:
         envs = table.spec.envs
         self._table, self._layout, self._stream, self._envs = table, layout, stream, envs
         self._depth = layout.history + 1
         self._lie = table.frame_rows
         self._stored = {
-            o.name: Words(o, table.frames[o.name], table.sides[o.side_name], envs, self._lie)
+            o.name: FrameComparer(
+                o, table.frames[o.name], table.sides[o.side_name], envs, self._lie
+            )
             for o in layout.framed
         }
         self._only = next(iter(self._stored.values())) if len(self._stored) == 1 else None

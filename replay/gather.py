@@ -17,7 +17,7 @@ from penstock.replay.columns import names_of, unflatten
 from penstock.replay.layout import Layout, Observation
 from penstock.replay.nstep import Returns, n_step, one_step, take
 from penstock.replay.pool import Pool
-from penstock.replay.stacks import Window, window
+from penstock.replay.stacks import FrameWindow, window
 from penstock.replay.table import Table
 
 Rows = npt.NDArray[np.int64]
@@ -115,7 +115,7 @@ class Gather:
             else:
                 (frames[o.name],) = self._frames(o, first[o.depth] if same else _beside(seen, then))
 
-    def _windows(self, rows: Rows, records: Array) -> dict[int, Window]:
+    def _windows(self, rows: Rows, records: Array) -> dict[int, FrameWindow]:
         depths = {o.depth for o in self.layout.framed}
         return {depth: window(self.table, rows, records, depth) for depth in depths}
 
@@ -127,7 +127,7 @@ class Gather:
         big.take(rows, axis=0, out=out, mode="clip")
         return out
 
-    def _frames(self, o: Observation, *windows: Window) -> list[Array]:
+    def _frames(self, o: Observation, *windows: FrameWindow) -> list[Array]:
         """For each window [count, width, *frame], or [count, *frame] of a leaf that is one frame a
         row. Windows of the same rows take turns, so that frames of both are still in the cache."""
         source, made = self.table.frames[o.name], list[Array]()
@@ -149,7 +149,7 @@ class Gather:
         return [flat.reshape(count, width, *source.shape[1:]) for flat in made]
 
 
-def _beside(left: Window, right: Window) -> Window:
+def _beside(left: FrameWindow, right: FrameWindow) -> FrameWindow:
     """The frames of ``left``, then those of ``right``, of each row."""
     width = left.frames.shape[1]
     both = 2 * width
@@ -158,10 +158,10 @@ def _beside(left: Window, right: Window) -> Window:
         moved: Rows = at // width * both + at % width + first
         return moved
 
-    def joined(part: Callable[[Window], Rows]) -> Rows:
+    def joined(part: Callable[[FrameWindow], Rows]) -> Rows:
         return np.concatenate([placed(part(left), 0), placed(part(right), width)])
 
-    return Window(
+    return FrameWindow(
         np.concatenate([left.frames, right.frames], axis=1),
         joined(lambda w: w.zeros),
         joined(lambda w: w.side_at),

@@ -15,8 +15,8 @@ which is checked as soon as the sizes are known. While fewer than min_size items
 always go ahead and samples never do.
 
 Items are transitions on both sides: a batch of 256 counts 256. What may happen is decided by pure
-functions of `Rule` and `Counts`; `RateLimiter` counts and waits. Where one thread both adds and
-samples, nobody is left to wait for: ask with `may_insert` and `may_sample` there.
+functions of `LimiterRule` and `Counts`; `RateLimiter` counts and waits. Where one thread both adds
+and samples, nobody is left to wait for: ask with `may_insert` and `may_sample` there.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _KEEP: Any = object()
 
 
 @dataclass(frozen=True)
-class Rule:
+class LimiterRule:
     """`samples_per_insert` None: only `min_size` holds. `band` is in sampled items."""
 
     samples_per_insert: float | None
@@ -59,7 +59,7 @@ class Counts:
         return self.inserted - self.removed
 
 
-def balance(rule: Rule, counts: Counts) -> float:
+def balance(rule: LimiterRule, counts: Counts) -> float:
     """Samples that inserts have earned and nobody has drawn yet; negative if overdrawn."""
     if rule.samples_per_insert is None:
         return 0.0
@@ -68,7 +68,7 @@ def balance(rule: Rule, counts: Counts) -> float:
     return counts.kept + rule.samples_per_insert * earning - spent
 
 
-def samples_missing(rule: Rule, counts: Counts, insert: int) -> int:
+def samples_missing(rule: LimiterRule, counts: Counts, insert: int) -> int:
     """Items to be sampled before `insert` items may be inserted; 0: they may be now."""
     if rule.samples_per_insert is None or counts.stored < rule.min_size:
         return 0
@@ -76,7 +76,7 @@ def samples_missing(rule: Rule, counts: Counts, insert: int) -> int:
     return max(0, math.ceil(after - rule.band - SLACK))
 
 
-def inserts_missing(rule: Rule, counts: Counts, sample: int) -> int:
+def inserts_missing(rule: LimiterRule, counts: Counts, sample: int) -> int:
     """Items to be inserted before `sample` items may be sampled; 0: they may be now."""
     to_size = max(0, rule.min_size - counts.stored)
     if rule.samples_per_insert is None:
@@ -93,7 +93,7 @@ def needed_band(samples_per_insert: float | None, batch: int, insert: int) -> fl
     return (batch + (samples_per_insert or 0.0) * insert) / 2
 
 
-def why_not_insert(rule: Rule, counts: Counts, count: int) -> str | None:
+def why_not_insert(rule: LimiterRule, counts: Counts, count: int) -> str | None:
     """A sentence that says what an insert waits for, or None where it need not."""
     missing = samples_missing(rule, counts, count)
     if not missing:
@@ -106,7 +106,7 @@ def why_not_insert(rule: Rule, counts: Counts, count: int) -> str | None:
     )
 
 
-def why_not_sample(rule: Rule, counts: Counts, count: int) -> str | None:
+def why_not_sample(rule: LimiterRule, counts: Counts, count: int) -> str | None:
     """A sentence that says what a sample waits for, or None where it need not."""
     missing = inserts_missing(rule, counts, count)
     if not missing:
@@ -120,7 +120,7 @@ def why_not_sample(rule: Rule, counts: Counts, count: int) -> str | None:
     )
 
 
-_Why = Callable[[Rule, Counts, int], str | None]
+_Why = Callable[[LimiterRule, Counts, int], str | None]
 
 
 @dataclass(frozen=True)
@@ -135,11 +135,11 @@ class _Settings:
     capacity: int | None = None
 
     @property
-    def rule(self) -> Rule:
+    def rule(self) -> LimiterRule:
         band = self.band
         if band is None:
             band = 2 * needed_band(self.samples_per_insert, self.batch, self.insert)
-        return Rule(self.samples_per_insert, self.min_size, band)
+        return LimiterRule(self.samples_per_insert, self.min_size, band)
 
     def checked(self) -> _Settings:
         """Itself. Raises ReplayError for what is out of range, or would wait for ever."""
@@ -191,7 +191,7 @@ class RateLimiter:
         self._waiting: Counter[tuple[_Why, int]] = Counter()
 
     @property
-    def rule(self) -> Rule:
+    def rule(self) -> LimiterRule:
         return self._settings.rule
 
     @property

@@ -13,7 +13,7 @@ from penstock.replay.limiter import RateLimiter, why_not_insert, why_not_sample
 from penstock.replay.table import Table
 
 
-class Flow:
+class RateLimitedTable:
     """Between one ``table`` and its ``limiter``; ``timeout_s`` bounds every wait."""
 
     def __init__(self, limiter: RateLimiter, table: Table, capacity: int, timeout_s: float) -> None:

@@ -10,11 +10,11 @@ from penstock.replay.samplers import Prioritized, Sampler, Uniform
 from penstock.replay.schedules import Constant, Linear, Schedule
 from penstock.replay.sequences import SequenceSampler
 from penstock.replay.snapshot_files import FolderReader
-from penstock.replay.times_sampled import TimesSampled
+from penstock.replay.times_sampled import SampleCountLimit
 
 
 def _inner(sampler: Sampler) -> Sampler:
-    return sampler.sampler if isinstance(sampler, SequenceSampler | TimesSampled) else sampler
+    return sampler.sampler if isinstance(sampler, SequenceSampler | SampleCountLimit) else sampler
 
 
 def describe_sampler(sampler: Sampler) -> dict[str, Any] | None:

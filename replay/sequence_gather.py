@@ -18,7 +18,7 @@ from penstock.replay.gather import Gather
 from penstock.replay.layout import Layout, Observation
 from penstock.replay.nstep import take
 from penstock.replay.sequences import Sequences
-from penstock.replay.stacks import Window, window
+from penstock.replay.stacks import FrameWindow, window
 from penstock.replay.table import NONE, Table
 
 Rows = npt.NDArray[np.int64]
@@ -137,7 +137,7 @@ class SequenceGather(Gather):
         out[-1] = self._column(o.next_name, rows[last], records[last])
         return out
 
-    def _taken(self, o: Observation, parts: list[Window], mask: Mask) -> Array:
+    def _taken(self, o: Observation, parts: list[FrameWindow], mask: Mask) -> Array:
         """Windows of B rows or a multiple, one after the other: [steps, B, width, *frame]."""
         (flat,) = self._frames(o, _joined(parts))
         return flat.reshape(-1, mask.shape[1], *flat.shape[1:])
@@ -174,11 +174,11 @@ def follow(table: Table, starts: Rows, count: int) -> Rows:
     return rows
 
 
-def _joined(parts: list[Window]) -> Window:
+def _joined(parts: list[FrameWindow]) -> FrameWindow:
     """One window over the rows of all, which are equally wide."""
     sizes = [part.frames.size for part in parts]
     firsts = np.cumsum([0, *sizes[:-1]])
-    return Window(
+    return FrameWindow(
         np.concatenate([part.frames for part in parts]),
         np.concatenate([part.zeros + first for part, first in zip(parts, firsts, strict=True)]),
         np.concatenate([part.side_at + first for part, first in zip(parts, firsts, strict=True)]),

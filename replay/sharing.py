@@ -21,7 +21,7 @@ from typing import Any
 from penstock.configs.errors import UserError
 from penstock.replay.errors import ReplayError
 from penstock.replay.own_folder import SOCKET, OwnFolder
-from penstock.transport.shm.attach import Attached, Door
+from penstock.transport.shm.attach import Attached, AttachServer
 from penstock.transport.shm.lane import offer
 from penstock.transport.shm.store import SlotStore, drain_event
 
@@ -64,7 +64,7 @@ class StoreServer:
         self._folder = OwnFolder() if path is None else None
         self.path = self._folder.path / SOCKET if self._folder else Path(path or "")
         try:
-            self._door = Door(self.path, self._attach, self._left)
+            self._door = AttachServer(self.path, self._attach, self._left)
         except UserError as error:
             self._remove_folder()
             raise ReplayError(str(error)) from error

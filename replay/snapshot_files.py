@@ -28,7 +28,7 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock.core.specs import plain_dtype
-from penstock.replay.errors import DamagedError, ReplayError
+from penstock.replay.errors import DamagedSnapshotError, ReplayError
 from penstock.transport.shm.arena import available_nbytes
 
 Array = npt.NDArray[Any]
@@ -172,7 +172,7 @@ class FolderReader:
             TypeError,
             ValueError,
         ) as error:
-            raise DamagedError(
+            raise DamagedSnapshotError(
                 f"{self.folder} is damaged or no snapshot of a replay ({error}); load another one"
             ) from error
 

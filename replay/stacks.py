@@ -20,7 +20,7 @@ Array = npt.NDArray[Any]
 
 
 @dataclass(frozen=True)
-class Window:
+class FrameWindow:
     """Frames of each row, oldest first, the last being that of its next observation.
 
     ``frames`` [n, depth + 1] are rows of `Table.frames`. What is not there is patched in: zeros at
@@ -32,7 +32,7 @@ class Window:
     side_at: Rows
     side_rows: Rows
 
-    def narrow(self, first: int, stop: int) -> Window:
+    def narrow(self, first: int, stop: int) -> FrameWindow:
         """Its columns ``first`` to ``stop``."""
         width = self.frames.shape[1]
         if (first, stop) == (0, width):
@@ -44,7 +44,7 @@ class Window:
         if len(side_at):
             side_at, kept = _moved(side_at, width, first, stop)
             side_rows = side_rows[kept]
-        return Window(frames, zeros, side_at, side_rows)
+        return FrameWindow(frames, zeros, side_at, side_rows)
 
 
 def _moved(at: Rows, width: int, first: int, stop: int) -> tuple[Rows, npt.NDArray[np.bool_]]:
@@ -53,7 +53,7 @@ def _moved(at: Rows, width: int, first: int, stop: int) -> tuple[Rows, npt.NDArr
     return (row * (stop - first) + column - first)[kept], kept
 
 
-def window(table: Table, rows: Rows, records: Array, depth: int) -> Window:
+def window(table: Table, rows: Rows, records: Array, depth: int) -> FrameWindow:
     """Frames of ``rows`` [n], whose records are ``records`` [n]; ``depth``: frames of a stack."""
     spec, lie = table.spec, table.frame_rows
     slot = rows // table.rows_per_slot  # divmod is several times slower
@@ -75,7 +75,7 @@ def window(table: Table, rows: Rows, records: Array, depth: int) -> Window:
             side_at = np.concatenate([side_at, final * (depth + 1) + depth])
             own_side = slot[final] * spec.side + records["side"][final]
             side_rows = np.concatenate([side_rows, own_side])
-    return Window(frames, zeros, side_at, side_rows)
+    return FrameWindow(frames, zeros, side_at, side_rows)
 
 
 class _Few(NamedTuple):

@@ -19,13 +19,13 @@ from numpy import frombuffer, ndarray
 
 from penstock.replay.aliasing import refuse_one_memory
 from penstock.replay.columns import Array, Leaf, checked, flatten
-from penstock.replay.episode_tracker import Succession
+from penstock.replay.episode_tracker import EpisodeTracker
 from penstock.replay.errors import ReplayError
 from penstock.replay.finals import final_observations, refuse_finals
 from penstock.replay.framing import Framing
 from penstock.replay.layout import Layout
 from penstock.replay.samplers import MAX_PRIORITY
-from penstock.replay.stream import Stream
+from penstock.replay.stream import SlotStream
 from penstock.replay.table import NONE, Table
 
 Autoreset = Literal["none", "next_step", "same_step"]
@@ -112,7 +112,7 @@ class StepWriter:
         self._table, self._layout, self._autoreset = table, layout, autoreset
         self._envs = envs = table.spec.envs
         self._lead = (envs,)
-        self._stream = Stream(table)
+        self._stream = SlotStream(table)
         self._framing = Framing(table, layout, self._stream) if layout.framed else None
         self._nobody: Flags = np.zeros(envs, bool)
         self._resetting = self._nobody  # NEXT_STEP: the next row of these only resets
@@ -127,7 +127,7 @@ class StepWriter:
         self._no_flags: Array = np.zeros(envs, FLAGS)
         names = [target.name for target in self._targets]
         follows = "age" in (table.records.dtype.names or ()) and not layout.framed
-        self._succession = Succession(envs) if follows else None
+        self._succession = EpisodeTracker(envs) if follows else None
         inline = ["obs", "next_obs"] if self._framing is None else []
         plain = layout.obs == "obs" and not follows
         self._direct = names == [*inline, "action", "reward"] and plain

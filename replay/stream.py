@@ -6,7 +6,7 @@ from penstock.replay.errors import ReplayError
 from penstock.replay.table import NONE, Table
 
 
-class Stream:
+class SlotStream:
     """Steps that follow each other. Row ``t`` of ``slot`` is the next to be written."""
 
     def __init__(self, table: Table) -> None:

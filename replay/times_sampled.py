@@ -14,7 +14,7 @@ from penstock.replay.table import Rows, Table
 REASON = "max_times_sampled"
 
 
-class TimesSampled:
+class SampleCountLimit:
     """A `Sampler` that draws as ``sampler`` does, and each row at most ``most`` times.
 
     A row that comes oftener in one batch is drawn anew.

@@ -27,7 +27,7 @@ from penstock.replay.layout import Layout
 from penstock.replay.placement import frame_rows, place_columns
 from penstock.replay.steps import StepWriter
 from penstock.replay.table import NONE, Table
-from penstock.transport.shm.attach import ATTACH_TIMEOUT_S, Entry
+from penstock.transport.shm.attach import ATTACH_TIMEOUT_S, AttachClient
 from penstock.transport.shm.lane import attached
 from penstock.transport.shm.slot_writer import SlotWriter
 from penstock.transport.shm.store import Slot
@@ -221,7 +221,7 @@ class Writer(Adds):
     a slot holds.
     """
 
-    def __init__(self, entry: Entry) -> None:
+    def __init__(self, entry: AttachClient) -> None:
         with ExitStack() as opening:
             opening.callback(entry.leave)
             self.spec = SlotSpec.from_dict(entry.reply["spec"])
@@ -239,7 +239,7 @@ class Writer(Adds):
         ``timeout_s``.
         """
         try:
-            return cls(Entry(_path(address), {"lane": "writer"}, timeout_s))
+            return cls(AttachClient(_path(address), {"lane": "writer"}, timeout_s))
         except TimeoutError as error:
             raise ReplayError(str(error)) from error
         except OSError as error:

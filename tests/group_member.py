@@ -20,10 +20,10 @@ from penstock.algos.slots import RETURN
 from penstock.configs.load import resolve
 from penstock.core.specs import HEADER
 from penstock.envs import probe
-from penstock.learner.group.process_group import Group, meet, use_interface
+from penstock.learner.group.process_group import LearnerGroup, meet, use_interface
 from penstock.learner.sources.staging import StagingBatch
 from penstock.learner.sync.bsp import Bsp
-from penstock.learner.sync.gradient_sync import GroupLostError, Word
+from penstock.learner.sync.gradient_sync import ControlMessage, GroupLostError
 from penstock.learner.trainer import Trainer
 from penstock.profiling.ledger import TimeLedger
 from penstock.transport.shm.store import Slot
@@ -77,7 +77,7 @@ class Member:
         store = dist.FileStore(path, len(members))  # type: ignore[attr-defined]
         meet(store, members, self.rank, {}, 30.0, lambda: True)
         cfg = self.trainer.config.learner
-        self.group = Group(store, epoch, members, self.rank, self.trainer.device, cfg.reduce)
+        self.group = LearnerGroup(store, epoch, members, self.rank, self.trainer.device, cfg.reduce)
         optimizers = self.trainer.optimizers()
         self.trainer.exchange = Bsp(
             self.group, optimizers, cfg, TimeLedger(), shared=self.trainer.shared()
@@ -90,7 +90,7 @@ class Member:
         batch = None if seed is None else stage(trainer, [make_slot(trainer, seed)])
         updates = trainer.updates
         counts = np.zeros(updates) if batch is None else trainer.book(batch)
-        word = Word(counts, trainer.progress.growth())
+        word = ControlMessage(counts, trainer.progress.growth())
         said = trainer.exchange.agree(word)
         trainer.progress.grow(word.growth, said.growth)
         trainer.train(batch, said.counts)

@@ -24,19 +24,19 @@ from penstock.core.specs import SlotSpec
 from penstock.envs import make
 from penstock.learner.progress import Progress
 from penstock.learner.sources.staging import StagingBatch
-from penstock.learner.stream_tracker import Others
+from penstock.learner.stream_tracker import StreamTracker
 from penstock.models.fitting import net_shape
 from penstock.profiling.ledger import TimeLedger
 from penstock.profiling.status import StatusPage
 from penstock.replay import Accounting, SlotQueue
 from penstock.transport import wire
-from penstock.transport.grants import Stream
+from penstock.transport.grants import ActorStream
 from penstock.transport.link import Stamp, Welcome
 from penstock.transport.shm.link import ShmLink
 from penstock.transport.shm.slot_writer import SlotWriter
 from penstock.transport.shm.store import SlotStore
 from penstock.transport.shm.weights_board import WeightsBoard
-from penstock.transport.wire import Head, Kind
+from penstock.transport.wire import Header, MessageKind
 from penstock.transport.zmq import receiver as receiver_module
 from penstock.transport.zmq.receiver import Receiver
 
@@ -94,7 +94,7 @@ class LocalReceiver(Receiver):
         self.said.append((peer, wire.decode(parts)))
         return True
 
-    def _connected(self, stream: Stream) -> bool:
+    def _connected(self, stream: ActorStream) -> bool:
         return True
 
 
@@ -112,11 +112,11 @@ def sound_payload(sequence: int) -> list[npt.NDArray[np.uint8]]:
 
 def slot_parts(
     actor: int, sequence: int, produced_steps: int, *, steps: int = MAX_STEPS, **fields: Any
-) -> tuple[Head, list[Any], list[bytes]]:
+) -> tuple[Header, list[Any], list[bytes]]:
     """Head, meta and frames of a sound SLOT."""
     frames = [block.tobytes() for block in sound_payload(sequence)]
-    head = Head(
-        Kind.SLOT,
+    head = Header(
+        MessageKind.SLOT,
         spec_hash=SPEC.hash,
         run_id=RUN_ID,
         actor=actor,
@@ -150,7 +150,7 @@ class World:
         )
         self.receiver.said = []
         self.accounting = Accounting(MAX_STEPS)
-        self.others = Others(self.accounting)
+        self.others = StreamTracker(self.accounting)
         self._queue = SlotQueue(self.store, self.accounting, max_policy_lag=1000)
         self._batch = StagingBatch(SPEC, 1, torch.device("cpu"))
         self._progress = Progress(StopConfig(), 1)
@@ -170,7 +170,7 @@ class World:
     def hear(self) -> None:
         """The honest actor reads what it was sent."""
         for peer, message in self.receiver.said:
-            if peer == PEER and message.head.kind in (Kind.GRANT, Kind.WELCOME):
+            if peer == PEER and message.head.kind in (MessageKind.GRANT, MessageKind.WELCOME):
                 wire.verify(message)
                 self.limit = max(self.limit, message.head.sequence)
         self.receiver.said.clear()
@@ -244,15 +244,18 @@ class World:
     # ---------------------------------------------------------------------- the honest actor
 
     def hello(self) -> None:
-        head = Head(
-            Kind.HELLO, actor=HONEST, sequence=self.next, produced_steps=self.next * MAX_STEPS
+        head = Header(
+            MessageKind.HELLO,
+            actor=HONEST,
+            sequence=self.next,
+            produced_steps=self.next * MAX_STEPS,
         )
         meta = {"spec": SPEC.to_dict(), "want": 2}
         self.handle(PEER, [bytes(p) for p in wire.encode(head, meta)])
 
     def beat(self) -> None:
-        head = Head(
-            Kind.BEAT, run_id=RUN_ID, actor=HONEST, sequence=self.next,
+        head = Header(
+            MessageKind.BEAT, run_id=RUN_ID, actor=HONEST, sequence=self.next,
             produced_steps=self.next * MAX_STEPS,
         )  # fmt: skip
         self.handle(PEER, [bytes(p) for p in wire.encode(head)])

@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 
 from penstock.transport import wire
 from penstock.transport.checksum import crc32
-from penstock.transport.wire import Head, Kind
+from penstock.transport.wire import Header, MessageKind
 
 EXAMPLES = int(os.environ.get("PENSTOCK_FUZZ_EXAMPLES", 0))
 DEFAULT_EXAMPLES = 8
@@ -201,7 +201,7 @@ def _replaced(value: Any, path: tuple[Any, ...], draw: st.DrawFn) -> Any:
 
 
 def signed_parts(
-    head: Head, meta: bytes, frames: Sequence[bytes] = (), said: tuple[int, int] | None = None
+    head: Header, meta: bytes, frames: Sequence[bytes] = (), said: tuple[int, int] | None = None
 ) -> list[bytes]:
     """The parts of a message with the right checksum, whatever its fields say; ``said`` replaces
     the number of frames and of their bytes, which `wire.encode` fills in."""
@@ -238,7 +238,7 @@ def cut(data: bytes, draw: st.DrawFn) -> bytes:
 
 
 HEAD_FIELDS: dict[str, st.SearchStrategy[Any]] = {
-    "kind": st.sampled_from([int(kind) for kind in Kind]) | unsigned(8),
+    "kind": st.sampled_from([int(kind) for kind in MessageKind]) | unsigned(8),
     "spec_hash": unsigned(64),
     "run_id": unsigned(64),
     "actor": unsigned(64),
@@ -255,7 +255,7 @@ HEAD_FIELDS: dict[str, st.SearchStrategy[Any]] = {
 
 @st.composite
 def mutated(
-    draw: st.DrawFn, head: Head, meta: Any, frames: Sequence[bytes] = (), fields: Any = None
+    draw: st.DrawFn, head: Header, meta: Any, frames: Sequence[bytes] = (), fields: Any = None
 ) -> list[bytes]:
     """A sound message with one to three things wrong, and the right checksum, mostly."""
     wrong = ["field", "field", "field", "meta", "value"]

@@ -8,14 +8,14 @@ import numpy as np
 import numpy.typing as npt
 from gymnasium import spaces
 
-from penstock.core.observations import MASK, Part, laid_out, row_nbytes, views
-from penstock.envs import GameInfo
+from penstock.core.observations import MASK, ObservationPart, laid_out, row_nbytes, views
+from penstock.envs import EnvInfo
 
 Array = npt.NDArray[Any]
 
 
 class RandomGame:
-    """Steps as `penstock.envs.VectorGame` does: the step after an end only resets."""
+    """Steps as `penstock.envs.BatchedEnv` does: the step after an end only resets."""
 
     def __init__(
         self,
@@ -35,7 +35,7 @@ class RandomGame:
         space: Any = spaces.Box(-np.inf, np.inf, (4,), np.float32)
         if parts:
             space = spaces.Box(0, 255, (row_nbytes(parts),), np.uint8)
-        self.info = GameInfo(space, action_space, 1, "by chance", parts)
+        self.info = EnvInfo(space, action_space, 1, "by chance", parts)
 
     def reset_into(self, seed: int, out: Array) -> None:
         self._observe(out)
@@ -50,7 +50,7 @@ class RandomGame:
         return rewards, ended & ~truncated, truncated
 
     def _observe(self, out: Array) -> None:
-        parts: tuple[Part, ...] = self.info.parts
+        parts: tuple[ObservationPart, ...] = self.info.parts
         if not parts:
             out[:] = self._rng.normal(size=out.shape)
             return

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 
 from penstock.replay.buffer import Replay
-from penstock.replay.remote.service import GONE, REPLAY_VERSION, SENT, Limits, ReplayService
+from penstock.replay.remote.service import GONE, REPLAY_VERSION, SENT, ReplayService, ServiceLimits
 from penstock.transport import wire
-from penstock.transport.wire import Head, Kind, Message
+from penstock.transport.wire import Header, Message, MessageKind
 
 FRAMES: dict[str, Any] = {"obs": (np.uint8, (4, 5, 5)), "action": (np.int64, ())}
 ENVS, UNROLL = 2, 8
@@ -28,10 +28,10 @@ class Served:
     def __init__(self, replay: Replay, **options: Any) -> None:
         self.replay, self.spec = replay, replay.layout.spec
         self.lines: list[str] = []
-        self.answers: dict[bytes, list[tuple[Kind, Any, Message]]] = defaultdict(list)
+        self.answers: dict[bytes, list[tuple[MessageKind, Any, Message]]] = defaultdict(list)
         self.gone: set[bytes] = set()
         self.sent_nbytes = 0
-        limits = Limits(**options.pop("limits", {}))
+        limits = ServiceLimits(**options.pop("limits", {}))
         self.service = ReplayService(
             replay, self._send, limits=limits, log=self.lines.append, **options
         )
@@ -41,39 +41,39 @@ class Served:
         if name in self.gone:
             return GONE
         message = wire.decode([bytes(part) for part in parts])
-        self.answers[name].append((Kind(message.head.kind), wire.verify(message), message))
-        if message.head.kind == Kind.BATCH:
+        self.answers[name].append((MessageKind(message.head.kind), wire.verify(message), message))
+        if message.head.kind == MessageKind.BATCH:
             self.sent_nbytes += message.head.coded_nbytes
         return SENT
 
     def join(self, name: bytes = b"a", token: str = "") -> dict[str, Any]:
         """The meta of SPEC, or of REFUSE."""
-        self.say(name, Kind.JOIN, {"version": REPLAY_VERSION, "token": token})
+        self.say(name, MessageKind.JOIN, {"version": REPLAY_VERSION, "token": token})
         _, meta, message = self.answers[name][-1]
         self.run_id = message.head.run_id
         told: dict[str, Any] = meta
         return told
 
     def say(
-        self, name: bytes, kind: Kind, meta: Any = None, number: int = 0, frames: Any = ()
+        self, name: bytes, kind: MessageKind, meta: Any = None, number: int = 0, frames: Any = ()
     ) -> None:
-        head = Head(kind, run_id=self.run_id, sequence=number)
+        head = Header(kind, run_id=self.run_id, sequence=number)
         self.service.handle(name, [bytes(p) for p in wire.encode(head, meta, frames)])
 
     def ask(self, name: bytes, number: int, **changes: Any) -> None:
         meta = {"batch": 4, "count": 1, "stacked": True, "read": 0} | changes
-        self.say(name, Kind.SAMPLE, meta, number)
+        self.say(name, MessageKind.SAMPLE, meta, number)
 
     def slot(self, name: bytes, sequence: int, change: Any = None, **head: Any) -> None:
         """Send a slot of sound rows after ``change(columns)``, with other fields of the header."""
         message = slot_message(self.spec, self.run_id, sequence, change, **head)
         self.service.handle(name, message)
 
-    def last(self, name: bytes, kind: Kind) -> Any:
+    def last(self, name: bytes, kind: MessageKind) -> Any:
         """Meta of the newest answer of a kind."""
         return next(meta for k, meta, _ in reversed(self.answers[name]) if k == kind)
 
-    def count(self, name: bytes, kind: Kind) -> int:
+    def count(self, name: bytes, kind: MessageKind) -> int:
         return sum(k == kind for k, _, _ in self.answers[name])
 
     def close(self) -> None:
@@ -106,5 +106,6 @@ def slot_message(spec: Any, run_id: int, sequence: int, change: Any = None, **he
     } | head
     meta = [["raw", block.nbytes] for block in payload]
     return [
-        bytes(p) for p in wire.encode(Head(Kind.SLOT, **fields), meta, [p.data for p in payload])
+        bytes(p)
+        for p in wire.encode(Header(MessageKind.SLOT, **fields), meta, [p.data for p in payload])
     ]

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from penstock.core.role_spec import RoleSpec, Stage
 from penstock.launch.decisions import Decisions
-from penstock.launch.supervisor_messages import Effect, End, Limits, Start
+from penstock.launch.supervisor_messages import Effect, End, RestartLimits, Start
 
 LEARNER = RoleSpec("learner", 0, "m:f", Stage.LEARNER, informed=True)
 CONNECTOR = RoleSpec("connector", 0, "m:f", Stage.CARRIERS)
@@ -17,7 +17,7 @@ class Scene:
     """A set of processes that does what it is told, and a clock that a test turns."""
 
     def __init__(self, specs: Sequence[RoleSpec], ready: bool = True, **limits: float) -> None:
-        self.decisions = Decisions(specs, Limits(**limits))  # type: ignore[arg-type]
+        self.decisions = Decisions(specs, RestartLimits(**limits))  # type: ignore[arg-type]
         self.now_s = 1000.0
         self.beats: dict[str, float] = {}
         self.phases = {"actor-0": "environment"}

@@ -243,7 +243,7 @@ def role_process(
         "run_id": RUN_ID,
         "grace_s": 10.0,
     }
-    spec = RoleSpec(role, 0, f"penstock.transport.{role}:run", Stage.CARRIERS, address=address)
+    spec = RoleSpec(role, 0, f"penstock.transport.zmq.{role}:run", Stage.CARRIERS, address=address)
     child = Child(spec, incarnation, arguments, folder / f"{role}.log")
     try:
         yield child

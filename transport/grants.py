@@ -32,7 +32,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from penstock.transport.wire import Head, WireError
+from penstock.transport.wire import Header, WireError
 
 MAX_WANT = 64
 MAX_STREAMS = 1 << 14  # at a time; a HELLO takes no more memory than this
@@ -47,7 +47,7 @@ LOOK_S = 0.5  # between two looks at all streams
 
 
 @dataclass(slots=True)
-class Stream:
+class ActorStream:
     """One incarnation of an actor: ``next`` is the sequence that it sends next, ``promised`` the
     highest limit that it was ever granted, ``away`` whether its grants were taken back."""
 
@@ -91,7 +91,7 @@ class PeerGrants:
     streams: int = 0
     present: int = 0
     outstanding: int = 0
-    line: OrderedDict[int, Stream] = field(default_factory=OrderedDict)
+    line: OrderedDict[int, ActorStream] = field(default_factory=OrderedDict)
 
 
 class TakenError(WireError):
@@ -115,10 +115,10 @@ class Grants:
         self,
         silence_s: float,
         slot_steps: int,
-        connected: Callable[[Stream], bool] = lambda stream: True,
+        connected: Callable[[ActorStream], bool] = lambda stream: True,
     ) -> None:
-        self.streams: dict[int, Stream] = {}
-        self.ended: deque[Stream] = deque(maxlen=MAX_ENDED)
+        self.streams: dict[int, ActorStream] = {}
+        self.ended: deque[ActorStream] = deque(maxlen=MAX_ENDED)
         self.outstanding = 0
         self.want = 0  # slots that all actors together would like to hold
         self._silence_s = silence_s
@@ -131,7 +131,9 @@ class Grants:
         self._idle_share = 1  # of a peer whose streams are idle, at the last lending
         self._look_at_s = 0.0  # when to look for silent streams again
 
-    def hello(self, head: Head, peer: bytes, want: int, now_s: float, key: bytes = b"") -> Stream:
+    def hello(
+        self, head: Header, peer: bytes, want: int, now_s: float, key: bytes = b""
+    ) -> ActorStream:
         """Take in an actor, or one that says hello again.
 
         Raises WireError: "stale" for an older incarnation, "taken" and "key" (`TakenError`) where
@@ -151,7 +153,7 @@ class Grants:
                 raise WireError("full", f"{len(self.streams)} actors")
             self._check_room(peer)
             at, made = head.sequence, head.produced_steps
-            known = Stream(
+            known = ActorStream(
                 head.actor, head.incarnation, peer, key, 0, at, at, at, made, now_s, now_s
             )
             self.streams[head.actor] = known
@@ -163,7 +165,7 @@ class Grants:
         self._proceed(known, head.sequence, head.produced_steps, peer, now_s)
         return known
 
-    def beat(self, head: Head, peer: bytes, now_s: float, key: bytes = b"") -> Stream:
+    def beat(self, head: Header, peer: bytes, now_s: float, key: bytes = b"") -> ActorStream:
         """An actor says where it stands.
 
         Raises WireError: "unknown", "stale", "ungranted" and "steps" for counters that no sound
@@ -175,8 +177,8 @@ class Grants:
         return stream
 
     def admit(
-        self, head: Head, peer: bytes, now_s: float, available: int, key: bytes = b""
-    ) -> Stream:
+        self, head: Header, peer: bytes, now_s: float, available: int, key: bytes = b""
+    ) -> ActorStream:
         """The stream of a slot message that may be stored in one of ``available`` slots, free or
         granted; `received` must follow. A grant that was taken back holds as long as there is a
         slot that is not granted to others. Raises WireError as `beat`, and "replayed"."""
@@ -194,29 +196,29 @@ class Grants:
             raise WireError("steps", f"{head.produced_steps} after {stream.produced_steps}")
         return stream
 
-    def received(self, stream: Stream, head: Head, peer: bytes, now_s: float) -> None:
+    def received(self, stream: ActorStream, head: Header, peer: bytes, now_s: float) -> None:
         """A slot message whose checksum held has used its grant, whether or not it was stored."""
         stream.delivered = True
         stream.used_s = now_s
         stream.idle = False
         self._proceed(stream, head.sequence + 1, head.produced_steps, peer, now_s)
 
-    def bye(self, head: Head, peer: bytes, now_s: float, key: bytes = b"") -> Stream:
+    def bye(self, head: Header, peer: bytes, now_s: float, key: bytes = b"") -> ActorStream:
         """An actor leaves. Raises WireError as `beat`: a stream whose BYE is refused ends by its
         silence, where it stands."""
         stream = self.beat(head, peer, now_s, key)
         self._end(stream)
         return stream
 
-    def of(self, head: Head, peer: bytes) -> Stream | None:
+    def of(self, head: Header, peer: bytes) -> ActorStream | None:
         """The stream that ``peer`` names in the header of any message, if it is its own."""
         stream = self.streams.get(head.actor)
         own = stream and stream.peer == peer and stream.incarnation == head.incarnation
         return stream if own else None
 
-    def lend(self, available: int) -> list[Stream]:
+    def lend(self, available: int) -> list[ActorStream]:
         """Grant what ``available`` slots, free or granted, allow; the streams that got more."""
-        granted: dict[int, Stream] = {}
+        granted: dict[int, ActorStream] = {}
         present = max(1, self._present)
         share, self._idle_share = -(-available // present), max(1, available // present)
         passed = 0
@@ -240,7 +242,7 @@ class Grants:
                 self._leave_line(stream, peer)
         return list(granted.values())
 
-    def expire(self, now_s: float) -> list[Stream]:
+    def expire(self, now_s: float) -> list[ActorStream]:
         """Take grants back from silent actors, and forget those that are silent too long; the
         latter."""
         if now_s < self._look_at_s:
@@ -264,7 +266,7 @@ class Grants:
         for stream in list(self.streams.values()):
             self._end(stream)
 
-    def _known(self, head: Head, peer: bytes, now_s: float, key: bytes) -> Stream:
+    def _known(self, head: Header, peer: bytes, now_s: float, key: bytes) -> ActorStream:
         stream = self.streams.get(head.actor)
         if stream is None:
             raise WireError("unknown", f"actor {head.actor}")
@@ -276,7 +278,7 @@ class Grants:
         return stream
 
     def _check_owner(
-        self, stream: Stream, peer: bytes, key: bytes, now_s: float, *, joins: bool = False
+        self, stream: ActorStream, peer: bytes, key: bytes, now_s: float, *, joins: bool = False
     ) -> None:
         """Raises TakenError for a connection that may not speak for ``stream``."""
         if peer == stream.peer:
@@ -300,7 +302,7 @@ class Grants:
         if known is not None and known.streams >= MAX_STREAMS_PER_PEER:
             raise WireError("full", f"{known.streams} actors of one connection")
 
-    def _check_claim(self, stream: Stream, head: Head) -> None:
+    def _check_claim(self, stream: ActorStream, head: Header) -> None:
         """Raises WireError where a stream says that it has sent more than it may have."""
         if head.sequence > stream.promised:
             raise WireError("ungranted", f"sequence {head.sequence}, limit is {stream.promised}")
@@ -309,7 +311,7 @@ class Grants:
             raise WireError("steps", f"{head.produced_steps} after {stream.produced_steps}")
 
     def _proceed(
-        self, stream: Stream, sequence: int, produced_steps: int, peer: bytes, now_s: float
+        self, stream: ActorStream, sequence: int, produced_steps: int, peer: bytes, now_s: float
     ) -> None:
         stream.heard_s = now_s
         if peer != stream.peer:
@@ -333,7 +335,7 @@ class Grants:
         if stream.limit - stream.next <= stream.want // 2:
             self._stand_in_line(stream)
 
-    def _give_back(self, stream: Stream) -> None:
+    def _give_back(self, stream: ActorStream) -> None:
         """Take the grants of an idle stream beyond its connection's share, if another waits."""
         peer = self._peers[stream.peer]
         excess = min(stream.outstanding, peer.outstanding - self._idle_share)
@@ -341,7 +343,7 @@ class Grants:
             stream.limit -= excess
             self._book(stream, -excess)
 
-    def _withdraw(self, stream: Stream) -> None:
+    def _withdraw(self, stream: ActorStream) -> None:
         """Take back its grants; it counts among no others until it is heard again."""
         peer = self._peers[stream.peer]
         stream.away = True
@@ -351,7 +353,7 @@ class Grants:
         self.want -= stream.want
         stream.limit = stream.next
 
-    def _end(self, stream: Stream) -> None:
+    def _end(self, stream: ActorStream) -> None:
         if not stream.away:
             self._withdraw(stream)
         self._leave(stream)
@@ -360,7 +362,7 @@ class Grants:
 
     # ------------------------------------------------------------------ what a connection holds
 
-    def _enter(self, stream: Stream, name: bytes) -> None:
+    def _enter(self, stream: ActorStream, name: bytes) -> None:
         """Count a stream, and what it holds, as of the connection ``name``."""
         stream.peer = name
         peer = self._peers.setdefault(name, PeerGrants(name))
@@ -369,7 +371,7 @@ class Grants:
         if not stream.away:
             self._count_present(stream, 1)
 
-    def _leave(self, stream: Stream) -> None:
+    def _leave(self, stream: ActorStream) -> None:
         """The reverse of `_enter`."""
         peer = self._peers[stream.peer]
         self._leave_line(stream, peer)
@@ -380,24 +382,24 @@ class Grants:
         if not peer.streams:
             del self._peers[stream.peer]
 
-    def _count_present(self, stream: Stream, change: int) -> None:
+    def _count_present(self, stream: ActorStream, change: int) -> None:
         peer = self._peers[stream.peer]
         before = peer.present > 0
         peer.present += change
         self._present += (peer.present > 0) - before
 
-    def _book(self, stream: Stream, change: int) -> None:
+    def _book(self, stream: ActorStream, change: int) -> None:
         self.outstanding += change
         self._peers[stream.peer].outstanding += change
 
-    def _stand_in_line(self, stream: Stream) -> None:
+    def _stand_in_line(self, stream: ActorStream) -> None:
         peer = self._peers[stream.peer]
         if stream.actor not in peer.line:
             peer.line[stream.actor] = stream
             self._waiting += 1
             self._line.setdefault(stream.peer, peer)
 
-    def _leave_line(self, stream: Stream, peer: PeerGrants) -> None:
+    def _leave_line(self, stream: ActorStream, peer: PeerGrants) -> None:
         if peer.line.pop(stream.actor, None) is not None:
             self._waiting -= 1
             if not peer.line:

@@ -51,7 +51,7 @@ OTHER_VERSION = (
 STRANGE = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
 
 
-class Kind(IntEnum):
+class MessageKind(IntEnum):
     """What a message says."""
 
     HELLO = 1
@@ -85,7 +85,7 @@ class WireError(Exception):
         self.text = text
 
 
-class Head(NamedTuple):
+class Header(NamedTuple):
     """The header's fields in the order in which they stand, without magic, version and checksum."""
 
     kind: int
@@ -104,13 +104,13 @@ class Head(NamedTuple):
     duration_s: float = 0.0
 
 
-_COUNTS = slice(Head._fields.index("sequence"), Head._fields.index("produced_steps") + 1)
+_COUNTS = slice(Header._fields.index("sequence"), Header._fields.index("produced_steps") + 1)
 
 
 class Message(NamedTuple):
     """A message whose header is sound; nothing else of it has been looked at."""
 
-    head: Head
+    head: Header
     parts: Sequence[Buffer]
 
     @property
@@ -118,7 +118,7 @@ class Message(NamedTuple):
         return self.parts[2:]
 
 
-def encode(head: Head, meta: Any = None, frames: Sequence[Buffer] = ()) -> Parts:
+def encode(head: Header, meta: Any = None, frames: Sequence[Buffer] = ()) -> Parts:
     """The parts of one message; counts, sizes and checksum of ``head`` are filled in."""
     packed = msgpack.packb(meta)
     head = head._replace(frames=len(frames), coded_nbytes=sum(_nbytes(f) for f in frames))
@@ -136,7 +136,7 @@ def decode(parts: Sequence[Buffer]) -> Message:
     magic, version, *fields, _ = _HEAD.unpack(parts[0])
     if magic != MAGIC:
         raise WireError("header", "magic")
-    head = Head(*fields)
+    head = Header(*fields)
     if version != PROTOCOL_VERSION:
         raise WireError("version", f"kind {head.kind} of version {version}")
     if head.kind not in _KINDS or max(fields[_COUNTS]) >= MAX_COUNT:
@@ -162,7 +162,7 @@ def verify(message: Message) -> Any:
 def is_hello(parts: Sequence[Buffer]) -> bool:
     """Whether this is a HELLO of any version: magic, version and kind never move."""
     start = bytes(memoryview(parts[0])[:6]) if parts else b""
-    return len(start) == 6 and start[:4] == MAGIC and start[5] == Kind.HELLO
+    return len(start) == 6 and start[:4] == MAGIC and start[5] == MessageKind.HELLO
 
 
 # ---------------------------------------------------------------------------------------- slots
@@ -195,8 +195,8 @@ class SlotEncoder:
         """``header``: one HEADER record; ``payload``: the bytes of the slot's blocks."""
         coded = [self._frame(i, raw.data) for i, raw in enumerate(payload)]
         meta = [[codec, raw.nbytes] for (codec, _), raw in zip(coded, payload, strict=True)]
-        head = Head(
-            Kind.SLOT,
+        head = Header(
+            MessageKind.SLOT,
             spec_hash=self._spec_hash,
             run_id=run_id,
             actor=int(header["actor"]),
@@ -281,8 +281,8 @@ def encode_weights(
         dtype = "fp32"
     payload: npt.NDArray[Any] = values if dtype == "fp32" else to_bf16(values)
     raw = payload.view(np.uint8).data
-    head = Head(
-        Kind.WEIGHTS,
+    head = Header(
+        MessageKind.WEIGHTS,
         spec_hash=layout.hash,
         run_id=run_id,
         generation=stamp.generation,
@@ -310,7 +310,7 @@ def to_float32(weights: npt.NDArray[Any]) -> Float32:
 
 
 _U32 = struct.Struct("<I")
-_KINDS = frozenset(Kind)
+_KINDS = frozenset(MessageKind)
 _WEIGHT_DTYPES: dict[str, np.dtype[Any]] = {"fp32": np.dtype("<f4"), "bf16": np.dtype("<u2")}
 
 

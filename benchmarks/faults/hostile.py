@@ -17,7 +17,7 @@ import zmq
 from faults.proxy import Proxy
 from penstock.core.specs import SlotSpec
 from penstock.transport import wire
-from penstock.transport.wire import Head, Kind, WireError
+from penstock.transport.wire import Header, MessageKind, WireError
 from penstock.transport.zmq.sockets import Socket, dealer, receive
 
 EDGES = (0, 1, 255, 2**15, 2**16 - 1, 2**31 - 1, 2**31, 2**32 - 1)
@@ -37,12 +37,16 @@ def attack_wire(address: str, rng: random.Random) -> int:
         spec, run_id = peer.join(actor)
         if spec is None:
             return sent
-        honest = Head(Kind.BEAT, spec_hash=spec.hash, run_id=run_id, actor=actor, incarnation=1)
+        honest = Header(
+            MessageKind.BEAT, spec_hash=spec.hash, run_id=run_id, actor=actor, incarnation=1
+        )
         for _ in range(MESSAGES // 2):
-            head = honest._replace(kind=rng.choice([Kind.BEAT, Kind.SLOT, Kind.WEIGHTS_GET]))
+            head = honest._replace(
+                kind=rng.choice([MessageKind.BEAT, MessageKind.SLOT, MessageKind.WEIGHTS_GET])
+            )
             peer.send(wire.encode(_mutated(head, rng), _meta(rng, spec), _frames(rng, spec)))
             peer.drain()
-        last = honest._replace(kind=Kind.BYE, produced_steps=rng.choice(WIDE_EDGES))
+        last = honest._replace(kind=MessageKind.BYE, produced_steps=rng.choice(WIDE_EDGES))
         peer.send(wire.encode(last))
         return sent + MESSAGES // 2 + 1
 
@@ -54,15 +58,21 @@ def attack_replay(address: str, rng: random.Random) -> int:
         spec, run_id = peer.join_replay()
         if spec is None:
             return sent
-        kinds = [Kind.SLOT, Kind.SAMPLE, Kind.UPDATE, Kind.ASK_STATS, Kind.JOIN]
+        kinds = [
+            MessageKind.SLOT,
+            MessageKind.SAMPLE,
+            MessageKind.UPDATE,
+            MessageKind.ASK_STATS,
+            MessageKind.JOIN,
+        ]
         for _ in range(MESSAGES // 2):
-            head = Head(rng.choice(kinds), spec_hash=spec.hash, run_id=run_id)
+            head = Header(rng.choice(kinds), spec_hash=spec.hash, run_id=run_id)
             head = _mutated(head, rng) if rng.random() < 0.5 else head
             meta: Any = _meta(rng, spec)
-            if head.kind == Kind.SAMPLE:
+            if head.kind == MessageKind.SAMPLE:
                 meta = {"batch": rng.choice(WIDE_EDGES), "count": 1, "stacked": True}
             frames = _frames(rng, spec)
-            if head.kind == Kind.UPDATE:
+            if head.kind == MessageKind.UPDATE:
                 frames = [rng.randbytes(64), rng.randbytes(64)]
             peer.send(wire.encode(head, meta, frames))
             peer.drain()
@@ -131,7 +141,7 @@ class Peer:
             if rng.random() < 0.3:
                 parts = _noise(rng)
             else:
-                head = _mutated(Head(rng.choice(list(Kind))), rng)
+                head = _mutated(Header(rng.choice(list(MessageKind))), rng)
                 parts = wire.encode(head, rng.choice([None, {}, [], 1, {"want": -1}]))
                 if rng.random() < 0.3:
                     torn = bytearray(parts[0])
@@ -143,20 +153,20 @@ class Peer:
 
     def join(self, actor: int, want: int = 2) -> tuple[SlotSpec | None, int]:
         """Be let in as an actor of the run's own spec."""
-        self.send(wire.encode(Head(Kind.HELLO), {"spec": None, "want": 0}))
-        welcome = self._await(Kind.WELCOME)
+        self.send(wire.encode(Header(MessageKind.HELLO), {"spec": None, "want": 0}))
+        welcome = self._await(MessageKind.WELCOME)
         if welcome is None:
             return None, 0
         head, meta = welcome
         spec = SlotSpec.from_dict(meta["spec"])
-        hello = Head(Kind.HELLO, spec_hash=spec.hash, actor=actor, incarnation=1)
+        hello = Header(MessageKind.HELLO, spec_hash=spec.hash, actor=actor, incarnation=1)
         self.send(wire.encode(hello, {"spec": spec.to_dict(), "want": want}))
-        joined = self._await(Kind.WELCOME) is not None
+        joined = self._await(MessageKind.WELCOME) is not None
         return (spec if joined else None), head.run_id
 
     def join_replay(self) -> tuple[SlotSpec | None, int]:
-        self.send(wire.encode(Head(Kind.JOIN)))
-        answer = self._await(Kind.SPEC)
+        self.send(wire.encode(Header(MessageKind.JOIN)))
+        answer = self._await(MessageKind.SPEC)
         if answer is None:
             return None, 0
         head, meta = answer
@@ -166,7 +176,7 @@ class Peer:
         while receive(self._socket) is not None:
             pass
 
-    def _await(self, kind: Kind) -> tuple[Head, Any] | None:
+    def _await(self, kind: MessageKind) -> tuple[Header, Any] | None:
         ends_s = time.monotonic() + ANSWER_S
         while time.monotonic() < ends_s:
             self._socket.poll(50)
@@ -182,9 +192,9 @@ def _noise(rng: random.Random) -> wire.Parts:
     return [rng.randbytes(rng.randrange(200)) for _ in range(rng.randrange(1, 6))]
 
 
-def _mutated(head: Head, rng: random.Random) -> Head:
+def _mutated(head: Header, rng: random.Random) -> Header:
     """One to three fields at the edges of their integers, or anywhere."""
-    fields = [name for name in Head._fields if name not in ("frames", "coded_nbytes")]
+    fields = [name for name in Header._fields if name not in ("frames", "coded_nbytes")]
     for name in rng.sample(fields, rng.randrange(1, 4)):
         value: Any = rng.choice(WIDE_EDGES) if rng.random() < 0.7 else rng.getrandbits(64)
         if name == "duration_s":

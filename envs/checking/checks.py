@@ -34,7 +34,7 @@ class Problem(NamedTuple):
     text: str
 
 
-class Step(NamedTuple):
+class PlayedStep(NamedTuple):
     """One call of an environment, in a form that can be compared."""
 
     observation: bytes
@@ -93,7 +93,9 @@ class Checker:
             return False
         return True
 
-    def play(self, env: Single, steps: int, seed: int, seconds: float = 1e9) -> Iterator[Step]:
+    def play(
+        self, env: Single, steps: int, seed: int, seconds: float = 1e9
+    ) -> Iterator[PlayedStep]:
         """Play `steps` steps, or for so long, over as many episodes as it takes, and look at all
         that it returns. Ends early where nothing can be played on."""
         rng = np.random.default_rng(seed)
@@ -187,7 +189,7 @@ class Checker:
             self._firsts.add(hash(as_bytes(found[0])))
         return found[0]
 
-    def _step(self, env: Single, action: Any) -> tuple[Step | None, Any, dict[str, Any]]:
+    def _step(self, env: Single, action: Any) -> tuple[PlayedStep | None, Any, dict[str, Any]]:
         if action is None:
             self.add_closed()
             return None, None, {}
@@ -216,7 +218,7 @@ class Checker:
         self._contract(reward, terminated, truncated, info)
         self._look(env.observation_space, observation, "step")
         flags = bool(np.any(terminated)), bool(np.any(truncated))
-        step = Step(as_bytes(observation), _number(reward), *flags)
+        step = PlayedStep(as_bytes(observation), _number(reward), *flags)
         return step, observation, info if isinstance(info, dict) else {}
 
     def _contract(self, reward: Any, terminated: Any, truncated: Any, info: Any) -> None:
@@ -261,10 +263,10 @@ def _bounds(space: spaces.Space[Any]) -> list[npt.NDArray[Any]]:
     return [space.high.copy(), space.low.copy()] if isinstance(space, spaces.Box) else []
 
 
-def difference(one: list[Step], other: list[Step]) -> str:
+def difference(one: list[PlayedStep], other: list[PlayedStep]) -> str:
     """Where two plays part, in words; empty if they do not."""
     for number, (a, b) in enumerate(zip(one, other, strict=False), 1):
-        for what in Step._fields:
+        for what in PlayedStep._fields:
             if getattr(a, what) != getattr(b, what):
                 return f"in the {what} of step {number}"
     return "in how long they last" if len(one) != len(other) else ""

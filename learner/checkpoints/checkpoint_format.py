@@ -38,7 +38,7 @@ ABOUT, CHECKSUM = "penstock", "crc32"  # keys of the file's metadata
 MODEL, OTHER = "model/", "state/"
 
 
-class DamagedError(UserError):
+class DamagedCheckpointError(UserError):
     """The file cannot be read as a checkpoint, or a checksum in it is wrong; ``fault`` says so
     without the next step."""
 
@@ -143,7 +143,9 @@ def _opened(
         TypeError,
         ValueError,
     ) as error:
-        raise DamagedError(f"{path} is damaged or no checkpoint of penstock ({error})") from error
+        raise DamagedCheckpointError(
+            f"{path} is damaged or no checkpoint of penstock ({error})"
+        ) from error
 
 
 def _about(path: Path, metadata: Mapping[str, str]) -> Mapping[str, Any]:

@@ -26,7 +26,12 @@ from penstock.configs.errors import UserError
 from penstock.core.files import open_private
 from penstock.core.params import ParamLayout
 from penstock.learner.checkpoints import checkpoint_format
-from penstock.learner.checkpoints.checkpoint_format import FILE, TEMPORARY, Checkpoint, DamagedError
+from penstock.learner.checkpoints.checkpoint_format import (
+    FILE,
+    TEMPORARY,
+    Checkpoint,
+    DamagedCheckpointError,
+)
 
 STEPS = re.compile(r"step-(\d{1,19})")
 
@@ -63,7 +68,7 @@ def newest_whole(
             continue
         try:
             return folder, checkpoint_format.load(folder, layout), damaged
-        except DamagedError as error:
+        except DamagedCheckpointError as error:
             damaged.append(error.fault)
     raise UserError(
         f"none of the {len(damaged)} checkpoints beside {last} is whole, and the run is left as it "

@@ -25,7 +25,7 @@ from penstock.configs.same_env import same_game, settings
 from penstock.learner.checkpoints import checkpoint_format
 from penstock.learner.checkpoints import checkpoint_history as history
 from penstock.learner.checkpoints.best import ENV, best_meta
-from penstock.learner.checkpoints.checkpoint_format import Checkpoint, DamagedError
+from penstock.learner.checkpoints.checkpoint_format import Checkpoint, DamagedCheckpointError
 from penstock.learner.offpolicy import OffPolicyTrainer
 from penstock.learner.progress import EPISODES
 from penstock.learner.state import Arrays, follow_lr_factor, set_weights, weights_of
@@ -36,7 +36,7 @@ TEAM = "team/"
 LR = "lr"  # in the meta: `learner.lr`
 
 
-class Checkpoints:
+class CheckpointManager:
     """Saves ``trainer`` under ``run_dir`` and brings it back."""
 
     def __init__(
@@ -134,7 +134,7 @@ class Checkpoints:
         for folder in (self._last, *history.older(self._last)):
             try:
                 meta = checkpoint_format.read_meta(folder, self._trainer.layout)
-            except DamagedError:
+            except DamagedCheckpointError:
                 continue
             except UserError:
                 if checkpoint_format.exists(folder):

@@ -7,7 +7,7 @@ from torch import Tensor
 from penstock.learner.codecs.collective import Collective
 
 
-class Alone(Collective):
+class SoloCollective(Collective):
     """Stands in for a group of ``world``: the others give what this rank does, at once."""
 
     def __init__(self, rank: int, world: int) -> None:

@@ -25,8 +25,8 @@ from penstock.configs.group import codec_contradictions
 from penstock.configs.reduce import Codec as CodecName
 from penstock.configs.reduce import ReduceConfig
 from penstock.configs.sections import LearnerConfig
-from penstock.learner.codecs.alone import Alone
-from penstock.learner.codecs.buckets import Part, buckets_of
+from penstock.learner.codecs.alone import SoloCollective
+from penstock.learner.codecs.buckets import GradientPart, buckets_of
 from penstock.learner.codecs.codec import Codec
 from penstock.learner.codecs.collective import Collective, all_reduce_nbytes
 from penstock.learner.codecs.registry import make_codec
@@ -48,7 +48,7 @@ class Cost(NamedTuple):
     nbytes: float
 
 
-class Network(NamedTuple):
+class NetworkCost(NamedTuple):
     """What one rank sends through, as the sums of all ranks feel it."""
 
     nbytes_per_s: float
@@ -63,14 +63,18 @@ class Choice(NamedTuple):
 
 
 def choose(
-    cfg: LearnerConfig, parts: Sequence[Part], size: int, device: torch.device, ring: Collective
+    cfg: LearnerConfig,
+    parts: Sequence[GradientPart],
+    size: int,
+    device: torch.device,
+    ring: Collective,
 ) -> Choice:
     """Measure and decide; every rank calls it at the same time and gets the same."""
     trial = _Trial(cfg.reduce, parts, size, device, ring)
     costs = {name: trial.cost(name) for name in candidates(cfg)}
     small_s, large_s = trial.agree([trial.exchange_s(n) for n in (1, PROBE_VALUES)])
     sent = all_reduce_nbytes(PROBE_VALUES * 4, ring.world)
-    network = Network(sent / max(large_s - small_s, 1e-6), small_s)
+    network = NetworkCost(sent / max(large_s - small_s, 1e-6), small_s)
     code_s = trial.agree([cost.code_s for cost in costs.values()])
     buckets = len(buckets_of(parts, round(cfg.reduce.bucket_mb * MB)))
     predicted = {
@@ -88,7 +92,7 @@ def candidates(cfg: LearnerConfig) -> list[str]:
     return [name for name in names if not list(codec_contradictions(_with_codec(cfg, name)))]
 
 
-def predict_s(cost: Cost, network: Network, buckets: int) -> float:
+def predict_s(cost: Cost, network: NetworkCost, buckets: int) -> float:
     """Seconds of one step's reduction."""
     return cost.code_s + cost.nbytes / network.nbytes_per_s + buckets * network.latency_s
 
@@ -110,7 +114,7 @@ def finalists(predicted: Mapping[str, float]) -> tuple[str, ...]:
 
 
 def decide(
-    measured: Mapping[str, float], predicted: Mapping[str, float], network: Network
+    measured: Mapping[str, float], predicted: Mapping[str, float], network: NetworkCost
 ) -> Choice:
     """Which of the `finalists`, by their ``measured`` seconds of a step."""
     mild, rough = best(measured)
@@ -137,7 +141,7 @@ class _Trial:
     def __init__(
         self,
         cfg: ReduceConfig,
-        parts: Sequence[Part],
+        parts: Sequence[GradientPart],
         size: int,
         device: torch.device,
         ring: Collective,
@@ -147,7 +151,7 @@ class _Trial:
         self._grads = torch.empty_like(self._values)
 
     def cost(self, name: str) -> Cost:
-        codec, alone = self._make(name), Alone(self._ring.rank, self._ring.world)
+        codec, alone = self._make(name), SoloCollective(self._ring.rank, self._ring.world)
         return Cost(self._shortest_s(codec, alone), codec.nbytes(AFTER_WARMUP))
 
     def step_s(self, name: str) -> float:

@@ -11,7 +11,7 @@ from torch import Tensor
 VALUE_NBYTES = 4  # of float32
 
 
-class Part(NamedTuple):
+class GradientPart(NamedTuple):
     """One parameter in the flat vector: its values ``start`` up to ``stop``.
 
     ``is_bias`` if it has fewer than two dimensions. ``rows`` is the size of its first dimension,
@@ -30,7 +30,7 @@ class Bucket(NamedTuple):
 
     start: int
     stop: int
-    parts: tuple[Part, ...]
+    parts: tuple[GradientPart, ...]
 
     @property
     def size(self) -> int:
@@ -38,18 +38,18 @@ class Bucket(NamedTuple):
         return self.stop - self.start
 
 
-def parts_of(parameters: Iterable[tuple[str, Tensor]]) -> tuple[Part, ...]:
+def parts_of(parameters: Iterable[tuple[str, Tensor]]) -> tuple[GradientPart, ...]:
     """Where each of the named parameters lies when they follow one another."""
     parts, start = [], 0
     for name, parameter in parameters:
         stop = start + parameter.numel()
         is_bias = parameter.ndim < 2
-        parts.append(Part(name, start, stop, is_bias, 1 if is_bias else parameter.shape[0]))
+        parts.append(GradientPart(name, start, stop, is_bias, 1 if is_bias else parameter.shape[0]))
         start = stop
     return tuple(parts)
 
 
-def buckets_of(parts: Sequence[Part], nbytes: int) -> tuple[Bucket, ...]:
+def buckets_of(parts: Sequence[GradientPart], nbytes: int) -> tuple[Bucket, ...]:
     """Cut ``parts`` into buckets of at most ``nbytes`` of float32, the last parameters first.
 
     So the first bucket is the first to be ready in a backward pass. A parameter is never cut: a
@@ -61,7 +61,7 @@ def buckets_of(parts: Sequence[Part], nbytes: int) -> tuple[Bucket, ...]:
         if before.stop != after.start:
             raise ValueError(f"{after.name} starts at {after.start}, not at {before.stop}")
     buckets: list[Bucket] = []
-    held: list[Part] = []
+    held: list[GradientPart] = []
     for part in reversed(parts):
         if held and (held[0].stop - part.start) * VALUE_NBYTES > nbytes:
             buckets.append(_bucket(held))
@@ -70,5 +70,5 @@ def buckets_of(parts: Sequence[Part], nbytes: int) -> tuple[Bucket, ...]:
     return (*buckets, _bucket(held)) if held else ()
 
 
-def _bucket(reverse: Sequence[Part]) -> Bucket:
+def _bucket(reverse: Sequence[GradientPart]) -> Bucket:
     return Bucket(reverse[-1].start, reverse[0].stop, tuple(reversed(reverse)))

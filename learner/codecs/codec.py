@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from penstock.configs.reduce import ReduceConfig
-from penstock.learner.codecs.buckets import Bucket, Part, buckets_of
+from penstock.learner.codecs.buckets import Bucket, GradientPart, buckets_of
 from penstock.learner.codecs.collective import Collective
 
 
@@ -36,7 +36,7 @@ class Codec(ABC):
     def __init__(
         self,
         cfg: ReduceConfig,
-        parts: Sequence[Part],
+        parts: Sequence[GradientPart],
         size: int,
         device: torch.device,
         world: int,

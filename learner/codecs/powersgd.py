@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from penstock.learner.codecs.buckets import VALUE_NBYTES, Bucket, Part
+from penstock.learner.codecs.buckets import VALUE_NBYTES, Bucket, GradientPart
 from penstock.learner.codecs.codec import Codec
 from penstock.learner.codecs.collective import Collective, all_reduce_nbytes
 
@@ -55,7 +55,7 @@ class PowerSgd(Codec):
         factors = [found for part in bucket.parts if (found := self._factors(part))]
         return sum(p for p, _ in factors), sum(q for _, q in factors)
 
-    def _factors(self, part: Part) -> tuple[int, int] | None:
+    def _factors(self, part: GradientPart) -> tuple[int, int] | None:
         """Sizes of P and Q; None if torch leaves the parameter as it is."""
         size = part.stop - part.start
         rows, columns = (size, 1) if part.is_bias else (part.rows, size // part.rows)

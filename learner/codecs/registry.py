@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 
 from penstock.configs.reduce import ReduceConfig
-from penstock.learner.codecs.buckets import Part
+from penstock.learner.codecs.buckets import GradientPart
 from penstock.learner.codecs.codec import Codec
 from penstock.learner.codecs.dgc import Dgc
 from penstock.learner.codecs.gradient_dropping import Dropping
@@ -25,7 +25,7 @@ CODECS: dict[str, type[Codec]] = {
 
 def make_codec(
     cfg: ReduceConfig,
-    parts: Sequence[Part],
+    parts: Sequence[GradientPart],
     size: int,
     device: torch.device,
     world: int,

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from penstock.configs.errors import UserError
-from penstock.learner.codecs.buckets import VALUE_NBYTES, Bucket, Part
+from penstock.learner.codecs.buckets import VALUE_NBYTES, Bucket, GradientPart
 from penstock.learner.codecs.codec import Codec
 from penstock.learner.codecs.collective import (
     Collective,
@@ -130,7 +130,7 @@ class TernGrad(Codec):
         self._back.unpack(all_sums, drawn)
         return drawn
 
-    def _share(self, weights: Sequence[Part]) -> int:
+    def _share(self, weights: Sequence[GradientPart]) -> int:
         return _share(_size(weights), self._world)
 
 
@@ -141,13 +141,13 @@ def _sum_exactly(views: Sequence[Tensor], ring: Collective) -> None:
         view.copy_(total)
 
 
-def _split(bucket: Bucket) -> tuple[list[Part], list[Part]]:
+def _split(bucket: Bucket) -> tuple[list[GradientPart], list[GradientPart]]:
     """Weights and biases."""
     weights = [part for part in bucket.parts if not part.is_bias]
     return weights, [part for part in bucket.parts if part.is_bias]
 
 
-def _views(bucket: Bucket, parts: Sequence[Part], grads: Tensor) -> list[Tensor]:
+def _views(bucket: Bucket, parts: Sequence[GradientPart], grads: Tensor) -> list[Tensor]:
     return [grads[part.start - bucket.start : part.stop - bucket.start] for part in parts]
 
 
@@ -158,7 +158,7 @@ def _cut(values: Tensor, views: Sequence[Tensor]) -> list[Tensor]:
     return [flat[end - view.numel() : end] for end, view in zip(ends, views, strict=True)]
 
 
-def _size(parts: Sequence[Part]) -> int:
+def _size(parts: Sequence[GradientPart]) -> int:
     return sum(part.stop - part.start for part in parts)
 
 

@@ -26,7 +26,7 @@ from penstock.learner.codecs.collective import (
 PIECE = 1 << 19  # values that are coded at a time, so that they stay in a cache
 
 
-class Cut(NamedTuple):
+class BucketShares(NamedTuple):
     """A bucket as ``world`` shares of ``blocks`` blocks of ``width`` values, the last ones padded.
 
     ``start`` and ``stop`` of the bucket itself; ``head`` float32 and then codes of ``bits`` for
@@ -46,7 +46,7 @@ class Cut(NamedTuple):
         return slice(start, min(start + count * self.width, self.stop))
 
 
-def cut(bucket: Bucket, world: int, block: int, head: int, bits: int) -> Cut:
+def share_bucket(bucket: Bucket, world: int, block: int, head: int, bits: int) -> BucketShares:
     """Cut ``bucket`` in blocks of about ``block`` values, all of one width.
 
     The codes of a block fill whole words of four bytes.
@@ -55,7 +55,7 @@ def cut(bucket: Bucket, world: int, block: int, head: int, bits: int) -> Cut:
     blocks = _up(share, block)
     words = _up(_up(share, blocks) * bits, 32)
     nbytes = VALUE_NBYTES * (head + words)
-    return Cut(bucket.start, bucket.stop, world, blocks, words * 32 // bits, nbytes)
+    return BucketShares(bucket.start, bucket.stop, world, blocks, words * 32 // bits, nbytes)
 
 
 class TwoPhase(Codec):
@@ -71,7 +71,7 @@ class TwoPhase(Codec):
     """Of each value's code."""
 
     def _set_up(self) -> None:
-        self._padding: dict[Cut, Tensor] = {}
+        self._padding: dict[BucketShares, Tensor] = {}
 
     @abstractmethod
     def encode(self, values: Tensor, pads: Tensor, heads: Tensor, codes: Tensor) -> None:
@@ -88,8 +88,8 @@ class TwoPhase(Codec):
     def block(self) -> int:
         """Values in a block, at most."""
 
-    def _cut(self, bucket: Bucket) -> Cut:
-        return cut(bucket, self._world, self.block, self.head, self.bits)
+    def _cut(self, bucket: Bucket) -> BucketShares:
+        return share_bucket(bucket, self._world, self.block, self.head, self.bits)
 
     def _bucket_nbytes(self, bucket: Bucket, update: int) -> int:
         made = self._cut(bucket)
@@ -112,13 +112,13 @@ class TwoPhase(Codec):
         for first, count in self._pieces(made, total):
             self._read(got[first : first + count], made, first, grads)
 
-    def _pieces(self, made: Cut, blocks: int) -> Iterator[tuple[int, int]]:
+    def _pieces(self, made: BucketShares, blocks: int) -> Iterator[tuple[int, int]]:
         """``blocks`` in runs of (first, count), so that passes over one find it in the cache."""
         step = max(1, PIECE // made.width) if self._device.type == "cpu" else blocks
         for first in range(0, blocks, step):
             yield first, min(step, blocks - first)
 
-    def _encode_own(self, grads: Tensor, made: Cut, first: int, out: Tensor) -> None:
+    def _encode_own(self, grads: Tensor, made: BucketShares, first: int, out: Tensor) -> None:
         where = made.inside(first, len(out))
         values = self._memory("values", (len(out), made.width), torch.float32)
         inside = values.view(-1)[: _length(where)]
@@ -129,7 +129,7 @@ class TwoPhase(Codec):
             inside.copy_(own)
         self._encode("error", values, made, first, out)
 
-    def _encode_sum(self, got: Tensor, made: Cut, first: int, out: Tensor) -> None:
+    def _encode_sum(self, got: Tensor, made: BucketShares, first: int, out: Tensor) -> None:
         """Add up what ranks sent of the blocks from ``first`` of the own share on."""
         values = self._decode("values", got[first : first + len(out)], made.width)
         for r in range(1, made.world):
@@ -141,7 +141,9 @@ class TwoPhase(Codec):
             values.view(-1)[: len(residual)] += residual
         self._encode("server_error", values, made, first, out)
 
-    def _encode(self, kind: str, values: Tensor, made: Cut, first: int, out: Tensor) -> None:
+    def _encode(
+        self, kind: str, values: Tensor, made: BucketShares, first: int, out: Tensor
+    ) -> None:
         """Encode blocks from ``first`` of the bucket on, and hold back what that loses."""
         where = made.inside(first, len(out))
         size = _length(where)
@@ -154,7 +156,7 @@ class TwoPhase(Codec):
                 values.view(-1)[:size], read.view(-1)[:size], out=self._residuals[kind][where]
             )
 
-    def _read(self, messages: Tensor, made: Cut, first: int, grads: Tensor) -> None:
+    def _read(self, messages: Tensor, made: BucketShares, first: int, grads: Tensor) -> None:
         """Decode blocks from ``first`` on into ``grads``."""
         where = made.inside(first, len(messages))
         out = grads[where.start - made.start : where.stop - made.start]
@@ -163,7 +165,7 @@ class TwoPhase(Codec):
         else:
             out.copy_(self._decode("read", messages, made.width).view(-1)[: len(out)])
 
-    def _pads(self, made: Cut) -> Tensor:
+    def _pads(self, made: BucketShares) -> Tensor:
         """How many values of each block are padding: float32 ``[world * blocks]``."""
         if made not in self._padding:
             ends = torch.arange(1, made.world * made.blocks + 1, device=self._device) * made.width

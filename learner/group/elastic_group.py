@@ -25,12 +25,17 @@ from penstock.configs.sections import LearnerConfig
 from penstock.core.control import Message
 from penstock.core.role import RoleContext, RunEndedError
 from penstock.learner.codecs.auto import choose
-from penstock.learner.group.process_group import Arrays, Group, hello_of, meet, use_interface
+from penstock.learner.group.process_group import Arrays, LearnerGroup, hello_of, meet, use_interface
 from penstock.learner.group.remote_store import interface_of, open_store, who_has_gone
 from penstock.learner.parameter_server.client import ServerClient
 from penstock.learner.state import put_state, take_state
 from penstock.learner.sync.bsp import Bsp
-from penstock.learner.sync.gradient_sync import Alone, Exchange, GroupLostError, Word
+from penstock.learner.sync.gradient_sync import (
+    ControlMessage,
+    GradientSync,
+    GroupLostError,
+    SingleLearner,
+)
 from penstock.learner.sync.local_sgd import LocalSgd
 from penstock.learner.sync.served import Served
 from penstock.profiling.ledger import Part
@@ -54,7 +59,7 @@ def begun(runtime_dir: Path) -> bool:
     return (runtime_dir / ENTERED).exists()
 
 
-class Team:
+class ElasticGroup:
     """Makes exchanges for ``trainer``, one for each epoch."""
 
     def __init__(
@@ -73,13 +78,13 @@ class Team:
         self._tried = -1  # the last epoch whose group was to be entered
         self._codec = ""  # what `auto` stands for, once it was measured
         self._others: list[Message] = []
-        self._group: Group | None = None
+        self._group: LearnerGroup | None = None
         self._rounds = 0  # in which all learners have told what they have counted
         self._saver: int | None = None  # named by the supervisor at the end
         self._saved = False  # by that one
         self._remote: Store | None = None  # where learners of several machines meet
         self._failing_since_s: float | None = None
-        self.exchange: Exchange = Alone()
+        self.exchange: GradientSync = SingleLearner()
 
     @property
     def leads(self) -> bool:
@@ -138,7 +143,7 @@ class Team:
         if isinstance(exchange, LocalSgd):
             self._trainer.progress.unbook(exchange.owed)
         exchange.close()
-        self.exchange = Alone()
+        self.exchange = SingleLearner()
 
     def takes_over(self) -> bool:
         """At the end: wait for the one that saves the run, and say whether it has died, so that
@@ -185,7 +190,7 @@ class Team:
         progress.share_window(cfg.count)
         served = Served(client, optimizer, progress, cfg.count, ctx.ledger, waiting)
         self.exchange = trainer.exchange = served
-        nothing = Word(np.zeros(0), progress.growth())
+        nothing = ControlMessage(np.zeros(0), progress.growth())
         said = served.agree(nothing)
         progress.grow(nothing.growth, said.growth)
         return not said.stop
@@ -213,12 +218,12 @@ class Team:
             return not ctx.stopping() and (named is None or named["epoch"] <= epoch)
 
         self._tried = epoch
-        group: Group | None = None
+        group: LearnerGroup | None = None
         exchange: Bsp | LocalSgd | None = None
         failure = ""
         try:
             meet(store, members, ctx.learner, hello_of(self._config), timeout_s, waiting)
-            group = Group(store, epoch, members, ctx.learner, trainer.device, cfg.reduce)
+            group = LearnerGroup(store, epoch, members, ctx.learner, trainer.device, cfg.reduce)
             progress = trainer.progress
             places = group.gather([progress.generation, self._rounds, progress.learner_steps])
             source = places.index(max(places))
@@ -243,7 +248,7 @@ class Team:
         (ctx.runtime_dir / ENTERED).touch()
         return True
 
-    def _paced(self, group: Group, cfg: LearnerConfig) -> Bsp | LocalSgd:
+    def _paced(self, group: LearnerGroup, cfg: LearnerConfig) -> Bsp | LocalSgd:
         ledger, optimizers = self._ctx.ledger, self._trainer.optimizers()
         if cfg.pace == "local_sgd":
             return LocalSgd(group, optimizers, cfg, ledger)
@@ -298,7 +303,7 @@ class Team:
             )
         self._ctx.report("group_failed", epoch=epoch, message=failure)
 
-    def _with_codec(self, cfg: LearnerConfig, group: Group, source: int) -> LearnerConfig:
+    def _with_codec(self, cfg: LearnerConfig, group: LearnerGroup, source: int) -> LearnerConfig:
         """``cfg`` with the codec that `auto` stands for: what the most advanced has, else measured
         now by all together."""
         if cfg.reduce.codec != "auto":
@@ -315,7 +320,9 @@ class Team:
         reduce = cfg.reduce.model_copy(update={"codec": self._codec})
         return cfg.model_copy(update={"reduce": reduce})
 
-    def _equalise(self, group: Group, exchange: Bsp | LocalSgd, source: int, rounds: int) -> None:
+    def _equalise(
+        self, group: LearnerGroup, exchange: Bsp | LocalSgd, source: int, rounds: int
+    ) -> None:
         """Take the most advanced member's state, who has heard so many ``rounds``, and one's own
         part of what a checkpoint had."""
         trainer, progress = self._trainer, self._trainer.progress

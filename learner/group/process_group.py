@@ -79,7 +79,7 @@ def lost(what: str, *also: type[Exception]) -> Iterator[None]:
         raise GroupLostError(f"{what} failed: {text.splitlines()[0]}")
 
 
-class Group:
+class LearnerGroup:
     """Members of one epoch, connected. ``members`` are learners' ranks, ``rank`` the place of this
     one among them; ``control`` is for small values on the CPU, ``gradients`` for the device's."""
 

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from penstock.configs.sections import LearnerConfig
 from penstock.learner.codecs.buckets import parts_of
-from penstock.learner.optimizers.rules import Adam, RmsProp, Rule, Sgd, Step
+from penstock.learner.optimizers.rules import Adam, RmsProp, Sgd, UpdateRule, UpdateStep
 from penstock.learner.optimizers.schedule import learning_rate
 
 CLIP_MARGIN = 1e-6  # as in torch's clip_grad_norm_
@@ -74,7 +74,7 @@ class FlatOptimizer:
             scale.mul_(((norm + CLIP_MARGIN) / self.grad_clip).clamp_(min=1.0))
         self.updates += 1
         lr = learning_rate(self._cfg, env_steps, self.updates) * self.lr_factor
-        self._rule(Step(lr, self.momentum, scale, is_bad))
+        self._rule(UpdateStep(lr, self.momentum, scale, is_bad))
         return norm
 
     def state_dict(self) -> dict[str, npt.NDArray[Any]]:
@@ -99,7 +99,7 @@ class FlatOptimizer:
         return self._rule.moments | {"steps": self._steps}
 
 
-def _make_rule(flat: FlatOptimizer, steps: Tensor, cfg: LearnerConfig) -> Rule:
+def _make_rule(flat: FlatOptimizer, steps: Tensor, cfg: LearnerConfig) -> UpdateRule:
     if cfg.optimizer in ("lars", "lamb"):
         from penstock.learner.optimizers.layerwise import Layerwise
 

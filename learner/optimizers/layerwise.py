@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from penstock.configs.errors import UserError
 from penstock.configs.sections import LearnerConfig
-from penstock.learner.optimizers.rules import BETAS, Step
+from penstock.learner.optimizers.rules import BETAS, UpdateStep
 
 MOMENTS = {"lars": ("momentum_buffer",), "lamb": ("exp_avg", "exp_avg_sq")}
 
@@ -51,7 +51,7 @@ class Layerwise:
             for parameter, view in zip(parameters, views, strict=True):
                 self._optimizer.state[parameter][name] = view.view(parameter.shape)
 
-    def __call__(self, step: Step) -> None:
+    def __call__(self, step: UpdateStep) -> None:
         if not step.is_bad.is_cuda and step.is_bad:
             return
         self._steps += 1 - step.is_bad

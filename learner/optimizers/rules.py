@@ -19,7 +19,7 @@ BETAS = (0.9, 0.999)
 ALPHA = 0.99
 
 
-class Step(NamedTuple):
+class UpdateStep(NamedTuple):
     """What a rule needs to know besides the gradient; tensors are float32 ``[]``, on the device."""
 
     lr: float
@@ -30,13 +30,13 @@ class Step(NamedTuple):
     """1 where some gradient is not finite, and then nothing may change; else 0."""
 
 
-class Rule(Protocol):
+class UpdateRule(Protocol):
     """Changes ``values`` by ``grads``, and may leave anything in ``grads``."""
 
     moments: dict[str, Tensor]
     """What it remembers, each ``[N]`` as the values are."""
 
-    def __call__(self, step: Step) -> None:
+    def __call__(self, step: UpdateStep) -> None:
         """Take one step, and count it in the ``steps`` that the rule was made with."""
 
 
@@ -47,7 +47,7 @@ class Adam:
         self._values, self._grads, self._steps, self._eps = values, grads, steps, cfg.eps
         self.moments = {name: torch.zeros_like(values) for name in ("exp_avg", "exp_avg_sq")}
 
-    def __call__(self, step: Step) -> None:
+    def __call__(self, step: UpdateStep) -> None:
         adam(
             [self._values],
             [self._grads],
@@ -75,7 +75,7 @@ class RmsProp:
         self._values, self._grads, self._steps, self._eps = values, grads, steps, cfg.eps
         self.moments = {"square_avg": torch.zeros_like(values)}
 
-    def __call__(self, step: Step) -> None:
+    def __call__(self, step: UpdateStep) -> None:
         self._steps += 1 - step.is_bad
         grads = self._grads.div_(step.scale).masked_fill_(step.is_bad > 0, 0.0)
         squares = self.moments["square_avg"]
@@ -92,7 +92,7 @@ class Sgd:
         self._weight_decay = cfg.weight_decay
         self.moments = {"momentum_buffer": torch.zeros_like(values)}
 
-    def __call__(self, step: Step) -> None:
+    def __call__(self, step: UpdateStep) -> None:
         self._steps += 1 - step.is_bad
         sgd(
             [self._values],

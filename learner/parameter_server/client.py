@@ -27,14 +27,19 @@ from penstock.configs.sections import LearnerConfig
 from penstock.learner.optimizers.flat_optimizer import FlatOptimizer
 from penstock.learner.parameter_server import protocol
 from penstock.learner.parameter_server.members import rules
-from penstock.learner.parameter_server.parameters import State, pack_state, template, unpack_state
+from penstock.learner.parameter_server.parameters import (
+    ServerState,
+    pack_state,
+    template,
+    unpack_state,
+)
 from penstock.learner.parameter_server.protocol import (
     NOTHING,
     Flag,
-    Head,
-    Kind,
-    Message,
     Packed,
+    ServerHeader,
+    ServerMessage,
+    ServerMessageKind,
     Tally,
 )
 from penstock.learner.parameter_server.server import STEPS
@@ -97,9 +102,9 @@ class ServerClient:
         self._token = secrets.randbits(63) | 1
         self._session = 0
         self._number = 0
-        self._asked: Kind | None = None
+        self._asked: ServerMessageKind | None = None
         self._again_s = 0.0
-        self._state: State | None = None
+        self._state: ServerState | None = None
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._socket = dealer(self._context, address, load_actor(curve) if curve else None)
 
@@ -132,27 +137,29 @@ class ServerClient:
             packed = protocol.pack_dense(self._optimizer.grads.cpu().numpy())
         said = {Flag.STOP: stop, Flag.NAN: nan, Flag.CHECKPOINT: checkpoint}
         flags = sum(flag for flag, is_said in said.items() if is_said)
-        self._send(Head(Kind.PUSH, flags, samples=samples, tally=tally), packed)
+        self._send(
+            ServerHeader(ServerMessageKind.PUSH, flags, samples=samples, tally=tally), packed
+        )
         return norm
 
     def pull(self, timeout_s: float) -> Reply | None:
         """Bring ``optimizer.values`` up to now, as soon as the pace allows; None where it does not
         within ``timeout_s``, and then call again. Raises UserError for what the user must mend."""
-        return self.last if self._ask(Kind.PULL, timeout_s) else None
+        return self.last if self._ask(ServerMessageKind.PULL, timeout_s) else None
 
-    def fetch(self, timeout_s: float) -> State | None:
+    def fetch(self, timeout_s: float) -> ServerState | None:
         """The state of the run as the server has it, for a checkpoint: also put into ``optimizer``,
         whose moments stay its own under asp. None where no answer came."""
         self._state = None
-        self._ask(Kind.ASK_STATE, timeout_s)
+        self._ask(ServerMessageKind.ASK_STATE, timeout_s)
         return self._state
 
     def close(self) -> None:
-        self._send(Head(Kind.BYE))
+        self._send(ServerHeader(ServerMessageKind.BYE))
         self._socket.close(500)  # ms for what is on its way
         self._context.term()
 
-    def _ask(self, kind: Kind, timeout_s: float) -> bool:
+    def _ask(self, kind: ServerMessageKind, timeout_s: float) -> bool:
         """Ask for something, unless that was asked already; whether the answer is there."""
         if self._asked != kind:
             self._asked, self._again_s = kind, 0.0
@@ -173,12 +180,12 @@ class ServerClient:
         """Join, or ask."""
         if self._session:
             assert self._asked is not None
-            self._send(Head(self._asked, number=self._number, version=self._have))
-            asks_for_all = self._asked is Kind.ASK_STATE
+            self._send(ServerHeader(self._asked, number=self._number, version=self._have))
+            asks_for_all = self._asked is ServerMessageKind.ASK_STATE
             self._again_s = time.monotonic() + (STATE_REPEAT_S if asks_for_all else REPEAT_S)
             return
-        join = Head(
-            Kind.JOIN,
+        join = ServerHeader(
+            ServerMessageKind.JOIN,
             rank=self._rank,
             session=self._token,
             version=self.last.version,
@@ -188,9 +195,9 @@ class ServerClient:
         self._send(join)
         self._again_s = time.monotonic() + JOIN_S
 
-    def _send(self, head: Head, packed: Packed | None = None) -> None:
+    def _send(self, head: ServerHeader, packed: Packed | None = None) -> None:
         """What cannot be sent now is lost, as it is with a connection that ends."""
-        if head.kind != Kind.JOIN:
+        if head.kind != ServerMessageKind.JOIN:
             if not self._session:
                 return
             head = head._replace(session=self._session)
@@ -207,46 +214,50 @@ class ServerClient:
         except WireError as error:
             self.said = f"the parameter server sent what cannot be used: {error}"
 
-    def _take(self, message: Message) -> None:
+    def _take(self, message: ServerMessage) -> None:
         head = message.head
-        if head.kind == Kind.WELCOME:
+        if head.kind == ServerMessageKind.WELCOME:
             self._welcome(head)
-        elif head.kind == Kind.WHO and head.session == self._session:
+        elif head.kind == ServerMessageKind.WHO and head.session == self._session:
             self._session, self._again_s = 0, 0.0
-        elif head.kind == Kind.BUSY:
+        elif head.kind == ServerMessageKind.BUSY:
             self.said = protocol.text(message)
-        elif head.kind == Kind.REFUSE:
+        elif head.kind == ServerMessageKind.REFUSE:
             raise UserError(protocol.text(message))
         elif head.kind == self._answer and head.number == self._number:
             self._asked = None
-            if head.kind == Kind.VALUES:
+            if head.kind == ServerMessageKind.VALUES:
                 self._pulled(message)
             else:
                 self._fetched(message)
 
     @property
-    def _answer(self) -> Kind | None:
+    def _answer(self) -> ServerMessageKind | None:
         """The kind of message that is waited for."""
         if self._asked is None:
             return None
-        return Kind.VALUES if self._asked == Kind.PULL else Kind.STATE
+        return (
+            ServerMessageKind.VALUES
+            if self._asked == ServerMessageKind.PULL
+            else ServerMessageKind.STATE
+        )
 
-    def _welcome(self, head: Head) -> None:
+    def _welcome(self, head: ServerHeader) -> None:
         if head.session == self._session:
             return
         self.said = "the others are behind, or have not begun"
         self._session, self._again_s, self._have = head.session, 0.0, -1
         if head.flags & Flag.WANTED:
             arrays = {} if self._copy else self._optimizer.state_dict()
-            offer = Head(
-                Kind.STATE,
+            offer = ServerHeader(
+                ServerMessageKind.STATE,
                 version=self.last.version,
                 samples=self.last.samples,
                 tally=self.last.tally,
             )
             self._send(offer, pack_state(self._optimizer.values.cpu().numpy(), arrays))
 
-    def _pulled(self, message: Message) -> None:
+    def _pulled(self, message: ServerMessage) -> None:
         head = message.head
         indices = None
         if head.flags & Flag.SPARSE:
@@ -271,7 +282,7 @@ class ServerClient:
             bool(head.flags & Flag.CHECKPOINT),
         )
 
-    def _fetched(self, message: Message) -> None:
+    def _fetched(self, message: ServerMessage) -> None:
         state = unpack_state(message, self._size, template(self._size, self._cfg))
         self._optimizer.values.copy_(torch.from_numpy(state.values))
         if self._copy is None:

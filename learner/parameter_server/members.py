@@ -6,7 +6,7 @@ import json
 from dataclasses import dataclass
 
 from penstock.configs.sections import LearnerConfig
-from penstock.learner.parameter_server.protocol import NOTHING, Head, Tally
+from penstock.learner.parameter_server.protocol import NOTHING, ServerHeader, Tally
 from penstock.learner.progress import BOOKED
 from penstock.transport.checksum import crc32
 
@@ -29,7 +29,7 @@ class Member:
     rank: int
     token: int
     size: int  # of its parameters
-    pull: Head | None = None
+    pull: ServerHeader | None = None
     answered: int = 0
     lag: int = -1
     checkpoint: bool = False

@@ -33,7 +33,7 @@ MAX_LAG = 1 << 16  # the histograms' last bin
 
 
 @dataclass
-class Worker:
+class WorkerClock:
     """A living worker. ``pulled`` is the version that it went with."""
 
     clock: int
@@ -46,7 +46,7 @@ class Pace(ABC):
 
     def __init__(self, version: int = 0) -> None:
         self.version = version
-        self.workers: dict[int, Worker] = {}
+        self.workers: dict[int, WorkerClock] = {}
         self.lag: Counter[int] = Counter()
         """Gradients applied, by staleness."""
         self.late: Counter[int] = Counter()
@@ -61,7 +61,7 @@ class Pace(ABC):
 
     def join(self, worker: int) -> None:
         """A worker is there that was not: identities are not used twice."""
-        self.workers[worker] = Worker(self.slowest)
+        self.workers[worker] = WorkerClock(self.slowest)
 
     def leave(self, worker: int) -> None:
         """A worker has died, or said goodbye."""

@@ -22,8 +22,8 @@ from penstock.learner.parameter_server.protocol import (
     MAX_TOTAL,
     Floats,
     Indices,
-    Message,
     Packed,
+    ServerMessage,
     Tally,
     dense,
     pack_dense,
@@ -37,7 +37,7 @@ Arrays = dict[str, npt.NDArray[Any]]
 MAX_SIZE = 1 << 28  # parameters
 
 
-class State(NamedTuple):
+class ServerState(NamedTuple):
     """Everything of a run that its parameter server holds."""
 
     version: int
@@ -62,7 +62,7 @@ class Parameters(ABC):
         self._packed: tuple[int, Packed] | None = None
 
     @abstractmethod
-    def read(self, message: Message) -> Change:
+    def read(self, message: ServerMessage) -> Change:
         """What a push holds; WireError for what cannot be used."""
 
     @abstractmethod
@@ -81,7 +81,7 @@ class Parameters(ABC):
         """Of the optimizer."""
 
     @abstractmethod
-    def load(self, state: State) -> None:
+    def load(self, state: ServerState) -> None:
         """Go on from a state."""
 
     def answer(self, have: int, version: int) -> Packed:
@@ -101,7 +101,7 @@ class Summed(Parameters):
         self._grads = self._optimizer.grads.numpy()
         self._count = self._pushes = self._seen = 0
 
-    def read(self, message: Message) -> Change:
+    def read(self, message: ServerMessage) -> Change:
         gradient = dense(message, self.size)
         _require_finite(gradient)
         return None, gradient
@@ -125,7 +125,7 @@ class Summed(Parameters):
     def arrays(self) -> Arrays:
         return self._optimizer.state_dict()
 
-    def load(self, state: State) -> None:
+    def load(self, state: ServerState) -> None:
         self._optimizer.load_state_dict(state.arrays)
         self._optimizer.zero_grad()
         self._count = 0
@@ -142,7 +142,7 @@ class Shared(Parameters):
         self._changed = np.zeros(size, np.int64)  # the version of each value's last change
         self._count = 0
 
-    def read(self, message: Message) -> Change:
+    def read(self, message: ServerMessage) -> Change:
         indices, changes = sparse(message, self.size)
         _require_finite(changes)
         return indices, changes
@@ -161,7 +161,7 @@ class Shared(Parameters):
     def arrays(self) -> Arrays:
         return {}
 
-    def load(self, state: State) -> None:
+    def load(self, state: ServerState) -> None:
         self.values[:] = state.values
         self._changed[:] = state.version
         self._count = 0
@@ -192,7 +192,9 @@ def pack_state(values: Floats, arrays: Mapping[str, npt.NDArray[Any]]) -> Packed
     return pack_dense(np.concatenate([values, *parts]))
 
 
-def unpack_state(message: Message, size: int, shapes: Mapping[str, tuple[int, ...]]) -> State:
+def unpack_state(
+    message: ServerMessage, size: int, shapes: Mapping[str, tuple[int, ...]]
+) -> ServerState:
     """The inverse, copied; WireError where the payload has another size."""
     sizes = [int(np.prod(shapes[name])) for name in sorted(shapes)]
     flat = dense(message, size + sum(sizes))
@@ -203,7 +205,7 @@ def unpack_state(message: Message, size: int, shapes: Mapping[str, tuple[int, ..
         for name, part in zip(sorted(shapes), parts[1:], strict=True)
     }
     head = message.head
-    return State(head.version, head.samples, head.tally, parts[0], arrays)
+    return ServerState(head.version, head.samples, head.tally, parts[0], arrays)
 
 
 def _optimizer(size: int, cfg: LearnerConfig) -> FlatOptimizer:

@@ -13,7 +13,12 @@ from pathlib import Path
 
 import zmq
 
-from penstock.learner.parameter_server.protocol import Head, Kind, Payload, encode
+from penstock.learner.parameter_server.protocol import (
+    Payload,
+    ServerHeader,
+    ServerMessageKind,
+    encode,
+)
 from penstock.transport.zmq.keys import answer_zap, load_learner
 from penstock.transport.zmq.sockets import router, zap
 
@@ -81,7 +86,7 @@ class Peers:
 
     def is_there(self, name: bytes) -> bool:
         """Whether a peer's connection stands, as far as the socket knows."""
-        return self.send(name, encode(Head(Kind.PING)))
+        return self.send(name, encode(ServerHeader(ServerMessageKind.PING)))
 
     def close(self) -> None:
         self._stack.close()

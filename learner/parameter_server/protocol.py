@@ -76,7 +76,7 @@ Tally = tuple[float, ...]
 NOTHING: Tally = (0.0,) * GROWTH
 
 
-class Kind(IntEnum):
+class ServerMessageKind(IntEnum):
     """What a message says."""
 
     JOIN = 1
@@ -105,7 +105,7 @@ class Flag(IntFlag):
     NAN = 32
 
 
-class Head(NamedTuple):
+class ServerHeader(NamedTuple):
     """The fields in the order in which they stand, without magic, version and checksums."""
 
     kind: int
@@ -122,10 +122,10 @@ class Head(NamedTuple):
     tally: Tally = NOTHING
 
 
-class Message(NamedTuple):
+class ServerMessage(NamedTuple):
     """A sound head, and a payload of the size that it names, with the right checksum."""
 
-    head: Head
+    head: ServerHeader
     payload: memoryview
 
 
@@ -156,7 +156,7 @@ def pack_text(text: str) -> Packed:
     return Packed(payload, Flag.NONE, len(payload), crc32(payload))
 
 
-def encode(head: Head, packed: Packed | None = None) -> list[Payload]:
+def encode(head: ServerHeader, packed: Packed | None = None) -> list[Payload]:
     """The two frames; what ``head`` says of the payload is filled in."""
     payload: Payload = b""
     crc = crc32(b"")
@@ -167,7 +167,7 @@ def encode(head: Head, packed: Packed | None = None) -> list[Payload]:
     return [blank + _U32.pack(crc32(blank)), payload]
 
 
-def decode(frames: Sequence[Payload]) -> Message:
+def decode(frames: Sequence[Payload]) -> ServerMessage:
     """Check everything that needs no knowledge of the run."""
     if len(frames) != 2:
         raise WireError("frames", f"{len(frames)} frames")
@@ -179,7 +179,7 @@ def decode(frames: Sequence[Payload]) -> Message:
         raise WireError("header", "magic or checksum")
     if protocol != PROTOCOL_VERSION:
         raise WireError("version", f"protocol {protocol}")
-    head = Head(*fields[:-GROWTH])._replace(tally=tuple(fields[-GROWTH:]))
+    head = ServerHeader(*fields[:-GROWTH])._replace(tally=tuple(fields[-GROWTH:]))
     if head.kind not in _KINDS or max(head.samples, head.version) > MAX_COUNT:
         raise WireError("header", f"kind {head.kind}")
     if min(head.samples, head.version + 1, *head.tally[: len(BOOKED)]) < 0:
@@ -190,24 +190,24 @@ def decode(frames: Sequence[Payload]) -> Message:
         raise WireError("size", f"{payload.nbytes} bytes for {head.entries} entries")
     if crc32(payload) != payload_crc:
         raise WireError("checksum")
-    return Message(head, payload)
+    return ServerMessage(head, payload)
 
 
-def check_counts(head: Head) -> None:
+def check_counts(head: ServerHeader) -> None:
     """Refuse counts of a worker that no run has, so that the server's sums keep within a head."""
-    limit = MAX_GROWTH if head.kind == Kind.PUSH else MAX_TOTAL
+    limit = MAX_GROWTH if head.kind == ServerMessageKind.PUSH else MAX_TOTAL
     if max(head.samples, head.version, *head.tally[: len(BOOKED)]) > limit:
         raise WireError("counts", f"above {limit}")
 
 
-def dense(message: Message, size: int) -> Floats:
+def dense(message: ServerMessage, size: int) -> Floats:
     """The payload as float32 ``[size]``: not a copy, and perhaps not aligned."""
     if message.head.flags & _SHAPES != Flag.DENSE or message.head.entries != size:
         raise WireError("size", f"{message.head.entries} instead of {size} values")
     return np.frombuffer(message.payload, "<f4")
 
 
-def sparse(message: Message, size: int) -> tuple[Indices, Floats]:
+def sparse(message: ServerMessage, size: int) -> tuple[Indices, Floats]:
     """Indices below ``size``, each once, and their values."""
     if message.head.flags & _SHAPES != Flag.SPARSE or message.head.entries > size:
         raise WireError("size", f"{message.head.entries} of {size} values")
@@ -218,19 +218,19 @@ def sparse(message: Message, size: int) -> tuple[Indices, Floats]:
     return indices, np.frombuffer(message.payload[half:], "<f4")
 
 
-def text(message: Message) -> str:
+def text(message: ServerMessage) -> str:
     return bytes(message.payload[: 4 * TEXT_CHARACTERS]).decode(errors="replace")[:TEXT_CHARACTERS]
 
 
-def _nbytes(head: Head) -> int:
+def _nbytes(head: ServerHeader) -> int:
     """Size of the payload that a head announces."""
     flags = head.flags & _SHAPES
     if flags == _SHAPES:
         raise WireError("header", "both dense and sparse")
-    if head.kind == Kind.JOIN:  # there ``entries`` tells of what is not sent
+    if head.kind == ServerMessageKind.JOIN:  # there ``entries`` tells of what is not sent
         return 0
     return int(head.entries) * {Flag.DENSE: 4, Flag.SPARSE: 8}.get(Flag(flags), 1)
 
 
-_KINDS = frozenset(Kind)
+_KINDS = frozenset(ServerMessageKind)
 _SHAPES = Flag.DENSE | Flag.SPARSE

@@ -43,11 +43,11 @@ from penstock.learner.parameter_server.parameters import (
 from penstock.learner.parameter_server.peers import Peers
 from penstock.learner.parameter_server.protocol import (
     Flag,
-    Head,
-    Kind,
-    Message,
     Packed,
     Payload,
+    ServerHeader,
+    ServerMessage,
+    ServerMessageKind,
     Tally,
 )
 from penstock.learner.progress import BOOKED
@@ -141,7 +141,7 @@ class ParameterServer:
         except WireError as error:
             self.rejected[error.reason] += 1
             if error.reason == "version":
-                self._say(name, Kind.REFUSE, f"the parameter server {OTHER_VERSION}")
+                self._say(name, ServerMessageKind.REFUSE, f"the parameter server {OTHER_VERSION}")
 
     def figures(self) -> dict[str, Any]:
         """Counters and the lag of all gradients so far, ready for JSON."""
@@ -160,32 +160,32 @@ class ParameterServer:
     def close(self) -> None:
         self._peers.close()
 
-    def _dispatch(self, name: bytes, message: Message) -> None:
+    def _dispatch(self, name: bytes, message: ServerMessage) -> None:
         head = message.head
         protocol.check_counts(head)
-        if head.kind == Kind.JOIN:
+        if head.kind == ServerMessageKind.JOIN:
             self._join(name, head)
             return
         member = self._members.get(name)
         if member is None or head.session != self._session:
-            self._send(name, Head(Kind.WHO, session=head.session))
+            self._send(name, ServerHeader(ServerMessageKind.WHO, session=head.session))
             raise WireError("unknown")
-        if head.kind == Kind.PUSH:
+        if head.kind == ServerMessageKind.PUSH:
             self._push(member, message)
-        elif head.kind == Kind.PULL:
+        elif head.kind == ServerMessageKind.PULL:
             if head.number != member.answered:  # else the answer is on its way
                 member.pull = head
-        elif head.kind == Kind.STATE:
+        elif head.kind == ServerMessageKind.STATE:
             self._take_state(name, member, message)
-        elif head.kind == Kind.ASK_STATE:
+        elif head.kind == ServerMessageKind.ASK_STATE:
             self._tell_state(name, head)
-        elif head.kind == Kind.BYE:
+        elif head.kind == ServerMessageKind.BYE:
             self._forget(name)
         else:
             raise WireError("kind")
         self._settle()
 
-    def _join(self, name: bytes, head: Head) -> None:
+    def _join(self, name: bytes, head: ServerHeader) -> None:
         why = self._misfit(head)
         if why:
             self._refuse(name, head.rank, why)
@@ -197,20 +197,22 @@ class ParameterServer:
             self.pace.join(self._numbers)
         is_wanted = self._parameters is None or head.version > self.pace.version
         flags = Flag.WANTED if is_wanted else Flag.NONE
-        self._send(name, Head(Kind.WELCOME, flags, session=self._session))
+        self._send(name, ServerHeader(ServerMessageKind.WELCOME, flags, session=self._session))
         self._settle()
 
-    def _make_room(self, name: bytes, head: Head) -> None:
+    def _make_room(self, name: bytes, head: ServerHeader) -> None:
         """Forget who had the rank of a worker that joins, unless that one is another and lives."""
         for other, member in list(self._members.items()):
             if member.rank != head.rank:
                 continue
             if member.token != head.session and self._peers.is_there(other):
-                self._say(name, Kind.BUSY, f"another learner with rank {head.rank} is there")
+                self._say(
+                    name, ServerMessageKind.BUSY, f"another learner with rank {head.rank} is there"
+                )
                 raise WireError("taken")
             self._forget(other)
 
-    def _misfit(self, head: Head) -> str:
+    def _misfit(self, head: ServerHeader) -> str:
         """Why a worker can never join; "" if it can."""
         if head.rules != self._rules:
             return "has other settings of learner.* than the parameter server"
@@ -225,7 +227,7 @@ class ParameterServer:
             return ""
         return f"has {size} parameters, and the others have {self._parameters.size}"
 
-    def _push(self, member: Member, message: Message) -> None:
+    def _push(self, member: Member, message: ServerMessage) -> None:
         parameters, head = self._parameters, message.head
         self._counted += head.tally[: len(BOOKED)]
         np.minimum(self._counted, protocol.MAX_TOTAL, out=self._counted)
@@ -270,8 +272,8 @@ class ParameterServer:
     def _answer(self, name: bytes, member: Member, parameters: Parameters) -> None:
         assert member.pull is not None
         have = min(member.pull.version, self.pace.version)
-        head = Head(
-            Kind.VALUES,
+        head = ServerHeader(
+            ServerMessageKind.VALUES,
             self._told | (Flag.CHECKPOINT if member.checkpoint else Flag.NONE),
             number=member.pull.number,
             version=self.pace.version,
@@ -285,7 +287,7 @@ class ParameterServer:
             self.pace.go(member.number)
         self._send(name, head, parameters.answer(have, self.pace.version))
 
-    def _take_state(self, name: bytes, member: Member, message: Message) -> None:
+    def _take_state(self, name: bytes, member: Member, message: ServerMessage) -> None:
         """Begin, or begin anew, with a worker's parameters, if they are ahead."""
         version, parameters = message.head.version, self._parameters
         if parameters is not None and version <= self.pace.version:
@@ -306,17 +308,17 @@ class ParameterServer:
     def _begin_session(self, name: bytes) -> None:
         """What others have pulled is worth nothing now: all but ``name`` join again."""
         for other in [n for n in self._members if n != name]:
-            self._send(other, Head(Kind.WHO, session=self._session))
+            self._send(other, ServerHeader(ServerMessageKind.WHO, session=self._session))
             self._forget(other)
         self._session = secrets.randbits(63) | 1
-        self._send(name, Head(Kind.WELCOME, session=self._session))
+        self._send(name, ServerHeader(ServerMessageKind.WELCOME, session=self._session))
 
-    def _tell_state(self, name: bytes, head: Head) -> None:
+    def _tell_state(self, name: bytes, head: ServerHeader) -> None:
         parameters = self._parameters
         if parameters is None:
             raise WireError("not_pulled")
-        answer = Head(
-            Kind.STATE,
+        answer = ServerHeader(
+            ServerMessageKind.STATE,
             number=head.number,
             version=self.pace.version,
             samples=parameters.samples,
@@ -336,13 +338,17 @@ class ParameterServer:
             self.pace.leave(member.number)
 
     def _refuse(self, name: bytes, rank: int, why: str) -> None:
-        self._say(name, Kind.REFUSE, f"learner {rank} {why}; start all with the same configuration")
+        self._say(
+            name,
+            ServerMessageKind.REFUSE,
+            f"learner {rank} {why}; start all with the same configuration",
+        )
         self._forget(name)
 
-    def _say(self, name: bytes, kind: Kind, text: str) -> None:
-        self._send(name, Head(kind), protocol.pack_text(text))
+    def _say(self, name: bytes, kind: ServerMessageKind, text: str) -> None:
+        self._send(name, ServerHeader(kind), protocol.pack_text(text))
 
-    def _send(self, name: bytes, head: Head, packed: Packed | None = None) -> None:
+    def _send(self, name: bytes, head: ServerHeader, packed: Packed | None = None) -> None:
         """What cannot be sent is for nobody, or for one that does not read: it may join again."""
         if not self._peers.send(name, protocol.encode(head, packed)):
             self._forget(name)

@@ -17,7 +17,7 @@ from penstock.transport.shm.store import SlotStore
 B = TypeVar("B")
 
 
-class Source(Protocol[B]):
+class DataSource(Protocol[B]):
     """Owns the store that actors fill. One thread uses it, that of the learner."""
 
     store: SlotStore

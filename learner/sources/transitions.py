@@ -40,7 +40,7 @@ from penstock.transport.shm.store import Slot
 SHARE_S = 0.005  # that a snapshot waits for its turn, at most, where there is nothing to train on
 
 
-class Transitions:
+class ReplayDataSource:
     """A `Source` of batches drawn from replay."""
 
     def __init__(

@@ -27,7 +27,7 @@ from penstock.transport.shm.store import SlotStore
 MOST_ACTORS = 1024  # that hold slots at a time; further ones take turns
 
 
-class Unrolls:
+class UnrollSource:
     """A `Source` of staging batches."""
 
     def __init__(

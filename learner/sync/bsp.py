@@ -18,9 +18,9 @@ from penstock.configs.sections import LearnerConfig
 from penstock.learner.codecs.dgc import Dgc
 from penstock.learner.codecs.reducer import Reducer
 from penstock.learner.codecs.registry import make_codec
-from penstock.learner.group.process_group import Arrays, Group
+from penstock.learner.group.process_group import Arrays, LearnerGroup
 from penstock.learner.optimizers.flat_optimizer import FlatOptimizer
-from penstock.learner.sync.gradient_sync import Word
+from penstock.learner.sync.gradient_sync import ControlMessage
 from penstock.profiling.ledger import Part, TimeLedger
 
 
@@ -29,7 +29,7 @@ class Bsp:
 
     def __init__(
         self,
-        group: Group,
+        group: LearnerGroup,
         optimizers: Mapping[str, FlatOptimizer],
         cfg: LearnerConfig,
         ledger: TimeLedger,
@@ -51,12 +51,12 @@ class Bsp:
         }
         self.rounds = 0  # words of all that were heard
 
-    def agree(self, mine: Word) -> Word:
+    def agree(self, mine: ControlMessage) -> ControlMessage:
         self._ledger.switch(Part.REDUCE)
         vector = torch.from_numpy(mine.pack())
         self._group.control.all_reduce(vector)
         self.rounds += 1
-        return Word.unpack(vector.numpy())
+        return ControlMessage.unpack(vector.numpy())
 
     def arm(self, optimizer: FlatOptimizer, total: float) -> None:
         self._reducers[id(optimizer)].arm(optimizer.updates, total)

@@ -35,7 +35,7 @@ class GroupLostError(Exception):
 
 
 @dataclass
-class Word:
+class ControlMessage:
     """What a learner says before a step, and the sum of what all have said.
 
     ``counts`` are the samples of each update of the batch, float64 ``[updates]``; ``growth`` is
@@ -56,17 +56,17 @@ class Word:
         return np.concatenate((self.counts, flags, self.growth))
 
     @classmethod
-    def unpack(cls, vector: Floats) -> Word:
+    def unpack(cls, vector: Floats) -> ControlMessage:
         counts, flags, growth = np.split(vector, [-GROWTH - len(FLAGS), -GROWTH])
         return cls(counts, growth, *(bool(flag > 0) for flag in flags))
 
 
-class Exchange(Protocol):
+class GradientSync(Protocol):
     """How one learner's updates become those of all."""
 
     world: int  # learners that take part
 
-    def agree(self, mine: Word) -> Word:
+    def agree(self, mine: ControlMessage) -> ControlMessage:
         """What all learners say. Every learner calls it in every turn."""
 
     def arm(self, optimizer: FlatOptimizer, total: float) -> None:
@@ -86,12 +86,12 @@ class Exchange(Protocol):
         """Part from the other learners, who notice."""
 
 
-class Alone:
+class SingleLearner:
     """The only learner of its run."""
 
     world = 1
 
-    def agree(self, mine: Word) -> Word:
+    def agree(self, mine: ControlMessage) -> ControlMessage:
         return mine
 
     def arm(self, optimizer: FlatOptimizer, total: float) -> None:

@@ -19,10 +19,10 @@ import torch
 from torch import Tensor
 
 from penstock.configs.sections import LearnerConfig
-from penstock.learner.group.process_group import Arrays, Group
+from penstock.learner.group.process_group import Arrays, LearnerGroup
 from penstock.learner.optimizers.flat_optimizer import FlatOptimizer
 from penstock.learner.progress import BOOKED
-from penstock.learner.sync.gradient_sync import Word
+from penstock.learner.sync.gradient_sync import ControlMessage
 from penstock.profiling.ledger import Part, TimeLedger
 
 
@@ -31,7 +31,7 @@ class LocalSgd:
 
     def __init__(
         self,
-        group: Group,
+        group: LearnerGroup,
         optimizers: Mapping[str, FlatOptimizer],
         cfg: LearnerConfig,
         ledger: TimeLedger,
@@ -47,17 +47,19 @@ class LocalSgd:
         self.owed = np.zeros(len(BOOKED))  # growth that the others have not heard of
         self._recent = np.zeros(3)
 
-    def agree(self, mine: Word) -> Word:
+    def agree(self, mine: ControlMessage) -> ControlMessage:
         """In a round what all say, else one's own; ``counts`` are always one's own."""
         owed = self.owed + mine.growth[: len(BOOKED)]
         urgent = mine.stop or mine.nan or mine.checkpoint or mine.regroup
         if self._updates < self._every and mine.counts.any() and not urgent:
             self.owed = owed
-            return Word(mine.counts, np.concatenate((np.zeros(len(BOOKED)), self._recent)))
+            return ControlMessage(
+                mine.counts, np.concatenate((np.zeros(len(BOOKED)), self._recent))
+            )
         self._ledger.switch(Part.REDUCE)
         growth = np.concatenate((owed, mine.growth[len(BOOKED) :]))
         flags = (mine.stop, mine.nan, mine.checkpoint, mine.regroup)
-        said = self._sum(Word(np.array([self._samples]), growth, *flags))
+        said = self._sum(ControlMessage(np.array([self._samples]), growth, *flags))
         if said.counts[0]:
             self._average(self._samples / float(said.counts[0]))
         self._updates, self._samples = 0, 0.0
@@ -92,10 +94,10 @@ class LocalSgd:
         """Leave the group."""
         self._group.close()
 
-    def _sum(self, word: Word) -> Word:
+    def _sum(self, word: ControlMessage) -> ControlMessage:
         vector = torch.from_numpy(word.pack())
         self._group.control.all_reduce(vector)
-        return Word.unpack(vector.numpy())
+        return ControlMessage.unpack(vector.numpy())
 
     @torch.no_grad()
     def _average(self, share: float) -> None:

@@ -19,7 +19,7 @@ from penstock.learner.optimizers.flat_optimizer import FlatOptimizer
 from penstock.learner.parameter_server.client import Reply, ServerClient
 from penstock.learner.parameter_server.protocol import NOTHING, Tally
 from penstock.learner.progress import BOOKED, Progress
-from penstock.learner.sync.gradient_sync import Floats, Word
+from penstock.learner.sync.gradient_sync import ControlMessage, Floats
 from penstock.profiling.ledger import Part, TimeLedger
 
 PULL_S = 0.2
@@ -49,7 +49,7 @@ class Served:
         self._known: Floats = np.array(progress.totals())
         self._left = 0  # updates of this batch
 
-    def agree(self, mine: Word) -> Word:
+    def agree(self, mine: ControlMessage) -> ControlMessage:
         """Take the newest parameters, as soon as the pace allows; ``counts`` are one's own."""
         self._ledger.switch(Part.REDUCE)
         self._tally = tuple(mine.growth.tolist())
@@ -60,13 +60,13 @@ class Served:
             self._told()
         reply = self._pull()
         if reply is None:  # told to end meanwhile
-            return Word(np.zeros_like(mine.counts), np.zeros_like(mine.growth), stop=True)
+            return ControlMessage(np.zeros_like(mine.counts), np.zeros_like(mine.growth), stop=True)
         totals = np.array(reply.tally)
         growth = totals.copy()
         growth[: len(BOOKED)] -= self._known[: len(BOOKED)]
         self._known = totals
         self._progress.follow(reply.version)
-        return Word(
+        return ControlMessage(
             mine.counts,
             growth,
             stop=reply.stop,

@@ -24,7 +24,7 @@ Int32 = npt.NDArray[np.int32]
 FORBIDDEN = np.float32(-1e9)  # the logit of a masked choice, as in penstock.models.distributions
 
 
-class Decider(ABC):
+class ActionSampler(ABC):
     """Fill ``outputs`` (float32 ``[outputs, envs]``), then call `sample` or `greedy`."""
 
     recorded: Mapping[str, npt.NDArray[Any]]
@@ -61,7 +61,7 @@ class Decider(ABC):
         self._rng.bit_generator.state = state
 
 
-class Categorical(Decider):
+class CategoricalSampler(ActionSampler):
     """Draws actions int32 ``[envs]`` from logits, by the inverse of the cumulative distribution.
 
     Records ``behaviour_logp``, the log-probabilities of the actions, float32.
@@ -111,9 +111,9 @@ class Categorical(Decider):
         return self._actions
 
 
-class Categoricals(Decider):
-    """Several choices, each as `Categorical`: actions int32 ``[envs, *shape]``, and the sum of
-    their log-probabilities as ``behaviour_logp``."""
+class MultiCategoricalSampler(ActionSampler):
+    """Several choices, each as `CategoricalSampler`: actions int32 ``[envs, *shape]``, and the sum
+    of their log-probabilities as ``behaviour_logp``."""
 
     def __init__(
         self,
@@ -125,7 +125,8 @@ class Categoricals(Decider):
         super().__init__(sum(counts), envs, rng)
         parts = np.split(self.outputs, np.cumsum(counts[:-1]))
         self._each = [
-            Categorical(count, envs, rng, part) for count, part in zip(counts, parts, strict=True)
+            CategoricalSampler(count, envs, rng, part)
+            for count, part in zip(counts, parts, strict=True)
         ]
         self._actions = np.empty((envs, *shape), np.int32)
         self._columns = self._actions.reshape(envs, -1).T
@@ -145,7 +146,7 @@ class Categoricals(Decider):
         return self._actions
 
 
-class EpsilonGreedy(Decider):
+class EpsilonGreedySampler(ActionSampler):
     """Takes the action int32 ``[envs]`` of the highest Q-value, or one at random: each environment
     with its own probability ``epsilon`` (``[envs]``).
 

@@ -7,13 +7,13 @@ import math
 import numpy as np
 
 from penstock.core.params import Float32
-from penstock.models.acting.categorical import Decider
+from penstock.models.acting.categorical import ActionSampler
 
 HALF_LOG_2PI = 0.5 * math.log(2 * math.pi)
 LOG_2 = math.log(2)
 
 
-class Gaussian(Decider):
+class GaussianSampler(ActionSampler):
     """Draws normal numbers for actor-critics: actions float32 ``[envs, *shape]``.
 
     Outputs are the means, then the logarithms of the standard deviations. ``squashed``: actions are
@@ -61,7 +61,7 @@ class Gaussian(Decider):
         return self._actions
 
 
-class SquashedGaussian(Decider):
+class SquashedGaussianSampler(ActionSampler):
     """Draws ``tanh`` of normal numbers: actions float32 ``[envs, *shape]``, from -1 to 1.
 
     Outputs are the means, then the logarithms of the standard deviations, which are kept within

@@ -16,16 +16,16 @@ from penstock.configs.algorithms import DqnConfig, SacConfig
 from penstock.configs.errors import UserError
 from penstock.configs.schema import Config
 from penstock.configs.sections import ActorsConfig
-from penstock.core.observations import Part, views
+from penstock.core.observations import ObservationPart, views
 from penstock.core.params import Float32
 from penstock.models.acting.categorical import (
-    Categorical,
-    Categoricals,
-    Decider,
-    EpsilonGreedy,
+    ActionSampler,
+    CategoricalSampler,
+    EpsilonGreedySampler,
+    MultiCategoricalSampler,
     ladder,
 )
-from penstock.models.acting.gaussian import Gaussian, SquashedGaussian
+from penstock.models.acting.gaussian import GaussianSampler, SquashedGaussianSampler
 from penstock.models.actions import Choices, Numbers, Spaces, action_spec
 from penstock.models.fitting import AnyShape, mask_of, net_shape
 from penstock.models.general import GeneralShape
@@ -33,7 +33,7 @@ from penstock.models.layout import DenseShape, MlpShape
 from penstock.models.precision import cpu_gains_by_bf16
 
 
-class Network(Protocol):
+class ActingNetwork(Protocol):
     """Fills the outputs of a decider."""
 
     def load(self, flat: Float32) -> None:
@@ -56,10 +56,10 @@ class Policy:
 
     def __init__(
         self,
-        network: Network,
-        decider: Decider,
+        network: ActingNetwork,
+        decider: ActionSampler,
         state: Float32 | None = None,
-        mask: Part | None = None,
+        mask: ObservationPart | None = None,
     ) -> None:
         """``mask`` is the action mask among the parts of an observation."""
         self.network = network
@@ -117,35 +117,35 @@ def make_policy(config: Config, game: Spaces, seed: int, actor: int = 0) -> Poli
     Imports torch only if needed.
     """
     shape = net_shape(config, game)
-    decider = make_decider(config, game, seed, actor)
+    decider = make_action_sampler(config, game, seed, actor)
     size = shape.state_size if isinstance(shape, GeneralShape) else 0
     state = np.zeros((config.actors.envs, size), np.float32)
     network = _make_network(config.actors, shape, decider.outputs, state)
     return Policy(network, decider, state, mask_of(game))
 
 
-def make_decider(config: Config, game: Spaces, seed: int, actor: int) -> Decider:
+def make_action_sampler(config: Config, game: Spaces, seed: int, actor: int) -> ActionSampler:
     """How the algorithm makes actions of a network's outputs."""
     envs, rng = config.actors.envs, np.random.default_rng(seed)
     match config.algo:
         case DqnConfig(epsilon=base, epsilon_alpha=alpha):
             total = config.actors.count * envs
             epsilon = ladder(base, alpha, actor * envs, envs, total)
-            return EpsilonGreedy(int(game.action_space.n), epsilon, rng)
+            return EpsilonGreedySampler(int(game.action_space.n), epsilon, rng)
         case SacConfig(log_std_min=low, log_std_max=high):
-            return SquashedGaussian(game.action_space.shape, envs, (low, high), rng)
+            return SquashedGaussianSampler(game.action_space.shape, envs, (low, high), rng)
     match action_spec(config, game):
         case Choices(counts=(count,), shape=()):
-            return Categorical(count, envs, rng)
+            return CategoricalSampler(count, envs, rng)
         case Choices(counts=counts, shape=shape):
-            return Categoricals(counts, shape, envs, rng)
+            return MultiCategoricalSampler(counts, shape, envs, rng)
         case Numbers(shape=shape, squashed=squashed):
-            return Gaussian(shape, envs, squashed, rng)
+            return GaussianSampler(shape, envs, squashed, rng)
 
 
 def _make_network(
     actors: ActorsConfig, shape: AnyShape, outputs: Float32, state: Float32
-) -> Network:
+) -> ActingNetwork:
     precision = _precision(actors, shape)
     is_numpy = actors.inference != "torch" and precision == "fp32"
     if is_numpy and isinstance(shape, MlpShape | DenseShape):

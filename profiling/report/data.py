@@ -29,7 +29,7 @@ LAG, LATENCY = "policy_lag_histogram", "latency_histogram"
 
 
 @dataclass(frozen=True)
-class Window:
+class ProfileWindow:
     """What was seen: readings of all processes at its begin and at its end, by name, and each
     message of metrics with the time in ns at which it came, also some from before the begin.
     ``ended``: last readings of processes that ended in it."""
@@ -64,7 +64,7 @@ class Window:
 def make(
     target: str,
     config: Config,
-    window: Window,
+    window: ProfileWindow,
     *,
     cores: float,
     device: str,
@@ -82,8 +82,8 @@ def make(
     GPU ran kernels; None where that is not known.
     """
     changes = [
-        *(Change(reading, window) for reading in window.end.values()),
-        *(Change(reading, window, ended=True) for reading in window.ended),
+        *(ProcessChange(reading, window) for reading in window.end.values()),
+        *(ProcessChange(reading, window, ended=True) for reading in window.ended),
     ]
     learners = [c for c in changes if c.stage is Stage.LEARNER]
     actors = [c for c in changes if c.stage is Stage.ACTORS]
@@ -107,14 +107,14 @@ def make(
     }
 
 
-class Change:
+class ProcessChange:
     """One process in the window: what it did between two readings.
 
     Without a first reading it was started within the window, and all it has done belongs there.
     Rates of one that has ``ended`` are over all of the window too.
     """
 
-    def __init__(self, now: Reading, window: Window, *, ended: bool = False) -> None:
+    def __init__(self, now: Reading, window: ProfileWindow, *, ended: bool = False) -> None:
         before = window.begin.get(now.spec.name)
         self.now = now
         self.ended = ended
@@ -154,7 +154,7 @@ class Change:
 
 
 def _learner(
-    change: Change, window: Window, ceiling: float | None, kernel_busy: float | None
+    change: ProcessChange, window: ProfileWindow, ceiling: float | None, kernel_busy: float | None
 ) -> dict[str, Any]:
     spec = change.now.spec
     own = GPU if GPU in change.now.lanes else MAIN
@@ -182,12 +182,12 @@ def _learner(
     }
 
 
-def _actor(change: Change) -> dict[str, Any]:
+def _actor(change: ProcessChange) -> dict[str, Any]:
     own = {"learner": change.now.spec.learner, "steps_per_s": change.rate("played_steps")}
     return _process(change) | own
 
 
-def _connector(change: Change, window: Window) -> dict[str, Any]:
+def _connector(change: ProcessChange, window: ProfileWindow) -> dict[str, Any]:
     rank = change.now.spec.learner
     first, last, seconds = window.growth
     rates = _received(_own(first, rank), _own(last, rank), seconds)
@@ -200,7 +200,7 @@ def _received(first: Metrics, last: Metrics, seconds: float) -> dict[str, float 
     return {name: _growth(before, now, name, seconds) for name in RECEIVED}
 
 
-def _process(change: Change) -> dict[str, Any]:
+def _process(change: ProcessChange) -> dict[str, Any]:
     """What is known of every process."""
     return {
         "name": change.now.spec.name,
@@ -212,7 +212,7 @@ def _process(change: Change) -> dict[str, Any]:
     }
 
 
-def _played(actors: Sequence[Change], slot_nbytes: int | None) -> Rate | None:
+def _played(actors: Sequence[ProcessChange], slot_nbytes: int | None) -> Rate | None:
     """Of those of this host; who joined from elsewhere is known by what has arrived alone."""
     if not actors:
         return None
@@ -220,7 +220,9 @@ def _played(actors: Sequence[Change], slot_nbytes: int | None) -> Rate | None:
     return Rate(sum(c.rate("played_steps") for c in actors), nbytes)
 
 
-def _seen(window: Window, learners: Sequence[Change], played: Rate | None, *, wire: bool) -> Seen:
+def _seen(
+    window: ProfileWindow, learners: Sequence[ProcessChange], played: Rate | None, *, wire: bool
+) -> Seen:
     first, last, seconds = window.growth
     return Seen(
         played=played,
@@ -232,7 +234,7 @@ def _seen(window: Window, learners: Sequence[Change], played: Rate | None, *, wi
     )
 
 
-def _flow(window: Window, seen: Seen) -> dict[str, Any]:
+def _flow(window: ProfileWindow, seen: Seen) -> dict[str, Any]:
     first, last, _ = window.growth
     lags = _histogram(window.within, LAG)
     latency = _histogram(window.within, LATENCY)

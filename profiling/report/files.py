@@ -9,7 +9,7 @@ from pathlib import Path
 from penstock.configs.errors import UserError
 from penstock.core.files import write_atomic
 from penstock.profiling.report import html, timeline, trace
-from penstock.profiling.report.data import Profile, Window
+from penstock.profiling.report.data import Profile, ProfileWindow
 from penstock.profiling.report.readings import Thread
 
 TRACE, TORCH_TRACE, KERNELS = "trace.json", "torch_trace.json", "kernels.json"
@@ -17,7 +17,11 @@ TIMELINE, PAGE, DATA = "timeline.png", "report.html", "profile.json"
 
 
 def write(
-    folder: Path, profile: Profile, window: Window, threads: Sequence[Thread], notes: list[str]
+    folder: Path,
+    profile: Profile,
+    window: ProfileWindow,
+    threads: Sequence[Thread],
+    notes: list[str],
 ) -> list[str]:
     """Write all files; the trace's path goes into ``profile``, and what could not be written into
     the notes that are returned, behind those given."""

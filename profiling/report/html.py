@@ -8,7 +8,7 @@ from html import escape
 from typing import Any
 
 from penstock.profiling.report.colours import COLOURS, LEARNER_COLOURS
-from penstock.profiling.report.tables import Table, tables
+from penstock.profiling.report.tables import TextTable, tables
 from penstock.profiling.report.text import heading
 
 LEAST = 0.001  # share that is drawn
@@ -87,7 +87,7 @@ def _bar(ledger: Mapping[str, float], colours: Mapping[str, str]) -> str:
     return f'<svg width="{WIDTH}" height="{HEIGHT}">{"".join(pieces)}</svg>'
 
 
-def _table(table: Table) -> str:
+def _table(table: TextTable) -> str:
     rows = "".join(
         "<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in table.rows
     )

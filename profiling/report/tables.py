@@ -13,7 +13,7 @@ KIB = 1024
 
 
 @dataclass(frozen=True)
-class Table:
+class TextTable:
     """Cells by row and column, all text; each row begins with what it is about."""
 
     title: str
@@ -21,7 +21,7 @@ class Table:
     rows: tuple[tuple[str, ...], ...]
 
 
-def tables(profile: Mapping[str, Any]) -> list[Table]:
+def tables(profile: Mapping[str, Any]) -> list[TextTable]:
     """All that have a row."""
     learners = profile["learner"]
     made = [
@@ -37,7 +37,7 @@ def tables(profile: Mapping[str, Any]) -> list[Table]:
     return [table for table in made if table.rows]
 
 
-def stages(entries: Entries) -> Table:
+def stages(entries: Entries) -> TextTable:
     """What moved through each stage."""
     rows = tuple(
         (
@@ -48,10 +48,10 @@ def stages(entries: Entries) -> Table:
         )
         for entry in entries
     )
-    return Table("Flow by stage", ("", "steps/s", "bytes", "versions/s"), rows)
+    return TextTable("Flow by stage", ("", "steps/s", "bytes", "versions/s"), rows)
 
 
-def flow(figures: Mapping[str, Any]) -> Table:
+def flow(figures: Mapping[str, Any]) -> TextTable:
     """What moved, and how long it took."""
     latency, lag = figures["latency_s"], figures["policy_lag"]
     rows = (
@@ -63,7 +63,7 @@ def flow(figures: Mapping[str, Any]) -> Table:
         ("policy lag", f"mean {number(lag['mean'])}, at most {number(lag['max'])} updates"),
         ("queue fill", _percent(figures["queue_fill"]) + " %"),
     )
-    return Table("Flow", ("", ""), rows)
+    return TextTable("Flow", ("", ""), rows)
 
 
 def duration(seconds: float | None) -> str:
@@ -85,7 +85,7 @@ def rate_of_bytes(nbytes_per_s: float | None) -> str:
 
 def _table(
     title: str, unit: str, entries: Entries, figures: Mapping[str, Any], parts: str = "ledger"
-) -> Table:
+) -> TextTable:
     """A row for each entry: its shares of time, then its ``figures``."""
     names = list(dict.fromkeys(name for entry in entries for name in entry[parts]))
     names.sort(key=lambda name: name == "other")
@@ -97,7 +97,7 @@ def _table(
         )
         for entry in entries
     )
-    return Table(f"{title}, {unit}", ("", *names, *figures), rows)
+    return TextTable(f"{title}, {unit}", ("", *names, *figures), rows)
 
 
 def _threads(learners: Entries) -> Sequence[Mapping[str, Any]]:

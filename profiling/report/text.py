@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from penstock.profiling.report.tables import Table, tables
+from penstock.profiling.report.tables import TextTable, tables
 
 
 def lines(profile: Mapping[str, Any]) -> list[str]:
@@ -32,7 +32,7 @@ def heading(profile: Mapping[str, Any]) -> str:
     )
 
 
-def _rows(table: Table) -> Iterator[str]:
+def _rows(table: TextTable) -> Iterator[str]:
     """Columns as wide as they must be; the first to the left, figures to the right."""
     rows = [row for row in (table.columns, *table.rows) if any(row)]
     widths = [max(len(row[i]) for row in rows) for i in range(len(table.columns))]

@@ -28,7 +28,7 @@ from penstock.replay.remote.batch_codec import read_shape, unpack
 from penstock.replay.remote.outbox import Outbox, read_spec
 from penstock.replay.remote.service import REPLAY_VERSION
 from penstock.transport import wire
-from penstock.transport.wire import Head, Kind, WireError
+from penstock.transport.wire import Header, MessageKind, WireError
 from penstock.transport.zmq.keys import load_actor
 from penstock.transport.zmq.sockets import Socket, dealer, is_local, receive
 
@@ -143,7 +143,7 @@ class ReplayClient(Adds):
         for start in range(0, len(names), UPDATE_ROWS):
             part = slice(start, start + UPDATE_ROWS)
             frames: wire.Parts = [names[part].data.cast("B"), values[part].data.cast("B")]
-            self._say(Kind.UPDATE, None, 0, frames)
+            self._say(MessageKind.UPDATE, None, 0, frames)
 
     def stats(self, timeout_s: float = 10.0) -> dict[str, Any]:
         """As `Replay.stats`, with the server's own counters under "server", this client's under
@@ -156,7 +156,7 @@ class ReplayClient(Adds):
             if now_s >= ends_s:
                 raise TimeoutError(f"{self._address} did not answer within {timeout_s:g} s")
             if now_s >= ask_s:
-                self._say(Kind.ASK_STATS)
+                self._say(MessageKind.ASK_STATS)
                 ask_s = now_s + REPEAT_S
             self._pump(0.05)
         return self._stats | {"client": {"lost": self.lost}}
@@ -216,12 +216,12 @@ class ReplayClient(Adds):
             self._say_sample(self._number, 0)
 
     def _say_join(self) -> bool:
-        return self._say(Kind.JOIN, {"version": REPLAY_VERSION, "token": self._token})
+        return self._say(MessageKind.JOIN, {"version": REPLAY_VERSION, "token": self._token})
 
     def _say_sample(self, number: int, count: int) -> None:
         batch, stacked = self._want
         meta = {"batch": batch, "count": count, "stacked": stacked, "read": self._read}
-        if self._say(Kind.SAMPLE, meta, number):
+        if self._say(MessageKind.SAMPLE, meta, number):
             self._said_read = self._read
 
     def _pump(self, timeout_s: float) -> None:
@@ -245,31 +245,31 @@ class ReplayClient(Adds):
     def _handle(self, message: wire.Message) -> None:
         head = message.head
         meta = wire.verify(message)
-        if head.kind == Kind.SPEC:
+        if head.kind == MessageKind.SPEC:
             self._welcomed(head, meta)
-        elif head.kind == Kind.REFUSE:
+        elif head.kind == MessageKind.REFUSE:
             self._refused = printable(str(meta["error"]))
-            if meta.get("kind") == Kind.SLOT:
+            if meta.get("kind") == MessageKind.SLOT:
                 self._joined().refused(head.sequence)
             else:
                 self._asked.clear()
-        elif head.kind == Kind.WHO:
+        elif head.kind == MessageKind.WHO:
             self._say_join()
         elif head.run_id != self._run_id:
             return
-        elif head.kind == Kind.BATCH:
+        elif head.kind == MessageKind.BATCH:
             self._read += 1
             if self._asked.pop(head.sequence, None) is not None:
                 shape = read_shape(meta)
                 self._batches.extend(unpack(shape, frame) for frame in message.frames)
-        elif head.kind == Kind.STORED:
+        elif head.kind == MessageKind.STORED:
             self._joined().stored(head.sequence)
-        elif head.kind == Kind.WAIT:
+        elif head.kind == MessageKind.WAIT:
             self._reason = printable(str(meta["reason"]))
-        elif head.kind == Kind.STATS:
+        elif head.kind == MessageKind.STATS:
             self._stats = dict(meta)
 
-    def _welcomed(self, head: Head, meta: dict[str, Any]) -> None:
+    def _welcomed(self, head: Header, meta: dict[str, Any]) -> None:
         """The server says what it holds, how far it has this client's stream, and how many answers
         it has sent by this connection."""
         if meta["version"] != REPLAY_VERSION:
@@ -303,10 +303,10 @@ class ReplayClient(Adds):
             raise ReplayError(text)
 
     def _say(
-        self, kind: Kind, meta: Any = None, number: int = 0, frames: wire.Parts | None = None
+        self, kind: MessageKind, meta: Any = None, number: int = 0, frames: wire.Parts | None = None
     ) -> bool:
         spec_hash = self.spec.hash if self._run_id else 0
-        head = Head(kind, spec_hash=spec_hash, run_id=self._run_id, sequence=number)
+        head = Header(kind, spec_hash=spec_hash, run_id=self._run_id, sequence=number)
         return self._send(wire.encode(head, meta, frames or ()))
 
     def _send(self, parts: wire.Parts) -> bool:

@@ -194,7 +194,7 @@ class Intake:
         line.waiting.clear()
         self._refused(line.name, sequence, reason, text)
 
-    def _fault(self, head: wire.Head, slot: Slot) -> str | None:
+    def _fault(self, head: wire.Header, slot: Slot) -> str | None:
         """What is wrong with the columns of a slot, in words, or None."""
         spec, count = self._spec, head.generation
         if not 1 <= count <= spec.unroll:
@@ -214,7 +214,7 @@ class Intake:
         rows = table.records.reshape(-1, spec.unroll, spec.envs)[slot.index]
         return table.checks.fault(rows[:count], told=True)
 
-    def _count(self, head: wire.Head) -> None:
+    def _count(self, head: wire.Header) -> None:
         received = self.received
         received["slots"] += 1
         received["rows"] += head.steps
@@ -229,7 +229,7 @@ def _sound(priority: npt.NDArray[Any]) -> bool:
     return bool((((wide >= 0) & (wide <= MAX_PRIORITY)) | np.isnan(wide)).all())
 
 
-def _fill_header(slot: Slot, stream: int, head: wire.Head) -> None:
+def _fill_header(slot: Slot, stream: int, head: wire.Header) -> None:
     """As its writer would have in shared memory; the message's generation is its `rows`."""
     now_s = time.monotonic()
     slot.header[...] = (

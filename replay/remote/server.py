@@ -22,7 +22,7 @@ from penstock.core import descriptors
 from penstock.replay.buffer import Replay
 from penstock.replay.errors import ReplayError
 from penstock.replay.remote.intake import WINDOW
-from penstock.replay.remote.service import FULL, GONE, SENT, Limits, ReplayService
+from penstock.replay.remote.service import FULL, GONE, SENT, ReplayService, ServiceLimits
 from penstock.replay.remote.snapshots import Snapshots
 from penstock.transport import wire
 from penstock.transport.wire import Buffer
@@ -51,7 +51,7 @@ class ReplayServer:
         *,
         curve: Path | None = None,
         insecure: bool = False,
-        limits: Limits | None = None,
+        limits: ServiceLimits | None = None,
         snapshots: Snapshots | None = None,
         log: Callable[[str], None] | None = None,
     ) -> None:

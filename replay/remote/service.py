@@ -9,8 +9,8 @@ what cannot be used is counted by reason and dropped, and a request that can nev
 answered by REFUSE with a sentence. What may not be done yet waits here, in a line per peer of
 bounded length; a peer that asks again is answered by WAIT with the reason.
 
-Memory is bounded whatever peers do (`Limits`): by the number of peers, by the bytes of slots that
-wait to be stored, and by the bytes of batches that were sent and that their peers have not yet
+Memory is bounded whatever peers do (`ServiceLimits`): by the number of peers, by the bytes of slots
+that wait to be stored, and by the bytes of batches that were sent and that their peers have not yet
 reported as read. A peer that reports nothing for `STALL_S` loses its place and may join again.
 """
 
@@ -32,7 +32,7 @@ from penstock.replay.remote.batch_codec import Array, Shape, pack
 from penstock.replay.remote.intake import Intake, Taken
 from penstock.replay.samplers import MAX_PRIORITY
 from penstock.transport import wire
-from penstock.transport.wire import Buffer, Head, Kind, WireError
+from penstock.transport.wire import Buffer, Header, MessageKind, WireError
 
 REPLAY_VERSION = 2  # of docs/replay-protocol.md, in JOIN and SPEC
 MAX_ASKS = 64  # requests of a peer that may wait
@@ -55,7 +55,7 @@ Send = Callable[[bytes, wire.Parts], int]
 
 
 @dataclass(frozen=True)
-class Limits:
+class ServiceLimits:
     """What peers may take together, in bytes but for ``peers``.
 
     ``answers_nbytes``: batches that were sent and not reported as read, and the largest answer;
@@ -69,7 +69,7 @@ class Limits:
 
 
 @dataclass
-class Ask:
+class PendingRequest:
     """A peer wants ``count`` batches."""
 
     number: int
@@ -87,7 +87,7 @@ class Peer:
     stream: int
     token: str
     heard_s: float
-    asks: OrderedDict[int, Ask] = field(default_factory=OrderedDict)
+    asks: OrderedDict[int, PendingRequest] = field(default_factory=OrderedDict)
     unread: deque[int] = field(default_factory=deque)  # bytes of each answer
     unread_nbytes: int = 0
     sent: int = 0  # answers, since it joined by this connection
@@ -108,7 +108,7 @@ class ReplayService:
         replay: Replay,
         send: Send,
         *,
-        limits: Limits | None = None,
+        limits: ServiceLimits | None = None,
         log: Callable[[str], None] | None = None,
         taken: dict[str, Any] | None = None,
         more_figures: Callable[[], dict[str, Any]] | None = None,
@@ -117,7 +117,7 @@ class ReplayService:
         if "alive" not in (replay.table.records.dtype.names or ()):
             raise ReplayError("this replay has no room for others' rows; make it with shared=True")
         self.rejected: Counter[str] = Counter()
-        self.limits = limits or Limits()
+        self.limits = limits or ServiceLimits()
         self._replay, self._send, self._log = replay, send, log
         self._more_figures = more_figures
         self._spec_hash = replay.layout.spec.hash
@@ -132,11 +132,11 @@ class ReplayService:
         self._saved = _marks(taken)
         self._intake = Intake(replay, self._slot_refused, self.limits.waiting_nbytes)
         self._handlers: dict[int, Callable[[bytes, wire.Message], None]] = {
-            Kind.JOIN: self._join,
-            Kind.SLOT: self._slot,
-            Kind.SAMPLE: self._sample,
-            Kind.UPDATE: self._update,
-            Kind.ASK_STATS: self._ask_stats,
+            MessageKind.JOIN: self._join,
+            MessageKind.SLOT: self._slot,
+            MessageKind.SAMPLE: self._sample,
+            MessageKind.UPDATE: self._update,
+            MessageKind.ASK_STATS: self._ask_stats,
         }
 
     @property
@@ -158,7 +158,7 @@ class ReplayService:
             handler = self._handlers.get(message.head.kind)
             if handler is None:
                 raise WireError("kind")
-            if message.head.kind != Kind.JOIN:
+            if message.head.kind != MessageKind.JOIN:
                 if message.head.run_id != self._run_id or name not in self._peers:
                     raise WireError("unknown")
                 self._peers.move_to_end(name)
@@ -167,7 +167,7 @@ class ReplayService:
         except WireError as error:
             self._reject(error.reason, str(error))
             if error.reason == "unknown":
-                self._say(name, Kind.WHO)
+                self._say(name, MessageKind.WHO)
             elif error.reason == "version":
                 self._refuse(name, 0, f"the server {wire.OTHER_VERSION}")
         except ReplayError as error:
@@ -181,7 +181,7 @@ class ReplayService:
     def tend(self) -> None:
         """Store and draw what may be by now, one request of each peer in turn."""
         for name, stored in self._intake.store():
-            self._say(name, Kind.STORED, None, stored)
+            self._say(name, MessageKind.STORED, None, stored)
         now_s = time.monotonic()
         for name, peer in list(self._peers.items()):
             if peer.asks and now_s >= peer.retry_s:
@@ -231,7 +231,7 @@ class ReplayService:
         layout = self._replay.layout
         self._say(
             name,
-            Kind.SPEC,
+            MessageKind.SPEC,
             {
                 "version": REPLAY_VERSION,
                 "spec": layout.spec.to_dict(),
@@ -301,7 +301,7 @@ class ReplayService:
                 self._reject("unread", f"a client has not read its batches for {STALL_S:g} s")
                 self._forget(name)
         for name in list(self._stranded):
-            self._say(name, Kind.WHO)
+            self._say(name, MessageKind.WHO)
 
     # ------------------------------------------------------------------------- messages
 
@@ -311,7 +311,9 @@ class ReplayService:
     def _slot_refused(self, name: bytes, sequence: int, reason: str, text: str) -> None:
         self._reject(reason, text)
         if sequence >= 0:
-            self._refuse(name, sequence, f"slot {sequence} was refused: {text}", kind=Kind.SLOT)
+            self._refuse(
+                name, sequence, f"slot {sequence} was refused: {text}", kind=MessageKind.SLOT
+            )
 
     def _sample(self, name: bytes, message: wire.Message) -> None:
         meta = wire.verify(message)
@@ -325,7 +327,7 @@ class ReplayService:
             return
         if number in peer.asks:
             reason = peer.asks[number].source.missing() or "answers that were sent are unread"
-            self._say(name, Kind.WAIT, {"reason": reason}, number)
+            self._say(name, MessageKind.WAIT, {"reason": reason}, number)
             return
         if not 1 <= count <= MAX_BATCHES or not 1 <= batch <= self._replay.capacity:
             raise ReplayError(
@@ -341,7 +343,7 @@ class ReplayService:
         if len(peer.asks) >= MAX_ASKS:
             raise ReplayError(f"more than {MAX_ASKS} requests wait; wait for answers first")
         source = ReplaySource(self._replay, batch, stacked)
-        peer.asks[number] = Ask(number, source, batch, count, stacked, nbytes)
+        peer.asks[number] = PendingRequest(number, source, batch, count, stacked, nbytes)
 
     def _update(self, name: bytes, message: wire.Message) -> None:
         wire.verify(message)
@@ -361,7 +363,7 @@ class ReplayService:
     def _ask_stats(self, name: bytes, message: wire.Message) -> None:
         wire.verify(message)
         stats = self._replay.stats() | {"server": self.figures()}
-        self._say(name, Kind.STATS, stats, message.head.sequence)
+        self._say(name, MessageKind.STATS, stats, message.head.sequence)
 
     # ------------------------------------------------------------------------- batches
 
@@ -384,7 +386,7 @@ class ReplayService:
         total = self._in_flight_nbytes + nbytes
         return not self._in_flight_nbytes or total <= self.limits.answers_nbytes
 
-    def _answer(self, name: bytes, peer: Peer, ask: Ask) -> None:
+    def _answer(self, name: bytes, peer: Peer, ask: PendingRequest) -> None:
         try:
             packed = self._draw(ask)
         except (ReplayError, MemoryError) as error:
@@ -399,7 +401,7 @@ class ReplayService:
         if not packed:  # it asks again
             return
         frames = [frame.data for _, frames in packed for frame in frames]
-        outcome = self._say(name, Kind.BATCH, packed[0][0].meta, ask.number, frames=frames)
+        outcome = self._say(name, MessageKind.BATCH, packed[0][0].meta, ask.number, frames=frames)
         if outcome == SENT:
             nbytes = sum(frame.nbytes for frame in frames)
             if not peer.unread:
@@ -413,7 +415,7 @@ class ReplayService:
             peer.asks.move_to_end(ask.number, last=False)
             peer.retry_s = time.monotonic() + RETRY_S
 
-    def _draw(self, ask: Ask) -> list[tuple[Shape, Array]]:
+    def _draw(self, ask: PendingRequest) -> list[tuple[Shape, Array]]:
         """Small batches are drawn at once, which costs less, and dealt out in turn: each has its
         share of every stratum, as if it had been drawn alone."""
         replay, rows = self._replay, ask.batch * ask.count
@@ -435,20 +437,22 @@ class ReplayService:
             line = "".join(c if c.isprintable() else " " for c in text[-400:])
             self._log(f"rejected ({reason}): {line}; more of this kind are only counted")
 
-    def _refuse(self, name: bytes, number: int, text: str, kind: Kind = Kind.SAMPLE) -> None:
-        self._say(name, Kind.REFUSE, {"error": text, "kind": int(kind)}, number)
+    def _refuse(
+        self, name: bytes, number: int, text: str, kind: MessageKind = MessageKind.SAMPLE
+    ) -> None:
+        self._say(name, MessageKind.REFUSE, {"error": text, "kind": int(kind)}, number)
 
     def _say(
         self,
         name: bytes,
-        kind: Kind,
+        kind: MessageKind,
         meta: Any = None,
         number: int = 0,
         actor: int = 0,
         frames: Sequence[Buffer] = (),
     ) -> int:
         """What is FULL is not sent; who wanted it asks again."""
-        head = Head(
+        head = Header(
             kind, spec_hash=self._spec_hash, run_id=self._run_id, actor=actor, sequence=number
         )
         outcome = self._send(name, wire.encode(head, meta, frames))

@@ -13,7 +13,7 @@ import zmq
 from penstock.configs.errors import UserError
 from penstock.core.role import RoleContext
 from penstock.transport.link import LearnerGoneError
-from penstock.transport.wire import Kind
+from penstock.transport.wire import MessageKind
 from penstock.transport.zmq import keys
 from penstock.transport.zmq.client import Client
 from penstock.transport.zmq.link import ZmqLink
@@ -119,7 +119,7 @@ def test_a_stream_belongs_to_the_key_that_began_it(tmp_path: Path, folder: Path)
         other.welcome = own.welcome
         other._run_id, other._joined = own.welcome.run_id, True
         other._ctx.incarnation = 0
-        for kind in (Kind.BEAT, Kind.BYE):
+        for kind in (MessageKind.BEAT, MessageKind.BYE):
             other._say(kind)
         wait_until(lambda: receiver.rejected == {"key": 2})
         with pytest.raises(UserError, match="actor 7 was begun with another key"):

@@ -119,7 +119,7 @@ class TestMessages:
     def test_a_hello(self, version: str) -> None:
         message = wire.decode(_frames(version, "hello"))
         meta = wire.verify(message)
-        assert message.head.kind == wire.Kind.HELLO
+        assert message.head.kind == wire.MessageKind.HELLO
         head = message.head
         assert (head.run_id, head.actor, head.incarnation) == (1 << 60, 5, 2)
         assert (head.sequence, head.produced_steps) == (3, 18)
@@ -154,7 +154,7 @@ class TestMessages:
         places, values = protocol.sparse(sparse, 18)
         assert places.tolist() == [1, 7, 17]
         np.testing.assert_array_equal(values, VALUES[:3])
-        assert dense.head.kind == protocol.Kind.PUSH
+        assert dense.head.kind == protocol.ServerMessageKind.PUSH
         assert protocol.Flag.STOP in protocol.Flag(dense.head.flags)
 
     def test_a_batch(self, version: str) -> None:

@@ -17,7 +17,7 @@ from penstock.learner.optimizers.flat_optimizer import FlatOptimizer
 from penstock.learner.parameter_server import protocol
 from penstock.learner.parameter_server.client import ServerClient
 from penstock.learner.parameter_server.members import rules
-from penstock.learner.parameter_server.protocol import Head, Kind, Payload
+from penstock.learner.parameter_server.protocol import Payload, ServerHeader, ServerMessageKind
 from penstock.transport.checksum import crc32
 from penstock.transport.zmq import keys
 from server_rig import (
@@ -137,18 +137,20 @@ def test_who_joined_before_there_were_parameters_is_refused_too(rig: Callable[..
     made = rig(config("ssp", 2))
     with zmq.Context() as context, context.socket(zmq.DEALER) as early:
         early.connect(made.address)
-        join = Head(Kind.JOIN, rank=1, session=7, entries=5, rules=rules(made.cfg))
+        join = ServerHeader(
+            ServerMessageKind.JOIN, rank=1, session=7, entries=5, rules=rules(made.cfg)
+        )
         early.send_multipart(protocol.encode(join))
-        assert protocol.decode(early.recv_multipart()).head.kind == Kind.WELCOME
+        assert protocol.decode(early.recv_multipart()).head.kind == ServerMessageKind.WELCOME
         assert pulled(made.client(0)).workers == 1
         answer = protocol.decode(early.recv_multipart())
-        assert answer.head.kind == Kind.REFUSE
+        assert answer.head.kind == ServerMessageKind.REFUSE
         assert "has 5 parameters, and the others have 8" in protocol.text(answer)
 
 
 def test_another_release_is_told_so(rig: Callable[..., Rig]) -> None:
     made = rig(config("ssp", 2))
-    head = bytearray(protocol.encode(Head(Kind.JOIN, entries=SIZE))[0])
+    head = bytearray(protocol.encode(ServerHeader(ServerMessageKind.JOIN, entries=SIZE))[0])
     head[4] += 1
     head[-4:] = crc32(bytes(head[:-4])).to_bytes(4, "little")
     with zmq.Context() as context, context.socket(zmq.DEALER) as other:
@@ -171,12 +173,15 @@ def test_garbage_is_counted_and_dropped(rig: Callable[..., Rig]) -> None:
     client = made.client(0)
     pulled(client)
     gradient = protocol.pack_dense(np.ones(SIZE, np.float32))
-    sound = protocol.encode(Head(Kind.PUSH, session=1, samples=1), gradient)
+    sound = protocol.encode(ServerHeader(ServerMessageKind.PUSH, session=1, samples=1), gradient)
     shapeless: list[list[Payload]] = [[b"x"] * 3, [b""], [b"PNPS" * 20, b""], [b"x" * 10_000_000]]
     _throw(made.address, [*shapeless, [sound[0], sound[1][:-1]], sound])
     until(lambda: sum(made.server.rejected.values()) == 6)
     assert set(made.server.rejected) == {"frames", "header", "size", "unknown"}
-    client._send(Head(Kind.PUSH, samples=1), protocol.pack_dense(np.ones(SIZE + 1, np.float32)))
+    client._send(
+        ServerHeader(ServerMessageKind.PUSH, samples=1),
+        protocol.pack_dense(np.ones(SIZE + 1, np.float32)),
+    )
     reply = pulled(client)  # its turn is taken, with nothing
     assert (reply.version, reply.lag) == (0, None)
     push(client, torch.full((SIZE,), torch.nan))

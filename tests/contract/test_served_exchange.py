@@ -18,7 +18,7 @@ from penstock.learner.parameter_server.client import ServerClient
 from penstock.learner.parameter_server.server import ParameterServer
 from penstock.learner.progress import Progress
 from penstock.learner.sync import served
-from penstock.learner.sync.gradient_sync import Word
+from penstock.learner.sync.gradient_sync import ControlMessage
 from penstock.learner.sync.served import Served
 from penstock.profiling.ledger import TimeLedger
 
@@ -52,12 +52,12 @@ class Learner:
         self.waits += 1
         return self.waits < self.patience
 
-    def turn(self, updates: int = 1, *, has_data: bool = True, **said: bool) -> Word:
+    def turn(self, updates: int = 1, *, has_data: bool = True, **said: bool) -> ControlMessage:
         counts = np.zeros(updates)
         if has_data:
             self._play(updates)
             counts[:] = STEPS / updates
-        word = Word(counts, self.progress.growth(), **said)
+        word = ControlMessage(counts, self.progress.growth(), **said)
         heard = self.exchange.agree(word)
         self.progress.grow(word.growth, heard.growth)
         for count in heard.counts[heard.counts > 0]:

@@ -30,7 +30,7 @@ from penstock.transport.link import LearnerGoneError, Stamp
 from penstock.transport.shm.arena import Arena
 from penstock.transport.shm.store import Geometry
 from penstock.transport.shm.weights_board import WeightsBoard
-from penstock.transport.wire import Head, Kind, SlotEncoder
+from penstock.transport.wire import Header, MessageKind, SlotEncoder
 from penstock.transport.zmq import client as client_module
 from penstock.transport.zmq.client import Client
 from transport_world import context
@@ -44,7 +44,7 @@ META: dict[str, Any] = {
     "unix_path": "/nowhere",
     "error": "no",
 }
-WELCOME = Head(Kind.WELCOME, spec_hash=SPEC.hash, run_id=RUN_ID, generation=1)
+WELCOME = Header(MessageKind.WELCOME, spec_hash=SPEC.hash, run_id=RUN_ID, generation=1)
 NAMES = ["kind", "run_id", "generation", "version", "sequence", "spec_hash", "actor"]
 HUGE = [
     {**META, "layout": [["w", [2**31, 2**31]]]},
@@ -114,11 +114,19 @@ def test_an_actor_survives_any_learner(
 
 
 def _attack(local: LocalClient, data: st.DataObject) -> None:
-    kinds = st.sampled_from([Kind.WELCOME, Kind.REFUSE, Kind.GRANT, Kind.WHO, Kind.WEIGHTS])
-    head = WELCOME._replace(kind=data.draw(kinds | st.sampled_from(Kind)))
+    kinds = st.sampled_from(
+        [
+            MessageKind.WELCOME,
+            MessageKind.REFUSE,
+            MessageKind.GRANT,
+            MessageKind.WHO,
+            MessageKind.WEIGHTS,
+        ]
+    )
+    head = WELCOME._replace(kind=data.draw(kinds | st.sampled_from(MessageKind)))
     meta: Any = META
     frames: list[bytes] = []
-    if head.kind == Kind.WEIGHTS:
+    if head.kind == MessageKind.WEIGHTS:
         dtype = data.draw(st.sampled_from(["fp32", "bf16"]))
         meta, frames = {"dtype": dtype}, [bytes(LAYOUT.size * (4 if dtype == "fp32" else 2))]
         head = head._replace(spec_hash=LAYOUT.hash)

@@ -32,7 +32,7 @@ from mutations import (
     unsigned,
 )
 from penstock.transport import wire
-from penstock.transport.wire import Head, Kind, WireError
+from penstock.transport.wire import Header, MessageKind, WireError
 
 ACTORS = st.sampled_from([1, 2, 8, 2**32, 2**63, 2**64 - 1])
 PEERS = st.sampled_from([b"evil", b"worse"])
@@ -67,8 +67,8 @@ class Attacker(RuleBasedStateMachine):
     def hello(
         self, peer: bytes, actor: int, incarnation: int, sequence: int, produced: int, want: Any
     ) -> None:
-        head = Head(
-            Kind.HELLO,
+        head = Header(
+            MessageKind.HELLO,
             actor=actor,
             incarnation=incarnation,
             sequence=sequence,
@@ -81,18 +81,20 @@ class Attacker(RuleBasedStateMachine):
     def strange_hello(self, data: st.DataObject, peer: bytes, actor: int) -> None:
         meta = {"spec": SPEC.to_dict(), "want": 2}
         coded = data.draw(strange_msgpack | changed(meta).map(packed_with))
-        self.attack(peer, signed_parts(Head(Kind.HELLO, actor=actor), coded))
+        self.attack(peer, signed_parts(Header(MessageKind.HELLO, actor=actor), coded))
 
     @rule(
-        kind=st.sampled_from([Kind.BEAT, Kind.BYE]),
+        kind=st.sampled_from([MessageKind.BEAT, MessageKind.BYE]),
         peer=PEERS,
         actor=ACTORS,
         ahead=st.integers(0, 3) | unsigned(62),
         more=st.integers(0, 50) | unsigned(64),
     )
-    def beat_or_bye(self, kind: Kind, peer: bytes, actor: int, ahead: int, more: int) -> None:
+    def beat_or_bye(
+        self, kind: MessageKind, peer: bytes, actor: int, ahead: int, more: int
+    ) -> None:
         known = self.stream(actor)
-        head = Head(
+        head = Header(
             kind,
             run_id=RUN_ID,
             actor=actor,
@@ -127,12 +129,17 @@ class Attacker(RuleBasedStateMachine):
         have: Any = data.draw(
             st.sampled_from([None, [1, VERSION], [2**64 - 1, -1], "12", {}, *DEEP])
         )
-        head = Head(Kind.WEIGHTS_GET, run_id=RUN_ID)
+        head = Header(MessageKind.WEIGHTS_GET, run_id=RUN_ID)
         self.attack(peer, signed_parts(head, packed_with({"have": have})))
 
-    @rule(data=st.data(), peer=PEERS, kind=st.sampled_from(Kind), run=st.sampled_from([0, RUN_ID]))
-    def anything(self, data: st.DataObject, peer: bytes, kind: Kind, run: int) -> None:
-        head = Head(kind, spec_hash=SPEC.hash, run_id=run, actor=data.draw(ACTORS))
+    @rule(
+        data=st.data(),
+        peer=PEERS,
+        kind=st.sampled_from(MessageKind),
+        run=st.sampled_from([0, RUN_ID]),
+    )
+    def anything(self, data: st.DataObject, peer: bytes, kind: MessageKind, run: int) -> None:
+        head = Header(kind, spec_hash=SPEC.hash, run_id=run, actor=data.draw(ACTORS))
         frames = data.draw(st.lists(st.binary(max_size=16), max_size=3))
         self.attack(peer, data.draw(mutated(head, {"spec": None, "want": 1}, frames, FIELDS)))
 
@@ -196,7 +203,9 @@ def test_a_hello_of_nested_lists_is_refused() -> None:
     with World() as world:
         world.begin()
         spec = {**SPEC.to_dict(), "columns": [["obs", "|u1", Raw(nested(990)), "unroll"]]}
-        parts = signed_parts(Head(Kind.HELLO, actor=1), packed_with({"spec": spec, "want": 1}))
+        parts = signed_parts(
+            Header(MessageKind.HELLO, actor=1), packed_with({"spec": spec, "want": 1})
+        )
         world.handle(b"evil", parts)
         assert world.receiver.rejected.total() == 1
         world.settle()
@@ -209,7 +218,7 @@ def test_a_slot_that_took_long_does_not_end_the_learner(duration_s: float) -> No
         world.begin()
         head, meta, frames = slot_parts(1, 0, MAX_STEPS, duration_s=duration_s)
         hello = packed_with({"spec": SPEC.to_dict(), "want": 1})
-        world.handle(b"evil", signed_parts(Head(Kind.HELLO, actor=1), hello))
+        world.handle(b"evil", signed_parts(Header(MessageKind.HELLO, actor=1), hello))
         for _ in range(2):
             world.turn()
         world.hostile_messages += 1
@@ -221,7 +230,7 @@ def test_a_slot_that_took_long_does_not_end_the_learner(duration_s: float) -> No
 @pytest.mark.parametrize("meta", [b"\xdd\x00\x10\x00\x00" * 1000, b"\xdf\x00\x10\x00\x00" * 1000])
 def test_a_short_message_does_not_take_long(meta: bytes) -> None:
     """Five kilobytes that announce a thousand lists of a million elements each."""
-    message = wire.decode(signed_parts(Head(Kind.HELLO), meta))
+    message = wire.decode(signed_parts(Header(MessageKind.HELLO), meta))
     began_s = time.process_time()
     with pytest.raises(WireError):
         wire.verify(message)

@@ -33,7 +33,7 @@ from penstock.core.control import MESSAGE_NBYTES, Channel
 from penstock.core.processes import began_ticks
 from penstock.core.run_dir import SUPERVISOR_FILE
 from penstock.monitor import status_client
-from penstock.transport.shm.attach import ATTACH_VERSION, Entry
+from penstock.transport.shm.attach import ATTACH_VERSION, AttachClient
 from penstock.transport.shm.host import ShmHost
 from penstock.transport.shm.store import SlotStore
 from penstock.transport.shm.weights_board import WeightsBoard
@@ -107,9 +107,9 @@ def test_a_client_of_shared_memory_harms_nobody(
     assert not owner.store.lanes
     assert len(owner.store.free) == 8
     assert len(os.listdir("/proc/self/fd")) <= before
-    entries: list[Entry] = []
+    entries: list[AttachClient] = []
     honest = threading.Thread(
-        target=lambda: entries.append(Entry(owner.path, REQUEST)), daemon=True
+        target=lambda: entries.append(AttachClient(owner.path, REQUEST)), daemon=True
     )
     honest.start()
     while honest.is_alive():
@@ -144,7 +144,7 @@ def test_an_owner_of_shared_memory_answers_or_is_refused(
         answering = threading.Thread(target=answer, daemon=True)
         answering.start()
         try:
-            entry = Entry(path, REQUEST, timeout_s=5.0)
+            entry = AttachClient(path, REQUEST, timeout_s=5.0)
             assert isinstance(entry.reply, dict)
             entry.leave()
         except (UserError, OSError, EOFError):

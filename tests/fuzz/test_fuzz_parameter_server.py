@@ -22,14 +22,14 @@ from penstock.learner.parameter_server import server as server_module
 from penstock.learner.parameter_server.client import ServerClient
 from penstock.learner.parameter_server.members import rules
 from penstock.learner.parameter_server.parameters import pack_state, template
-from penstock.learner.parameter_server.protocol import Flag, Head, Kind
+from penstock.learner.parameter_server.protocol import Flag, ServerHeader, ServerMessageKind
 from penstock.learner.parameter_server.server import ParameterServer
 from penstock.learner.progress import GROWTH
 from server_rig import SIZE, config, optimizer_of
 
 HONEST = b"honest"
 PEERS = st.sampled_from([b"evil", b"worse"])
-KINDS = st.sampled_from(list(Kind))
+KINDS = st.sampled_from(list(ServerMessageKind))
 COUNTS = st.sampled_from([0, 1, 64, 2**31, 2**61, 2**62 - 1, 2**62])
 SOUND_TALLIES = st.lists(
     st.sampled_from([0.0, 1.0, 1e15, 1e300, 1e308, 1.7e308]), min_size=GROWTH, max_size=GROWTH
@@ -79,9 +79,9 @@ class Workers(RuleBasedStateMachine):
         shapes = template(SIZE, self.cfg)
         arrays = {name: np.zeros(shape, np.float32) for name, shape in shapes.items()}
         state = pack_state(np.zeros(SIZE, np.float32), arrays)
-        self.say(HONEST, Head(Kind.STATE), state)
+        self.say(HONEST, ServerHeader(ServerMessageKind.STATE), state)
 
-    def say(self, name: bytes, head: Head, packed: protocol.Packed | None = None) -> None:
+    def say(self, name: bytes, head: ServerHeader, packed: protocol.Packed | None = None) -> None:
         head = head._replace(session=head.session or self.sessions.get(name, 0))
         self.handle(name, protocol.encode(head, packed))
 
@@ -90,13 +90,15 @@ class Workers(RuleBasedStateMachine):
             self.server.handle(name, frames)
         for peer, said in self.peers.said:
             message = protocol.decode(said)  # what it says must be of use to those who hear it
-            if message.head.kind == Kind.WELCOME:
+            if message.head.kind == ServerMessageKind.WELCOME:
                 self.sessions[peer] = message.head.session
         self.answers = [said for peer, said in self.peers.said if peer == HONEST]
         self.peers.said.clear()
 
     def join(self, name: bytes, rank: int, **fields: Any) -> None:
-        head = Head(Kind.JOIN, rank=rank, session=rank + 5, entries=SIZE, rules=rules(self.cfg))
+        head = ServerHeader(
+            ServerMessageKind.JOIN, rank=rank, session=rank + 5, entries=SIZE, rules=rules(self.cfg)
+        )
         self.handle(name, protocol.encode(head._replace(**fields)))
 
     @rule(name=PEERS, rank=st.integers(1, 3), version=COUNTS)
@@ -120,7 +122,7 @@ class Workers(RuleBasedStateMachine):
     def push(self, name: bytes, samples: int, tally: Any, values: Any, flags: int) -> None:
         """``flags`` may not tell all to stop, which any worker may."""
         flags &= ~(Flag.STOP | Flag.NAN | Flag.DENSE | Flag.SPARSE)
-        head = Head(Kind.PUSH, flags, samples=samples, tally=tally)
+        head = ServerHeader(ServerMessageKind.PUSH, flags, samples=samples, tally=tally)
         if self.cfg.pace == "asp":
             packed = protocol.pack_sparse(np.arange(SIZE, dtype=np.uint32), values)
         else:
@@ -133,34 +135,40 @@ class Workers(RuleBasedStateMachine):
         if name not in self.server._members:
             self.join(name, rank)
         self.number += 1
-        self.say(name, Head(Kind.PULL, number=self.number))
+        self.say(name, ServerHeader(ServerMessageKind.PULL, number=self.number))
         self.push(name, samples, tally, values, 0)
 
     @rule(
         name=PEERS,
         indices=st.lists(unsigned(32), max_size=SIZE),
         values=VALUES,
-        kind=st.sampled_from([Kind.PUSH, Kind.STATE]),
+        kind=st.sampled_from([ServerMessageKind.PUSH, ServerMessageKind.STATE]),
     )
-    def sparse(self, name: bytes, indices: list[int], values: Any, kind: Kind) -> None:
+    def sparse(self, name: bytes, indices: list[int], values: Any, kind: ServerMessageKind) -> None:
         packed = protocol.pack_sparse(np.array(indices, np.uint32), values[: len(indices)])
-        self.say(name, Head(kind, samples=1), packed)
+        self.say(name, ServerHeader(kind, samples=1), packed)
 
     @rule(name=PEERS, version=COUNTS, samples=COUNTS, tally=TALLIES, extra=st.integers(-4, 40))
     def state(self, name: bytes, version: int, samples: int, tally: Any, extra: int) -> None:
         shapes = template(SIZE, self.cfg)
         size = SIZE + sum(int(np.prod(shape)) for shape in shapes.values()) + max(0, extra - 30)
         packed = protocol.pack_dense(np.ones(size, np.float32))
-        self.say(name, Head(Kind.STATE, version=version, samples=samples, tally=tally), packed)
+        self.say(
+            name,
+            ServerHeader(ServerMessageKind.STATE, version=version, samples=samples, tally=tally),
+            packed,
+        )
 
     @rule(name=PEERS, kind=KINDS, number=unsigned(32), version=signed(64))
-    def other(self, name: bytes, kind: Kind, number: int, version: int) -> None:
-        self.say(name, Head(kind, number=number, version=version))
+    def other(self, name: bytes, kind: ServerMessageKind, number: int, version: int) -> None:
+        self.say(name, ServerHeader(kind, number=number, version=version))
 
     @rule(data=st.data(), name=PEERS, kind=KINDS, rank=unsigned(31), number=unsigned(31))
-    def noise(self, data: st.DataObject, name: bytes, kind: Kind, rank: int, number: int) -> None:
+    def noise(
+        self, data: st.DataObject, name: bytes, kind: ServerMessageKind, rank: int, number: int
+    ) -> None:
         session, version = data.draw(unsigned(31)), data.draw(unsigned(31))
-        head = Head(kind, 0, rank, number, session, version)
+        head = ServerHeader(kind, 0, rank, number, session, version)
         frames = protocol.encode(head, protocol.pack_text("text"))
         at = data.draw(st.integers(0, 1))
         frames[at] = data.draw(st.composite(lambda draw: flipped(bytes(frames[at]), draw))())
@@ -171,16 +179,18 @@ class Workers(RuleBasedStateMachine):
         """Pull, then push a gradient: the server answers, with numbers."""
         self.number += 1
         version = self.server.pace.version
-        pull = Head(Kind.PULL, number=self.number, version=version)
+        pull = ServerHeader(ServerMessageKind.PULL, number=self.number, version=version)
         self.say(HONEST, pull)
-        if self.answers and protocol.decode(self.answers[-1]).head.kind == Kind.WHO:
+        if self.answers and protocol.decode(self.answers[-1]).head.kind == ServerMessageKind.WHO:
             self.join(HONEST, 0, version=0)  # another's parameters were ahead
             self.say(HONEST, pull)
-        answers = [m for m in map(protocol.decode, self.answers) if m.head.kind == Kind.VALUES]
+        answers = [
+            m for m in map(protocol.decode, self.answers) if m.head.kind == ServerMessageKind.VALUES
+        ]
         if not answers:  # its pace waits for a slower one
             return
         assert answers[0].head.number == self.number
-        head = Head(Kind.PUSH, samples=1, tally=(0.0, 1.0, 0.0, 0.0, 0.0, 0.0))
+        head = ServerHeader(ServerMessageKind.PUSH, samples=1, tally=(0.0, 1.0, 0.0, 0.0, 0.0, 0.0))
         if self.cfg.pace == "asp":
             small = protocol.pack_sparse(
                 np.arange(2, dtype=np.uint32), np.full(2, 1e-3, np.float32)
@@ -248,11 +258,11 @@ def test_a_worker_survives_any_server(pace: str, data: st.DataObject) -> None:
 
 
 def _attack(client: ServerClient, socket: LocalSocket, data: st.DataObject) -> None:
-    welcome = protocol.encode(Head(Kind.WELCOME, session=5))
+    welcome = protocol.encode(ServerHeader(ServerMessageKind.WELCOME, session=5))
     socket.coming.append([bytes(frame) for frame in welcome])
     client.pull(0.0)
     for _ in range(data.draw(st.integers(1, 6))):
-        head = Head(
+        head = ServerHeader(
             data.draw(KINDS),
             data.draw(unsigned(16)),
             number=data.draw(st.integers(0, 3)),

@@ -33,7 +33,7 @@ from penstock.replay.remote.client import ReplayClient
 from penstock.replay.remote.server import ReplayServer
 from penstock.replay.remote.service import REPLAY_VERSION, SENT
 from penstock.transport import wire
-from penstock.transport.wire import Head, Kind, WireError
+from penstock.transport.wire import Header, MessageKind, WireError
 
 COLUMNS: dict[str, Any] = {
     "obs": {"speed": ("<f4", (2,)), "image": ("|u1", (3, 6, 6))},
@@ -80,7 +80,7 @@ class Peers(RuleBasedStateMachine):
         self.produced = 0
         for peer in self.next:
             joining = {"version": REPLAY_VERSION, "token": peer.decode() * 4}
-            self.attack(peer, signed_parts(Head(Kind.JOIN), packed_with(joining)))
+            self.attack(peer, signed_parts(Header(MessageKind.JOIN), packed_with(joining)))
         self.run_id = self.heard[0].head.run_id
 
     def attack(self, peer: bytes, parts: list[bytes]) -> None:
@@ -90,13 +90,13 @@ class Peers(RuleBasedStateMachine):
         for name, said in self.server.said:
             message = wire.decode(said)
             wire.verify(message)
-            if message.head.kind == Kind.STORED:
+            if message.head.kind == MessageKind.STORED:
                 self.next[name] = message.head.sequence
             if name == HONEST:
                 self.heard.append(message)
         self.server.said.clear()
 
-    def slot(self, peer: bytes, **cells: Any) -> tuple[Head, list[Any], list[bytes]]:
+    def slot(self, peer: bytes, **cells: Any) -> tuple[Header, list[Any], list[bytes]]:
         """The next slot of a peer, sound but for some cells."""
         payload = self.spec.zeros()
         columns = self.spec.views(payload)
@@ -107,8 +107,8 @@ class Peers(RuleBasedStateMachine):
                 if name in column:
                     columns[column][...] = value
         frames = [block.tobytes() for block in payload]
-        head = Head(
-            Kind.SLOT,
+        head = Header(
+            MessageKind.SLOT,
             spec_hash=self.spec.hash,
             run_id=self.run_id,
             generation=self.spec.unroll,  # rows
@@ -145,7 +145,7 @@ class Peers(RuleBasedStateMachine):
         stacked=st.sampled_from([True, False, 0, "", [], None]),
     )
     def hostile_sample(self, peer: bytes, number: int, **meta: Any) -> None:
-        head = Head(Kind.SAMPLE, run_id=self.run_id, sequence=number)
+        head = Header(MessageKind.SAMPLE, run_id=self.run_id, sequence=number)
         self.attack(peer, signed_parts(head, packed_with(meta)))
 
     @rule(
@@ -160,11 +160,13 @@ class Peers(RuleBasedStateMachine):
         self, peer: bytes, keys: list[int], priorities: list[float], extra: bytes
     ) -> None:
         frames = [np.array(keys, np.int64).tobytes(), np.array(priorities).tobytes() + extra]
-        self.attack(peer, signed_parts(Head(Kind.UPDATE, run_id=self.run_id), b"\xc0", frames))
+        self.attack(
+            peer, signed_parts(Header(MessageKind.UPDATE, run_id=self.run_id), b"\xc0", frames)
+        )
 
-    @rule(data=st.data(), peer=PEERS, kind=st.sampled_from(Kind))
-    def anything(self, data: st.DataObject, peer: bytes, kind: Kind) -> None:
-        head = Head(kind, spec_hash=self.spec.hash, run_id=self.run_id)
+    @rule(data=st.data(), peer=PEERS, kind=st.sampled_from(MessageKind))
+    def anything(self, data: st.DataObject, peer: bytes, kind: MessageKind) -> None:
+        head = Header(kind, spec_hash=self.spec.hash, run_id=self.run_id)
         meta = {"batch": 2, "count": 1, "stacked": True}
         frames = data.draw(st.lists(st.binary(max_size=16), max_size=3))
         self.attack(peer, data.draw(mutated(head, meta, frames, FIELDS)))
@@ -296,7 +298,10 @@ def test_a_client_survives_any_server(data: st.DataObject) -> None:
     socket: Any = LocalSocket()
     spec_meta = data.draw(st.just(SPEC_META) | changed(SPEC_META))
     early = [_answer(data) for _ in range(data.draw(st.integers(0, 1)))]
-    socket.coming = [*early, signed_parts(Head(Kind.SPEC, run_id=5), packed_with(spec_meta))]
+    socket.coming = [
+        *early,
+        signed_parts(Header(MessageKind.SPEC, run_id=5), packed_with(spec_meta)),
+    ]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(client_module, "dealer", lambda *_: socket)
         patch.setattr(client_module, "receive", _receive)
@@ -327,28 +332,28 @@ def _answer(data: st.DataObject) -> list[bytes]:
     kind = data.draw(
         st.sampled_from(
             [
-                Kind.BATCH,
-                Kind.BATCH,
-                Kind.STORED,
-                Kind.WAIT,
-                Kind.STATS,
-                Kind.REFUSE,
-                Kind.WHO,
-                Kind.SPEC,
-                Kind.HELLO,
+                MessageKind.BATCH,
+                MessageKind.BATCH,
+                MessageKind.STORED,
+                MessageKind.WAIT,
+                MessageKind.STATS,
+                MessageKind.REFUSE,
+                MessageKind.WHO,
+                MessageKind.SPEC,
+                MessageKind.HELLO,
             ]
         )
     )
     meta: Any = {"reason": "because", "error": "no", **SPEC_META}
     frames: list[bytes] = []
-    if kind == Kind.BATCH:
+    if kind == MessageKind.BATCH:
         meta = data.draw(
             st.just(BATCH_META)
             | changed(BATCH_META)
             | st.lists(st.tuples(NAMES, DTYPES, SHAPES).map(list), max_size=4)
         )
         frames = [BATCH_FRAME[: data.draw(st.sampled_from([0, 64, len(BATCH_FRAME)]))]]
-    head = Head(
+    head = Header(
         kind,
         run_id=data.draw(st.sampled_from([5, 5, 0])),
         sequence=data.draw(st.integers(0, 3) | unsigned(64)),

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from penstock.bench.reduce import Plan, measure
+from penstock.bench.reduce import ReducePlan, measure
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(180)]
 
@@ -26,8 +26,8 @@ BY_HAND = {
 }
 
 
-def plan(codecs: tuple[str, ...], links: tuple[str, ...] | None) -> Plan:
-    return Plan(LEARNERS, SIZE, codecs, links, 0.2)
+def plan(codecs: tuple[str, ...], links: tuple[str, ...] | None) -> ReducePlan:
+    return ReducePlan(LEARNERS, SIZE, codecs, links, 0.2)
 
 
 def check(figures: dict[str, Any], links: list[str]) -> None:

@@ -23,7 +23,7 @@ from penstock.core.specs import Column, SlotSpec
 from penstock.replay.accounting import Accounting
 from penstock.transport import wire
 from penstock.transport.link import LearnerGoneError
-from penstock.transport.wire import Head, Kind
+from penstock.transport.wire import Header, MessageKind
 from penstock.transport.zmq.link import ZmqLink
 from transport_world import (
     RUN_ID,
@@ -169,7 +169,9 @@ def test_a_flood_of_garbage_is_counted_and_hurts_nobody(
                 flood.send(rng.randbytes(100))
                 flood.send_multipart([rng.randbytes(100), rng.randbytes(30)])
                 flood.send_multipart([b"x"] * 200)
-                flood.send_multipart(wire.encode(Head(Kind.SLOT, run_id=RUN_ID, actor=99), []))
+                flood.send_multipart(
+                    wire.encode(Header(MessageKind.SLOT, run_id=RUN_ID, actor=99), [])
+                )
                 send(link, sequence)
             wait_until(lambda: heard(child, "connector")["rejected"] == expected_counts)
         for sequence in range(50, 60):

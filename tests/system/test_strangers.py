@@ -17,7 +17,7 @@ import zmq
 
 from penstock.configs.load import resolve
 from penstock.transport import wire
-from penstock.transport.wire import Head, Kind
+from penstock.transport.wire import Header, MessageKind
 from train_command import SMALL, Command, Penstock, metrics
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(120)]
@@ -42,7 +42,7 @@ def stranger(config: dict[str, Any], address: str = "tcp://127.0.0.1:*") -> Iter
         "boot_id": "",
         "unix_path": "",
     }
-    welcome = wire.encode(Head(Kind.WELCOME, run_id=7), meta)
+    welcome = wire.encode(Header(MessageKind.WELCOME, run_id=7), meta)
     stop = threading.Event()
     context = zmq.Context()
     router = context.socket(zmq.ROUTER)

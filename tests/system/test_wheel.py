@@ -23,7 +23,7 @@ SETUPTOOLS: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text()
 IMPORT_EVERYTHING = """
 import importlib, json, pkgutil, penstock
 names = ["penstock", *(m.name for m in pkgutil.walk_packages(penstock.__path__, "penstock."))]
-need_an_extra = [f"penstock.envs.{game}" for game in ("car_racing", "doom", "minatar")]
+need_an_extra = [f"penstock.envs.games.{game}" for game in ("car_racing", "doom", "minatar")]
 names = [name for name in names if name not in need_an_extra]
 print(json.dumps({name: importlib.import_module(name).__file__ for name in names}))
 """
@@ -87,6 +87,6 @@ def test_the_installed_wheel_imports_whole_and_answers(wheel: Path, tmp_path: Pa
     (site / "borrowed.pth").write_text(sysconfig.get_path("purelib"))
     files = json.loads(run(python, "-c", IMPORT_EVERYTHING, cwd=tmp_path))
     imported = {str(Path(file).relative_to(site)) for file in files.values()}
-    left_out = {f"penstock/envs/{game}.py" for game in ("car_racing", "doom", "minatar")}
+    left_out = {f"penstock.envs.games.{game}.py" for game in ("car_racing", "doom", "minatar")}
     assert imported == modules_in_checkout() - left_out
     assert "train" in run(home / "bin" / "penstock", "--help", cwd=tmp_path)

@@ -15,7 +15,7 @@ from penstock.core.role_spec import RoleSpec, Stage
 from penstock.core.run_dir import run_folder, runtime_folder
 from penstock.launch.process import role_arguments
 from penstock.launch.supervisor import Supervisor
-from penstock.launch.supervisor_messages import Limits
+from penstock.launch.supervisor_messages import RestartLimits
 
 
 class Ears:
@@ -63,7 +63,7 @@ def main() -> None:
     ears = Ears(plan.get("fault", False))
     with run_folder(run_dir, "auto") as lock, runtime_folder() as runtime_dir:
         arguments = role_arguments(run_dir, runtime_dir)
-        limits = Limits(**plan.get("limits", {}))
+        limits = RestartLimits(**plan.get("limits", {}))
         supervisor = Supervisor(specs, limits, arguments, run_dir / "logs", ears, (lock,))
         outcome = supervisor.run()
     failure = outcome.failure and vars(outcome.failure)

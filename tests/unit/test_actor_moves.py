@@ -22,7 +22,7 @@ from penstock.configs.schema import Config
 from penstock.core.control import Channel
 from penstock.core.role import EXIT_REJOIN, RoleContext, learner_socket
 from penstock.core.specs import SlotSpec
-from penstock.envs import VectorGame, make, probe
+from penstock.envs import BatchedEnv, make, probe
 from penstock.models.fitting import net_shape
 from penstock.profiling.status import StatusPage
 from penstock.replay import Accounting
@@ -165,9 +165,9 @@ def same_games(before: Taken, after: Taken, spec: SlotSpec) -> bool:
 def test_to_another_learner_and_back(
     tmp_path: Path, config: Config, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    made: list[VectorGame] = []
+    made: list[BatchedEnv] = []
 
-    def make_once_more(*args: Any) -> VectorGame:
+    def make_once_more(*args: Any) -> BatchedEnv:
         made.append(make(*args))
         return made[-1]
 

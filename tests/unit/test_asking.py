@@ -15,7 +15,7 @@ import pytest
 
 from penstock.configs.errors import UserError
 from penstock.core.run_dir import SUPERVISOR_FILE, run_folder
-from penstock.launch.status_server import Inquiry
+from penstock.launch.status_server import StatusServer
 from penstock.monitor import status_client
 from penstock.monitor.status_client import lasting, reach, status
 
@@ -46,7 +46,7 @@ def crowd(path: str) -> Iterator[None]:
 
 def dead(folder: Path) -> None:
     """What a supervisor that was killed leaves behind."""
-    with Inquiry(folder, folder) as desk:
+    with StatusServer(folder, folder) as desk:
         about = json.loads((folder / SUPERVISOR_FILE).read_text())
         del desk
     about["began"] -= 1  # of a process that has ended, whose number this one has got
@@ -54,7 +54,7 @@ def dead(folder: Path) -> None:
 
 
 def without_a_socket(folder: Path) -> None:
-    with Inquiry(folder, folder):
+    with StatusServer(folder, folder):
         text = (folder / SUPERVISOR_FILE).read_text()
     (folder / SUPERVISOR_FILE).write_text(text)
 
@@ -117,7 +117,7 @@ def test_a_run_that_is_ending_has_not_ended(
 
 
 def test_a_busy_supervisor_whose_number_is_another_process_is_not_signalled(folder: Path) -> None:
-    with Inquiry(folder, folder):  # nobody takes its turn
+    with StatusServer(folder, folder):  # nobody takes its turn
         about = json.loads((folder / SUPERVISOR_FILE).read_text())
         (folder / SUPERVISOR_FILE).write_text(json.dumps({**about, "began": about["began"] + 1}))
         words = "ask in the container in which the run is"
@@ -129,7 +129,7 @@ def test_a_busy_supervisor_whose_number_is_another_process_is_not_signalled(fold
 def test_a_run_of_another_user_is_none_of_ours(folder: Path) -> None:
     private = folder / "runtime"
     private.mkdir(mode=0o700)
-    with Inquiry(folder, private):
+    with StatusServer(folder, private):
         os.seteuid(65534)
         try:
             with pytest.raises(UserError, match="is a run of root, and you are user 65534"):
@@ -139,14 +139,14 @@ def test_a_run_of_another_user_is_none_of_ours(folder: Path) -> None:
 
 
 def test_a_supervisor_that_is_stuck_and_asked_by_many_is_stuck_and_not_dead(folder: Path) -> None:
-    with Inquiry(folder, folder) as desk, crowd(str(desk.path)):  # nobody takes its turn
+    with StatusServer(folder, folder) as desk, crowd(str(desk.path)):  # nobody takes its turn
         reached = reach(str(folder))
         assert (reached.pid, reached.report) == (os.getpid(), None)
 
 
 def test_a_supervisor_that_is_stuck_is_named(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(status_client, "TIMEOUT_S", 0.2)
-    with Inquiry(folder, folder):
+    with StatusServer(folder, folder):
         assert reach(str(folder)) == status_client.Reached(os.getpid(), None)
         with pytest.raises(UserError) as raised:
             status(str(folder))

@@ -14,11 +14,11 @@ import pytest
 import torch
 
 import penstock
-from penstock.bench.compare import Change, compare, elsewhere, ideal, spread
+from penstock.bench.compare import RateChange, compare, elsewhere, ideal, spread
 from penstock.bench.machine import PACKAGES, commit_of, machine
 from penstock.bench.peers import OURS, find, over, summary
 from penstock.bench.rates import ROUNDS, Work, one_round, rounds_of
-from penstock.bench.stages import NAMES, UNITS, WHOLE, Plan, make_plan, predict
+from penstock.bench.stages import NAMES, UNITS, WHOLE, StagePlan, make_plan, predict
 from penstock.bench.whole import rate_between, split
 from penstock.configs.errors import UserError
 
@@ -83,7 +83,7 @@ def test_what_changed_beyond_the_spread_of_the_rounds(
     old: list[float], new: list[float], noise: float, verdict: str
 ) -> None:
     [change] = compare(result(encode=old), result(encode=new))
-    assert isinstance(change, Change)
+    assert isinstance(change, RateChange)
     assert change[:3] == ("encode", old[1], sorted(new)[1])
     assert change.noise == pytest.approx(noise, 0.01)
     assert change.verdict == verdict
@@ -165,7 +165,7 @@ def test_a_run_is_split_into_parts_after_it_got_warm() -> None:
 # --------------------------------------------------------------------------------------- options
 
 
-def plan(**changes: Any) -> Plan:
+def plan(**changes: Any) -> StagePlan:
     options: dict[str, Any] = {
         "target": "cartpole", "seconds": 2.0, "only": None, "old": None, "peers": None,
     }  # fmt: skip

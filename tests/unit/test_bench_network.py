@@ -15,7 +15,7 @@ from penstock.bench.network import entries, parse_count, shares_of_backward
 from penstock.bench.simulated import Passes
 from penstock.configs.errors import UserError
 from penstock.configs.sections import LearnerConfig
-from penstock.learner.codecs.alone import Alone
+from penstock.learner.codecs.alone import SoloCollective
 from penstock.learner.codecs.buckets import parts_of
 from penstock.learner.codecs.registry import make_codec
 from penstock.models.actions import discrete
@@ -112,7 +112,7 @@ def test_a_simulated_backward_takes_its_time_and_gives_its_gradient() -> None:
     gradient = draw(Draws(SMALL, rank=0, world=2), 0)
     started: list[tuple[int, int]] = []
 
-    class Noted(Alone):
+    class Noted(SoloCollective):
         def all_reduce(self, values: Tensor) -> None:
             started.append((int(values.storage_offset()), values.numel()))
             super().all_reduce(values)

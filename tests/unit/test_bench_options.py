@@ -6,11 +6,11 @@ import os
 
 import pytest
 
-from penstock.bench.reduce import CODECS, Plan, make_plan, measure
+from penstock.bench.reduce import CODECS, ReducePlan, make_plan, measure
 from penstock.configs.errors import UserError
 
 
-def plan(**changes: object) -> Plan:
+def plan(**changes: object) -> ReducePlan:
     options: dict[str, object] = {
         "count": 4, "parameters": "1.7M", "codecs": "all", "links": None, "seconds": 3.0,
     }  # fmt: skip

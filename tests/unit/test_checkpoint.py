@@ -24,7 +24,7 @@ from safetensors.numpy import save_file
 from penstock.configs.errors import UserError
 from penstock.core.params import ParamLayout
 from penstock.learner.checkpoints import checkpoint_format
-from penstock.learner.checkpoints.checkpoint_format import FILE, Checkpoint, DamagedError
+from penstock.learner.checkpoints.checkpoint_format import FILE, Checkpoint, DamagedCheckpointError
 from penstock.transport.checksum import crc32
 
 LAYOUT = ParamLayout((("hidden.weight", (2, 3)), ("hidden.bias", (3,)), ("mean", ())))
@@ -223,7 +223,7 @@ def refused_or_harmless(folder: Path, data: bytes) -> bool:
     (folder / FILE).write_bytes(data)
     try:
         found = checkpoint_format.load(folder, LAYOUT)
-    except DamagedError:
+    except DamagedCheckpointError:
         return True
     assert_equal(found, make())
     return False
@@ -255,7 +255,7 @@ def test_a_flip_in_the_head_is_noticed_without_reading_the_tensors(tmp_path: Pat
     data = (tmp_path / FILE).read_bytes()
     assert data.count(b"env_steps") == 1
     (tmp_path / FILE).write_bytes(data.replace(b"env_steps", b"env_stepr"))
-    with pytest.raises(DamagedError, match="the checksum of its metadata is wrong"):
+    with pytest.raises(DamagedCheckpointError, match="the checksum of its metadata is wrong"):
         checkpoint_format.read_meta(tmp_path)
 
 
@@ -306,7 +306,7 @@ def test_odd_shapes_are_refused(tmp_path: Path, dim: Any, place: str) -> None:
     shape = [3] if place == "layout" else [dim, 4]
     for nbytes in (12, 0):
         written(tmp_path, about, {"model/x": ("F32", shape, nbytes)})
-        with pytest.raises(DamagedError):
+        with pytest.raises(DamagedCheckpointError):
             checkpoint_format.load(tmp_path)
 
 

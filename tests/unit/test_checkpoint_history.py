@@ -17,7 +17,7 @@ from penstock.envs import probe
 from penstock.learner.checkpoints import checkpoint_format
 from penstock.learner.checkpoints import checkpoint_history as history
 from penstock.learner.checkpoints.checkpoint_format import FILE, Checkpoint
-from penstock.learner.checkpoints.checkpoint_manager import Checkpoints
+from penstock.learner.checkpoints.checkpoint_manager import CheckpointManager
 from penstock.learner.trainer import Trainer
 
 LAYOUT = ParamLayout((("x", (4,)),))
@@ -202,7 +202,7 @@ class Run:
         self.trainer = Trainer(config, probe(config.env))
         self.told: list[str] = []
         self.events: list[tuple[str, str]] = []
-        self.checkpoints = Checkpoints(
+        self.checkpoints = CheckpointManager(
             run_dir,
             self.trainer,
             lambda kind, **about: self.told.append(about.get("text", kind)),

@@ -15,7 +15,7 @@ from penstock.envs import probe
 from penstock.evaluation.evaluate import checkpoint_folder
 from penstock.learner.checkpoints import checkpoint_format
 from penstock.learner.checkpoints.checkpoint_format import FILE
-from penstock.learner.checkpoints.checkpoint_manager import Checkpoints
+from penstock.learner.checkpoints.checkpoint_manager import CheckpointManager
 from penstock.learner.trainer import Trainer
 
 OTHER_GAME = "env.kwargs={sutton_barto_reward: true}"
@@ -31,7 +31,7 @@ class Learned:
         self.trainer = Trainer(config, probe(config.env))
         self.progress = self.trainer.progress
         self.told: list[dict[str, Any]] = []
-        self.checkpoints = Checkpoints(run_dir, self.trainer, self._hear)
+        self.checkpoints = CheckpointManager(run_dir, self.trainer, self._hear)
 
     def play(self, episodes: int, episode_return: float) -> None:
         """So many episodes of one step each, and a save."""

@@ -10,17 +10,21 @@ import pytest
 from penstock.configs.errors import UserError, printable
 from penstock.core.specs import SlotSpec
 from penstock.transport import wire
-from penstock.transport.wire import Head, Kind
+from penstock.transport.wire import Header, MessageKind
 from penstock.transport.zmq import client as client_module
 from penstock.transport.zmq.client import MAX_SLOT_NBYTES, Client
 from transport_world import LAYOUT, RUN_ID, SPEC, context
 
 
 def answered(
-    folder: Path, patch: pytest.MonkeyPatch, kind: Kind, meta: Any, spec: SlotSpec | None = None
+    folder: Path,
+    patch: pytest.MonkeyPatch,
+    kind: MessageKind,
+    meta: Any,
+    spec: SlotSpec | None = None,
 ) -> Client:
     """A client that has taken in one message."""
-    coming = [wire.encode(Head(kind, run_id=RUN_ID, generation=1), meta)]
+    coming = [wire.encode(Header(kind, run_id=RUN_ID, generation=1), meta)]
     patch.setattr(client_module, "receive", lambda _: coming.pop() if coming else None)
     client = Client(context(folder), "ipc:///nowhere/socket", spec=spec)
     try:
@@ -44,7 +48,7 @@ def welcome(**changes: Any) -> dict[str, Any]:
 def test_a_welcome_says_what_an_actor_without_a_spec_fills(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    client = answered(tmp_path, monkeypatch, Kind.WELCOME, welcome())
+    client = answered(tmp_path, monkeypatch, MessageKind.WELCOME, welcome())
     assert client.welcome.spec == client.spec == SPEC
 
 
@@ -53,7 +57,7 @@ def test_a_welcome_cannot_ask_for_any_amount_of_memory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, changes: dict[str, int]
 ) -> None:
     with pytest.raises(UserError, match=f"an actor makes at most {MAX_SLOT_NBYTES}"):
-        answered(tmp_path, monkeypatch, Kind.WELCOME, welcome(**changes))
+        answered(tmp_path, monkeypatch, MessageKind.WELCOME, welcome(**changes))
 
 
 def test_an_actor_with_a_spec_takes_no_other_one(
@@ -61,8 +65,10 @@ def test_an_actor_with_a_spec_takes_no_other_one(
 ) -> None:
     unroll = SPEC.unroll + 1
     with pytest.raises(UserError, match=f"unroll: learner {unroll}, actor {SPEC.unroll}"):
-        answered(tmp_path, monkeypatch, Kind.WELCOME, welcome(unroll=unroll), SPEC)
-    assert answered(tmp_path, monkeypatch, Kind.WELCOME, welcome(), SPEC).welcome.spec == SPEC
+        answered(tmp_path, monkeypatch, MessageKind.WELCOME, welcome(unroll=unroll), SPEC)
+    assert (
+        answered(tmp_path, monkeypatch, MessageKind.WELCOME, welcome(), SPEC).welcome.spec == SPEC
+    )
 
 
 def test_a_refusal_is_shown_without_control_characters(
@@ -70,7 +76,7 @@ def test_a_refusal_is_shown_without_control_characters(
 ) -> None:
     said = {"error": "no\x1b]0;owned\x07 \u202eway" + "!" * 10_000}
     with pytest.raises(UserError) as caught:
-        answered(tmp_path, monkeypatch, Kind.REFUSE, said)
+        answered(tmp_path, monkeypatch, MessageKind.REFUSE, said)
     assert str(caught.value).startswith(r"no\x1b]0;owned\x07 \u202eway!!!")
     assert len(str(caught.value)) < 2100
 

@@ -10,13 +10,13 @@ import numpy as np
 import pytest
 
 from penstock.core.specs import Column, SlotSpec
-from penstock.learner.stream_tracker import Others
+from penstock.learner.stream_tracker import StreamTracker
 from penstock.profiling.status import StatusPage
 from penstock.replay import Accounting
 from penstock.transport import wire
 from penstock.transport.link import Stamp
 from penstock.transport.shm.link import ShmLink
-from penstock.transport.wire import Head, Kind
+from penstock.transport.wire import Header, MessageKind
 from penstock.transport.zmq import connector as room
 from penstock.transport.zmq.receiver import Receiver
 from transport_world import RUN_ID, Learner, context, learner, reports, wait_until
@@ -33,15 +33,15 @@ def far_side(tmp_path: Path) -> Iterator[tuple[Learner, Receiver]]:
         link = ShmLink(side.path, None, want=0, lane=True)
         receiver = Receiver(link, f"ipc://{tmp_path}/wire", side.path)
         receiver._send = lambda peer, parts: True  # type: ignore[method-assign]
-        say(receiver, Kind.HELLO, {"spec": None, "want": 8})
+        say(receiver, MessageKind.HELLO, {"spec": None, "want": 8})
         wait_until(lambda: bool(receiver.turn(0) or receiver.grants.outstanding >= 8))
         yield side, receiver
         receiver.close()
         link.close()
 
 
-def say(receiver: Receiver, kind: Kind, meta: Any = None, **fields: int) -> None:
-    head = Head(kind, run_id=RUN_ID, spec_hash=SPEC.hash, actor=5)._replace(**fields)
+def say(receiver: Receiver, kind: MessageKind, meta: Any = None, **fields: int) -> None:
+    head = Header(kind, run_id=RUN_ID, spec_hash=SPEC.hash, actor=5)._replace(**fields)
     receiver.handle(b"peer", [bytes(part) for part in wire.encode(head, meta)])
 
 
@@ -63,7 +63,7 @@ def send(
         rows["terminated"][over] = True
     counted = int(np.count_nonzero(rows["alive"])) if steps is None else steps
     raw = rows.tobytes()
-    head = Head(Kind.SLOT, run_id=RUN_ID, spec_hash=SPEC.hash, actor=5, sequence=sequence)
+    head = Header(MessageKind.SLOT, run_id=RUN_ID, spec_hash=SPEC.hash, actor=5, sequence=sequence)
     made = receiver.grants.streams[5].produced_steps + counted
     head = head._replace(steps=counted, produced_steps=made, raw_nbytes=len(raw), **fields)
     parts = wire.encode(head, [["raw", len(raw)]], [raw])
@@ -115,13 +115,13 @@ def test_a_lie_on_leaving_reaches_no_count(
     side, receiver = far_side
     send(receiver, 0)
     accounting = Accounting(slot_steps=8)
-    others = Others(accounting)
+    others = StreamTracker(accounting)
     taken = np.zeros((), [(name, "<u8") for name in side.take().header])
     for name, value in {"actor": 5, "steps": 8, "produced_steps": 8}.items():
         taken[name] = value
     accounting.arrived(taken)
-    say(receiver, Kind.BYE, sequence=1, produced_steps=produced)
-    say(receiver, Kind.BEAT, sequence=2**61, produced_steps=8)
+    say(receiver, MessageKind.BYE, sequence=1, produced_steps=produced)
+    say(receiver, MessageKind.BEAT, sequence=2**61, produced_steps=8)
     assert set(receiver.rejected) <= {"header", "steps", "ungranted"}
     assert receiver.rejected.total() == 2
     receiver.grants.end_all()

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from penstock.transport import wire
 from penstock.transport.shm.link import ShmLink
-from penstock.transport.wire import Head, Kind
+from penstock.transport.wire import Header, MessageKind
 from penstock.transport.zmq import connector as room
 from penstock.transport.zmq.receiver import REFUSE_CHARACTERS, Receiver
 from transport_world import RUN_ID, SPEC, context, learner, reports, wait_until
@@ -45,13 +45,13 @@ def receiver() -> Iterator[Receiver]:
         link.close()
 
 
-def sealed(head: Head, meta: Any, *frames: bytes) -> list[bytes]:
+def sealed(head: Header, meta: Any, *frames: bytes) -> list[bytes]:
     return [bytes(part) for part in wire.encode(head, meta, frames)]
 
 
 @settings(max_examples=400, deadline=None)
 @given(
-    kind=st.sampled_from(Kind),
+    kind=st.sampled_from(MessageKind),
     meta=METAS,
     frames=st.lists(st.binary(max_size=8), max_size=4),
     numbers=st.lists(st.integers(0, 2**62 - 1), min_size=6, max_size=6),
@@ -59,7 +59,7 @@ def sealed(head: Head, meta: Any, *frames: bytes) -> list[bytes]:
 )
 def test_no_message_ends_it(
     receiver: Receiver,
-    kind: Kind,
+    kind: MessageKind,
     meta: Any,
     frames: list[bytes],
     numbers: list[int],
@@ -68,10 +68,10 @@ def test_no_message_ends_it(
     actor, sequence, version, steps, produced, raw = numbers
     if known:  # the actor has joined and may send
         actor = 5
-        hello = Head(Kind.HELLO, actor=5, sequence=sequence)
+        hello = Header(MessageKind.HELLO, actor=5, sequence=sequence)
         receiver.handle(b"peer", sealed(hello, {"spec": None, "want": 2}))
         receiver.turn(0)
-    head = Head(
+    head = Header(
         kind,
         run_id=RUN_ID,
         spec_hash=SPEC.hash,
@@ -101,10 +101,10 @@ def test_a_long_difference_is_cut_short(receiver: Receiver) -> None:
     said: list[wire.Parts] = []
     receiver._send = lambda peer, parts: not said.append(parts)  # type: ignore[method-assign, func-returns-value]
     spec = {"unroll": 1, "envs": 1, "side": 0, "columns": [["n" * 500_000, "|u1", [], "slot"]]}
-    receiver.handle(b"peer", sealed(Head(Kind.HELLO), {"spec": spec, "want": 1}))
+    receiver.handle(b"peer", sealed(Header(MessageKind.HELLO), {"spec": spec, "want": 1}))
     (answer,) = said
     message = wire.decode(answer)
-    assert message.head.kind == Kind.REFUSE
+    assert message.head.kind == MessageKind.REFUSE
     assert len(msgpack.unpackb(answer[1])["error"]) == REFUSE_CHARACTERS
 
 
@@ -116,8 +116,10 @@ def test_ended_streams_are_reported_once_and_in_portions(
         link = ShmLink(side.path, None, want=0, lane=True)
         made = Receiver(link, f"ipc://{tmp_path}/wire", side.path)
         for actor in range(7):
-            made.handle(b"peer", sealed(Head(Kind.HELLO, actor=actor), {"spec": None, "want": 1}))
-            made.handle(b"peer", sealed(Head(Kind.BYE, run_id=RUN_ID, actor=actor), None))
+            made.handle(
+                b"peer", sealed(Header(MessageKind.HELLO, actor=actor), {"spec": None, "want": 1})
+            )
+            made.handle(b"peer", sealed(Header(MessageKind.BYE, run_id=RUN_ID, actor=actor), None))
         ctx = context(tmp_path, "connector", incarnation=4)
         wait_until(lambda: room._report(ctx, made))
         assert [len(r["streams"]) for r in reports(ctx, "connector")] == [3, 3, 1]

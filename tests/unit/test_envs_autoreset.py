@@ -13,7 +13,7 @@ from ale_py import AtariVectorEnv
 from gymnasium import Env
 
 from penstock.configs.sections import EnvConfig
-from penstock.envs import VectorGame, make
+from penstock.envs import BatchedEnv, make
 from penstock.envs.games.synthetic import make_single
 from penstock.envs.single import SingleEnv
 
@@ -28,14 +28,14 @@ PONG: dict[str, Any] = {
 }
 
 
-def first_observations(game: VectorGame, seed: int) -> Array:
+def first_observations(game: BatchedEnv, seed: int) -> Array:
     space = game.info.observation_space
     out = np.zeros((game.count, *space.shape), space.dtype)
     game.reset_into(seed, out)
     return out
 
 
-def played(game: VectorGame, seed: int, actions: Array) -> tuple[Array, Array, Array, Array]:
+def played(game: BatchedEnv, seed: int, actions: Array) -> tuple[Array, Array, Array, Array]:
     """Observations [T+1, E, ...], rewards, terminated and truncated [T, E]."""
     first = first_observations(game, seed)
     observations = np.zeros((len(actions) + 1, *first.shape), first.dtype)

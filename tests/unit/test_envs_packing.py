@@ -15,8 +15,14 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from broken_envs import Masked, ResetsItself, Sound
 from penstock.configs.errors import UserError
 from penstock.configs.sections import EnvConfig
-from penstock.core.observations import Part, find_bad_observation, laid_out, row_nbytes, views
-from penstock.envs import GameInfo, VectorGame, make
+from penstock.core.observations import (
+    ObservationPart,
+    find_bad_observation,
+    laid_out,
+    row_nbytes,
+    views,
+)
+from penstock.envs import BatchedEnv, EnvInfo, make
 
 Array = npt.NDArray[Any]
 COUNT = 3
@@ -61,12 +67,12 @@ class Everything(gymnasium.Env[Any, Any]):
         return self.shown[-1]
 
 
-def everything() -> tuple[VectorGame, list[Any]]:
+def everything() -> tuple[BatchedEnv, list[Any]]:
     vector = SyncVectorEnv([Everything] * COUNT, autoreset_mode=AutoresetMode.NEXT_STEP)
-    return VectorGame("everything", vector, 1, "how"), [env.unwrapped for env in vector.envs]
+    return BatchedEnv("everything", vector, 1, "how"), [env.unwrapped for env in vector.envs]
 
 
-def first(game: VectorGame, seed: int = 0) -> Array:
+def first(game: BatchedEnv, seed: int = 0) -> Array:
     space = game.info.observation_space
     out = np.full((game.count, *space.shape), 77, space.dtype)
     game.reset_into(seed, out)
@@ -110,9 +116,9 @@ def test_a_dict_of_every_kind_comes_back_from_its_bytes() -> None:
 def test_a_row_lies_where_its_parts_say() -> None:
     parts = laid_out([("a", (3,), "|u1"), ("b", (2,), "<f4"), ("c", (), "<f4")])
     assert parts == (
-        Part("a", (3,), "|u1", 0),
-        Part("b", (2,), "<f4", 8),
-        Part("c", (), "<f4", 16),
+        ObservationPart("a", (3,), "|u1", 0),
+        ObservationPart("b", (2,), "<f4", 8),
+        ObservationPart("c", (), "<f4", 16),
     )
     assert row_nbytes(parts) == 24
     packed = np.zeros((2, 5, 24), np.uint8)
@@ -166,7 +172,7 @@ def test_switches_are_choices_of_two() -> None:
         )
 
     vector = SyncVectorEnv([make_masked] * 2)
-    game = VectorGame("switches", vector, 1, "how")
+    game = BatchedEnv("switches", vector, 1, "how")
     assert game.info.action_space == spaces.MultiDiscrete([2, 2, 2, 2])
     out = first(game)
     game.step_into(np.array([[0, 1, 1, 0], [1, 1, 0, 0]], np.int32), out)
@@ -196,7 +202,7 @@ def test_only_numbers_can_be_bad_and_a_mask_must_allow_something() -> None:
 
 
 def test_each_of_several_choices_must_have_one_that_is_allowed() -> None:
-    counts = GameInfo(spaces.Box(0, 1), spaces.MultiDiscrete([2, 3, 1]), 1, "").counts
+    counts = EnvInfo(spaces.Box(0, 1), spaces.MultiDiscrete([2, 3, 1]), 1, "").counts
     assert counts == (2, 3, 1)
     parts = laid_out([("action_mask", (6,), "|u1")])
     rows = np.zeros((2, 2, row_nbytes(parts)), np.uint8)
@@ -250,7 +256,7 @@ class Growth(gymnasium.Env[Any, Any]):
 def test_an_observation_that_changes_shape_is_one_sentence(
     kind: Any, actions: Array, sentence: str
 ) -> None:
-    game = VectorGame("growing", SyncVectorEnv([kind] * 2), 1, "how")
+    game = BatchedEnv("growing", SyncVectorEnv([kind] * 2), 1, "how")
     out = first(game)
     game.step_into(actions, out)
     with pytest.raises(UserError, match=f"^environment growing returned an {sentence}"):
@@ -271,7 +277,7 @@ def test_what_a_game_raises_of_itself_is_left_alone() -> None:
         def step(self, action: Any) -> Any:
             raise ValueError("the rope broke")
 
-    game = VectorGame("falls", SyncVectorEnv([Falls]), 1, "how")
+    game = BatchedEnv("falls", SyncVectorEnv([Falls]), 1, "how")
     out = first(game)
     with pytest.raises(ValueError, match="the rope broke"):
         game.step_into(np.zeros((1, 2), np.int32), out)
@@ -300,7 +306,7 @@ def test_what_a_shut_mask_led_to_is_told_by_the_mask() -> None:
     ):
         vector = SyncVectorEnv([kind] * 2, autoreset_mode=AutoresetMode.NEXT_STEP)
         vector.envs[1].unwrapped.last = 9  # type: ignore[attr-defined]
-        game = VectorGame("it", vector, 1, "how")
+        game = BatchedEnv("it", vector, 1, "how")
         out = first(game)
         for _ in range(steps):
             game.step_into(np.full((2, 2), [0, action], np.int32), out)
@@ -315,7 +321,7 @@ def test_a_game_that_resets_itself_is_refused_where_an_episode_ends() -> None:
 
     for kind, steps in ((ResetsItself, 5), (Knowing, 20), (Sound, 20)):
         vector = SyncVectorEnv([kind] * 2, autoreset_mode=AutoresetMode.NEXT_STEP)
-        game = VectorGame("it", vector, 1, "how")
+        game = BatchedEnv("it", vector, 1, "how")
         out = first(game)
         for _ in range(steps - 1):
             game.step_into(np.zeros(2, np.int32), out)

@@ -15,13 +15,13 @@ import snappy
 
 from penstock.configs.errors import UserError
 from penstock.configs.sections import EnvConfig
-from penstock.envs import VectorGame, find_bad_observation, make
+from penstock.envs import BatchedEnv, find_bad_observation, make
 from penstock.envs.games.synthetic import SyntheticVectorEnv
 
 PASS_THROUGH = "gymnasium.wrappers:OrderEnforcing"
 
 
-def game_of(count: int, **kwargs: Any) -> tuple[VectorGame, npt.NDArray[Any]]:
+def game_of(count: int, **kwargs: Any) -> tuple[BatchedEnv, npt.NDArray[Any]]:
     game = make(EnvConfig(id="penstock/Synthetic-v0", kwargs=kwargs), count)
     space = game.info.observation_space
     out = np.zeros((count, *space.shape), space.dtype)

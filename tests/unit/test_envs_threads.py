@@ -17,7 +17,7 @@ from gymnasium import spaces
 
 from penstock.configs.errors import UserError
 from penstock.configs.sections import EnvConfig
-from penstock.envs import VectorGame, make, probe
+from penstock.envs import BatchedEnv, make, probe
 from penstock.envs.threads import ThreadedVectorEnv
 from user_shop import config
 
@@ -89,7 +89,7 @@ def no_thread_is_left() -> Iterator[None]:
     assert set(threading.enumerate()) <= before
 
 
-def told(count: int, threads: int, faults: dict[int, str] | None = None) -> VectorGame:
+def told(count: int, threads: int, faults: dict[int, str] | None = None) -> BatchedEnv:
     Told.made.clear()
     pairs = [[*pair] for pair in (faults or {}).items()]
     return make(config(f"{__name__}:from_config", faults=pairs), count, threads)
@@ -99,7 +99,7 @@ def from_config(faults: list[tuple[int, str]]) -> Told:
     return Told(dict(faults))
 
 
-def played(game: VectorGame, steps: int, seed: int) -> list[Array]:
+def played(game: BatchedEnv, steps: int, seed: int) -> list[Array]:
     """All that a game returns, under actions by chance."""
     rng = np.random.default_rng(seed)
     space, moves = game.info.observation_space, game.info.action_space
@@ -163,7 +163,7 @@ def test_a_game_belongs_to_one_thread_from_its_making_to_its_end() -> None:
 
 
 def test_games_are_in_their_steps_at_the_same_time() -> None:
-    game = VectorGame("meets", ThreadedVectorEnv([Meets] * 4, 4), 1, "")
+    game = BatchedEnv("meets", ThreadedVectorEnv([Meets] * 4, 4), 1, "")
     played(game, 6, seed=0)  # would stand still in the first
     game.close()
 

@@ -13,7 +13,7 @@ import pytest
 
 from penstock.configs.errors import UserError
 from penstock.configs.load import dump, resolve
-from penstock.envs import VectorGame, probe
+from penstock.envs import BatchedEnv, probe
 from penstock.evaluation.evaluate import Episode, describe, evaluate, play
 from penstock.learner.checkpoints import checkpoint_format
 from penstock.learner.checkpoints.checkpoint_format import Checkpoint
@@ -53,7 +53,7 @@ def run_play(game: Scripted, episodes: int, max_steps: int = 100) -> list[Episod
     def threes(obs: npt.NDArray[Any]) -> npt.NDArray[Any]:
         return np.full(game.count, 3)
 
-    return play(cast(VectorGame, game), threes, episodes, 0, max_steps)
+    return play(cast(BatchedEnv, game), threes, episodes, 0, max_steps)
 
 
 def test_each_environment_owes_its_share_however_short_its_episodes_are() -> None:
@@ -74,7 +74,7 @@ def test_a_policy_is_told_where_episodes_begin() -> None:
     def begin(first: npt.NDArray[np.bool_]) -> None:
         told.append((len(steps), first.tolist()))
 
-    play(cast(VectorGame, game), choose, 6, 0, 100, begin)
+    play(cast(BatchedEnv, game), choose, 6, 0, 100, begin)
     both, one, other = [True, True], [True, False], [False, True]
     assert told == [(0, both), (3, one), (5, other), (6, one), (9, one), (10, other), (12, one)]
 
@@ -101,7 +101,7 @@ def test_a_game_that_ends_after_all_begins_its_next_episode_by_itself() -> None:
 
 def test_a_policy_is_told_where_games_begin_anew() -> None:
     told: list[list[bool]] = []
-    game = cast(VectorGame, Scripted([NEVER, NEVER]))
+    game = cast(BatchedEnv, Scripted([NEVER, NEVER]))
     play(game, lambda obs: np.full(2, 3), 4, 0, 3, lambda first: told.append(first.tolist()))
     assert told == [[True, True]] * 2
 

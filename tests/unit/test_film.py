@@ -11,7 +11,7 @@ import pytest
 from penstock.configs.errors import UserError
 from penstock.configs.load import resolve
 from penstock.core.observations import laid_out
-from penstock.envs import GameInfo, atari, make
+from penstock.envs import EnvInfo, atari, make
 from penstock.envs.rendering import FilmedAtari, draws, pictures
 from penstock.evaluation.pictures import drawn, enlarged
 
@@ -217,10 +217,10 @@ def test_who_draws_says_so() -> None:
     assert not draws(lambda: None)
 
 
-def info(*shape: int, dtype: Any = np.uint8) -> GameInfo:
+def info(*shape: int, dtype: Any = np.uint8) -> EnvInfo:
     from gymnasium.spaces import Box, Discrete
 
-    return GameInfo(Box(0, 255, shape, dtype), Discrete(2), 1, "")
+    return EnvInfo(Box(0, 255, shape, dtype), Discrete(2), 1, "")
 
 
 @pytest.mark.parametrize("shape", [(10, 12), (10, 12, 1), (10, 12, 3), (4, 10, 12), (4, 10, 12, 3)])
@@ -243,7 +243,7 @@ def test_what_is_no_picture_is_not(shape: tuple[int, ...]) -> None:
 def test_of_several_parts_the_first_picture_is_shown() -> None:
     parts = laid_out([("speed", (2,), "<f4"), ("screen", (9, 8), "|u1")])
     row = np.full(80, 7, np.uint8)
-    packed = GameInfo(info(80).observation_space, info(80).action_space, 1, "", parts)
+    packed = EnvInfo(info(80).observation_space, info(80).action_space, 1, "", parts)
     [picture] = drawn(packed, row)
     assert (picture.shape, picture.min(), picture.max()) == ((9, 8, 3), 7, 7)
 

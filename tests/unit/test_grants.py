@@ -17,11 +17,11 @@ from penstock.transport.grants import (
     MAX_STREAMS_PER_PEER,
     MAX_WANT,
     PROBE_AFTER_S,
+    ActorStream,
     Grants,
-    Stream,
     TakenError,
 )
-from penstock.transport.wire import MAX_COUNT, Head, Kind, WireError
+from penstock.transport.wire import MAX_COUNT, Header, MessageKind, WireError
 
 SILENCE_S = 60.0
 STEPS = 40  # of a slot, at most
@@ -35,9 +35,9 @@ def made() -> Grants:
 
 def head(
     actor: int, sequence: int, *, incarnation: int = 0, produced: int = 0, steps: int = 0
-) -> Head:
-    return Head(
-        Kind.SLOT,
+) -> Header:
+    return Header(
+        MessageKind.SLOT,
         actor=actor,
         incarnation=incarnation,
         sequence=sequence,
@@ -53,7 +53,7 @@ def join(
     sequence: int = 0,
     now_s: float = 0,
     peer: bytes = b"peer",
-) -> Stream:
+) -> ActorStream:
     return grants.hello(head(actor, sequence, produced=sequence), peer, want, now_s)
 
 
@@ -70,7 +70,7 @@ def own(actor: int) -> bytes:
     return f"peer {actor}".encode()
 
 
-def refusal(grants: Grants, message: Head, available: int = MANY) -> str:
+def refusal(grants: Grants, message: Header, available: int = MANY) -> str:
     with pytest.raises(WireError) as caught:
         grants.admit(message, b"peer", 0, available)
     return caught.value.reason
@@ -489,7 +489,7 @@ class Connected(RuleBasedStateMachine):
         self.now_s = 0.0
         self.sent: dict[int, int] = {}  # next sequence of each actor, by the actor's own count
 
-    def standing(self, actor: int) -> Head:
+    def standing(self, actor: int) -> Header:
         """What an actor says of itself; its slots have one step each."""
         return head(actor, self.sent[actor], produced=self.sent[actor])
 

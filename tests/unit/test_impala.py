@@ -21,7 +21,7 @@ from penstock.configs.errors import UserError
 from penstock.configs.load import resolve
 from penstock.core.params import ParamLayout
 from penstock.core.specs import SlotSpec
-from penstock.models.acting.categorical import Categorical
+from penstock.models.acting.categorical import CategoricalSampler
 from penstock.models.acting.numpy_mlp import NumpyMlp
 from penstock.models.acting.policy import Policy
 from penstock.models.acting.torch_network import TorchNetwork
@@ -173,7 +173,7 @@ def test_at_equal_weights_the_learner_reproduces_the_actors_log_probabilities(
         obs = rng.normal(size=(steps + 1, envs, 4)).astype(np.float32)
     else:
         obs = rng.integers(0, 256, (steps + 1, envs, 4, 84, 84)).astype(np.uint8)
-    decider = Categorical(shape.outputs, envs, np.random.default_rng(3))
+    decider = CategoricalSampler(shape.outputs, envs, np.random.default_rng(3))
     network = (
         NumpyMlp(shape, decider.outputs)
         if dtype is None

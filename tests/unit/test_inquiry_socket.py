@@ -20,7 +20,7 @@ from penstock.core.role_spec import RoleSpec, Stage
 from penstock.core.run_dir import SUPERVISOR_FILE
 from penstock.launch import status_server
 from penstock.launch.process import Child
-from penstock.launch.status_server import Inquiry
+from penstock.launch.status_server import StatusServer
 from penstock.monitor.status_client import describe, reach, status
 from penstock.profiling.ledger import COUNT, PART_BITS, PARTS, RING, Part
 from penstock.profiling.status import Phase
@@ -62,10 +62,10 @@ def read_all(client: socket.socket) -> Any:
 @contextmanager
 def served(
     folder: Path, names: list[str], children: Mapping[str, Child], every_s: float = 0.01
-) -> Iterator[Inquiry]:
+) -> Iterator[StatusServer]:
     """A supervisor's loop that only answers questions, in a thread of its own."""
     ended = threading.Event()
-    with Inquiry(folder, folder) as desk:
+    with StatusServer(folder, folder) as desk:
 
         def loop() -> None:
             while not ended.wait(every_s):
@@ -88,7 +88,7 @@ def test_who_asks_is_told_what_each_process_is_in_and_since_when(
     ledger = child.status.ledger("main")
     ledger.switch(Part.STEP)
     time.sleep(0.2)
-    with Inquiry(folder, folder) as desk:
+    with StatusServer(folder, folder) as desk:
         client = connect(folder)
         desk.turn(["actor-3", "actor-4"], {"actor-3": child})
         report = read_all(client)
@@ -107,7 +107,7 @@ def test_who_asks_is_told_what_each_process_is_in_and_since_when(
 def test_a_process_that_has_only_been_started_has_nothing_to_tell_yet(
     folder: Path, child: Child
 ) -> None:
-    with Inquiry(folder, folder) as desk:
+    with StatusServer(folder, folder) as desk:
         client = connect(folder)
         desk.turn(["actor-3"], {"actor-3": child})
         [told] = read_all(client)["processes"]
@@ -121,7 +121,7 @@ def test_a_page_full_of_nonsense_is_no_harm(folder: Path, child: Child) -> None:
     lane[COUNT], lane[RING] = 1, 1 << PART_BITS | PARTS - 1  # there is no such part
     child.status.phase = 99
     child.status.ints[9] = -(1 << 52)  # as a float: minus infinity; when the phase began
-    with Inquiry(folder, folder) as desk:
+    with StatusServer(folder, folder) as desk:
         client = connect(folder)
         desk.turn(["actor-3"], {"actor-3": child})
         [told] = read_all(client)["processes"]
@@ -131,7 +131,7 @@ def test_a_page_full_of_nonsense_is_no_harm(folder: Path, child: Child) -> None:
 
 
 def test_what_a_client_says_is_not_even_read(folder: Path) -> None:
-    with Inquiry(folder, folder) as desk:
+    with StatusServer(folder, folder) as desk:
         talker = connect(folder)
         talker.setblocking(False)
         with suppress(BlockingIOError):
@@ -142,14 +142,14 @@ def test_what_a_client_says_is_not_even_read(folder: Path) -> None:
         talker.close()
 
 
-def read_all_of_another(folder: Path, desk: Inquiry) -> Any:
+def read_all_of_another(folder: Path, desk: StatusServer) -> Any:
     client = connect(folder)
     desk.turn([], {})
     return read_all(client)
 
 
 def test_a_client_that_vanishes_leaves_nothing_open(folder: Path) -> None:
-    with Inquiry(folder, folder) as desk:
+    with StatusServer(folder, folder) as desk:
         before = len(os.listdir("/proc/self/fd"))
         many = [f"actor-{i}" for i in range(50_000)]  # more than a socket takes at once
         for _ in range(3):
@@ -166,7 +166,7 @@ def test_clients_that_do_not_read_are_borne_for_a_while_and_never_waited_for(
 ) -> None:
     monkeypatch.setattr(status_server, "PATIENCE_S", 0.3)
     many = [f"actor-{i}" for i in range(50_000)]
-    with Inquiry(folder, folder) as desk:
+    with StatusServer(folder, folder) as desk:
         sleepers = [connect(folder) for _ in range(status_server.ASKERS)]
         desk.turn(many, {})
         patient = connect(folder)
@@ -212,7 +212,7 @@ def test_shares_are_those_of_the_window(folder: Path, child: Child) -> None:
 
 
 def test_the_file_and_the_socket_are_there_as_long_as_somebody_answers(folder: Path) -> None:
-    with Inquiry(folder, folder):
+    with StatusServer(folder, folder):
         about = json.loads((folder / SUPERVISOR_FILE).read_text())
         assert about["pid"] == os.getpid()
         assert Path(about["socket"]).is_socket()

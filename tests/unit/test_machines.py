@@ -12,7 +12,13 @@ import pytest
 from penstock.configs.errors import UserError
 from penstock.configs.load import resolve
 from penstock.core.role import Store
-from penstock.launch.machines import Place, check_place, check_store, find_place, where_to_write
+from penstock.launch.machines import (
+    LearnerPlace,
+    check_place,
+    check_store,
+    find_place,
+    where_to_write,
+)
 
 TORCHRUN = {
     "TORCHELASTIC_RUN_ID": "none",
@@ -24,7 +30,7 @@ TORCHRUN = {
     "TORCHELASTIC_RESTART_COUNT": "2",
 }
 ATTEMPT = "TORCHELASTIC_RESTART_COUNT"
-FAR = Place(1, 2, Store("10.0.0.1", 29500))
+FAR = LearnerPlace(1, 2, Store("10.0.0.1", 29500))
 
 
 def config(*overrides: str) -> Any:
@@ -47,8 +53,8 @@ def resolves(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
 
 
 def test_by_hand_all_three_are_given() -> None:
-    assert find_place(1, 4, "10.0.0.1:29500", {}) == Place(1, 4, Store("10.0.0.1", 29500))
-    assert find_place(0, 1, "[fd00::7]:29500", {}) == Place(0, 1, Store("fd00::7", 29500))
+    assert find_place(1, 4, "10.0.0.1:29500", {}) == LearnerPlace(1, 4, Store("10.0.0.1", 29500))
+    assert find_place(0, 1, "[fd00::7]:29500", {}) == LearnerPlace(0, 1, Store("fd00::7", 29500))
 
 
 def test_without_options_and_torchrun_there_is_one_command() -> None:
@@ -58,7 +64,7 @@ def test_without_options_and_torchrun_there_is_one_command() -> None:
 
 def test_torchrun_says_it_in_the_environment() -> None:
     place = find_place(None, None, None, TORCHRUN)
-    assert place == Place(1, 4, Store("node7", 29400, served=True, attempt=2), torchrun=True)
+    assert place == LearnerPlace(1, 4, Store("node7", 29400, served=True, attempt=2), torchrun=True)
 
 
 @pytest.mark.parametrize(
@@ -110,15 +116,15 @@ def test_what_makes_loopback_right(resolves: dict[str, str]) -> None:
     check_place(FAR, config("learner.reduce.interface=lo"), {})
     check_place(FAR, config(), {"GLOO_SOCKET_IFNAME": "lo"})
     check_place(FAR, config(), {"NCCL_SOCKET_IFNAME": "^docker"})
-    check_place(Place(1, 2, Store("localhost", 29500)), config(), {})
-    check_place(Place(0, 1, Store("10.0.0.1", 29500)), config(), {})
+    check_place(LearnerPlace(1, 2, Store("localhost", 29500)), config(), {})
+    check_place(LearnerPlace(0, 1, Store("10.0.0.1", 29500)), config(), {})
     resolves["box"] = "10.0.0.2"
     check_place(FAR, config(), {})
 
 
 def test_a_meeting_place_that_cannot_be_found(resolves: dict[str, str]) -> None:
     with pytest.raises(UserError, match="nowhere, where the learners meet, cannot be resolved"):
-        check_place(Place(1, 2, Store("nowhere", 1)), config(), {})
+        check_place(LearnerPlace(1, 2, Store("nowhere", 1)), config(), {})
 
 
 def test_an_interface_that_does_not_exist(resolves: dict[str, str]) -> None:
@@ -138,7 +144,7 @@ def test_a_parameter_server_is_for_one_machine(resolves: dict[str, str]) -> None
 
 
 def test_torchrun_needs_a_folder_to_come_back_to() -> None:
-    place = Place(0, 1, Store("10.0.0.1", 29500), torchrun=True)
+    place = LearnerPlace(0, 1, Store("10.0.0.1", 29500), torchrun=True)
     with pytest.raises(UserError, match=r"must find its checkpoint; set run\.dir"):
         check_place(place, config(), {})
     check_place(place, config("run.dir=somewhere"), {})
@@ -146,27 +152,27 @@ def test_torchrun_needs_a_folder_to_come_back_to() -> None:
 
 def test_each_rank_writes_to_a_folder_of_its_own() -> None:
     run = Path("run")
-    first, second = (Place(rank, 2, Store("h", 1)) for rank in range(2))
+    first, second = (LearnerPlace(rank, 2, Store("h", 1)) for rank in range(2))
     assert where_to_write(first, run, "must") == (run, "must")
     assert where_to_write(second, run, "must") == (run / "rank-1", "auto")
     assert where_to_write(second, run, "no") == (run / "rank-1", "no")
-    by_torchrun = Place(0, 2, Store("h", 1), torchrun=True)
+    by_torchrun = LearnerPlace(0, 2, Store("h", 1), torchrun=True)
     assert where_to_write(by_torchrun, run, "no") == (run, "auto")
 
 
 @pytest.mark.parametrize(
     ("place", "trusted", "refused"),
     [
-        (Place(0, 2, Store("127.0.0.1", 29500)), False, False),
-        (Place(0, 2, Store("localhost", 29500)), False, False),
-        (Place(0, 2, Store("10.0.0.1", 29500)), False, True),
-        (Place(1, 2, Store("10.0.0.1", 29500)), False, True),
-        (Place(0, 2, Store("10.0.0.1", 29500)), True, False),
-        (Place(0, 2, Store("10.0.0.1", 29500, served=True), torchrun=True), False, False),
+        (LearnerPlace(0, 2, Store("127.0.0.1", 29500)), False, False),
+        (LearnerPlace(0, 2, Store("localhost", 29500)), False, False),
+        (LearnerPlace(0, 2, Store("10.0.0.1", 29500)), False, True),
+        (LearnerPlace(1, 2, Store("10.0.0.1", 29500)), False, True),
+        (LearnerPlace(0, 2, Store("10.0.0.1", 29500)), True, False),
+        (LearnerPlace(0, 2, Store("10.0.0.1", 29500, served=True), torchrun=True), False, False),
     ],
 )
 def test_a_store_off_this_host_needs_a_word(
-    resolves: dict[str, str], place: Place, trusted: bool, refused: bool
+    resolves: dict[str, str], place: LearnerPlace, trusted: bool, refused: bool
 ) -> None:
     if not refused:
         check_store(place, trusted=trusted)
@@ -179,5 +185,5 @@ def test_a_name_under_which_rank_0_would_serve_itself_alone(resolves: dict[str, 
     resolves["box"] = "127.0.1.1"
     store = Store("box", 29500)
     with pytest.raises(UserError, match=r"--store box:29500 is 127\.0\.1\.1 on this machine, whe"):
-        check_place(Place(0, 2, store), config("learner.reduce.interface=lo"), {})
-    check_place(Place(1, 2, store), config("learner.reduce.interface=lo"), {})
+        check_place(LearnerPlace(0, 2, store), config("learner.reduce.interface=lo"), {})
+    check_place(LearnerPlace(1, 2, store), config("learner.reduce.interface=lo"), {})

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from penstock.core.role_spec import RoleSpec, Stage
-from penstock.launch.learner_group import Group, Seats
+from penstock.launch.learner_group import GroupMembership, Seats
 from penstock.launch.supervisor_messages import Effect, Send
 
 
@@ -26,7 +26,7 @@ def told(*members: int, epoch: int) -> list[Effect]:
 
 
 def test_the_first_group_waits_for_all_and_every_change_makes_another() -> None:
-    group = Group(learners(3))
+    group = GroupMembership(learners(3))
     assert group.join(2) == []
     assert group.join(0) == []
     assert group.join(1) == told(0, 1, 2, epoch=1)
@@ -36,7 +36,7 @@ def test_the_first_group_waits_for_all_and_every_change_makes_another() -> None:
 
 
 def test_who_ends_before_the_first_group_is_waited_for() -> None:
-    group = Group(learners(2))
+    group = GroupMembership(learners(2))
     group.join(0)
     assert group.leave(0) == []
     assert group.join(1) == []
@@ -44,7 +44,7 @@ def test_who_ends_before_the_first_group_is_waited_for() -> None:
 
 
 def test_who_ends_before_anybody_has_entered_is_waited_for_as_it_alone_may_have_the_state() -> None:
-    group = Group(learners(2))
+    group = GroupMembership(learners(2))
     group.join(0)
     assert group.join(1) == told(0, 1, epoch=1)
     assert group.leave(0) == []
@@ -55,7 +55,7 @@ def test_who_ends_before_anybody_has_entered_is_waited_for_as_it_alone_may_have_
 
 
 def test_who_was_in_no_group_may_end_unnoticed() -> None:
-    group = Group(learners(2))
+    group = GroupMembership(learners(2))
     group.join(0)
     group.join(1)
     group.leave(1)
@@ -63,7 +63,7 @@ def test_who_was_in_no_group_may_end_unnoticed() -> None:
 
 
 def test_one_failure_of_a_group_makes_one_new_one_however_many_tell_of_it() -> None:
-    group = Group(learners(2))
+    group = GroupMembership(learners(2))
     group.join(0)
     group.join(1)
     assert group.failed(1) == told(0, 1, epoch=2)
@@ -72,7 +72,7 @@ def test_one_failure_of_a_group_makes_one_new_one_however_many_tell_of_it() -> N
 
 
 def test_what_has_been_learned_is_held_by_members_alone() -> None:
-    group = Group(learners(3))
+    group = GroupMembership(learners(3))
     assert group.holds_run(0, running={0, 2})
     assert not group.holds_run(0, running={0})
     for rank in range(3):

@@ -8,22 +8,22 @@ import numpy as np
 import pytest
 import torch
 
-from penstock.models.acting.categorical import Categoricals, Decider
-from penstock.models.acting.gaussian import Gaussian
+from penstock.models.acting.categorical import ActionSampler, MultiCategoricalSampler
+from penstock.models.acting.gaussian import GaussianSampler
 from penstock.models.actions import Choices, Numbers
 from penstock.models.distributions import distribution
 
 ENVS, ROUNDS = 200, 300
 
 
-def with_outputs(decider: Decider, outputs: list[float]) -> Decider:
+def with_outputs(decider: ActionSampler, outputs: list[float]) -> ActionSampler:
     decider.outputs[:] = np.array(outputs, np.float32)[:, None]
     return decider
 
 
 def test_several_choices_are_drawn_each_by_its_own_logits_and_independently() -> None:
     logits = [0.5, -0.5, 1.0, 0.0, 2.0]
-    decider = Categoricals((2, 3), (2,), ENVS, np.random.default_rng(0))
+    decider = MultiCategoricalSampler((2, 3), (2,), ENVS, np.random.default_rng(0))
     counts = np.zeros((2, 3))
     for _ in range(ROUNDS):
         first, second = with_outputs(decider, logits).sample().T
@@ -39,7 +39,7 @@ def test_log_probabilities_of_choices_are_the_learners(counts: tuple[int, ...]) 
     spec = Choices(counts, (len(counts) // 2, 2) if len(counts) > 2 else (2,))
     rng = np.random.default_rng(1)
     outputs = rng.normal(size=(ENVS, spec.outputs)).astype(np.float32) * 3
-    decider = Categoricals(spec.counts, spec.shape, ENVS, rng)
+    decider = MultiCategoricalSampler(spec.counts, spec.shape, ENVS, rng)
     decider.outputs[:] = outputs.T
     action = decider.sample()
     assert action.shape == (ENVS, *spec.shape)
@@ -52,7 +52,7 @@ def test_log_probabilities_of_choices_are_the_learners(counts: tuple[int, ...]) 
 def test_numbers_are_normal(squashed: bool) -> None:
     """Means and deviations over many draws, to four standard errors."""
     means, deviations = np.array([0.5, -1.0]), np.array([0.2, 1.5])
-    decider = Gaussian((2,), ENVS, squashed, np.random.default_rng(2))
+    decider = GaussianSampler((2,), ENVS, squashed, np.random.default_rng(2))
     outputs = [*means.tolist(), *np.log(deviations).tolist()]
     drawn = []
     for _ in range(ROUNDS):
@@ -76,7 +76,7 @@ def test_log_densities_of_numbers_are_the_learners(squashed: bool, log_std: floa
     rng = np.random.default_rng(3)
     outputs = rng.normal(size=(ENVS, 8)).astype(np.float32)
     outputs[:, 4:] = log_std
-    decider = Gaussian(spec.shape, ENVS, squashed, rng)
+    decider = GaussianSampler(spec.shape, ENVS, squashed, rng)
     decider.outputs[:] = outputs.T
     decider.sample()
     recorded = torch.from_numpy(decider.recorded["action"])

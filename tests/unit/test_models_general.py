@@ -22,7 +22,7 @@ from penstock.models.acting.policy import make_policy
 from penstock.models.fitting import actor_critic_shape
 from penstock.models.general import GeneralShape
 from penstock.models.layout import CnnShape, MlpShape
-from penstock.models.torch_encoders import ImpalaCnn
+from penstock.models.torch_encoders import ImpalaEncoder
 from penstock.models.torch_nets import build_net
 
 TWO = spaces.Discrete(2)
@@ -135,7 +135,7 @@ def test_an_impala_cnn_has_as_many_parameters_as_in_the_paper() -> None:
     for entering, channels in ((4, 16), (16, 32), (32, 32)):
         sections += (9 * entering + 1) * channels + 4 * (9 * channels + 1) * channels
     linear = (11 * 11 * 32 + 1) * 256
-    net = ImpalaCnn(4, 84, 84)
+    net = ImpalaEncoder(4, 84, 84)
     assert sum(p.numel() for p in net.parameters()) == sections + linear
     convs = [module for module in net.modules() if isinstance(module, torch.nn.Conv2d)]
     assert len(convs) == 15

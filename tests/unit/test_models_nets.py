@@ -11,7 +11,7 @@ import torch
 from torch import nn
 from torch.nn.functional import conv2d, linear
 
-from penstock.models.acting.categorical import Categorical
+from penstock.models.acting.categorical import CategoricalSampler
 from penstock.models.acting.numpy_mlp import NumpyMlp
 from penstock.models.acting.policy import Policy
 from penstock.models.acting.torch_network import TorchNetwork
@@ -50,7 +50,7 @@ def random_net(shape: ActorCriticShape, dtype: torch.dtype = torch.float32) -> t
 
 
 def policy_of(kind: Any, shape: Any, *dtype: torch.dtype) -> Policy:
-    decider = Categorical(shape.outputs, ENVS, np.random.default_rng(0))
+    decider = CategoricalSampler(shape.outputs, ENVS, np.random.default_rng(0))
     return Policy(kind(shape, decider.outputs, *dtype), decider)
 
 

@@ -9,16 +9,16 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from penstock.models.acting.categorical import Categorical
+from penstock.models.acting.categorical import CategoricalSampler
 
 ENVS = 500
 
 
 def sampler(
     row: list[float], seed: int = 0, envs: int = ENVS
-) -> tuple[Categorical, npt.NDArray[np.float32]]:
+) -> tuple[CategoricalSampler, npt.NDArray[np.float32]]:
     logits = np.repeat(np.array(row, np.float32)[:, None], envs, axis=1)
-    return Categorical(len(row), envs, np.random.default_rng(seed)), logits
+    return CategoricalSampler(len(row), envs, np.random.default_rng(seed)), logits
 
 
 def log_softmax(row: list[float]) -> npt.NDArray[np.float64]:
@@ -80,7 +80,7 @@ class Largest(np.random.Generator):
 @pytest.mark.parametrize("row", [[0.0, -200.0], [0.0, 0.5, -200.0], [0.1, 0.2, 0.3, 0.4, -200.0]])
 def test_an_action_of_probability_zero_is_never_taken(row: list[float]) -> None:
     assert np.exp(np.float32(row[-1])) == 0
-    drawn = Categorical(len(row), 3, Largest(np.random.PCG64()))
+    drawn = CategoricalSampler(len(row), 3, Largest(np.random.PCG64()))
     drawn.outputs[:] = np.array(row, np.float32)[:, None]
     actions, logp = drawn.sample(), drawn.recorded["behaviour_logp"]
     assert (actions == len(row) - 2).all()

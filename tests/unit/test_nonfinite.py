@@ -13,7 +13,7 @@ from torch import Tensor
 from penstock.configs.load import resolve
 from penstock.core.specs import HEADER
 from penstock.envs import probe
-from penstock.learner.checkpoints.checkpoint_manager import Checkpoints
+from penstock.learner.checkpoints.checkpoint_manager import CheckpointManager
 from penstock.learner.nonfinite import NonFiniteGuard, backward
 from penstock.learner.sources.staging import StagingBatch
 from penstock.learner.state import put_state, take_state, weights_of
@@ -193,16 +193,16 @@ def test_the_lowered_rate_goes_to_other_learners_and_into_the_checkpoint(tmp_pat
     put_state(other.trainer, take_state(rig.trainer))
     assert other.trainer.optimizer.lr_factor == 0.5
     assert other.trainer.progress.rollbacks == 1, "they have one budget"
-    Checkpoints(tmp_path, rig.trainer).save()
+    CheckpointManager(tmp_path, rig.trainer).save()
     again, told = Rig(), list[str]()
-    Checkpoints(
+    CheckpointManager(
         tmp_path, again.trainer, lambda kind, **about: told.append(about.get("text", ""))
     ).resume("must")
     assert again.trainer.optimizer.lr_factor == 0.5
     assert again.trainer.progress.rollbacks == 0
     assert "the learning rate stays at 0.5 times learner.lr" in told[0]
     cooler = Rig("learner.lr=1e-5")
-    Checkpoints(tmp_path, cooler.trainer).resume("must")
+    CheckpointManager(tmp_path, cooler.trainer).resume("must")
     assert cooler.trainer.optimizer.lr_factor == 1.0
 
 

@@ -12,27 +12,27 @@ from gymnasium import spaces
 
 from penstock.configs.load import resolve
 from penstock.core.params import Float32
-from penstock.envs.vector_env import GameInfo
-from penstock.learner.checkpoints.checkpoint_manager import Checkpoints
+from penstock.envs.vector_env import EnvInfo
+from penstock.learner.checkpoints.checkpoint_manager import CheckpointManager
 from penstock.learner.offpolicy import OffPolicyTrainer
 from penstock.learner.updates import DqnUpdate, SacUpdate
 from penstock.models.acting.policy import make_policy
 
-CHOICES = GameInfo(spaces.Box(-1, 1, (4,), np.float32), spaces.Discrete(4), 1, "")
-TORQUES = GameInfo(spaces.Box(-1, 1, (3,), np.float32), spaces.Box(-2, 2, (1,), np.float32), 1, "")
-FRAMES = GameInfo(spaces.Box(0, 255, (2, 40, 40), np.uint8), spaces.Discrete(3), 1, "")
+CHOICES = EnvInfo(spaces.Box(-1, 1, (4,), np.float32), spaces.Discrete(4), 1, "")
+TORQUES = EnvInfo(spaces.Box(-1, 1, (3,), np.float32), spaces.Box(-2, 2, (1,), np.float32), 1, "")
+FRAMES = EnvInfo(spaces.Box(0, 255, (2, 40, 40), np.uint8), spaces.Discrete(3), 1, "")
 COMMON = ("learner.precision=fp32", "learner.device=cpu", "model.activation=relu")
 GAMES = {"dqn": CHOICES, "sac": TORQUES}
 
 Batch = dict[str, Any]
 
 
-def trainer(algo: str, *options: str, info: GameInfo | None = None) -> OffPolicyTrainer:
+def trainer(algo: str, *options: str, info: EnvInfo | None = None) -> OffPolicyTrainer:
     config = resolve("Acrobot-v1", [f"algo.name={algo}", *COMMON, *options])
     return OffPolicyTrainer(config, info or GAMES[algo])
 
 
-def random_batch(algo: str, seed: int = 0, size: int = 32, info: GameInfo | None = None) -> Batch:
+def random_batch(algo: str, seed: int = 0, size: int = 32, info: EnvInfo | None = None) -> Batch:
     rng = np.random.default_rng(seed)
     info = info or GAMES[algo]
     space, actions = info.observation_space, info.action_space
@@ -111,7 +111,7 @@ def test_the_target_critics_follow_by_a_share() -> None:
 
 
 @pytest.mark.parametrize("info", [CHOICES, FRAMES])
-def test_micro_batches_give_the_update_of_the_whole(info: GameInfo) -> None:
+def test_micro_batches_give_the_update_of_the_whole(info: EnvInfo) -> None:
     found = []
     for size in (256, 5):
         made = trainer("dqn", f"learner.micro_batch={size}", info=info)
@@ -168,10 +168,10 @@ def test_a_resumed_trainer_goes_on_bit_for_bit(algo: str, optimizer: str, tmp_pa
     whole = trainer(algo, *options)
     for step in range(10):
         if step == 5:
-            Checkpoints(tmp_path, whole).save()
+            CheckpointManager(tmp_path, whole).save()
         whole.update(random_batch(algo, step))
     resumed = trainer(algo, *options, "run.seed=9")
-    assert Checkpoints(tmp_path, resumed).resume("must")
+    assert CheckpointManager(tmp_path, resumed).resume("must")
     for step in range(5, 10):
         resumed.update(random_batch(algo, step))
     np.testing.assert_array_equal(values(whole), values(resumed))

@@ -16,9 +16,9 @@ from penstock.algos.slots import RETURN
 from penstock.configs.load import resolve
 from penstock.core.specs import HEADER
 from penstock.envs import probe
-from penstock.learner.onpolicy import RewardScale, deal, nobody, pieces
+from penstock.learner.onpolicy import RewardScale, deal, empty_batch, pieces
 from penstock.learner.sources.staging import StagingBatch
-from penstock.learner.sync.gradient_sync import Alone, GroupLostError
+from penstock.learner.sync.gradient_sync import GroupLostError, SingleLearner
 from penstock.learner.trainer import Trainer
 from penstock.transport.shm.store import Slot
 
@@ -135,7 +135,7 @@ def test_no_further_epoch_once_the_policy_has_moved_too_far() -> None:
     assert made.progress.learner_steps == 8
 
 
-class Lost(Alone):
+class Lost(SingleLearner):
     """Learners of whom the others go after some steps."""
 
     def __init__(self, steps: int) -> None:
@@ -201,7 +201,7 @@ def test_normalised_rewards_leave_the_batch_alone_and_go_on_from_a_checkpoint() 
     assert "rewards/sums" not in trainer().state_dict()
 
 
-class Pair(Alone):
+class Pair(SingleLearner):
     """One of two learners: what it sums up is written down, and the other's is added."""
 
     def __init__(self) -> None:
@@ -238,7 +238,7 @@ def test_a_learner_without_samples_takes_part_in_every_sum() -> None:
 
 def test_nobody_is_a_batch_that_weighs_nothing() -> None:
     made = trainer()
-    columns = nobody(made.spec, made.device)
+    columns = empty_batch(made.spec, made.device)
     cfg: Any = made.config.algo
     total, sums = ppo.loss(
         made.model, columns | ppo.prepare(made.model, columns, cfg, [slice(0, 1)]), cfg

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from penstock.configs.reduce import ReduceConfig
 from penstock.configs.sections import LearnerConfig
-from penstock.learner.codecs.buckets import Part
+from penstock.learner.codecs.buckets import GradientPart
 from penstock.learner.optimizers.flat_optimizer import FlatOptimizer
 
 KINDS = ["adam", "rmsprop", "sgd"]
@@ -130,10 +130,10 @@ def test_spans_say_where_each_parameter_lies() -> None:
     net = make_net()
     optimizer = flat(net)
     assert optimizer.parts == (
-        Part("0.weight", 0, 54, False, 3),
-        Part("0.bias", 54, 57, True),
-        Part("3.weight", 57, 105, False, 4),
-        Part("3.bias", 105, 109, True),
+        GradientPart("0.weight", 0, 54, False, 3),
+        GradientPart("0.bias", 54, 57, True),
+        GradientPart("3.weight", 57, 105, False, 4),
+        GradientPart("3.bias", 105, 109, True),
     )
     assert all(a is b for a, b in zip(optimizer.parameters, net.parameters(), strict=True))
     optimizer.values.copy_(torch.arange(109.0))

@@ -10,7 +10,7 @@ import pytest
 
 from penstock.configs.load import resolve
 from penstock.core.role_spec import RoleSpec, Stage
-from penstock.profiling.report.data import Window, make
+from penstock.profiling.report.data import ProfileWindow, make
 from penstock.profiling.report.readings import Reading
 from penstock.profiling.verdict import judge
 
@@ -47,7 +47,7 @@ def profile(
     ended: Sequence[Reading] = (),
 ) -> dict[str, Any]:
     """Of a window from 100 s to 110 s."""
-    window = Window(
+    window = ProfileWindow(
         {r.spec.name: r for r in begin},
         {r.spec.name: r for r in end},
         100 * SECOND,

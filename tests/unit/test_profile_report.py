@@ -16,7 +16,7 @@ from penstock.configs.errors import UserError
 from penstock.profiling.ledger import LEARNER_PARTS, Part
 from penstock.profiling.report import files, timeline
 from penstock.profiling.report.colours import COLOURS, LEARNER_COLOURS
-from penstock.profiling.report.data import Window
+from penstock.profiling.report.data import ProfileWindow
 from penstock.profiling.report.html import page
 from penstock.profiling.report.readings import Spans, Thread
 from penstock.profiling.report.tables import duration, rate_of_bytes
@@ -176,7 +176,7 @@ def test_shares_of_stretches_of_a_thread() -> None:
 def test_all_files_are_written(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     profile = dict(PROFILE)
-    window = Window({}, {}, 0, 40_000_000, [])
+    window = ProfileWindow({}, {}, 0, 40_000_000, [])
     notes = files.write(tmp_path, profile, window, threads(), ["first"])
     assert notes == ["first", "the trace has all 20 spans of the window"]
     assert {path.name for path in tmp_path.iterdir()} == {

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from penstock.launch.profile_watch import PATIENCE_S, WARM_UP_S, WORD_S, Watch
-from penstock.launch.run import Audience
+from penstock.launch.run import RunReporter
 from penstock.launch.supervisor import Supervisor
-from penstock.launch.supervisor_messages import Limits
+from penstock.launch.supervisor_messages import RestartLimits
 from penstock.monitor.view import LineView
 
 
@@ -34,9 +34,9 @@ class Scene:
     def __init__(self, folder: Path, clock: Clock) -> None:
         self._clock, self._screen = clock, io.StringIO()
         self.watch = Watch(1e-9, folder / "kernels.json")
-        with_nobody = Supervisor([], Limits(), {}, folder, self.watch)
+        with_nobody = Supervisor([], RestartLimits(), {}, folder, self.watch)
         self.close: Callable[[], None] = with_nobody._selector.close
-        self.watch.attach(with_nobody, Audience(lambda: LineView(self._screen, "x", None), None))
+        self.watch.attach(with_nobody, RunReporter(lambda: LineView(self._screen, "x", None), None))
 
     def profiled_at(self, seconds: float) -> bool:
         """Whether there has been a window, so long after the beginning."""

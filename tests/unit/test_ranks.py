@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from penstock.monitor.ranks import Place, Ranks, merge, whereabouts
+from penstock.monitor.ranks import RankPhase, Ranks, merge, whereabouts
 from penstock.profiling.histogram import bin_of, edge
 
 
@@ -201,8 +201,8 @@ def test_a_learner_that_dies_while_the_others_give_their_last_word() -> None:
 
 
 def test_where_each_rank_is() -> None:
-    reducing = Place("all-reduce", 30.2, 1207)
-    places = {0: reducing, 1: reducing, 2: Place("wait_data", 41.4), 3: reducing}
+    reducing = RankPhase("all-reduce", 30.2, 1207)
+    places = {0: reducing, 1: reducing, 2: RankPhase("wait_data", 41.4), 3: reducing}
     assert whereabouts(places) == ("rank 2 is in wait_data for 41 s; 0, 1, 3 in all-reduce 1207")
     assert whereabouts({0: reducing, 1: reducing}) == "ranks 0, 1 are in all-reduce 1207 for 30 s"
 

@@ -12,11 +12,11 @@ from torch import Tensor
 
 from penstock.bench.network import entries
 from penstock.configs.sections import LearnerConfig
-from penstock.learner.codecs.alone import Alone
+from penstock.learner.codecs.alone import SoloCollective
 from penstock.learner.codecs.auto import (
     Choice,
     Cost,
-    Network,
+    NetworkCost,
     candidates,
     choose,
     decide,
@@ -31,7 +31,7 @@ from penstock.learner.codecs.collective import (
     all_to_all_nbytes,
 )
 
-SLOW = Network(12_500_000, 0.001)  # 100 Mbit/s
+SLOW = NetworkCost(12_500_000, 0.001)  # 100 Mbit/s
 
 
 def test_a_step_by_hand() -> None:
@@ -100,7 +100,7 @@ def test_everything_goes_with_sgd() -> None:
     }  # fmt: skip
 
 
-class Wire(Alone):
+class Wire(SoloCollective):
     """Takes a second for every ``rate`` bytes that a rank would send."""
 
     def __init__(self, world: int, rate: float) -> None:
@@ -146,4 +146,4 @@ def test_on_a_slow_wire_few_bytes_win(one_thread: None) -> None:
 
 
 def test_between_ranks_that_share_memory_nothing_is_coded(one_thread: None) -> None:
-    assert chosen(Alone(0, 4)).codec == "none"
+    assert chosen(SoloCollective(0, 4)).codec == "none"

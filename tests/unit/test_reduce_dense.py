@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from penstock.learner.codecs import two_phase
-from penstock.learner.codecs.alone import Alone
+from penstock.learner.codecs.alone import SoloCollective
 from penstock.learner.codecs.collective import Collective
 from reduce_ring import CPU, SIZE, Floats, codec_for, gradients, reduce_all, run_ranks
 
@@ -168,7 +168,7 @@ def test_terngrad_draws_differ_between_ranks_and_updates_and_come_again() -> Non
 
     def draw(rank: int, update: int) -> Floats:
         codec = codec_for(2, rank, codec="terngrad")
-        return reduce_all(codec, Alone(rank, 2), update, grad)
+        return reduce_all(codec, SoloCollective(rank, 2), update, grad)
 
     assert np.array_equal(draw(0, 0), draw(0, 0))
     assert not np.array_equal(draw(0, 0), draw(0, 1))
@@ -195,7 +195,7 @@ def test_what_ends_a_collective_ends_powersgd() -> None:
     class LostError(Exception):
         pass
 
-    class Broken(Alone):
+    class Broken(SoloCollective):
         def all_reduce(self, tensor: Tensor) -> None:
             raise LostError("rank 1 is gone")
 
@@ -259,7 +259,7 @@ def test_a_gpu_computes_what_a_cpu_does(name: str) -> None:
         work = grads.to(device, copy=True)
         codec.begin(LATE)
         for bucket in codec.buckets:
-            codec.reduce(bucket, work[bucket.start : bucket.stop], Alone(1, 4))
+            codec.reduce(bucket, work[bucket.start : bucket.stop], SoloCollective(1, 4))
         found.append(work.cpu())
     if name == "terngrad":  # draws of its own: only the scales are the same
         units = [values[:1200].abs().max().item() for values in found]

@@ -11,7 +11,7 @@ from torch import nn
 
 from penstock.configs.errors import UserError
 from penstock.configs.reduce import ReduceConfig
-from penstock.learner.codecs.buckets import Bucket, Part, buckets_of, parts_of
+from penstock.learner.codecs.buckets import Bucket, GradientPart, buckets_of, parts_of
 from penstock.learner.codecs.collective import Collective
 from penstock.learner.codecs.packing import Packing
 from penstock.learner.codecs.registry import make_codec
@@ -21,15 +21,15 @@ from reduce_ring import CPU, codec_for, run_ranks
 def test_parts_follow_one_another() -> None:
     net = nn.Sequential(nn.Conv2d(2, 3, 4), nn.Linear(5, 6))
     assert parts_of(net.named_parameters()) == (
-        Part("0.weight", 0, 96, False, 3),
-        Part("0.bias", 96, 99, True, 1),
-        Part("1.weight", 99, 129, False, 6),
-        Part("1.bias", 129, 135, True, 1),
+        GradientPart("0.weight", 0, 96, False, 3),
+        GradientPart("0.bias", 96, 99, True, 1),
+        GradientPart("1.weight", 99, 129, False, 6),
+        GradientPart("1.bias", 129, 135, True, 1),
     )
 
 
-def part(name: str, start: int, stop: int) -> Part:
-    return Part(name, start, stop, False)
+def part(name: str, start: int, stop: int) -> GradientPart:
+    return GradientPart(name, start, stop, False)
 
 
 def test_buckets_are_whole_parameters_and_the_last_come_first() -> None:

@@ -14,15 +14,15 @@ from hypothesis import strategies as st
 from penstock.replay.errors import ReplayError
 from penstock.replay.limiter import (
     Counts,
+    LimiterRule,
     RateLimiter,
-    Rule,
     balance,
     inserts_missing,
     needed_band,
     samples_missing,
 )
 
-RULE = Rule(samples_per_insert=4.0, min_size=100, band=50.0)
+RULE = LimiterRule(samples_per_insert=4.0, min_size=100, band=50.0)
 
 
 def counts(inserted: int, sampled: int, removed: int = 0) -> Counts:
@@ -102,7 +102,7 @@ def test_in_the_narrowest_band_one_side_can_always_go_on(
     sizes: list[tuple[int, int, bool]],
 ) -> None:
     """And whoever goes on stays within the band."""
-    rule = Rule(ratio, min_size, needed_band(ratio, batch, insert))
+    rule = LimiterRule(ratio, min_size, needed_band(ratio, batch, insert))
     now = Counts(earning_from=min_size)
     for sample, add, sample_first in sizes:
         sample, add = min(sample, batch), min(add, insert)
@@ -127,7 +127,7 @@ def test_in_the_narrowest_band_one_side_can_always_go_on(
 def test_what_is_missing_is_enough_and_no_less_would_be(
     ratio: float, inserted: int, sampled: int, count: int
 ) -> None:
-    rule = Rule(ratio, 50, 60.0)
+    rule = LimiterRule(ratio, 50, 60.0)
     now = Counts(inserted, sampled, earning_from=50)
     missing = inserts_missing(rule, now, count)
     later = Counts(inserted + missing, sampled, earning_from=50)
@@ -208,7 +208,7 @@ def test_a_change_that_could_not_hold_changes_nothing() -> None:
         limiter.update(band=30.0)
     with pytest.raises(ReplayError, match=r"samples_per_insert -1\.0"):
         limiter.update(samples_per_insert=-1.0, band=200)
-    assert limiter.rule == Rule(8.0, 10, 100)
+    assert limiter.rule == LimiterRule(8.0, 10, 100)
 
 
 def test_the_reasons_say_what_is_missing() -> None:

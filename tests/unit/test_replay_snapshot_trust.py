@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from penstock.replay.buffer import Replay
-from penstock.replay.errors import DamagedError, ReplayError
+from penstock.replay.errors import DamagedSnapshotError, ReplayError
 from penstock.replay.own_folder import PREFIX, OwnFolder
 from penstock.replay.samplers import Prioritized, Uniform
 from penstock.replay.sequences import Sequences
@@ -138,7 +138,7 @@ def test_a_manifest_that_names_another_folder(tmp_path: Path, name: str) -> None
     about = FolderReader(tmp_path).about
     writer._inside = _Named(writer._inside, name)  # type: ignore[assignment]
     writer.finish(about)
-    with pytest.raises(DamagedError, match="is none of a snapshot"):
+    with pytest.raises(DamagedSnapshotError, match="is none of a snapshot"):
         FolderReader(tmp_path)
 
 
@@ -162,7 +162,7 @@ def test_links_are_not_followed(tmp_path: Path) -> None:
     (inside,) = folder.glob("replay-*/")
     inside.rename(aside)
     inside.symlink_to(aside)
-    with pytest.raises(DamagedError):
+    with pytest.raises(DamagedSnapshotError):
         Replay.load(folder)
     inside.unlink()
     aside.rename(inside)

@@ -15,7 +15,7 @@ from penstock.actors.rollout import Rollout
 from penstock.algos import slot_spec
 from penstock.configs.errors import UserError
 from penstock.configs.load import resolve
-from penstock.envs import VectorGame, make
+from penstock.envs import BatchedEnv, make
 from penstock.profiling.ledger import TimeLedger
 
 ENVS, UNROLL, SEED = 3, 40, 7
@@ -126,7 +126,7 @@ class Unsound(CartPoleVectorEnv):
 def test_a_reward_that_is_no_finite_number_is_one_sentence(value: float) -> None:
     vector = Unsound(ENVS)
     vector.value = value
-    game = VectorGame("unsound", vector, 1, "")
+    game = BatchedEnv("unsound", vector, 1, "")
     spec = slot_spec(resolve("cartpole", [f"actors.envs={ENVS}"]), game.info)
     rollout = Rollout(game, Script(), SEED, TimeLedger())  # type: ignore[arg-type]
     with pytest.raises(UserError) as told:
@@ -157,7 +157,7 @@ class Shuts(gymnasium.Env[Any, Any]):
 
 def test_a_mask_that_shuts_one_choice_of_several_is_one_sentence() -> None:
     config = resolve("cartpole_ppo", ["actors.envs=2", "learner.updates_per_batch=1"])
-    game = VectorGame("it", SyncVectorEnv([Shuts] * 2), 1, "how")
+    game = BatchedEnv("it", SyncVectorEnv([Shuts] * 2), 1, "how")
     spec = slot_spec(config, game.info)
     policy = Script(2)
     policy.actions = np.zeros((2, 2), np.int32)

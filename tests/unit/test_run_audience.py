@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from penstock.launch.run import Audience
+from penstock.launch.run import RunReporter
 from penstock.monitor.events import EventLog
 from penstock.monitor.record import Record, lines
 
@@ -46,7 +46,7 @@ def without_time(notes: list[str]) -> list[str]:
 
 def test_what_every_actor_says_is_shown_once() -> None:
     view = Shown()
-    audience = Audience(lambda: view, None)
+    audience = RunReporter(lambda: view, None)
     audience.tick()
     for text in ("by its own vector form", "by its own vector form", "another"):
         audience.note(text)
@@ -59,7 +59,7 @@ def test_what_is_said_again_is_shown_after_a_minute_with_its_count(
     now_s = 1000.0
     monkeypatch.setattr("time.monotonic", lambda: now_s)
     view = Shown()
-    audience = Audience(lambda: view, None)
+    audience = RunReporter(lambda: view, None)
     audience.tick()
     for _ in range(121):
         audience.note("the disk is full")
@@ -70,7 +70,7 @@ def test_what_is_said_again_is_shown_after_a_minute_with_its_count(
 
 def test_events_are_written_and_those_for_the_user_are_shown(tmp_path: Path) -> None:
     view = Shown()
-    audience = Audience(lambda: view, None, events=EventLog(tmp_path))
+    audience = RunReporter(lambda: view, None, events=EventLog(tmp_path))
     audience.tick()
     audience.log("start", "was started", "actor-0", 0)
     audience.log("restart", "actor-0 starts again", "actor-0", 0, {"delay_s": 0.1})
@@ -82,7 +82,7 @@ def test_events_are_written_and_those_for_the_user_are_shown(tmp_path: Path) -> 
 
 def test_what_is_said_before_there_is_a_view_is_shown_once_there_is() -> None:
     view = Shown()
-    audience = Audience(lambda: view, None)
+    audience = RunReporter(lambda: view, None)
     audience.note("resumed")
     audience.note("resumed")
     audience.tick()
@@ -93,7 +93,7 @@ def test_what_is_said_before_there_is_a_view_is_shown_once_there_is() -> None:
 def test_a_full_disk_is_told_once_and_the_metrics_are_still_shown(tmp_path: Path) -> None:
     (tmp_path / "metrics.jsonl").symlink_to("/dev/full")
     view, record = Shown(), Record(tmp_path)
-    audience = Audience(lambda: view, record)
+    audience = RunReporter(lambda: view, record)
     audience.tick()
     for time_s in (1.0, 2.0):
         audience.metrics({"time_s": time_s}, final=False)
@@ -104,7 +104,7 @@ def test_a_full_disk_is_told_once_and_the_metrics_are_still_shown(tmp_path: Path
 
 def test_a_closed_terminal_does_not_keep_metrics_from_the_disk(tmp_path: Path) -> None:
     record = Record(tmp_path)
-    audience = Audience(lambda: Shown(broken=True), record)
+    audience = RunReporter(lambda: Shown(broken=True), record)
     audience.tick()
     audience.note("nobody reads this")
     audience.metrics({"time_s": 1.0}, final=False)

@@ -16,7 +16,7 @@ from penstock.configs.algorithms import SacConfig
 from penstock.configs.load import resolve
 from penstock.core.params import ParamLayout
 from penstock.core.specs import SlotSpec
-from penstock.models.acting.gaussian import SquashedGaussian
+from penstock.models.acting.gaussian import SquashedGaussianSampler
 
 BOUNDS = (-20.0, 2.0)
 
@@ -68,7 +68,7 @@ def test_log_density_is_finite_where_tanh_rounds_to_1() -> None:
 def test_deviations_are_kept_within_bounds_and_numpy_draws_the_same_distribution() -> None:
     cut, _ = sac.squashed(torch.tensor([[0.0, 9.0]]), torch.ones(1, 1), (-1.0, 0.5))
     assert cut.item() == pytest.approx(math.tanh(math.exp(0.5)))
-    decider = SquashedGaussian((1,), 50_000, (-1.0, 0.5), np.random.default_rng(0))
+    decider = SquashedGaussianSampler((1,), 50_000, (-1.0, 0.5), np.random.default_rng(0))
     decider.outputs[:] = [[0.3], [9.0]]
     drawn = np.arctanh(decider.sample().astype(np.float64))
     assert drawn.mean() == pytest.approx(0.3, abs=0.03)

@@ -14,7 +14,13 @@ from penstock.configs.load import resolve
 from penstock.learner.parameter_server import protocol
 from penstock.learner.parameter_server.members import rules
 from penstock.learner.parameter_server.parameters import template
-from penstock.learner.parameter_server.protocol import Flag, Head, Kind, Message, Packed
+from penstock.learner.parameter_server.protocol import (
+    Flag,
+    Packed,
+    ServerHeader,
+    ServerMessage,
+    ServerMessageKind,
+)
 from penstock.learner.parameter_server.server import ParameterServer
 
 SIZE = 8
@@ -37,9 +43,9 @@ class Liar:
         self._session = 0
         self._number = 0
 
-    def say(self, head: Head, packed: Packed | None = None) -> list[Message]:
+    def say(self, head: ServerHeader, packed: Packed | None = None) -> list[ServerMessage]:
         """Send, and let the server work; all that it answers is sound."""
-        if head.kind != Kind.JOIN:
+        if head.kind != ServerMessageKind.JOIN:
             head = head._replace(session=self._session)
         self._socket.send_multipart(protocol.encode(head, packed))
         while not self.server.turn(1.0):
@@ -50,25 +56,28 @@ class Liar:
         return answers
 
     def join(self, **state: Any) -> None:
-        join = Head(Kind.JOIN, session=5, entries=SIZE, rules=rules(self.cfg))
+        join = ServerHeader(ServerMessageKind.JOIN, session=5, entries=SIZE, rules=rules(self.cfg))
         [welcome] = self.say(join)
         self._session = welcome.head.session
         assert welcome.head.flags & Flag.WANTED
         arrays = template(SIZE, self.cfg).values()
         size = SIZE + sum(int(np.prod(shape)) for shape in arrays)
-        self.say(Head(Kind.STATE, **state), protocol.pack_dense(np.ones(size, np.float32)))
+        self.say(
+            ServerHeader(ServerMessageKind.STATE, **state),
+            protocol.pack_dense(np.ones(size, np.float32)),
+        )
 
     def push(self, **fields: Any) -> None:
         ones = np.ones(SIZE, np.float32)
         packed = protocol.pack_dense(ones)
         if self.cfg.pace == "asp":
             packed = protocol.pack_sparse(np.arange(SIZE, dtype=np.uint32), ones)
-        self.say(Head(Kind.PUSH, **fields), packed)
+        self.say(ServerHeader(ServerMessageKind.PUSH, **fields), packed)
 
-    def pull(self) -> Message:
+    def pull(self) -> ServerMessage:
         self._number += 1
-        [values] = self.say(Head(Kind.PULL, number=self._number, version=-1))
-        assert values.head.kind == Kind.VALUES
+        [values] = self.say(ServerHeader(ServerMessageKind.PULL, number=self._number, version=-1))
+        assert values.head.kind == ServerMessageKind.VALUES
         return values
 
     def close(self) -> None:

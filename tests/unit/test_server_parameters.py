@@ -12,13 +12,20 @@ from penstock.learner.optimizers.flat_optimizer import FlatOptimizer
 from penstock.learner.parameter_server import protocol
 from penstock.learner.parameter_server.parameters import (
     Parameters,
-    State,
+    ServerState,
     make_parameters,
     pack_state,
     template,
     unpack_state,
 )
-from penstock.learner.parameter_server.protocol import NOTHING, Flag, Head, Kind, Message, Packed
+from penstock.learner.parameter_server.protocol import (
+    NOTHING,
+    Flag,
+    Packed,
+    ServerHeader,
+    ServerMessage,
+    ServerMessageKind,
+)
 from penstock.learner.parameter_server.significant_changes import LocalCopy
 from penstock.transport.wire import WireError
 
@@ -31,19 +38,19 @@ def config(**settings: object) -> LearnerConfig:
 def begun(cfg: LearnerConfig, values: list[float]) -> Parameters:
     made = make_parameters(len(values), cfg)
     arrays = {name: np.zeros(shape) for name, shape in template(len(values), cfg).items()}
-    made.load(State(0, 0, NOTHING, np.array(values, np.float32), arrays))
+    made.load(ServerState(0, 0, NOTHING, np.array(values, np.float32), arrays))
     return made
 
 
-def message(packed: Packed) -> Message:
-    return protocol.decode(protocol.encode(Head(Kind.PUSH, samples=1), packed))
+def message(packed: Packed) -> ServerMessage:
+    return protocol.decode(protocol.encode(ServerHeader(ServerMessageKind.PUSH, samples=1), packed))
 
 
-def gradient(*sums: float) -> Message:
+def gradient(*sums: float) -> ServerMessage:
     return message(protocol.pack_dense(np.array(sums, np.float32)))
 
 
-def changes(**at: float) -> Message:
+def changes(**at: float) -> ServerMessage:
     indices = np.array([int(name[1:]) for name in at], np.uint32)
     return message(protocol.pack_sparse(indices, np.array(list(at.values()), np.float32)))
 
@@ -89,7 +96,9 @@ def test_a_state_goes_over_the_wire_and_back(optimizer: str) -> None:
         one.add(one.read(gradient(1.0, -2.0, 0.5)), 4, 1)
         one.update(alone=True, steps=0)
     packed = pack_state(one.values, one.arrays())
-    head = Head(Kind.STATE, version=3, samples=12, tally=(1.0, 9.0, 2.0, 0.5, 4.0, 2.0))
+    head = ServerHeader(
+        ServerMessageKind.STATE, version=3, samples=12, tally=(1.0, 9.0, 2.0, 0.5, 4.0, 2.0)
+    )
     state = unpack_state(protocol.decode(protocol.encode(head, packed)), 3, template(3, cfg))
     assert (state.version, state.samples, state.tally) == (3, 12, head.tally)
     other = make_parameters(3, cfg)
@@ -104,7 +113,7 @@ def test_a_state_of_another_size_is_refused() -> None:
     cfg = config(pace="ssp")
     packed = pack_state(np.zeros(3, np.float32), {"steps": np.zeros(())})
     with pytest.raises(WireError):
-        unpack_state(protocol.decode(protocol.encode(Head(3), packed)), 3, template(3, cfg))
+        unpack_state(protocol.decode(protocol.encode(ServerHeader(3), packed)), 3, template(3, cfg))
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])

@@ -10,7 +10,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.learner.parameter_server import protocol
-from penstock.learner.parameter_server.protocol import HEAD, Flag, Head, Kind, Payload
+from penstock.learner.parameter_server.protocol import (
+    HEAD,
+    Flag,
+    Payload,
+    ServerHeader,
+    ServerMessageKind,
+)
 from penstock.transport.checksum import crc32
 from penstock.transport.wire import WireError
 
@@ -18,7 +24,7 @@ VALUES = np.array([1.5, -2.0, 0.25], np.float32)
 
 
 def push(samples: int = 5, **fields: Any) -> list[Payload]:
-    head = Head(Kind.PUSH, samples=samples, **fields)
+    head = ServerHeader(ServerMessageKind.PUSH, samples=samples, **fields)
     return protocol.encode(head, protocol.pack_dense(VALUES))
 
 
@@ -29,7 +35,16 @@ def reason(frames: list[Payload], size: int = 3) -> str:
 
 
 def test_a_dense_message_comes_back() -> None:
-    head = Head(Kind.PUSH, Flag.STOP, 3, 4, 1 << 63, 6, 7, tally=(1.0, 2.0, 3.0, -4.5, 5.5, 6.0))
+    head = ServerHeader(
+        ServerMessageKind.PUSH,
+        Flag.STOP,
+        3,
+        4,
+        1 << 63,
+        6,
+        7,
+        tally=(1.0, 2.0, 3.0, -4.5, 5.5, 6.0),
+    )
     message = protocol.decode(protocol.encode(head, protocol.pack_dense(VALUES)))
     assert message.head == head._replace(flags=Flag.STOP | Flag.DENSE, entries=3)
     np.testing.assert_array_equal(protocol.dense(message, 3), VALUES)
@@ -39,7 +54,9 @@ def test_a_sparse_message_comes_back() -> None:
     indices = np.array([0, 7, 9], np.uint32)
     packed = protocol.pack_sparse(indices, VALUES)
     assert len(packed.payload) == 24  # four bytes an index, four a value
-    message = protocol.decode(protocol.encode(Head(Kind.VALUES, lag=-1), packed))
+    message = protocol.decode(
+        protocol.encode(ServerHeader(ServerMessageKind.VALUES, lag=-1), packed)
+    )
     found, values = protocol.sparse(message, 10)
     np.testing.assert_array_equal(found, indices)
     np.testing.assert_array_equal(values, VALUES)
@@ -48,12 +65,14 @@ def test_a_sparse_message_comes_back() -> None:
 
 def test_a_sparse_message_may_be_empty() -> None:
     packed = protocol.pack_sparse(np.zeros(0, np.uint32), np.zeros(0, np.float32))
-    indices, values = protocol.sparse(protocol.decode(protocol.encode(Head(1), packed)), 10)
+    indices, values = protocol.sparse(protocol.decode(protocol.encode(ServerHeader(1), packed)), 10)
     assert indices.size == values.size == 0
 
 
 def test_text_comes_back() -> None:
-    message = protocol.decode(protocol.encode(Head(Kind.REFUSE), protocol.pack_text("no: ü")))
+    message = protocol.decode(
+        protocol.encode(ServerHeader(ServerMessageKind.REFUSE), protocol.pack_text("no: ü"))
+    )
     assert protocol.text(message) == "no: ü"
 
 
@@ -79,7 +98,7 @@ def test_what_is_wrong_is_told() -> None:
     assert reason(push(version=protocol.MAX_COUNT + 1)) == "header"
     assert reason(push(tally=(0.0, -1.0, 0.0, 0.0, 0.0, 0.0))) == "header"
     assert reason(push(tally=(0.0, 0.0, 0.0, np.nan, 0.0, 0.0))) == "header"
-    assert reason(protocol.encode(Head(99), protocol.pack_dense(VALUES))) == "header"
+    assert reason(protocol.encode(ServerHeader(99), protocol.pack_dense(VALUES))) == "header"
 
 
 def test_another_protocol_is_told_apart() -> None:
@@ -90,14 +109,14 @@ def test_another_protocol_is_told_apart() -> None:
 
 
 def test_a_payload_cannot_be_both() -> None:
-    head = Head(Kind.PUSH, Flag.DENSE | Flag.SPARSE)
+    head = ServerHeader(ServerMessageKind.PUSH, Flag.DENSE | Flag.SPARSE)
     assert reason(protocol.encode(head)) == "header"
 
 
 @pytest.mark.parametrize("indices", [[3, 2], [2, 2], [0, 10]])
 def test_indices_must_grow_and_be_there(indices: list[int]) -> None:
     packed = protocol.pack_sparse(np.array(indices, np.uint32), VALUES[:2])
-    message = protocol.decode(protocol.encode(Head(Kind.PUSH), packed))
+    message = protocol.decode(protocol.encode(ServerHeader(ServerMessageKind.PUSH), packed))
     with pytest.raises(WireError) as caught:
         protocol.sparse(message, 10)
     assert caught.value.reason == "indices"
@@ -105,7 +124,7 @@ def test_indices_must_grow_and_be_there(indices: list[int]) -> None:
 
 def test_more_changes_than_values_are_refused() -> None:
     packed = protocol.pack_sparse(np.arange(3, dtype=np.uint32), VALUES)
-    message = protocol.decode(protocol.encode(Head(Kind.PUSH), packed))
+    message = protocol.decode(protocol.encode(ServerHeader(ServerMessageKind.PUSH), packed))
     with pytest.raises(WireError):
         protocol.sparse(message, 2)
     with pytest.raises(WireError):

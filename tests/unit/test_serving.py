@@ -15,12 +15,12 @@ from penstock.replay.batch import Batch
 from penstock.replay.buffer import Replay
 from penstock.replay.errors import ReplayError
 from penstock.replay.remote import ReplayClient, ReplayServer, service
-from penstock.replay.remote.service import Limits
+from penstock.replay.remote.service import ServiceLimits
 from penstock.replay.remote.snapshots import Snapshots
 from penstock.replay.samplers import Prioritized, Uniform
 from penstock.replay.snapshot_files import MANIFEST
 from penstock.transport import wire
-from penstock.transport.wire import Head, Kind
+from penstock.transport.wire import Header, MessageKind
 from penstock.transport.zmq import keys
 
 COLUMNS: dict[str, Any] = {
@@ -311,20 +311,21 @@ def test_bad_messages_are_counted_and_end_nothing(rig: Callable[..., Rig]) -> No
         bad: list[tuple[str, list[Any]]] = [
             ("frames", [b"x"]),
             ("header", [b"x" * 100, b"\xc0"]),
-            ("kind", wire.encode(Head(Kind.GRANT))),
-            ("unknown", wire.encode(Head(Kind.SAMPLE, run_id=1))),
-            ("meta", wire.encode(Head(Kind.SAMPLE, run_id=run_id, sequence=999), {"batch": "x"})),
-            ("spec", wire.encode(Head(Kind.SLOT, run_id=run_id, spec_hash=1))),
+            ("kind", wire.encode(Header(MessageKind.GRANT))),
+            ("unknown", wire.encode(Header(MessageKind.SAMPLE, run_id=1))),
+            ("meta", wire.encode(
+                Header(MessageKind.SAMPLE, run_id=run_id, sequence=999), {"batch": "x"})),
+            ("spec", wire.encode(Header(MessageKind.SLOT, run_id=run_id, spec_hash=1))),
             ("ungranted", wire.encode(
-                Head(Kind.SLOT, run_id=run_id, spec_hash=spec.hash, sequence=77))),
+                Header(MessageKind.SLOT, run_id=run_id, spec_hash=spec.hash, sequence=77))),
             ("size", wire.encode(
-                Head(Kind.UPDATE, run_id=run_id), None, [bytes(16), bytes(8)])),
+                Header(MessageKind.UPDATE, run_id=run_id), None, [bytes(16), bytes(8)])),
         ]  # fmt: skip
         for reason, parts in bad:
             before = r.server.rejected[reason]
             client._socket.send_multipart(parts)
             wait_until(lambda reason=reason, n=before: r.server.rejected[reason] == n + 1)  # type: ignore[misc]
-        head = Head(Kind.SLOT, run_id=run_id, spec_hash=spec.hash, sequence=1,
+        head = Header(MessageKind.SLOT, run_id=run_id, spec_hash=spec.hash, sequence=1,
                     raw_nbytes=spec.payload_nbytes)  # fmt: skip
         torn = [bytes(part) for part in wire.encode(head, [["raw", 1]], [bytes(1)])]
         client._socket.send_multipart(torn)
@@ -359,7 +360,7 @@ def test_clients_that_vanish_leave_the_server_as_it_was(rig: Callable[..., Rig])
 def test_a_client_that_does_not_read_costs_its_credit_and_no_more(
     rig: Callable[..., Rig],
 ) -> None:
-    limits = Limits(peer_nbytes=1 << 20, answers_nbytes=2 << 20)
+    limits = ServiceLimits(peer_nbytes=1 << 20, answers_nbytes=2 << 20)
     r = rig(limits=limits)
     with ReplayClient(r.server.address) as client, ReplayClient(r.server.address) as silent:
         for count in range(500):
@@ -383,7 +384,7 @@ def test_connections_that_never_read_are_closed_and_all_clients_go_on(
     """Nothing else frees what is not read; nothing is lost, and nothing comes twice."""
     monkeypatch.setattr(service, "STALL_S", 0.2)
     monkeypatch.setattr(service, "PROBE_S", 0.05)
-    r = rig(limits=Limits(peer_nbytes=1 << 20, answers_nbytes=1 << 20))
+    r = rig(limits=ServiceLimits(peer_nbytes=1 << 20, answers_nbytes=1 << 20))
     lines: list[str] = []
     r.server._log = lines.append
     with ReplayClient(r.server.address) as client:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from penstock.replay.remote.service import REPLAY_VERSION
 from penstock.replay.samplers import Prioritized
 from penstock.transport import wire
-from penstock.transport.wire import Head, Kind
+from penstock.transport.wire import Header, MessageKind
 from replay_service import Served, frame_replay, slot_message
 
 HONEST, HOSTILE = b"honest", b"hostile"
@@ -41,7 +41,7 @@ update = st.tuples(st.just("update"), st.binary(max_size=64), st.binary(max_size
 join = st.tuples(st.just("join"), st.one_of(
     st.none(), st.fixed_dictionaries({"version": st.sampled_from([REPLAY_VERSION, 1, None])},
                                      optional={"token": numbers})))  # fmt: skip
-garble = st.tuples(st.just("garble"), st.sampled_from(list(Kind)),
+garble = st.tuples(st.just("garble"), st.sampled_from(list(MessageKind)),
                    st.lists(st.tuples(st.integers(0, 2000), st.integers(1, 255)), min_size=1,
                             max_size=4), st.booleans())  # fmt: skip
 
@@ -96,9 +96,9 @@ def _act(served: Served, action: Action) -> None:
     elif what == "sample":
         served.ask(HOSTILE, 1, **rest[0])
     elif what == "update":
-        served.say(HOSTILE, Kind.UPDATE, None, 0, rest)
+        served.say(HOSTILE, MessageKind.UPDATE, None, 0, rest)
     elif what == "join":
-        served.say(HOSTILE, Kind.JOIN, rest[0])
+        served.say(HOSTILE, MessageKind.JOIN, rest[0])
     else:
         kind, changes, sealed = rest
         message = slot_message(served.spec, served.run_id, following)
@@ -139,7 +139,7 @@ def _with_head(message: Any, changes: dict[str, int]) -> Any:
     return [bytes(p) for p in wire.encode(_fitting(head), _meta(message), message[2:])]
 
 
-def _fitting(head: Head) -> Head:
+def _fitting(head: Header) -> Header:
     return head._replace(frames=0)
 
 

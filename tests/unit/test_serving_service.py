@@ -12,7 +12,7 @@ import pytest
 from penstock.replay.limiter import RateLimiter
 from penstock.replay.remote.intake import WINDOW
 from penstock.replay.samplers import Prioritized
-from penstock.transport.wire import Kind
+from penstock.transport.wire import MessageKind
 from replay_service import ENVS, UNROLL, Served, frame_replay
 
 A, B = b"a", b"b"
@@ -66,8 +66,8 @@ def test_a_column_out_of_range_is_refused_and_the_stream_goes_on(
     served.slot(A, 2, put(name, value))
     served.slot(A, 3)
     served.service.tend()
-    refusal = served.last(A, Kind.REFUSE)
-    assert refusal["kind"] == Kind.SLOT
+    refusal = served.last(A, MessageKind.REFUSE)
+    assert refusal["kind"] == MessageKind.SLOT
     assert f"slot 2 was refused: column {name} " in refusal["error"]
     assert served.service.rejected == {"columns": 1}
     assert [line for line in served.lines if name in line] == served.lines[-1:]
@@ -75,7 +75,7 @@ def test_a_column_out_of_range_is_refused_and_the_stream_goes_on(
     for number in range(20):
         served.ask(A, number, batch=32, read=number)
         served.service.tend()
-    assert served.count(A, Kind.BATCH) == 20
+    assert served.count(A, MessageKind.BATCH) == 20
     assert served.service.rejected == {"columns": 1}
 
 
@@ -112,7 +112,7 @@ def test_the_largest_values_that_may_be_are_taken(serve: Callable[..., Served]) 
     served.service.tend()
     served.ask(A, 0, batch=8)
     served.service.tend()
-    assert served.count(A, Kind.BATCH) == 1
+    assert served.count(A, MessageKind.BATCH) == 1
     with served.replay.lock:
         batch = served.replay.gather.batch(np.array([0]), None)
     assert (batch["next_obs"][0, 3] == 77).all()
@@ -166,9 +166,9 @@ def test_requests_beyond_the_limits(
     served.ask(A, 5, **changes)
     served.service.tend()
     assert served.service.rejected == {reason: 1}
-    assert served.count(A, Kind.BATCH) == 0
+    assert served.count(A, MessageKind.BATCH) == 0
     if reason == "refused":
-        assert "ask for 1 to 64 of 1 to 64" in served.last(A, Kind.REFUSE)["error"]
+        assert "ask for 1 to 64 of 1 to 64" in served.last(A, MessageKind.REFUSE)["error"]
 
 
 @pytest.mark.parametrize("priority", [np.nan, -1.0, np.inf, 1e300, -0.5])
@@ -180,9 +180,9 @@ def test_updates_with_priorities_that_cannot_be(
     keys = served.replay.sample(4).keys
     before = served.replay.sampler.state_dict()["leaves"]
     frames = [keys.tobytes(), np.array([1.0, 1.0, priority, 1.0]).tobytes()]
-    served.say(A, Kind.UPDATE, None, 0, frames)
+    served.say(A, MessageKind.UPDATE, None, 0, frames)
     assert served.service.rejected == {"refused": 1}
-    assert "must be a number from 0" in served.last(A, Kind.REFUSE)["error"]
+    assert "must be a number from 0" in served.last(A, MessageKind.REFUSE)["error"]
     np.testing.assert_array_equal(served.replay.sampler.state_dict()["leaves"], before)
 
 
@@ -198,7 +198,7 @@ def test_updates_of_keys_that_were_never_given(serve: Callable[..., Served]) -> 
         sound - (1 << 32), sound | (1 << 62),
     ])  # fmt: skip
     frames = [keys.tobytes(), np.full(len(keys), 1e9).tobytes()]
-    served.say(A, Kind.UPDATE, None, 0, frames)
+    served.say(A, MessageKind.UPDATE, None, 0, frames)
     np.testing.assert_array_equal(served.replay.sampler.state_dict()["leaves"], before)
     assert served.replay.stale_updates == len(keys)
     assert served.service.rejected == {}
@@ -208,8 +208,10 @@ def test_a_client_of_another_version_is_told(serve: Callable[..., Served]) -> No
     served = serve()
     others: list[Any] = [None, {}, {"version": 1}, {"version": "2"}, []]
     for meta in others:
-        served.say(A, Kind.JOIN, meta)
-        assert "speaks version 2 of the replay protocol" in served.last(A, Kind.REFUSE)["error"]
+        served.say(A, MessageKind.JOIN, meta)
+        assert (
+            "speaks version 2 of the replay protocol" in served.last(A, MessageKind.REFUSE)["error"]
+        )
     assert served.service.figures()["peers"] == 0
 
 
@@ -227,12 +229,12 @@ def test_a_peer_that_does_not_read_gets_no_more_than_its_credit(
     assert 0 < served.sent_nbytes <= 40_000
     figures = served.service.figures()
     assert figures["unread_nbytes"] == served.sent_nbytes
-    answered = served.count(A, Kind.BATCH)
+    answered = served.count(A, MessageKind.BATCH)
     served.ask(A, answered, batch=32, read=0)  # it asks again, and hears why
-    assert served.last(A, Kind.WAIT)["reason"] == "answers that were sent are unread"
+    assert served.last(A, MessageKind.WAIT)["reason"] == "answers that were sent are unread"
     served.ask(A, 0, count=0, read=answered)
     served.service.tend()
-    assert served.count(A, Kind.BATCH) == answered + 1
+    assert served.count(A, MessageKind.BATCH) == answered + 1
 
 
 def test_all_peers_together_get_no_more_than_there_is(serve: Callable[..., Served]) -> None:
@@ -259,13 +261,13 @@ def test_who_does_not_read_for_long_loses_its_place(
     served.join(B)
     served.ask(B, 0, batch=64)
     served.service.tend()
-    assert served.count(B, Kind.BATCH) == 0
+    assert served.count(B, MessageKind.BATCH) == 0
     now = time.monotonic()
     monkeypatch.setattr(time, "monotonic", lambda: now + 100)
     served.service.tend()
     served.service.tend()
     assert served.service.rejected == {"unread": 1}
-    assert served.count(B, Kind.BATCH) == 1
+    assert served.count(B, MessageKind.BATCH) == 1
     assert served.service.stranded_nbytes > 0  # on the connection, until it is closed
     served.gone.add(A)
     monkeypatch.setattr(time, "monotonic", lambda: now + 110)
@@ -338,7 +340,7 @@ def test_another_token_takes_over_no_stream(serve: Callable[..., Served]) -> Non
         other = served.join(f"x{i}".encode(), token)
         assert (other["next"], other["kept"]) == (0, 0)
         assert other["token"] not in (told["token"], token)
-    served.say(b"y", Kind.JOIN, {"version": 2, "token": "x" * 65})
+    served.say(b"y", MessageKind.JOIN, {"version": 2, "token": "x" * 65})
     assert served.service.rejected == {"meta": 1}
 
 

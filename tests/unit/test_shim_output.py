@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from penstock.launch import shim
-from penstock.launch.shim import Log, Plan, Pump
+from penstock.launch.shim import Log, Pump, ShimPlan
 
 
 def lossless() -> tuple[int, str]:
@@ -67,11 +67,11 @@ def test_a_full_disk_raises_nothing() -> None:
 
 
 @pytest.fixture
-def plan(tmp_path: Path) -> Iterator[Plan]:
+def plan(tmp_path: Path) -> Iterator[ShimPlan]:
     """For a role whose output pipe is in ``plan.output``."""
     with (tmp_path / "page").open("w+b") as page:
         words = ["1", str(page.fileno()), "0,32,20", "", "9", "1", str(tmp_path / "actor-0.log")]
-        plan = Plan([*words, "MARK=1", "python"])
+        plan = ShimPlan([*words, "MARK=1", "python"])
         plan.output = os.pipe()
         os.set_blocking(plan.output[0], False)
         yield plan
@@ -79,7 +79,9 @@ def plan(tmp_path: Path) -> Iterator[Plan]:
             os.close(fd)
 
 
-def test_output_is_in_the_log_and_its_end_in_the_status_page(plan: Plan, tmp_path: Path) -> None:
+def test_output_is_in_the_log_and_its_end_in_the_status_page(
+    plan: ShimPlan, tmp_path: Path
+) -> None:
     pump = Pump(plan)
     for n in range(10):
         os.write(plan.output[1], f"line {n}\n".encode())
@@ -92,7 +94,7 @@ def test_output_is_in_the_log_and_its_end_in_the_status_page(plan: Plan, tmp_pat
 
 
 def test_a_disk_that_stalls_holds_up_nothing(
-    plan: Plan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    plan: ShimPlan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     held = threading.Lock()
     write = Log.write
@@ -116,7 +118,7 @@ def test_a_disk_that_stalls_holds_up_nothing(
 
 
 def test_more_output_than_a_disk_should_bear_is_dropped_and_counted(
-    plan: Plan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    plan: ShimPlan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(shim, "LOG_NBYTES", 1000)
     monkeypatch.setattr(shim, "LOG_NBYTES_PER_S", 1)

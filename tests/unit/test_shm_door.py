@@ -19,7 +19,7 @@ import pytest
 
 from penstock.configs.errors import UserError
 from penstock.transport.shm import attach
-from penstock.transport.shm.attach import Attached, Door, Entry, check_fds, close_all
+from penstock.transport.shm.attach import AttachClient, Attached, AttachServer, check_fds, close_all
 
 NOBODY = 65534
 
@@ -30,7 +30,7 @@ class House:
     def __init__(self, path: Path) -> None:
         self.left: list[int] = []
         self.given = 0
-        self.door = Door(path, self._attach, self.left.append)
+        self.door = AttachServer(path, self._attach, self.left.append)
         self._stop = False
         self._thread = threading.Thread(target=self._serve, daemon=True)
         self._thread.start()
@@ -74,7 +74,7 @@ def deaf_listener(path: Path) -> Iterator[None]:
 
 
 def test_an_answer_comes_back(house: House, tmp_path: Path) -> None:
-    entry = Entry(tmp_path / "door", {"name": "friend"})
+    entry = AttachClient(tmp_path / "door", {"name": "friend"})
     assert entry.reply == {"lane": 1}
     assert not entry.owner_gone
     entry.leave()
@@ -82,11 +82,11 @@ def test_an_answer_comes_back(house: House, tmp_path: Path) -> None:
 
 def test_a_refusal_is_its_sentence(house: House, tmp_path: Path) -> None:
     with pytest.raises(UserError, match="strangers stay outside"):
-        Entry(tmp_path / "door", {"name": "stranger"})
+        AttachClient(tmp_path / "door", {"name": "stranger"})
 
 
 def test_who_says_bye_gives_the_lane_back(house: House, tmp_path: Path) -> None:
-    entries = [Entry(tmp_path / "door", {"name": "friend"}) for _ in range(3)]
+    entries = [AttachClient(tmp_path / "door", {"name": "friend"}) for _ in range(3)]
     entries[1].leave()
     house.wait_left(1)
     assert house.left == [2]
@@ -97,7 +97,7 @@ def test_who_says_bye_gives_the_lane_back(house: House, tmp_path: Path) -> None:
 
 def test_a_closed_connection_alone_gives_no_lane_back(house: House, tmp_path: Path) -> None:
     """The process lives, and so does its mapping."""
-    entry = Entry(tmp_path / "door", {"name": "friend"})
+    entry = AttachClient(tmp_path / "door", {"name": "friend"})
     entry._socket.close()
     time.sleep(0.1)
     assert house.left == []
@@ -108,16 +108,16 @@ def test_an_owner_that_never_answers_is_given_up(tmp_path: Path) -> None:
         for _ in range(3):  # the third finds the queue of connections full
             started_s = time.monotonic()
             with pytest.raises(TimeoutError, match=r"deaf did not answer within 0\.1 s; it may be"):
-                Entry(tmp_path / "deaf", {"name": "friend"}, timeout_s=0.1)
+                AttachClient(tmp_path / "deaf", {"name": "friend"}, timeout_s=0.1)
             assert time.monotonic() - started_s < 1.0
 
 
 def test_who_gave_up_waiting_is_given_nothing(tmp_path: Path) -> None:
     house = House.__new__(House)
     house.left, house.given = [], 0
-    house.door = Door(tmp_path / "door", house._attach, house.left.append)
+    house.door = AttachServer(tmp_path / "door", house._attach, house.left.append)
     with pytest.raises(TimeoutError):
-        Entry(tmp_path / "door", {"name": "friend"}, timeout_s=0.05)
+        AttachClient(tmp_path / "door", {"name": "friend"}, timeout_s=0.05)
     for _ in range(3):
         house.door.poll(0.01)
     assert house.given == 0
@@ -151,13 +151,13 @@ def test_what_has_replaced_the_socket_stays(tmp_path: Path) -> None:
 
 def test_an_owner_that_ends_is_noticed(tmp_path: Path) -> None:
     house = House(tmp_path / "door")
-    entry = Entry(tmp_path / "door", {"name": "friend"})
+    entry = AttachClient(tmp_path / "door", {"name": "friend"})
     house.close()
     assert entry.owner_gone
     assert not os.path.exists(tmp_path / "door")
     entry.leave()
     with pytest.raises(FileNotFoundError):
-        Entry(tmp_path / "door", {"name": "friend"})
+        AttachClient(tmp_path / "door", {"name": "friend"})
 
 
 @contextmanager
@@ -221,7 +221,7 @@ def test_nothing_is_taken_from_another_users_socket(open_folder: Path) -> None:
         while True:
             try:
                 with pytest.raises(UserError, match=rf"another user \(uid {NOBODY}\) listens at"):
-                    Entry(open_folder / "door", {"name": "friend"})
+                    AttachClient(open_folder / "door", {"name": "friend"})
                 break
             except OSError:  # it has not begun to
                 assert time.monotonic() < deadline_s
@@ -240,7 +240,7 @@ def test_who_says_nothing_holds_up_nobody_and_is_let_go(
         silent.append(socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET))
         silent[-1].settimeout(5.0)
         silent[-1].connect(str(tmp_path / "door"))
-    entry = Entry(tmp_path / "door", {"name": "friend"}, timeout_s=5.0)
+    entry = AttachClient(tmp_path / "door", {"name": "friend"}, timeout_s=5.0)
     assert entry.reply == {"lane": 1}
     assert [peer.recv(1) for peer in silent] == [b""] * 8
     assert house.door.turned_away.total() == 8
@@ -266,7 +266,7 @@ def test_a_strange_request_is_refused_and_the_door_lives(
         answer = peer.recv(1000)
         assert answer == b"" or "error" in msgpack.unpackb(answer)
     assert house.given == 0
-    Entry(tmp_path / "door", {"name": "friend"}).leave()
+    AttachClient(tmp_path / "door", {"name": "friend"}).leave()
 
 
 @contextmanager
@@ -305,7 +305,7 @@ def test_a_strange_answer_is_one_sentence_and_leaves_no_descriptor(
     with owner(tmp_path / "door", answer, [null] * fds):
         before = set(os.listdir("/proc/self/fd"))
         with pytest.raises(UserError, match="what the owner of the memory answered cannot be used"):
-            Entry(tmp_path / "door", {"name": "friend"})
+            AttachClient(tmp_path / "door", {"name": "friend"})
     os.close(null)
     assert len(set(os.listdir("/proc/self/fd"))) <= len(before)
 

@@ -13,9 +13,9 @@ from penstock.launch.supervisor_messages import (
     End,
     Failure,
     Kill,
-    Limits,
     Note,
     Outcome,
+    RestartLimits,
     Send,
     Start,
 )
@@ -36,7 +36,7 @@ class Scene:
             *(RoleSpec("actor", i, "m", Stage.ACTORS, learner=i % learners) for i in actors),
             *more,
         )
-        self.decisions = Decisions(specs, Limits(**limits))  # type: ignore[arg-type]
+        self.decisions = Decisions(specs, RestartLimits(**limits))  # type: ignore[arg-type]
         self.now_s = 1000.0
         self.tick()
         for spec in specs:

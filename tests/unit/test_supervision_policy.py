@@ -14,9 +14,9 @@ from penstock.launch.supervisor_messages import (
     Effect,
     Failure,
     Kill,
-    Limits,
     Note,
     Outcome,
+    RestartLimits,
     Send,
     Start,
     how_it_ended,
@@ -33,7 +33,7 @@ def without_news(effects: list[Effect]) -> list[Effect]:
 
 
 def test_everything_starts_at_once() -> None:
-    decisions = Decisions((LEARNER, *ACTORS), Limits())
+    decisions = Decisions((LEARNER, *ACTORS), RestartLimits())
     assert decisions.tick(5.0, {}, {}) == [
         Start("learner-0", 0),
         Start("actor-0", 0),
@@ -43,7 +43,7 @@ def test_everything_starts_at_once() -> None:
 
 
 def test_the_learner_hears_how_many_actors_are_alive() -> None:
-    decisions = Decisions((LEARNER, *ACTORS), Limits())
+    decisions = Decisions((LEARNER, *ACTORS), RestartLimits())
     decisions.tick(5.0, {}, {})
     assert decisions.ready("actor-1", 6.0) == [Send("learner-0", {"kind": "actors", "alive": 1})]
     assert decisions.actors_alive == 1

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from penstock.launch.decisions import Decisions
-from penstock.launch.supervisor_messages import End, Failure, Limits, Note, Send, Start
+from penstock.launch.supervisor_messages import End, Failure, Note, RestartLimits, Send, Start
 from supervision_scene import ACTORS, LEARNER, Scene
 
 WHY = "could not be started: Too many open files"
@@ -32,7 +32,7 @@ def test_an_actor_that_cannot_be_started_again_is_tried_later_and_later() -> Non
 
 @pytest.mark.parametrize("name", ["actor-0", "learner-0"])
 def test_a_run_that_never_can_start_a_role_ends_with_the_reason(name: str) -> None:
-    decisions = Decisions((LEARNER, *ACTORS), Limits(max_restarts=2))
+    decisions = Decisions((LEARNER, *ACTORS), RestartLimits(max_restarts=2))
     now_s, tries = 0.0, 0
     while not decisions.stopping:
         for effect in decisions.tick(now_s, {}, {}):
@@ -49,7 +49,7 @@ def test_a_run_that_never_can_start_a_role_ends_with_the_reason(name: str) -> No
 
 
 def test_a_learner_that_starts_at_the_second_try_gets_its_actors() -> None:
-    decisions = Decisions((LEARNER, *ACTORS), Limits())
+    decisions = Decisions((LEARNER, *ACTORS), RestartLimits())
     decisions.tick(0.0, {}, {})
     decisions.not_started("learner-0", 0, WHY, 0.0)
     assert Start("learner-0", 1) in decisions.tick(0.2, {}, {})

@@ -14,7 +14,7 @@ import pytest
 
 from penstock.launch import supervisor
 from penstock.launch.supervisor import Supervisor
-from penstock.launch.supervisor_messages import Limits
+from penstock.launch.supervisor_messages import RestartLimits
 
 
 class Hangs:
@@ -51,7 +51,7 @@ def test_a_second_signal_gets_the_supervisor_out_of_a_callback(
     monkeypatch.setattr(supervisor, "HELD_UP_S", 0.05)
     (tmp_path / "logs").mkdir()
     folders = {"run_dir": str(tmp_path), "runtime_dir": str(tmp_path)}
-    run = Supervisor([], Limits(), folders, tmp_path / "logs", Hangs())
+    run = Supervisor([], RestartLimits(), folders, tmp_path / "logs", Hangs())
     before = signal.getsignal(signal.SIGINT)
     sender = threading.Thread(target=send, args=([signal.SIGINT, last],), daemon=True)
     sender.start()

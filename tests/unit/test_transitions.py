@@ -14,7 +14,7 @@ from penstock.configs.errors import UserError
 from penstock.configs.load import resolve
 from penstock.envs import probe
 from penstock.learner.offpolicy import OffPolicyTrainer
-from penstock.learner.sources.transitions import Transitions, make_sampler
+from penstock.learner.sources.transitions import ReplayDataSource, make_sampler
 from penstock.profiling.device import DeviceClock
 from penstock.profiling.ledger import Part, TimeLedger
 from penstock.replay import Accounting, Prioritized, Replay
@@ -31,7 +31,7 @@ OPTIONS = (
 class World:
     """A source and one writer of its store; rewards count the rows from 0."""
 
-    source: Transitions
+    source: ReplayDataSource
     trainer: OffPolicyTrainer
     accounting: Accounting
     writer: SlotWriter
@@ -64,7 +64,7 @@ def make_world(*options: str) -> World:
     config = resolve("cartpole_dqn", [*OPTIONS, *options])
     trainer = OffPolicyTrainer(config, probe(config.env))
     accounting = Accounting()
-    source = Transitions(config, trainer, accounting, 1, 1, TimeLedger(), shared=False)
+    source = ReplayDataSource(config, trainer, accounting, 1, 1, TimeLedger(), shared=False)
     store = source.store
     lane = store.open_lane(1)
     event = store.lane_event(lane)
@@ -139,7 +139,7 @@ def test_memory_is_for_what_actors_may_hold() -> None:
     config = resolve("cartpole_dqn", [*OPTIONS, "actors.count=3", "transport.slots=2"])
     trainer = OffPolicyTrainer(config, probe(config.env))
     for shared in (True, False):
-        source = Transitions(config, trainer, Accounting(), 3, 35, TimeLedger(), shared=shared)
+        source = ReplayDataSource(config, trainer, Accounting(), 3, 35, TimeLedger(), shared=shared)
         assert len(source.store.slots) == 64 // 8 + 3 * 2
         opened = [source.store.open_lane(0) for _ in range(35)]
         assert len(set(opened)) == 35
@@ -209,7 +209,7 @@ def test_a_gpu_that_draws_from_replay_tells_where_its_seconds_go() -> None:
     config = resolve("cartpole_dqn", [*OPTIONS, "learner.device=cuda"])
     host, seconds = TimeLedger(), TimeLedger(part=Part.WAIT)
     trainer = OffPolicyTrainer(config, probe(config.env), host)
-    source = Transitions(config, trainer, Accounting(), 1, 1, host, shared=False)
+    source = ReplayDataSource(config, trainer, Accounting(), 1, 1, host, shared=False)
     store = source.store
     lane = store.open_lane(1)
     event = store.lane_event(lane)

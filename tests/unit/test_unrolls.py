@@ -10,7 +10,7 @@ import pytest
 from penstock.bench.ceiling import made_up
 from penstock.configs.load import resolve
 from penstock.envs import probe
-from penstock.learner.sources.unrolls import Unrolls
+from penstock.learner.sources.unrolls import UnrollSource
 from penstock.learner.trainer import Trainer
 from penstock.profiling.ledger import TimeLedger
 from penstock.replay import Accounting
@@ -27,7 +27,7 @@ def test_latency_is_of_steps_that_are_trained_on_and_ends_with_the_wait_for_othe
     config = resolve("cartpole", options)
     info = probe(config.env)
     trainer = Trainer(config, info)
-    source = Unrolls(config, trainer, Accounting(), 1, 1, TimeLedger())
+    source = UnrollSource(config, trainer, Accounting(), 1, 1, TimeLedger())
     store, board = source.store, WeightsBoard.create(trainer.layout.size)
     host = ShmHost(tmp_path / "s", Welcome(1, 0, trainer.spec, trainer.layout, {}), board, store)
     source.open(host)

@@ -12,7 +12,7 @@ from penstock.core.specs import Column, SlotSpec
 from penstock.transport import wire
 from penstock.transport.link import Stamp, Welcome
 from penstock.transport.shm.weights_board import WeightsBoard
-from penstock.transport.zmq.weights_responder import WeightsDesk
+from penstock.transport.zmq.weights_responder import WeightsResponder
 
 LAYOUT = ParamLayout((("w", (3,)),))
 WELCOME = Welcome(1, 0, SlotSpec(2, 1, (Column("obs", "|u1"),)), LAYOUT, {})
@@ -31,7 +31,7 @@ def publish(board: WeightsBoard, version: int) -> Stamp:
     return stamp
 
 
-def given(desk: WeightsDesk) -> dict[bytes, int]:
+def given(desk: WeightsResponder) -> dict[bytes, int]:
     """Versions by peer, which the weights themselves confirm."""
     versions: dict[bytes, int] = {}
     for peer, parts in desk.due():
@@ -44,7 +44,7 @@ def given(desk: WeightsDesk) -> dict[bytes, int]:
 
 
 def test_each_asker_gets_every_newer_version_once(board: WeightsBoard) -> None:
-    desk = WeightsDesk(board, WELCOME, "fp32")
+    desk = WeightsResponder(board, WELCOME, "fp32")
     assert not desk.ask(b"early", None)
     assert given(desk) == {}
     first = publish(board, 1)
@@ -61,7 +61,7 @@ def test_each_asker_gets_every_newer_version_once(board: WeightsBoard) -> None:
 
 
 def test_one_that_waits_and_asks_again_is_answered_once(board: WeightsBoard) -> None:
-    desk = WeightsDesk(board, WELCOME, "bf16")
+    desk = WeightsResponder(board, WELCOME, "bf16")
     first = publish(board, 1)
     assert [desk.ask(b"peer", first) for _ in range(2)] == [False, True]
     assert given(desk) == {}
@@ -78,7 +78,7 @@ def test_statistics_of_observations_arrive_exactly(board: WeightsBoard) -> None:
     layout = ParamLayout((("w", (1,)), ("normalizer.mean", (2,))))
     values = np.array([1 / 3, 10_000, -0.123], np.float32)
     board.publish(values, Stamp(0, 1))
-    desk = WeightsDesk(board, Welcome(1, 0, WELCOME.spec, layout, {}), "bf16")
+    desk = WeightsResponder(board, Welcome(1, 0, WELCOME.spec, layout, {}), "bf16")
     desk.ask(b"peer", None)
     ((_, parts),) = desk.due()
     sent = wire.decode_weights(wire.decode(parts), layout)
@@ -86,7 +86,7 @@ def test_statistics_of_observations_arrive_exactly(board: WeightsBoard) -> None:
 
 
 def test_what_another_learner_published_before_is_not_the_newest(board: WeightsBoard) -> None:
-    desk = WeightsDesk(board, WELCOME, "fp32")
+    desk = WeightsResponder(board, WELCOME, "fp32")
     publish(board, 1)
     desk.ask(b"peer", Stamp(0, 9))
     assert given(desk) == {b"peer": 1}

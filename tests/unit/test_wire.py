@@ -18,7 +18,7 @@ from penstock.core.params import ParamLayout, WireDtype, to_bf16
 from penstock.core.specs import HEADER, Bytes, SlotSpec
 from penstock.transport import wire
 from penstock.transport.link import Stamp
-from penstock.transport.wire import Head, Kind, SlotDecoder, SlotEncoder, WireError
+from penstock.transport.wire import Header, MessageKind, SlotDecoder, SlotEncoder, WireError
 from transport_world import LAYOUT, SPEC, expected
 
 GUARD = 64  # bytes before and behind a payload that must stay as they are
@@ -61,7 +61,7 @@ def decode_guarded(parts: list[bytes]) -> list[Bytes]:
 def resealed(parts: list[bytes], **changes: Any) -> list[bytes]:
     """The message as a hostile sender would make it: sizes and checksum fit what it holds."""
     fields = struct.unpack(wire.HEAD_FORMAT, parts[0])
-    head = Head(*fields[2:-1])._replace(
+    head = Header(*fields[2:-1])._replace(
         frames=len(parts) - 2, coded_nbytes=sum(map(len, parts[2:]))
     )
     blank = struct.pack(wire.HEAD_FORMAT, *fields[:2], *head._replace(**changes), 0)
@@ -79,8 +79,8 @@ def test_slot_round_trip(codec: str) -> None:
 
 def test_header_fields_survive() -> None:
     head = wire.decode(message_of(5)).head
-    assert head == Head(
-        Kind.SLOT,
+    assert head == Header(
+        MessageKind.SLOT,
         frames=4,
         spec_hash=SPEC.hash,
         run_id=9,
@@ -241,30 +241,30 @@ def test_msgpack_limits() -> None:
         b"\xdd\xff\xff\xff\xff",  # an array of 4 G elements
         msgpack.packb({1: 2}),
     ):
-        good = [bytes(part) for part in wire.encode(Head(Kind.HELLO), None)]
+        good = [bytes(part) for part in wire.encode(Header(MessageKind.HELLO), None)]
         with pytest.raises(WireError) as caught:
             wire.verify(wire.decode(resealed([good[0], meta])))
         assert caught.value.reason == "meta"
 
 
 def test_a_hello_of_another_version_is_known_as_one() -> None:
-    hello = [bytes(part) for part in wire.encode(Head(Kind.HELLO), {})]
+    hello = [bytes(part) for part in wire.encode(Header(MessageKind.HELLO), {})]
     newer = [hello[0][:4] + bytes([wire.PROTOCOL_VERSION + 1]) + hello[0][5:50]]
     assert wire.is_hello(newer)
     assert not wire.is_hello([b"PNSK"])
-    assert not wire.is_hello([bytes(part) for part in wire.encode(Head(Kind.BEAT))])
+    assert not wire.is_hello([bytes(part) for part in wire.encode(Header(MessageKind.BEAT))])
 
 
 @pytest.mark.parametrize("entries", [1, 100, 60_000])
 def test_a_meta_is_read_whatever_its_number_of_entries(entries: int) -> None:
     layout = [[str(i), [3, 3]] for i in range(entries)]
-    assert wire.verify(wire.decode(wire.encode(Head(Kind.WELCOME), {"layout": layout}))) == {
-        "layout": layout
-    }
+    assert wire.verify(
+        wire.decode(wire.encode(Header(MessageKind.WELCOME), {"layout": layout}))
+    ) == {"layout": layout}
 
 
 @pytest.mark.parametrize("meta", [b"\x91" * 5000 + b"\x01", b"\xdc\x40\x00" * 5000])
 def test_a_meta_of_lists_in_lists_is_refused(meta: bytes) -> None:
-    parts = [bytes(part) for part in wire.encode(Head(Kind.HELLO))]
+    parts = [bytes(part) for part in wire.encode(Header(MessageKind.HELLO))]
     with pytest.raises(WireError, match="meta"):
         wire.verify(wire.decode(resealed([parts[0], meta])))

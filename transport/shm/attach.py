@@ -10,7 +10,7 @@ Both sides ask the kernel for the other's user, and go no further with another o
 maps the memory and may write to it, so that is all the trust there is; what is checked besides
 (sizes, counts, times) keeps a mistake from ending both.
 
-Everything runs in the thread that calls `Door.poll`.
+Everything runs in the thread that calls `AttachServer.poll`.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class Attached(NamedTuple):
     reply: dict[str, Any]
 
 
-class Door:
+class AttachServer:
     """``attach`` answers a request, or raises UserError to refuse it; ``left`` hears of each lane
     whose holder has ended."""
 
@@ -184,7 +184,7 @@ class Door:
             self._left(lane)
 
 
-class Entry:
+class AttachClient:
     """A client's side of a door: the owner's answer, its descriptors, and whether it still lives.
 
     The descriptors belong to the caller.

@@ -13,7 +13,7 @@ from typing import Any
 from penstock.configs.errors import UserError
 from penstock.core.specs import SlotSpec
 from penstock.transport.link import Welcome
-from penstock.transport.shm.attach import Attached, Door
+from penstock.transport.shm.attach import Attached, AttachServer
 from penstock.transport.shm.lane import offer
 from penstock.transport.shm.store import SlotStore, drain_event
 from penstock.transport.shm.weights_board import WeightsBoard
@@ -29,7 +29,7 @@ class ShmHost:
         self._board = board
         self._store = store
         self._actor_lanes: set[int] = set()  # a connector's lane serves many
-        self._door = Door(path, self._attach, self._left)
+        self._door = AttachServer(path, self._attach, self._left)
         if store is not None:
             self.watch(store.filled_event, lambda: drain_event(store.filled_event))
 

@@ -8,7 +8,13 @@ from pathlib import Path
 from penstock.core.params import Float32, ParamLayout
 from penstock.core.specs import SlotSpec
 from penstock.transport.link import LearnerGoneError, Stamp, Welcome
-from penstock.transport.shm.attach import STRANGE, Entry, check_fds, close_all, strange_answer
+from penstock.transport.shm.attach import (
+    STRANGE,
+    AttachClient,
+    check_fds,
+    close_all,
+    strange_answer,
+)
 from penstock.transport.shm.lane import attached
 from penstock.transport.shm.slot_writer import SlotWriter
 from penstock.transport.shm.store import Slot
@@ -31,7 +37,7 @@ class ShmLink:
         lane = want > 0 if lane is None else lane
         request = {"spec": spec.to_dict() if spec else None, "want": want, "lane": lane}
         try:
-            self._entry = Entry(path, request)
+            self._entry = AttachClient(path, request)
         except EOFError as error:
             raise LearnerGoneError(str(error)) from error
         self.writer: SlotWriter | None = None

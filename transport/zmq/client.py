@@ -21,7 +21,7 @@ from penstock.core.specs import SlotSpec
 from penstock.transport import wire
 from penstock.transport.grants import BEAT_S
 from penstock.transport.link import LearnerGoneError, Stamp, Welcome
-from penstock.transport.wire import Head, Kind, WireError
+from penstock.transport.wire import Header, MessageKind, WireError
 from penstock.transport.zmq.keys import load_actor
 from penstock.transport.zmq.sockets import Socket, dealer, receive
 
@@ -137,7 +137,7 @@ class Client:
                 return
         self._asked = (have, now_s)
         self._await_answer(now_s)
-        self._say(Kind.WEIGHTS_GET, {"have": have})
+        self._say(MessageKind.WEIGHTS_GET, {"have": have})
 
     def take_weights(self) -> tuple[Stamp, npt.NDArray[Any]] | None:
         """Weights that have come since the last call: float32, or bfloat16 bits as uint16."""
@@ -172,7 +172,7 @@ class Client:
         if self.socket.closed:
             return
         if self._joined and self.want:
-            self._say(Kind.BYE)
+            self._say(MessageKind.BYE)
         self.socket.close()
         self._context.term()
 
@@ -183,10 +183,10 @@ class Client:
             return
         self._await_answer(now_s)
         if self._joined:
-            said = self._say(Kind.BEAT)
+            said = self._say(MessageKind.BEAT)
         else:
             spec = self.spec.to_dict() if self.spec else None
-            said = self._say(Kind.HELLO, {"spec": spec, "want": self.want})
+            said = self._say(MessageKind.HELLO, {"spec": spec, "want": self.want})
         self._repeat_at = now_s + (REPEAT_S if said else RECONNECT_S)
         if said:
             self._said_s = now_s
@@ -199,8 +199,8 @@ class Client:
                 f"the learner at {self._address} has been silent for {self._patience_s:g} s"
             )
 
-    def _say(self, kind: Kind, meta: Any = None) -> bool:
-        head = Head(
+    def _say(self, kind: MessageKind, meta: Any = None) -> bool:
+        head = Header(
             kind,
             run_id=self._run_id,
             spec_hash=self.spec.hash if self.spec else 0,
@@ -226,24 +226,24 @@ class Client:
 
     def _handle(self, message: wire.Message) -> None:
         head = message.head
-        if head.kind == Kind.WEIGHTS:
+        if head.kind == MessageKind.WEIGHTS:
             self._weights = message
             self._unanswered_s = None
             return
         meta = wire.verify(message)
         self._unanswered_s = None
-        if head.kind == Kind.WELCOME:
+        if head.kind == MessageKind.WELCOME:
             self._welcomed(head, meta)
-        elif head.kind == Kind.REFUSE:
+        elif head.kind == MessageKind.REFUSE:
             raise UserError(printable(str(meta["error"])))
         elif self._run_id and head.run_id != self._run_id:
             raise LearnerGoneError(f"another run listens at {self._address}")
-        elif head.kind == Kind.GRANT and self._joined:
+        elif head.kind == MessageKind.GRANT and self._joined:
             self.limit = max(self.next, head.sequence)
-        elif head.kind == Kind.WHO and self._joined:
+        elif head.kind == MessageKind.WHO and self._joined:
             self.rejoin()
 
-    def _welcomed(self, head: Head, meta: dict[str, Any]) -> None:
+    def _welcomed(self, head: Header, meta: dict[str, Any]) -> None:
         if self._run_id and head.run_id != self._run_id:
             raise LearnerGoneError(f"another run listens at {self._address}")
         if not self._run_id:

@@ -27,16 +27,16 @@ from penstock.configs.errors import UserError
 from penstock.core.params import WireDtype
 from penstock.profiling.ledger import Part, TimeLedger
 from penstock.transport import wire
-from penstock.transport.grants import Grants, Stream, TakenError
+from penstock.transport.grants import ActorStream, Grants, TakenError
 from penstock.transport.link import Stamp
 from penstock.transport.shm.host import check_spec
 from penstock.transport.shm.link import ShmLink
 from penstock.transport.shm.store import drain_event
-from penstock.transport.wire import Buffer, Head, Kind, WireError
+from penstock.transport.wire import Buffer, Header, MessageKind, WireError
 from penstock.transport.zmq.keys import answer_zap, load_learner
 from penstock.transport.zmq.listener import Listener
 from penstock.transport.zmq.sockets import boot_id, receive, receive_from, router, zap
-from penstock.transport.zmq.weights_responder import WeightsDesk
+from penstock.transport.zmq.weights_responder import WeightsResponder
 
 Process = Callable[[dict[str, npt.NDArray[Any]]], None]
 
@@ -71,7 +71,7 @@ class Receiver:
         self._link = link
         self._writer = link.writer
         self._decoder = wire.SlotDecoder(link.spec)
-        self._desk = WeightsDesk(link.board, link.welcome, dtype)
+        self._desk = WeightsResponder(link.board, link.welcome, dtype)
         self._process = process
         self._ledger = ledger or TimeLedger()
         self._lending = True
@@ -79,11 +79,11 @@ class Receiver:
         self._newest = (0, 0)  # generation and version of weights, at the last look
         self._welcome = _welcome_meta(link, unix_path)
         self._handlers: dict[int, Callable[[bytes, wire.Message, bytes], None]] = {
-            Kind.HELLO: self._hello,
-            Kind.SLOT: self._slot,
-            Kind.BEAT: self._beat,
-            Kind.BYE: self._bye,
-            Kind.WEIGHTS_GET: self._weights_get,
+            MessageKind.HELLO: self._hello,
+            MessageKind.SLOT: self._slot,
+            MessageKind.BEAT: self._beat,
+            MessageKind.BYE: self._bye,
+            MessageKind.WEIGHTS_GET: self._weights_get,
         }
         self._open(address, curve)
 
@@ -154,16 +154,16 @@ class Receiver:
             handler = self._handlers.get(head.kind)
             if handler is None:
                 raise WireError("kind")
-            newcomer = head.kind == Kind.HELLO and not head.run_id
+            newcomer = head.kind == MessageKind.HELLO and not head.run_id
             if not newcomer and head.run_id != self._link.welcome.run_id:
                 raise WireError("run")
             handler(peer, message, key)
         except WireError as error:
             self._reject(error)
             if error.reason in ("run", "unknown"):
-                self._say(peer, Kind.WHO)
+                self._say(peer, MessageKind.WHO)
             elif error.reason == "ungranted":
-                self._say(peer, Kind.GRANT, None, self.grants.of(message.head, peer))
+                self._say(peer, MessageKind.GRANT, None, self.grants.of(message.head, peer))
             elif error.reason == "version" and wire.is_hello(parts):
                 self._refuse(peer, f"the learner {wire.OTHER_VERSION}")
             elif isinstance(error, TakenError) and error.lives and wire.is_hello(parts):
@@ -211,7 +211,7 @@ class Receiver:
         stream = None
         if want:
             stream = self.grants.hello(message.head, peer, want, time.monotonic(), key)
-        self._say(peer, Kind.WELCOME, self._welcome, stream)
+        self._say(peer, MessageKind.WELCOME, self._welcome, stream)
 
     def _slot(self, peer: bytes, message: wire.Message, key: bytes) -> None:
         head = message.head
@@ -227,7 +227,7 @@ class Receiver:
             wire.verify(message)
         self.grants.received(stream, head, peer, now_s)
 
-    def _check_policy(self, head: Head) -> None:
+    def _check_policy(self, head: Header) -> None:
         """Raise WireError for weights that the learner has not published."""
         generation, version = self._newest
         if head.version > version or head.generation > generation:
@@ -239,7 +239,7 @@ class Receiver:
                 text = f"{head.generation}.{head.version}, the newest is {stamp[0]}.{stamp[1]}"
                 raise WireError("policy", text)
 
-    def _store(self, message: wire.Message, stream: Stream, now_s: float) -> None:
+    def _store(self, message: wire.Message, stream: ActorStream, now_s: float) -> None:
         head = message.head
         with self._writer.slot(0) as slot:
             assert slot is not None
@@ -270,7 +270,7 @@ class Receiver:
     def _beat(self, peer: bytes, message: wire.Message, key: bytes) -> None:
         wire.verify(message)
         stream = self.grants.beat(message.head, peer, time.monotonic(), key)
-        self._say(peer, Kind.GRANT, None, stream)
+        self._say(peer, MessageKind.GRANT, None, stream)
 
     def _bye(self, peer: bytes, message: wire.Message, key: bytes) -> None:
         wire.verify(message)
@@ -283,13 +283,13 @@ class Receiver:
         except wire.STRANGE as error:
             raise WireError("meta", str(error)) from error
         if self._desk.ask(peer, have):  # nothing newer yet, but the connector lives
-            self._say(peer, Kind.GRANT, None, self.grants.of(message.head, peer))
+            self._say(peer, MessageKind.GRANT, None, self.grants.of(message.head, peer))
 
     def _tend(self, now_s: float) -> None:
         """What is due besides messages: grants, weights, actors that fell silent."""
         if self._lending:
             for stream in self.grants.lend(self._writer.available):
-                self._say(stream.peer, Kind.GRANT, None, stream)
+                self._say(stream.peer, MessageKind.GRANT, None, stream)
         for peer, parts in self._desk.due():
             self._send(peer, parts)
         self.grants.expire(now_s)
@@ -298,11 +298,13 @@ class Receiver:
             self._writer.want = self.grants.want
 
     def _refuse(self, peer: bytes, text: str) -> None:
-        self._say(peer, Kind.REFUSE, {"error": text[:REFUSE_CHARACTERS]})
+        self._say(peer, MessageKind.REFUSE, {"error": text[:REFUSE_CHARACTERS]})
 
-    def _say(self, peer: bytes, kind: Kind, meta: Any = None, stream: Stream | None = None) -> bool:
+    def _say(
+        self, peer: bytes, kind: MessageKind, meta: Any = None, stream: ActorStream | None = None
+    ) -> bool:
         welcome = self._link.welcome
-        head = Head(
+        head = Header(
             kind,
             spec_hash=self._link.spec.hash,
             run_id=welcome.run_id,
@@ -313,9 +315,9 @@ class Receiver:
         )
         return self._send(peer, wire.encode(head, meta))
 
-    def _connected(self, stream: Stream) -> bool:
+    def _connected(self, stream: ActorStream) -> bool:
         """Whether the connection of a stream is open; repeats its grant to find out."""
-        return self._say(stream.peer, Kind.GRANT, None, stream)
+        return self._say(stream.peer, MessageKind.GRANT, None, stream)
 
     def _send(self, peer: bytes, parts: wire.Parts) -> bool:
         """Send a message; False where the peer has left. One that does not read loses it, and asks
@@ -342,7 +344,7 @@ def _welcome_meta(link: ShmLink, unix_path: Path) -> dict[str, Any]:
     }
 
 
-def fill_header(header: npt.NDArray[np.void], head: Head, now_s: float) -> None:
+def fill_header(header: npt.NDArray[np.void], head: Header, now_s: float) -> None:
     """A slot's HEADER from a message; times by this host's clock, as if published on arrival."""
     header[...] = (
         head.actor,
@@ -359,7 +361,7 @@ def fill_header(header: npt.NDArray[np.void], head: Head, now_s: float) -> None:
 
 
 def check_rows(
-    columns: dict[str, npt.NDArray[Any]], head: Head, before: tuple[int, npt.NDArray[Any]] | None
+    columns: dict[str, npt.NDArray[Any]], head: Header, before: tuple[int, npt.NDArray[Any]] | None
 ) -> tuple[int, npt.NDArray[Any]] | None:
     """Raise WireError where rows that count are not those of the header, or one only resets.
 

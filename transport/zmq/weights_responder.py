@@ -17,7 +17,7 @@ from penstock.transport.shm.weights_board import WeightsBoard
 MAX_WAITING = 1 << 14  # peers that wait for another version; most of them may have left
 
 
-class WeightsDesk:
+class WeightsResponder:
     """Reads the learner's board and encodes each version at most once."""
 
     def __init__(self, board: WeightsBoard, welcome: Welcome, dtype: WireDtype) -> None:
