@@ -58,7 +58,7 @@ class Passes:
             x = _Layer.apply(  # type: ignore[no-untyped-call]
                 x, parameter, gradient[part.start : part.stop], seconds
             )
-        self._reducer.arm(self._update, 1.0)
+        self._reducer.prepare_backward(self._update, 1.0)
         x.backward()
         self._reducer.finish(self._update, 1.0)
 

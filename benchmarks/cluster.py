@@ -255,7 +255,7 @@ def _connector(folder: Path, address: str) -> Iterator[Child]:
         yield child
     finally:
         child.kill(signal.SIGKILL)
-        child.bury()
+        child.reap()
 
 
 def _cpu_s(pid: int) -> float:

@@ -154,7 +154,7 @@ class Decisions:
             return effects + self._fail(failure, now_s)
         if end.exit_code == EXIT_REJOIN:
             return effects + self._again(worker, FIRST_DELAY_S, now_s)
-        worked_until_s = now_s if worker.doomed_s is None else worker.alive_s  # then it hung
+        worked_until_s = now_s if worker.kill_at_s is None else worker.alive_s  # then it hung
         healthy = was_ready and worked_until_s - since_s >= HEALTHY_S
         produced = end.produced > 0 and not worker.spec.essential
         return effects + self._after_crash(worker, failure, healthy, produced, now_s)
@@ -224,12 +224,12 @@ class Decisions:
         if not worker.runs:
             return []
         name = worker.spec.name
-        if worker.doomed_s is not None:
-            return [Kill(name, signal.SIGKILL)] if now_s >= worker.doomed_s else []
+        if worker.kill_at_s is not None:
+            return [Kill(name, signal.SIGKILL)] if now_s >= worker.kill_at_s else []
         timeout_s, limit = worker.silence(self._limits, phase)
         if now_s - worker.alive_s < timeout_s:
             return worker.note_silence(phase, now_s, timeout_s)
-        worker.doomed_s = now_s + DUMP_S
+        worker.kill_at_s = now_s + DUMP_S
         worker.failure = worker.hung(f"{limit} = {timeout_s:g} s", phase)
         return [Kill(name, signal.SIGUSR1, worker.failure.message)]
 
@@ -253,7 +253,7 @@ class Decisions:
     def _again(self, worker: SupervisedRole, delay_s: float, now_s: float) -> list[Effect]:
         worker.enter(Life.WAITING, now_s + delay_s)
         worker.incarnation += 1
-        worker.failure = worker.doomed_s = None
+        worker.failure = worker.kill_at_s = None
         worker.orphaned = False
         self.restarts[worker.spec.stage] += 1
         return []

@@ -95,8 +95,8 @@ class FreshUnrolls:
     def save(self, folder: Path, beat: Callable[[], None]) -> None:
         """What is not trained on yet is in flight, and lost."""
 
-    def book(self, batch: StagingBatch) -> Floats:
-        return self._trainer.book(batch)
+    def plan_updates(self, batch: StagingBatch) -> Floats:
+        return self._trainer.plan_updates(batch)
 
     def train(self, batch: StagingBatch, totals: Floats) -> bool:
         due = self._trainer.train(batch, totals)
@@ -148,7 +148,7 @@ class Lockstep:
         while not self._interrupted() and (batch := source.get(0.0)) is not None:
             ledger.switch(Part.COUNT)
             self._beat()
-            totals = source.book(batch)
+            totals = source.plan_updates(batch)
             self._grow()
             if source.train(batch, totals):
                 ledger.switch(Part.PUBLISH)
@@ -242,7 +242,7 @@ class Lockstep:
     def _grow(self) -> None:
         """What was booked counts at once: there is no other learner."""
         progress = self._trainer.progress
-        progress.grow(progress.growth(), progress.growth())
+        progress.commit(progress.growth(), progress.growth())
 
     def _publish(self) -> None:
         progress = self._trainer.progress

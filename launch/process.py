@@ -223,7 +223,7 @@ class Child:
                 _ended(self._role_fd, min(ends_s - now_s, WAIT_S))
         return True
 
-    def bury(self) -> int:
+    def reap(self) -> int:
         """Wait for its end and free everything; returns its exit code, negative for a signal."""
         self.wait()
         code = self._process.wait()
@@ -238,7 +238,7 @@ class Child:
         return code
 
     def log_tail(self) -> str:
-        """The last output of this incarnation. Call it before `bury`."""
+        """The last output of this incarnation. Call it before `reap`."""
         return self.status.tail.decode(errors="replace").strip()
 
 

@@ -46,11 +46,11 @@ class RestartPolicy:
         if healthy:
             worker.attempts = 0
         if healthy or produced:
-            worker.barren, worker.first_failure = 0, None
+            worker.failures_without_progress, worker.first_failure = 0, None
         worker.first_failure = worker.first_failure or failure
-        worker.barren += 1
+        worker.failures_without_progress += 1
         same = self._same_again(worker, failure, now_s)
-        if worker.barren > self._most or failure.user:
+        if worker.failures_without_progress > self._most or failure.user:
             return worker.first_failure
         return same
 

@@ -423,7 +423,7 @@ class Supervisor:
         if self.last_look is not None:
             self.last_look(child)
         log, began = child.log_tail(), child.began
-        code = child.bury()
+        code = child.reap()
         out_of_memory = code == -signal.SIGKILL and self._out_of_memory()
         end = End(code, *said, log=log, out_of_memory=out_of_memory)
         self._log_exit(child, end)
@@ -509,4 +509,4 @@ class Supervisor:
             if not child.wait(max(0.0, ends_s - time.monotonic())):
                 child.kill(signal.SIGKILL)
             self._note_progress(child)
-            child.bury()
+            child.reap()

@@ -38,9 +38,9 @@ class SupervisedRole:
     since_s: float = 0.0  # of its present life; while WAITING, when to start it
     alive_s: float = 0.0  # last sign of life
     told_s: float = 0.0  # the sign of life after which its silence was told
-    doomed_s: float | None = None  # hung: when to kill it
+    kill_at_s: float | None = None  # hung: when to kill it
     attempts: int = 0  # restarts since it was last healthy
-    barren: int = 0  # of these, in a row without a sample
+    failures_without_progress: int = 0  # of these, in a row without a sample
     orphaned: bool = False  # a carrier whose learner has ended: what it says is of no use any more
     failure: Failure | None = None  # of this incarnation
     first_failure: Failure | None = None  # of the row

@@ -55,13 +55,13 @@ class OffPolicyTrainer:
         self.device_statistics = DeviceStatistics(self._update.statistics, self.device)
 
     @property
-    def exchange(self) -> GradientSync:
+    def sync(self) -> GradientSync:
         """What connects it with other learners."""
-        return self._update.exchange
+        return self._update.sync
 
-    @exchange.setter
-    def exchange(self, exchange: GradientSync) -> None:
-        self._update.exchange = exchange
+    @sync.setter
+    def sync(self, sync: GradientSync) -> None:
+        self._update.sync = sync
 
     def optimizers(self) -> dict[str, FlatOptimizer]:
         """By the name of what each updates."""

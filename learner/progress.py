@@ -1,7 +1,7 @@
 """How far a run is: counters, returns, policy lag, and when it has come to its end.
 
 The counters are those of all learners of the run together, and equal on each: what one has booked
-(`growth`) counts once all have agreed on the sum (`grow`). Policy lag and rates are a learner's
+(`growth`) counts once all have agreed on the sum (`commit`). Policy lag and rates are a learner's
 own, taken over the interval between two calls of `interval`. The rest lasts across a resume through
 `state_dict`.
 """
@@ -98,11 +98,11 @@ class Progress:
 
     def growth(self) -> Floats:
         """What this learner has booked and nobody has agreed on yet, float64 ``[GROWTH]``; sums of
-        those of several learners are what `grow` takes."""
+        those of several learners are what `commit` takes."""
         recent = (sum(self.returns), sum(self.lengths), len(self.returns))
         return np.array([*(self._booked[name] for name in BOOKED), *recent], np.float64)
 
-    def grow(self, own: Floats, growth: Floats) -> None:
+    def commit(self, own: Floats, growth: Floats) -> None:
         """All learners together have booked ``growth``, of which ``own`` is this one's."""
         for name, mine, value in zip(BOOKED, own, growth, strict=False):
             setattr(self, name, getattr(self, name) + int(value))
@@ -111,21 +111,21 @@ class Progress:
         self._recent = (float(growth[-3]), float(growth[-2]), float(growth[-1]))
         self._notice_solved()
 
-    def unbook(self, growth: Floats) -> None:
+    def rollback(self, growth: Floats) -> None:
         """Others have not heard of this growth, which was agreed on by this learner alone: it is to
         be said again. Laid out as `BOOKED`."""
         for name, value in zip(BOOKED, growth, strict=True):
             self._booked[name] += int(value)
             self._own[name] -= int(value)
 
-    def heard(self) -> None:
+    def acknowledge(self) -> None:
         """All that is booked was heard by the others, and counts in the state taken from them."""
         for name in BOOKED:
             self._own[name] += self._booked[name]
             self._booked[name] = 0
 
     def totals(self) -> list[float]:
-        """What `grow` has made of all growth so far, laid out as that."""
+        """What `commit` has made of all growth so far, laid out as that."""
         return [*(float(getattr(self, name)) for name in BOOKED), *self._recent]
 
     def follow(self, version: int) -> None:

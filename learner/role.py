@@ -181,7 +181,7 @@ class LearnerProcess:
         self._progress.arrived(self._accounting)
         with suppress(GroupLostError):
             last = ControlMessage(np.zeros(0), self._progress.growth())
-            self._progress.grow(last.growth, self._team.exchange.agree(last).growth)
+            self._progress.commit(last.growth, self._team.sync.sync_control(last).growth)
         others = self._others.drops() | self._others.received()
         counts = self._progress.counts() | others | self._nonfinite.figures()
         self._ctx.report("final", accounting=self._accounting.to_dict(in_flight), **counts)
@@ -205,14 +205,14 @@ class LearnerProcess:
         stop = reason is not None or self._ctx.stopping()
         if self._held is None:  # else the group was lost before it could be trained on
             batch = None if stop else self._batch()
-            self._held = (batch, self._source.book(batch))
+            self._held = (batch, self._source.plan_updates(batch))
         self._ctx.status.reduction += 1
         self._ctx.status.phase = Phase.REDUCING
         word = self._word(self._held[1], stop)
-        said = self._team.exchange.agree(word)
+        said = self._team.sync.sync_control(word)
         self._ledger.switch(Part.COUNT)
         self._ctx.status.phase = Phase.TRAINING
-        self._progress.grow(word.growth, said.growth)
+        self._progress.commit(word.growth, said.growth)
         (batch, _), self._held = self._held, None
         if said.nan and not self._diverged:
             self._nonfinite.tell_skipped()
@@ -239,7 +239,7 @@ class LearnerProcess:
 
     def _batch(self) -> Any:
         """The next batch; None where there is none for so long that other learners go on."""
-        together = self._team.exchange.world > 1
+        together = self._team.sync.world > 1
         deadline_s = time.monotonic() + self._config.learner.reduce.wait_s * together
         self._ledger.switch(Part.WAIT)
         while (batch := self._source.get(WAIT_S)) is None:

@@ -3,7 +3,7 @@
 The learner's process feeds it from shared memory, the lockstep mode from the same process. A batch
 is split by environments into ``updates_per_batch`` updates, in each epoch anew, and an update into
 micro-batches that fit the processor's cache; their gradients add up, over ``accumulate`` batches
-and over the learners that ``exchange`` connects, and one step is taken by their sum over the number
+and over the learners that ``sync`` connects, and one step is taken by their sum over the number
 of agent steps. What an algorithm has to say to this is `penstock.learner.onpolicy.OnPolicy`.
 """
 
@@ -62,7 +62,7 @@ class Trainer:
         self.model = build_net(shape, dtype).to(self.device)
         self.optimizer = FlatOptimizer(self.model.named_parameters(), config.learner)
         self.progress = Progress(config.stop, info.frames_per_step)
-        self.exchange: GradientSync = SingleLearner()
+        self.sync: GradientSync = SingleLearner()
         self.updates = config.algo.epochs * config.learner.updates_per_batch
         """Of each batch, at most."""
         self._shares: list[Share] = []  # of the batch that was booked last
@@ -75,7 +75,7 @@ class Trainer:
         self.device_statistics = DeviceStatistics(self._algo.statistics, self.device)
         self._rewards = RewardScale(self.device) if config.algo.normalize_rewards else None
 
-    def book(self, batch: StagingBatch) -> Floats:
+    def plan_updates(self, batch: StagingBatch) -> Floats:
         """Count a batch that is about to be trained on; the agent steps of each of its updates,
         float64 ``[updates]``."""
         updates = self.config.learner.updates_per_batch
@@ -91,7 +91,7 @@ class Trainer:
         """
         if totals is None:
             assert batch is not None
-            totals = self.book(batch)
+            totals = self.plan_updates(batch)
         shares: Sequence[Share | None] = [None] * len(totals)
         columns = self._nobody if batch is None else batch.tensors
         if batch is not None:
@@ -174,10 +174,10 @@ class Trainer:
         columns = dict(columns)
         self._ledger.switch(Part.FORWARD)
         if self._rewards is not None:
-            columns["reward"] = self._rewards(columns, self.exchange.sum)
+            columns["reward"] = self._rewards(columns, self.sync.sum)
         if self.model.normalizer is not None:
             seen = observations(columns, slice(None))
-            self.model.observe(seen, columns["alive"], self.exchange.sum)
+            self.model.observe(seen, columns["alive"], self.sync.sum)
         if self._algo.prepare is not None:
             columns |= self._algo.prepare(self.model, columns, *self._parts(columns))
         return columns
@@ -197,7 +197,7 @@ class Trainer:
         size = self._micro_envs
         if self._algo.whole:  # all of an update fits, so that its loss is computed at once
             size = max(size, envs.stop // self.config.learner.updates_per_batch)
-        return self._algo.cfg, list(pieces(envs, size)), self.exchange.sum
+        return self._algo.cfg, list(pieces(envs, size)), self.sync.sum
 
     @property
     def _micro_envs(self) -> int:
@@ -222,7 +222,7 @@ class Trainer:
             return
         total, self._accumulated = self._accumulated, 0.0
         self._ledger.switch(Part.OPTIMIZE)
-        norm = self.exchange.step(self.optimizer, total, self.progress.trained_steps)
+        norm = self.sync.step(self.optimizer, total, self.progress.trained_steps)
         self.progress.updated(1)
         self.device_statistics.updated(norm)
         if self._before:
@@ -238,14 +238,14 @@ class Trainer:
             self._ledger.switch(Part.FORWARD)
             loss, sums = self._loss(columns, part)
             if complete and number == len(parts):
-                self.exchange.arm(self.optimizer, self._accumulated)
+                self.sync.prepare_backward(self.optimizer, self._accumulated)
             self._ledger.switch(Part.BACKWARD)
             backward(loss)
             self.device_statistics.add(sums)
 
     def _loss(self, columns: dict[str, Tensor], envs: slice | Tensor) -> tuple[Tensor, Tensor]:
         algo = self._algo
-        return algo.loss(self.model, columns, algo.cfg, envs, self.exchange.sum)
+        return algo.loss(self.model, columns, algo.cfg, envs, self.sync.sum)
 
 
 def under(prefix: str, arrays: Mapping[str, Any]) -> dict[str, Any]:

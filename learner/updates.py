@@ -1,7 +1,7 @@
 """One optimizer step on a batch from replay, for each off-policy algorithm.
 
 An update owns the networks, those that lag behind as targets, and the optimizers. Everything stays
-on the device: nothing here waits for a GPU. Its ``exchange`` connects it with other learners; one
+on the device: nothing here waits for a GPU. Its ``sync`` connects it with other learners; one
 that has no batch takes the step with them.
 """
 
@@ -53,7 +53,7 @@ class Update(Protocol):
     def published(self) -> list[Tensor]:
         """What actors get, in the layout's order."""
 
-    exchange: GradientSync
+    sync: GradientSync
 
     def take(self, batch: Batch | None, total: float, number: int, env_steps: int) -> UpdateResult:
         """Optimizer step ``number`` (from 1) on the ``total`` transitions of all learners' batches;
@@ -73,7 +73,7 @@ class DqnUpdate:
     """Q-network and target network."""
 
     statistics = dqn.STATISTICS
-    exchange: GradientSync
+    sync: GradientSync
 
     def __init__(
         self,
@@ -87,7 +87,7 @@ class DqnUpdate:
         self._algo = algo
         self._ledger = ledger
         self._micro_batch = learner.micro_batch
-        self.exchange = SingleLearner()
+        self.sync = SingleLearner()
         self.net: HeadNet = build_net(shape, dtype).to(device)
         self.target_net = copy.deepcopy(self.net).requires_grad_(False)
         self._target = flatten(self.target_net.parameters())
@@ -99,7 +99,7 @@ class DqnUpdate:
         self.optimizer.zero_grad()
         parts = [] if batch is None else self._backward(batch, total)
         self._ledger.switch(Part.OPTIMIZE)
-        norm = self.exchange.step(self.optimizer, total, env_steps)
+        norm = self.sync.step(self.optimizer, total, env_steps)
         if number % self._algo.target_every == 0:
             self._target.copy_(self.optimizer.values)
             self.loaded()
@@ -117,7 +117,7 @@ class DqnUpdate:
             net = _with(self.net, self.net.acting_weights())
             loss, differences, sums = dqn.loss(net, self._target_q, part, self._algo)
             if first + self._micro_batch >= count:
-                self.exchange.arm(self.optimizer, total)
+                self.sync.prepare_backward(self.optimizer, total)
             self._ledger.switch(Part.BACKWARD)
             backward(loss)
             parts.append((differences, sums))
@@ -140,7 +140,7 @@ class SacUpdate:
     as its gradient is not finite, those of actor and temperature are, too."""
 
     statistics = sac.STATISTICS
-    exchange: GradientSync
+    sync: GradientSync
 
     def __init__(
         self,
@@ -153,7 +153,7 @@ class SacUpdate:
     ) -> None:
         self._algo = algo
         self._ledger = ledger
-        self.exchange = SingleLearner()
+        self.sync = SingleLearner()
         self._target_entropy = sac.target_entropy(algo, shape.outputs // 2)
         self.actor: HeadNet = build_net(shape, dtype).to(device)
         self.critics = TwinCritics(shape).to(device)
@@ -175,14 +175,14 @@ class SacUpdate:
         alpha = self.log_alpha.detach().exp()
         found = None if batch is None else self._critic_gradients(batch, alpha, total)
         self._ledger.switch(Part.OPTIMIZE)
-        critic_norm = self.exchange.step(self._critic_optimizer, total, env_steps)
+        critic_norm = self.sync.step(self._critic_optimizer, total, env_steps)
         acted = None if batch is None else self._actor_gradients(batch, alpha, total, critic_norm)
         self._ledger.switch(Part.OPTIMIZE)
-        actor_norm = self.exchange.step(self._actor_optimizer, total, env_steps)
+        actor_norm = self.sync.step(self._actor_optimizer, total, env_steps)
         if self._algo.tune_alpha:
             if acted is not None:
                 self._temperature_gradient(acted[1], total, actor_norm)
-            self.exchange.step(self._alpha_optimizer, total, env_steps)
+            self.sync.step(self._alpha_optimizer, total, env_steps)
         self._target.lerp_(self._critic_optimizer.values, self._algo.tau)
         norm = torch.hypot(critic_norm, actor_norm)
         if found is None or acted is None:
@@ -218,7 +218,7 @@ class SacUpdate:
         loss, errors, values = sac.critic_loss(
             self.critics, self.target_weights, batch, *ahead, alpha
         )
-        self.exchange.arm(self._critic_optimizer, total)
+        self.sync.prepare_backward(self._critic_optimizer, total)
         self._ledger.switch(Part.BACKWARD)
         backward(loss)
         return loss, errors, values
@@ -229,13 +229,13 @@ class SacUpdate:
         self._ledger.switch(Part.FORWARD)
         action, logp = self._act(batch["obs"])
         loss = sac.actor_loss(self.critics, batch["obs"], action, logp, alpha)
-        self.exchange.arm(self._actor_optimizer, total)
+        self.sync.prepare_backward(self._actor_optimizer, total)
         self._ledger.switch(Part.BACKWARD)
         backward(loss, critic_norm)
         return loss, logp
 
     def _temperature_gradient(self, logp: Tensor, total: float, actor_norm: Tensor) -> None:
-        self.exchange.arm(self._alpha_optimizer, total)
+        self.sync.prepare_backward(self._alpha_optimizer, total)
         backward(sac.temperature_loss(self.log_alpha, logp, self._target_entropy), actor_norm)
 
     def _act(self, obs: Tensor) -> tuple[Tensor, Tensor]:

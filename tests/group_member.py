@@ -79,7 +79,7 @@ class Member:
         cfg = self.trainer.config.learner
         self.group = LearnerGroup(store, epoch, members, self.rank, self.trainer.device, cfg.reduce)
         optimizers = self.trainer.optimizers()
-        self.trainer.exchange = Bsp(
+        self.trainer.sync = Bsp(
             self.group, optimizers, cfg, TimeLedger(), shared=self.trainer.shared()
         )
 
@@ -89,10 +89,10 @@ class Member:
         trainer = self.trainer
         batch = None if seed is None else stage(trainer, [make_slot(trainer, seed)])
         updates = trainer.updates
-        counts = np.zeros(updates) if batch is None else trainer.book(batch)
+        counts = np.zeros(updates) if batch is None else trainer.plan_updates(batch)
         word = ControlMessage(counts, trainer.progress.growth())
-        said = trainer.exchange.agree(word)
-        trainer.progress.grow(word.growth, said.growth)
+        said = trainer.sync.sync_control(word)
+        trainer.progress.commit(word.growth, said.growth)
         trainer.train(batch, said.counts)
         return float(said.counts.sum())
 
@@ -120,8 +120,8 @@ def killed(member: Member, when: str) -> None:
                 _die(member, when.partition("@")[0])
             member.step(10 * number + member.rank)
         except GroupLostError:
-            assert isinstance(trainer.exchange, Bsp)
-            trainer.exchange.close()
+            assert isinstance(trainer.sync, Bsp)
+            trainer.sync.close()
             trainer.regrouped()
             gone = int(when.partition("@")[2] or world - 1)
             member.enter(1, [rank for rank in range(world) if rank != gone])
@@ -142,9 +142,9 @@ def _die(member: Member, when: str) -> None:
     if when == "control":
         kill()
     elif when == "collective":  # after the first bucket has been reduced
-        exchange = member.trainer.exchange
-        assert isinstance(exchange, Bsp)
-        codec = next(iter(exchange._reducers.values())).codec
+        sync = member.trainer.sync
+        assert isinstance(sync, Bsp)
+        codec = next(iter(sync._reducers.values())).codec
         reduce, calls = codec.reduce, []
 
         def once(*args: Any) -> None:
@@ -163,7 +163,7 @@ def apart(member: Member, *_: str) -> None:
         span = member.trainer.optimizer.parts[2]
         member.trainer.optimizer.values[span.start] += 1e-3
     try:
-        member.trainer.exchange.check_equal()  # type: ignore[attr-defined]
+        member.trainer.sync.check_equal()  # type: ignore[attr-defined]
     except RuntimeError as error:
         member.write("said", str(error))
 
@@ -172,11 +172,11 @@ def statistics_apart(member: Member, name: str) -> None:
     """Rank 1 comes apart in a statistic, after a step that left them equal."""
     trainer = member.trainer
     member.step(member.rank)
-    trainer.exchange.check_equal()  # type: ignore[attr-defined]
+    trainer.sync.check_equal()  # type: ignore[attr-defined]
     if member.rank == 1:
         trainer.shared()[name][0] += 1e-3
     try:
-        trainer.exchange.check_equal()  # type: ignore[attr-defined]
+        trainer.sync.check_equal()  # type: ignore[attr-defined]
     except RuntimeError as error:
         member.write("said", f"equal | {error}")
 

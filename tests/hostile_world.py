@@ -200,7 +200,7 @@ class World:
             self.accounting.trained += self._batch.steps
         progress.arrived(self.accounting)
         growth = progress.growth()
-        progress.grow(growth, growth)
+        progress.commit(growth, growth)
         self.page.produced_steps = self.accounting.produced
         self.page.trained_steps = self.accounting.trained
 

@@ -249,7 +249,7 @@ def role_process(
         yield child
     finally:
         child.kill(signal.SIGKILL)
-        child.bury()
+        child.reap()
 
 
 def heard(child: Child, kind: str, timeout_s: float = 20.0) -> dict[str, Any]:

@@ -72,17 +72,19 @@ def choose(
     """Measure and decide; every rank calls it at the same time and gets the same."""
     trial = _Trial(cfg.reduce, parts, size, device, ring)
     costs = {name: trial.cost(name) for name in candidates(cfg)}
-    small_s, large_s = trial.agree([trial.exchange_s(n) for n in (1, PROBE_VALUES)])
+    small_s, large_s = trial.mean_over_ranks([trial.exchange_s(n) for n in (1, PROBE_VALUES)])
     sent = all_reduce_nbytes(PROBE_VALUES * 4, ring.world)
     network = NetworkCost(sent / max(large_s - small_s, 1e-6), small_s)
-    code_s = trial.agree([cost.code_s for cost in costs.values()])
+    code_s = trial.mean_over_ranks([cost.code_s for cost in costs.values()])
     buckets = len(buckets_of(parts, round(cfg.reduce.bucket_mb * MB)))
     predicted = {
         name: predict_s(cost._replace(code_s=each_s), network, buckets)
         for (name, cost), each_s in zip(costs.items(), code_s, strict=True)
     }
     names = finalists(predicted)
-    measured = dict(zip(names, trial.agree([trial.step_s(name) for name in names]), strict=True))
+    measured = dict(
+        zip(names, trial.mean_over_ranks([trial.step_s(name) for name in names]), strict=True)
+    )
     return decide(measured, predicted, network)
 
 
@@ -163,7 +165,7 @@ class _Trial:
         self._ring.all_reduce(probe)
         return min(self._timed(lambda: self._ring.all_reduce(probe)) for _ in range(PROBES))
 
-    def agree(self, own: Sequence[float]) -> list[float]:
+    def mean_over_ranks(self, own: Sequence[float]) -> list[float]:
         """Means over ranks, the same on all."""
         given = torch.tensor(own, device=self._device)
         everybodys = given.new_empty(self._ring.world, len(given))

@@ -60,7 +60,7 @@ class Reducer:
             for part, parameter in zip(parts, parameters, strict=True)
         ]
 
-    def arm(self, update: int, total: float) -> None:
+    def prepare_backward(self, update: int, total: float) -> None:
         """The next backward pass completes the gradients; ``total`` is what they are divided by.
         ``update`` counts the optimizer steps of the run."""
         self.codec.begin(update)
@@ -71,7 +71,7 @@ class Reducer:
     def finish(self, update: int, total: float) -> None:
         """Return when ``grads`` are the mean over all samples, the same on every learner."""
         if self._total is None:  # no backward pass: there were no samples
-            self.arm(update, total)
+            self.prepare_backward(update, total)
         while self._handed < len(self._buckets):
             self._hand_over()
         pending, self._pending, self._total = self._pending, [], None

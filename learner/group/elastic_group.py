@@ -84,7 +84,7 @@ class ElasticGroup:
         self._saved = False  # by that one
         self._remote: Store | None = None  # where learners of several machines meet
         self._failing_since_s: float | None = None
-        self.exchange: GradientSync = SingleLearner()
+        self.sync: GradientSync = SingleLearner()
 
     @property
     def leads(self) -> bool:
@@ -114,7 +114,7 @@ class ElasticGroup:
 
     def join(self, why: str = "") -> bool:
         """Stand in the newest group, in the state of its most advanced member; False where the run
-        ends before. What `exchange` was before is left, and ``why`` is told to the supervisor,
+        ends before. What `sync` was before is left, and ``why`` is told to the supervisor,
         which cannot see that a group of the living has broken."""
         count = self._config.learner.count
         if count == 1:
@@ -137,13 +137,13 @@ class ElasticGroup:
 
     def leave(self) -> None:
         """Part from the others, who notice."""
-        exchange = self.exchange
-        if isinstance(exchange, Bsp | LocalSgd):
-            self._rounds = exchange.rounds
-        if isinstance(exchange, LocalSgd):
-            self._trainer.progress.unbook(exchange.owed)
-        exchange.close()
-        self.exchange = SingleLearner()
+        sync = self.sync
+        if isinstance(sync, Bsp | LocalSgd):
+            self._rounds = sync.rounds
+        if isinstance(sync, LocalSgd):
+            self._trainer.progress.rollback(sync.owed)
+        sync.close()
+        self.sync = SingleLearner()
 
     def takes_over(self) -> bool:
         """At the end: wait for the one that saves the run, and say whether it has died, so that
@@ -160,11 +160,11 @@ class ElasticGroup:
         """What each member keeps for itself, for a checkpoint: all call it in the same turn.
         ``last``: who writes that is named only later. None where a server did not give its part, so
         that there can be no checkpoint."""
-        if isinstance(self.exchange, Served) and (self.leads or last):
-            return self.exchange.state()
-        if self._group is None or not isinstance(self.exchange, Bsp | LocalSgd):
+        if isinstance(self.sync, Served) and (self.leads or last):
+            return self.sync.state()
+        if self._group is None or not isinstance(self.sync, Bsp | LocalSgd):
             return {}
-        own = self.exchange.state() | {"random": torch.get_rng_state().numpy()}
+        own = self.sync.state() | {"random": torch.get_rng_state().numpy()}
         collected = self._group.collect(own)
         return {f"{i}/{k}": v for i, arrays in enumerate(collected) for k, v in arrays.items()}
 
@@ -189,10 +189,10 @@ class ElasticGroup:
 
         progress.share_window(cfg.count)
         served = Served(client, optimizer, progress, cfg.count, ctx.ledger, waiting)
-        self.exchange = trainer.exchange = served
+        self.sync = trainer.sync = served
         nothing = ControlMessage(np.zeros(0), progress.growth())
-        said = served.agree(nothing)
-        progress.grow(nothing.growth, said.growth)
+        said = served.sync_control(nothing)
+        progress.commit(nothing.growth, said.growth)
         return not said.stop
 
     def _wait_for_word(self) -> Message | None:
@@ -219,7 +219,7 @@ class ElasticGroup:
 
         self._tried = epoch
         group: LearnerGroup | None = None
-        exchange: Bsp | LocalSgd | None = None
+        sync: Bsp | LocalSgd | None = None
         failure = ""
         try:
             meet(store, members, ctx.learner, hello_of(self._config), timeout_s, waiting)
@@ -228,12 +228,12 @@ class ElasticGroup:
             places = group.gather([progress.generation, self._rounds, progress.learner_steps])
             source = places.index(max(places))
             cfg = self._with_codec(cfg, group, source)
-            exchange = self._paced(group, cfg)
-            self._equalise(group, exchange, source, rounds=places[source][1])
+            sync = self._paced(group, cfg)
+            self._broadcast_state(group, sync, source, rounds=places[source][1])
         except GroupLostError as error:
             failure = str(error)
-        if failure or exchange is None:  # out here, where nothing of the group is held any more
-            for made in (exchange, group):
+        if failure or sync is None:  # out here, where nothing of the group is held any more
+            for made in (sync, group):
                 if made is not None:
                     made.close()
                     break
@@ -242,7 +242,7 @@ class ElasticGroup:
                     dist.destroy_process_group()
             self._failed(epoch, failure)
             return False
-        self._group, self.exchange, trainer.exchange = group, exchange, exchange
+        self._group, self.sync, trainer.sync = group, sync, sync
         self._failing_since_s = None
         ctx.report("entered")  # before the file: who relies on it must be known to the supervisor
         (ctx.runtime_dir / ENTERED).touch()
@@ -320,8 +320,8 @@ class ElasticGroup:
         reduce = cfg.reduce.model_copy(update={"codec": self._codec})
         return cfg.model_copy(update={"reduce": reduce})
 
-    def _equalise(
-        self, group: LearnerGroup, exchange: Bsp | LocalSgd, source: int, rounds: int
+    def _broadcast_state(
+        self, group: LearnerGroup, sync: Bsp | LocalSgd, source: int, rounds: int
     ) -> None:
         """Take the most advanced member's state, who has heard so many ``rounds``, and one's own
         part of what a checkpoint had."""
@@ -333,8 +333,8 @@ class ElasticGroup:
             if (
                 rounds > self._rounds
             ):  # it heard the last round to the end, and so what was said here
-                progress.heard()
-        exchange.rounds = self._rounds = rounds
+                progress.acknowledge()
+        sync.rounds = self._rounds = rounds
         trainer.regrouped()
         progress.share_window(group.world)
         stored = group.broadcast(self._stored, source)
@@ -349,7 +349,7 @@ class ElasticGroup:
                 k.partition("/")[2]: v for k, v in stored.items() if k.startswith(f"{group.rank}/")
             }
             torch.set_rng_state(torch.from_numpy(own.pop("random")))
-            exchange.load_state(own)
+            sync.load_state(own)
 
     def _local_store(self, named: Message) -> Store:
         path = self._ctx.runtime_dir / f"{MEETING}{named['epoch']}"

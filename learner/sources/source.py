@@ -28,7 +28,7 @@ class DataSource(Protocol[B]):
     def get(self, timeout_s: float) -> B | None:
         """The next batch, or None when there was none in time."""
 
-    def book(self, batch: B | None) -> Floats:
+    def plan_updates(self, batch: B | None) -> Floats:
         """Count what is about to be trained on: samples of each update, float64 ``[updates]``."""
 
     def train(self, batch: B | None, totals: Floats) -> bool:

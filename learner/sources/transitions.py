@@ -108,12 +108,12 @@ class ReplayDataSource:
         self._ledger.switch(Part.GATHER)
         return self._replay.sample(self._batch_size, stacked=not self.stacks_on_device)
 
-    def book(self, batch: Batch | None) -> Floats:
+    def plan_updates(self, batch: Batch | None) -> Floats:
         return np.array([0.0 if batch is None else len(batch["reward"])])
 
     def train(self, batch: Batch | None, totals: Floats | None = None) -> bool:
-        totals = self.book(batch) if totals is None else totals
-        if self._trainer.exchange.world > 1:
+        totals = self.plan_updates(batch) if totals is None else totals
+        if self._trainer.sync.world > 1:
             self._weigh(batch)
         if batch is None:
             self._trainer.update(None, float(totals[0]))
@@ -143,7 +143,7 @@ class ReplayDataSource:
         if not isinstance(sampler, Prioritized):
             return
         own = math.inf if batch is None else float(sampler.probabilities.min())
-        least = self._trainer.exchange.least(own)
+        least = self._trainer.sync.all_reduce_min(own)
         if batch is not None:
             batch["weights"] *= np.float32((least / own) ** self._beta)
 

@@ -79,10 +79,10 @@ class UnrollSource:
             self._trainer.progress.start(batch.started_s)
         return batch
 
-    def book(self, batch: StagingBatch | None) -> Floats:
+    def plan_updates(self, batch: StagingBatch | None) -> Floats:
         if batch is None:
             return np.zeros(self._trainer.updates)
-        return self._trainer.book(batch)
+        return self._trainer.plan_updates(batch)
 
     def train(self, batch: StagingBatch | None, totals: Floats) -> bool:
         if batch is None:

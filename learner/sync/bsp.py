@@ -51,15 +51,15 @@ class Bsp:
         }
         self.rounds = 0  # words of all that were heard
 
-    def agree(self, mine: ControlMessage) -> ControlMessage:
+    def sync_control(self, mine: ControlMessage) -> ControlMessage:
         self._ledger.switch(Part.REDUCE)
         vector = torch.from_numpy(mine.pack())
         self._group.control.all_reduce(vector)
         self.rounds += 1
         return ControlMessage.unpack(vector.numpy())
 
-    def arm(self, optimizer: FlatOptimizer, total: float) -> None:
-        self._reducers[id(optimizer)].arm(optimizer.updates, total)
+    def prepare_backward(self, optimizer: FlatOptimizer, total: float) -> None:
+        self._reducers[id(optimizer)].prepare_backward(optimizer.updates, total)
 
     def step(self, optimizer: FlatOptimizer, total: float, env_steps: int) -> Tensor:
         self._ledger.switch(Part.REDUCE)
@@ -77,7 +77,7 @@ class Bsp:
         self._group.gradients.all_reduce(values)
         self._ledger.switch(before)
 
-    def least(self, value: float) -> float:
+    def all_reduce_min(self, value: float) -> float:
         negative = torch.tensor([-value], dtype=torch.float64)
         self._group.control.all_reduce_max(negative)
         return -float(negative)

@@ -2,13 +2,13 @@
 
 A trainer that uses it in this order need not know how many learners there are:
 
-    said = exchange.agree(word)            # in every turn, with or without a batch of its own
+    everyone = sync.sync_control(own)    # in every turn, with or without a batch of its own
     for each update of the batch:
         optimizer.zero_grad()
         ... backward of all but the last micro-batch ...
-        exchange.arm(optimizer, total)     # total: samples of all learners, from what was said
+        sync.prepare_backward(optimizer, total)    # total: samples of all, from ``everyone``
         ... the last backward ...
-        exchange.step(optimizer, total, env_steps)
+        sync.step(optimizer, total, env_steps)
 
 A learner without samples does the same without the backward passes. Gradients are sums over
 samples, so that their sum over learners, divided by the total, is the mean over all samples.
@@ -66,10 +66,10 @@ class GradientSync(Protocol):
 
     world: int  # learners that take part
 
-    def agree(self, mine: ControlMessage) -> ControlMessage:
+    def sync_control(self, mine: ControlMessage) -> ControlMessage:
         """What all learners say. Every learner calls it in every turn."""
 
-    def arm(self, optimizer: FlatOptimizer, total: float) -> None:
+    def prepare_backward(self, optimizer: FlatOptimizer, total: float) -> None:
         """The next backward pass completes the gradients of ``optimizer``, sums over samples of
         which all learners together have ``total``."""
 
@@ -79,7 +79,7 @@ class GradientSync(Protocol):
     def sum(self, values: Tensor) -> None:
         """Sum small values over the learners whose gradients are averaged, in place."""
 
-    def least(self, value: float) -> float:
+    def all_reduce_min(self, value: float) -> float:
         """The least of what those learners say."""
 
     def close(self) -> None:
@@ -91,10 +91,10 @@ class SingleLearner:
 
     world = 1
 
-    def agree(self, mine: ControlMessage) -> ControlMessage:
+    def sync_control(self, mine: ControlMessage) -> ControlMessage:
         return mine
 
-    def arm(self, optimizer: FlatOptimizer, total: float) -> None:
+    def prepare_backward(self, optimizer: FlatOptimizer, total: float) -> None:
         pass
 
     def step(self, optimizer: FlatOptimizer, total: float, env_steps: int) -> Tensor:
@@ -103,7 +103,7 @@ class SingleLearner:
     def sum(self, values: Tensor) -> None:
         pass
 
-    def least(self, value: float) -> float:
+    def all_reduce_min(self, value: float) -> float:
         return value
 
     def close(self) -> None:

@@ -47,7 +47,7 @@ class LocalSgd:
         self.owed = np.zeros(len(BOOKED))  # growth that the others have not heard of
         self._recent = np.zeros(3)
 
-    def agree(self, mine: ControlMessage) -> ControlMessage:
+    def sync_control(self, mine: ControlMessage) -> ControlMessage:
         """In a round what all say, else one's own; ``counts`` are always one's own."""
         owed = self.owed + mine.growth[: len(BOOKED)]
         urgent = mine.stop or mine.nan or mine.checkpoint or mine.regroup
@@ -69,7 +69,7 @@ class LocalSgd:
         said.counts = mine.counts
         return said
 
-    def arm(self, optimizer: FlatOptimizer, total: float) -> None:
+    def prepare_backward(self, optimizer: FlatOptimizer, total: float) -> None:
         pass
 
     def step(self, optimizer: FlatOptimizer, total: float, env_steps: int) -> Tensor:
@@ -80,7 +80,7 @@ class LocalSgd:
     def sum(self, values: Tensor) -> None:
         """Every learner's update is its own."""
 
-    def least(self, value: float) -> float:
+    def all_reduce_min(self, value: float) -> float:
         return value
 
     def state(self) -> Arrays:

@@ -49,7 +49,7 @@ class Served:
         self._known: Floats = np.array(progress.totals())
         self._left = 0  # updates of this batch
 
-    def agree(self, mine: ControlMessage) -> ControlMessage:
+    def sync_control(self, mine: ControlMessage) -> ControlMessage:
         """Take the newest parameters, as soon as the pace allows; ``counts`` are one's own."""
         self._ledger.switch(Part.REDUCE)
         self._tally = tuple(mine.growth.tolist())
@@ -74,7 +74,7 @@ class Served:
             checkpoint=mine.checkpoint,
         )
 
-    def arm(self, optimizer: FlatOptimizer, total: float) -> None:
+    def prepare_backward(self, optimizer: FlatOptimizer, total: float) -> None:
         """Gradients leave when they are complete."""
 
     def step(self, optimizer: FlatOptimizer, total: float, env_steps: int) -> Tensor:
@@ -89,7 +89,7 @@ class Served:
     def sum(self, values: Tensor) -> None:
         """Every learner's update is its own."""
 
-    def least(self, value: float) -> float:
+    def all_reduce_min(self, value: float) -> float:
         return value
 
     def state(self) -> Arrays | None:

@@ -44,7 +44,7 @@ class Learner:
             version=self.progress.version,
             tally=tuple(self.progress.totals()),
         )
-        self.exchange = Served(
+        self.sync = Served(
             self.client, self.optimizer, self.progress, cfg.count, TimeLedger(), self._wait
         )
 
@@ -58,11 +58,11 @@ class Learner:
             self._play(updates)
             counts[:] = STEPS / updates
         word = ControlMessage(counts, self.progress.growth(), **said)
-        heard = self.exchange.agree(word)
-        self.progress.grow(word.growth, heard.growth)
+        heard = self.sync.sync_control(word)
+        self.progress.commit(word.growth, heard.growth)
         for count in heard.counts[heard.counts > 0]:
             self.optimizer.grads.copy_((self.optimizer.values - OPTIMUM) * count)
-            self.exchange.step(self.optimizer, count, self.progress.trained_steps)
+            self.sync.step(self.optimizer, count, self.progress.trained_steps)
             self.progress.updated(1)
         return heard
 
@@ -104,7 +104,7 @@ def make(tmp_path: Path) -> Iterator[Make]:
     thread.start()
     yield one
     for learner in made:
-        learner.exchange.close()
+        learner.sync.close()
     stop.set()
     thread.join()
     server.close()
@@ -182,7 +182,7 @@ def test_what_is_saved_is_what_the_server_has(make: Make) -> None:
     late.turn()
     assert late.progress.trained_steps == 100 + STEPS  # the run's, without its own batch so far
     late.turn(has_data=False)  # goes on when its update is made
-    one.exchange.state()
+    one.sync.state()
     torch.testing.assert_close(one.optimizer.values, 0.19 * OPTIMUM)
     assert float(one.optimizer.state_dict()["steps"]) == 2
 
@@ -193,7 +193,7 @@ def test_a_state_that_takes_long_is_waited_for(make: Make, monkeypatch: pytest.M
     both([one, other], lambda learner: learner.turn(has_data=False))
     monkeypatch.setattr(served, "FETCH_S", 0.0)  # no answer is as fast
     waited = one.waits
-    assert one.exchange.state() == {}
+    assert one.sync.state() == {}
     assert one.waits > waited
     assert float(one.optimizer.state_dict()["steps"]) == 2
 
@@ -205,6 +205,6 @@ def test_without_the_servers_state_there_is_none(
     monkeypatch.setattr(served, "STOPPING_S", 0.1)
     cfg = LearnerConfig.model_validate({"count": 2, "pace": "ssp"})
     lonely = Learner(f"ipc://{tmp_path}/nobody", 0, cfg)
-    assert lonely.exchange.state() is None
+    assert lonely.sync.state() is None
     assert lonely.waits >= lonely.patience
-    lonely.exchange.close()
+    lonely.sync.close()

@@ -44,7 +44,7 @@ def server(folder: Path, address: str, incarnation: int = 0) -> Iterator[Child]:
         yield child
     finally:
         child.kill(signal.SIGKILL)
-        child.bury()
+        child.reap()
 
 
 def test_it_reports_and_its_workers_go_on_with_a_new_one(tmp_path: Path) -> None:

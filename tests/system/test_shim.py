@@ -139,7 +139,7 @@ def test_both_guards_are_killed_and_the_supervisor_finds_what_carries_the_mark(
     for name in ("guard", "keeper"):
         found[name].kill()
     child.wait()
-    assert child.bury() == -signal.SIGKILL
+    assert child.reap() == -signal.SIGKILL
     wait_until(lambda: not any(map(lives, list(found.values())[1:])), GONE_WITHIN_S)
 
 
@@ -159,7 +159,7 @@ def test_a_role_has_ended_when_its_own_process_has(tmp_path: Path) -> None:
     assert not lives(found["role"])
     assert time.monotonic() - begin_s >= 0.5, "it was given its grace"
     found["keeper"].resume()
-    assert child.bury() == -signal.SIGKILL
+    assert child.reap() == -signal.SIGKILL
 
 
 def test_a_guard_that_is_stopped_does_not_hold_a_role_that_has_ended(
@@ -170,7 +170,7 @@ def test_a_guard_that_is_stopped_does_not_hold_a_role_that_has_ended(
     found = processes(tmp_path)
     found["guard"].suspend()
     child.kill(signal.SIGKILL)
-    assert child.bury() == -signal.SIGKILL
+    assert child.reap() == -signal.SIGKILL
     wait_until(lambda: not any(map(lives, [found["keeper"], found["daemon"]])), GONE_WITHIN_S)
 
 
@@ -181,7 +181,7 @@ def test_a_keeper_that_is_stopped_is_killed_after_its_role(tmp_path: Path) -> No
     found["keeper"].suspend()
     child.kill(signal.SIGKILL)
     assert child.wait(10.0)
-    assert child.bury() == -signal.SIGKILL
+    assert child.reap() == -signal.SIGKILL
     assert not any(lives(found[name]) for name in ("keeper", "role", "daemon"))
 
 
@@ -193,14 +193,14 @@ def test_nothing_starts_for_a_supervisor_that_is_gone(
     monkeypatch.undo()
     child.wait()
     assert not child.began
-    assert child.bury() == 1
+    assert child.reap() == 1
 
 
 def test_output_ends_with_the_role_whatever_its_log_can_hold(tmp_path: Path) -> None:
     child = start(tmp_path, "talk")
     child.wait()
     assert child.log_tail().endswith("the last line")
-    assert child.bury() == 7
+    assert child.reap() == 7
     log, older = (tmp_path / "logs" / name for name in ("role.log", "role.log.1"))
     assert all(path.stat().st_size <= 10_000_000 for path in (log, older) if path.exists())
     assert "bytes of output were dropped: " in log.read_text()
@@ -212,7 +212,7 @@ def test_a_full_disk_does_not_end_a_role_that_writes(tmp_path: Path) -> None:
     child.wait()
     assert child.status.role_dropped > 20_000_000
     assert child.log_tail().endswith("the last line")
-    assert child.bury() == 7
+    assert child.reap() == 7
 
 
 def test_a_role_goes_on_writing_when_the_keeper_is_killed(tmp_path: Path) -> None:
@@ -225,7 +225,7 @@ def test_a_role_goes_on_writing_when_the_keeper_is_killed(tmp_path: Path) -> Non
     keeper.kill()
     child.wait()
     assert child.log_tail().endswith("the last line")
-    assert child.bury() == 7
+    assert child.reap() == 7
 
 
 def test_an_interpreter_that_cannot_be_executed_is_told(
@@ -235,7 +235,7 @@ def test_an_interpreter_that_cannot_be_executed_is_told(
     child = start(tmp_path, "work")
     child.wait()
     assert child.log_tail().startswith("/no/such/python cannot be executed: [Errno 2]")
-    assert child.bury() == os.EX_OSERR
+    assert child.reap() == os.EX_OSERR
 
 
 @pytest.mark.parametrize("forks", [0, 1])
@@ -263,7 +263,7 @@ shim.main()
     assert child.log_tail() == (
         "the role could not be started: [Errno 11] Resource temporarily unavailable"
     )
-    assert child.bury() == os.EX_OSERR
+    assert child.reap() == os.EX_OSERR
 
 
 @pytest.mark.parametrize("function", ["socketpair", "memfd_create", "mmap", "Popen", "pidfd_open"])

@@ -44,7 +44,7 @@ class Learned:
             "episode_length": np.full((1, episodes), 7, np.int32),
         }
         self.progress.played(arrays, episodes)
-        self.progress.grow(self.progress.growth(), self.progress.growth())
+        self.progress.commit(self.progress.growth(), self.progress.growth())
         self.checkpoints.save()
 
     @property

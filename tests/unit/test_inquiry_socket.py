@@ -44,7 +44,7 @@ def child(folder: Path) -> Iterator[Child]:
     one.kill(signal.SIGSTOP)
     yield one
     one.kill(signal.SIGKILL)
-    one.bury()
+    one.reap()
 
 
 def connect(folder: Path) -> socket.socket:

@@ -25,7 +25,7 @@ def test_processor_time_is_told_of_processes_that_were_there_before(tmp_path: Pa
         assert ledgers.interval(children)["cpu"] == {"actor-0": 0.0}
     finally:
         child.kill(signal.SIGKILL)
-        child.bury()
+        child.reap()
 
 
 def test_without_a_descriptor_left_there_are_no_figures_and_no_error(tmp_path: Path) -> None:
@@ -41,4 +41,4 @@ def test_without_a_descriptor_left_there_are_no_figures_and_no_error(tmp_path: P
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, before)
         child.kill(signal.SIGKILL)
-        child.bury()
+        child.reap()

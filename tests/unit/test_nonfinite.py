@@ -226,7 +226,7 @@ class Twice:
     def __init__(self, rig: Rig, bad: bool) -> None:
         self._rig, self._bad = rig, bad
 
-    def arm(self, optimizer: Any, total: float) -> None:
+    def prepare_backward(self, optimizer: Any, total: float) -> None:
         pass
 
     def step(self, optimizer: Any, total: float, env_steps: int) -> Tensor:
@@ -241,7 +241,7 @@ class Twice:
 
 def test_the_gradients_of_one_learner_do_not_poison_the_others() -> None:
     rig = Rig()
-    rig.trainer.exchange = Twice(rig, bad=True)  # type: ignore[assignment]
+    rig.trainer.sync = Twice(rig, bad=True)  # type: ignore[assignment]
     before = rig.state()
     rig.train(times=3)
     assert same(rig.state(), before)

@@ -91,7 +91,7 @@ def test_epochs_count_updates_but_each_sample_once() -> None:
     made = trainer("algo.epochs=3")
     staged = batch(made)
     assert made.train(staged)
-    made.progress.grow(made.progress.growth(), made.progress.growth())
+    made.progress.commit(made.progress.growth(), made.progress.growth())
     assert made.progress.learner_steps == made.progress.version == 12
     assert made.progress.trained_steps == staged.steps
     assert 0 < made.statistics()["entropy"] <= np.log(2) + 1e-6, "a mean over all epochs"
@@ -152,7 +152,7 @@ class Lost(SingleLearner):
 def test_what_was_trained_on_before_the_group_was_lost(steps: int, envs: int) -> None:
     made = trainer("algo.epochs=3")
     staged = batch(made)
-    made.exchange = Lost(steps)
+    made.sync = Lost(steps)
     with pytest.raises(GroupLostError):
         made.train(staged)
     assert made.steps_done() == staged.alive(slice(0, envs))
@@ -221,11 +221,11 @@ def test_a_learner_without_samples_takes_part_in_every_sum() -> None:
     )
     for normalize in ("minibatch", "batch", "none"):
         made = trainer(*options, f"algo.normalize_advantages={normalize}")
-        made.exchange = rich = Pair()
-        totals = made.book(staged := batch(made))
+        made.sync = rich = Pair()
+        totals = made.plan_updates(staged := batch(made))
         made.train(staged, totals)
         poor = trainer(*options, f"algo.normalize_advantages={normalize}")
-        poor.exchange = other = Pair()
+        poor.sync = other = Pair()
         other.others = list(rich.said)
         poor.train(None, totals)
         assert [s.shape for s in other.said] == [s.shape for s in rich.said]

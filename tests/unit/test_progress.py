@@ -35,7 +35,7 @@ def progress(**stop: Any) -> Progress:
 def train(run: Progress, batch: dict[str, np.ndarray], steps: int, updates: int) -> None:
     """What a single learner does with a batch."""
     run.played(batch, steps, updates)
-    run.grow(run.growth(), run.growth())
+    run.commit(run.growth(), run.growth())
     run.updated(updates)
 
 
@@ -158,9 +158,9 @@ def test_what_the_others_have_not_heard_of_is_said_again() -> None:
     run = progress()
     run.played(batch([1.0] * 3), 3)
     alone = run.growth()
-    run.grow(alone, np.zeros(len(alone)))  # a word of its own, as between two rounds
+    run.commit(alone, np.zeros(len(alone)))  # a word of its own, as between two rounds
     run.played(batch([1.0] * 2), 2)
-    run.unbook(alone[: len(BOOKED)])
+    run.rollback(alone[: len(BOOKED)])
     assert run.growth()[: len(BOOKED)].tolist() == [0, 5, 5]
     assert run.trained_steps == 0
 
@@ -169,9 +169,9 @@ def test_what_they_have_heard_is_not() -> None:
     run = progress()
     run.played(batch([1.0] * 3), 3)
     run.join({**run.state_dict(), "trained_steps": 10})  # of one who has heard of these three
-    run.heard()
+    run.acknowledge()
     assert run.growth()[: len(BOOKED)].tolist() == [0, 0, 0]
-    run.grow(run.growth(), run.growth())
+    run.commit(run.growth(), run.growth())
     assert run.trained_steps == 10
 
 

@@ -61,7 +61,7 @@ def test_updates_of_a_batch_take_each_environment_once() -> None:
     made = trainer("learner.updates_per_batch=4")
     staged = batch(made)
     assert made.train(staged)
-    made.progress.grow(made.progress.growth(), made.progress.growth())
+    made.progress.commit(made.progress.growth(), made.progress.growth())
     assert made.progress.learner_steps == made.progress.version == 4
     assert made.progress.trained_steps == staged.steps
     assert sum(staged.alive(slice(i, i + 2)) for i in range(0, 8, 2)) == staged.steps

@@ -98,7 +98,7 @@ def test_a_step_is_trained_once_however_often_it_is_drawn(world: World) -> None:
     assert world.accounting.produced == world.accounting.trained == 32
     assert world.accounting.balance(world.source.in_flight_steps()) == 0
     progress = world.trainer.progress
-    progress.grow(progress.growth(), progress.growth())
+    progress.commit(progress.growth(), progress.growth())
     assert progress.trained_steps == 32
     assert world.trainer.progress.learner_steps > 4
 

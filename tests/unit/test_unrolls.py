@@ -41,7 +41,7 @@ def test_latency_is_of_steps_that_are_trained_on_and_ends_with_the_wait_for_othe
         slot.header["started_s"] = slot.header["published_s"] = time.monotonic()
     batch = source.get(5.0)
     assert batch is not None
-    totals = source.book(batch)
+    totals = source.plan_updates(batch)
     assert trainer.progress.latency == {}  # the other learners may be far behind
     time.sleep(0.05)
     source.train(batch, totals)
