@@ -11,6 +11,7 @@ import subprocess
 import sys
 import tomllib
 from collections.abc import Iterator
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 from typing import Any
 
@@ -89,6 +90,40 @@ def test_rooms_are_imported_through_penstock_only() -> None:
         if name.split(".")[0] in {*ROOMS, ""}
     ]
     assert bare == []
+
+
+def modules() -> dict[str, Path]:
+    """Every file of the rooms, by its import name."""
+    files = (path for room in ROOMS for path in (ROOT / room).rglob("*.py"))
+    names = {path: ".".join(path.relative_to(ROOT).with_suffix("").parts) for path in files}
+    return {"penstock." + name.removesuffix(".__init__"): path for path, name in names.items()}
+
+
+def test_no_files_import_each_other_in_a_circle() -> None:
+    """Imports within functions and for type checkers alone count, too."""
+    files = modules()
+    graph: dict[str, set[str]] = {}
+    for module, path in files.items():
+        graph[module] = set()
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ImportFrom) and node.module:
+                names = [f"{node.module}.{alias.name}" for alias in node.names]
+                graph[module] |= {name if name in files else node.module for name in names}
+        graph[module] &= files.keys() - {module}
+    try:
+        TopologicalSorter(graph).prepare()
+    except CycleError as error:
+        pytest.fail(" imports ".join(reversed(error.args[1])))
+
+
+def test_a_class_name_exists_once() -> None:
+    """`Config`, nested in what it configures, may exist in several places."""
+    homes: dict[str, list[str]] = {}
+    for module, path in modules().items():
+        for node in ast.parse(path.read_text()).body:
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                homes.setdefault(node.name, []).append(module)
+    assert {name: found for name, found in homes.items() if len(found) > 1} == {}
 
 
 @pytest.mark.parametrize("package", SETUPTOOLS["packages"])

@@ -24,7 +24,7 @@ from penstock.models.fitting import actor_critic_shape
 from penstock.models.torch_general import GeneralNet
 from penstock.models.torch_nets import build_net
 
-EXAMPLES = Path(__file__).parents[2] / "examples"
+EXAMPLES = Path(__file__).parents[3] / "examples"
 
 GAME: Any = SimpleNamespace(
     observation_space=spaces.Box(0, 255, (4,), np.uint8), action_space=spaces.Discrete(3)

@@ -24,7 +24,7 @@ from penstock.learner.sources.staging import StagingBatch
 from penstock.learner.trainer import Trainer
 from penstock.transport.shm.store import Slot
 
-EXAMPLES = Path(__file__).parents[2] / "examples"
+EXAMPLES = Path(__file__).parents[3] / "examples"
 PLAIN = """
 import torch
 STATISTICS = ("mean_value",)

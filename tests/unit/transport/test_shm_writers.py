@@ -27,7 +27,7 @@ from penstock.transport.shm.weights_board import WeightsBoard
 from transport_world import LAYOUT, welcome, writer_of
 
 SPEC = SlotSpec(4, 2, (Column("obs", "|u1", (200, 100), "unroll+1"), Column("reward", "|u1")))
-WRITER = Path(__file__).parents[1] / "shm_writer.py"
+WRITER = Path(__file__).parents[2] / "shm_writer.py"
 
 
 class Owner:

@@ -22,7 +22,7 @@ from penstock.bench.stages import NAMES, UNITS, WHOLE, StagePlan, make_plan, pre
 from penstock.bench.whole import rate_between, split
 from penstock.configs.errors import UserError
 
-CHECKOUT = Path(__file__).parents[2]
+CHECKOUT = Path(__file__).parents[3]
 
 
 def result(**rates: list[float]) -> dict[str, Any]:

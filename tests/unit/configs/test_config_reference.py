@@ -10,7 +10,7 @@ from pathlib import Path
 from penstock.configs.keys import algorithms, options, sections
 from penstock.configs.reference import reference
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 PAGE = ROOT / "docs" / "configuration.md"
 
 

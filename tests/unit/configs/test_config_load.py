@@ -19,7 +19,7 @@ from penstock.configs.load import dump, load_run, presets, resolve, resolve_targ
 from penstock.configs.schema import Config
 from penstock.configs.yaml_text import parse, write
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 
 
 @pytest.mark.parametrize(

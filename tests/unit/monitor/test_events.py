@@ -78,7 +78,7 @@ def test_every_line_has_the_schema(log: EventLog, tmp_path: Path, kind: str) -> 
 
 
 def test_the_kinds_are_those_that_are_documented() -> None:
-    page = Path(__file__).parents[2] / "docs" / "runs.md"
+    page = Path(__file__).parents[3] / "docs" / "runs.md"
     assert all(f"| `{kind}` |" in page.read_text() for kind in KINDS)
 
 

@@ -31,7 +31,7 @@ GAMES = {
 
 
 def test_each_preset_stands_in_the_documentation() -> None:
-    text = (Path(__file__).parents[2] / "docs" / "games.md").read_text()
+    text = (Path(__file__).parents[3] / "docs" / "games.md").read_text()
     assert [name for name in presets() if f"`{name}`" not in text] == []
 
 

@@ -335,7 +335,7 @@ def test_the_import_is_light() -> None:
         "import penstock.replay; print((time.process_time() - n) / (n - t), "
         "[m for m in ('torch', 'zmq', 'pydantic', 'gymnasium') if m in sys.modules])"
     )
-    root = str(Path(__file__).parents[2])
+    root = str(Path(__file__).parents[3])
     runs = [
         subprocess.run([sys.executable, "-c", code], cwd=root, capture_output=True, text=True)
         for _ in range(3)
