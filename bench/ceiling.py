@@ -56,7 +56,7 @@ def work(config: Config) -> Work:
     settle = torch.cuda.synchronize if trainer.device.type == "cuda" else bool
     if isinstance(trainer, Trainer):
         batch = staged(trainer, info)
-        return Work(lambda: trainer.train(batch), batch.steps, settle)
+        return Work(lambda: trainer.step(batch), batch.steps, settle)
     batch_size, each = config.replay.batch_size, config.replay.samples_per_insert or 1.0
     return Work(drawn(trainer, info, batch_size), batch_size / each, settle)
 

@@ -116,7 +116,7 @@ def training(config: Config, ledger: TimeLedger) -> Callable[[], object]:
     batch: StagingBatch = staged(trainer, info)
 
     def train() -> None:
-        trainer.train(batch)
+        trainer.step(batch)
         ledger.switch(Part.WAIT)
 
     return train

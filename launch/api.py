@@ -51,6 +51,9 @@ class StepCounts:
         )
 
 
+Accounting = StepCounts  # the public name, `penstock.Accounting`
+
+
 @dataclass(frozen=True)
 class Summary:
     """How a run ended. Counters and seconds are of the whole run, across resumes."""

@@ -17,20 +17,24 @@ from typing import Any
 
 from penstock.actors.role import Player
 from penstock.configs.schema import Config
+from penstock.core.interfaces import Floats, StepResult
 from penstock.core.role import RoleContext
 from penstock.envs import make, probe
 from penstock.learner.checkpoints.checkpoint_manager import CheckpointManager
 from penstock.learner.factory import AnyTrainer, make_trainer, network_of
+from penstock.learner.loop import TrainingLoop
 from penstock.learner.nonfinite import DIVERGED, NonFiniteGuard
 from penstock.learner.publisher import Publisher
+from penstock.learner.sources.source import ActorSource, Consumer
 from penstock.learner.sources.staging import StagingBatch
 from penstock.learner.sources.transitions import ReplayDataSource
-from penstock.learner.sync.gradient_sync import Floats
+from penstock.learner.sync.gradient_sync import ControlMessage, GradientSync
 from penstock.learner.trainer import Trainer
 from penstock.profiling.ledger import Part
 from penstock.replay import Accounting, SlotQueue
 from penstock.transport.inproc import InprocLink
-from penstock.transport.link import Stamp, Welcome
+from penstock.transport.link import Welcome
+from penstock.transport.shm.host import ShmHost
 from penstock.transport.shm.store import SlotStore
 from penstock.transport.shm.weights_board import WeightsBoard
 
@@ -51,19 +55,11 @@ def run(ctx: RoleContext) -> None:
     ctx.report("ready")
     trainer.progress.start(time.monotonic())
     next_report_s = time.monotonic() + config.run.interval_s
-    reason = None
-    while reason is None and not ctx.stopping():
-        lockstep.turn()
-        if checkpoints.due(by_time=False):
-            lockstep.save()
-            lockstep.begin_anew()
+    while lockstep.turn():
         if time.monotonic() >= next_report_s:
             next_report_s = time.monotonic() + config.run.interval_s
-            ctx.report("metrics", **lockstep.metrics(), **trainer.statistics(wait=True))
-        reason = DIVERGED if lockstep.diverged else trainer.progress.stop_reason()
-    if reason is not None:
-        ctx.report("stop", reason=reason, error=lockstep.diverged)
-    ctx.report("metrics", **lockstep.metrics(), **trainer.statistics(wait=True))
+            lockstep.report()
+    lockstep.report()
     ctx.report("final", accounting=lockstep.accounting.to_dict(lockstep.in_flight_steps()))
     lockstep.save()
     while not ctx.stopping():
@@ -74,35 +70,42 @@ def run(ctx: RoleContext) -> None:
 class FreshUnrolls:
     """Unrolls that are trained on at once: the queue and one staging batch, without a thread."""
 
-    def __init__(self, config: Config, trainer: Trainer, accounting: Accounting) -> None:
+    def __init__(self, config: Config, consumer: Consumer, accounting: Accounting) -> None:
         actors, self._batch_slots = config.actors.count, config.learner.batch_slots
         # Enough that nobody waits: a turn's unrolls and what is left of the last batch.
         slots = actors * (1 + -(-self._batch_slots // actors))
-        self.store = SlotStore(trainer.spec, slots, lanes=actors, shared=False)
+        self.store = SlotStore(consumer.spec, slots, lanes=actors, shared=False)
         self._queue = SlotQueue(self.store, accounting, max_policy_lag=1 << 62)
-        self._batch = StagingBatch(trainer.spec, self._batch_slots, trainer.device)
-        self._trainer = trainer
+        self._batch = StagingBatch(consumer.spec, self._batch_slots, consumer.device)
+        self._consumer = consumer
         self._accounting = accounting
 
-    def get(self, timeout_s: float) -> StagingBatch | None:
-        slots = self._queue.take(self._batch_slots, self._trainer.progress.version)
+    def next(self, timeout_s: float) -> StagingBatch | None:
+        slots = self._queue.take(self._batch_slots, self._consumer.progress.version)
         if not slots:
             return None
         self._batch.gather(slots)
         self._queue.release(slots)
         return self._batch
 
-    def save(self, folder: Path, beat: Callable[[], None]) -> None:
+    def release(self, batch: StagingBatch, result: StepResult) -> None:
+        self._accounting.trained += result.trained_steps
+        batch.let_go()
+
+    def restore(self, folder: Path) -> str:
+        return ""
+
+    def save(self, folder: Path, beat: Callable[[], None] | None = None) -> None:
         """What is not trained on yet is in flight, and lost."""
 
-    def plan_updates(self, batch: StagingBatch) -> Floats:
-        return self._trainer.plan_updates(batch)
+    def close(self) -> None:
+        """Its memory is the store's."""
 
-    def train(self, batch: StagingBatch, totals: Floats) -> bool:
-        due = self._trainer.train(batch, totals)
-        self._accounting.trained += batch.steps
-        batch.let_go()
-        return due
+    def open(self, host: ShmHost) -> None:
+        """Nothing comes from another process."""
+
+    def stop(self) -> None:
+        """Nothing comes by itself."""
 
     def in_flight_steps(self) -> int:
         return self._queue.in_flight_steps()
@@ -114,96 +117,60 @@ class FreshUnrolls:
         return self.store.fill_fraction()
 
 
-class Lockstep:
-    """Players, source and trainer in one thread."""
+class LockstepSource:
+    """Batches of unrolls that are played when they are asked for, one of each actor at a time."""
 
     def __init__(
         self, config: Config, trainer: AnyTrainer, ctx: RoleContext, checkpoints: CheckpointManager
     ) -> None:
-        self._config = config
-        self._trainer = trainer
-        self._ctx, self._beat = ctx, ctx.status.beat
+        self._config, self._trainer, self._ctx = config, trainer, ctx
         self._checkpoints = checkpoints
         self._resumes = bool(trainer.progress.generation) and checkpoints.goes_on_in_its_game()
-        self._nonfinite = NonFiniteGuard(trainer, ctx.event)
-        self.diverged = ""  # why the run ends, where too many updates were skipped
         self.note = ""  # for the user: what the replay began with
         self.accounting = Accounting()
         # Generation 0 whatever was resumed: games are seeded by the step count alone.
         self._welcome = Welcome(ctx.run_id, 0, trainer.spec, trainer.layout, {})
-        self._board = WeightsBoard.create(trainer.layout.size, shared=False)
-        self._publisher = Publisher(trainer.published(), self._board)
-        self._players: list[Player] = []
-        self._source: FreshUnrolls | ReplayDataSource | None = None
-        self.begin_anew()
+        self.board = WeightsBoard.create(trainer.layout.size, shared=False)
+        self._links: list[InprocLink] = []
+        self.players: list[Player] = []
+        self._inner: ActorSource[Any] | None = None
+        self.drained = True
+        """Whether all that was played and can be trained on now was given out."""
 
-    def turn(self) -> None:
-        """Every actor plays one unroll, then the learner trains on what has come together."""
-        ledger = self._ctx.ledger
-        ledger.switch(Part.WAIT)
-        source: Any = self._source
-        for player in self._players:
-            self._beat()
-            assert player.play(timeout_s=0.0), "the learner freed every slot"
-        while not self._interrupted() and (batch := source.get(0.0)) is not None:
-            ledger.switch(Part.COUNT)
-            self._beat()
-            totals = source.plan_updates(batch)
-            self._grow()
-            if source.train(batch, totals):
-                ledger.switch(Part.PUBLISH)
-                self._publish()
-            if self._nonfinite.due:
-                self._nonfinite.tell_skipped()
-                self.diverged = self._nonfinite.act()
-                self._publish()
-            ledger.switch(Part.WAIT)
-        self._trainer.progress.arrived(self.accounting)
-        self._ctx.status.trained_steps = self.accounting.trained
-        self._grow()
-        ledger.switch(Part.OTHER)
+    @property
+    def inner(self) -> ActorSource[Any]:
+        """Where what is played goes through; there from `begin_anew` on."""
+        assert self._inner is not None
+        return self._inner
 
-    def _interrupted(self) -> bool:
-        """Whether the turn ends here, though the learner may have more to train on: what a replay
-        allows it in one turn can take minutes. What unrolls were played is soon trained on, and a
-        resumed run would not have those that wait."""
-        if self._ctx.stopping() or self.diverged:
-            return True
-        ends = self._trainer.progress.stop_reason() is not None
-        return isinstance(self._source, ReplayDataSource) and (
-            ends or self._checkpoints.due(by_time=False)
-        )
+    @property
+    def may_pause(self) -> bool:
+        """Whether the run may be saved or end here. What unrolls were played is soon trained on,
+        and a resumed run would not have those that wait; what a replay allows the learner in one
+        turn can take minutes, and is in the replay."""
+        return self.drained or isinstance(self._inner, ReplayDataSource)
 
-    def save(self) -> None:
-        """Write a checkpoint, complete before this returns."""
-        self._checkpoints.save()
-        self._nonfinite.keep()
-        assert self._source is not None
-        self._source.save(self._checkpoints.shard(), self._beat)
+    def next(self, timeout_s: float) -> Any:
+        """None once for every time that all actors have played."""
+        if self.drained:
+            for player in self.players:
+                self._ctx.status.beat()
+                assert player.play(timeout_s=0.0), "the learner freed every slot"
+        batch = self.inner.next(0.0)
+        self.drained = batch is None
+        return batch
 
-    def in_flight_steps(self) -> int:
-        """Agent steps that were played and not trained on."""
-        assert self._source is not None
-        return self._source.in_flight_steps()
-
-    def metrics(self) -> dict[str, object]:
-        """What metrics.jsonl wants to know."""
-        source = self._source
-        assert source is not None
-        counts = {"actors_alive": len(self._players), "queue_fill": source.fill_fraction()}
-        interval = self._trainer.progress.interval(self._ctx.ledger)
-        self._nonfinite.tell_skipped()
-        counts |= source.figures() | self._nonfinite.figures()
-        return interval | counts | {"dropped": {}, "lost": {}}
+    def release(self, batch: Any, result: StepResult) -> None:
+        self.inner.release(batch, result)
 
     def begin_anew(self) -> None:
         """New environments, random generators and replay, seeded by the learner's step count."""
-        self._publish()  # as a resumed run would
         config, step = self._config, self._trainer.progress.learner_steps
-        for player in self._players:
+        for player in self.players:
             player.close()
-        self._renew_source()
-        self._players = [
+        self._renew()
+        self.drained = True
+        self.players = [
             Player(
                 config,
                 link,
@@ -216,35 +183,127 @@ class Lockstep:
             for actor, link in enumerate(self._links)
         ]
 
-    def _renew_source(self) -> None:
+    def _renew(self) -> None:
         """A replay, as a resumed run would have it, or at the start a queue; what waits in a queue
         stays."""
         config, trainer, actors = self._config, self._trainer, self._config.actors.count
-        if isinstance(self._source, FreshUnrolls):
+        if isinstance(self._inner, FreshUnrolls):
             return
-        if self._source is not None:
-            self._source.close()
-            self._source.store.close()
+        if self._inner is not None:
+            self._inner.close()
+            self._inner.store.close()
         if isinstance(trainer, Trainer):
-            self._source = FreshUnrolls(config, trainer, self.accounting)
-            want = len(self._source.store.slots) // actors
+            self._inner = FreshUnrolls(config, trainer, self.accounting)
+            want = len(self._inner.store.slots) // actors
         else:
-            self._source = ReplayDataSource(
+            self._inner = ReplayDataSource(
                 config, trainer, self.accounting, actors, actors, self._ctx.ledger, shared=False
             )
             if self._resumes:
-                self.note = self._source.resume(self._checkpoints.shard())
+                self.note = self._inner.restore(self._checkpoints.shard())
             self._resumes = True
             want = config.transport.slots
-        store = self._source.store
-        self._links = [InprocLink(self._welcome, store, self._board, want) for _ in range(actors)]
+        store = self._inner.store
+        self._links = [InprocLink(self._welcome, store, self.board, want) for _ in range(actors)]
 
-    def _grow(self) -> None:
-        """What was booked counts at once: there is no other learner."""
-        progress = self._trainer.progress
-        progress.commit(progress.growth(), progress.growth())
+    def save(self, folder: Path, beat: Callable[[], None] | None = None) -> None:
+        self.inner.save(folder, beat)
+
+    def restore(self, folder: Path) -> str:
+        """`begin_anew` restores."""
+        return ""
+
+    def close(self) -> None:
+        self.inner.close()
+
+
+class Lockstep(TrainingLoop[Any]):
+    """Players, source and trainer in one thread."""
+
+    def __init__(
+        self, config: Config, trainer: AnyTrainer, ctx: RoleContext, checkpoints: CheckpointManager
+    ) -> None:
+        self._ctx = ctx
+        self._trainer = trainer
+        self._checkpoints = checkpoints
+        self._lockstep = source = LockstepSource(config, trainer, ctx, checkpoints)
+        publisher = Publisher(trainer.published(), source.board)
+        guard = NonFiniteGuard(trainer, ctx.event)
+        super().__init__(trainer, source, publisher, guard, ctx.ledger, ctx.status)
+        self._begin_anew()
+
+    @property
+    def accounting(self) -> Accounting:
+        return self._lockstep.accounting
+
+    @property
+    def note(self) -> str:
+        return self._lockstep.note
+
+    @property
+    def sync(self) -> GradientSync:
+        return self._trainer.sync
+
+    @property
+    def leads(self) -> bool:
+        return True
+
+    def must_stop(self) -> bool:
+        ends = self._progress.stop_reason() is not None and self._lockstep.may_pause
+        return ends or bool(self.diverged) or self._ctx.stopping()
+
+    def next_batch(self) -> Any:
+        """None also where something else is due first."""
+        self._ledger.switch(Part.WAIT)
+        self._ctx.status.beat()
+        return None if self._nonfinite.due or self._save_due else self._source.next(0.0)
+
+    @property
+    def _save_due(self) -> bool:
+        return self._lockstep.may_pause and self._checkpoints.due(by_time=False)
+
+    def control(self, counts: Floats, stop: bool) -> ControlMessage:
+        self._progress.arrived(self.accounting)
+        self._ctx.status.trained_steps = self.accounting.trained
+        growth = self._progress.growth()
+        nan, save = self._nonfinite.due, self._save_due and not counts.any()
+        return ControlMessage(counts, growth, stop=stop, nan=nan, checkpoint=save)
+
+    def keep(self, *, save: bool) -> None:
+        """Whenever a checkpoint is due, environments begin anew, as on a resume."""
+        if self._save_due:
+            self.save()
+            self._begin_anew()
+
+    def stopped(self) -> None:
+        reason = DIVERGED if self.diverged else self._progress.stop_reason()
+        if reason is not None:
+            self._ctx.report("stop", reason=reason, error=self.diverged)
+
+    def save(self) -> None:
+        """Write a checkpoint, complete before this returns."""
+        self._checkpoints.save()
+        self._nonfinite.keep()
+        self._source.save(self._checkpoints.shard(), self._ctx.status.beat)
+
+    def in_flight_steps(self) -> int:
+        """Agent steps that were played and not trained on."""
+        return self._lockstep.inner.in_flight_steps()
+
+    def report(self) -> None:
+        """What metrics.jsonl wants to know."""
+        source = self._lockstep.inner
+        counts = {"actors_alive": len(self._lockstep.players), "queue_fill": source.fill_fraction()}
+        interval = self._progress.interval(self._ledger)
+        self._nonfinite.tell_skipped()
+        counts |= source.figures() | self._nonfinite.figures()
+        statistics = self._trainer.statistics(wait=True)
+        self._ctx.report("metrics", **interval, **counts, dropped={}, lost={}, **statistics)
+
+    def _begin_anew(self) -> None:
+        self._publish()  # as a resumed run would
+        self._lockstep.begin_anew()
 
     def _publish(self) -> None:
-        progress = self._trainer.progress
-        self._publisher.publish(Stamp(progress.generation, progress.version))
+        super()._publish()
         self._publisher.flush(wait=True)

@@ -76,7 +76,7 @@ class DeviceStatistics:
         samples: list[int] = []
         while self._sent and (wait or self._sent[0].rows.arrived):
             interval = self._sent.popleft()
-            parts.append(interval.rows.get().double().numpy())
+            parts.append(interval.rows.get().astype(np.float64))
             samples += interval.samples
         if not parts:
             return {}

@@ -18,6 +18,7 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -26,7 +27,7 @@ from penstock.configs.group import SERVED
 from penstock.learner.state import (
     WEIGHTS,
     Arrays,
-    Learned,
+    Learner,
     follow_lr_factor,
     set_weights,
     weights_of,
@@ -55,7 +56,7 @@ class NonFiniteGuard:
     With several learners each has one, and all call `keep` and `act` in the same turns.
     """
 
-    def __init__(self, trainer: Learned, event: Callable[..., object]) -> None:
+    def __init__(self, trainer: Learner[Any], event: Callable[..., object]) -> None:
         """``event`` is `RoleContext.event`."""
         self._trainer = trainer
         self._statistics = trainer.device_statistics

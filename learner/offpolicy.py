@@ -1,15 +1,15 @@
 """The trainer of an off-policy algorithm: networks, optimizers and counters, without any replay.
 
-Whoever owns the replay draws a batch, calls `OffPolicyTrainer.update`, and gives the errors that it
-returns back as priorities; when `publish_due`, it publishes. `Trainer` is the twin for algorithms
-that train on unrolls.
+`Trainer` is the counterpart for algorithms that train on unrolls.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
@@ -17,20 +17,23 @@ from torch import Tensor
 from penstock.algos import slot_spec
 from penstock.configs.algorithms import DqnConfig, SacConfig
 from penstock.configs.schema import Config
+from penstock.core.interfaces import Floats, StepResult
 from penstock.envs import EnvInfo
 from penstock.learner import updates
 from penstock.learner.device_queue import DeviceQueue
 from penstock.learner.device_statistics import DeviceStatistics
 from penstock.learner.optimizers.flat_optimizer import FlatOptimizer
 from penstock.learner.progress import Progress
+from penstock.learner.sources.transitions import ReplayBatch
 from penstock.learner.sync.gradient_sync import GradientSync
-from penstock.learner.to_host import ToDevice
+from penstock.learner.to_host import ToDevice, ToHost
 from penstock.learner.trainer import pick_device, trunk_dtype
 from penstock.learner.updates import DqnUpdate, SacUpdate, Update
 from penstock.models.fitting import gaussian_shape, q_shape
 from penstock.models.layout import HeadShape
 from penstock.models.torch_setup import set_up_torch
 from penstock.profiling.ledger import Part, TimeLedger
+from penstock.replay import unstack
 
 NAMES = ("obs", "action", "reward", "next_obs", "discount")
 
@@ -52,6 +55,8 @@ class OffPolicyTrainer:
         self.layout = shape.layout
         self.queue = DeviceQueue(self.device, self._ledger)
         self.to_device = ToDevice(self.device)
+        self._prioritized = config.replay.prioritized
+        self._stack = config.transport.frame_stack or 1
         self.device_statistics = DeviceStatistics(self._update.statistics, self.device)
 
     @property
@@ -70,6 +75,43 @@ class OffPolicyTrainer:
     def shared(self) -> dict[str, Tensor]:
         """Statistics of all learners' samples: there are none."""
         return {}
+
+    def plan_updates(self, batch: ReplayBatch | None) -> Floats:
+        """Transitions of the one update, float64 ``[1]``."""
+        return np.array([0.0 if batch is None else len(batch.data["reward"])])
+
+    def step(self, batch: ReplayBatch | None, totals: Floats | None = None) -> StepResult:
+        """One optimizer step; ``totals`` are by default this batch's alone."""
+        totals = self.plan_updates(batch) if totals is None else totals
+        if self.sync.world > 1 and self._prioritized:
+            self._weigh(batch)
+        if batch is None:
+            self.update(None, float(totals[0]))
+            return StepResult(0, self.publish_due)
+        data = batch.data
+        if "frames" in data:
+            self._ledger.switch(Part.H2D)
+            frames = self.to_device({"frames": data["frames"]})["frames"]
+            data["obs"], data["next_obs"] = unstack(frames, self._stack)
+        errors = self.update(data, float(totals[0]))
+        known = ToHost(errors) if self._prioritized else None
+        return StepResult(len(data["reward"]), self.publish_due, known)
+
+    def interrupted(self, batch: ReplayBatch) -> StepResult:
+        """Its one update was not taken."""
+        return StepResult(0)
+
+    def _weigh(self, batch: ReplayBatch | None) -> None:
+        """Divide importance weights by the largest of all learners' batches, not of this one.
+
+        Each learner draws as many from its shard, so that the chance of a row of shard r in the
+        whole is P_r / learners, and its weight (N P_r / learners)^-beta. Over the largest weight,
+        which belongs to the least P_r of all, everything but the ratio of the two cancels.
+        """
+        own = math.inf if batch is None else batch.least_probability
+        least = self.sync.all_reduce_min(own)
+        if batch is not None:
+            batch.data["weights"] *= np.float32((least / own) ** batch.beta)
 
     def update(
         self, batch: Mapping[str, npt.NDArray[Any] | Tensor] | None, total: float | None = None

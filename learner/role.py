@@ -1,6 +1,6 @@
 """The learner's process: memory for the actors, batches for the trainer, weights for everybody.
 
-Batches come from a `DataSource`, which owns the store. The process opens its socket only when the
+Batches come from a `ActorSource`, which owns the store. The process opens its socket only when the
 first weights are on the board, so whoever gets in finds everything there.
 """
 
@@ -16,26 +16,28 @@ import numpy as np
 from penstock.configs.errors import UserError
 from penstock.configs.group import SERVED
 from penstock.configs.schema import Config
+from penstock.core.interfaces import Floats
 from penstock.core.role import RoleContext, learner_socket
 from penstock.envs import probe
 from penstock.learner.checkpoints.checkpoint_manager import CheckpointManager
 from penstock.learner.factory import AnyTrainer, make_trainer, network_of, on_own_gpu
 from penstock.learner.group.elastic_group import ElasticGroup, begun
+from penstock.learner.loop import TrainingLoop
 from penstock.learner.nonfinite import DIVERGED, NonFiniteGuard
 from penstock.learner.publisher import Publisher
-from penstock.learner.sources.source import DataSource
+from penstock.learner.sources.source import ActorSource
 from penstock.learner.sources.transitions import ReplayDataSource
 from penstock.learner.sources.unrolls import UnrollSource
 from penstock.learner.state import Arrays
 from penstock.learner.stream_tracker import StreamTracker
-from penstock.learner.sync.gradient_sync import ControlMessage, Floats, GroupLostError
+from penstock.learner.sync.gradient_sync import ControlMessage, GradientSync, GroupLostError
 from penstock.learner.torch_trace import TorchTrace
 from penstock.learner.trainer import Trainer
 from penstock.profiling.device import DeviceClock
 from penstock.profiling.ledger import Part, TimeLedger
 from penstock.profiling.status import Phase, StatusPage
 from penstock.replay import Accounting
-from penstock.transport.link import Stamp, Welcome
+from penstock.transport.link import Welcome
 from penstock.transport.shm.host import ShmHost
 from penstock.transport.shm.weights_board import WeightsBoard
 
@@ -76,7 +78,7 @@ def make_source(
     lanes: int,
     ledger: TimeLedger,
     status: StatusPage,
-) -> DataSource[Any]:
+) -> ActorSource[Any]:
     """Where ``trainer`` gets its batches from, with room for ``actors`` that play at once.
     ``ledger`` is that of the calling thread; one more thread keeps its own in ``status``."""
     if isinstance(trainer, Trainer):
@@ -85,7 +87,7 @@ def make_source(
     return ReplayDataSource(config, trainer, accounting, actors, lanes, ledger)
 
 
-class LearnerProcess:
+class LearnerProcess(TrainingLoop[Any]):
     """Everything of one learner between "ready" and its end."""
 
     def __init__(
@@ -98,22 +100,23 @@ class LearnerProcess:
     ) -> None:
         self._ctx = ctx
         self._team = team
-        self._ledger = ctx.ledger
         self._config = config
         self._trainer = trainer
-        self._progress = trainer.progress
         self._checkpoints = checkpoints
         self._accounting = Accounting(trainer.spec.unroll * trainer.spec.envs)
         actors = max(config.actors.count, REMOTE_ACTORS if config.transport.bind else 0)
-        self._source = make_source(
+        source = make_source(
             config, trainer, self._accounting, actors, actors + SPARE_LANES, ctx.ledger, ctx.status
         )
         self._shard = checkpoints.shard(ctx.learner)
-        resumes = self._progress.generation and checkpoints.goes_on_in_its_game()
-        if resumes and (note := self._source.resume(self._shard)):
+        resumes = trainer.progress.generation and checkpoints.goes_on_in_its_game()
+        if resumes and (note := source.restore(self._shard)):
             ctx.report("note", text=note)
         self._board = WeightsBoard.create(trainer.layout.size)
-        self._publisher = Publisher(trainer.published(), self._board)
+        publisher = Publisher(trainer.published(), self._board)
+        nonfinite = NonFiniteGuard(trainer, ctx.event)
+        self._actor_source = source
+        super().__init__(trainer, source, publisher, nonfinite, ctx.ledger, ctx.status)
         self._publish()
         self._publisher.flush(wait=True)
         welcome = Welcome(
@@ -124,10 +127,8 @@ class LearnerProcess:
             config.model_dump(mode="json"),
         )
         socket = learner_socket(ctx.runtime_dir, ctx.learner)
-        self._host = ShmHost(socket, welcome, self._board, self._source.store)
-        self._nonfinite = NonFiniteGuard(trainer, ctx.event)
-        self._diverged = ""  # why the run ends
-        self._held: tuple[Any, Floats] | None = None  # a batch and its samples
+        self._host = ShmHost(socket, welcome, self._board, self._actor_source.store)
+        self._reason: str | None = None  # why this learner would stop
         self._kept: Arrays | None = {}  # what the team keeps, for the last checkpoint
         self._next_report_s = 0.0
         self._turned_away: Counter[str] = Counter()  # that were reported
@@ -141,13 +142,13 @@ class LearnerProcess:
             trainer.queue.meanwhile = self._meanwhile
 
     def __enter__(self) -> LearnerProcess:
-        self._source.open(self._host)
+        self._actor_source.open(self._host)
         return self
 
     def __exit__(self, *error: object) -> None:
         self._source.close()
         self._host.close()
-        self._source.store.close()
+        self._actor_source.store.close()
         self._board.close()
 
     def work(self) -> None:
@@ -158,7 +159,7 @@ class LearnerProcess:
             self._ctx.status.beat()
             lost = None
             try:
-                going = self._turn()
+                going = self.turn()
             except GroupLostError as error:
                 lost = str(error)
             if lost is not None:  # out here, where nothing of the lost group is held any more
@@ -171,11 +172,11 @@ class LearnerProcess:
     def finish(self) -> None:
         """Wait for the end of those who produce, count what is left, save, report."""
         self._ledger.switch(Part.OTHER)
-        self._source.stop()
+        self._actor_source.stop()
         while not self._ctx.stopping():
             self._ctx.status.beat()
             self._host.poll(WAIT_S)
-        in_flight = self._source.in_flight_steps()
+        in_flight = self._actor_source.in_flight_steps()
         self._hear()
         self._others.close_streams(everything_arrived=True)
         self._progress.arrived(self._accounting)
@@ -194,55 +195,28 @@ class LearnerProcess:
         if not leads and self._team.takes_over():
             self._save()
 
-    def _turn(self) -> bool:
-        """Train on one batch together with the other learners; whether to go on."""
-        self._ledger.switch(Part.COUNT)
+    @property
+    def sync(self) -> GradientSync:
+        return self._team.sync
+
+    @property
+    def leads(self) -> bool:
+        return self._team.leads
+
+    def must_stop(self) -> bool:
         self._meanwhile()
         self._ctx.status.produced_steps = self._accounting.produced
         self._ctx.status.trained_steps = self._accounting.trained
         self._ctx.status.phase = Phase.WAITING
-        reason = DIVERGED if self._diverged else self._progress.stop_reason()
-        stop = reason is not None or self._ctx.stopping()
-        if self._held is None:  # else the group was lost before it could be trained on
-            batch = None if stop else self._batch()
-            self._held = (batch, self._source.plan_updates(batch))
-        self._ctx.status.reduction += 1
-        self._ctx.status.phase = Phase.REDUCING
-        word = self._word(self._held[1], stop)
-        said = self._team.sync.sync_control(word)
-        self._ledger.switch(Part.COUNT)
-        self._ctx.status.phase = Phase.TRAINING
-        self._progress.commit(word.growth, said.growth)
-        (batch, _), self._held = self._held, None
-        if said.nan and not self._diverged:
-            self._nonfinite.tell_skipped()
-            self._diverged = self._nonfinite.act(tell=self._team.leads)
-            self._publish()
-        if said.counts.any() and self._source.train(batch, said.counts):
-            self._ledger.switch(Part.PUBLISH)
-            self._publish()
-        self._ledger.switch(Part.OTHER)
-        if said.checkpoint or said.stop:
-            self._ledger.switch(Part.SAVE)
-            self._ctx.status.phase = Phase.SAVING
-            self._keep(save=not said.stop)
-            self._nonfinite.keep()
-            self._ledger.switch(Part.OTHER)
-        if said.regroup:
-            raise GroupLostError("its members have changed")
-        if said.stop and (reason is not None or self._ctx.store is not None):
-            # Over several machines each supervisor hears it from its own learner.
-            self._ctx.report("stop", reason=reason or "stopped", error=self._diverged)
-        elif said.stop and self._ctx.stopping():  # told by who knows nothing of the supervisor?
-            self._ctx.report("stop", reason="terminated")
-        return not said.stop
+        self._reason = DIVERGED if self.diverged else self._progress.stop_reason()
+        return self._reason is not None or self._ctx.stopping()
 
-    def _batch(self) -> Any:
-        """The next batch; None where there is none for so long that other learners go on."""
+    def next_batch(self) -> Any:
+        """None where there is none for so long that other learners go on."""
         together = self._team.sync.world > 1
         deadline_s = time.monotonic() + self._config.learner.reduce.wait_s * together
         self._ledger.switch(Part.WAIT)
-        while (batch := self._source.get(WAIT_S)) is None:
+        while (batch := self._source.next(WAIT_S)) is None:
             self._ctx.status.beat()
             self._meanwhile()
             if self._ctx.stopping() or time.monotonic() >= deadline_s:
@@ -250,8 +224,7 @@ class LearnerProcess:
         self._ledger.switch(Part.COUNT)
         return batch
 
-    def _word(self, counts: Floats, stop: bool) -> ControlMessage:
-        """What the other learners are to know in this turn."""
+    def control(self, counts: Floats, stop: bool) -> ControlMessage:
         self._hear()
         self._progress.arrived(self._accounting)
         return ControlMessage(
@@ -263,19 +236,26 @@ class LearnerProcess:
             regroup=self._team.changed,
         )
 
-    def _keep(self, *, save: bool) -> None:
+    def keep(self, *, save: bool) -> None:
         """Take in what each learner keeps for itself, and ``save`` the run."""
         self._kept = self._team.state(last=not save)
-        if not save:
-            return
-        try:
-            if self._team.leads:
-                self._save()
-            self._source.save(self._shard)
-        except UserError as error:  # a disk that is full now need not be so for ever
-            self._checkpoints.put_off()
-            text = f"this checkpoint is missing, and the run goes on: {error}"
-            self._ctx.report("note", text=text)
+        if save:
+            try:
+                if self._team.leads:
+                    self._save()
+                self._source.save(self._shard)
+            except UserError as error:  # a disk that is full now need not be so for ever
+                self._checkpoints.put_off()
+                text = f"this checkpoint is missing, and the run goes on: {error}"
+                self._ctx.report("note", text=text)
+        self._nonfinite.keep()
+
+    def stopped(self) -> None:
+        if self._reason is not None or self._ctx.store is not None:
+            # Over several machines each supervisor hears it from its own learner.
+            self._ctx.report("stop", reason=self._reason or "stopped", error=self.diverged)
+        elif self._ctx.stopping():  # told by who knows nothing of the supervisor?
+            self._ctx.report("stop", reason="terminated")
 
     def _save(self) -> None:
         """Save the run, if all of it is here. Raises UserError where it cannot be written."""
@@ -296,9 +276,6 @@ class LearnerProcess:
         self._nonfinite.begin_anew()
         self._publish()
         return True
-
-    def _publish(self) -> None:
-        self._publisher.publish(Stamp(self._progress.generation, self._progress.version))
 
     def _meanwhile(self) -> None:
         """What is due also while this thread waits; no sign of life, since a GPU may hang."""
@@ -331,8 +308,8 @@ class LearnerProcess:
             self._progress.interval(self._seconds)
             | self._others.drops()
             | self._others.received()
-            | {"actors_alive": actors, "queue_fill": self._source.fill_fraction()}
-            | self._source.figures()
+            | {"actors_alive": actors, "queue_fill": self._actor_source.fill_fraction()}
+            | self._actor_source.figures()
             | self._nonfinite.figures()
         )
 

@@ -10,6 +10,7 @@ import numpy.typing as npt
 import torch
 
 from penstock.configs.schema import Config
+from penstock.core.interfaces import B_contra, Update
 from penstock.learner.device_statistics import DeviceStatistics
 from penstock.learner.optimizers.flat_optimizer import FlatOptimizer
 from penstock.learner.progress import Progress
@@ -18,8 +19,8 @@ Arrays = dict[str, npt.NDArray[Any]]
 WEIGHTS, PROGRESS = "weights", "progress"
 
 
-class Learned(Protocol):
-    """A trainer, as what it has learned."""
+class Learner(Update[B_contra], Protocol[B_contra]):
+    """A trainer: updates by batches, and all that it has learned."""
 
     config: Config
     device_statistics: DeviceStatistics
@@ -39,7 +40,7 @@ class Learned(Protocol):
 
 
 @torch.no_grad()
-def weights_of(trainer: Learned) -> npt.NDArray[np.float32]:
+def weights_of(trainer: Learner[Any]) -> npt.NDArray[np.float32]:
     """What actors get, in one vector, in the layout's order."""
     flat: npt.NDArray[np.float32] = (
         torch.cat([t.flatten() for t in trainer.published()]).cpu().numpy()
@@ -48,7 +49,7 @@ def weights_of(trainer: Learned) -> npt.NDArray[np.float32]:
 
 
 @torch.no_grad()
-def set_weights(trainer: Learned, weights: npt.NDArray[np.float32]) -> None:
+def set_weights(trainer: Learner[Any], weights: npt.NDArray[np.float32]) -> None:
     """Write what `weights_of` gave."""
     targets = trainer.published()
     parts = torch.from_numpy(weights).split([t.numel() for t in targets])
@@ -56,7 +57,7 @@ def set_weights(trainer: Learned, weights: npt.NDArray[np.float32]) -> None:
         target.copy_(part.view(target.shape))
 
 
-def take_state(trainer: Learned) -> Arrays:
+def take_state(trainer: Learner[Any]) -> Arrays:
     """Weights, optimizers, targets and counters."""
     progress = json.dumps(trainer.progress.state_dict()).encode()
     return trainer.state_dict() | {
@@ -65,7 +66,7 @@ def take_state(trainer: Learned) -> Arrays:
     }
 
 
-def put_state(trainer: Learned, state: Arrays) -> None:
+def put_state(trainer: Learner[Any], state: Arrays) -> None:
     """Stand where the learner does that `take_state` was taken from."""
     rest = dict(state)
     set_weights(trainer, rest.pop(WEIGHTS))
@@ -75,7 +76,7 @@ def put_state(trainer: Learned, state: Arrays) -> None:
     follow_lr_factor(trainer)
 
 
-def follow_lr_factor(trainer: Learned) -> None:
+def follow_lr_factor(trainer: Learner[Any]) -> None:
     """Have the optimizers step at the learning rate that the progress says."""
     for optimizer in trainer.optimizers().values():
         optimizer.lr_factor = trainer.progress.lr_factor

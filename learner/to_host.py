@@ -28,11 +28,11 @@ class ToHost:
         """Whether `get` would not wait."""
         return self._event is None or self._event.query()
 
-    def get(self) -> Tensor:
-        """The values, on the host."""
+    def get(self) -> npt.NDArray[Any]:
+        """The values, on the host; waits for them."""
         if self._event is not None:
             self._event.synchronize()
-        return self._values
+        return self._values.numpy()
 
 
 class ToDevice:

@@ -23,6 +23,7 @@ from penstock.algos.ops.frame_stacks import observations
 from penstock.configs.algorithms import OnPolicyConfig
 from penstock.configs.errors import UserError
 from penstock.configs.schema import Config
+from penstock.core.interfaces import Floats, StepResult
 from penstock.envs import EnvInfo
 from penstock.learner.device_queue import DeviceQueue
 from penstock.learner.device_statistics import DeviceStatistics
@@ -31,7 +32,7 @@ from penstock.learner.onpolicy import OnPolicy, RewardScale, Share, deal, empty_
 from penstock.learner.optimizers.flat_optimizer import FlatOptimizer
 from penstock.learner.progress import Progress
 from penstock.learner.sources.staging import StagingBatch
-from penstock.learner.sync.gradient_sync import Floats, GradientSync, SingleLearner
+from penstock.learner.sync.gradient_sync import GradientSync, SingleLearner
 from penstock.models.fitting import AnyShape, actor_critic_shape
 from penstock.models.precision import cpu_gains_by_bf16
 from penstock.models.torch_nets import build_net
@@ -65,7 +66,7 @@ class Trainer:
         self.sync: GradientSync = SingleLearner()
         self.updates = config.algo.epochs * config.learner.updates_per_batch
         """Of each batch, at most."""
-        self._shares: list[Share] = []  # of the batch that was booked last
+        self._shares: list[Share] = []  # of the batch that was planned last
         self._updates_done = 0  # of the batch in training
         self.queue = DeviceQueue(self.device, self._ledger)
         self._batches = 0
@@ -75,19 +76,21 @@ class Trainer:
         self.device_statistics = DeviceStatistics(self._algo.statistics, self.device)
         self._rewards = RewardScale(self.device) if config.algo.normalize_rewards else None
 
-    def plan_updates(self, batch: StagingBatch) -> Floats:
+    def plan_updates(self, batch: StagingBatch | None) -> Floats:
         """Count a batch that is about to be trained on; the agent steps of each of its updates,
         float64 ``[updates]``."""
+        if batch is None:
+            return np.zeros(self.updates)
         updates = self.config.learner.updates_per_batch
         self.progress.played(batch.arrays, batch.steps, updates)
         self._shares = deal(batch.arrays["alive"], updates, self.updates // updates)
         return np.array([share.steps for share in self._shares], np.float64)
 
-    def train(self, batch: StagingBatch | None, totals: Floats | None = None) -> bool:
-        """Train on every sample of a batch; True when weights are due to be published.
+    def step(self, batch: StagingBatch | None, totals: Floats | None = None) -> StepResult:
+        """Train on every sample of a batch.
 
-        ``totals`` are what all learners have booked together, by default this one alone; ``batch``
-        is the one booked last, or None where it has nothing to give.
+        ``totals`` are what all learners have planned together, by default this one alone; ``batch``
+        is the one planned last, or None where this learner has none.
         """
         if totals is None:
             assert batch is not None
@@ -95,6 +98,8 @@ class Trainer:
         shares: Sequence[Share | None] = [None] * len(totals)
         columns = self._nobody if batch is None else batch.tensors
         if batch is not None:
+            for span in batch.spans:
+                self.progress.aged(*span)
             if self.device.type == "cuda":
                 self._ledger.switch(Part.H2D)  # the stream, not the host, may wait for the copy
             batch.wait_on_device()
@@ -111,7 +116,8 @@ class Trainer:
             self._updates_done += 1
         self._undo_where_skipped()
         self.queue.launched()
-        return self.progress.publish_due(self.config.learner.publish_every)
+        due = self.progress.publish_due(self.config.learner.publish_every)
+        return StepResult(0 if batch is None else batch.steps, due)
 
     def regrouped(self) -> None:
         """Begin anew with other learners: what was half done is given up."""
@@ -151,10 +157,11 @@ class Trainer:
         unless to ``wait`` for all. Updates that were skipped are part of none."""
         return self.device_statistics.take(wait=wait)
 
-    def steps_done(self) -> int:
-        """Agent steps of a batch that were trained on, once or more, before the group was lost."""
+    def interrupted(self, batch: StagingBatch) -> StepResult:
+        """Of a batch, the agent steps that were trained on, once or more, before the group was
+        lost."""
         once = self._shares[: self.config.learner.updates_per_batch]
-        return sum(share.steps for share in once[: self._updates_done])
+        return StepResult(sum(share.steps for share in once[: self._updates_done]))
 
     def _undo_where_skipped(self) -> None:
         """Have normalisers forget a batch all of whose updates were skipped."""

@@ -93,7 +93,7 @@ class Member:
         word = ControlMessage(counts, trainer.progress.growth())
         said = trainer.sync.sync_control(word)
         trainer.progress.commit(word.growth, said.growth)
-        trainer.train(batch, said.counts)
+        trainer.step(batch, said.counts)
         return float(said.counts.sum())
 
     def write(self, name: str, values: Any) -> None:

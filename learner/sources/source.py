@@ -1,49 +1,37 @@
-"""Where a learner's batches come from: what its process needs to know of an algorithm's data.
+"""Data sources that actors feed through a slot store.
 
-Two stand behind the seam: `learner.sources.unrolls` for algorithms that train once on what actors
-just played, `learner.sources.transitions` for those that draw from replay.
+`sources.unrolls` is for algorithms that train once on what actors just played,
+`sources.transitions` for those that draw from replay.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from pathlib import Path
-from typing import Protocol, TypeVar
+from typing import Protocol
 
-from penstock.learner.sync.gradient_sync import Floats
+import torch
+
+from penstock.core.interfaces import B, DataSource
+from penstock.core.specs import SlotSpec
+from penstock.learner.progress import Progress
 from penstock.transport.shm.host import ShmHost
 from penstock.transport.shm.store import SlotStore
 
-B = TypeVar("B")
+
+class Consumer(Protocol):
+    """What a source must know of the trainer that it feeds."""
+
+    spec: SlotSpec
+    progress: Progress
+    device: torch.device
 
 
-class DataSource(Protocol[B]):
-    """Owns the store that actors fill. One thread uses it, that of the learner."""
+class ActorSource(DataSource[B], Protocol[B]):
+    """A data source that owns the store which actors fill."""
 
     store: SlotStore
 
     def open(self, host: ShmHost) -> None:
         """Begin to take in what is published; ``host`` serves the store from now on."""
-
-    def get(self, timeout_s: float) -> B | None:
-        """The next batch, or None when there was none in time."""
-
-    def plan_updates(self, batch: B | None) -> Floats:
-        """Count what is about to be trained on: samples of each update, float64 ``[updates]``."""
-
-    def train(self, batch: B | None, totals: Floats) -> bool:
-        """Train on a batch and take it back; whether weights are due to be published.
-
-        ``totals`` are what all learners have booked together, one of which may have no batch.
-        """
-
-    def resume(self, folder: Path) -> str:
-        """Go on with what `save` wrote there; a note for the user, or nothing to say. Before
-        `open`, and only where the run itself is resumed."""
-
-    def save(self, folder: Path, beat: Callable[[], None] | None = None) -> None:
-        """Write what a checkpoint is to hold besides the trainer: in the background, or, with a
-        ``beat`` for as long as it takes, until it is there. UserError where that failed."""
 
     def stop(self) -> None:
         """Take nothing in any more but what is counted as in flight."""
@@ -56,5 +44,3 @@ class DataSource(Protocol[B]):
 
     def figures(self) -> dict[str, float]:
         """Further figures for metrics.jsonl."""
-
-    def close(self) -> None: ...

@@ -6,10 +6,10 @@ how often that is, `replay.samples_per_insert` says: who is ahead, actors or lea
 
 from __future__ import annotations
 
-import math
 from collections import deque
 from collections.abc import Callable
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
@@ -17,11 +17,10 @@ from penstock.algos import n_step
 from penstock.configs.algorithms import OffPolicyConfig
 from penstock.configs.schema import Config
 from penstock.configs.sections import ReplayConfig
-from penstock.learner.offpolicy import OffPolicyTrainer
+from penstock.core.interfaces import HostValues, StepResult
 from penstock.learner.progress import Progress
 from penstock.learner.sources.kept_replay import KeptReplay
-from penstock.learner.sync.gradient_sync import Floats
-from penstock.learner.to_host import ToHost
+from penstock.learner.sources.source import Consumer
 from penstock.profiling.ledger import Part, TimeLedger
 from penstock.replay import (
     Accounting,
@@ -32,7 +31,6 @@ from penstock.replay import (
     Replay,
     Sampler,
     Uniform,
-    unstack,
 )
 from penstock.transport.shm.host import ShmHost
 from penstock.transport.shm.store import Slot
@@ -40,13 +38,22 @@ from penstock.transport.shm.store import Slot
 SHARE_S = 0.005  # that a snapshot waits for its turn, at most, where there is nothing to train on
 
 
+class ReplayBatch(NamedTuple):
+    """A batch of transitions; of a prioritized one the least probability of its rows, and the
+    exponent of their importance weights."""
+
+    data: Batch
+    least_probability: float
+    beta: float
+
+
 class ReplayDataSource:
-    """A `Source` of batches drawn from replay."""
+    """An `ActorSource` of batches drawn from replay."""
 
     def __init__(
         self,
         config: Config,
-        trainer: OffPolicyTrainer,
+        consumer: Consumer,
         accounting: Accounting,
         actors: int,
         lanes: int,
@@ -56,8 +63,8 @@ class ReplayDataSource:
     ) -> None:
         """Memory for ``actors`` that play at a time, and ``lanes`` for those that come and go; not
         ``shared`` where all are in one process. ``ledger`` is that of the thread that trains."""
-        replay, spec = config.replay, trainer.spec
-        self._trainer = trainer
+        replay, spec = config.replay, consumer.spec
+        self._consumer = consumer
         self._accounting = accounting
         self._ledger = ledger
         self._batch_size = replay.batch_size
@@ -66,9 +73,8 @@ class ReplayDataSource:
         self._stack = config.transport.frame_stack or 1
         algo = config.algo
         assert isinstance(algo, OffPolicyConfig)
-        seed = np.random.SeedSequence([config.run.seed, trainer.progress.learner_steps])
-        self._sampler = make_sampler(replay, trainer.progress)
-        self._beta = 1.0  # of the last batch
+        seed = np.random.SeedSequence([config.run.seed, consumer.progress.learner_steps])
+        self._sampler = make_sampler(replay, consumer.progress)
         self._replay = Replay(
             spec,
             replay.capacity,
@@ -86,16 +92,16 @@ class ReplayDataSource:
         self._table.arrived, self._table.rejected = self._arrived, self._rejected
         self.store = self._table.store
         # Errors that a GPU may still be computing: asked for one batch later, it is not waited for.
-        self._errors: deque[tuple[Batch, ToHost]] = deque()
-        self._behind = int(trainer.device.type == "cuda")
-        self.stacks_on_device = trainer.device.type == "cuda" and self._stack > 1
+        self._errors: deque[tuple[Batch, HostValues]] = deque()
+        self._behind = int(consumer.device.type == "cuda")
+        self.stacks_on_device = consumer.device.type == "cuda" and self._stack > 1
         self._kept = KeptReplay(self._replay, wanted=replay.checkpoint)
         self._host: ShmHost | None = None
 
     def open(self, host: ShmHost) -> None:
         self._host = host
 
-    def get(self, timeout_s: float) -> Batch | None:
+    def next(self, timeout_s: float) -> ReplayBatch | None:
         self._hear(0.0)
         if not self._limiter.may_sample(self._batch_size):
             self._collect()
@@ -103,51 +109,23 @@ class ReplayDataSource:
             self._hear(timeout_s)
             self._collect()
             return None
-        if isinstance(self._sampler, Prioritized):
-            self._beta = self._sampler.beta
+        sampler = self._sampler
+        beta = sampler.beta if isinstance(sampler, Prioritized) else 0.0
         self._ledger.switch(Part.GATHER)
-        return self._replay.sample(self._batch_size, stacked=not self.stacks_on_device)
+        data = self._replay.sample(self._batch_size, stacked=not self.stacks_on_device)
+        least = sampler.probabilities.min() if isinstance(sampler, Prioritized) else 1.0
+        return ReplayBatch(data, float(least), beta)
 
-    def plan_updates(self, batch: Batch | None) -> Floats:
-        return np.array([0.0 if batch is None else len(batch["reward"])])
-
-    def train(self, batch: Batch | None, totals: Floats | None = None) -> bool:
-        totals = self.plan_updates(batch) if totals is None else totals
-        if self._trainer.sync.world > 1:
-            self._weigh(batch)
-        if batch is None:
-            self._trainer.update(None, float(totals[0]))
-            return self._trainer.publish_due
-        if self.stacks_on_device:
-            self._ledger.switch(Part.H2D)
-            frames = self._trainer.to_device({"frames": batch["frames"]})["frames"]
-            batch["obs"], batch["next_obs"] = unstack(frames, self._stack)
-        errors = self._trainer.update(batch, float(totals[0]))
-        if isinstance(self._sampler, Prioritized):
-            self._errors.append((batch, ToHost(errors)))
+    def release(self, batch: ReplayBatch, result: StepResult) -> None:
+        if result.errors is not None:
+            self._errors.append((batch.data, result.errors))
         if len(self._errors) > self._behind:
             drawn, known = self._errors.popleft()
-            values = known.get().numpy()  # computed before the batch that is computed now
+            values = known.get()  # computed before the batch that is computed now
             self._ledger.switch(Part.GATHER)
             self._replay.update_priorities(drawn.keys, values)
-        return self._trainer.publish_due
 
-    def _weigh(self, batch: Batch | None) -> None:
-        """Divide importance weights by the largest of all learners' batches, not of this one.
-
-        Each learner draws as many from its shard, so that the chance of a row of shard r in the
-        whole is P_r / learners, and its weight (N P_r / learners)^-beta. Over the largest weight,
-        which belongs to the least P_r of all, everything but the ratio of the two cancels.
-        """
-        sampler = self._sampler
-        if not isinstance(sampler, Prioritized):
-            return
-        own = math.inf if batch is None else float(sampler.probabilities.min())
-        least = self._trainer.sync.all_reduce_min(own)
-        if batch is not None:
-            batch["weights"] *= np.float32((least / own) ** self._beta)
-
-    def resume(self, folder: Path) -> str:
+    def restore(self, folder: Path) -> str:
         return self._kept.resume(folder)
 
     def save(self, folder: Path, beat: Callable[[], None] | None = None) -> None:
@@ -193,7 +171,7 @@ class ReplayDataSource:
             self._replay.collect()
 
     def _arrived(self, slot: Slot) -> None:
-        progress, steps = self._trainer.progress, int(slot.header["steps"])
+        progress, steps = self._consumer.progress, int(slot.header["steps"])
         progress.start(float(slot.header["started_s"]))
         self._accounting.arrived(slot.header)
         self._accounting.trained += steps

@@ -8,16 +8,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-import numpy as np
-
 from penstock.configs.schema import Config
 from penstock.configs.sections import TransportConfig
+from penstock.core.interfaces import StepResult
 from penstock.core.specs import SlotSpec
 from penstock.learner.sources.copying import Copier, gather_threads
 from penstock.learner.sources.feeder import Feeder
+from penstock.learner.sources.source import Consumer
 from penstock.learner.sources.staging import StagingBatch
-from penstock.learner.sync.gradient_sync import Floats, GroupLostError
-from penstock.learner.trainer import Trainer
 from penstock.profiling.ledger import TimeLedger
 from penstock.replay import Accounting, SlotQueue
 from penstock.transport.shm.arena import available_nbytes
@@ -28,12 +26,12 @@ MOST_ACTORS = 1024  # that hold slots at a time; further ones take turns
 
 
 class UnrollSource:
-    """A `Source` of staging batches."""
+    """An `ActorSource` of staging batches."""
 
     def __init__(
         self,
         config: Config,
-        trainer: Trainer,
+        consumer: Consumer,
         accounting: Accounting,
         actors: int,
         lanes: int,
@@ -42,10 +40,10 @@ class UnrollSource:
         """``ledger`` is that of the thread that gathers."""
         transport, learner = config.transport, config.learner
         slots = actors * transport.slots
-        most = most_slots(transport, trainer.spec, slots) if transport.bind else slots
-        self.store = SlotStore(trainer.spec, slots, lanes, most=most)
+        most = most_slots(transport, consumer.spec, slots) if transport.bind else slots
+        self.store = SlotStore(consumer.spec, slots, lanes, most=most)
         self._learner = learner
-        self._trainer = trainer
+        self._consumer = consumer
         self._accounting = accounting
         self._ledger = ledger
         self._queue = SlotQueue(
@@ -56,10 +54,10 @@ class UnrollSource:
         )
 
     def open(self, host: ShmHost) -> None:
-        learner, trainer = self._learner, self._trainer
-        self._copier = Copier(gather_threads(learner.gather_threads, trainer.device))
+        learner, consumer = self._learner, self._consumer
+        self._copier = Copier(gather_threads(learner.gather_threads, consumer.device))
         batches = [
-            StagingBatch(trainer.spec, learner.batch_slots, trainer.device, self._copier)
+            StagingBatch(consumer.spec, learner.batch_slots, consumer.device, self._copier)
             for _ in range(learner.prefetch + 1)
         ]
         self._feeder = Feeder(
@@ -67,41 +65,25 @@ class UnrollSource:
             self._queue,
             batches,
             learner.batch_slots,
-            lambda: trainer.progress.version,
+            lambda: consumer.progress.version,
             self._ledger,
             prefetch=learner.prefetch > 0,
         )
         self._feeder.__enter__()
 
-    def get(self, timeout_s: float) -> StagingBatch | None:
+    def next(self, timeout_s: float) -> StagingBatch | None:
         batch = self._feeder.get(timeout_s)
         if batch is not None:
-            self._trainer.progress.start(batch.started_s)
+            self._consumer.progress.start(batch.started_s)
         return batch
 
-    def plan_updates(self, batch: StagingBatch | None) -> Floats:
-        if batch is None:
-            return np.zeros(self._trainer.updates)
-        return self._trainer.plan_updates(batch)
-
-    def train(self, batch: StagingBatch | None, totals: Floats) -> bool:
-        if batch is None:
-            return self._trainer.train(None, totals)
-        for span in batch.spans:
-            self._trainer.progress.aged(*span)
-        try:
-            due = self._trainer.train(batch, totals)
-        except GroupLostError:
-            done = self._trainer.steps_done()
-            self._accounting.trained += done
-            self._accounting.dropped["group_lost"] += batch.steps - done
-            self._feeder.give_back(batch)
-            raise
-        self._accounting.trained += batch.steps
+    def release(self, batch: StagingBatch, result: StepResult) -> None:
+        self._accounting.trained += result.trained_steps
+        if lost := batch.steps - result.trained_steps:
+            self._accounting.dropped["group_lost"] += lost
         self._feeder.give_back(batch)
-        return due
 
-    def resume(self, folder: Path) -> str:
+    def restore(self, folder: Path) -> str:
         return ""
 
     def save(self, folder: Path, beat: Callable[[], None] | None = None) -> None:

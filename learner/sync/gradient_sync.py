@@ -20,13 +20,12 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 import numpy as np
-import numpy.typing as npt
 from torch import Tensor
 
+from penstock.core.interfaces import Floats
 from penstock.learner.optimizers.flat_optimizer import FlatOptimizer
 from penstock.learner.progress import GROWTH
 
-Floats = npt.NDArray[np.float64]
 FLAGS = ("stop", "nan", "checkpoint", "regroup")
 
 

@@ -14,12 +14,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from penstock.core.interfaces import Floats
 from penstock.learner.group.process_group import Arrays
 from penstock.learner.optimizers.flat_optimizer import FlatOptimizer
 from penstock.learner.parameter_server.client import Reply, ServerClient
 from penstock.learner.parameter_server.protocol import NOTHING, Tally
 from penstock.learner.progress import BOOKED, Progress
-from penstock.learner.sync.gradient_sync import ControlMessage, Floats
+from penstock.learner.sync.gradient_sync import ControlMessage
 from penstock.profiling.ledger import Part, TimeLedger
 
 PULL_S = 0.2

@@ -61,7 +61,7 @@ def test_four_learners_make_the_gradient_of_one_with_four_times_the_batch(
         trainer = three if number == 1 else alone
         before = load(tmp_path, f"values{number}", [0])[0]
         trainer.optimizer.values.copy_(torch.from_numpy(before))
-        trainer.train(stage(trainer, [make_slot(trainer, 10 * number + rank) for rank in ranks]))
+        trainer.step(stage(trainer, [make_slot(trainer, 10 * number + rank) for rank in ranks]))
         expected = trainer.optimizer.grads.numpy()  # a mean: the step has divided it
         for grads in load(tmp_path, f"grads{number}", range(4)):
             error = np.linalg.norm(grads - expected) / np.linalg.norm(expected)
@@ -83,7 +83,7 @@ def test_dgc_clips_the_gradient_of_each_learner_and_not_what_it_sends(tmp_path: 
     for rank in range(2):
         alone = make_trainer(*plain, "learner.grad_clip=null")
         alone.optimizer.values.copy_(torch.from_numpy(before))
-        alone.train(stage(alone, [make_slot(alone, rank)]))
+        alone.step(stage(alone, [make_slot(alone, rank)]))
         grads = alone.optimizer.grads.numpy()
         expected += 0.01 / np.sqrt(2) * grads / np.linalg.norm(grads)
     assert np.linalg.norm(expected) > 0.011  # were the sum clipped, it would be 0.01

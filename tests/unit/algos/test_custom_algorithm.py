@@ -71,7 +71,7 @@ def test_a_loss_is_enough(write: Write) -> None:
     made = Trainer(cfg, probe(cfg.env))
     staged = batch(made)
     before = made.optimizer.values.clone()
-    made.train(staged)
+    made.step(staged)
     assert not torch.equal(made.optimizer.values, before)
     assert made.progress.learner_steps == 2
     assert set(made.statistics()) == {"mean_value", "grad_norm"}
@@ -110,7 +110,7 @@ class Algorithm:
     columns = slot_spec(cfg, info).views(slot_spec(cfg, info).zeros())
     process(cfg.algo, columns)
     assert (columns["mine"] == 3).all()
-    made.train(batch(made))
+    made.step(batch(made))
     assert made.progress.learner_steps == 1, "it said that one epoch is enough"
     assert made.statistics()["ones"] == 1
 
@@ -190,7 +190,7 @@ def test_what_is_shown_of_an_own_algorithm_trains(of: str, write: Write) -> None
     cfg = config(entry, "algo.settings.entropy_cost=0.5", game="penstock/Synthetic-v0")
     made = Trainer(cfg, probe(cfg.env))
     before = made.optimizer.values.clone()
-    made.train(batch(made))
+    made.step(batch(made))
     assert not torch.equal(made.optimizer.values, before)
     assert made.statistics()["entropy"] == pytest.approx(math.log(2), abs=1e-3)
 

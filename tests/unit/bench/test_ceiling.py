@@ -37,7 +37,7 @@ def test_training_on_it_changes_next_to_nothing() -> None:
     assert isinstance(trainer, Trainer)
     batch, before = staged(trainer, info), trainer.optimizer.values.clone()
     for _ in range(20):
-        trainer.train(batch)
+        trainer.step(batch)
     assert trainer.progress.learner_steps == 20
     assert 0 < float((trainer.optimizer.values - before).abs().max()) < 1e-6
     assert trainer.statistics()["grad_norm"] > 0  # and raises for what is not finite

@@ -34,7 +34,7 @@ class Rig:
 
     def train(self, reward: float = 1.0, times: int = 1) -> None:
         for _ in range(times):
-            self.trainer.train(self._batch(reward))
+            self.trainer.step(self._batch(reward))
 
     def state(self) -> dict[str, np.ndarray[Any, Any]]:
         """Everything that is learned, copied."""

@@ -90,7 +90,7 @@ def test_pieces_are_no_larger_than_a_micro_batch() -> None:
 def test_epochs_count_updates_but_each_sample_once() -> None:
     made = trainer("algo.epochs=3")
     staged = batch(made)
-    assert made.train(staged)
+    assert made.step(staged).publish_due
     made.progress.commit(made.progress.growth(), made.progress.growth())
     assert made.progress.learner_steps == made.progress.version == 12
     assert made.progress.trained_steps == staged.steps
@@ -104,7 +104,7 @@ def test_micro_batches_give_the_update_of_the_whole(core: str) -> None:
     whole, parts = trainer(*options), trainer(*options, "learner.micro_batch=7")
     for made in (whole, parts):
         torch.manual_seed(5)
-        made.train(batch(made))
+        made.step(batch(made))
     torch.testing.assert_close(whole.optimizer.values, parts.optimizer.values, rtol=1e-4, atol=1e-5)
 
 
@@ -122,16 +122,16 @@ def test_what_fits_an_update_is_not_computed_in_smaller_pieces(
         monkeypatch.setattr(ppo, name, partial(noted, getattr(ppo, name)))
     memory = ("model.core=lstm", "actors.inference=auto", "learner.micro_batch=7")
     made = trainer(*memory, "algo.epochs=2", f"algo.normalize_advantages={over}")
-    made.train(batch(made))
+    made.step(batch(made))
     assert [[part.stop - part.start for part in parts] for parts in told] == [sizes, sizes]
 
 
 def test_no_further_epoch_once_the_policy_has_moved_too_far() -> None:
     made = trainer("algo.epochs=4", "algo.target_kl=1e-9", "learner.updates_per_batch=2")
-    made.train(batch(made))
+    made.step(batch(made))
     assert made.progress.learner_steps == 2, "each sample is trained on once"
     made = trainer("algo.epochs=4", "algo.target_kl=100", "learner.updates_per_batch=2")
-    made.train(batch(made))
+    made.step(batch(made))
     assert made.progress.learner_steps == 8
 
 
@@ -154,8 +154,8 @@ def test_what_was_trained_on_before_the_group_was_lost(steps: int, envs: int) ->
     staged = batch(made)
     made.sync = Lost(steps)
     with pytest.raises(GroupLostError):
-        made.train(staged)
-    assert made.steps_done() == staged.alive(slice(0, envs))
+        made.step(staged)
+    assert made.interrupted(staged).trained_steps == staged.alive(slice(0, envs))
 
 
 def test_rewards_are_divided_by_the_deviation_of_all_returns_so_far() -> None:
@@ -190,12 +190,12 @@ def test_normalised_rewards_leave_the_batch_alone_and_go_on_from_a_checkpoint() 
     made, other = trainer(*options), trainer(*options, "run.seed=1")
     staged = batch(made)
     before = staged.tensors["reward"].clone()
-    made.train(staged)
+    made.step(staged)
     assert torch.equal(staged.tensors["reward"], before)
     other.load_state_dict({k: v.copy() for k, v in made.state_dict().items()})
     other.optimizer.values.copy_(made.optimizer.values)
     for each in (made, other):
-        each.train(batch(made, seed=4))
+        each.step(batch(made, seed=4))
     np.testing.assert_array_equal(weights(made), weights(other))
     assert "rewards/sums" in made.state_dict()
     assert "rewards/sums" not in trainer().state_dict()
@@ -223,11 +223,11 @@ def test_a_learner_without_samples_takes_part_in_every_sum() -> None:
         made = trainer(*options, f"algo.normalize_advantages={normalize}")
         made.sync = rich = Pair()
         totals = made.plan_updates(staged := batch(made))
-        made.train(staged, totals)
+        made.step(staged, totals)
         poor = trainer(*options, f"algo.normalize_advantages={normalize}")
         poor.sync = other = Pair()
         other.others = list(rich.said)
-        poor.train(None, totals)
+        poor.step(None, totals)
         assert [s.shape for s in other.said] == [s.shape for s in rich.said]
         assert len(rich.said) >= 3
         assert all(not s.any() for s in other.said), "it adds nothing"

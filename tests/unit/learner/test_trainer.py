@@ -53,14 +53,14 @@ def weights(made: Trainer) -> np.ndarray[Any, Any]:
 def test_micro_batches_give_the_update_of_the_whole() -> None:
     whole, parts = trainer(), trainer("learner.micro_batch=14")
     for made in (whole, parts):
-        made.train(batch(made))
+        made.step(batch(made))
     torch.testing.assert_close(whole.optimizer.grads, parts.optimizer.grads, rtol=1e-4, atol=1e-4)
 
 
 def test_updates_of_a_batch_take_each_environment_once() -> None:
     made = trainer("learner.updates_per_batch=4")
     staged = batch(made)
-    assert made.train(staged)
+    assert made.step(staged).publish_due
     made.progress.commit(made.progress.growth(), made.progress.growth())
     assert made.progress.learner_steps == made.progress.version == 4
     assert made.progress.trained_steps == staged.steps
@@ -69,13 +69,13 @@ def test_updates_of_a_batch_take_each_environment_once() -> None:
 
 def test_weights_are_due_every_so_many_updates() -> None:
     made = trainer("learner.publish_every=3")
-    assert [made.train(batch(made)) for _ in range(6)] == [False, False, True] * 2
+    assert [made.step(batch(made)).publish_due for _ in range(6)] == [False, False, True] * 2
 
 
 def test_statistics_are_means_and_start_over() -> None:
     made = trainer()
     assert made.statistics() == {}
-    made.train(batch(made))
+    made.step(batch(made))
     first = made.statistics()
     assert 0 < first["entropy"] <= np.log(2) + 1e-6
     assert made.statistics() == {}
@@ -120,7 +120,7 @@ def test_a_gpu_takes_the_same_steps() -> None:
     on_gpu.optimizer.values.copy_(on_cpu.optimizer.values)
     for made in (on_cpu, on_gpu):
         for _ in range(5):
-            made.train(batch(made))
+            made.step(batch(made))
     torch.testing.assert_close(
         on_gpu.optimizer.values.cpu(), on_cpu.optimizer.values, rtol=1e-3, atol=1e-4
     )
@@ -130,7 +130,7 @@ def test_normalised_advantages_are_over_the_whole_update() -> None:
     options = ("algo.normalize_advantages=true",)
     whole, cut = trainer(*options), trainer(*options, "learner.micro_batch=7")
     for made in (whole, cut):
-        made.train(batch(made))
+        made.step(batch(made))
     np.testing.assert_array_equal(weights(whole), weights(cut))
 
 
@@ -140,14 +140,14 @@ def test_a_gpu_tells_when_it_computed_what() -> None:
     config = resolve("cartpole", [*OPTIONS, "learner.device=cuda"])
     made = Trainer(config, probe(config.env), host)
     data = batch(made)
-    made.train(data)
+    made.step(data)
     torch.cuda.synchronize()
     began_s = time.perf_counter()
     seconds = TimeLedger(part=Part.WAIT)
     clock = DeviceClock(host, seconds)
     made.queue.meanwhile = clock.settle
     for _ in range(20):
-        made.train(data)
+        made.step(data)
     torch.cuda.synchronize()
     host.switch(Part.WAIT)
     clock.settle()

@@ -14,7 +14,7 @@ from penstock.configs.errors import UserError
 from penstock.configs.load import resolve
 from penstock.envs import probe
 from penstock.learner.offpolicy import OffPolicyTrainer
-from penstock.learner.sources.transitions import ReplayDataSource, make_sampler
+from penstock.learner.sources.transitions import ReplayBatch, ReplayDataSource, make_sampler
 from penstock.profiling.device import DeviceClock
 from penstock.profiling.ledger import Part, TimeLedger
 from penstock.replay import Accounting, Prioritized, Replay
@@ -36,6 +36,9 @@ class World:
     accounting: Accounting
     writer: SlotWriter
     published: int = 0
+
+    def train(self, batch: ReplayBatch) -> None:
+        self.source.release(batch, self.trainer.step(batch))
 
     def publish(self) -> bool:
         """One slot of 8 steps; False when none was lent."""
@@ -82,19 +85,19 @@ def world() -> Iterator[World]:
 
 def test_nothing_is_drawn_before_min_size(world: World) -> None:
     assert world.publish()
-    assert world.source.get(0.0) is None
+    assert world.source.next(0.0) is None
     assert world.publish()
-    batch = world.source.get(0.0) or world.source.get(0.0)
+    batch = world.source.next(0.0) or world.source.next(0.0)
     assert batch is not None
-    assert batch.reward.shape == (8,)
-    assert len(batch["keys"]) == 8
+    assert batch.data.reward.shape == (8,)
+    assert len(batch.data["keys"]) == 8
 
 
 def test_a_step_is_trained_once_however_often_it_is_drawn(world: World) -> None:
     while world.published < 4:
         world.publish()
-        while (batch := world.source.get(0.0)) is not None:
-            world.source.train(batch)
+        while (batch := world.source.next(0.0)) is not None:
+            world.train(batch)
     assert world.accounting.produced == world.accounting.trained == 32
     assert world.accounting.balance(world.source.in_flight_steps()) == 0
     progress = world.trainer.progress
@@ -108,12 +111,12 @@ def test_the_learner_waits_for_samples_and_the_actors_for_the_learner(world: Wor
     while world.published < 40:
         if not world.publish():
             break
-        world.source.get(0.0)  # one batch for each slot is half of what 2 samples an insert ask
+        world.source.next(0.0)  # one batch for each slot is half of what 2 samples an insert ask
         drawn += 1
     assert world.published < 40, "actors ran ahead without bound"
     for _ in range(40):
-        while (batch := world.source.get(0.0)) is not None:
-            world.source.train(batch)
+        while (batch := world.source.next(0.0)) is not None:
+            world.train(batch)
         world.publish()
     figures = world.source.figures()
     inserted = world.accounting.trained - 16
@@ -126,10 +129,10 @@ def test_the_oldest_leave_when_it_is_full() -> None:
     world = make_world("replay.samples_per_insert=null")
     for _ in range(30):
         assert world.publish()
-        world.source.get(0.0)
+        world.source.next(0.0)
     stored = world.source.figures()["replay_size"]
     assert 64 <= stored <= 64 + 2 * 8
-    rewards = np.concatenate([world.source.get(0.0).reward for _ in range(20)])  # type: ignore[union-attr]
+    rewards = np.concatenate([world.source.next(0.0).data.reward for _ in range(20)])  # type: ignore[union-attr]
     assert rewards.min() >= 30 * 8 - 80
     world.source.store.close()
 
@@ -151,7 +154,7 @@ def test_what_was_published_is_taken_in_once_for_a_batch(
 ) -> None:
     for _ in range(4):
         world.publish()
-        world.source.get(0.0)
+        world.source.next(0.0)
     counted: list[int] = []
     table = world.source._table
     collect = table.collect
@@ -161,7 +164,7 @@ def test_what_was_published_is_taken_in_once_for_a_batch(
         collect()
 
     monkeypatch.setattr(table, "collect", count)
-    assert world.source.get(0.0) is not None
+    assert world.source.next(0.0) is not None
     assert len(counted) == 1
 
 
@@ -197,8 +200,8 @@ def test_errors_are_asked_for_where_they_become_priorities(
     world = make_world(f"replay.prioritized={prioritized}".lower())
     while world.trainer.progress.learner_steps < 3:
         world.publish()
-        if (batch := world.source.get(0.0)) is not None:
-            world.source.train(batch)
+        if (batch := world.source.next(0.0)) is not None:
+            world.train(batch)
     assert [len(values) for values in given] == [8] * 3 * prioritized
     world.source.close()
     world.source.store.close()
@@ -219,8 +222,8 @@ def test_a_gpu_that_draws_from_replay_tells_where_its_seconds_go() -> None:
     trainer.queue.meanwhile = clock.settle
     while trainer.progress.learner_steps < 30:
         world.publish()
-        if (batch := source.get(0.0)) is not None:
-            source.train(batch)
+        if (batch := source.next(0.0)) is not None:
+            world.train(batch)
             assert len(source._errors) == 1  # of the batch that may be computed still
     torch.cuda.synchronize()
     host.switch(Part.WAIT)

@@ -39,12 +39,12 @@ def test_latency_is_of_steps_that_are_trained_on_and_ends_with_the_wait_for_othe
         made_up(trainer.spec, slot.payload, info)
         slot.header["steps"] = slot.header["produced_steps"] = 32
         slot.header["started_s"] = slot.header["published_s"] = time.monotonic()
-    batch = source.get(5.0)
+    batch = source.next(5.0)
     assert batch is not None
-    totals = source.plan_updates(batch)
+    totals = trainer.plan_updates(batch)
     assert trainer.progress.latency == {}  # the other learners may be far behind
     time.sleep(0.05)
-    source.train(batch, totals)
+    source.release(batch, trainer.step(batch, totals))
     assert sum(trainer.progress.latency.values()) == pytest.approx(32)
     figures = trainer.progress.interval(TimeLedger())
     assert figures["latency_p50_s"] > 0.04

@@ -1,0 +1,117 @@
+"""The loop of a learner: what is done with one batch, in the learner's process and in lockstep."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import Generic
+
+from penstock.core.interfaces import B, DataSource, Floats
+from penstock.learner.nonfinite import NonFiniteGuard
+from penstock.learner.publisher import Publisher
+from penstock.learner.state import Learner
+from penstock.learner.sync.gradient_sync import ControlMessage, GradientSync, GroupLostError
+from penstock.profiling.ledger import Part, TimeLedger
+from penstock.profiling.status import Phase, StatusPage
+from penstock.transport.link import Stamp
+
+
+class TrainingLoop(ABC, Generic[B]):
+    """Trains ``learner`` on the batches of ``source``, in step with other learners, and publishes
+    the weights."""
+
+    def __init__(
+        self,
+        learner: Learner[B],
+        source: DataSource[B],
+        publisher: Publisher,
+        nonfinite: NonFiniteGuard,
+        ledger: TimeLedger,
+        status: StatusPage,
+    ) -> None:
+        self._learner, self._source = learner, source
+        self._progress = learner.progress
+        self._publisher = publisher
+        self._nonfinite = nonfinite
+        self._ledger, self._status = ledger, status
+        self._held: tuple[B | None, Floats] | None = None  # planned and not trained on yet
+        self.diverged = ""  # why the run must end, where too many updates were skipped
+
+    def turn(self) -> bool:
+        """Train on one batch together with the other learners; whether to go on."""
+        self._ledger.switch(Part.COUNT)
+        stop = self.must_stop()
+        if self._held is None:  # else the group was lost before the batch could be trained on
+            batch = None if stop else self.next_batch()
+            self._held = batch, self._learner.plan_updates(batch)
+        self._status.reduction += 1
+        self._status.phase = Phase.REDUCING
+        own = self.control(self._held[1], stop)
+        control = self.sync.sync_control(own)
+        self._ledger.switch(Part.COUNT)
+        self._status.phase = Phase.TRAINING
+        self._progress.commit(own.growth, control.growth)
+        (batch, _), self._held = self._held, None
+        if control.nan and not self.diverged:
+            self._nonfinite.tell_skipped()
+            self.diverged = self._nonfinite.act(tell=self.leads)
+            self._publish()
+        if control.counts.any():
+            self._train(batch, control.counts)
+        self._ledger.switch(Part.OTHER)
+        if control.checkpoint or control.stop:
+            self._ledger.switch(Part.SAVE)
+            self._status.phase = Phase.SAVING
+            self.keep(save=not control.stop)
+            self._ledger.switch(Part.OTHER)
+        if control.regroup:
+            raise GroupLostError("its members have changed")
+        if control.stop:
+            self.stopped()
+        return not control.stop
+
+    def _train(self, batch: B | None, totals: Floats) -> None:
+        """Step, release, publish."""
+        try:
+            result = self._learner.step(batch, totals)
+        except GroupLostError:
+            if batch is not None:
+                self._source.release(batch, self._learner.interrupted(batch))
+            raise
+        if batch is not None:
+            self._source.release(batch, result)
+        if result.publish_due:
+            self._ledger.switch(Part.PUBLISH)
+            self._publish()
+
+    def _publish(self) -> None:
+        self._publisher.publish(Stamp(self._progress.generation, self._progress.version))
+
+    @property
+    @abstractmethod
+    def sync(self) -> GradientSync:
+        """What connects this learner with the others."""
+
+    @property
+    @abstractmethod
+    def leads(self) -> bool:
+        """Whether this learner writes checkpoints and events for all."""
+
+    @abstractmethod
+    def must_stop(self) -> bool:
+        """Whether this learner is to train no more."""
+
+    @abstractmethod
+    def next_batch(self) -> B | None:
+        """Wait for a batch; None where the turn is taken without one."""
+
+    @abstractmethod
+    def control(self, counts: Floats, stop: bool) -> ControlMessage:
+        """What the other learners are to know in this turn."""
+
+    @abstractmethod
+    def keep(self, *, save: bool) -> None:
+        """Keep the present state; with ``save`` write a checkpoint."""
+
+    @abstractmethod
+    def stopped(self) -> None:
+        """All learners have agreed to stop."""
