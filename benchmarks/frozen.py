@@ -51,7 +51,7 @@ CASES = {
     "cells": Case("minatar_breakout", 32),
     "pixels": Case("pong", 12, ("actors.envs=4",)),
     "pixels-replay": Case("pong_apex", 20, ("actors.envs=2", "replay.min_size=200")),
-    "accumulate": Case("cartpole", 50, ("learner.accumulate=2", "learner.updates_per_batch=2")),
+    "accumulate": Case("cartpole", 50, ("learner.accumulate=2", "learner.updates_per_batch=1")),
 }
 
 

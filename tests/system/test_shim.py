@@ -33,7 +33,7 @@ from system.test_shim import start
 child = start(Path(sys.argv[1]), "with_a_daemon", sys.argv[2])
 while not child.ended(time.monotonic()):
     time.sleep(0.02)
-print(child.bury())
+print(child.reap())
 """
 
 
