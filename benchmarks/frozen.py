@@ -17,7 +17,7 @@ import re
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -33,11 +33,13 @@ LOCKSTEP = (
 
 
 class Case(NamedTuple):
-    """A preset with options, trained for so many updates."""
+    """A preset with options, trained for so many updates; ``resumed``: the second half of them from
+    a checkpoint that the other version wrote."""
 
     target: str
     updates: int
     options: tuple[str, ...] = ()
+    resumed: bool = False
 
 
 CASES = {
@@ -51,6 +53,10 @@ CASES = {
     "cells": Case("minatar_breakout", 32),
     "pixels": Case("pong", 12, ("actors.envs=4",)),
     "pixels-replay": Case("pong_apex", 20, ("actors.envs=2", "replay.min_size=200")),
+    "impala-resumed": Case("cartpole", 80, resumed=True),
+    "lstm-resumed": Case("memory", 40, resumed=True),
+    "dqn-resumed": Case("cartpole_dqn", 200, ("replay.checkpoint=true",), resumed=True),
+    "sac-resumed": Case("pendulum_sac", 200, resumed=True),
     "accumulate": Case("cartpole", 50, ("learner.accumulate=2", "learner.updates_per_batch=1")),
 }
 
@@ -77,7 +83,7 @@ def differences(case: Case, before: Path) -> Iterator[str]:
     """What is not the same in the two last checkpoints."""
     with tempfile.TemporaryDirectory() as folder:
         old, new = (
-            checkpoint(case, tree, Path(folder) / name)
+            checkpoint(case, before, tree, Path(folder) / name)
             for name, tree in (("old", before), ("new", HERE))
         )
     for name in sorted(old.keys() | new.keys()):
@@ -87,19 +93,13 @@ def differences(case: Case, before: Path) -> Iterator[str]:
             yield f"{name} differs"
 
 
-def checkpoint(case: Case, tree: Path, run_dir: Path) -> dict[str, Any]:
+def checkpoint(case: Case, before: Path, tree: Path, run_dir: Path) -> dict[str, Any]:
     """Train by the version in ``tree``; bytes of every array, and the metadata, by name."""
-    command = [sys.executable, "-m", "penstock", "train", case.target, f"run.dir={run_dir}"]
-    limit = f"stop.learner_steps={case.updates}"
-    done = subprocess.run(
-        [*command, *LOCKSTEP, limit, *case.options],
-        cwd=run_dir.parent,
-        env={**os.environ, "PYTHONPATH": str(tree)},
-        capture_output=True,
-        text=True,
-    )
-    if done.returncode:
-        sys.exit(f"the version in {tree} failed:\n{done.stdout[-2000:]}{done.stderr[-2000:]}")
+    if case.resumed:
+        train(before, case.target, case.updates // 2, case.options, run_dir)
+        train(tree, str(run_dir), case.updates, ("--resume", "must"), run_dir)
+    else:
+        train(tree, case.target, case.updates, case.options, run_dir)
     found: dict[str, Any] = {}
     with safe_open(run_dir / CHECKPOINT, "numpy") as file:
         for name in file.keys():  # noqa: SIM118  # it is no mapping
@@ -107,6 +107,21 @@ def checkpoint(case: Case, tree: Path, run_dir: Path) -> dict[str, Any]:
             found[name] = (str(array.dtype), array.shape, array.tobytes())
         found |= flat("meta", json.loads(file.metadata()["penstock"]))
     return {name: value for name, value in found.items() if not IGNORED.search(name)}
+
+
+def train(tree: Path, target: str, updates: int, options: Sequence[str], run_dir: Path) -> None:
+    """Train by the version in ``tree``, up to so many updates; ``target`` may be ``run_dir``."""
+    command = [sys.executable, "-m", "penstock", "train", target, f"stop.learner_steps={updates}"]
+    fresh = () if target == str(run_dir) else (*LOCKSTEP, f"run.dir={run_dir}")
+    done = subprocess.run(
+        [*command, *fresh, *options],
+        cwd=run_dir.parent,
+        env={**os.environ, "PYTHONPATH": str(tree)},
+        capture_output=True,
+        text=True,
+    )
+    if done.returncode:
+        sys.exit(f"the version in {tree} failed:\n{done.stdout[-2000:]}{done.stderr[-2000:]}")
 
 
 def flat(name: str, value: Any) -> dict[str, Any]:
