@@ -13,12 +13,13 @@ from penstock.actors.join import Found, find, join
 from penstock.actors.rollout import Rollout
 from penstock.algos import process, records_returns, slot_spec
 from penstock.configs.schema import Config
+from penstock.core.params import Stamp
 from penstock.core.role import EXIT_REJOIN, RoleContext
 from penstock.envs import BatchedEnv, make
-from penstock.models.acting.policy import make_policy
+from penstock.models.acting.inference import make_inference
 from penstock.profiling.ledger import Part, TimeLedger
 from penstock.profiling.status import Phase, StatusPage
-from penstock.transport.link import LearnerGoneError, Link, Stamp
+from penstock.transport.link import LearnerGoneError, Link
 
 GRANT_TIMEOUT_S = 0.5
 INDEX_BITS = 16  # of an actor's id
@@ -109,9 +110,10 @@ class Player:
         self._incarnation = incarnation
         self._status, self._ledger = status, ledger
         # Those started by hand are numbered too, in the lower bits.
-        self._policy = make_policy(config, game.info, int(seeds[0]), actor & (1 << INDEX_BITS) - 1)
+        number = actor & (1 << INDEX_BITS) - 1
+        self._inference = make_inference(config, game.info, int(seeds[0]), number)
         discount = config.algo.discount if records_returns(config.algo) else None
-        self._rollout = Rollout(game, self._policy, int(seeds[1]), ledger, discount, link.beat)
+        self._rollout = Rollout(game, self._inference, int(seeds[1]), ledger, discount, link.beat)
         self._weights = np.empty(link.welcome.layout.size, np.float32)
         self._stamp: Stamp | None = None
         self.sequence = 0
@@ -144,7 +146,7 @@ class Player:
             self._status.phase = Phase.ENVIRONMENT
             self._status.beat()
             began_s = time.monotonic()
-            steps = self._rollout.fill(slot.columns, slot.index, self._stamp.version)
+            steps = self._rollout.fill(slot.columns, slot.index)
             if self._link.fills_store:
                 self._ledger.switch(Part.PROCESS)
                 process(self._config.algo, slot.columns)
@@ -162,7 +164,8 @@ class Player:
         return True
 
     def close(self) -> None:
-        """End the environments; the link is the caller's."""
+        """End inference and environments; the link is the caller's."""
+        self._inference.close()
         self._game.close()
 
     def _swap_weights(self) -> bool:
@@ -170,5 +173,5 @@ class Player:
         stamp = self._link.read_weights(self._weights, self._stamp)
         if stamp is not None:
             self._stamp = stamp
-            self._policy.load(self._weights)
+            self._inference.refresh(self._weights, stamp)
         return self._stamp is not None

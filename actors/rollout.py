@@ -3,8 +3,8 @@
 Row t holds the decision at ``obs[t]`` and what it led to. Environments reset themselves on the step
 *after* an episode's end (NEXT_STEP): that row was decided by nobody and is not ``alive``; its
 ``obs[t]`` is the final observation of the ended episode, and what the policy records of it is
-recorded too: the value of a truncated episode's end. After it a policy with memory forgets.
-Rewards and returns are raw here. A column ``core_state`` holds the memory before ``obs[0]``.
+recorded too: the value of a truncated episode's end. After it the recurrent state is reset.
+Rewards and returns are raw here. A column ``core_state`` holds the state before ``obs[0]``.
 
 A slot may hold of each frame stack the newest frame alone, played in memory of its own. With a
 column ``older`` it holds the rest of the first stack too, and ``begins`` says what stood before an
@@ -14,7 +14,7 @@ older frames are those of the slots before (penstock.replay.stacks).
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -22,8 +22,8 @@ import numpy.typing as npt
 
 from penstock.algos.slots import BEGINS, OLDER, REPEATS, RETURN
 from penstock.configs.errors import UserError
+from penstock.core.interfaces import Inference
 from penstock.envs import BatchedEnv, find_bad_observation
-from penstock.models.acting.policy import Policy
 from penstock.profiling.ledger import Part, TimeLedger
 
 Columns = dict[str, npt.NDArray[Any]]
@@ -41,22 +41,24 @@ PER_STEP = (
 
 
 class Rollout:
-    """One actor's environments between slots."""
+    """A group of an actor's environments between slots."""
 
     def __init__(
         self,
         game: BatchedEnv,
-        policy: Policy,
+        inference: Inference,
         seed: int,
         ledger: TimeLedger,
         discount: float | None = None,
         beat: Callable[[], None] = lambda: None,
+        group: int = 0,
     ) -> None:
         """``discount``: that of the discounted returns, where they are to be recorded. ``beat`` is
-        called about every `BEAT_NS` while an unroll is played."""
+        called about every `BEAT_NS` while an unroll is played. ``group``: of the inference."""
         space = game.info.observation_space
         self._game = game
-        self._policy = policy
+        self._inference = inference
+        self._group = group
         self._ledger = ledger
         dtype = np.float32 if space.dtype.kind == "f" else space.dtype  # as slots have it
         self.beat = beat
@@ -68,30 +70,38 @@ class Rollout:
         self._length = np.zeros(game.count, np.int32)
         self._discount = discount
         self._discounted = np.zeros(game.count, np.float32)  # returns
-        self._recorded = dict(policy.recorded)
-        if discount is not None:
-            self._recorded[RETURN] = self._discounted
+        self._recorded = inference.recorded + (() if discount is None else (RETURN,))
         self._rows: dict[int, list[tuple[Rows, Rows]]] = {}
         self._pad = np.zeros(game.count, np.int16)
         self._begun = np.ones(game.count, np.bool_)  # the first slot begins with first observations
         game.reset_into(seed, self._last_obs)
 
-    def fill(self, columns: Columns, slot_index: int, version: int) -> int:
+    def fill(self, columns: Columns, slot_index: int) -> int:
         """Write one unroll into a slot's ``columns``; returns its agent steps."""
+        for _ in self.play(columns, slot_index):
+            pass  # with one group there is nothing to step meanwhile
+        return int(np.count_nonzero(columns["alive"]))
+
+    def play(self, columns: Columns, slot_index: int) -> Iterator[None]:
+        """`fill`, but pauses wherever actions are being computed, so that a thread can step the
+        environments of another group."""
         obs = columns["obs"]
         rows = self._rows_of(columns, slot_index)
         if "core_state" in columns:
-            np.copyto(columns["core_state"], self._policy.state)
+            np.copyto(columns["core_state"], self._inference.state(self._group))
         if OLDER in columns:
-            self._play_frames(obs, columns[OLDER], columns[BEGINS], rows)
+            yield from self._play_frames(obs, columns[OLDER], columns[BEGINS], rows)
         elif "pad" in columns:
-            self._play_newest(obs, columns["pad"], rows)
+            yield from self._play_newest(obs, columns["pad"], rows)
         else:
             np.copyto(obs[0], self._last_obs)
             for t, (row, recorded) in enumerate(rows):
-                self._step(obs[t], obs[t + 1], recorded, *row)
+                self._begin(obs[t])
+                yield
+                self._step(obs[t + 1], recorded, *row)
             np.copyto(self._last_obs, obs[-1])
-        columns["policy_version"][...] = version
+        assert self._inference.stamp is not None
+        columns["policy_version"][...] = self._inference.stamp.version
         columns["seat"][...] = 0
         columns["policy_id"][...] = 0
         info = self._game.info
@@ -107,7 +117,6 @@ class Rollout:
                 f"the environment gave a reward of {rewards[~np.isfinite(rewards)][0]}; training "
                 "on it would destroy the network: correct what the environment returns"
             )
-        return int(np.count_nonzero(columns["alive"]))
 
     def forget_slots(self) -> None:
         """Other memory holds the slots from now on."""
@@ -119,7 +128,7 @@ class Rollout:
         older: npt.NDArray[Any],
         begins: npt.NDArray[np.uint8],
         rows: list[tuple[Rows, Rows]],
-    ) -> None:
+    ) -> Iterator[None]:
         """Write the first stack to the slot, then the newest frame of each."""
         stacks = self._last_obs
         np.copyto(older, stacks[:, :-1])
@@ -127,7 +136,9 @@ class Rollout:
         begins[...] = 0
         for t, (row, recorded) in enumerate(rows):
             reset = ~self._alive if self._resets else None
-            self._step(stacks, stacks, recorded, *row)
+            self._begin(stacks)
+            yield
+            self._step(stacks, recorded, *row)
             np.copyto(frames[t + 1], stacks[:, -1])
             if reset is not None:
                 begins[t, reset] = REPEATS + padding(stacks, reset, self._pad)[reset]
@@ -135,7 +146,7 @@ class Rollout:
 
     def _play_newest(
         self, frames: npt.NDArray[Any], pad: npt.NDArray[Any], rows: list[tuple[Rows, Rows]]
-    ) -> None:
+    ) -> Iterator[None]:
         """Play in memory of its own, and write the newest frame of each stack to the slot."""
         stacks = self._last_obs
         np.copyto(frames[0], stacks[:, -1])
@@ -143,15 +154,20 @@ class Rollout:
         for t, (row, recorded) in enumerate(rows):
             pad[t] = self._pad
             reset = ~self._alive
-            self._step(stacks, stacks, recorded, *row)
+            self._begin(stacks)
+            yield
+            self._step(stacks, recorded, *row)
             np.copyto(frames[t + 1], stacks[:, -1])
             if reset.any():
                 self._pad[:] = padding(stacks, reset, self._pad)
         self._begun = np.zeros_like(self._begun)
 
+    def _begin(self, obs: npt.NDArray[Any]) -> None:
+        self._ledger.switch(Part.INFER)
+        self._inference.begin(self._group, obs)
+
     def _step(
         self,
-        obs: npt.NDArray[Any],
         next_obs: npt.NDArray[Any],
         recorded: Rows,
         action: npt.NDArray[Any],
@@ -163,7 +179,7 @@ class Rollout:
         episode_length: npt.NDArray[Any],
     ) -> None:
         self._ledger.switch(Part.INFER)
-        actions = self._policy.act(obs)
+        actions, known = self._inference.finish(self._group)
         self._ledger.switch(Part.STEP)
         rewards, terminations, truncations = self._game.step_into(actions, next_obs)
         self._ledger.switch(Part.WRITE)
@@ -179,12 +195,13 @@ class Rollout:
         if self._discount is not None:
             self._discounted *= self._discount
             self._discounted += rewards
+            known = (*known, self._discounted)
         action[:] = actions
-        for target, known in zip(recorded, self._recorded.values(), strict=True):
-            target[:] = known
+        for target, values in zip(recorded, known, strict=True):
+            target[:] = values
         alive[:] = self._alive
         if self._resets:
-            self._policy.begin(~self._alive)
+            self._inference.reset(self._group, ~self._alive)
         reward[:] = rewards
         terminated[:] = terminations
         truncated[:] = truncations
@@ -201,8 +218,8 @@ class Rollout:
             self._length[over] = 0
 
     def _rows_of(self, columns: Columns, slot_index: int) -> list[tuple[Rows, Rows]]:
-        """Views of each step's row, `PER_STEP` and what the policy records; made once a slot, since
-        slots are fixed memory."""
+        """Views of each step's row, `PER_STEP` and what the inference records; made once a slot,
+        since slots are fixed memory."""
         if slot_index not in self._rows:
             own = zip(*(columns[name] for name in PER_STEP), strict=True)
             known = [columns[name] for name in self._recorded]

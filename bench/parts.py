@@ -21,8 +21,10 @@ from penstock.bench.ceiling import actions
 from penstock.bench.rates import Work, rounds_of, told
 from penstock.bench.traffic import receiving
 from penstock.configs.schema import Config
+from penstock.core.interfaces import Inference
 from penstock.core.memory import keep_freed_memory
 from penstock.core.observations import MASK, views
+from penstock.core.params import Stamp
 from penstock.core.specs import HEADER
 from penstock.envs import BatchedEnv, make
 from penstock.envs.checking.vector import draw
@@ -30,11 +32,10 @@ from penstock.learner.publisher import Publisher
 from penstock.learner.sources.copying import Copier, gather_threads
 from penstock.learner.sources.staging import StagingBatch
 from penstock.learner.trainer import pick_device
-from penstock.models.acting.policy import Policy, make_policy
+from penstock.models.acting.inference import make_inference
 from penstock.models.fitting import net_shape
 from penstock.profiling.ledger import TimeLedger
 from penstock.replay import Prioritized, Replay, Uniform
-from penstock.transport.link import Stamp
 from penstock.transport.shm.store import Slot, SlotStore
 from penstock.transport.shm.weights_board import WeightsBoard
 from penstock.transport.wire import (
@@ -79,8 +80,8 @@ class Parts:
         self._rng = np.random.default_rng(0)
         self._layout = net_shape(config, self._game.info).layout
         self._weights = self._rng.normal(0, 0.05, self._layout.size).astype(np.float32)
-        self._policy = make_policy(config, self._game.info, 0)
-        self._policy.load(self._weights)
+        self._inference = make_inference(config, self._game.info, 0)
+        self._inference.refresh(self._weights, Stamp(0, 1))
         self._played: list[Slot] = []
         self._coded: list[Message] = []
 
@@ -111,17 +112,25 @@ class Parts:
             obs = self._observations()[None]
             self._game.reset_into(0, obs[0])
         rows = itertools.cycle(list(obs))
-        return Work(lambda: self._policy.act(next(rows)), self._game.count)
+
+        def decide() -> None:
+            self._inference.begin(0, next(rows))
+            self._inference.finish(0)
+
+        return Work(decide, self._game.count)
 
     def write(self) -> Work:
         """The rest of an actor's step: an unroll is recorded in a slot and processed, while game
         and policy stand still."""
-        game, policy = StillGame(self._game), StillPolicy(self._policy)
-        rollout = Rollout(game, policy, 0, TimeLedger())
+        game, inference = (
+            StillGame(self._game),
+            StillInference(self._inference, self._observations()),
+        )
+        rollout = Rollout(game, inference, 0, TimeLedger())
         columns = self._spec.views(self._spec.zeros())
 
         def fill() -> None:
-            rollout.fill(columns, 0, 1)
+            rollout.fill(columns, 0)
             process(self._config.algo, columns)
 
         return Work(fill, self._steps)
@@ -221,12 +230,12 @@ class Parts:
     def _slots(self) -> list[Slot]:
         """Unrolls that were really played, in memory of their own."""
         if not self._played:
-            rollout = Rollout(self._game, self._policy, 0, TimeLedger())
+            rollout = Rollout(self._game, self._inference, 0, TimeLedger())
             for index in range(UNROLLS):
                 payload = self._spec.zeros()
                 header = np.zeros((), HEADER)
                 columns = self._spec.views(payload)
-                header["steps"] = header["produced_steps"] = rollout.fill(columns, index, 1)
+                header["steps"] = header["produced_steps"] = rollout.fill(columns, index)
                 process(self._config.algo, columns)
                 self._played.append(Slot(index, header, tuple(payload), columns))
         return self._played
@@ -306,12 +315,18 @@ class StillGame(BatchedEnv):
         return self._nothing
 
 
-class StillPolicy(Policy):
-    """Decides what ``policy`` decided last."""
+class StillInference:
+    """Decides what ``inference`` decided for ``observations``, and takes no time."""
 
-    def __init__(self, policy: Policy) -> None:
-        super().__init__(policy.network, policy.decider)
-        self._actions = policy.decider.sample()
+    def __init__(self, inference: Inference, observations: Array) -> None:
+        inference.begin(0, observations)
+        self._decision = inference.finish(0)
+        self.recorded, self.stamp = inference.recorded, inference.stamp
+        self.state, self.reset = inference.state, inference.reset
+        self.refresh, self.close = inference.refresh, inference.close
 
-    def act(self, obs: Array) -> Array:
-        return self._actions
+    def begin(self, group: int, observations: Array) -> None:
+        """Nothing is computed."""
+
+    def finish(self, group: int) -> tuple[Array, tuple[Array, ...]]:
+        return self._decision

@@ -12,13 +12,20 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 WireDtype = Literal["fp32", "bf16"]
 Float32 = npt.NDArray[np.float32]
+
+
+class Stamp(NamedTuple):
+    """A policy version: ``version`` optimizer steps published in ``generation`` of the run."""
+
+    generation: int
+    version: int
 
 
 @dataclass(frozen=True)

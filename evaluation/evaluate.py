@@ -62,7 +62,7 @@ def evaluate(
     try:
         policy = trained_policy(config, game, folder, seed)
         choose: Choose = policy.act if sample else policy.greedy
-        played = play(game, choose, episodes, seed, most, policy.begin)
+        played = play(game, choose, episodes, seed, most, policy.reset)
     finally:
         game.close()
     returns, lengths, cut = zip(*played, strict=True)

@@ -202,7 +202,7 @@ class Evaluator:
                 raise StoppedError
             return policy.greedy(obs)
 
-        played = play(game, choose, episodes, seed, most, policy.begin)
+        played = play(game, choose, episodes, seed, most, policy.reset)
         # Not barren, should it die later.
         self._ctx.status.produced_steps += sum(episode.length for episode in played)
         cut = sum(episode.cut for episode in played)

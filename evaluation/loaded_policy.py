@@ -142,7 +142,7 @@ class LoadedPolicy:
                 raise UserError("a state was given to a policy without memory; leave it out")
             return
         if state is None:
-            policy.begin(np.ones(len(policy.state), np.bool_))
+            policy.reset(np.ones(len(policy.state), np.bool_))
             return
         wanted = (*lead, policy.state.shape[1])
         if np.shape(state) != wanted:

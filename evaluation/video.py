@@ -72,7 +72,7 @@ class Actor:
             parts, counts = game.info.parts, game.info.counts
             if bad := find_bad_observation(obs[None], parts, ~over[None], counts):
                 raise UserError(f"there is {bad}; correct the environment")
-            self.policy.begin(begins)
+            self.policy.reset(begins)
             begins = over  # the step after an episode's end only resets
             reward, terminated, truncated = game.step_into(self.choose(obs), obs)
             over = terminated | truncated

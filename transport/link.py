@@ -9,18 +9,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 from penstock.core.params import Float32, ParamLayout
+from penstock.core.params import Stamp as Stamp
 from penstock.core.specs import SlotSpec
 from penstock.transport.shm.store import Slot
-
-
-class Stamp(NamedTuple):
-    """A policy version: ``version`` optimizer steps published in ``generation`` of the run."""
-
-    generation: int
-    version: int
 
 
 @dataclass(frozen=True)

@@ -68,8 +68,8 @@ class Policy:
         self.state = np.zeros((envs, 0), np.float32) if state is None else state
         self._mask = mask
 
-    def begin(self, first: npt.NDArray[np.bool_]) -> None:
-        """Forget what was before in the environments, bool ``[envs]``, where an episode begins."""
+    def reset(self, first: npt.NDArray[np.bool_]) -> None:
+        """Set `state` to 0 in the environments, bool ``[envs]``, where an episode begins."""
         self.state[first] = 0
 
     @property

@@ -70,12 +70,12 @@ class GeneralNetwork:
 
     def load(self, flat: Float32) -> None:
         """Copy parameters from the flat vector, float32 ``[size]``."""
-        offset = 0
+        size, offset = sum(target.size for target in self._targets), 0
+        if flat.size != size:
+            raise ValueError(f"flat vector has {flat.size} values; this network needs {size}")
         for target in self._targets:
             np.copyto(target, flat[offset : offset + target.size].reshape(target.shape))
             offset += target.size
-        if offset != flat.size:
-            raise ValueError(f"flat vector has {flat.size} values; this network needs {offset}")
 
     @torch.inference_mode()
     def forward(self, obs: npt.NDArray[Any]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import zip_longest
 from typing import Any
 
 import gymnasium
@@ -11,33 +12,32 @@ from gymnasium import spaces
 from gymnasium.envs.classic_control.cartpole import CartPoleVectorEnv
 from gymnasium.vector import SyncVectorEnv
 
+from fake_inference import LateInference, ScriptedInference
 from penstock.actors.rollout import Rollout
 from penstock.algos import slot_spec
 from penstock.configs.errors import UserError
 from penstock.configs.load import resolve
-from penstock.envs import BatchedEnv, make
+from penstock.core.interfaces import Array
+from penstock.core.params import Stamp
+from penstock.envs import BatchedEnv, make, probe
+from penstock.models.acting.policy import make_policy
+from penstock.models.fitting import net_shape
 from penstock.profiling.ledger import TimeLedger
 
 ENVS, UNROLL, SEED = 3, 40, 7
 
 
-class Script:
-    """A policy that plays a fixed sequence of actions and says so in its log-probabilities."""
+def script(actions: Array | None = None) -> ScriptedInference:
+    """Plays always the same actions, and counts its calls in the log-probabilities."""
+    # Always to the same side: every pole falls, in each environment at its own time.
+    actions = np.arange(ENVS, dtype=np.int32) % 2 if actions is None else actions
+    logp = np.zeros(len(actions), np.float32)
 
-    def __init__(self, envs: int = ENVS) -> None:
-        self.calls = 0
-        self.actions = np.arange(envs, dtype=np.int32) % 2
-        self.recorded = {"behaviour_logp": np.zeros(envs, np.float32)}
-        self.begun = np.zeros(envs, int)  # episodes that it was told of
+    def decide(obs: Array) -> Array:
+        np.subtract(logp, 1, out=logp)
+        return actions
 
-    def begin(self, first: np.ndarray[Any, Any]) -> None:
-        self.begun += first
-
-    def act(self, obs: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-        # Always to the same side: every pole falls, in each environment at its own time.
-        self.calls += 1
-        self.recorded["behaviour_logp"][:] = -self.calls
-        return self.actions
+    return ScriptedInference(decide, behaviour_logp=logp)
 
 
 def unrolls(count: int, *options: str, discount: float | None = None) -> list[dict[str, Any]]:
@@ -45,11 +45,13 @@ def unrolls(count: int, *options: str, discount: float | None = None) -> list[di
     config = resolve("cartpole", [*small, *options])
     game = make(config.env, ENVS)
     spec = slot_spec(config, game.info)
-    rollout = Rollout(game, Script(), SEED, TimeLedger(), discount)  # type: ignore[arg-type]
+    inference = script()
+    rollout = Rollout(game, inference, SEED, TimeLedger(), discount)
     filled = []
     for version in range(count):
         columns = spec.views(spec.zeros())
-        steps = rollout.fill(columns, version, version)
+        inference.refresh(np.empty(0, np.float32), Stamp(0, version))
+        steps = rollout.fill(columns, version)
         assert steps == np.count_nonzero(columns["alive"])
         filled.append(columns)
     game.close()
@@ -101,9 +103,9 @@ def test_a_nan_observation_is_one_sentence() -> None:
     game = make(config.env, 2)
     spec = slot_spec(config, game.info)
     columns = spec.views(spec.zeros())
-    rollout = Rollout(game, Script(2), SEED, TimeLedger())  # type: ignore[arg-type]
+    rollout = Rollout(game, script(np.zeros(2, np.int32)), SEED, TimeLedger())
     with pytest.raises(UserError, match=r"nan at .* correct what the environment returns"):
-        rollout.fill(columns, 0, 0)
+        rollout.fill(columns, 0)
     game.close()
 
 
@@ -128,9 +130,9 @@ def test_a_reward_that_is_no_finite_number_is_one_sentence(value: float) -> None
     vector.value = value
     game = BatchedEnv("unsound", vector, 1, "")
     spec = slot_spec(resolve("cartpole", [f"actors.envs={ENVS}"]), game.info)
-    rollout = Rollout(game, Script(), SEED, TimeLedger())  # type: ignore[arg-type]
+    rollout = Rollout(game, script(), SEED, TimeLedger())
     with pytest.raises(UserError) as told:
-        rollout.fill(spec.views(spec.zeros()), 0, 0)
+        rollout.fill(spec.views(spec.zeros()), 0)
     assert str(told.value) == (
         f"the environment gave a reward of {value}; training on it would destroy the network: "
         "correct what the environment returns"
@@ -159,11 +161,9 @@ def test_a_mask_that_shuts_one_choice_of_several_is_one_sentence() -> None:
     config = resolve("cartpole_ppo", ["actors.envs=2", "learner.updates_per_batch=1"])
     game = BatchedEnv("it", SyncVectorEnv([Shuts] * 2), 1, "how")
     spec = slot_spec(config, game.info)
-    policy = Script(2)
-    policy.actions = np.zeros((2, 2), np.int32)
-    rollout = Rollout(game, policy, SEED, TimeLedger())  # type: ignore[arg-type]
+    rollout = Rollout(game, script(np.zeros((2, 2), np.int32)), SEED, TimeLedger())
     with pytest.raises(UserError, match=r"no action allowed for choice 1 of 2.*0's.* in row 2"):
-        rollout.fill(spec.views(spec.zeros()), 0, 0)
+        rollout.fill(spec.views(spec.zeros()), 0)
     game.close()
 
 
@@ -174,12 +174,49 @@ def test_it_says_that_it_lives_between_the_steps(monkeypatch: pytest.MonkeyPatch
     spec = slot_spec(config, game.info)
     beats: list[int] = []
     ledger = TimeLedger()
-    rollout = Rollout(game, Script(), SEED, ledger)  # type: ignore[arg-type]
+    rollout = Rollout(game, script(), SEED, ledger)
     rollout.beat = lambda: beats.append(ledger.since)
-    rollout.fill(spec.views(spec.zeros()), 0, 0)
+    rollout.fill(spec.views(spec.zeros()), 0)
     assert len(beats) == 1
     monkeypatch.setattr("penstock.actors.rollout.BEAT_NS", 0)
     rollout._beat_at = 0
-    rollout.fill(spec.views(spec.zeros()), 1, 0)
+    rollout.fill(spec.views(spec.zeros()), 1)
     assert len(beats) == 1 + UNROLL
     game.close()
+
+
+def test_two_groups_overlap_in_one_thread() -> None:
+    """While one group's actions are computed the other group is stepped; each gets what is its
+    own, as if it were alone."""
+    config = resolve("cartpole", [f"actors.envs={ENVS}", f"actors.unroll={UNROLL}"])
+    info = probe(config.env)
+    spec = slot_spec(config, info)
+    size = net_shape(config, info).layout.size
+    weights = np.random.default_rng(0).normal(0, 1, size).astype(np.float32)
+
+    def play(groups: list[int]) -> tuple[list[dict[str, Array]], list[tuple[str, int]]]:
+        inference = LateInference([make_policy(config, info, seed) for seed in (5, 6)])
+        games, ledger = [make(config.env, ENVS) for _ in groups], TimeLedger()
+        rollouts = [
+            Rollout(game, inference, SEED + group, ledger, group=group)
+            for group, game in zip(groups, games, strict=True)
+        ]
+        slots = [spec.views(spec.zeros()) for _ in groups]
+        for version in range(3):
+            inference.refresh(weights * version, Stamp(0, version))
+            unrolls = (rollout.play(slot, 0) for rollout, slot in zip(rollouts, slots, strict=True))
+            for _ in zip_longest(*unrolls):
+                pass
+        for game in games:
+            game.close()
+        return slots, inference.calls
+
+    both, calls = play([0, 1])
+    for group in (0, 1):
+        (alone,), _ = play([group])
+        assert alone.keys() == both[group].keys()
+        for name, column in alone.items():
+            np.testing.assert_array_equal(both[group][name], column, name)
+    assert len({slot["behaviour_logp"].tobytes() for slot in both}) == 2
+    one_step = [("finish", 0), ("begin", 0), ("finish", 1), ("begin", 1)]
+    assert calls[: 4 * UNROLL - 2] == [("begin", 0), ("begin", 1), *one_step * (UNROLL - 1)]

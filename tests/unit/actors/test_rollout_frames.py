@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
+from fake_inference import ScriptedInference
 from penstock.actors.rollout import Rollout
 from penstock.algos import slot_spec
 from penstock.configs.load import resolve
@@ -26,25 +27,17 @@ OPTIONS = (
 )
 
 
-class Chance:
+def chance() -> ScriptedInference:
     """Acts at random, the same way each time."""
-
-    def __init__(self) -> None:
-        self._rng = np.random.default_rng(3)
-        self.recorded = {name: np.ones(ENVS, np.float32) for name in ("q_taken", "q_max")}
-
-    def begin(self, first: npt.NDArray[np.bool_]) -> None:
-        """It has no memory."""
-
-    def act(self, obs: npt.NDArray[Any]) -> npt.NDArray[np.int32]:
-        return self._rng.integers(0, 6, ENVS, np.int32)
+    rng, ones = np.random.default_rng(3), np.ones(ENVS, np.float32)
+    return ScriptedInference(lambda _: rng.integers(0, 6, ENVS, np.int32), q_taken=ones, q_max=ones)
 
 
 def play(config: Config, replay: Replay | None) -> list[dict[str, npt.NDArray[Any]]]:
     """Slots of one actor, into ``replay`` if there is one; their columns."""
     game = make(config.env, ENVS, 1)
     spec = slot_spec(config, game.info)
-    rollout = Rollout(game, Chance(), 5, TimeLedger())  # type: ignore[arg-type]
+    rollout = Rollout(game, chance(), 5, TimeLedger())
     played = []
     writer = None
     if replay is not None:
@@ -55,7 +48,7 @@ def play(config: Config, replay: Replay | None) -> list[dict[str, npt.NDArray[An
     for sequence in range(SLOTS):
         slot = writer.acquire(0.0) if writer else None
         columns = slot.columns if slot else spec.views(spec.zeros())
-        rollout.fill(columns, sequence, 0)
+        rollout.fill(columns, sequence)
         if writer and slot:
             slot.header["actor"] = slot.header["incarnation"] = slot.header["rows"] = 0
             slot.header["sequence"] = sequence

@@ -11,6 +11,7 @@ import pytest
 import torch
 from gymnasium import spaces
 
+from fake_inference import ScriptedInference
 from penstock.actors.rollout import Rollout, check_shift
 from penstock.algos import slot_spec
 from penstock.algos.ops.frame_stacks import observations, stacks
@@ -83,33 +84,19 @@ def test_on_a_gpu_too() -> None:
     assert torch.equal(there.cpu(), stacks(newest, older, begins))
 
 
-class Chance:
-    """Acts at random, the same way each time."""
-
-    state = np.zeros((0, 0), np.float32)
-
-    def __init__(self, envs: int, actions: int) -> None:
-        self._rng = np.random.default_rng(3)
-        self._envs, self._actions = envs, actions
-        self.recorded = {"behaviour_logp": np.full(envs, -1, np.float32)}
-
-    def begin(self, first: npt.NDArray[np.bool_]) -> None:
-        """It has no memory."""
-
-    def act(self, obs: Array) -> npt.NDArray[np.int32]:
-        return self._rng.integers(0, self._actions, self._envs, np.int32)
-
-
 def play(config: Config, slots: int) -> list[dict[str, Array]]:
     """The columns of so many slots of one actor."""
     game = make(config.env, config.actors.envs, 1)
     spec = slot_spec(config, game.info)
     actions = int(game.info.action_space.n)  # type: ignore[union-attr]
-    policy: Any = Chance(game.count, actions)
-    rollout, played = Rollout(game, policy, 5, TimeLedger()), []
+    rng, logp = np.random.default_rng(3), np.full(game.count, -1, np.float32)
+    chance = ScriptedInference(
+        lambda _: rng.integers(0, actions, game.count, np.int32), behaviour_logp=logp
+    )
+    rollout, played = Rollout(game, chance, 5, TimeLedger()), []
     for index in range(slots):
         columns = spec.views(spec.zeros())
-        rollout.fill(columns, index, 0)
+        rollout.fill(columns, index)
         check(columns)
         played.append(columns)
     game.close()

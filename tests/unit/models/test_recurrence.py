@@ -15,6 +15,8 @@ from penstock.actors.rollout import Rollout
 from penstock.algos import slot_spec
 from penstock.algos.unrolled import unrolled
 from penstock.configs.schema import Config
+from penstock.core.params import Stamp
+from penstock.models.acting.inference import make_inference
 from penstock.models.acting.policy import make_policy
 from penstock.models.distributions import distribution
 from penstock.models.fitting import actor_critic_shape
@@ -67,14 +69,14 @@ def test_the_learner_reproduces_the_actors_log_probabilities(
     cfg = config(core=core, **model)
     game = RandomGame(ENVS, action_space, arrays)
     net = build_net(actor_critic_shape(cfg, game.info))
-    policy = make_policy(cfg, game.info, 3)
-    policy.load(wide_awake(net))
     spec = slot_spec(cfg, game.info)
-    rollout = Rollout(game, policy, 0, TimeLedger())  # type: ignore[arg-type]
+    inference = make_inference(cfg, game.info, 3)
+    inference.refresh(wide_awake(net), Stamp(0, 0))
+    rollout = Rollout(game, inference, 0, TimeLedger())  # type: ignore[arg-type]
     states = []
     for index in range(UNROLLS):
         columns = spec.views(spec.zeros())
-        rollout.fill(columns, index, 0)
+        rollout.fill(columns, index)
         batch = {name: torch.from_numpy(np.array(array)) for name, array in columns.items()}
         if core != "none":
             states.append(batch["core_state"])
@@ -176,7 +178,7 @@ def test_a_policy_goes_on_from_the_state_that_it_is_given() -> None:
     policy.outputs(obs[2])
     policy.state[:] = state
     np.testing.assert_array_equal(policy.outputs(obs[1]), expected)
-    policy.begin(np.array([True, False, False, True]))
+    policy.reset(np.array([True, False, False, True]))
     assert not policy.state[[0, 3]].any()
     assert policy.state[[1, 2]].all()
 
@@ -188,9 +190,9 @@ def test_a_gpu_computes_the_same_with_the_same_gradient(core: str) -> None:
     net = build_net(actor_critic_shape(cfg, game.info))
     spec = slot_spec(cfg, game.info)
     columns = spec.views(spec.zeros())
-    policy = make_policy(cfg, game.info, 0)
-    policy.load(wide_awake(net))
-    Rollout(game, policy, 0, TimeLedger()).fill(columns, 0, 0)  # type: ignore[arg-type]
+    inference = make_inference(cfg, game.info, 0)
+    inference.refresh(wide_awake(net), Stamp(0, 0))
+    Rollout(game, inference, 0, TimeLedger()).fill(columns, 0)  # type: ignore[arg-type]
     found = []
     for device in ("cpu", "cuda"):
         batch = {name: torch.tensor(array, device=device) for name, array in columns.items()}

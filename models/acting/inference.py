@@ -1,0 +1,63 @@
+"""Where an actor's actions are computed: the registry of `penstock.core.interfaces.Inference`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from penstock.configs.schema import Config
+from penstock.core.interfaces import Array, Inference
+from penstock.core.params import Float32, Stamp
+from penstock.models.acting.policy import Policy, make_policy
+from penstock.models.actions import Spaces
+
+
+class LocalInference:
+    """Computes on the actor's own CPU, within `begin`. Each group has a `Policy`."""
+
+    def __init__(self, policies: Sequence[Policy]) -> None:
+        self._policies = policies
+        self._columns = [tuple(policy.recorded.values()) for policy in policies]
+        self._actions: list[Array | None] = [None] * len(policies)  # since `begin`
+        self.recorded = tuple(policies[0].recorded)
+        self.stamp: Stamp | None = None
+
+    def begin(self, group: int, observations: Array) -> None:
+        if self._actions[group] is not None or self.stamp is None:
+            raise RuntimeError("begin needs weights, and the group's last begin to be finished")
+        self._actions[group] = self._policies[group].act(observations)
+
+    def finish(self, group: int) -> tuple[Array, tuple[Array, ...]]:
+        actions = self._actions[group]
+        if actions is None:
+            raise RuntimeError("finish without begin")
+        self._actions[group] = None
+        return actions, self._columns[group]
+
+    def state(self, group: int) -> Float32:
+        self._check_finished(group)
+        return self._policies[group].state
+
+    def reset(self, group: int, first: npt.NDArray[np.bool_]) -> None:
+        self._check_finished(group)
+        self._policies[group].reset(first)
+
+    def refresh(self, weights: Float32, stamp: Stamp) -> None:
+        for group, policy in enumerate(self._policies):
+            self._check_finished(group)
+            policy.load(weights)
+        self.stamp = stamp
+
+    def close(self) -> None:
+        """It holds nothing but memory."""
+
+    def _check_finished(self, group: int) -> None:
+        if self._actions[group] is not None:
+            raise RuntimeError("the group's last begin is not finished")
+
+
+def make_inference(config: Config, game: Spaces, seed: int, actor: int = 0) -> Inference:
+    """The inference of actor number ``actor``, for one group of ``actors.envs`` environments."""
+    return LocalInference([make_policy(config, game, seed, actor)])

@@ -1,0 +1,234 @@
+"""One contract for all inferences, against the learner's networks and textbook sampling."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+import torch
+from gymnasium import spaces
+from torch.distributions import Categorical, Normal, TanhTransform
+
+from fake_inference import LateInference
+from penstock.configs.schema import Config
+from penstock.core.interfaces import Inference
+from penstock.core.params import Float32, Stamp
+from penstock.models.acting.inference import LocalInference
+from penstock.models.acting.policy import make_policy
+from penstock.models.fitting import net_shape
+from penstock.models.torch_general import GeneralNet
+from penstock.models.torch_nets import build_net
+
+ENVS, UNROLL, ACTIONS = 5, 6, 6
+VECTOR, FRAMES = spaces.Box(-1, 1, (4,), np.float32), spaces.Box(0, 255, (4, 84, 84), np.uint8)
+CHOICE, TORQUES = spaces.Discrete(ACTIONS), spaces.Box(-1, 1, (2, 3), np.float32)
+Array = npt.NDArray[Any]
+Make = Callable[[Config, Any, list[int]], Inference]
+
+
+@pytest.fixture(params=[LocalInference, LateInference])
+def make(request: pytest.FixtureRequest) -> Make:
+    """An inference with a group for each seed of a random generator."""
+    return lambda config, game, seeds: request.param(
+        [make_policy(config, game, seed) for seed in seeds]
+    )
+
+
+class Case:
+    """An algorithm's policy in a game, with weights of its own."""
+
+    def __init__(
+        self, algo: str, obs: Any = VECTOR, action: Any = CHOICE, by: str = "auto", **model: Any
+    ) -> None:
+        actors = {"envs": ENVS, "count": 1, "precision": "fp32", "inference": by}
+        sections = {"env": {"id": "x"}, "algo": {"name": algo}, "actors": actors, "model": model}
+        self.config = Config.model_validate(sections)
+        self.game: Any = SimpleNamespace(observation_space=obs, action_space=action)
+        self.net: Any = build_net(net_shape(self.config, self.game)).requires_grad_(False)
+
+    def weights(self, seed: int) -> Float32:
+        """Random ones, which the network computes by from now on."""
+        torch.manual_seed(seed)
+        for tensor in self.net.parameters():
+            tensor += 0.1 * torch.randn_like(tensor)
+        tensors = [tensor.flatten() for tensor in (*self.net.parameters(), *self.net.buffers())]
+        return torch.cat(tensors).numpy()
+
+    def observations(self, seed: int) -> Array:
+        rng, space = np.random.default_rng(seed), self.game.observation_space
+        return rng.uniform(space.low, space.high, (UNROLL, ENVS, *space.shape)).astype(space.dtype)
+
+    def outputs(self, obs: Array, state: Float32, first: Array) -> tuple[Float32, Float32]:
+        """What the learner computes of an unroll ``[T, E, ...]``, and the state after it."""
+        rows = torch.from_numpy(obs)
+        if isinstance(self.net, GeneralNet):
+            before, begins = torch.from_numpy(state), torch.from_numpy(first)
+            found, _, after = self.net.step(rows, before, begins)
+            assert after is not None
+            return found.view(UNROLL, ENVS, -1).numpy(), after.numpy()
+        found = self.net(rows)
+        found = found[0] if isinstance(found, tuple) else found
+        return found.view(UNROLL, ENVS, -1).numpy(), state
+
+    def sample(self, outputs: Float32, rng: np.random.Generator) -> tuple[Array, dict[str, Array]]:
+        """Actions drawn by the outputs ``[E, outputs]``, and what is recorded."""
+        algo, envs = self.config.algo, np.arange(ENVS)
+        if algo.name == "dqn":
+            epsilon = algo.epsilon ** (1 + envs / (ENVS - 1) * algo.epsilon_alpha)
+            u = rng.random(ENVS)
+            choice = np.where(u < epsilon, (u / epsilon * ACTIONS).astype(int), outputs.argmax(1))
+            return choice, {"q_taken": outputs[envs, choice], "q_max": outputs.max(1)}
+        if self.game.action_space is CHOICE:
+            policy = Categorical(logits=torch.from_numpy(outputs))
+            below = policy.probs.cumsum(1)[:, :-1].numpy() <= rng.random((ENVS, 1), np.float32)
+            choice = below.sum(1)
+            return choice, {"behaviour_logp": policy.log_prob(torch.from_numpy(choice)).numpy()}
+        mean, log_std = torch.from_numpy(outputs).double().chunk(2, 1)
+        if algo.name == "sac":
+            log_std = log_std.clip(algo.log_std_min, algo.log_std_max)
+        noise = torch.from_numpy(rng.standard_normal((mean.shape[1], ENVS), np.float32).T)
+        number = mean + noise * log_std.exp()
+        logp = Normal(mean, log_std.exp()).log_prob(number)
+        action = number
+        if algo.name == "sac" or self.config.model.gaussian == "squashed":
+            action = number.tanh()
+            logp = logp - TanhTransform().log_abs_det_jacobian(number, action)
+        shape = ENVS, *self.game.action_space.shape
+        recorded = {"behaviour_logp": logp.sum(1).numpy(), "action": number.view(shape).numpy()}
+        return action.view(shape).numpy(), {} if algo.name == "sac" else recorded
+
+
+CASES = {
+    "numpy": lambda: Case("impala"),
+    "torch": lambda: Case("impala", by="torch"),
+    "cnn": lambda: Case("impala", FRAMES),
+    "lstm": lambda: Case("impala", core="lstm", core_size=8),
+    "epsilon-greedy": lambda: Case("dqn"),
+    "gaussian": lambda: Case("ppo", action=TORQUES),
+    "squashed": lambda: Case("ppo", action=TORQUES, gaussian="squashed"),
+    "sac": lambda: Case("sac", action=TORQUES),
+}
+
+
+@pytest.fixture(params=CASES)
+def case(request: pytest.FixtureRequest) -> Case:
+    return CASES[request.param]()
+
+
+def assert_near(found: Any, expected: Any) -> None:
+    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-4)
+
+
+def begins(seed: int) -> Array:
+    """Where episodes begin, ``[T, E]``; some do at row 0."""
+    first: Array = np.random.default_rng(seed).random((UNROLL, ENVS)) < 0.3
+    assert first[0].any()
+    assert not first[0].all()
+    return first
+
+
+def test_actions_columns_and_state_are_those_of_the_network(make: Make, case: Case) -> None:
+    """Over unrolls with other weights each, in which episodes begin."""
+    inference, rng = make(case.config, case.game, [3]), np.random.default_rng(3)
+    assert inference.stamp is None
+    state = np.zeros_like(inference.state(0))
+    assert len(state) == ENVS
+    for version in range(3):
+        inference.refresh(case.weights(version), Stamp(1, version))
+        assert inference.stamp == Stamp(1, version)
+        obs, first = case.observations(version), begins(version)
+        outputs, after = case.outputs(obs, state, first)
+        for t in range(UNROLL):
+            inference.reset(0, first[t])
+            if t == 0:
+                state[first[0]] = 0
+                assert_near(inference.state(0), state)
+            inference.begin(0, obs[t])
+            actions, columns = inference.finish(0)
+            expected, recorded = case.sample(outputs[t], rng)
+            assert actions.dtype == (np.int32 if case.game.action_space is CHOICE else np.float32)
+            assert_near(actions, expected)
+            assert set(inference.recorded) == recorded.keys()
+            for name, column in zip(inference.recorded, columns, strict=True):
+                assert_near(column, recorded[name])
+        state = after
+        assert state.any() == (case.config.model.core == "lstm")
+    inference.close()
+
+
+def test_two_groups_do_not_mix(make: Make, case: Case) -> None:
+    """Each begins before the other finishes, and finds what it would find alone."""
+    weights, obs = case.weights(0), [case.observations(seed) for seed in (0, 1)]
+
+    def played(groups: list[int]) -> list[list[Array]]:
+        inference = make(case.config, case.game, [5, 6])
+        inference.refresh(weights, Stamp(0, 0))
+        found: list[list[Array]] = [[], []]
+        for t in range(UNROLL):
+            for group in groups:
+                if t == 3:
+                    inference.reset(group, np.arange(ENVS) == group)
+                inference.begin(group, obs[group][t])
+            answers = [(group, inference.finish(group)) for group in groups]
+            for group, (actions, columns) in answers:
+                found[group] += [actions.copy(), *(column.copy() for column in columns)]
+        for group in groups:
+            found[group].append(inference.state(group).copy())
+        return found
+
+    both = played([0, 1])
+    for group in (0, 1):
+        for mine, alone in zip(both[group], played([group])[group], strict=True):
+            np.testing.assert_array_equal(mine, alone)
+    assert any((one != other).any() for one, other in zip(*both, strict=True))
+
+
+def test_only_a_refresh_changes_the_weights(make: Make, case: Case) -> None:
+    obs, old, new = case.observations(0)[0], case.weights(0), case.weights(1)
+
+    def decided(change: Callable[[Inference, Float32], None]) -> list[Array]:
+        inference, weights = make(case.config, case.game, [0]), old.copy()
+        inference.refresh(weights, Stamp(0, 0))
+        change(inference, weights)
+        inference.begin(0, obs)
+        actions, columns = inference.finish(0)
+        return [actions.copy(), *(column.copy() for column in columns)]
+
+    before = decided(lambda inference, weights: None)
+    overwritten = decided(lambda inference, weights: weights.fill(0))
+    refreshed = decided(lambda inference, weights: inference.refresh(new, Stamp(0, 1)))
+    assert all((a == b).all() for a, b in zip(before, overwritten, strict=True))
+    assert any((a != b).any() for a, b in zip(before, refreshed, strict=True))
+
+
+def test_calls_out_of_order_are_refused(make: Make) -> None:
+    case = CASES["lstm"]()
+    inference = make(case.config, case.game, [0, 1])
+    obs, weights = case.observations(0)[0], case.weights(0)
+    with pytest.raises(RuntimeError):
+        inference.begin(0, obs)  # without weights
+    with pytest.raises(ValueError, match="flat vector has"):
+        inference.refresh(weights[:-1], Stamp(0, 0))
+    assert inference.stamp is None
+    inference.refresh(weights, Stamp(0, 0))
+    with pytest.raises(RuntimeError):
+        inference.finish(0)
+    inference.begin(0, obs)
+    for call in (
+        lambda: inference.begin(0, obs),
+        lambda: inference.finish(1),
+        lambda: inference.state(0),
+        lambda: inference.reset(0, np.ones(ENVS, np.bool_)),
+        lambda: inference.refresh(weights, Stamp(0, 1)),
+    ):
+        with pytest.raises(RuntimeError):
+            call()
+    assert inference.stamp == Stamp(0, 0)
+    inference.begin(1, obs)
+    inference.finish(0)
+    inference.finish(1)
+    inference.close()
