@@ -89,7 +89,7 @@ class FreshUnrolls:
         return self._batch
 
     def release(self, batch: StagingBatch, result: StepResult) -> None:
-        self._accounting.trained += result.trained_steps
+        self._accounting.used(batch.steps, result.trained_steps)
         batch.let_go()
 
     def restore(self, folder: Path) -> str:

@@ -28,7 +28,7 @@ from penstock.learner.sources.transitions import ReplayBatch
 from penstock.learner.sync.gradient_sync import GradientSync
 from penstock.learner.to_host import ToDevice, ToHost
 from penstock.learner.trainer import pick_device, trunk_dtype
-from penstock.learner.updates import DqnUpdate, SacUpdate, Update
+from penstock.learner.updates import DqnUpdate, ReplayUpdate, SacUpdate
 from penstock.models.fitting import gaussian_shape, q_shape
 from penstock.models.layout import HeadShape
 from penstock.models.torch_setup import set_up_torch
@@ -175,7 +175,7 @@ class OffPolicyTrainer:
 
 def _make_update(
     config: Config, info: EnvInfo, device: torch.device, ledger: TimeLedger
-) -> tuple[Update, HeadShape]:
+) -> tuple[ReplayUpdate, HeadShape]:
     algo, learner = config.algo, config.learner
     if isinstance(algo, DqnConfig):
         shape = q_shape(config.model, algo, info)

@@ -37,12 +37,12 @@ class UpdateResult(NamedTuple):
     errors: Tensor
     """Absolute temporal differences, float32 ``[B]``."""
     sums: Tensor
-    """`Update.statistics`, summed over the batch."""
+    """`ReplayUpdate.statistics`, summed over the batch."""
     norm: Tensor
     """Of the gradient before clipping, ``[]``; not finite where the step was not taken."""
 
 
-class Update(Protocol):
+class ReplayUpdate(Protocol):
     """Networks and optimizers of one algorithm."""
 
     @property
@@ -254,7 +254,7 @@ def _nothing(statistics: tuple[str, ...], norm: Tensor) -> UpdateResult:
     return UpdateResult(norm.new_empty(0), norm.new_zeros(len(statistics)), norm)
 
 
-def arrays(update: Update) -> Arrays:
+def arrays(update: ReplayUpdate) -> Arrays:
     """All that `load_arrays` needs; on a CPU they share the update's memory."""
     found = {name: tensor.detach().cpu().numpy() for name, tensor in update.state().items()}
     for name, optimizer in update.optimizers().items():
@@ -263,7 +263,7 @@ def arrays(update: Update) -> Arrays:
 
 
 @torch.no_grad()
-def load_arrays(update: Update, stored: Mapping[str, npt.NDArray[Any]]) -> None:
+def load_arrays(update: ReplayUpdate, stored: Mapping[str, npt.NDArray[Any]]) -> None:
     """Go on from `arrays`; ValueError for those of another algorithm or optimizer."""
     wanted = arrays(update)
     if wanted.keys() != stored.keys():

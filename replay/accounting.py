@@ -104,6 +104,12 @@ class Accounting:
             elif stream is not None:
                 self._advance(stream, next_sequence, produced_steps)
 
+    def used(self, steps: int, trained: int) -> None:
+        """A batch of so many steps has been used; the rest was dropped with a lost group."""
+        self.trained += trained
+        if steps > trained:
+            self.dropped["group_lost"] += steps - trained
+
     @property
     def produced(self) -> int:
         """Steps that arrived or are known to be lost."""

@@ -78,9 +78,7 @@ class UnrollSource:
         return batch
 
     def release(self, batch: StagingBatch, result: StepResult) -> None:
-        self._accounting.trained += result.trained_steps
-        if lost := batch.steps - result.trained_steps:
-            self._accounting.dropped["group_lost"] += lost
+        self._accounting.used(batch.steps, result.trained_steps)
         self._feeder.give_back(batch)
 
     def restore(self, folder: Path) -> str:
