@@ -108,8 +108,9 @@ class Inference(Protocol):
         begin(group, observations) ...
         close()                         last
 
-    Between `begin` and `finish` of a group the caller steps another group. Every other call out
-    of this order raises RuntimeError.
+    Between `begin` and `finish` of a group the caller may step another group. RuntimeError is
+    raised by a `begin` without weights, by a `finish` without `begin`, and, between the two, by
+    `begin`, `state` and `reset` of that group and by `refresh`.
     """
 
     @property
