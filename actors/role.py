@@ -12,11 +12,11 @@ import numpy as np
 from penstock.actors.join import Found, find, join
 from penstock.actors.rollout import Rollout
 from penstock.algos import process, records_returns, slot_spec
+from penstock.algos.acting import make_inference
 from penstock.configs.schema import Config
 from penstock.core.params import Stamp
 from penstock.core.role import EXIT_REJOIN, RoleContext
 from penstock.envs import BatchedEnv, make
-from penstock.models.acting.inference import make_inference
 from penstock.profiling.ledger import Part, TimeLedger
 from penstock.profiling.status import Phase, StatusPage
 from penstock.transport.link import LearnerGoneError, Link

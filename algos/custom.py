@@ -25,85 +25,74 @@ from collections.abc import Callable, Mapping
 from functools import cache
 from typing import Any
 
-import numpy.typing as npt
 from pydantic import ValidationError
 
 from penstock.algos import impala, slots
+from penstock.algos.base import Columns, UnrollAlgorithm
 from penstock.configs.algorithms import CustomConfig
 from penstock.configs.errors import UserError
-from penstock.core.params import ParamLayout
-from penstock.core.specs import Column
 from penstock.envs.loading import check_keywords, explained, import_module, load
 
 NEEDED = ("STATISTICS", "loss")
 OPTIONAL = ("prepare", "going_on", "whole")
 
 
-class Custom:
-    """The functions of ``entry``, filled up by those of IMPALA. UserError where it has too few."""
-
-    def __init__(self, entry: str) -> None:
-        purpose = f"algo.entry {entry}"
-        module, _, name = entry.partition(":")
-        own: Any = load(entry, purpose) if name else import_module(module, purpose)
-        if name:
-            with explained(purpose, "algo.entry"):
-                own = own()
-        if missing := [name for name in NEEDED if not hasattr(own, name)]:
-            raise UserError(
-                f"{purpose} has no {' and no '.join(missing)}; an algorithm has "
-                f"{' and '.join(NEEDED)}, as penstock/algos/ppo.py and examples/own_algorithm.py do"
-            )
-        self._purpose = purpose
-        self._own = own
-        self.STATISTICS: tuple[str, ...] = tuple(own.STATISTICS)
-        self.loss: Callable[..., Any] = own.loss
-        for name in OPTIONAL:
-            if hasattr(own, name):
-                setattr(self, name, getattr(own, name))
-
-    def columns(self, *game: Any) -> tuple[Column, ...]:
-        """What one slot holds."""
-        columns: tuple[Column, ...] = getattr(self._own, "columns", impala.columns)(*game)
-        return columns
-
-    def check(self, columns: dict[str, npt.NDArray[Any]], layout: ParamLayout) -> None:
-        """Raise ValueError for values that no sound actor of the network ``layout`` records."""
-        getattr(self._own, "check", impala.check)(columns, layout)
-
-    def process(self, cfg: CustomConfig, columns: dict[str, npt.NDArray[Any]]) -> None:
-        """Prepare a filled slot for training, in place."""
-        own = getattr(self._own, "process", None)
-        if own is None:
-            slots.adjust_rewards(cfg, columns["reward"])
-        else:
-            own(self.settled(cfg), columns)
-
-    def settled(self, cfg: CustomConfig) -> CustomConfig:
-        """``cfg`` with the settings that the algorithm's `Settings` made. UserError where it does
-        not take them."""
-        kind = getattr(self._own, "Settings", None)
-        if kind is None:
-            if cfg.settings:
-                raise UserError(
-                    f"{self._purpose} has no Settings, a dataclass or pydantic model, to make "
-                    f"algo.settings {cfg.settings} of; write one, or set algo.settings={{}}"
-                )
-            return cfg
-        return cfg.model_copy(update={"settings": self._settings(kind, cfg.settings)})
-
-    def _settings(self, kind: Callable[..., Any], given: Mapping[str, Any]) -> Any:
-        purpose = f"algo.settings for {self._purpose}"
-        check_keywords(kind, given, purpose)
-        with explained(purpose, "algo.settings"):
-            try:
-                return kind(**given)
-            except ValidationError as error:
-                said = (f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors())
-                raise UserError(f"{purpose}: {'; '.join(said)}; correct algo.settings") from error
-
-
 @cache
-def custom(entry: str) -> Custom:
-    """The algorithm of ``algo.entry``, loaded once."""
-    return Custom(entry)
+def custom(entry: str) -> UnrollAlgorithm[CustomConfig]:
+    """The algorithm of ``algo.entry``, loaded once: its functions, filled up by those of IMPALA.
+    UserError where it has too few."""
+    purpose = f"algo.entry {entry}"
+    module, _, name = entry.partition(":")
+    own: Any = load(entry, purpose) if name else import_module(module, purpose)
+    if name:
+        with explained(purpose, "algo.entry"):
+            own = own()
+    if missing := [name for name in NEEDED if not hasattr(own, name)]:
+        raise UserError(
+            f"{purpose} has no {' and no '.join(missing)}; an algorithm has "
+            f"{' and '.join(NEEDED)}, as penstock/algos/ppo.py and examples/own_algorithm.py do"
+        )
+
+    def settled(cfg: CustomConfig) -> CustomConfig:
+        return _settled(own, purpose, cfg)
+
+    def process(cfg: CustomConfig, columns: Columns) -> None:
+        if hasattr(own, "process"):
+            own.process(settled(cfg), columns)
+        else:
+            slots.adjust_rewards(cfg, columns["reward"])
+
+    return UnrollAlgorithm(
+        tuple(own.STATISTICS),
+        getattr(own, "columns", impala.columns),
+        getattr(own, "check", impala.check),
+        process,
+        own.loss,
+        settled=settled,
+        **{name: getattr(own, name) for name in OPTIONAL if hasattr(own, name)},
+    )
+
+
+def _settled(own: Any, purpose: str, cfg: CustomConfig) -> CustomConfig:
+    """``cfg`` with the settings that the algorithm's `Settings` made. UserError where it does not
+    take them."""
+    kind = getattr(own, "Settings", None)
+    if kind is None:
+        if cfg.settings:
+            raise UserError(
+                f"{purpose} has no Settings, a dataclass or pydantic model, to make "
+                f"algo.settings {cfg.settings} of; write one, or set algo.settings={{}}"
+            )
+        return cfg
+    return cfg.model_copy(update={"settings": _settings(kind, purpose, cfg.settings)})
+
+
+def _settings(kind: Callable[..., Any], own_purpose: str, given: Mapping[str, Any]) -> Any:
+    purpose = f"algo.settings for {own_purpose}"
+    check_keywords(kind, given, purpose)
+    with explained(purpose, "algo.settings"):
+        try:
+            return kind(**given)
+        except ValidationError as error:
+            said = (f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors())
+            raise UserError(f"{purpose}: {'; '.join(said)}; correct algo.settings") from error

@@ -16,9 +16,15 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock.algos import slots
+from penstock.algos.base import ReplayAlgorithm
 from penstock.configs.algorithms import DqnConfig
+from penstock.configs.schema import Config
+from penstock.core.observations import Spaces
 from penstock.core.params import Float32, ParamLayout
 from penstock.core.specs import Column
+from penstock.models.acting.categorical import EpsilonGreedySampler, ladder
+from penstock.models.fitting import q_shape
+from penstock.models.layout import HeadShape
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -124,3 +130,29 @@ def loss(
     difference, taken = difference.detach(), taken.detach()
     sums = (total.detach(), difference.abs().sum(), taken.sum(), target.sum())
     return total, difference, torch.stack(sums)
+
+
+def network(config: Config, spaces: Spaces) -> HeadShape:
+    """Q-values of every action."""
+    assert isinstance(config.algo, DqnConfig), config.algo
+    return q_shape(config.model, config.algo, spaces)
+
+
+def action_sampler(config: Config, spaces: Spaces, seed: int, actor: int) -> EpsilonGreedySampler:
+    """Each environment of all actors explores at a rate of its own, as in Ape-X."""
+    cfg, envs = config.algo, config.actors.envs
+    assert isinstance(cfg, DqnConfig), cfg
+    total = config.actors.count * envs
+    epsilon = ladder(cfg.epsilon, cfg.epsilon_alpha, actor * envs, envs, total)
+    return EpsilonGreedySampler(int(spaces.action_space.n), epsilon, np.random.default_rng(seed))
+
+
+DQN = ReplayAlgorithm[DqnConfig](
+    columns,
+    check,
+    process,
+    network,
+    action_sampler,
+    update="penstock.algos.dqn_update:DqnUpdate",
+    n_step=lambda cfg: cfg.n_step,
+)

@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock.algos import slots
+from penstock.algos.base import UnrollAlgorithm
 from penstock.configs.algorithms import ImpalaConfig
 from penstock.core.params import ParamLayout
 from penstock.core.specs import Column
@@ -131,3 +132,6 @@ def _lag(log_rhos: Tensor, mask: Tensor, rho_clip: float) -> tuple[Tensor, Tenso
     rhos = log_rhos.exp()
     clipped = (rhos > ROUNDING * rho_clip).float()
     return (rhos - 1 - log_rhos).dot(mask), rhos.dot(mask), clipped.dot(mask)
+
+
+IMPALA = UnrollAlgorithm[ImpalaConfig](STATISTICS, columns, check, process, loss, whole=whole)

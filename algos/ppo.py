@@ -10,9 +10,12 @@ minimises. Only these import torch, and only when called.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from penstock.algos import impala
+import numpy.typing as npt
+
+from penstock.algos import impala, slots
+from penstock.algos.base import UnrollAlgorithm
 from penstock.configs.algorithms import PpoConfig
 
 if TYPE_CHECKING:
@@ -26,7 +29,12 @@ STATISTICS = ("policy_loss", "value_loss", "entropy", "kl", "ratio", "ratio_clip
 WHOLE = slice(None)
 MOST_LOG_RATIO = 20.0  # clipped far below; beyond it sums would overflow
 
-columns, check, process = impala.columns, impala.check, impala.process
+columns, check = impala.columns, impala.check
+
+
+def process(cfg: PpoConfig, columns: dict[str, npt.NDArray[Any]]) -> None:
+    """Clip and scale the rewards of a filled slot, in place; `episode_return` stays raw."""
+    slots.adjust_rewards(cfg, columns["reward"])
 
 
 def whole(cfg: PpoConfig) -> bool:
@@ -164,3 +172,8 @@ def _errors(values: Tensor, target: Tensor, old: Tensor, clip: float | None) -> 
         return errors
     near = old + (values - old).clamp(-clip, clip)
     return torch.maximum(errors, (near - target).square())
+
+
+PPO = UnrollAlgorithm[PpoConfig](
+    STATISTICS, columns, check, process, loss, prepare=prepare, going_on=going_on, whole=whole
+)

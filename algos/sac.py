@@ -18,9 +18,15 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock.algos import slots
+from penstock.algos.base import ReplayAlgorithm
 from penstock.configs.algorithms import SacConfig
+from penstock.configs.schema import Config
+from penstock.core.observations import Spaces
 from penstock.core.params import ParamLayout
 from penstock.core.specs import Column
+from penstock.models.acting.gaussian import SquashedGaussianSampler
+from penstock.models.fitting import gaussian_shape
+from penstock.models.layout import HeadShape
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -123,3 +129,23 @@ def policy_sample(
 ) -> tuple[Tensor, Tensor]:
     """`squashed` of the actor's outputs for observations ``[B, *shape]``."""
     return squashed(actor(obs), noise, (cfg.log_std_min, cfg.log_std_max))
+
+
+def network(config: Config, spaces: Spaces) -> HeadShape:
+    """Means and logarithms of standard deviations."""
+    return gaussian_shape(config.model, spaces)
+
+
+def action_sampler(
+    config: Config, spaces: Spaces, seed: int, actor: int
+) -> SquashedGaussianSampler:
+    """Numbers between -1 and 1, drawn by the policy's own deviations."""
+    cfg = config.algo
+    assert isinstance(cfg, SacConfig), cfg
+    bounds, rng = (cfg.log_std_min, cfg.log_std_max), np.random.default_rng(seed)
+    return SquashedGaussianSampler(spaces.action_space.shape, config.actors.envs, bounds, rng)
+
+
+SAC = ReplayAlgorithm[SacConfig](
+    columns, check, process, network, action_sampler, update="penstock.algos.sac_update:SacUpdate"
+)

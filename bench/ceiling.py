@@ -15,6 +15,7 @@ import numpy.typing as npt
 import torch
 from gymnasium import spaces
 
+from penstock.algos import network_shape
 from penstock.bench.rates import Work, rounds_of, told
 from penstock.configs.schema import Config
 from penstock.core.observations import MASK, ObservationPart, views
@@ -24,7 +25,6 @@ from penstock.learner.factory import make_trainer
 from penstock.learner.offpolicy import OffPolicyTrainer
 from penstock.learner.sources.staging import StagingBatch
 from penstock.learner.trainer import Trainer, pick_device
-from penstock.models.fitting import net_shape
 from penstock.transport.shm.store import Slot
 
 LEARNING_RATE = 1e-9
@@ -44,7 +44,7 @@ def rounds(config: Mapping[str, Any], seconds: float) -> dict[str, Any]:
 def size(config: Mapping[str, Any]) -> int:
     """Parameters of the network of a config."""
     settings = Config.model_validate(config)
-    return net_shape(settings, probe(settings.env)).layout.size
+    return network_shape(settings, probe(settings.env)).layout.size
 
 
 def work(config: Config) -> Work:

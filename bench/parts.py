@@ -16,7 +16,8 @@ import numpy.typing as npt
 import torch
 
 from penstock.actors.rollout import Rollout
-from penstock.algos import process, slot_spec
+from penstock.algos import network_shape, process, slot_spec
+from penstock.algos.acting import make_inference
 from penstock.bench.ceiling import actions
 from penstock.bench.rates import Work, rounds_of, told
 from penstock.bench.traffic import receiving
@@ -32,8 +33,6 @@ from penstock.learner.publisher import Publisher
 from penstock.learner.sources.copying import Copier, gather_threads
 from penstock.learner.sources.staging import StagingBatch
 from penstock.learner.trainer import pick_device
-from penstock.models.acting.inference import make_inference
-from penstock.models.fitting import net_shape
 from penstock.profiling.ledger import TimeLedger
 from penstock.replay import Prioritized, Replay, Uniform
 from penstock.transport.shm.store import Slot, SlotStore
@@ -78,7 +77,7 @@ class Parts:
         self._spec = slot_spec(config, self._game.info)
         self._steps = self._spec.unroll * self._spec.envs  # of a slot
         self._rng = np.random.default_rng(0)
-        self._layout = net_shape(config, self._game.info).layout
+        self._layout = network_shape(config, self._game.info).layout
         self._weights = self._rng.normal(0, 0.05, self._layout.size).astype(np.float32)
         self._inference = make_inference(config, self._game.info, 0)
         self._inference.refresh(self._weights, Stamp(0, 1))

@@ -94,14 +94,13 @@ def prepared(config: Config, seconds: float) -> Config:
 def facts(config: Mapping[str, Any]) -> dict[str, Any]:
     """What a run does not tell, found in a process of its own: the bytes of one of its slots and of
     its parameters, what its learner's device is, and whether its network has convolutions."""
-    from penstock.algos import slot_spec
+    from penstock.algos import network_shape, slot_spec
     from penstock.envs import probe
     from penstock.learner.trainer import pick_device
-    from penstock.models.fitting import net_shape
 
     checked = Config.model_validate(config)
     info = probe(checked.env)
-    shape = net_shape(checked, info)
+    shape = network_shape(checked, info)
     return {
         "slot_nbytes": slot_spec(checked, info).payload_nbytes,
         "device": pick_device(checked.learner.device).type,

@@ -7,7 +7,8 @@ test runs over all implementations of a seam. torch is imported here for types a
 |---|---|---|
 | `DataSource` | `learner/sources/`, `launch/lockstep.py` | `learner.role.make_source` |
 | `Update` | `learner/trainer.py`, `learner/offpolicy.py` | `learner.factory.make_trainer` |
-| `Inference` | `models/acting/inference.py` | `make_inference`, in the same file |
+| `Algorithm` | `algos/` | `algos.registry.ALGORITHMS` |
+| `Inference` | `models/acting/inference.py` | `algos.acting.make_inference` |
 
 A learner's loop (`learner.loop`) calls source and update in this order, in one thread:
 
@@ -21,17 +22,89 @@ A learner's loop (`learner.loop`) calls source and update in this order, in one 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
-from penstock.core.params import Float32, Stamp
+from penstock.configs.schema import Config
+from penstock.core.observations import Spaces
+from penstock.core.params import Float32, ParamLayout, Stamp
+from penstock.core.specs import Column
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 Floats = npt.NDArray[np.float64]
 B = TypeVar("B")  # a batch
 B_contra = TypeVar("B_contra", contravariant=True)
+
+
+@dataclass(frozen=True)
+class Unrolls:
+    """An algorithm trains once on each unroll, while it is fresh."""
+
+
+@dataclass(frozen=True)
+class Transitions:
+    """An algorithm trains on transitions from replay, whose rewards are sums of ``n_step``."""
+
+    n_step: int = 1
+
+
+DataSpec = Unrolls | Transitions
+"""Which data an algorithm trains on: by it the learner's data source is made."""
+
+Cfg_contra = TypeVar("Cfg_contra", contravariant=True)  # the section `algo` of an algorithm
+Shape_co = TypeVar("Shape_co", covariant=True)  # of a network
+Sampler_co = TypeVar("Sampler_co", covariant=True)  # of actions
+
+
+class Algorithm(Protocol[Cfg_contra, Shape_co, Sampler_co]):
+    """What actors, connectors and learners know of an algorithm; the update itself needs torch.
+
+    Actors call `columns`, `network`, `action_sampler` and `process`; a connector `check`, then
+    `process`; a learner `data` and `network`.
+    """
+
+    def data(self, cfg: Cfg_contra) -> DataSpec:
+        """Which data it trains on."""
+
+    def columns(self, observation_space: Any, action_space: Any) -> tuple[Column, ...]:
+        """What one slot holds."""
+
+    def check(self, columns: dict[str, npt.NDArray[Any]], layout: ParamLayout) -> None:
+        """Raise ValueError for values that no sound actor of the network ``layout`` records."""
+
+    def process(self, cfg: Cfg_contra, columns: dict[str, npt.NDArray[Any]]) -> None:
+        """Prepare a filled slot for training, in place: raw rewards become what is trained on."""
+
+    def network(self, config: Config, spaces: Spaces) -> Shape_co:
+        """The network that actors get; UserError where none fits the environment."""
+
+    def action_sampler(self, config: Config, spaces: Spaces, seed: int, actor: int) -> Sampler_co:
+        """How actor number ``actor`` chooses actions by the network's outputs."""
+
+
+class SharedOptimizer(Protocol):
+    """An optimizer of some parameters, whose steps are taken together with all learners."""
+
+    @property
+    def values(self) -> Tensor:
+        """All parameters, float32 ``[size]``."""
+
+    def zero_grad(self) -> None:
+        """Before the backward passes of a step."""
+
+    def prepare_backward(self, total: float) -> None:
+        """The next backward pass completes the gradients, sums over ``total`` samples of all
+        learners."""
+
+    def step(self, total: float, env_steps: int) -> Tensor:
+        """Update the parameters, at the learning rate after ``env_steps``; the norm of the gradient
+        that did it (float32 ``[]``), not finite where the step was skipped."""
 
 
 class HostValues(Protocol):

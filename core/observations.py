@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -119,3 +119,13 @@ def _find_closed(mask: Array, alive: Array, counts: Sequence[int]) -> str | None
     which = int(np.argmin(choices[row, env]))
     part = f" for choice {which} of {len(counts)}, counted from 0," if len(counts) > 1 else ""
     return f"no action allowed{part} by environment {env}'s {MASK} in row {row}"
+
+
+class Spaces(Protocol):
+    """What a network needs to know about an environment: the spaces of a single one. Where its
+    observations have several parts, these are in its ``parts``."""
+
+    @property
+    def observation_space(self) -> Any: ...
+    @property
+    def action_space(self) -> Any: ...

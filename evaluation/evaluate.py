@@ -16,14 +16,15 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from penstock.algos import network_shape
+from penstock.algos.acting import make_policy
 from penstock.configs.errors import UserError
 from penstock.configs.load import load_run
 from penstock.configs.schema import Config
 from penstock.core.formatting import number
 from penstock.envs import BatchedEnv, find_bad_observation, make
 from penstock.learner.checkpoints import checkpoint_format
-from penstock.models.acting.policy import Policy, make_policy
-from penstock.models.fitting import net_shape
+from penstock.models.acting.policy import Policy
 
 ENVS = 16
 
@@ -94,7 +95,7 @@ def trained_policy(config: Config, game: BatchedEnv, folder: Path, seed: int) ->
     another network than theirs."""
     actors = config.actors.model_copy(update={"envs": game.count})
     policy = make_policy(config.model_copy(update={"actors": actors}), game.info, seed)
-    layout = net_shape(config, game.info).layout
+    layout = network_shape(config, game.info).layout
     policy.load(checkpoint_format.load(folder, layout).weights)
     return policy
 

@@ -138,13 +138,13 @@ class Evaluator:
 
     def _find_best(self) -> None:
         """Learn how `checkpoints/best` does in these games, if there is one from before."""
+        from penstock.algos import network_shape
         from penstock.core.formatting import number
         from penstock.evaluation.evaluate import summary
         from penstock.learner.checkpoints.best import EVALUATION, best_meta
-        from penstock.models.fitting import net_shape
 
         config = self._config
-        layout = net_shape(config, self._made_game().info).layout
+        layout = network_shape(config, self._made_game().info).layout
         meta = best_meta(self._best, layout, config.env, self._note)
         if meta is not None:
             known = meta.get(EVALUATION, {})

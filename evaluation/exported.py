@@ -19,6 +19,7 @@ from pydantic import ValidationError
 from safetensors import safe_open
 from safetensors.numpy import save as to_bytes
 
+from penstock.algos import network_shape
 from penstock.configs.errors import UserError
 from penstock.configs.schema import Config
 from penstock.core.params import Float32, ParamLayout
@@ -26,7 +27,6 @@ from penstock.envs import EnvInfo
 from penstock.envs.packing import Packer
 from penstock.envs.space_json import from_json, to_json
 from penstock.envs.vector_env import checked_actions
-from penstock.models.fitting import net_shape
 
 KEY = "penstock_policy"
 FORMAT = 1
@@ -47,7 +47,7 @@ class Exported(NamedTuple):
 
 def write(path: Path, config: Config, own: Spaces, info: EnvInfo, weights: Float32) -> int:
     """Write or replace a file; its size in bytes. Raises UserError."""
-    layout = net_shape(config, info).layout
+    layout = network_shape(config, info).layout
     about = {
         "format": FORMAT,
         "config": config.model_dump(mode="json", include=set(SECTIONS)),
@@ -83,7 +83,7 @@ def read(path: Path) -> Exported:
         packer = Packer(config.env.id, observations)
         choices = checked_actions(config.env.id, actions)
         info = EnvInfo(packer.space, choices, 1, f"of {path}", packer.parts)
-        layout = net_shape(config, info).layout
+        layout = network_shape(config, info).layout
         if layout != ParamLayout.from_list(about["layout"]):
             raise ValueError("its network is built otherwise in this version")
         parts = [_checked(name, tensors[name], shape) for name, shape in layout.entries]

@@ -15,6 +15,8 @@ import numpy as np
 import numpy.typing as npt
 from gymnasium import spaces
 
+from penstock.algos import network_shape
+from penstock.algos.acting import make_policy
 from penstock.configs.errors import UserError
 from penstock.configs.load import load_run
 from penstock.configs.schema import Config
@@ -26,8 +28,7 @@ from penstock.envs.vector_env import action_map
 from penstock.evaluation.evaluate import checkpoint_folder
 from penstock.evaluation.exported import read, write
 from penstock.learner.checkpoints.checkpoint_format import load
-from penstock.models.acting.policy import Policy, make_policy
-from penstock.models.fitting import net_shape
+from penstock.models.acting.policy import Policy
 
 Array = npt.NDArray[Any]
 SIZES = 8  # sizes of a batch that are kept ready
@@ -181,7 +182,7 @@ def load_policy(
     game = make(config.env, 1)
     game.close()
     folder = checkpoint_folder(source, checkpoint)
-    weights = load(folder, net_shape(config, game.info).layout).weights
+    weights = load(folder, network_shape(config, game.info).layout).weights
     return LoadedPolicy(config, weights, game.own_spaces, game.info, sample, seed)
 
 

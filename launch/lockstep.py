@@ -16,8 +16,9 @@ from pathlib import Path
 from typing import Any
 
 from penstock.actors.role import Player
+from penstock.algos import algorithm
 from penstock.configs.schema import Config
-from penstock.core.interfaces import Floats, StepResult
+from penstock.core.interfaces import Floats, StepResult, Unrolls
 from penstock.core.role import RoleContext
 from penstock.envs import make, probe
 from penstock.learner.checkpoints.checkpoint_manager import CheckpointManager
@@ -29,7 +30,6 @@ from penstock.learner.sources.source import ActorSource, Consumer
 from penstock.learner.sources.staging import StagingBatch
 from penstock.learner.sources.transitions import ReplayDataSource
 from penstock.learner.sync.gradient_sync import ControlMessage, GradientSync
-from penstock.learner.trainer import Trainer
 from penstock.profiling.ledger import Part
 from penstock.replay import Accounting, SlotQueue
 from penstock.transport.inproc import InprocLink
@@ -192,7 +192,7 @@ class LockstepSource:
         if self._inner is not None:
             self._inner.close()
             self._inner.store.close()
-        if isinstance(trainer, Trainer):
+        if isinstance(algorithm(config.algo).data(config.algo), Unrolls):
             self._inner = FreshUnrolls(config, trainer, self.accounting)
             want = len(self._inner.store.slots) // actors
         else:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import torch
 
-from penstock.configs.algorithms import OnPolicyConfig
+from penstock.algos import algorithm, network_shape
 from penstock.configs.errors import UserError
 from penstock.configs.schema import Config
+from penstock.core.interfaces import Unrolls
 from penstock.core.role import RoleContext
 from penstock.envs import EnvInfo
 from penstock.learner.offpolicy import OffPolicyTrainer
 from penstock.learner.trainer import Trainer
-from penstock.models.fitting import net_shape
 from penstock.models.summary import in_words
 from penstock.profiling.ledger import TimeLedger
 
@@ -20,14 +20,14 @@ AnyTrainer = Trainer | OffPolicyTrainer
 
 def make_trainer(config: Config, info: EnvInfo, ledger: TimeLedger | None = None) -> AnyTrainer:
     """What trains by the algorithm of ``config``; ``ledger`` is that of the thread it works in."""
-    on_policy = isinstance(config.algo, OnPolicyConfig)
-    return (Trainer if on_policy else OffPolicyTrainer)(config, info, ledger)
+    fresh = isinstance(algorithm(config.algo).data(config.algo), Unrolls)
+    return (Trainer if fresh else OffPolicyTrainer)(config, info, ledger)
 
 
 def network_of(config: Config, info: EnvInfo, trainer: AnyTrainer) -> str:
     """A sentence on what is trained."""
     count = sum(len(optimizer.values) for optimizer in trainer.optimizers().values())
-    return in_words(net_shape(config, info), config.model, count)
+    return in_words(network_shape(config, info), config.model, count)
 
 
 def on_own_gpu(config: Config, ctx: RoleContext) -> Config:

@@ -15,13 +15,9 @@ Counters, policy versions and random generators do not go back: samples stay acc
 
 from __future__ import annotations
 
-import math
 from collections import deque
 from collections.abc import Callable
 from typing import Any
-
-import torch
-from torch import Tensor
 
 from penstock.configs.group import SERVED
 from penstock.learner.state import (
@@ -35,19 +31,6 @@ from penstock.learner.state import (
 
 DIVERGED = "diverged"  # the exit reason
 KEPT = 2  # states: at twice the memory, one that is from before the trouble began
-
-
-def backward(loss: Tensor, *norms: Tensor) -> None:
-    """Add the gradients of ``loss`` (``[]``): all are NaN where it, or one of ``norms`` (``[]``),
-    is not finite."""
-    if not loss.is_cuda:  # asking costs less than computing with it
-        sound = all(math.isfinite(value.item()) for value in (loss, *norms))
-        loss.backward(None if sound else torch.full_like(loss, torch.nan))
-        return
-    factor = loss.detach() * 0.0 + 1.0  # 1, or NaN
-    for norm in norms:
-        factor = factor + norm * 0.0
-    loss.backward(factor)
 
 
 class NonFiniteGuard:

@@ -6,31 +6,28 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from penstock.algos import slot_spec
-from penstock.configs.algorithms import DqnConfig, SacConfig
+from penstock.algos import algorithm, slot_spec
+from penstock.algos.base import ReplayAlgorithm
+from penstock.algos.replay_update import ReplayUpdate, UpdateContext
 from penstock.configs.schema import Config
 from penstock.core.interfaces import Floats, StepResult
 from penstock.envs import EnvInfo
-from penstock.learner import updates
 from penstock.learner.device_queue import DeviceQueue
 from penstock.learner.device_statistics import DeviceStatistics
 from penstock.learner.optimizers.flat_optimizer import FlatOptimizer
 from penstock.learner.progress import Progress
 from penstock.learner.sources.transitions import ReplayBatch
-from penstock.learner.sync.gradient_sync import GradientSync
+from penstock.learner.sync.gradient_sync import GradientSync, SingleLearner
 from penstock.learner.to_host import ToDevice, ToHost
-from penstock.learner.trainer import pick_device, trunk_dtype
-from penstock.learner.updates import DqnUpdate, ReplayUpdate, SacUpdate
-from penstock.models.fitting import gaussian_shape, q_shape
-from penstock.models.layout import HeadShape
+from penstock.learner.trainer import pick_device, trunk_dtype, under
 from penstock.models.torch_setup import set_up_torch
 from penstock.profiling.ledger import Part, TimeLedger
 from penstock.replay import unstack
@@ -51,26 +48,31 @@ class OffPolicyTrainer:
         self.spec = slot_spec(config, info)
         self.progress = Progress(config.stop, info.frames_per_step)
         self._ledger = ledger or TimeLedger()
-        self._update, shape = _make_update(config, info, self.device, self._ledger)
+        self.sync: GradientSync = SingleLearner()
+        """What connects it with other learners."""
+        self._optimizers: dict[str, FlatOptimizer] = {}
+        algo = algorithm(config.algo)
+        assert isinstance(algo, ReplayAlgorithm), config.algo
+        shape = algo.network(config, info)
         self.layout = shape.layout
+        dtype = trunk_dtype(config.learner.precision, self.device, shape)
+        context = UpdateContext(
+            shape, self.device, dtype, config.learner.micro_batch, self._ledger, self._optimizer
+        )
+        self._update: ReplayUpdate = algo.make_update(config.algo, context)
         self.queue = DeviceQueue(self.device, self._ledger)
         self.to_device = ToDevice(self.device)
         self._prioritized = config.replay.prioritized
         self._stack = config.transport.frame_stack or 1
         self.device_statistics = DeviceStatistics(self._update.statistics, self.device)
 
-    @property
-    def sync(self) -> GradientSync:
-        """What connects it with other learners."""
-        return self._update.sync
-
-    @sync.setter
-    def sync(self, sync: GradientSync) -> None:
-        self._update.sync = sync
+    def _optimizer(self, name: str, named: Iterable[tuple[str, nn.Parameter]]) -> SyncedOptimizer:
+        flat = self._optimizers[name] = FlatOptimizer(named, self.config.learner)
+        return SyncedOptimizer(flat, self)
 
     def optimizers(self) -> dict[str, FlatOptimizer]:
         """By the name of what each updates."""
-        return self._update.optimizers()
+        return self._optimizers
 
     def shared(self) -> dict[str, Tensor]:
         """Statistics of all learners' samples: there are none."""
@@ -157,11 +159,22 @@ class OffPolicyTrainer:
 
     def state_dict(self) -> dict[str, npt.NDArray[Any]]:
         """What a resumed run needs besides `published`, by name."""
-        return updates.arrays(self._update)
+        arrays = {n: tensor.detach().cpu().numpy() for n, tensor in self._update.state().items()}
+        for name, optimizer in self._optimizers.items():
+            arrays |= {f"optimizer/{name}/{k}": v for k, v in optimizer.state_dict().items()}
+        return arrays
 
     def load_state_dict(self, state: Mapping[str, npt.NDArray[Any]]) -> None:
         """Go on from a `state_dict`; ValueError for one of another kind."""
-        updates.load_arrays(self._update, state)
+        wanted = self.state_dict()
+        if wanted.keys() != state.keys():
+            raise ValueError(f"state of {sorted(state)}, but this run needs {sorted(wanted)}")
+        with torch.no_grad():
+            for name, tensor in self._update.state().items():
+                tensor.copy_(torch.from_numpy(np.array(state[name])))
+        self._update.loaded()
+        for name, optimizer in self._optimizers.items():
+            optimizer.load_state_dict(under(f"optimizer/{name}/", state))
 
     def _tensors(self, batch: Mapping[str, npt.NDArray[Any] | Tensor]) -> dict[str, Tensor]:
         if self.device.type == "cuda":
@@ -173,15 +186,21 @@ class OffPolicyTrainer:
         return tensors
 
 
-def _make_update(
-    config: Config, info: EnvInfo, device: torch.device, ledger: TimeLedger
-) -> tuple[ReplayUpdate, HeadShape]:
-    algo, learner = config.algo, config.learner
-    if isinstance(algo, DqnConfig):
-        shape = q_shape(config.model, algo, info)
-        dtype = trunk_dtype(learner.precision, device, shape)
-        return DqnUpdate(algo, learner, shape, dtype, device, ledger), shape
-    assert isinstance(algo, SacConfig), algo
-    dense = gaussian_shape(config.model, info)
-    dtype = trunk_dtype(learner.precision, device, dense)
-    return SacUpdate(algo, learner, dense, dtype, device, ledger), dense
+class SyncedOptimizer:
+    """A flat optimizer, and what connects its trainer with the other learners."""
+
+    def __init__(self, flat: FlatOptimizer, trainer: OffPolicyTrainer) -> None:
+        self._flat, self._trainer = flat, trainer
+
+    @property
+    def values(self) -> Tensor:
+        return self._flat.values
+
+    def zero_grad(self) -> None:
+        self._flat.zero_grad()
+
+    def prepare_backward(self, total: float) -> None:
+        self._trainer.sync.prepare_backward(self._flat, total)
+
+    def step(self, total: float, env_steps: int) -> Tensor:
+        return self._trainer.sync.step(self._flat, total, env_steps)

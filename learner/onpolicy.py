@@ -1,5 +1,5 @@
-"""What on-policy algorithms have in common on a learner: their functions, how a batch is dealt into
-updates, rewards brought to one scale, and a batch for those who have none."""
+"""What on-policy algorithms have in common on a learner: how a batch is dealt into updates, rewards
+brought to one scale, and a batch for a learner that has none."""
 
 from __future__ import annotations
 
@@ -11,31 +11,13 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from penstock.algos import algorithm
 from penstock.algos.slots import RETURN
-from penstock.configs.algorithms import CustomConfig, OnPolicyConfig
 from penstock.core.specs import SlotSpec
 from penstock.learner.sources.staging import torch_dtype
 
 AddOthers = Callable[[Tensor], None]
 MOST_REWARD = 10.0  # deviations
 EPSILON = 1e-8  # added to a variance
-
-
-class OnPolicy:
-    """The functions of an algorithm: see `penstock.algos.custom` for what each does.
-
-    ``prepare`` and ``going_on`` are None where it has none.
-    """
-
-    def __init__(self, cfg: OnPolicyConfig) -> None:
-        own: Any = algorithm(cfg)
-        self.cfg = own.settled(cfg) if isinstance(cfg, CustomConfig) else cfg
-        self.statistics: tuple[str, ...] = own.STATISTICS
-        self.loss: Callable[..., tuple[Tensor, Tensor]] = own.loss
-        self.prepare: Callable[..., dict[str, Tensor]] | None = getattr(own, "prepare", None)
-        self.going_on: Callable[..., bool] | None = getattr(own, "going_on", None)
-        self.whole = bool(own.whole(self.cfg)) if hasattr(own, "whole") else False
 
 
 class Share(NamedTuple):

@@ -13,10 +13,11 @@ from typing import Any
 
 import numpy as np
 
+from penstock.algos import algorithm
 from penstock.configs.errors import UserError
 from penstock.configs.group import SERVED
 from penstock.configs.schema import Config
-from penstock.core.interfaces import Floats
+from penstock.core.interfaces import Floats, Transitions, Unrolls
 from penstock.core.role import RoleContext, learner_socket
 from penstock.envs import probe
 from penstock.learner.checkpoints.checkpoint_manager import CheckpointManager
@@ -32,7 +33,6 @@ from penstock.learner.state import Arrays
 from penstock.learner.stream_tracker import StreamTracker
 from penstock.learner.sync.gradient_sync import ControlMessage, GradientSync, GroupLostError
 from penstock.learner.torch_trace import TorchTrace
-from penstock.learner.trainer import Trainer
 from penstock.profiling.device import DeviceClock
 from penstock.profiling.ledger import Part, TimeLedger
 from penstock.profiling.status import Phase, StatusPage
@@ -81,10 +81,12 @@ def make_source(
 ) -> ActorSource[Any]:
     """Where ``trainer`` gets its batches from, with room for ``actors`` that play at once.
     ``ledger`` is that of the calling thread; one more thread keeps its own in ``status``."""
-    if isinstance(trainer, Trainer):
-        gathering = status.ledger("feeder") if config.learner.prefetch else ledger
-        return UnrollSource(config, trainer, accounting, actors, lanes, gathering)
-    return ReplayDataSource(config, trainer, accounting, actors, lanes, ledger)
+    match algorithm(config.algo).data(config.algo):
+        case Unrolls():
+            gathering = status.ledger("feeder") if config.learner.prefetch else ledger
+            return UnrollSource(config, trainer, accounting, actors, lanes, gathering)
+        case Transitions():
+            return ReplayDataSource(config, trainer, accounting, actors, lanes, ledger)
 
 
 class LearnerProcess(TrainingLoop[Any]):

@@ -4,7 +4,7 @@ The learner's process feeds it from shared memory, the lockstep mode from the sa
 is split by environments into ``updates_per_batch`` updates, in each epoch anew, and an update into
 micro-batches that fit the processor's cache; their gradients add up, over ``accumulate`` batches
 and over the learners that ``sync`` connects, and one step is taken by their sum over the number
-of agent steps. What an algorithm has to say to this is `penstock.learner.onpolicy.OnPolicy`.
+of agent steps. What an algorithm brings is `penstock.algos.base.UnrollAlgorithm`.
 """
 
 from __future__ import annotations
@@ -18,7 +18,9 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from penstock.algos import slot_spec
+from penstock.algos import algorithm, slot_spec
+from penstock.algos.base import UnrollAlgorithm
+from penstock.algos.ops.backward import backward
 from penstock.algos.ops.frame_stacks import observations
 from penstock.configs.algorithms import OnPolicyConfig
 from penstock.configs.errors import UserError
@@ -27,13 +29,12 @@ from penstock.core.interfaces import Floats, StepResult
 from penstock.envs import EnvInfo
 from penstock.learner.device_queue import DeviceQueue
 from penstock.learner.device_statistics import DeviceStatistics
-from penstock.learner.nonfinite import backward
-from penstock.learner.onpolicy import OnPolicy, RewardScale, Share, deal, empty_batch, pieces
+from penstock.learner.onpolicy import RewardScale, Share, deal, empty_batch, pieces
 from penstock.learner.optimizers.flat_optimizer import FlatOptimizer
 from penstock.learner.progress import Progress
 from penstock.learner.sources.staging import StagingBatch
 from penstock.learner.sync.gradient_sync import GradientSync, SingleLearner
-from penstock.models.fitting import AnyShape, actor_critic_shape
+from penstock.models.fitting import AnyShape
 from penstock.models.precision import cpu_gains_by_bf16
 from penstock.models.torch_nets import build_net
 from penstock.models.torch_setup import set_up_torch
@@ -52,12 +53,15 @@ class Trainer:
         assert isinstance(config.algo, OnPolicyConfig), config.algo
         self.config = config
         self._ledger = ledger or TimeLedger()
-        self._algo = OnPolicy(config.algo)
+        algo = algorithm(config.algo)
+        assert isinstance(algo, UnrollAlgorithm), config.algo
+        self._algo, self._cfg = algo, algo.settled(config.algo)
+        self._whole = algo.whole(self._cfg)
         self.device = pick_device(config.learner.device)
         if self.device.type == "cuda":
             torch.cuda.set_device(self.device)
         self.spec = slot_spec(config, info)
-        shape = actor_critic_shape(config, info)
+        shape = algo.network(config, info)
         self.layout = shape.layout
         dtype = trunk_dtype(config.learner.precision, self.device, shape)
         self.model = build_net(shape, dtype).to(self.device)
@@ -202,9 +206,9 @@ class Trainer:
         """What functions on a whole batch take besides it."""
         envs = slice(0, columns["alive"].shape[1])
         size = self._micro_envs
-        if self._algo.whole:  # all of an update fits, so that its loss is computed at once
+        if self._whole:  # all of an update fits, so that its loss is computed at once
             size = max(size, envs.stop // self.config.learner.updates_per_batch)
-        return self._algo.cfg, list(pieces(envs, size)), self.sync.sum
+        return self._cfg, list(pieces(envs, size)), self.sync.sum
 
     @property
     def _micro_envs(self) -> int:
@@ -220,7 +224,7 @@ class Trainer:
         complete = self._batches % self.config.learner.accumulate == 0
         if share is not None and total:
             self._backward(columns, share, complete)
-        elif self._algo.whole and total:
+        elif self._whole and total:
             with torch.no_grad():
                 self._loss(columns, slice(0, 1))  # which sums up with the other learners
         if share is not None:
@@ -240,7 +244,7 @@ class Trainer:
         envs = share.envs
         if isinstance(envs, Tensor):
             envs = envs.to(self.device, non_blocking=True)
-        parts = [envs] if self._algo.whole else list(pieces(envs, self._micro_envs))
+        parts = [envs] if self._whole else list(pieces(envs, self._micro_envs))
         for number, part in enumerate(parts, start=1):
             self._ledger.switch(Part.FORWARD)
             loss, sums = self._loss(columns, part)
@@ -252,7 +256,7 @@ class Trainer:
 
     def _loss(self, columns: dict[str, Tensor], envs: slice | Tensor) -> tuple[Tensor, Tensor]:
         algo = self._algo
-        return algo.loss(self.model, columns, algo.cfg, envs, self.sync.sum)
+        return algo.loss(self.model, columns, self._cfg, envs, self.sync.sum)
 
 
 def under(prefix: str, arrays: Mapping[str, Any]) -> dict[str, Any]:

@@ -8,26 +8,17 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 from gymnasium import spaces
 
 from penstock.configs.errors import UserError
 from penstock.configs.schema import Config
+from penstock.core.observations import Spaces
 from penstock.core.params import ParamLayout
 from penstock.core.specs import Column
 
 CHOICES = "choices."  # begins the names of empty entries of a layout that tell of the actions
-
-
-class Spaces(Protocol):
-    """What a network needs to know about a game: the spaces of a single environment. Those of a
-    game with observations of several parts are in its ``parts``."""
-
-    @property
-    def observation_space(self) -> Any: ...
-    @property
-    def action_space(self) -> Any: ...
 
 
 @dataclass(frozen=True)

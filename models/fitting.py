@@ -7,13 +7,13 @@ import math
 import numpy as np
 from gymnasium import spaces
 
-from penstock.configs.algorithms import DqnConfig, SacConfig
+from penstock.configs.algorithms import DqnConfig
 from penstock.configs.errors import UserError
 from penstock.configs.model import ModelConfig
 from penstock.configs.schema import Config
-from penstock.core.observations import MASK, ObservationPart
+from penstock.core.observations import MASK, ObservationPart, Spaces
 from penstock.core.params import ParamLayout
-from penstock.models.actions import Spaces, action_spec
+from penstock.models.actions import action_spec
 from penstock.models.general import GeneralShape, Input, channels_last
 from penstock.models.layout import CnnShape, DenseShape, HeadShape, MlpShape, NetShape, QCnnShape
 
@@ -22,16 +22,6 @@ MIN_PIXELS_IMPALA = 8
 
 ActorCriticShape = MlpShape | CnnShape | GeneralShape
 AnyShape = NetShape | GeneralShape
-
-
-def net_shape(config: Config, game: Spaces) -> AnyShape:
-    """The network that actors get; UserError where none fits the game."""
-    match config.algo:
-        case DqnConfig():
-            return q_shape(config.model, config.algo, game)
-        case SacConfig():
-            return gaussian_shape(config.model, game)
-    return actor_critic_shape(config, game)
 
 
 def parts_of(game: Spaces) -> tuple[ObservationPart, ...]:

@@ -15,7 +15,7 @@ import numpy.typing as npt
 import torch
 
 from penstock import algos
-from penstock.algos import slot_spec
+from penstock.algos import network_shape, slot_spec
 from penstock.configs.load import resolve
 from penstock.configs.schema import Config
 from penstock.configs.sections import StopConfig
@@ -25,7 +25,6 @@ from penstock.envs import make
 from penstock.learner.progress import Progress
 from penstock.learner.sources.staging import StagingBatch
 from penstock.learner.stream_tracker import StreamTracker
-from penstock.models.fitting import net_shape
 from penstock.profiling.ledger import TimeLedger
 from penstock.profiling.status import StatusPage
 from penstock.replay import Accounting, SlotQueue
@@ -52,7 +51,7 @@ CONFIG: Config = resolve("CartPole-v1", ["actors.envs=3", "actors.unroll=4"])
 def _game() -> tuple[SlotSpec, ParamLayout]:
     game = make(CONFIG.env, CONFIG.actors.envs)
     game.close()
-    return slot_spec(CONFIG, game.info), net_shape(CONFIG, game.info).layout
+    return slot_spec(CONFIG, game.info), network_shape(CONFIG, game.info).layout
 
 
 SPEC, LAYOUT = _game()

@@ -18,6 +18,7 @@ from penstock.configs.sections import LearnerConfig
 from penstock.learner.codecs.buckets import parts_of
 from penstock.learner.optimizers.rules import Adam, RmsProp, Sgd, UpdateRule, UpdateStep
 from penstock.learner.optimizers.schedule import learning_rate
+from penstock.models.flat_parameters import flatten, split
 
 CLIP_MARGIN = 1e-6  # as in torch's clip_grad_norm_
 
@@ -108,23 +109,9 @@ def _make_rule(flat: FlatOptimizer, steps: Tensor, cfg: LearnerConfig) -> Update
     return kinds[cfg.optimizer](flat.values, flat.grads, steps, cfg)
 
 
-@torch.no_grad()
-def flatten(parameters: Iterable[nn.Parameter]) -> Tensor:
-    """Move parameters into one vector, of which each becomes a view."""
-    listed = list(parameters)
-    values = torch.cat([parameter.flatten() for parameter in listed])
-    for parameter, value in zip(listed, _parts(values, listed), strict=True):
-        parameter.data = value.view(parameter.shape)
-    return values
-
-
 def _make_gradients(values: Tensor, parameters: list[nn.Parameter]) -> Tensor:
     """Give parameters gradients in one vector."""
     grads = torch.zeros_like(values)
-    for parameter, grad in zip(parameters, _parts(grads, parameters), strict=True):
+    for parameter, grad in zip(parameters, split(grads, parameters), strict=True):
         parameter.grad = grad.view(parameter.shape)
     return grads
-
-
-def _parts(vector: Tensor, parameters: list[nn.Parameter]) -> tuple[Tensor, ...]:
-    return tuple(vector.split([parameter.numel() for parameter in parameters]))

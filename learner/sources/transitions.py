@@ -13,11 +13,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from penstock.algos import n_step
-from penstock.configs.algorithms import OffPolicyConfig
+from penstock.algos import algorithm
 from penstock.configs.schema import Config
 from penstock.configs.sections import ReplayConfig
-from penstock.core.interfaces import HostValues, StepResult
+from penstock.core.interfaces import HostValues, StepResult, Transitions
 from penstock.learner.progress import Progress
 from penstock.learner.sources.kept_replay import KeptReplay
 from penstock.learner.sources.source import Consumer
@@ -71,15 +70,15 @@ class ReplayDataSource:
         in_hand = actors * config.transport.slots
         self._limiter = make_limiter(replay, insert=spec.unroll * spec.envs * in_hand)
         self._stack = config.transport.frame_stack or 1
-        algo = config.algo
-        assert isinstance(algo, OffPolicyConfig)
+        data = algorithm(config.algo).data(config.algo)
+        assert isinstance(data, Transitions), data
         seed = np.random.SeedSequence([config.run.seed, consumer.progress.learner_steps])
         self._sampler = make_sampler(replay, consumer.progress)
         self._replay = Replay(
             spec,
             replay.capacity,
-            n_step=n_step(algo),
-            discount=algo.discount,
+            n_step=data.n_step,
+            discount=config.algo.discount,
             frame_stack=self._stack,
             sampler=self._sampler,
             writers=lanes,

@@ -1,4 +1,4 @@
-"""Where an actor's actions are computed: the registry of `penstock.core.interfaces.Inference`."""
+"""Actions computed on an actor's own CPU."""
 
 from __future__ import annotations
 
@@ -7,11 +7,9 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from penstock.configs.schema import Config
-from penstock.core.interfaces import Array, Inference
+from penstock.core.interfaces import Array
 from penstock.core.params import Float32, Stamp
-from penstock.models.acting.policy import Policy, make_policy
-from penstock.models.actions import Spaces
+from penstock.models.acting.policy import Policy
 
 
 class LocalInference:
@@ -56,8 +54,3 @@ class LocalInference:
     def _check_finished(self, group: int) -> None:
         if self._actions[group] is not None:
             raise RuntimeError("the group's last begin is not finished")
-
-
-def make_inference(config: Config, game: Spaces, seed: int, actor: int = 0) -> Inference:
-    """The inference of actor number ``actor``, for one group of ``actors.envs`` environments."""
-    return LocalInference([make_policy(config, game, seed, actor)])

@@ -12,22 +12,15 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from penstock.configs.algorithms import DqnConfig, SacConfig
 from penstock.configs.errors import UserError
 from penstock.configs.schema import Config
 from penstock.configs.sections import ActorsConfig
-from penstock.core.observations import ObservationPart, views
+from penstock.core.observations import ObservationPart, Spaces, views
 from penstock.core.params import Float32
 from penstock.models.acting.categorical import (
     ActionSampler,
-    CategoricalSampler,
-    EpsilonGreedySampler,
-    MultiCategoricalSampler,
-    ladder,
 )
-from penstock.models.acting.gaussian import GaussianSampler, SquashedGaussianSampler
-from penstock.models.actions import Choices, Numbers, Spaces, action_spec
-from penstock.models.fitting import AnyShape, mask_of, net_shape
+from penstock.models.fitting import AnyShape, mask_of
 from penstock.models.general import GeneralShape
 from penstock.models.layout import DenseShape, MlpShape
 from penstock.models.precision import cpu_gains_by_bf16
@@ -111,36 +104,15 @@ class Policy:
         self.decider.load_state_dict(state)
 
 
-def make_policy(config: Config, game: Spaces, seed: int, actor: int = 0) -> Policy:
-    """The policy of actor number ``actor`` over ``actors.envs`` environments.
+def make_policy(config: Config, spaces: Spaces, shape: AnyShape, sampler: ActionSampler) -> Policy:
+    """A policy of a network ``shape`` over ``actors.envs`` environments.
 
     Imports torch only if needed.
     """
-    shape = net_shape(config, game)
-    decider = make_action_sampler(config, game, seed, actor)
     size = shape.state_size if isinstance(shape, GeneralShape) else 0
     state = np.zeros((config.actors.envs, size), np.float32)
-    network = _make_network(config.actors, shape, decider.outputs, state)
-    return Policy(network, decider, state, mask_of(game))
-
-
-def make_action_sampler(config: Config, game: Spaces, seed: int, actor: int) -> ActionSampler:
-    """How the algorithm makes actions of a network's outputs."""
-    envs, rng = config.actors.envs, np.random.default_rng(seed)
-    match config.algo:
-        case DqnConfig(epsilon=base, epsilon_alpha=alpha):
-            total = config.actors.count * envs
-            epsilon = ladder(base, alpha, actor * envs, envs, total)
-            return EpsilonGreedySampler(int(game.action_space.n), epsilon, rng)
-        case SacConfig(log_std_min=low, log_std_max=high):
-            return SquashedGaussianSampler(game.action_space.shape, envs, (low, high), rng)
-    match action_spec(config, game):
-        case Choices(counts=(count,), shape=()):
-            return CategoricalSampler(count, envs, rng)
-        case Choices(counts=counts, shape=shape):
-            return MultiCategoricalSampler(counts, shape, envs, rng)
-        case Numbers(shape=shape, squashed=squashed):
-            return GaussianSampler(shape, envs, squashed, rng)
+    network = _make_network(config.actors, shape, sampler.outputs, state)
+    return Policy(network, sampler, state, mask_of(spaces))
 
 
 def _make_network(

@@ -14,12 +14,12 @@ from gymnasium import spaces
 from torch.distributions import Categorical, Normal, TanhTransform
 
 from fake_inference import LateInference
+from penstock.algos import network_shape
+from penstock.algos.acting import make_policy
 from penstock.configs.schema import Config
 from penstock.core.interfaces import Inference
 from penstock.core.params import Float32, Stamp
 from penstock.models.acting.inference import LocalInference
-from penstock.models.acting.policy import make_policy
-from penstock.models.fitting import net_shape
 from penstock.models.torch_general import GeneralNet
 from penstock.models.torch_nets import build_net
 
@@ -48,7 +48,7 @@ class Case:
         sections = {"env": {"id": "x"}, "algo": {"name": algo}, "actors": actors, "model": model}
         self.config = Config.model_validate(sections)
         self.game: Any = SimpleNamespace(observation_space=obs, action_space=action)
-        self.net: Any = build_net(net_shape(self.config, self.game)).requires_grad_(False)
+        self.net: Any = build_net(network_shape(self.config, self.game)).requires_grad_(False)
 
     def weights(self, seed: int) -> Float32:
         """Random ones, which the network computes by from now on."""

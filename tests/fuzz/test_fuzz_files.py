@@ -23,6 +23,7 @@ from safetensors.numpy import save as to_bytes
 
 from mutations import bounded, changed, cut, flipped, fuzzed, only, values
 from penstock import load_policy
+from penstock.algos import network_shape
 from penstock.configs.errors import UserError
 from penstock.configs.load import dump, resolve
 from penstock.core.params import ParamLayout
@@ -31,7 +32,6 @@ from penstock.evaluation import exported
 from penstock.launch.machines import find_place
 from penstock.learner.checkpoints import checkpoint_format
 from penstock.learner.checkpoints.checkpoint_format import Checkpoint
-from penstock.models.fitting import net_shape
 from penstock.monitor import runs
 from penstock.monitor.plot import plot
 from penstock.monitor.record import METRICS, objects
@@ -102,7 +102,7 @@ def _policy_parts() -> tuple[dict[str, Any], dict[str, Any]]:
     """What an exported policy says of itself, and its tensors."""
     path = Path("/tmp") / f"fuzz-policy-{struct.pack('d', np.random.random()).hex()}"
     info = _game().info
-    layout = net_shape(CONFIG, info).layout
+    layout = network_shape(CONFIG, info).layout
     exported.write(path, CONFIG, _game().own_spaces, info, np.zeros(layout.size, np.float32))
     data = path.read_bytes()
     path.unlink()

@@ -16,14 +16,13 @@ import pytest
 
 from penstock.actors import join as joining
 from penstock.actors import role as actor_main
-from penstock.algos import slot_spec
+from penstock.algos import network_shape, slot_spec
 from penstock.configs.load import resolve
 from penstock.configs.schema import Config
 from penstock.core.control import Channel
 from penstock.core.role import EXIT_REJOIN, RoleContext, learner_socket
 from penstock.core.specs import SlotSpec
 from penstock.envs import BatchedEnv, make, probe
-from penstock.models.fitting import net_shape
 from penstock.profiling.status import StatusPage
 from penstock.replay import Accounting
 from penstock.transport.link import Stamp, Welcome
@@ -47,7 +46,7 @@ def config() -> Config:
 def learner(folder: Path, rank: int, config: Config, kind: str) -> Iterator[Learner]:
     """A learner that trains nothing, with connector and relay where ``kind`` is zmq."""
     info = probe(config.env)
-    spec, layout = slot_spec(config, info), net_shape(config, info).layout
+    spec, layout = slot_spec(config, info), network_shape(config, info).layout
     store, board = SlotStore(spec, 8), WeightsBoard.create(layout.size)
     board.publish(np.zeros(layout.size, np.float32), Stamp(0, 0))
     welcome = Welcome(RUN_ID, 0, spec, layout, config.model_dump(mode="json"))

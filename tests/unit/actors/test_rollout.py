@@ -14,14 +14,13 @@ from gymnasium.vector import SyncVectorEnv
 
 from fake_inference import LateInference, ScriptedInference
 from penstock.actors.rollout import Rollout
-from penstock.algos import slot_spec
+from penstock.algos import network_shape, slot_spec
+from penstock.algos.acting import make_policy
 from penstock.configs.errors import UserError
 from penstock.configs.load import resolve
 from penstock.core.interfaces import Array
 from penstock.core.params import Stamp
 from penstock.envs import BatchedEnv, make, probe
-from penstock.models.acting.policy import make_policy
-from penstock.models.fitting import net_shape
 from penstock.profiling.ledger import TimeLedger
 
 ENVS, UNROLL, SEED = 3, 40, 7
@@ -191,7 +190,7 @@ def test_two_groups_overlap_in_one_thread() -> None:
     config = resolve("cartpole", [f"actors.envs={ENVS}", f"actors.unroll={UNROLL}"])
     info = probe(config.env)
     spec = slot_spec(config, info)
-    size = net_shape(config, info).layout.size
+    size = network_shape(config, info).layout.size
     weights = np.random.default_rng(0).normal(0, 1, size).astype(np.float32)
 
     def play(groups: list[int]) -> tuple[list[dict[str, Array]], list[tuple[str, int]]]:

@@ -11,13 +11,13 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
+from penstock.algos import network_shape
 from penstock.configs.errors import UserError
 from penstock.configs.load import dump, resolve
 from penstock.envs import BatchedEnv, probe
 from penstock.evaluation.evaluate import Episode, describe, evaluate, play
 from penstock.learner.checkpoints import checkpoint_format
 from penstock.learner.checkpoints.checkpoint_format import Checkpoint
-from penstock.models.fitting import net_shape
 
 NEVER = -1
 
@@ -117,7 +117,7 @@ def cartpole_run(tmp_path: Path) -> Path:
     config = resolve("cartpole")
     (tmp_path / "config.yaml").write_text(dump(config))
     info = probe(config.env)
-    layout = net_shape(config, info).layout
+    layout = network_shape(config, info).layout
     weights = np.zeros(layout.size, np.float32)
     layout.views(weights)["policy.bias"][0] = 1.0
     checkpoint_format.save(tmp_path / "checkpoints" / "last", Checkpoint(layout, weights))

@@ -11,13 +11,13 @@ from typing import Any
 import numpy as np
 import pytest
 
+from penstock.algos import network_shape
 from penstock.configs.load import resolve
 from penstock.envs import probe
 from penstock.evaluation import evaluator
 from penstock.evaluation.evaluator import Evaluator
 from penstock.learner.checkpoints import checkpoint_format
 from penstock.learner.checkpoints.checkpoint_format import FILE, Checkpoint
-from penstock.models.fitting import net_shape
 from penstock.profiling.status import Phase
 from transport_world import context, reports
 
@@ -50,7 +50,7 @@ class Run:
 
     def __init__(self, folder: Path, *options: str) -> None:
         self.config = resolve("graded:Graded", [*OPTIONS, *options])
-        self.layout = net_shape(self.config, probe(self.config.env)).layout
+        self.layout = network_shape(self.config, probe(self.config.env)).layout
         self.folder = folder / "checkpoints"
         self.best = self.folder / "best"
         self.ctx = context(folder, "evaluator", config=self.config)
@@ -167,7 +167,7 @@ def test_a_full_disk_leaves_the_best_whole_and_the_next_better_one_becomes_it(
 def test_a_run_that_ends_during_an_evaluation_leaves_nothing_of_it(tmp_path: Path) -> None:
     config = resolve("cartpole", ["eval.every_s=0.01", "eval.episodes=1000000"])
     ctx = context(tmp_path, "evaluator", config=config)
-    layout = net_shape(config, probe(config.env)).layout
+    layout = network_shape(config, probe(config.env)).layout
     role = threading.Thread(target=evaluator.run, args=(ctx,), daemon=True)
 
     def wait_for(phase: Phase) -> None:

@@ -16,12 +16,12 @@ from gymnasium import spaces
 
 import penstock
 from penstock import LoadedPolicy, UserError
+from penstock.algos import network_shape
 from penstock.configs.load import dump, resolve
 from penstock.envs import probe
 from penstock.envs.space_json import from_json, to_json
 from penstock.learner.checkpoints import checkpoint_format
 from penstock.learner.checkpoints.checkpoint_format import Checkpoint
-from penstock.models.fitting import net_shape
 
 Array = npt.NDArray[Any]
 
@@ -76,7 +76,7 @@ def a_run(folder: Path, target: str, overrides: list[str], seed: int = 0) -> Pat
     config = resolve(target, overrides)
     folder.mkdir(exist_ok=True)
     (folder / "config.yaml").write_text(dump(config))
-    layout = net_shape(config, probe(config.env)).layout
+    layout = network_shape(config, probe(config.env)).layout
     weights = 0.2 * np.random.default_rng(seed).standard_normal(layout.size, np.float32)
     checkpoint_format.save(folder / "checkpoints" / "last", Checkpoint(layout, weights))
     return folder

@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+from penstock.algos.acting import make_policy
 from penstock.configs.errors import UserError
 from penstock.configs.load import resolve
 from penstock.envs import make
 from penstock.evaluation import video
-from penstock.models.acting.policy import make_policy
 
 
 def without(module: str, monkeypatch: pytest.MonkeyPatch) -> None:

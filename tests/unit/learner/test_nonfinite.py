@@ -10,11 +10,12 @@ import pytest
 import torch
 from torch import Tensor
 
+from penstock.algos.ops.backward import backward
 from penstock.configs.load import resolve
 from penstock.core.specs import HEADER
 from penstock.envs import probe
 from penstock.learner.checkpoints.checkpoint_manager import CheckpointManager
-from penstock.learner.nonfinite import NonFiniteGuard, backward
+from penstock.learner.nonfinite import NonFiniteGuard
 from penstock.learner.sources.staging import StagingBatch
 from penstock.learner.state import put_state, take_state, weights_of
 from penstock.learner.trainer import Trainer

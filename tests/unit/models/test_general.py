@@ -12,13 +12,13 @@ from gymnasium import spaces
 from torch import Tensor
 
 from penstock.algos import impala, slot_spec
+from penstock.algos.acting import make_policy
 from penstock.configs.errors import UserError
 from penstock.configs.model import ModelConfig
 from penstock.configs.schema import Config
 from penstock.core.observations import laid_out, row_nbytes, views
 from penstock.core.params import ParamLayout
 from penstock.core.specs import SlotSpec
-from penstock.models.acting.policy import make_policy
 from penstock.models.fitting import actor_critic_shape
 from penstock.models.general import GeneralShape
 from penstock.models.layout import CnnShape, MlpShape

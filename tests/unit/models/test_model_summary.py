@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
+from penstock.algos import network_shape
 from penstock.configs.load import resolve
 from penstock.configs.schema import Config
 from penstock.envs import probe
 from penstock.learner.factory import make_trainer, network_of
-from penstock.models.fitting import net_shape
 from penstock.models.summary import in_words
 
 
@@ -35,7 +35,7 @@ def frames(*shape: int) -> Any:
 )
 def test_the_network_of_frames_in_words(model: dict[str, Any], text: str) -> None:
     config = Config.model_validate({"env": {"id": "x"}, "model": model})
-    said = in_words(net_shape(config, frames(4, 84, 84)), config.model, 1234567)
+    said = in_words(network_shape(config, frames(4, 84, 84)), config.model, 1234567)
     assert said == f"network: {text}, 1,234,567 parameters"
 
 

@@ -11,12 +11,13 @@ import pytest
 import torch
 from gymnasium import spaces
 
+from penstock.algos import network_shape
 from penstock.configs.errors import UserError
 from penstock.configs.model import ModelConfig
 from penstock.configs.schema import Config
 from penstock.core.params import ParamLayout
 from penstock.models.actions import discrete
-from penstock.models.fitting import AnyShape, net_shape
+from penstock.models.fitting import AnyShape
 from penstock.models.layout import CnnShape, DenseShape, MlpShape, QCnnShape
 from penstock.models.torch_nets import build_net
 
@@ -44,7 +45,7 @@ def shape_of(
 ) -> AnyShape:
     config = Config.model_validate({"env": {"id": "x"}, "algo": {"name": algo}})
     config = config.model_copy(update={"model": model})
-    return net_shape(config, Game(observation_space, action_space))
+    return network_shape(config, Game(observation_space, action_space))
 
 
 @pytest.mark.parametrize(

@@ -15,11 +15,11 @@ from torch import Tensor, nn
 
 from pages import code
 from penstock import algos
+from penstock.algos.acting import make_policy
 from penstock.configs.errors import UserError
 from penstock.configs.load import resolve
 from penstock.configs.schema import Config
 from penstock.envs import probe
-from penstock.models.acting.policy import make_policy
 from penstock.models.fitting import actor_critic_shape
 from penstock.models.torch_general import GeneralNet
 from penstock.models.torch_nets import build_net

@@ -11,14 +11,15 @@ import pytest
 import torch
 from gymnasium import spaces
 
+from penstock.algos import network_shape
+from penstock.algos.acting import make_policy
 from penstock.configs.errors import UserError
 from penstock.configs.schema import Config
 from penstock.configs.sections import ActorsConfig
 from penstock.models.acting import policy as policies
 from penstock.models.acting.numpy_mlp import NumpyMlp
-from penstock.models.acting.policy import Policy, make_policy
+from penstock.models.acting.policy import Policy
 from penstock.models.acting.torch_network import TorchNetwork
-from penstock.models.fitting import net_shape
 from penstock.models.precision import cpu_gains_by_bf16
 
 
@@ -83,7 +84,7 @@ def test_numpy_is_refused_where_it_cannot_compute(game: Any, actors: dict[str, A
 def test_the_same_seed_plays_the_same(inference: Any, algo: str, game: Any) -> None:
     obs = np.zeros((3, 4), np.float32)
     cfg = config(algo, inference=inference)
-    size = net_shape(cfg, game).layout.size
+    size = network_shape(cfg, game).layout.size
     runs = []
     for seed in (5, 5, 6):
         policy = make_policy(cfg, game, seed)
@@ -99,8 +100,8 @@ def test_the_same_seed_plays_the_same(inference: Any, algo: str, game: Any) -> N
 @pytest.mark.parametrize("inference", ["numpy", "torch"])
 def test_each_environment_of_each_actor_explores_at_its_own_rate(inference: Any) -> None:
     cfg = config("dqn", inference=inference, count=2)
-    flat = np.zeros(net_shape(cfg, Vector()).layout.size, np.float32)
-    net_shape(cfg, Vector()).layout.views(flat)["head.bias"][:] = (0.0, 1.0)
+    flat = np.zeros(network_shape(cfg, Vector()).layout.size, np.float32)
+    network_shape(cfg, Vector()).layout.views(flat)["head.bias"][:] = (0.0, 1.0)
     obs, rounds = np.zeros((3, 4), np.float32), 4000
     rates = []
     for actor in range(2):
@@ -119,7 +120,7 @@ def test_each_environment_of_each_actor_explores_at_its_own_rate(inference: Any)
 @pytest.mark.parametrize("inference", ["numpy", "torch"])
 def test_a_gaussian_policy_acts_within_the_bounds(inference: Any) -> None:
     cfg, game = config("sac", inference=inference), Torques()
-    shape = net_shape(cfg, game)
+    shape = network_shape(cfg, game)
     flat = np.zeros(shape.layout.size, np.float32)
     shape.layout.views(flat)["head.bias"][:] = [0.1, -0.2, 0.3, 5.0, 0, 0, *[-20.0] * 4, 9, 0]
     policy = make_policy(cfg, game, 0)

@@ -13,11 +13,10 @@ from torch import Tensor, nn
 
 from penstock.actors.rollout import Rollout
 from penstock.algos import slot_spec
+from penstock.algos.acting import make_inference, make_policy
 from penstock.algos.unrolled import unrolled
 from penstock.configs.schema import Config
 from penstock.core.params import Stamp
-from penstock.models.acting.inference import make_inference
-from penstock.models.acting.policy import make_policy
 from penstock.models.distributions import distribution
 from penstock.models.fitting import actor_critic_shape
 from penstock.models.torch_cores import Core, Gru, Lstm

@@ -1,0 +1,27 @@
+"""Policies, and what computes an actor's actions, as the algorithm of a config wants them.
+
+`make_inference` is the registry of `core.interfaces.Inference`. Imports torch only if needed.
+"""
+
+from __future__ import annotations
+
+from penstock.algos.registry import algorithm
+from penstock.configs.schema import Config
+from penstock.core.interfaces import Inference
+from penstock.core.observations import Spaces
+from penstock.models.acting import policy
+from penstock.models.acting.inference import LocalInference
+from penstock.models.acting.policy import Policy
+
+
+def make_policy(config: Config, spaces: Spaces, seed: int, actor: int = 0) -> Policy:
+    """The policy of actor number ``actor`` over ``actors.envs`` environments."""
+    algo = algorithm(config.algo)
+    shape = algo.network(config, spaces)
+    sampler = algo.action_sampler(config, spaces, seed, actor)
+    return policy.make_policy(config, spaces, shape, sampler)
+
+
+def make_inference(config: Config, spaces: Spaces, seed: int, actor: int = 0) -> Inference:
+    """The inference of actor number ``actor``, for one group of ``actors.envs`` environments."""
+    return LocalInference([make_policy(config, spaces, seed, actor)])

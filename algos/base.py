@@ -1,0 +1,102 @@
+"""The two kinds of algorithm: one trains on fresh unrolls, the other draws from replay."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pkgutil import resolve_name
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from penstock.configs.schema import Config
+from penstock.core.interfaces import Transitions, Unrolls
+from penstock.core.observations import Spaces
+from penstock.core.params import ParamLayout
+from penstock.core.specs import Column
+from penstock.models.acting.categorical import (
+    ActionSampler,
+    CategoricalSampler,
+    MultiCategoricalSampler,
+)
+from penstock.models.acting.gaussian import GaussianSampler
+from penstock.models.actions import Choices, Numbers, action_spec
+from penstock.models.fitting import ActorCriticShape, actor_critic_shape
+from penstock.models.layout import HeadShape
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from penstock.algos.replay_update import MakeUpdate
+
+Cfg = TypeVar("Cfg")  # the section `algo` of the algorithm
+Columns = dict[str, npt.NDArray[Any]]
+
+
+@dataclass(frozen=True)
+class UnrollAlgorithm(Generic[Cfg]):
+    """An actor-critic that trains once on each unroll: an `Algorithm`, and what its loss is.
+
+    Functions that take a network or a batch import torch when they are called.
+    """
+
+    statistics: tuple[str, ...]
+    """Names of the sums that `loss` returns."""
+    columns: Callable[[Any, Any], tuple[Column, ...]]
+    check: Callable[[Columns, ParamLayout], None]
+    process: Callable[[Cfg, Columns], None]
+    loss: Callable[..., tuple[Tensor, Tensor]]
+    """(net, batch, cfg, envs, add_others) -> the loss and `statistics`, sums over alive rows of the
+    environments ``envs`` of a batch."""
+    prepare: Callable[..., dict[str, Tensor]] | None = None
+    """(net, batch, cfg, parts, add_others) -> more columns, once for each batch."""
+    going_on: Callable[..., bool] | None = None
+    """(net, batch, cfg, parts, add_others) -> whether another epoch is to come."""
+    whole: Callable[[Cfg], bool] = lambda cfg: False
+    """Whether `loss` must see all environments of an update at once; only then may it call
+    ``add_others``, which sums a tensor over the learners that share the update."""
+    settled: Callable[[Cfg], Cfg] = lambda cfg: cfg
+    """The settings that all these functions get, made of what the config says."""
+
+    def data(self, cfg: Cfg) -> Unrolls:
+        return Unrolls()
+
+    def network(self, config: Config, spaces: Spaces) -> ActorCriticShape:
+        return actor_critic_shape(config, spaces)
+
+    def action_sampler(
+        self, config: Config, spaces: Spaces, seed: int, actor: int
+    ) -> ActionSampler:
+        envs, rng = config.actors.envs, np.random.default_rng(seed)
+        match action_spec(config, spaces):
+            case Choices(counts=(count,), shape=()):
+                return CategoricalSampler(count, envs, rng)
+            case Choices(counts=counts, shape=shape):
+                return MultiCategoricalSampler(counts, shape, envs, rng)
+            case Numbers(shape=shape, squashed=squashed):
+                return GaussianSampler(shape, envs, squashed, rng)
+
+
+@dataclass(frozen=True)
+class ReplayAlgorithm(Generic[Cfg]):
+    """An off-policy algorithm: an `Algorithm`, and where its update is."""
+
+    columns: Callable[[Any, Any], tuple[Column, ...]]
+    check: Callable[[Columns, ParamLayout], None]
+    process: Callable[[Cfg, Columns], None]
+    network: Callable[[Config, Spaces], HeadShape]
+    action_sampler: Callable[[Config, Spaces, int, int], ActionSampler]
+    update: str
+    """``module:Class`` of its `algos.replay_update.ReplayUpdate`, imported on learners alone."""
+    n_step: Callable[[Cfg], int] = lambda cfg: 1
+    """Rewards that a transition sums up."""
+
+    def data(self, cfg: Cfg) -> Transitions:
+        return Transitions(self.n_step(cfg))
+
+    @property
+    def make_update(self) -> MakeUpdate[Cfg]:
+        """Makes the update; imports torch."""
+        made: MakeUpdate[Cfg] = resolve_name(self.update)
+        return made

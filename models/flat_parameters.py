@@ -1,0 +1,23 @@
+"""Parameters of a network as views of one flat vector."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor, nn
+
+
+@torch.no_grad()
+def flatten(parameters: Iterable[nn.Parameter]) -> Tensor:
+    """Move parameters into one vector, of which each becomes a view."""
+    listed = list(parameters)
+    values = torch.cat([parameter.flatten() for parameter in listed])
+    for parameter, value in zip(listed, split(values, listed), strict=True):
+        parameter.data = value.view(parameter.shape)
+    return values
+
+
+def split(vector: Tensor, parameters: list[nn.Parameter]) -> tuple[Tensor, ...]:
+    """The part of each parameter in a vector that is laid out like them."""
+    return tuple(vector.split([parameter.numel() for parameter in parameters]))
