@@ -44,4 +44,4 @@ def test_without_a_traceback_there_is_no_place() -> None:
 def test_of_a_thread_it_is_the_line_that_it_is_at() -> None:
     frame = sys._getframe()
     line = frame.f_lineno + 1
-    assert place_of(frame) == f"test_role_place.py:{line}, in {frame.f_code.co_name}"
+    assert place_of(frame) == f"test_place.py:{line}, in {frame.f_code.co_name}"

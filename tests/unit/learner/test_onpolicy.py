@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from itertools import chain
 from typing import Any
@@ -12,6 +13,7 @@ import torch
 from torch import Tensor
 
 from penstock.algos import ppo
+from penstock.algos.registry import ALGORITHMS
 from penstock.algos.slots import RETURN
 from penstock.configs.load import resolve
 from penstock.core.specs import HEADER
@@ -118,8 +120,9 @@ def test_what_fits_an_update_is_not_computed_in_smaller_pieces(
         told.append(args[3])
         return own(*args)
 
-    for name in ("prepare", "going_on"):
-        monkeypatch.setattr(ppo, name, partial(noted, getattr(ppo, name)))
+    own = {"prepare": ppo.prepare, "going_on": ppo.going_on}
+    noting: dict[str, Any] = {name: partial(noted, function) for name, function in own.items()}
+    monkeypatch.setitem(ALGORITHMS, "ppo", replace(ppo.PPO, **noting))
     memory = ("model.core=lstm", "actors.inference=auto", "learner.micro_batch=7")
     made = trainer(*memory, "algo.epochs=2", f"algo.normalize_advantages={over}")
     made.step(batch(made))
