@@ -17,8 +17,8 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from penstock.learner.codecs.codec import Codec
-from penstock.learner.codecs.collective import Collective
+from penstock.core.interfaces import Codec
+from penstock.learner.codecs.collective import GroupCollective
 from reduce_ring import SIZE, Floats, codec_for, gradients, reduce_all
 
 UPDATES = 4
@@ -61,7 +61,7 @@ def odd(kind: str, rank: int) -> Floats:
     return grads
 
 
-def run_case(ring: Collective, options: dict[str, Any]) -> dict[str, Floats]:
+def run_case(ring: GroupCollective, options: dict[str, Any]) -> dict[str, Floats]:
     codec = codec_for(ring.world, ring.rank, **options)
     grads = gradients(ring.world, UPDATES)[:, ring.rank]
     found = _run(codec, ring, grads, 0)
@@ -74,7 +74,7 @@ def run_case(ring: Collective, options: dict[str, Any]) -> dict[str, Floats]:
     return found
 
 
-def run_again(ring: Collective, options: dict[str, Any]) -> dict[str, Floats]:
+def run_again(ring: GroupCollective, options: dict[str, Any]) -> dict[str, Floats]:
     """Reset, and go on from residuals."""
     first, second = (codec_for(ring.world, ring.rank, **options) for _ in range(2))
     grads = gradients(ring.world, UPDATES)[:, ring.rank]
@@ -90,7 +90,7 @@ def run_again(ring: Collective, options: dict[str, Any]) -> dict[str, Floats]:
     return found
 
 
-def _run(codec: Codec, ring: Collective, grads: Floats, first: int) -> dict[str, Any]:
+def _run(codec: Codec, ring: GroupCollective, grads: Floats, first: int) -> dict[str, Any]:
     sums, sent, theory = [], [], []
     for update, grad in enumerate(grads, start=first):
         before = ring.sent_nbytes
@@ -113,7 +113,7 @@ def main() -> None:
             )
             group = dist.new_group(timeout=timeout)
             assert isinstance(group, dist.ProcessGroup)
-            ring = Collective(group)
+            ring = GroupCollective(group)
             for case, options in CASES.items():
                 found = run_case(ring, options)
                 if case in LARGE:
