@@ -40,8 +40,8 @@ _HOMES = {
 __all__ = ["__version__", *_HOMES]
 
 REGISTRIES = ("penstock.learner.codecs.registry",)
-"""Modules that register options when they are imported, which must not import torch. `configs`,
-which imports no other room, imports these when it first validates a config."""
+"""Modules without torch that register what `configs` validates; it imports no other room by itself,
+and these when it first validates a config."""
 
 
 def __getattr__(name: str) -> Any:

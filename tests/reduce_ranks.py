@@ -19,28 +19,24 @@ import torch.distributed as dist
 
 from penstock.core.interfaces import Codec
 from penstock.learner.codecs.collective import GroupCollective
+from penstock.learner.codecs.registry import CODECS
 from reduce_ring import SIZE, Floats, codec_for, gradients, reduce_all
 
 UPDATES = 4
+SETTINGS: dict[str, dict[str, Any]] = {  # so that four updates of a small vector show something
+    "int8": {"block": 64},
+    "onebit": {"onebit_block": 100, "warmup_updates": 1},
+    "dropping": {"density": 0.02},
+    "dgc": {"dgc_density": 0.01, "warmup_updates": 1},
+    "powersgd": {"warmup_updates": 1},
+}
 LARGE: dict[str, dict[str, Any]] = {
-    "none": {"codec": "none"},
-    "fp16": {"codec": "fp16"},
-    "bf16": {"codec": "bf16"},
-    "int8": {"codec": "int8", "block": 64},
-    "onebit": {"codec": "onebit", "onebit_block": 100, "warmup_updates": 1},
-    "terngrad": {"codec": "terngrad"},
+    **{name: {"codec": name} | SETTINGS.get(name, {}) for name in CODECS.specs},
     "terngrad-exact": {"codec": "terngrad", "reternarize": False},
-    "dropping": {"codec": "dropping", "density": 0.02},
-    "dgc": {"codec": "dgc", "dgc_density": 0.01, "warmup_updates": 1},
     "dgc-clip": {"codec": "dgc", "dgc_density": 0.01, "warmup_updates": 0, "dgc_clip": 1.0},
-    "powersgd": {"codec": "powersgd", "warmup_updates": 1},
 }
 TINY: dict[str, dict[str, Any]] = {  # every parameter is a bucket, two of them of one value
-    "onebit-tiny": {"codec": "onebit", "warmup_updates": 0, "bucket_mb": 1e-6},
-    "int8-tiny": {"codec": "int8", "bucket_mb": 1e-6},
-    "terngrad-tiny": {"codec": "terngrad", "bucket_mb": 1e-6},
-    "dgc-tiny": {"codec": "dgc", "warmup_updates": 0, "bucket_mb": 1e-6},
-    "powersgd-tiny": {"codec": "powersgd", "warmup_updates": 0, "bucket_mb": 1e-6},
+    f"{name}-tiny": {"codec": name, "warmup_updates": 0, "bucket_mb": 1e-6} for name in CODECS.specs
 }
 CASES = LARGE | TINY
 ODD = ("zeros", "nan", "inf", "huge", "denormal")
