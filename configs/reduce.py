@@ -95,7 +95,7 @@ class CodecRegistry:
         return first, AUTO, *others
 
     @property
-    def section(self) -> type[ReduceOptions]:
+    def section(self) -> type[Section]:
         """The schema of `learner.reduce`, with the options of all codecs."""
         return _joined(tuple(self.specs.values()))
 
@@ -115,11 +115,12 @@ CODECS = CodecRegistry()
 
 
 @cache
-def _joined(specs: tuple[CodecSpec, ...]) -> type[ReduceOptions]:
+def _joined(specs: tuple[CodecSpec, ...]) -> type[Section]:
     """One schema of `ReduceOptions` and the options of all codecs, in the order of ``specs``."""
     kinds: dict[type[Section], None] = dict.fromkeys(spec.options for spec in specs)
     kinds.pop(CodecOptions, None)
-    return create_model("JoinedReduceOptions", __base__=(*reversed(kinds), ReduceOptions))
+    bases: tuple[type[Section], ...] = (*reversed(kinds), ReduceOptions)
+    return create_model("JoinedReduceOptions", __base__=bases)
 
 
 def _title(spec: CodecSpec) -> str:

@@ -13,11 +13,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
-from penstock.configs.reduce import ReduceConfig
-
 if TYPE_CHECKING:
     import torch
     from torch import Tensor
+
+    from penstock.configs.reduce import ReduceConfig
 
 
 class GradientPart(NamedTuple):
