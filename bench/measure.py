@@ -20,12 +20,11 @@ from penstock.bench.gradients import Draws
 from penstock.bench.network import entries, shares_of_backward
 from penstock.bench.simulated import Passes
 from penstock.configs.sections import LearnerConfig
+from penstock.core.interfaces import Codec, CodecContext, Collective
 from penstock.learner.codecs.alone import SoloCollective
 from penstock.learner.codecs.auto import AFTER_WARMUP, choose
 from penstock.learner.codecs.buckets import parts_of
-from penstock.learner.codecs.codec import Codec
-from penstock.learner.codecs.collective import Collective
-from penstock.learner.codecs.registry import make_codec
+from penstock.learner.codecs.registry import CODECS, make_codec
 from penstock.profiling.sockets import interface, tcp_nbytes
 
 CPU = torch.device("cpu")
@@ -96,7 +95,8 @@ class Measure:
     def error(self, codec: str, steps: int) -> Result:
         """Relative error of one step after the warm-up, and of the sum of ``steps`` of them."""
         made = self._make(codec)
-        momentum = self._cfg.momentum if codec == "dgc" else 0.0  # it sends velocities
+        sends_velocities = CODECS.specs[codec].own_momentum
+        momentum = self._cfg.momentum if sends_velocities else 0.0
         grads, exact = torch.empty(self._size), torch.empty(self._size)
         velocity, sent, wanted = (torch.zeros(self._size) for _ in range(3))
         first = 0.0
@@ -118,7 +118,7 @@ class Measure:
     def _make(self, name: str) -> Codec:
         cfg = self._cfg.reduce.model_copy(update={"codec": name})
         ring = self._ring
-        return make_codec(cfg, self._parts, self._size, CPU, ring.world, ring.rank)
+        return make_codec(CodecContext(cfg, self._parts, self._size, CPU, ring.world, ring.rank))
 
     def _reduce(self, codec: Codec, grads: Tensor, ring: Collective) -> None:
         self._update += 1

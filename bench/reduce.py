@@ -13,16 +13,15 @@ import signal
 import statistics
 import sys
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, get_args
+from typing import Any, NamedTuple
 
 from penstock.bench.group import Learners, learners
 from penstock.bench.hosts import LINKS, MOST, Hosts, NoHostsError, hosts
 from penstock.bench.network import parse_count
 from penstock.bench.report import table
 from penstock.configs.errors import UserError
-from penstock.configs.reduce import Codec
+from penstock.configs.reduce import AUTO, CODECS
 
-CODECS: tuple[str, ...] = get_args(Codec)
 YARDSTICK = "none"
 LOOPBACK = "loopback"
 COUNTED = ("interface_bytes_per_step", "interface_payload_per_step")
@@ -61,7 +60,7 @@ def make_plan(
         raise UserError(f"--learners {count}: it must be from 2, as one reduces nothing, to {MOST}")
     if not 0 < seconds <= MOST_SECONDS:
         raise UserError(f"--seconds {seconds:g}: it must be above 0 and at most {MOST_SECONDS:g}")
-    wanted = CODECS if codecs == "all" else _listed("--codecs", codecs, CODECS)
+    wanted = CODECS.names if codecs == "all" else _listed("--codecs", codecs, CODECS.names)
     return ReducePlan(
         count,
         parse_count(parameters),
@@ -80,10 +79,10 @@ def measure(plan: ReducePlan, say: Callable[[str], None]) -> Result:
         [hello, *_] = group.do("hello")
         bench = _Bench(group, place, plan.seconds, say)
         for codec in plan.codecs:
-            if codec != "auto":
+            if codec != AUTO:
                 bench.add(codec)
         for link in links:
-            bench.measure(link, "auto" in plan.codecs)
+            bench.measure(link, AUTO in plan.codecs)
     return {
         "learners": plan.learners,
         "parameters": hello["parameters"],
@@ -116,7 +115,7 @@ class _Bench:
 
     def measure(self, link: str, auto: bool) -> None:
         """Measure steps of all codecs over a link; ``auto``: and what it would take there."""
-        for codec in [name for name in self.codecs if name != "auto"]:
+        for codec in [name for name in self.codecs if name != AUTO]:
             self._steps(codec, link)
         if auto:
             self._limit(link)
@@ -156,7 +155,7 @@ class _Bench:
     def _take(self, chosen: str, link: str, why: str) -> None:
         """Note what auto took: its figures are those of what it took over the first link."""
         taken = self.codecs[chosen]
-        auto = self.codecs.setdefault("auto", {**taken, "chosen": {}, "why": {}})
+        auto = self.codecs.setdefault(AUTO, {**taken, "chosen": {}, "why": {}})
         for name in ("step_ms", "step_with_backward_ms"):
             auto[name] = {**auto[name], link: taken[name][link]}
         auto["chosen"][link], auto["why"][link] = chosen, why

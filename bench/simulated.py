@@ -14,9 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from penstock.learner.codecs.buckets import GradientPart
-from penstock.learner.codecs.codec import Codec
-from penstock.learner.codecs.collective import Collective
+from penstock.core.interfaces import Codec, Collective, GradientPart
 from penstock.learner.codecs.reducer import Reducer
 from penstock.profiling.ledger import TimeLedger
 

@@ -30,14 +30,14 @@ def main() -> None:
     import torch.distributed as dist
 
     from penstock.bench.measure import Measure
-    from penstock.learner.codecs.collective import Collective
+    from penstock.learner.codecs.collective import GroupCollective
 
     torch.set_num_threads(1)
     rank, world = start["rank"], start["world"]
     meeting = "file://" + start["store"]
     dist.init_process_group("gloo", meeting, rank=rank, world_size=world, timeout=TIMEOUT)
     assert dist.group.WORLD is not None
-    ring = Collective(dist.group.WORLD)
+    ring = GroupCollective(dist.group.WORLD)
     measure = Measure(ring, start["parameters"], start["interface"])
     while True:
         message = _next(channel)

@@ -17,23 +17,14 @@ from torch import nn
 
 from common import finish, parser
 from penstock.configs.reduce import ReduceConfig
+from penstock.core.interfaces import Codec, CodecContext
 from penstock.learner.codecs.alone import SoloCollective
 from penstock.learner.codecs.buckets import parts_of
-from penstock.learner.codecs.codec import Codec
-from penstock.learner.codecs.registry import make_codec
+from penstock.learner.codecs.registry import CODECS, make_codec
 
 LATE = 10**9  # an update behind every warm-up
-CODECS: dict[str, dict[str, Any]] = {
-    "none": {"codec": "none"},
-    "fp16": {"codec": "fp16"},
-    "bf16": {"codec": "bf16"},
-    "int8": {"codec": "int8"},
-    "onebit": {"codec": "onebit"},
-    "terngrad": {"codec": "terngrad"},
-    "terngrad, exact sums": {"codec": "terngrad", "reternarize": False},
-    "dropping": {"codec": "dropping"},
-    "dgc": {"codec": "dgc"},
-    "powersgd": {"codec": "powersgd"},
+CASES: dict[str, dict[str, Any]] = {name: {"codec": name} for name in CODECS.specs} | {
+    "terngrad, exact sums": {"codec": "terngrad", "reternarize": False}
 }
 ASKED_MS = {"int8": 5.0, "onebit": 8.0, "terngrad": 20.0, "terngrad, exact sums": 20.0, "dgc": 15.0}
 
@@ -51,9 +42,10 @@ def main() -> None:
     fp32 = 0
     rows: list[list[Any]] = [["codec", "bytes", "fewer", "coding, ms", "asked, ms"]]
     codecs: dict[str, dict[str, float]] = {}
-    for name, chosen in CODECS.items():
+    for name, chosen in CASES.items():
+        cfg = ReduceConfig(**chosen)
         codec = make_codec(
-            ReduceConfig(**chosen), parts, size, gradient.device, options.learners, rank=0
+            CodecContext(cfg, parts, size, gradient.device, options.learners, rank=0)
         )
         nbytes = codec.nbytes(LATE)
         fp32 = fp32 or nbytes

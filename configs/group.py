@@ -6,15 +6,10 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from penstock.configs.algorithms import OnPolicyConfig
+from penstock.configs.reduce import CODECS
 from penstock.configs.sections import LearnerConfig, Sections
 
 SERVED = ("ssp", "asp", "tap", "backup")  # paces with a parameter server
-ROUGH = {  # codecs that no second moment survives, and what they make of a gradient
-    "onebit": "signs with one size",
-    "terngrad": "-1, 0 or 1 times one size",
-    "dropping": "zeros for most values",
-    "dgc": "zeros for nearly all values",
-}
 
 
 class Contradiction(NamedTuple):
@@ -36,21 +31,13 @@ def group(cfg: Sections) -> Iterator[Contradiction]:
 def codec_contradictions(learner: LearnerConfig) -> Iterator[Contradiction]:
     """Of the codec with the optimizer and the pace."""
     codec, optimizer = learner.reduce.codec, learner.optimizer
-    keys = ("learner.reduce.codec", "learner.optimizer")
-    if codec in ROUGH and optimizer in ("adam", "rmsprop", "lamb"):
+    spec = CODECS.specs.get(codec)
+    if spec and optimizer in spec.unfit:
         yield Contradiction(
-            keys,
-            f"learner.reduce.codec {codec} sends {ROUGH[codec]}, which ruins the second moment "
-            f"that learner.optimizer {optimizer} divides by; set learner.optimizer=sgd (with a "
-            "learning rate of its own), or learner.reduce.codec=int8",
+            ("learner.reduce.codec", "learner.optimizer"),
+            f"learner.reduce.codec {codec} {spec.unfit[optimizer]}",
         )
-    if codec == "dgc" and optimizer == "lars":
-        yield Contradiction(
-            keys,
-            "learner.reduce.codec dgc has its own momentum in place of the optimizer's, and "
-            "learner.optimizer lars cannot do without; set learner.optimizer=sgd",
-        )
-    if codec != "none" and learner.pace != "bsp":
+    if learner.pace != "bsp" and not (spec and spec.every_pace):
         yield Contradiction(
             ("learner.reduce.codec", "learner.pace"),
             f"learner.reduce.codec {codec} is for the gradients that learner.pace bsp reduces in "

@@ -12,6 +12,7 @@ from pydantic.fields import FieldInfo
 
 from penstock.configs.algorithms import DEFAULT
 from penstock.configs.option_aliases import meant
+from penstock.configs.reduce import CODECS, CodecSpec, ReduceConfig
 from penstock.configs.schema import Config
 from penstock.configs.section import Section
 from penstock.configs.value_types import either, words
@@ -46,12 +47,17 @@ def algorithms() -> tuple[str, ...]:
     return tuple(kind.model_fields["name"].default for kind in sections()["algo"])
 
 
-@cache
 def options(algo: str = DEFAULT) -> dict[str, Option]:
     """Every option by its dotted name, in the order of the schema, where ``algo`` is chosen.
 
     A name that is no algorithm's stands for the default.
     """
+    return _options_with(algo, tuple(CODECS.specs.values()))
+
+
+@cache
+def _options_with(algo: str, codecs: tuple[CodecSpec, ...]) -> dict[str, Option]:
+    """`options` while these ``codecs`` are registered."""
     chosen = algorithms().index(algo) if algo in algorithms() else 0
     found: dict[str, Option] = {}
     for section, kinds in sections().items():
@@ -59,11 +65,16 @@ def options(algo: str = DEFAULT) -> dict[str, Option]:
         found |= {option.name: option for option in _options(section, kind)}
     first = _fields(sections()["algo"][0])["name"]
     found["algo.name"] = Option("algo.name", either([f"`{name}`" for name in algorithms()]), first)
+    if codecs:
+        name = "learner.reduce.codec"
+        field = CODECS.describe(found[name].field)
+        found[name] = Option(name, either([f"`{codec}`" for codec in CODECS.names]), field)
     return found
 
 
 def _options(section: str, kind: type[Section]) -> Iterator[Option]:
     """Those of a section, and of the sections within it."""
+    kind = CODECS.section if kind is ReduceConfig else kind
     hints = get_type_hints(kind, include_extras=True)
     for attribute, field in _fields(kind).items():
         name, hint = f"{section}.{field.alias or attribute}", hints[attribute]

@@ -39,6 +39,10 @@ _HOMES = {
 
 __all__ = ["__version__", *_HOMES]
 
+REGISTRIES = ("penstock.learner.codecs.registry",)
+"""Modules without torch that register what `configs` validates; it imports no other room by itself,
+and these when it first validates a config."""
+
 
 def __getattr__(name: str) -> Any:
     if name not in _HOMES:

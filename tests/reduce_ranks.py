@@ -17,30 +17,26 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from penstock.learner.codecs.codec import Codec
-from penstock.learner.codecs.collective import Collective
+from penstock.core.interfaces import Codec
+from penstock.learner.codecs.collective import GroupCollective
+from penstock.learner.codecs.registry import CODECS
 from reduce_ring import SIZE, Floats, codec_for, gradients, reduce_all
 
 UPDATES = 4
+SETTINGS: dict[str, dict[str, Any]] = {  # so that four updates of a small vector show something
+    "int8": {"block": 64},
+    "onebit": {"onebit_block": 100, "warmup_updates": 1},
+    "dropping": {"density": 0.02},
+    "dgc": {"dgc_density": 0.01, "warmup_updates": 1},
+    "powersgd": {"warmup_updates": 1},
+}
 LARGE: dict[str, dict[str, Any]] = {
-    "none": {"codec": "none"},
-    "fp16": {"codec": "fp16"},
-    "bf16": {"codec": "bf16"},
-    "int8": {"codec": "int8", "block": 64},
-    "onebit": {"codec": "onebit", "onebit_block": 100, "warmup_updates": 1},
-    "terngrad": {"codec": "terngrad"},
+    **{name: {"codec": name} | SETTINGS.get(name, {}) for name in CODECS.specs},
     "terngrad-exact": {"codec": "terngrad", "reternarize": False},
-    "dropping": {"codec": "dropping", "density": 0.02},
-    "dgc": {"codec": "dgc", "dgc_density": 0.01, "warmup_updates": 1},
     "dgc-clip": {"codec": "dgc", "dgc_density": 0.01, "warmup_updates": 0, "dgc_clip": 1.0},
-    "powersgd": {"codec": "powersgd", "warmup_updates": 1},
 }
 TINY: dict[str, dict[str, Any]] = {  # every parameter is a bucket, two of them of one value
-    "onebit-tiny": {"codec": "onebit", "warmup_updates": 0, "bucket_mb": 1e-6},
-    "int8-tiny": {"codec": "int8", "bucket_mb": 1e-6},
-    "terngrad-tiny": {"codec": "terngrad", "bucket_mb": 1e-6},
-    "dgc-tiny": {"codec": "dgc", "warmup_updates": 0, "bucket_mb": 1e-6},
-    "powersgd-tiny": {"codec": "powersgd", "warmup_updates": 0, "bucket_mb": 1e-6},
+    f"{name}-tiny": {"codec": name, "warmup_updates": 0, "bucket_mb": 1e-6} for name in CODECS.specs
 }
 CASES = LARGE | TINY
 ODD = ("zeros", "nan", "inf", "huge", "denormal")
@@ -61,7 +57,7 @@ def odd(kind: str, rank: int) -> Floats:
     return grads
 
 
-def run_case(ring: Collective, options: dict[str, Any]) -> dict[str, Floats]:
+def run_case(ring: GroupCollective, options: dict[str, Any]) -> dict[str, Floats]:
     codec = codec_for(ring.world, ring.rank, **options)
     grads = gradients(ring.world, UPDATES)[:, ring.rank]
     found = _run(codec, ring, grads, 0)
@@ -74,7 +70,7 @@ def run_case(ring: Collective, options: dict[str, Any]) -> dict[str, Floats]:
     return found
 
 
-def run_again(ring: Collective, options: dict[str, Any]) -> dict[str, Floats]:
+def run_again(ring: GroupCollective, options: dict[str, Any]) -> dict[str, Floats]:
     """Reset, and go on from residuals."""
     first, second = (codec_for(ring.world, ring.rank, **options) for _ in range(2))
     grads = gradients(ring.world, UPDATES)[:, ring.rank]
@@ -90,7 +86,7 @@ def run_again(ring: Collective, options: dict[str, Any]) -> dict[str, Floats]:
     return found
 
 
-def _run(codec: Codec, ring: Collective, grads: Floats, first: int) -> dict[str, Any]:
+def _run(codec: Codec, ring: GroupCollective, grads: Floats, first: int) -> dict[str, Any]:
     sums, sent, theory = [], [], []
     for update, grad in enumerate(grads, start=first):
         before = ring.sent_nbytes
@@ -113,7 +109,7 @@ def main() -> None:
             )
             group = dist.new_group(timeout=timeout)
             assert isinstance(group, dist.ProcessGroup)
-            ring = Collective(group)
+            ring = GroupCollective(group)
             for case, options in CASES.items():
                 found = run_case(ring, options)
                 if case in LARGE:

@@ -15,9 +15,9 @@ import torch
 import torch.distributed as dist
 
 from penstock.configs.reduce import ReduceConfig
+from penstock.core.interfaces import Codec, CodecContext, Collective
 from penstock.learner.codecs.buckets import parts_of
-from penstock.learner.codecs.codec import Codec
-from penstock.learner.codecs.collective import Collective
+from penstock.learner.codecs.collective import GroupCollective
 from penstock.learner.codecs.registry import make_codec
 
 T = TypeVar("T")
@@ -48,16 +48,17 @@ def codec_for(
 ) -> Codec:
     parts = parts_of((name, torch.empty(shape)) for name, shape in shapes)
     cfg = ReduceConfig(**({"bucket_mb": 0.003} | options))
-    return make_codec(cfg, parts, parts[-1].stop, device, world, rank, momentum)
+    size = parts[-1].stop
+    return make_codec(CodecContext(cfg, parts, size, device, world, rank, momentum))
 
 
-def run_ranks(world: int, work: Callable[[Collective], T]) -> list[T]:
+def run_ranks(world: int, work: Callable[[GroupCollective], T]) -> list[T]:
     """What ``work`` returns on each rank of a real group of threads."""
     store = dist.HashStore()  # type: ignore[attr-defined]
 
     def one(rank: int) -> T:
         group: Any = dist.ProcessGroupGloo(store, rank, world, timedelta(seconds=20))
-        return work(Collective(group))
+        return work(GroupCollective(group))
 
     with ThreadPoolExecutor(world) as pool:
         return list(pool.map(one, range(world)))

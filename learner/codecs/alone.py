@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from penstock.learner.codecs.collective import Collective
 
-
-class SoloCollective(Collective):
+class SoloCollective:
     """Stands in for a group of ``world``: the others give what this rank does, at once."""
 
     def __init__(self, rank: int, world: int) -> None:
-        self.rank, self.world, self.sent_nbytes = rank, world, 0
+        self.rank, self.world = rank, world
 
     def all_reduce(self, tensor: Tensor) -> None:
         tensor.mul_(self.world)

@@ -16,23 +16,20 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple, get_args
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import NamedTuple
 
 import torch
 
 from penstock.configs.group import codec_contradictions
-from penstock.configs.reduce import Codec as CodecName
 from penstock.configs.reduce import ReduceConfig
 from penstock.configs.sections import LearnerConfig
+from penstock.core.interfaces import Codec, CodecContext, Collective, GradientPart
 from penstock.learner.codecs.alone import SoloCollective
-from penstock.learner.codecs.buckets import GradientPart, buckets_of
-from penstock.learner.codecs.codec import Codec
-from penstock.learner.codecs.collective import Collective, all_reduce_nbytes
-from penstock.learner.codecs.registry import make_codec
+from penstock.learner.codecs.buckets import buckets_of
+from penstock.learner.codecs.collective import all_reduce_nbytes
+from penstock.learner.codecs.registry import CODECS, make_codec
 
-ROUNDED = ("fp16", "bf16", "int8")
-LOSSY = ("onebit", "terngrad", "dropping", "dgc", "powersgd")
 ROUNDED_GAIN, LOSSY_GAIN = 1.05, 1.5
 CLOSE = 2.0  # predictions may be off by as much
 PROBE_VALUES = 250_000  # 1 MB
@@ -89,8 +86,8 @@ def choose(
 
 
 def candidates(cfg: LearnerConfig) -> list[str]:
-    """Codecs that go with the optimizer and the pace."""
-    names = [name for name in get_args(CodecName) if name != "auto"]
+    """Codecs to try that go with the optimizer and the pace."""
+    names = [name for name, spec in CODECS.specs.items() if spec.tried_by_auto]
     return [name for name in names if not list(codec_contradictions(_with_codec(cfg, name)))]
 
 
@@ -102,10 +99,14 @@ def predict_s(cost: Cost, network: NetworkCost, buckets: int) -> float:
 def best(step_s: Mapping[str, float]) -> tuple[str, str]:
     """The best of fp32 and what rounds, and the best lossy codec; both the same where there is
     none of these."""
-    mild = min((n for n in step_s if n in ROUNDED), key=step_s.__getitem__, default="none")
+    mild = min(_of_loss("rounding", step_s), key=step_s.__getitem__, default="none")
     if step_s.get("none", math.inf) < ROUNDED_GAIN * step_s[mild]:
         mild = "none"
-    return mild, min((n for n in step_s if n in LOSSY), key=step_s.__getitem__, default=mild)
+    return mild, min(_of_loss("lossy", step_s), key=step_s.__getitem__, default=mild)
+
+
+def _of_loss(loss: str, names: Iterable[str]) -> Iterator[str]:
+    return (name for name in names if CODECS.specs[name].loss == loss)
 
 
 def finalists(predicted: Mapping[str, float]) -> tuple[str, ...]:
@@ -175,8 +176,9 @@ class _Trial:
 
     def _make(self, name: str) -> Codec:
         cfg = self._cfg.model_copy(update={"codec": name})
-        ring = self._ring
-        return make_codec(cfg, self._parts, len(self._values), self._device, ring.world, ring.rank)
+        size, ring = len(self._values), self._ring
+        context = CodecContext(cfg, self._parts, size, self._device, ring.world, ring.rank)
+        return make_codec(context)
 
     def _shortest_s(self, codec: Codec, ring: Collective) -> float:
         def step() -> None:

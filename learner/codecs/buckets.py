@@ -4,38 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from itertools import pairwise
-from typing import NamedTuple
 
 from torch import Tensor
 
+from penstock.core.interfaces import Bucket, GradientPart
+
 VALUE_NBYTES = 4  # of float32
-
-
-class GradientPart(NamedTuple):
-    """One parameter in the flat vector: its values ``start`` up to ``stop``.
-
-    ``is_bias`` if it has fewer than two dimensions. ``rows`` is the size of its first dimension,
-    where it is seen as a matrix; 1 if that does not matter (only `powersgd` asks).
-    """
-
-    name: str
-    start: int
-    stop: int
-    is_bias: bool
-    rows: int = 1
-
-
-class Bucket(NamedTuple):
-    """A slice of the flat vector, of whole parameters, in their order."""
-
-    start: int
-    stop: int
-    parts: tuple[GradientPart, ...]
-
-    @property
-    def size(self) -> int:
-        """Values in it."""
-        return self.stop - self.start
 
 
 def parts_of(parameters: Iterable[tuple[str, Tensor]]) -> tuple[GradientPart, ...]:

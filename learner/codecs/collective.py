@@ -1,8 +1,4 @@
-"""Collectives over one process group, and the bytes that they send.
-
-All ranks call the same methods in the same order, from one thread. A rank that is gone or late
-makes them raise torch's RuntimeError, after which the group is of no use.
-"""
+"""Collectives over one process group, and the bytes that they send."""
 
 from __future__ import annotations
 
@@ -10,8 +6,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 
-class Collective:
-    """What codecs may ask of a ``group`` (gloo or NCCL); tensors are contiguous.
+class GroupCollective:
+    """The `core.interfaces.Collective` of a ``group`` of torch's (gloo or NCCL).
 
     ``sent_nbytes`` adds up the payload that this rank gave to the network, by the algorithms that
     gloo and NCCL use (see `all_reduce_nbytes`, `all_to_all_nbytes`, `all_gather_nbytes`).
@@ -24,20 +20,16 @@ class Collective:
         self.sent_nbytes = 0
 
     def all_reduce(self, tensor: Tensor) -> None:
-        """It becomes its sum over ranks, bitwise the same on all."""
         self._reduce(tensor, dist.ReduceOp.SUM)
 
     def all_reduce_max(self, tensor: Tensor) -> None:
-        """It becomes its maximum over ranks. Not for NaN, which gloo may lose."""
         self._reduce(tensor, dist.ReduceOp.MAX)
 
     def all_to_all(self, out: Tensor, given: Tensor) -> None:
-        """Row r of ``given`` ``[world, k]`` goes to rank r; row r of ``out`` is what r gave."""
         self.sent_nbytes += all_to_all_nbytes(given.nbytes, self.world)
         self.group.alltoall_base(out.view(-1), given.view(-1), [], []).wait()
 
     def all_gather(self, out: Tensor, given: Tensor) -> None:
-        """Row r of ``out`` ``[world, k]`` is what rank r gave, each of the same size."""
         self.sent_nbytes += all_gather_nbytes(given.nbytes, self.world)
         self.group._allgather_base(out.view(-1), given.view(-1)).wait()
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from penstock.learner.codecs.buckets import Bucket
-from penstock.learner.codecs.collective import Collective
+from penstock.core.interfaces import Bucket, Collective
+from penstock.learner.codecs.registry import DgcOptions
 from penstock.learner.codecs.sparse import Sparse
 
 LADDER = (0.25, 0.0625, 0.015625, 0.004, 0.001)
@@ -20,19 +20,23 @@ class Dgc(Sparse):
     must have none: `learner.optimizer=sgd` is used with momentum 0. Therefore a group of one is
     coded too.
 
-    With ``learner.reduce.dgc_clip`` each bucket's g is clipped, before anything else, to the norm
-    dgc_clip / sqrt(world): local gradients are shares of a mean, and buckets are reduced before the
-    norm of the whole is known (the authors' code clips every layer for itself). The density falls
-    by the paper's ladder, ``learner.reduce.warmup_updates`` on each step, to
-    ``learner.reduce.dgc_density``.
+    With ``learner.reduce.dgc_clip``, else ``learner.grad_clip``, each bucket's g is clipped, before
+    anything else, to the norm dgc_clip / sqrt(world): local gradients are shares of a mean, and
+    buckets are reduced before the norm of the whole is known (the authors' code clips every layer
+    for itself). The density falls by the paper's ladder, ``learner.reduce.warmup_updates`` on each
+    step, to ``learner.reduce.dgc_density``.
     """
 
-    name = "dgc"
     kinds = ("momentum", "error")
     works_alone = True
 
+    def _set_up(self) -> None:
+        self._options = DgcOptions.of(self._context.cfg)
+        own_clip = self._options.dgc_clip
+        self._clip = self._context.grad_clip if own_clip is None else own_clip
+
     def density(self, update: int) -> float:
-        end, stage = self._cfg.dgc_density, self._cfg.warmup_updates
+        end, stage = self._options.dgc_density, self._options.warmup_updates
         if update >= stage * len(LADDER):
             return end
         return max(end, LADDER[update // stage])
@@ -42,11 +46,11 @@ class Dgc(Sparse):
         if not norm.isfinite():
             self._sum_nan(bucket, grads, ring)
             return
-        if self._cfg.dgc_clip is not None:
-            bound = self._cfg.dgc_clip * self._world**-0.5
+        if self._clip is not None:
+            bound = self._clip * self._world**-0.5
             grads *= (bound / (norm + CLIP_MARGIN)).clamp_(max=1.0)
         momentum, error = (self._residuals[kind][bucket.start : bucket.stop] for kind in self.kinds)
-        momentum.mul_(self._momentum).add_(grads)
+        momentum.mul_(self._context.momentum).add_(grads)
         error += momentum
         places = self._largest(error, self.count(bucket, self._update))
         values = error[places]

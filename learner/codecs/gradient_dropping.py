@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from penstock.learner.codecs.buckets import Bucket
-from penstock.learner.codecs.collective import Collective
+from penstock.core.interfaces import Bucket, Collective
+from penstock.learner.codecs.registry import DroppingOptions
 from penstock.learner.codecs.sparse import Sparse
 
 
@@ -17,11 +17,13 @@ class Dropping(Sparse):
     a sample.
     """
 
-    name = "dropping"
     kinds = ("error",)
 
+    def _set_up(self) -> None:
+        self._density = DroppingOptions.of(self._context.cfg).density
+
     def density(self, update: int) -> float:
-        return self._cfg.density
+        return self._density
 
     def _reduce(self, bucket: Bucket, grads: Tensor, ring: Collective) -> None:
         if not torch.linalg.vector_norm(grads).isfinite():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from penstock.learner.codecs.registry import Int8Options
 from penstock.learner.codecs.two_phase import TwoPhase
 
 LEVELS = 127
@@ -18,13 +19,16 @@ class Int8(TwoPhase):
     without any value above 1.5e-36 becomes zero, as its scale has no reciprocal.
     """
 
-    name = "int8"
     head = 1
     bits = 8
 
+    def _set_up(self) -> None:
+        super()._set_up()
+        self._block = Int8Options.of(self._context.cfg).block
+
     @property
     def block(self) -> int:
-        return self._cfg.block
+        return self._block
 
     def encode(self, values: Tensor, pads: Tensor, heads: Tensor, codes: Tensor) -> None:
         work = self._memory("work", values.shape, torch.float32)

@@ -5,9 +5,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from penstock.learner.codecs.buckets import VALUE_NBYTES, Bucket
-from penstock.learner.codecs.collective import Collective, all_reduce_nbytes
+from penstock.core.interfaces import Bucket, Collective
+from penstock.learner.codecs.buckets import VALUE_NBYTES
+from penstock.learner.codecs.collective import all_reduce_nbytes
 from penstock.learner.codecs.packing import Packing
+from penstock.learner.codecs.registry import OneBitOptions
 from penstock.learner.codecs.two_phase import TwoPhase
 
 
@@ -20,26 +22,26 @@ class OneBit(TwoPhase):
     ``learner.reduce.warmup_updates`` updates of the run are float32.
     """
 
-    name = "onebit"
     kinds = ("error", "server_error")
     head = 2
     bits = 1
 
     def _set_up(self) -> None:
         super()._set_up()
+        self._options = OneBitOptions.of(self._context.cfg)
         self._bits = Packing(1, 0, self._device)
 
     @property
     def block(self) -> int:
-        return self._cfg.onebit_block
+        return self._options.onebit_block
 
     def _bucket_nbytes(self, bucket: Bucket, update: int) -> int:
-        if update < self._cfg.warmup_updates:
+        if update < self._options.warmup_updates:
             return all_reduce_nbytes(bucket.size * VALUE_NBYTES, self._world)
         return super()._bucket_nbytes(bucket, update)
 
     def _reduce(self, bucket: Bucket, grads: Tensor, ring: Collective) -> None:
-        if self._update < self._cfg.warmup_updates:
+        if self._update < self._options.warmup_updates:
             ring.all_reduce(grads)
         else:
             super()._reduce(bucket, grads, ring)

@@ -8,9 +8,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from penstock.learner.codecs.buckets import VALUE_NBYTES, Bucket, GradientPart
-from penstock.learner.codecs.codec import Codec
-from penstock.learner.codecs.collective import Collective, all_reduce_nbytes
+from penstock.core.interfaces import Bucket, Collective, GradientPart
+from penstock.learner.codecs.buckets import VALUE_NBYTES
+from penstock.learner.codecs.codec import BaseCodec
+from penstock.learner.codecs.collective import all_reduce_nbytes
+from penstock.learner.codecs.registry import PowerSgdOptions
 
 if TYPE_CHECKING:
     from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDState
@@ -19,7 +21,7 @@ EPSILON = 1e-8  # a layer without gradients has columns of zeros
 GAIN = 2  # torch compresses a matrix only if that leaves less than half of it
 
 
-class PowerSgd(Codec):
+class PowerSgd(BaseCodec):
     """M = P Q^T of rank ``learner.reduce.powersgd_rank`` for each matrix.
 
     Torch's are the factors, their orthogonalisation, warm start and all-reduces, and the choice
@@ -30,10 +32,10 @@ class PowerSgd(Codec):
     the first again.
     """
 
-    name = "powersgd"
     kinds = ("error",)
 
     def _set_up(self) -> None:
+        self._options = PowerSgdOptions.of(self._context.cfg)
         self._state: PowerSGDState | None = None
 
     def reset(self) -> None:
@@ -48,7 +50,7 @@ class PowerSgd(Codec):
         return sum(all_reduce_nbytes(VALUE_NBYTES * size, self._world) for size in sizes)
 
     def _is_coded(self, bucket: Bucket, update: int) -> bool:
-        return update >= self._cfg.warmup_updates and any(map(self._factors, bucket.parts))
+        return update >= self._options.warmup_updates and any(map(self._factors, bucket.parts))
 
     def _sizes(self, bucket: Bucket) -> tuple[int, int]:
         """Values in all Ps and all Qs of a bucket."""
@@ -59,7 +61,7 @@ class PowerSgd(Codec):
         """Sizes of P and Q; None if torch leaves the parameter as it is."""
         size = part.stop - part.start
         rows, columns = (size, 1) if part.is_bias else (part.rows, size // part.rows)
-        rank = min(rows, columns, self._cfg.powersgd_rank)
+        rank = min(rows, columns, self._options.powersgd_rank)
         if (rows + columns) * rank * GAIN >= size:
             return None
         return rows * rank, columns * rank
@@ -95,7 +97,7 @@ class PowerSgd(Codec):
     def _make_state(self, make: type[PowerSGDState]) -> PowerSGDState:
         state = make(
             None,
-            self._cfg.powersgd_rank,
+            self._options.powersgd_rank,
             start_powerSGD_iter=2,
             min_compression_rate=GAIN,
             orthogonalization_epsilon=EPSILON,

@@ -15,9 +15,7 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-from penstock.learner.codecs.buckets import Bucket
-from penstock.learner.codecs.codec import Codec
-from penstock.learner.codecs.collective import Collective
+from penstock.core.interfaces import Bucket, Codec, Collective
 from penstock.profiling.ledger import Part, TimeLedger
 
 

@@ -1,41 +1,139 @@
-"""Picks the codec that a config names."""
+"""The gradient codecs: what a config knows of each, and how a learner makes one.
+
+Imports no torch, so that configs can be validated with it. Documentation and messages list codecs
+and options in this order.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from pkgutil import resolve_name
 
-import torch
-
-from penstock.configs.reduce import ReduceConfig
-from penstock.learner.codecs.buckets import GradientPart
-from penstock.learner.codecs.codec import Codec
-from penstock.learner.codecs.dgc import Dgc
-from penstock.learner.codecs.gradient_dropping import Dropping
-from penstock.learner.codecs.int8 import Int8
-from penstock.learner.codecs.onebit import OneBit
-from penstock.learner.codecs.powersgd import PowerSgd
-from penstock.learner.codecs.rounding import Bf16, Fp16, Fp32
-from penstock.learner.codecs.terngrad import TernGrad
-
-CODECS: dict[str, type[Codec]] = {
-    codec.name: codec
-    for codec in (Fp32, Fp16, Bf16, Int8, OneBit, TernGrad, Dropping, Dgc, PowerSgd)
-}
+from penstock.configs.reduce import CODECS as CODECS
+from penstock.configs.reduce import CodecOptions, CodecSpec
+from penstock.configs.value_types import Count, Natural, Positive, Share, Switch
+from penstock.core.interfaces import Codec, CodecContext, CodecFactory
 
 
-def make_codec(
-    cfg: ReduceConfig,
-    parts: Sequence[GradientPart],
-    size: int,
-    device: torch.device,
-    world: int,
-    rank: int,
-    momentum: float = 0.9,
-) -> Codec:
-    """The codec ``cfg.codec``; see `Codec` for the rest.
+class Int8Options(CodecOptions):
+    """Of `int8`."""
+
+    block: Count = 512
+    """Values that share a scale in `int8`."""
+
+
+class WarmupOptions(CodecOptions):
+    """Of codecs that begin with float32."""
+
+    warmup_updates: Natural = 100
+    """Optimizer steps in fp32 before `onebit` and `powersgd` begin; for `dgc`, of each stage of its
+    ladder of densities."""
+
+
+class OneBitOptions(WarmupOptions):
+    """Of `onebit`."""
+
+    onebit_block: Count = 4096
+    """Values that share a pair of means in `onebit`."""
+
+
+class TernGradOptions(CodecOptions):
+    """Of `terngrad`."""
+
+    reternarize: Switch = True
+    """Whether `terngrad` sends sums back as -1, 0, 1 again, or exactly in a few more bits."""
+
+
+class DroppingOptions(CodecOptions):
+    """Of `dropping`."""
+
+    density: Share = 0.01
+    """Share of the values that `dropping` sends."""
+
+
+class DgcOptions(WarmupOptions):
+    """Of `dgc`."""
+
+    dgc_density: Share = 0.001
+    """Share of the values that `dgc` sends in the end."""
+    dgc_clip: Positive | None = None
+    """Bound on the norm of each learner's gradient in `dgc`, divided by the root of
+    `learner.count`; null: `learner.grad_clip`, which otherwise has no effect with `dgc`."""
+
+
+class PowerSgdOptions(WarmupOptions):
+    """Of `powersgd`."""
+
+    powersgd_rank: Count = 2
+    """Rank of the products in `powersgd`."""
+
+
+def make_codec(context: CodecContext) -> Codec:
+    """The codec that ``context.cfg.codec`` names.
 
     :raises ValueError: for ``auto``, which is to be decided before.
     """
-    if cfg.codec not in CODECS:
-        raise ValueError(f"codec {cfg.codec!r} is not one of {sorted(CODECS)}")
-    return CODECS[cfg.codec](cfg, parts, size, device, world, rank, momentum)
+    name = context.cfg.codec
+    if name not in CODECS.specs:
+        raise ValueError(f"codec {name!r} is not one of {sorted(CODECS.specs)}")
+    factory: CodecFactory = resolve_name(CODECS.specs[name].home)
+    return factory(context)
+
+
+def _ruins_second_moments(sends: str) -> dict[str, str]:
+    """`CodecSpec.unfit` where nearly all values lose their size."""
+    return {
+        optimizer: f"sends {sends}, which ruins the second moment that learner.optimizer "
+        f"{optimizer} divides by; set learner.optimizer=sgd (with a learning rate of its own), or "
+        "learner.reduce.codec=int8"
+        for optimizer in ("adam", "rmsprop", "lamb")
+    }
+
+
+_ROOM = "penstock.learner.codecs"
+for _spec in (
+    CodecSpec("none", "as they are (fp32)", f"{_ROOM}.rounding:Fp32", loss="none", every_pace=True),
+    CodecSpec("fp16", "in half", f"{_ROOM}.rounding:Fp16", loss="rounding"),
+    CodecSpec("bf16", "in half", f"{_ROOM}.rounding:Bf16", loss="rounding"),
+    CodecSpec("int8", "in blocks", f"{_ROOM}.int8:Int8", loss="rounding", options=Int8Options),
+    CodecSpec(
+        "onebit",
+        "as signs with error feedback",
+        f"{_ROOM}.onebit:OneBit",
+        unfit=_ruins_second_moments("signs with one size"),
+        options=OneBitOptions,
+    ),
+    CodecSpec(
+        "terngrad",
+        "as -1, 0, 1 times a scale",
+        f"{_ROOM}.terngrad:TernGrad",
+        unfit=_ruins_second_moments("-1, 0 or 1 times one size"),
+        options=TernGradOptions,
+    ),
+    CodecSpec(
+        "dropping",
+        "the largest few",
+        f"{_ROOM}.gradient_dropping:Dropping",
+        unfit=_ruins_second_moments("zeros for most values"),
+        options=DroppingOptions,
+    ),
+    CodecSpec(
+        "dgc",
+        "the largest few",
+        f"{_ROOM}.dgc:Dgc",
+        long_name="deep gradient compression",
+        unfit=_ruins_second_moments("zeros for nearly all values")
+        | {
+            "lars": "has its own momentum in place of the optimizer's, and learner.optimizer lars "
+            "cannot do without; set learner.optimizer=sgd"
+        },
+        own_momentum=True,
+        options=DgcOptions,
+    ),
+    CodecSpec(
+        "powersgd",
+        "as low-rank products",
+        f"{_ROOM}.powersgd:PowerSgd",
+        options=PowerSgdOptions,
+    ),
+):
+    CODECS.register(_spec)

@@ -7,16 +7,15 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from penstock.learner.codecs.buckets import VALUE_NBYTES, Bucket
-from penstock.learner.codecs.codec import Codec
-from penstock.learner.codecs.collective import Collective, all_reduce_nbytes
+from penstock.core.interfaces import Bucket, Collective
+from penstock.learner.codecs.buckets import VALUE_NBYTES
+from penstock.learner.codecs.codec import BaseCodec
+from penstock.learner.codecs.collective import all_reduce_nbytes
 from penstock.learner.codecs.two_phase import TwoPhase
 
 
-class Fp32(Codec):
+class Fp32(BaseCodec):
     """The library's all-reduce: exact but for the order of the sum."""
-
-    name = "none"
 
     def _reduce(self, bucket: Bucket, grads: Tensor, ring: Collective) -> None:
         ring.all_reduce(grads)
@@ -42,7 +41,6 @@ class Half(TwoPhase):
 class Bf16(Half):
     """Range of float32, eight bits of precision: relative error up to 2^-8 each way."""
 
-    name = "bf16"
     dtype = torch.bfloat16
 
 
@@ -50,5 +48,4 @@ class Fp16(Half):
     """Eleven bits of precision between 6e-5 and 65504; larger values end the step as infinite, and
     those below 3e-8 vanish. Mean gradients are small, so `bf16` is the safer half."""
 
-    name = "fp16"
     dtype = torch.float16

@@ -9,16 +9,17 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from penstock.learner.codecs.buckets import VALUE_NBYTES, Bucket
-from penstock.learner.codecs.codec import Codec
-from penstock.learner.codecs.collective import Collective, all_gather_nbytes, all_reduce_nbytes
+from penstock.core.interfaces import Bucket, Collective
+from penstock.learner.codecs.buckets import VALUE_NBYTES
+from penstock.learner.codecs.codec import BaseCodec
+from penstock.learner.codecs.collective import all_gather_nbytes, all_reduce_nbytes
 
 ENTRY_NBYTES = 8  # int32 place, float32 value
 STRIDE = 101  # prime, so that a sample does not walk down one column of a matrix
 SAMPLED_FROM = 1 << 14  # values
 
 
-class Sparse(Codec):
+class Sparse(BaseCodec):
     """Sends exactly `count` values of each bucket, those furthest from zero, biases included.
 
     An all-gather brings every rank's places and values, which are added in the order of ranks.

@@ -10,15 +10,16 @@ import torch
 from torch import Tensor
 
 from penstock.configs.errors import UserError
-from penstock.learner.codecs.buckets import VALUE_NBYTES, Bucket, GradientPart
-from penstock.learner.codecs.codec import Codec
+from penstock.core.interfaces import Bucket, Collective, GradientPart
+from penstock.learner.codecs.buckets import VALUE_NBYTES
+from penstock.learner.codecs.codec import BaseCodec
 from penstock.learner.codecs.collective import (
-    Collective,
     all_gather_nbytes,
     all_reduce_nbytes,
     all_to_all_nbytes,
 )
 from penstock.learner.codecs.packing import Packing
+from penstock.learner.codecs.registry import TernGradOptions
 
 CLIP = 2.5  # standard deviations
 MOST_RANKS = 127  # whose sum an int8 holds
@@ -26,7 +27,7 @@ SMALLEST = torch.finfo(torch.float32).tiny
 MULTIPLE = 16  # values whose codes are four bytes
 
 
-class TernGrad(Codec):
+class TernGrad(BaseCodec):
     """s * t for each weight, E[s * t] = clipped gradient; nothing is held back.
 
     Per layer and rank, the gradient is clipped to 2.5 standard deviations (about zero, so that a
@@ -42,18 +43,17 @@ class TernGrad(Codec):
     Draws follow from (rank, update, bucket) alone, so that there is no generator to save.
     """
 
-    name = "terngrad"
-
     def _set_up(self) -> None:
         if self._world > MOST_RANKS:
             raise UserError(
                 f"learner.reduce.codec terngrad sums in 8 bits, of {MOST_RANKS} learners at most, "
                 f"and learner.count is {self._world}; set learner.reduce.codec=onebit"
             )
+        self._reternarize = TernGradOptions.of(self._context.cfg).reternarize
         self._random = torch.Generator(self._device)
         self._ternary = Packing(2, 1, self._device)
         self._back = self._ternary
-        if not self._cfg.reternarize:
+        if not self._reternarize:
             bits = 4 if 2 * self._world + 1 <= 16 else 8
             self._back = Packing(bits, self._world, self._device)
 
@@ -80,7 +80,7 @@ class TernGrad(Codec):
         scales = bounds.nan_to_num(nan=torch.inf, posinf=torch.inf)  # gloo's maximum may lose a NaN
         ring.all_reduce_max(scales)
         signs = self._exchange(self._ternarize(views, bounds, scales), ring)
-        if self._cfg.reternarize:
+        if self._reternarize:
             scales = scales * self._world
         for view, scale, drawn in zip(views, scales, _cut(signs, views), strict=True):
             view.copy_(drawn).mul_(scale)
@@ -121,7 +121,7 @@ class TernGrad(Codec):
         ring.all_to_all(got, sent)
         self._ternary.unpack(got, drawn)
         total = drawn.sum(0, dtype=torch.int8)
-        if self._cfg.reternarize:
+        if self._reternarize:
             total = self._draw(total / world)
         sums = self._memory("sums", (share // self._back.per_byte,), torch.uint8)
         all_sums = self._memory("all_sums", (world, sums.numel()), torch.uint8)

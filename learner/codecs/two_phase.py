@@ -15,13 +15,10 @@ from typing import ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
-from penstock.learner.codecs.buckets import VALUE_NBYTES, Bucket
-from penstock.learner.codecs.codec import Codec
-from penstock.learner.codecs.collective import (
-    Collective,
-    all_gather_nbytes,
-    all_to_all_nbytes,
-)
+from penstock.core.interfaces import Bucket, Collective
+from penstock.learner.codecs.buckets import VALUE_NBYTES
+from penstock.learner.codecs.codec import BaseCodec
+from penstock.learner.codecs.collective import all_gather_nbytes, all_to_all_nbytes
 
 PIECE = 1 << 19  # values that are coded at a time, so that they stay in a cache
 
@@ -58,7 +55,7 @@ def share_bucket(bucket: Bucket, world: int, block: int, head: int, bits: int) -
     return BucketShares(bucket.start, bucket.stop, world, blocks, words * 32 // bits, nbytes)
 
 
-class TwoPhase(Codec):
+class TwoPhase(BaseCodec):
     """A code for blocks of values, with error feedback where the class holds something back.
 
     ``error``: what the code lost of this rank's values, added to its next ones. ``server_error``:

@@ -20,6 +20,7 @@ import torch.distributed as dist
 
 from penstock.configs.errors import UserError
 from penstock.configs.group import SERVED
+from penstock.configs.reduce import AUTO
 from penstock.configs.schema import Config
 from penstock.configs.sections import LearnerConfig
 from penstock.core.control import Message
@@ -306,7 +307,7 @@ class ElasticGroup:
     def _with_codec(self, cfg: LearnerConfig, group: LearnerGroup, source: int) -> LearnerConfig:
         """``cfg`` with the codec that `auto` stands for: what the most advanced has, else measured
         now by all together."""
-        if cfg.reduce.codec != "auto":
+        if cfg.reduce.codec != AUTO:
             return cfg
         known = np.frombuffer(self._codec.encode(), np.uint8)
         self._codec = group.broadcast({"codec": known}, source)["codec"].tobytes().decode()

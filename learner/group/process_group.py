@@ -28,7 +28,7 @@ from penstock import __version__
 from penstock.configs.errors import UserError
 from penstock.configs.reduce import ReduceConfig
 from penstock.configs.schema import Config
-from penstock.learner.codecs.collective import Collective
+from penstock.learner.codecs.collective import GroupCollective
 from penstock.learner.sync.gradient_sync import GroupLostError
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ INTERFACE_VARIABLES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
 OWN = ("device", "nice", "threads", "env_threads")  # options in which learners may differ
 
 
-class Guarded(Collective):
+class Guarded(GroupCollective):
     """A collective whose failures are what they mean: the group is lost."""
 
     def all_reduce(self, tensor: Tensor) -> None:

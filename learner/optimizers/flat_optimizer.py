@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from penstock.configs.sections import LearnerConfig
 from penstock.learner.codecs.buckets import parts_of
+from penstock.learner.codecs.registry import CODECS
 from penstock.learner.optimizers.rules import Adam, RmsProp, Sgd, UpdateRule, UpdateStep
 from penstock.learner.optimizers.schedule import learning_rate
 from penstock.models.flat_parameters import flatten, split
@@ -38,7 +39,8 @@ class FlatOptimizer:
         self.parts = parts_of(listed)
         self.values = flatten(self.parameters)
         self.grads = _make_gradients(self.values, self.parameters)
-        replaced = cfg.count > 1 and cfg.reduce.codec == "dgc"
+        codec = CODECS.specs.get(cfg.reduce.codec)  # not known yet where it is `auto`
+        replaced = cfg.count > 1 and codec is not None and codec.own_momentum
         self.momentum = 0.0 if replaced else cfg.momentum
         self.grad_clip = None if replaced else cfg.grad_clip
         self.lr_factor = 1.0

@@ -15,9 +15,9 @@ import torch
 from torch import Tensor
 
 from penstock.configs.sections import LearnerConfig
-from penstock.learner.codecs.dgc import Dgc
+from penstock.core.interfaces import CodecContext
 from penstock.learner.codecs.reducer import Reducer
-from penstock.learner.codecs.registry import make_codec
+from penstock.learner.codecs.registry import CODECS, make_codec
 from penstock.learner.group.process_group import Arrays, LearnerGroup
 from penstock.learner.optimizers.flat_optimizer import FlatOptimizer
 from penstock.learner.sync.gradient_sync import ControlMessage
@@ -141,13 +141,19 @@ class Bsp:
 
     def _reducer(self, optimizer: FlatOptimizer) -> Reducer:
         cfg, group = self._cfg.reduce, self._group
-        if cfg.codec == Dgc.name:  # it has both in the optimizer's place, before values are chosen
+        context = CodecContext(
+            cfg,
+            optimizer.parts,
+            len(optimizer.grads),
+            optimizer.grads.device,
+            group.world,
+            group.rank,
+            self._cfg.momentum,
+            self._cfg.grad_clip,
+        )
+        codec = make_codec(context)
+        if CODECS.specs[cfg.codec].own_momentum:
             optimizer.momentum, optimizer.grad_clip = 0.0, None
-            if cfg.dgc_clip is None:
-                cfg = cfg.model_copy(update={"dgc_clip": self._cfg.grad_clip})
-        size, device = len(optimizer.grads), optimizer.grads.device
-        places = (group.world, group.rank)
-        codec = make_codec(cfg, optimizer.parts, size, device, *places, self._cfg.momentum)
         return Reducer(
             optimizer.grads,
             optimizer.parameters,

@@ -15,6 +15,7 @@ from penstock.bench.network import entries, parse_count, shares_of_backward
 from penstock.bench.simulated import Passes
 from penstock.configs.errors import UserError
 from penstock.configs.sections import LearnerConfig
+from penstock.core.interfaces import CodecContext
 from penstock.learner.codecs.alone import SoloCollective
 from penstock.learner.codecs.buckets import parts_of
 from penstock.learner.codecs.registry import make_codec
@@ -108,7 +109,7 @@ def test_ranks_and_steps_share_only_the_signal() -> None:
 def test_a_simulated_backward_takes_its_time_and_gives_its_gradient() -> None:
     parts = parts_of((name, torch.empty(shape, device="meta")) for name, shape in SMALL)
     cfg = LearnerConfig(count=2).reduce
-    codec = make_codec(cfg, parts, SIZE, torch.device("cpu"), 2, 0)
+    codec = make_codec(CodecContext(cfg, parts, SIZE, torch.device("cpu"), 2, 0))
     gradient = draw(Draws(SMALL, rank=0, world=2), 0)
     started: list[tuple[int, int]] = []
 

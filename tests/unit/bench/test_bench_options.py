@@ -6,8 +6,9 @@ import os
 
 import pytest
 
-from penstock.bench.reduce import CODECS, ReducePlan, make_plan, measure
+from penstock.bench.reduce import ReducePlan, make_plan, measure
 from penstock.configs.errors import UserError
+from penstock.configs.reduce import CODECS
 
 
 def plan(**changes: object) -> ReducePlan:
@@ -20,7 +21,7 @@ def plan(**changes: object) -> ReducePlan:
 def test_by_default_every_codec_is_measured_fp32_first() -> None:
     made = plan()
     assert made.codecs[0] == "none"
-    assert sorted(made.codecs) == sorted(CODECS)
+    assert sorted(made.codecs) == sorted(CODECS.names)
     assert made.links is None
 
 

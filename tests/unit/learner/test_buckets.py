@@ -11,8 +11,9 @@ from torch import nn
 
 from penstock.configs.errors import UserError
 from penstock.configs.reduce import ReduceConfig
-from penstock.learner.codecs.buckets import Bucket, GradientPart, buckets_of, parts_of
-from penstock.learner.codecs.collective import Collective
+from penstock.core.interfaces import Bucket, CodecContext, GradientPart
+from penstock.learner.codecs.buckets import buckets_of, parts_of
+from penstock.learner.codecs.collective import GroupCollective
 from penstock.learner.codecs.packing import Packing
 from penstock.learner.codecs.registry import make_codec
 from reduce_ring import CPU, codec_for, run_ranks
@@ -98,7 +99,7 @@ def test_a_value_out_of_range_spoils_no_other() -> None:
 
 
 def test_a_collective_counts_what_a_ring_sends() -> None:
-    def work(ring: Collective) -> list[Any]:
+    def work(ring: GroupCollective) -> list[Any]:
         total = torch.full((6,), float(ring.rank))
         ring.all_reduce(total)
         counts = [ring.sent_nbytes]
@@ -155,6 +156,6 @@ def test_a_group_of_one_sends_nothing() -> None:
 
 def test_what_cannot_be_made() -> None:
     with pytest.raises(ValueError, match="codec 'auto' is not one of"):
-        make_codec(ReduceConfig(codec="auto"), [], 0, CPU, 2, 0)
+        make_codec(CodecContext(ReduceConfig(codec="auto"), [], 0, CPU, 2, 0))
     with pytest.raises(UserError, match=r"of 127 learners at most.*learner\.count is 128"):
         codec_for(128, 0, codec="terngrad")

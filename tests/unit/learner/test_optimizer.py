@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from penstock.configs.reduce import ReduceConfig
 from penstock.configs.sections import LearnerConfig
-from penstock.learner.codecs.buckets import GradientPart
+from penstock.core.interfaces import GradientPart
 from penstock.learner.optimizers.flat_optimizer import FlatOptimizer
 
 KINDS = ["adam", "rmsprop", "sgd"]

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from penstock.learner.codecs import two_phase
 from penstock.learner.codecs.alone import SoloCollective
-from penstock.learner.codecs.collective import Collective
+from penstock.learner.codecs.collective import GroupCollective
 from reduce_ring import CPU, SIZE, Floats, codec_for, gradients, reduce_all, run_ranks
 
 NATURE = (
@@ -72,10 +72,10 @@ def test_nothing_is_lost_but_only_held_back(name: str, world: int) -> None:
     # without momentum, what dgc adds up is the gradient
     options: dict[str, Any] = {"codec": name, "warmup_updates": 2, "onebit_block": 64}
 
-    def work(ring: Collective) -> npt.NDArray[np.float64]:
+    def work(ring: GroupCollective) -> npt.NDArray[np.float64]:
         codec = codec_for(world, ring.rank, momentum=0.0, **options)
         sums = [reduce_all(codec, ring, t, g) for t, g in enumerate(grads[:, ring.rank])]
-        error = codec.residuals()
+        error = dict(codec.residuals())
         if name == "dgc":
             del error["momentum"]
         held = np.sum([values.numpy().astype(np.float64) for values in error.values()], axis=0)
@@ -94,7 +94,7 @@ def test_results_do_not_depend_on_how_much_is_done_at_a_time(
     grads = gradients(3, 3)
     options: dict[str, Any] = {"codec": name, "block": 20, "onebit_block": 20, "warmup_updates": 0}
 
-    def work(ring: Collective) -> list[Floats]:
+    def work(ring: GroupCollective) -> list[Floats]:
         codec = codec_for(3, ring.rank, **options)
         return [reduce_all(codec, ring, t, g) for t, g in enumerate(grads[:, ring.rank])]
 
@@ -106,7 +106,7 @@ def test_results_do_not_depend_on_how_much_is_done_at_a_time(
 def test_feedback_makes_a_mean_right_that_one_step_is_not() -> None:
     grads = np.random.default_rng(0).standard_normal((3, SIZE)).astype(np.float32)
 
-    def work(ring: Collective) -> list[Floats]:
+    def work(ring: GroupCollective) -> list[Floats]:
         codec = codec_for(3, ring.rank, codec="onebit", warmup_updates=0)
         return [reduce_all(codec, ring, t, grads[ring.rank]) for t in range(100)]
 
@@ -143,7 +143,7 @@ def test_terngrad_is_right_on_average_and_varies_as_it_must(reternarize: bool) -
     clipped = np.clip(grads, *(np.sqrt((grads**2).mean(1, keepdims=True)) * s for s in (-2.5, 2.5)))
     scale = float(np.abs(clipped).max())
 
-    def work(ring: Collective) -> Floats:
+    def work(ring: GroupCollective) -> Floats:
         shapes = [("w", (copies, 120))]
         codec = codec_for(world, ring.rank, shapes, codec="terngrad", reternarize=reternarize)
         many = np.tile(grads[ring.rank], copies)
@@ -181,7 +181,7 @@ def test_powersgd_sums_matrices_of_its_rank_exactly() -> None:
     right = rng.standard_normal((2, 40))  # the ranks' rows span the same space
     grads = (left @ right).astype(np.float32).reshape(3, -1)
 
-    def work(ring: Collective) -> Floats:
+    def work(ring: GroupCollective) -> Floats:
         codec = codec_for(
             3, ring.rank, [("w", (30, 40))], codec="powersgd", warmup_updates=0, bucket_mb=1.0
         )
@@ -234,7 +234,7 @@ def test_bytes_and_error_of_a_nature_network(
     world, size = 4, 1_687_719
     grads = np.random.default_rng(0).standard_normal((world, size)).astype(np.float32)
 
-    def work(ring: Collective) -> tuple[int, int, float]:
+    def work(ring: GroupCollective) -> tuple[int, int, float]:
         codec = codec_for(world, ring.rank, NATURE, bucket_mb=1.0, **options)
         found = reduce_all(codec, ring, LATE, grads[ring.rank])
         wanted = grads.sum(0)

@@ -1,0 +1,193 @@
+"""What adding a codec takes: one class and one registration, both in this file."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from penstock.configs.errors import UserError
+from penstock.configs.load import dump, resolve
+from penstock.configs.reduce import CODECS, CodecOptions, CodecSpec, ReduceConfig
+from penstock.configs.reference import reference
+from penstock.configs.sections import LearnerConfig
+from penstock.configs.value_types import Positive
+from penstock.core.interfaces import Bucket, CodecContext, CodecFactory, Collective
+from penstock.learner.codecs.auto import candidates
+from penstock.learner.codecs.buckets import buckets_of
+from penstock.learner.codecs.collective import all_reduce_nbytes
+from penstock.learner.codecs.rounding import Fp32
+from reduce_ring import Floats, codec_for, gradients, reduce_all, run_ranks
+
+FOUR = ("learner.count=4", "actors.count=4", "learner.optimizer=sgd")
+
+
+class GridOptions(CodecOptions):
+    """Of `grid`."""
+
+    grid: Positive = 0.5
+    """Distance of the values that `grid` sends."""
+
+
+class Grid:
+    """Rounds to multiples of ``learner.reduce.grid``."""
+
+    def __init__(self, context: CodecContext) -> None:
+        self.buckets = buckets_of(context.parts, round(context.cfg.bucket_mb * 1e6))
+        self._step = GridOptions.of(context.cfg).grid
+        self._world = context.world
+
+    def begin(self, update: int) -> None:
+        pass
+
+    def reduce(self, bucket: Bucket, grads: Tensor, ring: Collective) -> None:
+        grads.div_(self._step).round_().mul_(self._step)
+        ring.all_reduce(grads)
+
+    def nbytes(self, update: int) -> int:
+        return sum(all_reduce_nbytes(4 * bucket.size, self._world) for bucket in self.buckets)
+
+    def residuals(self) -> Mapping[str, Tensor]:
+        return {}
+
+    def reset(self) -> None:
+        pass
+
+
+SPEC = CodecSpec(
+    "grid",
+    "as multiples of a number",
+    f"{__name__}:Grid",
+    loss="rounding",
+    tried_by_auto=False,
+    unfit={"adam": "is a toy; set learner.optimizer=sgd"},
+    options=GridOptions,
+)
+FACTORIES: tuple[CodecFactory, ...] = (Grid, Fp32)  # held against the Protocol by mypy
+
+
+@pytest.fixture
+def registered() -> Iterator[None]:
+    CODECS.register(SPEC)
+    yield
+    CODECS.unregister(SPEC.name)
+
+
+def chosen(*more: str) -> ReduceConfig:
+    return resolve("cartpole", [*FOUR, "learner.reduce.codec=grid", *more]).learner.reduce
+
+
+@pytest.mark.usefixtures("registered")
+def test_a_config_may_name_it_with_its_options(tmp_path: Any) -> None:
+    assert GridOptions.of(chosen()).grid == 0.5
+    cfg = resolve("cartpole", [*FOUR, "learner.reduce.codec=grid", "learner.reduce.grid=0.25"])
+    assert GridOptions.of(cfg.learner.reduce).grid == 0.25
+    (tmp_path / "again.yaml").write_text(dump(cfg))
+    assert resolve(str(tmp_path / "again.yaml")) == cfg
+
+
+@pytest.mark.usefixtures("registered")
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("learner.reduce.grid=0", r"learner\.reduce\.grid is 0; it must be a number above 0; the"),
+        ("learner.reduce.gird=1", r"no option learner\.reduce\.gird; the nearest option is .*grid"),
+        ("learner.optimizer=adam", r"learner\.reduce\.codec grid is a toy; set learner\.optim"),
+        ("learner.pace=local_sgd", r"learner\.reduce\.codec grid is for the gradients that"),
+        ("learner.reduce.codec=gird", r"'dgc', 'powersgd' or 'grid'; the default is 'none'"),
+    ],
+)
+def test_what_is_wrong_with_it_is_said(override: str, message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        chosen(override)
+
+
+@pytest.mark.usefixtures("registered")
+def test_the_reference_lists_it() -> None:
+    page = reference()
+    assert "`powersgd` as low-rank products, `grid` as multiples of a number." in page
+    assert (
+        "| `learner.reduce.grid` | a number above 0 | `0.5` | Distance of the values that" in page
+    )
+
+
+@pytest.mark.usefixtures("registered")
+def test_two_ranks_reduce_by_it() -> None:
+    grads = 10 * gradients(2, 1)[0]
+
+    def work(ring: Collective) -> Floats:
+        codec = codec_for(2, ring.rank, codec="grid", grid=0.25)
+        return reduce_all(codec, ring, 0, grads[ring.rank])
+
+    for found in run_ranks(2, work):
+        assert found.any()
+        np.testing.assert_array_equal(found, (np.round(grads * 4) / 4).sum(0))
+
+
+@pytest.mark.usefixtures("registered")
+def test_auto_leaves_out_what_it_is_not_to_try() -> None:
+    assert "grid" not in candidates(LearnerConfig(count=2, optimizer="sgd"))
+
+
+def test_taken_back_it_is_unknown_again() -> None:
+    before = tuple(CODECS.specs)
+    CODECS.register(SPEC)
+    CODECS.unregister("grid")
+    assert tuple(CODECS.specs) == before
+    with pytest.raises(UserError, match=r"codec is 'grid'; it must be 'none', 'auto', 'fp16'"):
+        chosen()
+    assert "grid" not in reference()
+
+
+class OtherDensity(CodecOptions):
+    density: Positive = 3.0
+    """What `dropping` does not mean by it."""
+
+
+@pytest.mark.parametrize(
+    ("spec", "message"),
+    [
+        (CodecSpec("int8", "", ""), "codec int8 exists already"),
+        (CodecSpec("auto", "", ""), "codec auto exists already"),
+        (CodecSpec("new", "", "", options=OtherDensity), r"new: learner\.reduce\.density exists"),
+    ],
+)
+def test_a_name_has_one_meaning(spec: CodecSpec, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        CODECS.register(spec)
+
+
+def test_a_config_loads_without_any_registration() -> None:
+    specs = list(CODECS.specs.values())
+    for spec in specs:
+        CODECS.unregister(spec.name)
+    try:
+        loaded = chosen("learner.reduce.grid=0.25")
+    finally:
+        for spec in specs:
+            CODECS.register(spec)
+    assert (loaded.codec, loaded.model_extra) == ("grid", {"grid": 0.25})
+
+
+@pytest.mark.system
+def test_validating_a_config_imports_no_torch() -> None:
+    program = (
+        "import sys; from penstock.configs.load import resolve; resolve('cartpole'); "
+        "print([name for name in ('numpy', 'torch', 'zmq') if name in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, check=True)
+    assert done.stdout.decode().strip() == "[]"
+
+
+def test_every_registered_codec_is_made() -> None:
+    for name in CODECS.specs:
+        codec = codec_for(2, 0, codec=name)
+        assert codec.buckets
+        assert codec.nbytes(0) > 0
+        assert all(values.dtype == torch.float32 for values in codec.residuals().values())
