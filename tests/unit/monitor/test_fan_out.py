@@ -5,26 +5,27 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from penstock.launch.run import RunReporter
+from penstock.core.interfaces import Json, MetricSink, RunEvent
 from penstock.monitor.events import EventLog
 from penstock.monitor.record import Record, lines
+from penstock.monitor.sinks import FanOut
+from penstock.monitor.view import DeferredView
 
 
-class Shown:
+class Shown(MetricSink):
     """A view that keeps what it is told; ``broken`` as one whose terminal is gone."""
 
     def __init__(self, broken: bool = False) -> None:
         self.notes: list[str] = []
-        self.metrics: list[Any] = []
+        self.shown: list[Json] = []
         self._broken = broken
 
-    def show(self, metrics: Any) -> None:
+    def metrics(self, metrics: Json, *, final: bool = False) -> None:
         self._fail_if_broken()
-        self.metrics.append(metrics)
+        self.shown.append({**metrics})
 
     def note(self, text: str) -> None:
         self._fail_if_broken()
@@ -46,10 +47,10 @@ def without_time(notes: list[str]) -> list[str]:
 
 def test_what_every_actor_says_is_shown_once() -> None:
     view = Shown()
-    audience = RunReporter(lambda: view, None)
-    audience.tick()
+    sinks = FanOut([DeferredView(lambda: view)])
+    sinks.tick()
     for text in ("by its own vector form", "by its own vector form", "another"):
-        audience.note(text)
+        sinks.note(text)
     assert without_time(view.notes) == ["by its own vector form", "another"]
 
 
@@ -59,10 +60,10 @@ def test_what_is_said_again_is_shown_after_a_minute_with_its_count(
     now_s = 1000.0
     monkeypatch.setattr("time.monotonic", lambda: now_s)
     view = Shown()
-    audience = RunReporter(lambda: view, None)
-    audience.tick()
+    sinks = FanOut([DeferredView(lambda: view)])
+    sinks.tick()
     for _ in range(121):
-        audience.note("the disk is full")
+        sinks.note("the disk is full")
         now_s += 1.0
     said = ["the disk is full", *2 * ["the disk is full (60 times)"]]
     assert without_time(view.notes) == said
@@ -70,11 +71,12 @@ def test_what_is_said_again_is_shown_after_a_minute_with_its_count(
 
 def test_events_are_written_and_those_for_the_user_are_shown(tmp_path: Path) -> None:
     view = Shown()
-    audience = RunReporter(lambda: view, None, events=EventLog(tmp_path))
-    audience.tick()
-    audience.log("start", "was started", "actor-0", 0)
-    audience.log("restart", "actor-0 starts again", "actor-0", 0, {"delay_s": 0.1})
-    audience.log("refused", "a stranger came", "connector-0", 0, {"host": "x"}, reported=True)
+    sinks = FanOut([EventLog(tmp_path), DeferredView(lambda: view)])
+    sinks.tick()
+    sinks.event(RunEvent("start", "was started", "actor-0", 0))
+    sinks.event(RunEvent("restart", "actor-0 starts again", "actor-0", 0, {"delay_s": 0.1}))
+    host = {"host": "x"}
+    sinks.event(RunEvent("refused", "a stranger came", "connector-0", 0, host, reported=True))
     assert without_time(view.notes) == ["actor-0 starts again", "a stranger came"]
     kinds = [line["kind"] for line in lines(tmp_path / "events.jsonl")]
     assert kinds == ["start", "restart", "refused"]
@@ -82,32 +84,31 @@ def test_events_are_written_and_those_for_the_user_are_shown(tmp_path: Path) -> 
 
 def test_what_is_said_before_there_is_a_view_is_shown_once_there_is() -> None:
     view = Shown()
-    audience = RunReporter(lambda: view, None)
-    audience.note("resumed")
-    audience.note("resumed")
-    audience.tick()
-    audience.note("later")
+    sinks = FanOut([DeferredView(lambda: view)])
+    sinks.note("resumed")
+    sinks.note("resumed")
+    sinks.tick()
+    sinks.note("later")
     assert without_time(view.notes) == ["resumed", "later"]
 
 
 def test_a_full_disk_is_told_once_and_the_metrics_are_still_shown(tmp_path: Path) -> None:
     (tmp_path / "metrics.jsonl").symlink_to("/dev/full")
     view, record = Shown(), Record(tmp_path)
-    audience = RunReporter(lambda: view, record)
-    audience.tick()
+    sinks = FanOut([record, DeferredView(lambda: view)])
+    sinks.tick()
     for time_s in (1.0, 2.0):
-        audience.metrics({"time_s": time_s}, final=False)
+        sinks.metrics({"time_s": time_s})
     assert without_time(view.notes) == ["metrics.jsonl cannot be written: No space left on device"]
-    assert [m["time_s"] for m in view.metrics] == [1.0, 2.0]
-    assert record.close("return", None)["time_s"] == 2.0
+    assert [m["time_s"] for m in view.shown] == [1.0, 2.0]
+    assert record.summary("return", None)["time_s"] == 2.0
 
 
 def test_a_closed_terminal_does_not_keep_metrics_from_the_disk(tmp_path: Path) -> None:
     record = Record(tmp_path)
-    audience = RunReporter(lambda: Shown(broken=True), record)
-    audience.tick()
-    audience.note("nobody reads this")
-    audience.metrics({"time_s": 1.0}, final=False)
-    audience.close()
-    record.close("return", None)
+    sinks = FanOut([record, DeferredView(lambda: Shown(broken=True))])
+    sinks.tick()
+    sinks.note("nobody reads this")
+    sinks.metrics({"time_s": 1.0})
+    sinks.close()
     assert json.loads((tmp_path / "metrics.jsonl").read_text()) == {"time_s": 1.0}
