@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import os
 import resource
@@ -73,7 +74,7 @@ class Screen(io.StringIO):
 
     def write(self, text: str) -> int:
         if self.closed_by_user:
-            raise BrokenPipeError(32, "Broken pipe")
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
         return super().write(text)
 
 
@@ -240,6 +241,7 @@ def nothing_to_write_to(world: World, how: str) -> Iterator[None]:
     yield
 
 
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # of a library
 @pytest.mark.parametrize("how", ["full disk", "removed folder", "closed terminal"])
 def test_what_cannot_be_written_raises_oserror_alone(
     sink: MetricSink, world: World, how: str
@@ -251,6 +253,7 @@ def test_what_cannot_be_written_raises_oserror_alone(
                 call()
 
 
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # of a library
 @pytest.mark.parametrize("how", ["full disk", "removed folder", "closed terminal"])
 def test_the_fan_out_raises_nothing_at_all(
     sink: MetricSink, world: World, how: str, capsys: pytest.CaptureFixture[str]
