@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from importlib.util import find_spec
 from itertools import permutations
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -106,6 +107,15 @@ def registered(option: str, value: str) -> Callable[[World], MetricSink]:
     return make
 
 
+def of_the_page(world: World) -> MetricSink:
+    """The example of docs/extending.md."""
+    page = (Path(__file__).parents[2] / "docs" / "extending.md").read_text()
+    module: dict[str, Any] = {}
+    exec(page.partition("## A metric sink")[2].split("```")[1].removeprefix("python"), module)
+    sink: MetricSink = module["make"](world.config(), world.folder)
+    return sink
+
+
 OPTIONS = {"tensorboard": "true", "wandb": "games"}
 MAKERS: dict[str, Callable[[World], MetricSink]] = {
     "record": lambda world: Record(world.folder),
@@ -118,6 +128,7 @@ MAKERS: dict[str, Callable[[World], MetricSink]] = {
     "deferred": lambda world: DeferredView(lambda: LineView(world.screen, "penstock run", None)),
     "thinned": lambda world: Thinned(Record(world.folder)),
     "fan-out": lambda world: FanOut([EventLog(world.folder / "logs"), Record(world.folder)]),
+    "example": of_the_page,
     **{option: registered(option, value) for option, value in OPTIONS.items()},
 }
 

@@ -1,14 +1,17 @@
-"""Neither a full disk nor a closed terminal ends a run."""
+"""The fan-out to all sinks of a run: neither a full disk nor a closed terminal ends it."""
 
 from __future__ import annotations
 
 import json
+import logging
 import re
+import threading
 from pathlib import Path
 
 import pytest
 
 from penstock.core.interfaces import Json, MetricSink, RunEvent
+from penstock.core.notes import notes_to
 from penstock.monitor.events import EventLog
 from penstock.monitor.record import Record, lines
 from penstock.monitor.sinks import FanOut
@@ -112,3 +115,47 @@ def test_a_closed_terminal_does_not_keep_metrics_from_the_disk(tmp_path: Path) -
     sinks.metrics({"time_s": 1.0})
     sinks.close()
     assert json.loads((tmp_path / "metrics.jsonl").read_text()) == {"time_s": 1.0}
+
+
+class Fails(MetricSink):
+    """A sink for which every call fails."""
+
+    def metrics(self, metrics: Json, *, final: bool = False) -> None:
+        raise OSError(28, "No space left on device", "returns.csv")
+
+    def event(self, event: RunEvent) -> bool:
+        raise OSError(28, "No space left on device", "returns.csv")
+
+    def close(self) -> None:
+        raise OSError(28, "No space left on device", "returns.csv")
+
+
+def test_a_sink_that_fails_costs_nobody_else_anything(capsys: pytest.CaptureFixture[str]) -> None:
+    view = Shown()
+    sinks = FanOut([Fails(), DeferredView(lambda: view)])
+    sinks.tick()
+    sinks.metrics({"time_s": 1.0})
+    assert not sinks.event(RunEvent("start", "was started", "actor-0", 0))
+    sinks.note("by its own vector form")
+    sinks.close()
+    failure = "returns.csv cannot be written: No space left on device"
+    assert without_time(view.notes) == [failure, "by its own vector form"]
+    assert [metrics["time_s"] for metrics in view.shown] == [1.0]
+    assert capsys.readouterr().err == f"{failure}\n"
+
+
+def test_what_is_logged_is_a_note_of_the_run_of_that_thread(tmp_path: Path) -> None:
+    view = Shown()
+    sinks = FanOut([EventLog(tmp_path), DeferredView(lambda: view)])
+    sinks.tick()
+    logger = logging.getLogger("penstock.of_a_user")
+    with notes_to(sinks.note):
+        logger.info("%s is resumed", "runs/x")
+        logger.debug("not for the user")
+        thread = threading.Thread(target=logger.warning, args=("of another run",))
+        thread.start()
+        thread.join()
+    logger.info("after the run")
+    assert without_time(view.notes) == ["runs/x is resumed"]
+    [line] = lines(tmp_path / "events.jsonl")
+    assert (line["kind"], line["text"]) == ("note", "runs/x is resumed")
