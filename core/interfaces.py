@@ -37,7 +37,7 @@ class RunEvent:
     and has no ``result``."""
     result: Json | None = None
     """All of an "evaluation" (a line of `evaluations.jsonl`), of a "checkpoint" (the fields of
-    `penstock.Saved`), or of the "end" (`summary.json`); None for every other event."""
+    `launch.callbacks.Saved`), or of the "end" (`summary.json`); None for every other event."""
 
 
 class MetricSink(Protocol):
