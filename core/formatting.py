@@ -42,9 +42,10 @@ def duration(seconds: float | None) -> str:
     return f"{seconds * 1e3:.0f} ms" if seconds < 1 else f"{seconds:.1f} s"
 
 
-def shares(parts: Mapping[str, float]) -> str:
+def shares(parts: Mapping[str, float | None]) -> str:
     """The parts of a ledger that show, the largest first: "compute 91%, wait_data 3%"."""
-    shown = sorted((p for p in parts.items() if p[1] >= LEAST), key=lambda p: -p[1])
+    known = [(name, share) for name, share in parts.items() if share is not None]
+    shown = sorted((p for p in known if p[1] >= LEAST), key=lambda p: -p[1])
     return ", ".join(f"{name} {percent(share)}" for name, share in shown)
 
 

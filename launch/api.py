@@ -19,13 +19,14 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from penstock.configs.errors import UserError
+from penstock.core.interfaces import MetricSink
 from penstock.core.run_dir import Resume, default_run_dir
 from penstock.launch import topology
 from penstock.launch.resumed import resolve_resumed
 from penstock.launch.run import conduct
 from penstock.launch.supervisor_messages import KILLED_AS_ASKED, Outcome
 from penstock.monitor.record import METRICS, objects
-from penstock.monitor.view import ProgressLine, Silent, View
+from penstock.monitor.view import ProgressLine, Silent
 
 
 @dataclass(frozen=True)
@@ -148,7 +149,7 @@ def train(
     path = Path(config.run.dir) if config.run.dir else default_run_dir(resolved.name)
     make_specs = partial(topology.train, config)
 
-    def view(title: str) -> View:
+    def view(title: str) -> MetricSink:
         return ProgressLine(sys.stdout, title, config.stop) if progress else Silent()
 
     outcome, summary = conduct(

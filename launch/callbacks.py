@@ -1,7 +1,6 @@
 """Your own code beside a run: `run.callbacks=[my_module:MyCallbacks]`.
 
-    from penstock.core.files import open_private
-from penstock.launch.callbacks import Callbacks, Evaluated, Run
+    from penstock.launch.callbacks import Callbacks, Evaluated, Run
 
     class MyCallbacks(Callbacks):
         def on_evaluation(self, run: Run, evaluated: Evaluated) -> bool:
@@ -15,9 +14,10 @@ and ends nothing.
 
 from __future__ import annotations
 
+import logging
 import sys
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,11 +25,13 @@ from typing import TYPE_CHECKING, Any
 
 from penstock.configs.errors import UserError
 from penstock.core.files import open_private
+from penstock.core.interfaces import Json, MetricSink, RunEvent
 
 if TYPE_CHECKING:
     from penstock.configs.schema import Config
 
 LOG = "callbacks.log"
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -89,31 +91,36 @@ class Callbacks:
         """The run has ended, and left ``summary`` (`summary.json`)."""
 
 
-class Hooks:
+class Hooks(MetricSink):
     """Calls the callbacks of a run."""
 
     def __init__(self, paths: Sequence[str], run: Run, made: Sequence[object] = ()) -> None:
         """``paths`` are ``module:Class``, ``made`` are objects of such. Raises UserError where one
         cannot be made, or hears of nothing."""
         self._run = run
-        self.note: Callable[[str], object] = print  # tells the user what failed
+        self._summary: Json | None = None
         self._made: list[tuple[str, Any]] = [(path, _make(path)) for path in paths]
         self._made += [(type(hook).__name__, hook) for hook in made]
         for path, hook in self._made:
             _check_hears(path, hook)
 
-    def event(self, kind: str, message: Mapping[str, Any]) -> bool:
-        """Pass an "evaluation" or a "checkpoint" on, as a role has reported it; whether anybody
-        asks to end the run."""
-        if kind == "checkpoint":
-            self._call("on_checkpoint", Saved(**{**message, "folder": Path(message["folder"])}))
-            return False
-        said = self._call("on_evaluation", _evaluated(message))
-        return any(type(end).__name__ == "bool" and bool(end) for end in said)  # also numpy's
+    def event(self, event: RunEvent) -> bool:
+        """Pass a result on; whether any callback asks to end the run."""
+        result = event.result
+        if result is not None and event.kind == "checkpoint":
+            self._call("on_checkpoint", Saved(**{**result, "folder": Path(result["folder"])}))
+        elif result is not None and event.kind == "evaluation":
+            said = self._call("on_evaluation", _evaluated(result))
+            return any(type(end).__name__ == "bool" and bool(end) for end in said)  # also numpy's
+        elif event.kind == "end":
+            self._summary = result
+        return False
 
-    def end(self, summary: Mapping[str, Any]) -> None:
-        """The run has ended."""
-        self._call("on_end", summary)
+    def close(self) -> None:
+        """The run has ended, and all that it writes is there."""
+        summary, self._summary = self._summary, None
+        if summary is not None:
+            self._call("on_end", summary)
 
     def _call(self, name: str, about: object) -> list[Any]:
         said = []
@@ -129,7 +136,7 @@ class Hooks:
 
     def _failed(self, name: str, error: BaseException) -> None:
         text = " ".join(str(error).split())
-        self.note(f"{name} failed with {type(error).__name__}: {text}; the run goes on")
+        logger.warning(f"{name} failed with {type(error).__name__}: {text}; the run goes on")
         path = self._run.folder / "logs" / LOG
         with suppress(OSError), open(path, "a", opener=open_private) as log:
             traceback.print_exception(error, file=log)
@@ -161,7 +168,7 @@ def _make(path: str) -> Any:
         return load(path, purpose)()
 
 
-def _evaluated(message: Mapping[str, Any]) -> Evaluated:
+def _evaluated(message: Json) -> Evaluated:
     returns = {f"return_{key}": message["return"][key] for key in ("mean", "std", "min", "max")}
     same = ("episodes", "trained_steps", "learner_steps", "time_s", "best")
     return Evaluated(

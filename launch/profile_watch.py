@@ -6,17 +6,17 @@ what they do stands in the memory that they share.
 
 from __future__ import annotations
 
+import logging
 import os
 import time
 from collections import deque
-from collections.abc import Mapping
 from enum import Enum
 from pathlib import Path
-from typing import Any
 
+from penstock.core.interfaces import Json, MetricSink
 from penstock.core.role_spec import Stage
 from penstock.launch.process import Child
-from penstock.launch.supervisor import RunObserver, Supervisor
+from penstock.launch.supervisor import Supervisor
 from penstock.profiling.report.data import GPU, ProfileWindow
 from penstock.profiling.report.readings import (
     MAIN,
@@ -36,6 +36,7 @@ TORCH_TURNS = 20  # of the learner, under torch's profiler,
 TORCH_S = 5.0  # or so long, if that is over first
 TORCH_PATIENCE_S = 60.0  # until each of its traces must be there
 DONE = "profiled"
+logger = logging.getLogger(__name__)
 
 
 class WatchState(Enum):
@@ -47,8 +48,8 @@ class WatchState(Enum):
     OVER = "over"
 
 
-class Watch:
-    """One window of ``seconds`` over one run, whose `RunObserver` it is in front of another.
+class Watch(MetricSink):
+    """One window of ``seconds`` over one run.
 
     After the window the first learner leaves traces of torch's profiler: of its GPU, where it has
     one, in ``kernels``, and of everything in ``torch_trace``, if that is given.
@@ -60,39 +61,24 @@ class Watch:
         self._torch_trace = torch_trace
         self._to_trace: deque[tuple[str, Path]] = deque()  # the first of them is being made
         self._supervisor: Supervisor | None = None
-        self._audience: RunObserver | None = None
         self._state = WatchState.WARMING
         self._waiting_s: float | None = None  # since when there is a learner,
         self._training_s: float | None = None  # and since when it has trained
         self._torch_until_s = 0.0
         self._begin: dict[str, Reading] = {}
         self._begin_ns = 0
-        self._metrics: list[tuple[int, Mapping[str, Any]]] = []
+        self._metrics: list[tuple[int, Json]] = []
         self._ended: list[Reading] = []
         self.window: ProfileWindow | None = None
         self.threads: list[Thread] = []
         self.interrupted = False
 
-    def attach(self, supervisor: Supervisor, audience: RunObserver) -> None:
-        """Watch the processes of ``supervisor``, and tell ``audience`` what it says."""
-        self._supervisor, self._audience = supervisor, audience
+    def attach(self, supervisor: Supervisor) -> None:
+        """Watch the processes of ``supervisor``."""
+        self._supervisor = supervisor
         supervisor.last_look = self._last_look
 
-    def note(self, text: str) -> None:
-        assert self._audience is not None
-        self._audience.log("note", text)
-
-    def log(self, kind: str, text: str, *about: Any, **more: Any) -> None:
-        assert self._audience is not None
-        self._audience.log(kind, text, *about, **more)
-
-    def event(self, kind: str, message: dict[str, Any]) -> bool:
-        assert self._audience is not None
-        return self._audience.event(kind, message)
-
-    def metrics(self, metrics: dict[str, Any], *, final: bool) -> None:
-        assert self._audience is not None
-        self._audience.metrics(metrics, final=final)
+    def metrics(self, metrics: Json, *, final: bool = False) -> None:
         if final or self.window is not None:
             return
         self._metrics.append((time.perf_counter_ns(), metrics))
@@ -102,9 +88,7 @@ class Watch:
             self._training_s = time.monotonic()
 
     def tick(self) -> None:
-        assert self._audience is not None
         assert self._supervisor is not None
-        self._audience.tick()
         self._move(self._supervisor, time.monotonic())
 
     def _move(self, supervisor: Supervisor, now_s: float) -> None:
@@ -132,12 +116,12 @@ class Watch:
         if self._waiting_s is None or now_s < self._waiting_s + WORD_S:
             return False
         if now_s < self._waiting_s + PATIENCE_S:
-            self.note(
+            logger.info(
                 f"nothing has been trained yet: the window begins {WARM_UP_S:g} s after the first "
                 f"step, or without one {PATIENCE_S:g} s after the learner began to wait"
             )
             return False
-        self.note(
+        logger.info(
             f"nothing was trained in {PATIENCE_S:g} s: the window begins without, to show why"
         )
         return True

@@ -23,6 +23,7 @@ from typing import Any
 from penstock.configs.errors import UserError
 from penstock.configs.secrets import redacted
 from penstock.core.control import Channel, Message
+from penstock.core.notes import notes_to
 from penstock.core.place import place
 from penstock.core.role import RoleContext, RunEndedError, Store
 from penstock.profiling.dump import answer_with_stacks, stacks_path
@@ -47,7 +48,8 @@ def main() -> None:
         sys.path.append(os.getcwd())
     ctx = _context(arguments, channel, StatusPage(status))
     _catch_signals(ctx, arguments["grace_s"])
-    code = _run(arguments["main"], ctx)
+    with notes_to(lambda text: ctx.report("note", text=text), every_thread=True):
+        code = _run(arguments["main"], ctx)
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(OSError):
             stream.flush()

@@ -7,22 +7,23 @@ the exit code: 0 done, 2 the user's mistake, 1 a fault, 130 or 143 interrupted.
 from __future__ import annotations
 
 import json
+import logging
 import os
 import signal
 import sys
-import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import closing, suppress
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from penstock.configs.errors import UserError
 from penstock.configs.load import CONFIG_FILE, Resolved, dump
-from penstock.configs.secrets import redacted, resolve
+from penstock.configs.secrets import resolve
 from penstock.configs.sections import RunConfig
 from penstock.core.files import write_atomic
+from penstock.core.interfaces import MetricSink, RunEvent
+from penstock.core.notes import notes_to
 from penstock.core.processes import die_with
 from penstock.core.role_spec import RoleSpec
 from penstock.core.run_dir import (
@@ -43,131 +44,14 @@ from penstock.launch.supervisor_messages import Outcome, RestartLimits
 from penstock.monitor import summary as last_words
 from penstock.monitor.events import EventLog
 from penstock.monitor.record import Record
-from penstock.monitor.sinks import check_libraries, writers
-from penstock.monitor.view import View, make_view
+from penstock.monitor.sinks import FanOut, check_libraries, make_sinks
+from penstock.monitor.view import DeferredView, make_view
 
 if TYPE_CHECKING:
     from penstock.launch.profile_watch import Watch
 
 TRACEBACK_LINES = 40
-SHOWN = ("note", "restart", "refused", "rollback")  # events that the user sees at once
-AGAIN_S = 60.0  # between two times that the same note is shown
-NOTES = 1000  # different ones that are counted
-
-
-@dataclass
-class _Note:
-    """A note that was shown or waits for a view."""
-
-    clock: str  # when it was last said, as far as it was shown
-    count: int = 0  # since it was last shown
-    next_s: float = 0.0  # when it may be shown again
-
-
-class RunReporter:
-    """Hears what the supervisor has to say: shows it, and has it written down.
-
-    Neither a full disk nor a closed terminal ends a run. The view is made at the first tick, when
-    the processes have been started: what it imports must not delay them.
-    """
-
-    def __init__(
-        self,
-        view: Callable[[], View],
-        record: Record | None,
-        hooks: Hooks | None = None,
-        events: EventLog | None = None,
-    ) -> None:
-        self._make_view = view
-        self._view: View | None = None
-        self._record = record
-        self._hooks = hooks
-        self._events = events
-        if hooks is not None:
-            hooks.note = self.note
-        self._notes: dict[str, _Note] = {}
-
-    def tick(self) -> None:
-        if self._events is not None:
-            self._events.tick()
-        if self._view is None:
-            with suppress(OSError):
-                self._view = self._make_view()
-                for text, note in self._notes.items():
-                    self._show_note(self._view, text, note)
-
-    def note(self, text: str) -> None:
-        """A sentence for the user."""
-        self.log("note", text)
-
-    def log(
-        self,
-        kind: str,
-        text: str,
-        role: str | None = None,
-        incarnation: int | None = None,
-        data: Mapping[str, Any] | None = None,
-        *,
-        reported: bool = False,
-    ) -> None:
-        """Have an event written, and shown if it is for the user."""
-        shown, text = reported or kind in SHOWN, redacted(text)
-        if self._events is None:
-            pass
-        elif not reported:
-            self._events.add(kind, text, role, incarnation, data)
-        else:
-            shown = self._events.report(kind, text, role or "", incarnation or 0, data or {})
-        if shown:
-            self._count_note(text)
-
-    def _count_note(self, text: str) -> None:
-        """Show a note at once, or count it where it was shown less than a minute ago: every actor
-        may say the same."""
-        if len(self._notes) >= NOTES and text not in self._notes:
-            del self._notes[next(iter(self._notes))]
-        note = self._notes.setdefault(text, _Note(time.strftime("%H:%M:%S")))
-        note.count += 1
-        if self._view is not None and time.monotonic() >= note.next_s:
-            note.clock = time.strftime("%H:%M:%S")
-            self._show_note(self._view, text, note)
-
-    def _show_note(self, view: View, text: str, note: _Note) -> None:
-        often = f" ({note.count} times)" if note.count > 1 and note.next_s else ""
-        note.count, note.next_s = 0, time.monotonic() + AGAIN_S
-        with suppress(OSError):
-            view.note(f"{note.clock} {text}{often}")
-
-    def metrics(self, metrics: dict[str, Any], *, final: bool) -> None:
-        if self._record is None:
-            return
-        try:
-            self._record.final(metrics) if final else self._record.metrics(metrics)
-        except OSError as error:
-            name = error.filename or "metrics.jsonl"
-            self.note(f"{name} cannot be written: {error.strerror}")
-        if self._view is not None:
-            with suppress(OSError):
-                self._view.show(self._record.last)
-
-    def event(self, kind: str, message: dict[str, Any]) -> bool:
-        """An "evaluation" or a "checkpoint"; whether a callback asks to end the run."""
-        if kind == "evaluation" and self._record is not None:
-            try:
-                self._record.evaluation(message)
-            except OSError as error:
-                self.note(f"evaluations.jsonl cannot be written: {error.strerror}")
-        return self._hooks is not None and self._hooks.event(kind, message)
-
-    def end(self, outcome: Outcome) -> None:
-        """The run has ended."""
-        about = {"exit_code": outcome.exit_code, "reason": outcome.reason, "error": outcome.error}
-        self.log("end", outcome.error or f"ended by {outcome.reason}", data=about)
-
-    def close(self) -> None:
-        if self._view is not None:
-            with suppress(OSError):
-                self._view.close()
+logger = logging.getLogger(__name__)
 
 
 def train(
@@ -256,18 +140,17 @@ def actors(
         runtime_folder() as runtime_dir,
         closing(EventLog(path / "logs")) as events,
     ):
-        audience = RunReporter(
-            lambda: make_view(stream, _title(path, specs), None), None, events=events
-        )
+        view = DeferredView(lambda: make_view(stream, _title(path, specs), None))
+        sinks = FanOut([events, view])
         arguments = role_arguments(path, runtime_dir) | {
             "transport": transport,
             "curve": curve,
             "insecure": insecure,
             "allow": list(allow),
         }
-        outcome = _supervise(
-            Supervisor(specs, RestartLimits(), arguments, path / "logs", audience), audience
-        )
+        supervisor = Supervisor(specs, RestartLimits(), arguments, path / "logs", sinks)
+        with notes_to(sinks.note):
+            outcome = _supervise(supervisor, sinks, view)[0]
     _explain(outcome)
     if as_json:
         print(
@@ -335,7 +218,7 @@ def conduct(
     path: Path,
     resume: Resume,
     make_specs: Callable[[Path], Sequence[RoleSpec]],
-    view: Callable[[str], View],
+    view: Callable[[str], MetricSink],
     watch: Watch | None = None,
     callbacks: Sequence[object] = (),
     source: str | None = None,
@@ -364,25 +247,26 @@ def conduct(
             begun, resume = begin_from(path, folder), "must"
         changed = differences(path, config, resume)
         specs = make_specs(runtime_dir)
-        record = Record(path, writers(config, path), config.env)
+        optional = make_sinks(config, path)
+        record = Record(path, config.env)
         write_atomic(path / CONFIG_FILE, dump(config))
-        audience = RunReporter(lambda: view(_title(path, specs)), record, hooks, events)
-        for text in filter(None, (begun, changed)):
-            audience.note(text)
+        shown = DeferredView(lambda: view(_title(path, specs)))
+        watching = [] if watch is None else [watch]
+        sinks = FanOut([events, record, *optional, shown, hooks, *watching], record.evaluation)
         arguments = role_arguments(path, runtime_dir) | {
             "config": config.model_dump(mode="json"),
             "resume": resume,
         }
         supervisor = Supervisor(
-            specs, _limits(config.run), arguments, path / "logs", watch or audience, (lock,)
+            specs, _limits(config.run), arguments, path / "logs", sinks, (lock,)
         )
         if watch is not None:
-            watch.attach(supervisor, audience)
-        outcome = _supervise(supervisor, audience)
-        summary = record.close(outcome.reason, outcome.error)
-        if record.problem is not None:
-            _say(f"summary.json cannot be written: {record.problem.strerror}")
-        hooks.end(summary)
+            watch.attach(supervisor)
+        with notes_to(sinks.note):
+            for text in filter(None, (begun, changed)):
+                logger.info(text)
+            outcome, summary = _supervise(supervisor, sinks, shown, record)
+            sinks.close()
         if not supervisor.began and not summary["accounting"]["produced"]:
             _take_back(attempt, outcome.reason)
         return outcome, summary
@@ -408,13 +292,19 @@ def _require_linux() -> None:
         )
 
 
-def _supervise(supervisor: Supervisor, audience: RunReporter) -> Outcome:
+def _supervise(
+    supervisor: Supervisor, sinks: MetricSink, view: MetricSink, record: Record | None = None
+) -> tuple[Outcome, dict[str, Any]]:
+    """How the run ended, and its summary where it has a record."""
     try:
         outcome = supervisor.run()
-        audience.end(outcome)
-        return outcome
+        summary = {} if record is None else record.summary(outcome.reason, outcome.error)
+        about = {"exit_code": outcome.exit_code, "reason": outcome.reason, "error": outcome.error}
+        text = outcome.error or f"ended by {outcome.reason}"
+        sinks.event(RunEvent("end", text, data=about, result=summary))
+        return outcome, summary
     finally:
-        audience.close()
+        view.close()
 
 
 def _title(run_dir: Path, specs: Sequence[RoleSpec]) -> str:

@@ -18,12 +18,14 @@ import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 from types import FrameType
-from typing import Any, Protocol
+from typing import Any
 
 from penstock.core.cgroup import oom_kills
 from penstock.core.control import Message
+from penstock.core.interfaces import MetricSink, RunEvent
 from penstock.core.role import EXIT_REJOIN
 from penstock.core.role_spec import RoleSpec, Stage
 from penstock.launch.decisions import Decisions
@@ -48,42 +50,15 @@ from penstock.monitor.ranks import Ranks, whereabouts
 from penstock.profiling.ledger import Part, TimeLedger
 
 TICK_S = 0.1
-EVENTS = ("checkpoint", "evaluation")
 COUNTED = {  # in metrics, by reason: the kind of event, and its text
     "dropped": ("drop", "agent steps were dropped: {}"),
     "lost": ("lost", "agent steps were lost: {}"),
     "rejected": ("rejected", "messages were rejected: {}"),
 }
-CALLBACK = "callback"  # the reason where the audience ended the run
+CALLBACK = "callback"  # the reason where a callback ended the run
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 RESERVED = 4  # descriptors
 HELD_UP_S = 1.0  # a signal that was not read for so long never will be
-
-
-class RunObserver(Protocol):
-    """Who is told how the run goes: the run's record, the view."""
-
-    def metrics(self, metrics: Message, *, final: bool) -> None:
-        """What the learner measured in an interval, with the supervisor's own counts."""
-
-    def event(self, kind: str, message: Message) -> bool:
-        """An "evaluation" or a "checkpoint"; whether to end the run."""
-
-    def log(
-        self,
-        kind: str,
-        text: str,
-        role: str | None = None,
-        incarnation: int | None = None,
-        data: Message | None = None,
-        *,
-        reported: bool = False,
-    ) -> None:
-        """Something has happened; see `penstock.monitor.events`. ``reported``: the process ``role``
-        has said so itself."""
-
-    def tick(self) -> None:
-        """A moment has passed."""
 
 
 class HeldUpError(KeyboardInterrupt):
@@ -129,7 +104,7 @@ class Supervisor:
         limits: RestartLimits,
         arguments: Mapping[str, Any],
         logs: Path,
-        audience: RunObserver,
+        sinks: MetricSink,
         keep_fds: tuple[int, ...] = (),
     ) -> None:
         """``arguments`` are what every role gets; ``keep_fds`` are for essential roles to hold."""
@@ -141,10 +116,11 @@ class Supervisor:
             **arguments,
         }
         self._logs = logs
-        self._audience = audience
+        self._sinks = sinks
         self._keep_fds = keep_fds
         self._decisions = Decisions(specs, limits)
         learners = [spec.learner for spec in specs if spec.stage is Stage.LEARNER]
+        self._has_learner = bool(learners)
         self._ranks = Ranks(learners) if len(learners) > 1 else None
         self._children: dict[str, Child] = {}
         self._ledgers = Ledgers()
@@ -207,7 +183,7 @@ class Supervisor:
             self._note_dropped(name, child)
             if child.ended(now_s):
                 self._ended(name, child)
-        self._audience.tick()
+        self._sinks.tick()
         self.ledger.switch(Part.WAIT)
         ready = self._selector.select(TICK_S)
         self.ledger.switch(Part.OTHER)
@@ -221,7 +197,7 @@ class Supervisor:
                 case Start(name, incarnation):
                     self._start(name, incarnation)
                 case Note(text, kind, role, data, which):
-                    self._audience.log(kind, text, role, which, data)
+                    self._sinks.event(RunEvent(kind, text, role, which, data))
                 case Kill(name, signum, why) if name in self._children:
                     self._kill(self._children[name], signum, why)
                 case Send(name, message) if name in self._children:
@@ -232,7 +208,7 @@ class Supervisor:
         self._log_stop()
 
     def _log(self, child: Child, kind: str, text: str, **data: Any) -> None:
-        self._audience.log(kind, text, child.spec.name, child.status.incarnation, data)
+        self._sinks.event(_about(child, kind, text, data))
 
     def _log_stop(self) -> None:
         if not self.stopping or self._stop_logged:
@@ -241,7 +217,7 @@ class Supervisor:
         reason, failure = self._decisions.why_stopped
         text = f"the run stops: {reason}" + (f"; {failure.name}: {failure.told}" if failure else "")
         role = failure.name if failure else None
-        self._audience.log("stop", text, role, data={"reason": reason})
+        self._sinks.event(RunEvent("stop", text, role, data={"reason": reason}))
 
     def _kill(self, child: Child, signum: int, why: str) -> None:
         if signum == signal.SIGUSR1:
@@ -317,10 +293,8 @@ class Supervisor:
             self._reported(self._children[name], message)
         elif kind in ("metrics", "final"):
             self._measured(self._specs[name].learner, message, final=kind == "final")
-        elif kind in EVENTS:
-            if kind == "checkpoint":
-                self._saved(self._children[name], message)
-            if self._audience.event(kind, message):
+        elif kind in ("checkpoint", "evaluation"):
+            if self._sinks.event(_result(self._children[name], kind, message)):
                 return self._decisions.stop(CALLBACK, now_s)
         elif kind == "server" and self._ranks is not None:
             self._ranks.server = message
@@ -334,19 +308,14 @@ class Supervisor:
             learners = (c for c in self._children.values() if c.spec.stage is Stage.LEARNER)
             where = whereabouts({child.spec.learner: child.place for child in learners})
             text = f"group {epoch} of learners: {message}; {where}"
-            self._audience.log("note", text, data={"epoch": epoch})
+            self._sinks.event(RunEvent("note", text, data={"epoch": epoch}))
         return effects
 
     def _reported(self, child: Child, message: Message) -> None:
         """A "note" or an "event" of a role."""
         kind, text = str(message.get("event", "note")), str(message.get("text"))
-        data = message.get("data", {})
-        name, incarnation = child.spec.name, child.status.incarnation
-        self._audience.log(kind, text, name, incarnation, data, reported=True)
-
-    def _saved(self, child: Child, message: Message) -> None:
-        about = {key: message.get(key) for key in ("trained_steps", "learner_steps", "best")}
-        self._log(child, "checkpoint", f"{message.get('folder')} was written", **about)
+        event = _about(child, kind, text, message.get("data") or {})
+        self._sinks.event(replace(event, reported=True))
 
     def _log_counts(self, message: Message) -> None:
         """What was not trained on or not taken in, where there is more of it than before."""
@@ -354,7 +323,7 @@ class Supervisor:
             for reason, total in (message.get(key) or {}).items():
                 if total > self._counted.get((key, reason), 0):
                     data = {"reason": reason, "total": total}
-                    self._audience.log(kind, text.format(reason), data=data)
+                    self._sinks.event(RunEvent(kind, text.format(reason), data=data))
                 self._counted[key, reason] = total
 
     def _note_progress(self, child: Child) -> None:
@@ -373,7 +342,7 @@ class Supervisor:
         """Where no learner has lived to give the final accounting, give what is known of it: the
         pages of the processes say what was played and trained, the last metrics what was dropped
         and lost until then. What was on its way at that moment is not known."""
-        if self._final or not self.began:
+        if self._final or not self.began or not self._has_learner:
             return
         known = {key: self._counts.get(key, {}) for key in ("dropped", "lost")}
         booked = self._trained_steps + sum(sum(counts.values()) for counts in known.values())
@@ -383,7 +352,7 @@ class Supervisor:
             **known,
             "in_flight": None,
         }
-        self._audience.metrics({"accounting": accounting, "accounting_complete": False}, final=True)
+        self._sinks.metrics({"accounting": accounting, "accounting_complete": False}, final=True)
 
     def _measured(self, rank: int, message: Message, *, final: bool) -> None:
         decisions = self._decisions
@@ -406,7 +375,7 @@ class Supervisor:
         self._log_counts(message)
         self._counts = {key: message[key] for key in ("dropped", "lost") if key in message}
         self._final = self._final or final
-        self._audience.metrics(counts | message, final=final)
+        self._sinks.metrics(counts | message, final=final)
 
     def _ended(self, name: str, child: Child) -> None:
         """Its last words first, then its end."""
@@ -438,7 +407,7 @@ class Supervisor:
         elif child.spec.stage is Stage.LEARNER:
             merged = self._ranks.learner_ended(child.spec.learner, end.produced, trained)
             if merged is not None:
-                self._audience.metrics(merged, final=True)
+                self._sinks.metrics(merged, final=True)
 
     def _log_exit(self, child: Child, end: End) -> None:
         """Its status page is closed by now."""
@@ -451,7 +420,7 @@ class Supervisor:
             "expected": expected,
         }
         text = "ended as asked" if expected else how_it_ended(code, end.out_of_memory)
-        self._audience.log("exit", text, child.spec.name, end.incarnation, data)
+        self._sinks.event(RunEvent("exit", text, child.spec.name, end.incarnation, data))
 
     def _out_of_memory(self) -> bool:
         """Whether the kernel has killed for memory since the last look."""
@@ -510,3 +479,17 @@ class Supervisor:
                 child.kill(signal.SIGKILL)
             self._note_progress(child)
             child.reap()
+
+
+def _about(child: Child, kind: str, text: str, data: Message) -> RunEvent:
+    return RunEvent(kind, text, child.spec.name, child.status.incarnation, data)
+
+
+def _result(child: Child, kind: str, message: Message) -> RunEvent:
+    """An "evaluation" or a "checkpoint" that a role has reported."""
+    if kind == "evaluation":
+        return replace(_about(child, kind, "", {}), result=message)
+    data = {key: message.get(key) for key in ("trained_steps", "learner_steps", "best")}
+    return replace(
+        _about(child, kind, f"{message.get('folder')} was written", data), result=message
+    )

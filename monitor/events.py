@@ -26,7 +26,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
@@ -37,6 +36,7 @@ from typing import Any
 
 from penstock.configs.secrets import redacted, redacted_json
 from penstock.core.files import open_private
+from penstock.core.interfaces import Json, MetricSink, RunEvent
 
 EVENTS = "events.jsonl"
 SCHEMA = 1
@@ -64,10 +64,7 @@ WAITING_NBYTES = 4 << 20
 ALIKE = 1000  # distinct events whose repetitions are counted at a time
 TEXT_LIMIT = 4000  # characters
 DATA_LIMIT = 8000  # characters of JSON
-ROLE_BURST, ROLE_RATE = 100.0, 5.0  # events that one role may report at once, and in a second
-KIND = re.compile("[a-z][a-z_]{0,31}")
 
-Data = Mapping[str, Any]
 Alike = tuple[str, str | None, int | None, str]  # kind, role, incarnation, text
 
 
@@ -81,8 +78,8 @@ class _Repeated:
     line: dict[str, Any] = field(default_factory=dict)
 
 
-class EventLog:
-    """The only writer of the events of one run. For use by one thread."""
+class EventLog(MetricSink):
+    """The only writer of the events of one run."""
 
     def __init__(
         self,
@@ -108,7 +105,12 @@ class EventLog:
         self._retry_s = 0.0
         self._next_check_s = 0.0
         self._alike: dict[Alike, _Repeated] = {}
-        self._allowance: dict[str, tuple[float, float]] = {}  # by role: events left, at which time
+
+    def event(self, event: RunEvent) -> bool:
+        """`add` what has a text; an evaluation is in `evaluations.jsonl`."""
+        if event.text or event.result is None:
+            self.add(event.kind, event.text, event.role, event.incarnation, event.data)
+        return False
 
     def add(
         self,
@@ -116,7 +118,7 @@ class EventLog:
         text: str,
         role: str | None = None,
         incarnation: int | None = None,
-        data: Data | None = None,
+        data: Json | None = None,
     ) -> None:
         """Write one event, or count it if one with the same kind, role, incarnation and text was
         written within `REPEAT_S`."""
@@ -144,23 +146,6 @@ class EventLog:
         repeated.count, repeated.line = repeated.count + 1, line
         if now_s - repeated.written_s >= REPEAT_S:
             self._write_repeated(repeated, now_s)
-
-    def report(self, kind: str, text: str, role: str, incarnation: int, data: Data) -> bool:
-        """`add` an event that a role has reported. Events beyond the role's rate are replaced by a
-        count, so that a role can neither fill the disk nor displace the events of others.
-
-        Returns:
-            Whether the event was added unchanged.
-        """
-        now_s = self._clock()
-        left, since_s = self._allowance.get(role, (ROLE_BURST, now_s))
-        left = min(ROLE_BURST, left + (now_s - since_s) * ROLE_RATE)
-        taken = left >= 1.0
-        self._allowance[role] = (left - taken, now_s)
-        if not taken:
-            text, data = "reports more than is written; the rest is counted only", {}
-        self.add(kind if KIND.fullmatch(kind) else "note", text, role, incarnation, data)
-        return taken
 
     def tick(self) -> None:
         """Write the counts that are due, and the lines that wait for the disk."""
@@ -250,7 +235,7 @@ class EventLog:
         self._whole = last == b"\n"  # else a machine died in the middle of a line
 
 
-def _checked(data: Data | None) -> Data:
+def _checked(data: Json | None) -> Json:
     """``data`` if it is JSON of a moderate size."""
     try:
         fits = len(json.dumps(data, allow_nan=False)) <= DATA_LIMIT

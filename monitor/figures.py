@@ -118,4 +118,4 @@ def actors_mean(ledgers: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
     """The mean ledger of the actors among those of all processes."""
     actors = [parts for name, parts in ledgers.items() if name.startswith("actor-")]
     names = dict.fromkeys(name for parts in actors for name in parts)
-    return {n: sum(parts.get(n, 0.0) for parts in actors) / len(actors) for n in names}
+    return {n: sum(parts.get(n) or 0.0 for parts in actors) / len(actors) for n in names}

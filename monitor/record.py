@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 import os
 from collections import Counter
-from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -19,8 +18,8 @@ from penstock.configs.same_env import same_game
 from penstock.configs.secrets import redacted
 from penstock.configs.sections import EnvConfig
 from penstock.core.files import open_private, without_nan, write_atomic
+from penstock.core.interfaces import Json, MetricSink, RunEvent
 from penstock.monitor.ranks import lags
-from penstock.monitor.sinks import MetricSink
 from penstock.profiling.histogram import latencies
 
 Lines = list[dict[str, Any]]
@@ -43,76 +42,106 @@ SHARES = ("learner_wait_fraction", "learner_compute_fraction", "ledger")
 LAG, LATENCY = "policy_lag_histogram", "latency_histogram"
 
 
-class Record:
-    """The last metrics of a run, at hand, and on disk those that are due. ``writers`` get what is
-    written."""
+class Thinned(MetricSink):
+    """Passes on as few intervals as a plot can show; always the first, and at its end the last."""
 
-    def __init__(
-        self, run_dir: Path, writers: Sequence[MetricSink] = (), env: EnvConfig | None = None
-    ) -> None:
-        """What was evaluated before a resume still stands in the metrics, unless that was in
-        another game than ``env``."""
+    def __init__(self, sink: MetricSink) -> None:
+        self._sink = sink
+        self._passed_s: float | None = None  # `time_s` of the last interval that was passed on
+        self._held: Json | None = None
+
+    def metrics(self, metrics: Json, *, final: bool = False) -> None:
+        if final:
+            return
+        self._held = metrics
+        if self._due(metrics.get("time_s")):
+            self._pass_on()
+
+    def _due(self, time_s: float | None) -> bool:
+        before_s = self._passed_s
+        if time_s is None or before_s is None:
+            return True
+        return not 0.0 <= time_s - before_s <= time_s / FINENESS  # it goes back in a resume
+
+    def _pass_on(self) -> None:
+        metrics, self._held = self._held, None
+        if metrics is not None:
+            self._passed_s = metrics.get("time_s")
+            self._sink.metrics(metrics)
+
+    def event(self, event: RunEvent) -> bool:
+        return self._sink.event(event)
+
+    def note(self, text: str) -> None:
+        self._sink.note(text)
+
+    def tick(self) -> None:
+        self._sink.tick()
+
+    def close(self) -> None:
+        with suppress(OSError):
+            self._pass_on()
+        self._sink.close()
+
+
+class _MetricsFile(MetricSink):
+    """A line of `metrics.jsonl` per interval."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        # A folder with this file is a run.
+        open(path, "ab", opener=open_private).close()
+
+    def metrics(self, metrics: Json, *, final: bool = False) -> None:
+        _append(self._path, metrics)
+
+
+class Record(MetricSink):
+    """The files of a run's figures; the last figures are at hand, too."""
+
+    def __init__(self, run_dir: Path, env: EnvConfig | None = None) -> None:
+        """Begin or continue the files in ``run_dir``."""
         self._run_dir = run_dir
-        self._writers = writers
-        self._evaluation: dict[str, Any] = {}
+        self.evaluation: Json = {}
+        """Figures of the last evaluation before a resume, unless it was in another game than
+        ``env``."""
         for line in lines(run_dir / EVALUATIONS)[-1:]:
             if env is None or same_game(line.get("env", {}), env):
-                self._evaluation = _figures(line)
-        self._written_s: float | None = None  # `time_s` of the last line
-        self._unwritten: dict[str, Any] | None = None
+                self.evaluation = evaluation_figures(line)
+        self._lines = Thinned(_MetricsFile(run_dir / METRICS))
+        self._summary: Json | None = None
         self._time_s: float | None = None  # of the last interval
         self._span_s = 0.0  # of the intervals whose shares were added up
         self._shares: dict[tuple[str, str], float] = {}  # seconds, by figure and part
         self._lag: Counter[int] = Counter()
         self._latency: Counter[int] = Counter()
         self._whole: set[str] = {*WHOLE}
-        # A folder with this file is a run.
-        open(run_dir / METRICS, "ab", opener=open_private).close()
         self._reserved = _reserve(run_dir / RESERVED)
-        self.problem: OSError | None = None
-        """Why `summary.json` could not be written whole."""
         self.last: dict[str, Any] = {}
 
-    def metrics(self, metrics: dict[str, Any]) -> None:
-        """Take in one interval, or what the learner counted at its very end; append it if due."""
-        metrics = without_nan(metrics | self._evaluation)
-        self._count_time(metrics)
-        self.last = {**self.last, **metrics}
-        self._unwritten = metrics
-        if self._due(metrics.get("time_s")):
-            self._write()
-
-    def _due(self, time_s: float | None) -> bool:
-        before_s = self._written_s
-        if time_s is None or before_s is None:
-            return True
-        return not 0.0 <= time_s - before_s <= time_s / FINENESS  # it goes back in a resume
-
-    def _write(self) -> None:
-        metrics, self._unwritten = self._unwritten, None
-        if metrics is None:
+    def metrics(self, metrics: Json, *, final: bool = False) -> None:
+        """Append an interval if it is due. Final figures are part of the summary alone."""
+        self.last |= metrics
+        if final:
+            self._whole.update(metrics.keys() - OF_A_MOMENT)
             return
-        self._written_s = metrics.get("time_s")
-        problem = None
-        try:
-            _append(self._run_dir / METRICS, metrics)
-        except OSError as error:
-            problem = error
-        for writer in self._writers:
+        self._count_time(metrics)
+        self._lines.metrics(metrics)
+
+    def event(self, event: RunEvent) -> bool:
+        """Append an evaluation; keep the summary for the end."""
+        if event.kind == "end":
+            self._summary = event.result
+        elif event.kind == "evaluation" and event.result is not None:
+            evaluation = without_nan({**event.result})
+            self.last |= evaluation_figures(evaluation)
             try:
-                writer.metrics(metrics)
+                _append(self._run_dir / EVALUATIONS, evaluation)
             except OSError as error:
-                problem = error
-        if problem is not None:
-            raise problem
+                raise OSError(error.errno, error.strerror, EVALUATIONS) from error
+        return False
 
-    def evaluation(self, evaluation: dict[str, Any]) -> None:
-        """Append one evaluation; its figures stand in the metrics from now on."""
-        self._evaluation = _figures(evaluation)
-        self.last = {**self.last, **without_nan(self._evaluation)}
-        _append(self._run_dir / EVALUATIONS, without_nan(evaluation))
-
-    def _count_time(self, metrics: dict[str, Any]) -> None:
+    def _count_time(self, metrics: Json) -> None:
         """Add up histograms, and on what the learner spent its time, for the whole run."""
         for name, total in ((LAG, self._lag), (LATENCY, self._latency)):
             for bin_, steps in (metrics.get(name) or {}).items():
@@ -153,14 +182,9 @@ class Record:
             whole |= latencies(self._latency)
         return whole | ({"last_interval": interval} if interval else {})
 
-    def final(self, metrics: dict[str, Any]) -> None:
-        """What holds for the whole run: part of the summary, not of the intervals."""
-        self._whole.update(metrics.keys() - OF_A_MOMENT)
-        self.last = {**self.last, **without_nan(metrics)}
-
-    def close(self, exit_reason: str, error: str | None) -> dict[str, Any]:
-        """Write `summary.json` and return it; nothing may be recorded any more."""
-        summary = {
+    def summary(self, exit_reason: str, error: str | None) -> dict[str, Any]:
+        """`summary.json` of a run that has ended so."""
+        return {
             "solved_at_s": None,
             "accounting": NO_ACCOUNTING,
             "accounting_complete": True,
@@ -168,14 +192,15 @@ class Record:
             "exit_reason": exit_reason,
             "error": error and redacted(error),
         }
-        with suppress(OSError):
-            self._write()  # the end, due or not
-        self._write_summary(summary)
-        for writer in self._writers:
-            writer.close()
-        return summary
 
-    def _write_summary(self, summary: dict[str, Any]) -> None:
+    def close(self) -> None:
+        """Write the last interval, due or not, and `summary.json`."""
+        self._lines.close()
+        summary, self._summary = self._summary, None
+        if summary is not None:
+            self._write_summary(summary)
+
+    def _write_summary(self, summary: Json) -> None:
         """Into the space that was reserved for it at the start, so that a full disk does not keep
         the cause of the end from being known. Where it is too long, the last interval is left
         out."""
@@ -189,9 +214,9 @@ class Record:
             else:
                 write_atomic(self._run_dir / SUMMARY, text)
         except OSError as error:
-            self.problem = error
+            raise OSError(error.errno, error.strerror, SUMMARY) from error
 
-    def _shortened(self, text: str, summary: dict[str, Any]) -> str:
+    def _shortened(self, text: str, summary: Json) -> str:
         try:
             write_atomic(self._run_dir / RESERVED, text)
             return text
@@ -216,14 +241,15 @@ def _write_in_place(path: Path, text: str) -> None:
         os.fsync(file.fileno())
 
 
-def _figures(evaluation: dict[str, Any]) -> dict[str, Any]:
+def evaluation_figures(evaluation: Json) -> Json:
     """What metrics say of an evaluation."""
-    return {
+    figures = {
         "eval_return_mean": evaluation["return"]["mean"],
         "eval_return_best": evaluation["best_return_mean"],
         "eval_length_mean": evaluation["length"]["mean"],
         "eval_trained_steps": evaluation["trained_steps"],
     }
+    return without_nan(figures)  # type: ignore[no-any-return]
 
 
 def lines(path: Path) -> Lines:
@@ -244,7 +270,7 @@ def objects(text: bytes) -> Lines:
     return [line for line in found if isinstance(line, dict)]
 
 
-def _append(path: Path, value: dict[str, Any]) -> None:
+def _append(path: Path, value: Json) -> None:
     """Add a line, apart from one that was never finished. Raises OSError where it does not fit."""
     data = json.dumps(value).encode() + b"\n"
     with open(path, "ab+", buffering=0, opener=open_private) as file:

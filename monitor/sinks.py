@@ -1,47 +1,155 @@
-"""Where metrics go besides `metrics.jsonl`: one small interface, and who of them a run has."""
+"""Where the metrics of a run go: the registry of optional sinks, and the fan-out to all of them.
+
+To add a sink, write its file in this room, add its option to `RunConfig` and a line to `SINKS`
+(docs/extending.md).
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, NamedTuple
+
+from penstock.configs.secrets import redacted
+from penstock.core.files import without_nan
+from penstock.core.interfaces import Json, MetricSink, RunEvent
+from penstock.monitor import tensorboard, wandb
+from penstock.monitor.record import METRICS, Thinned, evaluation_figures
 
 if TYPE_CHECKING:
     from penstock.configs.schema import Config
 
+SHOWN = ("note", "restart", "refused", "rollback")  # events that the user sees at once
+ROLE_BURST, ROLE_RATE = 100.0, 5.0  # events that one role may report at once, and in a second
+KIND = re.compile("[a-z][a-z_]{0,31}")
 
-class MetricSink(Protocol):
-    """Takes the metrics of a run. Nothing that happens to it ends the run, or holds it up."""
 
-    def metrics(self, metrics: Mapping[str, Any]) -> None:
-        """One interval. Raises OSError for what the user should hear, told once."""
+class SinkFactory(NamedTuple):
+    """How an optional sink is made."""
 
-    def close(self) -> None:
-        """Nothing more will come."""
+    require: Callable[[Config], None]
+    """Raises UserError where its library is missing; called before anything is written."""
+    make: Callable[[Config, Path], MetricSink]
+    """Makes it for the run in the folder."""
+
+
+SINKS: Mapping[str, SinkFactory] = {  # by the option of `run` that asks for it
+    "tensorboard": SinkFactory(tensorboard.require, tensorboard.make),
+    "wandb": SinkFactory(wandb.require, wandb.make),
+}
 
 
 def check_libraries(config: Config) -> None:
     """Raise UserError where one is missing that the config asks for."""
-    if config.run.tensorboard:
-        from penstock.monitor import tensorboard
-
-        tensorboard.require()
-    if config.run.wandb is not None:
-        from penstock.monitor import wandb
-
-        wandb.require(config.run.wandb)
+    for factory in _requested(config):
+        factory.require(config)
 
 
-def writers(config: Config, run_dir: Path) -> list[MetricSink]:
-    """Those that the config asks for, whose libraries are there."""
-    made: list[MetricSink] = []
-    if config.run.tensorboard:
-        from penstock.monitor.tensorboard import Board
+def make_sinks(config: Config, run_dir: Path) -> list[MetricSink]:
+    """Those that the config asks for; each gets the intervals that `metrics.jsonl` gets."""
+    return [Thinned(factory.make(config, run_dir)) for factory in _requested(config)]
 
-        made.append(Board(run_dir))
-    run = config.run
-    if run.wandb is not None:
-        from penstock.monitor.wandb import WandbWriter
 
-        made.append(WandbWriter(run_dir, run.wandb, config.model_dump(mode="json"), run.grace_s))
-    return made
+def _requested(config: Config) -> list[SinkFactory]:
+    options = config.run.model_dump()
+    return [factory for option, factory in SINKS.items() if options[option] not in (None, False)]
+
+
+class FanOut(MetricSink):
+    """All sinks of a run as one. A sink that raises OSError costs its own output and one note.
+
+    A sentence that comes as a `note` is an event of that kind for every sink. The sinks' own `note`
+    is called for the events that a person should see, secrets removed.
+    """
+
+    def __init__(
+        self,
+        sinks: Sequence[MetricSink],
+        evaluation: Json | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Calls go to the ``sinks`` in their order. The first is closed last: it may record what
+        the others say at their end.
+
+        Args:
+            evaluation: figures of the last evaluation before a resume.
+            clock: seconds that never go back.
+        """
+        self._sinks = sinks
+        self._evaluation = evaluation or {}
+        self._clock = clock
+        self._allowance: dict[str, tuple[float, float]] = {}  # by role: events left, at which time
+
+    def metrics(self, metrics: Json, *, final: bool = False) -> None:
+        """Those of an interval are completed with the figures of the last evaluation."""
+        metrics = without_nan({**metrics} if final else {**metrics, **self._evaluation})
+        for sink in self._sinks:
+            with self._contained():
+                sink.metrics(metrics, final=final)
+
+    def event(self, event: RunEvent) -> bool:
+        shown = event.reported or event.kind in SHOWN
+        event = replace(event, text=redacted(event.text))
+        if event.reported:
+            event, shown = self._limited(event)
+        if event.kind == "evaluation" and event.result is not None:
+            self._evaluation = evaluation_figures(event.result)
+        end = False
+        for sink in self._sinks:
+            with self._contained(told=event.kind != "note"):
+                end = sink.event(event) or end
+        if shown:
+            for sink in self._sinks:
+                with suppress(OSError):
+                    sink.note(event.text)
+        return end
+
+    def note(self, text: str) -> None:
+        self.event(RunEvent("note", text))
+
+    def tick(self) -> None:
+        for sink in self._sinks:
+            with self._contained():
+                sink.tick()
+
+    def close(self) -> None:
+        """Failures are printed to standard error, as a view is closed by now."""
+        for sink in (*self._sinks[1:], *self._sinks[:1]):
+            try:
+                sink.close()
+            except OSError as error:
+                with suppress(OSError):
+                    print(_failure(error), file=sys.stderr, flush=True)
+
+    @contextmanager
+    def _contained(self, told: bool = True) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            if told:
+                self.note(_failure(error))
+
+    def _limited(self, event: RunEvent) -> tuple[RunEvent, bool]:
+        """The event, and whether its role is within its rate. Events beyond it are replaced by one
+        that is only counted: a role can neither fill the disk nor displace the events of others.
+        """
+        role, now_s = event.role or "", self._clock()
+        left, since_s = self._allowance.get(role, (ROLE_BURST, now_s))
+        left = min(ROLE_BURST, left + (now_s - since_s) * ROLE_RATE)
+        taken = left >= 1.0
+        self._allowance[role] = (left - taken, now_s)
+        if not KIND.fullmatch(event.kind):
+            event = replace(event, kind="note")
+        if not taken:
+            text = "reports more than is written; the rest is counted only"
+            event = replace(event, text=text, data={})
+        return event, taken
+
+
+def _failure(error: OSError) -> str:
+    return f"{error.filename or METRICS} cannot be written: {error.strerror or error}"

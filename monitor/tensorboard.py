@@ -7,14 +7,18 @@ from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from penstock.configs.errors import UserError
+from penstock.core.interfaces import Json, MetricSink
+
+if TYPE_CHECKING:
+    from penstock.configs.schema import Config
 
 SKIPPED = "_histogram"
 
 
-def require() -> None:
+def require(config: Config) -> None:
     """Raise UserError where the library is missing."""
     if find_spec("tensorboardX") is None:
         raise UserError(
@@ -23,7 +27,12 @@ def require() -> None:
         )
 
 
-class Board:
+def make(config: Config, run_dir: Path) -> MetricSink:
+    """For `run.tensorboard`."""
+    return Board(run_dir)
+
+
+class Board(MetricSink):
     """Writes each interval as scalars over agent steps. The library is imported by the first: it
     must not delay the start of a run."""
 
@@ -31,7 +40,7 @@ class Board:
         self._folder = run_dir / "tensorboard"
         self._writer: Any = None
 
-    def metrics(self, metrics: Mapping[str, Any]) -> None:
+    def metrics(self, metrics: Json, *, final: bool = False) -> None:
         """Write at once, in this thread: the library's own would leave a full disk unnoticed, and
         its queue would in the end hold up whoever asks. Raises OSError."""
         from tensorboardX.event_file_writer import EventsWriter
@@ -49,12 +58,13 @@ class Board:
         self._writer.flush()
 
     def close(self) -> None:
-        if self._writer is not None:
+        writer, self._writer = self._writer, None
+        if writer is not None:
             with suppress(OSError):
-                self._writer.close()
+                writer.close()
 
 
-def scalars(metrics: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, float]]:
+def scalars(metrics: Json, prefix: str = "") -> Iterator[tuple[str, float]]:
     """Tag and value of every number: `ledger/compute`, `ledgers/actor-0/step`, `ranks/1/...`.
     Histograms, texts and what is unknown yet are left out."""
     for name, value in metrics.items():

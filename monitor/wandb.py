@@ -16,38 +16,46 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from penstock.configs.errors import UserError
 from penstock.core.control import Channel
 from penstock.core.files import open_private
+from penstock.core.interfaces import Json, MetricSink
 from penstock.core.processes import die_with, python
 from penstock.monitor.tensorboard import scalars
+
+if TYPE_CHECKING:
+    from penstock.configs.schema import Config
 
 ID_FILE = "wandb-id"
 NICE = 10
 NAME = "W&B"
 
 
-def require(project: str) -> None:
+def require(config: Config) -> None:
     """Raise UserError where the library is missing."""
     spec = find_spec("wandb")
     if spec is None or spec.origin is None:  # a folder ``wandb`` of runs is no library
         raise UserError(
-            f"run.wandb={project} needs wandb, which is not installed; "
+            f"run.wandb={config.run.wandb} needs wandb, which is not installed; "
             'run `pip install "penstock[wandb]"`, or set run.wandb=null'
         )
 
 
-class WandbWriter:
-    """Sends each interval to the process; see `penstock.monitor.sinks`."""
+def make(config: Config, run_dir: Path) -> MetricSink:
+    """For `run.wandb`."""
+    run = config.run
+    return WandbWriter(run_dir, run.wandb or "", config.model_dump(mode="json"), run.grace_s)
 
-    def __init__(
-        self, run_dir: Path, project: str, config: Mapping[str, Any], finish_s: float
-    ) -> None:
+
+class WandbWriter(MetricSink):
+    """Sends each interval to the process."""
+
+    def __init__(self, run_dir: Path, project: str, config: Json, finish_s: float) -> None:
         """``finish_s`` is for the end."""
         self._finish_s = finish_s
         self._stored = run_dir / "wandb"
@@ -67,7 +75,7 @@ class WandbWriter:
         about = {"project": project, "dir": str(run_dir), "name": run_dir.name, "id": _id(run_dir)}
         self._channel.send({**about, "config": config})
 
-    def metrics(self, metrics: Mapping[str, Any]) -> None:
+    def metrics(self, metrics: Json, *, final: bool = False) -> None:
         """Send one interval, or raise OSError with the reason why not."""
         if self._channel.send({"metrics": metrics}):
             return
@@ -77,6 +85,8 @@ class WandbWriter:
 
     def close(self) -> None:
         """Let it send what it has; when the time is over it is killed, and what it started."""
+        if self._channel.closed:
+            return
         self._channel.close()
         ended = False
         with contextlib.suppress(KeyboardInterrupt):

@@ -31,6 +31,11 @@ def test_a_run_ends_when_its_learner_says_so(supervise: Supervise) -> None:
     assert result["last"] == {"actors_alive": 0, "actors_restarted": 0, "solved_at_s": 0.5}
 
 
+def test_what_a_role_logs_is_a_note_of_the_run(supervise: Supervise) -> None:
+    result = supervise(actors=["work"], learner="log_and_stop").result()
+    assert (result["exit_code"], result["notes"]) == (0, ["3 boards are loaded"])
+
+
 def test_an_actor_that_dies_is_replaced_and_its_steps_are_told(supervise: Supervise) -> None:
     run = supervise(actors=["crash_once"], learner="learn")
     run.wait_for("actor-0: was killed by SIGKILL")

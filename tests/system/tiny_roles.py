@@ -5,10 +5,12 @@ from __future__ import annotations
 import ctypes
 import importlib
 import json
+import logging
 import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
 
@@ -100,6 +102,16 @@ def follow(ctx: RoleContext) -> None:
         while not ctx.leaving():
             ctx.status.beat()
             time.sleep(TURN_S)
+
+
+def log_and_stop(ctx: RoleContext) -> None:
+    """A learner whose game logs a sentence, by a thread of its own."""
+    logger = logging.getLogger("penstock.game")
+    thread = threading.Thread(target=logger.info, args=("%d boards are loaded", 3))
+    thread.start()
+    thread.join()
+    ctx.report("stop", reason="return")
+    _turns(ctx, ctx.stopping)
 
 
 def stop_soon(ctx: RoleContext) -> None:

@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from penstock.core.interfaces import Json, MetricSink, RunEvent
 from penstock.core.role_spec import RoleSpec, Stage
 from penstock.core.run_dir import run_folder, runtime_folder
 from penstock.launch.process import role_arguments
@@ -18,29 +19,25 @@ from penstock.launch.supervisor import Supervisor
 from penstock.launch.supervisor_messages import RestartLimits
 
 
-class Ears:
-    """Keeps what an audience hears; says on standard error that the run has come alive."""
+class Ears(MetricSink):
+    """Keeps what a sink receives; says on standard error that the run has come alive."""
 
     def __init__(self, fault: bool) -> None:
         self.notes: list[str] = []
         self.last: dict[str, Any] = {}
         self._fault = fault
 
-    def tick(self) -> None:
-        pass
-
     def note(self, text: str) -> None:
         self.notes.append(text)
         print(text, file=sys.stderr, flush=True)
 
-    def log(self, kind: str, text: str, *about: Any, **more: Any) -> None:
-        if kind in ("note", "restart"):
-            self.note(text)
+    def event(self, event: RunEvent) -> bool:
+        assert event.result is None, "tiny roles have no results"
+        if event.kind in ("note", "restart"):
+            self.note(event.text)
+        return False
 
-    def event(self, kind: str, message: dict[str, Any]) -> bool:
-        raise AssertionError("tiny roles report no events")
-
-    def metrics(self, metrics: dict[str, Any], *, final: bool) -> None:
+    def metrics(self, metrics: Json, *, final: bool = False) -> None:
         if self._fault:
             raise RuntimeError("a fault of the supervisor itself")
         if not self.last:

@@ -13,6 +13,7 @@ import pytest
 import penstock
 from penstock.cli.options import PANELS
 from penstock.configs.errors import UserError
+from penstock.configs.load import resolve
 from penstock.monitor import wandb
 
 COMMANDS = (
@@ -191,7 +192,7 @@ def test_a_folder_named_wandb_is_no_library(
     monkeypatch.setattr(sys, "path", [str(tmp_path)])
     monkeypatch.delitem(sys.modules, "wandb", raising=False)
     with pytest.raises(UserError, match="needs wandb, which is not installed"):
-        wandb.require("games")
+        wandb.require(resolve("cartpole", ["run.wandb=games"]))
 
 
 def test_elsewhere_than_on_linux_training_is_refused(

@@ -156,7 +156,7 @@ LINE = "time 0:02, steps 20, 10/s, return 3 over 4 episodes"
 def test_progress_is_written_over_on_a_terminal() -> None:
     terminal = Terminal()
     view = ProgressLine(terminal, "a title that is longer than what comes after it by a lot", None)
-    view.show(METRICS)
+    view.metrics(METRICS)
     view.note("actor-0 is started again")
     view.close()
     screen: dict[int, str] = {}
@@ -171,7 +171,7 @@ def test_progress_is_written_over_on_a_terminal() -> None:
 def test_progress_stands_once_where_nothing_can_be_written_over() -> None:
     stream = StringIO()
     view = ProgressLine(stream, "a title", None)
-    view.show({**METRICS, "time_s": 1.0})
-    view.show(METRICS)
+    view.metrics({**METRICS, "time_s": 1.0})
+    view.metrics(METRICS)
     view.close()
     assert stream.getvalue() == f"{LINE}\n"

@@ -13,6 +13,8 @@ import pytest
 
 from penstock.configs.errors import UserError
 from penstock.configs.load import resolve
+from penstock.core.interfaces import Json, RunEvent
+from penstock.core.notes import notes_to
 from penstock.launch.callbacks import Callbacks, Evaluated, Hooks, Run, Saved
 
 STATISTICS = {"mean": 3.0, "median": 2.5, "std": 1.0, "min": 1.0, "max": 5.0}
@@ -27,6 +29,10 @@ CHECKPOINT = {
 }  # fmt: skip
 
 heard: list[Any] = []
+
+
+def evaluation(result: Json = EVALUATION) -> RunEvent:
+    return RunEvent("evaluation", "", "evaluator-0", 0, result=result)
 
 
 class Listens(Callbacks):
@@ -86,18 +92,19 @@ def hooks(folder: Path, *names: str) -> Hooks:
 
 
 def test_an_evaluation_is_told_and_may_end_the_run(tmp_path: Path) -> None:
-    assert hooks(tmp_path, "OnlyTheEnd", "Listens").event("evaluation", EVALUATION)
+    assert hooks(tmp_path, "OnlyTheEnd", "Listens").event(evaluation())
     [(run, evaluated)] = heard
     assert (run.folder, run.config.env.id) == (tmp_path, "CartPole-v1")
     assert evaluated == Evaluated(3.0, 1.0, 1.0, 5.0, 7.0, 20, 640, 10, 4.5, True)
     worse = {**EVALUATION, "return": {**STATISTICS, "mean": 2.0}}
-    assert not hooks(tmp_path, "Listens").event("evaluation", worse)
+    assert not hooks(tmp_path, "Listens").event(evaluation(worse))
 
 
 def test_checkpoint_and_end_are_told(tmp_path: Path) -> None:
     both = hooks(tmp_path, "Listens", "OnlyTheEnd")
-    assert not both.event("checkpoint", CHECKPOINT)
-    both.end({"exit_reason": "minutes"})
+    assert not both.event(RunEvent("checkpoint", "was written", result=CHECKPOINT))
+    both.event(RunEvent("end", "ended by minutes", result={"exit_reason": "minutes"}))
+    both.close()
     saved = Saved(Path("run/checkpoints/last"), 640, 10, 4.5, None, False)
     assert heard == [saved, "minutes"]
 
@@ -105,8 +112,8 @@ def test_checkpoint_and_end_are_told(tmp_path: Path) -> None:
 def test_what_one_raises_is_told_and_ends_nothing(tmp_path: Path) -> None:
     both = hooks(tmp_path, "Fails", "Listens")
     notes: list[str] = []
-    both.note = notes.append
-    assert both.event("evaluation", EVALUATION)  # the other one still asks for the end
+    with notes_to(notes.append):
+        assert both.event(evaluation())  # the other one still asks for the end
     assert notes == [
         "callback hooks:Fails.on_evaluation failed with ValueError: no disk left; the run goes on"
     ]
@@ -118,9 +125,9 @@ def test_what_one_raises_is_told_and_ends_nothing(tmp_path: Path) -> None:
 def test_one_that_leaves_the_program_ends_nothing(tmp_path: Path) -> None:
     both = hooks(tmp_path, "Leaves", "Listens")
     notes: list[str] = []
-    both.note = notes.append
     (tmp_path / "logs" / "callbacks.log").symlink_to("/dev/full")  # nor does a full disk
-    assert both.event("evaluation", EVALUATION)
+    with notes_to(notes.append):
+        assert both.event(evaluation())
     assert notes == [
         "callback hooks:Leaves.on_evaluation failed with SystemExit: enough; the run goes on"
     ]
@@ -139,7 +146,7 @@ def test_one_that_leaves_the_program_ends_nothing(tmp_path: Path) -> None:
 )
 def test_only_true_ends_the_run(tmp_path: Path, answer: object, ends: bool) -> None:
     made = Hooks([], Run(tmp_path, resolve("cartpole")), [Says(answer)])
-    assert made.event("evaluation", EVALUATION) is ends
+    assert made.event(evaluation()) is ends
 
 
 @pytest.mark.parametrize(

@@ -9,11 +9,12 @@ from pathlib import Path
 
 import pytest
 
+from penstock.core.notes import notes_to
 from penstock.launch.profile_watch import PATIENCE_S, WARM_UP_S, WORD_S, Watch
-from penstock.launch.run import RunReporter
 from penstock.launch.supervisor import Supervisor
 from penstock.launch.supervisor_messages import RestartLimits
-from penstock.monitor.view import LineView
+from penstock.monitor.sinks import FanOut
+from penstock.monitor.view import DeferredView, LineView
 
 
 class Clock:
@@ -34,19 +35,21 @@ class Scene:
     def __init__(self, folder: Path, clock: Clock) -> None:
         self._clock, self._screen = clock, io.StringIO()
         self.watch = Watch(1e-9, folder / "kernels.json")
-        with_nobody = Supervisor([], RestartLimits(), {}, folder, self.watch)
+        view = DeferredView(lambda: LineView(self._screen, "x", None))
+        self.sinks = FanOut([view, self.watch])
+        with_nobody = Supervisor([], RestartLimits(), {}, folder, self.sinks)
         self.close: Callable[[], None] = with_nobody._selector.close
-        self.watch.attach(with_nobody, RunReporter(lambda: LineView(self._screen, "x", None), None))
+        self.watch.attach(with_nobody)
 
     def profiled_at(self, seconds: float) -> bool:
         """Whether there has been a window, so long after the beginning."""
         self._clock.now_s = 1000.0 + seconds
-        self.watch.tick()  # which opens it,
-        self.watch.tick()  # and closes it
+        self.sinks.tick()  # which opens it,
+        self.sinks.tick()  # and closes it
         return self.watch.window is not None
 
     def hear(self, learner_steps: int) -> None:
-        self.watch.metrics({"learner_steps": learner_steps}, final=False)
+        self.watch.metrics({"learner_steps": learner_steps})
 
     @property
     def said(self) -> list[str]:
@@ -59,7 +62,8 @@ def scene(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Scene]:
     clock = Clock()
     monkeypatch.setattr("penstock.launch.profile_watch.time", clock)
     scene = Scene(tmp_path, clock)
-    yield scene
+    with notes_to(scene.sinks.note):
+        yield scene
     scene.close()
 
 

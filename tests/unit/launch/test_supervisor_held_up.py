@@ -8,26 +8,17 @@ import threading
 import time
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 import pytest
 
+from penstock.core.interfaces import MetricSink
 from penstock.launch import supervisor
 from penstock.launch.supervisor import Supervisor
 from penstock.launch.supervisor_messages import RestartLimits
 
 
-class Hangs:
+class Hangs(MetricSink):
     """What a callback does that waits for what never comes."""
-
-    def metrics(self, metrics: dict[str, Any], *, final: bool) -> None:
-        raise AssertionError("nobody measures anything")
-
-    def event(self, kind: str, message: dict[str, Any]) -> bool:
-        raise AssertionError("nobody reports anything")
-
-    def log(self, kind: str, text: str, *about: Any, **more: Any) -> None:
-        pass
 
     def tick(self) -> None:
         while True:

@@ -13,8 +13,10 @@ from typing import Any
 
 import pytest
 
-from penstock.monitor import events
+from penstock.core.interfaces import MetricSink, RunEvent
+from penstock.monitor import events, sinks
 from penstock.monitor.events import KINDS, EventLog
+from penstock.monitor.sinks import FanOut
 
 SCHEMA = {
     "schema": int,
@@ -35,6 +37,16 @@ class Clock:
 
     def __call__(self) -> float:
         return self.s
+
+
+class Notes(MetricSink):
+    """Keeps what a person would see."""
+
+    def __init__(self) -> None:
+        self.notes: list[str] = []
+
+    def note(self, text: str) -> None:
+        self.notes.append(text)
 
 
 @pytest.fixture
@@ -202,13 +214,16 @@ def test_a_folder_that_is_gone_ends_nothing(clock: Clock, tmp_path: Path) -> Non
 def test_a_role_that_reports_without_end_fills_no_disk(
     log: EventLog, clock: Clock, tmp_path: Path
 ) -> None:
-    taken = 0
+    notes = Notes()
+    fan_out = FanOut([log, notes], clock=clock)
     for number in range(20_000):
-        taken += log.report("refused", f"number {number}", "connector-0", 0, {"n": number})
+        text = f"number {number}"
+        fan_out.event(RunEvent("refused", text, "connector-0", 0, {"n": number}, reported=True))
         clock.s += 0.001  # for 20 s
     log.add("exit", "ended", "connector-0", 0)
     log.close()
-    assert taken == pytest.approx(events.ROLE_BURST + 20 * events.ROLE_RATE, abs=1)
+    taken = len(notes.notes)
+    assert taken == pytest.approx(sinks.ROLE_BURST + 20 * sinks.ROLE_RATE, abs=1)
     assert len(lines(tmp_path)) < taken + 10
     assert sum(line["count"] for line in lines(tmp_path)) == 20_001
     assert lines(tmp_path)[-1]["text"] == "reports more than is written; the rest is counted only"
@@ -229,7 +244,7 @@ def test_a_role_that_reports_without_end_fills_no_disk(
 def test_whatever_a_role_reports_is_one_short_line_of_json(
     log: EventLog, tmp_path: Path, kind: str, text: str, data: Any
 ) -> None:
-    log.report(kind, text, "actor-0", 0, data)
+    FanOut([log]).event(RunEvent(kind, text, "actor-0", 0, data, reported=True))
     [line] = lines(tmp_path)
     assert all(isinstance(line[name], type_) for name, type_ in SCHEMA.items())
     assert (tmp_path / "events.jsonl").stat().st_size < 50_000

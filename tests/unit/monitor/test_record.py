@@ -17,16 +17,31 @@ from penstock.configs.load import resolve
 from penstock.configs.same_env import settings
 from penstock.configs.sections import EnvConfig
 from penstock.core.files import write_atomic
+from penstock.core.interfaces import Json, RunEvent
 from penstock.monitor.record import RESERVED_NBYTES, Record, lines
+from penstock.monitor.sinks import FanOut
+
+
+def close(record: Record, reason: str, error: str | None) -> dict[str, Any]:
+    """End the run and return its summary."""
+    summary = record.summary(reason, error)
+    record.event(RunEvent("end", reason, result=summary))
+    record.close()
+    return summary
+
+
+def evaluation(result: Json) -> RunEvent:
+    return RunEvent("evaluation", "", "evaluator-0", 0, result=result)
 
 
 def test_metrics_are_lines_and_the_summary_is_the_last_with_the_end(tmp_path: Path) -> None:
     record = Record(tmp_path)
-    record.metrics({"time_s": 1.0, "episodes": 3})
-    record.metrics({"time_s": 2.0, "episodes": 5, "episode_return_mean": float("nan")})
+    sinks = FanOut([record])
+    sinks.metrics({"time_s": 1.0, "episodes": 3})
+    sinks.metrics({"time_s": 2.0, "episodes": 5, "episode_return_mean": float("nan")})
     accounting = {"produced": 9, "trained": 8, "dropped": {"stale": 1}, "lost": {}, "in_flight": 0}
-    record.final({"solved_at_s": 1.5, "accounting": accounting})
-    summary = record.close("return", None)
+    record.metrics({"solved_at_s": 1.5, "accounting": accounting}, final=True)
+    summary = close(record, "return", None)
     lines = [json.loads(text) for text in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     assert lines == [
         {"time_s": 1.0, "episodes": 3},
@@ -49,7 +64,7 @@ def test_a_resumed_run_appends(tmp_path: Path) -> None:
     for time_s in (1.0, 2.0):
         record = Record(tmp_path)
         record.metrics({"time_s": time_s})
-        record.close("interrupted", None)
+        close(record, "interrupted", None)
     assert (tmp_path / "metrics.jsonl").read_text() == '{"time_s": 1.0}\n{"time_s": 2.0}\n'
 
 
@@ -59,7 +74,7 @@ def test_what_is_appended_stands_apart_from_a_broken_line(tmp_path: Path) -> Non
     assert lines(path) == [{"time_s": 1.0}]
     record = Record(tmp_path)
     record.metrics({"time_s": 3.0})
-    record.close("return", None)
+    close(record, "return", None)
     assert lines(path) == [{"time_s": 1.0}, {"time_s": 3.0}]
     assert lines(tmp_path / "evaluations.jsonl") == []
 
@@ -72,7 +87,7 @@ def test_after_a_disk_was_full_the_next_line_stands_apart(tmp_path: Path, name: 
 
     def write(number: int) -> None:
         about = {**line, "trained_steps": number, "time_s": float(number)}
-        record.metrics(about) if name == "metrics.jsonl" else record.evaluation(about)
+        record.metrics(about) if name == "metrics.jsonl" else record.event(evaluation(about))
 
     write(1)
     size = (tmp_path / name).stat().st_size
@@ -95,7 +110,7 @@ def test_a_run_of_a_month_has_lines_for_its_whole_time_and_not_too_many(tmp_path
     for time_s in range(60, month_s + 1, 60):
         record.metrics({"time_s": float(time_s), "learner_compute_fraction": 0.5})
     assert record.last["time_s"] == month_s  # what is shown keeps its pace
-    assert record.close("interrupted", None)["utilization"] == 0.5
+    assert close(record, "interrupted", None)["utilization"] == 0.5
     times = [line["time_s"] for line in lines(tmp_path / "metrics.jsonl")]
     # One each minute until these are a 5000th of the time, then 5000 whenever it grows e-fold.
     assert len(times) <= 5000 * (1 + math.log(month_s / 60 / 5000)) < 16_000
@@ -108,10 +123,10 @@ def test_what_was_not_due_is_written_at_the_end_and_where_time_goes_back(tmp_pat
     record = Record(tmp_path)
     for time_s in (0.0, 0.0, 9000.0, 9001.0, 8000.0, 8001.0, 8001.5):
         record.metrics({"time_s": time_s})
-    record.close("interrupted", None)
+    close(record, "interrupted", None)
     record = Record(tmp_path)
     record.metrics({"time_s": 8001.6})
-    record.close("interrupted", None)
+    close(record, "interrupted", None)
     times = [line["time_s"] for line in lines(tmp_path / "metrics.jsonl")]
     assert times == [0.0, 9000.0, 8000.0, 8001.5, 8001.6]
 
@@ -122,37 +137,37 @@ def test_evaluations_of_another_game_do_not_stand_in_its_metrics(tmp_path: Path)
     other = {"env": {"id": "Acrobot-v1"}}
     for known, carried in [({}, True), ({"env": settings(env)}, True), (other, False)]:
         record = Record(tmp_path, env=env)
-        record.evaluation({**found, **known, "trained_steps": 640})
-        record.close("interrupted", None)
+        record.event(evaluation({**found, **known, "trained_steps": 640}))
+        close(record, "interrupted", None)
         assert ("eval_return_best" in _after_resume(tmp_path, env)) == carried
 
 
 def _after_resume(run_dir: Path, env: EnvConfig) -> dict[str, Any]:
     record = Record(run_dir, env=env)
-    record.metrics({"time_s": 1.0})
-    return record.close("interrupted", None)
+    FanOut([record], record.evaluation).metrics({"time_s": 1.0})
+    return close(record, "interrupted", None)
 
 
 def test_a_resumed_run_knows_its_evaluations(tmp_path: Path) -> None:
     before = {"return": {"mean": 5.0}, "length": {"mean": 9.0}, "trained_steps": 640}
     record = Record(tmp_path)
-    record.evaluation({**before, "best_return_mean": 6.0})
-    record.close("interrupted", None)
+    record.event(evaluation({**before, "best_return_mean": 6.0}))
+    close(record, "interrupted", None)
     with (tmp_path / "evaluations.jsonl").open("a") as file:
         file.write('{"return": {"me')
     record = Record(tmp_path)
-    record.metrics({"time_s": 2.0})
+    FanOut([record], record.evaluation).metrics({"time_s": 2.0})
     known = {"eval_return_mean": 5.0, "eval_return_best": 6.0}
     known |= {"eval_length_mean": 9.0, "eval_trained_steps": 640}
     assert lines(tmp_path / "metrics.jsonl") == [{"time_s": 2.0, **known}]
-    record.evaluation({**before, "best_return_mean": 7.0})
-    assert record.close("return", None)["eval_return_best"] == 7.0
+    record.event(evaluation({**before, "best_return_mean": 7.0}))
+    assert close(record, "return", None)["eval_return_best"] == 7.0
     assert len(lines(tmp_path / "evaluations.jsonl")) == 2
 
 
 def test_a_run_that_never_began_has_a_summary_with_the_same_names(tmp_path: Path) -> None:
     record = Record(tmp_path)
-    assert record.close("user_error", "no such game") == {
+    assert close(record, "user_error", "no such game") == {
         "solved_at_s": None,
         "accounting": {"produced": 0, "trained": 0, "dropped": {}, "lost": {}, "in_flight": 0},
         "accounting_complete": True,
@@ -163,8 +178,7 @@ def test_a_run_that_never_began_has_a_summary_with_the_same_names(tmp_path: Path
 
 def test_infinity_is_null_at_any_depth(tmp_path: Path) -> None:
     record = Record(tmp_path)
-    record.metrics({"a": {"b": [1.0, float("inf")]}})
-    record.close("return", None)
+    FanOut([record]).metrics({"a": {"b": [1.0, float("inf")]}})
     assert record.last == {"a": {"b": [1.0, None]}}
 
 
@@ -203,7 +217,7 @@ def test_the_summary_is_of_the_whole_run_and_not_of_its_last_interval(tmp_path: 
     record.metrics(an_interval(1.0, 300.0, 1))
     record.metrics(an_interval(2.0, 200.0, 1))
     record.metrics(an_interval(4.0, 0.0, 3) | {"solved_at_s": 3.5})
-    summary = record.close("return", None)
+    summary = close(record, "return", None)
     assert summary["solved_at_s"] == 3.5
     assert (summary["steps_per_s"], summary["trained_steps_per_s"]) == (100.0, 90.0)
     assert summary["policy_lag_mean"] == pytest.approx((20 * 1 + 30 * 3) / 50)
@@ -222,11 +236,10 @@ def test_the_summary_is_of_the_whole_run_and_not_of_its_last_interval(tmp_path: 
 
 def test_the_summary_needs_no_room_on_a_disk_that_has_become_full(tmp_path: Path) -> None:
     record = Record(tmp_path)
-    record.final({"accounting": {"produced": 1, "trained": 1}})
+    record.metrics({"accounting": {"produced": 1, "trained": 1}}, final=True)
     with no_new_files():
-        record.close("fault", "learner-0: no space left")
+        close(record, "fault", "learner-0: no space left")
     assert json.loads((tmp_path / "summary.json").read_text())["exit_reason"] == "fault"
-    assert record.problem is None
     assert [path.name for path in tmp_path.iterdir() if "reserved" in path.name] == []
 
 
@@ -234,7 +247,7 @@ def test_a_summary_that_is_too_long_for_a_full_disk_has_what_matters(tmp_path: P
     record = Record(tmp_path)
     record.metrics({"time_s": 1.0, "cpu": {f"actor-{i}": 0.5 for i in range(10_000)}})
     with no_new_files():
-        record.close("fault", "learner-0: no space left")
+        close(record, "fault", "learner-0: no space left")
     written = json.loads((tmp_path / "summary.json").read_text())
     assert (written["exit_reason"], written["error"]) == ("fault", "learner-0: no space left")
     assert "last_interval" not in written
@@ -243,8 +256,8 @@ def test_a_summary_that_is_too_long_for_a_full_disk_has_what_matters(tmp_path: P
 def test_a_summary_that_cannot_be_written_is_said(tmp_path: Path) -> None:
     record = Record(tmp_path)
     (tmp_path / "summary.json").mkdir()
-    assert record.close("return", None)["exit_reason"] == "return"
-    assert record.problem is not None
+    with pytest.raises(OSError, match=r"summary\.json"):
+        close(record, "return", None)
 
 
 @pytest.mark.parametrize("umask", [0o000, 0o022, 0o077])
@@ -253,7 +266,7 @@ def test_only_this_user_may_read_what_a_run_writes(tmp_path: Path, umask: int) -
     try:
         record = Record(tmp_path)
         record.metrics({"time_s": 1.0})
-        record.close("return", None)
+        close(record, "return", None)
         write_atomic(tmp_path / "config.yaml", "env: {}")
     finally:
         os.umask(before)

@@ -8,7 +8,9 @@ from typing import Any
 
 import pytest
 
+from penstock.core.interfaces import RunEvent
 from penstock.monitor.record import Record
+from penstock.monitor.sinks import FanOut
 from penstock.monitor.summary import accounting, rows, show
 
 BALANCED = {"produced": 100, "trained": 80, "dropped": {"stale": 10}, "lost": {}, "in_flight": 10}
@@ -106,21 +108,21 @@ def test_utilization_is_the_mean_over_the_time_of_the_run(tmp_path: Path) -> Non
     record = Record(tmp_path)
     for time_s, share in ((1.0, 0.1), (2.0, 0.5), (5.0, 0.9)):
         record.metrics({"time_s": time_s, "learner_compute_fraction": share})
-    assert record.close("return", None)["utilization"] == (0.5 * 1 + 0.9 * 3) / 4
+    assert record.summary("return", None)["utilization"] == (0.5 * 1 + 0.9 * 3) / 4
 
 
 def test_an_evaluation_stands_in_the_metrics_after_it(tmp_path: Path) -> None:
     record = Record(tmp_path)
-    record.metrics({"time_s": 1.0})
-    record.evaluation(
-        {
-            "return": {"mean": 5.0},
-            "length": {"mean": 9.0},
-            "trained_steps": 640,
-            "best_return_mean": 6.0,
-        }
-    )
-    record.metrics({"time_s": 2.0})
+    sinks = FanOut([record])
+    sinks.metrics({"time_s": 1.0})
+    evaluation = {
+        "return": {"mean": 5.0},
+        "length": {"mean": 9.0},
+        "trained_steps": 640,
+        "best_return_mean": 6.0,
+    }
+    sinks.event(RunEvent("evaluation", "", result=evaluation))
+    sinks.metrics({"time_s": 2.0})
     first, second = (tmp_path / "metrics.jsonl").read_text().splitlines()
     assert "eval" not in first
     assert second == (
@@ -129,6 +131,6 @@ def test_an_evaluation_stands_in_the_metrics_after_it(tmp_path: Path) -> None:
     )
     assert len((tmp_path / "evaluations.jsonl").read_text().splitlines()) == 1
     found = dict(
-        rows({**SUMMARY, **record.close("return", None), "accounting": BALANCED}, tmp_path)
+        rows({**SUMMARY, **record.summary("return", None), "accounting": BALANCED}, tmp_path)
     )
     assert found["evaluation"] == "5 at 640 steps, best 6"

@@ -10,6 +10,7 @@ import pytest
 from tensorboardX.proto.event_pb2 import Event
 
 from penstock.configs.errors import UserError
+from penstock.configs.load import resolve
 from penstock.monitor import tensorboard
 from penstock.monitor.tensorboard import Board, scalars
 
@@ -70,4 +71,4 @@ def test_without_the_library_the_user_is_told_what_to_install(
 ) -> None:
     monkeypatch.setattr(tensorboard, "find_spec", lambda _: None)
     with pytest.raises(UserError, match=r"pip install 'penstock\[tensorboard\]'"):
-        tensorboard.require()
+        tensorboard.require(resolve("cartpole"))

@@ -1,0 +1,43 @@
+"""Sentences for the user, carried by `logging`: INFO and above of the logger "penstock" and its
+children.
+
+They become notes of the run: shown by its view, and written to `logs/events.jsonl`. In the process
+of a role they are reported to the supervisor. They do not propagate to the root logger, whose
+handlers are the program's own.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+_LOGGER = logging.getLogger("penstock")
+_LOGGER.setLevel(logging.INFO)
+_LOGGER.propagate = False
+
+
+class _NoteHandler(logging.Handler):
+    def __init__(self, note: Callable[[str], object], thread: int | None) -> None:
+        super().__init__()
+        self._note = note
+        self._thread = thread
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        return self._thread in (None, record.thread)
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self._note(record.getMessage())
+
+
+@contextmanager
+def notes_to(note: Callable[[str], object], every_thread: bool = False) -> Iterator[None]:
+    """Call ``note`` with each sentence that is logged within the ``with`` block: by this thread,
+    since a program may supervise several runs in a thread each, or by ``every_thread``."""
+    handler = _NoteHandler(note, None if every_thread else threading.get_ident())
+    _LOGGER.addHandler(handler)
+    try:
+        yield
+    finally:
+        _LOGGER.removeHandler(handler)
