@@ -13,7 +13,7 @@ from itertools import islice
 from pathlib import Path
 
 from penstock.core import descriptors
-from penstock.core.memory import keep_freed_memory
+from penstock.core.memory import give_back_memory, keep_freed_memory
 from penstock.core.role import EXIT_REJOIN, RoleContext, learner_socket
 from penstock.profiling.status import Phase
 from penstock.transport.link import LearnerGoneError, Welcome
@@ -22,6 +22,7 @@ from penstock.transport.zmq.receiver import TICK_S, Process, Receiver
 from penstock.transport.zmq.sockets import check_bind
 
 STREAMS_PER_REPORT = 1000  # what fits a message to the supervisor
+TRIM_S = 60.0  # between two times that memory of peers that have left is given back
 LAST_CHARACTERS = 200  # of the latest message of a reason, in an event
 
 
@@ -78,6 +79,7 @@ def _serve(ctx: RoleContext, receiver: Receiver, interval_s: float, grace_s: flo
     ctx.status.phase = Phase.RECEIVING
     refusals = Refusals(ctx, receiver)
     report_at = time.monotonic() + interval_s
+    trim_at = time.monotonic() + TRIM_S
     while not ctx.stopping() and not receiver.learner_gone():
         ctx.status.beat()
         receiver.turn(TICK_S)
@@ -85,6 +87,9 @@ def _serve(ctx: RoleContext, receiver: Receiver, interval_s: float, grace_s: flo
             report_at += interval_s
             _report(ctx, receiver)
             refusals.report()
+        if time.monotonic() >= trim_at:
+            trim_at += TRIM_S
+            give_back_memory()
     ctx.status.phase = Phase.STOPPING
     receiver.drain(grace_s / 2, ctx.status.beat)
     receiver.grants.end_all()
