@@ -7,17 +7,18 @@ more ends them and gives descriptors, threads and memory back, as `close` would 
 from __future__ import annotations
 
 import os
+import threading
+import weakref
+from collections import deque
 from pathlib import Path
 
 from penstock.replay.errors import ReplayError
 from penstock.replay.eviction import EvictionPolicy, Evictor
-from penstock.replay.fair_lock import FairLock
 from penstock.replay.layout import Layout
-from penstock.replay.own_streams import OwnStreams
 from penstock.replay.prefault import Prefault
 from penstock.replay.rate_limited_table import RateLimitedTable
 from penstock.replay.sharing import StoreServer
-from penstock.replay.steps import Autoreset
+from penstock.replay.steps import Autoreset, StepWriter
 from penstock.replay.table import Table
 
 
@@ -102,3 +103,58 @@ class BufferCore:
         )
         told.__cause__ = error
         self.ended = self.ended or told
+
+
+class FairLock:
+    """A lock that lets those who wait go first, for `with`.
+
+    Whoever holds a plain `threading.Lock` most of the time, as a loop that adds does, gets it again
+    before a thread that waits for it has woken: a snapshot beside such a loop took a minute. Here a
+    thread that waits for ``inner`` holds ``turn``, and there all others wait.
+    """
+
+    def __init__(self) -> None:
+        self.turn = threading.Lock()
+        self.inner = threading.Lock()
+
+    def __enter__(self) -> None:
+        with self.turn:
+            self.inner.acquire()
+
+    def __exit__(self, *error: object) -> None:
+        self.inner.release()
+
+
+class _Presence:
+    """A thread has it for as long as it lives."""
+
+
+class OwnStreams:
+    """The streams of threads that call `Replay.add`: one each, begun at its first step.
+
+    A thread that has ended adds no more: its stream is closed at the next look, so that the rows of
+    its last slot may leave like all others. Used under the buffer's lock. ``here.writer`` is the
+    calling thread's own, where it has one.
+    """
+
+    def __init__(self, table: Table, layout: Layout, autoreset: Autoreset) -> None:
+        self._stands_on = table, layout, autoreset
+        self._ended: deque[StepWriter] = deque()  # of threads that have; any thread appends
+        self.here = threading.local()
+
+    def make(self) -> StepWriter:
+        """A stream of nobody's own."""
+        return StepWriter(*self._stands_on)
+
+    def begin(self) -> StepWriter:
+        """One for the calling thread."""
+        self.close_ended()
+        made: StepWriter = self.make()
+        self.here.writer, self.here.presence = made, _Presence()
+        weakref.finalize(self.here.presence, self._ended.append, made).atexit = False
+        return made
+
+    def close_ended(self) -> None:
+        """Publish what threads that have ended wrote last, and free their lanes."""
+        while self._ended:
+            self._ended.popleft().close()

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from penstock.core import cgroup
 from penstock.core.specs import SlotSpec
 from penstock.replay.checks import whole
 from penstock.replay.errors import ReplayError
@@ -16,9 +17,10 @@ from penstock.replay.layout import Layout, layout_of_spec, make_layout
 from penstock.replay.samplers import Sampler, Uniform
 from penstock.replay.sequence_gather import SequenceGather
 from penstock.replay.sequences import Sequences, SequenceSampler
-from penstock.replay.sizing import refuse_what_cannot_fit
-from penstock.replay.table import Table
+from penstock.replay.table import LANES_PRIVATE, LANES_SHARED, Table
 from penstock.replay.times_sampled import SampleCountLimit
+from penstock.transport.shm.arena import available_nbytes
+from penstock.transport.shm.store import Geometry
 
 MOST_ROWS = 1 << 31  # keys have 32 bits for the row
 
@@ -86,3 +88,24 @@ def make_gather(
     if sequences is None:
         return Gather(table, layout, n_step, discount)
     return SequenceGather(table, layout, discount, sequences)
+
+
+def nbytes_of(spec: SlotSpec, slots: int, *, shared: bool) -> int:
+    """Bytes of a table: its slots, and what says which rows count."""
+    geometry = Geometry(spec, slots, LANES_SHARED if shared else LANES_PRIVATE)
+    return geometry.nbytes + slots * spec.unroll * spec.envs
+
+
+def refuse_what_cannot_fit(spec: SlotSpec, slots: int, *, shared: bool, capacity: int) -> None:
+    """Raise ReplayError where the host, or the control group, has not that much memory left."""
+    needed = nbytes_of(spec, slots, shared=shared)
+    free, where = available_nbytes(), "this host"
+    allowed = cgroup.memory_left_nbytes()
+    if allowed is not None and allowed < free:
+        free, where = allowed, "its control group"
+    if needed > free:
+        fits = max(0, int(capacity * free / needed))
+        raise ReplayError(
+            f"capacity {capacity} needs {needed / 1e9:.2f} GB and {where} has {free / 1e9:.2f} GB "
+            f"left; lower capacity to about {fits}"
+        )

@@ -6,6 +6,8 @@ reused; small columns come out of one take of whole records.
 
 from __future__ import annotations
 
+import math
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -16,7 +18,6 @@ from penstock.replay.batch import Batch
 from penstock.replay.columns import names_of, unflatten
 from penstock.replay.layout import Layout, Observation
 from penstock.replay.nstep import Returns, n_step, one_step, take
-from penstock.replay.pool import Pool
 from penstock.replay.stacks import FrameWindow, window
 from penstock.replay.table import Table
 
@@ -167,3 +168,44 @@ def _beside(left: FrameWindow, right: FrameWindow) -> FrameWindow:
         joined(lambda w: w.side_at),
         np.concatenate([left.side_rows, right.side_rows]),
     )
+
+
+BIG_NBYTES = 1 << 16  # malloc reuses smaller ones itself
+MOST_KEPT = 8  # of one shape and dtype: prefetching holds a few
+
+
+def _references_of_unused() -> int:
+    """What getrefcount says in the loop below of an array that the pool alone has: it differs
+    between versions of Python."""
+    kept = [np.empty(0)]
+    for array in kept:
+        return sys.getrefcount(array)
+    raise AssertionError
+
+
+_UNUSED = _references_of_unused()
+
+
+class Pool:
+    """Big output arrays, by shape and dtype, reused once nobody refers to them any more.
+
+    Fresh memory costs a page fault for every 4 KiB, more than copying the bytes. An array is taken
+    again when the pool holds its only reference: views and tensors made from it hold one too. Used
+    under the buffer's lock.
+    """
+
+    def __init__(self) -> None:
+        self._kept: dict[tuple[tuple[int, ...], np.dtype[Any]], list[npt.NDArray[Any]]] = {}
+
+    def empty(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> npt.NDArray[Any]:
+        """An array with whatever was in it."""
+        if math.prod(shape) * dtype.itemsize < BIG_NBYTES:
+            return np.empty(shape, dtype)
+        kept = self._kept.setdefault((shape, dtype), [])
+        for array in kept:
+            if sys.getrefcount(array) == _UNUSED:
+                return array
+        made = np.empty(shape, dtype)
+        if len(kept) < MOST_KEPT:
+            kept.append(made)
+        return made

@@ -17,11 +17,9 @@ import numpy as np
 import numpy.typing as npt
 from numpy import frombuffer, ndarray
 
-from penstock.replay.aliasing import refuse_one_memory
-from penstock.replay.columns import Array, Leaf, checked, flatten
+from penstock.replay.columns import Array, Leaf, Nest, checked, flatten
 from penstock.replay.episode_tracker import EpisodeTracker
 from penstock.replay.errors import ReplayError
-from penstock.replay.finals import final_observations, refuse_finals
 from penstock.replay.framing import Framing
 from penstock.replay.layout import Layout
 from penstock.replay.samplers import MAX_PRIORITY
@@ -305,3 +303,80 @@ def _checked_priorities(priority: Any, envs: int) -> Array:
             f"priority came as {priority!r}, expected {envs} numbers from 0 to {MAX_PRIORITY:g}"
         )
     return priorities
+
+
+def refuse_one_memory(obs: Any, next_obs: Any, name: str = "obs") -> None:
+    """Raise ReplayError where an array of ``obs`` is its counterpart too, naming the column.
+
+    An environment that writes each observation into the same array has overwritten obs by the time
+    that next_obs is there. Both then lie at one address, which shows at the first step. That they
+    overlap is no mistake: stacks of frames may be views of one history.
+    """
+    if isinstance(obs, np.ndarray) and isinstance(next_obs, np.ndarray):
+        if obs is next_obs or _address(obs) == _address(next_obs):
+            raise ReplayError(
+                f"{name} and next_{name} are the same memory, so the environment has written over "
+                "the first of them; give add a copy of it that was made before the step"
+            )
+    elif isinstance(obs, Mapping) and isinstance(next_obs, Mapping):
+        for key in obs.keys() & next_obs.keys():
+            refuse_one_memory(obs[key], next_obs[key], f"{name}.{key}")
+    elif isinstance(obs, tuple) and isinstance(next_obs, tuple):
+        for i, (before, after) in enumerate(zip(obs, next_obs, strict=False)):
+            refuse_one_memory(before, after, f"{name}.{i}")
+
+
+def _address(array: np.ndarray[Any, Any]) -> int:
+    return int(array.__array_interface__["data"][0])
+
+
+def final_observations(
+    layout: Layout, info: Mapping[str, Any] | None, done: Flags
+) -> dict[str, Array]:
+    """Final observations that SAME_STEP environments give in `info`: by column, ``[n, *shape]`` for
+    the n environments that are done. Raises ReplayError.
+
+    Two layouts exist: gymnasium's vector environments give an object array with an observation for
+    each environment that ended, and a mask ``_final_obs``; ale-py gives one dense array, without a
+    mask.
+    """
+    ended = np.flatnonzero(done)
+    finals = None if info is None else info.get("final_obs")
+    if finals is None:
+        raise ReplayError(
+            f"environment {ended[0]} ended and autoreset is same_step, but info has no final_obs; "
+            "pass info= as the environment gave it"
+        )
+    given = info.get("_final_obs") if info is not None else None
+    if given is not None and not np.asarray(given)[ended].all():
+        missing = ended[~np.asarray(given)[ended]][0]
+        raise ReplayError(
+            f"environment {missing} ended, but info['_final_obs'] says that it gave no final "
+            "observation; pass the info of the same step"
+        )
+    if isinstance(finals, np.ndarray) and finals.dtype == object:
+        parts = [_leaves(layout.obs, finals[env]) for env in ended]
+        columns = {name: [part[name] for part in parts] for name in parts[0]}
+    else:
+        dense = _leaves(layout.obs, finals)
+        columns = {name: [np.asarray(array)[env] for env in ended] for name, array in dense.items()}
+    leaves = {o.name: o.leaf for o in layout.observations}
+    return {
+        name: np.concatenate([checked(leaves[name], value, 1, f"final_{name}") for value in values])
+        for name, values in columns.items()
+    }
+
+
+def refuse_finals(info: Mapping[str, Any] | None, autoreset: str) -> None:
+    """An episode ended elsewhere than in SAME_STEP: there can be no final observations."""
+    if info is not None and info.get("final_obs") is not None:
+        raise ReplayError(
+            f"info has final_obs, which environments give that reset in the same step, but "
+            f"autoreset is {autoreset}; make the replay with autoreset='same_step'"
+        )
+
+
+def _leaves(nest: Nest, value: Any) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    flatten(nest, value, "final_obs", found)
+    return found

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from penstock.configs.sections import LearnerConfig
-from penstock.learner.optimizers.schedule import learning_rate
+from penstock.learner.optimizers.flat_optimizer import learning_rate
 
 
 def test_it_is_constant_without_a_schedule() -> None:

@@ -16,7 +16,7 @@ from gymnasium import spaces
 
 from penstock.core import cgroup
 from penstock.replay import Batch, Prioritized, Replay, ReplayError, Uniform
-from penstock.replay.pool import Pool
+from penstock.replay.gather import Pool
 
 PLAIN: dict[str, Any] = {"obs": (np.float32, (2,)), "action": (np.int64, ())}
 
