@@ -7,11 +7,14 @@ and options in this order.
 from __future__ import annotations
 
 from pkgutil import resolve_name
+from typing import TYPE_CHECKING
 
 from penstock.configs.reduce import CODECS as CODECS
 from penstock.configs.reduce import CodecOptions, CodecSpec
 from penstock.configs.value_types import Count, Natural, Positive, Share, Switch
-from penstock.core.interfaces import Codec, CodecContext, CodecFactory
+
+if TYPE_CHECKING:
+    from penstock.core.interfaces import Codec, CodecContext, CodecFactory
 
 
 class Int8Options(CodecOptions):
