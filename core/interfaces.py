@@ -28,21 +28,18 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
 
-import numpy as np
-import numpy.typing as npt
-
-from penstock.configs.schema import Config
-from penstock.core.observations import Spaces
-from penstock.core.params import Float32, ParamLayout, Stamp
-from penstock.core.specs import Column
-
 if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
     import torch
     from torch import Tensor
 
     from penstock.configs.reduce import ReduceConfig
+    from penstock.configs.schema import Config
+    from penstock.core.observations import Spaces
+    from penstock.core.params import Array, Float32, Floats, ParamLayout, Stamp
+    from penstock.core.specs import Column
 
-Floats = npt.NDArray[np.float64]
 B = TypeVar("B")  # a batch
 B_contra = TypeVar("B_contra", contravariant=True)
 
@@ -166,9 +163,6 @@ class Update(Protocol[B_contra]):
 
     def interrupted(self, batch: B_contra) -> StepResult:
         """What became of a batch whose `step` raised GroupLostError."""
-
-
-Array = npt.NDArray[np.generic]
 
 
 class Inference(Protocol):

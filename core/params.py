@@ -19,6 +19,8 @@ import numpy.typing as npt
 
 WireDtype = Literal["fp32", "bf16"]
 Float32 = npt.NDArray[np.float32]
+Floats = npt.NDArray[np.float64]
+Array = npt.NDArray[np.generic]
 
 
 class Stamp(NamedTuple):

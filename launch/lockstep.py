@@ -18,7 +18,8 @@ from typing import Any
 from penstock.actors.role import Player
 from penstock.algos import algorithm
 from penstock.configs.schema import Config
-from penstock.core.interfaces import Floats, StepResult, Unrolls
+from penstock.core.interfaces import StepResult, Unrolls
+from penstock.core.params import Floats
 from penstock.core.role import RoleContext
 from penstock.envs import make, probe
 from penstock.learner.checkpoints.checkpoint_manager import CheckpointManager

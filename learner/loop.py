@@ -5,7 +5,8 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from typing import Generic
 
-from penstock.core.interfaces import B, DataSource, Floats
+from penstock.core.interfaces import B, DataSource
+from penstock.core.params import Floats
 from penstock.learner.nonfinite import NonFiniteGuard
 from penstock.learner.publisher import Publisher
 from penstock.learner.state import Learner

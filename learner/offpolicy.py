@@ -18,7 +18,8 @@ from penstock.algos import algorithm, slot_spec
 from penstock.algos.base import ReplayAlgorithm
 from penstock.algos.replay_update import ReplayUpdate, UpdateContext
 from penstock.configs.schema import Config
-from penstock.core.interfaces import Floats, StepResult
+from penstock.core.interfaces import StepResult
+from penstock.core.params import Floats
 from penstock.envs import EnvInfo
 from penstock.learner.device_queue import DeviceQueue
 from penstock.learner.device_statistics import DeviceStatistics

@@ -17,7 +17,8 @@ from penstock.algos import algorithm
 from penstock.configs.errors import UserError
 from penstock.configs.group import SERVED
 from penstock.configs.schema import Config
-from penstock.core.interfaces import Floats, Transitions, Unrolls
+from penstock.core.interfaces import Transitions, Unrolls
+from penstock.core.params import Floats
 from penstock.core.role import RoleContext, learner_socket
 from penstock.envs import probe
 from penstock.learner.checkpoints.checkpoint_manager import CheckpointManager

@@ -25,7 +25,8 @@ from penstock.algos.ops.frame_stacks import observations
 from penstock.configs.algorithms import OnPolicyConfig
 from penstock.configs.errors import UserError
 from penstock.configs.schema import Config
-from penstock.core.interfaces import Floats, StepResult
+from penstock.core.interfaces import StepResult
+from penstock.core.params import Floats
 from penstock.envs import EnvInfo
 from penstock.learner.device_queue import DeviceQueue
 from penstock.learner.device_statistics import DeviceStatistics

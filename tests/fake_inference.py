@@ -7,8 +7,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import numpy.typing as npt
 
-from penstock.core.interfaces import Array
-from penstock.core.params import Float32, Stamp
+from penstock.core.params import Array, Float32, Stamp
 from penstock.models.acting.inference import LocalInference
 from penstock.models.acting.policy import Policy
 

@@ -22,7 +22,7 @@ from typing import Protocol
 import numpy as np
 from torch import Tensor
 
-from penstock.core.interfaces import Floats
+from penstock.core.params import Floats
 from penstock.learner.optimizers.flat_optimizer import FlatOptimizer
 from penstock.learner.progress import GROWTH
 

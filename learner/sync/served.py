@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from penstock.core.interfaces import Floats
+from penstock.core.params import Floats
 from penstock.learner.group.process_group import Arrays
 from penstock.learner.optimizers.flat_optimizer import FlatOptimizer
 from penstock.learner.parameter_server.client import Reply, ServerClient

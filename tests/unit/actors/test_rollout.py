@@ -18,8 +18,7 @@ from penstock.algos import network_shape, slot_spec
 from penstock.algos.acting import make_policy
 from penstock.configs.errors import UserError
 from penstock.configs.load import resolve
-from penstock.core.interfaces import Array
-from penstock.core.params import Stamp
+from penstock.core.params import Array, Stamp
 from penstock.envs import BatchedEnv, make, probe
 from penstock.profiling.ledger import TimeLedger
 
