@@ -90,7 +90,7 @@ class Thread:
 
 
 def read(spec: RoleSpec, pid: int, status: StatusPage) -> Reading:
-    """A process that runs, or has ended and was not waited for."""
+    """A process that runs, or has just ended."""
     lanes = {name: _seconds(lane) for name, lane in status.lanes.items()}
     at_ns = time.perf_counter_ns()
     return Reading(
@@ -139,8 +139,11 @@ def spans(lane: memoryview, since_ns: int) -> Spans:
 
 
 def _processor_s(pid: int) -> tuple[float, float]:
-    """`Reading.cpu_s` and `Reading.coreless_s`."""
-    cpu = psutil.Process(pid).cpu_times()
+    """`Reading.cpu_s` and `Reading.coreless_s`; NaN of a process that its shim has waited for."""
+    try:
+        cpu = psutil.Process(pid).cpu_times()
+    except psutil.NoSuchProcess:
+        return math.nan, math.nan
     try:
         _, waited_ns, _ = Path(f"/proc/{pid}/schedstat").read_text().split()
     except (OSError, ValueError):  # a kernel without scheduler statistics
