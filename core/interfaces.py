@@ -2,11 +2,13 @@
 
 An implementation lives in the room named below and is registered there in one place; a contract
 test runs over all implementations of a seam. torch is imported here for types alone.
+`transport/link.py` has one more, the `Link` of an actor to its learner, with types of its room.
 
 | seam | implemented in | registered in |
 |---|---|---|
 | `DataSource` | `learner/sources/`, `launch/lockstep.py` | `learner.role.make_source` |
 | `Update` | `learner/trainer.py`, `learner/offpolicy.py` | `learner.factory.make_trainer` |
+| `GradientSync` | `learner/sync/` | `learner/group/elastic_group.py` |
 | `Algorithm` | `algos/` | `algos.registry.ALGORITHMS` |
 | `Inference` | `models/acting/inference.py` | `algos.acting.make_inference` |
 | `Codec` | `learner/codecs/` | `learner.codecs.registry.CODECS` |
@@ -42,6 +44,8 @@ if TYPE_CHECKING:
 
 B = TypeVar("B")  # a batch
 B_contra = TypeVar("B_contra", contravariant=True)
+M = TypeVar("M")  # a message
+O_contra = TypeVar("O_contra", contravariant=True)  # an optimizer
 
 
 @dataclass(frozen=True)
@@ -88,6 +92,48 @@ class Algorithm(Protocol[Cfg_contra, Shape_co, Sampler_co]):
 
     def action_sampler(self, config: Config, spaces: Spaces, seed: int, actor: int) -> Sampler_co:
         """How actor number ``actor`` chooses actions by the network's outputs."""
+
+
+class GradientSync(Protocol[M, O_contra]):
+    """How one learner's updates become those of all: M is what learners say to each other, O an
+    optimizer.
+
+    A trainer that uses it in this order need not know how many learners there are:
+
+        everyone = sync.sync_control(own)    # in every turn, with or without a batch of its own
+        for each update of the batch:
+            optimizer.zero_grad()
+            ... backward of all but the last micro-batch ...
+            sync.prepare_backward(optimizer, total)    # total: samples of all, from ``everyone``
+            ... the last backward ...
+            sync.step(optimizer, total, env_steps)
+
+    A learner without samples does the same without the backward passes. Gradients are sums over
+    samples, so that their sum over learners, divided by the total, is the mean over all samples.
+    Every call may raise GroupLostError.
+    """
+
+    world: int
+    """Learners that take part."""
+
+    def sync_control(self, mine: M) -> M:
+        """The sum of what all learners say. Every learner calls it in every turn."""
+
+    def prepare_backward(self, optimizer: O_contra, total: float) -> None:
+        """The next backward pass completes the gradients of ``optimizer``, sums over samples of
+        which all learners together have ``total``."""
+
+    def step(self, optimizer: O_contra, total: float, env_steps: int) -> Tensor:
+        """Update the parameters; the norm of the gradient that did it (float32 ``[]``)."""
+
+    def sum(self, values: Tensor) -> None:
+        """Sum small values over the learners whose gradients are averaged, in place."""
+
+    def all_reduce_min(self, value: float) -> float:
+        """The least of what those learners say."""
+
+    def close(self) -> None:
+        """Part from the other learners, who notice."""
 
 
 class SharedOptimizer(Protocol):

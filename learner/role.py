@@ -62,10 +62,10 @@ def run(ctx: RoleContext) -> None:
         how = "auto" if served and ctx.incarnation and ctx.resume == "no" else ctx.resume
         if not checkpoints.resume(how, repair=ctx.learner == 0) and how == "auto":
             ctx.report("note", text=f"{ctx.run_dir} has no checkpoint: this run begins anew")
-    team = ElasticGroup(ctx, config, trainer, checkpoints.stored)
-    if not team.join():
+    group = ElasticGroup(ctx, config, trainer, checkpoints.stored)
+    if not group.join():
         return
-    with LearnerProcess(ctx, config, trainer, checkpoints, team) as process:
+    with LearnerProcess(ctx, config, trainer, checkpoints, group) as process:
         ctx.report("ready")
         process.work()
         process.finish()
@@ -99,10 +99,10 @@ class LearnerProcess(TrainingLoop[Any]):
         config: Config,
         trainer: AnyTrainer,
         checkpoints: CheckpointManager,
-        team: ElasticGroup,
+        group: ElasticGroup,
     ) -> None:
         self._ctx = ctx
-        self._team = team
+        self._group = group
         self._config = config
         self._trainer = trainer
         self._checkpoints = checkpoints
@@ -132,7 +132,7 @@ class LearnerProcess(TrainingLoop[Any]):
         socket = learner_socket(ctx.runtime_dir, ctx.learner)
         self._host = ShmHost(socket, welcome, self._board, self._actor_source.store)
         self._reason: str | None = None  # why this learner would stop
-        self._kept: Arrays | None = {}  # what the team keeps, for the last checkpoint
+        self._kept: Arrays | None = {}  # what the group keeps, for the last checkpoint
         self._next_report_s = 0.0
         self._turned_away: Counter[str] = Counter()  # that were reported
         self._others = StreamTracker(self._accounting)
@@ -185,26 +185,26 @@ class LearnerProcess(TrainingLoop[Any]):
         self._progress.arrived(self._accounting)
         with suppress(GroupLostError):
             last = ControlMessage(np.zeros(0), self._progress.growth())
-            self._progress.commit(last.growth, self._team.sync.sync_control(last).growth)
+            self._progress.commit(last.growth, self._group.sync.sync_control(last).growth)
         others = self._others.drops() | self._others.received()
         counts = self._progress.counts() | others | self._nonfinite.figures()
         self._ctx.report("final", accounting=self._accounting.to_dict(in_flight), **counts)
         self._ctx.status.phase = Phase.SAVING
         self._ledger.switch(Part.SAVE)
-        if leads := self._team.leads:
+        if leads := self._group.leads:
             self._save()
-        self._team.leave()
+        self._group.leave()
         self._source.save(self._shard, self._ctx.status.beat)
-        if not leads and self._team.takes_over():
+        if not leads and self._group.takes_over():
             self._save()
 
     @property
     def sync(self) -> GradientSync:
-        return self._team.sync
+        return self._group.sync
 
     @property
     def leads(self) -> bool:
-        return self._team.leads
+        return self._group.leads
 
     def must_stop(self) -> bool:
         self._meanwhile()
@@ -216,7 +216,7 @@ class LearnerProcess(TrainingLoop[Any]):
 
     def next_batch(self) -> Any:
         """None where there is none for so long that other learners go on."""
-        together = self._team.sync.world > 1
+        together = self._group.sync.world > 1
         deadline_s = time.monotonic() + self._config.learner.reduce.wait_s * together
         self._ledger.switch(Part.WAIT)
         while (batch := self._source.next(WAIT_S)) is None:
@@ -235,16 +235,16 @@ class LearnerProcess(TrainingLoop[Any]):
             self._progress.growth(),
             stop=stop,
             nan=self._nonfinite.due,
-            checkpoint=self._team.leads and self._checkpoints.due(),
-            regroup=self._team.changed,
+            checkpoint=self._group.leads and self._checkpoints.due(),
+            regroup=self._group.changed,
         )
 
     def keep(self, *, save: bool) -> None:
         """Take in what each learner keeps for itself, and ``save`` the run."""
-        self._kept = self._team.state(last=not save)
+        self._kept = self._group.state(last=not save)
         if save:
             try:
-                if self._team.leads:
+                if self._group.leads:
                     self._save()
                 self._source.save(self._shard)
             except UserError as error:  # a disk that is full now need not be so for ever
@@ -274,7 +274,7 @@ class LearnerProcess(TrainingLoop[Any]):
         self._ledger.switch(Part.REDUCE)
         self._kept = {}  # was of other members
         self._checkpoints.forget_best()
-        if not self._team.join(why):
+        if not self._group.join(why):
             return False
         self._nonfinite.begin_anew()
         self._publish()
@@ -317,6 +317,6 @@ class LearnerProcess(TrainingLoop[Any]):
         )
 
     def _hear(self) -> None:
-        messages = self._team.messages()
+        messages = self._group.messages()
         self._others.hear(messages)
         self._torch_trace.hear(messages)

@@ -32,7 +32,7 @@ from penstock.learner.state import Arrays, follow_lr_factor, set_weights, weight
 from penstock.learner.trainer import Trainer, under
 
 RANDOM = "random/"
-TEAM = "team/"
+GROUP = "team/"  # as checkpoints of 0.1.0 have it
 LR = "lr"  # in the meta: `learner.lr`
 
 
@@ -85,7 +85,7 @@ class CheckpointManager:
             )
         trainer = self._trainer
         set_weights(trainer, stored.weights)
-        own = {k: v for k, v in stored.arrays.items() if not k.startswith((RANDOM, TEAM))}
+        own = {k: v for k, v in stored.arrays.items() if not k.startswith((RANDOM, GROUP))}
         try:
             trainer.load_state_dict(own)
         except ValueError as error:
@@ -95,7 +95,7 @@ class CheckpointManager:
             ) from error
         try:
             _set_random_states(under(RANDOM, stored.arrays))
-            self.stored = under(TEAM, stored.arrays)
+            self.stored = under(GROUP, stored.arrays)
             same = same_game(stored.meta.get(ENV, {}), trainer.config.env)
             trainer.progress.load_state_dict(stored.meta["progress"], same_game=same)
             self._resume_lr_factor(stored.meta.get(LR))
@@ -163,8 +163,8 @@ class CheckpointManager:
         """Another learner may save from now on: what the best one is, the disk knows."""
         self._best_return = None
 
-    def save(self, team: Arrays | None = None) -> None:
-        """Write `last`, and `best` where the mean return has never been higher. ``team`` is what
+    def save(self, group: Arrays | None = None) -> None:
+        """Write `last`, and `best` where the mean return has never been higher. ``group`` is what
         each of several learners keeps for itself."""
         progress = self._trainer.progress
         mean = progress.return_mean
@@ -177,7 +177,7 @@ class CheckpointManager:
             and progress.recent_episodes >= EPISODES  # fewer may be luck
             and (best_return is None or mean > best_return)
         )
-        state = self._state(team or {}, mean if is_best else best_return)
+        state = self._state(group or {}, mean if is_best else best_return)
         if is_best and not self._evaluated:
             checkpoint_format.save(self._best, state)
         if is_best:
@@ -236,10 +236,10 @@ class CheckpointManager:
         if self._tell is not None:
             self._tell("note", text=text)
 
-    def _state(self, team: Arrays, best_return: float | None) -> Checkpoint:
+    def _state(self, group: Arrays, best_return: float | None) -> Checkpoint:
         trainer = self._trainer
         arrays = trainer.state_dict() | {RANDOM + k: v for k, v in _random_states().items()}
-        arrays |= {TEAM + k: v for k, v in team.items()}
+        arrays |= {GROUP + k: v for k, v in group.items()}
         meta = {
             "progress": trainer.progress.state_dict(),
             "best_return": best_return,

@@ -1,4 +1,4 @@
-"""The team: how this learner comes to stand in a group of learners, again and again.
+"""How this learner comes to stand in a group of learners, again and again.
 
 The supervisor names the members of each epoch: the first one when all learners have said that they
 could begin, a new one whenever a member has ended or one that was started again wants in. Whoever
@@ -96,7 +96,7 @@ class ElasticGroup:
         return self._ctx.learner == 0 if self._group is None else self._group.rank == 0
 
     def messages(self) -> list[Message]:
-        """What the supervisor has said, but for what concerns the team."""
+        """What the supervisor has said, but for what concerns the group."""
         for message in self._ctx.messages():
             if message["kind"] == "group":
                 self._named = message
