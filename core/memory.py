@@ -10,6 +10,7 @@ import ctypes
 
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # from glibc's malloc.h
 LIBC = ctypes.CDLL(None)
+TRIM_S = 60.0  # between two times that a process of a run gives back what it has freed
 LARGE = (1 << 30, 32 << 20)  # bytes; older glibc refuses more than 32 MiB
 
 

@@ -18,6 +18,7 @@ from penstock.configs.errors import UserError
 from penstock.configs.group import SERVED
 from penstock.configs.schema import Config
 from penstock.core.interfaces import Transitions, Unrolls
+from penstock.core.memory import TRIM_S, give_back_memory
 from penstock.core.params import Floats
 from penstock.core.role import RoleContext, learner_socket
 from penstock.envs import probe
@@ -134,6 +135,7 @@ class LearnerProcess(TrainingLoop[Any]):
         self._reason: str | None = None  # why this learner would stop
         self._kept: Arrays | None = {}  # what the group keeps, for the last checkpoint
         self._next_report_s = 0.0
+        self._trim_s = time.monotonic() + TRIM_S
         self._turned_away: Counter[str] = Counter()  # that were reported
         self._others = StreamTracker(self._accounting)
         self._torch_trace = TorchTrace()
@@ -296,6 +298,9 @@ class LearnerProcess(TrainingLoop[Any]):
         statistics = self._trainer.statistics(wait=last)
         self._nonfinite.tell_skipped()
         self._report_turned_away()
+        if time.monotonic() >= self._trim_s:
+            self._trim_s = time.monotonic() + TRIM_S
+            give_back_memory()
         self._ctx.report("metrics", **self._metrics(), **statistics)
 
     def _report_turned_away(self) -> None:

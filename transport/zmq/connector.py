@@ -13,7 +13,7 @@ from itertools import islice
 from pathlib import Path
 
 from penstock.core import descriptors
-from penstock.core.memory import give_back_memory, keep_freed_memory
+from penstock.core.memory import TRIM_S, give_back_memory, keep_freed_memory
 from penstock.core.role import EXIT_REJOIN, RoleContext, learner_socket
 from penstock.profiling.status import Phase
 from penstock.transport.link import LearnerGoneError, Welcome
@@ -22,7 +22,6 @@ from penstock.transport.zmq.receiver import TICK_S, Process, Receiver
 from penstock.transport.zmq.sockets import check_bind
 
 STREAMS_PER_REPORT = 1000  # what fits a message to the supervisor
-TRIM_S = 60.0  # between two times that memory of peers that have left is given back
 LAST_CHARACTERS = 200  # of the latest message of a reason, in an event
 
 
