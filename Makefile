@@ -14,7 +14,7 @@ SOURCES := actors algos bench benchmarks cli configs core envs evaluation exampl
 	models monitor penstock profiling replay tests transport
 
 .DEFAULT_GOAL := help
-.PHONY: help venv train test test-slow chaos fuzz check lint types imports links wheel format docs reference bench peers clean
+.PHONY: help venv train test test-slow learn-check chaos fuzz check lint types imports links wheel format docs reference bench peers clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -50,6 +50,9 @@ MINUTES ?= 2.5
 EXAMPLES ?= 60
 SESSION ?= 6
 SLACK ?= 3
+
+learn-check: venv ## train five seeds of six presets, compare their returns with bands, 20 minutes
+	$(BIN)/python benchmarks/learn_check.py
 
 chaos: venv ## inject faults into runs of every topology: make chaos MINUTES=60 SEED=1
 	$(BIN)/python benchmarks/chaos.py --seed $(SEED) --minutes $(MINUTES) --session $(SESSION) --slack $(SLACK)

@@ -1,4 +1,4 @@
-"""How an actor finds its learner: shared memory on the same host, ZeroMQ from elsewhere.
+"""How an actor finds its learner, and by which transport it joins.
 
 Roles start in any order, so an actor waits for its learner for ever; one that was started by hand
 says so once. A learner of the same supervisor is watched by that.
@@ -6,12 +6,13 @@ says so once. A learner of the same supervisor is watched by that.
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
+from functools import partial
 from typing import TypeVar
 
 from pydantic import ValidationError
@@ -19,23 +20,27 @@ from pydantic import ValidationError
 from penstock.configs import code_references
 from penstock.configs.errors import UserError
 from penstock.configs.schema import Config
-from penstock.core.role import RoleContext, learner_socket, relay_socket
+from penstock.configs.transports import AUTO
+from penstock.core.interfaces import LearnerGoneError, Link, Transport
+from penstock.core.role import RoleContext, learner_socket
 from penstock.core.specs import SlotSpec
-from penstock.transport.link import LearnerGoneError, Link
-from penstock.transport.shm.link import ShmLink
+from penstock.transport.addresses import is_own_ipc
+from penstock.transport.registry import TRANSPORTS, make_transport
 
 T = TypeVar("T")
 
 RETRY_S = 0.02
+EXHAUSTED = (errno.ENOMEM, errno.EMFILE, errno.ENFILE)
 SAY_SO_AFTER_S = 3.0
 
 
 @dataclass(frozen=True)
 class Found:
-    """A learner: the run's config, and its Unix socket where it is to be joined through memory."""
+    """A learner: the run's config, and by which transport it is joined at which address."""
 
     config: Config
-    unix_path: Path | None
+    transport: Transport
+    address: str
 
 
 def find(ctx: RoleContext) -> Found:
@@ -44,33 +49,43 @@ def find(ctx: RoleContext) -> Found:
     Raises UserError for a config that cannot be read, or that names code which ``ctx`` does not
     allow, before anything of it is imported; LearnerGoneError when told to leave meanwhile.
     """
-    if ctx.address is None:
-        assert ctx.config is not None
-        return Found(ctx.config, learner_socket(ctx.runtime_dir, ctx.learner))
     if ctx.config is not None:
-        return Found(ctx.config, None)
-    from penstock.transport.zmq.client import Client
-    from penstock.transport.zmq.sockets import boot_id
-
+        return _own_learner(ctx, ctx.config)
+    assert ctx.address is not None
     source = f"the learner at {ctx.address}"
     trusted = _trusts(ctx, ctx.address, source)
-    client = Client(ctx, ctx.address)
-    try:
-        client.join()
-        config = _read_config(client.welcome.config, source)
-        code_references.check(
-            config, ctx.allow, trusted=trusted and _trusts(ctx, ctx.address, source), source=source
-        )
-        path = _own_socket(client.unix_path)
-        reachable = client.boot_id == boot_id() and path is not None
-    finally:
-        client.close()
-    if ctx.transport == "shm" and not reachable:
+    remote = make_transport(TRANSPORTS.elsewhere(ctx.transport))
+    info = _found(wait_for(partial(remote.ask, ctx, ctx.address), ctx, source))
+    config = _read_config(info.config, source)
+    code_references.check(
+        config, ctx.allow, trusted=trusted and _trusts(ctx, ctx.address, source), source=source
+    )
+    on_host = TRANSPORTS.here(ctx.transport)
+    if on_host.reaches_other_hosts:
+        return Found(config, remote, ctx.address)
+    if path := _own_socket(info.unix_path):
+        return Found(config, make_transport(on_host), path)
+    if ctx.transport != AUTO:
         raise UserError(
-            f"transport shm needs the learner at {ctx.address} on this host and of this user; "
-            "use --transport auto or zmq"
+            f"transport {on_host.name} needs the learner at {ctx.address} on this host and of this "
+            "user; use --transport auto or zmq"
         )
-    return Found(config, path if reachable and ctx.transport != "zmq" else None)
+    return Found(config, remote, ctx.address)
+
+
+def _own_learner(ctx: RoleContext, config: Config) -> Found:
+    """That of the same supervisor."""
+    kind = config.transport.kind
+    if ctx.address is not None:
+        return Found(config, make_transport(TRANSPORTS.elsewhere(kind)), ctx.address)
+    path = str(learner_socket(ctx.runtime_dir, ctx.learner))
+    return Found(config, make_transport(TRANSPORTS.here(kind)), path)
+
+
+def _found(answer: T | None) -> T:
+    if answer is None:
+        raise LearnerGoneError("left before a learner was found")
+    return answer
 
 
 def _trusts(ctx: RoleContext, address: str, source: str) -> bool:
@@ -78,14 +93,9 @@ def _trusts(ctx: RoleContext, address: str, source: str) -> bool:
 
     Waits until there is a folder for an ``ipc://`` path, so that it is judged before it is used.
     """
-    from penstock.transport.zmq.sockets import is_own_ipc
-
     if ctx.curve is not None or ctx.insecure:
         return True
-    found = wait_for(lambda: [is_own_ipc(address)], ctx, source)
-    if found is None:
-        raise LearnerGoneError("left before a learner was found")
-    return found[0]
+    return _found(wait_for(partial(is_own_ipc, address), ctx, source))
 
 
 def _read_config(received: object, source: str) -> Config:
@@ -100,47 +110,35 @@ def _read_config(received: object, source: str) -> Config:
         ) from error
 
 
-def _own_socket(text: object) -> Path | None:
-    """The path of a Unix socket of this user; None where it is something else."""
+def _own_socket(text: str) -> str:
+    """The path of a Unix socket of this user; empty where it is something else."""
     try:
-        path = Path(str(text))
-        found = path.stat()
+        found = os.stat(text)
     except (OSError, ValueError):
-        return None
-    return path if stat.S_ISSOCK(found.st_mode) and found.st_uid == os.geteuid() else None
+        return ""
+    return text if stat.S_ISSOCK(found.st_mode) and found.st_uid == os.geteuid() else ""
 
 
 def join(ctx: RoleContext, found: Found, spec: SlotSpec, actor: int) -> Link | None:
     """Join as ``actor`` with slots of ``spec``; None when told to leave before that worked."""
-    config, path = found.config, found.unix_path
-    if path is not None:
-        whom = None if ctx.address is None else f"the learner at {path}"
-        return wait_for(lambda: ShmLink(path, spec, config.transport.slots), ctx, whom)
-    from penstock.transport.zmq.link import ZmqLink
-
-    assert ctx.address is not None
-    return ZmqLink(
-        ctx,
-        ctx.address,
-        spec,
-        config.transport.slots,
-        actor=actor,
-        relay_path=relay_socket(ctx.runtime_dir, ctx.learner),
-        codec=config.transport.codec,
-        patience_s=config.run.hang_timeout_s,
-    )
+    connect = partial(found.transport.connect, ctx, found.address, found.config, spec, actor)
+    whom = None if ctx.address is None else f"the learner at {found.address}"
+    return wait_for(connect, ctx, whom)
 
 
 def wait_for(connect: Callable[[], T], ctx: RoleContext, whom: str | None) -> T | None:
     """Call ``connect`` until it no longer raises OSError; None when told to leave. Tell the user if
-    that takes long, where ``whom`` says who it waits for."""
+    that takes long, where ``whom`` says who it waits for. Raises OSError where this host has no
+    memory or descriptor left."""
     since_s = time.monotonic()
     said = False
     while not ctx.leaving():
         ctx.status.beat()
         try:
             return connect()
-        except (OSError, LearnerGoneError):
+        except OSError as error:
+            if error.errno in EXHAUSTED:
+                raise
             if whom and not said and time.monotonic() - since_s > SAY_SO_AFTER_S:
                 said = ctx.report("note", text=f"{ctx.name} waits for {whom}")
             time.sleep(RETRY_S)

@@ -6,20 +6,25 @@ Without a config of its own (started by hand) an actor takes the learner's in th
 from __future__ import annotations
 
 import time
+from functools import partial
 
 import numpy as np
 
 from penstock.actors.join import Found, find, join
 from penstock.actors.rollout import Rollout
-from penstock.algos import process, records_returns, slot_spec
 from penstock.algos.acting import make_inference
+from penstock.algos.registry import algorithm
+from penstock.algos.samples import slot_spec
 from penstock.configs.schema import Config
+from penstock.core.interfaces import LearnerGoneError, Link
+from penstock.core.notes import note_logger
 from penstock.core.params import Stamp
 from penstock.core.role import EXIT_REJOIN, RoleContext
 from penstock.envs import BatchedEnv, make
 from penstock.profiling.ledger import Part, TimeLedger
 from penstock.profiling.status import Phase, StatusPage
-from penstock.transport.link import LearnerGoneError, Link
+
+logger = note_logger(__name__)
 
 GRANT_TIMEOUT_S = 0.5
 INDEX_BITS = 16  # of an actor's id
@@ -34,7 +39,7 @@ def run(ctx: RoleContext) -> None:
     except LearnerGoneError as error:
         if ctx.stopping():
             return
-        ctx.report("note", text=f"{ctx.name} joins again: {error}")
+        logger.info("%s joins again: %s", ctx.name, error)
         raise SystemExit(EXIT_REJOIN) from error
 
 
@@ -103,7 +108,7 @@ class Player:
         # A restarted actor, and one of a resumed run, must not play the same games once more.
         life = [config.run.seed, actor, incarnation, link.welcome.generation]
         seeds = np.random.SeedSequence(life).generate_state(2)
-        self._config = config
+        self._process = partial(algorithm(config.algo).process, config.algo)
         self._link = link
         self._game = game
         self._actor = actor
@@ -112,7 +117,7 @@ class Player:
         # Those started by hand are numbered too, in the lower bits.
         number = actor & (1 << INDEX_BITS) - 1
         self._inference = make_inference(config, game.info, int(seeds[0]), number)
-        discount = config.algo.discount if records_returns(config.algo) else None
+        discount = config.algo.discount if config.algo.normalizes_rewards else None
         self._rollout = Rollout(game, self._inference, int(seeds[1]), ledger, discount, link.beat)
         self._weights = np.empty(link.welcome.layout.size, np.float32)
         self._stamp: Stamp | None = None
@@ -149,7 +154,7 @@ class Player:
             steps = self._rollout.fill(slot.columns, slot.index)
             if self._link.fills_store:
                 self._ledger.switch(Part.PROCESS)
-                process(self._config.algo, slot.columns)
+                self._process(slot.columns)
             self._ledger.switch(Part.WRITE)
             header = slot.header
             header["actor"] = self._actor

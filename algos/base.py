@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from pkgutil import resolve_name
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Protocol, Self, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
+from penstock.configs.algorithms import AlgoConfig
 from penstock.configs.schema import Config
-from penstock.core.interfaces import Transitions, Unrolls
+from penstock.core.interfaces import Dataset, SampleSpec, Transitions, Unrolls
 from penstock.core.observations import Spaces
 from penstock.core.params import ParamLayout
 from penstock.core.specs import Column
@@ -28,9 +28,9 @@ from penstock.models.layout import HeadShape
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from penstock.algos.replay_update import MakeUpdate
+    from penstock.algos.replay_update import ReplayUpdate, UpdateContext
 
-Cfg = TypeVar("Cfg")  # the section `algo` of the algorithm
+Cfg = TypeVar("Cfg", bound=AlgoConfig)  # the section `algo` of the algorithm
 Columns = dict[str, npt.NDArray[Any]]
 
 
@@ -59,6 +59,9 @@ class UnrollAlgorithm(Generic[Cfg]):
     settled: Callable[[Cfg], Cfg] = lambda cfg: cfg
     """The settings that all these functions get, made of what the config says."""
 
+    def for_config(self, cfg: Cfg) -> Self:
+        return self
+
     def data(self, cfg: Cfg) -> Unrolls:
         return Unrolls()
 
@@ -80,23 +83,26 @@ class UnrollAlgorithm(Generic[Cfg]):
 
 @dataclass(frozen=True)
 class ReplayAlgorithm(Generic[Cfg]):
-    """An off-policy algorithm: an `Algorithm`, and where its update is."""
+    """An off-policy algorithm: an `Algorithm`, and what makes its update."""
 
     columns: Callable[[Any, Any], tuple[Column, ...]]
     check: Callable[[Columns, ParamLayout], None]
     process: Callable[[Cfg, Columns], None]
     network: Callable[[Config, Spaces], HeadShape]
     action_sampler: Callable[[Config, Spaces, int, int], ActionSampler]
-    update: str
-    """``module:Class`` of its `algos.replay_update.ReplayUpdate`, imported on learners alone."""
-    n_step: Callable[[Cfg], int] = lambda cfg: 1
-    """Rewards that a transition sums up."""
+    make_update: Callable[[Cfg, UpdateContext], ReplayUpdate]
+    """Its networks and optimizers, on a learner; imports torch when it is called."""
+    data: Callable[[Cfg], SampleSpec | Dataset] = lambda cfg: Transitions()
+    """What the update gets batches of."""
+    batch_columns: tuple[str, ...] = ()
+    """Recorded columns that a batch of transitions has beside those of every batch."""
 
-    def data(self, cfg: Cfg) -> Transitions:
-        return Transitions(self.n_step(cfg))
+    def for_config(self, cfg: Cfg) -> Self:
+        return self
 
-    @property
-    def make_update(self) -> MakeUpdate[Cfg]:
-        """Makes the update; imports torch."""
-        made: MakeUpdate[Cfg] = resolve_name(self.update)
-        return made
+
+class AlgorithmFactory(Protocol[Cfg]):
+    """What `AlgorithmSpec.entry_point` names: an algorithm, or what finds the one that a config
+    names."""
+
+    def for_config(self, cfg: Cfg) -> UnrollAlgorithm[Cfg] | ReplayAlgorithm[Cfg]: ...

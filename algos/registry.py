@@ -1,25 +1,37 @@
-"""The algorithms by the names of `algo.name`."""
+"""The algorithms: what a config knows of each, and the algorithm that a config names.
+
+Imports neither torch nor numpy, so that configs can be validated with it. Documentation and
+messages list algorithms in this order.
+"""
 
 from __future__ import annotations
 
-from typing import Any
+from pkgutil import resolve_name
+from typing import TYPE_CHECKING
 
-from penstock.algos.base import ReplayAlgorithm, UnrollAlgorithm
-from penstock.algos.custom import custom
-from penstock.algos.dqn import DQN
-from penstock.algos.impala import IMPALA
-from penstock.algos.ppo import PPO
-from penstock.algos.sac import SAC
-from penstock.configs.algorithms import AlgoConfig, CustomConfig
+from penstock.algos.custom.config import CustomConfig
+from penstock.algos.dqn.config import DqnConfig
+from penstock.algos.impala.config import ImpalaConfig
+from penstock.algos.ppo.config import PpoConfig
+from penstock.algos.sac.config import SacConfig
+from penstock.configs.algorithms import ALGORITHMS as ALGORITHMS
+from penstock.configs.algorithms import AlgoConfig, AlgorithmSpec
 
-ALGORITHMS: dict[str, UnrollAlgorithm[Any] | ReplayAlgorithm[Any]] = {
-    "impala": IMPALA,
-    "ppo": PPO,
-    "dqn": DQN,
-    "sac": SAC,
-}
+if TYPE_CHECKING:
+    from penstock.algos.base import AlgorithmFactory, ReplayAlgorithm, UnrollAlgorithm
 
 
-def algorithm(cfg: AlgoConfig) -> UnrollAlgorithm[Any] | ReplayAlgorithm[Any]:
+def algorithm(cfg: AlgoConfig) -> UnrollAlgorithm[AlgoConfig] | ReplayAlgorithm[AlgoConfig]:
     """The algorithm that a config names; UserError where its own `algo.entry` has none."""
-    return custom(cfg.entry) if isinstance(cfg, CustomConfig) else ALGORITHMS[cfg.name]
+    factory: AlgorithmFactory[AlgoConfig] = resolve_name(ALGORITHMS.specs[cfg.name].entry_point)
+    return factory.for_config(cfg)
+
+
+for _spec in (
+    AlgorithmSpec(ImpalaConfig, "penstock.algos.impala.algorithm:IMPALA"),
+    AlgorithmSpec(PpoConfig, "penstock.algos.ppo.algorithm:PPO"),
+    AlgorithmSpec(CustomConfig, "penstock.algos.custom.algorithm:CUSTOM"),
+    AlgorithmSpec(DqnConfig, "penstock.algos.dqn.algorithm:DQN"),
+    AlgorithmSpec(SacConfig, "penstock.algos.sac.algorithm:SAC"),
+):
+    ALGORITHMS.register(_spec)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol, TypeVar
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -19,16 +19,15 @@ from penstock.models.layout import HeadShape
 from penstock.profiling.ledger import TimeLedger
 
 Batch = Mapping[str, Tensor]
-Cfg_contra = TypeVar("Cfg_contra", contravariant=True)
 
 
 class UpdateResult(NamedTuple):
     """What an optimizer step found out; no gradients, on the device."""
 
     errors: Tensor
-    """Absolute temporal differences, float32 ``[B]``."""
+    """Absolute temporal differences, float32 ``[B]``: one of each transition, or sequence."""
     sums: Tensor
-    """`ReplayUpdate.statistics`, summed over the batch."""
+    """`ReplayUpdate.statistics`, summed over the samples of the batch."""
     norm: Tensor
     """Of the gradient before clipping, ``[]``; not finite where the step was not taken."""
 
@@ -67,17 +66,16 @@ class ReplayUpdate(Protocol):
         """What actors get, in the layout's order."""
 
     def take(self, batch: Batch | None, total: float, number: int, env_steps: int) -> UpdateResult:
-        """Optimizer step ``number`` (from 1) on the ``total`` transitions of all learners' batches;
-        the learning rate is that after ``env_steps``."""
+        """Optimizer step ``number`` (from 1) on the ``total`` samples of all learners' batches; the
+        learning rate is that after ``env_steps``.
+
+        Samples are transitions ``[B, ...]``, or the steps of sequences ``[length, B, ...]`` that
+        ``mask`` names, without the burn-in. ``state`` ``[B, ...]`` is the recurrent state before a
+        sequence, where actors record a column of that name.
+        """
 
     def state(self) -> dict[str, Tensor]:
         """What a resumed run needs besides `published` and the optimizers; written to on resume."""
 
     def loaded(self) -> None:
         """What `state` gave was written to."""
-
-
-class MakeUpdate(Protocol[Cfg_contra]):
-    """The class of a `ReplayUpdate`."""
-
-    def __call__(self, cfg: Cfg_contra, ctx: UpdateContext) -> ReplayUpdate: ...

@@ -124,3 +124,8 @@ def adjust_rewards(cfg: Rewards, reward: npt.NDArray[np.float32]) -> None:
         np.clip(reward, -cfg.reward_clip, cfg.reward_clip, out=reward)
     if cfg.reward_scale != 1:
         np.multiply(reward, np.float32(cfg.reward_scale), out=reward)
+
+
+def process(cfg: Rewards, columns: dict[str, npt.NDArray[Any]]) -> None:
+    """Clip and scale the rewards of a filled slot, in place; `episode_return` stays raw."""
+    adjust_rewards(cfg, columns["reward"])

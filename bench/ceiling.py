@@ -15,7 +15,7 @@ import numpy.typing as npt
 import torch
 from gymnasium import spaces
 
-from penstock.algos import network_shape
+from penstock.algos.samples import network_shape
 from penstock.bench.rates import Work, rounds_of, told
 from penstock.configs.schema import Config
 from penstock.core.observations import MASK, ObservationPart, views

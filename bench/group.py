@@ -20,7 +20,7 @@ from typing import Any
 from penstock.bench.hosts import INTERFACE, Hosts
 from penstock.core.control import Channel, Message
 from penstock.core.processes import python
-from penstock.launch.process import THREAD_VARIABLES
+from penstock.launch.engines.local import THREAD_VARIABLES
 
 LOOPBACK = "lo"
 START_S, JOB_S = 120.0, 300.0

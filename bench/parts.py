@@ -16,8 +16,8 @@ import numpy.typing as npt
 import torch
 
 from penstock.actors.rollout import Rollout
-from penstock.algos import network_shape, process, slot_spec
 from penstock.algos.acting import make_inference
+from penstock.algos.samples import network_shape, process, slot_spec
 from penstock.bench.ceiling import actions
 from penstock.bench.rates import Work, rounds_of, told
 from penstock.bench.traffic import receiving
@@ -25,13 +25,12 @@ from penstock.configs.schema import Config
 from penstock.core.interfaces import Inference
 from penstock.core.memory import keep_freed_memory
 from penstock.core.observations import MASK, views
-from penstock.core.params import Stamp
+from penstock.core.params import POLICY_ID, Stamp
 from penstock.core.specs import HEADER
 from penstock.envs import BatchedEnv, make
 from penstock.envs.checking.vector import draw
 from penstock.learner.publisher import Publisher
-from penstock.learner.sources.copying import Copier, gather_threads
-from penstock.learner.sources.staging import StagingBatch
+from penstock.learner.sources.staging import Copier, StagingBatch, gather_threads
 from penstock.learner.trainer import pick_device
 from penstock.profiling.ledger import TimeLedger
 from penstock.replay import Prioritized, Replay, Uniform
@@ -206,7 +205,7 @@ class Parts:
         publisher, out = Publisher([values], board), np.empty_like(self._weights)
 
         def publish() -> None:
-            publisher.publish(Stamp(0, 1))
+            publisher.publish(POLICY_ID, Stamp(0, 1))
             publisher.flush(wait=True)
             board.read(out)
 
@@ -221,7 +220,7 @@ class Parts:
 
         def carry() -> None:
             parts = encode_weights(self._weights, Stamp(0, 1), dtype, layout, 1)
-            board.publish(decode_weights(decode(parts), layout), Stamp(0, 1))
+            board.publish(decode_weights(decode(parts), layout)[1], Stamp(0, 1))
             board.read(out)
 
         return Work(carry, 1)

@@ -33,11 +33,12 @@ import numpy as np
 from cluster_clients import serve
 from common import finish, parser
 from penstock.configs.schema import Config
-from penstock.core.params import ParamLayout
+from penstock.core.interfaces import Welcome
+from penstock.core.params import ParamLayout, Stamp
 from penstock.core.role_spec import RoleSpec, Stage
 from penstock.core.specs import Column, SlotSpec
-from penstock.launch.process import Child, role_arguments
-from penstock.transport.link import Stamp, Welcome
+from penstock.launch.engines.local import LocalHandle
+from penstock.launch.topology import role_arguments
 from penstock.transport.shm.host import ShmHost
 from penstock.transport.shm.store import SlotStore
 from penstock.transport.shm.weights_board import WeightsBoard
@@ -68,7 +69,7 @@ TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 class Learner:
     """The learner's side: what arrived, by actor, and the connector's reports."""
 
-    def __init__(self, folder: Path, slots: int, child: Child) -> None:
+    def __init__(self, folder: Path, slots: int, child: LocalHandle) -> None:
         self.arrived_steps = 0
         self.gaps = 0
         self.reports: dict[str, Any] = {}
@@ -240,7 +241,7 @@ def _crowd(address: str, actors: int) -> Iterator[list[Connection]]:
 
 
 @contextmanager
-def _connector(folder: Path, address: str) -> Iterator[Child]:
+def _connector(folder: Path, address: str) -> Iterator[LocalHandle]:
     """The connector as a run starts it, but for the algorithm's work on a slot."""
     config = Config.model_validate({"env": {"id": "CartPole-v1"}, "run": {"interval_s": 0.2}})
     arguments = role_arguments(folder, folder) | {
@@ -250,11 +251,11 @@ def _connector(folder: Path, address: str) -> Iterator[Child]:
     }
     main = "penstock.transport.zmq.connector:run"
     spec = RoleSpec("connector", 0, main, Stage.CARRIERS, address=address)
-    child = Child(spec, 0, arguments, folder / "connector.log")
+    child = LocalHandle(spec, 0, arguments, folder / "connector.log")
     try:
         yield child
     finally:
-        child.kill(signal.SIGKILL)
+        child.signal(signal.SIGKILL)
         child.reap()
 
 

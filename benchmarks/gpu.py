@@ -30,7 +30,7 @@ from penstock.cli import profile
 from penstock.configs.schema import Config
 from penstock.core.role_spec import RoleSpec, Stage
 from penstock.launch import topology
-from penstock.learner.sources.copying import gather_threads
+from penstock.learner.sources.staging import gather_threads
 from penstock.profiling.report.files import DATA
 
 HERE = Path(__file__).parent

@@ -38,7 +38,8 @@ import numpy.typing as npt
 import zmq
 
 from common import finish, parser
-from penstock.core.params import ParamLayout
+from penstock.core.interfaces import Welcome
+from penstock.core.params import ParamLayout, Stamp
 from penstock.core.specs import Column, SlotSpec
 from penstock.profiling.status import StatusPage
 from penstock.replay import Accounting, Prioritized, Replay, ReplayError, SlotQueue
@@ -48,7 +49,6 @@ from penstock.replay.remote.service import REPLAY_VERSION, SENT
 from penstock.transport import wire
 from penstock.transport.checksum import crc32
 from penstock.transport.grants import ActorStream
-from penstock.transport.link import Stamp, Welcome
 from penstock.transport.shm.host import ShmHost
 from penstock.transport.shm.link import ShmLink
 from penstock.transport.shm.store import SlotStore

@@ -19,6 +19,8 @@ from common import finish, parser
 from penstock.actors.role import Player
 from penstock.configs.load import resolve
 from penstock.configs.schema import Config
+from penstock.core.interfaces import Welcome
+from penstock.core.params import POLICY_ID, Stamp
 from penstock.envs import make, probe
 from penstock.learner.publisher import Publisher
 from penstock.learner.sources.staging import StagingBatch
@@ -27,7 +29,6 @@ from penstock.profiling.ledger import COUNT, Part, TimeLedger
 from penstock.profiling.status import StatusPage
 from penstock.replay import Accounting, SlotQueue
 from penstock.transport.inproc import InprocLink
-from penstock.transport.link import Stamp, Welcome
 from penstock.transport.shm.store import SlotStore
 from penstock.transport.shm.weights_board import WeightsBoard
 
@@ -95,7 +96,7 @@ def playing(config: Config, ledger: TimeLedger) -> Callable[[], object]:
     store = SlotStore(trainer.spec, 2, shared=False)
     queue = SlotQueue(store, Accounting(), max_policy_lag=1 << 60)
     board = WeightsBoard.create(trainer.layout.size, shared=False)
-    Publisher(trainer.published(), board).publish(Stamp(0, 0))
+    Publisher(trainer.published(), board).publish(POLICY_ID, Stamp(0, 0))
     link = InprocLink(Welcome(0, 0, trainer.spec, trainer.layout, {}), store, board, want=2)
     game = make(config.env, config.actors.envs)
     player = Player(config, link, game, 0, 0, StatusPage.create()[0], ledger)

@@ -26,12 +26,11 @@ import numpy as np
 import torch
 
 from common import finish, median_of, parser
-from penstock.core.params import ParamLayout
+from penstock.core.interfaces import Welcome
+from penstock.core.params import ParamLayout, Stamp
 from penstock.core.specs import Column, SlotSpec
-from penstock.learner.sources.copying import Copier
-from penstock.learner.sources.staging import StagingBatch
+from penstock.learner.sources.staging import Copier, StagingBatch
 from penstock.replay import Accounting, SlotQueue
-from penstock.transport.link import Stamp, Welcome
 from penstock.transport.shm.host import ShmHost
 from penstock.transport.shm.link import ShmLink
 from penstock.transport.shm.store import SlotStore

@@ -27,13 +27,13 @@ import numpy.typing as npt
 
 from common import finish, parser
 from penstock.core.control import Channel
+from penstock.core.interfaces import Welcome
 from penstock.core.memory import keep_freed_memory
 from penstock.core.params import ParamLayout
 from penstock.core.role import RoleContext
 from penstock.core.specs import HEADER, Column, SlotSpec
 from penstock.profiling.status import StatusPage
 from penstock.transport import wire
-from penstock.transport.link import Welcome
 from penstock.transport.shm.arena import Arena
 from penstock.transport.shm.host import ShmHost
 from penstock.transport.shm.link import ShmLink

@@ -11,13 +11,14 @@ import time
 import numpy as np
 
 from penstock.actors.join import find, join
-from penstock.algos import slot_spec
+from penstock.algos.samples import slot_spec
 from penstock.bench.ceiling import Array, made_up
+from penstock.core.interfaces import Link
+from penstock.core.params import Stamp
 from penstock.core.role import RoleContext
 from penstock.envs import probe
 from penstock.profiling.ledger import Part
 from penstock.profiling.status import Phase
-from penstock.transport.link import Link, Stamp
 
 GRANT_S = 0.5
 

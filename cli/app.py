@@ -167,8 +167,11 @@ def actor(
     ],
     count: Annotated[int, typer.Option(min=1, help="Actor processes to start.")] = 1,
     transport: Annotated[
-        Literal["auto", "shm", "zmq"],
-        typer.Option(help="Shared memory or ZeroMQ; auto: by whether the learner is on this host."),
+        str,
+        typer.Option(
+            metavar="auto|shm|zmq",
+            help="Shared memory or ZeroMQ; auto: by whether the learner is on this host.",
+        ),
     ] = "auto",
     curve: Annotated[str | None, typer.Option(help="Folder with this host's keys.")] = None,
     insecure: Annotated[

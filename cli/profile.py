@@ -20,6 +20,7 @@ from penstock.configs.errors import UserError
 from penstock.configs.load import resolve_target
 from penstock.configs.schema import Config
 from penstock.configs.sections import StopConfig
+from penstock.configs.transports import TRANSPORTS
 from penstock.core import cgroup
 from penstock.core.files import without_nan
 from penstock.core.role_spec import RoleSpec
@@ -55,10 +56,10 @@ def main(
         )
     resolved = resolve_target(target, overrides)
     config = prepared(resolved.config, seconds)
-    if config.transport.kind == "inproc":
+    if TRANSPORTS.one_process(config.transport.kind):
         raise UserError(
-            "transport.kind=inproc plays and trains in turns, in one thread, so that nothing "
-            "overlaps that could be profiled; set transport.kind=shm or zmq"
+            f"transport.kind={config.transport.kind} plays and trains in turns, in one thread, so "
+            "that nothing overlaps that could be profiled; set transport.kind=shm or zmq"
         )
     folder = Path(config.run.dir or default_run_dir(f"{resolved.name}-profile"))
     torch_trace = folder / files.TORCH_TRACE if with_torch else None
@@ -94,7 +95,7 @@ def prepared(config: Config, seconds: float) -> Config:
 def facts(config: Mapping[str, Any]) -> dict[str, Any]:
     """What a run does not tell, found in a process of its own: the bytes of one of its slots and of
     its parameters, what its learner's device is, and whether its network has convolutions."""
-    from penstock.algos import network_shape, slot_spec
+    from penstock.algos.samples import network_shape, slot_spec
     from penstock.envs import probe
     from penstock.learner.trainer import pick_device
 

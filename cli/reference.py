@@ -73,7 +73,8 @@ def _names(parameter: Any) -> str:
     kind = parameter.type_descriptor.annotation
     choices = [choice for part in (kind, *get_args(kind)) for choice in get_args(part)]
     words = "\\|".join(c for c in choices if isinstance(c, str))
-    return f"{name} {words or parameter.metavar or _KINDS[_plain(kind)]}"
+    shown = (parameter.metavar or "").replace("|", chr(92) + "|")
+    return f"{name} {words or shown or _KINDS[_plain(kind)]}"
 
 
 def _plain(kind: Any) -> Any:

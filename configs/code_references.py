@@ -34,7 +34,7 @@ def references(config: Config) -> list[Reference]:
 
     These are `module:name` in `env.id` (an id of gymnasium names nothing that is not installed
     for it), all of `env.wrappers`, a network or an algorithm of one's own, and any text among
-    their keyword arguments that could name a module, a class or a file.
+    their options that could name a module, a class or a file.
     """
     found = [Reference("env.id", config.env.id)] if ":" in config.env.id else []
     found += _texts("env.kwargs", config.env.kwargs)
@@ -45,9 +45,11 @@ def references(config: Config) -> list[Reference]:
     if config.model.entry is not None:
         found.append(Reference("model.entry", config.model.entry))
         found += _texts("model.settings", config.model.settings)
-    if config.algo.name == "custom":
-        found.append(Reference("algo.entry", config.algo.entry))
-        found += _texts("algo.settings", config.algo.settings)
+    for name, value in config.algo.model_dump(exclude={"name"}).items():
+        if name in config.algo.modules:
+            found.append(Reference(f"algo.{name}", value))
+        else:
+            found += _texts(f"algo.{name}", value)
     return found
 
 

@@ -5,22 +5,22 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from penstock.configs.algorithms import OnPolicyConfig, PpoConfig
-from penstock.configs.group import Contradiction, group
+from penstock.configs.group import group
 from penstock.configs.model import ModelConfig
-from penstock.configs.section import Section
+from penstock.configs.section import Contradiction, Section
 from penstock.configs.sections import Sections
+from penstock.configs.transports import TRANSPORTS
 
 
 def contradictions(cfg: Sections) -> list[Contradiction]:
     """All contradictions of a config whose fields are each valid."""
     ends = (_schedule, _stop, _evaluation, _addresses, _keys)
-    checks = (_batches, _rewards, _replay, _gathering, _sac, _inference, *ends, network, group)
+    checks = (_batches, _rewards, _replay, _gathering, _algo, _inference, *ends, network, group)
     return [found for check in checks for found in check(cfg)]
 
 
 def _batches(cfg: Sections) -> Iterator[Contradiction]:
-    if not isinstance(cfg.algo, OnPolicyConfig):
+    if cfg.algo.trains_on != "unrolls":
         return
     actors, transport, learner = cfg.actors, cfg.transport, cfg.learner
     if actors.envs % learner.updates_per_batch:
@@ -43,7 +43,7 @@ def _batches(cfg: Sections) -> Iterator[Contradiction]:
             f"learner.batch_slots={waiting} or less",
         )
     batches = waiting // learner.batch_slots + learner.prefetch + 1
-    lag = batches * learner.updates_per_batch * cfg.algo.epochs + learner.publish_every
+    lag = batches * learner.updates_per_batch * cfg.algo.passes + learner.publish_every
     if lag > transport.max_policy_lag:
         yield Contradiction(
             ("transport.max_policy_lag", "actors.count", "learner.updates_per_batch"),
@@ -54,33 +54,25 @@ def _batches(cfg: Sections) -> Iterator[Contradiction]:
 
 def _rewards(cfg: Sections) -> Iterator[Contradiction]:
     algo = cfg.algo
-    if not isinstance(algo, OnPolicyConfig):
-        return
-    if algo.normalize_rewards and algo.reward_clip is not None:
+    if algo.normalizes_rewards and algo.reward_clip is not None:
         yield Contradiction(
             ("algo.normalize_rewards", "algo.reward_clip"),
             f"algo.normalize_rewards divides rewards by the deviation of raw returns, and "
             f"algo.reward_clip {algo.reward_clip:g} changes what is returned; set "
             "algo.reward_clip=null or algo.normalize_rewards=false",
         )
-    if algo.normalize_rewards and algo.reward_scale != 1:
+    if algo.normalizes_rewards and algo.reward_scale != 1:
         yield Contradiction(
             ("algo.normalize_rewards", "algo.reward_scale"),
             "algo.normalize_rewards brings rewards to one size, and algo.reward_scale "
             f"{algo.reward_scale:g} would make them {algo.reward_scale:g} times that; set "
             "algo.reward_scale=1 or algo.normalize_rewards=false",
         )
-    if isinstance(algo, PpoConfig) and algo.target_kl is not None and algo.epochs == 1:
-        yield Contradiction(
-            ("algo.target_kl", "algo.epochs"),
-            f"algo.target_kl {algo.target_kl:g} ends a batch between two epochs, and algo.epochs "
-            "is 1; set algo.epochs=4 or algo.target_kl=null",
-        )
 
 
 def _replay(cfg: Sections) -> Iterator[Contradiction]:
     replay = cfg.replay
-    if isinstance(cfg.algo, OnPolicyConfig):
+    if cfg.algo.trains_on == "unrolls":
         defaults = type(replay)()
         keys = [key for key in type(replay).model_fields if _differ(key, replay, defaults)]
         if keys:
@@ -105,11 +97,11 @@ def _replay(cfg: Sections) -> Iterator[Contradiction]:
             f"{replay.capacity}, part of which holds rows that only reset a game; set "
             f"replay.min_size={3 * replay.capacity // 4} or less",
         )
-    if cfg.transport.kind == "inproc" and replay.samples_per_insert is None:
+    if TRANSPORTS.one_process(cfg.transport.kind) and replay.samples_per_insert is None:
         yield Contradiction(
             ("replay.samples_per_insert", "transport.kind"),
             "replay.samples_per_insert null lets the learner draw for ever where actors take turns "
-            "with it (transport.kind inproc); set replay.samples_per_insert=8",
+            f"with it (transport.kind {cfg.transport.kind}); set replay.samples_per_insert=8",
         )
     if replay.prioritized and replay.beta == 1 and replay.beta_steps is not None:
         yield Contradiction(
@@ -120,7 +112,7 @@ def _replay(cfg: Sections) -> Iterator[Contradiction]:
 
 
 def _gathering(cfg: Sections) -> Iterator[Contradiction]:
-    if isinstance(cfg.algo, OnPolicyConfig):
+    if cfg.algo.trains_on == "unrolls":
         return
     learner, defaults = cfg.learner, type(cfg.learner)()
     for key, does in (
@@ -138,21 +130,8 @@ def _gathering(cfg: Sections) -> Iterator[Contradiction]:
             )
 
 
-def _sac(cfg: Sections) -> Iterator[Contradiction]:
-    if cfg.algo.name != "sac":
-        return
-    if cfg.algo.log_std_min >= cfg.algo.log_std_max:
-        yield Contradiction(
-            ("algo.log_std_min", "algo.log_std_max"),
-            f"algo.log_std_min {cfg.algo.log_std_min:g} must lie below algo.log_std_max "
-            f"{cfg.algo.log_std_max:g}; set algo.log_std_min={cfg.algo.log_std_max - 22:g}",
-        )
-    if cfg.algo.target_entropy is not None and not cfg.algo.tune_alpha:
-        yield Contradiction(
-            ("algo.target_entropy", "algo.tune_alpha"),
-            f"algo.target_entropy {cfg.algo.target_entropy:g} does nothing while algo.tune_alpha "
-            "is off; set algo.tune_alpha=true or algo.target_entropy=null",
-        )
+def _algo(cfg: Sections) -> Iterator[Contradiction]:
+    return cfg.algo.contradictions()
 
 
 def _differ(key: str, a: Section, b: Section) -> bool:
@@ -197,19 +176,20 @@ def _stop(cfg: Sections) -> Iterator[Contradiction]:
 
 
 def _evaluation(cfg: Sections) -> Iterator[Contradiction]:
-    turns = cfg.transport.kind == "inproc"
+    turns = TRANSPORTS.one_process(cfg.transport.kind)
     if turns and cfg.eval.every_s is not None and cfg.checkpoint.every_steps is None:
         yield Contradiction(
             ("eval.every_s", "transport.kind", "checkpoint.every_steps"),
             f"eval.every_s {cfg.eval.every_s:g} evaluates checkpoints, and where actors take turns "
-            "with the learner (transport.kind inproc) these are written by steps only; set "
-            "checkpoint.every_steps=1000 or eval.every_s=null",
+            f"with the learner (transport.kind {cfg.transport.kind}) these are written by steps "
+            "only; set checkpoint.every_steps=1000 or eval.every_s=null",
         )
 
 
 def _addresses(cfg: Sections) -> Iterator[Contradiction]:
     transport = cfg.transport
-    if transport.kind in ("inproc", "shm"):
+    spec = TRANSPORTS.specs.get(transport.kind)
+    if spec is not None and not spec.reaches_other_hosts:
         for key in ("bind", "curve"):
             if getattr(transport, key) is not None:
                 yield Contradiction(
@@ -261,15 +241,14 @@ def network(cfg: Sections) -> Iterator[Contradiction]:
 
 def _off_policy(cfg: Sections) -> Iterator[Contradiction]:
     algo, model, defaults = cfg.algo, cfg.model, ModelConfig()
-    if isinstance(algo, OnPolicyConfig):
+    if algo.trains_on == "unrolls":
         return
-    kinds = ("nature_cnn", "impala_cnn") if algo.name == "sac" else ("impala_cnn",)
-    if model.kind in kinds:
-        known = "model.kind mlp only" if algo.name == "sac" else "model.kind mlp and nature_cnn"
+    if model.kind not in ("auto", *algo.model_kinds):
+        only = " only" if len(algo.model_kinds) == 1 else ""
         yield Contradiction(
             ("algo.name", "model.kind"),
-            f"algo.name {algo.name} computes {known}, not {model.kind}; set model.kind="
-            f"{'mlp' if algo.name == 'sac' else 'auto'}",
+            f"algo.name {algo.name} computes model.kind {' and '.join(algo.model_kinds)}{only}, "
+            f"not {model.kind}; set model.kind={algo.model_kinds[0] if only else 'auto'}",
         )
     for key in ACTOR_CRITICS:
         value, default = getattr(model, key), getattr(defaults, key)

@@ -3,20 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import NamedTuple
 
-from penstock.configs.algorithms import OnPolicyConfig
 from penstock.configs.reduce import CODECS
+from penstock.configs.section import Contradiction
 from penstock.configs.sections import LearnerConfig, Sections
+from penstock.configs.transports import TRANSPORTS
 
 SERVED = ("ssp", "asp", "tap", "backup")  # paces with a parameter server
-
-
-class Contradiction(NamedTuple):
-    """A sentence, and the dotted names of the fields that it is about."""
-
-    keys: tuple[str, ...]
-    text: str
 
 
 def group(cfg: Sections) -> Iterator[Contradiction]:
@@ -84,7 +77,7 @@ def _pace(cfg: Sections) -> Iterator[Contradiction]:
             f"learner.lr_scaling {learner.lr_scaling} is for one large step of all learners, and "
             f"with learner.pace {pace} each takes its own; set learner.lr_scaling=none",
         )
-    fresh = isinstance(cfg.algo, OnPolicyConfig)
+    fresh = cfg.algo.trains_on == "unrolls"
     if learner.accumulate > 1 and not fresh:
         yield Contradiction(
             ("learner.accumulate", "algo.name"),
@@ -92,12 +85,11 @@ def _pace(cfg: Sections) -> Iterator[Contradiction]:
             f"{cfg.algo.name} takes larger batches with replay.batch_size; set "
             "learner.accumulate=1",
         )
-    epochs = cfg.algo.epochs if isinstance(cfg.algo, OnPolicyConfig) else 1
-    if learner.accumulate > 1 and epochs > 1:
+    if learner.accumulate > 1 and cfg.algo.passes > 1:
         yield Contradiction(
             ("learner.accumulate", "algo.epochs"),
             f"learner.accumulate {learner.accumulate} makes one update of several batches and "
-            f"algo.epochs {epochs} several of one; set one of them to 1",
+            f"algo.epochs {cfg.algo.passes} several of one; set one of them to 1",
         )
     if pace != "bsp" and not fresh:
         yield Contradiction(
@@ -124,10 +116,9 @@ def _statistics(cfg: Sections) -> Iterator[Contradiction]:
     pace = cfg.learner.pace
     if pace == "bsp" or cfg.learner.count == 1:
         return
-    rewards = isinstance(cfg.algo, OnPolicyConfig) and cfg.algo.normalize_rewards
     for key, wanted in (
         ("model.normalize_observations", cfg.model.normalize_observations),
-        ("algo.normalize_rewards", rewards),
+        ("algo.normalize_rewards", cfg.algo.normalizes_rewards),
     ):
         if wanted:
             yield Contradiction(
@@ -141,11 +132,11 @@ def _numbers(cfg: Sections) -> Iterator[Contradiction]:
     count = cfg.learner.count
     if count == 1:
         return
-    if cfg.transport.kind == "inproc":
+    if TRANSPORTS.one_process(cfg.transport.kind):
         yield Contradiction(
             ("learner.count", "transport.kind"),
-            f"learner.count {count} needs a process for each learner, and transport.kind inproc is "
-            "one process; set learner.count=1 or transport.kind=shm",
+            f"learner.count {count} needs a process for each learner, and transport.kind "
+            f"{cfg.transport.kind} is one process; set learner.count=1 or transport.kind=shm",
         )
     if cfg.actors.count < count and cfg.transport.bind is None:
         yield Contradiction(

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from difflib import SequenceMatcher, get_close_matches
 from functools import cache
-from typing import Any, NamedTuple, get_args, get_type_hints
+from typing import Any, NamedTuple, get_type_hints
 
 from pydantic.fields import FieldInfo
 
-from penstock.configs.algorithms import DEFAULT
+from penstock.configs.algorithms import ALGORITHMS, DEFAULT, AlgoConfig
 from penstock.configs.option_aliases import meant
-from penstock.configs.reduce import CODECS, CodecSpec, ReduceConfig
+from penstock.configs.registry import OpenSection, Spec, registered
 from penstock.configs.schema import Config
 from penstock.configs.section import Section
 from penstock.configs.value_types import either, words
@@ -34,17 +34,21 @@ class Option(NamedTuple):
         return self.field.get_default(call_default_factory=True)
 
 
-@cache
 def sections() -> dict[str, tuple[type[Section], ...]]:
-    """Schema classes of each section by its name: several where one key chooses between them."""
-    hints = get_type_hints(Config)
-    return {name: get_args(hints[name]) or (hints[name],) for name in _fields(Config)}
+    """Schema classes of each section by its name: of `algo` one for each algorithm."""
+    algos = tuple(spec.config for spec in ALGORITHMS.specs.values())
+    return {name: algos if name == "algo" else (kind,) for name, kind in _kinds().items()}
 
 
 @cache
+def _kinds() -> dict[str, type[Section]]:
+    hints = get_type_hints(Config)
+    return {name: hints[name] for name in _fields(Config)}
+
+
 def algorithms() -> tuple[str, ...]:
     """The names of `algo.name`, the default first."""
-    return tuple(kind.model_fields["name"].default for kind in sections()["algo"])
+    return tuple(ALGORITHMS.specs)
 
 
 def options(algo: str = DEFAULT) -> dict[str, Option]:
@@ -52,36 +56,38 @@ def options(algo: str = DEFAULT) -> dict[str, Option]:
 
     A name that is no algorithm's stands for the default.
     """
-    return _options_with(algo, tuple(CODECS.specs.values()))
+    return _options_with(algo, registered())
 
 
 @cache
-def _options_with(algo: str, codecs: tuple[CodecSpec, ...]) -> dict[str, Option]:
-    """`options` while these ``codecs`` are registered."""
+def _options_with(algo: str, specs: tuple[Spec, ...]) -> dict[str, Option]:
+    """`options` while these ``specs`` are registered."""
     chosen = algorithms().index(algo) if algo in algorithms() else 0
     found: dict[str, Option] = {}
     for section, kinds in sections().items():
         kind = kinds[chosen] if len(kinds) > 1 else kinds[0]
         found |= {option.name: option for option in _options(section, kind)}
-    first = _fields(sections()["algo"][0])["name"]
-    found["algo.name"] = Option("algo.name", either([f"`{name}`" for name in algorithms()]), first)
-    if codecs:
-        name = "learner.reduce.codec"
-        field = CODECS.describe(found[name].field)
-        found[name] = Option(name, either([f"`{codec}`" for codec in CODECS.names]), field)
+    found["algo.name"] = Option("algo.name", _names(algorithms()), _fields(AlgoConfig)["name"])
     return found
 
 
 def _options(section: str, kind: type[Section]) -> Iterator[Option]:
     """Those of a section, and of the sections within it."""
-    kind = CODECS.section if kind is ReduceConfig else kind
+    registry = kind.registry if issubclass(kind, OpenSection) else None
+    kind = registry.section if registry else kind
     hints = get_type_hints(kind, include_extras=True)
     for attribute, field in _fields(kind).items():
         name, hint = f"{section}.{field.alias or attribute}", hints[attribute]
         if isinstance(hint, type) and issubclass(hint, Section):
             yield from _options(name, hint)
+        elif registry and registry.specs and name == registry.choice:
+            yield Option(name, _names(registry.names), registry.describe(field))
         else:
             yield Option(name, words(hint), field)
+
+
+def _names(names: Sequence[str]) -> str:
+    return either([f"`{name}`" for name in names])
 
 
 def is_section(name: str) -> bool:

@@ -13,12 +13,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from penstock.configs.algorithms import DEFAULT
+from penstock.configs.algorithms import DEFAULT, AlgoConfig
 from penstock.configs.errors import UserError
 from penstock.configs.keys import is_section
 from penstock.configs.yaml_text import KeyPath, parse
 
-OF_GAME = ("discount", "reward_clip", "reward_scale")  # in the section `algo` of every algorithm
+OF_GAME = tuple(name for name in AlgoConfig.model_fields if name != "name")
 HOLD = ("stop", "hold_s")
 _EXAMPLE = "write key=value, for example learner.lr=3e-4"
 

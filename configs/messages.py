@@ -8,9 +8,9 @@ from typing import Any
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
-from penstock.configs.group import Contradiction
 from penstock.configs.keys import nearest, options
 from penstock.configs.layers import Layers
+from penstock.configs.section import Contradiction
 from penstock.configs.yaml_text import KeyPath
 
 _LONGEST = 80
@@ -30,17 +30,16 @@ def _sentences(detail: ErrorDetails, layers: Layers, source: str) -> list[str]:
     if detail["type"] == "contradiction":
         found: list[Contradiction] = detail["ctx"]["found"]
         return [f"{_places(c.keys, layers, source)}: {c.text}" for c in found]
-    if path[0] == "algo":
-        path = ("algo", *path[2:])  # pydantic puts the algorithm's name in between
     if detail["type"] == "extra_forbidden":
         path = _only_path(path, detail["input"])
         name = ".".join(path)
         hint = nearest(name, layers.algo)
         return [f"{layers.place(path) or source}: there is no option {name}; {hint}"]
+    if detail["type"] == "missing" and path[0] == "algo":
+        name = ".".join(path)
+        return [f"{source}: {name} is missing; it must be {options(layers.algo)[name].words}"]
     if detail["type"] == "missing":
         return [f"{source}: env.id is missing; name the game, for example env.id=CartPole-v1"]
-    if detail["type"] == "union_tag_invalid":
-        path = (*path, "name")
     known = options(layers.algo)
     depth = next((n for n in (2, 3) if ".".join(path[:n]) in known), min(len(path), 2))
     return [f"{layers.place(path) or source}: {_wrong_value(path[:depth], layers)}"]

@@ -6,9 +6,7 @@ the two.
 
 from __future__ import annotations
 
-from typing import get_args
-
-from penstock.configs.algorithms import OffPolicyConfig
+from penstock.configs.algorithms import ALGORITHMS, OffPolicyConfig
 
 _BATCH = "actors.envs * actors.unroll * learner.batch_slots"
 
@@ -69,7 +67,6 @@ _REPLAY = {
     "algo.alpha": "ent_coef",
     "learner.lr": "policy_lr q_lr",
 }
-_OFF_POLICY = {str(kind.model_fields["name"].default) for kind in get_args(OffPolicyConfig)}
 
 
 def _by_name(table: dict[str, str]) -> dict[str, str]:
@@ -83,5 +80,7 @@ OFF_POLICY = _by_name(_ON_POLICY) | _by_name(_REPLAY)
 def meant(name: str, algo: str) -> str | None:
     """What the option ``name`` of another library is here, in words that name options; None where
     no library has it, or has it under the name that it has here."""
-    names = OFF_POLICY if algo in _OFF_POLICY else ON_POLICY
+    spec = ALGORITHMS.specs.get(algo)
+    off_policy = spec is not None and issubclass(spec.config, OffPolicyConfig)
+    names = OFF_POLICY if off_policy else ON_POLICY
     return names.get(name.lower().replace("-", "_").lstrip("_"))

@@ -2,7 +2,16 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 from pydantic import BaseModel, ConfigDict
+
+
+class Contradiction(NamedTuple):
+    """A sentence, and the dotted names of the options that it is about."""
+
+    keys: tuple[str, ...]
+    text: str
 
 
 class Section(BaseModel):

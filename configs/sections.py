@@ -10,13 +10,13 @@ from typing import Literal
 
 from pydantic import Field
 
-from penstock.configs.algorithms import AlgoConfig, ImpalaConfig
+from penstock.configs.algorithms import ALGORITHMS, AnyAlgoConfig
 from penstock.configs.model import ModelConfig
 from penstock.configs.reduce import ReduceConfig
+from penstock.configs.run import RunConfig
 from penstock.configs.section import Section
+from penstock.configs.transports import TransportConfig
 from penstock.configs.value_types import (
-    Address,
-    Classes,
     Count,
     Device,
     Fraction,
@@ -26,7 +26,6 @@ from penstock.configs.value_types import (
     Number,
     Options,
     Positive,
-    Seed,
     Share,
     Switch,
     Text,
@@ -72,34 +71,6 @@ class ActorsConfig(Section):
     outside Python, for a simulator or a network; other vector forms have no use for it."""
 
 
-class TransportConfig(Section):
-    """How samples reach the learner."""
-
-    kind: Literal["auto", "inproc", "shm", "zmq"] = "auto"
-    """`inproc` is one process, `shm` shared memory, `zmq` connectors and ZeroMQ; `auto` takes
-    shared memory on the learner's host and ZeroMQ elsewhere."""
-    slots: Count = 2
-    """Slots lent to each actor at a time: one to fill while another waits."""
-    overflow: Literal["block", "drop_stale"] = "block"
-    """What the learner does when slots come faster than it trains: let the actors wait, or drop the
-    oldest waiting slots. Dropped steps are counted."""
-    max_policy_lag: Count = 1000
-    """Slots played with weights more than this many optimizer steps behind are dropped and counted.
-    Training does not get there; an actor that was suspended does."""
-    codec: Literal["auto", "snappy", "none"] = "auto"
-    """Compression on the wire; `auto` decides for each column by what it gains."""
-    frame_stack: Count | None = None
-    """Frames that each observation is a stack of, along its first axis (4 for Atari): each frame is
-    then written, sent and kept in replay once, and the learner stacks them again. null: stacks go
-    whole."""
-    bind: Address | None = None
-    """Where the learner listens for actors of other hosts; null: only this host's own."""
-    insecure: Switch = False
-    """Allow `bind` on an address that other hosts reach, without keys."""
-    curve: Text | None = None
-    """Folder with the CURVE keys of this run; null: no encryption."""
-
-
 class NonFiniteConfig(Section):
     """What happens where a loss or a gradient is not finite (NaN or infinite). The update is
     skipped and counted: parameters, optimizer state and normalisers stay as they are."""
@@ -116,7 +87,8 @@ class NonFiniteConfig(Section):
 
 
 class ReplayConfig(Section):
-    """The memory that off-policy algorithms (`dqn`, `sac`) learn from; the others have none."""
+    """The memory that off-policy algorithms (`dqn`, `sac`, `custom` with `algo.data=transitions`)
+    learn from; the others have none."""
 
     capacity: Count = 1_000_000
     """Agent steps kept; the oldest go first."""
@@ -245,36 +217,6 @@ class EvalConfig(Section):
     for `penstock eval`, `record` and `play`. It is an Atari game of half an hour."""
 
 
-class RunConfig(Section):
-    """The run as a whole: where it writes, how it starts, watches and ends."""
-
-    dir: Text | None = None
-    """Folder of the run; null: `runs/<preset>-<time>`."""
-    seed: Seed = 0
-    """Seed of weights, environments and sampling. The same seed gives the same run only in the
-    lockstep mode; between processes the order of samples varies."""
-    grace_s: Positive = 10.0
-    """Seconds from the first signal within which everything has checkpointed and ended."""
-    interval_s: Positive = 1.0
-    """Seconds between two measurements. Each is shown, and a line of `metrics.jsonl` as long as the
-    run has fewer than 5000; later on lines are a 5000th of its time apart."""
-    tensorboard: bool = False
-    """Write the same to the folder `tensorboard`, too; needs the extra `[tensorboard]`."""
-    wandb: Text | None = None
-    """Project of Weights & Biases that gets the same, too; needs the extra `[wandb]`."""
-    callbacks: Classes = Field(default_factory=list)
-    """Classes of yours that hear of evaluations, checkpoints and the end of the run; see
-    `penstock.launch.callbacks`."""
-    hang_timeout_s: Positive = 60.0
-    """Seconds without progress after which a process counts as hung."""
-    start_timeout_s: Positive = 60.0
-    """Seconds that a process may take until its first progress."""
-    max_restarts: Natural = 5
-    """Restarts of one actor, none of which made a sample, or all of which ended with the same
-    exception at the same line while no episode ended in the run; or of one of several learners,
-    none of which lasted, before the run is given up."""
-
-
 class StopConfig(Section):
     """When the run is done: at whichever comes first; with none, it goes on until interrupted."""
 
@@ -295,7 +237,7 @@ class Sections(Section):
     """A whole run, each section valid by itself; `schema.Config` is valid as a whole."""
 
     env: EnvConfig
-    algo: AlgoConfig = Field(default_factory=ImpalaConfig)
+    algo: AnyAlgoConfig = Field(default_factory=lambda: ALGORITHMS.parse({}))
     model: ModelConfig = Field(default_factory=ModelConfig)
     actors: ActorsConfig = Field(default_factory=ActorsConfig)
     transport: TransportConfig = Field(default_factory=TransportConfig)

@@ -13,7 +13,34 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-_LOGGER = logging.getLogger("penstock")
+
+class _NoteLogger(logging.Logger):
+    """A logger that stays on when the user's code configures `logging`, which may disable all
+    loggers that exist (`logging.config`) or all below a level (`logging.disable`)."""
+
+    @property
+    def disabled(self) -> bool:
+        return False
+
+    @disabled.setter
+    def disabled(self, value: bool) -> None:
+        pass
+
+    def isEnabledFor(self, level: int) -> bool:
+        return level >= self.getEffectiveLevel()
+
+
+def note_logger(name: str) -> logging.Logger:
+    """The logger of a module of Penstock whose sentences must reach the user."""
+    before = logging.getLoggerClass()
+    logging.setLoggerClass(_NoteLogger)
+    try:
+        return logging.getLogger(name)
+    finally:
+        logging.setLoggerClass(before)
+
+
+_LOGGER = note_logger("penstock")
 _LOGGER.setLevel(logging.INFO)
 _LOGGER.propagate = False
 

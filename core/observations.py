@@ -1,4 +1,4 @@
-"""Observations of several parts, packed into one row of bytes; and what makes one unfit.
+"""Observations of several parts, packed into one row of bytes.
 
 A game with one array per observation shows it as it is. Where there are several, in a Dict or a
 Tuple, each lies at a place of its own in a row of bytes, so that slots, replay and wire hold one
@@ -63,44 +63,6 @@ def views(parts: Sequence[ObservationPart], packed: npt.NDArray[np.uint8]) -> di
     }
 
 
-def find_bad_observation(
-    observations: Array,
-    parts: Sequence[ObservationPart] = (),
-    alive: Array | None = None,
-    counts: Sequence[int] = (),
-) -> str | None:
-    """Where the first NaN or infinity is, or the first action mask that allows nothing, in words
-    for an error's sentence; None if all is well.
-
-    observations: [rows, count, *shape] of any dtype, or of bytes where there are `parts`.
-    alive: bool [rows or fewer, count], where an action is chosen, so that a mask must allow one;
-        everywhere if not given.
-    counts: of each choice in an action, of which a mask must allow something; one if not given.
-    """
-    if not parts:
-        return _find_not_finite(observations, "observation")
-    for name, array in views(parts, observations).items():
-        if name != MASK:
-            bad = _find_not_finite(array, f"observation {name}")
-        else:
-            bad = _find_closed(array, np.ones(array.shape[:2]) if alive is None else alive, counts)
-        if bad:
-            return bad
-    return None
-
-
-def _find_not_finite(array: Array, what: str) -> str | None:
-    if array.dtype.kind != "f":
-        return None
-    finite = np.isfinite(array)
-    if finite.all():
-        return None
-    row, env, *index = np.unravel_index(int(np.argmin(finite)), finite.shape)
-    place = ", ".join(str(i) for i in index)
-    value = array[(row, env, *index)]
-    return f"{value} at [{place}] of environment {env}'s {what} in row {row}"
-
-
 def open_choices(mask: Array, counts: Sequence[int] = ()) -> Array:
     """Whether each choice of an action has something to choose, bool [..., choices], by masks
     [..., sum of `counts`]; one choice if `counts` are not given."""
@@ -108,17 +70,6 @@ def open_choices(mask: Array, counts: Sequence[int] = ()) -> Array:
         return np.asarray(mask.any(-1, keepdims=True))
     begins = np.cumsum((0, *counts[:-1]))
     return np.asarray(np.logical_or.reduceat(mask, begins, axis=-1))
-
-
-def _find_closed(mask: Array, alive: Array, counts: Sequence[int]) -> str | None:
-    choices = open_choices(mask[: len(alive)], counts)
-    closed = alive > choices.all(-1)
-    if not closed.any():
-        return None
-    row, env = np.unravel_index(int(np.argmax(closed)), closed.shape)
-    which = int(np.argmin(choices[row, env]))
-    part = f" for choice {which} of {len(counts)}, counted from 0," if len(counts) > 1 else ""
-    return f"no action allowed{part} by environment {env}'s {MASK} in row {row}"
 
 
 class Spaces(Protocol):

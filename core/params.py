@@ -21,6 +21,7 @@ WireDtype = Literal["fp32", "bf16"]
 Float32 = npt.NDArray[np.float32]
 Floats = npt.NDArray[np.float64]
 Array = npt.NDArray[np.generic]
+Arrays = dict[str, npt.NDArray[Any]]
 
 
 class Stamp(NamedTuple):
@@ -28,6 +29,11 @@ class Stamp(NamedTuple):
 
     generation: int
     version: int
+
+
+POLICY_ID = 0
+"""The policy of a run that trains one."""
+MAX_POLICY_ID = (1 << 31) - 1
 
 
 @dataclass(frozen=True)

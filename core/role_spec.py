@@ -25,7 +25,7 @@ class RoleSpec:
     learners go on. ``learner`` is the rank of the learner that the role is or belongs to.
     ``informed`` roles hear of that learner's actors and connectors; an ``expendable`` one never
     ends a run, whatever becomes of it. ``address`` is where to bind or connect; of a learner, where
-    its actors of this host connect.
+    its actors of this host connect. ``gpus`` must be on its host.
     """
 
     role: str
@@ -39,6 +39,7 @@ class RoleSpec:
     learner: int = 0
     store: Store | None = None
     expendable: bool = False
+    gpus: int = 0
 
     @property
     def name(self) -> str:

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import gymnasium
 
-from penstock.core.observations import find_bad_observation
 from penstock.envs.make import make, probe
+from penstock.envs.packing import find_bad_observation
 from penstock.envs.vector_env import BatchedEnv, EnvInfo
 
 __all__ = ["BatchedEnv", "EnvInfo", "find_bad_observation", "make", "probe"]

@@ -1,4 +1,5 @@
-"""From what a vector of games shows to the one array per row that all others know.
+"""From what a vector of games shows to the one array per row that all others know, and what makes
+one unfit.
 
 A Box is copied as it is. Discrete, MultiDiscrete and MultiBinary become float32, a choice one-hot.
 A Dict or a Tuple becomes a row of bytes, whose parts are told by `core.observations`.
@@ -6,7 +7,7 @@ A Dict or a Tuple becomes a row of bytes, whose parts are told by `core.observat
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -14,7 +15,14 @@ import numpy.typing as npt
 from gymnasium import spaces
 
 from penstock.configs.errors import UserError
-from penstock.core.observations import MASK, ObservationPart, laid_out, row_nbytes
+from penstock.core.observations import (
+    MASK,
+    ObservationPart,
+    laid_out,
+    open_choices,
+    row_nbytes,
+    views,
+)
 
 Array = npt.NDArray[Any]
 Write = Callable[[Array, Array], None]
@@ -168,3 +176,52 @@ def _write_flags(values: Array, target: Array) -> None:
 def _write_mask(values: Array, target: Array) -> None:
     _expect(values, target.shape)
     np.not_equal(values, 0, out=target.view(np.bool_))
+
+
+def find_bad_observation(
+    observations: Array,
+    parts: Sequence[ObservationPart] = (),
+    alive: Array | None = None,
+    counts: Sequence[int] = (),
+) -> str | None:
+    """Where the first NaN or infinity is, or the first action mask that allows nothing, in words
+    for an error's sentence; None if all is well.
+
+    observations: [rows, count, *shape] of any dtype, or of bytes where there are `parts`.
+    alive: bool [rows or fewer, count], where an action is chosen, so that a mask must allow one;
+        everywhere if not given.
+    counts: of each choice in an action, of which a mask must allow something; one if not given.
+    """
+    if not parts:
+        return _find_not_finite(observations, "observation")
+    for name, array in views(parts, observations).items():
+        if name != MASK:
+            bad = _find_not_finite(array, f"observation {name}")
+        else:
+            bad = _find_closed(array, np.ones(array.shape[:2]) if alive is None else alive, counts)
+        if bad:
+            return bad
+    return None
+
+
+def _find_not_finite(array: Array, what: str) -> str | None:
+    if array.dtype.kind != "f":
+        return None
+    finite = np.isfinite(array)
+    if finite.all():
+        return None
+    row, env, *index = np.unravel_index(int(np.argmin(finite)), finite.shape)
+    place = ", ".join(str(i) for i in index)
+    value = array[(row, env, *index)]
+    return f"{value} at [{place}] of environment {env}'s {what} in row {row}"
+
+
+def _find_closed(mask: Array, alive: Array, counts: Sequence[int]) -> str | None:
+    choices = open_choices(mask[: len(alive)], counts)
+    closed = alive > choices.all(-1)
+    if not closed.any():
+        return None
+    row, env = np.unravel_index(int(np.argmax(closed)), closed.shape)
+    which = int(np.argmin(choices[row, env]))
+    part = f" for choice {which} of {len(counts)}, counted from 0," if len(counts) > 1 else ""
+    return f"no action allowed{part} by environment {env}'s {MASK} in row {row}"

@@ -23,8 +23,8 @@ from gymnasium.spaces import Box, Discrete, MultiBinary, MultiDiscrete, Space
 from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
 
 from penstock.configs.errors import UserError
-from penstock.core.observations import MASK, ObservationPart, find_bad_observation
-from penstock.envs.packing import Packer
+from penstock.core.observations import MASK, ObservationPart
+from penstock.envs.packing import Packer, find_bad_observation
 from penstock.envs.rendering import pictures, pictures_per_s
 from penstock.envs.space_misfit import shape_misfit
 

@@ -16,8 +16,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from penstock.algos import network_shape
 from penstock.algos.acting import make_policy
+from penstock.algos.samples import network_shape
 from penstock.configs.errors import UserError
 from penstock.configs.load import load_run
 from penstock.configs.schema import Config

@@ -25,8 +25,11 @@ from typing import TYPE_CHECKING, Any
 from penstock.configs.errors import UserError
 from penstock.configs.same_env import settings
 from penstock.configs.schema import Config
+from penstock.core.notes import note_logger
 from penstock.core.role import RoleContext
 from penstock.profiling.status import Phase
+
+logger = note_logger(__name__)
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -70,7 +73,7 @@ def run(ctx: RoleContext) -> None:
         except (
             DamagedCheckpointError
         ) as error:  # the learner goes on from another one, and saves again
-            ctx.report("note", text=f"{ctx.name}: {error.fault}; the next checkpoint is evaluated")
+            logger.info("%s: %s; the next checkpoint is evaluated", ctx.name, error.fault)
         finally:
             evaluator.let_go()
 
@@ -138,21 +141,21 @@ class Evaluator:
 
     def _find_best(self) -> None:
         """Learn how `checkpoints/best` does in these games, if there is one from before."""
-        from penstock.algos import network_shape
+        from penstock.algos.samples import network_shape
         from penstock.core.formatting import number
         from penstock.evaluation.evaluate import summary
         from penstock.learner.checkpoints.best import EVALUATION, best_meta
 
         config = self._config
         layout = network_shape(config, self._made_game().info).layout
-        meta = best_meta(self._best, layout, config.env, self._note)
+        meta = best_meta(self._best, layout, config.env)
         if meta is not None:
             known = meta.get(EVALUATION, {})
             self._best_mean = known.get("mean")
             if self._best_mean is None or {**known, **self._how} != known:
                 returns = tuple(episode.episode_return for episode in self._play(self._best))
                 mean = summary(returns)["mean"]
-                self._note(f"{self._best} was evaluated first: mean return {number(mean)}")
+                logger.info("%s was evaluated first: mean return %s", self._best, number(mean))
                 self._keep(self._best, mean)
                 self._best_mean = mean
         self._knows_best = True
@@ -167,7 +170,7 @@ class Evaluator:
         try:
             checkpoint_format.save(self._best, replace(found, meta=meta))
         except UserError as error:  # a disk that is full now need not be so for ever
-            self._note(f"{self._best} stays as it was: {error}")
+            logger.info("%s stays as it was: %s", self._best, error)
             return False
         self._best_mean = mean
         return True
@@ -208,12 +211,9 @@ class Evaluator:
         cut = sum(episode.cut for episode in played)
         if cut and not self._told_cut:
             option = "eval.max_episode_steps"
-            self._note(f"in an evaluation {were_cut(cut, episodes, most, option)}")
+            logger.info("in an evaluation %s", were_cut(cut, episodes, most, option))
             self._told_cut = True
         return played
-
-    def _note(self, text: str) -> None:
-        self._ctx.report("note", text=text)
 
     def _identity(self) -> tuple[int, int] | None:
         """What tells one checkpoint from the next, which has another file."""

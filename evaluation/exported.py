@@ -19,7 +19,7 @@ from pydantic import ValidationError
 from safetensors import safe_open
 from safetensors.numpy import save as to_bytes
 
-from penstock.algos import network_shape
+from penstock.algos.samples import network_shape
 from penstock.configs.errors import UserError
 from penstock.configs.schema import Config
 from penstock.core.params import Float32, ParamLayout

@@ -15,14 +15,13 @@ import numpy as np
 import numpy.typing as npt
 from gymnasium import spaces
 
-from penstock.algos import network_shape
 from penstock.algos.acting import make_policy
+from penstock.algos.samples import network_shape
 from penstock.configs.errors import UserError
 from penstock.configs.load import load_run
 from penstock.configs.schema import Config
-from penstock.core.observations import find_bad_observation
 from penstock.core.params import Float32
-from penstock.envs import EnvInfo, make
+from penstock.envs import EnvInfo, find_bad_observation, make
 from penstock.envs.packing import Packer
 from penstock.envs.vector_env import action_map
 from penstock.evaluation.evaluate import checkpoint_folder

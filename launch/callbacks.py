@@ -14,7 +14,6 @@ and ends nothing.
 
 from __future__ import annotations
 
-import logging
 import sys
 import traceback
 from collections.abc import Mapping, Sequence
@@ -26,12 +25,13 @@ from typing import TYPE_CHECKING, Any
 from penstock.configs.errors import UserError
 from penstock.core.files import open_private
 from penstock.core.interfaces import Json, MetricSink, RunEvent
+from penstock.core.notes import note_logger
 
 if TYPE_CHECKING:
     from penstock.configs.schema import Config
 
 LOG = "callbacks.log"
-logger = logging.getLogger(__name__)
+logger = note_logger(__name__)
 
 
 @dataclass(frozen=True)

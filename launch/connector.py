@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-from functools import partial
-
-from penstock import algos
+from penstock.algos.samples import make_receive
+from penstock.core.interfaces import SlotProcessor, Welcome
 from penstock.core.role import RoleContext
-from penstock.transport.link import Welcome
-from penstock.transport.zmq import connector
-from penstock.transport.zmq.receiver import Process
+from penstock.transport.registry import TRANSPORTS, connector_of
 
 
 def run(ctx: RoleContext) -> None:
-    """`penstock.transport.zmq.connector.run`, checking and preparing each slot that comes in."""
+    """The connector of the run's transport, checking and preparing each slot that comes in."""
     config = ctx.config
     assert config is not None
 
-    def prepare(welcome: Welcome) -> Process:
-        return partial(algos.receive, config.algo, welcome.layout)
+    def prepare(welcome: Welcome) -> SlotProcessor:
+        return make_receive(config.algo, welcome.layout)
 
-    connector.run(ctx, prepare)
+    connector_of(TRANSPORTS.elsewhere(config.transport.kind))(ctx, prepare)

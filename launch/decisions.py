@@ -1,25 +1,31 @@
-"""What a supervisor decides: whom to start again and when, when to give up, how to stop.
+"""What a supervisor decides: which role to start again and when, when to give up, how to stop.
 
-A pure state machine. It is told what happened and at what time, and returns what to do about it; it
-never waits, reads a clock or touches a process. `penstock.launch.supervisor` is its hands and eyes.
+A pure state machine. Its inputs are events with their times, its outputs effects; it never waits,
+reads a clock or touches a process. `penstock.launch.supervisor` carries the effects out.
 
 The life of the run:    running -> stopping by stages: actors, carriers, learners, server -> done
 
 Invariants: an essential role is never started again, unless it is a learner and others hold what it
-had learned. Nothing is started once stopping has begun. The first failure is the one that is told.
-A stage ends when its processes have ended, and at its deadline they are killed, so that stopping
-always comes to an end.
+had learned. Nothing is started once stopping has begun. The first failure is the one that is
+reported. A stage ends when its processes have ended, and at its deadline they are killed, so that
+stopping always comes to an end.
+
+A *presumed* death is not confirmed: the host of a role does not answer, and the role may still run.
+It is replaced under a new incarnation, by the rules for a death. What needs a confirmed death is
+postponed: a learner gets ``actor_ended``, with the actor's step count, only after confirmation. A
+role that turns out to be alive is killed, so that a role never has two processes for long.
 """
 
 from __future__ import annotations
 
 import signal
 from collections.abc import Mapping, Sequence
-from typing import Any
+from dataclasses import replace
+from typing import Any, NamedTuple
 
 from penstock.core.role import EXIT_REJOIN
 from penstock.core.role_spec import RoleSpec, Stage
-from penstock.launch.learner_group import GroupMembership, Seats
+from penstock.launch.learner_group import GroupMembership, Seats, Streams
 from penstock.launch.restart_policy import RestartPolicy
 from penstock.launch.supervisor_messages import (
     KILLED_AS_ASKED,
@@ -37,11 +43,18 @@ from penstock.launch.supervisor_messages import (
 )
 from penstock.launch.worker import FIRST_DELAY_S, Life, SupervisedRole
 
-HEALTHY_S = 10.0  # who worked this long starts with a clean record
+HEALTHY_S = 10.0  # a role that worked this long starts with a clean record
 DUMP_S = 0.5  # a hung process gets this long to write its stacks down
 AGAIN_S = 2.0  # between two attempts to kill
 SHARES = {Stage.ACTORS: 0.2, Stage.CARRIERS: 0.6}  # of the grace; learners have until its end
-BLINK_S = 5.0  # a supervisor that slept this long itself cannot tell who else did
+BLINK_S = 5.0  # after a pause of its own this long, the supervisor cannot detect hangs
+
+
+class PresumedDead(NamedTuple):
+    """A process that was replaced before its end was certain."""
+
+    since_s: float
+    streams: Streams
 
 
 class Decisions:
@@ -54,8 +67,9 @@ class Decisions:
         self._learners = {spec.learner: self._workers[spec.name] for spec in learners}
         self._group = GroupMembership(learners)
         self._seats = Seats(actors, learners)
+        self._presumed: dict[tuple[str, int], PresumedDead] = {}  # by role and incarnation
         self._limits = limits
-        self.patience = RestartPolicy(limits.max_restarts)
+        self.restart_policy = RestartPolicy(limits.max_restarts)
         self._now_s: float | None = None
         self._stage: Stage | None = None
         self._stage_ends_s = 0.0
@@ -95,8 +109,8 @@ class Decisions:
         worker.enter(Life.WORKING, now_s)
         worker.alive_s = now_s
         if worker.spec.stage is not Stage.LEARNER:
-            return self._tell_alive()
-        return self._move(self._seats.enter(worker.spec.learner)) + self._tell_alive()
+            return self._notify_actors_alive()
+        return self._move(self._seats.enter(worker.spec.learner)) + self._notify_actors_alive()
 
     def join(self, name: str) -> list[Effect]:
         """The learner ``name`` could enter a group."""
@@ -114,6 +128,8 @@ class Decisions:
     def failed(self, failure: Failure, now_s: float) -> list[Effect]:
         """A role has reported an error; its process is about to end."""
         worker = self._workers[failure.name]
+        if self._has_rival(failure.name, now_s):  # for which it may have been refused
+            failure = replace(failure, user=False)
         worker.failure = failure
         ends_run = worker.spec.essential and (self.stopping or not self._spared(worker))
         of_user = failure.user and not self.stopping and not worker.spec.expendable
@@ -126,20 +142,50 @@ class Decisions:
         worker.enter(Life.GONE, now_s)
         effects: list[Effect] = []
         if worker.spec.stage is not Stage.LEARNER:
-            effects = self._tell_ended(worker, End(1, incarnation=incarnation))
+            effects = self._notify_ended(worker, End(1, incarnation=incarnation), None, now_s)
         if self.stopping:
             return effects + self._advance(now_s)
         return effects + self._after_crash(worker, Failure(name, why), False, False, now_s)
 
     def ended(self, name: str, end: End, now_s: float) -> list[Effect]:
-        """The process of ``name`` has ended."""
+        """The process of ``name`` has ended, which is confirmed."""
+        ending = how_it_ended(end.exit_code, end.out_of_memory)
+        return self._leave(name, end, Failure(name, ending, end.log), now_s)
+
+    def presumed_dead(
+        self, name: str, incarnation: int, host: str, produced: int, now_s: float
+    ) -> list[Effect]:
+        """The host of ``name``, which was started under ``incarnation``, does not answer.
+
+        Args:
+            produced: agent steps of its present stream, as last known.
+        """
+        failure = Failure(name, f"is presumed dead: its host {host} does not answer")
+        end = End(1, produced)
+        return self._leave(name, end, failure, now_s, presumed=incarnation)
+
+    def found_alive(self, name: str, incarnation: int) -> list[Effect]:
+        """One that was presumed dead runs, and its host answers again."""
+        why = f"is killed: it was presumed dead as incarnation {incarnation}, and runs"
+        return [Kill(name, signal.SIGKILL, why, incarnation)]
+
+    def confirmed_dead(self, name: str, incarnation: int, end: End) -> list[Effect]:
+        """The end of one that was presumed dead is certain."""
+        _, streams = self._presumed.pop((name, incarnation))
+        worker = self._workers[name]
+        is_actor = worker.spec.stage is Stage.ACTORS
+        return self._notify_stream_ended(worker, streams, end) if is_actor else []
+
+    def _leave(
+        self, name: str, end: End, failure: Failure, now_s: float, presumed: int | None = None
+    ) -> list[Effect]:
+        """``name`` has ended, or is ``presumed`` to have under that incarnation."""
         worker = self._workers[name]
         was_ready, since_s = worker.life is Life.WORKING, worker.since_s
         worker.enter(Life.GONE, now_s)
         spared = self._spared(worker)  # asked while it is still one of the group
-        effects = self._tell_ended(worker, end)
-        ending = how_it_ended(end.exit_code, end.out_of_memory)
-        failure = worker.failure or Failure(name, ending, end.log)
+        effects = self._notify_ended(worker, end, presumed, now_s)
+        failure = worker.failure or failure
         if self._stage is not None:
             if worker.spec.essential and was_ready and end.exit_code != 0:
                 if spared and worker.failure is None:
@@ -158,6 +204,12 @@ class Decisions:
         healthy = was_ready and worked_until_s - since_s >= HEALTHY_S
         produced = end.produced > 0 and not worker.spec.essential
         return effects + self._after_crash(worker, failure, healthy, produced, now_s)
+
+    def _has_rival(self, name: str, now_s: float) -> bool:
+        """Whether an earlier process of ``name`` may still hold what its successor needs, such as
+        an actor's stream. A host that is lost for good is not waited for longer than a hang."""
+        since_s = (p.since_s for (role, _), p in self._presumed.items() if role == name)
+        return any(now_s - at_s < self._limits.hang_timeout_s for at_s in since_s)
 
     def stop(self, reason: str, now_s: float, failure: Failure | None = None) -> list[Effect]:
         """The learner has reached a limit of the run, or ends it cleanly for a ``failure``."""
@@ -236,7 +288,11 @@ class Decisions:
     def _after_crash(
         self, worker: SupervisedRole, failure: Failure, healthy: bool, produced: bool, now_s: float
     ) -> list[Effect]:
-        last_straw = self.patience.crashed(worker, failure, healthy, produced, now_s)
+        last_straw = None
+        if self._has_rival(worker.name, now_s):  # its failures say nothing about the role
+            worker.attempts = 0 if healthy else worker.attempts
+        else:
+            last_straw = self.restart_policy.crashed(worker, failure, healthy, produced, now_s)
         if last_straw is not None:
             if worker.spec.expendable:
                 return [Note(f"{failure.name}: {failure.told}; the run goes on without it")]
@@ -265,7 +321,8 @@ class Decisions:
         return is_learner and self._group.holds_run(worker.spec.learner, running)
 
     def _move(self, actors: Sequence[str]) -> list[Effect]:
-        """They have been given to other learners; who is not running hears of it when it starts."""
+        """Begin new streams for actors that were moved to other learners; an actor that is not
+        running begins its stream when it starts."""
         effects: list[Effect] = []
         for worker in map(self._workers.__getitem__, actors):
             if worker.runs:
@@ -274,19 +331,32 @@ class Decisions:
         return effects
 
     def _begin_stream(self, worker: SupervisedRole) -> list[Effect]:
-        told = self._seats.begin(worker.name, worker.incarnation)
-        return [told] if told else []
+        effect = self._seats.begin(worker.name, worker.incarnation)
+        return [effect] if effect else []
 
-    def _tell_ended(self, worker: SupervisedRole, end: End) -> list[Effect]:
-        """A learner's end is told to the other learners, an actor's to the one that it was with."""
+    def _notify_ended(
+        self, worker: SupervisedRole, end: End, presumed: int | None, now_s: float
+    ) -> list[Effect]:
+        """Tell the other learners of a learner's end, and an actor's learner of the actor's, unless
+        that is only ``presumed``."""
+        is_actor = worker.spec.stage is Stage.ACTORS
+        streams = self._seats.part(worker.name) if is_actor else {}
+        if presumed is not None:
+            self._presumed[worker.name, presumed] = PresumedDead(now_s, streams)
         if worker.spec.stage is Stage.LEARNER:
             rank = worker.spec.learner
             for other in self._workers.values():
                 its = other.spec.stage is Stage.CARRIERS and other.spec.learner == rank
                 other.orphaned = other.orphaned or (its and other.life is Life.WORKING)
             return self._group.leave(rank) + self._move(self._seats.leave(rank))
-        if worker.spec.stage is not Stage.ACTORS:
+        if not is_actor:
             return []
+        effects = self._notify_stream_ended(worker, streams, end) if presumed is None else []
+        return effects + self._notify_actors_alive()
+
+    def _notify_stream_ended(
+        self, worker: SupervisedRole, streams: Streams, end: End
+    ) -> list[Effect]:
         message = {
             "kind": "actor_ended",
             "actor": worker.spec.index,
@@ -294,15 +364,14 @@ class Decisions:
             "produced_steps": end.produced,
             "sequence": end.sequence,
         }
-        learner = self._seats.end(worker.name, end.incarnation)
-        heard = [] if learner is None else self._inform(message, learner)
-        return heard + self._tell_alive()
+        learner = self._seats.learner_of(streams, end.incarnation)
+        return [] if learner is None else self._inform(message, learner)
 
-    def _tell_alive(self) -> list[Effect]:
+    def _notify_actors_alive(self) -> list[Effect]:
         return self._inform({"kind": "actors", "alive": self.actors_alive})
 
     def _inform(self, message: dict[str, Any], rank: int | None = None) -> list[Effect]:
-        """Send ``message`` to the roles that are to hear of the others, of one learner or all."""
+        """Send ``message`` to the informed roles of learner ``rank``, or of all learners."""
         return [
             Send(name, message)
             for name, w in self._workers.items()
@@ -310,7 +379,7 @@ class Decisions:
         ]
 
     def _record(self, failure: Failure) -> None:
-        """The first failure decides what is told and the exit code."""
+        """The first failure decides the reported reason and the exit code."""
         if self._failure is None:
             self._failure = failure
             found = ("user_error", 2) if failure.user else ("fault", 1)

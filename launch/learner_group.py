@@ -17,6 +17,9 @@ from collections.abc import Sequence
 from penstock.core.role_spec import RoleSpec
 from penstock.launch.supervisor_messages import Effect, Send
 
+Streams = dict[int, tuple[int, int]]
+"""Of one process of an actor, by incarnation: the learner and its life."""
+
 
 class GroupMembership:
     """The learners of a run, by rank."""
@@ -77,7 +80,7 @@ class Seats:
         self._present = set(self._addresses)
         self._seats = dict(self._homes)
         self._lives: Counter[int] = Counter()  # of each learner, that have ended
-        self._streams: dict[str, dict[int, tuple[int, int]]] = {}  # learner and its life
+        self._streams: dict[str, Streams] = {}
 
     def leave(self, rank: int) -> list[str]:
         """A learner has ended; the actors that now play for another one."""
@@ -110,7 +113,11 @@ class Seats:
         place = {"index": rank, "address": self._addresses.get(rank), "incarnation": incarnation}
         return Send(name, {"kind": "learner", **place})
 
-    def end(self, name: str, incarnation: int) -> int | None:
-        """An actor has ended in a stream; the learner to tell of that, None where it is gone."""
-        rank, lives = self._streams.pop(name).get(incarnation, (-1, 0))
+    def part(self, name: str) -> Streams:
+        """An actor has ended, or is presumed dead: its streams, by incarnation."""
+        return self._streams.pop(name)
+
+    def learner_of(self, streams: Streams, incarnation: int) -> int | None:
+        """The learner to tell of the end of a stream; None where that learner has ended itself."""
+        rank, lives = streams.get(incarnation, (-1, 0))
         return rank if lives == self._lives[rank] else None

@@ -1,19 +1,16 @@
-"""Where the time of every process of a run goes, read from the memory that each shares."""
+"""Where the time of every process of a run goes, as its engine tells."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-import psutil
+from penstock.core.interfaces import Handle
+from penstock.profiling.ledger import fractions
 
-from penstock.launch.process import Child
-from penstock.profiling.ledger import fractions, seconds_of
-
-Shares = dict[str, float]
+Shares = Mapping[str, float]
 MAIN = "main"
 
 
@@ -33,14 +30,14 @@ class Ledgers:
     def __init__(self) -> None:
         self._before: dict[str, _Totals] = {}
 
-    def interval(self, children: Mapping[str, Child]) -> dict[str, Any]:
+    def interval(self, handles: Mapping[str, Handle]) -> dict[str, Any]:
         """Metrics by name of process. ``ledgers``: shares of the parts of its main thread; one that
         was started meanwhile counts from its start. ``cpu``: processor time of all of its threads
         per second of the clock, of those that were there before."""
         ledgers, cpu = {}, {}
         before, self._before = self._before, {}
-        for name, child in children.items():
-            now = _totals(child)
+        for name, handle in handles.items():
+            now = _totals(handle)
             if now is None:
                 continue
             last = before.get(name)
@@ -52,12 +49,10 @@ class Ledgers:
         return {"ledgers": ledgers, "cpu": cpu}
 
 
-def _totals(child: Child) -> _Totals | None:
+def _totals(handle: Handle) -> _Totals | None:
     """None of one that has no ledger yet, or has just ended, and where no file can be opened."""
-    lane = child.status.lanes.get(MAIN)
-    if lane is None:
+    usage = handle.usage()
+    seconds = next((thread.seconds for thread in usage.threads if thread.name == MAIN), None)
+    if seconds is None or usage.cpu_s is None:
         return None
-    with suppress(psutil.Error, OSError):
-        times = psutil.Process(child.pid).cpu_times()
-        return _Totals(child.pid, seconds_of(lane), times.user + times.system, time.monotonic())
-    return None
+    return _Totals(usage.pid, seconds, usage.cpu_s, time.monotonic())

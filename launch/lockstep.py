@@ -16,9 +16,10 @@ from pathlib import Path
 from typing import Any
 
 from penstock.actors.role import Player
-from penstock.algos import algorithm
+from penstock.algos.registry import algorithm
 from penstock.configs.schema import Config
-from penstock.core.interfaces import StepResult, Unrolls
+from penstock.core.interfaces import Dataset, StepResult, Unrolls, Welcome
+from penstock.core.notes import note_logger
 from penstock.core.params import Floats
 from penstock.core.role import RoleContext
 from penstock.envs import make, probe
@@ -27,17 +28,19 @@ from penstock.learner.factory import AnyTrainer, make_trainer, network_of
 from penstock.learner.loop import TrainingLoop
 from penstock.learner.nonfinite import DIVERGED, NonFiniteGuard
 from penstock.learner.publisher import Publisher
+from penstock.learner.sources.dataset import DatasetSource
+from penstock.learner.sources.replay import ReplayDataSource
 from penstock.learner.sources.source import ActorSource, Consumer
 from penstock.learner.sources.staging import StagingBatch
-from penstock.learner.sources.transitions import ReplayDataSource
 from penstock.learner.sync.gradient_sync import ControlMessage, GradientSync
 from penstock.profiling.ledger import Part
 from penstock.replay import Accounting, SlotQueue
 from penstock.transport.inproc import InprocLink
-from penstock.transport.link import Welcome
 from penstock.transport.shm.host import ShmHost
 from penstock.transport.shm.store import SlotStore
 from penstock.transport.shm.weights_board import WeightsBoard
+
+logger = note_logger(__name__)
 
 
 def run(ctx: RoleContext) -> None:
@@ -45,14 +48,14 @@ def run(ctx: RoleContext) -> None:
     config = ctx.config
     assert config is not None
     info = probe(config.env, config.actors.env_threads)
-    ctx.report("note", text=info.how)
+    logger.info("%s", info.how)
     trainer = make_trainer(config, info, ctx.ledger)
-    ctx.report("note", text=network_of(config, info, trainer))
+    logger.info("%s", network_of(config, info, trainer))
     checkpoints = CheckpointManager(ctx.run_dir, trainer, ctx.report, ctx.event)
     checkpoints.resume(ctx.resume)
     lockstep = Lockstep(config, trainer, ctx, checkpoints)
     if lockstep.note:
-        ctx.report("note", text=lockstep.note)
+        logger.info("%s", lockstep.note)
     ctx.report("ready")
     trainer.progress.start(time.monotonic())
     next_report_s = time.monotonic() + config.run.interval_s
@@ -69,7 +72,8 @@ def run(ctx: RoleContext) -> None:
 
 
 class FreshUnrolls:
-    """Unrolls that are trained on at once: the queue and one staging batch, without a thread."""
+    """Unrolls that are trained on at once: the queue and as many staging batches as are out at a
+    time, without a thread."""
 
     def __init__(self, config: Config, consumer: Consumer, accounting: Accounting) -> None:
         actors, self._batch_slots = config.actors.count, config.learner.batch_slots
@@ -77,7 +81,8 @@ class FreshUnrolls:
         slots = actors * (1 + -(-self._batch_slots // actors))
         self.store = SlotStore(consumer.spec, slots, lanes=actors, shared=False)
         self._queue = SlotQueue(self.store, accounting, max_policy_lag=1 << 62)
-        self._batch = StagingBatch(consumer.spec, self._batch_slots, consumer.device)
+        self._free: list[StagingBatch] = []
+        self._staged_steps = 0  # of batches that are out
         self._consumer = consumer
         self._accounting = accounting
 
@@ -85,13 +90,20 @@ class FreshUnrolls:
         slots = self._queue.take(self._batch_slots, self._consumer.progress.version)
         if not slots:
             return None
-        self._batch.gather(slots)
+        batch = self._free.pop() if self._free else self._staging()
+        batch.gather(slots)
         self._queue.release(slots)
-        return self._batch
+        self._staged_steps += batch.steps
+        return batch
+
+    def _staging(self) -> StagingBatch:
+        return StagingBatch(self._consumer.spec, self._batch_slots, self._consumer.device)
 
     def release(self, batch: StagingBatch, result: StepResult) -> None:
         self._accounting.used(batch.steps, result.trained_steps)
+        self._staged_steps -= batch.steps
         batch.let_go()
+        self._free.append(batch)
 
     def restore(self, folder: Path) -> str:
         return ""
@@ -109,7 +121,7 @@ class FreshUnrolls:
         """Nothing comes by itself."""
 
     def in_flight_steps(self) -> int:
-        return self._queue.in_flight_steps()
+        return self._queue.in_flight_steps() + self._staged_steps
 
     def figures(self) -> dict[str, float]:
         return {}
@@ -119,7 +131,8 @@ class FreshUnrolls:
 
 
 class LockstepSource:
-    """Batches of unrolls that are played when they are asked for, one of each actor at a time."""
+    """Batches of unrolls that are played when they are asked for, one of each actor at a time; or
+    of a data set, for which nothing is played."""
 
     def __init__(
         self, config: Config, trainer: AnyTrainer, ctx: RoleContext, checkpoints: CheckpointManager
@@ -134,12 +147,14 @@ class LockstepSource:
         self.board = WeightsBoard.create(trainer.layout.size, shared=False)
         self._links: list[InprocLink] = []
         self.players: list[Player] = []
-        self._inner: ActorSource[Any] | None = None
+        self._inner: ActorSource[Any] | DatasetSource | None = None
+        self._data = algorithm(config.algo).data(config.algo)
+        self._out: list[Any] = []  # batches of `inner` that were not released
         self.drained = True
         """Whether all that was played and can be trained on now was given out."""
 
     @property
-    def inner(self) -> ActorSource[Any]:
+    def inner(self) -> ActorSource[Any] | DatasetSource:
         """Where what is played goes through; there from `begin_anew` on."""
         assert self._inner is not None
         return self._inner
@@ -149,7 +164,7 @@ class LockstepSource:
         """Whether the run may be saved or end here. What unrolls were played is soon trained on,
         and a resumed run would not have those that wait; what a replay allows the learner in one
         turn can take minutes, and is in the replay."""
-        return self.drained or isinstance(self._inner, ReplayDataSource)
+        return self.drained or not isinstance(self._data, Unrolls)
 
     def next(self, timeout_s: float) -> Any:
         """None once for every time that all actors have played."""
@@ -159,10 +174,15 @@ class LockstepSource:
                 assert player.play(timeout_s=0.0), "the learner freed every slot"
         batch = self.inner.next(0.0)
         self.drained = batch is None
+        if batch is not None:
+            self._out.append(batch)
         return batch
 
     def release(self, batch: Any, result: StepResult) -> None:
-        self.inner.release(batch, result)
+        """One of a replay that was replaced meanwhile changes nothing."""
+        if any(other is batch for other in self._out):
+            self._out = [other for other in self._out if other is not batch]
+            self.inner.release(batch, result)
 
     def begin_anew(self) -> None:
         """New environments, random generators and replay, seeded by the learner's step count."""
@@ -188,23 +208,28 @@ class LockstepSource:
         """A replay, as a resumed run would have it, or at the start a queue; what waits in a queue
         stays."""
         config, trainer, actors = self._config, self._trainer, self._config.actors.count
-        if isinstance(self._inner, FreshUnrolls):
-            return
+        fresh = isinstance(self._data, Unrolls)
         if self._inner is not None:
+            if fresh:
+                return
             self._inner.close()
-            self._inner.store.close()
-        if isinstance(algorithm(config.algo).data(config.algo), Unrolls):
-            self._inner = FreshUnrolls(config, trainer, self.accounting)
-            want = len(self._inner.store.slots) // actors
+            self._out = []
+        if isinstance(self._data, Dataset):
+            self._inner = DatasetSource(config, trainer, self._ctx.ledger)
+            return
+        inner: ActorSource[Any]
+        if fresh:
+            inner = FreshUnrolls(config, trainer, self.accounting)
+            want = len(inner.store.slots) // actors
         else:
-            self._inner = ReplayDataSource(
+            inner = ReplayDataSource(
                 config, trainer, self.accounting, actors, actors, self._ctx.ledger, shared=False
             )
             if self._resumes:
-                self.note = self._inner.restore(self._checkpoints.shard())
+                self.note = inner.restore(self._checkpoints.shard())
             self._resumes = True
             want = config.transport.slots
-        store = self._inner.store
+        self._inner, store = inner, inner.store
         self._links = [InprocLink(self._welcome, store, self.board, want) for _ in range(actors)]
 
     def save(self, folder: Path, beat: Callable[[], None] | None = None) -> None:

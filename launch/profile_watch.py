@@ -1,21 +1,20 @@
 """Watches a run from within its supervisor: lets it warm up, takes the window, ends the run.
 
 Everything happens in the ticks of the supervisor, in its thread, and asks nothing of the processes:
-what they do stands in the memory that they share.
+what they do is in what they share with their engine.
 """
 
 from __future__ import annotations
 
-import logging
 import os
 import time
 from collections import deque
 from enum import Enum
 from pathlib import Path
 
-from penstock.core.interfaces import Json, MetricSink
+from penstock.core.interfaces import Handle, Json, MetricSink
+from penstock.core.notes import note_logger
 from penstock.core.role_spec import Stage
-from penstock.launch.process import Child
 from penstock.launch.supervisor import Supervisor
 from penstock.profiling.report.data import GPU, ProfileWindow
 from penstock.profiling.report.readings import (
@@ -23,10 +22,8 @@ from penstock.profiling.report.readings import (
     SUPERVISOR,
     Reading,
     Thread,
-    read,
     read_own,
     spans,
-    threads,
 )
 
 WARM_UP_S = 3.0  # of training, before the window begins
@@ -36,7 +33,7 @@ TORCH_TURNS = 20  # of the learner, under torch's profiler,
 TORCH_S = 5.0  # or so long, if that is over first
 TORCH_PATIENCE_S = 60.0  # until each of its traces must be there
 DONE = "profiled"
-logger = logging.getLogger(__name__)
+logger = note_logger(__name__)
 
 
 class WatchState(Enum):
@@ -132,11 +129,11 @@ class Watch(MetricSink):
         self._begin_ns = time.perf_counter_ns()
         del self._metrics[:-1]
 
-    def _last_look(self, child: Child) -> None:
+    def _last_look(self, handle: Handle) -> None:
         """A process has ended."""
         if self._state is WatchState.WINDOW:
-            self._ended.append(read(child.spec, child.pid, child.status))
-            self.threads += threads(child.spec, child.pid, child.status, self._begin_ns)
+            self._ended.append(handle.reading())
+            self.threads += handle.spans(self._begin_ns)
 
     def _close(self, supervisor: Supervisor) -> None:
         self.interrupted = supervisor.stopping
@@ -149,17 +146,17 @@ class Watch(MetricSink):
             self._metrics,
             self._ended,
         )
-        for child in supervisor.children.values():
-            self.threads += threads(child.spec, child.pid, child.status, self._begin_ns)
+        for handle in supervisor.handles.values():
+            self.threads += handle.spans(self._begin_ns)
         own = spans(supervisor.ledger.lane, self._begin_ns)
         self.threads.append(Thread(SUPERVISOR.name, os.getpid(), MAIN, 0, own))
         learner = min(
-            (c for c in supervisor.children.values() if c.spec.stage is Stage.LEARNER),
-            key=lambda child: child.spec.learner,
+            (h for h in supervisor.handles.values() if h.spec.stage is Stage.LEARNER),
+            key=lambda handle: handle.spec.learner,
             default=None,
         )
         self._state = WatchState.TORCH
-        if learner is not None and GPU in learner.status.lanes:
+        if learner is not None and GPU in learner.reading().lanes:
             self._to_trace.append((learner.spec.name, self._kernels))
         if learner is not None and self._torch_trace is not None:
             self._to_trace.append((learner.spec.name, self._torch_trace))
@@ -168,7 +165,7 @@ class Watch(MetricSink):
     def _trace(self, supervisor: Supervisor, now_s: float) -> None:
         """Ask for the next trace, or end the run where there is none."""
         name, path = self._to_trace[0] if self._to_trace else ("", Path())
-        learner = supervisor.children.get(name)
+        learner = supervisor.handles.get(name)
         if learner is None or supervisor.stopping:
             self._end(supervisor)
             return
@@ -190,6 +187,5 @@ class Watch(MetricSink):
 
 
 def _readings(supervisor: Supervisor) -> dict[str, Reading]:
-    children = supervisor.children.items()
-    found = {name: read(child.spec, child.pid, child.status) for name, child in children}
+    found = {name: handle.reading() for name, handle in supervisor.handles.items()}
     return found | {SUPERVISOR.name: read_own(supervisor.ledger)}

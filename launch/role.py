@@ -1,6 +1,6 @@
 """The program of every child: ``python -m penstock.launch.role NAME CONTROL_FD STATUS_FD``.
 
-`penstock.launch.shim` executes it, and ties it to its supervisor. It turns SIGTERM into
+`penstock.launch.engines.shim` executes it, and ties it to its supervisor. It turns SIGTERM into
 `RoleContext.stopping`, and the end of the role's main function into one report and an exit code:
 0 done, 2 the user's mistake, 1 a fault. Its first control message says what to be. Until a role's
 own imports, nothing here is slow to load.

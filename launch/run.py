@@ -7,7 +7,6 @@ the exit code: 0 done, 2 the user's mistake, 1 a fault, 130 or 143 interrupted.
 from __future__ import annotations
 
 import json
-import logging
 import os
 import signal
 import sys
@@ -19,11 +18,13 @@ from typing import TYPE_CHECKING, Any
 
 from penstock.configs.errors import UserError
 from penstock.configs.load import CONFIG_FILE, Resolved, dump
+from penstock.configs.run import RunConfig
 from penstock.configs.secrets import resolve
-from penstock.configs.sections import RunConfig
+from penstock.configs.transports import TRANSPORTS
+from penstock.configs.value_types import either
 from penstock.core.files import write_atomic
-from penstock.core.interfaces import MetricSink, RunEvent
-from penstock.core.notes import notes_to
+from penstock.core.interfaces import Engine, EngineContext, MetricSink, RunEvent
+from penstock.core.notes import note_logger, notes_to
 from penstock.core.processes import die_with
 from penstock.core.role_spec import RoleSpec
 from penstock.core.run_dir import (
@@ -35,8 +36,8 @@ from penstock.core.run_dir import (
 )
 from penstock.launch import actor_socket, topology
 from penstock.launch.callbacks import Hooks, Run
+from penstock.launch.engines.registry import LOCAL, make_engine
 from penstock.launch.machines import LearnerPlace, check_place, where_to_write
-from penstock.launch.process import role_arguments
 from penstock.launch.resumed import begin_from, differences, find_source, resolve_resumed
 from penstock.launch.run_attempt import Attempt, missing, undone_where_refused
 from penstock.launch.supervisor import Supervisor
@@ -46,12 +47,13 @@ from penstock.monitor.events import EventLog
 from penstock.monitor.record import Record
 from penstock.monitor.sinks import FanOut, check_libraries, make_sinks
 from penstock.monitor.view import DeferredView, make_view
+from penstock.transport.addresses import check_connect
 
 if TYPE_CHECKING:
     from penstock.launch.profile_watch import Watch
 
 TRACEBACK_LINES = 40
-logger = logging.getLogger(__name__)
+logger = note_logger(__name__)
 
 
 def train(
@@ -127,28 +129,32 @@ def actors(
 ) -> int:
     """Actors for a learner that runs elsewhere, now or later. ``connect`` is its address or, on
     this host, the folder of its run; ``allow`` as in `configs.code_references.check`."""
-    from penstock.transport.zmq.sockets import check_connect  # zmq takes a moment to load
-
+    if transport not in TRANSPORTS.joined_by_hand:
+        raise UserError(
+            f"--transport is {transport!r}; it must be {either(TRANSPORTS.joined_by_hand)}"
+        )
     address = actor_socket.address_of(connect)
     check_connect(address, keys=curve is not None, insecure=insecure)
     _require_linux()
     path = Path(run_dir) if run_dir else default_run_dir("actors")
-    specs = topology.actors(count, address, relay=transport != "shm")
+    specs = topology.actors(count, address, transport)
     stream = sys.stderr if as_json else sys.stdout
     with (
         run_folder(path, "auto"),
         runtime_folder() as runtime_dir,
+        closing(make_engine(LOCAL, EngineContext(runtime_dir))) as engine,
         closing(EventLog(path / "logs")) as events,
     ):
         view = DeferredView(lambda: make_view(stream, _title(path, specs), None))
         sinks = FanOut([events, view])
-        arguments = role_arguments(path, runtime_dir) | {
+        arguments = topology.role_arguments(path, runtime_dir) | {
             "transport": transport,
             "curve": curve,
             "insecure": insecure,
             "allow": list(allow),
         }
-        supervisor = Supervisor(specs, RestartLimits(), arguments, path / "logs", sinks)
+        placed = _place(specs, engine)
+        supervisor = Supervisor(placed, RestartLimits(), arguments, path / "logs", sinks, engine)
         with notes_to(sinks.note):
             outcome = _supervise(supervisor, sinks, view)[0]
     _explain(outcome)
@@ -222,9 +228,11 @@ def conduct(
     watch: Watch | None = None,
     callbacks: Sequence[object] = (),
     source: str | None = None,
+    engine_name: str = LOCAL,
 ) -> tuple[Outcome, dict[str, Any]]:
     """`with_learner` without its words: all that is shown goes to the ``view`` of a title.
-    ``callbacks`` are called beside those of the config; ``source`` is what ``--resume-from`` names.
+    ``callbacks`` are called beside those of the config; ``source`` is what ``--resume-from`` names;
+    the engine is the one that is registered as ``engine_name``.
     """
     _require_linux()
     config = resolved.config
@@ -240,26 +248,25 @@ def conduct(
         run_folder(path, resume) as lock,
         undone_where_refused(path, new) as attempt,
         runtime_folder() as runtime_dir,
+        closing(make_engine(engine_name, EngineContext(runtime_dir, (lock,)))) as engine,
         closing(EventLog(path / "logs")) as events,
     ):
         begun = ""
         if folder is not None:
             begun, resume = begin_from(path, folder), "must"
         changed = differences(path, config, resume)
-        specs = make_specs(runtime_dir)
+        specs = _place(make_specs(runtime_dir), engine)
         optional = make_sinks(config, path)
         record = Record(path, config.env)
         write_atomic(path / CONFIG_FILE, dump(config))
         shown = DeferredView(lambda: view(_title(path, specs)))
         watching = [] if watch is None else [watch]
         sinks = FanOut([events, record, *optional, shown, hooks, *watching], record.evaluation)
-        arguments = role_arguments(path, runtime_dir) | {
+        arguments = topology.role_arguments(path, runtime_dir) | {
             "config": config.model_dump(mode="json"),
             "resume": resume,
         }
-        supervisor = Supervisor(
-            specs, _limits(config.run), arguments, path / "logs", sinks, (lock,)
-        )
+        supervisor = Supervisor(specs, _limits(config.run), arguments, path / "logs", sinks, engine)
         if watch is not None:
             watch.attach(supervisor)
         with notes_to(sinks.note):
@@ -270,6 +277,12 @@ def conduct(
         if not supervisor.began and not summary["accounting"]["produced"]:
             _take_back(attempt, outcome.reason)
         return outcome, summary
+
+
+def _place(specs: Sequence[RoleSpec], engine: Engine) -> tuple[RoleSpec, ...]:
+    """The specs on their hosts."""
+    engine.reserve(topology.bundles(specs))
+    return topology.placed(specs, engine.endpoints())
 
 
 def _take_back(attempt: Attempt, reason: str) -> None:

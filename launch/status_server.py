@@ -20,17 +20,14 @@ from pathlib import Path
 from typing import Any
 
 from penstock.core.files import without_nan, write_atomic
+from penstock.core.interfaces import Handle
 from penstock.core.processes import began_ticks
 from penstock.core.run_dir import SUPERVISOR_FILE
-from penstock.launch.process import Child
 from penstock.profiling.dump import answer_with_stacks, stacks_path
-from penstock.profiling.ledger import now_in, seconds_of
 
 SOCKET = "supervisor.sock"
 ASKERS = 8  # at a time; others wait until these are answered
 PATIENCE_S = 5.0
-STATES = {"R": "running", "S": "sleeping", "D": "in the kernel", "T": "stopped", "Z": "ended"}
-TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
 
 class StatusServer:
@@ -73,20 +70,20 @@ class StatusServer:
                 if not path.stat().st_size:  # no process was asked for its stacks
                     path.unlink()
 
-    def turn(self, names: Iterable[str], children: Mapping[str, Child]) -> None:
+    def turn(self, names: Iterable[str], handles: Mapping[str, Handle]) -> None:
         """Take in who asks, and send what they have room for; never waits. ``names`` are of all
-        roles, ``children`` those that run."""
+        roles, ``handles`` those that run."""
         fresh: list[socket.socket] = []
         with suppress(OSError):
             while len(self._askers) + len(fresh) < ASKERS:
                 fresh.append(self._listener.accept()[0])
         if fresh:
-            answer = json.dumps(without_nan(self._report(names, children))).encode()
+            answer = json.dumps(without_nan(self._report(names, handles))).encode()
             self._askers += [_Asker(connection, answer) for connection in fresh]
         if self._askers:
             self._askers = [asker for asker in self._askers if asker.send()]
 
-    def _report(self, names: Iterable[str], children: Mapping[str, Child]) -> dict[str, Any]:
+    def _report(self, names: Iterable[str], handles: Mapping[str, Handle]) -> dict[str, Any]:
         return {
             "run": str(self._run_dir),
             "host": socket.gethostname(),
@@ -94,7 +91,7 @@ class StatusServer:
             "since": self._since_s,
             "running_s": time.time() - self._since_s,
             "processes": [
-                describe(children[name]) if name in children else {"name": name, "pid": None}
+                describe(handles[name]) if name in handles else {"name": name, "pid": None}
                 for name in names
             ],
         }
@@ -126,45 +123,19 @@ class _Asker:
         self._connection.close()
 
 
-def describe(child: Child) -> dict[str, Any]:
+def describe(handle: Handle) -> dict[str, Any]:
     """What a process is in; durations in seconds up to now."""
-    status, spec = child.status, child.spec
-    alive_s, now_s = status.alive_s, time.monotonic()
-    system = process_facts(child.pid)
-    age_s = system.get("age_s", 0.0)
+    status, usage, spec = handle.status(), handle.usage(), handle.spec
+    now_s, age_s = time.monotonic(), usage.age_s or 0.0
+    system = {"state": usage.state, "cpu_s": usage.cpu_s, "age_s": usage.age_s}
     return {
         "name": spec.name,
-        "pid": child.pid,
+        "pid": usage.pid,
         "learner": spec.learner,
         "incarnation": status.incarnation,
-        **system,
-        "phase": child.phase,
+        **{name: value for name, value in system.items() if value is not None},
+        "phase": status.phase,
         "phase_for_s": max(0.0, min(age_s, now_s - status.phase_s)),
-        "silent_s": max(0.0, min(age_s, now_s - alive_s)) if alive_s else None,
-        "threads": [_thread(name, lane) for name, lane in status.lanes.items()],
-    }
-
-
-def _thread(name: str, lane: memoryview) -> dict[str, Any]:
-    """The part that a thread is in, for how long, and its seconds by part since it began."""
-    present = now_in(lane)
-    part, for_s = None, None
-    if present is not None:
-        part = present[0].name.lower()
-        for_s = max(0.0, (time.monotonic_ns() - present[1]) * 1e-9)
-    return {"name": name, "part": part, "for_s": for_s, "seconds": seconds_of(lane)}
-
-
-def process_facts(pid: int) -> dict[str, Any]:
-    """What the kernel says of a process: state, processor seconds, age; nothing once it is gone."""
-    try:
-        text = Path(f"/proc/{pid}/stat").read_text()
-    except OSError:
-        return {}
-    fields = text.rpartition(")")[2].split()  # from the third on; a name may hold spaces
-    began_s = int(fields[19]) / TICKS_PER_S
-    return {
-        "state": STATES.get(fields[0], fields[0]),
-        "cpu_s": (int(fields[11]) + int(fields[12])) / TICKS_PER_S,
-        "age_s": max(0.0, time.clock_gettime(time.CLOCK_BOOTTIME) - began_s),
+        "silent_s": max(0.0, min(age_s, now_s - status.alive_s)) if status.alive_s else None,
+        "threads": [thread._asdict() for thread in usage.threads],
     }

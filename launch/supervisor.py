@@ -1,9 +1,9 @@
 """Starts the roles of a run, watches them, and leaves nothing behind.
 
-One thread, as a rule the main one: children are told to die with the thread that started them, and
-signals arrive here. Each turn of the loop reads what happened (signals, control messages, processes
-that ended, heartbeats), has `decisions` say what to do, and does it. Whatever way the loop is left,
-no child outlives it.
+One thread, as a rule the main one: an engine may tie its processes to the thread that started
+them, and signals arrive here. Each turn of the loop reads what happened (signals, control messages,
+processes that ended, heartbeats), has `decisions` say what to do, and does it. Roles are reached
+through the handles of an `Engine` alone. Whatever way the loop is left, no role outlives it.
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ from __future__ import annotations
 import math
 import os
 import secrets
-import selectors
+import select
 import signal
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -25,12 +25,11 @@ from typing import Any
 
 from penstock.core.cgroup import oom_kills
 from penstock.core.control import Message
-from penstock.core.interfaces import MetricSink, RunEvent
+from penstock.core.interfaces import Engine, Handle, Liveness, MetricSink, RoleStatus, RunEvent
 from penstock.core.role import EXIT_REJOIN
 from penstock.core.role_spec import RoleSpec, Stage
 from penstock.launch.decisions import Decisions
 from penstock.launch.ledgers import Ledgers
-from penstock.launch.process import Child, why_not_started
 from penstock.launch.status_server import StatusServer
 from penstock.launch.supervisor_messages import (
     KILLED_AS_ASKED,
@@ -45,9 +44,11 @@ from penstock.launch.supervisor_messages import (
     Start,
     how_it_ended,
     signal_name,
+    why_not_started,
 )
-from penstock.monitor.ranks import Ranks, whereabouts
+from penstock.monitor.ranks import RankPhase, Ranks, whereabouts
 from penstock.profiling.ledger import Part, TimeLedger
+from penstock.profiling.status import Phase
 
 TICK_S = 0.1
 COUNTED = {  # in metrics, by reason: the kind of event, and its text
@@ -58,6 +59,7 @@ COUNTED = {  # in metrics, by reason: the kind of event, and its text
 CALLBACK = "callback"  # the reason where a callback ended the run
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 RESERVED = 4  # descriptors
+WAITING, REDUCING = Phase.WAITING.name.lower(), Phase.REDUCING.name.lower()
 HELD_UP_S = 1.0  # a signal that was not read for so long never will be
 
 
@@ -105,9 +107,9 @@ class Supervisor:
         arguments: Mapping[str, Any],
         logs: Path,
         sinks: MetricSink,
-        keep_fds: tuple[int, ...] = (),
+        engine: Engine,
     ) -> None:
-        """``arguments`` are what every role gets; ``keep_fds`` are for essential roles to hold."""
+        """``arguments`` are what every role gets; the ``engine`` has reserved for the ``specs``."""
         self._specs = {spec.name: spec for spec in specs}
         self._limits = limits
         self._arguments = {
@@ -117,37 +119,40 @@ class Supervisor:
         }
         self._logs = logs
         self._sinks = sinks
-        self._keep_fds = keep_fds
+        self._engine = engine
         self._decisions = Decisions(specs, limits)
         learners = [spec.learner for spec in specs if spec.stage is Stage.LEARNER]
         self._has_learner = bool(learners)
         self._ranks = Ranks(learners) if len(learners) > 1 else None
-        self._children: dict[str, Child] = {}
+        self._handles: dict[str, Handle] = {}
+        self._presumed: list[Handle] = []  # that were presumed dead, and are no longer their role's
+        self._ending: set[tuple[str, int]] = set()  # of these, that are known to run
+        self._killed: set[tuple[str, int]] = set()  # by role and incarnation, with SIGKILL
         self._ledgers = Ledgers()
         self.began = False  # whether anybody has played or trained on an unroll
         self.ledger = TimeLedger()
-        self.last_look: Callable[[Child], None] | None = None  # at a process that has ended
+        self.last_look: Callable[[Handle], None] | None = None  # at a process that has ended
         self._dropping: set[str] = set()  # roles whose output is not all in their logs
         self._reserve = Reserve()
         self._oom_kills = oom_kills()
-        self._selector = selectors.DefaultSelector()
+        self._wakeup_fd: int | None = None  # that signals make readable
         self._stop_logged = False
         self._final = False  # a learner has given its last report
         self._counts: dict[str, dict[str, int]] = {}  # agent steps by reason, in the last metrics
         self._played_steps = 0  # by the actors of this host that have ended
-        self._heard_steps = self._trained_steps = 0  # by the learners that have ended
+        self._produced_steps = self._trained_steps = 0  # by the learners that have ended
         self._counted: dict[tuple[str, str], int] = {}  # by reason, as last reported
         self._unread_s: float | None = None  # when the first signal came that nobody has read
 
     def run(self) -> Outcome:
         """Start everything, and return when all has ended."""
         folders = Path(self._arguments["run_dir"]), Path(self._arguments["runtime_dir"])
-        with self._selector, self._signals(), StatusServer(*folders) as inquiry:
+        with self._signals(), StatusServer(*folders) as status_server:
             try:
                 self._reserve.take()
                 while (outcome := self._decisions.outcome) is None:
                     self._turn()
-                    inquiry.turn(self._specs, self._children)
+                    status_server.turn(self._specs, self._handles)
                 return outcome
             except HeldUpError as error:
                 reason = "interrupted" if error.signum == signal.SIGINT else "terminated"
@@ -160,9 +165,9 @@ class Supervisor:
                 self._account()
 
     @property
-    def children(self) -> Mapping[str, Child]:
-        """The processes that live, by name."""
-        return self._children
+    def handles(self) -> Mapping[str, Handle]:
+        """The roles that run, by name."""
+        return self._handles
 
     @property
     def stopping(self) -> bool:
@@ -175,21 +180,57 @@ class Supervisor:
 
     def _turn(self) -> None:
         now_s = time.monotonic()
-        beats = {name: child.status.alive_s for name, child in self._children.items()}
-        phases = {name: child.phase for name, child in self._children.items()}
+        statuses = {name: handle.status() for name, handle in self._handles.items()}
+        beats = {name: status.alive_s for name, status in statuses.items()}
+        phases = {name: status.phase for name, status in statuses.items()}
         self._do(self._decisions.tick(now_s, beats, phases))
-        for name, child in list(self._children.items()):
-            child.flush()
-            self._note_dropped(name, child)
-            if child.ended(now_s):
-                self._ended(name, child)
+        for name, status in statuses.items():
+            if status.dropped_nbytes and name not in self._dropping:
+                self._note_dropped(name, self._handles[name])
         self._sinks.tick()
         self.ledger.switch(Part.WAIT)
-        ready = self._selector.select(TICK_S)
+        ready = _wait(self._watched(), TICK_S)
         self.ledger.switch(Part.OTHER)
-        for key, _ in ready:
-            if key.fd in self._selector.get_map():  # not closed by an event before it
-                key.data()
+        if self._wakeup_fd in ready:
+            self._interrupted()
+        for name, handle in list(self._handles.items()):
+            self._look_at(name, handle)
+        for handle in list(self._presumed):
+            self._look_at_presumed(handle)
+
+    def _watched(self) -> list[int]:
+        """Descriptors that become readable when there is something to do."""
+        own = [] if self._wakeup_fd is None else [self._wakeup_fd]
+        return [*own, *self._engine.filenos()]
+
+    def _look_at(self, name: str, handle: Handle) -> None:
+        """Take the messages of a role and check its liveness."""
+        self._take_messages(name, handle)
+        liveness = handle.liveness()
+        if liveness is Liveness.DEAD:
+            self._ended(name, handle)
+        elif liveness is Liveness.PRESUMED_DEAD:
+            self._presumed_dead(name, handle)
+
+    def _look_at_presumed(self, handle: Handle) -> None:
+        """Check whether a presumed death is now confirmed or disproved. Its messages are
+        discarded."""
+        handle.receive()
+        name, key = handle.spec.name, _key(handle)
+        liveness = handle.liveness()
+        if liveness is Liveness.PRESUMED_DEAD:
+            self._ending.discard(key)  # an order to it may have been lost
+        elif liveness is Liveness.DEAD:
+            self._presumed.remove(handle)
+            status = handle.status()
+            if handle.spec.stage is Stage.ACTORS:
+                self._note_progress(handle.spec, status)
+                self._note_rank(handle.spec, status)
+            end = self._reap(handle)
+            self._do(self._decisions.confirmed_dead(name, handle.incarnation, end))
+        elif key not in self._ending:
+            self._ending.add(key)
+            self._do(self._decisions.found_alive(name, handle.incarnation))
 
     def _do(self, effects: list[Effect]) -> None:
         for effect in effects:
@@ -198,17 +239,24 @@ class Supervisor:
                     self._start(name, incarnation)
                 case Note(text, kind, role, data, which):
                     self._sinks.event(RunEvent(kind, text, role, which, data))
-                case Kill(name, signum, why) if name in self._children:
-                    self._kill(self._children[name], signum, why)
-                case Send(name, message) if name in self._children:
-                    self._children[name].send(message)
+                case Kill(name, signum, why, incarnation):
+                    for handle in self._find(name, incarnation):
+                        self._kill(handle, signum, why)
+                case Send(name, message) if name in self._handles:
+                    self._handles[name].send(message)
                 case _:
                     pass  # its process has ended meanwhile
 
         self._log_stop()
 
-    def _log(self, child: Child, kind: str, text: str, **data: Any) -> None:
-        self._sinks.event(_about(child, kind, text, data))
+    def _find(self, name: str, incarnation: int | None) -> list[Handle]:
+        """The handle of a role; with an ``incarnation``, one that was presumed dead under it."""
+        if incarnation is None:
+            return [self._handles[name]] if name in self._handles else []
+        return [handle for handle in self._presumed if _key(handle) == (name, incarnation)]
+
+    def _log(self, handle: Handle, kind: str, text: str, **data: Any) -> None:
+        self._sinks.event(_about(handle, kind, text, data))
 
     def _log_stop(self) -> None:
         if not self.stopping or self._stop_logged:
@@ -219,62 +267,47 @@ class Supervisor:
         role = failure.name if failure else None
         self._sinks.event(RunEvent("stop", text, role, data={"reason": reason}))
 
-    def _kill(self, child: Child, signum: int, why: str) -> None:
+    def _kill(self, handle: Handle, signum: int, why: str) -> None:
         if signum == signal.SIGUSR1:
-            self._log(child, "hang", why)
+            self._log(handle, "hang", why)
         elif signum == signal.SIGKILL:
-            child.killed = True
-            self._log(child, "kill", "is killed")
-        child.kill(signum)
+            self._killed.add(_key(handle))
+            self._log(handle, "kill", why or "is killed")
+        handle.signal(signum)
 
     def _start(self, name: str, incarnation: int) -> None:
-        spec = self._specs[name]
-        keep = self._keep_fds if spec.essential else ()
         log = self._logs / f"{name}.log"
         try:
-            child = Child(spec, incarnation, self._arguments, log, keep)
+            handle = self._engine.start(self._specs[name], incarnation, self._arguments, log)
         except OSError as error:
             with self._reserve.lent():
                 self._not_started(name, incarnation, why_not_started(error))
             return
-        self._children[name] = child
-        self._log(child, "start", "was started")
-        self._watch(child.pidfd, lambda: self._guard_ended(name, child))
-        self._watch(child.channel.fileno(), lambda: self._heard(name, child))
+        self._handles[name] = handle
+        self._log(handle, "start", "was started")
 
     def _not_started(self, name: str, incarnation: int, why: str) -> None:
         now_s = time.monotonic()
         self._do(self._decisions.not_started(name, incarnation, why, now_s))
 
-    def _guard_ended(self, name: str, child: Child) -> None:
-        self._selector.unregister(child.pidfd)
-        if child.ended(time.monotonic()):  # else the role still lives: each turn looks for its end
-            self._ended(name, child)
+    def _note_dropped(self, name: str, handle: Handle) -> None:
+        self._dropping.add(name)
+        self._log(
+            handle,
+            "note",
+            f"{name}: what it writes does not all reach {self._logs / name}.log, which says why; "
+            "the run goes on without",
+        )
 
-    def _note_dropped(self, name: str, child: Child) -> None:
-        if child.status.role_dropped and name not in self._dropping:
-            self._dropping.add(name)
-            self._log(
-                child,
-                "note",
-                f"{name}: what it writes does not all reach {self._logs / name}.log, which says "
-                "why; the run goes on without",
-            )
-
-    def _watch(self, fd: int, callback: Callable[[], None]) -> None:
-        self._selector.register(fd, selectors.EVENT_READ, callback)
-
-    def _heard(self, name: str, child: Child) -> None:
-        for message in child.channel.receive():
+    def _take_messages(self, name: str, handle: Handle) -> None:
+        for message in handle.receive():
             self._do(self._handle(name, message))
-        if child.channel.closed:
-            self._selector.unregister(child.channel.fileno())
 
     def _handle(self, name: str, message: Message) -> list[Effect]:
         now_s = time.monotonic()
         kind = message.pop("kind")
         if kind == "ready":
-            self._log(self._children[name], "ready", "works")
+            self._log(self._handles[name], "ready", "works")
             return self._decisions.ready(name, now_s)
         if kind == "error":
             log = str(self._logs / f"{name}.log")
@@ -290,11 +323,11 @@ class Supervisor:
         if kind == "group_failed":
             return self._group_failed(**message)
         if kind in ("note", "event"):
-            self._reported(self._children[name], message)
+            self._reported(self._handles[name], message)
         elif kind in ("metrics", "final"):
             self._measured(self._specs[name].learner, message, final=kind == "final")
         elif kind in ("checkpoint", "evaluation"):
-            if self._sinks.event(_result(self._children[name], kind, message)):
+            if self._sinks.event(_result(self._handles[name], kind, message)):
                 return self._decisions.stop(CALLBACK, now_s)
         elif kind == "server" and self._ranks is not None:
             self._ranks.server = message
@@ -305,16 +338,16 @@ class Supervisor:
     def _group_failed(self, epoch: int, message: str) -> list[Effect]:
         effects = self._decisions.group_failed(epoch)
         if effects:
-            learners = (c for c in self._children.values() if c.spec.stage is Stage.LEARNER)
-            where = whereabouts({child.spec.learner: child.place for child in learners})
+            learners = (h for h in self._handles.values() if h.spec.stage is Stage.LEARNER)
+            where = whereabouts({h.spec.learner: _rank_phase(h.status()) for h in learners})
             text = f"group {epoch} of learners: {message}; {where}"
             self._sinks.event(RunEvent("note", text, data={"epoch": epoch}))
         return effects
 
-    def _reported(self, child: Child, message: Message) -> None:
+    def _reported(self, handle: Handle, message: Message) -> None:
         """A "note" or an "event" of a role."""
         kind, text = str(message.get("event", "note")), str(message.get("text"))
-        event = _about(child, kind, text, message.get("data") or {})
+        event = _about(handle, kind, text, message.get("data") or {})
         self._sinks.event(replace(event, reported=True))
 
     def _log_counts(self, message: Message) -> None:
@@ -326,17 +359,16 @@ class Supervisor:
                     self._sinks.event(RunEvent(kind, text.format(reason), data=data))
                 self._counted[key, reason] = total
 
-    def _note_progress(self, child: Child) -> None:
-        """What the page of a process that has ended says of its life."""
-        page = child.status
-        if child.spec.stage is Stage.ACTORS:
-            self._played_steps += page.played_steps
-        elif child.spec.stage is Stage.LEARNER:
-            self._heard_steps += page.produced_steps
-            self._trained_steps += page.trained_steps
+    def _note_progress(self, spec: RoleSpec, status: RoleStatus) -> None:
+        """Add the final counters of a process that has ended."""
+        if spec.stage is Stage.ACTORS:
+            self._played_steps += status.played_steps
+        elif spec.stage is Stage.LEARNER:
+            self._produced_steps += status.produced_steps
+            self._trained_steps += status.trained_steps
         else:
             return
-        self.began = self.began or page.produced_steps > 0 or page.trained_steps > 0
+        self.began = self.began or status.produced_steps > 0 or status.trained_steps > 0
 
     def _account(self) -> None:
         """Where no learner has lived to give the final accounting, give what is known of it: the
@@ -347,7 +379,7 @@ class Supervisor:
         known = {key: self._counts.get(key, {}) for key in ("dropped", "lost")}
         booked = self._trained_steps + sum(sum(counts.values()) for counts in known.values())
         accounting = {
-            "produced": max(self._played_steps, self._heard_steps, booked),
+            "produced": max(self._played_steps, self._produced_steps, booked),
             "trained": self._trained_steps,
             **known,
             "in_flight": None,
@@ -369,50 +401,72 @@ class Supervisor:
             counts["learners_restarted"] = decisions.restarts[Stage.LEARNER]
             if not final:
                 counts["learners_alive"] = decisions.learners_alive
-        self._decisions.patience.episodes(message.get("episodes"), time.monotonic())
+        self._decisions.restart_policy.episodes(message.get("episodes"), time.monotonic())
         if not final:
-            counts |= self._ledgers.interval(self._children)
+            counts |= self._ledgers.interval(self._handles)
         self._log_counts(message)
         self._counts = {key: message[key] for key in ("dropped", "lost") if key in message}
         self._final = self._final or final
         self._sinks.metrics(counts | message, final=final)
 
-    def _ended(self, name: str, child: Child) -> None:
-        """Its last words first, then its end."""
-        if not child.channel.closed:
-            self._heard(name, child)
-        for fd in (child.channel.fileno(), child.pidfd):
-            if fd in self._selector.get_map():
-                self._selector.unregister(fd)
-        del self._children[name]
-        page = child.status
-        said = page.produced_steps, page.sequence, page.incarnation
-        played, trained = page.played_steps, page.trained_steps
-        self._note_progress(child)
+    def _ended(self, name: str, handle: Handle) -> None:
+        """Take the role's remaining messages, then handle its end."""
+        self._take_messages(name, handle)
+        del self._handles[name]
+        status, log = handle.status(), handle.log_tail()
+        self._note_progress(handle.spec, status)
         if self.last_look is not None:
-            self.last_look(child)
-        log, began = child.log_tail(), child.began
-        code = child.reap()
-        out_of_memory = code == -signal.SIGKILL and self._out_of_memory()
-        end = End(code, *said, log=log, out_of_memory=out_of_memory)
-        self._log_exit(child, end)
-        if began or not log:
+            self.last_look(handle)
+        end = self._reap(handle)
+        if status.began or not log:
             self._do(self._decisions.ended(name, end, time.monotonic()))
         else:
             self._not_started(name, end.incarnation, log)
+        self._note_rank(handle.spec, status)
+
+    def _presumed_dead(self, name: str, handle: Handle) -> None:
+        """The role continues without this process. A learner's counters are final from now on; an
+        actor's are final once its death is confirmed."""
+        del self._handles[name]
+        self._presumed.append(handle)
+        status = handle.status()
+        if handle.spec.stage is not Stage.ACTORS:
+            self._note_progress(handle.spec, status)
+            self._note_rank(handle.spec, status)
+        self._do(
+            self._decisions.presumed_dead(
+                name, handle.incarnation, handle.host, status.produced_steps, time.monotonic()
+            )
+        )
+
+    def _reap(self, handle: Handle) -> End:
+        """The end of a process whose death is confirmed."""
+        status, log = handle.status(), handle.log_tail()
+        code = handle.reap()
+        out_of_memory = code == -signal.SIGKILL and self._out_of_memory()
+        stream = status.produced_steps, status.sequence, status.incarnation
+        end = End(code, *stream, log=log, out_of_memory=out_of_memory)
+        self._log_exit(handle, end)
+        return end
+
+    def _note_rank(self, spec: RoleSpec, status: RoleStatus) -> None:
+        """With several learners: what one that is gone, or an actor, leaves to be counted."""
         if self._ranks is None:
             return
-        if child.spec.stage is Stage.ACTORS:
-            self._ranks.actor_ended(played)
-        elif child.spec.stage is Stage.LEARNER:
-            merged = self._ranks.learner_ended(child.spec.learner, end.produced, trained)
+        if spec.stage is Stage.ACTORS:
+            self._ranks.actor_ended(status.played_steps)
+        elif spec.stage is Stage.LEARNER:
+            merged = self._ranks.learner_ended(
+                spec.learner, status.produced_steps, status.trained_steps
+            )
             if merged is not None:
                 self._sinks.metrics(merged, final=True)
 
-    def _log_exit(self, child: Child, end: End) -> None:
-        """Its status page is closed by now."""
+    def _log_exit(self, handle: Handle, end: End) -> None:
         code = end.exit_code
-        expected = self.stopping and (code == 0 or (child.killed and code == -signal.SIGKILL))
+        killed = _key(handle) in self._killed
+        self._killed.discard(_key(handle))
+        expected = self.stopping and (code == 0 or (killed and code == -signal.SIGKILL))
         expected = expected or code == EXIT_REJOIN
         data = {
             "exit_code": code if code >= 0 else None,
@@ -420,7 +474,7 @@ class Supervisor:
             "expected": expected,
         }
         text = "ended as asked" if expected else how_it_ended(code, end.out_of_memory)
-        self._sinks.event(RunEvent("exit", text, child.spec.name, end.incarnation, data))
+        self._sinks.event(RunEvent("exit", text, handle.spec.name, end.incarnation, data))
 
     def _out_of_memory(self) -> bool:
         """Whether the kernel has killed for memory since the last look."""
@@ -437,9 +491,10 @@ class Supervisor:
             self._unread_s = math.inf  # once: nothing may disturb the end
             raise HeldUpError(signum)
 
-    def _interrupted(self, wakeup: int) -> None:
+    def _interrupted(self) -> None:
+        assert self._wakeup_fd is not None
         self._unread_s = None
-        for signum in os.read(wakeup, 64):
+        for signum in os.read(self._wakeup_fd, 64):
             if signum in SIGNALS:
                 self._do(self._decisions.interrupt(signum, time.monotonic()))
 
@@ -453,7 +508,7 @@ class Supervisor:
         read_fd, write_fd = os.pipe()
         for fd in (read_fd, write_fd):
             os.set_blocking(fd, False)
-        self._watch(read_fd, lambda: self._interrupted(read_fd))
+        self._wakeup_fd = read_fd
         before = {s: signal.getsignal(s) for s in SIGNALS}
         old_fd = signal.set_wakeup_fd(write_fd, warn_on_full_buffer=False)
         try:
@@ -465,31 +520,65 @@ class Supervisor:
             for signum, handler in before.items():
                 signal.signal(signum, handler)
             signal.set_wakeup_fd(old_fd)
+            self._wakeup_fd = None
             os.close(read_fd)
             os.close(write_fd)
 
     def _abandon(self) -> None:
         """End whatever still runs; only after a fault of the supervisor itself there is any."""
         ends_s = time.monotonic() + self._limits.grace_s
-        for child in self._children.values():
-            child.kill(signal.SIGTERM if child.spec.essential else signal.SIGKILL)
-        while self._children:
-            _, child = self._children.popitem()
-            if not child.wait(max(0.0, ends_s - time.monotonic())):
-                child.kill(signal.SIGKILL)
-            self._note_progress(child)
-            child.reap()
+        for handle in self._handles.values():
+            handle.signal(signal.SIGTERM if handle.spec.essential else signal.SIGKILL)
+        while self._handles:
+            if time.monotonic() >= ends_s:
+                ends_s = math.inf
+                for handle in self._handles.values():
+                    handle.signal(signal.SIGKILL)
+            for name, handle in list(self._handles.items()):
+                handle.receive()  # or it could not send, and wait for that
+                liveness = handle.liveness()
+                if liveness is Liveness.ALIVE:
+                    continue
+                del self._handles[name]
+                self._note_progress(handle.spec, handle.status())
+                if liveness is Liveness.DEAD:
+                    handle.reap()
+            _wait(self._engine.filenos(), TICK_S if self._handles else 0.0)
+        for handle in self._presumed:
+            if handle.spec.stage is Stage.ACTORS:
+                self._note_progress(handle.spec, handle.status())
+                self._note_rank(handle.spec, handle.status())
 
 
-def _about(child: Child, kind: str, text: str, data: Message) -> RunEvent:
-    return RunEvent(kind, text, child.spec.name, child.status.incarnation, data)
+def _wait(fds: Iterable[int], timeout_s: float) -> set[int]:
+    """Those of ``fds`` that are readable, or have become so within the time."""
+    poller = select.poll()
+    for fd in fds:
+        poller.register(fd, select.POLLIN)
+    return {fd for fd, _ in poller.poll(timeout_s * 1000)}
 
 
-def _result(child: Child, kind: str, message: Message) -> RunEvent:
+def _key(handle: Handle) -> tuple[str, int]:
+    return handle.spec.name, handle.incarnation
+
+
+def _rank_phase(status: RoleStatus) -> RankPhase:
+    """What a learner does, and for how long it has."""
+    seconds = time.monotonic() - status.phase_s if status.phase_s else 0.0
+    if status.phase == REDUCING:
+        return RankPhase("all-reduce", seconds, status.reduction)
+    return RankPhase("wait_data" if status.phase == WAITING else status.phase, seconds)
+
+
+def _about(handle: Handle, kind: str, text: str, data: Message) -> RunEvent:
+    return RunEvent(kind, text, handle.spec.name, handle.status().incarnation, data)
+
+
+def _result(handle: Handle, kind: str, message: Message) -> RunEvent:
     """An "evaluation" or a "checkpoint" that a role has reported."""
     if kind == "evaluation":
-        return replace(_about(child, kind, "", {}), result=message)
+        return replace(_about(handle, kind, "", {}), result=message)
     data = {key: message.get(key) for key in ("trained_steps", "learner_steps", "best")}
     return replace(
-        _about(child, kind, f"{message.get('folder')} was written", data), result=message
+        _about(handle, kind, f"{message.get('folder')} was written", data), result=message
     )

@@ -1,12 +1,19 @@
-"""What a supervisor's hands and its head say to each other: effects, failures, the outcome."""
+"""Messages between the supervisor's event loop and its pure decision functions."""
 
 from __future__ import annotations
 
+import errno
 import signal
 from dataclasses import dataclass, field
 from typing import Any
 
 KILLED_AS_ASKED = "was killed, as asked, before it had finished; its last checkpoint stands"
+ADVICE = {
+    errno.EMFILE: "raise the limit of `ulimit -n`, or have fewer actors",
+    errno.ENFILE: "the machine's limit is fs.file-max",
+    errno.EAGAIN: "raise the limit of `ulimit -u` or of the container's processes",
+    errno.ENOMEM: "free memory, or have fewer actors",
+}
 
 
 @dataclass(frozen=True)
@@ -86,11 +93,13 @@ class Start:
 
 @dataclass(frozen=True)
 class Kill:
-    """Send ``signum`` to the process of ``name``."""
+    """Send ``signum`` to the process of ``name``; with an ``incarnation``, to the one that was
+    presumed dead under it."""
 
     name: str
     signum: int
     why: str = field(default="", compare=False)
+    incarnation: int | None = None
 
 
 @dataclass(frozen=True)
@@ -127,6 +136,12 @@ def how_it_ended(exit_code: int, out_of_memory: bool = False) -> str:
     if out_of_memory:
         return f"was killed by {name}: out of memory, by the limit of its control group"
     return f"was killed by {name} (out of memory? the kernel's log tells: dmesg)"
+
+
+def why_not_started(error: OSError) -> str:
+    """Why a role could not be started, and what to do about it."""
+    advice = f"; {ADVICE[error.errno]}" if error.errno in ADVICE else ""
+    return f"could not be started: {error.strerror or error}{advice}"
 
 
 def signal_name(signum: int) -> str:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from penstock.configs.errors import UserError
 from penstock.configs.group import SERVED
+from penstock.configs.transports import AUTO, TRANSPORTS, TransportSpec
+from penstock.core.interfaces import Bundle
 from penstock.core.role import Store
 from penstock.core.role_spec import RoleSpec, Stage
 
@@ -23,22 +26,24 @@ MAX_PORT = 65535
 def train(config: Config, runtime_dir: Path) -> tuple[RoleSpec, ...]:
     """Everything on this host. The learners come first: they take longest to start."""
     transport, count = config.transport, config.learner.count
-    if transport.kind == "inproc":
+    joined_by = TRANSPORTS.here(transport.kind)
+    if joined_by.one_process:
         main = "penstock.launch.lockstep:run"
         threads = config.learner.threads
-        lockstep = RoleSpec("lockstep", 0, main, Stage.LEARNER, config.learner.nice, threads)
+        nice, gpus = config.learner.nice, _gpus(config)
+        lockstep = RoleSpec("lockstep", 0, main, Stage.LEARNER, nice, threads, gpus=gpus)
         return (lockstep, *_evaluator(config))
     bind = transport.bind
     wires = (f"ipc://{runtime_dir}/wire-{rank}" for rank in range(count))
     binds = [bind_of(bind, rank) for rank in range(count)] if bind else list(wires)
-    over_wire = transport.kind == "zmq"
-    addresses = [reachable(bind) if over_wire else None for bind in binds]
+    sends = joined_by.reaches_other_hosts
+    addresses = [reachable(bind) if sends else None for bind in binds]
     return (
         *_server(config, runtime_dir),
         *(_learner(config, rank, address) for rank, address in enumerate(addresses)),
         *_actors(config.actors.count, config.actors.nice, config.actors.threads, addresses),
-        *(_connectors(binds) if over_wire or transport.bind else ()),
-        *(_relay(address, rank) for rank, address in enumerate(addresses) if address),
+        *(_connectors(binds) if sends or transport.bind else ()),
+        *(_relays(joined_by, addresses) if sends else ()),
         *_evaluator(config),
     )
 
@@ -60,10 +65,45 @@ def one_of_several(config: Config, bind: str, rank: int, store: Store) -> tuple[
     return (_learner(config, rank, None, store), _connector(bind_of(bind, rank), rank), *evaluator)
 
 
-def actors(count: int, address: str, *, relay: bool) -> tuple[RoleSpec, ...]:
-    """Actors that join a learner elsewhere; its config comes in the handshake."""
-    carriers = [_relay(address, 0)] if relay else []
-    return (*_actors(count, REMOTE_NICE, 1, [address]), *carriers)
+def actors(count: int, address: str, transport: str) -> tuple[RoleSpec, ...]:
+    """Actors that join a learner elsewhere; its config comes in the handshake. ``transport`` is
+    what they were told to use."""
+    joined_by = TRANSPORTS.elsewhere(transport)
+    sends = transport == AUTO or TRANSPORTS.here(transport).reaches_other_hosts
+    relays = _relays(joined_by, [address]) if sends else ()
+    return (*_actors(count, REMOTE_NICE, 1, [address]), *relays)
+
+
+def bundles(specs: Iterable[RoleSpec]) -> tuple[Bundle, ...]:
+    """The roles that must be on one host: a learner, what shares its memory or its Unix sockets,
+    and the parameter server. Actors that reach their learner over a network are another bundle,
+    with their relays."""
+    roles: dict[str, list[RoleSpec]] = {}
+    for spec in specs:
+        apart = spec.role in ("actor", "relay") and (spec.address or "").startswith("tcp://")
+        roles.setdefault("actors" if apart else "learners", []).append(spec)
+    return tuple(
+        Bundle(
+            name,
+            tuple(spec.name for spec in found),
+            sum(spec.threads for spec in found),
+            sum(spec.gpus for spec in found),
+        )
+        for name, found in roles.items()
+    )
+
+
+def placed(specs: Sequence[RoleSpec], hosts: Mapping[str, str]) -> tuple[RoleSpec, ...]:
+    """The specs, where roles reach a connector on another host by the address of that.
+
+    Args:
+        hosts: `Engine.endpoints`.
+    """
+    if len({hosts[spec.name] for spec in specs}) <= 1:
+        return tuple(specs)
+    binds = {s.name: s.address for s in specs if s.role == "connector" and s.address}
+    ways = {reachable(bind): reachable(bind, hosts[name]) for name, bind in binds.items()}
+    return tuple(replace(s, address=ways.get(s.address or "", s.address)) for s in specs)
 
 
 def bind_of(bind: str, rank: int) -> str:
@@ -84,9 +124,9 @@ def bind_of(bind: str, rank: int) -> str:
     return f"{host}:{int(port) + rank}"
 
 
-def reachable(bind: str) -> str:
-    """Where this host reaches what is bound to ``bind``."""
-    return re.sub(r"^tcp://(\*|0\.0\.0\.0):", "tcp://127.0.0.1:", bind)
+def reachable(bind: str, host: str = "127.0.0.1") -> str:
+    """Where what ``host`` has bound to ``bind`` is reached: by default, by this host."""
+    return re.sub(r"^tcp://(\*|0\.0\.0\.0):", f"tcp://{host}:", bind)
 
 
 def names(specs: Iterable[RoleSpec]) -> str:
@@ -120,7 +160,13 @@ def _learner(
         informed=True,
         learner=rank,
         store=store,
+        gpus=_gpus(config),
     )
+
+
+def _gpus(config: Config) -> int:
+    """How many a learner cannot do without."""
+    return int(config.learner.device.startswith("cuda"))
 
 
 def _actors(
@@ -152,6 +198,26 @@ def _connector(bind: str, rank: int) -> RoleSpec:
     return RoleSpec("connector", rank, main, Stage.CARRIERS, address=bind, learner=rank)
 
 
-def _relay(address: str, rank: int) -> RoleSpec:
-    main = "penstock.transport.zmq.relay:run"
-    return RoleSpec("relay", rank, main, Stage.CARRIERS, address=address, learner=rank)
+def _relays(transport: TransportSpec, addresses: Sequence[str | None]) -> tuple[RoleSpec, ...]:
+    """What brings the weights of each learner to this host."""
+    main = transport.relay
+    if main is None:
+        return ()
+    return tuple(
+        RoleSpec("relay", rank, main, Stage.CARRIERS, address=address, learner=rank)
+        for rank, address in enumerate(addresses)
+    )
+
+
+def role_arguments(run_dir: Path, runtime_dir: Path) -> dict[str, Any]:
+    """Arguments that every role gets, with defaults for those that only some commands set."""
+    return {
+        "run_dir": str(run_dir.absolute()),
+        "runtime_dir": str(runtime_dir),
+        "config": None,
+        "resume": "no",
+        "transport": "auto",
+        "curve": None,
+        "insecure": False,
+        "allow": [],
+    }

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from penstock.algos import algorithm, network_shape
+from penstock.algos.registry import algorithm
+from penstock.algos.samples import network_shape
 from penstock.configs.errors import UserError
 from penstock.configs.schema import Config
 from penstock.core.interfaces import Unrolls

@@ -5,15 +5,14 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from typing import Generic
 
-from penstock.core.interfaces import B, DataSource
-from penstock.core.params import Floats
+from penstock.core.interfaces import B, DataSource, StepResult
+from penstock.core.params import POLICY_ID, Floats, Stamp
 from penstock.learner.nonfinite import NonFiniteGuard
 from penstock.learner.publisher import Publisher
 from penstock.learner.state import Learner
 from penstock.learner.sync.gradient_sync import ControlMessage, GradientSync, GroupLostError
 from penstock.profiling.ledger import Part, TimeLedger
 from penstock.profiling.status import Phase, StatusPage
-from penstock.transport.link import Stamp
 
 
 class TrainingLoop(ABC, Generic[B]):
@@ -51,13 +50,15 @@ class TrainingLoop(ABC, Generic[B]):
         self._ledger.switch(Part.COUNT)
         self._status.phase = Phase.TRAINING
         self._progress.commit(own.growth, control.growth)
-        (batch, _), self._held = self._held, None
+        (batch, counts), self._held = self._held, None
         if control.nan and not self.diverged:
             self._nonfinite.tell_skipped()
             self.diverged = self._nonfinite.act(tell=self.leads)
             self._publish()
         if control.counts.any():
             self._train(batch, control.counts)
+        elif batch is not None and not counts.any():  # else the run stops, and it is in flight
+            self._source.release(batch, StepResult(0))
         self._ledger.switch(Part.OTHER)
         if control.checkpoint or control.stop:
             self._ledger.switch(Part.SAVE)
@@ -85,7 +86,8 @@ class TrainingLoop(ABC, Generic[B]):
             self._publish()
 
     def _publish(self) -> None:
-        self._publisher.publish(Stamp(self._progress.generation, self._progress.version))
+        stamp = Stamp(self._progress.generation, self._progress.version)
+        self._publisher.publish(POLICY_ID, stamp)
 
     @property
     @abstractmethod

@@ -20,9 +20,9 @@ from collections.abc import Callable
 from typing import Any
 
 from penstock.configs.group import SERVED
+from penstock.core.params import Arrays
 from penstock.learner.state import (
     WEIGHTS,
-    Arrays,
     Learner,
     follow_lr_factor,
     set_weights,

@@ -14,9 +14,10 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
-from penstock.algos import algorithm, slot_spec
 from penstock.algos.base import ReplayAlgorithm
+from penstock.algos.registry import algorithm
 from penstock.algos.replay_update import ReplayUpdate, UpdateContext
+from penstock.algos.samples import slot_spec
 from penstock.configs.schema import Config
 from penstock.core.interfaces import StepResult
 from penstock.core.params import Floats
@@ -25,7 +26,7 @@ from penstock.learner.device_queue import DeviceQueue
 from penstock.learner.device_statistics import DeviceStatistics
 from penstock.learner.optimizers.flat_optimizer import FlatOptimizer
 from penstock.learner.progress import Progress
-from penstock.learner.sources.transitions import ReplayBatch
+from penstock.learner.sources.drawing import ReplayBatch
 from penstock.learner.sync.gradient_sync import GradientSync, SingleLearner
 from penstock.learner.to_host import ToDevice, ToHost
 from penstock.learner.trainer import pick_device, trunk_dtype, under
@@ -34,6 +35,7 @@ from penstock.profiling.ledger import Part, TimeLedger
 from penstock.replay import unstack
 
 NAMES = ("obs", "action", "reward", "next_obs", "discount")
+MORE = ("weights", "mask", "state")  # where a batch has them
 
 
 class OffPolicyTrainer:
@@ -54,6 +56,7 @@ class OffPolicyTrainer:
         self._optimizers: dict[str, FlatOptimizer] = {}
         algo = algorithm(config.algo)
         assert isinstance(algo, ReplayAlgorithm), config.algo
+        self._columns = algo.batch_columns
         shape = algo.network(config, info)
         self.layout = shape.layout
         dtype = trunk_dtype(config.learner.precision, self.device, shape)
@@ -80,8 +83,8 @@ class OffPolicyTrainer:
         return {}
 
     def plan_updates(self, batch: ReplayBatch | None) -> Floats:
-        """Transitions of the one update, float64 ``[1]``."""
-        return np.array([0.0 if batch is None else len(batch.data["reward"])])
+        """Samples of the one update, float64 ``[1]``."""
+        return np.array([0.0 if batch is None else samples_of(batch.data)])
 
     def step(self, batch: ReplayBatch | None, totals: Floats | None = None) -> StepResult:
         """One optimizer step; ``totals`` are by default this batch's alone."""
@@ -98,7 +101,7 @@ class OffPolicyTrainer:
             data["obs"], data["next_obs"] = unstack(frames, self._stack)
         errors = self.update(data, float(totals[0]))
         known = ToHost(errors) if self._prioritized else None
-        return StepResult(len(data["reward"]), self.publish_due, known)
+        return StepResult(samples_of(data), self.publish_due, known)
 
     def interrupted(self, batch: ReplayBatch) -> StepResult:
         """Its one update was not taken."""
@@ -111,7 +114,7 @@ class OffPolicyTrainer:
         whole is P_r / learners, and its weight (N P_r / learners)^-beta. Over the largest weight,
         which belongs to the least P_r of all, everything but the ratio of the two cancels.
         """
-        own = math.inf if batch is None else batch.least_probability
+        own = math.inf if batch is None else batch.min_probability
         least = self.sync.all_reduce_min(own)
         if batch is not None:
             batch.data["weights"] *= np.float32((least / own) ** batch.beta)
@@ -121,21 +124,23 @@ class OffPolicyTrainer:
     ) -> Tensor:
         """One optimizer step; returns absolute temporal differences, float32 ``[B]``.
 
-        ``total`` is the number of transitions of all learners together, by default of the batch;
+        ``total`` is the number of samples of all learners together, by default of the batch;
         ``batch`` is None where this learner has none to give.
 
-        ``batch`` has `NAMES`, in the meaning of `penstock.algos.dqn.loss`, and may have ``weights``
-        (1 where absent). What is returned lies on the trainer's device, so that a GPU need not be
-        waited for; a difference that is not finite is 0 in it, and its update is skipped.
+        ``batch`` has `NAMES`, in the meaning of `penstock.algos.dqn.update.loss`, and may have
+        `MORE` (weights are 1 where absent). What is returned lies on the trainer's device, so that
+        a GPU need not be waited for; a difference that is not finite is 0 in it, and its update is
+        skipped.
         """
         tensors = None if batch is None else self._tensors(batch)
-        if total is None:
-            total = 0 if tensors is None else len(tensors["reward"])
+        samples = 0 if batch is None else samples_of(batch)
+        total = samples if total is None else total
         number = self.progress.learner_steps + 1
+        self._ledger.switch(Part.OPTIMIZE if tensors is None else Part.FORWARD)
         step = self._update.take(tensors, total, number, self.progress.trained_steps)
         self.progress.updated(1)
         self.device_statistics.add(step.sums)
-        self.device_statistics.count(len(step.errors))
+        self.device_statistics.count(samples)
         self.device_statistics.updated(step.norm)
         errors = step.errors.nan_to_num_(0.0, 0.0)
         self.queue.launched()
@@ -180,11 +185,19 @@ class OffPolicyTrainer:
     def _tensors(self, batch: Mapping[str, npt.NDArray[Any] | Tensor]) -> dict[str, Tensor]:
         if self.device.type == "cuda":
             self._ledger.switch(Part.H2D)
-        wanted = {name: batch[name] for name in (*NAMES, "weights") if name in batch}
+        wanted = {name: batch[name] for name in (*NAMES, *MORE, *self._columns) if name in batch}
         tensors = self.to_device(wanted)
         if "weights" not in tensors:
-            tensors["weights"] = torch.ones_like(tensors["reward"])
+            tensors["weights"] = tensors["reward"].new_ones(tensors["reward"].shape[-1:])
         return tensors
+
+
+def samples_of(batch: Mapping[str, Any]) -> int:
+    """What one batch is trained on: its transitions, or the steps of its sequences after the
+    burn-in."""
+    if batch["reward"].ndim == 1:  # transitions, one of whose columns may be named so, too
+        return len(batch["reward"])
+    return int(batch["mask"][batch.get("burn_in", 0) :].sum())
 
 
 class SyncedOptimizer:

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from penstock.transport.link import Stamp
+from penstock.core.params import Stamp
 from penstock.transport.shm.weights_board import WeightsBoard
 
 
@@ -29,22 +29,22 @@ class Publisher:
         self._host = torch.empty(board.size, pin_memory=True) if self._on_gpu else self._flat
         self._stream = torch.cuda.Stream(device) if self._on_gpu else None
         self._arrived = torch.cuda.Event() if self._on_gpu else None
-        self._pending: Stamp | None = None
+        self._pending: tuple[int, Stamp] | None = None
 
     @torch.no_grad()
-    def publish(self, stamp: Stamp) -> None:
+    def publish(self, policy_id: int, stamp: Stamp) -> None:
         """Take a copy now; on a GPU it is shown by the next `flush` after it has arrived."""
         self.flush(wait=True)
         for part, tensor in zip(self._parts, self._tensors, strict=True):
             part.view(tensor.shape).copy_(tensor)
         if self._stream is None or self._arrived is None:
-            self._board.publish(self._host.numpy(), stamp)
+            self._board.publish(self._host.numpy(), stamp, policy_id)
             return
         self._stream.wait_stream(torch.cuda.current_stream(self._flat.device))
         with torch.cuda.stream(self._stream):
             self._host.copy_(self._flat, non_blocking=True)
             self._arrived.record(self._stream)
-        self._pending = stamp
+        self._pending = policy_id, stamp
 
     def flush(self, *, wait: bool = False) -> None:
         """Show what is on its way, if it has arrived or ``wait``."""
@@ -54,5 +54,6 @@ class Publisher:
             self._arrived.synchronize()
         elif not self._arrived.query():
             return
-        self._board.publish(self._host.numpy(), self._pending)
+        policy_id, stamp = self._pending
+        self._board.publish(self._host.numpy(), stamp, policy_id)
         self._pending = None

@@ -13,13 +13,14 @@ from typing import Any
 
 import numpy as np
 
-from penstock.algos import algorithm
+from penstock.algos.registry import algorithm
 from penstock.configs.errors import UserError
 from penstock.configs.group import SERVED
 from penstock.configs.schema import Config
-from penstock.core.interfaces import Transitions, Unrolls
+from penstock.core.interfaces import Dataset, Transitions, TransitionSequences, Unrolls, Welcome
 from penstock.core.memory import TRIM_S, give_back_memory
-from penstock.core.params import Floats
+from penstock.core.notes import note_logger
+from penstock.core.params import Arrays, Floats
 from penstock.core.role import RoleContext, learner_socket
 from penstock.envs import probe
 from penstock.learner.checkpoints.checkpoint_manager import CheckpointManager
@@ -28,10 +29,9 @@ from penstock.learner.group.elastic_group import ElasticGroup, begun
 from penstock.learner.loop import TrainingLoop
 from penstock.learner.nonfinite import DIVERGED, NonFiniteGuard
 from penstock.learner.publisher import Publisher
+from penstock.learner.sources.replay import ReplayDataSource
 from penstock.learner.sources.source import ActorSource
-from penstock.learner.sources.transitions import ReplayDataSource
 from penstock.learner.sources.unrolls import UnrollSource
-from penstock.learner.state import Arrays
 from penstock.learner.stream_tracker import StreamTracker
 from penstock.learner.sync.gradient_sync import ControlMessage, GradientSync, GroupLostError
 from penstock.learner.torch_trace import TorchTrace
@@ -39,9 +39,10 @@ from penstock.profiling.device import DeviceClock
 from penstock.profiling.ledger import Part, TimeLedger
 from penstock.profiling.status import Phase, StatusPage
 from penstock.replay import Accounting
-from penstock.transport.link import Welcome
 from penstock.transport.shm.host import ShmHost
 from penstock.transport.shm.weights_board import WeightsBoard
+
+logger = note_logger(__name__)
 
 WAIT_S = 0.2
 REMOTE_ACTORS = 16  # with memory from the start where actors join from elsewhere
@@ -53,16 +54,16 @@ def run(ctx: RoleContext) -> None:
     config = ctx.config
     assert config is not None
     info = probe(config.env, config.actors.env_threads)
-    ctx.report("note", text=info.how)
+    logger.info("%s", info.how)
     trainer = make_trainer(on_own_gpu(config, ctx), info, ctx.ledger)
-    ctx.report("note", text=network_of(config, info, trainer))
+    logger.info("%s", network_of(config, info, trainer))
     checkpoints = CheckpointManager(ctx.run_dir, trainer, ctx.report, ctx.event)
     served = config.learner.pace in SERVED  # by a server that takes whoever is first
     if served or (ctx.learner == 0 and not begun(ctx.runtime_dir)):  # else others have its state
         # Under a server one that starts again takes time and returns from the last checkpoint.
         how = "auto" if served and ctx.incarnation and ctx.resume == "no" else ctx.resume
         if not checkpoints.resume(how, repair=ctx.learner == 0) and how == "auto":
-            ctx.report("note", text=f"{ctx.run_dir} has no checkpoint: this run begins anew")
+            logger.info("%s has no checkpoint: this run begins anew", ctx.run_dir)
     group = ElasticGroup(ctx, config, trainer, checkpoints.stored)
     if not group.join():
         return
@@ -87,8 +88,13 @@ def make_source(
         case Unrolls():
             gathering = status.ledger("feeder") if config.learner.prefetch else ledger
             return UnrollSource(config, trainer, accounting, actors, lanes, gathering)
-        case Transitions():
+        case Transitions() | TransitionSequences():
             return ReplayDataSource(config, trainer, accounting, actors, lanes, ledger)
+        case Dataset(folder=folder):
+            raise UserError(
+                f"{config.algo.name} trains on the data set {folder}, without actors, which only "
+                "the lockstep mode can; set transport.kind=inproc"
+            )
 
 
 class LearnerProcess(TrainingLoop[Any]):
@@ -115,7 +121,7 @@ class LearnerProcess(TrainingLoop[Any]):
         self._shard = checkpoints.shard(ctx.learner)
         resumes = trainer.progress.generation and checkpoints.goes_on_in_its_game()
         if resumes and (note := source.restore(self._shard)):
-            ctx.report("note", text=note)
+            logger.info("%s", note)
         self._board = WeightsBoard.create(trainer.layout.size)
         publisher = Publisher(trainer.published(), self._board)
         nonfinite = NonFiniteGuard(trainer, ctx.event)
@@ -251,8 +257,7 @@ class LearnerProcess(TrainingLoop[Any]):
                 self._source.save(self._shard)
             except UserError as error:  # a disk that is full now need not be so for ever
                 self._checkpoints.put_off()
-                text = f"this checkpoint is missing, and the run goes on: {error}"
-                self._ctx.report("note", text=text)
+                logger.info("this checkpoint is missing, and the run goes on: %s", error)
         self._nonfinite.keep()
 
     def stopped(self) -> None:
@@ -268,8 +273,7 @@ class LearnerProcess(TrainingLoop[Any]):
             self._checkpoints.save(self._kept)
             return
         self._checkpoints.put_off()
-        text = "the parameter server did not give its state: checkpoints/last stays as it was"
-        self._ctx.report("note", text=text)
+        logger.info("the parameter server did not give its state: checkpoints/last stays as it was")
 
     def _regroup(self, why: str) -> bool:
         """Find the other learners again; False where the run ends."""

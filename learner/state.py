@@ -11,11 +11,11 @@ import torch
 
 from penstock.configs.schema import Config
 from penstock.core.interfaces import B_contra, Update
+from penstock.core.params import Arrays
 from penstock.learner.device_statistics import DeviceStatistics
 from penstock.learner.optimizers.flat_optimizer import FlatOptimizer
 from penstock.learner.progress import Progress
 
-Arrays = dict[str, npt.NDArray[Any]]
 WEIGHTS, PROGRESS = "weights", "progress"
 
 

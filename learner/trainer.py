@@ -9,31 +9,32 @@ of agent steps. What an algorithm brings is `penstock.algos.base.UnrollAlgorithm
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from penstock.algos import algorithm, slot_spec
 from penstock.algos.base import UnrollAlgorithm
 from penstock.algos.ops.backward import backward
 from penstock.algos.ops.frame_stacks import observations
-from penstock.configs.algorithms import OnPolicyConfig
+from penstock.algos.registry import algorithm
+from penstock.algos.samples import slot_spec
+from penstock.algos.slots import RETURN
 from penstock.configs.errors import UserError
 from penstock.configs.schema import Config
 from penstock.core.interfaces import StepResult
 from penstock.core.params import Floats
+from penstock.core.specs import SlotSpec
 from penstock.envs import EnvInfo
 from penstock.learner.device_queue import DeviceQueue
 from penstock.learner.device_statistics import DeviceStatistics
-from penstock.learner.onpolicy import RewardScale, Share, deal, empty_batch, pieces
 from penstock.learner.optimizers.flat_optimizer import FlatOptimizer
 from penstock.learner.progress import Progress
-from penstock.learner.sources.staging import StagingBatch
+from penstock.learner.sources.staging import StagingBatch, torch_dtype
 from penstock.learner.sync.gradient_sync import GradientSync, SingleLearner
 from penstock.models.fitting import AnyShape
 from penstock.models.precision import cpu_gains_by_bf16
@@ -43,6 +44,9 @@ from penstock.profiling.ledger import Part, TimeLedger
 
 OPTIMIZER = "optimizer/"  # before the names of an optimizer's state
 REWARDS = "rewards/"
+AddOthers = Callable[[Tensor], None]
+MOST_REWARD = 10.0  # deviations
+EPSILON = 1e-8  # added to a variance
 
 
 class Trainer:
@@ -51,7 +55,6 @@ class Trainer:
     def __init__(self, config: Config, info: EnvInfo, ledger: TimeLedger | None = None) -> None:
         set_up_torch(config.learner.threads)
         torch.manual_seed(config.run.seed)
-        assert isinstance(config.algo, OnPolicyConfig), config.algo
         self.config = config
         self._ledger = ledger or TimeLedger()
         algo = algorithm(config.algo)
@@ -69,7 +72,7 @@ class Trainer:
         self.optimizer = FlatOptimizer(self.model.named_parameters(), config.learner)
         self.progress = Progress(config.stop, info.frames_per_step)
         self.sync: GradientSync = SingleLearner()
-        self.updates = config.algo.epochs * config.learner.updates_per_batch
+        self.updates = config.algo.passes * config.learner.updates_per_batch
         """Of each batch, at most."""
         self._shares: list[Share] = []  # of the batch that was planned last
         self._updates_done = 0  # of the batch in training
@@ -79,7 +82,7 @@ class Trainer:
         self._norms: list[Tensor] = []  # of this batch's updates
         self._accumulated = 0.0  # samples, of all learners, in the gradients so far
         self.device_statistics = DeviceStatistics(self._algo.statistics, self.device)
-        self._rewards = RewardScale(self.device) if config.algo.normalize_rewards else None
+        self._rewards = RewardScale(self.device) if config.algo.normalizes_rewards else None
 
     def plan_updates(self, batch: StagingBatch | None) -> Floats:
         """Count a batch that is about to be trained on; the agent steps of each of its updates,
@@ -186,10 +189,10 @@ class Trainer:
         columns = dict(columns)
         self._ledger.switch(Part.FORWARD)
         if self._rewards is not None:
-            columns["reward"] = self._rewards(columns, self.sync.sum)
+            columns["reward"] = self._rewards(columns, self.sync.all_reduce)
         if self.model.normalizer is not None:
             seen = observations(columns, slice(None))
-            self.model.observe(seen, columns["alive"], self.sync.sum)
+            self.model.observe(seen, columns["alive"], self.sync.all_reduce)
         if self._algo.prepare is not None:
             columns |= self._algo.prepare(self.model, columns, *self._parts(columns))
         return columns
@@ -209,7 +212,7 @@ class Trainer:
         size = self._micro_envs
         if self._whole:  # all of an update fits, so that its loss is computed at once
             size = max(size, envs.stop // self.config.learner.updates_per_batch)
-        return self._cfg, list(pieces(envs, size)), self.sync.sum
+        return self._cfg, list(pieces(envs, size)), self.sync.all_reduce
 
     @property
     def _micro_envs(self) -> int:
@@ -257,7 +260,85 @@ class Trainer:
 
     def _loss(self, columns: dict[str, Tensor], envs: slice | Tensor) -> tuple[Tensor, Tensor]:
         algo = self._algo
-        return algo.loss(self.model, columns, self._cfg, envs, self.sync.sum)
+        return algo.loss(self.model, columns, self._cfg, envs, self.sync.all_reduce)
+
+
+class Share(NamedTuple):
+    """The environments of one update, and their agent steps."""
+
+    envs: slice | Tensor
+    steps: int
+
+
+def deal(alive: npt.NDArray[np.bool_], updates: int, epochs: int) -> list[Share]:
+    """Deal the environments of a batch out to ``updates`` equal shares, once for each epoch.
+
+    ``alive`` is ``[T, E]``. The first epoch takes them in their order, without copying anything;
+    the others by torch's global random generator, which is in the checkpoint.
+    """
+    steps = np.count_nonzero(alive, axis=0)
+    size = len(steps) // updates
+    shares = []
+    for first in range(0, size * updates, size):
+        envs = slice(first, first + size)
+        shares.append(Share(envs, int(steps[envs].sum())))
+    for _ in range(epochs - 1):
+        if updates == 1:
+            shares.append(shares[0])
+            continue
+        for part in torch.randperm(len(steps)).split(size):
+            shares.append(Share(part, int(steps[part.numpy()].sum())))
+    return shares
+
+
+def pieces(envs: slice | Tensor, size: int) -> Iterator[slice | Tensor]:
+    """The environments of an update, at most ``size`` at a time."""
+    if isinstance(envs, Tensor):
+        yield from envs.split(size)
+        return
+    for first in range(envs.start, envs.stop, size):
+        yield slice(first, min(first + size, envs.stop))
+
+
+def empty_batch(spec: SlotSpec, device: torch.device) -> dict[str, Tensor]:
+    """A batch of one environment in which nobody is alive: with it a learner without samples takes
+    part in what all learners sum up."""
+    return {
+        c.name: torch.zeros(
+            (*spec.rows_of(c)[:-1], 1, *c.shape), dtype=torch_dtype(c.dtype), device=device
+        )
+        for c in spec.columns
+    }
+
+
+class RewardScale:
+    """Divides rewards by the deviation of the discounted return over all samples so far, and clips
+    them to ± `MOST_REWARD` (Engstrom et al. 2020, arXiv 2005.12729, appendix A.1)."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.sums = torch.zeros(3, dtype=torch.float64, device=device)
+        """Number of returns, their sum and that of their squares."""
+
+    @torch.no_grad()
+    def __call__(self, batch: Mapping[str, Tensor], add_others: AddOthers) -> Tensor:
+        """Take in the returns of a batch, and those of other learners; the rewards, scaled."""
+        returns, mask = batch[RETURN].flatten().double(), batch["alive"].flatten().double()
+        living = returns * mask
+        more = torch.stack((mask.sum(), living.sum(), living.dot(living)))
+        add_others(more)
+        self.sums += more
+        number = self.sums[0].clamp(min=1)
+        variance = self.sums[2] / number - (self.sums[1] / number).square()
+        scale = (variance.clamp_(min=0) + EPSILON).rsqrt_().float()
+        return (batch["reward"] * scale).clamp_(-MOST_REWARD, MOST_REWARD)
+
+    def state_dict(self) -> dict[str, npt.NDArray[Any]]:
+        """Arrays by name."""
+        return {"sums": self.sums.cpu().numpy().copy()}
+
+    def load_state_dict(self, state: Mapping[str, npt.NDArray[Any]]) -> None:
+        """Go on from a `state_dict`; an empty one begins anew."""
+        self.sums.copy_(torch.from_numpy(np.array(state.get("sums", np.zeros(3)))))
 
 
 def under(prefix: str, arrays: Mapping[str, Any]) -> dict[str, Any]:

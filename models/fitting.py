@@ -7,7 +7,6 @@ import math
 import numpy as np
 from gymnasium import spaces
 
-from penstock.configs.algorithms import DqnConfig
 from penstock.configs.errors import UserError
 from penstock.configs.model import ModelConfig
 from penstock.configs.schema import Config
@@ -58,32 +57,32 @@ def actor_critic_shape(config: Config, game: Spaces) -> ActorCriticShape:
     return MlpShape(size, actions, hidden, model.activation, scale, normalize, model.log_std_init)
 
 
-def q_shape(model: ModelConfig, algo: DqnConfig, game: Spaces) -> HeadShape:
+def q_shape(config: Config, game: Spaces, *, duelling: bool = False) -> HeadShape:
     """Q-values of actions to choose from."""
-    actions, shape, scale = _choices(game, "dqn"), *_observations(game, "dqn")
+    model, algo = config.model, config.algo.name
+    actions, shape, scale = _choices(game, algo), *_observations(game, algo)
     _check_axes(model, shape)
     if _takes_cnn(model, frames := _with_channel(shape, game.observation_space.dtype.str)):
         channels, height, width = frames
-        return QCnnShape(channels, height, width, actions, scale, algo.duelling)
+        return QCnnShape(channels, height, width, actions, scale, duelling)
     hidden = tuple(model.hidden)
-    return DenseShape(
-        math.prod(shape), actions, hidden, model.activation, scale, duelling=algo.duelling
-    )
+    return DenseShape(math.prod(shape), actions, hidden, model.activation, scale, duelling)
 
 
-def gaussian_shape(model: ModelConfig, game: Spaces) -> DenseShape:
+def gaussian_shape(config: Config, game: Spaces) -> DenseShape:
     """Means, then logarithms of standard deviations, of each value in an action."""
+    model, algo = config.model, config.algo.name
     if not isinstance(game.action_space, spaces.Box):
         raise UserError(
-            f"action space {game.action_space} is not a Box, the only kind that algo.name sac "
+            f"action space {game.action_space} is not a Box, the only kind that algo.name {algo} "
             "plays; set algo.name=ppo or algo.name=dqn"
         )
-    shape, scale = _observations(game, "sac")
+    shape, scale = _observations(game, algo)
     is_framed = len(shape) > 2 or game.observation_space.dtype == np.uint8
     if model.kind == "auto" and is_framed and _is_large(shape):
         raise UserError(
-            f"observations of shape {list(shape)} look like frames, and algo.name sac reads them "
-            "as a flat vector only; set model.kind=mlp if that is meant, or env.wrappers to a "
+            f"observations of shape {list(shape)} look like frames, and algo.name {algo} reads "
+            "them as a flat vector only; set model.kind=mlp if that is meant, or env.wrappers to a "
             "wrapper of yours that makes them few"
         )
     outputs = 2 * action_size(game)

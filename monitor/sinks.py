@@ -1,24 +1,25 @@
-"""Where the metrics of a run go: the registry of optional sinks, and the fan-out to all of them.
-
-To add a sink, write its file in this room, add its option to `RunConfig` and a line to `SINKS`
-(docs/extending.md).
-"""
+"""Where the metrics of a run go: the optional sinks that a config asks for, and the fan-out to all
+sinks."""
 
 from __future__ import annotations
 
+import json
 import re
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from pkgutil import resolve_name
+from typing import TYPE_CHECKING
 
+from penstock.configs.errors import UserError
+from penstock.configs.run import SINKS, SinkSpec
 from penstock.configs.secrets import redacted
 from penstock.core.files import without_nan
-from penstock.core.interfaces import Json, MetricSink, RunEvent
-from penstock.monitor import tensorboard, wandb
+from penstock.core.interfaces import Json, MetricSink, RunEvent, SinkFactory
 from penstock.monitor.record import METRICS, Thinned, evaluation_figures
 
 if TYPE_CHECKING:
@@ -29,35 +30,33 @@ ROLE_BURST, ROLE_RATE = 100.0, 5.0  # events that one role may report at once, a
 KIND = re.compile("[a-z][a-z_]{0,31}")
 
 
-class SinkFactory(NamedTuple):
-    """How an optional sink is made."""
-
-    require: Callable[[Config], None]
-    """Raises UserError where its library is missing; called before anything is written."""
-    make: Callable[[Config, Path], MetricSink]
-    """Makes it for the run in the folder."""
-
-
-SINKS: Mapping[str, SinkFactory] = {  # by the option of `run` that asks for it
-    "tensorboard": SinkFactory(tensorboard.require, tensorboard.make),
-    "wandb": SinkFactory(wandb.require, wandb.make),
-}
-
-
 def check_libraries(config: Config) -> None:
     """Raise UserError where one is missing that the config asks for."""
-    for factory in _requested(config):
-        factory.require(config)
+    for spec, value in _requested(config):
+        found = find_spec(spec.library) if spec.library else None
+        if spec.library and (found is None or found.origin is None):  # or a folder of that name
+            default = spec.options.model_fields[spec.name].default
+            raise UserError(
+                f"run.{spec.name}={json.dumps(value)} needs {spec.library}, which is not installed;"
+                f' run `pip install "penstock[{spec.name}]"`, or set '
+                f"run.{spec.name}={json.dumps(default)}"
+            )
 
 
 def make_sinks(config: Config, run_dir: Path) -> list[MetricSink]:
     """Those that the config asks for; each gets the intervals that `metrics.jsonl` gets."""
-    return [Thinned(factory.make(config, run_dir)) for factory in _requested(config)]
+    factories: list[SinkFactory] = [
+        resolve_name(spec.entry_point) for spec, _ in _requested(config)
+    ]
+    return [Thinned(make(config, run_dir)) for make in factories]
 
 
-def _requested(config: Config) -> list[SinkFactory]:
+def _requested(config: Config) -> Iterator[tuple[SinkSpec, object]]:
+    """The optional sinks, and the values of the options that ask for them."""
     options = config.run.model_dump()
-    return [factory for option, factory in SINKS.items() if options[option] not in (None, False)]
+    for spec in SINKS.specs.values():
+        if (value := options[spec.name]) not in (None, False):
+            yield spec, value
 
 
 class FanOut(MetricSink):

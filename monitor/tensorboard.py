@@ -5,26 +5,15 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from penstock.configs.errors import UserError
 from penstock.core.interfaces import Json, MetricSink
 
 if TYPE_CHECKING:
     from penstock.configs.schema import Config
 
 SKIPPED = "_histogram"
-
-
-def require(config: Config) -> None:
-    """Raise UserError where the library is missing."""
-    if find_spec("tensorboardX") is None:
-        raise UserError(
-            "run.tensorboard=true needs tensorboardX, which is not installed; "
-            "run pip install 'penstock[tensorboard]', or set run.tensorboard=false"
-        )
 
 
 def make(config: Config, run_dir: Path) -> MetricSink:

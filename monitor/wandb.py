@@ -17,15 +17,14 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from penstock.configs.errors import UserError
 from penstock.core.control import Channel
 from penstock.core.files import open_private
 from penstock.core.interfaces import Json, MetricSink
 from penstock.core.processes import die_with, python
+from penstock.monitor.registry import WandbOptions
 from penstock.monitor.tensorboard import scalars
 
 if TYPE_CHECKING:
@@ -36,20 +35,10 @@ NICE = 10
 NAME = "W&B"
 
 
-def require(config: Config) -> None:
-    """Raise UserError where the library is missing."""
-    spec = find_spec("wandb")
-    if spec is None or spec.origin is None:  # a folder ``wandb`` of runs is no library
-        raise UserError(
-            f"run.wandb={config.run.wandb} needs wandb, which is not installed; "
-            'run `pip install "penstock[wandb]"`, or set run.wandb=null'
-        )
-
-
 def make(config: Config, run_dir: Path) -> MetricSink:
     """For `run.wandb`."""
-    run = config.run
-    return WandbWriter(run_dir, run.wandb or "", config.model_dump(mode="json"), run.grace_s)
+    project = WandbOptions.of(config.run).wandb or ""
+    return WandbWriter(run_dir, project, config.model_dump(mode="json"), config.run.grace_s)
 
 
 class WandbWriter(MetricSink):

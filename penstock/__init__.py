@@ -39,7 +39,12 @@ _HOMES = {
 
 __all__ = ["__version__", *_HOMES]
 
-REGISTRIES = ("penstock.learner.codecs.registry",)
+REGISTRIES = (
+    "penstock.algos.registry",
+    "penstock.learner.codecs.registry",
+    "penstock.monitor.registry",
+    "penstock.transport.registry",
+)
 """Modules without torch that register what `configs` validates; it imports no other room by itself,
 and these when it first validates a config."""
 

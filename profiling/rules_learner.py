@@ -17,7 +17,6 @@ from penstock.profiling.rule import (
     Verdict,
 )
 
-OFF_POLICY = ("dqn", "sac")
 CODEC_RATIO = {"none": 1.0, "fp16": 0.5, "bf16": 0.5}  # bytes of those that int8 would improve on
 INT8_RATIO = 0.25
 
@@ -26,7 +25,7 @@ def gathers_in_line(e: Evidence) -> Verdict | None:
     """The learner's thread gathers instead of training."""
     if e.gather_in_line < WORTH:
         return None
-    replay = e.option("algo", "name", "impala") in OFF_POLICY
+    replay = e.option("algo", "data", "unrolls") == "transitions"
     step = "prefetch: learner.prefetch=1"
     if replay:
         step = (
@@ -108,7 +107,7 @@ def copies_to_device(e: Evidence) -> Verdict | None:
     share = e.share("h2d_exposed")
     if share < WORTH:
         return None
-    replay = e.option("algo", "name", "impala") in OFF_POLICY
+    replay = e.option("algo", "data", "unrolls") == "transitions"
     return Verdict(
         "slow_copy",
         f"copying to the device is exposed: {percent(share)} of the learner's time",
@@ -247,7 +246,7 @@ def nothing_waits(e: Evidence) -> Verdict:
 def needed_lag(e: Evidence) -> float:
     """Updates between acting and training if each actor has one slot in hand and the learner its
     batches ahead; 0 for replay, whose samples are meant to be old."""
-    if e.option("algo", "name", "impala") in OFF_POLICY or not e.actors:
+    if e.option("algo", "data", "unrolls") == "transitions" or not e.actors:
         return 0.0
     batch = int(e.option("learner", "batch_slots", 1))
     ahead = int(e.option("learner", "prefetch", 1)) + 1

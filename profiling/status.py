@@ -72,10 +72,10 @@ class StatusPage:
     Of a learner: ``produced_steps`` is what it has heard of (write that first), ``trained_steps``
     what it has trained on; ``reduction`` is the number of the all-reduce that it began last.
 
-    What `penstock.launch.shim` writes: ``role_pid`` and ``role_began`` (in ticks since the machine
-    did), 0 before the process of the role is executed; ``role_cleared``, 1 once all that descends
-    from it has been ended; ``role_dropped``, bytes of its output that are not in its log; and the
-    `tail` of that output.
+    What `penstock.launch.engines.shim` writes: ``role_pid`` and ``role_began`` (in ticks since the
+    machine did), 0 before the process of the role is executed; ``role_cleared``, 1 once all that
+    descends from it has been ended; ``role_dropped``, bytes of its output that are not in its log;
+    and the `tail` of that output.
     """
 
     beats = _Int(0)

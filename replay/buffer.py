@@ -36,6 +36,7 @@ from penstock.replay.env_spaces import columns_of, envs_of, resets_of
 from penstock.replay.errors import ReplayError
 from penstock.replay.eviction import EvictionPolicy
 from penstock.replay.factory import bind_sampler, lay_out, make_gather, make_table, wrap_sampler
+from penstock.replay.future import draw_future
 from penstock.replay.limiter import RateLimiter
 from penstock.replay.prefetch import batches
 from penstock.replay.rate_limited_table import RateLimitedTable
@@ -46,6 +47,7 @@ from penstock.replay.snapshot_files import FolderReader
 from penstock.replay.steps import Autoreset, StepWriter
 
 COUNTERS = ("stale_updates",)  # kept in a snapshot
+SIZE = ("capacity", "frame_stack", "autoreset", "writers", "in_hand")  # options that rows go by
 RETRY_S = 0.01  # between two attempts to draw
 
 
@@ -153,6 +155,50 @@ class Replay:
         replay = cls(spec, **options, sampler=sampler or read_sampler(reader, others["sampler"]))
         try:
             replay._restore(reader)
+        except BaseException:
+            replay.close()
+            raise
+        return replay
+
+    @classmethod
+    def load_rows(
+        cls,
+        folder: str | Path,
+        *,
+        n_step: int = 1,
+        discount: float = 0.99,
+        sampler: Sampler | None = None,
+        sequences: Sequences | None = None,
+        seed: int | None = None,
+    ) -> Self:
+        """A replay of the rows that `save` wrote, drawn in another way than the saved one drew.
+
+        No row leaves because of its age. Raises ReplayError as `load` does, and where rows were
+        stored without telling which follow each other, and are to be followed.
+        """
+        reader = FolderReader(Path(folder))
+        with reader.refusing():
+            spec = SlotSpec.from_dict(reader.about["table"]["spec"])
+            saved = reader.about["others"]["options"]
+            size = {name: saved[name] for name in SIZE}
+        replay = cls(
+            spec,
+            **size,
+            n_step=n_step,
+            discount=discount,
+            sampler=sampler,
+            sequences=sequences,
+            seed=seed,
+        )
+        try:
+            if replay.layout.inline and (n_step > 1 or sequences) and not replay.layout.ages:
+                raise ReplayError(
+                    f"{folder} does not hold which rows follow each other; record it with n_step "
+                    "above 1 or with sequences"
+                )
+            with replay.lock, reader.refusing():
+                snapshot.restore(reader, replay.table)
+                replay.table.rate_anew()
         except BaseException:
             replay.close()
             raise
@@ -279,6 +325,21 @@ class Replay:
                 names, values = names[fresh], values[fresh]
             self.sampler.update(names & 0xFFFFFFFF, values)
             return count
+
+    def future(self, keys: npt.ArrayLike, horizon: int, rng: np.random.Generator) -> Batch:
+        """For each row of a batch, by its `keys` [n], a row of the same episode, as of `sample`:
+        drawn evenly among the row itself and those that follow it, ``horizon`` rows at most.
+
+        Raises ReplayError for rows that were overwritten since, and for sequences.
+        """
+        names, horizon = np.asarray(keys, np.int64), whole("horizon", horizon)
+        if self.sequences is not None:
+            raise ReplayError("future rows are drawn for single steps; take them from the sequence")
+        with self.lock:
+            if gone := int(np.count_nonzero(~self.table.fresh(names))):
+                raise ReplayError(f"{gone} of {len(names)} rows were overwritten; draw anew")
+            rows = draw_future(self.table, names & 0xFFFFFFFF, horizon, rng)
+            return self.gather.batch(rows, None)
 
     def batches(
         self,

@@ -93,6 +93,11 @@ class Layout:
         }
 
     @property
+    def ages(self) -> bool:
+        """Whether rows tell which step of their episode they are."""
+        return any(c.name == "age" for c in self.spec.columns)
+
+    @property
     def history(self) -> int:
         """Rows before its own that a row's observation may need."""
         return max((o.depth - 1 for o in self.framed), default=0)

@@ -40,14 +40,14 @@ def n_step(table: Table, rows: Rows, records: Array, steps: int, discount: float
     last, last_records = rows.copy(), records.copy()
     going = np.arange(len(rows))  # positions whose return may go on
     for _ in range(steps - 1):
-        going = going[~_ended(last_records[going])]
+        going = going[~ended(last_records[going])]
         following = _following(table, last[going])
         exists = following != NONE
         going, following = going[exists], following[exists]
         if not len(going):
             break
         reached = take(table.records, following)
-        goes_on = _continues(reached)
+        goes_on = continues(reached)
         going, following, reached = going[goes_on], following[goes_on], reached[goes_on]
         total[going] += factor[going] * reached["reward"]
         factor[going] *= discount
@@ -63,12 +63,13 @@ def take(records: Array, rows: Rows) -> Array:
     return plain.take(rows, mode="clip").view(records.dtype)
 
 
-def _ended(records: Array) -> npt.NDArray[np.bool_]:
-    ended: npt.NDArray[np.bool_] = records["terminated"] | records["truncated"]
-    return ended
+def ended(records: Array) -> npt.NDArray[np.bool_]:
+    """Rows that are the last of their episodes."""
+    last: npt.NDArray[np.bool_] = records["terminated"] | records["truncated"]
+    return last
 
 
-def _continues(records: Array) -> npt.NDArray[np.bool_]:
+def continues(records: Array) -> npt.NDArray[np.bool_]:
     """Rows that carry on from the row before: neither a reset nor the start of an episode."""
     names = records.dtype.names or ()
     goes_on = np.ones(len(records), bool)

@@ -36,8 +36,7 @@ from penstock.replay.history import (
 )
 from penstock.replay.placement import frame_rows, place_columns, preset
 from penstock.replay.samplers import MAX_PRIORITY, Sampler
-from penstock.transport.shm.slot_writer import SlotWriter
-from penstock.transport.shm.store import Slot, SlotStore
+from penstock.transport.shm.store import Slot, SlotStore, SlotWriter
 
 Array = npt.NDArray[Any]
 Rows = npt.NDArray[np.int64]
@@ -235,6 +234,13 @@ class Table:
         self._cut_history(index)
         if self.arrived is not None:
             self.arrived(slot)
+
+    def rate_anew(self) -> None:
+        """Tell the sampler of all rows, as if they came now: those of a snapshot, without the state
+        of its sampler."""
+        for slot in self.order:
+            start = slot * self.rows_per_slot
+            self._sampler.insert(start, start + int(self.length[slot]) * self._envs, None)
 
     def _reject(self, slot: Slot, rows: Array, length: int, fault: str) -> None:
         """Give a foreign slot back; what of it would have counted is counted as invalid."""

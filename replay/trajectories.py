@@ -25,8 +25,7 @@ from penstock.replay.errors import ReplayError
 from penstock.replay.queue import SlotQueue
 from penstock.replay.sharing import StoreServer
 from penstock.replay.writer import Lane, OpenSlot
-from penstock.transport.shm.slot_writer import SlotWriter
-from penstock.transport.shm.store import Slot, SlotStore
+from penstock.transport.shm.store import Slot, SlotStore, SlotWriter
 
 LANES = 256  # threads and processes that may write
 

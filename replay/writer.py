@@ -29,8 +29,7 @@ from penstock.replay.steps import StepWriter
 from penstock.replay.table import NONE, Table
 from penstock.transport.shm.attach import ATTACH_TIMEOUT_S, AttachClient
 from penstock.transport.shm.lane import attached
-from penstock.transport.shm.slot_writer import SlotWriter
-from penstock.transport.shm.store import Slot
+from penstock.transport.shm.store import Slot, SlotWriter
 
 Array = npt.NDArray[Any]
 

@@ -15,6 +15,8 @@ from pathlib import Path
 import hypothesis
 import pytest
 
+from penstock.core.notes import notes_to
+
 sys.path.append(str(Path(__file__).parents[1] / "benchmarks"))  # their parts have tests too
 MARKER = "PENSTOCK_TEST"
 LEAVE_WITHIN_S = 5.0
@@ -37,6 +39,14 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
         if not torch.cuda.is_available():
             pytest.skip("needs a CUDA device")
+
+
+@pytest.fixture
+def notes() -> Iterator[list[str]]:
+    """The sentences for the user that are logged while the test runs."""
+    found: list[str] = []
+    with notes_to(found.append, every_thread=True):
+        yield found
 
 
 @pytest.fixture(autouse=True)

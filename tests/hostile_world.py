@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import time
-from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -14,12 +13,13 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from penstock import algos
-from penstock.algos import network_shape, slot_spec
+from penstock.algos import samples
+from penstock.algos.samples import network_shape, slot_spec
 from penstock.configs.load import resolve
 from penstock.configs.schema import Config
 from penstock.configs.sections import StopConfig
-from penstock.core.params import ParamLayout
+from penstock.core.interfaces import Welcome
+from penstock.core.params import ParamLayout, Stamp
 from penstock.core.specs import SlotSpec
 from penstock.envs import make
 from penstock.learner.progress import Progress
@@ -30,10 +30,8 @@ from penstock.profiling.status import StatusPage
 from penstock.replay import Accounting, SlotQueue
 from penstock.transport import wire
 from penstock.transport.grants import ActorStream
-from penstock.transport.link import Stamp, Welcome
 from penstock.transport.shm.link import ShmLink
-from penstock.transport.shm.slot_writer import SlotWriter
-from penstock.transport.shm.store import SlotStore
+from penstock.transport.shm.store import SlotStore, SlotWriter
 from penstock.transport.shm.weights_board import WeightsBoard
 from penstock.transport.wire import Header, MessageKind
 from penstock.transport.zmq import receiver as receiver_module
@@ -144,7 +142,7 @@ class World:
             LocalLink(welcome, self.store, self.board),
             "inproc://connector",
             Path("/nonexistent"),
-            process=partial(algos.receive, CONFIG.algo, LAYOUT),
+            process=samples.make_receive(CONFIG.algo, LAYOUT),
             silence_s=60.0,
         )
         self.receiver.said = []

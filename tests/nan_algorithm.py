@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from penstock.algos import impala
+from penstock.algos.impala import algorithm as impala
 
 
 @dataclass

@@ -19,20 +19,20 @@ import numpy.typing as npt
 
 from penstock.configs.schema import Config
 from penstock.core.control import Channel
-from penstock.core.params import ParamLayout
+from penstock.core.interfaces import SlotProcessor, Welcome
+from penstock.core.params import ParamLayout, Stamp
 from penstock.core.role import RoleContext
 from penstock.core.role_spec import RoleSpec, Stage
 from penstock.core.specs import Column, SlotSpec
-from penstock.launch.process import Child, role_arguments
+from penstock.launch.engines.local import LocalHandle
+from penstock.launch.topology import role_arguments
 from penstock.profiling.status import StatusPage
-from penstock.transport.link import Stamp, Welcome
 from penstock.transport.shm.host import ShmHost
 from penstock.transport.shm.link import ShmLink
-from penstock.transport.shm.slot_writer import SlotWriter
-from penstock.transport.shm.store import Slot, SlotStore
+from penstock.transport.shm.store import Slot, SlotStore, SlotWriter
 from penstock.transport.shm.weights_board import WeightsBoard
 from penstock.transport.wait import wait_readable
-from penstock.transport.zmq.receiver import Process, Receiver
+from penstock.transport.zmq.receiver import Receiver
 
 SPEC = SlotSpec(
     4,
@@ -202,7 +202,7 @@ def learner(
 
 @contextmanager
 def connector(
-    side: Learner, address: str, *, process: Process | None = None, **options: Any
+    side: Learner, address: str, *, process: SlotProcessor | None = None, **options: Any
 ) -> Iterator[Receiver]:
     """A connector in a thread of this process."""
     link = ShmLink(side.path, None, want=0, lane=True)
@@ -235,7 +235,7 @@ def wait_until(condition: Callable[[], bool], timeout_s: float = 10.0) -> None:
 @contextmanager
 def role_process(
     folder: Path, role: str, address: str, *, incarnation: int = 0, **settings: Any
-) -> Iterator[Child]:
+) -> Iterator[LocalHandle]:
     """A connector or relay as a process of its own; ``settings`` are those of the transport."""
     config = {"env": {"id": "Test-v0"}, "transport": settings, "run": {"interval_s": 0.1}}
     arguments = role_arguments(folder, folder) | {
@@ -244,15 +244,15 @@ def role_process(
         "grace_s": 10.0,
     }
     spec = RoleSpec(role, 0, f"penstock.transport.zmq.{role}:run", Stage.CARRIERS, address=address)
-    child = Child(spec, incarnation, arguments, folder / f"{role}.log")
+    child = LocalHandle(spec, incarnation, arguments, folder / f"{role}.log")
     try:
         yield child
     finally:
-        child.kill(signal.SIGKILL)
+        child.signal(signal.SIGKILL)
         child.reap()
 
 
-def heard(child: Child, kind: str, timeout_s: float = 20.0) -> dict[str, Any]:
+def heard(child: LocalHandle, kind: str, timeout_s: float = 20.0) -> dict[str, Any]:
     """The next report of a kind."""
     found: list[dict[str, Any]] = []
 
@@ -265,7 +265,7 @@ def heard(child: Child, kind: str, timeout_s: float = 20.0) -> dict[str, Any]:
     return found[-1]
 
 
-def exit_code(child: Child, timeout_s: float = 20.0) -> int:
+def exit_code(child: LocalHandle, timeout_s: float = 20.0) -> int:
     """Wait for a process to end by itself."""
     assert wait_readable(child.pidfd, timeout_s), f"{child.spec.name} did not end"
     result = os.waitid(os.P_PIDFD, child.pidfd, os.WEXITED | os.WNOWAIT)

@@ -32,12 +32,13 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from penstock.transport.wire import Header, WireError
+from penstock.transport.wire import MAX_COUNT, Header, WireError
 
 MAX_WANT = 64
 MAX_STREAMS = 1 << 14  # at a time; a HELLO takes no more memory than this
 MAX_STREAMS_PER_PEER = 64  # an actor is a process of its own, with a connection of its own
 MAX_ENDED = 10_000  # that are kept until they are reported
+MAX_BEGIN = MAX_COUNT // 2  # counters of a new stream, so that what follows stays in range
 MAX_PASSED = 64  # streams with their share that are passed over in one turn
 BEAT_S = 1.0  # between two messages of an actor that lives
 GRANT_SILENCE_S = 4.5  # three beats missed, and slack for a host under load
@@ -137,7 +138,8 @@ class Grants:
         """Take in an actor, or one that says hello again.
 
         Raises WireError: "stale" for an older incarnation, "taken" and "key" (`TakenError`) where
-        another process plays it, "full", and those of `beat`.
+        another process plays it, "full", "header" for counters that leave no room for more, and
+        those of `beat`.
         """
         known = self.streams.get(head.actor)
         if known is not None and known.incarnation > head.incarnation:
@@ -153,6 +155,8 @@ class Grants:
                 raise WireError("full", f"{len(self.streams)} actors")
             self._check_room(peer)
             at, made = head.sequence, head.produced_steps
+            if max(at, made) >= MAX_BEGIN:
+                raise WireError("header", f"a stream that begins at {at}, after {made} steps")
             known = ActorStream(
                 head.actor, head.incarnation, peer, key, 0, at, at, at, made, now_s, now_s
             )

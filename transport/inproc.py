@@ -1,13 +1,12 @@
-"""`transport.link.Link` within one process: the same store and lanes in private memory."""
+"""A `Link` within one process: the same store and lanes in private memory."""
 
 from __future__ import annotations
 
 from contextlib import AbstractContextManager
 
-from penstock.core.params import Float32
-from penstock.transport.link import Stamp, Welcome
-from penstock.transport.shm.slot_writer import SlotWriter
-from penstock.transport.shm.store import Slot, SlotStore
+from penstock.core.interfaces import Welcome
+from penstock.core.params import POLICY_ID, Float32, Stamp
+from penstock.transport.shm.store import Slot, SlotStore, SlotWriter
 from penstock.transport.shm.weights_board import WeightsBoard
 
 
@@ -30,8 +29,10 @@ class InprocLink:
     def beat(self) -> None:
         """Nothing to say: only the confirmed death of a process takes its slots from it."""
 
-    def read_weights(self, out: Float32, newer_than: Stamp | None) -> Stamp | None:
-        return self._board.read(out, newer_than)
+    def read_weights(
+        self, out: Float32, newer_than: Stamp | None, policy_id: int = POLICY_ID
+    ) -> Stamp | None:
+        return self._board.read(out, newer_than, policy_id)
 
     def close(self) -> None:
         """Nothing to give back: the store belongs to the caller."""

@@ -21,10 +21,18 @@ import msgpack
 import numpy as np
 import numpy.typing as npt
 
-from penstock.core.params import Float32, ParamLayout, WireDtype, from_bf16, to_bf16
+from penstock.core.params import (
+    MAX_POLICY_ID,
+    POLICY_ID,
+    Float32,
+    ParamLayout,
+    Stamp,
+    WireDtype,
+    from_bf16,
+    to_bf16,
+)
 from penstock.core.specs import Bytes, SlotSpec
 from penstock.transport.checksum import crc32
-from penstock.transport.link import Stamp
 
 PROTOCOL_VERSION = 1
 MAGIC = b"PNSK"
@@ -273,7 +281,12 @@ def _decode_frame(entry: Any, frame: Buffer, out: Bytes) -> None:
 
 
 def encode_weights(
-    values: Float32, stamp: Stamp, dtype: WireDtype, layout: ParamLayout, run_id: int
+    values: Float32,
+    stamp: Stamp,
+    dtype: WireDtype,
+    layout: ParamLayout,
+    run_id: int,
+    policy_id: int = POLICY_ID,
 ) -> Parts:
     """``values``: float32 ``[layout.size]``, sent as ``dtype``; with statistics of observations as
     fp32, for bf16 would round means of far-off observations by many of their deviations."""
@@ -289,11 +302,12 @@ def encode_weights(
         version=stamp.version,
         raw_nbytes=raw.nbytes,
     )
-    return encode(head, {"dtype": dtype}, [raw])
+    return encode(head, {"dtype": dtype} | policy_meta(policy_id), [raw])
 
 
-def decode_weights(message: Message, layout: ParamLayout) -> npt.NDArray[Any]:
-    """Float32, or bfloat16 bits as uint16, ``[layout.size]``, over the message's own frame."""
+def decode_weights(message: Message, layout: ParamLayout) -> tuple[int, npt.NDArray[Any]]:
+    """Policy, and float32 or bfloat16 bits as uint16, ``[layout.size]``, over the message's own
+    frame."""
     meta = verify(message)
     dtype = _WEIGHT_DTYPES.get(str(meta.get("dtype"))) if isinstance(meta, dict) else None
     if dtype is None or len(message.frames) != 1 or message.head.spec_hash != layout.hash:
@@ -301,7 +315,20 @@ def decode_weights(message: Message, layout: ParamLayout) -> npt.NDArray[Any]:
     if _nbytes(message.frames[0]) != layout.size * dtype.itemsize:
         raise WireError("size", f"{_nbytes(message.frames[0])} bytes of weights")
     weights: npt.NDArray[Any] = np.frombuffer(message.frames[0], dtype)
-    return weights
+    return policy_of(meta), weights
+
+
+def policy_meta(policy_id: int) -> dict[str, int]:
+    """What the meta of a message about weights says of the policy."""
+    return {} if policy_id == POLICY_ID else {"policy_id": policy_id}
+
+
+def policy_of(meta: Any) -> int:
+    """Which policy a message about weights means. Raises WireError for what no policy is."""
+    policy_id = meta.get("policy_id", POLICY_ID) if isinstance(meta, dict) else None
+    if type(policy_id) is not int or not 0 <= policy_id <= MAX_POLICY_ID:
+        raise WireError("meta", "policy_id")
+    return policy_id
 
 
 def to_float32(weights: npt.NDArray[Any]) -> Float32:

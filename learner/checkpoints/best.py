@@ -6,26 +6,26 @@ they are kept under another name. Imports no torch.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from penstock.configs.errors import UserError
 from penstock.configs.same_env import same_game
 from penstock.configs.sections import EnvConfig
+from penstock.core.notes import note_logger
 from penstock.core.params import ParamLayout
 from penstock.learner.checkpoints import checkpoint_format
+
+logger = note_logger(__name__)
 
 ENV = "env"  # in a checkpoint's meta: the game that it was trained in
 EVALUATION = "evaluation"  # there: how it was evaluated, with `ENV` and "mean", if it was
 
 
-def best_meta(
-    folder: Path, layout: ParamLayout, env: EnvConfig, note: Callable[[str], object]
-) -> Mapping[str, Any] | None:
+def best_meta(folder: Path, layout: ParamLayout, env: EnvConfig) -> Mapping[str, Any] | None:
     """The meta of the best checkpoint, in ``folder``; None where there is none. One that is of
-    another game than ``env`` or another network, or damaged, is moved beside it, and ``note``
-    hears where to."""
+    another game than ``env`` or another network, or damaged, is moved beside it."""
     if not checkpoint_format.exists(folder):
         return None
     try:
@@ -35,7 +35,7 @@ def best_meta(
         why = f"{folder} is the best of another game (env.*)"
     except UserError as error:
         why = str(error)
-    note(f"{why}; it is kept as {_set_aside(folder)}")
+    logger.info("%s; it is kept as %s", why, _set_aside(folder))
     return None
 
 

@@ -27,7 +27,7 @@ from safetensors.numpy import save as to_bytes
 
 from penstock.configs.errors import UserError
 from penstock.core.files import open_private
-from penstock.core.params import Float32, ParamLayout
+from penstock.core.params import MAX_POLICY_ID, POLICY_ID, Float32, ParamLayout
 from penstock.transport.checksum import crc32
 
 FILE = "checkpoint.safetensors"
@@ -52,14 +52,16 @@ class DamagedCheckpointError(UserError):
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """``weights`` is the flat vector of ``layout``; ``meta`` is JSON-ready. ``verified``: whether
-    its file had checksums, which that of an older version has not."""
+    """``weights`` is the flat vector of ``layout``, of the policy ``policy_id``; ``meta`` is
+    JSON-ready. ``verified``: whether its file had checksums, which that of an older version has
+    not."""
 
     layout: ParamLayout
     weights: Float32
     arrays: Mapping[str, npt.NDArray[Any]] = field(default_factory=dict)
     meta: Mapping[str, Any] = field(default_factory=dict)
     verified: bool = True
+    policy_id: int = POLICY_ID
 
 
 def exists(folder: Path) -> bool:
@@ -79,6 +81,8 @@ def save(folder: Path, checkpoint: Checkpoint) -> None:
         "meta": checkpoint.meta,
         "checksums": {name: _checksum(name, array) for name, array in contiguous.items()},
     }
+    if checkpoint.policy_id != POLICY_ID:  # absent: POLICY_ID, as in files of versions before
+        about["policy_id"] = checkpoint.policy_id
     text = json.dumps(about)
     data = to_bytes(contiguous, {ABOUT: text, CHECKSUM: str(crc32(text.encode()))})
     try:
@@ -102,9 +106,8 @@ def load(folder: Path, layout: ParamLayout | None = None) -> Checkpoint:
         verified = about["format"] != WITHOUT_CHECKSUMS
         if verified:
             _verify(tensors, about["checksums"])
-        return Checkpoint(
-            stored, _weights(tensors, stored), _others(tensors), about["meta"], verified
-        )
+        weights, others = _weights(tensors, stored), _others(tensors)
+        return Checkpoint(stored, weights, others, about["meta"], verified, _policy_id(about))
 
 
 def read_meta(folder: Path, layout: ParamLayout | None = None) -> Mapping[str, Any]:
@@ -164,6 +167,13 @@ def _about(path: Path, metadata: Mapping[str, str]) -> Mapping[str, Any]:
     if not isinstance(about["meta"], dict):
         raise TypeError("its meta is no object")
     return about
+
+
+def _policy_id(about: Mapping[str, Any]) -> int:
+    policy_id = about.get("policy_id", POLICY_ID)
+    if type(policy_id) is not int or not 0 <= policy_id <= MAX_POLICY_ID:
+        raise ValueError(f"its policy_id is {policy_id!r}")
+    return policy_id
 
 
 def _checksum(name: str, array: npt.NDArray[Any]) -> int:

@@ -22,18 +22,22 @@ import torch
 
 from penstock.configs.errors import UserError
 from penstock.configs.same_env import same_game, settings
+from penstock.core.notes import note_logger
+from penstock.core.params import POLICY_ID, Arrays
 from penstock.learner.checkpoints import checkpoint_format
 from penstock.learner.checkpoints import checkpoint_history as history
 from penstock.learner.checkpoints.best import ENV, best_meta
 from penstock.learner.checkpoints.checkpoint_format import Checkpoint, DamagedCheckpointError
 from penstock.learner.offpolicy import OffPolicyTrainer
 from penstock.learner.progress import EPISODES
-from penstock.learner.state import Arrays, follow_lr_factor, set_weights, weights_of
+from penstock.learner.state import follow_lr_factor, set_weights, weights_of
 from penstock.learner.trainer import Trainer, under
 
 RANDOM = "random/"
 GROUP = "team/"  # as checkpoints of 0.1.0 have it
 LR = "lr"  # in the meta: `learner.lr`
+
+logger = note_logger(__name__)
 
 
 class CheckpointManager:
@@ -76,12 +80,18 @@ class CheckpointManager:
         if how == "no" or (how == "auto" and not history.any_exists(self._last)):
             return False
         folder, stored, damaged = history.newest_whole(self._last, self._trainer.layout)
+        if stored.policy_id != POLICY_ID:
+            raise UserError(
+                f"{folder} holds policy {stored.policy_id}, and a run trains policy {POLICY_ID}; "
+                "resume from a checkpoint that a run has written"
+            )
         if damaged and repair:
             self._fall_back(folder, damaged)
         if not stored.verified:
-            self._note(
-                f"{folder} has no checksums, as an older version wrote it: damage in it is not "
-                "noticed; the next checkpoint has them"
+            logger.info(
+                "%s has no checksums, as an older version wrote it: damage in it is not noticed; "
+                "the next checkpoint has them",
+                folder,
             )
         trainer = self._trainer
         set_weights(trainer, stored.weights)
@@ -109,7 +119,7 @@ class CheckpointManager:
         self._saved_steps = trainer.progress.learner_steps
         if not same:
             self._resumed_elsewhere = trainer.progress.trained_steps
-            self._note(
+            logger.info(
                 "the game is another than before (env.*): the weights go on; mean return, "
                 "stop.return, replay and the best checkpoint begin anew"
             )
@@ -122,9 +132,10 @@ class CheckpointManager:
         if progress.lr_factor != 1.0 and lr != now:
             progress.lr_factor = 1.0
         elif progress.lr_factor != 1.0:
-            self._note(
-                f"the learning rate stays at {progress.lr_factor:g} times learner.lr, as rollbacks "
-                "have lowered it (learner.nonfinite); set another learner.lr to begin anew"
+            logger.info(
+                "the learning rate stays at %g times learner.lr, as rollbacks have lowered it "
+                "(learner.nonfinite); set another learner.lr to begin anew",
+                progress.lr_factor,
             )
         follow_lr_factor(self._trainer)
 
@@ -204,9 +215,9 @@ class CheckpointManager:
         try:
             steps = self._trainer.progress.learner_steps
             if aside := history.keep_older(self._last, steps):
-                self._note(f"{self._last} was damaged meanwhile; it is kept as {aside}")
+                logger.info("%s was damaged meanwhile; it is kept as %s", self._last, aside)
         except OSError as error:
-            self._note(f"{self._last} of before could not be kept: {error.strerror}")
+            logger.info("%s of before could not be kept: %s", self._last, error.strerror)
 
     def _fall_back(self, whole: Path, damaged: list[str]) -> None:
         """Have the checkpoint in ``whole`` be the newest one, and say so."""
@@ -221,20 +232,16 @@ class CheckpointManager:
         if self._event is not None:
             self._event("rollback", text, folder=str(whole), damaged=damaged)
         else:
-            self._note(text)
+            logger.info("%s", text)
 
     def _find_best(self) -> float | None:
         """The mean return to be beaten: what the disk knows, where this one does not."""
         if self._best_return is None and not self._evaluated:
             layout, env = self._trainer.layout, self._trainer.config.env
-            meta = best_meta(self._best, layout, env, self._note)
+            meta = best_meta(self._best, layout, env)
             if meta is not None and same_game(meta.get(ENV, {}), env):  # else only evaluated in it
                 self._best_return = meta.get("best_return")
         return self._best_return
-
-    def _note(self, text: str) -> None:
-        if self._tell is not None:
-            self._tell("note", text=text)
 
     def _state(self, group: Arrays, best_return: float | None) -> Checkpoint:
         trainer = self._trainer

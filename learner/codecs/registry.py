@@ -10,21 +10,22 @@ from pkgutil import resolve_name
 from typing import TYPE_CHECKING
 
 from penstock.configs.reduce import CODECS as CODECS
-from penstock.configs.reduce import CodecOptions, CodecSpec
+from penstock.configs.reduce import CodecSpec
+from penstock.configs.registry import ExtraOptions
 from penstock.configs.value_types import Count, Natural, Positive, Share, Switch
 
 if TYPE_CHECKING:
     from penstock.core.interfaces import Codec, CodecContext, CodecFactory
 
 
-class Int8Options(CodecOptions):
+class Int8Options(ExtraOptions):
     """Of `int8`."""
 
     block: Count = 512
     """Values that share a scale in `int8`."""
 
 
-class WarmupOptions(CodecOptions):
+class WarmupOptions(ExtraOptions):
     """Of codecs that begin with float32."""
 
     warmup_updates: Natural = 100
@@ -39,14 +40,14 @@ class OneBitOptions(WarmupOptions):
     """Values that share a pair of means in `onebit`."""
 
 
-class TernGradOptions(CodecOptions):
+class TernGradOptions(ExtraOptions):
     """Of `terngrad`."""
 
     reternarize: Switch = True
     """Whether `terngrad` sends sums back as -1, 0, 1 again, or exactly in a few more bits."""
 
 
-class DroppingOptions(CodecOptions):
+class DroppingOptions(ExtraOptions):
     """Of `dropping`."""
 
     density: Share = 0.01
@@ -78,7 +79,7 @@ def make_codec(context: CodecContext) -> Codec:
     name = context.cfg.codec
     if name not in CODECS.specs:
         raise ValueError(f"codec {name!r} is not one of {sorted(CODECS.specs)}")
-    factory: CodecFactory = resolve_name(CODECS.specs[name].home)
+    factory: CodecFactory = resolve_name(CODECS.specs[name].entry_point)
     return factory(context)
 
 

@@ -24,9 +24,11 @@ from penstock.configs.reduce import AUTO
 from penstock.configs.schema import Config
 from penstock.configs.sections import LearnerConfig
 from penstock.core.control import Message
+from penstock.core.notes import note_logger
+from penstock.core.params import Arrays
 from penstock.core.role import RoleContext, RunEndedError
 from penstock.learner.codecs.auto import choose
-from penstock.learner.group.process_group import Arrays, LearnerGroup, hello_of, meet, use_interface
+from penstock.learner.group.process_group import LearnerGroup, hello_of, meet, use_interface
 from penstock.learner.group.remote_store import interface_of, open_store, who_has_gone
 from penstock.learner.parameter_server.client import ServerClient
 from penstock.learner.state import put_state, take_state
@@ -41,6 +43,8 @@ from penstock.learner.sync.local_sgd import LocalSgd
 from penstock.learner.sync.served import Served
 from penstock.profiling.ledger import Part
 from penstock.profiling.status import Phase
+
+logger = note_logger(__name__)
 
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store
@@ -138,12 +142,9 @@ class ElasticGroup:
 
     def leave(self) -> None:
         """Part from the others, who notice."""
-        sync = self.sync
-        if isinstance(sync, Bsp | LocalSgd):
-            self._rounds = sync.rounds
-        if isinstance(sync, LocalSgd):
-            self._trainer.progress.rollback(sync.owed)
-        sync.close()
+        self._rounds = max(self._rounds, self.sync.rounds)
+        self._trainer.progress.rollback(self.sync.unsent)
+        self.sync.close()
         self.sync = SingleLearner()
 
     def takes_over(self) -> bool:
@@ -161,13 +162,7 @@ class ElasticGroup:
         """What each member keeps for itself, for a checkpoint: all call it in the same turn.
         ``last``: who writes that is named only later. None where a server did not give its part, so
         that there can be no checkpoint."""
-        if isinstance(self.sync, Served) and (self.leads or last):
-            return self.sync.state()
-        if self._group is None or not isinstance(self.sync, Bsp | LocalSgd):
-            return {}
-        own = self.sync.state() | {"random": torch.get_rng_state().numpy()}
-        collected = self._group.collect(own)
-        return {f"{i}/{k}": v for i, arrays in enumerate(collected) for k, v in arrays.items()}
+        return self.sync.state_dict(saves=self.leads or last)
 
     def _serve(self) -> bool:
         """Join the parameter server, and stand where it does; False where the run ends before."""
@@ -220,7 +215,7 @@ class ElasticGroup:
 
         self._tried = epoch
         group: LearnerGroup | None = None
-        sync: Bsp | LocalSgd | None = None
+        sync: GradientSync | None = None
         failure = ""
         try:
             meet(store, members, ctx.learner, hello_of(self._config), timeout_s, waiting)
@@ -249,7 +244,7 @@ class ElasticGroup:
         (ctx.runtime_dir / ENTERED).touch()
         return True
 
-    def _paced(self, group: LearnerGroup, cfg: LearnerConfig) -> Bsp | LocalSgd:
+    def _paced(self, group: LearnerGroup, cfg: LearnerConfig) -> GradientSync:
         ledger, optimizers = self._ctx.ledger, self._trainer.optimizers()
         if cfg.pace == "local_sgd":
             return LocalSgd(group, optimizers, cfg, ledger)
@@ -317,12 +312,12 @@ class ElasticGroup:
             choice = choose(cfg, largest.parts, len(largest.values), device, group.gradients)
             self._codec = choice.codec
             if group.rank == 0:
-                self._ctx.report("note", text=f"learner.reduce.codec auto is {choice.text}")
+                logger.info("learner.reduce.codec auto is %s", choice.text)
         reduce = cfg.reduce.model_copy(update={"codec": self._codec})
         return cfg.model_copy(update={"reduce": reduce})
 
     def _broadcast_state(
-        self, group: LearnerGroup, sync: Bsp | LocalSgd, source: int, rounds: int
+        self, group: LearnerGroup, sync: GradientSync, source: int, rounds: int
     ) -> None:
         """Take the most advanced member's state, who has heard so many ``rounds``, and one's own
         part of what a checkpoint had."""
@@ -345,12 +340,7 @@ class ElasticGroup:
         if group.rank != source:
             seed = np.random.SeedSequence([self._config.run.seed, group.epoch, group.rank])
             torch.manual_seed(int(seed.generate_state(1)[0]))
-        if f"{group.world - 1}/random" in stored and f"{group.world}/random" not in stored:
-            own = {
-                k.partition("/")[2]: v for k, v in stored.items() if k.startswith(f"{group.rank}/")
-            }
-            torch.set_rng_state(torch.from_numpy(own.pop("random")))
-            sync.load_state(own)
+        sync.load_state_dict(stored)
 
     def _local_store(self, named: Message) -> Store:
         path = self._ctx.runtime_dir / f"{MEETING}{named['epoch']}"

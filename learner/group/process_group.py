@@ -28,14 +28,15 @@ from penstock import __version__
 from penstock.configs.errors import UserError
 from penstock.configs.reduce import ReduceConfig
 from penstock.configs.schema import Config
+from penstock.core.params import Arrays
 from penstock.learner.codecs.collective import GroupCollective
 from penstock.learner.sync.gradient_sync import GroupLostError
 
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store
 
-Arrays = dict[str, np.ndarray[Any, Any]]
 LOOK_S = 0.005
+RANDOM = "random"  # name of the state of torch's generator
 SHOWN = 200  # characters of another's option
 CONNECT_S = 5.0  # for members that were there a moment ago
 INTERFACE_VARIABLES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
@@ -133,9 +134,22 @@ class LearnerGroup:
         received: Arrays = load(data.tobytes())
         return received
 
-    def collect(self, arrays: Arrays) -> list[Arrays]:
-        """What every member has, in their order."""
-        return [self.broadcast(arrays if i == self.rank else None, i) for i in range(self.world)]
+    def collect_states(self, own: Arrays) -> Arrays:
+        """What every member has to keep, and the state of its torch generator. The name of each
+        array begins with the member's rank in the group."""
+        own = own | {RANDOM: torch.get_rng_state().numpy()}
+        states = [self.broadcast(own if i == self.rank else None, i) for i in range(self.world)]
+        return {f"{i}/{name}": array for i, one in enumerate(states) for name, array in one.items()}
+
+    def restore_own(self, states: Arrays) -> Arrays:
+        """This member's part of what `collect_states` gave; its generator goes on from there.
+        Empty where those were of another number of members."""
+        if f"{self.world - 1}/{RANDOM}" not in states or f"{self.world}/{RANDOM}" in states:
+            return {}
+        mine = f"{self.rank}/"
+        own = {k.removeprefix(mine): v for k, v in states.items() if k.startswith(mine)}
+        torch.set_rng_state(torch.from_numpy(own.pop(RANDOM)))
+        return own
 
     def gather(self, values: Sequence[int]) -> list[list[int]]:
         """Some whole numbers of every member."""

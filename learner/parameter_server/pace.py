@@ -26,6 +26,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections import Counter
 from dataclasses import dataclass
+from typing import ClassVar
 
 from penstock.configs.sections import LearnerConfig
 
@@ -43,6 +44,9 @@ class WorkerClock:
 
 class Pace(ABC):
     """What all paces share. ``version`` counts updates of the parameters."""
+
+    single_push: ClassVar[bool]
+    """Whether an update is the gradient of one push."""
 
     def __init__(self, version: int = 0) -> None:
         self.version = version
@@ -114,6 +118,8 @@ class Bounded(Pace):
     None: no bound. A worker that has pushed and waits is ahead by one more at most.
     """
 
+    single_push = True
+
     def __init__(self, staleness: int | None, version: int = 0) -> None:
         super().__init__(version)
         self._staleness = staleness
@@ -138,6 +144,8 @@ class Bounded(Pace):
 class Backup(Pace):
     """A step is the first ``wanted`` pushes of workers that went at that step, or fewer where fewer
     live; whoever comes later is discarded and goes on at the step of now."""
+
+    single_push = False
 
     def __init__(self, wanted: int, version: int = 0) -> None:
         super().__init__(version)

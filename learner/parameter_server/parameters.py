@@ -17,6 +17,7 @@ import torch
 from torch import nn
 
 from penstock.configs.sections import LearnerConfig
+from penstock.core.params import Arrays
 from penstock.learner.optimizers.flat_optimizer import FlatOptimizer
 from penstock.learner.parameter_server.protocol import (
     MAX_TOTAL,
@@ -33,7 +34,6 @@ from penstock.learner.parameter_server.protocol import (
 from penstock.transport.wire import WireError
 
 Change = tuple[Indices | None, Floats]  # all values, or those at some indices
-Arrays = dict[str, npt.NDArray[Any]]
 MAX_SIZE = 1 << 28  # parameters
 
 

@@ -31,7 +31,7 @@ from penstock.configs.sections import LearnerConfig
 from penstock.core.role import RoleContext
 from penstock.learner.parameter_server import protocol
 from penstock.learner.parameter_server.members import Member, rules
-from penstock.learner.parameter_server.pace import Bounded, make_pace
+from penstock.learner.parameter_server.pace import make_pace
 from penstock.learner.parameter_server.parameters import (
     MAX_SIZE,
     Parameters,
@@ -54,8 +54,8 @@ from penstock.learner.progress import BOOKED
 from penstock.models.torch_setup import set_up_torch
 from penstock.profiling.ledger import Part, TimeLedger
 from penstock.profiling.status import Phase
+from penstock.transport.addresses import check_bind
 from penstock.transport.wire import OTHER_VERSION, WireError
-from penstock.transport.zmq.sockets import check_bind
 
 TICK_S = 0.05
 STEPS = BOOKED.index("trained_steps")  # by which the learning rate falls
@@ -255,9 +255,8 @@ class ParameterServer:
         parameters = self._parameters
         while parameters is not None:
             while self.pace.due():
-                alone = isinstance(self.pace, Bounded)
                 steps = int(self._counted[STEPS])
-                self.pace.stepped(parameters.update(alone=alone, steps=steps))
+                self.pace.stepped(parameters.update(alone=self.pace.single_push, steps=steps))
             ready = (name for name, member in self._members.items() if self._may_go(member))
             name = next(ready, None)
             if name is None:

@@ -1,7 +1,7 @@
 """Data sources that actors feed through a slot store.
 
-`sources.unrolls` is for algorithms that train once on what actors just played,
-`sources.transitions` for those that draw from replay.
+`sources.unrolls` is for algorithms that train once on what actors just played, `sources.replay` for
+those that draw from replay. `sources.dataset` has no actors.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from penstock.transport.shm.store import SlotStore
 
 
 class Consumer(Protocol):
-    """What a source must know of the trainer that it feeds."""
+    """The trainer, as a source sees it."""
 
     spec: SlotSpec
     progress: Progress

@@ -8,7 +8,9 @@ what is pinned.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -16,8 +18,14 @@ import numpy.typing as npt
 import torch
 
 from penstock.core.specs import SlotSpec
-from penstock.learner.sources.copying import Copier
 from penstock.transport.shm.store import Slot
+
+Array = npt.NDArray[Any]
+Copies = Sequence[tuple[Array, Array]]  # targets and sources of one shape
+
+LARGE_NBYTES = 1 << 18  # a copy of less is over before another thread has woken up
+MOST_THREADS = 4
+CORES_PER_THREAD = 4
 
 
 class Span(NamedTuple):
@@ -38,6 +46,7 @@ class StagingBatch:
         self._device = device
         self._copy = copier or Copier(1)
         self._envs = spec.envs
+        self._slots: list[int] = []  # that it was gathered from
         self._per_slot = {c.name for c in spec.columns if c.rows == "slot"}
         pinned = device.type == "cuda"
         host = {
@@ -57,6 +66,7 @@ class StagingBatch:
         )
         self._stream = torch.cuda.Stream(device) if pinned else None
         self._copied = torch.cuda.Event() if pinned else None
+        self.weights = np.ones(slots * spec.envs, np.float32)
         self.steps = 0  # agent steps held; 0 while the batch is free
         self.started_s = 0.0  # when the oldest slot was begun, CLOCK_MONOTONIC of its writer
         self.spans: list[Span] = []
@@ -72,10 +82,23 @@ class StagingBatch:
                 target = array[place] if name in self._per_slot else array[:, place]
                 copies.append((target, slot.columns[name]))
         self._copy(copies)
+        self._slots = [slot.index for slot in slots]
         self.steps = sum(int(slot.header["steps"]) for slot in slots)
         self.spans = [Span(*(slot.header[name].item() for name in Span._fields)) for slot in slots]
         self.started_s = min(span.started_s for span in self.spans)
         self._upload()
+
+    @property
+    def keys(self) -> npt.NDArray[np.int64]:
+        """Where in the store each environment's unroll was: slot and environment. The slots are
+        free again, as unrolls are trained on once."""
+        first = np.array(self._slots, np.int64) * self._envs
+        keys: npt.NDArray[np.int64] = np.add.outer(first, np.arange(self._envs)).reshape(-1)
+        return keys
+
+    @property
+    def versions(self) -> npt.NDArray[np.integer[Any]]:
+        return self.arrays["policy_version"]
 
     def _upload(self) -> None:
         if self._stream is None or self._copied is None:
@@ -104,3 +127,58 @@ class StagingBatch:
 def torch_dtype(dtype: str) -> torch.dtype:
     """The torch type of a numpy type."""
     return torch.from_numpy(np.empty(0, dtype)).dtype
+
+
+class Copier:
+    """Copies many arrays by several threads: numpy releases the interpreter lock for a large one,
+    and one core alone reaches only a part of a machine's memory bandwidth.
+
+    Use `close` at the end; the threads start with the first large copy.
+    """
+
+    def __init__(self, threads: int) -> None:
+        self._threads = threads
+        self._pool = ThreadPoolExecutor(threads - 1, "copier") if threads > 1 else None
+
+    def __call__(self, copies: Copies) -> None:
+        """Copy all, of large arrays an equal share of the rows by each thread."""
+        if self._pool is None:
+            _copy(copies)
+            return
+        large = [pair for pair in copies if pair[0].nbytes >= LARGE_NBYTES]
+        shares = [self._share(large, number) for number in range(self._threads)]
+        others = [self._pool.submit(_copy, share) for share in shares[1:] if share]
+        try:
+            _copy(shares[0])
+            _copy([pair for pair in copies if pair[0].nbytes < LARGE_NBYTES])
+        finally:
+            for other in others:  # the memory may not be used before they are done
+                other.exception()
+        for other in others:
+            other.result()
+
+    def close(self) -> None:
+        if self._pool is not None:
+            self._pool.shutdown()
+
+    def _share(self, copies: Copies, number: int) -> list[tuple[Array, Array]]:
+        parts = []
+        for target, source in copies:
+            first, stop = (len(target) * n // self._threads for n in (number, number + 1))
+            parts.append((target[first:stop], source[first:stop]))
+        return parts
+
+
+def gather_threads(wanted: int | None, device: torch.device) -> int:
+    """What `learner.gather_threads` means for a learner on a device."""
+    if wanted is not None:
+        return wanted
+    if device.type == "cpu":
+        return 1
+    cores = len(os.sched_getaffinity(0))
+    return max(1, min(MOST_THREADS, cores // CORES_PER_THREAD))
+
+
+def _copy(copies: Copies) -> None:
+    for target, source in copies:
+        np.copyto(target, source)

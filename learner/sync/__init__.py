@@ -1,1 +1,1 @@
-"""What the learners of one run do together: one seam (`base.Exchange`), one file per pace."""
+"""How the learners of one run synchronise: implementations of `GradientSync`, one file per pace."""

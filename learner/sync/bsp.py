@@ -1,8 +1,8 @@
 """Bulk-synchronous pace: in every step the gradients of all learners become one, the same on each.
 
-Each turn begins with one small sum of everybody's words, so that all know how many samples there
-are and whether to stop, save or part. A learner that had no samples brings zeros, and whatever
-earlier steps left in its codec's residual.
+Each turn begins with a small all-reduce of the control messages: it gives the total number of
+samples, and whether to stop, save or regroup. A learner without samples contributes zeros and the
+residuals of its codec.
 """
 
 from __future__ import annotations
@@ -11,15 +11,18 @@ from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from zlib import crc32
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from penstock.configs.sections import LearnerConfig
 from penstock.core.interfaces import CodecContext
+from penstock.core.params import Arrays, Floats
 from penstock.learner.codecs.reducer import Reducer
 from penstock.learner.codecs.registry import CODECS, make_codec
-from penstock.learner.group.process_group import Arrays, LearnerGroup
+from penstock.learner.group.process_group import LearnerGroup
 from penstock.learner.optimizers.flat_optimizer import FlatOptimizer
+from penstock.learner.progress import BOOKED
 from penstock.learner.sync.gradient_sync import ControlMessage
 from penstock.profiling.ledger import Part, TimeLedger
 
@@ -37,7 +40,7 @@ class Bsp:
         shared: Mapping[str, Tensor] | None = None,
     ) -> None:
         """``ledger`` is that of the thread that trains, ``reducing`` of the one that reduces.
-        ``shared``, by name: what else is the same on every rank, if all goes well."""
+        ``shared``, by name: other tensors that must be equal on all ranks."""
         self.world = group.world
         self._group = group
         self._optimizers = optimizers
@@ -49,7 +52,8 @@ class Bsp:
         self._reducers = {
             id(optimizer): self._reducer(optimizer) for optimizer in optimizers.values()
         }
-        self.rounds = 0  # words of all that were heard
+        self.rounds = 0
+        self.unsent: Floats = np.zeros(len(BOOKED))  # all is sent in every turn
 
     def sync_control(self, mine: ControlMessage) -> ControlMessage:
         self._ledger.switch(Part.REDUCE)
@@ -71,7 +75,7 @@ class Bsp:
             self.check_equal()
         return norm
 
-    def sum(self, values: Tensor) -> None:
+    def all_reduce(self, values: Tensor) -> None:
         before = self._ledger.part
         self._ledger.switch(Part.REDUCE)
         self._group.gradients.all_reduce(values)
@@ -103,20 +107,22 @@ class Bsp:
         if self._shared:
             self._check_shared()
 
-    def state(self) -> Arrays:
-        """What this learner's codecs keep for the next steps, by name."""
-        return {
+    def state_dict(self, *, saves: bool) -> Arrays:
+        """What all learners' codecs keep for the next steps, by name."""
+        own = {
             f"{name}/{kind}": values.cpu().numpy()
             for name, optimizer in self._optimizers.items()
             for kind, values in self._reducers[id(optimizer)].codec.residuals().items()
         }
+        return self._group.collect_states(own)
 
-    def load_state(self, state: Arrays) -> None:
-        """Go on from a `state` of the same codec; anything else is left alone."""
+    def load_state_dict(self, state: Arrays) -> None:
+        """State of another codec is ignored."""
+        own = self._group.restore_own(state)
         for name, optimizer in self._optimizers.items():
             for kind, values in self._reducers[id(optimizer)].codec.residuals().items():
-                if f"{name}/{kind}" in state:
-                    values.copy_(torch.from_numpy(state[f"{name}/{kind}"]))
+                if f"{name}/{kind}" in own:
+                    values.copy_(torch.from_numpy(own[f"{name}/{kind}"]))
 
     def close(self) -> None:
         """Leave the group; what was being reduced is lost."""

@@ -1,4 +1,4 @@
-"""What learners say to each other in every turn, and a learner that is alone.
+"""The control message that learners exchange in every turn, and the sync of a single learner.
 
 The seam between a trainer and the other learners is `core.interfaces.GradientSync`.
 """
@@ -11,20 +11,20 @@ import numpy as np
 from torch import Tensor
 
 from penstock.core import interfaces
-from penstock.core.params import Floats
+from penstock.core.params import Arrays, Floats
 from penstock.learner.optimizers.flat_optimizer import FlatOptimizer
-from penstock.learner.progress import GROWTH
+from penstock.learner.progress import BOOKED, GROWTH
 
 FLAGS = ("stop", "nan", "checkpoint", "regroup")
 
 
 class GroupLostError(Exception):
-    """The group of learners does not hold together any more; those who live make a new one."""
+    """The group of learners has broken; the remaining ones form a new one."""
 
 
 @dataclass
 class ControlMessage:
-    """What a learner says before a step, and the sum of what all have said.
+    """One learner's control message before a step, or the sum of all learners' messages.
 
     ``counts`` are the samples of each update of the batch, float64 ``[updates]``; ``growth`` is
     `Progress.growth`. ``stop``: the run is to end. ``nan``: a number was not finite.
@@ -57,6 +57,8 @@ class SingleLearner:
     """The only learner of its run."""
 
     world = 1
+    rounds = 0
+    unsent: Floats = np.zeros(len(BOOKED))
 
     def sync_control(self, mine: ControlMessage) -> ControlMessage:
         return mine
@@ -67,11 +69,17 @@ class SingleLearner:
     def step(self, optimizer: FlatOptimizer, total: float, env_steps: int) -> Tensor:
         return optimizer.step(total, env_steps)
 
-    def sum(self, values: Tensor) -> None:
+    def all_reduce(self, values: Tensor) -> None:
         pass
 
     def all_reduce_min(self, value: float) -> float:
         return value
+
+    def state_dict(self, *, saves: bool) -> Arrays:
+        return {}
+
+    def load_state_dict(self, state: Arrays) -> None:
+        pass
 
     def close(self) -> None:
         pass

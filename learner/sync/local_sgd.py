@@ -6,8 +6,8 @@ round, so that all learners are equal after it. The number of steps that Adam co
 stays each learner's own. Between rounds learners differ, and each publishes its own weights to its
 own actors, so that samples always meet the policy that made them.
 
-A learner begins a round when it has made its updates, when it has no samples, or when it has
-something to say that concerns all; then it waits for the others to do so.
+A learner begins a round when it has made its updates, when it has no samples, or when a flag of its
+control message is set; it then waits for the others.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ import torch
 from torch import Tensor
 
 from penstock.configs.sections import LearnerConfig
-from penstock.learner.group.process_group import Arrays, LearnerGroup
+from penstock.core.params import Arrays
+from penstock.learner.group.process_group import LearnerGroup
 from penstock.learner.optimizers.flat_optimizer import FlatOptimizer
 from penstock.learner.progress import BOOKED
 from penstock.learner.sync.gradient_sync import ControlMessage
@@ -44,30 +45,30 @@ class LocalSgd:
         self._ledger = ledger
         self._updates = 0  # since the last round
         self._samples = 0.0
-        self.owed = np.zeros(len(BOOKED))  # growth that the others have not heard of
+        self.unsent = np.zeros(len(BOOKED))
         self._recent = np.zeros(3)
 
     def sync_control(self, mine: ControlMessage) -> ControlMessage:
-        """In a round what all say, else one's own; ``counts`` are always one's own."""
-        owed = self.owed + mine.growth[: len(BOOKED)]
-        urgent = mine.stop or mine.nan or mine.checkpoint or mine.regroup
-        if self._updates < self._every and mine.counts.any() and not urgent:
-            self.owed = owed
+        """In a round the sum over all learners, else this learner's own; ``counts`` are always its
+        own."""
+        unsent = self.unsent + mine.growth[: len(BOOKED)]
+        flags = (mine.stop, mine.nan, mine.checkpoint, mine.regroup)
+        if self._updates < self._every and mine.counts.any() and not any(flags):
+            self.unsent = unsent
             return ControlMessage(
                 mine.counts, np.concatenate((np.zeros(len(BOOKED)), self._recent))
             )
         self._ledger.switch(Part.REDUCE)
-        growth = np.concatenate((owed, mine.growth[len(BOOKED) :]))
-        flags = (mine.stop, mine.nan, mine.checkpoint, mine.regroup)
-        said = self._sum(ControlMessage(np.array([self._samples]), growth, *flags))
-        if said.counts[0]:
-            self._average(self._samples / float(said.counts[0]))
+        growth = np.concatenate((unsent, mine.growth[len(BOOKED) :]))
+        summed = self._sum(ControlMessage(np.array([self._samples]), growth, *flags))
+        if summed.counts[0]:
+            self._average(self._samples / float(summed.counts[0]))
         self._updates, self._samples = 0, 0.0
-        self.owed = np.zeros(len(BOOKED))
-        self._recent = said.growth[len(BOOKED) :]
+        self.unsent = np.zeros(len(BOOKED))
+        self._recent = summed.growth[len(BOOKED) :]
         self.rounds += 1
-        said.counts = mine.counts
-        return said
+        summed.counts = mine.counts
+        return summed
 
     def prepare_backward(self, optimizer: FlatOptimizer, total: float) -> None:
         pass
@@ -77,25 +78,25 @@ class LocalSgd:
         self._samples += total
         return optimizer.step(total, env_steps)
 
-    def sum(self, values: Tensor) -> None:
+    def all_reduce(self, values: Tensor) -> None:
         """Every learner's update is its own."""
 
     def all_reduce_min(self, value: float) -> float:
         return value
 
-    def state(self) -> Arrays:
-        """Nothing lasts from one round to the next."""
-        return {}
+    def state_dict(self, *, saves: bool) -> Arrays:
+        """Random states: nothing else lasts from one round to the next."""
+        return self._group.collect_states({})
 
-    def load_state(self, state: Arrays) -> None:
-        """There is none."""
+    def load_state_dict(self, state: Arrays) -> None:
+        self._group.restore_own(state)
 
     def close(self) -> None:
         """Leave the group."""
         self._group.close()
 
-    def _sum(self, word: ControlMessage) -> ControlMessage:
-        vector = torch.from_numpy(word.pack())
+    def _sum(self, message: ControlMessage) -> ControlMessage:
+        vector = torch.from_numpy(message.pack())
         self._group.control.all_reduce(vector)
         return ControlMessage.unpack(vector.numpy())
 

@@ -1,8 +1,7 @@
 """Learners with a parameter server: each gives it gradients and takes parameters, at a pace.
 
-What paces there are is `penstock.learner.parameter_server.pace`. The server counts the updates of
-all, and that is the version here. Gradients are nobody else's: advantages are normalised by each
-learner.
+The paces are in `penstock.learner.parameter_server.pace`. The policy version is the server's count
+of all learners' updates. Gradients are not shared, so each learner normalises its own advantages.
 """
 
 from __future__ import annotations
@@ -14,8 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from penstock.core.params import Floats
-from penstock.learner.group.process_group import Arrays
+from penstock.core.params import Arrays, Floats
 from penstock.learner.optimizers.flat_optimizer import FlatOptimizer
 from penstock.learner.parameter_server.client import Reply, ServerClient
 from penstock.learner.parameter_server.protocol import NOTHING, Tally
@@ -41,6 +39,8 @@ class Served:
         waiting: Callable[[], bool],
     ) -> None:
         self.world = world
+        self.rounds = 0
+        self.unsent: Floats = np.zeros(len(BOOKED))
         self._client = client
         self._optimizer = optimizer
         self._progress = progress
@@ -58,9 +58,9 @@ class Served:
         if mine.stop or mine.nan or mine.checkpoint or not self._left:
             flags = {"stop": mine.stop, "nan": mine.nan, "checkpoint": mine.checkpoint}
             self._client.push(0, self._tally, **flags)
-            self._told()
+            self._clear_sent()
         reply = self._pull()
-        if reply is None:  # told to end meanwhile
+        if reply is None:  # the run stops
             return ControlMessage(np.zeros_like(mine.counts), np.zeros_like(mine.growth), stop=True)
         totals = np.array(reply.tally)
         growth = totals.copy()
@@ -80,22 +80,24 @@ class Served:
 
     def step(self, optimizer: FlatOptimizer, total: float, env_steps: int) -> Tensor:
         norm = self._client.push(int(total), self._tally)
-        self._told()
+        self._clear_sent()
         self._left -= 1
         if self._left:
             self._ledger.switch(Part.REDUCE)
             self._pull()
         return torch.zeros(()) if norm is None else norm
 
-    def sum(self, values: Tensor) -> None:
+    def all_reduce(self, values: Tensor) -> None:
         """Every learner's update is its own."""
 
     def all_reduce_min(self, value: float) -> float:
         return value
 
-    def state(self) -> Arrays | None:
-        """The server's optimizer is brought here, and nothing else is kept; None where it did not
-        come before the run ended."""
+    def state_dict(self, *, saves: bool) -> Arrays | None:
+        """The learner that saves fetches the server's optimizer state; there is no other state.
+        None if it did not arrive before the run ended."""
+        if not saves:
+            return {}
         ends_s = time.monotonic() + STOPPING_S
         while self._client.fetch(FETCH_S) is None:
             if self._waiting():
@@ -104,15 +106,18 @@ class Served:
                 return None
         return {}
 
+    def load_state_dict(self, state: Arrays) -> None:
+        """The server has the optimizer of the learner that resumed."""
+
     def close(self) -> None:
         self._client.close()
 
-    def _told(self) -> None:
-        """What adds up is not said twice; the recent returns hold until there are others."""
+    def _clear_sent(self) -> None:
+        """Counters were sent and must not be sent twice; the recent returns stay until replaced."""
         self._tally = (*NOTHING[: len(BOOKED)], *self._tally[len(BOOKED) :])
 
     def _pull(self) -> Reply | None:
-        """Asks once even where it is told to end: when all stop, nobody waits."""
+        """Pulls at least once, also while stopping: the server then answers at once."""
         while (reply := self._client.pull(PULL_S)) is None and self._waiting():
             pass
         return reply

@@ -275,7 +275,11 @@ def _options(config: Config) -> dict[str, dict[str, Any]]:
             "envs": config.actors.envs,
             "precision": config.actors.precision,
         },
-        "algo": {"name": config.algo.name, "epochs": getattr(config.algo, "epochs", 1)},
+        "algo": {
+            "name": config.algo.name,
+            "data": config.algo.trains_on,
+            "epochs": config.algo.passes,
+        },
         "replay": {
             "samples_per_insert": replay.samples_per_insert,
             "min_size": replay.min_size,

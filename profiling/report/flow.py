@@ -7,8 +7,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
-from penstock.configs.algorithms import OffPolicyConfig
 from penstock.configs.schema import Config
+from penstock.configs.transports import TRANSPORTS
 
 
 class Rate(NamedTuple):
@@ -62,7 +62,8 @@ def _stage(name: str, steps: float | None, nbytes: float | None) -> dict[str, An
 def _stored(config: Config, seen: Seen) -> Rate:
     """What is written to the learners' stores: by actors of this host in place, unless they send,
     and by connectors."""
-    parts = [] if seen.played is None or config.transport.kind == "zmq" else [seen.played]
+    sends = TRANSPORTS.here(config.transport.kind).reaches_other_hosts
+    parts = [] if seen.played is None or sends else [seen.played]
     if seen.received is not None:
         parts.append(Rate(seen.received["steps"], seen.received["raw_nbytes"]))
     return Rate(_sum(part.steps for part in parts), _sum(part.nbytes for part in parts))
@@ -71,7 +72,7 @@ def _stored(config: Config, seen: Seen) -> Rate:
 def _batches(config: Config, seen: Seen, stored: Rate) -> Rate:
     """What is trained on. A step of an unroll weighs there what it weighs in the store; one from
     replay counts as often as it is drawn."""
-    if isinstance(config.algo, OffPolicyConfig):
+    if config.algo.trains_on == "transitions":
         return Rate(_product(seen.updates, config.replay.batch_size, seen.learners), None)
     each = stored.nbytes / stored.steps if stored.nbytes and stored.steps else None
     return Rate(seen.trained, _product(seen.trained, each))
@@ -79,8 +80,8 @@ def _batches(config: Config, seen: Seen, stored: Rate) -> Rate:
 
 def _versions(config: Config, updates: float | None) -> float | None:
     """Weights that a learner publishes: every so many updates, and once a batch at most."""
-    learner, epochs = config.learner, getattr(config.algo, "epochs", 1)
-    of_batch = learner.updates_per_batch * epochs / learner.accumulate
+    learner = config.learner
+    of_batch = learner.updates_per_batch * config.algo.passes / learner.accumulate
     return None if updates is None else updates / max(learner.publish_every, of_batch)
 
 

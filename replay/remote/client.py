@@ -28,9 +28,10 @@ from penstock.replay.remote.batch_codec import read_shape, unpack
 from penstock.replay.remote.outbox import Outbox, read_spec
 from penstock.replay.remote.service import REPLAY_VERSION
 from penstock.transport import wire
+from penstock.transport.addresses import is_local
 from penstock.transport.wire import Header, MessageKind, WireError
 from penstock.transport.zmq.keys import load_actor
-from penstock.transport.zmq.sockets import Socket, dealer, is_local, receive
+from penstock.transport.zmq.sockets import Socket, dealer, receive
 
 REPEAT_S = 1.0
 UPDATE_ROWS = 1 << 16  # of one message

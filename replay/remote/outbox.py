@@ -16,8 +16,7 @@ from penstock.replay.errors import ReplayError
 from penstock.replay.writer import Lane, Steps
 from penstock.transport import wire
 from penstock.transport.shm.arena import available_nbytes
-from penstock.transport.shm.slot_writer import SlotWriter
-from penstock.transport.shm.store import Slot, SlotStore
+from penstock.transport.shm.store import Slot, SlotStore, SlotWriter
 from penstock.transport.wire import SlotEncoder, WireError
 
 UNSTORED = 4  # slots that may be on their way

@@ -25,12 +25,12 @@ from penstock.replay.remote.intake import WINDOW
 from penstock.replay.remote.service import FULL, GONE, SENT, ReplayService, ServiceLimits
 from penstock.replay.remote.snapshots import Snapshots
 from penstock.transport import wire
+from penstock.transport.addresses import is_local
 from penstock.transport.wire import Buffer
 from penstock.transport.zmq.keys import answer_zap, load_learner
 from penstock.transport.zmq.listener import LOOK_EVERY_S, Listener
 from penstock.transport.zmq.sockets import (
     Socket,
-    is_local,
     receive,
     router,
     zap,

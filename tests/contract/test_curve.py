@@ -11,8 +11,8 @@ import pytest
 import zmq
 
 from penstock.configs.errors import UserError
+from penstock.core.interfaces import LearnerGoneError
 from penstock.core.role import RoleContext
-from penstock.transport.link import LearnerGoneError
 from penstock.transport.wire import MessageKind
 from penstock.transport.zmq import keys
 from penstock.transport.zmq.client import Client

@@ -7,26 +7,36 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 
+from data_algorithms import BURN_IN, train_dqn_on
 from penstock.configs.load import resolve
-from penstock.core.interfaces import StepResult
+from penstock.configs.schema import Config
+from penstock.core.interfaces import (
+    SampleSpec,
+    StepResult,
+    TrainingBatch,
+    TransitionSequences,
+    Welcome,
+)
 from penstock.envs import probe
 from penstock.launch.lockstep import FreshUnrolls
 from penstock.learner.factory import AnyTrainer, make_trainer
+from penstock.learner.sources.replay import ReplayDataSource
 from penstock.learner.sources.source import ActorSource
-from penstock.learner.sources.transitions import ReplayDataSource
+from penstock.learner.sources.staging import StagingBatch
 from penstock.learner.sources.unrolls import UnrollSource
 from penstock.profiling.ledger import TimeLedger
-from penstock.replay import Accounting
-from penstock.transport.link import Welcome
+from penstock.replay import Accounting, Replay
 from penstock.transport.shm.host import ShmHost
-from penstock.transport.shm.slot_writer import SlotWriter
+from penstock.transport.shm.store import SlotWriter
 from penstock.transport.shm.weights_board import WeightsBoard
 
+VERSION = 5  # of the policy that plays
 STEPS = 8  # of a slot: 4 of 2 environments
 SMALL = (
     *("actors.envs=2", "actors.unroll=4", "actors.count=1", "transport.slots=3"),
@@ -38,33 +48,27 @@ REPLAY = (
 )
 FRESH = ("learner.batch_slots=1",)
 
-Make = Callable[[Any, AnyTrainer, Accounting], ActorSource[Any]]
-SOURCES: dict[str, tuple[str, tuple[str, ...], Make]] = {
-    "unrolls": (
-        "cartpole",
-        (*FRESH, "learner.prefetch=0"),
-        lambda config, trainer, counts: UnrollSource(config, trainer, counts, 1, 1, TimeLedger()),
-    ),
-    "unrolls ahead": (
-        "cartpole",
-        (*FRESH, "learner.prefetch=2"),
-        lambda config, trainer, counts: UnrollSource(config, trainer, counts, 1, 1, TimeLedger()),
-    ),
-    "fresh unrolls": ("cartpole", FRESH, FreshUnrolls),
-    "replay": (
-        "cartpole_dqn",
-        (*REPLAY, "replay.prioritized=false"),
-        lambda config, trainer, counts: ReplayDataSource(
-            config, trainer, counts, 1, 1, TimeLedger()
-        ),
-    ),
-    "prioritized replay": (
-        "cartpole_dqn",
-        (*REPLAY, "replay.prioritized=true"),
-        lambda config, trainer, counts: ReplayDataSource(
-            config, trainer, counts, 1, 1, TimeLedger()
-        ),
-    ),
+Make = Callable[[Config, AnyTrainer, Accounting], ActorSource[Any]]
+
+
+def unrolls(config: Config, trainer: AnyTrainer, counts: Accounting) -> ActorSource[Any]:
+    return UnrollSource(config, trainer, counts, 1, 1, TimeLedger())
+
+
+def replay(config: Config, trainer: AnyTrainer, counts: Accounting) -> ActorSource[Any]:
+    return ReplayDataSource(config, trainer, counts, 1, 1, TimeLedger())
+
+
+SEQUENCES = TransitionSequences(length=3, burn_in=BURN_IN, overlap=1)
+EVENLY, PRIORITIZED = ("replay.prioritized=false",), ("replay.prioritized=true",)
+SOURCES: dict[str, tuple[str, SampleSpec | None, tuple[str, ...], Make]] = {
+    "unrolls": ("cartpole", None, (*FRESH, "learner.prefetch=0"), unrolls),
+    "unrolls ahead": ("cartpole", None, (*FRESH, "learner.prefetch=2"), unrolls),
+    "fresh unrolls": ("cartpole", None, FRESH, FreshUnrolls),
+    "replay": ("cartpole_dqn", None, (*REPLAY, *EVENLY), replay),
+    "prioritized replay": ("cartpole_dqn", None, (*REPLAY, *PRIORITIZED), replay),
+    "sequences": ("cartpole_dqn", SEQUENCES, (*REPLAY, *EVENLY), replay),
+    "prioritized sequences": ("cartpole_dqn", SEQUENCES, (*REPLAY, *PRIORITIZED), replay),
 }
 
 
@@ -86,6 +90,8 @@ class World:
             for column in slot.columns.values():
                 column[...] = 0
             slot.columns["alive"][...] = True
+            slot.columns["reward"][...] = self.published
+            slot.columns["policy_version"][...] = VERSION
             if "priority" in slot.columns:
                 slot.columns["priority"][...] = 1.0
             header = slot.header
@@ -94,6 +100,15 @@ class World:
             header["produced_steps"] = (self.published + 1) * STEPS
             header["started_s"] = header["published_s"] = time.monotonic()
         self.published += 1
+
+    @property
+    def rows(self) -> int:
+        """Of a batch."""
+        return 2 if self.fresh else 8
+
+    @property
+    def fresh(self) -> bool:
+        return not isinstance(self.source, ReplayDataSource)
 
     def next(self) -> Any:
         """A batch, for which as much is played as the source asks for."""
@@ -105,9 +120,28 @@ class World:
         return batch
 
 
+class Known(NamedTuple):
+    """`HostValues` that no device computes."""
+
+    values: npt.NDArray[np.float32]
+
+    def get(self) -> npt.NDArray[np.float32]:
+        return self.values
+
+
+def rewards(batch: Any) -> npt.NDArray[np.float32]:
+    found: npt.NDArray[np.float32]
+    found = batch.arrays["reward"] if isinstance(batch, StagingBatch) else batch.data["reward"]
+    return found
+
+
 @pytest.fixture(params=SOURCES)
-def world(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[World]:
-    target, options, make = SOURCES[request.param]
+def world(
+    request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[World]:
+    target, draws, options, make = SOURCES[request.param]
+    if draws is not None:
+        train_dqn_on(draws, monkeypatch)
     config = resolve(target, [*SMALL, *options])
     trainer = make_trainer(config, probe(config.env))
     accounting = Accounting()
@@ -152,6 +186,70 @@ def test_memory_is_free_again_after_a_release(world: World) -> None:
     for _ in range(3 * len(world.source.store.slots)):
         batch = world.next()  # plays into a slot; none would be left if releases freed nothing
         world.source.release(batch, world.trainer.step(batch))
+
+
+def test_every_batch_tells_keys_weights_and_versions(world: World) -> None:
+    batch: TrainingBatch = world.next()
+    assert batch.keys.shape == batch.weights.shape == (world.rows,)
+    assert batch.keys.dtype == np.int64
+    assert batch.weights.dtype == np.float32
+    assert (batch.weights == 1).all(), "all priorities are equal still"
+    assert batch.versions.shape[-1] == world.rows
+    assert (batch.versions == VERSION).all()
+    if world.fresh:
+        assert len(set(batch.keys.tolist())) == world.rows
+
+
+def test_several_batches_are_out_and_come_back_in_their_order(world: World) -> None:
+    """As many as the source has; none of them is written to meanwhile, and all steps add up."""
+    fixed = isinstance(world.source, UnrollSource)
+    ring = world.trainer.config.learner.prefetch + 1 if fixed else 4
+    out = [world.next() for _ in range(ring)]
+    seen = [rewards(batch).copy() for batch in out]
+    world.publish()
+    if fixed:
+        assert world.source.next(0.0) is None, "all batches are out"
+    for batch, values in zip(out, seen, strict=True):
+        assert np.array_equal(rewards(batch), values)
+    if world.fresh:
+        assert [values.max() for values in seen] == list(range(len(out)))
+    for batch in out:
+        world.source.release(batch, world.trainer.step(batch))
+    batch = world.next()  # memory is there again
+    world.source.stop()
+    assert world.accounting.balance(world.source.in_flight_steps()) == 0, "while one is out"
+    world.source.release(batch, world.trainer.step(batch))
+    assert world.accounting.balance(world.source.in_flight_steps()) == 0
+
+
+def test_priorities_find_the_rows_of_their_batch(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also of batches that are released late; rows that were overwritten meanwhile are left out."""
+    if world.fresh:
+        pytest.skip("fresh unrolls have no priorities")
+    given: list[tuple[list[int], list[float]]] = []
+    update = Replay.update_priorities
+    fresh: list[int] = []
+
+    def note(replay: Replay, keys: Any, values: Any) -> int:
+        given.append((keys.tolist(), values.tolist()))
+        fresh.append(update(replay, keys, values))
+        return fresh[-1]
+
+    monkeypatch.setattr(Replay, "update_priorities", note)
+    out = [world.next() for _ in range(3)]
+    while world.published < 40:  # into every slot again
+        world.source.release(world.next(), StepResult(0))
+    for number, batch in enumerate(out):
+        errors = np.full(world.rows, 1.0 + number, np.float32)
+        world.source.release(batch, StepResult(0, errors=Known(errors)))
+    assert [keys for keys, _ in given] == [batch.keys.tolist() for batch in out]
+    assert [set(values) for _, values in given] == [{1.0}, {2.0}, {3.0}]
+    assert fresh == [0, 0, 0], "their slots hold other steps now"
+    batch = world.next()
+    world.source.release(batch, StepResult(0, errors=Known(np.ones(world.rows, np.float32))))
+    assert fresh[-1] == world.rows
 
 
 def test_a_batch_that_was_not_trained_on_counts_as_dropped_or_stays(world: World) -> None:

@@ -14,8 +14,10 @@ from gymnasium import spaces
 from torch.distributions import Categorical, Normal, TanhTransform
 
 from fake_inference import LateInference
-from penstock.algos import network_shape
 from penstock.algos.acting import make_policy
+from penstock.algos.dqn.config import DqnConfig
+from penstock.algos.sac.config import SacConfig
+from penstock.algos.samples import network_shape
 from penstock.configs.schema import Config
 from penstock.core.interfaces import Inference
 from penstock.core.params import Float32, Stamp
@@ -77,7 +79,7 @@ class Case:
     def sample(self, outputs: Float32, rng: np.random.Generator) -> tuple[Array, dict[str, Array]]:
         """Actions drawn by the outputs ``[E, outputs]``, and what is recorded."""
         algo, envs = self.config.algo, np.arange(ENVS)
-        if algo.name == "dqn":
+        if isinstance(algo, DqnConfig):
             epsilon = algo.epsilon ** (1 + envs / (ENVS - 1) * algo.epsilon_alpha)
             u = rng.random(ENVS)
             choice = np.where(u < epsilon, (u / epsilon * ACTIONS).astype(int), outputs.argmax(1))
@@ -88,18 +90,18 @@ class Case:
             choice = below.sum(1)
             return choice, {"behaviour_logp": policy.log_prob(torch.from_numpy(choice)).numpy()}
         mean, log_std = torch.from_numpy(outputs).double().chunk(2, 1)
-        if algo.name == "sac":
+        if isinstance(algo, SacConfig):
             log_std = log_std.clip(algo.log_std_min, algo.log_std_max)
         noise = torch.from_numpy(rng.standard_normal((mean.shape[1], ENVS), np.float32).T)
         number = mean + noise * log_std.exp()
         logp = Normal(mean, log_std.exp()).log_prob(number)
         action = number
-        if algo.name == "sac" or self.config.model.gaussian == "squashed":
+        if isinstance(algo, SacConfig) or self.config.model.gaussian == "squashed":
             action = number.tanh()
             logp = logp - TanhTransform().log_abs_det_jacobian(number, action)
         shape = ENVS, *self.game.action_space.shape
         recorded = {"behaviour_logp": logp.sum(1).numpy(), "action": number.view(shape).numpy()}
-        return action.view(shape).numpy(), {} if algo.name == "sac" else recorded
+        return action.view(shape).numpy(), {} if isinstance(algo, SacConfig) else recorded
 
 
 CASES = {

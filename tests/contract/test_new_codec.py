@@ -14,8 +14,9 @@ from torch import Tensor
 
 from penstock.configs.errors import UserError
 from penstock.configs.load import dump, resolve
-from penstock.configs.reduce import CODECS, CodecOptions, CodecSpec, ReduceConfig
+from penstock.configs.reduce import CODECS, CodecSpec, ReduceConfig
 from penstock.configs.reference import reference
+from penstock.configs.registry import ExtraOptions
 from penstock.configs.sections import LearnerConfig
 from penstock.configs.value_types import Positive
 from penstock.core.interfaces import Bucket, CodecContext, CodecFactory, Collective
@@ -28,7 +29,7 @@ from reduce_ring import Floats, codec_for, gradients, reduce_all, run_ranks
 FOUR = ("learner.count=4", "actors.count=4", "learner.optimizer=sgd")
 
 
-class GridOptions(CodecOptions):
+class GridOptions(ExtraOptions):
     """Of `grid`."""
 
     grid: Positive = 0.5
@@ -145,7 +146,7 @@ def test_taken_back_it_is_unknown_again() -> None:
     assert "grid" not in reference()
 
 
-class OtherDensity(CodecOptions):
+class OtherDensity(ExtraOptions):
     density: Positive = 3.0
     """What `dropping` does not mean by it."""
 

@@ -182,7 +182,7 @@ def test_what_is_saved_is_what_the_server_has(make: Make) -> None:
     late.turn()
     assert late.progress.trained_steps == 100 + STEPS  # the run's, without its own batch so far
     late.turn(has_data=False)  # goes on when its update is made
-    one.sync.state()
+    one.sync.state_dict(saves=True)
     torch.testing.assert_close(one.optimizer.values, 0.19 * OPTIMUM)
     assert float(one.optimizer.state_dict()["steps"]) == 2
 
@@ -193,7 +193,7 @@ def test_a_state_that_takes_long_is_waited_for(make: Make, monkeypatch: pytest.M
     both([one, other], lambda learner: learner.turn(has_data=False))
     monkeypatch.setattr(served, "FETCH_S", 0.0)  # no answer is as fast
     waited = one.waits
-    assert one.sync.state() == {}
+    assert one.sync.state_dict(saves=True) == {}
     assert one.waits > waited
     assert float(one.optimizer.state_dict()["steps"]) == 2
 
@@ -205,6 +205,6 @@ def test_without_the_servers_state_there_is_none(
     monkeypatch.setattr(served, "STOPPING_S", 0.1)
     cfg = LearnerConfig.model_validate({"count": 2, "pace": "ssp"})
     lonely = Learner(f"ipc://{tmp_path}/nobody", 0, cfg)
-    assert lonely.sync.state() is None
+    assert lonely.sync.state_dict(saves=True) is None
     assert lonely.waits >= lonely.patience
     lonely.sync.close()

@@ -14,9 +14,11 @@ import numpy as np
 import pytest
 
 from penstock.configs.errors import UserError
+from penstock.core.interfaces import LearnerGoneError, LearnerInfo, Link, UnknownPolicyError
+from penstock.core.params import Stamp
 from penstock.core.specs import Column, SlotSpec
 from penstock.transport.inproc import InprocLink
-from penstock.transport.link import LearnerGoneError, Link, Stamp
+from penstock.transport.registry import TRANSPORTS, make_transport
 from penstock.transport.shm.link import ShmLink
 from penstock.transport.zmq.link import ZmqLink
 from transport_world import (
@@ -40,10 +42,10 @@ PATIENCE_S = 1.5
 class World:
     """A learner, and the transport's way to join it."""
 
-    kind: str
     learner: Learner
     join: Callable[..., Link]
     end_learner: Callable[[], None]
+    one_process: bool = False
 
     def send(self, link: Link, sequence: int, **fields: int) -> None:
         with link.slot(10) as slot:
@@ -63,7 +65,7 @@ class World:
         return found[0], out
 
 
-@pytest.fixture(params=["inproc", "shm", "zmq"])
+@pytest.fixture(params=TRANSPORTS.specs)
 def world(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[World]:
     kind: str = request.param
     with ExitStack() as links, ExitStack() as far_side:
@@ -85,13 +87,21 @@ def world(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[World]:
             links.callback(link.close)
             return link
 
-        yield World(kind, side, join, far_side.close)
+        yield World(side, join, far_side.close, TRANSPORTS.one_process(kind))
 
 
 def test_the_welcome_tells_what_the_learner_is(world: World) -> None:
     link = world.join()
     assert link.welcome == welcome()
-    assert link.fills_store == (world.kind != "zmq")
+
+
+@pytest.mark.parametrize("kind", ["shm", "zmq"])
+def test_an_actor_that_has_only_an_address_gets_the_config(kind: str, tmp_path: Path) -> None:
+    transport, ctx = make_transport(TRANSPORTS.specs[kind]), context(tmp_path)
+    with learner(tmp_path) as side, connector(side, f"ipc://{tmp_path}/wire"):
+        address = str(side.path) if kind == "shm" else f"ipc://{tmp_path}/wire"
+        info = transport.ask(ctx, address)
+    assert info == LearnerInfo(welcome().config, str(side.path))
 
 
 def test_slots_arrive_whole_and_in_order(world: World) -> None:
@@ -218,6 +228,25 @@ def test_old_weights_are_replaced_not_queued(world: World) -> None:
     assert seen == sorted(seen)
 
 
+def test_a_policy_that_the_learner_does_not_publish_is_refused(world: World) -> None:
+    link = world.join()
+    out = np.full(LAYOUT.size, 5.0, np.float32)
+    sent = world.learner.publish(10)
+
+    def ask() -> bool:
+        assert link.read_weights(out, None, policy_id=3) is None
+        return False
+
+    with pytest.raises(UnknownPolicyError, match="publishes no policy 3"):
+        wait_until(ask)
+    assert (out == 5.0).all()
+    stamp, weights = world.weights(link, None)  # the link goes on
+    assert stamp == Stamp(2, 10)
+    np.testing.assert_array_equal(weights, sent)
+    world.send(link, 0)
+    assert world.learner.take().header["sequence"] == 0
+
+
 def test_a_late_joiner_gets_the_newest_weights(world: World) -> None:
     for version in range(1, 6):
         sent = world.learner.publish(version)
@@ -235,14 +264,14 @@ def test_slots_sent_before_leaving_are_delivered(world: World) -> None:
 
 
 def test_another_spec_is_refused_with_what_differs(world: World) -> None:
-    if world.kind == "inproc":
+    if world.one_process:
         pytest.skip("one process has one spec")
     with pytest.raises(UserError, match=r"column seat: learner \|u1\[\] per slot, actor absent"):
         world.join(spec=OTHER_SPEC)
 
 
 def test_a_learner_that_ended_is_noticed(world: World) -> None:
-    if world.kind == "inproc":
+    if world.one_process:
         pytest.skip("a process cannot outlive itself")
     link = world.join(want=1)
     world.learner.consuming = False

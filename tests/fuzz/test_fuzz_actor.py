@@ -25,13 +25,15 @@ from mutations import (
 )
 from penstock.actors.join import find
 from penstock.configs.errors import UserError
+from penstock.core.interfaces import LearnerGoneError
+from penstock.core.params import Stamp
 from penstock.transport import wire
-from penstock.transport.link import LearnerGoneError, Stamp
 from penstock.transport.shm.arena import Arena
 from penstock.transport.shm.store import Geometry
 from penstock.transport.shm.weights_board import WeightsBoard
 from penstock.transport.wire import Header, MessageKind, SlotEncoder
 from penstock.transport.zmq import client as client_module
+from penstock.transport.zmq import link as link_module
 from penstock.transport.zmq.client import Client
 from transport_world import context
 
@@ -170,7 +172,7 @@ def test_a_welcome_builds_an_actor_or_is_refused(
                 local.take(signed_parts(WELCOME, packed_with(meta)))
                 if hasattr(local.client, "welcome"):
                     build(local.client)
-                    patch.setattr(client_module, "Client", lambda *_: local.client)
+                    patch.setattr(link_module, "Client", lambda *_: local.client)
                     ctx = context(folder, address="ipc:///nowhere/socket", insecure=True)
                     find(ctx)
         except REFUSED:

@@ -129,8 +129,13 @@ class Attacker(RuleBasedStateMachine):
         have: Any = data.draw(
             st.sampled_from([None, [1, VERSION], [2**64 - 1, -1], "12", {}, *DEEP])
         )
+        meta = {"have": have}
+        if data.draw(st.booleans()):
+            meta["policy_id"] = data.draw(
+                st.sampled_from([0, 1, -1, 2**31, 2**64 - 1, True, 0.0, None, "0", [0], {}, *DEEP])
+            )
         head = Header(MessageKind.WEIGHTS_GET, run_id=RUN_ID)
-        self.attack(peer, signed_parts(head, packed_with({"have": have})))
+        self.attack(peer, signed_parts(head, packed_with(meta)))
 
     @rule(
         data=st.data(),

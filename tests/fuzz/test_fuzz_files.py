@@ -23,7 +23,7 @@ from safetensors.numpy import save as to_bytes
 
 from mutations import bounded, changed, cut, flipped, fuzzed, only, values
 from penstock import load_policy
-from penstock.algos import network_shape
+from penstock.algos.samples import network_shape
 from penstock.configs.errors import UserError
 from penstock.configs.load import dump, resolve
 from penstock.core.params import ParamLayout

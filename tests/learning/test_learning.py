@@ -45,12 +45,13 @@ def test_ppo_solves_cartpole(tmp_path: Path, nothing_left_behind: None) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("name", ["own_algorithm", "own_offpolicy"])
 def test_the_example_of_an_own_algorithm_solves_cartpole(
-    tmp_path: Path, nothing_left_behind: None
+    tmp_path: Path, nothing_left_behind: None, name: str
 ) -> None:
-    for name in ("own_algorithm.py", "own_algorithm.yaml"):
-        shutil.copy(Path(__file__).parents[2] / "examples" / name, tmp_path)
-    summary = train(tmp_path, "own_algorithm.yaml")
+    for file in (f"{name}.py", f"{name}.yaml"):
+        shutil.copy(Path(__file__).parents[2] / "examples" / file, tmp_path)
+    summary = train(tmp_path, f"{name}.yaml")
     assert summary["exit_reason"] == "return"
     assert summary["episode_return_mean"] >= 475
 

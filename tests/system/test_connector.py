@@ -18,11 +18,11 @@ import pytest
 import zmq
 
 from idle_peers import connecting, processor_s
+from penstock.core.interfaces import LearnerGoneError
 from penstock.core.role import EXIT_REJOIN
 from penstock.core.specs import Column, SlotSpec
 from penstock.replay.accounting import Accounting
 from penstock.transport import wire
-from penstock.transport.link import LearnerGoneError
 from penstock.transport.wire import Header, MessageKind
 from penstock.transport.zmq.link import ZmqLink
 from transport_world import (
@@ -113,7 +113,7 @@ def test_killed_in_the_middle_of_messages_the_actor_goes_on(tmp_path: Path, join
                 while len(taken) < arrived + 3:
                     taken.append(side.take(20))
                 time.sleep(rng.random() * 0.05)
-                child.kill(signal.SIGKILL)
+                child.signal(signal.SIGKILL)
                 child = stack.enter_context(
                     role_process(tmp_path, "connector", address, incarnation=incarnation)
                 )
@@ -262,7 +262,7 @@ def test_told_to_stop_it_takes_in_what_was_sent(tmp_path: Path, side: Learner, j
         link = join(address)
         for sequence in range(4):
             send(link, sequence)
-        child.kill(signal.SIGTERM)
+        child.signal(signal.SIGTERM)
         assert exit_code(child) == 0
         final = heard(child, "connector")
         assert (final["slots"], final["steps"]) == (4, 48)

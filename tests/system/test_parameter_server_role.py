@@ -13,7 +13,8 @@ from torch import nn
 
 from penstock.configs.schema import Config
 from penstock.core.role_spec import RoleSpec, Stage
-from penstock.launch.process import Child, role_arguments
+from penstock.launch.engines.local import LocalHandle
+from penstock.launch.topology import role_arguments
 from penstock.learner.optimizers.flat_optimizer import FlatOptimizer
 from penstock.learner.parameter_server.client import ServerClient
 from transport_world import RUN_ID, exit_code, heard
@@ -31,7 +32,7 @@ CONFIG = Config.model_validate(
 
 
 @contextmanager
-def server(folder: Path, address: str, incarnation: int = 0) -> Iterator[Child]:
+def server(folder: Path, address: str, incarnation: int = 0) -> Iterator[LocalHandle]:
     arguments = role_arguments(folder, folder) | {
         "config": CONFIG.model_dump(mode="json"),
         "run_id": RUN_ID,
@@ -39,11 +40,11 @@ def server(folder: Path, address: str, incarnation: int = 0) -> Iterator[Child]:
     }
     main = "penstock.learner.parameter_server.server:run"
     spec = RoleSpec("server", 0, main, Stage.CARRIERS, address=address)
-    child = Child(spec, incarnation, arguments, folder / f"server-{incarnation}.log")
+    child = LocalHandle(spec, incarnation, arguments, folder / f"server-{incarnation}.log")
     try:
         yield child
     finally:
-        child.kill(signal.SIGKILL)
+        child.signal(signal.SIGKILL)
         child.reap()
 
 
@@ -71,5 +72,5 @@ def test_it_reports_and_its_workers_go_on_with_a_new_one(tmp_path: Path) -> None
         assert again.version == 1
         torch.testing.assert_close(optimizer.values, torch.tensor([0.95, 0.9, 1.0]))
         client.close()
-        second.kill(signal.SIGTERM)
+        second.signal(signal.SIGTERM)
         assert exit_code(second) == 0

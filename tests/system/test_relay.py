@@ -10,8 +10,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from penstock.core.interfaces import Link
+from penstock.core.params import Stamp
 from penstock.core.role import EXIT_REJOIN
-from penstock.transport.link import Link, Stamp
 from penstock.transport.shm.link import ShmLink
 from penstock.transport.zmq.link import ZmqLink
 from transport_world import (
@@ -54,7 +55,7 @@ def test_weights_reach_all_actors_of_a_host(tmp_path: Path, far: Path, side: Lea
     address = f"ipc://{tmp_path}/wire"
     with role_process(far, "relay", address) as child:
         heard(child, "ready")
-        wait_until(lambda: child.phase == "receiving")
+        wait_until(lambda: child.status().phase == "receiving")
         link = ZmqLink(context(far), address, None, 2, actor=7, relay_path=far / "relay-0.sock")
         other = ShmLink(far / "relay-0.sock", None, want=0)
         for version in (1, 2, 5):
@@ -72,7 +73,7 @@ def test_an_actor_follows_a_relay_that_was_killed(tmp_path: Path, far: Path, sid
     side.publish(1)
     with role_process(far, "relay", address) as child:
         newest(link, 1)
-        child.kill(signal.SIGKILL)
+        child.signal(signal.SIGKILL)
     assert link.read_weights(np.zeros(LAYOUT.size, np.float32), Stamp(2, 1)) is None
     sent = side.publish(2)
     with role_process(far, "relay", address, incarnation=1):
@@ -107,7 +108,7 @@ def test_a_relay_told_to_stop_ends(tmp_path: Path, far: Path, side: Learner) -> 
     with role_process(far, "relay", f"ipc://{tmp_path}/wire") as child:
         heard(child, "ready")
         started_s = time.monotonic()
-        child.kill(signal.SIGTERM)
+        child.signal(signal.SIGTERM)
         assert exit_code(child) == 0
         assert time.monotonic() - started_s < 2
 
@@ -115,5 +116,5 @@ def test_a_relay_told_to_stop_ends(tmp_path: Path, far: Path, side: Learner) -> 
 def test_a_relay_that_waits_says_so_and_can_be_stopped(far: Path) -> None:
     with role_process(far, "relay", f"ipc://{far}/nobody") as child:
         assert heard(child, "note")["text"] == f"waiting for the learner at ipc://{far}/nobody"
-        child.kill(signal.SIGTERM)
+        child.signal(signal.SIGTERM)
         assert exit_code(child) == 0

@@ -15,9 +15,12 @@ from pathlib import Path
 import psutil
 import pytest
 
+from penstock.core.interfaces import Liveness
 from penstock.core.role_spec import RoleSpec, Stage
-from penstock.launch import process
-from penstock.launch.process import Child, role_arguments
+from penstock.launch.engines import local
+from penstock.launch.engines.local import LocalHandle
+from penstock.launch.supervisor_messages import why_not_started
+from penstock.launch.topology import role_arguments
 
 pytestmark = pytest.mark.system
 
@@ -29,9 +32,10 @@ SUPERVISOR = f"""
 import sys, time
 from pathlib import Path
 sys.path.insert(0, {str(HERE)!r})
+from penstock.core.interfaces import Liveness
 from system.test_shim import start
 child = start(Path(sys.argv[1]), "with_a_daemon", sys.argv[2])
-while not child.ended(time.monotonic()):
+while child.liveness() is not Liveness.DEAD:
     time.sleep(0.02)
 print(child.reap())
 """
@@ -39,13 +43,13 @@ print(child.reap())
 
 def start(
     folder: Path, main: str, role: str = "actor", log: Path | None = None, grace_s: float = 1.0
-) -> Child:
+) -> LocalHandle:
     """A role of `tiny_roles`; learners are essential."""
     stage = Stage.LEARNER if role == "learner" else Stage.ACTORS
     arguments = role_arguments(folder, folder) | {"run_id": 1, "grace_s": grace_s}
     spec = RoleSpec(role, 0, f"tiny_roles:{main}", stage)
     (folder / "logs").mkdir(exist_ok=True)
-    return Child(spec, 0, arguments, log or folder / "logs" / "role.log")
+    return LocalHandle(spec, 0, arguments, log or folder / "logs" / "role.log")
 
 
 @pytest.fixture(autouse=True)
@@ -148,13 +152,13 @@ def test_a_role_has_ended_when_its_own_process_has(tmp_path: Path) -> None:
     child = start(tmp_path, "with_a_daemon", "learner", grace_s=0.5)
     found = processes(tmp_path)
     assert child.pid == found["role"].pid
-    assert not child.ended(time.monotonic())
+    assert child.liveness() is not Liveness.DEAD
     for name in ("role", "keeper"):
         found[name].suspend()
     found["guard"].kill()
     wait_until(lambda: not lives(found["guard"]))
     begin_s = time.monotonic()
-    while not child.ended(time.monotonic()):
+    while child.liveness() is not Liveness.DEAD:
         assert time.monotonic() - begin_s < GONE_WITHIN_S
     assert not lives(found["role"])
     assert time.monotonic() - begin_s >= 0.5, "it was given its grace"
@@ -165,11 +169,11 @@ def test_a_role_has_ended_when_its_own_process_has(tmp_path: Path) -> None:
 def test_a_guard_that_is_stopped_does_not_hold_a_role_that_has_ended(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(process, "LINGER_S", 0.2)
+    monkeypatch.setattr(local, "LINGER_S", 0.2)
     child = start(tmp_path, "with_a_daemon")
     found = processes(tmp_path)
     found["guard"].suspend()
-    child.kill(signal.SIGKILL)
+    child.signal(signal.SIGKILL)
     assert child.reap() == -signal.SIGKILL
     wait_until(lambda: not any(map(lives, [found["keeper"], found["daemon"]])), GONE_WITHIN_S)
 
@@ -179,7 +183,7 @@ def test_a_keeper_that_is_stopped_is_killed_after_its_role(tmp_path: Path) -> No
     child = start(tmp_path, "with_a_daemon")
     found = processes(tmp_path)
     found["keeper"].suspend()
-    child.kill(signal.SIGKILL)
+    child.signal(signal.SIGKILL)
     assert child.wait(10.0)
     assert child.reap() == -signal.SIGKILL
     assert not any(lives(found[name]) for name in ("keeper", "role", "daemon"))
@@ -210,7 +214,7 @@ def test_output_ends_with_the_role_whatever_its_log_can_hold(tmp_path: Path) -> 
 def test_a_full_disk_does_not_end_a_role_that_writes(tmp_path: Path) -> None:
     child = start(tmp_path, "talk", log=Path("/dev/full"))
     child.wait()
-    assert child.status.role_dropped > 20_000_000
+    assert child.page.role_dropped > 20_000_000
     assert child.log_tail().endswith("the last line")
     assert child.reap() == 7
 
@@ -231,7 +235,7 @@ def test_a_role_goes_on_writing_when_the_keeper_is_killed(tmp_path: Path) -> Non
 def test_an_interpreter_that_cannot_be_executed_is_told(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(process, "python", lambda *_: ["/no/such/python"])
+    monkeypatch.setattr(local, "python", lambda *_: ["/no/such/python"])
     child = start(tmp_path, "work")
     child.wait()
     assert child.log_tail().startswith("/no/such/python cannot be executed: [Errno 2]")
@@ -256,7 +260,7 @@ os.fork = limited
 import shim
 shim.main()
 """
-    monkeypatch.setattr(process, "BOOT", program)
+    monkeypatch.setattr(local, "BOOT", program)
     child = start(tmp_path, "work")
     child.wait()
     assert not child.began
@@ -283,7 +287,7 @@ def test_a_failed_start_leaves_nothing(
         patch.setattr(f"{place.get(function, 'os')}.{function}", fail)
         with pytest.raises(OSError, match="Too many") as raised:
             start(tmp_path, "work")
-    assert process.why_not_started(raised.value).startswith(
+    assert why_not_started(raised.value).startswith(
         "could not be started: Too many open files; raise the limit of `ulimit -n`"
     )
     assert sorted(os.listdir("/proc/self/fd")) == before

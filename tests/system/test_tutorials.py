@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -39,6 +40,25 @@ def test_ones_own_game_is_learnt(corridor: Path, penstock: Penstock) -> None:
     )
     status, _, errors = penstock(module="use").end()
     assert (status, errors) == (0, "")
+
+
+@pytest.mark.timeout(110)
+def test_the_example_on_replay_trains_goes_on_and_is_evaluated(
+    tmp_path: Path, penstock: Penstock
+) -> None:
+    for name in ("own_offpolicy.py", "own_offpolicy.yaml"):
+        shutil.copy(Path(__file__).parents[2] / "examples" / name, tmp_path)
+    small = ("replay.min_size=256", "stop.return=null")
+    begun = ("run.dir=run", *small, "stop.learner_steps=30", "--json")
+    status, _, errors = penstock("train", "own_offpolicy.yaml", *begun).end()
+    assert status == 0, errors
+    again = penstock("train", "run", "--resume", "must", "stop.learner_steps=60", "--json")
+    status, summary, errors = again.end()
+    assert status == 0, errors
+    assert summary["learner_steps"] >= 60
+    status, summary, errors = penstock("eval", "run", "--episodes", "2", "--json").end()
+    assert status == 0, errors
+    assert len(summary["returns"]) == 2
 
 
 @pytest.mark.slow

@@ -11,12 +11,13 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from penstock.core.interfaces import Json, MetricSink, RunEvent
+from penstock.core.interfaces import EngineContext, Json, MetricSink, RunEvent
 from penstock.core.role_spec import RoleSpec, Stage
 from penstock.core.run_dir import run_folder, runtime_folder
-from penstock.launch.process import role_arguments
+from penstock.launch.engines.local import LocalEngine
 from penstock.launch.supervisor import Supervisor
 from penstock.launch.supervisor_messages import RestartLimits
+from penstock.launch.topology import role_arguments
 
 
 class Ears(MetricSink):
@@ -61,7 +62,8 @@ def main() -> None:
     with run_folder(run_dir, "auto") as lock, runtime_folder() as runtime_dir:
         arguments = role_arguments(run_dir, runtime_dir)
         limits = RestartLimits(**plan.get("limits", {}))
-        supervisor = Supervisor(specs, limits, arguments, run_dir / "logs", ears, (lock,))
+        engine = LocalEngine(EngineContext(runtime_dir, (lock,)))
+        supervisor = Supervisor(specs, limits, arguments, run_dir / "logs", ears, engine)
         outcome = supervisor.run()
     failure = outcome.failure and vars(outcome.failure)
     print(json.dumps({"notes": ears.notes, "last": ears.last, "failure": failure}))

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from penstock.configs.errors import UserError
+from penstock.core.interfaces import Welcome
 from penstock.core.specs import SlotSpec
-from penstock.transport.link import Welcome
 from penstock.transport.shm.attach import Attached, AttachServer
 from penstock.transport.shm.lane import offer
 from penstock.transport.shm.store import SlotStore, drain_event

@@ -9,8 +9,7 @@ from typing import Any
 from penstock.core.specs import SlotSpec
 from penstock.transport.shm.arena import Arena
 from penstock.transport.shm.attach import check_fds, close_all
-from penstock.transport.shm.slot_writer import SlotWriter
-from penstock.transport.shm.store import Geometry, SlotStore
+from penstock.transport.shm.store import Geometry, SlotStore, SlotWriter
 
 MAX_SLOTS = MAX_LANES = 1 << 24
 

@@ -5,9 +5,11 @@ from __future__ import annotations
 from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
 
-from penstock.core.params import Float32, ParamLayout
+from penstock.configs.schema import Config
+from penstock.core.interfaces import LearnerGoneError, LearnerInfo, Link, Welcome
+from penstock.core.params import POLICY_ID, Float32, ParamLayout, Stamp
+from penstock.core.role import RoleContext
 from penstock.core.specs import SlotSpec
-from penstock.transport.link import LearnerGoneError, Stamp, Welcome
 from penstock.transport.shm.attach import (
     STRANGE,
     AttachClient,
@@ -16,13 +18,12 @@ from penstock.transport.shm.attach import (
     strange_answer,
 )
 from penstock.transport.shm.lane import attached
-from penstock.transport.shm.slot_writer import SlotWriter
-from penstock.transport.shm.store import Slot
+from penstock.transport.shm.store import Slot, SlotWriter
 from penstock.transport.shm.weights_board import WeightsBoard
 
 
 class ShmLink:
-    """`transport.link.Link` over shared memory; ``want=0`` attaches to the weights alone."""
+    """A `Link` over shared memory; ``want=0`` attaches to the weights alone."""
 
     fills_store = True
 
@@ -83,8 +84,10 @@ class ShmLink:
     def beat(self) -> None:
         """Nothing to say: only the confirmed death of a process takes its slots from it."""
 
-    def read_weights(self, out: Float32, newer_than: Stamp | None) -> Stamp | None:
-        return self.board.read(out, newer_than)
+    def read_weights(
+        self, out: Float32, newer_than: Stamp | None, policy_id: int = POLICY_ID
+    ) -> Stamp | None:
+        return self.board.read(out, newer_than, policy_id)
 
     def learner_gone(self) -> bool:
         """True when the learner closed the connection, which it does only by ending."""
@@ -92,3 +95,20 @@ class ShmLink:
 
     def close(self) -> None:
         self._stack.close()
+
+
+class ShmTransport:
+    """The learner's memory, by its Unix socket; an address is the path of that."""
+
+    def ask(self, ctx: RoleContext, address: str) -> LearnerInfo:
+        link = ShmLink(Path(address), None, want=0)
+        link.close()
+        return LearnerInfo(link.welcome.config, address)
+
+    def connect(
+        self, ctx: RoleContext, address: str, config: Config, spec: SlotSpec, actor: int
+    ) -> Link:
+        try:
+            return ShmLink(Path(address), spec, config.transport.slots)
+        except LearnerGoneError as error:  # it ended meanwhile: there may be another one
+            raise ConnectionError(str(error)) from error

@@ -16,11 +16,12 @@ bounds how far a writer can run ahead of the learner.
 from __future__ import annotations
 
 import os
+import time
 from collections import deque
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, lru_cache
 from itertools import accumulate
 from typing import Any
 
@@ -29,10 +30,12 @@ import numpy.typing as npt
 
 from penstock.configs.errors import UserError
 from penstock.core.specs import HEADER, HEADER_NBYTES, PAGE, Block, Bytes, SlotSpec
-from penstock.transport.shm.arena import Arena
-from penstock.transport.shm.ring import WORDS_PER_LINE, Ring
+from penstock.transport.shm.arena import Arena, fence
+from penstock.transport.wait import wait_readable
 
 WORD_NBYTES = 8
+WORDS_PER_LINE = 8
+COUNTER_WORDS = 2 * WORDS_PER_LINE
 EVENT_FLAGS = os.EFD_NONBLOCK | os.EFD_CLOEXEC if hasattr(os, "EFD_NONBLOCK") else 0
 
 
@@ -120,6 +123,53 @@ class Geometry:
 
 def _pages(nbytes: int) -> int:
     return -(-nbytes // PAGE) * PAGE
+
+
+class Ring:
+    """A ring of slot ids between one writer and one reader, in memory that two processes may share;
+    at most ``capacity`` ids, as the protocol above it never lends more slots than exist.
+
+    Two counters that only grow, each with one owner, on cache lines of their own: the pusher stores
+    the cell, then `tail`; the popper reads `tail`, then the cell, then stores `head`. With a
+    `fence` between, a reader that sees the counter sees the cell and the slot's bytes. A process
+    killed between two stores leaves the ring as it was before the push.
+    """
+
+    def __init__(self, words: memoryview, offset: int, capacity: int) -> None:
+        """``words``: int64 view of the arena; ``offset``: in words, a multiple of a line."""
+        self._words = words
+        self._tail = offset
+        self._head = offset + WORDS_PER_LINE
+        self._cells = offset + COUNTER_WORDS
+        self._capacity = capacity
+
+    @staticmethod
+    def size_words(capacity: int) -> int:
+        return COUNTER_WORDS + -(-capacity // WORDS_PER_LINE) * WORDS_PER_LINE
+
+    def __len__(self) -> int:
+        return int(self._words[self._tail] - self._words[self._head])
+
+    def push(self, value: int) -> None:
+        words = self._words
+        tail = words[self._tail]
+        words[self._cells + tail % self._capacity] = value
+        fence()
+        words[self._tail] = tail + 1
+
+    def pop(self) -> int | None:
+        words = self._words
+        head = words[self._head]
+        if words[self._tail] == head:
+            return None
+        fence()
+        value = words[self._cells + head % self._capacity]
+        words[self._head] = head + 1
+        return int(value)
+
+    def reset(self) -> None:
+        """Only while the other side is known to be gone."""
+        self._words[self._tail] = self._words[self._head] = 0
 
 
 @dataclass
@@ -328,6 +378,70 @@ class SlotStore:
             os.close(self.filled_event)
             self.filled_event = -1
         self.arena.close()
+
+
+class SlotWriter:
+    """A writer's side of one lane. One thread at a time."""
+
+    def __init__(
+        self, arena: Arena, geometry: Geometry, lane: int, lent_event: int, filled_event: int
+    ) -> None:
+        self.spec = geometry.spec
+        self.blocks = geometry.blocks(arena)
+        self._words = geometry.lane(arena, lane)
+        self.event = lent_event  # readable when slots were lent
+        self._filled_event = filled_event
+        self._kept: list[int] = []
+        self._slot = lru_cache(maxsize=None)(lambda index: geometry.slot(arena, index))
+
+    @property
+    def available(self) -> int:
+        """Slots that `acquire` would give without waiting."""
+        return len(self._kept) + len(self._words.lent)
+
+    @property
+    def want(self) -> int:
+        """How many slots this writer asks to hold at a time."""
+        return self._words.want
+
+    @want.setter
+    def want(self, slots: int) -> None:
+        self._words.want = slots
+        os.eventfd_write(self._filled_event, 1)  # wakes the store to follow
+
+    def acquire(self, timeout_s: float) -> Slot | None:
+        """A lent slot to fill, or None when none was lent in time."""
+        if self._kept:
+            return self._slot(self._kept.pop())
+        deadline_s = time.monotonic() + timeout_s
+        while (index := self._words.lent.pop()) is None:
+            left_s = deadline_s - time.monotonic()
+            if left_s <= 0 or not wait_readable(self.event, left_s):
+                return None
+            drain_event(self.event)
+        return self._slot(index)
+
+    def publish(self, slot: Slot) -> None:
+        self._words.filled.push(slot.index)
+        os.eventfd_write(self._filled_event, 1)
+
+    def give_back(self, slot: Slot) -> None:
+        """Keep an unpublished slot for the next `acquire`."""
+        self._kept.append(slot.index)
+
+    @contextmanager
+    def slot(self, timeout_s: float) -> Iterator[Slot | None]:
+        """A slot to fill, published on leaving the block; an exception publishes nothing."""
+        slot = self.acquire(timeout_s)
+        if slot is None:
+            yield None
+            return
+        try:
+            yield slot
+        except BaseException:
+            self.give_back(slot)
+            raise
+        self.publish(slot)
 
 
 def drain_event(fd: int) -> None:

@@ -1,4 +1,4 @@
-"""The weights board: the newest weights of one learner, for all actors of a host.
+"""The weights board: the newest weights of one policy, for all actors of a host.
 
 A double buffer with two counters. The writer announces the buffer that it is about to overwrite
 (`writing`), fills it, then shows it (`ready`). A reader copies the buffer that is shown and copies
@@ -11,14 +11,14 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from penstock.core.params import Float32, WireDtype, from_bf16
+from penstock.core.interfaces import UnknownPolicyError
+from penstock.core.params import POLICY_ID, Float32, Stamp, WireDtype, from_bf16
 from penstock.core.specs import PAGE
-from penstock.transport.link import Stamp
-from penstock.transport.shm.arena import Arena
-from penstock.transport.shm.ring import fence
+from penstock.transport.shm.arena import Arena, fence
 
 _WRITING, _READY, _META = 0, 8, 16  # in words of 8 bytes; counters on lines of their own
 _META_WORDS = 8
+_POLICY = _META + 2 * _META_WORDS
 _DTYPES: tuple[WireDtype, ...] = ("fp32", "bf16")
 _ITEM_NBYTES = {"fp32": 4, "bf16": 2}
 
@@ -40,14 +40,27 @@ class WeightsBoard:
         return cls(Arena.attach(fd, _nbytes(size)), size)
 
     @classmethod
-    def create(cls, size: int, *, shared: bool = True) -> WeightsBoard:
+    def create(cls, size: int, *, shared: bool = True, policy_id: int = POLICY_ID) -> WeightsBoard:
         nbytes = _nbytes(size)
         arena = Arena.shared(nbytes, "weights") if shared else Arena.private(nbytes)
+        arena.words[_POLICY] = policy_id
         return cls(arena, size)
 
-    def publish(self, payload: npt.NDArray[np.generic], stamp: Stamp) -> None:
-        """Show new weights: float32 ``[size]``, or bfloat16 bits as uint16 ``[size]``."""
+    @property
+    def policy_id(self) -> int:
+        """Whose weights are shown."""
+        return self._words[_POLICY]
+
+    def publish(
+        self, payload: npt.NDArray[np.generic], stamp: Stamp, policy_id: int = POLICY_ID
+    ) -> None:
+        """Show new weights: float32 ``[size]``, or bfloat16 bits as uint16 ``[size]``.
+
+        Raises UnknownPolicyError for those of another policy.
+        """
         words = self._words
+        if policy_id != words[_POLICY]:
+            raise UnknownPolicyError(policy_id)
         count = words[_READY] + 1
         k = count & 1
         words[_WRITING] = count
@@ -73,9 +86,16 @@ class WeightsBoard:
             if words[_WRITING] <= ready + 1:
                 return stamp
 
-    def read(self, out: Float32, newer_than: Stamp | None = None) -> Stamp | None:
-        """Copy the newest weights into ``out`` as float32; None when none are newer."""
+    def read(
+        self, out: Float32, newer_than: Stamp | None = None, policy_id: int = POLICY_ID
+    ) -> Stamp | None:
+        """Copy the newest weights into ``out`` as float32; None when none are newer.
+
+        Raises UnknownPolicyError for those of another policy.
+        """
         words = self._words
+        if policy_id != words[_POLICY]:
+            raise UnknownPolicyError(policy_id)
         while True:
             ready = words[_READY]
             fence()

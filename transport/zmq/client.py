@@ -15,12 +15,12 @@ import numpy.typing as npt
 import zmq
 
 from penstock.configs.errors import UserError, printable
-from penstock.core.params import ParamLayout
+from penstock.core.interfaces import LearnerGoneError, UnknownPolicyError, Welcome
+from penstock.core.params import POLICY_ID, ParamLayout, Stamp
 from penstock.core.role import RoleContext
 from penstock.core.specs import SlotSpec
 from penstock.transport import wire
 from penstock.transport.grants import BEAT_S
-from penstock.transport.link import LearnerGoneError, Stamp, Welcome
 from penstock.transport.wire import Header, MessageKind, WireError
 from penstock.transport.zmq.keys import load_actor
 from penstock.transport.zmq.sockets import Socket, dealer, receive
@@ -68,8 +68,9 @@ class Client:
         self._repeat_at = 0.0
         self._said_s = 0.0  # when a message for a grant was last sent
         self._unanswered_s: float | None = None
-        self._asked: tuple[Stamp | None, float] | None = None
-        self._weights: wire.Message | None = None
+        self._asked: dict[int, tuple[Stamp | None, float]] = {}  # by policy
+        self._weights: dict[int, tuple[Stamp, npt.NDArray[Any]]] = {}
+        self._unknown: set[int] = set()  # policies that were refused
         curve = ctx.curve or (ctx.config.transport.curve if ctx.config else None)
         keys = load_actor(Path(curve)) if curve else None
         self._context: zmq.Context[Socket] = zmq.Context()
@@ -128,28 +129,28 @@ class Client:
         self._said_s = time.monotonic()
         return True
 
-    def ask_weights(self, have: Stamp | None) -> None:
+    def ask_weights(self, have: Stamp | None, policy_id: int = POLICY_ID) -> None:
         """Ask for weights other than ``have``; asking again early sends nothing."""
         now_s = time.monotonic()
-        if self._asked is not None:
-            asked, at_s = self._asked
+        if policy_id in self._asked:
+            asked, at_s = self._asked[policy_id]
             if asked == have and now_s - at_s < REPEAT_S:
                 return
-        self._asked = (have, now_s)
+        self._asked[policy_id] = (have, now_s)
         self._await_answer(now_s)
-        self._say(MessageKind.WEIGHTS_GET, {"have": have})
+        self._say(MessageKind.WEIGHTS_GET, {"have": have} | wire.policy_meta(policy_id))
 
-    def take_weights(self) -> tuple[Stamp, npt.NDArray[Any]] | None:
-        """Weights that have come since the last call: float32, or bfloat16 bits as uint16."""
-        message, self._weights = self._weights, None
-        if message is None:
-            return None
-        try:
-            values = wire.decode_weights(message, self.welcome.layout)
-        except WireError:
-            return None  # damaged on the way: they are asked for again
-        self._asked = None
-        return Stamp(message.head.generation, message.head.version), values
+    def take_weights(self, policy_id: int = POLICY_ID) -> tuple[Stamp, npt.NDArray[Any]] | None:
+        """Weights that have come since the last call: float32, or bfloat16 bits as uint16.
+
+        Raises UnknownPolicyError where the learner has refused to give any.
+        """
+        if policy_id in self._unknown:
+            raise UnknownPolicyError(policy_id)
+        fresh = self._weights.pop(policy_id, None)
+        if fresh is not None:
+            self._asked.pop(policy_id, None)
+        return fresh
 
     def pump(self, timeout_s: float) -> None:
         """Handle what has come; wait up to ``timeout_s`` for something."""
@@ -227,13 +228,17 @@ class Client:
     def _handle(self, message: wire.Message) -> None:
         head = message.head
         if head.kind == MessageKind.WEIGHTS:
-            self._weights = message
             self._unanswered_s = None
+            policy_id, values = wire.decode_weights(message, self.welcome.layout)
+            if policy_id in self._asked:
+                self._weights[policy_id] = Stamp(head.generation, head.version), values
             return
         meta = wire.verify(message)
         self._unanswered_s = None
         if head.kind == MessageKind.WELCOME:
             self._welcomed(head, meta)
+        elif head.kind == MessageKind.REFUSE and "policy_id" in meta:
+            self._unknown |= {wire.policy_of(meta)} & self._asked.keys()
         elif head.kind == MessageKind.REFUSE:
             raise UserError(printable(str(meta["error"])))
         elif self._run_id and head.run_id != self._run_id:
@@ -258,7 +263,8 @@ class Client:
             self.spec = self.spec or self.welcome.spec
         self._run_id = head.run_id
         self._joined = True
-        self._asked = None
+        self._asked.clear()
+        self._unknown.clear()
         self.limit = max(head.sequence, self.next)
 
     def _checked(self, spec: SlotSpec) -> SlotSpec:

@@ -13,19 +13,19 @@ from itertools import islice
 from pathlib import Path
 
 from penstock.core import descriptors
+from penstock.core.interfaces import LearnerGoneError, SlotProcessor, Welcome
 from penstock.core.memory import TRIM_S, give_back_memory, keep_freed_memory
 from penstock.core.role import EXIT_REJOIN, RoleContext, learner_socket
 from penstock.profiling.status import Phase
-from penstock.transport.link import LearnerGoneError, Welcome
+from penstock.transport.addresses import check_bind
 from penstock.transport.shm.link import ShmLink
-from penstock.transport.zmq.receiver import TICK_S, Process, Receiver
-from penstock.transport.zmq.sockets import check_bind
+from penstock.transport.zmq.receiver import TICK_S, Receiver
 
 STREAMS_PER_REPORT = 1000  # what fits a message to the supervisor
 LAST_CHARACTERS = 200  # of the latest message of a reason, in an event
 
 
-def run(ctx: RoleContext, prepare: Callable[[Welcome], Process] | None = None) -> None:
+def run(ctx: RoleContext, prepare: Callable[[Welcome], SlotProcessor] | None = None) -> None:
     """Receive until told to stop; exits with EXIT_REJOIN when the learner is gone.
 
     ``prepare`` makes, from what the learner says of itself, the function that checks and changes

@@ -1,4 +1,4 @@
-"""`transport.link.Link` over ZeroMQ: a slot of its own, encoded into one message when published.
+"""A `Link` over ZeroMQ: a slot of its own, encoded into one message when published.
 
 Weights come from the relay of this host where there is one, else over the same connection.
 """
@@ -11,16 +11,18 @@ from pathlib import Path
 
 import numpy as np
 
-from penstock.core.params import Float32
-from penstock.core.role import RoleContext
+from penstock.configs.schema import Config
+from penstock.core.interfaces import LearnerGoneError, LearnerInfo, Link
+from penstock.core.params import POLICY_ID, Float32, Stamp
+from penstock.core.role import RoleContext, relay_socket
 from penstock.core.specs import SlotSpec
 from penstock.profiling.ledger import Part
-from penstock.transport.link import LearnerGoneError, Stamp
 from penstock.transport.shm.arena import Arena
 from penstock.transport.shm.link import ShmLink
 from penstock.transport.shm.store import Geometry, Slot
 from penstock.transport.wire import SlotEncoder, to_float32
 from penstock.transport.zmq.client import Client
+from penstock.transport.zmq.sockets import boot_id
 
 
 class ZmqLink:
@@ -54,13 +56,13 @@ class ZmqLink:
         )
         try:
             self._client.join()
+            self.welcome = self._client.welcome
+            self._encoder = SlotEncoder(self.welcome.spec, codec)
+            geometry = Geometry(self.welcome.spec, slots=1, lanes=0)
+            self._slot = geometry.slot(Arena.private(geometry.nbytes), 0)
         except BaseException:
             self._client.close()
             raise
-        self.welcome = self._client.welcome
-        self._encoder = SlotEncoder(self.welcome.spec, codec)
-        geometry = Geometry(self.welcome.spec, slots=1, lanes=0)
-        self._slot = geometry.slot(Arena.private(geometry.nbytes), 0)
 
     @contextmanager
     def slot(self, timeout_s: float) -> Iterator[Slot | None]:
@@ -87,21 +89,25 @@ class ZmqLink:
             if self._ctx.leaving():
                 raise LearnerGoneError("left before the last slot could be sent")
 
-    def read_weights(self, out: Float32, newer_than: Stamp | None) -> Stamp | None:
+    def read_weights(
+        self, out: Float32, newer_than: Stamp | None, policy_id: int = POLICY_ID
+    ) -> Stamp | None:
         """As `Link.read_weights`; asks for the next ones each time."""
         if self._relay_path is not None:
-            return self._read_relay(self._relay_path, out, newer_than)
+            return self._read_relay(self._relay_path, out, newer_than, policy_id)
         self._client.pump(0)
-        fresh = self._client.take_weights()
+        fresh = self._client.take_weights(policy_id)
         if fresh is None or fresh[0] == newer_than:
-            self._client.ask_weights(newer_than)
+            self._client.ask_weights(newer_than, policy_id)
             return None
         stamp, values = fresh
         np.copyto(out, to_float32(values))
-        self._client.ask_weights(stamp)
+        self._client.ask_weights(stamp, policy_id)
         return stamp
 
-    def _read_relay(self, path: Path, out: Float32, newer_than: Stamp | None) -> Stamp | None:
+    def _read_relay(
+        self, path: Path, out: Float32, newer_than: Stamp | None, policy_id: int
+    ) -> Stamp | None:
         if self._relay is not None and self._relay.learner_gone():
             self._relay.close()
             self._relay = None
@@ -112,10 +118,37 @@ class ZmqLink:
                 return None  # it is being started, or started again
         if self._relay.welcome.run_id != self.welcome.run_id:
             return None  # it is about to follow the learner
-        return self._relay.read_weights(out, newer_than)
+        return self._relay.read_weights(out, newer_than, policy_id)
 
     def close(self) -> None:
         """Leave; what was sent is still delivered."""
         self._client.close()
         if self._relay is not None:
             self._relay.close()
+
+
+class ZmqTransport:
+    """A connector, by its address ``tcp://`` or ``ipc://``."""
+
+    def ask(self, ctx: RoleContext, address: str) -> LearnerInfo:
+        client = Client(ctx, address)
+        try:
+            client.join()
+            here = client.boot_id == boot_id()
+            return LearnerInfo(client.welcome.config, str(client.unix_path) if here else "")
+        finally:
+            client.close()
+
+    def connect(
+        self, ctx: RoleContext, address: str, config: Config, spec: SlotSpec, actor: int
+    ) -> Link:
+        return ZmqLink(
+            ctx,
+            address,
+            spec,
+            config.transport.slots,
+            actor=actor,
+            relay_path=relay_socket(ctx.runtime_dir, ctx.learner),
+            codec=config.transport.codec,
+            patience_s=config.run.hang_timeout_s,
+        )

@@ -24,11 +24,11 @@ import numpy.typing as npt
 import zmq
 
 from penstock.configs.errors import UserError
-from penstock.core.params import WireDtype
+from penstock.core.interfaces import SlotProcessor, UnknownPolicyError
+from penstock.core.params import Stamp, WireDtype
 from penstock.profiling.ledger import Part, TimeLedger
 from penstock.transport import wire
 from penstock.transport.grants import ActorStream, Grants, TakenError
-from penstock.transport.link import Stamp
 from penstock.transport.shm.host import check_spec
 from penstock.transport.shm.link import ShmLink
 from penstock.transport.shm.store import drain_event
@@ -37,8 +37,6 @@ from penstock.transport.zmq.keys import answer_zap, load_learner
 from penstock.transport.zmq.listener import Listener
 from penstock.transport.zmq.sockets import boot_id, receive, receive_from, router, zap
 from penstock.transport.zmq.weights_responder import WeightsResponder
-
-Process = Callable[[dict[str, npt.NDArray[Any]]], None]
 
 TICK_S = 0.01  # how long new weights wait at most
 QUIET_S = 0.2  # this long without a message, what was sent has come
@@ -58,7 +56,7 @@ class Receiver:
         curve: Path | None = None,
         dtype: WireDtype = "bf16",
         silence_s: float = 60.0,
-        process: Process | None = None,
+        process: SlotProcessor | None = None,
         ledger: TimeLedger | None = None,
     ) -> None:
         """Raises UserError for an address that is taken, or keys that cannot be read."""
@@ -71,7 +69,9 @@ class Receiver:
         self._link = link
         self._writer = link.writer
         self._decoder = wire.SlotDecoder(link.spec)
-        self._desk = WeightsResponder(link.board, link.welcome, dtype)
+        self._responders = {
+            board.policy_id: WeightsResponder(board, link.welcome, dtype) for board in (link.board,)
+        }
         self._process = process
         self._ledger = ledger or TimeLedger()
         self._lending = True
@@ -259,7 +259,7 @@ class Receiver:
         received["raw_nbytes"] += head.raw_nbytes
         received["coded_nbytes"] += head.coded_nbytes
 
-    def _apply(self, process: Process, columns: dict[str, npt.NDArray[Any]]) -> None:
+    def _apply(self, process: SlotProcessor, columns: dict[str, npt.NDArray[Any]]) -> None:
         try:
             process(columns)
         except Exception as error:
@@ -282,7 +282,13 @@ class Receiver:
             have = None if meta["have"] is None else Stamp(*map(int, meta["have"]))
         except wire.STRANGE as error:
             raise WireError("meta", str(error)) from error
-        if self._desk.ask(peer, have):  # nothing newer yet, but the connector lives
+        policy_id = wire.policy_of(meta)
+        responder = self._responders.get(policy_id)
+        if responder is None:
+            text = str(UnknownPolicyError(policy_id))
+            self._reject(WireError("policy", text))
+            self._refuse(peer, text, policy_id=policy_id)
+        elif responder.ask(peer, have):  # nothing newer yet, but the connector lives
             self._say(peer, MessageKind.GRANT, None, self.grants.of(message.head, peer))
 
     def _tend(self, now_s: float) -> None:
@@ -290,15 +296,16 @@ class Receiver:
         if self._lending:
             for stream in self.grants.lend(self._writer.available):
                 self._say(stream.peer, MessageKind.GRANT, None, stream)
-        for peer, parts in self._desk.due():
-            self._send(peer, parts)
+        for responder in self._responders.values():
+            for peer, parts in responder.due():
+                self._send(peer, parts)
         self.grants.expire(now_s)
         self.listener.look(now_s)
         if self._writer.want != self.grants.want:
             self._writer.want = self.grants.want
 
-    def _refuse(self, peer: bytes, text: str) -> None:
-        self._say(peer, MessageKind.REFUSE, {"error": text[:REFUSE_CHARACTERS]})
+    def _refuse(self, peer: bytes, text: str, **more: int) -> None:
+        self._say(peer, MessageKind.REFUSE, {"error": text[:REFUSE_CHARACTERS], **more})
 
     def _say(
         self, peer: bytes, kind: MessageKind, meta: Any = None, stream: ActorStream | None = None

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import time
 
+from penstock.core.interfaces import LearnerGoneError
+from penstock.core.params import Stamp
 from penstock.core.role import EXIT_REJOIN, RoleContext, relay_socket
 from penstock.profiling.ledger import Part
 from penstock.profiling.status import Phase
-from penstock.transport.link import LearnerGoneError, Stamp
 from penstock.transport.shm.host import ShmHost
 from penstock.transport.shm.weights_board import WeightsBoard
 from penstock.transport.zmq.client import Client

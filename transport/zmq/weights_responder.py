@@ -9,16 +9,16 @@ from __future__ import annotations
 
 import numpy as np
 
-from penstock.core.params import WireDtype
+from penstock.core.interfaces import Welcome
+from penstock.core.params import Stamp, WireDtype
 from penstock.transport import wire
-from penstock.transport.link import Stamp, Welcome
 from penstock.transport.shm.weights_board import WeightsBoard
 
 MAX_WAITING = 1 << 14  # peers that wait for another version; most of them may have left
 
 
 class WeightsResponder:
-    """Reads the learner's board and encodes each version at most once."""
+    """Reads the board of one policy and encodes each version at most once."""
 
     def __init__(self, board: WeightsBoard, welcome: Welcome, dtype: WireDtype) -> None:
         self._board = board
@@ -61,8 +61,9 @@ class WeightsResponder:
         # Fresh memory each time: messages of the version before may still be on their way out.
         layout = self._welcome.layout
         values = np.empty(layout.size, np.float32)
-        stamp = self._board.read(values)
+        stamp = self._board.read(values, policy_id=self._board.policy_id)
         assert stamp is not None
         run_id = self._welcome.run_id
-        self._parts = wire.encode_weights(values, stamp, self._dtype, layout, run_id)
+        policy_id = self._board.policy_id
+        self._parts = wire.encode_weights(values, stamp, self._dtype, layout, run_id, policy_id)
         self._stamp = stamp

@@ -16,16 +16,18 @@ import pytest
 
 from penstock.actors import join as joining
 from penstock.actors import role as actor_main
-from penstock.algos import network_shape, slot_spec
+from penstock.algos.samples import network_shape, slot_spec
 from penstock.configs.load import resolve
 from penstock.configs.schema import Config
 from penstock.core.control import Channel
+from penstock.core.interfaces import Welcome
+from penstock.core.params import Stamp
 from penstock.core.role import EXIT_REJOIN, RoleContext, learner_socket
 from penstock.core.specs import SlotSpec
 from penstock.envs import BatchedEnv, make, probe
 from penstock.profiling.status import StatusPage
 from penstock.replay import Accounting
-from penstock.transport.link import Stamp, Welcome
+from penstock.transport.shm import link as shm_link
 from penstock.transport.shm.host import ShmHost
 from penstock.transport.shm.link import ShmLink
 from penstock.transport.shm.store import SlotStore
@@ -229,7 +231,7 @@ def test_who_is_given_to_nobody_waits_without_haste_and_ends_when_told(
         tried.append(path)
         return ShmLink(path, *args)
 
-    monkeypatch.setattr(joining, "ShmLink", attempt)
+    monkeypatch.setattr(shm_link, "ShmLink", attempt)
     with learner(tmp_path, 0, config, "shm") as first:
         run = actor(tmp_path, config, "shm", learner=0)
         one = run.__enter__()
@@ -259,7 +261,9 @@ def test_who_waits_for_its_learner_over_the_wire_can_be_given_to_another(
         assert_accounted(list(second.taken), 0)
 
 
-def test_the_only_learner_is_left_by_ending(tmp_path: Path, config: Config) -> None:
+def test_the_only_learner_is_left_by_ending(
+    tmp_path: Path, config: Config, notes: list[str]
+) -> None:
     alone = config.model_copy(update={"learner": config.learner.model_copy(update={"count": 1})})
     with learner(tmp_path, 0, alone, "shm") as first:
         run = actor(tmp_path, alone, "shm", learner=0)
@@ -267,6 +271,5 @@ def test_the_only_learner_is_left_by_ending(tmp_path: Path, config: Config) -> N
         wait_until(lambda: len(first.taken) > 3, 30)
     one.thread.join(5)
     assert one.exit_code == EXIT_REJOIN
-    notes = [m for m in one.line.receive() if m["kind"] == "note"]
-    assert notes[-1]["text"] == "actor-1 joins again: the learner ended"
+    assert notes[-1] == "actor-1 joins again: the learner ended"
     run.__exit__(None, None, None)

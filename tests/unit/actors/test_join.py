@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import threading
 from pathlib import Path
@@ -9,12 +10,14 @@ from pathlib import Path
 import pytest
 
 from penstock.actors import join
-from penstock.algos import slot_spec
+from penstock.algos.samples import slot_spec
 from penstock.configs.load import resolve
 from penstock.core.control import Channel
 from penstock.core.role import RoleContext
 from penstock.envs import probe
 from penstock.profiling.status import StatusPage
+from penstock.transport.shm.link import ShmTransport
+from transport_world import context
 
 ELSEWHERE = {"kind": "learner", "index": 1, "address": None, "incarnation": 2}
 
@@ -34,8 +37,8 @@ def test_an_actor_by_hand_says_that_it_waits_and_one_of_a_run_does_not(
     config = resolve("cartpole")
     leave = threading.Timer(0.5, lambda: ours.send(ELSEWHERE))
     leave.start()
-    path = tmp_path / "nobody.sock"
-    found = join.Found(config, path)
+    path = str(tmp_path / "nobody.sock")
+    found = join.Found(config, ShmTransport(), path)
     assert join.join(ctx, found, slot_spec(config, probe(config.env)), 0) is None
     leave.join()
     waits = {"kind": "note", "text": f"actor-0 waits for the learner at {path}"}
@@ -43,3 +46,11 @@ def test_an_actor_by_hand_says_that_it_waits_and_one_of_a_run_does_not(
     ours.close()
     theirs.close()
     page.close()
+
+
+def test_a_host_without_memory_is_a_fault_and_not_waited_for(tmp_path: Path) -> None:
+    def connect() -> None:
+        raise OSError(errno.ENOMEM, "no memory")
+
+    with pytest.raises(OSError, match="no memory"):
+        join.wait_for(connect, context(tmp_path), None)

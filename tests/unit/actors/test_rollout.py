@@ -14,8 +14,8 @@ from gymnasium.vector import SyncVectorEnv
 
 from fake_inference import LateInference, ScriptedInference
 from penstock.actors.rollout import Rollout
-from penstock.algos import network_shape, slot_spec
 from penstock.algos.acting import make_policy
+from penstock.algos.samples import network_shape, slot_spec
 from penstock.configs.errors import UserError
 from penstock.configs.load import resolve
 from penstock.core.params import Array, Stamp

@@ -10,13 +10,13 @@ import pytest
 
 from fake_inference import ScriptedInference
 from penstock.actors.rollout import Rollout
-from penstock.algos import slot_spec
+from penstock.algos.samples import slot_spec
 from penstock.configs.load import resolve
 from penstock.configs.schema import Config
 from penstock.envs import make
 from penstock.profiling.ledger import TimeLedger
 from penstock.replay import Replay
-from penstock.transport.shm.slot_writer import SlotWriter
+from penstock.transport.shm.store import SlotWriter
 
 pytest.importorskip("ale_py")
 

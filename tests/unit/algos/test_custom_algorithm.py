@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -11,15 +12,22 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from gymnasium import spaces
 
+from lockstep_run import of_kind, train_in_lockstep
 from pages import code
-from penstock.algos import process, slot_spec
-from penstock.algos.custom import custom
+from penstock.algos.custom.algorithm import custom
+from penstock.algos.registry import algorithm
+from penstock.algos.samples import make_receive, network_shape, process, slot_spec
 from penstock.configs.errors import UserError
 from penstock.configs.load import resolve
 from penstock.configs.schema import Config
+from penstock.core.interfaces import Transitions
 from penstock.core.specs import HEADER
-from penstock.envs import probe
+from penstock.envs import EnvInfo, probe
+from penstock.learner.checkpoints import checkpoint_format
+from penstock.learner.factory import make_trainer
+from penstock.learner.offpolicy import OffPolicyTrainer
 from penstock.learner.sources.staging import StagingBatch
 from penstock.learner.trainer import Trainer
 from penstock.transport.shm.store import Slot
@@ -85,7 +93,7 @@ def test_it_may_have_all_that_others_have(write: Write) -> None:
     entry = write(
         PLAIN
         + """
-from penstock.algos import impala
+from penstock.algos.impala import algorithm as impala
 from penstock.core.specs import Column
 class Algorithm:
     STATISTICS = ("ones", "cost")
@@ -180,6 +188,211 @@ def test_the_example_needs_no_torch_on_actors_and_finds_returns(
     assert (found[0], found[1], found[3], found[5]) == (2.0, 2.0, 8.0, 11.0)
     assert "torch" not in vars(own_algorithm)
     sys.modules.pop("own_algorithm")
+
+
+OFF_POLICY = """
+import numpy as np
+from penstock.models.acting.categorical import EpsilonGreedySampler
+from penstock.models.acting.gaussian import SquashedGaussianSampler
+from penstock.models.fitting import gaussian_shape, q_shape
+from own_offpolicy import Update
+from penstock.algos.dqn import algorithm as dqn
+class Choices:
+    Update = Update
+    class Settings:
+        temperature, bonus, least_bonus, tau = 0.1, 0.5, -1.0, 0.5
+        def __init__(self, epsilon: float = 0.5): self.epsilon = epsilon
+    def network(self, config, spaces): return q_shape(config, spaces, duelling=True)
+    def action_sampler(self, config, spaces, seed, actor):
+        epsilon = np.full(config.actors.envs, config.algo.settings.epsilon)
+        return EpsilonGreedySampler(2, epsilon, np.random.default_rng(seed))
+class Numbers(Choices):
+    def network(self, config, spaces): return gaussian_shape(config, spaces)
+    def action_sampler(self, config, spaces, seed, actor):
+        rng = np.random.default_rng(seed)
+        return SquashedGaussianSampler(spaces.action_space.shape, config.actors.envs, (-1, 1), rng)
+class Own(Choices):
+    def columns(self, *game): return dqn.columns(*game)[:-1]
+    def check(self, columns, layout): raise ValueError("never sound")
+    def process(self, cfg, columns): columns["reward"][...] = cfg.settings.epsilon
+class Unrecorded(Choices):
+    def action_sampler(self, config, spaces, seed, actor):
+        sampler = super().action_sampler(config, spaces, seed, actor)
+        sampler.recorded = {"q_max": sampler.recorded["q_max"]}
+        return sampler
+"""
+CHOICES = EnvInfo(spaces.Box(-1, 1, (4,), np.float32), spaces.Discrete(2), 1, "")
+NUMBERS = EnvInfo(spaces.Box(-1, 1, (3,), np.float32), spaces.Box(-2, 2, (2,), np.float32), 1, "")
+
+
+def replayed(entry: str, *options: str) -> Config:
+    return config(entry, "algo.data=transitions", "algo.reward_scale=0.5", *options)
+
+
+@pytest.fixture
+def off_policy(write: Write, monkeypatch: pytest.MonkeyPatch) -> str:
+    monkeypatch.syspath_prepend(EXAMPLES)
+    return write(OFF_POLICY)
+
+
+def random_batch() -> dict[str, Any]:
+    rng = np.random.default_rng(0)
+    return {
+        "obs": rng.normal(size=(8, 4)).astype(np.float32),
+        "action": rng.integers(0, 2, 8).astype(np.int32),
+        "reward": np.ones(8, np.float32),
+        "next_obs": rng.normal(size=(8, 4)).astype(np.float32),
+        "discount": np.full(8, 0.9, np.float32),
+    }
+
+
+def test_one_on_replay_trains_and_resumes(off_policy: str) -> None:
+    made, other = (OffPolicyTrainer(replayed(f"{off_policy}:Choices"), CHOICES) for _ in range(2))
+    assert len(made.update(random_batch())) == 8
+    assert set(made.statistics()) == {"q_loss", "td_error", "policy_entropy", "grad_norm"}
+    other.load_state_dict(made.state_dict())
+    for ours, theirs in zip(made.published(), other.published(), strict=True):
+        theirs.data.copy_(ours.data)
+    np.testing.assert_array_equal(made.update(random_batch()), other.update(random_batch()))
+    assert torch.equal(made.published()[0], other.published()[0])
+
+
+def test_one_on_replay_has_the_columns_that_fit_the_actions(off_policy: str) -> None:
+    choices, numbers = replayed(f"{off_policy}:Choices"), replayed(f"{off_policy}:Numbers")
+    spec = slot_spec(choices, CHOICES)
+    columns = spec.views(spec.zeros())
+    columns["reward"][...], columns["alive"][...] = 4, True
+    columns["action"][...] = 2
+    layout = network_shape(choices, CHOICES).layout
+    with pytest.raises(ValueError, match="actions from 2 to 2, there are 2"):
+        make_receive(choices.algo, layout)(columns)
+    columns["action"][...] = 1
+    make_receive(choices.algo, layout)(columns)
+    assert (columns["reward"] == 2).all()
+    assert (columns["priority"] == 2).all()
+    spec = slot_spec(numbers, NUMBERS)
+    assert "priority" not in [column.name for column in spec.columns]
+    columns = spec.views(spec.zeros())
+    columns["reward"][...] = 4
+    process(numbers.algo, columns)
+    assert (columns["reward"] == 2).all()
+    columns["action"][...] = 3
+    with pytest.raises(ValueError, match=r"an action of 3\.0"):
+        make_receive(numbers.algo, network_shape(numbers, NUMBERS).layout)(columns)
+
+
+def test_one_on_replay_may_have_columns_of_its_own(off_policy: str) -> None:
+    cfg = replayed(f"{off_policy}:Own", "algo.settings.epsilon=0.25", "algo.n_step=5")
+    spec = slot_spec(cfg, CHOICES)
+    columns = spec.views(spec.zeros())
+    process(cfg.algo, columns)
+    assert (columns["reward"] == 0.25).all()
+    with pytest.raises(ValueError, match="never sound"):
+        make_receive(cfg.algo, network_shape(cfg, CHOICES).layout)(columns)
+    assert algorithm(cfg.algo).data(cfg.algo) == Transitions(5)
+
+
+def test_what_its_slots_hold_of_actions_its_sampler_records(off_policy: str) -> None:
+    good, bad = replayed(f"{off_policy}:Choices"), replayed(f"{off_policy}:Unrecorded")
+    assert algorithm(good.algo).action_sampler(good, CHOICES, 0, 0)
+    with pytest.raises(UserError, match="action_sampler does not record q_taken, which its slots"):
+        algorithm(bad.algo).action_sampler(bad, CHOICES, 0, 0)
+
+
+@pytest.mark.parametrize(
+    ("entry", "data", "sentence"),
+    [
+        (
+            "own_offpolicy",
+            "unrolls",
+            "algo.entry own_offpolicy trains on transitions, as it has network, action_sampler and "
+            "Update, and algo.data is unrolls; set algo.data=transitions",
+        ),
+        (
+            "own_algorithm",
+            "transitions",
+            "algo.entry own_algorithm trains on unrolls, as it has STATISTICS and loss, and "
+            "algo.data is transitions; set algo.data=unrolls",
+        ),
+        (
+            "math",
+            "transitions",
+            "algo.entry math has no network and no action_sampler and no Update; an algorithm with "
+            "algo.data transitions has network, action_sampler and Update, as penstock/algos/dqn "
+            "and examples/own_offpolicy.py do",
+        ),
+    ],
+)
+def test_a_module_of_the_other_kind_is_refused(
+    entry: str, data: str, sentence: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(EXAMPLES)
+    custom.cache_clear()
+    cfg = config(entry, f"algo.data={data}")
+    with pytest.raises(UserError) as raised:
+        make_trainer(cfg, CHOICES)
+    assert str(raised.value) == sentence
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        (["algo.n_step=3"], "algo.n_step 3 is for algo.data transitions, and algo.data is unrolls"),
+        (["algo.epochs=2", "algo.data=transitions"], "algo.epochs 2 is for algo.data unrolls"),
+        (
+            ["algo.normalize_rewards=true", "algo.data=transitions"],
+            "algo.normalize_rewards true is for algo.data unrolls, and algo.data is transitions; "
+            "set algo.data=unrolls or algo.normalize_rewards=false",
+        ),
+        (["replay.alpha=1"], "replay.alpha does nothing for algo.name custom"),
+        (["algo.data=transitions", "model.core=lstm"], "which algo.name custom is none of"),
+        (["algo.data=fresh"], "algo.data is 'fresh'; it must be 'unrolls' or 'transitions'; the"),
+    ],
+)
+def test_what_does_not_go_with_its_data_is_refused(options: list[str], sentence: str) -> None:
+    with pytest.raises(UserError, match=sentence):
+        config("own_offpolicy", *options)
+
+
+def test_an_entry_is_asked_for() -> None:
+    with pytest.raises(UserError, match=r"algo\.entry is missing; it must be `module`"):
+        resolve("Acrobot-v1", ["algo.name=custom"])
+
+
+def test_the_example_on_replay_needs_no_torch_on_actors() -> None:
+    program = (
+        "import sys; from penstock.algos.acting import make_inference; "
+        "from penstock.configs.load import resolve; from penstock.envs import probe; "
+        "config = resolve('own_offpolicy.yaml'); make_inference(config, probe(config.env), 0); "
+        "print('torch' in sys.modules)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=EXAMPLES, capture_output=True, text=True, check=True
+    )
+    assert done.stdout == "False\n"
+
+
+def test_the_example_on_replay_goes_on_from_its_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(EXAMPLES)
+    small = [
+        *("transport.kind=inproc", "actors.count=1", "actors.envs=4", "actors.unroll=8"),
+        *("replay.min_size=64", "replay.batch_size=16", "replay.checkpoint=true"),
+        *("checkpoint.every_steps=20", "stop.return=null"),
+    ]
+    for folder, steps, resume in (("once", 40, "no"), ("twice", 20, "no"), ("twice", 40, "must")):
+        options = [*small, f"stop.learner_steps={steps}"]
+        cfg = resolve(str(EXAMPLES / "own_offpolicy.yaml"), options)
+        [stop] = of_kind(train_in_lockstep(tmp_path / folder, cfg, resume), "stop")
+        assert (stop["reason"], stop["error"]) == ("learner_steps", "")
+    once, twice = (
+        checkpoint_format.load(tmp_path / folder / "checkpoints" / "last")
+        for folder in ("once", "twice")
+    )
+    assert np.array_equal(once.weights, twice.weights)
+    assert "target" in once.arrays
+    assert np.array_equal(once.arrays["target"], twice.arrays["target"])
 
 
 @pytest.mark.parametrize("of", ["the tutorial", "the example"])

@@ -11,10 +11,12 @@ import torch
 from gymnasium import spaces
 from torch import Tensor, nn
 
-from penstock.algos import dqn, process, receive, slot_spec
-from penstock.algos.dqn import initial_priorities
+from penstock.algos.dqn import algorithm as dqn
+from penstock.algos.dqn import update
+from penstock.algos.dqn.algorithm import initial_priorities
+from penstock.algos.dqn.config import DqnConfig
+from penstock.algos.samples import make_receive, process, slot_spec
 from penstock.algos.slots import newest_frames
-from penstock.configs.algorithms import DqnConfig
 from penstock.configs.load import resolve
 from penstock.core.params import ParamLayout
 from penstock.core.specs import SlotSpec
@@ -60,10 +62,10 @@ def test_differences_of_one_step_two_steps_and_a_terminal(
     )
     nets: Any = Table(ONLINE), Table(TARGET)
     net, target = nets
-    loss, differences, sums = dqn.loss(net, target, batch, DqnConfig(double=double, huber=100.0))
+    loss, differences, sums = update.loss(net, target, batch, DqnConfig(double=double, huber=100.0))
     np.testing.assert_allclose(differences, expected, rtol=1e-6)
     assert loss.item() == pytest.approx(sum(0.5 * e * e for e in expected))
-    named = dict(zip(dqn.STATISTICS, sums.tolist(), strict=True))
+    named = dict(zip(update.STATISTICS, sums.tolist(), strict=True))
     assert named["q_loss"] == pytest.approx(loss.item())
     assert named["td_error"] == pytest.approx(sum(abs(e) for e in expected))
     assert named["q_mean"] == pytest.approx(1 + 2 + 4)
@@ -88,7 +90,7 @@ def test_huber_loss_and_its_gradient_by_hand(
     net: Any = Table(ONLINE)
     target: Any = Table(TARGET)
     batch = transitions((0, 0, reward, 2, 0.0, weight))
-    total, _, _ = dqn.loss(net, target, batch, DqnConfig(huber=delta))
+    total, _, _ = update.loss(net, target, batch, DqnConfig(huber=delta))
     total.backward()
     assert total.item() == pytest.approx(weight * loss)
     expected = torch.zeros(3, 2)
@@ -247,10 +249,10 @@ def test_process_clips_before_it_compares() -> None:
 def test_what_a_stranger_sent_is_checked(column: str, value: float, sentence: str) -> None:
     spec = SlotSpec(2, 2, dqn.columns(spaces.Box(-1, 1, (3,)), spaces.Discrete(2)))
     columns = spec.views(spec.zeros())
-    receive(DqnConfig(), TWO, columns)
+    make_receive(DqnConfig(), TWO)(columns)
     columns[column][1, 1] = value
     with pytest.raises(ValueError, match=sentence):
-        receive(DqnConfig(), TWO, columns)
+        make_receive(DqnConfig(), TWO)(columns)
 
 
 @pytest.mark.parametrize("pad", [-1, 2])
@@ -259,7 +261,7 @@ def test_a_stack_refers_to_no_side_rows(pad: int) -> None:
     spec = SlotSpec(2, 2, newest_frames(dqn.columns(stacks, spaces.Discrete(2)), 4))
     columns = spec.views(spec.zeros())
     columns["pad"][0, 0] = 1
-    receive(DqnConfig(), TWO, columns)
+    make_receive(DqnConfig(), TWO)(columns)
     columns["pad"][1, 1] = pad
     with pytest.raises(ValueError, match="column pad"):
-        receive(DqnConfig(), TWO, columns)
+        make_receive(DqnConfig(), TWO)(columns)

@@ -13,10 +13,11 @@ import torch
 from gymnasium import spaces
 from torch import Tensor
 
-from penstock.algos import impala, process, slot_spec
+from penstock.algos.impala import algorithm as impala
+from penstock.algos.impala.config import ImpalaConfig
 from penstock.algos.ops.vtrace import vtrace
+from penstock.algos.samples import process, slot_spec
 from penstock.algos.slots import RETURN, with_returns
-from penstock.configs.algorithms import ImpalaConfig
 from penstock.configs.errors import UserError
 from penstock.configs.load import resolve
 from penstock.core.params import ParamLayout

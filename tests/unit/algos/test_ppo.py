@@ -10,8 +10,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from penstock.algos import ppo
-from penstock.configs.algorithms import PpoConfig
+from penstock.algos.ppo import algorithm as ppo
+from penstock.algos.ppo.config import PpoConfig
 from penstock.models.actions import Choices, Numbers, discrete
 from penstock.models.layout import MlpShape
 from penstock.models.torch_actor_critic import ActorCritic

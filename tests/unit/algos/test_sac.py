@@ -11,8 +11,10 @@ import torch
 from gymnasium import spaces
 from torch import Tensor
 
-from penstock.algos import process, receive, sac, slot_spec
-from penstock.configs.algorithms import SacConfig
+from penstock.algos.sac import algorithm as sac
+from penstock.algos.sac import update
+from penstock.algos.sac.config import SacConfig
+from penstock.algos.samples import make_receive, process, slot_spec
 from penstock.configs.load import resolve
 from penstock.core.params import ParamLayout
 from penstock.core.specs import SlotSpec
@@ -36,7 +38,7 @@ def test_log_density_is_that_of_a_distribution_which_adds_up_to_1(
     middles = (edges[1:] + edges[:-1]) / 2
     noise = (np.arctanh(middles) - mean) / math.exp(log_std)
     outputs = torch.tensor([[mean, log_std]], dtype=torch.float64).expand(len(noise), 2)
-    actions, logp = sac.squashed(outputs, torch.from_numpy(noise)[:, None], BOUNDS)
+    actions, logp = update.squashed(outputs, torch.from_numpy(noise)[:, None], BOUNDS)
     np.testing.assert_allclose(actions[:, 0], middles, atol=1e-9)
     assert float((logp.exp().numpy() * np.diff(edges)).sum()) == pytest.approx(1, abs=1e-4)
     expected = np.log(density(middles, mean, math.exp(log_std)))
@@ -46,7 +48,7 @@ def test_log_density_is_that_of_a_distribution_which_adds_up_to_1(
 def test_densities_of_several_values_multiply() -> None:
     outputs = torch.tensor([[0.3, -0.5, -1.0, 0.2]])
     noise = torch.tensor([[0.4, -1.3]])
-    action, logp = sac.squashed(outputs, noise, BOUNDS)
+    action, logp = update.squashed(outputs, noise, BOUNDS)
     before = np.array([0.3 + math.exp(-1.0) * 0.4, -0.5 + math.exp(0.2) * -1.3])
     np.testing.assert_allclose(action[0], np.tanh(before), rtol=1e-6)
     parts = density(np.tanh(before), np.array([0.3, -0.5]), np.exp([-1.0, 0.2]))
@@ -55,7 +57,7 @@ def test_densities_of_several_values_multiply() -> None:
 
 def test_log_density_is_finite_where_tanh_rounds_to_1() -> None:
     outputs = torch.tensor([[40.0, 0.0], [-40.0, 0.0]], requires_grad=True)
-    action, logp = sac.squashed(outputs, torch.zeros(2, 1), BOUNDS)
+    action, logp = update.squashed(outputs, torch.zeros(2, 1), BOUNDS)
     assert action.abs().eq(1).all()
     # log N(0) + 2 |u| - 2 log 2, as 1 - tanh(u)^2 is 4 exp(-2 |u|) far out
     expected = -0.5 * math.log(2 * math.pi) + 80 - 2 * math.log(2)
@@ -66,7 +68,7 @@ def test_log_density_is_finite_where_tanh_rounds_to_1() -> None:
 
 
 def test_deviations_are_kept_within_bounds_and_numpy_draws_the_same_distribution() -> None:
-    cut, _ = sac.squashed(torch.tensor([[0.0, 9.0]]), torch.ones(1, 1), (-1.0, 0.5))
+    cut, _ = update.squashed(torch.tensor([[0.0, 9.0]]), torch.ones(1, 1), (-1.0, 0.5))
     assert cut.item() == pytest.approx(math.tanh(math.exp(0.5)))
     decider = SquashedGaussianSampler((1,), 50_000, (-1.0, 0.5), np.random.default_rng(0))
     decider.outputs[:] = [[0.3], [9.0]]
@@ -104,7 +106,7 @@ def test_critics_learn_the_smaller_target_less_the_price_of_certainty() -> None:
         "weights": torch.tensor([1.0, 0.5]),
     }
     next_action, next_logp = torch.tensor([[0.8], [0.1]]), torch.tensor([-1.5, 3.0])
-    loss, errors, values = sac.critic_loss(
+    loss, errors, values = update.critic_loss(
         critics, targets, batch, next_action, next_logp, torch.tensor([0.2])
     )
     first = 1.0 + 0.9 * (min(10 * 0.8, 5 * 1.0) - 0.2 * -1.5)
@@ -124,7 +126,7 @@ def test_the_actor_follows_the_smaller_critic_and_leaves_the_critics_alone() -> 
     obs = torch.zeros(2, 1)
     action = torch.tensor([[0.5], [-0.25]], requires_grad=True)
     logp = torch.tensor([0.1, -0.2], requires_grad=True)
-    loss = sac.actor_loss(critics, obs, action, logp, torch.tensor([0.3]))
+    loss = update.actor_loss(critics, obs, action, logp, torch.tensor([0.3]))
     assert loss.item() == pytest.approx(0.3 * (0.1 - 0.2) - (-1.0) - (-0.25))
     loss.backward()
     torch.testing.assert_close(action.grad, torch.tensor([[2.0], [-1.0]]))
@@ -135,13 +137,13 @@ def test_the_actor_follows_the_smaller_critic_and_leaves_the_critics_alone() -> 
 @pytest.mark.parametrize(("logp", "grows"), [(2.0, True), (0.5, False)])
 def test_the_temperature_grows_where_entropy_is_below_its_target(logp: float, grows: bool) -> None:
     log_alpha = torch.tensor([0.0], requires_grad=True)
-    target = sac.target_entropy(SacConfig(), 1)
+    target = update.target_entropy(SacConfig(), 1)
     assert target == -1.0
-    sac.temperature_loss(log_alpha, torch.full((4,), logp), target).backward()
+    update.temperature_loss(log_alpha, torch.full((4,), logp), target).backward()
     assert log_alpha.grad is not None
     assert log_alpha.grad.item() == pytest.approx(-4 * (logp - 1))
     assert (log_alpha.grad.item() < 0) == grows
-    assert sac.target_entropy(SacConfig(target_entropy=-0.5), 6) == -0.5
+    assert update.target_entropy(SacConfig(target_entropy=-0.5), 6) == -0.5
 
 
 class Game:
@@ -178,7 +180,7 @@ def test_process_scales_rewards_alone() -> None:
 def test_what_a_stranger_sent_is_checked(value: float, sentence: str) -> None:
     columns = sound()
     columns["action"][0, 0] = [1.0, -1.0]
-    receive(SacConfig(), ParamLayout(()), columns)
+    make_receive(SacConfig(), ParamLayout(()))(columns)
     columns["action"][1, 1, 0] = value
     with pytest.raises(ValueError, match=sentence):
-        receive(SacConfig(), ParamLayout(()), columns)
+        make_receive(SacConfig(), ParamLayout(()))(columns)

@@ -13,8 +13,8 @@ from gymnasium import spaces
 
 from fake_inference import ScriptedInference
 from penstock.actors.rollout import Rollout, check_shift
-from penstock.algos import slot_spec
 from penstock.algos.ops.frame_stacks import observations, stacks
+from penstock.algos.samples import slot_spec
 from penstock.algos.slots import BEGINS, OLDER, check, frames_of_unroll
 from penstock.configs.errors import UserError
 from penstock.configs.load import resolve
@@ -180,7 +180,7 @@ def test_a_shift_is_checked_only_within_an_episode() -> None:
 
 
 def test_what_comes_over_the_wire_tells_of_known_beginnings() -> None:
-    from penstock.algos import impala
+    from penstock.algos.impala import algorithm as impala
 
     space = spaces.Box(0, 255, (4, 8, 8), np.uint8)
     spec = SlotSpec(2, 2, frames_of_unroll(impala.columns(space, spaces.Discrete(2)), 4))

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
-from penstock.algos import impala
+from penstock.algos.impala import algorithm as impala
 from penstock.bench.ceiling import LEARNING_RATE, actions, like, staged, work
 from penstock.configs.load import resolve
 from penstock.core.observations import MASK, laid_out, row_nbytes, views

@@ -14,7 +14,7 @@ import penstock
 from penstock.cli.options import PANELS
 from penstock.configs.errors import UserError
 from penstock.configs.load import resolve
-from penstock.monitor import wandb
+from penstock.monitor import sinks
 
 COMMANDS = (
     ["train"], ["profile"], ["learner"], ["actor"], ["eval"], ["record"], ["play"], ["export"],
@@ -132,7 +132,7 @@ def test_wrong_usage_is_exit_code_2(
             "set transport.curve to a folder of keys",
         ),
         (["actor", "--connect", "here:7700"], "--connect here:7700 is no address and no folder"),
-        (["actor", "--connect", "tcp://10.0.0.1:7700"], "is on another host, and whoever answers"),
+        (["actor", "--connect", "tcp://10.0.0.1:7700"], "is on another host, and its learner"),
         (
             ["learner", "cartpole", "--rank=0", "--world=2", "--store=10.0.0.1:29500"],
             "say --trusted-network",
@@ -171,7 +171,7 @@ def test_a_mistake_leaves_no_folder(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(wandb, "find_spec", lambda _: None)
+    monkeypatch.setattr(sinks, "find_spec", lambda _: None)
     mistakes = (
         (["train", "cartpoal"], "cartpoal"),
         (["learner", "cartpole", "--bind", "tcp://0.0.0.0:7700"], "transport.curve"),
@@ -192,7 +192,7 @@ def test_a_folder_named_wandb_is_no_library(
     monkeypatch.setattr(sys, "path", [str(tmp_path)])
     monkeypatch.delitem(sys.modules, "wandb", raising=False)
     with pytest.raises(UserError, match="needs wandb, which is not installed"):
-        wandb.require(resolve("cartpole", ["run.wandb=games"]))
+        sinks.check_libraries(resolve("cartpole", ["run.wandb=games"]))
 
 
 def test_elsewhere_than_on_linux_training_is_refused(

@@ -6,13 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from penstock.configs.algorithms import (
-    CustomConfig,
-    DqnConfig,
-    ImpalaConfig,
-    PpoConfig,
-    SacConfig,
-)
+from penstock.algos.custom.config import CustomConfig
+from penstock.algos.dqn.config import DqnConfig
+from penstock.algos.impala.config import ImpalaConfig
+from penstock.algos.ppo.config import PpoConfig
+from penstock.algos.sac.config import SacConfig
 from penstock.configs.errors import UserError
 from penstock.configs.layers import OF_GAME
 from penstock.configs.load import resolve, resolve_target

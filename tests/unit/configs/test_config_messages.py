@@ -104,8 +104,8 @@ def test_every_slip_of_one_letter_finds_the_option(algo: str) -> None:
         (["algo.name=sac", "algo.taw=1"], "algo.taw; the nearest option is algo.tau"),
         (
             ["algo.tau=1"],
-            "algo.tau; algo.name sac has it, impala has name, discount, trace_lambda, rho_clip, "
-            "c_clip, entropy_cost, value_cost, reward_clip, reward_scale, normalize_rewards, "
+            "algo.tau; algo.name sac has it, impala has name, discount, reward_clip, reward_scale, "
+            "normalize_rewards, trace_lambda, rho_clip, c_clip, entropy_cost, value_cost, "
             "normalize_advantages",
         ),
     ],

@@ -17,12 +17,11 @@ from penstock.configs.errors import UserError
 from penstock.configs.sections import EnvConfig
 from penstock.core.observations import (
     ObservationPart,
-    find_bad_observation,
     laid_out,
     row_nbytes,
     views,
 )
-from penstock.envs import BatchedEnv, EnvInfo, make
+from penstock.envs import BatchedEnv, EnvInfo, find_bad_observation, make
 
 Array = npt.NDArray[Any]
 COUNT = 3

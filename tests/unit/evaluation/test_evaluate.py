@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from penstock.algos import network_shape
+from penstock.algos.samples import network_shape
 from penstock.configs.errors import UserError
 from penstock.configs.load import dump, resolve
 from penstock.envs import BatchedEnv, probe

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from penstock.algos import network_shape
+from penstock.algos.samples import network_shape
 from penstock.configs.load import resolve
 from penstock.envs import probe
 from penstock.evaluation import evaluator
@@ -85,7 +85,7 @@ def game(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("game")
-def test_the_best_is_kept_with_its_mean_over_a_restart(tmp_path: Path) -> None:
+def test_the_best_is_kept_with_its_mean_over_a_restart(tmp_path: Path, notes: list[str]) -> None:
     run = Run(tmp_path)
     found = [run.evaluate(action) for action in (1, 2, 1)]
     assert [line["return"]["mean"] for line in found] == [3.0, 6.0, 3.0]
@@ -95,7 +95,7 @@ def test_the_best_is_kept_with_its_mean_over_a_restart(tmp_path: Path) -> None:
     again = Run(tmp_path)  # without a line of evaluations.jsonl
     line = again.evaluate(1)
     assert (line["best"], line["best_return_mean"], again.best_action()) == (False, 6.0, 2)
-    assert reports(again.ctx, "note") == []  # it is known, and not evaluated again
+    assert notes == []  # it is known, and not evaluated again
     assert again.evaluate(3)["best"]
     assert again.best_action() == 3
 
@@ -105,7 +105,7 @@ def test_the_best_is_kept_with_its_mean_over_a_restart(tmp_path: Path) -> None:
     "options", [(), ("eval.episodes=3",), ("run.seed=7",), ("eval.max_episode_steps=4",)]
 )
 def test_a_best_of_unknown_or_other_games_is_evaluated_first(
-    tmp_path: Path, options: tuple[str, ...]
+    tmp_path: Path, options: tuple[str, ...], notes: list[str]
 ) -> None:
     before = Run(tmp_path)
     if options:
@@ -115,28 +115,30 @@ def test_a_best_of_unknown_or_other_games_is_evaluated_first(
     run = Run(tmp_path, *options)
     line = run.evaluate(1)
     assert (line["best"], line["best_return_mean"], run.best_action()) == (False, 6.0, 2)
-    [note] = reports(run.ctx, "note")
-    assert note["text"] == f"{run.best} was evaluated first: mean return 6"
+    [note] = notes
+    assert note == f"{run.best} was evaluated first: mean return 6"
     again = Run(tmp_path, *options)
     assert again.evaluate(1)["best_return_mean"] == 6.0
-    assert reports(again.ctx, "note") == []
+    assert notes == [note]
 
 
 @pytest.mark.usefixtures("game")
-def test_a_game_that_goes_on_is_cut_and_that_is_told_once(tmp_path: Path) -> None:
+def test_a_game_that_goes_on_is_cut_and_that_is_told_once(tmp_path: Path, notes: list[str]) -> None:
     run = Run(tmp_path, "eval.max_episode_steps=2")
     found = [run.evaluate(action) for action in (1, 2)]
     assert [line["return"]["mean"] for line in found] == [2.0, 4.0]
     assert [(line["length"]["max"], line["cut"]) for line in found] == [(2, 2)] * 2
-    [note] = reports(run.ctx, "note")
-    assert note["text"] == (
+    [note] = notes
+    assert note == (
         "in an evaluation 2 of 2 episodes had to be cut at 2 steps, with the return so far; give "
         "the game a time limit (gymnasium's TimeLimit), or raise eval.max_episode_steps"
     )
 
 
 @pytest.mark.usefixtures("game")
-def test_the_best_of_another_game_is_kept_and_not_to_be_beaten(tmp_path: Path) -> None:
+def test_the_best_of_another_game_is_kept_and_not_to_be_beaten(
+    tmp_path: Path, notes: list[str]
+) -> None:
     Run(tmp_path).evaluate(3)
     run = Run(tmp_path, "env.kwargs={pay: 0.5}")
     line = run.evaluate(1)
@@ -144,13 +146,13 @@ def test_the_best_of_another_game_is_kept_and_not_to_be_beaten(tmp_path: Path) -
     kept = checkpoint_format.load(run.folder / "best-before-1").meta
     assert (kept["evaluation"]["mean"], kept["evaluation"]["env"]["kwargs"]) == (9.0, {})
     assert run.best_action() == 1
-    [note] = reports(run.ctx, "note")
-    assert note["text"].endswith(f"it is kept as {run.folder / 'best-before-1'}")
+    [note] = notes
+    assert note.endswith(f"it is kept as {run.folder / 'best-before-1'}")
 
 
 @pytest.mark.usefixtures("game")
 def test_a_full_disk_leaves_the_best_whole_and_the_next_better_one_becomes_it(
-    tmp_path: Path,
+    tmp_path: Path, notes: list[str]
 ) -> None:
     run = Run(tmp_path)
     run.evaluate(1)
@@ -158,7 +160,7 @@ def test_a_full_disk_leaves_the_best_whole_and_the_next_better_one_becomes_it(
     in_the_way.mkdir()
     line = run.evaluate(3)
     assert (line["best"], line["best_return_mean"], run.best_action()) == (False, 3.0, 1)
-    assert "stays as it was" in reports(run.ctx, "note")[0]["text"]
+    assert "stays as it was" in notes[0]
     in_the_way.rmdir()
     assert run.evaluate(2)["best"]
     assert run.best_action() == 2
@@ -207,7 +209,9 @@ def test_a_checkpoint_is_held_while_it_is_replaced(
 
 
 @pytest.mark.usefixtures("game")
-def test_a_damaged_checkpoint_is_passed_over_and_the_next_is_evaluated(tmp_path: Path) -> None:
+def test_a_damaged_checkpoint_is_passed_over_and_the_next_is_evaluated(
+    tmp_path: Path, notes: list[str]
+) -> None:
     """As after a resume: the learner goes on from an older one, and saves again."""
     run = Run(tmp_path, "eval.every_s=0.05")
     run.save("last", 1)
@@ -215,14 +219,21 @@ def test_a_damaged_checkpoint_is_passed_over_and_the_next_is_evaluated(tmp_path:
     thread = threading.Thread(target=evaluator.run, args=(run.ctx,), daemon=True)
     thread.start()
     try:
-        [note] = await_reports(run, "note")
+        await_note(notes)
         run.save("last", 2)
         [evaluation] = await_reports(run, "evaluation")
     finally:
         run.ctx.stop()
         thread.join()
-    assert "is damaged" in note["text"]
+    assert "is damaged" in notes[0]
     assert evaluation["return"]["mean"] == 6.0
+
+
+def await_note(notes: list[str], timeout_s: float = 10.0) -> None:
+    ends_s = time.monotonic() + timeout_s
+    while not notes:
+        assert time.monotonic() < ends_s
+        time.sleep(0.01)
 
 
 def await_reports(run: Run, kind: str, timeout_s: float = 10.0) -> list[dict[str, Any]]:

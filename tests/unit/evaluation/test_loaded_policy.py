@@ -16,7 +16,7 @@ from gymnasium import spaces
 
 import penstock
 from penstock import LoadedPolicy, UserError
-from penstock.algos import network_shape
+from penstock.algos.samples import network_shape
 from penstock.configs.load import dump, resolve
 from penstock.envs import probe
 from penstock.envs.space_json import from_json, to_json

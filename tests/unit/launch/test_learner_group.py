@@ -124,15 +124,19 @@ def test_with_nobody_left_actors_wait_for_whoever_comes_first() -> None:
     assert place(seats, "actor-1", 1) == 1
 
 
+def end(seats: Seats, name: str, incarnation: int) -> int | None:
+    return seats.learner_of(seats.part(name), incarnation)
+
+
 def test_the_end_of_a_stream_is_told_to_that_life_of_its_learner_alone() -> None:
     seats = Seats(actors(2, of=2), learners(2))
     seats.begin("actor-0", 0)
     seats.leave(0)
     seats.begin("actor-0", 1)  # for learner 1
-    assert seats.end("actor-0", 0) is None  # it had not got there yet, and learner 0 is gone
+    assert end(seats, "actor-0", 0) is None  # it had not got there yet, and learner 0 is gone
     seats.begin("actor-0", 2)
     seats.enter(0)
     seats.begin("actor-0", 3)
-    assert seats.end("actor-0", 2) == 1
+    assert end(seats, "actor-0", 2) == 1
     seats.begin("actor-0", 4)
-    assert seats.end("actor-0", 4) == 0
+    assert end(seats, "actor-0", 4) == 0

@@ -7,38 +7,38 @@ import signal
 from pathlib import Path
 
 from penstock.core.role_spec import RoleSpec, Stage
+from penstock.launch.engines.local import LocalHandle
 from penstock.launch.ledgers import Ledgers
-from penstock.launch.process import Child
 
 SPEC = RoleSpec("actor", 0, "does_not_matter:run", Stage.ACTORS)
 
 
 def test_processor_time_is_told_of_processes_that_were_there_before(tmp_path: Path) -> None:
-    child = Child(SPEC, 0, {}, tmp_path / "actor-0.log")
+    child = LocalHandle(SPEC, 0, {}, tmp_path / "actor-0.log")
     try:
-        child.kill(signal.SIGSTOP)
-        child.status.ledger("main")
+        child.signal(signal.SIGSTOP)
+        child.page.ledger("main")
         ledgers, children = Ledgers(), {"actor-0": child}
         assert ledgers.interval({}) == {"ledgers": {}, "cpu": {}}
         first = ledgers.interval(children)
         assert (set(first["ledgers"]), first["cpu"]) == ({"actor-0"}, {})
         assert ledgers.interval(children)["cpu"] == {"actor-0": 0.0}
     finally:
-        child.kill(signal.SIGKILL)
+        child.signal(signal.SIGKILL)
         child.reap()
 
 
 def test_without_a_descriptor_left_there_are_no_figures_and_no_error(tmp_path: Path) -> None:
-    child = Child(SPEC, 0, {}, tmp_path / "actor-0.log")
+    child = LocalHandle(SPEC, 0, {}, tmp_path / "actor-0.log")
     before = resource.getrlimit(resource.RLIMIT_NOFILE)
     try:
-        child.kill(signal.SIGSTOP)
-        child.status.ledger("main")
+        child.signal(signal.SIGSTOP)
+        child.page.ledger("main")
         resource.setrlimit(resource.RLIMIT_NOFILE, (3, before[1]))
         figures = Ledgers().interval({"actor-0": child})
         resource.setrlimit(resource.RLIMIT_NOFILE, before)
         assert figures == {"ledgers": {}, "cpu": {}}
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, before)
-        child.kill(signal.SIGKILL)
+        child.signal(signal.SIGKILL)
         child.reap()

@@ -2,22 +2,15 @@
 
 from __future__ import annotations
 
-import os
-import threading
-import time
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from penstock.algos.custom import custom
+from lockstep_run import of_kind, train_in_lockstep
 from penstock.configs.load import resolve
-from penstock.core.control import Channel
-from penstock.core.role import RoleContext
-from penstock.launch import lockstep
 from penstock.learner.checkpoints import checkpoint_format
-from penstock.profiling.status import StatusPage
 
 ENTRY = "nan_algorithm:Algorithm"
 SMALL = [
@@ -29,35 +22,7 @@ SMALL = [
 
 def train(folder: Path, *options: str) -> list[dict[str, Any]]:
     """A whole run; all that it reported."""
-    custom.cache_clear()
-    config = resolve("cartpole", [*SMALL, *options])
-    ours, theirs = Channel.pair()
-    page, descriptor = StatusPage.create()
-    ctx = RoleContext("lockstep", 0, 0, 1, folder, folder, Channel(theirs), page, config)
-    heard: list[dict[str, Any]] = []
-
-    def listen() -> None:
-        while not ctx.stopping():
-            heard.extend(ours.receive())
-            if any(message["kind"] == "final" for message in heard):
-                ctx.stop()
-            time.sleep(0.005)
-
-    thread = threading.Thread(target=listen, daemon=True)
-    thread.start()
-    try:
-        lockstep.run(ctx)
-    finally:
-        ctx.stop()
-        thread.join()
-        for end in (ours, ctx.channel, page):
-            end.close()
-        os.close(descriptor)
-    return heard
-
-
-def of_kind(heard: list[dict[str, Any]], kind: str) -> list[dict[str, Any]]:
-    return [message for message in heard if message["kind"] == kind]
+    return train_in_lockstep(folder, resolve("cartpole", [*SMALL, *options]))
 
 
 def test_a_few_updates_are_skipped_and_the_run_goes_on(tmp_path: Path) -> None:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import io
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from penstock.core.interfaces import EngineContext
 from penstock.core.notes import notes_to
+from penstock.launch.engines.local import LocalEngine
 from penstock.launch.profile_watch import PATIENCE_S, WARM_UP_S, WORD_S, Watch
 from penstock.launch.supervisor import Supervisor
 from penstock.launch.supervisor_messages import RestartLimits
@@ -37,8 +39,8 @@ class Scene:
         self.watch = Watch(1e-9, folder / "kernels.json")
         view = DeferredView(lambda: LineView(self._screen, "x", None))
         self.sinks = FanOut([view, self.watch])
-        with_nobody = Supervisor([], RestartLimits(), {}, folder, self.sinks)
-        self.close: Callable[[], None] = with_nobody._selector.close
+        engine = LocalEngine(EngineContext(folder))
+        with_nobody = Supervisor([], RestartLimits(), {}, folder, self.sinks, engine)
         self.watch.attach(with_nobody)
 
     def profiled_at(self, seconds: float) -> bool:
@@ -64,7 +66,6 @@ def scene(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Scene]:
     scene = Scene(tmp_path, clock)
     with notes_to(scene.sinks.note):
         yield scene
-    scene.close()
 
 
 def test_a_window_begins_some_seconds_after_training(scene: Scene) -> None:

@@ -30,7 +30,7 @@ def test_the_same_line_again_and_again_without_an_episode_ends_the_run() -> None
     scene = Scene((LEARNER, *ACTORS), max_restarts=2)
     for _ in range(2):
         crash(scene)
-        scene.decisions.patience.episodes(0, scene.now_s)
+        scene.decisions.restart_policy.episodes(0, scene.now_s)
         assert not scene.decisions.stopping
     crash(scene)
     assert scene.decisions.stopping
@@ -45,10 +45,10 @@ def test_finished_episodes_or_another_place_begin_a_new_row() -> None:
     for n in range(12):
         crash(scene)
         if n % 2:
-            scene.decisions.patience.episodes(n, scene.now_s)
+            scene.decisions.restart_policy.episodes(n, scene.now_s)
     for n in range(12):
         crash(scene, other if n % 2 else BRIDGE)
-        scene.decisions.patience.episodes(12, scene.now_s)
+        scene.decisions.restart_policy.episodes(12, scene.now_s)
     assert not scene.decisions.stopping
 
 
@@ -57,6 +57,6 @@ def test_nobody_is_given_up_before_episodes_have_been_counted() -> None:
     for _ in range(10):
         crash(scene)
     assert not scene.decisions.stopping
-    scene.decisions.patience.episodes(0, scene.now_s)
+    scene.decisions.restart_policy.episodes(0, scene.now_s)
     crash(scene)
     assert scene.decisions.stopping

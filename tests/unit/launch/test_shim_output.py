@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from penstock.launch import shim
-from penstock.launch.shim import Log, Pump, ShimPlan
+from penstock.launch.engines import shim
+from penstock.launch.engines.shim import Log, Pump, ShimPlan
 
 
 def lossless() -> tuple[int, str]:

@@ -19,7 +19,7 @@ import pytest
 from penstock.core.role_spec import RoleSpec, Stage
 from penstock.core.run_dir import SUPERVISOR_FILE
 from penstock.launch import status_server
-from penstock.launch.process import Child
+from penstock.launch.engines.local import LocalHandle
 from penstock.launch.status_server import StatusServer
 from penstock.monitor.status_client import describe, reach, status
 from penstock.profiling.ledger import COUNT, PART_BITS, PARTS, RING, Part
@@ -38,12 +38,12 @@ def folder() -> Iterator[Path]:
 
 
 @pytest.fixture
-def child(folder: Path) -> Iterator[Child]:
+def child(folder: Path) -> Iterator[LocalHandle]:
     """A process stopped at its very start, so that its page says what the test writes there."""
-    one = Child(SPEC, 7, {}, folder / "logs" / "actor-3.log")
-    one.kill(signal.SIGSTOP)
+    one = LocalHandle(SPEC, 7, {}, folder / "logs" / "actor-3.log")
+    one.signal(signal.SIGSTOP)
     yield one
-    one.kill(signal.SIGKILL)
+    one.signal(signal.SIGKILL)
     one.reap()
 
 
@@ -61,7 +61,7 @@ def read_all(client: socket.socket) -> Any:
 
 @contextmanager
 def served(
-    folder: Path, names: list[str], children: Mapping[str, Child], every_s: float = 0.01
+    folder: Path, names: list[str], children: Mapping[str, LocalHandle], every_s: float = 0.01
 ) -> Iterator[StatusServer]:
     """A supervisor's loop that only answers questions, in a thread of its own."""
     ended = threading.Event()
@@ -81,11 +81,11 @@ def served(
 
 
 def test_who_asks_is_told_what_each_process_is_in_and_since_when(
-    folder: Path, child: Child
+    folder: Path, child: LocalHandle
 ) -> None:
-    child.status.phase = Phase.ENVIRONMENT
-    child.status.beat()
-    ledger = child.status.ledger("main")
+    child.page.phase = Phase.ENVIRONMENT
+    child.page.beat()
+    ledger = child.page.ledger("main")
     ledger.switch(Part.STEP)
     time.sleep(0.2)
     with StatusServer(folder, folder) as desk:
@@ -105,7 +105,7 @@ def test_who_asks_is_told_what_each_process_is_in_and_since_when(
 
 
 def test_a_process_that_has_only_been_started_has_nothing_to_tell_yet(
-    folder: Path, child: Child
+    folder: Path, child: LocalHandle
 ) -> None:
     with StatusServer(folder, folder) as desk:
         client = connect(folder)
@@ -115,12 +115,12 @@ def test_a_process_that_has_only_been_started_has_nothing_to_tell_yet(
     assert told["phase_for_s"] == told["age_s"]
 
 
-def test_a_page_full_of_nonsense_is_no_harm(folder: Path, child: Child) -> None:
-    child.status.ledger("main")
-    lane = child.status.lanes["main"]
+def test_a_page_full_of_nonsense_is_no_harm(folder: Path, child: LocalHandle) -> None:
+    child.page.ledger("main")
+    lane = child.page.lanes["main"]
     lane[COUNT], lane[RING] = 1, 1 << PART_BITS | PARTS - 1  # there is no such part
-    child.status.phase = 99
-    child.status.ints[9] = -(1 << 52)  # as a float: minus infinity; when the phase began
+    child.page.phase = 99
+    child.page.ints[9] = -(1 << 52)  # as a float: minus infinity; when the phase began
     with StatusServer(folder, folder) as desk:
         client = connect(folder)
         desk.turn(["actor-3"], {"actor-3": child})
@@ -194,8 +194,8 @@ def test_a_long_answer_comes_whole_in_many_turns(folder: Path) -> None:
     assert [p["name"] for p in report["processes"]] == names
 
 
-def test_shares_are_those_of_the_window(folder: Path, child: Child) -> None:
-    ledger = child.status.ledger("main", Part.INFER)
+def test_shares_are_those_of_the_window(folder: Path, child: LocalHandle) -> None:
+    ledger = child.page.ledger("main", Part.INFER)
     time.sleep(0.5)
     ledger.switch(Part.STEP)
     with served(folder, ["actor-3"], {"actor-3": child}):

@@ -11,8 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from penstock.core.interfaces import MetricSink
+from penstock.core.interfaces import EngineContext, MetricSink
 from penstock.launch import supervisor
+from penstock.launch.engines.local import LocalEngine
 from penstock.launch.supervisor import Supervisor
 from penstock.launch.supervisor_messages import RestartLimits
 
@@ -42,7 +43,8 @@ def test_a_second_signal_gets_the_supervisor_out_of_a_callback(
     monkeypatch.setattr(supervisor, "HELD_UP_S", 0.05)
     (tmp_path / "logs").mkdir()
     folders = {"run_dir": str(tmp_path), "runtime_dir": str(tmp_path)}
-    run = Supervisor([], RestartLimits(), folders, tmp_path / "logs", Hangs())
+    engine = LocalEngine(EngineContext(tmp_path))
+    run = Supervisor([], RestartLimits(), folders, tmp_path / "logs", Hangs(), engine)
     before = signal.getsignal(signal.SIGINT)
     sender = threading.Thread(target=send, args=([signal.SIGINT, last],), daemon=True)
     sender.start()

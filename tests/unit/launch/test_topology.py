@@ -6,6 +6,7 @@ import pytest
 
 from penstock.configs.errors import UserError
 from penstock.configs.load import resolve
+from penstock.core.interfaces import Bundle
 from penstock.core.role import Store
 from penstock.core.role_spec import RoleSpec, Stage
 from penstock.launch import topology
@@ -59,11 +60,11 @@ def test_a_learner_by_hand_has_no_actors_and_actors_no_learner() -> None:
     config = resolve("CartPole-v1")
     specs = topology.learner(config, "tcp://10.0.0.1:7700", RUNTIME)
     assert addresses(specs) == {"learner-0": None, "connector-0": "tcp://10.0.0.1:7700"}
-    specs = topology.actors(2, "tcp://10.0.0.1:7700", relay=True)
+    specs = topology.actors(2, "tcp://10.0.0.1:7700", "auto")
     assert set(addresses(specs)) == {"actor-0", "actor-1", "relay-0"}
     assert not any(spec.informed for spec in specs)
     assert topology.names(specs) == "2 actors, relay"
-    assert len(topology.actors(2, "tcp://10.0.0.1:7700", relay=False)) == 2
+    assert len(topology.actors(2, "tcp://10.0.0.1:7700", "shm")) == 2
 
 
 @pytest.mark.parametrize(
@@ -163,3 +164,32 @@ def test_where_the_third_learner_listens(bind: str, third: str) -> None:
 def test_there_are_only_so_many_ports() -> None:
     with pytest.raises(UserError, match=r"port 65534 \+ 2, and the last port is 65535; set"):
         topology.bind_of("tcp://127.0.0.1:65534", 2)
+
+
+def test_what_shares_memory_or_unix_sockets_is_one_bundle() -> None:
+    for kind in ("shm", "zmq"):
+        specs = train(f"transport.kind={kind}", "learner.count=2", "actors.count=4")
+        [bundle] = topology.bundles(specs)
+        assert bundle.roles == tuple(spec.name for spec in specs)
+
+
+def test_actors_that_play_over_a_network_are_a_bundle_with_their_relay() -> None:
+    bind = ("transport.kind=zmq", "transport.bind=tcp://*:7700", "transport.insecure=true")
+    specs = train(*bind, "actors.count=3", "learner.threads=2", "learner.device=cuda")
+    learners, actors = topology.bundles(specs)
+    assert learners == Bundle("learners", ("learner-0", "connector-0"), 3, 1)
+    assert actors == Bundle("actors", ("actor-0", "actor-1", "actor-2", "relay-0"), 4, 0)
+
+
+def test_roles_reach_the_connector_of_another_host() -> None:
+    bind = ("transport.kind=zmq", "transport.bind=tcp://*:7700", "transport.insecure=true")
+    specs = train(*bind, "actors.count=1", "learner.count=1")
+    hosts = dict.fromkeys(("learner-0", "connector-0"), "10.0.0.1")
+    hosts |= dict.fromkeys(("actor-0", "relay-0"), "10.0.0.2")
+    assert addresses(topology.placed(specs, hosts)) == {
+        "learner-0": "tcp://10.0.0.1:7700",
+        "actor-0": "tcp://10.0.0.1:7700",
+        "connector-0": "tcp://*:7700",
+        "relay-0": "tcp://10.0.0.1:7700",
+    }
+    assert topology.placed(specs, dict.fromkeys(hosts, "10.0.0.1")) == specs

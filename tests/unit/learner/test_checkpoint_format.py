@@ -12,6 +12,7 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from safetensors import safe_open
 from safetensors.numpy import save_file
 
 from penstock.configs.errors import UserError
@@ -64,6 +66,22 @@ def test_everything_comes_back(tmp_path: Path) -> None:
     assert_equal(checkpoint_format.load(folder, LAYOUT), make())
     assert_equal(checkpoint_format.load(folder), make())
     assert [path.name for path in folder.iterdir()] == [FILE]
+
+
+def test_a_policy_is_named_where_it_is_not_0(tmp_path: Path) -> None:
+    checkpoint_format.save(tmp_path, make())
+    with safe_open(tmp_path / FILE, "numpy") as file:  # as versions before wrote it
+        assert "policy_id" not in json.loads(file.metadata()["penstock"])
+    assert checkpoint_format.load(tmp_path).policy_id == 0
+    checkpoint_format.save(tmp_path, replace(make(), policy_id=3))
+    assert checkpoint_format.load(tmp_path).policy_id == 3
+
+
+@pytest.mark.parametrize("policy_id", [-1, 2**31, True, 1.0, "1", None])
+def test_a_policy_that_is_none_is_damage(tmp_path: Path, policy_id: Any) -> None:
+    checkpoint_format.save(tmp_path, replace(make(), policy_id=policy_id))
+    with pytest.raises(DamagedCheckpointError, match="its policy_id is"):
+        checkpoint_format.load(tmp_path)
 
 
 def test_the_newer_replaces_the_older_and_what_a_crash_left(tmp_path: Path) -> None:

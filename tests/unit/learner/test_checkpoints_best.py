@@ -55,9 +55,6 @@ class Learned:
     def _hear(self, kind: str, **about: Any) -> None:
         self.told.append({"kind": kind, **about})
 
-    def notes(self) -> list[str]:
-        return [told["text"] for told in self.told if told["kind"] == "note"]
-
 
 def resumed(run_dir: Path, *options: str) -> Learned:
     learned = Learned(run_dir, *options)
@@ -108,7 +105,9 @@ def test_a_best_that_never_reached_the_disk_is_not_to_be_beaten(tmp_path: Path) 
     assert again.best_return == 4.0
 
 
-def test_in_another_game_the_weights_go_on_and_returns_begin_anew(tmp_path: Path) -> None:
+def test_in_another_game_the_weights_go_on_and_returns_begin_anew(
+    tmp_path: Path, notes: list[str]
+) -> None:
     learned = Learned(tmp_path)
     learned.play(100, 5.0)
     assert learned.progress.solved_at_s is not None
@@ -122,12 +121,11 @@ def test_in_another_game_the_weights_go_on_and_returns_begin_anew(tmp_path: Path
     assert checkpoint_format.load(learned.folder / "best-before-1").meta["best_return"] == 5.0
     other.play(1, 3.0)
     assert other.best_return == 3.0
-    said = other.notes()
-    assert "the game is another than before (env.*)" in said[0]
-    assert said[1].endswith("best-before-1")
-    assert len(said) == 2
+    assert "the game is another than before (env.*)" in notes[0]
+    assert notes[1].endswith("best-before-1")
+    assert len(notes) == 2
     again = resumed(tmp_path, OTHER_GAME)
-    assert (again.progress.return_mean, again.notes()) == (3.0, [])
+    assert (again.progress.return_mean, len(notes)) == (3.0, 2)
     back = resumed(tmp_path)
     back.play(100, 2.0)
     assert (back.best_return, len(list(learned.folder.glob("best-before-?")))) == (2.0, 2)
@@ -148,7 +146,7 @@ def test_what_was_trained_in_another_game_and_evaluated_in_this_has_no_return_he
     assert not (learned.folder / "best-before-1").exists()
 
 
-def test_what_an_older_version_saved_is_of_the_same_game(tmp_path: Path) -> None:
+def test_what_an_older_version_saved_is_of_the_same_game(tmp_path: Path, notes: list[str]) -> None:
     learned = Learned(tmp_path)
     learned.play(100, 5.0)
     for name in ("last", "best"):
@@ -158,10 +156,12 @@ def test_what_an_older_version_saved_is_of_the_same_game(tmp_path: Path) -> None
     again = resumed(tmp_path)
     assert again.progress.return_mean == 5.0
     again.play(100, 4.0)
-    assert (again.best_return, again.notes()) == (5.0, [])
+    assert (again.best_return, notes) == (5.0, [])
 
 
-def test_a_best_that_cannot_be_read_is_kept_and_not_to_be_beaten(tmp_path: Path) -> None:
+def test_a_best_that_cannot_be_read_is_kept_and_not_to_be_beaten(
+    tmp_path: Path, notes: list[str]
+) -> None:
     learned = Learned(tmp_path)
     learned.play(100, 5.0)
     (learned.best / FILE).write_bytes(b"half of it")
@@ -169,4 +169,13 @@ def test_a_best_that_cannot_be_read_is_kept_and_not_to_be_beaten(tmp_path: Path)
     again.play(100, 4.0)
     assert again.best_return == 4.0
     assert (learned.folder / "best-before-1" / FILE).read_bytes() == b"half of it"
-    assert "is damaged" in again.notes()[0]
+    assert "is damaged" in notes[0]
+
+
+def test_another_policy_is_not_resumed(tmp_path: Path) -> None:
+    run = Learned(tmp_path)
+    run.checkpoints.save()
+    last = run.folder / "last"
+    checkpoint_format.save(last, replace(checkpoint_format.load(last), policy_id=3))
+    with pytest.raises(UserError, match="holds policy 3, and a run trains policy 0; resume from"):
+        run.checkpoints.resume("must")

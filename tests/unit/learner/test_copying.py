@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from penstock.learner.sources.copying import Copier, gather_threads
+from penstock.learner.sources.staging import Copier, gather_threads
 
 CPU = torch.device("cpu")
 

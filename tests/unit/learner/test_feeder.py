@@ -12,17 +12,16 @@ import numpy as np
 import pytest
 import torch
 
+from penstock.core.interfaces import Welcome
 from penstock.core.params import ParamLayout
 from penstock.core.specs import Column, SlotSpec
-from penstock.learner.sources.feeder import Feeder
 from penstock.learner.sources.staging import StagingBatch, torch_dtype
+from penstock.learner.sources.unrolls import Feeder
 from penstock.profiling.ledger import TimeLedger
 from penstock.replay import Accounting, SlotQueue
-from penstock.transport.link import Welcome
 from penstock.transport.shm.host import ShmHost
 from penstock.transport.shm.link import ShmLink
-from penstock.transport.shm.slot_writer import SlotWriter
-from penstock.transport.shm.store import SlotStore
+from penstock.transport.shm.store import SlotStore, SlotWriter
 from penstock.transport.shm.weights_board import WeightsBoard
 
 SPEC = SlotSpec(

@@ -11,8 +11,8 @@ import torch
 from gymnasium import spaces
 
 from penstock.algos.acting import make_policy
-from penstock.algos.dqn_update import DqnUpdate
-from penstock.algos.sac_update import SacUpdate
+from penstock.algos.dqn.update import DqnUpdate
+from penstock.algos.sac.update import SacUpdate
 from penstock.configs.load import resolve
 from penstock.core.params import Float32
 from penstock.envs.vector_env import EnvInfo

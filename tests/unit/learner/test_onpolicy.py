@@ -12,16 +12,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from penstock.algos import ppo
-from penstock.algos.registry import ALGORITHMS
+from penstock.algos.ppo import algorithm as ppo
 from penstock.algos.slots import RETURN
 from penstock.configs.load import resolve
 from penstock.core.specs import HEADER
 from penstock.envs import probe
-from penstock.learner.onpolicy import RewardScale, deal, empty_batch, pieces
 from penstock.learner.sources.staging import StagingBatch
 from penstock.learner.sync.gradient_sync import GroupLostError, SingleLearner
-from penstock.learner.trainer import Trainer
+from penstock.learner.trainer import RewardScale, Trainer, deal, empty_batch, pieces
 from penstock.transport.shm.store import Slot
 
 OPTIONS = ("actors.envs=8", "actors.unroll=6", "learner.publish_every=1")
@@ -122,7 +120,7 @@ def test_what_fits_an_update_is_not_computed_in_smaller_pieces(
 
     own = {"prepare": ppo.prepare, "going_on": ppo.going_on}
     noting: dict[str, Any] = {name: partial(noted, function) for name, function in own.items()}
-    monkeypatch.setitem(ALGORITHMS, "ppo", replace(ppo.PPO, **noting))
+    monkeypatch.setattr(ppo, "PPO", replace(ppo.PPO, **noting))
     memory = ("model.core=lstm", "actors.inference=auto", "learner.micro_batch=7")
     made = trainer(*memory, "algo.epochs=2", f"algo.normalize_advantages={over}")
     made.step(batch(made))
@@ -211,7 +209,7 @@ class Pair(SingleLearner):
         self.said: list[Tensor] = []
         self.others: list[Tensor] = []
 
-    def sum(self, values: Tensor) -> None:
+    def all_reduce(self, values: Tensor) -> None:
         self.said.append(values.clone())
         if self.others:
             values += self.others.pop(0)

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
+from penstock.core.params import POLICY_ID, Stamp
 from penstock.learner.publisher import Publisher
-from penstock.transport.link import Stamp
 from penstock.transport.shm.weights_board import WeightsBoard
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
@@ -18,7 +18,7 @@ def test_a_copy_is_published_not_a_view(device: str) -> None:
     board = WeightsBoard.create(7, shared=False)
     tensors = [torch.arange(5.0, device=device), torch.full((2,), 9.0, device=device)]
     publisher = Publisher(tensors, board)
-    publisher.publish(Stamp(2, 10))
+    publisher.publish(POLICY_ID, Stamp(2, 10))
     tensors[0].zero_()
     publisher.flush(wait=True)
     out = np.empty(7, np.float32)
@@ -33,7 +33,7 @@ def test_later_publications_replace_earlier_ones(device: str) -> None:
     publisher = Publisher([values], board)
     for version in range(50):
         values.fill_(version)
-        publisher.publish(Stamp(0, version))
+        publisher.publish(POLICY_ID, Stamp(0, version))
     publisher.flush(wait=True)
     out = np.empty(3, np.float32)
     assert board.read(out) == Stamp(0, 49)

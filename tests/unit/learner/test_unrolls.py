@@ -9,14 +9,14 @@ import pytest
 
 from penstock.bench.ceiling import made_up
 from penstock.configs.load import resolve
+from penstock.core.interfaces import Welcome
 from penstock.envs import probe
 from penstock.learner.sources.unrolls import UnrollSource
 from penstock.learner.trainer import Trainer
 from penstock.profiling.ledger import TimeLedger
 from penstock.replay import Accounting
-from penstock.transport.link import Welcome
 from penstock.transport.shm.host import ShmHost
-from penstock.transport.shm.slot_writer import SlotWriter
+from penstock.transport.shm.store import SlotWriter
 from penstock.transport.shm.weights_board import WeightsBoard
 
 

@@ -11,8 +11,9 @@ import torch
 from gymnasium import spaces
 from torch import Tensor
 
-from penstock.algos import impala, slot_spec
 from penstock.algos.acting import make_policy
+from penstock.algos.impala import algorithm as impala
+from penstock.algos.samples import slot_spec
 from penstock.configs.errors import UserError
 from penstock.configs.model import ModelConfig
 from penstock.configs.schema import Config

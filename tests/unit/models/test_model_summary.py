@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
-from penstock.algos import network_shape
+from penstock.algos.samples import network_shape
 from penstock.configs.load import resolve
 from penstock.configs.schema import Config
 from penstock.envs import probe

@@ -11,7 +11,7 @@ import pytest
 import torch
 from gymnasium import spaces
 
-from penstock.algos import network_shape
+from penstock.algos.samples import network_shape
 from penstock.configs.errors import UserError
 from penstock.configs.model import ModelConfig
 from penstock.configs.schema import Config

@@ -11,8 +11,8 @@ import pytest
 import torch
 from gymnasium import spaces
 
-from penstock.algos import network_shape
 from penstock.algos.acting import make_policy
+from penstock.algos.samples import network_shape
 from penstock.configs.errors import UserError
 from penstock.configs.schema import Config
 from penstock.configs.sections import ActorsConfig

@@ -12,8 +12,8 @@ from gymnasium import spaces
 from torch import Tensor, nn
 
 from penstock.actors.rollout import Rollout
-from penstock.algos import slot_spec
 from penstock.algos.acting import make_inference, make_policy
+from penstock.algos.samples import slot_spec
 from penstock.algos.unrolled import unrolled
 from penstock.configs.schema import Config
 from penstock.core.params import Stamp

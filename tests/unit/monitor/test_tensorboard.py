@@ -11,7 +11,7 @@ from tensorboardX.proto.event_pb2 import Event
 
 from penstock.configs.errors import UserError
 from penstock.configs.load import resolve
-from penstock.monitor import tensorboard
+from penstock.monitor import sinks
 from penstock.monitor.tensorboard import Board, scalars
 
 METRICS = {
@@ -69,6 +69,6 @@ def test_a_run_without_metrics_writes_nothing(tmp_path: Path) -> None:
 def test_without_the_library_the_user_is_told_what_to_install(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(tensorboard, "find_spec", lambda _: None)
-    with pytest.raises(UserError, match=r"pip install 'penstock\[tensorboard\]'"):
-        tensorboard.require(resolve("cartpole"))
+    monkeypatch.setattr(sinks, "find_spec", lambda _: None)
+    with pytest.raises(UserError, match=r"pip install .penstock\[tensorboard\]."):
+        sinks.check_libraries(resolve("cartpole", ["run.tensorboard=true"]))

@@ -215,7 +215,7 @@ def test_gathering_between_steps_is_told_from_waiting() -> None:
     assert "learner.prefetch=1" in first.next_step
     assert second.kind == "slow_environment"
     assert second.cost == pytest.approx(0.1)
-    replay = judge(profile([own], two(**STEPPING), algo={"name": "dqn"}))
+    replay = judge(profile([own], two(**STEPPING), algo={"data": "transitions"}))
     assert (replay.kind, "prefetch" in replay.next_step) == ("slow_gather", False)
 
 
@@ -316,7 +316,7 @@ def test_lag_is_measured_by_what_the_queue_needs(mean: float, kind: str) -> None
 
 def test_more_updates_per_batch_need_more_lag_and_replay_any() -> None:
     lag = {"policy_lag": {"mean": 30.0, "max": 40.0}}
-    for config in ({"learner": {"updates_per_batch": 4}}, {"algo": {"name": "dqn"}}):
+    for config in ({"learner": {"updates_per_batch": 4}}, {"algo": {"data": "transitions"}}):
         assert judge(profile([learner()], two(**HEALTHY), flow=lag, **config)).kind == "healthy"
 
 

@@ -13,7 +13,7 @@ from penstock.replay.layout import layout_of_spec
 from penstock.replay.placement import frame_rows
 from penstock.replay.samplers import Prioritized, Uniform
 from penstock.replay.table import NONE, Table
-from penstock.transport.shm.slot_writer import SlotWriter
+from penstock.transport.shm.store import SlotWriter
 
 T, E = 4, 2
 COLUMNS = (

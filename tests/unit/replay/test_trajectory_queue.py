@@ -8,8 +8,7 @@ import pytest
 
 from penstock.core.specs import Column, SlotSpec
 from penstock.replay import Accounting, SlotQueue
-from penstock.transport.shm.slot_writer import SlotWriter
-from penstock.transport.shm.store import Slot, SlotStore
+from penstock.transport.shm.store import Slot, SlotStore, SlotWriter
 
 SPEC = SlotSpec(2, 3, (Column("obs", "<f4", (4,), "unroll+1"), Column("reward", "<f4")))
 STEPS = 6

@@ -9,6 +9,7 @@ import pytest
 import zmq
 
 from penstock.configs.errors import UserError
+from penstock.transport import addresses
 from penstock.transport.zmq import sockets
 
 LOCAL = (
@@ -23,15 +24,15 @@ EXPOSED = ("tcp://0.0.0.0:7700", "tcp://*:7700", "tcp://[::]:7700", "tcp://10.0.
 
 @pytest.mark.parametrize("address", LOCAL)
 def test_this_host_alone_needs_no_keys(address: str) -> None:
-    sockets.check_bind(address, keys=False, insecure=False)
+    addresses.check_bind(address, keys=False, insecure=False)
 
 
 @pytest.mark.parametrize("address", EXPOSED)
 def test_other_hosts_need_keys_or_a_word(address: str) -> None:
     with pytest.raises(UserError, match="can be reached from other hosts"):
-        sockets.check_bind(address, keys=False, insecure=False)
-    sockets.check_bind(address, keys=True, insecure=False)
-    sockets.check_bind(address, keys=False, insecure=True)
+        addresses.check_bind(address, keys=False, insecure=False)
+    addresses.check_bind(address, keys=True, insecure=False)
+    addresses.check_bind(address, keys=False, insecure=True)
 
 
 def test_a_long_socket_path_is_refused_with_the_limit(tmp_path: Path) -> None:
@@ -59,15 +60,15 @@ def test_a_socket_file_left_behind_is_no_listener(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("address", LOCAL)
 def test_a_learner_of_this_host_is_joined_without_keys(address: str) -> None:
-    sockets.check_connect(address, keys=False, insecure=False)
+    addresses.check_connect(address, keys=False, insecure=False)
 
 
 @pytest.mark.parametrize("address", EXPOSED)
 def test_a_learner_of_another_host_needs_keys_or_a_word(address: str) -> None:
-    with pytest.raises(UserError, match="is on another host, and whoever answers there says"):
-        sockets.check_connect(address, keys=False, insecure=False)
-    sockets.check_connect(address, keys=True, insecure=False)
-    sockets.check_connect(address, keys=False, insecure=True)
+    with pytest.raises(UserError, match="is on another host, and its learner decides"):
+        addresses.check_connect(address, keys=False, insecure=False)
+    addresses.check_connect(address, keys=True, insecure=False)
+    addresses.check_connect(address, keys=False, insecure=True)
 
 
 @pytest.mark.parametrize(("mode", "own"), [(0o700, True), (0o755, True), (0o770, False)])
@@ -77,16 +78,16 @@ def test_a_folder_that_others_may_write_to_is_not_ones_own(
     folder = tmp_path / "sockets"
     folder.mkdir()
     folder.chmod(mode)
-    assert sockets.is_own_ipc(f"ipc://{folder}/wire") is own
+    assert addresses.is_own_ipc(f"ipc://{folder}/wire") is own
 
 
 def test_nor_are_a_port_and_an_abstract_name() -> None:
-    assert not sockets.is_own_ipc("tcp://127.0.0.1:7700")
-    assert not sockets.is_own_ipc("ipc://@wire")
+    assert not addresses.is_own_ipc("tcp://127.0.0.1:7700")
+    assert not addresses.is_own_ipc("ipc://@wire")
 
 
 def test_nor_is_the_folder_of_another_user(tmp_path: Path) -> None:
     if os.geteuid() != 0:
         pytest.skip("only root can give a folder away")
     os.chown(tmp_path, 65534, 65534)
-    assert not sockets.is_own_ipc(f"ipc://{tmp_path}/wire")
+    assert not addresses.is_own_ipc(f"ipc://{tmp_path}/wire")

@@ -84,3 +84,13 @@ def test_a_refusal_is_shown_without_control_characters(
 def test_text_of_any_language_is_printable() -> None:
     assert printable("Zürich 東京 'a\\b'") == "Zürich 東京 'a\\b'"
     assert printable("a\nb\ud800") == r"a\nb\ud800"
+
+
+@pytest.mark.parametrize("policy_id", [7, -1, 2**31, 2**64 - 1, True, "7", [7], None])
+def test_a_refusal_of_a_policy_that_was_not_asked_for_changes_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, policy_id: Any
+) -> None:
+    said = {"error": "no such policy", "policy_id": policy_id}
+    client = answered(tmp_path, monkeypatch, MessageKind.REFUSE, said)
+    assert client.take_weights() is None
+    assert client.take_weights(7) is None

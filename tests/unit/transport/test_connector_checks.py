@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 import pytest
 
+from penstock.core.params import Stamp
 from penstock.core.specs import Column, SlotSpec
 from penstock.learner.stream_tracker import StreamTracker
 from penstock.profiling.status import StatusPage
 from penstock.replay import Accounting
 from penstock.transport import wire
-from penstock.transport.link import Stamp
 from penstock.transport.shm.link import ShmLink
 from penstock.transport.wire import Header, MessageKind
 from penstock.transport.zmq import connector as room

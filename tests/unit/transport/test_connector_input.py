@@ -32,7 +32,9 @@ VALUES = st.recursive(
     ),
     max_leaves=8,
 )
-METAS = VALUES | st.fixed_dictionaries({}, optional={k: VALUES for k in ("spec", "want", "have")})
+METAS = VALUES | st.fixed_dictionaries(
+    {}, optional={k: VALUES for k in ("spec", "want", "have", "policy_id")}
+)
 
 
 @pytest.fixture(scope="module")
@@ -132,3 +134,25 @@ def test_ended_streams_are_reported_once_and_in_portions(
         assert reports(ctx, "connector")[-1]["streams"] == []
         made.close()
         link.close()
+
+
+@pytest.mark.parametrize(
+    "policy_id", [3, 2**31 - 1, -1, 2**31, 2**64 - 1, True, 0.0, None, "3", {}]
+)
+def test_a_policy_that_is_not_published_is_refused(
+    receiver: Receiver, monkeypatch: pytest.MonkeyPatch, policy_id: Any
+) -> None:
+    reason = "policy" if policy_id in (3, 2**31 - 1) else "meta"
+    said: list[Any] = []
+    monkeypatch.setattr(receiver, "_send", lambda _, parts: said.append(wire.decode(parts)))
+    before = receiver.rejected[reason]
+    head = Header(MessageKind.WEIGHTS_GET, run_id=RUN_ID)
+    receiver.handle(b"peer", sealed(head, {"have": None, "policy_id": policy_id}))
+    assert receiver.rejected[reason] == before + 1
+    if reason == "meta":
+        assert not said
+        return
+    [answer] = said
+    text = f"the learner publishes no policy {policy_id}"
+    assert answer.head.kind == MessageKind.REFUSE
+    assert wire.verify(answer) == {"error": text, "policy_id": policy_id}

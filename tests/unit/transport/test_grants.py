@@ -13,6 +13,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from penstock.transport.grants import (
     GRANT_SILENCE_S,
+    MAX_BEGIN,
     MAX_STREAMS,
     MAX_STREAMS_PER_PEER,
     MAX_WANT,
@@ -312,12 +313,12 @@ def test_a_counter_grows_by_no_more_than_was_granted(
 
 def test_where_an_unknown_stream_stands_is_no_production() -> None:
     grants = made()
-    message = head(1, 1000, produced=MAX_COUNT - 1)
+    message = head(1, 1000, produced=MAX_BEGIN - 1)
     stream = grants.hello(message, b"peer", 2, 0)
-    assert (stream.next, stream.produced_steps) == (1000, MAX_COUNT - 1)
+    assert (stream.next, stream.produced_steps) == (1000, MAX_BEGIN - 1)
     grants.lend(2)
     with pytest.raises(WireError, match="steps"):
-        grants.bye(head(1, 1001, produced=MAX_COUNT + STEPS), b"peer", 0)
+        grants.bye(head(1, 1001, produced=MAX_BEGIN + STEPS), b"peer", 0)
 
 
 def test_two_processes_of_one_id_do_not_evict_each_other() -> None:
@@ -566,3 +567,13 @@ class Connected(RuleBasedStateMachine):
 
 Connected.TestCase.settings = settings(max_examples=80, stateful_step_count=40, deadline=None)
 test_no_grant_leaks = Connected.TestCase
+
+
+@pytest.mark.parametrize(("sequence", "produced"), [(MAX_BEGIN, 0), (0, MAX_BEGIN)])
+def test_a_stream_that_leaves_no_room_for_grants_is_refused(sequence: int, produced: int) -> None:
+    """A grant beyond it would be a message that the protocol does not allow."""
+    grants = made()
+    with pytest.raises(WireError) as raised:
+        grants.hello(head(1, sequence, produced=produced), b"peer", 1, 0)
+    assert raised.value.reason == "header"
+    assert not grants.streams

@@ -18,8 +18,8 @@ import numpy as np
 import pytest
 
 from penstock.configs.errors import UserError
+from penstock.core.params import Stamp
 from penstock.core.specs import Column, SlotSpec
-from penstock.transport.link import Stamp
 from penstock.transport.shm.host import ShmHost
 from penstock.transport.shm.link import ShmLink
 from penstock.transport.shm.store import SlotStore

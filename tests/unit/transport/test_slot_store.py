@@ -16,9 +16,7 @@ from hypothesis import strategies as st
 from penstock.configs.errors import UserError
 from penstock.core.specs import Column, SlotSpec
 from penstock.transport.shm.arena import Arena
-from penstock.transport.shm.ring import Ring
-from penstock.transport.shm.slot_writer import SlotWriter
-from penstock.transport.shm.store import Slot, SlotStore
+from penstock.transport.shm.store import Ring, Slot, SlotStore, SlotWriter
 from transport_world import writer_of
 
 SPEC = SlotSpec(4, 2, (Column("obs", "|u1", (200, 100), "unroll+1"), Column("reward", "|u1")))

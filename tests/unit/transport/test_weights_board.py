@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 
@@ -9,8 +10,8 @@ import numpy as np
 import pytest
 
 from penstock.configs.errors import UserError
-from penstock.core.params import to_bf16
-from penstock.transport.link import Stamp
+from penstock.core.interfaces import UnknownPolicyError
+from penstock.core.params import Stamp, to_bf16
 from penstock.transport.shm.arena import Arena, available_nbytes
 from penstock.transport.shm.weights_board import WeightsBoard
 
@@ -26,6 +27,22 @@ def test_the_board_shows_the_newest_in_either_precision() -> None:
     assert board.read(out, Stamp(1, 10)) == Stamp(2, 1)
     assert out.tolist() == [4, 5, 6]
     assert board.read(out, Stamp(2, 1)) is None
+
+
+def test_a_board_is_of_one_policy() -> None:
+    assert WeightsBoard.create(3, shared=False).policy_id == 0
+    board, values = WeightsBoard.create(3, policy_id=4), np.ones(3, np.float32)
+    assert board.arena.fd is not None
+    reader, out = WeightsBoard.attach(os.dup(board.arena.fd), 3), np.zeros(3, np.float32)
+    board.publish(values, Stamp(0, 1), 4)
+    with pytest.raises(UnknownPolicyError):
+        board.publish(values, Stamp(0, 2))
+    for policy_id in (0, 5):
+        with pytest.raises(UnknownPolicyError):
+            reader.read(out, None, policy_id)
+    assert reader.read(out, None, 4) == Stamp(0, 1)
+    reader.close()
+    board.close()
 
 
 def test_a_reader_never_sees_half_of_two_versions() -> None:

@@ -7,10 +7,10 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from penstock.core.params import ParamLayout
+from penstock.core.interfaces import Welcome
+from penstock.core.params import ParamLayout, Stamp
 from penstock.core.specs import Column, SlotSpec
 from penstock.transport import wire
-from penstock.transport.link import Stamp, Welcome
 from penstock.transport.shm.weights_board import WeightsBoard
 from penstock.transport.zmq.weights_responder import WeightsResponder
 
@@ -38,7 +38,7 @@ def given(desk: WeightsResponder) -> dict[bytes, int]:
         message = wire.decode(parts)
         assert peer not in versions
         versions[peer] = message.head.version
-        weights = wire.to_float32(wire.decode_weights(message, LAYOUT))
+        weights = wire.to_float32(wire.decode_weights(message, LAYOUT)[1])
         np.testing.assert_array_equal(weights, message.head.version)
     return versions
 
@@ -81,7 +81,7 @@ def test_statistics_of_observations_arrive_exactly(board: WeightsBoard) -> None:
     desk = WeightsResponder(board, Welcome(1, 0, WELCOME.spec, layout, {}), "bf16")
     desk.ask(b"peer", None)
     ((_, parts),) = desk.due()
-    sent = wire.decode_weights(wire.decode(parts), layout)
+    _, sent = wire.decode_weights(wire.decode(parts), layout)
     np.testing.assert_array_equal(wire.to_float32(sent), values)
 
 

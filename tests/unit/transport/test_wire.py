@@ -14,10 +14,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.core.params import ParamLayout, WireDtype, to_bf16
+from penstock.core.params import ParamLayout, Stamp, WireDtype, to_bf16
 from penstock.core.specs import HEADER, Bytes, SlotSpec
 from penstock.transport import wire
-from penstock.transport.link import Stamp
 from penstock.transport.wire import Header, MessageKind, SlotDecoder, SlotEncoder, WireError
 from transport_world import LAYOUT, SPEC, expected
 
@@ -125,8 +124,17 @@ def test_weights_round_trip(dtype: WireDtype) -> None:
     parts = wire.encode_weights(values, Stamp(2, 2**40), dtype, LAYOUT, run_id=4)
     message = wire.decode([bytes(part) for part in parts])
     assert Stamp(message.head.generation, message.head.version) == (2, 2**40)
-    weights = wire.decode_weights(message, LAYOUT)
+    _, weights = wire.decode_weights(message, LAYOUT)
     np.testing.assert_array_equal(weights, to_bf16(values) if dtype == "bf16" else values)
+
+
+def test_weights_say_whose_they_are_where_that_is_not_policy_0() -> None:
+    values = np.zeros(LAYOUT.size, np.float32)
+    for policy_id, meta in ((0, {"dtype": "fp32"}), (5, {"dtype": "fp32", "policy_id": 5})):
+        parts = wire.encode_weights(values, Stamp(0, 1), "fp32", LAYOUT, 4, policy_id)
+        message = wire.decode([bytes(part) for part in parts])
+        assert wire.verify(message) == meta
+        assert wire.decode_weights(message, LAYOUT)[0] == policy_id
 
 
 def test_weights_of_another_network_are_refused() -> None:

@@ -1,0 +1,227 @@
+"""A user's algorithm: the functions of a module, or of what a class or function in one returns.
+
+One that trains on fresh unrolls, as `penstock.algos.impala` and `penstock.algos.ppo` do, has
+
+    STATISTICS    names of the sums that `loss` returns
+    loss          (net, batch, cfg, envs, add_others) -> loss, sums
+
+and, if it wants,
+
+    prepare       (net, batch, cfg, parts, add_others) -> more columns, once for each batch
+    going_on      (net, batch, cfg, parts, add_others) -> bool, between epochs
+    whole         (cfg) -> bool: whether `loss` must see all environments of an update at once;
+                  only then may it call ``add_others``
+    columns, check, process    what actors record; those of IMPALA by default
+
+One that draws transitions from replay, as `penstock.algos.dqn` and `penstock.algos.sac` do, has
+
+    network           (config, spaces) -> the network that actors get
+    action_sampler    (config, spaces, seed, actor) -> how they choose actions by its outputs
+    Update            (cfg, context) -> a `penstock.algos.replay_update.ReplayUpdate`
+
+and, if it wants,
+
+    columns, check, process    those of DQN or SAC by default, whichever fits the actions
+    BATCH_COLUMNS              names of recorded columns that `Update.take` gets, too
+
+Either may have `Settings`, a dataclass or pydantic model of the options in ``algo.settings``.
+``cfg``, and ``algo`` of ``config``, are `CustomConfig`, whose ``settings`` are those that its
+`Settings` made. Actors import the module too: one that imports torch within its functions lets them
+start faster.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import cache
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from pydantic import ValidationError
+
+from penstock.algos import slots
+from penstock.algos.base import Columns, ReplayAlgorithm, UnrollAlgorithm
+from penstock.algos.custom.config import CustomConfig
+from penstock.algos.dqn import algorithm as dqn
+from penstock.algos.impala import algorithm as impala
+from penstock.algos.sac import algorithm as sac
+from penstock.configs.algorithms import Data
+from penstock.configs.errors import UserError
+from penstock.configs.schema import Config
+from penstock.core.interfaces import Transitions
+from penstock.core.observations import Spaces
+from penstock.core.params import ParamLayout
+from penstock.core.specs import Column
+from penstock.envs.loading import check_keywords, explained, import_module, load
+from penstock.models.acting.categorical import ActionSampler
+from penstock.models.layout import HeadShape
+
+if TYPE_CHECKING:
+    from penstock.algos.replay_update import ReplayUpdate, UpdateContext
+
+Custom = UnrollAlgorithm[CustomConfig] | ReplayAlgorithm[CustomConfig]
+
+
+class Kind(NamedTuple):
+    """What a module has, by the data that its algorithm trains on."""
+
+    needed: tuple[str, ...]
+    examples: str
+
+
+KINDS: dict[Data, Kind] = {
+    "unrolls": Kind(
+        ("STATISTICS", "loss"), "penstock/algos/ppo/algorithm.py and examples/own_algorithm.py"
+    ),
+    "transitions": Kind(
+        ("network", "action_sampler", "Update"),
+        "penstock/algos/dqn and examples/own_offpolicy.py",
+    ),
+}
+OPTIONAL = ("prepare", "going_on", "whole")  # on unrolls
+OF_ACTIONS = {"q_taken", "q_max"}  # columns that only a sampler of actions can fill
+
+
+class CustomFactory:
+    """Finds the algorithm of ``algo.entry``."""
+
+    def for_config(self, cfg: CustomConfig) -> Custom:
+        return custom(cfg.entry, cfg.data)
+
+
+CUSTOM = CustomFactory()
+
+
+@cache
+def custom(entry: str, data: Data) -> Custom:
+    """The algorithm of ``algo.entry``, loaded once: its functions, filled up by those of Penstock's
+    own algorithms. UserError where it has too few, or those of the other kind of data."""
+    purpose = f"algo.entry {entry}"
+    module, _, name = entry.partition(":")
+    own: Any = load(entry, purpose) if name else import_module(module, purpose)
+    if name:
+        with explained(purpose, "algo.entry"):
+            own = own()
+    _check(own, purpose, data)
+    return _on_unrolls(own, purpose) if data == "unrolls" else _on_transitions(own, purpose)
+
+
+def _check(own: Any, purpose: str, data: Data) -> None:
+    needed, examples = KINDS[data]
+    missing = [name for name in needed if not hasattr(own, name)]
+    if not missing:
+        return
+    for other, kind in KINDS.items():
+        if other != data and all(hasattr(own, name) for name in kind.needed):
+            raise UserError(
+                f"{purpose} trains on {other}, as it has {_listed(kind.needed)}, and algo.data is "
+                f"{data}; set algo.data={other}"
+            )
+    raise UserError(
+        f"{purpose} has no {' and no '.join(missing)}; an algorithm"
+        f"{' with algo.data transitions' if data == 'transitions' else ''} has {_listed(needed)}, "
+        f"as {examples} do"
+    )
+
+
+def _listed(names: tuple[str, ...]) -> str:
+    *most, last = names
+    return f"{', '.join(most)} and {last}"
+
+
+def _on_unrolls(own: Any, purpose: str) -> UnrollAlgorithm[CustomConfig]:
+    def process(cfg: CustomConfig, columns: Columns) -> None:
+        if hasattr(own, "process"):
+            own.process(_settled(own, purpose, cfg), columns)
+        else:
+            slots.process(cfg, columns)
+
+    return UnrollAlgorithm(
+        tuple(own.STATISTICS),
+        getattr(own, "columns", impala.columns),
+        getattr(own, "check", impala.check),
+        process,
+        own.loss,
+        settled=lambda cfg: _settled(own, purpose, cfg),
+        **{name: getattr(own, name) for name in OPTIONAL if hasattr(own, name)},
+    )
+
+
+def _on_transitions(own: Any, purpose: str) -> ReplayAlgorithm[CustomConfig]:
+    columns = getattr(own, "columns", _columns)
+
+    def process(cfg: CustomConfig, columns: Columns) -> None:
+        if hasattr(own, "process"):
+            own.process(_settled(own, purpose, cfg), columns)
+        elif "priority" in columns:
+            dqn.prioritize(cfg, cfg.n_step, columns)
+        else:
+            slots.process(cfg, columns)
+
+    def settled(config: Config) -> Config:
+        cfg = config.algo
+        assert isinstance(cfg, CustomConfig), cfg
+        return config.model_copy(update={"algo": _settled(own, purpose, cfg)})
+
+    def network(config: Config, spaces: Spaces) -> HeadShape:
+        found: HeadShape = own.network(settled(config), spaces)
+        return found
+
+    def action_sampler(config: Config, spaces: Spaces, seed: int, actor: int) -> ActionSampler:
+        found: ActionSampler = own.action_sampler(settled(config), spaces, seed, actor)
+        names = {column.name for column in columns(spaces.observation_space, spaces.action_space)}
+        if missing := sorted(names & OF_ACTIONS - found.recorded.keys()):
+            raise UserError(
+                f"{purpose}: its action_sampler does not record {' and '.join(missing)}, which its "
+                "slots hold; record them, as that of algo.name dqn does, or give columns of its own"
+            )
+        return found
+
+    def make_update(cfg: CustomConfig, ctx: UpdateContext) -> ReplayUpdate:
+        found: ReplayUpdate = own.Update(_settled(own, purpose, cfg), ctx)
+        return found
+
+    return ReplayAlgorithm(
+        columns,
+        getattr(own, "check", _check_columns),
+        process,
+        network,
+        action_sampler,
+        make_update,
+        data=lambda cfg: Transitions(cfg.n_step),
+        batch_columns=tuple(getattr(own, "BATCH_COLUMNS", ())),
+    )
+
+
+def _columns(observation_space: Any, action_space: Any) -> tuple[Column, ...]:
+    columns = dqn.columns if action_space.shape == () else sac.columns
+    return columns(observation_space, action_space)
+
+
+def _check_columns(columns: Columns, layout: ParamLayout) -> None:
+    check = dqn.check if columns["action"].dtype.kind == "i" else sac.check
+    check(columns, layout)
+
+
+def _settled(own: Any, purpose: str, cfg: CustomConfig) -> CustomConfig:
+    """``cfg`` with the settings that the algorithm's `Settings` made. UserError where it does not
+    take them."""
+    kind = getattr(own, "Settings", None)
+    if kind is None:
+        if cfg.settings:
+            raise UserError(
+                f"{purpose} has no Settings, a dataclass or pydantic model, to make "
+                f"algo.settings {cfg.settings} of; write one, or set algo.settings={{}}"
+            )
+        return cfg
+    return cfg.model_copy(update={"settings": _settings(kind, purpose, cfg.settings)})
+
+
+def _settings(kind: Callable[..., Any], own_purpose: str, given: Mapping[str, Any]) -> Any:
+    purpose = f"algo.settings for {own_purpose}"
+    check_keywords(kind, given, purpose)
+    with explained(purpose, "algo.settings"):
+        try:
+            return kind(**given)
+        except ValidationError as error:
+            problems = (f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors())
+            raise UserError(f"{purpose}: {'; '.join(problems)}; correct algo.settings") from error

@@ -1,0 +1,1 @@
+"""DQN: Q-values learnt from replay."""

@@ -1,0 +1,132 @@
+"""DQN: Q-values learnt from replay; double, duelling, n-step, with initial priorities by the actor.
+
+van Hasselt et al. 2016, arXiv 1509.06461 (double); Wang et al. 2016, arXiv 1511.06581 (duelling);
+Horgan et al. 2018, arXiv 1803.00933 (n-step, exploration and priorities of many actors).
+
+What the actor records is `columns`, what happens to a filled slot `process`; the learner's half is
+`penstock.algos.dqn.update`.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from penstock.algos import slots
+from penstock.algos.base import ReplayAlgorithm
+from penstock.algos.dqn.config import DqnConfig
+from penstock.configs.algorithms import AlgoConfig
+from penstock.configs.schema import Config
+from penstock.core.interfaces import Transitions
+from penstock.core.observations import Spaces
+from penstock.core.params import Float32, ParamLayout
+from penstock.core.specs import Column
+from penstock.models.acting.categorical import EpsilonGreedySampler, ladder
+from penstock.models.fitting import q_shape
+from penstock.models.layout import HeadShape
+
+if TYPE_CHECKING:
+    from penstock.algos.replay_update import ReplayUpdate, UpdateContext
+
+Flags = npt.NDArray[np.bool_]
+
+
+def columns(observation_space: Any, action_space: Any) -> tuple[Column, ...]:
+    """What one slot holds; ``priority`` is written by `process`."""
+    assert action_space.shape == (), action_space
+    recorded = (Column(name, "<f4") for name in ("q_taken", "q_max", "priority"))
+    return slots.columns(observation_space, Column("action", "<i4"), *recorded)
+
+
+def check(columns: dict[str, npt.NDArray[Any]], layout: ParamLayout) -> None:
+    """Raise ValueError for values that no sound actor of the network ``layout`` records."""
+    slots.check_choices(columns["action"], dict(layout.entries)["head.bias"])
+    slots.check(columns)
+
+
+def process(cfg: DqnConfig, columns: dict[str, npt.NDArray[Any]]) -> None:
+    """Clip and scale the rewards of a filled slot, and write its initial priorities, in place."""
+    prioritize(cfg, cfg.n_step, columns)
+
+
+def prioritize(cfg: AlgoConfig, n_step: int, columns: dict[str, npt.NDArray[Any]]) -> None:
+    """`process` for these `columns`, where transitions sum up ``n_step`` rewards."""
+    slots.adjust_rewards(cfg, columns["reward"])
+    names = ("reward", "q_taken", "q_max", "terminated", "truncated", "alive")
+    columns["priority"][...] = initial_priorities(
+        *(columns[name] for name in names), n_step=n_step, discount=cfg.discount
+    )
+
+
+def initial_priorities(
+    reward: Float32,
+    q_taken: Float32,
+    q_max: Float32,
+    terminated: Flags,
+    truncated: Flags,
+    alive: Flags,
+    *,
+    n_step: int,
+    discount: float,
+) -> Float32:
+    """Absolute n-step temporal differences of a slot by the values its actor had; all ``[T, E]``.
+
+    A row's rewards are summed up to the end of its episode, and never beyond the slot: its last row
+    stands for its own value, ``q_max``. Truncation goes on with the value of the final observation,
+    which is that of the next row. What so has no difference of its own, the last row unless it
+    terminated, gets the largest of the slot. Rows that are not alive get 0.
+    """
+    value = np.float32(discount) * q_max[1:]
+    reward = reward.copy()
+    reward[:-1] += value * (truncated & ~terminated)[:-1]
+    reward[-1] = np.where(terminated[-1], reward[-1], q_max[-1])
+    going = ~(terminated | truncated)
+    going[-1] = False
+    ended = ~going
+    total = reward.copy()
+    steps = len(reward)
+    for j in range(1, min(n_step, steps)):
+        total[:-j] += np.float32(discount**j) * reward[j:] * going[:-j]
+        going[:-j] &= ~ended[j:]
+    if n_step < steps:
+        total[:-n_step] += np.float32(discount**n_step) * q_max[n_step:] * going[:-n_step]
+    found = np.abs(total - q_taken) * alive
+    known = alive.copy()
+    known[-1] &= terminated[-1]
+    most = found[known].max() if known.any() else np.float32(1)
+    return np.where(alive & ~known, most, found).astype(np.float32)
+
+
+def network(config: Config, spaces: Spaces) -> HeadShape:
+    """Q-values of every action."""
+    assert isinstance(config.algo, DqnConfig), config.algo
+    return q_shape(config, spaces, duelling=config.algo.duelling)
+
+
+def action_sampler(config: Config, spaces: Spaces, seed: int, actor: int) -> EpsilonGreedySampler:
+    """Each environment of all actors explores at a rate of its own, as in Ape-X."""
+    cfg, envs = config.algo, config.actors.envs
+    assert isinstance(cfg, DqnConfig), cfg
+    total = config.actors.count * envs
+    epsilon = ladder(cfg.epsilon, cfg.epsilon_alpha, actor * envs, envs, total)
+    return EpsilonGreedySampler(int(spaces.action_space.n), epsilon, np.random.default_rng(seed))
+
+
+def make_update(cfg: DqnConfig, ctx: UpdateContext) -> ReplayUpdate:
+    """On a learner, which imports torch."""
+    from penstock.algos.dqn.update import DqnUpdate
+
+    return DqnUpdate(cfg, ctx)
+
+
+DQN = ReplayAlgorithm[DqnConfig](
+    columns,
+    check,
+    process,
+    network,
+    action_sampler,
+    make_update,
+    data=lambda cfg: Transitions(cfg.n_step),
+)

@@ -1,0 +1,112 @@
+"""The learner's half of DQN: the loss, the network that learns, and the one that lags behind as
+target."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping
+
+import torch
+from torch import Tensor
+
+from penstock.algos.dqn.config import DqnConfig
+from penstock.algos.ops.backward import backward
+from penstock.algos.replay_update import Batch, UpdateContext, UpdateResult
+from penstock.models.flat_parameters import flatten
+from penstock.models.torch_nets import HeadNet, build_net
+from penstock.profiling.ledger import Part
+
+STATISTICS = ("q_loss", "td_error", "q_mean", "q_target_mean")
+
+
+def loss(
+    net: Callable[[Tensor], Tensor],
+    target_net: Callable[[Tensor], Tensor],
+    batch: Mapping[str, Tensor],
+    cfg: DqnConfig,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Weighted Huber loss, temporal differences and `STATISTICS` of transitions from replay.
+
+    The nets give Q-values ``[B, actions]``.
+
+    ``batch``: ``obs`` and ``next_obs`` ``[B, *shape]``, ``action`` whole ``[B]``, ``reward`` (of n
+    rows), ``discount`` (gamma^n, 0 where terminated) and ``weights`` float32 ``[B]``. Loss (``[]``)
+    and statistics (``[len(STATISTICS)]``) are sums over B, so that those of micro-batches add up.
+    The differences (``[B]``, target minus value) and the statistics carry no gradient.
+    """
+    action = batch["action"].long()[:, None]
+    taken = net(batch["obs"]).gather(1, action)[:, 0]
+    with torch.no_grad():
+        next_q = target_net(batch["next_obs"])
+        if cfg.double:
+            best = net(batch["next_obs"]).argmax(1, keepdim=True)
+            next_value = next_q.gather(1, best)[:, 0]
+        else:
+            next_value = next_q.amax(1)
+        target = torch.addcmul(batch["reward"], batch["discount"], next_value)
+    difference = target - taken
+    clipped = difference.clamp(-cfg.huber, cfg.huber)
+    # Half the square within the bounds, linear beyond; its gradient is the clipped difference.
+    losses = clipped * (difference - 0.5 * clipped)
+    total = torch.dot(losses, batch["weights"])
+    difference, taken = difference.detach(), taken.detach()
+    sums = (total.detach(), difference.abs().sum(), taken.sum(), target.sum())
+    return total, difference, torch.stack(sums)
+
+
+class DqnUpdate:
+    """Q-network and target network."""
+
+    statistics = STATISTICS
+
+    def __init__(self, algo: DqnConfig, ctx: UpdateContext) -> None:
+        self._algo = algo
+        self._ledger = ctx.ledger
+        self._micro_batch = ctx.micro_batch
+        self.net: HeadNet = build_net(ctx.shape, ctx.dtype).to(ctx.device)
+        self.target_net = copy.deepcopy(self.net).requires_grad_(False)
+        self._target = flatten(self.target_net.parameters())
+        self.loaded()
+        self.optimizer = ctx.optimizer("q", self.net.named_parameters())
+        self.published = [self.optimizer.values, *self.net.buffers()]
+
+    def take(self, batch: Batch | None, total: float, number: int, env_steps: int) -> UpdateResult:
+        self.optimizer.zero_grad()
+        parts = [] if batch is None else self._backward(batch, total)
+        self._ledger.switch(Part.OPTIMIZE)
+        norm = self.optimizer.step(total, env_steps)
+        if number % self._algo.target_every == 0:
+            self._target.copy_(self.optimizer.values)
+            self.loaded()
+        if not parts:
+            return UpdateResult.of_nothing(self.statistics, norm)
+        errors = torch.cat([differences for differences, _ in parts]).abs_()
+        return UpdateResult(errors, torch.stack([sums for _, sums in parts]).sum(0), norm)
+
+    def _backward(self, batch: Batch, total: float) -> list[tuple[Tensor, Tensor]]:
+        """Gradients of a batch, micro-batch by micro-batch; differences and statistics of each."""
+        count, parts = len(batch["reward"]), []
+        for first in range(0, count, self._micro_batch):
+            self._ledger.switch(Part.FORWARD)
+            part = {k: v[first : first + self._micro_batch] for k, v in batch.items()}
+            net = _with(self.net, self.net.acting_weights())
+            total_loss, differences, sums = loss(net, self._target_q, part, self._algo)
+            if first + self._micro_batch >= count:
+                self.optimizer.prepare_backward(total)
+            self._ledger.switch(Part.BACKWARD)
+            backward(total_loss)
+            parts.append((differences, sums))
+        return parts
+
+    def state(self) -> dict[str, Tensor]:
+        return {"target": self._target}
+
+    @torch.no_grad()
+    def loaded(self) -> None:
+        """Prepare the target network's weights once, not for every batch."""
+        self._target_q = _with(self.target_net, self.target_net.acting_weights())
+
+
+def _with(net: HeadNet, weights: list[Tensor]) -> Callable[[Tensor], Tensor]:
+    """The network by weights that are prepared already."""
+    return lambda obs: net.acting_outputs(obs, weights)

@@ -1,0 +1,133 @@
+"""IMPALA: an actor-critic whose lag V-trace corrects (Espeholt et al. 2018, arXiv 1802.01561).
+
+What the actor records is `columns`, what happens to a filled slot `process`, what the learner
+minimises `loss`. Only `loss` imports torch, and only when called.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from penstock.algos import slots
+from penstock.algos.base import UnrollAlgorithm
+from penstock.algos.impala.config import ImpalaConfig
+from penstock.algos.slots import process
+from penstock.core.params import ParamLayout
+from penstock.core.specs import Column
+from penstock.models.actions import action_column, counts_of
+from penstock.models.general import floats_of
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from penstock.models.torch_actor_critic import ActorCritic
+
+WHOLE = slice(None)
+LEAST_LOGP = -100.0  # of a sound actor's choice or number
+MOST_DENSITY = 1e3  # the same of a number, whose log-density may well be above 0
+MOST_LOG_RHO = 20.0  # V-trace clips far below; beyond it the statistics would overflow
+ROUNDING = 1.001  # importance weights of the same policy differ from 1 by less
+STATISTICS = ("policy_loss", "value_loss", "entropy", "kl", "rho", "rho_clipped")
+
+
+def columns(observation_space: Any, action_space: Any) -> tuple[Column, ...]:
+    """What one slot holds."""
+    logp = Column("behaviour_logp", "<f4")
+    return slots.columns(observation_space, action_column(action_space), logp)
+
+
+def check(columns: dict[str, npt.NDArray[Any]], layout: ParamLayout) -> None:
+    """Raise ValueError for values that no sound actor of the network ``layout`` records."""
+    slots.check(columns)
+    for numbers in floats_of(layout):
+        if not np.isfinite(columns["obs"][..., numbers].view(np.float32)).all():
+            raise ValueError("column obs holds numbers that are not finite")
+    size = columns["action"][0, 0].size
+    most = MOST_DENSITY * size
+    if columns["action"].dtype.kind == "i":
+        slots.check_choices(columns["action"], counts_of(layout))
+        most = 1e-3
+    logp = columns["behaviour_logp"]
+    if logp.min() < LEAST_LOGP * size or logp.max() > most:
+        raise ValueError(f"log-probabilities from {logp.min()} to {logp.max()}")
+
+
+def whole(cfg: ImpalaConfig) -> bool:
+    """Whether `loss` must see all environments of an update at once."""
+    return cfg.normalize_advantages
+
+
+def loss(
+    net: ActorCritic,
+    batch: dict[str, Tensor],
+    cfg: ImpalaConfig,
+    envs: slice = WHOLE,
+    add_others: Callable[[Tensor], None] | None = None,
+) -> tuple[Tensor, Tensor]:
+    """Loss and `STATISTICS` of the environments ``envs`` of a batch, both summed over alive rows.
+
+    ``batch`` holds `columns` as tensors, ``[T(+1), E, ...]``. Sums, so that those of micro-batches
+    add up: divide gradient and statistics by the alive rows of the whole update. The statistics,
+    float32 ``[len(STATISTICS)]``, carry no gradient; "kl" is an estimate of KL(actor | learner),
+    "rho_clipped" counts the importance weights above ``rho_clip``, rounding apart.
+
+    With ``normalize_advantages`` the ``envs`` must be the whole update: what an update learns must
+    not depend on how it is cut to fit a cache. ``add_others`` adds to three sums, in place, those
+    of the learners that share the update.
+    """
+    import torch
+
+    from penstock.algos.ops.normalized import normalized
+    from penstock.algos.ops.vtrace import vtrace
+    from penstock.algos.unrolled import unrolled
+    from penstock.models.distributions import distribution
+
+    action, reward, behaviour_logp, terminated, truncated, alive = (
+        batch[name][:, envs]
+        for name in ("action", "reward", "behaviour_logp", "terminated", "truncated", "alive")
+    )
+    steps = alive.numel()
+    outputs, values, mask = unrolled(net, batch, envs)
+    policy = distribution(net.actions, outputs[:steps], None if mask is None else mask[:steps])
+    action_logp = policy.logp(action.flatten(0, 1))
+    log_rhos = action_logp.detach().view(alive.shape) - behaviour_logp
+    v_tm1, bootstrapped = values[:steps], values.detach().view(-1, alive.shape[1])
+    trace = vtrace(
+        bootstrapped,
+        reward,
+        log_rhos,
+        terminated,
+        truncated,
+        alive,
+        discount=cfg.discount,
+        trace_lambda=cfg.trace_lambda,
+        rho_clip=cfg.rho_clip,
+        c_clip=cfg.c_clip,
+    )
+    living = alive.flatten().float()
+    advantages = trace.advantages.flatten()
+    if cfg.normalize_advantages:
+        advantages = normalized(advantages, living, add_others)
+    # Advantages and errors are 0 on rows that are not alive, and so are their terms of the sums.
+    differences = v_tm1 - (trace.errors + bootstrapped[:-1]).flatten()
+    policy_loss = -torch.dot(advantages, action_logp)
+    value_loss = 0.5 * torch.dot(differences, differences)
+    entropy = torch.dot(policy.entropy(), living)
+    total = policy_loss + cfg.value_cost * value_loss - cfg.entropy_cost * entropy
+    losses = (policy_loss.detach(), value_loss.detach(), entropy.detach())
+    return total, torch.stack((*losses, *_lag(log_rhos.flatten(), living, cfg.rho_clip)))
+
+
+def _lag(log_rhos: Tensor, mask: Tensor, rho_clip: float) -> tuple[Tensor, Tensor, Tensor]:
+    """How far the actor's policy lies from the learner's: the last three of `STATISTICS`."""
+    log_rhos = log_rhos.clamp(-MOST_LOG_RHO, MOST_LOG_RHO)
+    rhos = log_rhos.exp()
+    clipped = (rhos > ROUNDING * rho_clip).float()
+    return (rhos - 1 - log_rhos).dot(mask), rhos.dot(mask), clipped.dot(mask)
+
+
+IMPALA = UnrollAlgorithm[ImpalaConfig](STATISTICS, columns, check, process, loss, whole=whole)

@@ -1,0 +1,1 @@
+"""SAC: a squashed Gaussian actor and twin critics, learnt from replay."""

@@ -1,0 +1,70 @@
+"""SAC: a squashed Gaussian actor and twin critics, learnt from replay.
+
+Haarnoja et al. 2018, arXiv 1812.05905: soft actor-critic with a temperature that is tuned towards a
+target entropy. Actions are from -1 to 1 in each value, as policies choose them.
+
+What the actor records is `columns`, what happens to a filled slot `process`; the learner's half is
+`penstock.algos.sac.update`.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from penstock.algos import slots
+from penstock.algos.base import ReplayAlgorithm
+from penstock.algos.sac.config import SacConfig
+from penstock.algos.slots import process
+from penstock.configs.schema import Config
+from penstock.core.observations import Spaces
+from penstock.core.params import ParamLayout
+from penstock.core.specs import Column
+from penstock.models.acting.gaussian import SquashedGaussianSampler
+from penstock.models.fitting import gaussian_shape
+from penstock.models.layout import HeadShape
+
+if TYPE_CHECKING:
+    from penstock.algos.replay_update import ReplayUpdate, UpdateContext
+
+MOST_ACTION = 1 + 1e-6
+
+
+def columns(observation_space: Any, action_space: Any) -> tuple[Column, ...]:
+    """What one slot holds."""
+    return slots.columns(observation_space, Column("action", "<f4", tuple(action_space.shape)))
+
+
+def check(columns: dict[str, npt.NDArray[Any]], layout: ParamLayout) -> None:
+    """Raise ValueError for values that no sound actor records."""
+    slots.check(columns)
+    most = np.abs(columns["action"]).max()
+    if most > MOST_ACTION:
+        raise ValueError(f"an action of {most}, which goes from -1 to 1")
+
+
+def network(config: Config, spaces: Spaces) -> HeadShape:
+    """Means and logarithms of standard deviations."""
+    return gaussian_shape(config, spaces)
+
+
+def action_sampler(
+    config: Config, spaces: Spaces, seed: int, actor: int
+) -> SquashedGaussianSampler:
+    """Numbers between -1 and 1, drawn by the policy's own deviations."""
+    cfg = config.algo
+    assert isinstance(cfg, SacConfig), cfg
+    bounds, rng = (cfg.log_std_min, cfg.log_std_max), np.random.default_rng(seed)
+    return SquashedGaussianSampler(spaces.action_space.shape, config.actors.envs, bounds, rng)
+
+
+def make_update(cfg: SacConfig, ctx: UpdateContext) -> ReplayUpdate:
+    """On a learner, which imports torch."""
+    from penstock.algos.sac.update import SacUpdate
+
+    return SacUpdate(cfg, ctx)
+
+
+SAC = ReplayAlgorithm[SacConfig](columns, check, process, network, action_sampler, make_update)

@@ -1,0 +1,48 @@
+"""The options of SAC."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Literal
+
+from penstock.configs.algorithms import OffPolicyConfig
+from penstock.configs.section import Contradiction
+from penstock.configs.value_types import Fraction, Number, Positive, Switch
+
+
+class SacConfig(OffPolicyConfig):
+    """SAC for continuous actions: a stochastic actor and two critics, maximising reward and
+    entropy. Learns from replay."""
+
+    name: Literal["sac"] = "sac"
+    tau: Fraction = 0.005
+    """Share of the critics that goes into the target critics after every optimizer step."""
+    alpha: Positive = 1.0
+    """Temperature: weight of entropy relative to reward; with `tune_alpha`, its initial value."""
+    tune_alpha: Switch = True
+    """Whether the temperature is learnt, so that the policy keeps the target entropy."""
+    target_entropy: Number | None = None
+    """Entropy in nats, of actions scaled to -1 ... 1, that `tune_alpha` steers to; null: minus the
+    number of values in an action."""
+    log_std_min: Number = -20.0
+    """Lower bound on the logarithm of the policy's standard deviation."""
+    log_std_max: Number = 2.0
+    """Upper bound on the logarithm of the policy's standard deviation."""
+
+    @property
+    def model_kinds(self) -> tuple[str, ...]:
+        return ("mlp",)
+
+    def contradictions(self) -> Iterator[Contradiction]:
+        if self.log_std_min >= self.log_std_max:
+            yield Contradiction(
+                ("algo.log_std_min", "algo.log_std_max"),
+                f"algo.log_std_min {self.log_std_min:g} must lie below algo.log_std_max "
+                f"{self.log_std_max:g}; set algo.log_std_min={self.log_std_max - 22:g}",
+            )
+        if self.target_entropy is not None and not self.tune_alpha:
+            yield Contradiction(
+                ("algo.target_entropy", "algo.tune_alpha"),
+                f"algo.target_entropy {self.target_entropy:g} does nothing while algo.tune_alpha "
+                "is off; set algo.tune_alpha=true or algo.target_entropy=null",
+            )

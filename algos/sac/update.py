@@ -1,0 +1,186 @@
+"""The learner's half of SAC: the networks, and the losses, each a sum over the batch.
+
+`critic_loss` is minimised first, then `actor_loss`, then `temperature_loss`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import softplus
+
+from penstock.algos.ops.backward import backward
+from penstock.algos.replay_update import Batch, UpdateContext, UpdateResult
+from penstock.algos.sac.config import SacConfig
+from penstock.models.layout import DenseShape
+from penstock.models.torch_nets import HeadNet, TwinCritics, build_net
+from penstock.profiling.ledger import Part
+
+STATISTICS = ("critic_loss", "actor_loss", "td_error", "q_mean", "entropy", "alpha")
+HALF_LOG_2PI = 0.5 * math.log(2 * math.pi)
+
+
+def squashed(outputs: Tensor, noise: Tensor, log_std: tuple[float, float]) -> tuple[Tensor, Tensor]:
+    """Actions ``tanh(mean + std * noise)`` ``[B, D]`` and their log-densities ``[B]``.
+
+    ``outputs`` ``[B, 2 D]``: means, then logarithms of standard deviations, to be kept within
+    ``log_std``; ``noise`` ``[B, D]`` is standard normal. Appendix C of the paper, with
+    ``log(1 - tanh(u)^2)`` as ``2 (log 2 - u - softplus(-2 u))``, which never is the log of 0.
+    """
+    mean, wide = outputs.chunk(2, 1)
+    wide = wide.clamp(*log_std)
+    before = torch.addcmul(mean, wide.exp(), noise)
+    log_slope = 2 * (math.log(2) - before - softplus(-2 * before))
+    log_density = -0.5 * noise.square() - HALF_LOG_2PI - wide - log_slope
+    return before.tanh(), log_density.sum(1)
+
+
+def critic_loss(
+    critics: TwinCritics,
+    target_weights: list[Tensor],
+    batch: Mapping[str, Tensor],
+    next_action: Tensor,
+    next_logp: Tensor,
+    alpha: Tensor,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Half the squared error of both critics, weighted: equations 5 and 6.
+
+    ``batch`` as for `penstock.algos.dqn.update.loss` with ``action`` ``[B, *shape]``;
+    ``next_action`` ``[B, D]`` and ``next_logp`` ``[B]`` are the actor's for ``next_obs``. Returns
+    the loss ``[]``, the absolute temporal differences ``[B]``, a mean of both critics', and the sum
+    of the values ``[]``; the latter two carry no gradient.
+    """
+    with torch.no_grad():
+        next_q = critics.values(batch["next_obs"], next_action, target_weights).amin(0)
+        soft = next_q - alpha * next_logp
+        target = torch.addcmul(batch["reward"], batch["discount"], soft)
+    values = critics(batch["obs"], batch["action"])
+    errors = target - values
+    loss = 0.5 * torch.mv(errors.square(), batch["weights"]).sum()
+    return loss, errors.detach().abs().mean(0), values.detach().mean(0).sum()
+
+
+def actor_loss(
+    critics: TwinCritics, obs: Tensor, action: Tensor, logp: Tensor, alpha: Tensor
+) -> Tensor:
+    """``alpha * logp - Q``, equation 9: its gradient reaches the actor only, through ``action``
+    ``[B, D]`` and ``logp`` ``[B]``."""
+    fixed = [weight.detach() for weight in critics.weights()]
+    return (alpha * logp - critics.values(obs, action, fixed).amin(0)).sum()
+
+
+def temperature_loss(log_alpha: Tensor, logp: Tensor, target_entropy: float) -> Tensor:
+    """Equation 18, by the logarithm of alpha: too little entropy makes it grow.
+
+    As in the authors' code the factor is ``log_alpha``, not alpha: same sign of the gradient, and a
+    small alpha is not slow to grow again.
+    """
+    return -(log_alpha * (logp.detach() + target_entropy)).sum()
+
+
+def target_entropy(cfg: SacConfig, action_size: int) -> float:
+    """In nats; by default minus the number of values in an action."""
+    return -float(action_size) if cfg.target_entropy is None else cfg.target_entropy
+
+
+def policy_sample(
+    actor: HeadNet, obs: Tensor, cfg: SacConfig, noise: Tensor
+) -> tuple[Tensor, Tensor]:
+    """`squashed` of the actor's outputs for observations ``[B, *shape]``."""
+    return squashed(actor(obs), noise, (cfg.log_std_min, cfg.log_std_max))
+
+
+class SacUpdate:
+    """Actor, twin critics with their targets, and temperature. Where the critics' step is skipped,
+    as its gradient is not finite, those of actor and temperature are, too."""
+
+    statistics = STATISTICS
+
+    def __init__(self, algo: SacConfig, ctx: UpdateContext) -> None:
+        shape = ctx.shape
+        assert isinstance(shape, DenseShape), shape
+        self._algo = algo
+        self._ledger = ctx.ledger
+        self._target_entropy = target_entropy(algo, shape.outputs // 2)
+        self.actor: HeadNet = build_net(shape, ctx.dtype).to(ctx.device)
+        self.critics = TwinCritics(shape).to(ctx.device)
+        self.log_alpha = nn.Parameter(torch.tensor([math.log(algo.alpha)], device=ctx.device))
+        self._actor_optimizer = ctx.optimizer("actor", self.actor.named_parameters())
+        self._critic_optimizer = ctx.optimizer("critics", self.critics.named_parameters())
+        self._alpha_optimizer = ctx.optimizer("log_alpha", [("log_alpha", self.log_alpha)])
+        self._optimizers = (self._actor_optimizer, self._critic_optimizer, self._alpha_optimizer)
+        self._target = self._critic_optimizer.values.clone()
+        weights = self.critics.weights()
+        parts = self._target.split([weight.numel() for weight in weights])
+        self.target_weights = [
+            part.view(weight.shape) for part, weight in zip(parts, weights, strict=True)
+        ]
+        self.published = [self._actor_optimizer.values, *self.actor.buffers()]
+
+    def take(self, batch: Batch | None, total: float, number: int, env_steps: int) -> UpdateResult:
+        for optimizer in self._optimizers:
+            optimizer.zero_grad()
+        alpha = self.log_alpha.detach().exp()
+        found = None if batch is None else self._critic_gradients(batch, alpha, total)
+        self._ledger.switch(Part.OPTIMIZE)
+        critic_norm = self._critic_optimizer.step(total, env_steps)
+        acted = None if batch is None else self._actor_gradients(batch, alpha, total, critic_norm)
+        self._ledger.switch(Part.OPTIMIZE)
+        actor_norm = self._actor_optimizer.step(total, env_steps)
+        if self._algo.tune_alpha:
+            if acted is not None:
+                self._temperature_gradient(acted[1], total, actor_norm)
+            self._alpha_optimizer.step(total, env_steps)
+        self._target.lerp_(self._critic_optimizer.values, self._algo.tau)
+        norm = torch.hypot(critic_norm, actor_norm)
+        if found is None or acted is None:
+            return UpdateResult.of_nothing(self.statistics, norm)
+        (critic_loss, errors, values), (actor_loss, logp) = found, acted
+        entropy, alphas = -logp.sum(), alpha[0] * len(errors)
+        sums = (critic_loss, actor_loss, errors.sum(), values, entropy, alphas)
+        return UpdateResult(errors, torch.stack([value.detach() for value in sums]), norm)
+
+    def state(self) -> dict[str, Tensor]:
+        return {
+            "critics": self._critic_optimizer.values,
+            "target": self._target,
+            "log_alpha": self._alpha_optimizer.values,
+        }
+
+    def loaded(self) -> None:
+        """Everything is used as it is."""
+
+    def _critic_gradients(
+        self, batch: Batch, alpha: Tensor, total: float
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        self._ledger.switch(Part.FORWARD)
+        with torch.no_grad():
+            ahead = self._act(batch["next_obs"])
+        loss, errors, values = critic_loss(self.critics, self.target_weights, batch, *ahead, alpha)
+        self._critic_optimizer.prepare_backward(total)
+        self._ledger.switch(Part.BACKWARD)
+        backward(loss)
+        return loss, errors, values
+
+    def _actor_gradients(
+        self, batch: Batch, alpha: Tensor, total: float, critic_norm: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        self._ledger.switch(Part.FORWARD)
+        action, logp = self._act(batch["obs"])
+        loss = actor_loss(self.critics, batch["obs"], action, logp, alpha)
+        self._actor_optimizer.prepare_backward(total)
+        self._ledger.switch(Part.BACKWARD)
+        backward(loss, critic_norm)
+        return loss, logp
+
+    def _temperature_gradient(self, logp: Tensor, total: float, actor_norm: Tensor) -> None:
+        self._alpha_optimizer.prepare_backward(total)
+        backward(temperature_loss(self.log_alpha, logp, self._target_entropy), actor_norm)
+
+    def _act(self, obs: Tensor) -> tuple[Tensor, Tensor]:
+        """Fresh actions ``[B, D]`` and their log-densities ``[B]``."""
+        noise = torch.randn(len(obs), self.actor.head.out_features // 2, device=obs.device)
+        return policy_sample(self.actor, obs, self._algo, noise)

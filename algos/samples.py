@@ -1,0 +1,59 @@
+"""Networks and slots, as the algorithm of a config wants them: what actors and connectors call.
+
+None of it imports torch.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy.typing as npt
+
+from penstock.algos import slots
+from penstock.algos.registry import algorithm
+from penstock.configs.algorithms import AlgoConfig
+from penstock.configs.schema import Config
+from penstock.core.interfaces import SlotProcessor, Unrolls
+from penstock.core.observations import Spaces
+from penstock.core.params import ParamLayout
+from penstock.core.specs import Column, SlotSpec
+from penstock.models.fitting import AnyShape
+from penstock.models.general import GeneralShape
+
+
+def network_shape(config: Config, spaces: Spaces) -> AnyShape:
+    """The network that actors get; UserError where none fits the environment."""
+    return algorithm(config.algo).network(config, spaces)
+
+
+def slot_spec(config: Config, spaces: Spaces) -> SlotSpec:
+    """The slots of a run; UserError where no network fits the game."""
+    shape, algo = network_shape(config, spaces), algorithm(config.algo)
+    columns = algo.columns(spaces.observation_space, spaces.action_space)
+    if config.algo.normalizes_rewards:
+        columns = slots.with_returns(columns)
+    if (stack := config.transport.frame_stack) and stack > 1:
+        fresh = isinstance(algo.data(config.algo), Unrolls)
+        columns = (slots.frames_of_unroll if fresh else slots.newest_frames)(columns, stack)
+    if isinstance(shape, GeneralShape) and shape.state_size:
+        columns = (*columns, Column("core_state", "<f4", (shape.state_size,), rows="slot"))
+    return SlotSpec(config.actors.unroll, config.actors.envs, columns)
+
+
+def make_receive(cfg: AlgoConfig, layout: ParamLayout) -> SlotProcessor:
+    """`process` for slots that came over the wire; ValueError for what would harm a learner.
+
+    ``layout`` is the network's, which tells how many actions there are.
+    """
+    algo = algorithm(cfg)
+
+    def receive(columns: dict[str, npt.NDArray[Any]]) -> None:
+        algo.check(columns, layout)
+        algo.process(cfg, columns)
+
+    return receive
+
+
+def process(cfg: AlgoConfig, columns: dict[str, npt.NDArray[Any]]) -> None:
+    """Prepare a filled slot for training, in place: raw rewards become what is trained on."""
+    algorithm(cfg).process(cfg, columns)

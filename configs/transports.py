@@ -1,0 +1,138 @@
+"""The section `transport`: how samples and weights travel between actors and a learner.
+
+What a config knows of a transport is its `TransportSpec`, registered in `TRANSPORTS`
+(`configs.registry`).
+"""
+
+from __future__ import annotations
+
+from copy import copy
+from dataclasses import dataclass
+from typing import Annotated, Literal
+
+from pydantic import AfterValidator, Strict
+from pydantic.fields import FieldInfo
+
+from penstock.configs.registry import ExtraOptions, OpenSection, OptionsRegistry
+from penstock.configs.section import Section
+from penstock.configs.value_types import Address, Count, Switch, Text, ValueDescription
+
+AUTO = "auto"
+"""Not a transport: one is chosen by where an actor is (`TransportSpec.auto`)."""
+
+
+@dataclass(frozen=True, eq=False)
+class TransportSpec:
+    """What can be known of a transport without importing it."""
+
+    name: str
+    means: str
+    """What it is, for the docs: the end of the sentence "`name` is ..."."""
+    entry_point: str | None = None
+    """``module:Class`` of a `core.interfaces.Transport`, imported in an actor. None: the run is one
+    process (`launch.lockstep`), whose actors and learner take turns."""
+    connector: str | None = None
+    """``module:function``, a `core.interfaces.Connector`: the role that takes slots in for a
+    learner. None: actors write into the learner's memory, and only those of its host can join."""
+    relay: str | None = None
+    """``module:function``, the main function of a role that fetches weights for all actors of a
+    host. None: each actor fetches its own."""
+    auto: Literal["this host", "other hosts"] | None = None
+    """Where the actors are for which `auto` takes it; one transport for each place."""
+    options: type[ExtraOptions] = ExtraOptions
+    """They are written ``transport.NAME``."""
+
+    @property
+    def one_process(self) -> bool:
+        """Whether actors and learner take turns in one process."""
+        return self.entry_point is None
+
+    @property
+    def reaches_other_hosts(self) -> bool:
+        """Whether actors join at an address, `transport.bind`."""
+        return self.connector is not None
+
+
+def _registered(name: str) -> str:
+    if TRANSPORTS.specs and name not in TRANSPORTS.names:
+        raise ValueError(f"{name} is not a transport")
+    return name
+
+
+class SharedTransportOptions(Section):
+    """Options that do not depend on the transport."""
+
+    kind: Annotated[
+        str, Strict(), AfterValidator(_registered), ValueDescription("a transport's name")
+    ] = AUTO
+    """`auto` takes shared memory on the learner's host and ZeroMQ elsewhere."""
+    slots: Count = 2
+    """Slots lent to each actor at a time: one to fill while another waits."""
+    overflow: Literal["block", "drop_stale"] = "block"
+    """What the learner does when slots come faster than it trains: let the actors wait, or drop the
+    oldest waiting slots. Dropped steps are counted."""
+    max_policy_lag: Count = 1000
+    """Slots played with weights more than this many optimizer steps behind are dropped and counted.
+    In practice only an actor that was suspended reaches this lag."""
+    codec: Literal["auto", "snappy", "none"] = "auto"
+    """Compression on the wire; `auto` decides for each column by what it gains."""
+    frame_stack: Count | None = None
+    """Number of frames stacked in each observation along its first axis (4 for Atari). Each frame
+    is then written, sent and stored once, and the learner rebuilds the stacks. null: observations
+    are sent as they are."""
+    bind: Address | None = None
+    """Address where the learner listens for actors on other hosts; null: only actors on this
+    host."""
+    insecure: Switch = False
+    """Allow `bind` on an address that other hosts reach, without keys."""
+    curve: Text | None = None
+    """Folder with the CURVE keys of this run; null: no encryption."""
+
+
+class TransportRegistry(OptionsRegistry[TransportSpec]):
+    """The transports."""
+
+    def register(self, spec: TransportSpec) -> None:
+        """Add a spec. Raises ValueError also for a place of `auto` that is taken."""
+        if spec.auto and any(spec.auto == other.auto for other in self._specs.values()):
+            raise ValueError(f"transport {spec.name}: auto takes another one for {spec.auto}")
+        super().register(spec)
+
+    @property
+    def joined_by_hand(self) -> tuple[str, ...]:
+        """Values of `penstock actor --transport`."""
+        return AUTO, *(name for name, spec in self.specs.items() if not spec.one_process)
+
+    def here(self, kind: str) -> TransportSpec:
+        """What the run's own actors join by, which are on the learner's host."""
+        return self._auto("this host") if kind == AUTO else self.specs[kind]
+
+    def elsewhere(self, kind: str) -> TransportSpec:
+        """What actors join by that know a learner's address alone."""
+        spec = self.here(kind)
+        return spec if spec.reaches_other_hosts else self._auto("other hosts")
+
+    def one_process(self, kind: str) -> bool:
+        """Whether actors and learner take turns in one process; false for an unknown ``kind``."""
+        return kind in self.specs and self.specs[kind].one_process
+
+    def describe(self, choice: FieldInfo) -> FieldInfo:
+        """Lists what each transport is."""
+        listed = ", ".join(f"`{spec.name}` {spec.means}" for spec in self.specs.values())
+        described = copy(choice)
+        described.description = f"{listed.replace('` ', '` is ', 1)}; {choice.description}"
+        return described
+
+    def _auto(self, place: str) -> TransportSpec:
+        return next(spec for spec in self.specs.values() if spec.auto == place)
+
+
+TRANSPORTS = TransportRegistry(
+    "transport", "transport", SharedTransportOptions, choice="kind", reserved=(AUTO,)
+)
+
+
+class TransportConfig(SharedTransportOptions, OpenSection):
+    """How samples reach the learner."""
+
+    registry = TRANSPORTS

@@ -1,0 +1,134 @@
+"""How gradients are encoded between learners."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, NamedTuple, Protocol
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+    from penstock.configs.reduce import ReduceConfig
+
+
+class GradientPart(NamedTuple):
+    """One parameter in the flat gradient vector: its values ``start`` up to ``stop``.
+
+    ``is_bias`` if it has fewer than two dimensions. ``rows`` is the size of its first dimension,
+    where it is seen as a matrix; 1 if that does not matter.
+    """
+
+    name: str
+    start: int
+    stop: int
+    is_bias: bool
+    rows: int = 1
+
+
+class Bucket(NamedTuple):
+    """A slice of the flat gradient vector, of whole parameters, in their order."""
+
+    start: int
+    stop: int
+    parts: tuple[GradientPart, ...]
+
+    @property
+    def size(self) -> int:
+        """Values in it."""
+        return self.stop - self.start
+
+
+class Collective(Protocol):
+    """Collective operations of a group of ranks, for codecs.
+
+    All ranks call the same methods in the same order, from one thread. Tensors are contiguous, of
+    any dtype, and have the same shape on all ranks. A rank that is gone or late makes a call raise
+    RuntimeError, after which the group is of no use.
+    """
+
+    @property
+    def rank(self) -> int: ...
+
+    @property
+    def world(self) -> int:
+        """Ranks in the group."""
+
+    def all_reduce(self, tensor: Tensor) -> None:
+        """Replace ``tensor`` by its sum over ranks, bitwise the same on all."""
+
+    def all_reduce_max(self, tensor: Tensor) -> None:
+        """Replace ``tensor`` by its maximum over ranks. Not for NaN, which gloo may lose."""
+
+    def all_to_all(self, out: Tensor, given: Tensor) -> None:
+        """Row r of ``given`` ``[world, k]`` goes to rank r; row r of ``out`` is what r gave."""
+
+    def all_gather(self, out: Tensor, given: Tensor) -> None:
+        """Row r of ``out`` ``[world, k]`` is what rank r gave, each of the same size."""
+
+
+class CodecContext(NamedTuple):
+    """What a codec is made for: one rank's part in one group, and one optimizer's gradients."""
+
+    cfg: ReduceConfig
+    """``learner.reduce``; `ExtraOptions.of` takes a codec's own options from it."""
+    parts: Sequence[GradientPart]
+    """They make up the flat vector without gaps."""
+    size: int
+    """Values of the flat vector."""
+    device: torch.device
+    """Of gradients and of all that is kept for them."""
+    world: int
+    rank: int
+    momentum: float = 0.9
+    """The optimizer's, for a codec that applies it in the optimizer's place."""
+    grad_clip: float | None = None
+    """The optimizer's bound on the norm of a gradient, for such a codec."""
+
+
+class CodecFactory(Protocol):
+    """What `CodecSpec.entry_point` names: a class of codecs, or a function that makes one."""
+
+    def __call__(self, context: CodecContext) -> Codec: ...
+
+
+class Codec(Protocol):
+    """Sums gradients over ranks, in a form of its own on the wire.
+
+    One codec belongs to one rank of a group; a group of another size needs a new one. In each
+    optimizer step all ranks call, from one thread,
+
+        begin(update)
+        reduce(bucket, grads, ring)        for every bucket of `buckets`, in their order
+
+    and between two steps any of `nbytes`, `residuals` and `reset`. A rank without samples takes
+    part with zeros, and so sends what it held back in earlier steps.
+
+    A gradient that is not finite (or whose norm is not, in float32) ends as values that are not
+    finite on all ranks, and leaves the residuals as they were: the optimizer skips the step, and
+    the next one is sound.
+    """
+
+    @property
+    def buckets(self) -> Sequence[Bucket]:
+        """The flat vector in slices, in the order in which a backward pass completes them."""
+
+    def begin(self, update: int) -> None:
+        """Before the buckets of a step; ``update`` counts the optimizer steps of the run so far."""
+
+    def reduce(self, bucket: Bucket, grads: Tensor, ring: Collective) -> None:
+        """Turn ``grads`` into their sum over ranks, in place, bitwise the same on all ranks.
+
+        ``grads``: float32 ``[bucket.size]``, this rank's share of the mean gradient.
+        """
+
+    def nbytes(self, update: int) -> int:
+        """Theoretical payload in bytes that this rank sends in step ``update``."""
+
+    def residuals(self) -> Mapping[str, Tensor]:
+        """What this rank holds back for later steps, by name: float32 ``[size]``, the codec's own
+        memory. It goes into checkpoints, and is written in place when one is loaded: with the same
+        residuals and updates, another codec of this kind goes on as this one would."""
+
+    def reset(self) -> None:
+        """The members of the group have changed: clear the residuals."""

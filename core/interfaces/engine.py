@@ -1,0 +1,226 @@
+"""Where the roles of a run are placed and started."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+
+if TYPE_CHECKING:
+    from penstock.core.control import Message
+    from penstock.core.role_spec import RoleSpec
+    from penstock.profiling.report.readings import Reading, Thread
+
+
+@dataclass(frozen=True)
+class Bundle:
+    """Roles that are placed on one host together, and what they ask for there."""
+
+    name: str
+    """Such as "learner-0" or "actors"."""
+    roles: tuple[str, ...]
+    """Their names, such as "actor-3"."""
+    cpus: int
+    """Cores that they keep busy: the threads of all of them."""
+    gpus: int = 0
+
+
+class Liveness(Enum):
+    """State of a role's process, as its engine reports it."""
+
+    ALIVE = "alive"
+    """It runs, or is being started."""
+    PRESUMED_DEAD = "presumed dead"
+    """Its host does not answer, so the process may still run. It may become ALIVE again, or DEAD.
+    An engine reports this only after its own timeout; the role is then replaced."""
+    DEAD = "dead"
+    """Its end is confirmed by the kernel of its host. This is final."""
+
+
+class RoleStatus(NamedTuple):
+    """The latest status that the engine has received from a role.
+
+    Times are seconds of this host's CLOCK_MONOTONIC, 0.0 before the first. The counters of an actor
+    and of a learner are those of `profiling.status.StatusPage`.
+    """
+
+    began: bool
+    """Whether there is or was a process of the role: before it there are those that start it."""
+    incarnation: int
+    """Of an actor's present stream; else the one under which the role was started."""
+    phase: str
+    """A `profiling.status.Phase` in lower case."""
+    phase_s: float
+    """When that phase began."""
+    alive_s: float
+    """Of the last sign of life."""
+    produced_steps: int
+    sequence: int
+    played_steps: int
+    trained_steps: int
+    reduction: int
+    dropped_nbytes: int
+    """Output that is not in the role's log."""
+
+
+class ThreadUsage(NamedTuple):
+    """Where the time of one thread of a role went."""
+
+    name: str
+    part: str | None
+    """A `profiling.ledger.Part` in lower case that it is in now; None before its first."""
+    for_s: float | None
+    """Seconds since it entered that part; None before its first."""
+    seconds: Mapping[str, float]
+    """Of each part, since the thread began."""
+
+
+class RoleUsage(NamedTuple):
+    """Resource usage of a role's process, from its kernel, and of its threads, from the role.
+    ``state``, ``cpu_s`` and ``age_s`` are None where the process has ended or nothing is known."""
+
+    pid: int
+    """On its host; of the process that starts the role, before there is one of the role."""
+    state: str | None
+    """In a word, such as "running"."""
+    cpu_s: float | None
+    """Processor time of all its threads, seconds."""
+    age_s: float | None
+    """Seconds since the process began."""
+    threads: tuple[ThreadUsage, ...]
+
+
+class Handle(Protocol):
+    """One start of one role: the supervisor's connection to it.
+
+    `Engine.start` makes it. One thread, the supervisor's, then calls all but `reap` in any order
+    and as often as it likes; no call waits for the role or its host. In each turn it calls
+
+        for message in handle.receive(): ...
+        if handle.liveness() is Liveness.DEAD:
+            handle.receive()                # messages sent before its end
+            handle.status(), .log_tail()    # final status and output
+            handle.reap()                   # last; nothing is called after it
+
+    A handle that is presumed dead and is no longer wanted is not reaped: `Engine.close` releases
+    it.
+    """
+
+    @property
+    def spec(self) -> RoleSpec: ...
+
+    @property
+    def incarnation(self) -> int:
+        """Under which the role was started. With ``spec.name`` it identifies the process."""
+
+    @property
+    def host(self) -> str:
+        """Name of the host that it runs on."""
+
+    def send(self, message: Message) -> None:
+        """Send a control message, as soon as there is room for it. Messages arrive in order, or are
+        lost with the role or its host."""
+
+    def receive(self) -> list[Message]:
+        """Control messages that have arrived since the last call, in order. Each has a "kind"."""
+
+    def signal(self, signum: int) -> None:
+        """Send a signal to the role. Before its process exists, SIGTERM and SIGKILL prevent that.
+        It is lost where the process has ended or its host does not answer."""
+
+    def liveness(self) -> Liveness:
+        """Whether it runs. Called in every turn: an engine may do here what has become due, such
+        as to kill what outlives the role."""
+
+    def status(self) -> RoleStatus:
+        """The latest status; cheap, and without a system call."""
+
+    def usage(self) -> RoleUsage:
+        """What its process and its threads use; may read some files."""
+
+    def reading(self) -> Reading:
+        """The totals that a profile is made of, with the time that they are of."""
+
+    def spans(self, since_ns: int) -> list[Thread]:
+        """What its threads were in from ``since_ns`` on (ns of this host's CLOCK_MONOTONIC). An
+        engine that does not carry them from other hosts returns none."""
+
+    def log_tail(self) -> str:
+        """The last output of this process. Not after `reap`."""
+
+    def reap(self) -> int:
+        """Release everything that a role has held whose death is confirmed.
+
+        Returns: its exit code, negative for the signal that ended it.
+        """
+
+
+class EngineContext(NamedTuple):
+    """What an engine is made for: one run."""
+
+    runtime_dir: Path
+    """A folder of this host, of mode 0700, with a path short enough for Unix sockets. Create no
+    folders in it."""
+    keep_fds: tuple[int, ...] = ()
+    """Descriptors of this process that essential roles on this host inherit and only keep open."""
+
+
+class EngineFactory(Protocol):
+    """What `launch.engines.registry.ENGINES` holds: a class of engines, or a function that makes
+    one."""
+
+    def __call__(self, context: EngineContext) -> Engine: ...
+
+
+class Engine(Protocol):
+    """Places the roles of a run on hosts and starts them there.
+
+    It decides nothing about roles: it starts what it is asked to, and never starts a role again by
+    itself. `launch.decisions` alone restarts. Calls come from one thread:
+
+        reserve(bundles)                once
+        endpoints()                     once, after that
+        start(...)                      for each start of each role
+        filenos()                       before each wait of the supervisor
+        close()                         last, also after an error
+    """
+
+    def reserve(self, bundles: Sequence[Bundle]) -> None:
+        """Find a host for each bundle. A role is in exactly one of them.
+
+        Raises UserError where there is no room, naming what is missing.
+        """
+
+    def endpoints(self) -> Mapping[str, str]:
+        """The address of each role's host by the role's name, as other hosts reach it: "127.0.0.1"
+        for all of them where there is one host."""
+
+    def start(
+        self, spec: RoleSpec, incarnation: int, arguments: Mapping[str, Any], log: Path
+    ) -> Handle:
+        """Start a role on the host of its bundle, or on another one where that host is lost.
+
+        Args:
+            spec: one of the roles that were reserved for.
+            incarnation: higher than that of every earlier start of the role.
+            arguments: fields of `RoleContext` beyond those of the spec, values of JSON;
+                ``run_dir`` is the same on every host; ``runtime_dir`` is this host's, and another
+                one puts its own in its place.
+            log: where the role's output goes, on its host.
+
+        Raises OSError where it could not be started; nothing of it is left then. An engine that
+        detects the failure later returns a handle whose death is confirmed, whose status has
+        ``began`` False and whose `Handle.log_tail` says why.
+        """
+
+    def filenos(self) -> Collection[int]:
+        """Descriptors that become readable when a handle has something to receive, or its liveness
+        may have changed. They may change with every call of the engine or of its handles."""
+
+    def close(self) -> None:
+        """Release everything; a second call does nothing. The supervisor has reaped what it could.
+        Roles that are presumed dead and still run must end: the engine kills them where their host
+        can be reached; elsewhere they end by themselves within ``run.grace_s`` of losing the
+        engine."""

@@ -1,0 +1,372 @@
+"""The local engine: roles as processes of this host, each with a control channel and status page.
+
+Between the supervisor and a role's process stand the two processes of the shim (`shim.py`), which
+end whatever the role leaves behind. The supervisor is the parent of the first, the guard, and reads
+the role's pid from the status page. A role has ended when its own process has: the guard's
+end does not prove it, since the guard may have been killed.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import secrets
+import select
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections import deque
+from collections.abc import Collection, Mapping, Sequence
+from contextlib import ExitStack, suppress
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from penstock.core.control import Channel, Message
+from penstock.core.interfaces import (
+    Bundle,
+    EngineContext,
+    Liveness,
+    RoleStatus,
+    RoleUsage,
+    ThreadUsage,
+)
+from penstock.core.processes import began_ticks, python
+from penstock.core.role_spec import RoleSpec
+from penstock.profiling.ledger import Part, now_in, seconds_of
+from penstock.profiling.status import ROLE_AT, TAIL_AT, TAIL_NBYTES, Phase, StatusPage
+
+if TYPE_CHECKING:
+    from penstock.profiling.report.readings import Reading, Thread
+
+THREAD_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
+LINGER_S = 10.0  # from the role's end until a guard that still runs is killed
+GRACE_S = 10.0
+WAIT_S = 0.1
+MARK = "PENSTOCK_ROLE"  # in the environment of a role and of what it starts
+LOOPBACK = "127.0.0.1"
+STATES = {"R": "running", "S": "sleeping", "D": "in the kernel", "T": "stopped", "Z": "ended"}
+TICKS_PER_S = os.sysconf("SC_CLK_TCK")
+BOOT = "import sys; sys.path.append(sys.argv.pop(1)); import shim; shim.main()"
+
+
+class LocalEngine:
+    """Starts every role on this host, whatever its bundle asks for: the kernel shares the cores.
+
+    A role's death is always confirmed here, so nothing is ever presumed dead.
+    """
+
+    def __init__(self, context: EngineContext) -> None:
+        self._keep_fds = context.keep_fds
+        self._roles: list[str] = []
+        self._handles: list[LocalHandle] = []
+
+    def reserve(self, bundles: Sequence[Bundle]) -> None:
+        self._roles = [role for bundle in bundles for role in bundle.roles]
+
+    def endpoints(self) -> Mapping[str, str]:
+        return dict.fromkeys(self._roles, LOOPBACK)
+
+    def start(
+        self, spec: RoleSpec, incarnation: int, arguments: Mapping[str, Any], log: Path
+    ) -> LocalHandle:
+        self._handles = [handle for handle in self._handles if not handle.reaped]
+        keep_fds = self._keep_fds if spec.essential else ()
+        handle = LocalHandle(spec, incarnation, arguments, log, keep_fds)
+        self._handles.append(handle)
+        return handle
+
+    def filenos(self) -> Collection[int]:
+        return [fd for handle in self._handles for fd in handle.filenos()]
+
+    def close(self) -> None:
+        for handle in self._handles:
+            if not handle.reaped:
+                handle.signal(signal.SIGKILL)
+                handle.reap()
+        self._handles = []
+
+
+class LocalHandle:
+    """A role on this host and its shim."""
+
+    def __init__(
+        self,
+        spec: RoleSpec,
+        incarnation: int,
+        arguments: Mapping[str, Any],
+        log: Path,
+        keep_fds: tuple[int, ...] = (),
+    ) -> None:
+        """Start the role; ``keep_fds`` are inherited by it and only kept open.
+
+        Raises:
+            OSError: no process, descriptor or memory is left. Nothing was started.
+        """
+        self.spec = spec
+        self.incarnation = incarnation
+        self.host = socket.gethostname()
+        self.reaped = False
+        self._backlog: deque[Message] = deque()
+        self._role_fd: int | None = None
+        self._role_gone = False
+        self._guard_ended = False
+        self._spare: list[int] = []  # descriptors reserved for the role's pidfd
+        self._kill_at_s: float | None = None
+        self._mark = f"{MARK}={secrets.token_hex(16)}"
+        # A learner can still save what it has learned; the others have nothing to lose.
+        self._death_signal = signal.SIGTERM if spec.essential else signal.SIGKILL
+        self._grace_s = arguments.get("grace_s", GRACE_S) if spec.essential else 0.0
+        with ExitStack() as undo:
+            self.channel, theirs = Channel.pair()
+            undo.callback(self.channel.close)
+            with theirs:
+                self.page, status_fd = StatusPage.create()
+                undo.callback(self.page.close)
+                undo.callback(self._release)
+                self._spare = [status_fd]
+                self._spare.append(os.dup(status_fd))
+                self.page.incarnation = incarnation
+                self.send({**arguments, **_identity(spec, incarnation)})
+                self._process = self._start(log, theirs.fileno(), status_fd, keep_fds)
+            undo.callback(self._process.wait)
+            undo.callback(self._process.kill)
+            self.pidfd = os.pidfd_open(self._process.pid)
+            undo.pop_all()
+
+    def _start(
+        self, log: Path, control: int, status: int, keep_fds: tuple[int, ...]
+    ) -> subprocess.Popen[bytes]:
+        page = ",".join(map(str, (ROLE_AT, TAIL_AT, TAIL_NBYTES)))
+        fds = ",".join(map(str, (control, *keep_fds)))
+        ends = int(self._death_signal), self._grace_s
+        plan = (os.getpid(), status, page, fds, *ends, log, self._mark)
+        role = python("penstock.launch.role", self.spec.name, control, status)
+        shim = [sys.executable, "-I", "-S", "-c", BOOT, str(Path(__file__).parent)]
+        return subprocess.Popen(
+            [*shim, *map(str, plan), *role],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            pass_fds=(control, status, *keep_fds),
+            start_new_session=True,
+            env={**os.environ, **dict.fromkeys(THREAD_VARIABLES, str(self.spec.threads))},
+        )
+
+    def send(self, message: Message) -> None:
+        """Send a message as soon as the channel has room for it."""
+        self._backlog.append(message)
+        self._flush()
+
+    def _flush(self) -> None:
+        while self._backlog and self.channel.send(self._backlog[0]):
+            self._backlog.popleft()
+
+    def receive(self) -> list[Message]:
+        self._flush()
+        return self.channel.receive()
+
+    def filenos(self) -> list[int]:
+        """Descriptors that become readable when a message has come or the guard has ended."""
+        watched = [] if self._guard_ended or self.reaped else [self.pidfd]
+        return watched if self.channel.closed else [*watched, self.channel.fileno()]
+
+    def signal(self, signum: int) -> None:
+        """Signal the role. Before its process exists, SIGTERM and SIGKILL end its shim."""
+        self._find_role()
+        with suppress(ProcessLookupError):
+            if self._role_fd is not None:
+                signal.pidfd_send_signal(self._role_fd, signum)
+            elif not self.began and signum != signal.SIGUSR1:
+                ends = signum in (signal.SIGTERM, signal.SIGKILL)
+                signal.pidfd_send_signal(self.pidfd, signal.SIGKILL if ends else signum)
+
+    @property
+    def pid(self) -> int:
+        """Of the role; of its guard, before the role begins."""
+        return self.page.role_pid or self._process.pid
+
+    @property
+    def began(self) -> bool:
+        """Whether there is or was a process of the role."""
+        return self.page.role_pid != 0
+
+    def liveness(self) -> Liveness:
+        return Liveness.DEAD if self._look(time.monotonic()) else Liveness.ALIVE
+
+    def _look(self, now_s: float) -> bool:
+        """Whether the role and its guard have ended. Where one of them has and the other has not in
+        time, it kills the other."""
+        self._find_role()
+        guard_ended, role_ended = _ended(self.pidfd), self._role_gone
+        self._guard_ended = guard_ended
+        if self._role_fd is not None:
+            role_ended = _ended(self._role_fd)
+        if guard_ended and (role_ended or not self.began or self.page.role_cleared):
+            return True
+        if not guard_ended and not role_ended:
+            return False
+        if self._kill_at_s is None:
+            self._kill_at_s = now_s + (self._grace_s if guard_ended else LINGER_S)
+            if guard_ended:
+                self.signal(self._death_signal)
+        elif now_s >= self._kill_at_s:
+            if guard_ended:
+                self.signal(signal.SIGKILL)
+            else:
+                signal.pidfd_send_signal(self.pidfd, signal.SIGKILL)
+        return False
+
+    def _find_role(self) -> None:
+        """Open a pidfd of the process that the status page names, unless its pid was reused."""
+        if self._role_fd is not None or self._role_gone or not self.began:
+            return
+        self._release()
+        pid = self.page.role_pid
+        try:
+            role_fd = os.pidfd_open(pid)
+        except ProcessLookupError:
+            self._role_gone = True
+        except OSError:  # no descriptor is left: another time
+            return
+        else:
+            began = began_ticks(pid)
+            if began == self.page.role_began:
+                self._role_fd = role_fd
+                return
+            self._role_gone = began is not None or _ended(role_fd)
+            os.close(role_fd)
+
+    def _release(self) -> None:
+        while self._spare:
+            os.close(self._spare.pop())
+
+    def status(self) -> RoleStatus:
+        page = self.page
+        return RoleStatus(
+            began=self.began,
+            incarnation=page.incarnation,
+            phase=self._phase(),
+            phase_s=page.phase_s,
+            alive_s=page.alive_s,
+            produced_steps=page.produced_steps,
+            sequence=page.sequence,
+            played_steps=page.played_steps,
+            trained_steps=page.trained_steps,
+            reduction=page.reduction,
+            dropped_nbytes=page.role_dropped,
+        )
+
+    def _phase(self) -> str:
+        phase = self.page.phase
+        if phase == Phase.ENVIRONMENT:
+            lane = self.page.lanes.get("main")
+            now = now_in(lane) if lane is not None else None
+            if now is not None and now[0] is Part.INFER:
+                phase = Phase.INFERENCE
+        try:
+            return Phase(phase).name.lower()
+        except ValueError:
+            return str(phase)
+
+    def usage(self) -> RoleUsage:
+        pid, lanes = self.pid, self.page.lanes
+        threads = tuple(_thread(name, lane) for name, lane in lanes.items())
+        state, cpu_s, age_s = _process_facts(pid)
+        return RoleUsage(pid, state, cpu_s, age_s, threads)
+
+    def reading(self) -> Reading:
+        from penstock.profiling.report.readings import read  # only a profile needs numpy
+
+        return read(self.spec, self.pid, self.page)
+
+    def spans(self, since_ns: int) -> list[Thread]:
+        from penstock.profiling.report.readings import threads
+
+        return threads(self.spec, self.pid, self.page, since_ns)
+
+    def wait(self, timeout_s: float = math.inf) -> bool:
+        """Wait for the end of the role and its guard; False after ``timeout_s``."""
+        ends_s = time.monotonic() + timeout_s
+        while not self._look(now_s := time.monotonic()):
+            if now_s >= ends_s:
+                return False
+            _ended(self.pidfd, min(ends_s - now_s, WAIT_S))
+            if _ended(self.pidfd) and self._role_fd is not None:
+                _ended(self._role_fd, min(ends_s - now_s, WAIT_S))
+        return True
+
+    def reap(self) -> int:
+        """Wait for its end and free everything; returns its exit code, negative for a signal."""
+        self.wait()
+        code = self._process.wait()
+        if self.began and not self.page.role_cleared:
+            _kill_marked(self._mark.encode())
+        self._release()
+        for fd in (self.pidfd, self._role_fd):
+            if fd is not None:
+                os.close(fd)
+        self.channel.close()
+        self.page.close()
+        self.reaped = True
+        return code
+
+    def log_tail(self) -> str:
+        """The last output of this incarnation. Call it before `reap`."""
+        return self.page.tail.decode(errors="replace").strip()
+
+
+def _kill_marked(mark: bytes) -> None:
+    """Kill every process that has ``mark`` in its environment."""
+    for path in Path("/proc").glob("[0-9]*/environ"):
+        with suppress(OSError), ExitStack() as held:  # it has ended, or is another user's
+            pidfd = os.pidfd_open(int(path.parent.name))
+            held.callback(os.close, pidfd)
+            if mark in path.read_bytes().split(b"\0"):
+                signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+
+
+def _ended(pidfd: int, timeout_s: float = 0.0) -> bool:
+    """Whether a process has ended, or does within the time."""
+    poller = select.poll()
+    poller.register(pidfd, select.POLLIN)
+    return bool(poller.poll(timeout_s * 1000))
+
+
+def _thread(name: str, lane: memoryview) -> ThreadUsage:
+    present = now_in(lane)
+    part, for_s = None, None
+    if present is not None:
+        part = present[0].name.lower()
+        for_s = max(0.0, (time.monotonic_ns() - present[1]) * 1e-9)
+    return ThreadUsage(name, part, for_s, seconds_of(lane))
+
+
+def _process_facts(pid: int) -> tuple[str, float, float] | tuple[None, None, None]:
+    """State, processor seconds and age, as the kernel says; nothing once the process is gone."""
+    try:
+        text = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return None, None, None
+    fields = text.rpartition(")")[2].split()  # from the third on; a name may hold spaces
+    began_s = int(fields[19]) / TICKS_PER_S
+    return (
+        STATES.get(fields[0], fields[0]),
+        (int(fields[11]) + int(fields[12])) / TICKS_PER_S,
+        max(0.0, time.clock_gettime(time.CLOCK_BOOTTIME) - began_s),
+    )
+
+
+def _identity(spec: RoleSpec, incarnation: int) -> Message:
+    return {
+        "role": spec.role,
+        "index": spec.index,
+        "incarnation": incarnation,
+        "main": spec.main,
+        "address": spec.address,
+        "learner": spec.learner,
+        "store": asdict(spec.store) if spec.store else None,
+        "nice": spec.nice,
+    }

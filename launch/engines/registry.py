@@ -1,0 +1,15 @@
+"""The engines by name. To add one, write its folder or file here and a line to `ENGINES`
+(docs/extending.md)."""
+
+from __future__ import annotations
+
+from penstock.core.interfaces import Engine, EngineContext, EngineFactory
+from penstock.launch.engines.local import LocalEngine
+
+LOCAL = "local"
+ENGINES: dict[str, EngineFactory] = {LOCAL: LocalEngine}
+
+
+def make_engine(name: str, context: EngineContext) -> Engine:
+    """The engine of that name for one run."""
+    return ENGINES[name](context)

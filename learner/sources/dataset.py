@@ -1,0 +1,107 @@
+"""The source of algorithms that train on a data set: the snapshot of a replay, and no actors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from penstock.algos.registry import algorithm
+from penstock.configs.errors import UserError
+from penstock.configs.schema import Config
+from penstock.core.interfaces import Dataset, StepResult
+from penstock.learner.sources.drawing import (
+    BatchSampler,
+    ReplayBatch,
+    make_sampler,
+    n_step_of,
+    seed_of,
+    sequences_of,
+)
+from penstock.learner.sources.source import Consumer
+from penstock.profiling.ledger import TimeLedger
+from penstock.replay import Replay
+from penstock.replay.columns import Leaf
+from penstock.replay.layout import Layout, layout_of_spec
+
+
+class DatasetSource:
+    """A `DataSource` of batches drawn from a snapshot that `Replay.save` wrote, be it of a run
+    (`replay.checkpoint`) or recorded by a program of the user.
+
+    No step counts as produced or trained on: `stop.learner_steps` or `stop.minutes` ends the run.
+    """
+
+    def __init__(self, config: Config, consumer: Consumer, ledger: TimeLedger) -> None:
+        """``ledger`` is that of the thread that trains. UserError where the data does not fit."""
+        data = algorithm(config.algo).data(config.algo)
+        assert isinstance(data, Dataset), data
+        if config.stop.learner_steps is None and config.stop.minutes is None:
+            raise UserError(
+                "stop.env_steps counts what actors play, and a data set has none; set "
+                "stop.learner_steps or stop.minutes"
+            )
+        draws = data.draws
+        sampler = make_sampler(config.replay, consumer.progress)
+        self._replay = replay = Replay.load_rows(
+            data.folder,
+            n_step=n_step_of(draws),
+            discount=config.algo.discount,
+            sampler=sampler,
+            sequences=sequences_of(draws),
+            seed=seed_of(config, consumer.progress),
+        )
+        self._batches = BatchSampler(replay, sampler, draws, config, consumer, ledger)
+        try:
+            wanted = layout_of_spec(consumer.spec, config.transport.frame_stack or 1)
+            if difference := _difference(wanted, replay.layout):
+                raise UserError(f"data set {data.folder} does not fit the run: {difference}")
+            if len(replay) < config.replay.batch_size or not self._batches.ready:
+                raise UserError(
+                    f"data set {data.folder} has {len(replay)} steps, too few for a batch of "
+                    f"{config.replay.batch_size}; lower replay.batch_size, or record more"
+                )
+        except BaseException:
+            self.close()
+            raise
+
+    def next(self, timeout_s: float) -> ReplayBatch:
+        """There is always a batch."""
+        return self._batches.draw()
+
+    def release(self, batch: ReplayBatch, result: StepResult) -> None:
+        self._batches.release(batch, result)
+
+    def restore(self, folder: Path) -> str:
+        return ""
+
+    def save(self, folder: Path, beat: Callable[[], None] | None = None) -> None:
+        """The data set is where it was; priorities begin anew on a resume."""
+
+    def in_flight_steps(self) -> int:
+        return 0
+
+    def fill_fraction(self) -> float:
+        return 1.0
+
+    def figures(self) -> dict[str, float]:
+        return {"replay_size": len(self._replay)}
+
+    def close(self) -> None:
+        self._batches.close()
+        self._replay.close()
+
+
+def _difference(wanted: Layout, found: Layout) -> str:
+    """The first observation or action column that does not fit; empty if all fit."""
+    given = {leaf.name: leaf for leaf in _inputs(found)}
+    for leaf in _inputs(wanted):
+        other = given.get(leaf.name)
+        if other is None or (other.shape, other.dtype.kind) != (leaf.shape, leaf.dtype.kind):
+            has = "missing" if other is None else str(other)
+            return f"column {leaf.name} is {has}, and the run's networks need {leaf}"
+    return ""
+
+
+def _inputs(layout: Layout) -> list[Leaf]:
+    actions = [leaf for leaf in layout.others if leaf.name.split(".", 1)[0] == "action"]
+    return [*(o.leaf for o in layout.observations), *actions]

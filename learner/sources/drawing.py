@@ -1,0 +1,133 @@
+"""Batches drawn from a replay: what a learner gets, and how priorities find their rows again."""
+
+from __future__ import annotations
+
+from collections import deque
+from functools import partial
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from penstock.configs.schema import Config
+from penstock.configs.sections import ReplayConfig
+from penstock.core.interfaces import HostValues, SampleSpec, StepResult, Transitions
+from penstock.learner.progress import Progress
+from penstock.learner.sources.source import Consumer
+from penstock.profiling.ledger import Part, TimeLedger
+from penstock.replay import Batch, Linear, Prioritized, Replay, Sampler, Sequences, Uniform
+from penstock.replay.sequences import SequenceSampler
+
+
+class ReplayBatch(NamedTuple):
+    """A sampled batch of transitions or sequences."""
+
+    data: Batch
+    min_probability: float = 1.0
+    """Smallest sampling probability of its rows; 1 without priorities."""
+    beta: float = 0.0
+    """Exponent of the importance weights."""
+
+    @property
+    def keys(self) -> npt.NDArray[np.int64]:
+        keys: npt.NDArray[np.int64] = self.data.keys
+        return keys
+
+    @property
+    def weights(self) -> npt.NDArray[np.float32]:
+        weights: npt.NDArray[np.float32] = self.data.weights
+        return weights
+
+    @property
+    def versions(self) -> npt.NDArray[np.integer[Any]]:
+        reward = self.data.reward
+        versions: npt.NDArray[np.integer[Any]] | None = self.data.get("policy_version")
+        return np.zeros(reward.shape, np.uint32) if versions is None else versions
+
+
+class BatchSampler:
+    """Samples a learner's batches from ``replay``, and returns their priorities to it."""
+
+    def __init__(
+        self,
+        replay: Replay,
+        sampler: Sampler,
+        draws: SampleSpec,
+        config: Config,
+        consumer: Consumer,
+        ledger: TimeLedger,
+    ) -> None:
+        """``ledger`` is that of the thread that trains."""
+        self._replay, self._sampler, self._ledger = replay, sampler, ledger
+        self._batch_size = config.replay.batch_size
+        starts = replay.sampler
+        self._starts = starts if isinstance(starts, SequenceSampler) else None
+        self._relabel = draws.relabel if isinstance(draws, Transitions) else None
+        self._rng = np.random.default_rng(seed_of(config, consumer.progress, 1))
+        # TD errors that a GPU may still be computing: read one batch later, they cause no wait.
+        self._errors: deque[tuple[ReplayBatch, HostValues]] = deque()
+        gpu = consumer.device.type == "cuda"
+        self._behind = int(gpu)
+        plain = self._starts is None and self._relabel is None
+        self.stacks_on_device = gpu and plain and (config.transport.frame_stack or 1) > 1
+
+    @property
+    def ready(self) -> bool:
+        """Whether anything can be drawn once enough rows are there: of sequences one is whole."""
+        if self._starts is None:
+            return True
+        with self._replay.lock:
+            return len(self._starts) > 0
+
+    def draw(self) -> ReplayBatch:
+        """The next batch; raises ReplayError where not enough is there."""
+        sampler, replay = self._sampler, self._replay
+        beta = sampler.beta if isinstance(sampler, Prioritized) else 0.0
+        self._ledger.switch(Part.GATHER)
+        data = replay.sample(self._batch_size, stacked=not self.stacks_on_device)
+        if self._relabel is not None:
+            self._relabel(data, partial(replay.future, data.keys, rng=self._rng), self._rng)
+        least = sampler.probabilities.min() if isinstance(sampler, Prioritized) else 1.0
+        return ReplayBatch(data, float(least), beta)
+
+    def release(self, batch: ReplayBatch, result: StepResult) -> None:
+        """Set the priorities of those rows of a batch that are still stored."""
+        if result.errors is not None:
+            self._errors.append((batch, result.errors))
+        if len(self._errors) > self._behind:
+            drawn, known = self._errors.popleft()
+            values = known.get()  # computed before the batch that is computed now
+            self._ledger.switch(Part.GATHER)
+            self._replay.update_priorities(drawn.keys, values)
+
+    def close(self) -> None:
+        """Batches that are still out change no priorities any more."""
+        self._errors.clear()
+
+
+def n_step_of(draws: SampleSpec) -> int:
+    """Number of rewards summed in a transition."""
+    return draws.n_step if isinstance(draws, Transitions) else 1
+
+
+def sequences_of(draws: SampleSpec) -> Sequences | None:
+    """The sequence settings of a replay; None for transitions."""
+    if isinstance(draws, Transitions):
+        return None
+    return Sequences(draws.length, draws.overlap, draws.burn_in, draws.pad)
+
+
+def seed_of(config: Config, progress: Progress, number: int = 0) -> int:
+    """A seed of the run at its present optimizer step; those of other numbers are independent."""
+    seed = np.random.SeedSequence([config.run.seed, progress.learner_steps])
+    return int(seed.generate_state(number + 1)[number])
+
+
+def make_sampler(replay: ReplayConfig, progress: Progress) -> Sampler:
+    """The sampler of the section `replay`; beta follows the optimizer steps of the whole run."""
+    if not replay.prioritized:
+        return Uniform()
+    if replay.beta_steps is None:
+        return Prioritized(replay.alpha, replay.beta)
+    rise = Linear(replay.beta, 1.0, replay.beta_steps)
+    return Prioritized(replay.alpha, lambda _: rise(progress.learner_steps))

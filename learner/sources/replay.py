@@ -1,0 +1,169 @@
+"""The source of algorithms that draw from replay: kept slots, sampled again and again.
+
+`learner.sources.drawing` samples the batches: transitions or sequences.
+
+A step counts as trained once, when it enters the replay. `replay.samples_per_insert` limits how
+often it is sampled: the side that is ahead, actors or learner, waits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from penstock.algos.registry import algorithm
+from penstock.configs.schema import Config
+from penstock.configs.sections import ReplayConfig
+from penstock.core.interfaces import SampleSpec, StepResult, TransitionSequences
+from penstock.learner.sources.drawing import (
+    BatchSampler,
+    ReplayBatch,
+    make_sampler,
+    n_step_of,
+    seed_of,
+    sequences_of,
+)
+from penstock.learner.sources.kept_replay import KeptReplay
+from penstock.learner.sources.source import Consumer
+from penstock.profiling.ledger import TimeLedger
+from penstock.replay import Accounting, RateLimiter, Replay
+from penstock.transport.shm.host import ShmHost
+from penstock.transport.shm.store import Slot
+
+SHARE_S = 0.005  # longest poll while a snapshot is being saved, so that it gets the lock
+
+
+class ReplayDataSource:
+    """An `ActorSource` of batches drawn from replay."""
+
+    def __init__(
+        self,
+        config: Config,
+        consumer: Consumer,
+        accounting: Accounting,
+        actors: int,
+        lanes: int,
+        ledger: TimeLedger,
+        *,
+        shared: bool = True,
+    ) -> None:
+        """Memory for ``actors`` that play at a time, and ``lanes`` for those that come and go; not
+        ``shared`` where all are in one process. ``ledger`` is that of the thread that trains."""
+        replay, spec = config.replay, consumer.spec
+        self._consumer = consumer
+        self._accounting = accounting
+        self._batch_size = replay.batch_size
+        draws = algorithm(config.algo).data(config.algo)
+        assert isinstance(draws, SampleSpec), draws
+        self._steps = draws.length if isinstance(draws, TransitionSequences) else 1
+        in_hand = actors * config.transport.slots
+        insert = spec.unroll * spec.envs * in_hand
+        self._limiter = make_limiter(replay, insert, self._steps)
+        sampler = make_sampler(replay, consumer.progress)
+        self._replay = Replay(
+            spec,
+            replay.capacity,
+            n_step=n_step_of(draws),
+            discount=config.algo.discount,
+            frame_stack=config.transport.frame_stack or 1,
+            sampler=sampler,
+            writers=lanes,
+            in_hand=in_hand,
+            shared=shared,
+            sequences=sequences_of(draws),
+            limiter=self._limiter,
+            seed=seed_of(config, consumer.progress),
+        )
+        self._batches = BatchSampler(self._replay, sampler, draws, config, consumer, ledger)
+        self._table = self._replay.table
+        self._table.arrived, self._table.rejected = self._arrived, self._rejected
+        self.store = self._table.store
+        self._kept = KeptReplay(self._replay, wanted=replay.checkpoint)
+        self._host: ShmHost | None = None
+
+    def open(self, host: ShmHost) -> None:
+        self._host = host
+
+    def next(self, timeout_s: float) -> ReplayBatch | None:
+        self._poll(0.0)
+        if not self._limiter.may_sample(self._batch_size):
+            self._collect()
+        if not self._limiter.may_sample(self._batch_size) or not self._batches.ready:
+            self._poll(timeout_s)
+            self._collect()
+            return None
+        return self._batches.draw()
+
+    def release(self, batch: ReplayBatch, result: StepResult) -> None:
+        self._batches.release(batch, result)
+
+    def restore(self, folder: Path) -> str:
+        return self._kept.resume(folder)
+
+    def save(self, folder: Path, beat: Callable[[], None] | None = None) -> None:
+        if beat is None:
+            self._kept.begin(folder)
+        else:
+            self._kept.finish(folder, beat)
+
+    def stop(self) -> None:
+        """What comes from now on is still taken in."""
+
+    def in_flight_steps(self) -> int:
+        self._collect()
+        return 0
+
+    def fill_fraction(self) -> float:
+        return self._table.stored / self._table.rows
+
+    def figures(self) -> dict[str, float]:
+        counts = self._limiter.counts
+        return {
+            "replay_size": self._table.stored,
+            "samples_per_insert": counts.sampled * self._steps / max(1, counts.inserted),
+        }
+
+    def close(self) -> None:
+        self._batches.close()
+        self._table.arrived = self._table.rejected = None
+        self._replay.close()
+
+    def _poll(self, timeout_s: float) -> None:
+        """Take in published slots, and lend slots on if the learner keeps up."""
+        store, table = self.store, self._table
+        # Until a sequence is whole there is nothing to draw, and the learner does not keep up.
+        ahead = not self._limiter.may_insert(table.rows_per_slot) and self._batches.ready
+        store.held_back = store.lanes if ahead else set()
+        if self._host is not None:
+            with self._replay.lock:  # a snapshot reads the owners of slots
+                self._host.poll(min(timeout_s, SHARE_S) if self._kept.saving else timeout_s)
+
+    def _collect(self) -> None:
+        """Take in what was published; the replay does it itself before it is sampled."""
+        with self._replay.lock:
+            self._replay.collect()
+
+    def _arrived(self, slot: Slot) -> None:
+        progress, steps = self._consumer.progress, int(slot.header["steps"])
+        progress.start(float(slot.header["started_s"]))
+        self._accounting.arrived(slot.header)
+        self._accounting.trained += steps
+        progress.played(slot.columns, steps)
+
+    def _rejected(self, slot: Slot, fault: str) -> None:
+        self._accounting.arrived(slot.header)
+        self._accounting.dropped["invalid"] += int(slot.header["steps"])
+
+
+def make_limiter(replay: ReplayConfig, insert: int, steps: int = 1) -> RateLimiter:
+    """The rate limiter of the section `replay`. ``insert``: steps that may arrive at once;
+    ``steps``: steps per sample."""
+    least = max(replay.min_size, replay.batch_size)
+    ratio = replay.samples_per_insert
+    return RateLimiter(
+        None if ratio is None else ratio / steps,
+        least,
+        batch=replay.batch_size,
+        insert=insert,
+        capacity=replay.capacity,
+    )

@@ -1,0 +1,218 @@
+"""Contract of `Engine` and `Handle`: every registered engine, and the one of `agent_engine`."""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from agent_engine import AgentEngine
+from penstock.core.interfaces import (
+    Bundle,
+    Engine,
+    EngineContext,
+    EngineFactory,
+    Handle,
+    Liveness,
+)
+from penstock.core.role_spec import RoleSpec, Stage
+from penstock.launch.engines.registry import ENGINES, make_engine
+from penstock.launch.topology import role_arguments
+
+pytestmark = pytest.mark.system
+
+HERE = Path(__file__).parent
+WAIT_S = 20.0
+ALL: dict[str, EngineFactory] = {**ENGINES, "agents": AgentEngine}
+BUNDLES = (Bundle("learners", ("learner-0",), 1), Bundle("actors", ("actor-0", "actor-1"), 2))
+
+
+@pytest.fixture
+def folder(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """With a short path, as a runtime folder has; roles find `tiny_roles`."""
+    path = [str(HERE.parent / "system"), *filter(None, [os.environ.get("PYTHONPATH")])]
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(path))
+    with tempfile.TemporaryDirectory(dir="/tmp") as place:
+        (Path(place) / "logs").mkdir()
+        yield Path(place)
+
+
+@pytest.fixture(params=sorted(ALL))
+def engine(
+    request: pytest.FixtureRequest, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Engine]:
+    monkeypatch.setitem(ENGINES, request.param, ALL[request.param])
+    with closing(make_engine(request.param, EngineContext(folder))) as made:
+        made.reserve(BUNDLES)
+        yield made
+
+
+def start(engine: Engine, folder: Path, main: str, name: str = "actor-0", at: int = 0) -> Handle:
+    """A role of `tiny_roles`."""
+    role, _, index = name.partition("-")
+    learns = role == "learner"
+    stage = Stage.LEARNER if learns else Stage.ACTORS
+    spec = RoleSpec(role, int(index), f"tiny_roles:{main}", stage, informed=learns)
+    arguments = role_arguments(folder, folder) | {"run_id": 1, "grace_s": 1.0}
+    return engine.start(spec, at, arguments, folder / "logs" / f"{name}.log")
+
+
+def wait_until(condition: Callable[[], object]) -> None:
+    ends_s = time.monotonic() + WAIT_S
+    while not condition():
+        assert time.monotonic() < ends_s
+        time.sleep(0.01)
+
+
+def next_message(handle: Handle, kind: str) -> dict[str, Any]:
+    """The next message of a kind; those before it are lost."""
+    found: list[dict[str, Any]] = []
+
+    def arrived() -> bool:
+        found.extend(message for message in handle.receive() if message["kind"] == kind)
+        return bool(found)
+
+    wait_until(arrived)
+    return found[0]
+
+
+def end(handle: Handle) -> tuple[int, list[dict[str, Any]]]:
+    """Wait for a confirmed death; the exit code, and the messages until then."""
+    said: list[dict[str, Any]] = []
+
+    def dead() -> bool:
+        said.extend(handle.receive())
+        return handle.liveness() is Liveness.DEAD
+
+    wait_until(dead)
+    said += handle.receive()
+    return handle.reap(), said
+
+
+def test_every_role_has_an_address(engine: Engine) -> None:
+    addresses = engine.endpoints()
+    assert set(addresses) == {"learner-0", "actor-0", "actor-1"}
+    assert addresses["actor-0"] == addresses["actor-1"]  # of one bundle
+
+
+def test_a_handle_shows_what_its_role_does(engine: Engine, folder: Path) -> None:
+    handle = start(engine, folder, "work", at=3)
+    assert (handle.spec.name, handle.incarnation, bool(handle.host)) == ("actor-0", 3, True)
+    next_message(handle, "ready")
+    wait_until(lambda: handle.receive() or handle.status().produced_steps > 10)
+    status = handle.status()
+    assert status.began
+    assert (status.phase, status.incarnation) == ("environment", 3)
+    assert status.produced_steps >= 10 * status.sequence > 0
+    assert 0 <= time.monotonic() - status.alive_s < 5
+    assert 0 <= time.monotonic() - status.phase_s < WAIT_S
+    wait_until(lambda: handle.receive() or handle.usage().age_s)
+    usage = handle.usage()
+    assert psutil.pid_exists(usage.pid)
+    assert usage.state
+    assert usage.cpu_s is not None
+    assert handle.liveness() is Liveness.ALIVE
+    reading = handle.reading()
+    assert (reading.spec, reading.pid) == (handle.spec, usage.pid)
+    assert handle.spans(0) == []  # this role keeps no ledger
+
+
+def test_messages_go_both_ways_and_the_last_come_before_the_end(
+    engine: Engine, folder: Path
+) -> None:
+    handle = start(engine, folder, "learn", "learner-0")
+    handle.send({"kind": "first"})  # before there is a process that could take it
+    next_message(handle, "ready")
+    handle.send({"kind": "actors", "alive": 7})
+    wait_until(lambda: next_message(handle, "metrics")["time_s"] == 1.0)
+    handle.signal(signal.SIGTERM)
+    code, said = end(handle)
+    assert code == 0
+    assert said[-1]["kind"] == "final"
+    assert said[-1]["heard"] == [{"kind": "first"}, {"kind": "actors", "alive": 7}]
+
+
+def test_a_killed_role_is_confirmed_dead_with_its_last_counters(
+    engine: Engine, folder: Path
+) -> None:
+    handle = start(engine, folder, "crash_once")
+    wait_until(lambda: handle.liveness() is Liveness.DEAD)
+    status = handle.status()
+    assert (status.produced_steps, status.sequence) == (100, 4)
+    assert handle.reap() == -signal.SIGKILL
+
+
+def test_the_supervisor_can_kill(engine: Engine, folder: Path) -> None:
+    handle = start(engine, folder, "deaf")
+    next_message(handle, "ready")
+    handle.signal(signal.SIGTERM)
+    time.sleep(0.2)
+    handle.receive()
+    assert handle.liveness() is Liveness.ALIVE
+    handle.signal(signal.SIGKILL)
+    assert end(handle)[0] == -signal.SIGKILL
+
+
+def test_a_crash_leaves_its_report_and_its_output(engine: Engine, folder: Path) -> None:
+    handle = start(engine, folder, "crash", at=2)
+    wait_until(lambda: handle.liveness() is Liveness.DEAD)
+    assert handle.log_tail().endswith("ValueError: crash of incarnation 2")
+    code, said = end(handle)
+    assert code == 1
+    assert said[-1]["message"] == "ValueError: crash of incarnation 2"
+
+
+def test_something_to_do_makes_a_descriptor_readable(engine: Engine, folder: Path) -> None:
+    handle = start(engine, folder, "work")
+    ends_s = time.monotonic() + WAIT_S
+    said: list[dict[str, Any]] = []
+
+    def wait() -> None:
+        poller = select.poll()
+        for fd in engine.filenos():
+            poller.register(fd, select.POLLIN)
+        assert poller.poll(max(0.0, ends_s - time.monotonic()) * 1000), "nothing woke it"
+
+    while not said:
+        wait()
+        said = handle.receive()
+    handle.signal(signal.SIGKILL)
+    while handle.liveness() is not Liveness.DEAD:
+        wait()
+        handle.receive()
+    handle.reap()
+
+
+def test_incarnations_of_a_role_are_apart(engine: Engine, folder: Path) -> None:
+    first, second = (start(engine, folder, "work", at=at) for at in (0, 1))
+    for handle in (first, second):
+        next_message(handle, "ready")
+    first.signal(signal.SIGKILL)
+    assert end(first)[0] == -signal.SIGKILL
+    second.receive()
+    assert second.liveness() is Liveness.ALIVE
+
+
+def test_nothing_outlives_its_engine(engine: Engine, folder: Path) -> None:
+    handle = start(engine, folder, "deaf")
+    next_message(handle, "ready")
+    wait_until(lambda: handle.receive() or (handle.status().began and handle.usage().pid))
+    pid = handle.usage().pid
+    assert psutil.pid_exists(pid)
+    engine.close()
+    wait_until(lambda: not psutil.pid_exists(pid))
+
+
+def test_the_supervisor_knows_no_engine() -> None:
+    launch = HERE.parents[1] / "launch"
+    texts = {path.name: path.read_text() for path in launch.glob("*.py")}
+    assert [n for n, text in texts.items() if "from penstock.launch.engines" in text] == ["run.py"]

@@ -1,0 +1,235 @@
+"""What the learner draws from replay, and who waits for whom, without processes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+import torch
+
+from penstock.actors.rollout import padding
+from penstock.configs.errors import UserError
+from penstock.configs.load import resolve
+from penstock.envs import probe
+from penstock.learner.offpolicy import OffPolicyTrainer
+from penstock.learner.sources.drawing import ReplayBatch, make_sampler
+from penstock.learner.sources.replay import ReplayDataSource
+from penstock.profiling.device import DeviceClock
+from penstock.profiling.ledger import Part, TimeLedger
+from penstock.replay import Accounting, Prioritized, Replay
+from penstock.transport.shm.store import Slot, SlotWriter
+
+OPTIONS = (
+    *("actors.envs=2", "actors.unroll=4", "actors.count=1", "transport.slots=1"),
+    *("replay.capacity=64", "replay.min_size=16", "replay.batch_size=8", "model.hidden=[8]"),
+)
+
+
+@dataclass
+class World:
+    """A source and one writer of its store; rewards count the rows from 0."""
+
+    source: ReplayDataSource
+    trainer: OffPolicyTrainer
+    accounting: Accounting
+    writer: SlotWriter
+    published: int = 0
+
+    def train(self, batch: ReplayBatch) -> None:
+        self.source.release(batch, self.trainer.step(batch))
+
+    def publish(self) -> bool:
+        """One slot of 8 steps; False when none was lent."""
+        slot = self.writer.acquire(0.0)
+        if slot is None:
+            return False
+        self._fill(slot)
+        self.writer.publish(slot)
+        self.published += 1
+        return True
+
+    def _fill(self, slot: Slot) -> None:
+        for column in slot.columns.values():
+            column[...] = 0
+        slot.columns["alive"][...] = True
+        slot.columns["reward"][...] = self.published * 8 + np.arange(8).reshape(4, 2)
+        if "priority" in slot.columns:
+            slot.columns["priority"][...] = 1.0
+        header = slot.header
+        header["actor"] = header["incarnation"] = header["rows"] = 0
+        header["sequence"], header["steps"] = self.published, 8
+        header["produced_steps"] = (self.published + 1) * 8
+
+
+def make_world(*options: str) -> World:
+    config = resolve("cartpole_dqn", [*OPTIONS, *options])
+    trainer = OffPolicyTrainer(config, probe(config.env))
+    accounting = Accounting()
+    source = ReplayDataSource(config, trainer, accounting, 1, 1, TimeLedger(), shared=False)
+    store = source.store
+    lane = store.open_lane(1)
+    event = store.lane_event(lane)
+    writer = SlotWriter(store.arena, store.geometry, lane, event, store.filled_event)
+    return World(source, trainer, accounting, writer)
+
+
+@pytest.fixture
+def world() -> Iterator[World]:
+    made = make_world("replay.samples_per_insert=2")
+    yield made
+    made.source.close()
+    made.source.store.close()
+
+
+def test_nothing_is_drawn_before_min_size(world: World) -> None:
+    assert world.publish()
+    assert world.source.next(0.0) is None
+    assert world.publish()
+    batch = world.source.next(0.0) or world.source.next(0.0)
+    assert batch is not None
+    assert batch.data.reward.shape == (8,)
+    assert len(batch.data["keys"]) == 8
+
+
+def test_a_step_is_trained_once_however_often_it_is_drawn(world: World) -> None:
+    while world.published < 4:
+        world.publish()
+        while (batch := world.source.next(0.0)) is not None:
+            world.train(batch)
+    assert world.accounting.produced == world.accounting.trained == 32
+    assert world.accounting.balance(world.source.in_flight_steps()) == 0
+    progress = world.trainer.progress
+    progress.commit(progress.growth(), progress.growth())
+    assert progress.trained_steps == 32
+    assert world.trainer.progress.learner_steps > 4
+
+
+def test_the_learner_waits_for_samples_and_the_actors_for_the_learner(world: World) -> None:
+    drawn = 0
+    while world.published < 40:
+        if not world.publish():
+            break
+        world.source.next(0.0)  # one batch for each slot is half of what 2 samples an insert ask
+        drawn += 1
+    assert world.published < 40, "actors ran ahead without bound"
+    for _ in range(40):
+        while (batch := world.source.next(0.0)) is not None:
+            world.train(batch)
+        world.publish()
+    figures = world.source.figures()
+    inserted = world.accounting.trained - 16
+    assert figures["samples_per_insert"] * world.accounting.trained == pytest.approx(
+        2 * inserted, abs=2 * (8 + 2 * 8)
+    )
+
+
+def test_the_oldest_leave_when_it_is_full() -> None:
+    world = make_world("replay.samples_per_insert=null")
+    for _ in range(30):
+        assert world.publish()
+        world.source.next(0.0)
+    stored = world.source.figures()["replay_size"]
+    assert 64 <= stored <= 64 + 2 * 8
+    rewards = np.concatenate([world.source.next(0.0).data.reward for _ in range(20)])  # type: ignore[union-attr]
+    assert rewards.min() >= 30 * 8 - 80
+    world.source.store.close()
+
+
+def test_memory_is_for_what_actors_may_hold() -> None:
+    """64 steps in slots of 8, and 2 slots for each of 3 actors; lanes for 32 that come and go."""
+    config = resolve("cartpole_dqn", [*OPTIONS, "actors.count=3", "transport.slots=2"])
+    trainer = OffPolicyTrainer(config, probe(config.env))
+    for shared in (True, False):
+        source = ReplayDataSource(config, trainer, Accounting(), 3, 35, TimeLedger(), shared=shared)
+        assert len(source.store.slots) == 64 // 8 + 3 * 2
+        opened = [source.store.open_lane(0) for _ in range(35)]
+        assert len(set(opened)) == 35
+        source.close()
+
+
+def test_what_was_published_is_taken_in_once_for_a_batch(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for _ in range(4):
+        world.publish()
+        world.source.next(0.0)
+    counted: list[int] = []
+    table = world.source._table
+    collect = table.collect
+
+    def count() -> None:
+        counted.append(1)
+        collect()
+
+    monkeypatch.setattr(table, "collect", count)
+    assert world.source.next(0.0) is not None
+    assert len(counted) == 1
+
+
+def test_beta_follows_the_optimizer_steps_of_the_whole_run() -> None:
+    options = ("replay.beta=0.4", "replay.beta_steps=100", "replay.prioritized=true")
+    config = resolve("cartpole_dqn", [*OPTIONS, *options])
+    progress = OffPolicyTrainer(config, probe(config.env)).progress
+    sampler = make_sampler(config.replay, progress)
+    assert isinstance(sampler, Prioritized)
+    for steps, beta in ((0, 0.4), (50, 0.7), (100, 1.0), (1000, 1.0)):
+        progress.learner_steps = steps
+        assert sampler.beta == pytest.approx(beta)
+
+
+def test_padding_tells_what_stood_before_an_episode() -> None:
+    frames = np.arange(1, 5, dtype=np.uint8).reshape(1, 4, 1, 1)
+    repeated, after_zeros = np.full_like(frames, 7), np.zeros_like(frames)
+    after_zeros[:, -1] = 7
+    stacks = np.concatenate([repeated, after_zeros, frames])
+    before = np.array([1, 0, 1], np.int16)
+    known = padding(stacks, np.array([True, True, False]), before)
+    assert known.tolist() == [0, 1, 1]
+    with pytest.raises(UserError, match="stack of different frames"):
+        padding(stacks, np.array([False, False, True]), before)
+
+
+@pytest.mark.parametrize("prioritized", [True, False])
+def test_errors_are_asked_for_where_they_become_priorities(
+    prioritized: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given: list[np.ndarray] = []
+    monkeypatch.setattr(Replay, "update_priorities", lambda _, keys, values: given.append(values))
+    world = make_world(f"replay.prioritized={prioritized}".lower())
+    while world.trainer.progress.learner_steps < 3:
+        world.publish()
+        if (batch := world.source.next(0.0)) is not None:
+            world.train(batch)
+    assert [len(values) for values in given] == [8] * 3 * prioritized
+    world.source.close()
+    world.source.store.close()
+
+
+@pytest.mark.gpu
+def test_a_gpu_that_draws_from_replay_tells_where_its_seconds_go() -> None:
+    config = resolve("cartpole_dqn", [*OPTIONS, "learner.device=cuda"])
+    host, seconds = TimeLedger(), TimeLedger(part=Part.WAIT)
+    trainer = OffPolicyTrainer(config, probe(config.env), host)
+    source = ReplayDataSource(config, trainer, Accounting(), 1, 1, host, shared=False)
+    store = source.store
+    lane = store.open_lane(1)
+    event = store.lane_event(lane)
+    writer = SlotWriter(store.arena, store.geometry, lane, event, store.filled_event)
+    world = World(source, trainer, Accounting(), writer)
+    clock = DeviceClock(host, seconds)
+    trainer.queue.meanwhile = clock.settle
+    while trainer.progress.learner_steps < 30:
+        world.publish()
+        if (batch := source.next(0.0)) is not None:
+            world.train(batch)
+            assert len(source._batches._errors) == 1  # of the batch that may be computed still
+    torch.cuda.synchronize()
+    host.switch(Part.WAIT)
+    clock.settle()
+    spent = seconds.snapshot()
+    assert all(spent[part] > 0 for part in ("h2d", "forward", "backward", "optimize"))
+    assert trainer.statistics(wait=True)["grad_norm"] > 0
+    source.close()
+    store.close()
