@@ -51,6 +51,6 @@ class TorchTrace:
         a GPU does is hardly slowed."""
         kinds = [ProfilerActivity.CPU] if host else []
         kinds += [ProfilerActivity.CUDA] if torch.cuda.is_available() else []
-        self._profile = profile(activities=kinds)
+        self._profile = profile(activities=kinds, acc_events=True)  # torch warns without
         self._profile.start()
         self._path, self._turns, self._until_s = Path(path), turns, time.monotonic() + seconds

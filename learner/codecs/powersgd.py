@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -85,7 +86,8 @@ class PowerSgd(BaseCodec):
         state.error_dict[index] = error
         hook: Any = torchs.powerSGD_hook
         try:
-            hook(state, _HookBucket(bucket, grads))
+            with _without_synchronize() if grads.device.type == "cpu" else nullcontext():
+                hook(state, _HookBucket(bucket, grads))
         except Exception as hooks:
             raise group.error or hooks from None
         if grads.isfinite().all():
@@ -104,6 +106,19 @@ class PowerSgd(BaseCodec):
         )
         state.iter = 2  # its own count of updates stays where compression begins
         return state
+
+
+@contextmanager
+def _without_synchronize() -> Iterator[None]:
+    """Where there is a GPU, torch's hook asks it to synchronize for a bucket on the CPU, too, and
+    `torch.cuda.synchronize` refuses a device that is a CPU. A learner on a CPU has no other use of
+    it."""
+    synchronize = torch.cuda.synchronize
+    torch.cuda.synchronize = lambda device=None: None
+    try:
+        yield
+    finally:
+        torch.cuda.synchronize = synchronize
 
 
 class _HookBucket:

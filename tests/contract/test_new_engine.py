@@ -164,10 +164,13 @@ def test_a_learner_whose_host_is_lost_ends_the_run(
 ) -> None:
     monkeypatch.setattr("agent_engine.MISSED_S", 1.0)
     story = Story()
-    story.then(
-        lambda: story.last.get("learner_steps", 0) > 0,
-        lambda: engines[0].agents("learners")[0].cut(),
-    )
+
+    def trained() -> bool:
+        """The learner's own count has come over the connection that is cut next."""
+        roles = engines[0].agents("learners")[0].handles
+        return any(h.status().trained_steps > 0 for h in roles if h.spec.role == "learner")
+
+    story.then(trained, lambda: engines[0].agents("learners")[0].cut())
     outcome, summary = train(tmp_path / "run", story, "run.grace_s=5")
     assert story.told
     assert (outcome.exit_code, outcome.reason) == (1, "fault")
