@@ -12,6 +12,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
+from itertools import takewhile
 from pathlib import Path
 
 from pydantic import ValidationError
@@ -79,12 +80,17 @@ def dump(cfg: Config) -> str:
 
 
 def presets() -> dict[str, str]:
-    """One line on each preset: the first line of its file."""
-    found = {}
-    for path in sorted(PRESETS.glob("*.yaml")):
-        with path.open(encoding="utf-8") as file:
-            found[path.stem] = file.readline().strip("# \n")
-    return found
+    """The description of each preset: the first paragraph of its file's comment, as one line."""
+    return {
+        path.stem: _first_paragraph(path.read_text(encoding="utf-8"))
+        for path in sorted(PRESETS.glob("*.yaml"))
+    }
+
+
+def _first_paragraph(text: str) -> str:
+    lines = (line.strip() for line in text.splitlines())
+    paragraph = takewhile(lambda line: line.startswith("#") and line.strip("# "), lines)
+    return " ".join(line.strip("# ") for line in paragraph)
 
 
 def _lay_target(layers: Layers, target: str, algo: str | None) -> tuple[str, str]:

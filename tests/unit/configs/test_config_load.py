@@ -110,6 +110,17 @@ def test_maps_are_laid_over_and_an_empty_map_clears() -> None:
     assert resolve("pong", ["learner={}"]).learner == resolve("Acrobot-v1").learner
 
 
+@pytest.mark.parametrize(("name", "text"), presets().items())
+def test_the_description_of_a_preset_is_whole_sentences(name: str, text: str) -> None:
+    assert text.endswith(".")
+    assert "#" not in text
+    assert len(text) < 250, "the details stand in a paragraph of their own"
+
+
+def test_a_description_of_several_lines_is_shown_whole() -> None:
+    assert presets()["breakout"].endswith("penstock train ALE/Seaquest-v5.")
+
+
 def test_an_override_leaves_the_preset_as_it_was() -> None:
     before = resolve("pong")
     resolve("pong", ["env.kwargs.frameskip=2", "learner.lr=1"])
