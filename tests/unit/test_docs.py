@@ -19,6 +19,7 @@ PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 GENERATED = ("configuration.md", "cli.md")
 OPTIONS = {name for algo in algorithms() for name in options(algo)}
 WRONG = {"learner.learning_rate", "algo.gamma"}  # in errors that pages quote
+NUMBER = r"\d+(?:[.,]\d+)*"
 FREE = ("env.kwargs", "algo.settings", "model.settings")  # keys below these are the user's
 
 
@@ -99,6 +100,15 @@ def test_the_reference_tells_of_every_command_and_of_its_options() -> None:
     assert "| `--checkpoint best\\|last` | `best` | Which weights. |" in page
     assert "| `--episodes N` | `20` |" in page
     assert "## penstock config show\n" in page
+
+
+def test_figures_of_the_readme_are_those_of_the_results() -> None:
+    table = text_of(ROOT / "README.md").partition("## Figures")[2]
+    rows = [line.split("|")[1:-1] for line in table.splitlines() if line.startswith("| ")]
+    numbers = {number for row in rows for cell in row[1:] for number in re.findall(NUMBER, cell)}
+    results = set(re.findall(NUMBER, text_of(ROOT / "docs" / "results" / "README.md")))
+    assert len(numbers) > 20
+    assert numbers - results == set()
 
 
 def test_the_site_has_every_page_in_its_menu() -> None:
