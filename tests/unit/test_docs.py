@@ -102,6 +102,16 @@ def test_the_reference_tells_of_every_command_and_of_its_options() -> None:
     assert "## penstock config show\n" in page
 
 
+PACKAGES = {path.name for path in (ROOT / "penstock").iterdir() if path.is_symlink()}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
+def test_files_that_a_page_names_exist(page: Path) -> None:
+    named = set(re.findall(r"`((?:\w+/)+[\w.]+\.py)`", text_of(page)))
+    ours = {name for name in named if name.partition("/")[0] in {*PACKAGES, "tests", "benchmarks"}}
+    assert [name for name in sorted(ours) if not (ROOT / name).is_file()] == []
+
+
 def test_figures_of_the_readme_are_those_of_the_results() -> None:
     table = text_of(ROOT / "README.md").partition("## Figures")[2]
     rows = [line.split("|")[1:-1] for line in table.splitlines() if line.startswith("| ")]

@@ -12,6 +12,7 @@ way. What the first unrolls alone do is set-up, and so is not seen.
 from __future__ import annotations
 
 import os
+import re
 import sys
 import tempfile
 import threading
@@ -169,8 +170,15 @@ def attached(host: ShmHost, join: Callable[[], ShmLink]) -> ShmLink:
     return found[0]  # type: ignore[no-any-return]
 
 
+def table_of_the_page() -> list[str]:
+    page = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+    section = page.partition("## The path of a sample\n")[2].partition("\n## ")[0]
+    return re.findall(r"^\| `([\w/]+\.py)` \|", section, re.MULTILINE)
+
+
 def test_the_way_of_a_sample_is_short() -> None:
     files = way_of_a_sample("cartpole", "actors.envs=4", "actors.unroll=8", "actors.count=1")
+    assert table_of_the_page() == files, "docs/architecture.md has another way"
     assert files[0] == "envs/vector_env.py"
     assert files[-1] == "algos/ops/backward.py"
     assert len(files) <= FILES, "\n".join(files)
