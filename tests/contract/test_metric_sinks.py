@@ -19,6 +19,7 @@ from typing import Any
 
 import pytest
 
+from pages import code
 from penstock.configs.load import resolve
 from penstock.configs.run import SINKS
 from penstock.configs.schema import Config
@@ -113,10 +114,9 @@ def registered(option: str, value: str) -> Callable[[World], MetricSink]:
 
 
 def of_the_page(world: World) -> MetricSink:
-    """The example of docs/extending.md."""
-    page = (Path(__file__).parents[2] / "docs" / "extending.md").read_text()
+    """The example of docs/extending/sink.md."""
     module: dict[str, Any] = {}
-    exec(page.partition("## A metric sink")[2].split("```")[1].removeprefix("python"), module)
+    exec(code("extending/sink.md", "python", 1), module)
     sink: MetricSink = module["make"](world.config(), world.folder)
     return sink
 

@@ -15,7 +15,7 @@ from penstock.configs import option_aliases
 from penstock.configs.keys import algorithms, is_section, options, sections
 
 ROOT = Path(__file__).parents[2]
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
 GENERATED = ("configuration.md", "cli.md")
 OPTIONS = {name for algo in algorithms() for name in options(algo)}
 WRONG = {"learner.learning_rate", "algo.gamma"}  # in errors that pages quote
@@ -131,3 +131,5 @@ def test_the_site_needs_no_network() -> None:
     settings = (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
     assert "font: false" in settings
     assert "http" not in settings
+    assert "polyfills: [assets/iframe-worker.js]" in settings, "the offline plugin's is from a CDN"
+    assert (ROOT / "docs" / "assets" / "iframe-worker.js").is_file()
