@@ -1,8 +1,8 @@
-"""Catch, a game of one's own: a ball falls, and a paddle at the bottom must be under it.
+"""Catch, a custom vector environment: a ball falls, and a paddle at the bottom must be under it.
 
-An episode lasts 8 steps and returns 1 if the ball was caught, else 0; the best play always catches
-it, a paddle that moves at random does so about one time in three. Where the ball is going has to be
-read from pixels, and what a move was worth shows only when the ball is down.
+An episode lasts 8 steps and returns 1 if the ball was caught, otherwise 0. Optimal play always
+catches it, random play about one time in three. The direction of the ball must be inferred from
+pixels, and the reward of a move is delayed until the ball is down.
 
     cd examples && penstock train catch.yaml
 """
@@ -24,7 +24,7 @@ LEFT, STAY, RIGHT = range(3)
 
 
 class Catch(VectorEnv):
-    """`num_envs` games that begin and end together; frames are uint8 [1, 45, 45]."""
+    """`num_envs` environments with simultaneous episodes; frames are uint8 [1, 45, 45]."""
 
     metadata = {"render_modes": [], "autoreset_mode": AutoresetMode.NEXT_STEP}  # noqa: RUF012
 

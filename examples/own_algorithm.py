@@ -1,13 +1,13 @@
-"""An algorithm of one's own: A2C, the advantage actor-critic (Mnih et al. 2016, arXiv 1602.01783).
+"""A custom algorithm: A2C, the advantage actor-critic (Mnih et al. 2016, arXiv 1602.01783).
 
     penstock train own_algorithm.yaml        # in this folder: CartPole in seconds
 
-A slot is an unroll of T steps of E environments. Row t is what happened between obs[t] and
-obs[t+1]; the last observation has no row. An episode's end is a row with `terminated` (the game is
-over) or `truncated` (it was only cut off, so that what would have come is worth V(obs[t+1])). The
-row after an end only resets the game: it is not `alive`, and must not count.
+A slot is an unroll of T steps of E environments. Row t is the step from obs[t] to obs[t+1]; the
+last observation has no row. An episode ends at a row with `terminated` (no reward can follow) or
+`truncated` (the episode was cut, so the value of the following states is V(obs[t+1])). The row
+after an end only resets the environment: it is not `alive`, and must not count.
 
-Actors import this file too, and need no torch for it: it is imported where it is used.
+Actors import this file too, and do not need torch: it is imported where it is used.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from torch import Tensor
 
-# What `loss` returns sums of; their means are in metrics.jsonl under these names.
+# Names of the sums that `loss` returns; metrics.jsonl has their means under these names.
 STATISTICS = ("policy_loss", "value_loss", "entropy")
 
 
@@ -60,7 +60,7 @@ def loss(
     from penstock.algos.unrolled import unrolled
     from penstock.models.distributions import distribution
 
-    # All T+1 rows in one pass, with memory and action masks where the network has them.
+    # All T+1 rows in one pass, with recurrent state and action masks if the network has them.
     outputs, values, mask = unrolled(net, batch, envs)
     mine = {name: batch[name][:, envs] for name in ("reward", "terminated", "truncated", "alive")}
     steps, alive = mine["alive"].numel(), mine["alive"].flatten().float()

@@ -1,10 +1,10 @@
-"""A game of one's own, in one class: a picker walks through an orchard and eats its apples.
+"""A custom environment in one class: a picker walks through an orchard and eats its apples.
 
     cd examples
-    penstock check-env own_game:Orchard          # what is wrong with it, and how fast it is
+    penstock check-env own_game:Orchard          # find mistakes, measure the rate
     penstock train own_game:Orchard algo.name=ppo stop.minutes=1
 
-Options of `__init__` are set with `env.kwargs.size=8`. Chance play eats 1.8 of 5 apples.
+Options of `__init__` are set with `env.kwargs.size=8`. Random play eats 1.8 of 5 apples.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Shown = dict[str, npt.NDArray[Any]]
 
 
 class Orchard(gymnasium.Env[Any, Any]):
-    """One apple eaten is a reward of 1; an episode ends when none is left, or by the clock."""
+    """Each eaten apple is a reward of 1; an episode ends without apples or at the time limit."""
 
     metadata = {"render_modes": ["rgb_array"], "render_fps": 8}  # noqa: RUF012
 
@@ -31,9 +31,9 @@ class Orchard(gymnasium.Env[Any, Any]):
     ) -> None:
         self.size, self.apples, self.max_steps = size, apples, max_steps
         self.render_mode = render_mode
-        # What the policy sees. Several parts make a Dict, one is a Box of its own. Numbers should
-        # be near -1 ... 1, or uint8 from 0 to 255 like these, which networks read as 0 ... 1.
-        # The part called `action_mask` says which actions make sense now; only those are chosen.
+        # Several observation parts form a Dict, a single one is a Box. Numbers should be near
+        # -1 ... 1, or uint8 from 0 to 255 like these, which networks read as 0 ... 1. The part
+        # `action_mask` marks the allowed actions; only those are chosen.
         self.observation_space = spaces.Dict(
             {
                 "board": spaces.Box(0, 255, (2, size, size), np.uint8),
@@ -46,7 +46,7 @@ class Orchard(gymnasium.Env[Any, Any]):
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Shown, dict[str, Any]]:
-        super().reset(seed=seed)  # seeds self.np_random, which all chance comes from
+        super().reset(seed=seed)  # seeds self.np_random, the only source of randomness
         cells = self.np_random.permutation(self.size**2)
         self.place = np.array(np.unravel_index(cells[0], (self.size, self.size)))
         self.board = np.zeros((self.size, self.size), np.bool_)
@@ -59,8 +59,8 @@ class Orchard(gymnasium.Env[Any, Any]):
         self.age += 1
         reward = float(self.board[tuple(self.place)])
         self.board[tuple(self.place)] = False
-        # Terminated: the game is over. Truncated: it would go on, but is cut short; the difference
-        # tells the learner whether anything could still have come.
+        # Terminated: no reward can follow. Truncated: the episode would continue, but is cut; then
+        # the learner adds the value of the following states.
         terminated = not self.board.any()
         return self._show(), reward, terminated, self.age >= self.max_steps, {}
 

@@ -1,20 +1,20 @@
-"""A network of one's own, for Catch (catch.py): it looks at cells rather than at pixels.
+"""A custom network for Catch (catch.py), which processes cells instead of pixels.
 
 A frame of Catch is 9x9 cells of 5x5 pixels, each cell of one shade. One convolution with a stride
-of a cell sees each as a whole, so that this network learns the game several times faster than the
-Nature CNN does.
+of a cell covers each cell exactly, so this network learns the task several times faster than the
+Nature CNN.
 
     cd examples && penstock train own_network.yaml
 
-What Penstock asks of such a class stands in penstock/models/own_network.py:
+penstock/models/own_network.py defines the requirements of such a class:
 
-- It is made with the shapes of the arrays in an observation, by name (a game with a single array
-  has that as "obs"), the number of outputs that decide an action, and `model.settings`.
-- It gets those arrays as float32 [B, *shape], pixels from 0 to 1, and returns either features
+- Its arguments are the shapes of the arrays in an observation, by name (a single array is "obs"),
+  the number of outputs that determine an action, and `model.settings`.
+- Its input is those arrays as float32 [B, *shape], pixels from 0 to 1. It returns either features
   [B, width], to which Penstock adds the heads of policy and value, and with `model.core=lstm` or
-  `gru` memory before them; or outputs [B, outputs] and values [B] itself.
+  `gru` a recurrent core before them; or outputs [B, outputs] and values [B].
 
-What does not fit is told in a sentence before anything is trained.
+A mismatch is reported in one sentence before training begins.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ CELL = 5  # pixels
 
 
 class Cells(nn.Module):
-    """Features [B, width] of what stands in each cell, and beside which."""
+    """Features [B, width] of the contents of all cells."""
 
     def __init__(
         self, shapes: dict[str, tuple[int, ...]], outputs: int, kinds: int = 4, width: int = 128
     ) -> None:
-        """``kinds`` of things that a cell may show, told apart by the first layer."""
+        """``kinds``: number of object kinds that the first layer distinguishes in a cell."""
         super().__init__()
         channels, height, pixels = shapes["obs"]
         self.cells = nn.Conv2d(channels, kinds, CELL, stride=CELL)

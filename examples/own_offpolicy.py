@@ -1,10 +1,10 @@
-"""An off-policy algorithm of one's own: Munchausen-DQN (Vieillard et al. 2020, arXiv 2007.14430).
+"""A custom off-policy algorithm: Munchausen-DQN (Vieillard et al. 2020, arXiv 2007.14430).
 
     penstock train own_offpolicy.yaml        # in this folder: CartPole in a minute
 
-`network` and `action_sampler` say what actors compute, and `Update` is what the learner does with a
-batch of transitions from replay. Actors record what DQN's do, as there are no `columns` here. They
-import this file too, and need no torch for it: it is imported where it is used.
+`network` and `action_sampler` define the computation of actors, and `Update` trains on a batch of
+transitions from replay. Without `columns` here, actors record the columns of DQN. They import this
+file too, and do not need torch: it is imported where it is used.
 """
 
 from __future__ import annotations
@@ -39,13 +39,13 @@ def network(config: Any, spaces: Any) -> Any:
 
 
 def action_sampler(config: Any, spaces: Any, seed: int, actor: int) -> EpsilonGreedySampler:
-    """The best action, or one at random."""
+    """The greedy action, or with probability epsilon a random one."""
     epsilon = np.full(config.actors.envs, config.algo.settings.epsilon)
     return EpsilonGreedySampler(int(spaces.action_space.n), epsilon, np.random.default_rng(seed))
 
 
 class Update:
-    """The network that learns, and the target that lags behind."""
+    """The trained network, and the target network that follows it."""
 
     statistics = ("q_loss", "td_error", "policy_entropy")  # means of these are in metrics.jsonl
 
@@ -58,10 +58,10 @@ class Update:
         self.target_net = copy.deepcopy(self.net).requires_grad_(False)
         self.target = flatten(self.target_net.parameters())
         self.optimizer = context.optimizer("q", self.net.named_parameters())
-        self.published = [self.optimizer.values, *self.net.buffers()]  # what actors get
+        self.published = [self.optimizer.values, *self.net.buffers()]  # weights for actors
 
     def take(self, batch: Any, total: float, number: int, env_steps: int) -> Any:
-        """One step on `total` transitions; `batch` is None where this learner has none to give."""
+        """One step on `total` transitions; `batch` is None if this learner has no transitions."""
         from penstock.algos.replay_update import UpdateResult
 
         self.optimizer.zero_grad()
@@ -92,7 +92,7 @@ class Update:
         return errors, torch.stack((loss.detach(), errors.sum(), entropy))
 
     def state(self) -> dict[str, Tensor]:
-        """What a checkpoint holds besides network and optimizer; written to on resume."""
+        """State for the checkpoint besides network and optimizer; loaded in place on resume."""
         return {"target": self.target}
 
     def loaded(self) -> None:
