@@ -16,7 +16,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from penstock.bench.hosts import INTERFACE, Hosts, hosts
+from hosts import INTERFACE, Hosts, hosts
 from runs import point
 
 BIND_PORT, STORE_PORT = 7700, 29500

@@ -22,7 +22,7 @@ from faults.progress import Progress
 from faults.proxy import Proxy
 from faults.topologies import GRACE_S, SMALL, Topology
 from faults.vitals import MARKER, command_of, marked
-from penstock.bench.hosts import Hosts, NoHostsError, hosts
+from hosts import Hosts, NoHostsError, hosts
 from penstock.cli.replay_server import serve
 
 START_S = 90.0

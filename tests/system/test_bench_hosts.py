@@ -12,7 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from penstock.bench.hosts import Hosts, NoHostsError, hosts
+from hosts import Hosts, NoHostsError, hosts
+from penstock.bench.checkout import CHECKOUT
 
 pytestmark = pytest.mark.system
 
@@ -38,9 +39,10 @@ with socket.create_connection((sys.argv[1], 5000)) as end:
     after = interface("eth0")
     print(handed, after.payload_since(before), after.nbytes - before.nbytes)
 """
-HOLD = """
+HOLD = f"""
 import sys
-from penstock.bench.hosts import hosts
+sys.path.append({str(CHECKOUT / "benchmarks")!r})
+from hosts import hosts
 with hosts(2) as made:
     print(*made.command(0, []), *made.command(1, []), flush=True)
     sys.stdin.read()
