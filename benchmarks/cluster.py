@@ -15,8 +15,6 @@ end every agent step that the clients say they produced must have arrived, or be
 from __future__ import annotations
 
 import multiprocessing as mp
-import os
-import re
 import signal
 import socket
 import statistics
@@ -29,6 +27,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 
 from cluster_clients import serve
 from common import finish, parser
@@ -63,7 +62,6 @@ RUN_ID = 1
 WEIGHTS_EVERY_S = 1.0
 FILLING_SLOTS = 300  # of each actor, after which ZeroMQ has all memory that it wants for it
 JOIN_S = 60.0
-TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
 
 class Learner:
@@ -261,15 +259,14 @@ def _connector(folder: Path, address: str) -> Iterator[LocalHandle]:
 
 def _cpu_s(pid: int) -> float:
     """Processor seconds of a process, all its threads."""
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / TICKS_PER_S
+    times = psutil.Process(pid).cpu_times()
+    return float(times.user + times.system)
 
 
 def _rss(pid: int) -> int:
     """Bytes of a process' own memory in use; slots are shared and not of it."""
-    found = re.search(r"RssAnon:\s*(\d+)", Path(f"/proc/{pid}/status").read_text())
-    assert found is not None
-    return int(found[1]) * 1024
+    memory = psutil.Process(pid).memory_info()
+    return int(memory.rss - memory.shared)
 
 
 def _free_port() -> int:
