@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import multiprocessing as mp
 import signal
-import socket
 import statistics
 import tempfile
 import time
@@ -30,7 +29,7 @@ import numpy as np
 import psutil
 
 from cluster_clients import serve
-from common import finish, parser
+from common import finish, free_port, parser
 from penstock.configs.schema import Config
 from penstock.core.interfaces import Welcome
 from penstock.core.params import ParamLayout, Stamp
@@ -139,7 +138,7 @@ def measure(actors: int, seconds: float) -> dict[str, float]:
     """One number of actors, from their coming to their going."""
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        address = f"tcp://127.0.0.1:{_free_port()}"
+        address = f"tcp://127.0.0.1:{free_port()}"
         child = stack.enter_context(_connector(folder, address))
         learner = Learner(folder, 2 * actors, child)
         stack.callback(learner.close)
@@ -267,13 +266,6 @@ def _rss(pid: int) -> int:
     """Bytes of a process' own memory in use; slots are shared and not of it."""
     memory = psutil.Process(pid).memory_info()
     return int(memory.rss - memory.shared)
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 if __name__ == "__main__":

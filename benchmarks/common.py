@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import socket
 import statistics
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -69,6 +70,31 @@ def median_of(measure: Callable[[], float], times: int = 3) -> tuple[float, list
     """Median of ``times`` runs, and all of them."""
     runs = [measure() for _ in range(times)]
     return statistics.median(runs), runs
+
+
+def dropped_fraction(summary: dict[str, Any]) -> float:
+    """Share of produced steps that were dropped or lost."""
+    accounting = summary["accounting"]
+    gone = sum(accounting["dropped"].values()) + sum(accounting["lost"].values())
+    return float(gone / max(accounting["produced"], 1))
+
+
+def point(line: dict[str, Any], megabytes: float | None = None) -> dict[str, Any]:
+    """Of a curve, from one interval's metrics."""
+    return {
+        "seconds": line["time_s"],
+        "steps": line["env_steps"],
+        "updates": line["learner_steps"],
+        "return": line["episode_return_mean"],
+        "megabytes": megabytes,
+    }
+
+
+def free_port() -> int:
+    """A TCP port of this host that nothing listens at."""
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port: int = probe.getsockname()[1]
+        return port
 
 
 def _cell(value: Any) -> str:

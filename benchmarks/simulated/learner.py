@@ -26,6 +26,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from network_bytes import interface, tcp_nbytes
 from penstock.configs.sections import LearnerConfig
 from penstock.core.control import Channel, Message
 from penstock.core.interfaces import Codec, CodecContext, Collective
@@ -36,7 +37,6 @@ from penstock.learner.codecs.auto import AFTER_WARMUP, choose
 from penstock.learner.codecs.buckets import parts_of
 from penstock.learner.codecs.collective import GroupCollective
 from penstock.learner.codecs.registry import CODECS, make_codec
-from penstock.profiling.sockets import interface, tcp_nbytes
 from simulated.gradients import Draws, Passes
 from simulated.network import entries, shares_of_backward
 

@@ -27,9 +27,10 @@ with socket.create_server((sys.argv[1], 5000)) as server:
         got += len(data)
 print(got, time.perf_counter() - started)
 """
-CLIENT = """
+CLIENT = f"""
 import socket, sys, time
-from penstock.profiling.sockets import interface, tcp_nbytes
+sys.path.append({str(CHECKOUT / "benchmarks")!r})
+from network_bytes import interface, tcp_nbytes
 with socket.create_connection((sys.argv[1], 5000)) as end:
     before, opened = interface("eth0"), tcp_nbytes()
     end.sendall(bytes(int(sys.argv[2])))
