@@ -10,6 +10,8 @@ PYTHON ?= $(shell for python in python3.11 python3.12 python3.13 python3.14 pyth
 	$$python -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null \
 	&& echo $$python && break; done)
 
+CLI_DOCS = TERM=dumb $(BIN)/python -m typer penstock.cli.app utils docs --name penstock --title Commands
+
 SOURCES := actors algos bench benchmarks cli configs core envs evaluation examples launch learner \
 	models monitor penstock profiling replay tests transport
 
@@ -84,12 +86,12 @@ format: venv ## format the code, mend what ruff can mend
 
 docs: venv ## build the site of the documentation into site/, without a network
 	$(BIN)/python -m penstock.configs.reference --check docs/configuration.md
-	$(BIN)/python -m penstock.cli.reference --check docs/cli.md
+	@$(CLI_DOCS) | sed '$$d' | diff - docs/cli.md || { echo "docs/cli.md is not what the commands say; run: make reference" >&2; exit 1; }
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --clean
 
 reference: venv ## write the pages that come from the code: the configuration, the commands
 	$(BIN)/python -m penstock.configs.reference > docs/configuration.md
-	$(BIN)/python -m penstock.cli.reference > docs/cli.md
+	$(CLI_DOCS) | sed '$$d' > docs/cli.md
 
 bench: venv ## run the benchmarks, one after another; results go to benchmarks/results
 	set -e; for benchmark in $(BENCHMARKS); do echo "$$benchmark"; $(BIN)/python $$benchmark --save; done

@@ -15,7 +15,6 @@ import numpy.typing as npt
 import torch
 from gymnasium import spaces
 
-from penstock.algos.samples import network_shape
 from penstock.bench.rates import Work, rounds_of, told
 from penstock.configs.schema import Config
 from penstock.core.observations import MASK, ObservationPart, views
@@ -39,12 +38,6 @@ def rounds(config: Mapping[str, Any], seconds: float) -> dict[str, Any]:
         "on_gpu": pick_device(settings.learner.device).type == "cuda",
         "tcmalloc": "tcmalloc" in Path("/proc/self/maps").read_text(),
     }
-
-
-def size(config: Mapping[str, Any]) -> int:
-    """Parameters of the network of a config."""
-    settings = Config.model_validate(config)
-    return network_shape(settings, probe(settings.env)).layout.size
 
 
 def work(config: Config) -> Work:

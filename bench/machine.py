@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import os
 import platform
-import subprocess
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 import penstock
+from penstock.bench.checkout import CHECKOUT, commit_of
 
 PACKAGES = ("torch", "numpy", "pyzmq", "gymnasium", "ale-py", "cramjam")
-CHECKOUT = Path(penstock.__file__).parents[1]
 
 
 def machine() -> dict[str, Any]:
@@ -42,14 +41,3 @@ def version_of(package: str) -> str | None:
         return metadata.version(package)
     except metadata.PackageNotFoundError:
         return None
-
-
-def commit_of(checkout: Path) -> str:
-    if not (checkout / ".git").exists():  # site-packages may lie in a repository of the user's
-        return "unknown"
-    command = ["git", "describe", "--always", "--dirty"]
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, cwd=checkout, check=False)
-    except OSError:  # no git
-        return "unknown"
-    return done.stdout.strip() or "unknown"

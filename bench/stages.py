@@ -19,11 +19,9 @@ from typing import Any, NamedTuple
 
 from penstock.bench import learner_alone, whole
 from penstock.bench.alone import alone
+from penstock.bench.checkout import benchmark
 from penstock.bench.compare import RateChange, compare, elsewhere, ideal
-from penstock.bench.group import learners
 from penstock.bench.machine import machine
-from penstock.bench.peers import find
-from penstock.bench.peers import measure as measure_peers
 from penstock.bench.rates import ROUNDS
 from penstock.configs.errors import UserError
 from penstock.configs.load import resolve
@@ -46,9 +44,9 @@ PARTS = {  # of penstock.bench.parts
 }
 UNITS = {**PARTS, "reduction": "gradients/s", "learner": STEPS, "allocator": STEPS}
 WHOLE = "whole"
+PEERS = "peers.systems"
 NAMES = (*UNITS, WHOLE)
 TCMALLOC = ("tcmalloc_minimal", "tcmalloc")
-REDUCERS = 2
 WHOLE_SHARE = 10  # how much longer the whole runs than a stage
 MOST_SECONDS = 600.0
 
@@ -78,7 +76,7 @@ def make_plan(
     for name in names:
         if name not in NAMES:
             raise UserError(f"--only {only}: {name!r} is not one of {', '.join(NAMES)}")
-    found = find(target, Path(peers)) if peers else None
+    found = benchmark(PEERS, "--peers").find(target, Path(peers)) if peers else None
     return StagePlan(target, seconds, names, load(old, target) if old else None, found)
 
 
@@ -138,7 +136,9 @@ def measure(plan: StagePlan, say: Say) -> Result:
         result |= {"achieved_steps_per_s": whole.median_rate(rates), "achieved_rates": rates}
     _say_whole(result, say)
     if plan.peers is not None:
-        result["peers"] = measure_peers(plan.target, plan.peers, plan.seconds, say)
+        result["peers"] = benchmark(PEERS, "--peers").measure(
+            plan.target, plan.peers, plan.seconds, say
+        )
     if plan.old is not None:
         result |= _compared(plan.old, result, say)
     return result
@@ -190,14 +190,12 @@ def _measured(config: Config, plan: StagePlan) -> Any:
 
 def _reduction(config: Config, seconds: float) -> Result:
     """Gradients of the target's network, of two learners on loopback, in fp32."""
-    size: int = alone("penstock.bench.ceiling:size", {"config": config.model_dump(mode="json")})
-    with learners(REDUCERS, size, None) as group:
-        [hello, *_] = group.do("hello")
-        rates = []
-        for _ in range(ROUNDS):
-            found = group.do("speed", codec="none", seconds=seconds / ROUNDS)
-            rates.append(1e3 / max(one["step_ms"] for one in found))
-    return {"rates": rates, "learners": REDUCERS, "parameters": hello["parameters"]}
+    found: Result = alone(
+        "penstock.bench.reduction:rounds",
+        {"config": config.model_dump(mode="json"), "seconds": seconds},
+        seconds=seconds,
+    )
+    return found
 
 
 def _allocator(config: Config, seconds: float) -> Result:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 import statistics
+import subprocess
 import tempfile
 from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from penstock.bench.command import run
 from penstock.configs.errors import UserError
 from penstock.core.processes import python
 from penstock.monitor.record import METRICS, lines
@@ -18,6 +18,7 @@ from penstock.monitor.record import METRICS, lines
 FOREVER = tuple(f"stop.{name}=null" for name in ("return", "env_steps", "learner_steps"))
 WARM_UP = 0.25  # of a run
 INTERVALS = 40
+GRACE_S = 30.0
 
 
 def train(
@@ -84,3 +85,37 @@ def split(points: Sequence[tuple[float, int]], skip_s: float, rounds: int) -> li
 
 def median_rate(found: Sequence[float]) -> float | None:
     return statistics.median(found) if found else None
+
+
+def run(
+    command: Sequence[str],
+    *,
+    timeout_s: float | None = None,
+    cwd: Path | None = None,
+    keep_errors: bool = False,
+) -> subprocess.CompletedProcess[str]:
+    """A command's end, with its standard output, and its standard error with ``keep_errors``.
+
+    Whatever ends the waiting, a signal or the timeout (subprocess.TimeoutExpired), asks it to stop
+    and waits for that.
+    """
+    errors = subprocess.PIPE if keep_errors else None
+    process = subprocess.Popen(
+        command,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=errors,
+        text=True,
+        cwd=cwd,
+    )
+    try:
+        out, error = process.communicate(timeout=timeout_s)
+    except BaseException:
+        process.terminate()
+        try:
+            process.communicate(timeout=GRACE_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.communicate()
+        raise
+    return subprocess.CompletedProcess(command, process.returncode, out, error)

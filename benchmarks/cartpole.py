@@ -13,8 +13,8 @@ from __future__ import annotations
 import statistics
 from typing import Any
 
-from common import finish, parser
-from runs import dropped_fraction, train, trained_rate
+from common import dropped_fraction, finish, parser
+from penstock.bench.whole import train, trained_rate
 
 PEERS = {"pufferlib_steps_per_s": 28_000, "best_475_s": 6.3}
 

@@ -15,10 +15,7 @@ end every agent step that the clients say they produced must have arrived, or be
 from __future__ import annotations
 
 import multiprocessing as mp
-import os
-import re
 import signal
-import socket
 import statistics
 import tempfile
 import time
@@ -29,9 +26,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 
 from cluster_clients import serve
-from common import finish, parser
+from common import finish, free_port, parser
 from penstock.configs.schema import Config
 from penstock.core.interfaces import Welcome
 from penstock.core.params import ParamLayout, Stamp
@@ -63,7 +61,6 @@ RUN_ID = 1
 WEIGHTS_EVERY_S = 1.0
 FILLING_SLOTS = 300  # of each actor, after which ZeroMQ has all memory that it wants for it
 JOIN_S = 60.0
-TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
 
 class Learner:
@@ -141,7 +138,7 @@ def measure(actors: int, seconds: float) -> dict[str, float]:
     """One number of actors, from their coming to their going."""
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        address = f"tcp://127.0.0.1:{_free_port()}"
+        address = f"tcp://127.0.0.1:{free_port()}"
         child = stack.enter_context(_connector(folder, address))
         learner = Learner(folder, 2 * actors, child)
         stack.callback(learner.close)
@@ -261,22 +258,14 @@ def _connector(folder: Path, address: str) -> Iterator[LocalHandle]:
 
 def _cpu_s(pid: int) -> float:
     """Processor seconds of a process, all its threads."""
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / TICKS_PER_S
+    times = psutil.Process(pid).cpu_times()
+    return float(times.user + times.system)
 
 
 def _rss(pid: int) -> int:
     """Bytes of a process' own memory in use; slots are shared and not of it."""
-    found = re.search(r"RssAnon:\s*(\d+)", Path(f"/proc/{pid}/status").read_text())
-    assert found is not None
-    return int(found[1]) * 1024
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
+    memory = psutil.Process(pid).memory_info()
+    return int(memory.rss - memory.shared)
 
 
 if __name__ == "__main__":

@@ -9,18 +9,19 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import socket
 import statistics
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 from penstock.bench.machine import machine as of_package
+from penstock.launch.engines.local import THREAD_VARIABLES
 
 RESULTS = Path(__file__).parent / "results"
-THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
-ONE_THREAD = dict.fromkeys(THREADS, "1")
+ONE_THREAD = dict.fromkeys(THREAD_VARIABLES, "1")
 
 
 def parser(description: str | None) -> argparse.ArgumentParser:
@@ -36,8 +37,9 @@ def parser(description: str | None) -> argparse.ArgumentParser:
 def finish(
     name: str, result: Mapping[str, Any], rows: Sequence[Sequence[Any]], args: argparse.Namespace
 ) -> None:
-    """Print ``rows`` (the first is the heading) and record ``result``."""
-    print_table(rows)
+    """Print ``rows`` (the first is the heading), with ``args.json`` to standard error, and record
+    ``result``."""
+    print_table(rows, sys.stderr if args.json else sys.stdout)
     full = {"benchmark": name, "machine": machine(), **result}
     if args.save:
         RESULTS.mkdir(exist_ok=True)
@@ -46,14 +48,13 @@ def finish(
         print(json.dumps(full))
 
 
-def print_table(rows: Sequence[Sequence[Any]]) -> None:
+def print_table(rows: Sequence[Sequence[Any]], file: TextIO | None = None) -> None:
     """Columns as wide as their widest cell, numbers to three digits."""
     texts = [[_cell(cell) for cell in row] for row in rows]
     widths = [max(map(len, column)) for column in zip(*texts, strict=True)]
     for row in texts:
-        print(
-            "  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip()
-        )
+        cells = (text.ljust(width) for text, width in zip(row, widths, strict=True))
+        print("  ".join(cells).rstrip(), file=file)
 
 
 def machine() -> dict[str, Any]:
@@ -71,7 +72,34 @@ def median_of(measure: Callable[[], float], times: int = 3) -> tuple[float, list
     return statistics.median(runs), runs
 
 
+def dropped_fraction(summary: dict[str, Any]) -> float:
+    """Share of produced steps that were dropped or lost."""
+    accounting = summary["accounting"]
+    gone = sum(accounting["dropped"].values()) + sum(accounting["lost"].values())
+    return float(gone / max(accounting["produced"], 1))
+
+
+def point(line: dict[str, Any], megabytes: float | None = None) -> dict[str, Any]:
+    """Of a curve, from one interval's metrics."""
+    return {
+        "seconds": line["time_s"],
+        "steps": line["env_steps"],
+        "updates": line["learner_steps"],
+        "return": line["episode_return_mean"],
+        "megabytes": megabytes,
+    }
+
+
+def free_port() -> int:
+    """A TCP port of this host that nothing listens at."""
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port: int = probe.getsockname()[1]
+        return port
+
+
 def _cell(value: Any) -> str:
+    if value is None:
+        return "-"
     if isinstance(value, float):
         return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
     return str(value)

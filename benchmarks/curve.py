@@ -14,8 +14,8 @@ from typing import Any
 import matplotlib as mpl
 from matplotlib.figure import Figure
 
+from common import point
 from penstock.monitor.record import METRICS, lines
-from runs import point
 
 MOST_POINTS = 400
 

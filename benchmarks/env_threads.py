@@ -16,11 +16,11 @@ import os
 import statistics
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack
-from pathlib import Path
+from contextlib import ExitStack, suppress
 from typing import Any, NamedTuple
 
 import numpy as np
+import psutil
 
 from common import finish, parser
 from penstock.configs.sections import EnvConfig
@@ -113,15 +113,12 @@ def told(env: EnvConfig, rates: dict[int, list[Rate]]) -> Iterator[dict[str, flo
 
 def spent_s() -> float:
     """Processor time of this process and its children so far."""
-    ticks = 0
-    for status in Path("/proc").glob("[0-9]*/stat"):
-        try:
-            fields = status.read_text().rpartition(")")[2].split()
-        except OSError:  # it has ended meanwhile
-            continue
-        if int(fields[1]) == os.getpid():
-            ticks += int(fields[11]) + int(fields[12])
-    return time.process_time() + ticks / os.sysconf("SC_CLK_TCK")
+    spent = time.process_time()
+    for child in psutil.Process().children():
+        with suppress(psutil.NoSuchProcess):  # it has ended meanwhile
+            times = child.cpu_times()
+            spent += times.user + times.system
+    return spent
 
 
 if __name__ == "__main__":

@@ -18,9 +18,9 @@ from pathlib import Path
 from typing import Any
 
 import penstock
-from common import finish, parser
+from common import dropped_fraction, finish, parser, point
+from penstock.bench.whole import train
 from penstock.configs.load import resolve
-from runs import dropped_fraction, point, train
 
 CURVE_POINTS = 60
 EVALUATED = 100  # episodes

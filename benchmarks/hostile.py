@@ -35,6 +35,7 @@ from typing import Any
 import msgpack
 import numpy as np
 import numpy.typing as npt
+import psutil
 import zmq
 
 from common import finish, parser
@@ -346,8 +347,7 @@ class Watch:
 
 
 def rss_nbytes() -> int:
-    pages = int(Path("/proc/self/statm").read_text().split()[1])
-    return pages * os.sysconf("SC_PAGE_SIZE")
+    return int(psutil.Process().memory_info().rss)
 
 
 class Honest:

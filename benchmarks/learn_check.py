@@ -31,7 +31,7 @@ from typing import Any, NamedTuple
 
 import penstock
 from common import finish, machine, parser, print_table
-from runs import train
+from penstock.bench.whole import train
 
 BANDS = Path(__file__).with_name("learn_bands.json")
 FIGURES = ("trained", "evaluated")

@@ -23,9 +23,9 @@ import tempfile
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from common import RESULTS, finish, machine, parser
+from common import RESULTS, finish, machine, parser, point
 from linked import train_on_hosts
-from runs import point, train
+from penstock.bench.whole import train
 
 LEARNERS = 4
 EPISODES = 500

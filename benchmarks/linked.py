@@ -16,8 +16,8 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from penstock.bench.hosts import INTERFACE, Hosts, hosts
-from runs import point
+from common import point
+from hosts import INTERFACE, Hosts, hosts
 
 BIND_PORT, STORE_PORT = 7700, 29500
 POLL_S = 0.5
@@ -105,7 +105,8 @@ def _last(path: Path) -> dict[str, Any] | None:
 
 
 def _sent_nbytes(pid: int) -> int:
-    """Bytes that the interface of a process's host has sent; 0 once it has ended."""
+    """Bytes that the interface of a process's host has sent; 0 once it has ended. psutil reads only
+    the interfaces of its own namespace."""
     try:
         text = Path(f"/proc/{pid}/net/dev").read_text()
     except OSError:

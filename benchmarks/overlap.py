@@ -15,8 +15,8 @@ import contextlib
 from typing import Any
 
 from common import finish, parser
-from penstock.bench.group import learners
-from penstock.bench.hosts import NoHostsError, hosts
+from hosts import NoHostsError, hosts
+from simulated.group import learners
 
 PARAMETERS = 1_700_000
 SAMPLES = 640  # of a step

@@ -14,11 +14,11 @@ import os
 from statistics import fmean
 from typing import Any
 
-from common import finish, parser
+from common import dropped_fraction, finish, parser
 from penstock.bench.compare import ACTING
 from penstock.bench.stages import in_place, learner
+from penstock.bench.whole import train, trained_rate
 from penstock.configs.load import resolve
-from runs import dropped_fraction, train, trained_rate
 
 SECONDS = 4.0  # of each stage
 WARM_UP_S = 15.0

@@ -14,10 +14,10 @@ from typing import Any
 
 import numpy as np
 
-from common import finish, parser
+from common import dropped_fraction, finish, parser
 from penstock.bench.learner_alone import measure
+from penstock.bench.whole import train, trained_rate
 from penstock.configs.load import resolve
-from runs import dropped_fraction, train, trained_rate
 
 PLENTY = 1.3
 LONG = ("stop.return=null", "actors.count=1")

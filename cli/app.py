@@ -32,9 +32,17 @@ from penstock.cli.options import (
 )
 from penstock.configs.errors import UserError
 
+EPILOG = (
+    "A TARGET is a preset, a YAML file, a gymnasium id, module:EnvId-v0 or module:function; "
+    "KEY=VALUE are options of the configuration. Exit codes: 0 done, 2 a mistake in what was "
+    "asked, 1 a fault, 130 and 143 interrupted (Ctrl-C, SIGTERM) after a clean end. With --json "
+    "the last line of standard output is one JSON object, and what is for people goes to "
+    "standard error."
+)
 app = typer.Typer(
     cls=Grouped,
     help="Trains game agents: actors play, learners learn, and nothing waits.",
+    epilog=EPILOG,
     add_completion=False,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,

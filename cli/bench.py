@@ -57,6 +57,7 @@ def bench_reduce(
     as_json: Json = False,
 ) -> None:
     """Reduce gradients over links of some rates: bytes, times and errors of every codec."""
-    from penstock.bench import reduce
+    from penstock.bench.checkout import benchmark
 
+    reduce = benchmark("reduce", "penstock bench reduce")
     reduce.main(reduce.make_plan(learners, parameters, codecs, links, seconds), as_json)

@@ -14,7 +14,7 @@ from penstock.configs.load import resolve
 from penstock.configs.sections import EnvConfig
 from penstock.core.observations import MASK, views
 from penstock.envs import BatchedEnv, make
-from penstock.envs.checking.checks import Checker, told
+from penstock.envs.checking.checks import Checker, refused_by_gymnasium, told
 from penstock.envs.checking.cost import cost
 from penstock.envs.checking.vector import REPEATED_STEPS, check_vector, draw
 from penstock.envs.loading import load
@@ -30,11 +30,14 @@ def check(target: str, overrides: list[str], steps: int, envs: int) -> dict[str,
     env = resolve(target, overrides).env
     made, found = makers(env), Checker()
     figures: dict[str, Any] = {}
+    refused: str | None = None
     _check_constructor(found, env)
     if made.single and not made.vector:
         figures |= _play(found, made.single, steps)
         if not found.problems:
             found.determinism(made.single, min(steps, REPEATED_STEPS), PART_S)
+        if not found.problems:
+            refused = refused_by_gymnasium(made.single)
     elif made.vector:
         figures |= check_vector(found, made.vector, steps, PART_S)
     if not found.problems:
@@ -47,7 +50,7 @@ def check(target: str, overrides: list[str], steps: int, envs: int) -> dict[str,
     return {
         "env": env.id,
         "problems": [problem._asdict() for problem in found.problems],
-        "notes": list(_notes(found, figures)),
+        "notes": list(_notes(found, figures, refused)),
         "figures": figures,
     }
 
@@ -106,7 +109,7 @@ def _play(found: Checker, single: Any, steps: int) -> dict[str, Any]:
     }
 
 
-def _notes(found: Checker, figures: dict[str, Any]) -> Iterator[str]:
+def _notes(found: Checker, figures: dict[str, Any], refused: str | None) -> Iterator[str]:
     """What may be as meant, and is worth a thought."""
     untested = not figures.get("resets_tested", True)
     if figures.get("steps") and not figures["episodes"] and not found.problems:
@@ -138,6 +141,8 @@ def _notes(found: Checker, figures: dict[str, Any]) -> Iterator[str]:
             f"every episode returned {found.returns[0]:g} to play by chance; where no reward "
             "tells better from worse, nothing can be learnt"
         )
+    if refused:
+        yield f"training works with it, but gymnasium's own checker refuses it: {refused}"
 
 
 def _rate(env: EnvConfig, envs: int) -> dict[str, Any]:

@@ -27,7 +27,7 @@ from penstock.core.role_spec import RoleSpec
 from penstock.core.run_dir import default_run_dir
 from penstock.launch import run, topology
 from penstock.launch.profile_watch import Watch
-from penstock.profiling.report import files, kernels, text
+from penstock.profiling.report import files, kernels, tables
 from penstock.profiling.report.data import Profile, ProfileWindow, make
 from penstock.profiling.verdict import findings
 
@@ -155,7 +155,7 @@ def _remarks(profile: Profile) -> list[str]:
 
 
 def _show(profile: Profile, folder: Path, notes: Sequence[str], as_json: bool) -> None:
-    _say(["", *text.lines(profile), "", *notes, f"look at {folder / files.PAGE}"], as_json)
+    _say(["", *tables.lines(profile), "", *notes, f"look at {folder / files.PAGE}"], as_json)
     if as_json:
         print(json.dumps(profile))
 

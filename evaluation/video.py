@@ -7,6 +7,7 @@ are pictures.
 
 from __future__ import annotations
 
+import math
 import os
 import secrets
 from collections.abc import Callable, Iterator
@@ -22,7 +23,8 @@ import numpy.typing as npt
 from penstock.configs.errors import UserError
 from penstock.configs.load import load_run
 from penstock.core.formatting import number
-from penstock.envs import BatchedEnv, find_bad_observation, make
+from penstock.core.observations import views
+from penstock.envs import BatchedEnv, EnvInfo, find_bad_observation, make
 from penstock.evaluation.evaluate import (
     Choose,
     Episode,
@@ -31,10 +33,12 @@ from penstock.evaluation.evaluate import (
     were_cut,
 )
 from penstock.evaluation.headless import DISPLAYS, INSTALL, do_without_display, drawing
-from penstock.evaluation.pictures import drawn, enlarged
 from penstock.models.acting.policy import Policy
 
 MOST_PICTURES_PER_S = 120.0
+LEAST_HEIGHT = 320  # smaller ones are enlarged by a whole number
+LEAST_SIDE = 8  # of what is taken for a picture
+COLOURS = 3
 
 Picture = npt.NDArray[np.uint8]
 Show = Callable[[list[Picture]], bool]
@@ -162,6 +166,22 @@ def describe(result: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
+def drawn(info: EnvInfo, observation: npt.NDArray[Any]) -> list[Picture]:
+    """What a policy sees, as pictures ``[H, W, 3]``: the newest frame, of the first part that is
+    one; nothing where none is."""
+    found = views(info.parts, observation) if info.parts else {"": observation}
+    for array in found.values():
+        picture = _picture(array)
+        if picture is not None:
+            return [picture]
+    return []
+
+
+def enlarged(pictures: list[Picture]) -> list[Picture]:
+    """Large enough to look at, of even sides, which a video must have."""
+    return [_even(_grown(picture)) for picture in pictures]
+
+
 @contextmanager
 def _actor(
     run_dir: str, which: str, sample: bool, seed: int, max_steps: int | None
@@ -193,7 +213,12 @@ def _perform(actor: Actor, episodes: int, seed: int, show: Show) -> list[Episode
 
 @contextmanager
 def _video(path: Path, game: BatchedEnv) -> Iterator[Show]:
-    """Encode what is shown as an mp4, which appears when it is whole."""
+    """Encode what is shown as an mp4, which appears when it is whole.
+
+    gymnasium's `RecordVideo` would not do: it wraps a single environment that draws itself, keeps
+    all pictures of an episode in memory (gigabytes of Atari), writes a file for each episode, and
+    needs moviepy.
+    """
     part = path.with_name(f".{path.stem}.{secrets.token_hex(8)}.part.mp4")
     writers: list[Any] = []
     first: Picture | None = None
@@ -293,3 +318,30 @@ def _result(run_dir: str, actor: Actor, played: list[Episode]) -> dict[str, Any]
 def _require(module: str, what: str) -> None:
     if find_spec(module) is None:
         raise UserError(f"{what} needs {module}, which is not installed; run `{INSTALL}`")
+
+
+def _picture(array: npt.NDArray[Any]) -> Picture | None:
+    """``[H, W]``, ``[H, W, 1 or 3]``, ``[frames, H, W]`` or ``[frames, H, W, 3]``, of uint8."""
+    if array.dtype != np.uint8 or array.ndim not in (2, 3, 4):
+        return None
+    if array.ndim == 4 or (array.ndim == 3 and array.shape[-1] not in (1, COLOURS)):
+        array = array[-1]
+    if min(array.shape[:2]) < LEAST_SIDE:
+        return None
+    if array.ndim == 2:
+        array = array[..., None]
+    if array.shape[-1] not in (1, COLOURS):
+        return None
+    return np.broadcast_to(array, (*array.shape[:2], COLOURS))
+
+
+def _grown(picture: Picture) -> Picture:
+    factor = math.ceil(LEAST_HEIGHT / picture.shape[0])
+    return picture.repeat(factor, 0).repeat(factor, 1) if factor > 1 else picture
+
+
+def _even(picture: Picture) -> Picture:
+    height, width = picture.shape[:2]
+    if not height % 2 and not width % 2:
+        return picture
+    return np.pad(picture, ((0, height % 2), (0, width % 2), (0, 0)))

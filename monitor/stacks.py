@@ -9,7 +9,6 @@ descriptor before it is looked at, so no other that has got its number is ever h
 from __future__ import annotations
 
 import os
-import re
 import signal
 import time
 from contextlib import ExitStack, suppress
@@ -17,14 +16,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 from penstock.configs.errors import UserError
+from penstock.core.processes import signal_masks
 from penstock.monitor.status_client import Report, in_a_line, lasting, reach
 from penstock.profiling.dump import stacks_path
 
 TIMEOUT_S = 2.0
 POLL_S = 0.01
 FILE_NBYTES = 1 << 20  # of old stacks that are kept
-MODULE = b"penstock.launch.role"
+MODULE = "penstock.launch.role"
 BIT = 1 << signal.SIGUSR1 - 1
 
 
@@ -40,7 +42,7 @@ class Asked:
 
     def ask(self, pidfd: int) -> None:
         """Have it write; the signal would end one that does not wait for it, so look first."""
-        if not _masks(self.pid).get("SigCgt", 0) & BIT:
+        if not signal_masks(self.pid).get("SigCgt", 0) & BIT:
             self.why_not = "it has only just been started, or has ended"
             return
         self.start = _size(self.path)
@@ -57,7 +59,7 @@ class Asked:
         """Whether all is written: the signal has arrived, and its handler has returned."""
         if self.why_not is not None:
             return True
-        masks = _masks(self.pid)
+        masks = signal_masks(self.pid)
         here = masks.get("ShdPnd", 0) | masks.get("SigPnd", 0) | masks.get("SigBlk", 0)
         return not here & BIT and (not masks or _size(self.path) > self.start)
 
@@ -83,10 +85,11 @@ def stacks(run: str) -> Report:
         except ProcessLookupError:
             reach(run)  # says how the run has ended
             raise UserError(f"the run {run} is just ending; ask `penstock status`") from None
-        for pid in _descendants_of(reached.pid):
-            with suppress(ProcessLookupError):  # it has ended meanwhile
+        for child in _descendants_of(reached.pid):
+            pid = child.pid
+            with suppress(ProcessLookupError, psutil.Error):  # it has ended meanwhile
                 pidfd = _hold(pid, open_fds)
-                if (name := _role_of(pid)) is not None:
+                if (name := _role_of(child)) is not None:
                     asked.append(Asked(name, pid, stacks_path(Path(run), name)))
                     asked[-1].ask(pidfd)
         ends_s = time.monotonic() + TIMEOUT_S
@@ -148,40 +151,20 @@ def _hold(pid: int, open_fds: ExitStack) -> int:
     return pidfd
 
 
-def _descendants_of(pid: int) -> list[int]:
+def _descendants_of(pid: int) -> list[psutil.Process]:
     """Processes that descend from the supervisor; the roles are among them."""
-    parents = {int(path.name): _parent(int(path.name)) for path in Path("/proc").glob("[0-9]*")}
-    found, fresh = set[int](), {pid}
-    while fresh:
-        fresh = {child for child, parent in parents.items() if parent in fresh} - found
-        found |= fresh
-    return sorted(found)
+    with suppress(psutil.NoSuchProcess):
+        return sorted(psutil.Process(pid).children(recursive=True), key=lambda child: child.pid)
+    return []
 
 
-def _role_of(pid: int) -> str | None:
+def _role_of(process: psutil.Process) -> str | None:
     """The name of the role that a process is; its shim has the same words in its command, but
     begins with others."""
-    with suppress(OSError, ValueError):
-        words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
-        if b"-c" not in words:
-            return words[words.index(MODULE) + 1].decode()
-    return None
-
-
-def _parent(pid: int) -> int:
-    with suppress(OSError):
-        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
-    return -1
-
-
-def _masks(pid: int) -> dict[str, int]:
-    """Sets of signals by name: caught, blocked and pending ones of the main thread; nothing where
-    the process is gone."""
-    with suppress(OSError):
-        text = Path(f"/proc/{pid}/status").read_text()
-        found = re.findall(r"^(\w+(?:Pnd|Blk|Cgt)):\s*(\w+)", text, re.MULTILINE)
-        return {name: int(bits, 16) for name, bits in found}
-    return {}
+    words: list[str] = process.cmdline()
+    if "-c" in words or MODULE not in words[:-1]:
+        return None
+    return words[words.index(MODULE) + 1]
 
 
 def _size(path: Path) -> int:

@@ -31,15 +31,18 @@ class Evidence:
         self.cores = float(profile.get("cores") or 1)
         self.device = str(profile.get("device") or "cpu")
         self.flow: Mapping[str, Any] = profile.get("flow") or {}
-        self._config: Mapping[str, Mapping[str, Any]] = profile.get("config") or {}
+        self._config: Mapping[str, Any] = profile.get("config") or {}
         self._everybody = [*profile["learner"], *profile["actors"], *profile["connectors"]]
         self.all_actors = _living(profile["actors"])
         self.actors = self._own(self.all_actors)
         self.connectors = self._own(_living(profile["connectors"]))
 
     def option(self, section: str, name: str, default: Any) -> Any:
-        """An option of the run, where the profile has it."""
-        return (self._config.get(section) or {}).get(name, default)
+        """An option of the run, where the profile has it; a ``section`` may be of another."""
+        found = self._config
+        for key in section.split("."):
+            found = found.get(key) or {}
+        return found.get(name, default)
 
     def share(self, part: str) -> float:
         """Of the learner's clock, by the six parts."""

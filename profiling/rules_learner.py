@@ -25,7 +25,7 @@ def gathers_in_line(e: Evidence) -> Verdict | None:
     """The learner's thread gathers instead of training."""
     if e.gather_in_line < WORTH:
         return None
-    replay = e.option("algo", "data", "unrolls") == "transitions"
+    replay = e.option("algo", "trains_on", "unrolls") == "transitions"
     step = "prefetch: learner.prefetch=1"
     if replay:
         step = (
@@ -47,7 +47,7 @@ def reduction_is_exposed(e: Evidence) -> Verdict | None:
     share, exchanging = e.reduction, min(e.exchanging, e.reduction)
     if len(e.learners) < 2 or share < WORTH:
         return None
-    codec, pace = e.option("learner", "codec", "none"), e.option("learner", "pace", "bsp")
+    codec, pace = e.option("learner.reduce", "codec", "none"), e.option("learner", "pace", "bsp")
     twice = f"learner.accumulate={2 * int(e.option('learner', 'accumulate', 1))}"
     if pace == "local_sgd":
         twice = "twice learner.local_steps"
@@ -107,7 +107,7 @@ def copies_to_device(e: Evidence) -> Verdict | None:
     share = e.share("h2d_exposed")
     if share < WORTH:
         return None
-    replay = e.option("algo", "data", "unrolls") == "transitions"
+    replay = e.option("algo", "trains_on", "unrolls") == "transitions"
     return Verdict(
         "slow_copy",
         f"copying to the device is exposed: {percent(share)} of the learner's time",
@@ -246,11 +246,11 @@ def nothing_waits(e: Evidence) -> Verdict:
 def needed_lag(e: Evidence) -> float:
     """Updates between acting and training if each actor has one slot in hand and the learner its
     batches ahead; 0 for replay, whose samples are meant to be old."""
-    if e.option("algo", "data", "unrolls") == "transitions" or not e.actors:
+    if e.option("algo", "trains_on", "unrolls") == "transitions" or not e.actors:
         return 0.0
     batch = int(e.option("learner", "batch_slots", 1))
     ahead = int(e.option("learner", "prefetch", 1)) + 1
-    updates = e.option("learner", "updates_per_batch", 1) * e.option("algo", "epochs", 1)
+    updates = e.option("learner", "updates_per_batch", 1) * e.option("algo", "passes", 1)
     updates /= e.option("learner", "accumulate", 1)
     every = int(e.option("learner", "publish_every", 1))
     return float((math.ceil(len(e.actors) / batch) + ahead) * updates + every - 1)

@@ -15,6 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 from faults.hostile import FIRST_STRANGER, Hoard, attack_attach, attack_replay, attack_wire
 from faults.program import STARTING, SUPERVISOR, Broken, NotHereError, Role, wait_until
 from faults.schedule import Fault
@@ -227,8 +229,7 @@ def _descriptors(world: World, fault: Fault, what: str) -> Struck:
 def _memory(world: World, fault: Fault, what: str) -> Struck:
     """Its address space may not grow for a while: whatever it allocates may fail."""
     role = victim(world, fault, (what,))
-    pages = int(Path(f"/proc/{role.pid}/statm").read_text().split()[0])
-    with _limited(role.pid, resource.RLIMIT_AS, pages * resource.getpagesize()):
+    with _limited(role.pid, resource.RLIMIT_AS, psutil.Process(role.pid).memory_info().vms):
         time.sleep(fault.seconds)
     return Struck(role.name, time.monotonic(), starts=True)
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+import psutil
+
 MARKER = "PENSTOCK_CHAOS"
-PROC = Path("/proc")
 T_95 = 2.2  # standard errors either side of a slope: 95 % for a dozen points or more
 
 
@@ -43,21 +44,18 @@ def slope(times: Sequence[float], values: Sequence[float]) -> Slope:
 def marked(marker: str) -> list[int]:
     """Living processes that were started with ``MARKER=marker`` in their environment, and whatever
     these have started."""
-    wanted = f"{MARKER}={marker}".encode()
     found = []
-    for process in PROC.glob("[0-9]*"):
-        try:
-            if wanted in (process / "environ").read_bytes().split(b"\0"):
-                found.append(int(process.name))
-        except OSError:  # it has ended, or belongs to another user
-            continue
+    for process in psutil.process_iter():
+        with suppress(psutil.Error):  # it has ended, or belongs to another user
+            if process.environ().get(MARKER) == marker:
+                found.append(process.pid)
     return found
 
 
 def command_of(pid: int) -> str:
     try:
-        return (PROC / str(pid) / "cmdline").read_bytes().replace(b"\0", b" ").decode().strip()
-    except OSError:
+        return " ".join(psutil.Process(pid).cmdline()).strip()
+    except psutil.Error:
         return "ended"
 
 
@@ -65,7 +63,7 @@ def memory(pid: int) -> int | None:
     """Anonymous and shared memory in bytes, pages that others map by their share. Pages of files
     are left out: a library weighs less while other programs map it, too."""
     try:
-        text = (PROC / str(pid) / "smaps_rollup").read_text()
+        text = Path(f"/proc/{pid}/smaps_rollup").read_text()  # psutil adds the pages of files
     except OSError:
         return None
     found = dict(line.split()[:2] for line in text.splitlines()[1:])
@@ -74,14 +72,14 @@ def memory(pid: int) -> int | None:
 
 def descriptors(pid: int) -> int | None:
     try:
-        return len(os.listdir(PROC / str(pid) / "fd"))
-    except OSError:
+        return int(psutil.Process(pid).num_fds())
+    except psutil.Error:
         return None
 
 
 def alive(pid: int) -> bool:
     """Whether it runs: one that has ended and was not waited for does not."""
     try:
-        return (PROC / str(pid) / "stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
-    except OSError:
+        return bool(psutil.Process(pid).status() not in (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD))
+    except psutil.NoSuchProcess:
         return False

@@ -6,7 +6,6 @@ import json
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -17,12 +16,13 @@ from inspect import signature
 from pathlib import Path
 from typing import Any
 
+from common import free_port
 from faults.program import STARTING, Broken, NotHereError, Program, Role, wait_until
 from faults.progress import Progress
 from faults.proxy import Proxy
 from faults.topologies import GRACE_S, SMALL, Topology
 from faults.vitals import MARKER, command_of, marked
-from penstock.bench.hosts import Hosts, NoHostsError, hosts
+from hosts import Hosts, NoHostsError, hosts
 from penstock.cli.replay_server import serve
 
 START_S = 90.0
@@ -281,12 +281,6 @@ class World:
 def faketime() -> str | None:
     """The library that lies about the time; None where it is not installed."""
     return next((path for path in FAKETIME if Path(path).exists()), None)
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def _mount(folder: Path, stack: ExitStack) -> bool:

@@ -1,1 +1,1 @@
-"""Adapters to other libraries, run by their own Python."""
+"""Other systems and libraries, run by their own Python, and adapters to them."""

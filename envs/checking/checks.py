@@ -7,13 +7,16 @@ from __future__ import annotations
 
 import pickle
 import time
+import warnings
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 import gymnasium
 import numpy as np
 import numpy.typing as npt
 from gymnasium import spaces
+from gymnasium.utils.env_checker import check_env
 from gymnasium.vector import VectorEnv
 
 from penstock.configs.errors import UserError
@@ -243,6 +246,29 @@ class Checker:
     def _final(self, info: dict[str, Any]) -> None:
         if sign := own_reset(info, True, False):
             self.add("autoreset", sign)
+
+
+def refused_by_gymnasium(make: Callable[[], Single]) -> str | None:
+    """What gymnasium's own checker finds first, None where it finds nothing.
+
+    It looks at one reset and one step, and stops at the first fault. `Checker` plays episodes,
+    finds the faults of any step, and says what to do about them; so this is for an environment in
+    which `Checker` finds nothing: what gymnasium asks for beyond that. It knows no masks, so an
+    environment that has one is not given to it.
+    """
+    env = make()
+    try:
+        if MASK in getattr(env.observation_space, "spaces", ()):
+            return None
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            check_env(env, skip_render_check=True, skip_close_check=True)
+    except Exception as error:
+        return " ".join(told(error).split())
+    finally:
+        with suppress(Exception):  # `Checker.close` tells of it
+            env.close()
+    return None
 
 
 def choose(space: spaces.Space[Any], shown: Any, rng: np.random.Generator) -> Any:

@@ -33,7 +33,7 @@ from penstock.core.interfaces import (
     RoleUsage,
     ThreadUsage,
 )
-from penstock.core.processes import began_ticks, python
+from penstock.core.processes import began_ticks, process_facts, python
 from penstock.core.role_spec import RoleSpec
 from penstock.profiling.ledger import Part, now_in, seconds_of
 from penstock.profiling.status import ROLE_AT, TAIL_AT, TAIL_NBYTES, Phase, StatusPage
@@ -47,8 +47,6 @@ GRACE_S = 10.0
 WAIT_S = 0.1
 MARK = "PENSTOCK_ROLE"  # in the environment of a role and of what it starts
 LOOPBACK = "127.0.0.1"
-STATES = {"R": "running", "S": "sleeping", "D": "in the kernel", "T": "stopped", "Z": "ended"}
-TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 BOOT = "import sys; sys.path.append(sys.argv.pop(1)); import shim; shim.main()"
 
 
@@ -274,7 +272,7 @@ class LocalHandle:
     def usage(self) -> RoleUsage:
         pid, lanes = self.pid, self.page.lanes
         threads = tuple(_thread(name, lane) for name, lane in lanes.items())
-        state, cpu_s, age_s = _process_facts(pid)
+        state, cpu_s, age_s = process_facts(pid)
         return RoleUsage(pid, state, cpu_s, age_s, threads)
 
     def reading(self) -> Reading:
@@ -319,7 +317,8 @@ class LocalHandle:
 
 
 def _kill_marked(mark: bytes) -> None:
-    """Kill every process that has ``mark`` in its environment."""
+    """Kill every process that has ``mark`` in its environment. psutil would look at a pid, and not
+    at a process that is held by its pidfd meanwhile."""
     for path in Path("/proc").glob("[0-9]*/environ"):
         with suppress(OSError), ExitStack() as held:  # it has ended, or is another user's
             pidfd = os.pidfd_open(int(path.parent.name))
@@ -342,21 +341,6 @@ def _thread(name: str, lane: memoryview) -> ThreadUsage:
         part = present[0].name.lower()
         for_s = max(0.0, (time.monotonic_ns() - present[1]) * 1e-9)
     return ThreadUsage(name, part, for_s, seconds_of(lane))
-
-
-def _process_facts(pid: int) -> tuple[str, float, float] | tuple[None, None, None]:
-    """State, processor seconds and age, as the kernel says; nothing once the process is gone."""
-    try:
-        text = Path(f"/proc/{pid}/stat").read_text()
-    except OSError:
-        return None, None, None
-    fields = text.rpartition(")")[2].split()  # from the third on; a name may hold spaces
-    began_s = int(fields[19]) / TICKS_PER_S
-    return (
-        STATES.get(fields[0], fields[0]),
-        (int(fields[11]) + int(fields[12])) / TICKS_PER_S,
-        max(0.0, time.clock_gettime(time.CLOCK_BOOTTIME) - began_s),
-    )
 
 
 def _identity(spec: RoleSpec, incarnation: int) -> Message:

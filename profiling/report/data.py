@@ -103,7 +103,7 @@ def make(
         "connectors": [_connector(c, window) for c in connectors],
         "others": [_process(c) for c in changes if c.now.spec.name not in named],
         "flow": _flow(window, seen) | {"stages": stages},
-        "config": _options(config) | {"model": {"convolutional": convolutional}},
+        "config": _options(config, convolutional=convolutional),
     }
 
 
@@ -254,44 +254,12 @@ def _flow(window: ProfileWindow, seen: Seen) -> dict[str, Any]:
     }
 
 
-def _options(config: Config) -> dict[str, dict[str, Any]]:
-    """The settings that a verdict needs to know."""
-    learner, transport, replay = config.learner, config.transport, config.replay
-    return {
-        "learner": {
-            "codec": learner.reduce.codec,
-            "precision": learner.precision,
-            "prefetch": learner.prefetch,
-            "count": learner.count,
-            "batch_slots": learner.batch_slots,
-            "micro_batch": learner.micro_batch,
-            "updates_per_batch": learner.updates_per_batch,
-            "accumulate": learner.accumulate,
-            "publish_every": learner.publish_every,
-            "pace": learner.pace,
-        },
-        "actors": {
-            "count": config.actors.count,
-            "envs": config.actors.envs,
-            "precision": config.actors.precision,
-        },
-        "algo": {
-            "name": config.algo.name,
-            "data": config.algo.trains_on,
-            "epochs": config.algo.passes,
-        },
-        "replay": {
-            "samples_per_insert": replay.samples_per_insert,
-            "min_size": replay.min_size,
-            "batch_size": replay.batch_size,
-        },
-        "transport": {
-            "kind": transport.kind,
-            "max_policy_lag": transport.max_policy_lag,
-            "slots": transport.slots,
-            "codec": transport.codec,
-        },
-    }
+def _options(config: Config, *, convolutional: bool) -> dict[str, Any]:
+    """All options, and what a verdict needs to know besides."""
+    found = config.model_dump(mode="json")
+    found["algo"] |= {"trains_on": config.algo.trains_on, "passes": config.algo.passes}
+    found["model"] |= {"convolutional": convolutional}
+    return found
 
 
 def _own(metrics: Metrics, rank: int) -> Metrics:

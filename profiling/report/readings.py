@@ -10,12 +10,12 @@ import math
 import os
 import time
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 import psutil
 
+from penstock.core.processes import coreless_s
 from penstock.core.role_spec import RoleSpec, Stage
 from penstock.profiling.ledger import (
     COUNT,
@@ -144,11 +144,7 @@ def _processor_s(pid: int) -> tuple[float, float]:
         cpu = psutil.Process(pid).cpu_times()
     except psutil.NoSuchProcess:
         return math.nan, math.nan
-    try:
-        _, waited_ns, _ = Path(f"/proc/{pid}/schedstat").read_text().split()
-    except (OSError, ValueError):  # a kernel without scheduler statistics
-        return cpu.user + cpu.system, math.nan
-    return cpu.user + cpu.system, int(waited_ns) * 1e-9
+    return cpu.user + cpu.system, coreless_s(pid)
 
 
 def _seconds(lane: memoryview) -> dict[str, float]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -35,6 +35,30 @@ def tables(profile: Mapping[str, Any]) -> list[TextTable]:
         flow(profile["flow"]),
     ]
     return [table for table in made if table.rows]
+
+
+def lines(profile: Mapping[str, Any]) -> list[str]:
+    """The profile for a terminal, line by line: tables in plain text, then the verdict."""
+    told = [heading(profile)]
+    for table in tables(profile):
+        told += ["", table.title, *_lines_of(table)]
+    verdict = profile["verdict"]
+    return [
+        *told,
+        "",
+        f"Verdict: {verdict['finding']}",
+        f"  because {verdict['reason']}",
+        f"  next: {verdict['next_step']}",
+        *(f"  also: {found['finding']}" for found in profile["also"]),
+    ]
+
+
+def heading(profile: Mapping[str, Any]) -> str:
+    """What was measured, where."""
+    return (
+        f"{profile['target']}: {profile['seconds']:.1f} s on {profile['cores']:g} cores, "
+        f"learner on {profile['device']}"
+    )
 
 
 def stages(entries: Entries) -> TextTable:
@@ -98,6 +122,17 @@ def _table(
         for entry in entries
     )
     return TextTable(f"{title}, {unit}", ("", *names, *figures), rows)
+
+
+def _lines_of(table: TextTable) -> Iterator[str]:
+    """Columns as wide as they must be; the first to the left, figures to the right."""
+    rows = [row for row in (table.columns, *table.rows) if any(row)]
+    widths = [max(len(row[i]) for row in rows) for i in range(len(table.columns))]
+    for first, *rest in rows:
+        cells = [f"{cell:>{width}}" for cell, width in zip(rest, widths[1:], strict=True)]
+        if len(cells) == 1:  # a list of figures reads better along its left edge
+            cells = [cell.strip() for cell in cells]
+        yield "  " + "  ".join([f"{first:<{widths[0]}}", *cells])
 
 
 def _threads(learners: Entries) -> Sequence[Mapping[str, Any]]:

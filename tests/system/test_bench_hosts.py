@@ -12,7 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from penstock.bench.hosts import Hosts, NoHostsError, hosts
+from hosts import Hosts, NoHostsError, hosts
+from penstock.bench.checkout import CHECKOUT
 
 pytestmark = pytest.mark.system
 
@@ -26,9 +27,10 @@ with socket.create_server((sys.argv[1], 5000)) as server:
         got += len(data)
 print(got, time.perf_counter() - started)
 """
-CLIENT = """
+CLIENT = f"""
 import socket, sys, time
-from penstock.profiling.sockets import interface, tcp_nbytes
+sys.path.append({str(CHECKOUT / "benchmarks")!r})
+from network_bytes import interface, tcp_nbytes
 with socket.create_connection((sys.argv[1], 5000)) as end:
     before, opened = interface("eth0"), tcp_nbytes()
     end.sendall(bytes(int(sys.argv[2])))
@@ -38,9 +40,10 @@ with socket.create_connection((sys.argv[1], 5000)) as end:
     after = interface("eth0")
     print(handed, after.payload_since(before), after.nbytes - before.nbytes)
 """
-HOLD = """
+HOLD = f"""
 import sys
-from penstock.bench.hosts import hosts
+sys.path.append({str(CHECKOUT / "benchmarks")!r})
+from hosts import hosts
 with hosts(2) as made:
     print(*made.command(0, []), *made.command(1, []), flush=True)
     sys.stdin.read()

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from penstock.bench.reduce import ReducePlan, measure
+from reduce import ReducePlan, measure
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(180)]
 

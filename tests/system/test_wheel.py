@@ -65,7 +65,9 @@ def test_each_module_is_in_the_wheel_once_under_the_import_name(wheel: Path) -> 
     }
 
 
-def test_the_wheel_holds_regular_files_with_presets_and_the_typing_mark(wheel: Path) -> None:
+def test_the_wheel_holds_regular_files_with_data_and_the_typing_mark(
+    wheel: Path,
+) -> None:
     with zipfile.ZipFile(wheel) as archive:
         entries = archive.infolist()
     assert [
@@ -73,7 +75,8 @@ def test_the_wheel_holds_regular_files_with_presets_and_the_typing_mark(wheel: P
     ] == []
     presets = {f"penstock/configs/{path.name}" for path in (ROOT / "configs").glob("*.yaml")}
     assert presets
-    assert {"penstock/py.typed", *presets} <= {entry.filename for entry in entries}
+    others = {"penstock/py.typed", "penstock/profiling/report/report.html.jinja"}
+    assert {*others, *presets} <= {entry.filename for entry in entries}
 
 
 def test_the_installed_wheel_imports_whole_and_answers(wheel: Path, tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from gymnasium import spaces
 import broken_envs as envs
 from broken_envs import Sound
 from penstock.core.observations import MASK
-from penstock.envs.checking.checks import Checker, choose
+from penstock.envs.checking.checks import Checker, choose, refused_by_gymnasium
 from penstock.envs.checking.cost import growth_nbytes
 from penstock.envs.space_misfit import misfit, misfits
 
@@ -98,6 +98,25 @@ def test_a_sound_environment_has_no_problem() -> None:
     assert len(found.times_s) >= STEPS
     for env_id in ("CartPole-v1", "Blackjack-v1", "Taxi-v4", "Pendulum-v1"):
         assert checked(partial(gymnasium.make, env_id)).problems == []
+
+
+class Unseeded(Sound):
+    """Sound for training: it draws nothing by chance, and so needs no seed."""
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        self.age = 0
+        return self.show(), {}
+
+    def show(self) -> Any:
+        return np.full(2, self.age, np.float32)
+
+
+def test_what_gymnasium_asks_for_beyond_is_told() -> None:
+    assert refused_by_gymnasium(Sound) is None
+    assert refused_by_gymnasium(envs.Masked) is None  # it knows no masks
+    refused = refused_by_gymnasium(Unseeded)
+    assert refused is not None
+    assert "super().reset(seed=seed)" in refused
 
 
 def test_a_last_observation_that_is_a_first_one_is_noticed() -> None:

@@ -13,7 +13,7 @@ from penstock.configs.load import resolve
 from penstock.core.observations import laid_out
 from penstock.envs import EnvInfo, atari, make
 from penstock.envs.rendering import FilmedAtari, draws, pictures
-from penstock.evaluation.pictures import drawn, enlarged
+from penstock.evaluation.video import drawn, enlarged
 
 WHOLE_SCREEN = {"img_height": 210, "img_width": 160, "maxpool": False, "stack_num": 1}
 

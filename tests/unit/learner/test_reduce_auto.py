@@ -10,7 +10,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from penstock.bench.network import entries
 from penstock.configs.sections import LearnerConfig
 from penstock.core.interfaces import Collective
 from penstock.learner.codecs.alone import SoloCollective
@@ -30,6 +29,7 @@ from penstock.learner.codecs.collective import (
     all_reduce_nbytes,
     all_to_all_nbytes,
 )
+from simulated.network import entries
 
 SLOW = NetworkCost(12_500_000, 0.001)  # 100 Mbit/s
 

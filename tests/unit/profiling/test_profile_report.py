@@ -15,12 +15,11 @@ import pytest
 from penstock.configs.errors import UserError
 from penstock.profiling.ledger import LEARNER_PARTS, Part
 from penstock.profiling.report import files, timeline
-from penstock.profiling.report.colours import COLOURS, LEARNER_COLOURS
 from penstock.profiling.report.data import ProfileWindow
-from penstock.profiling.report.html import page
+from penstock.profiling.report.files import page
 from penstock.profiling.report.readings import Spans, Thread
-from penstock.profiling.report.tables import duration, rate_of_bytes
-from penstock.profiling.report.text import lines
+from penstock.profiling.report.tables import duration, lines, rate_of_bytes
+from penstock.profiling.report.timeline import COLOURS, LEARNER_COLOURS
 
 PROFILE: dict[str, Any] = {
     "target": "pong <1>",

@@ -215,7 +215,7 @@ def test_gathering_between_steps_is_told_from_waiting() -> None:
     assert "learner.prefetch=1" in first.next_step
     assert second.kind == "slow_environment"
     assert second.cost == pytest.approx(0.1)
-    replay = judge(profile([own], two(**STEPPING), algo={"data": "transitions"}))
+    replay = judge(profile([own], two(**STEPPING), algo={"trains_on": "transitions"}))
     assert (replay.kind, "prefetch" in replay.next_step) == ("slow_gather", False)
 
 
@@ -239,7 +239,9 @@ def test_a_reduction_is_shortened_by_what_is_not_yet_done(
 ) -> None:
     # What the one waits longer is for the other, not for the exchange.
     learners = [learner(0, reduce_exposed=0.24), learner(1, reduce_exposed=0.22)]
-    verdict = judge(profile(learners, two(**HEALTHY), learner={"codec": codec, "pace": pace}))
+    verdict = judge(
+        profile(learners, two(**HEALTHY), learner={"reduce": {"codec": codec}, "pace": pace})
+    )
     assert verdict.kind == "reduction"
     assert advice in verdict.next_step
 
@@ -316,7 +318,7 @@ def test_lag_is_measured_by_what_the_queue_needs(mean: float, kind: str) -> None
 
 def test_more_updates_per_batch_need_more_lag_and_replay_any() -> None:
     lag = {"policy_lag": {"mean": 30.0, "max": 40.0}}
-    for config in ({"learner": {"updates_per_batch": 4}}, {"algo": {"data": "transitions"}}):
+    for config in ({"learner": {"updates_per_batch": 4}}, {"algo": {"trains_on": "transitions"}}):
         assert judge(profile([learner()], two(**HEALTHY), flow=lag, **config)).kind == "healthy"
 
 

@@ -55,7 +55,9 @@ def test_bf16_is_advised_where_it_helps(
 
 def test_no_more_prefetching_is_advised_where_batches_come_from_replay() -> None:
     for data, advised in (("unrolls", True), ("transitions", False)):
-        verdict = judge(profile([learner(h2d_exposed=0.1)], two(**HEALTHY), algo={"data": data}))
+        verdict = judge(
+            profile([learner(h2d_exposed=0.1)], two(**HEALTHY), algo={"trains_on": data})
+        )
         assert verdict.kind == "slow_copy"
         assert ("learner.prefetch" in verdict.next_step) is advised
         assert "send uint8 observations" in verdict.next_step

@@ -1,7 +1,7 @@
-"""Learners of a benchmark: processes that carry out the same jobs at the same time.
+"""Simulated learners: processes that carry out the same jobs at the same time.
 
-Each is ``python -m penstock.bench.worker``, on a host of its own where there are hosts. A
-job is a message to all of them, its result a message from each.
+Each is ``python -m simulated.learner``, on a host of its own where there are hosts. A job is a
+message to all of them, its result a message from each.
 """
 
 from __future__ import annotations
@@ -17,11 +17,12 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from penstock.bench.hosts import INTERFACE, Hosts
+from hosts import INTERFACE, Hosts
 from penstock.core.control import Channel, Message
 from penstock.core.processes import python
 from penstock.launch.engines.local import THREAD_VARIABLES
 
+BENCHMARKS = Path(__file__).parents[1]
 LOOPBACK = "lo"
 START_S, JOB_S = 120.0, 300.0
 
@@ -46,7 +47,7 @@ class Learners:
             if select.select([channel], [], [], left_s)[0]:
                 for message in channel.receive(most=1):
                     return message
-        said = " | ".join(filter(None, map(_last_line, self._logs))) or "nobody said why"
+        said = " | ".join(filter(None, map(_last_line, self._logs))) or "they wrote nothing"
         state = "ended" if channel.closed else "was stuck"
         raise RuntimeError(f"learner {rank} {state} in the job {job!r}: {said}")
 
@@ -55,6 +56,8 @@ class Learners:
 def learners(count: int, parameters: int, hosts: Hosts | None) -> Iterator[Learners]:
     """Start ``count`` learners, which end with the block."""
     with contextlib.ExitStack() as stack:
+        paths = [str(BENCHMARKS), *filter(None, [os.environ.get("PYTHONPATH")])]
+        variables = {"PYTHONPATH": os.pathsep.join(paths), **dict.fromkeys(THREAD_VARIABLES, "1")}
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="bench-penstock-")))
         processes, channels, logs = [], list[Channel](), list[Path]()
         for rank in range(count):
@@ -62,7 +65,7 @@ def learners(count: int, parameters: int, hosts: Hosts | None) -> Iterator[Learn
             stack.callback(ours.close)
             channels.append(ours)
             logs.append(folder / f"learner-{rank}.log")
-            command = python("penstock.bench.worker", theirs.fileno())
+            command = python("simulated.learner", theirs.fileno())
             with theirs, logs[-1].open("wb") as log:
                 process = subprocess.Popen(
                     hosts.command(rank, command) if hosts else command,
@@ -71,7 +74,7 @@ def learners(count: int, parameters: int, hosts: Hosts | None) -> Iterator[Learn
                     stderr=log,
                     pass_fds=(theirs.fileno(),),
                     start_new_session=True,
-                    env={**os.environ, **dict.fromkeys(THREAD_VARIABLES, "1")},
+                    env={**os.environ, **variables},
                 )
             stack.callback(_end, process)
             processes.append(process)

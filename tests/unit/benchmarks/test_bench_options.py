@@ -6,9 +6,9 @@ import os
 
 import pytest
 
-from penstock.bench.reduce import ReducePlan, make_plan, measure
 from penstock.configs.errors import UserError
 from penstock.configs.reduce import CODECS
+from reduce import ReducePlan, make_plan, measure
 
 
 def plan(**changes: object) -> ReducePlan:

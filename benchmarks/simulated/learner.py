@@ -1,4 +1,7 @@
-"""What one learner of `penstock bench reduce` measures; each method of `Measure` is a job.
+"""A simulated learner: ``python -m simulated.learner CONTROL_FD``.
+
+Its first message says which learner of how many it is; each further one is a job, a method of
+`Measure`, answered by one message. It ends with its parent.
 
 Steps run back to back in bursts whose gradients were drawn before, so that drawing them, which is
 no part of a step, neither counts nor lets one rank wait for another. Ranks begin a burst together.
@@ -7,31 +10,42 @@ The fastest burst is what counts: whatever else runs on the machine only makes l
 
 from __future__ import annotations
 
+import os
+import select
+import signal
+import socket
 import statistics
+import sys
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
-from penstock.bench.gradients import Draws
-from penstock.bench.network import entries, shares_of_backward
-from penstock.bench.simulated import Passes
+from network_bytes import interface, tcp_nbytes
 from penstock.configs.sections import LearnerConfig
+from penstock.core.control import Channel, Message
 from penstock.core.interfaces import Codec, CodecContext, Collective
+from penstock.core.memory import keep_freed_memory
+from penstock.core.processes import die_with
 from penstock.learner.codecs.alone import SoloCollective
 from penstock.learner.codecs.auto import AFTER_WARMUP, choose
 from penstock.learner.codecs.buckets import parts_of
+from penstock.learner.codecs.collective import GroupCollective
 from penstock.learner.codecs.registry import CODECS, make_codec
-from penstock.profiling.sockets import interface, tcp_nbytes
+from simulated.gradients import Draws, Passes
+from simulated.network import entries, shares_of_backward
 
 CPU = torch.device("cpu")
 BURST = 8  # steps, at most
 MOST_BURSTS = 40
 SETTLE_S = 0.05  # for what sockets and queues still hold
 CODING_STEPS = 15
+TIMEOUT = timedelta(seconds=60)
 
 Result = dict[str, Any]
 
@@ -168,3 +182,33 @@ class Measure:
 
 def _relative(found: Tensor, wanted: Tensor) -> float:
     return float(torch.linalg.vector_norm(found - wanted) / torch.linalg.vector_norm(wanted))
+
+
+def main() -> None:
+    channel = Channel(socket.socket(fileno=int(sys.argv[1])))
+    start = _next(channel)
+    die_with(start["parent_pid"], signal.SIGKILL)
+    keep_freed_memory()
+    os.environ["GLOO_SOCKET_IFNAME"] = start["interface"]
+    torch.set_num_threads(1)
+    rank, world = start["rank"], start["world"]
+    meeting = "file://" + start["store"]
+    dist.init_process_group("gloo", meeting, rank=rank, world_size=world, timeout=TIMEOUT)
+    assert dist.group.WORLD is not None
+    measure = Measure(GroupCollective(dist.group.WORLD), start["parameters"], start["interface"])
+    while True:
+        message = _next(channel)
+        job = getattr(measure, message.pop("job"))
+        channel.send(job(**message), patience_s=5.0)
+
+
+def _next(channel: Channel) -> Message:
+    while not channel.closed:
+        select.select([channel], [], [])
+        for message in channel.receive(most=1):
+            return message
+    os._exit(0)  # the parent has ended
+
+
+if __name__ == "__main__":
+    main()

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from penstock.profiling.sockets import Interface, interface, tcp_nbytes
+from network_bytes import Interface, interface, tcp_nbytes
 
 Pair = tuple[socket.socket, socket.socket]
 

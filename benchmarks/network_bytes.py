@@ -11,8 +11,9 @@ import os
 import socket
 import sys
 import termios
-from pathlib import Path
 from typing import NamedTuple
+
+import psutil
 
 # Offsets in struct tcp_info of linux/tcp.h, which only ever grows at its end.
 STATE, ACKED = 0, 120  # u8; u64 bytes_acked
@@ -52,12 +53,10 @@ def interface(name: str) -> Interface:
 
     Raises OSError where there is no such interface.
     """
-    for line in Path("/proc/self/net/dev").read_text().splitlines():
-        found, colon, counters = line.partition(":")
-        if colon and found.strip() == name:
-            sent = counters.split()[8:10]
-            return Interface(int(sent[0]), int(sent[1]))
-    raise OSError(f"there is no network interface {name}")
+    found = psutil.net_io_counters(pernic=True, nowrap=False).get(name)
+    if found is None:
+        raise OSError(f"there is no network interface {name}")
+    return Interface(found.bytes_sent, found.packets_sent)
 
 
 def _handed(fd: str) -> int:

@@ -10,9 +10,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from penstock.bench.gradients import Draws
-from penstock.bench.network import entries, parse_count, shares_of_backward
-from penstock.bench.simulated import Passes
 from penstock.configs.errors import UserError
 from penstock.configs.sections import LearnerConfig
 from penstock.core.interfaces import CodecContext
@@ -21,6 +18,8 @@ from penstock.learner.codecs.buckets import parts_of
 from penstock.learner.codecs.registry import make_codec
 from penstock.models.actions import discrete
 from penstock.models.layout import CnnShape
+from simulated.gradients import Draws, Passes
+from simulated.network import entries, parse_count, shares_of_backward
 
 SMALL = entries(130_000)
 SIZE = sum(math.prod(shape) for _, shape in SMALL)

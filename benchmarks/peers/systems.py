@@ -1,6 +1,6 @@
 """Other systems on the same games, in turns with this one, each in a Python environment of its own.
 
-Their programs are in `benchmarks/peers`, which a checkout has and an installed package has not.
+`penstock bench --peers` runs it, in a checkout.
 """
 
 from __future__ import annotations
@@ -13,11 +13,10 @@ from pathlib import Path
 from typing import Any
 
 from penstock.bench import whole
-from penstock.bench.command import run
-from penstock.bench.machine import CHECKOUT
+from penstock.bench.whole import run
 from penstock.configs.errors import UserError
 
-PROGRAMS = CHECKOUT / "benchmarks/peers"
+PROGRAMS = Path(__file__).parent
 PEERS = {  # the program, and the environment that `make peers` installs it into
     "sample_factory": ("run_sample_factory.py", ".venv-sf"),
     "sb3": ("run_sb3.py", ".venv-peers"),

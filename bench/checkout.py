@@ -1,0 +1,38 @@
+"""What a checkout of Penstock has and an installed package has not: its commit, and benchmarks/."""
+
+from __future__ import annotations
+
+import importlib
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import penstock
+from penstock.configs.errors import UserError
+
+CHECKOUT = Path(penstock.__file__).parents[1]
+BENCHMARKS = CHECKOUT / "benchmarks"
+
+
+def benchmark(module: str, wanted_by: str) -> ModuleType:
+    """A module of benchmarks/. Raises UserError, which names ``wanted_by``, where there is none."""
+    if not BENCHMARKS.is_dir():
+        raise UserError(
+            f"{wanted_by} needs a checkout of Penstock: it is part of benchmarks/, which an "
+            "installed package does not contain"
+        )
+    if str(BENCHMARKS) not in sys.path:
+        sys.path.append(str(BENCHMARKS))
+    return importlib.import_module(module)
+
+
+def commit_of(checkout: Path) -> str:
+    if not (checkout / ".git").exists():  # site-packages may lie in a repository of the user's
+        return "unknown"
+    command = ["git", "describe", "--always", "--dirty"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, cwd=checkout, check=False)
+    except OSError:  # no git
+        return "unknown"
+    return done.stdout.strip() or "unknown"

@@ -1,0 +1,106 @@
+"""The stage `reduction`: two learners on loopback sum gradients of the target's network, in fp32.
+
+    ``python -m penstock.bench.reduction PARENT_PID STORE SECONDS``
+
+is the second learner; it reads the layout of the network from standard input.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping
+from datetime import timedelta
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from penstock.algos.samples import network_shape
+from penstock.bench.rates import ROUNDS
+from penstock.configs.reduce import ReduceConfig
+from penstock.configs.schema import Config
+from penstock.core.interfaces import CodecContext
+from penstock.core.memory import keep_freed_memory
+from penstock.core.params import ParamLayout
+from penstock.core.processes import die_with, python
+from penstock.envs import probe
+from penstock.learner.codecs.buckets import parts_of
+from penstock.learner.codecs.collective import GroupCollective
+from penstock.learner.codecs.registry import make_codec
+
+LEARNERS = 2
+BURST = 8  # steps back to back; the fastest burst of a round counts
+TIMEOUT = timedelta(seconds=60)
+
+
+def rounds(config: Mapping[str, Any], seconds: float) -> dict[str, Any]:
+    """Gradients per second in each round."""
+    settings = Config.model_validate(config)
+    layout = network_shape(settings, probe(settings.env)).layout
+    with tempfile.TemporaryDirectory() as folder:
+        store = Path(folder) / "store"
+        command = python("penstock.bench.reduction", os.getpid(), store, seconds)
+        with subprocess.Popen(command, stdin=subprocess.PIPE, text=True) as other:
+            try:
+                assert other.stdin
+                other.stdin.write(json.dumps(layout.to_list()))
+                other.stdin.close()
+                rates = _rates(0, store, layout, seconds)
+            finally:
+                other.kill()
+    return {"rates": rates, "learners": LEARNERS, "parameters": layout.size}
+
+
+def _rates(rank: int, store: Path, layout: ParamLayout, seconds: float) -> list[float]:
+    keep_freed_memory()
+    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+    torch.set_num_threads(1)
+    dist.init_process_group(
+        "gloo", f"file://{store}", rank=rank, world_size=LEARNERS, timeout=TIMEOUT
+    )
+    assert dist.group.WORLD is not None
+    ring = GroupCollective(dist.group.WORLD)
+    parts = parts_of((name, torch.empty(shape, device="meta")) for name, shape in layout.entries)
+    context = CodecContext(
+        ReduceConfig(codec="none"), parts, layout.size, torch.device("cpu"), LEARNERS, rank
+    )
+    codec, grads, updates = make_codec(context), torch.zeros(layout.size), count(1)
+
+    def burst_s() -> float:
+        """Of the slower learner; both leave together."""
+        began_s = time.perf_counter()
+        for _ in range(BURST):
+            codec.begin(next(updates))
+            for bucket in codec.buckets:
+                codec.reduce(bucket, grads[bucket.start : bucket.stop], ring)
+        spent_s = torch.tensor([time.perf_counter() - began_s])
+        ring.all_reduce_max(spent_s)
+        return float(spent_s)
+
+    burst_s()
+    rates = []
+    for _ in range(ROUNDS):
+        bursts = [burst_s()]
+        while sum(bursts) < seconds / ROUNDS:
+            bursts.append(burst_s())
+        rates.append(BURST / min(bursts))
+    return rates
+
+
+def main() -> None:
+    parent_pid, store, seconds = sys.argv[1:]
+    die_with(int(parent_pid), signal.SIGKILL)
+    entries = tuple((name, tuple(shape)) for name, shape in json.load(sys.stdin))
+    _rates(1, Path(store), ParamLayout(entries), float(seconds))
+
+
+if __name__ == "__main__":
+    main()
