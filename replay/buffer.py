@@ -32,16 +32,25 @@ from penstock.replay.checks import (
     slots_in_hand,
     whole,
 )
-from penstock.replay.env_spaces import columns_of, envs_of, resets_of
 from penstock.replay.errors import ReplayError
 from penstock.replay.eviction import EvictionPolicy
-from penstock.replay.factory import bind_sampler, lay_out, make_gather, make_table, wrap_sampler
-from penstock.replay.future import draw_future
+from penstock.replay.factory import (
+    bind_sampler,
+    columns_of,
+    describe_sampler,
+    envs_of,
+    lay_out,
+    make_gather,
+    make_table,
+    read_sampler,
+    resets_of,
+    wrap_sampler,
+)
 from penstock.replay.limiter import RateLimiter
 from penstock.replay.prefetch import batches
 from penstock.replay.rate_limited_table import RateLimitedTable
-from penstock.replay.sampler_config import describe_sampler, read_sampler
 from penstock.replay.samplers import Sampler
+from penstock.replay.sequence_gather import draw_future
 from penstock.replay.sequences import Sequences, SequenceSampler, no_priorities
 from penstock.replay.snapshot_files import FolderReader
 from penstock.replay.steps import Autoreset, StepWriter

@@ -15,11 +15,11 @@ from pathlib import Path
 from penstock.replay.errors import ReplayError
 from penstock.replay.eviction import EvictionPolicy, Evictor
 from penstock.replay.layout import Layout
-from penstock.replay.prefault import Prefault
 from penstock.replay.rate_limited_table import RateLimitedTable
 from penstock.replay.sharing import StoreServer
 from penstock.replay.steps import Autoreset, StepWriter
 from penstock.replay.table import Table
+from penstock.transport.shm.arena import Prefault
 
 
 class BufferCore:

@@ -1,9 +1,10 @@
-"""The parts of a replay, made of what its constructor was told."""
+"""Makes the parts of a replay: from its arguments, an environment or a saved description."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import asdict
 from typing import Any
 
 import numpy as np
@@ -14,15 +15,23 @@ from penstock.replay.checks import whole
 from penstock.replay.errors import ReplayError
 from penstock.replay.gather import Gather
 from penstock.replay.layout import Layout, layout_of_spec, make_layout
-from penstock.replay.samplers import Sampler, Uniform
+from penstock.replay.samplers import Prioritized, Sampler, Uniform
+from penstock.replay.schedules import Constant, Linear, Schedule
 from penstock.replay.sequence_gather import SequenceGather
 from penstock.replay.sequences import Sequences, SequenceSampler
+from penstock.replay.snapshot_files import FolderReader
+from penstock.replay.steps import Autoreset
 from penstock.replay.table import LANES_PRIVATE, LANES_SHARED, Table
 from penstock.replay.times_sampled import SampleCountLimit
 from penstock.transport.shm.arena import available_nbytes
 from penstock.transport.shm.store import Geometry
 
 MOST_ROWS = 1 << 31  # keys have 32 bits for the row
+MODES: dict[str, Autoreset] = {
+    "NextStep": "next_step",
+    "SameStep": "same_step",
+    "Disabled": "none",
+}
 
 
 def lay_out(
@@ -109,3 +118,73 @@ def refuse_what_cannot_fit(spec: SlotSpec, slots: int, *, shared: bool, capacity
             f"capacity {capacity} needs {needed / 1e9:.2f} GB and {where} has {free / 1e9:.2f} GB "
             f"left; lower capacity to about {fits}"
         )
+
+
+def columns_of(env: Any) -> dict[str, Any]:
+    """Spaces of one environment, of a single or a vector environment."""
+    spaces = {}
+    for name, column in (("observation_space", "obs"), ("action_space", "action")):
+        space = getattr(env, f"single_{name}", None) or getattr(env, name, None)
+        if space is None:
+            raise ReplayError(f"{env!r} has no {name}; pass a gymnasium environment")
+        spaces[column] = space
+    return spaces
+
+
+def envs_of(env: Any) -> int:
+    """Environments that one step steps."""
+    return int(getattr(env, "num_envs", 1))
+
+
+def resets_of(env: Any) -> Autoreset:
+    """What resets it, as ``metadata`` says; a single environment is reset by whoever steps it."""
+    mode = (getattr(env, "metadata", None) or {}).get("autoreset_mode")
+    if mode is None:
+        if hasattr(env, "num_envs"):
+            raise ReplayError(
+                "the vector environment does not say in metadata['autoreset_mode'] how it resets; "
+                "give autoreset='next_step', 'same_step' or 'none'"
+            )
+        return "none"
+    name = getattr(mode, "value", mode)
+    if name not in MODES:
+        raise ReplayError(f"autoreset mode {mode!r} is none of {list(MODES)}; give autoreset=")
+    return MODES[name]
+
+
+def _inner(sampler: Sampler) -> Sampler:
+    return sampler.sampler if isinstance(sampler, SequenceSampler | SampleCountLimit) else sampler
+
+
+def describe_sampler(sampler: Sampler) -> dict[str, Any] | None:
+    """JSON of which `read_sampler` makes it again; None for a sampler of the user's own. What
+    wraps a sampler follows from the replay's other options."""
+    sampler = _inner(sampler)
+    if type(sampler) is Uniform:
+        return {"kind": "uniform"}
+    if type(sampler) is Prioritized:
+        beta = _describe_schedule(sampler.schedule)
+        return {"kind": "prioritized", "alpha": sampler.alpha, "beta": beta} | {
+            "epsilon": sampler.epsilon
+        }
+    return None
+
+
+def _describe_schedule(schedule: Schedule) -> Any:
+    if isinstance(schedule, Constant):
+        return schedule.value
+    return asdict(schedule) if isinstance(schedule, Linear) else None
+
+
+def read_sampler(reader: FolderReader, described: dict[str, Any] | None) -> Sampler:
+    with reader.refusing():
+        if described is not None and described["kind"] == "uniform":
+            return Uniform()
+        if described is not None and described.get("beta") is not None:
+            beta = described["beta"]
+            schedule = Linear(**beta) if isinstance(beta, dict) else beta
+            return Prioritized(described["alpha"], schedule, described["epsilon"])
+    raise ReplayError(
+        f"{reader.folder} was saved with a sampler or schedule of your own; make it and give it as "
+        "Replay.load(folder, sampler=...)"
+    )

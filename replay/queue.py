@@ -1,15 +1,38 @@
-"""A first-in, first-out queue of slots over a store: each is consumed once, oldest first.
+"""First-in, first-out queues of slots: each slot is consumed once, the oldest first.
 
-What is too old, or in the way of fresher slots when the user asked for `overflow="drop_stale"`, is
-dropped by the reader, which counts the reason.
+`SlotQueue` reads a store that its caller owns; a learner uses it. `TrajectoryQueue` owns its memory
+and serves any training loop:
+
+    q = TrajectoryQueue(spec, unroll=20, slots=64, max_policy_lag=8, overflow="block")
+    with q.slot(version=v) as s:  # any thread; other processes: Writer.attach(q.serve())
+        s.columns["obs"][t] = obs
+    slots = q.take(4, version=v, timeout_s=1.0)
+    train(slots)
+    q.release(slots)
+
+The reader drops slots that are too old and, with ``overflow="drop_stale"``, slots that block
+fresher ones. It counts them by reason.
 """
 
 from __future__ import annotations
 
-from typing import Literal
+import threading
+import time
+import weakref
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal
 
+from penstock.core.specs import Column, SlotSpec
 from penstock.replay.accounting import Accounting
-from penstock.transport.shm.store import Slot, SlotStore
+from penstock.replay.errors import ReplayError
+from penstock.replay.sharing import StoreServer
+from penstock.replay.writer import Lane, OpenSlot
+from penstock.transport.shm.store import Slot, SlotStore, SlotWriter
+
+LANES = 256  # threads and processes that may write to a `TrajectoryQueue`
 
 
 class SlotQueue:
@@ -81,3 +104,177 @@ class SlotQueue:
     def _drop(self, reason: str, slot: Slot) -> None:
         self._accounting.dropped[reason] += int(slot.header["steps"])
         self._store.release(slot.index)
+
+
+class TrajectoryQueue:
+    """Slots of ``unroll`` steps; safe to use from any thread.
+
+    What is more than ``max_policy_lag`` versions old is dropped. So is, with overflow "drop_stale",
+    what stands in the way of fresher slots where writers wait; with "block" they go on waiting. A
+    writer says with each slot what version played it.
+    """
+
+    def __init__(
+        self,
+        spec: SlotSpec | Sequence[Column],
+        *,
+        unroll: int | None = None,
+        envs: int | None = None,
+        slots: int = 64,
+        max_policy_lag: int = 8,
+        overflow: Literal["block", "drop_stale"] = "block",
+    ) -> None:
+        """``spec``: a slot's columns; ``unroll`` and ``envs`` replace those of a SlotSpec.
+
+        Raises ReplayError for extents that cannot be, UserError where memory is short.
+        """
+        _check_numbers(slots, max_policy_lag, overflow)
+        self.spec = _slot_spec(spec, unroll, envs)
+        self._store = SlotStore(self.spec, slots, LANES)
+        self._accounting = Accounting()
+        self._queue = SlotQueue(
+            self._store,
+            self._accounting,
+            max_policy_lag=max_policy_lag,
+            overflow=overflow,
+            deep=True,
+        )
+        self._lock = threading.Lock()
+        self._arrived = threading.Condition(self._lock)
+        self._here = threading.local()  # .lane: the calling thread's own
+        self._lanes: dict[threading.Thread, int] = {}
+        self._streams = 0
+        self._failures: list[BaseException] = []
+        self._server: StoreServer | None = None
+        self._end: weakref.finalize[..., TrajectoryQueue] = weakref.finalize(
+            self, self._store.close
+        )
+
+    @contextmanager
+    def slot(self, timeout_s: float = 1.0, version: int = 0) -> Iterator[OpenSlot]:
+        """A slot to fill; leaving the block publishes it, an exception does not.
+
+        ``version``: of the policy that plays it. Raises TimeoutError when none is free in time.
+        """
+        self._check()
+        with self._own_lane().slot(timeout_s, version) as slot:
+            yield slot
+        self._collect()
+
+    def take(self, count: int, version: int = 0, timeout_s: float = 0.0) -> list[Slot]:
+        """The ``count`` oldest slots that a learner at ``version`` may train on, or, when there
+        are not that many within ``timeout_s``, an empty list. Give them back with `release`."""
+        if not 1 <= count <= len(self._store.slots):
+            raise ReplayError(
+                f"take({count}) can never be served by {len(self._store.slots)} slots; take from 1 "
+                "to that many"
+            )
+        self._check()
+        ends_s = time.monotonic() + timeout_s
+        with self._arrived:
+            self._close_dead()
+            while not (taken := self._queue.take(count, version)):
+                left_s = ends_s - time.monotonic()
+                if left_s <= 0:
+                    break
+                self._arrived.wait(left_s)
+            self._accounting.trained += sum(int(slot.header["steps"]) for slot in taken)
+            return taken
+
+    def release(self, slots: list[Slot]) -> None:
+        """Give taken slots back, once they are used or copied: they will be written anew."""
+        with self._lock:
+            self._queue.release(slots)
+
+    def serve(self, path: str | Path | None = None) -> str:
+        """Let processes of this host write; the address for `Writer.attach`."""
+        self._check()
+        if self._server is None:
+            where = Path(path) if path is not None else None
+            # What the thread is given does not refer to this queue, which may be dropped.
+            hear = partial(_hear, self._queue, self._arrived)
+            failed = self._failures.append
+            self._server = StoreServer(self._store, self._lock, where, collect=hear, failed=failed)
+            self._end.detach()
+            self._end = weakref.finalize(self, self._server.close, self._store.close)
+        return self._server.address
+
+    def stats(self) -> dict[str, Any]:
+        """Agent steps: produced = taken + dropped + lost + in_flight; slots and bytes."""
+        self._check()
+        with self._lock:
+            in_flight = self._queue.in_flight_steps()
+            counts = self._accounting.to_dict(in_flight)
+        counts["taken"] = counts.pop("trained")
+        return counts | {
+            "slots": len(self._store.slots),
+            "nbytes": self._store.geometry.nbytes,
+            "writers": self._server.writers if self._server else 0,
+        }
+
+    def close(self) -> None:
+        """Let writers go and give the memory back; taken slots must not be used any more."""
+        self._end()
+
+    def __enter__(self) -> TrajectoryQueue:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def _own_lane(self) -> Lane:
+        lane: Lane | None = getattr(self._here, "lane", None)
+        if lane is None:
+            store = self._store
+            with self._lock:
+                self._close_dead()
+                stream = self._streams = self._streams + 1
+                index = store.open_lane(1)
+                event = store.lane_event(index)
+                self._lanes[threading.current_thread()] = index
+            writer = SlotWriter(store.arena, store.geometry, index, event, store.filled_event)
+            lane = self._here.lane = Lane(writer, stream << 32, lambda: False)
+        return lane
+
+    def _close_dead(self) -> None:
+        """Take back what threads hold that have ended."""
+        for thread in [t for t in self._lanes if not t.is_alive()]:
+            self._queue.collect()
+            self._store.close_lane(self._lanes.pop(thread))
+
+    def _collect(self) -> None:
+        with self._lock:
+            _hear(self._queue, self._arrived)
+
+    def _check(self) -> None:
+        if not self._end.alive:
+            raise ReplayError("this queue is closed; make another one")
+        if self._failures:
+            error = self._failures[0]
+            raise ReplayError(
+                f"other processes can no longer write to this queue: what served them failed with "
+                f"{type(error).__name__}: {error}; make another queue"
+            ) from error
+
+
+def _hear(queue: SlotQueue, arrived: threading.Condition) -> None:
+    """Take in what was published, and wake whoever waits for it."""
+    queue.collect()
+    arrived.notify_all()
+
+
+def _check_numbers(slots: int, max_policy_lag: int, overflow: str) -> None:
+    if slots < 1 or max_policy_lag < 0 or overflow not in ("block", "drop_stale"):
+        raise ReplayError(
+            f"slots {slots} must be at least 1, max_policy_lag {max_policy_lag} at least 0, "
+            f'and overflow {overflow!r} "block" or "drop_stale"'
+        )
+
+
+def _slot_spec(spec: SlotSpec | Sequence[Column], unroll: int | None, envs: int | None) -> SlotSpec:
+    try:
+        if isinstance(spec, SlotSpec):
+            return SlotSpec(unroll or spec.unroll, envs or spec.envs, spec.columns, spec.side)
+        return SlotSpec(20 if unroll is None else unroll, envs or 1, tuple(spec))
+    except (TypeError, ValueError) as error:
+        raise ReplayError(f"such slots cannot be made: {error}") from error

@@ -16,12 +16,11 @@ from penstock.replay.batch import Batch
 from penstock.replay.columns import unflatten
 from penstock.replay.gather import Gather
 from penstock.replay.layout import Layout, Observation
-from penstock.replay.nstep import take
+from penstock.replay.nstep import Rows, continues, ended, take
 from penstock.replay.sequences import Sequences
 from penstock.replay.stacks import FrameWindow, window
 from penstock.replay.table import NONE, Table
 
-Rows = npt.NDArray[np.int64]
 Mask = npt.NDArray[np.bool_]
 Array = npt.NDArray[Any]
 STATE = "state"
@@ -203,3 +202,17 @@ def _words(records: Array, name: str) -> Array:
         plain: Array = records[name]
         return plain
     return np.ndarray(records.shape, WIDE, records.data, offset, records.strides)
+
+
+def draw_future(table: Table, rows: Rows, horizon: int, rng: np.random.Generator) -> Rows:
+    """For each of ``rows`` [B] one drawn evenly among itself and the rows that follow it in its
+    episode, as far as they are stored, at most ``horizon`` in all."""
+    ahead = follow(table, rows, horizon)
+    flat = take(table.records, ahead.reshape(-1))
+    goes_on = ~ended(flat).reshape(ahead.shape)[:-1]
+    goes_on &= (continues(flat).reshape(ahead.shape) & (ahead != NONE))[1:]
+    np.logical_and.accumulate(goes_on, axis=0, out=goes_on)
+    counts = 1 + goes_on.sum(axis=0)
+    chosen = (rng.random(len(rows)) * counts).astype(np.int64)
+    found: Rows = ahead[chosen, np.arange(len(rows))]
+    return found

@@ -18,9 +18,9 @@ import numpy.typing as npt
 from numpy import frombuffer, ndarray
 
 from penstock.replay.columns import Array, Leaf, Nest, checked, flatten
-from penstock.replay.episode_tracker import EpisodeTracker
 from penstock.replay.errors import ReplayError
 from penstock.replay.framing import Framing
+from penstock.replay.history import EpisodeTracker
 from penstock.replay.layout import Layout
 from penstock.replay.samplers import MAX_PRIORITY
 from penstock.replay.stream import SlotStream

@@ -15,8 +15,8 @@ from penstock.replay.batch import Batch
 from penstock.replay.buffer import Replay
 from penstock.replay.errors import ReplayError
 from penstock.replay.remote import ReplayClient, ReplayServer, service
+from penstock.replay.remote.server import Snapshots
 from penstock.replay.remote.service import ServiceLimits
-from penstock.replay.remote.snapshots import Snapshots
 from penstock.replay.samplers import Prioritized, Uniform
 from penstock.replay.snapshot_files import MANIFEST
 from penstock.transport import wire
