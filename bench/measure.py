@@ -21,9 +21,9 @@ from penstock.bench.network import entries, shares_of_backward
 from penstock.bench.simulated import Passes
 from penstock.configs.sections import LearnerConfig
 from penstock.core.interfaces import Codec, CodecContext, Collective
-from penstock.learner.codecs.alone import SoloCollective
 from penstock.learner.codecs.auto import AFTER_WARMUP, choose
 from penstock.learner.codecs.buckets import parts_of
+from penstock.learner.codecs.collective import SoloCollective
 from penstock.learner.codecs.registry import CODECS, make_codec
 from penstock.profiling.sockets import interface, tcp_nbytes
 

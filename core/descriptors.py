@@ -1,10 +1,11 @@
-"""File descriptors of a process: how many it may have, and whether they are nearly used up."""
+"""File descriptors of a process: their limit, whether they are nearly used up, waiting for one."""
 
 from __future__ import annotations
 
 import errno
 import os
 import resource
+import select
 from contextlib import suppress
 
 
@@ -34,3 +35,10 @@ def nearly_used_up(reserve: int) -> bool:
         return error.errno in (errno.EMFILE, errno.ENFILE)
     os.close(lowest)
     return lowest >= limit() - reserve
+
+
+def wait_readable(fd: int, timeout_s: float) -> bool:
+    """True when ``fd`` became readable within ``timeout_s``."""
+    poller = select.poll()
+    poller.register(fd, select.POLLIN)
+    return bool(poller.poll(max(0, round(timeout_s * 1000))))

@@ -7,7 +7,8 @@ first weights are on the board, so whoever gets in finds everything there.
 from __future__ import annotations
 
 import time
-from collections import Counter
+from collections import Counter, deque
+from collections.abc import Iterable
 from contextlib import suppress
 from typing import Any
 
@@ -17,6 +18,7 @@ from penstock.algos.registry import algorithm
 from penstock.configs.errors import UserError
 from penstock.configs.group import SERVED
 from penstock.configs.schema import Config
+from penstock.core.control import Message
 from penstock.core.interfaces import Dataset, Transitions, TransitionSequences, Unrolls, Welcome
 from penstock.core.memory import TRIM_S, give_back_memory
 from penstock.core.notes import note_logger
@@ -32,7 +34,6 @@ from penstock.learner.publisher import Publisher
 from penstock.learner.sources.replay import ReplayDataSource
 from penstock.learner.sources.source import ActorSource
 from penstock.learner.sources.unrolls import UnrollSource
-from penstock.learner.stream_tracker import StreamTracker
 from penstock.learner.sync.gradient_sync import ControlMessage, GradientSync, GroupLostError
 from penstock.learner.torch_trace import TorchTrace
 from penstock.profiling.device import DeviceClock
@@ -45,6 +46,8 @@ from penstock.transport.shm.weights_board import WeightsBoard
 logger = note_logger(__name__)
 
 WAIT_S = 0.2
+ARRIVAL_S = 5.0  # that what a dead actor sent may still be on its way
+RECEIVED = ("slots", "steps", "raw_nbytes", "coded_nbytes")
 REMOTE_ACTORS = 16  # with memory from the start where actors join from elsewhere
 SPARE_LANES = 32  # for a connector, actors by hand, and those that replace dead ones
 
@@ -329,3 +332,58 @@ class LearnerProcess(TrainingLoop[Any]):
         messages = self._group.messages()
         self._others.hear(messages)
         self._torch_trace.hear(messages)
+
+
+class StreamTracker:
+    """Tracks the streams and connectors that feed a learner, from the supervisor's messages.
+
+    Call `hear` with every message, and `close_streams` at every report.
+    """
+
+    def __init__(self, accounting: Accounting) -> None:
+        self._accounting = accounting
+        self._connectors: dict[int, Message] = {}  # the last word of each incarnation
+        self._ended: deque[tuple[float, Message]] = deque()  # with the time of arrival
+
+    def hear(self, messages: Iterable[Message]) -> None:
+        now_s = time.monotonic()
+        for message in messages:
+            if message["kind"] == "actor_ended":
+                self._ended.append((now_s, message))
+            elif message["kind"] == "connector":
+                self._ended += [(now_s, stream) for stream in message.pop("streams", ())]
+                self._connectors[message["incarnation"]] = message
+
+    def close_streams(self, *, everything_arrived: bool = False) -> None:
+        """Count what the ended had produced and what never came, once nothing more can come."""
+        now_s = time.monotonic()
+        while self._ended and (everything_arrived or now_s - self._ended[0][0] > ARRIVAL_S):
+            _, end = self._ended.popleft()
+            self._accounting.ended(
+                end["actor"],
+                end["incarnation"],
+                end["sequence"],
+                end["produced_steps"],
+                trusted=end.get("kind") == "actor_ended",
+            )
+
+    @property
+    def actors(self) -> int:
+        """Actors of the newest connector."""
+        return self._connectors[max(self._connectors)]["actors"] if self._connectors else 0
+
+    def received(self) -> dict[str, dict[str, int]]:
+        """What has come over the wire so far, through all connectors one after the other."""
+        said = self._connectors.values()
+        return {"received": {n: sum(c[n] for c in said) for n in RECEIVED}} if said else {}
+
+    def drops(self) -> dict[str, dict[str, int]]:
+        """What was not trained on, by reason: steps, and for ``rejected`` messages."""
+        rejected: Counter[str] = Counter()
+        for connector in self._connectors.values():
+            rejected.update(connector["rejected"])
+        return {
+            "dropped": dict(self._accounting.dropped),
+            "lost": dict(self._accounting.lost),
+            "rejected": dict(rejected),
+        }

@@ -17,8 +17,7 @@ from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space
 
 from penstock.core.observations import MASK, open_choices
-from penstock.envs.checking.checks import Checker, told
-from penstock.envs.checking.cost import cost
+from penstock.envs.checking.checks import Checker, cost, told
 from penstock.envs.space_misfit import misfits
 from penstock.envs.vector_env import Actions, action_map, checked_actions, counts_of, own_reset
 

@@ -3,14 +3,17 @@
     checkpoints/last              the newest
     checkpoints/step-12000        older ones, by their optimizer steps (`checkpoint.keep`)
     checkpoints/best              the best, which is none of these
+    checkpoints/best-before-1     a best of another game or network, or a damaged one
     checkpoints/damaged-1         one that was found damaged, unchanged
     checkpoints/step-9000-before-1    one newer than the checkpoint that the run went back to
 
 Each is a folder with one `checkpoint.FILE`. A file is never written to once it has its name, so
 that a hard link keeps its content: ``last`` gets a second name, ``step-N``, before it is replaced,
 and a newest checkpoint exists at every moment. Only files in folders ``step-N`` that read as
-checkpoints are removed, and such a folder once it is empty; symbolic links are left alone. Imports
-no torch.
+checkpoints are removed, and such a folder once it is empty; symbolic links are left alone.
+
+A best checkpoint of another game cannot be compared with this run's means, and one of another
+network cannot be evaluated here, so `best_meta` moves it aside. Imports no torch.
 """
 
 from __future__ import annotations
@@ -19,11 +22,15 @@ import contextlib
 import os
 import re
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 from penstock.configs.errors import UserError
+from penstock.configs.same_env import same_game
+from penstock.configs.sections import EnvConfig
 from penstock.core.files import open_private
+from penstock.core.notes import note_logger
 from penstock.core.params import ParamLayout
 from penstock.learner.checkpoints import checkpoint_format
 from penstock.learner.checkpoints.checkpoint_format import (
@@ -33,6 +40,9 @@ from penstock.learner.checkpoints.checkpoint_format import (
     DamagedCheckpointError,
 )
 
+logger = note_logger(__name__)
+ENV = "env"  # in a checkpoint's meta: the game that it was trained in
+EVALUATION = "evaluation"  # there: how it was evaluated, with `ENV` and "mean", if it was
 STEPS = re.compile(r"step-(\d{1,19})")
 
 
@@ -200,3 +210,26 @@ def _readable(last: Path) -> Iterator[Path]:
 def _steps(folder: Path) -> int:
     found = STEPS.fullmatch(folder.name)
     return int(found[1]) if found else -1
+
+
+def best_meta(folder: Path, layout: ParamLayout, env: EnvConfig) -> Mapping[str, Any] | None:
+    """The meta of the best checkpoint, in ``folder``; None where there is none. One that is of
+    another game than ``env`` or another network, or damaged, is moved beside it."""
+    if not checkpoint_format.exists(folder):
+        return None
+    try:
+        meta = checkpoint_format.read_meta(folder, layout)
+        if same_game(meta.get(EVALUATION, meta).get(ENV, {}), env):
+            return meta
+        why = f"{folder} is the best of another game (env.*)"
+    except UserError as error:
+        why = str(error)
+    logger.info("%s; it is kept as %s", why, _keep_beside(folder))
+    return None
+
+
+def _keep_beside(folder: Path) -> Path:
+    number = 1
+    while (kept := folder.with_name(f"{folder.name}-before-{number}")).exists():
+        number += 1
+    return folder.rename(kept)

@@ -26,8 +26,8 @@ from penstock.core.notes import note_logger
 from penstock.core.params import POLICY_ID, Arrays
 from penstock.learner.checkpoints import checkpoint_format
 from penstock.learner.checkpoints import checkpoint_history as history
-from penstock.learner.checkpoints.best import ENV, best_meta
 from penstock.learner.checkpoints.checkpoint_format import Checkpoint, DamagedCheckpointError
+from penstock.learner.checkpoints.checkpoint_history import ENV, best_meta
 from penstock.learner.offpolicy import OffPolicyTrainer
 from penstock.learner.progress import EPISODES
 from penstock.learner.state import follow_lr_factor, set_weights, weights_of

@@ -25,9 +25,8 @@ from penstock.configs.group import codec_contradictions
 from penstock.configs.reduce import ReduceConfig
 from penstock.configs.sections import LearnerConfig
 from penstock.core.interfaces import Codec, CodecContext, Collective, GradientPart
-from penstock.learner.codecs.alone import SoloCollective
 from penstock.learner.codecs.buckets import buckets_of
-from penstock.learner.codecs.collective import all_reduce_nbytes
+from penstock.learner.codecs.collective import SoloCollective, all_reduce_nbytes
 from penstock.learner.codecs.registry import CODECS, make_codec
 
 ROUNDED_GAIN, LOSSY_GAIN = 1.05, 1.5

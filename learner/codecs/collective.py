@@ -1,4 +1,4 @@
-"""Collectives over one process group, and the bytes that they send."""
+"""The `core.interfaces.Collective` of a process group, and a stand-in of one process."""
 
 from __future__ import annotations
 
@@ -53,3 +53,23 @@ def all_to_all_nbytes(nbytes: int, world: int) -> int:
 def all_gather_nbytes(nbytes: int, world: int) -> int:
     """Sent by each rank of a ring: its own ``nbytes``, and what it passes on."""
     return (world - 1) * nbytes
+
+
+class SoloCollective:
+    """Stands in for a group of ``world``: the others give what this rank does, at once."""
+
+    def __init__(self, rank: int, world: int) -> None:
+        self.rank, self.world = rank, world
+
+    def all_reduce(self, tensor: Tensor) -> None:
+        tensor.mul_(self.world)
+
+    def all_reduce_max(self, tensor: Tensor) -> None:
+        pass
+
+    def all_to_all(self, out: Tensor, given: Tensor) -> None:
+        rows = given.view(self.world, -1)
+        out.view(self.world, -1).copy_(rows[self.rank].expand_as(rows))
+
+    def all_gather(self, out: Tensor, given: Tensor) -> None:
+        out.view(self.world, -1).copy_(given.reshape(1, -1).expand(self.world, -1))

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from penstock.configs.sections import LearnerConfig
 from penstock.learner.codecs.buckets import parts_of
 from penstock.learner.codecs.registry import CODECS
-from penstock.learner.optimizers.rules import Adam, RmsProp, Sgd, UpdateRule, UpdateStep
+from penstock.learner.optimizers.rules import Adam, Layerwise, RmsProp, Sgd, UpdateRule, UpdateStep
 from penstock.models.flat_parameters import flatten, split
 
 CLIP_MARGIN = 1e-6  # as in torch's clip_grad_norm_
@@ -104,8 +104,6 @@ class FlatOptimizer:
 
 def _make_rule(flat: FlatOptimizer, steps: Tensor, cfg: LearnerConfig) -> UpdateRule:
     if cfg.optimizer in ("lars", "lamb"):
-        from penstock.learner.optimizers.layerwise import Layerwise
-
         return Layerwise(flat.values, flat.grads, steps, cfg, flat.parameters)
     kinds: dict[str, type[Adam | RmsProp | Sgd]] = {"adam": Adam, "rmsprop": RmsProp, "sgd": Sgd}
     return kinds[cfg.optimizer](flat.values, flat.grads, steps, cfg)

@@ -5,7 +5,7 @@
     ... loss.backward() ...                # adds to optimizer.grads, summed over ``samples``
     client.push(samples, growth)           # in place of optimizer.step
 
-Under asp a push takes the optimizer's step here and sends what it changed (`changes`); else the
+Under asp a push takes the optimizer's step here and sends what it changed (`LocalCopy`); else the
 server takes it and the optimizer here only holds parameters and gradients. Nothing waits longer
 than it was told to: who must wait asks again, and beats meanwhile.
 """
@@ -43,7 +43,6 @@ from penstock.learner.parameter_server.protocol import (
     Tally,
 )
 from penstock.learner.parameter_server.server import STEPS
-from penstock.learner.parameter_server.significant_changes import LocalCopy
 from penstock.transport.wire import WireError
 from penstock.transport.zmq.keys import load_actor
 from penstock.transport.zmq.sockets import dealer
@@ -288,3 +287,56 @@ class ServerClient:
         if self._copy is None:
             self._optimizer.load_state_dict(state.arrays)
         self._state = state
+
+
+class LocalCopy:
+    """The parameters of ``optimizer``, as a worker's local copy of the shared ones under asp.
+
+    Gaia's approximate synchronous parallel (Hsieh et al. 2017, "Gaia: Geo-Distributed Machine
+    Learning Approaching LAN Speeds"): each data centre updates a copy of the parameters, and sends
+    the others only changes that are significant relative to the changed value. Here a worker is a
+    data centre, and the parameter server adds up the changes of all workers:
+
+        local copy = shared values, as last pulled + own changes that were not sent yet
+        own changes add up until |change| > significance / sqrt(t) * |value|, and then are sent
+
+    ``t`` is the worker's clock, so that every change is sent in the end, which Gaia's proof of
+    convergence needs. Its mirror clock, the bound on how far workers drift apart, is
+    `pace.Bounded`; its selective barrier is not needed, since one server orders all messages. Each
+    worker has its own optimizer with its own moments: the server only adds.
+    """
+
+    def __init__(self, optimizer: FlatOptimizer, significance: float) -> None:
+        self._optimizer = optimizer
+        self._significance = significance
+        self._shared = optimizer.values.clone()
+        self._unsent = torch.zeros_like(optimizer.values)
+
+    @torch.no_grad()
+    def step(self, samples: int, steps: int) -> Tensor:
+        """Take the optimizer's step here; the gradient's norm."""
+        values = self._optimizer.values
+        before = values.clone()
+        norm = self._optimizer.step(samples, steps)
+        self._unsent += values - before
+        return norm
+
+    @torch.no_grad()
+    def significant(self, clock: int) -> tuple[Tensor, Tensor]:
+        """Indices (int64, growing) and changes to send at ``clock`` (from 1): no longer unsent."""
+        threshold = self._significance / clock**0.5
+        values = self._optimizer.values
+        indices = (self._unsent.abs() > threshold * values.abs()).nonzero().flatten()
+        changes = self._unsent[indices]
+        self._unsent[indices] = 0.0
+        return indices, changes
+
+    @torch.no_grad()
+    def pulled(self, indices: Tensor | None, values: Tensor) -> None:
+        """Take in the shared values, all or those at some indices."""
+        if indices is None:
+            self._shared.copy_(values)
+        else:
+            device = self._shared.device
+            self._shared[indices.to(device)] = values.to(device)
+        torch.add(self._shared, self._unsent, out=self._optimizer.values)

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from penstock.configs.schema import Config
 from penstock.configs.transports import TransportConfig
+from penstock.core.descriptors import wait_readable
 from penstock.core.interfaces import StepResult
 from penstock.core.specs import SlotSpec
 from penstock.learner.sources.source import Consumer
@@ -23,7 +24,6 @@ from penstock.replay import Accounting, SlotQueue
 from penstock.transport.shm.arena import available_nbytes
 from penstock.transport.shm.host import ShmHost
 from penstock.transport.shm.store import EVENT_FLAGS, SlotStore, drain_event
-from penstock.transport.wait import wait_readable
 
 POLL_S = 0.1
 MOST_ACTORS = 1024  # that hold slots at a time; further ones take turns

@@ -145,8 +145,8 @@ class Prefault:
     """Touches all pages of ``arena`` in a background thread, until done or `stop`.
 
     A small arena gets no thread. The thread touches 4 MiB a call, without changing the content and
-    with the interpreter lock released. It has the lowest priority, and ends early where the kernel is
-    too old (before 5.14) or where memory has become scarce since the arena was made.
+    with the interpreter lock released. It has the lowest priority, and ends early where the kernel
+    is too old (before 5.14) or where memory has become scarce since the arena was made.
     """
 
     def __init__(self, arena: Arena) -> None:

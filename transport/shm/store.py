@@ -29,9 +29,9 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock.configs.errors import UserError
+from penstock.core.descriptors import wait_readable
 from penstock.core.specs import HEADER, HEADER_NBYTES, PAGE, Block, Bytes, SlotSpec
 from penstock.transport.shm.arena import Arena, fence
-from penstock.transport.wait import wait_readable
 
 WORD_NBYTES = 8
 WORDS_PER_LINE = 8

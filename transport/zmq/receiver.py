@@ -35,8 +35,8 @@ from penstock.transport.shm.store import drain_event
 from penstock.transport.wire import Buffer, Header, MessageKind, WireError
 from penstock.transport.zmq.keys import answer_zap, load_learner
 from penstock.transport.zmq.listener import Listener
+from penstock.transport.zmq.relay import WeightsResponder
 from penstock.transport.zmq.sockets import boot_id, receive, receive_from, router, zap
-from penstock.transport.zmq.weights_responder import WeightsResponder
 
 TICK_S = 0.01  # how long new weights wait at most
 QUIET_S = 0.2  # this long without a message, what was sent has come

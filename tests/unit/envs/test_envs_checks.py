@@ -15,8 +15,7 @@ from gymnasium import spaces
 import broken_envs as envs
 from broken_envs import Sound
 from penstock.core.observations import MASK
-from penstock.envs.checking.checks import Checker, choose
-from penstock.envs.checking.cost import growth_nbytes
+from penstock.envs.checking.checks import Checker, choose, growth_nbytes
 from penstock.envs.space_misfit import misfit, misfits
 
 STEPS = 60

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from penstock.configs.errors import UserError
-from penstock.learner.sources.kept_replay import KeptReplay
+from penstock.learner.sources.replay import KeptReplay
 from penstock.replay import RateLimiter, Replay, ReplayError
 from penstock.replay.snapshot_files import FolderWriter
 
