@@ -1,4 +1,4 @@
-"""What a learner draws samples from; imports neither torch nor zmq."""
+"""Replay buffers and queues that a learner samples from; imports neither torch nor zmq."""
 
 from penstock.replay.accounting import Accounting
 from penstock.replay.batch import Batch, unstack
