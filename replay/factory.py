@@ -44,7 +44,7 @@ def lay_out(
     shared: bool,
     follow: bool,
 ) -> Layout:
-    """The layout of declared columns, or of slots that others fill."""
+    """The layout of declared columns, or of slots that other processes fill."""
     unroll = None if unroll is None else whole("unroll", unroll)
     if isinstance(columns, SlotSpec):
         return layout_of_spec(columns, frame_stack)
@@ -54,7 +54,14 @@ def lay_out(
 def wrap_sampler(
     sampler: Sampler | None, n_step: int, sequences: Sequences | None, most: int | None
 ) -> Sampler:
-    """``sampler``; of sequences, or drawing each row ``most`` times, where that is asked."""
+    """The given sampler or `Uniform`, wrapped for sequences or for a limit of draws per row.
+
+    Args:
+        sampler: draws rows, or starts of sequences; None: `Uniform`.
+        n_step: for the check that sequences have none.
+        sequences: draw sequences.
+        most: draws per row; None: no limit.
+    """
     chosen: Sampler = Uniform() if sampler is None else sampler
     if sequences is not None:
         sequences.refuse_n_step(n_step)
@@ -69,12 +76,13 @@ def wrap_sampler(
 def make_table(
     layout: Layout, capacity: int, in_hand: int, writers: int, sampler: Sampler, *, shared: bool
 ) -> Table:
-    """A table that keeps the ``capacity`` newest rows while ``writers`` hold ``in_hand`` slots.
+    """Make a table that keeps the ``capacity`` newest rows while ``writers`` hold ``in_hand``
+    slots.
 
-    Raises ReplayError where its memory is not there.
+    Raises ReplayError where there is not enough memory.
     """
     spec = layout.spec
-    # The oldest slot's first rows lose their frame stacks with the slot before them.
+    # The first rows of the oldest slot lose their frame stacks with the slot before it.
     kept = capacity + layout.history * spec.envs
     slots = max(2, math.ceil(kept / (spec.unroll * spec.envs))) + in_hand
     if slots * spec.unroll * spec.envs > MOST_ROWS:
@@ -84,7 +92,7 @@ def make_table(
 
 
 def bind_sampler(sampler: Sampler, table: Table, seed: int | None) -> None:
-    """Tell a sampler what it draws from."""
+    """Connect a sampler to the table that it draws from."""
     if isinstance(sampler, SequenceSampler | SampleCountLimit):
         sampler.place(table)
     sampler.bind(table.valid, np.random.default_rng(seed))
@@ -93,20 +101,20 @@ def bind_sampler(sampler: Sampler, table: Table, seed: int | None) -> None:
 def make_gather(
     table: Table, layout: Layout, n_step: int, discount: float, sequences: Sequences | None
 ) -> Gather | SequenceGather:
-    """What makes batches of rows, or of sequences."""
+    """The object that makes batches of rows, or of sequences."""
     if sequences is None:
         return Gather(table, layout, n_step, discount)
     return SequenceGather(table, layout, discount, sequences)
 
 
 def nbytes_of(spec: SlotSpec, slots: int, *, shared: bool) -> int:
-    """Bytes of a table: its slots, and what says which rows count."""
+    """Bytes of a table: its slots, and the marks of the rows that count."""
     geometry = Geometry(spec, slots, LANES_SHARED if shared else LANES_PRIVATE)
     return geometry.nbytes + slots * spec.unroll * spec.envs
 
 
 def refuse_what_cannot_fit(spec: SlotSpec, slots: int, *, shared: bool, capacity: int) -> None:
-    """Raise ReplayError where the host, or the control group, has not that much memory left."""
+    """Raise ReplayError where the host, or the control group, lacks the memory."""
     needed = nbytes_of(spec, slots, shared=shared)
     free, where = available_nbytes(), "this host"
     allowed = cgroup.memory_left_nbytes()
@@ -121,7 +129,7 @@ def refuse_what_cannot_fit(spec: SlotSpec, slots: int, *, shared: bool, capacity
 
 
 def columns_of(env: Any) -> dict[str, Any]:
-    """Spaces of one environment, of a single or a vector environment."""
+    """The spaces of one environment, by column, from a single or a vector environment."""
     spaces = {}
     for name, column in (("observation_space", "obs"), ("action_space", "action")):
         space = getattr(env, f"single_{name}", None) or getattr(env, name, None)
@@ -132,12 +140,12 @@ def columns_of(env: Any) -> dict[str, Any]:
 
 
 def envs_of(env: Any) -> int:
-    """Environments that one step steps."""
+    """The number of environments that one step advances."""
     return int(getattr(env, "num_envs", 1))
 
 
 def resets_of(env: Any) -> Autoreset:
-    """What resets it, as ``metadata`` says; a single environment is reset by whoever steps it."""
+    """The autoreset mode in ``metadata``; "none" for a single environment, which its caller resets."""
     mode = (getattr(env, "metadata", None) or {}).get("autoreset_mode")
     if mode is None:
         if hasattr(env, "num_envs"):
@@ -157,8 +165,10 @@ def _inner(sampler: Sampler) -> Sampler:
 
 
 def describe_sampler(sampler: Sampler) -> dict[str, Any] | None:
-    """JSON of which `read_sampler` makes it again; None for a sampler of the user's own. What
-    wraps a sampler follows from the replay's other options."""
+    """JSON values from which `read_sampler` makes the sampler again.
+
+    None for a sampler of the user's own. Wrappers follow from the replay's other options.
+    """
     sampler = _inner(sampler)
     if type(sampler) is Uniform:
         return {"kind": "uniform"}

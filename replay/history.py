@@ -22,12 +22,12 @@ Array = npt.NDArray[Any]
 Records = npt.NDArray[Any]  # structured [T, E]
 Flags = npt.NDArray[np.bool_]
 
-OLDEST = 255  # what `age` saturates at; also where the start is not known
-REPEAT, ZEROS, SIDE = 0, 1, 2  # what `pad` says; SIDE + index of the oldest side row
+OLDEST = 255  # `age` saturates here; also the age where the start is not known
+REPEAT, ZEROS, SIDE = 0, 1, 2  # values of `pad`; SIDE + index of the oldest side row
 
 
 class Before(NamedTuple):
-    """The end of the slot before in a stream."""
+    """The state at the end of the previous slot of a stream."""
 
     done: Flags  # [E] of its last row
     reset: Flags
@@ -45,7 +45,7 @@ def lost_sight(envs: int) -> Before:
 
 
 def survey(records: Records, before: Before) -> tuple[Flags, Before]:
-    """Fill in `age` and `side` where the records have them; which rows [T, E] are decisions."""
+    """Fill in `age` and `side` where the records have them; which rows ``[T, E]`` are decisions."""
     names = records.dtype.names or ()
     done: Flags = records["terminated"] | records["truncated"]
     if "alive" in names:
@@ -62,7 +62,7 @@ def survey(records: Records, before: Before) -> tuple[Flags, Before]:
 
 
 def told(records: Records, rows: int) -> tuple[Flags, Before]:
-    """Which of the first ``rows`` count, by one who filled in `alive`, `age` and `side` himself."""
+    """Which of the first ``rows`` count, where the writer filled in `alive`, `age` and `side`."""
     decisions: Flags = records["alive"] != 0
     decisions[rows:] = False
     after = lost_sight(records.shape[1])
@@ -91,13 +91,15 @@ class EpisodeTracker:
         self._age: npt.NDArray[np.int64] = np.zeros(envs, np.int64)
 
     def ages(self, obs: Sequence[Array], next_obs: Sequence[Array], over: Flags) -> Array:
-        """Steps of each environment since its episode began, uint8 [E], this one being the latest.
+        """Steps since each environment's episode began, uint8 ``[E]``; this step is the latest.
 
-        ``obs`` and ``next_obs``: its observations, a leaf each, [E, ...]; ``over``: whose episode
-        it ends.
+        Args:
+            obs: the observation, one array ``[E, ...]`` per leaf.
+            next_obs: the next observation, alike.
+            over: ``[E]``, environments whose episode this step ends.
         """
         starts = self._over.copy()
-        for now, expected in zip(obs, self._next, strict=False):  # nothing came before the first
+        for now, expected in zip(obs, self._next, strict=False):  # empty at the first step
             starts |= _differ(now, expected)
         self._age = np.where(starts, 0, np.minimum(self._age + 1, OLDEST))
         self._next = [np.array(value) for value in next_obs]

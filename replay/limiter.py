@@ -145,7 +145,7 @@ class _Settings:
         return LimiterRule(self.samples_per_insert, self.min_size, band)
 
     def checked(self) -> _Settings:
-        """Return self. Raises ReplayError for an option out of range, or that would wait for ever."""
+        """Return self. Raises ReplayError for an option out of range, or waits without end."""
         ratio, band = self.samples_per_insert, self.band
         if ratio is not None and not 0 < ratio < math.inf:
             raise ReplayError(f"samples_per_insert {ratio} must be above 0, or None for no ratio")

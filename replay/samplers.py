@@ -60,7 +60,7 @@ class Sampler(Protocol):
         """
 
     def update(self, rows: Rows, priorities: npt.NDArray[Any]) -> None:
-        """Set priorities ``[n]`` of rows ``[n]`` that were not overwritten since they were sampled."""
+        """Set priorities ``[n]`` of rows ``[n]`` not overwritten since they were sampled."""
 
     def state_dict(self) -> dict[str, Any]:
         """Copies of arrays, and JSON values; a sampler that loads them draws the same rows."""

@@ -264,7 +264,7 @@ class SequenceSampler:
         return self._short(np.full(len(envs), -1), envs, end)
 
     def _positions(self, slot: int, breaks: npt.NDArray[np.bool_]) -> Rows:
-        """Steps since the start of the episode, ``[n, envs]``; after a break the next one begins."""
+        """Steps since the start of the episode ``[n, envs]``; after a break a new one begins."""
         count = len(breaks)
         begins = np.empty((count + 1, self._envs), np.int64)
         begins[0] = -self._position[slot]

@@ -57,7 +57,7 @@ class OpenSlot:
 
 
 class Lane:
-    """One writer's lane; numbers its slots in their headers, by which the consumer knows streams."""
+    """One writer's lane; numbers its slots in their headers, which tell streams apart."""
 
     def __init__(self, writer: SlotWriter, stream: int, gone: Callable[[], bool]) -> None:
         self.spec = writer.spec
@@ -176,7 +176,7 @@ class LaneTable:
         counts: npt.NDArray[np.bool_] | None = None,
         priorities: Array | None = None,
     ) -> None:
-        """Mark row ``t`` as written. ``counts`` [E]: which environments may be sampled; None: all."""
+        """Mark row ``t`` written. ``counts`` [E]: which environments can be sampled; None: all."""
         start = slot * self.rows_per_slot + t * self.spec.envs
         if counts is not None:
             self._alive[start : start + self.spec.envs] = counts
