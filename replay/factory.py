@@ -145,7 +145,10 @@ def envs_of(env: Any) -> int:
 
 
 def resets_of(env: Any) -> Autoreset:
-    """The autoreset mode in ``metadata``; "none" for a single environment, which its caller resets."""
+    """The autoreset mode in ``metadata``.
+
+    "none" for a single environment, which its caller resets.
+    """
     mode = (getattr(env, "metadata", None) or {}).get("autoreset_mode")
     if mode is None:
         if hasattr(env, "num_envs"):

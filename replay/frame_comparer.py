@@ -136,13 +136,13 @@ class FrameComparer:
         self._frames[self._rows(at)] = self._newest(obs)
 
     def put_next(self, at: int, after: Array) -> None:
-        """Store the frame that a row led to, and remember it as what the next row should continue."""
+        """Store the frame that a row led to, and remember it for the next row."""
         self.put_all(at, after)
         self._last = after
         self._turn += 1
 
     def put_first(self, at: int, after: Array) -> None:
-        """The same for a slot's first row, which also needs the frame before, seen by `continues`."""
+        """The same for a slot's first row, which also needs the frame before it."""
         assert self._last is not None
         if self._stacked and self._step == 1:  # two frames that lie together on either side
             streams = self._frames.reshape(-1, self._stride, *self._frames.shape[1:])

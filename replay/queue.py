@@ -36,7 +36,7 @@ LANES = 256  # threads and processes that may write to a `TrajectoryQueue`
 
 
 class SlotQueue:
-    """Used by the one thread that owns ``store``."""
+    """A queue of filled slots; used by the one thread that owns ``store``."""
 
     def __init__(
         self,
@@ -47,7 +47,16 @@ class SlotQueue:
         overflow: Literal["block", "drop_stale"] = "block",
         deep: bool = False,
     ) -> None:
-        """``deep``: slots that wait here do not count against what their writer may hold."""
+        """Make the queue.
+
+        Args:
+            store: the store whose filled slots are read.
+            accounting: counts arrived and dropped steps.
+            max_policy_lag: slots more policy versions behind are dropped.
+            overflow: "block": writers wait when the store is full; "drop_stale": old slots are
+                dropped for fresher ones.
+            deep: waiting slots do not count against the number that their writer may hold.
+        """
         self._store = store
         self._accounting = accounting
         self._max_policy_lag = max_policy_lag
@@ -56,7 +65,9 @@ class SlotQueue:
         self._arrived: list[Slot] = []
 
     def take(self, count: int, version: int) -> list[Slot]:
-        """The ``count`` oldest slots that a learner at ``version`` may train on, or none yet."""
+        """Take the ``count`` oldest slots that a learner at ``version`` may train on, or an empty
+        list.
+        """
         self.collect()
         self._drop_old(version)
         if self._overflow == "drop_stale" and (self._store.starved or self._store.wanting):
@@ -74,12 +85,12 @@ class SlotQueue:
         return sum(int(slot.header["steps"]) for slot in self._arrived)
 
     def release(self, slots: list[Slot]) -> None:
-        """Give back slots that were taken, once they are copied."""
+        """Free slots that were taken, once they are copied."""
         for slot in slots:
             self._store.release(slot.index)
 
     def collect(self) -> None:
-        """Take in what was filled since; the accounting hears of it here."""
+        """Take in slots that were filled since; the accounting counts them here."""
         self._store.collect()
         ready = self._store.ready
         while ready:
@@ -92,7 +103,9 @@ class SlotQueue:
             self._store.lend()
 
     def _drop_old(self, version: int) -> None:
-        """Also behind fresh slots: a suspended actor's come after those of the others."""
+        """Searches behind fresh slots too: a suspended actor's slots arrive after those of the
+        others.
+        """
         old = [slot for slot in self._arrived if self._lag(slot, version) > self._max_policy_lag]
         for slot in old:
             self._arrived.remove(slot)
@@ -107,11 +120,23 @@ class SlotQueue:
 
 
 class TrajectoryQueue:
-    """Slots of ``unroll`` steps; safe to use from any thread.
+    """A queue of slots of ``unroll`` steps with its own memory; any thread may use it.
 
-    What is more than ``max_policy_lag`` versions old is dropped. So is, with overflow "drop_stale",
-    what stands in the way of fresher slots where writers wait; with "block" they go on waiting. A
-    writer says with each slot what version played it.
+    Slots more than ``max_policy_lag`` versions old are dropped. With overflow "drop_stale" so are
+    slots that block fresher ones while writers wait; with "block" the writers wait. A writer gives
+    the policy version with each slot. Close it with `close` or a ``with`` block.
+
+    Args:
+        spec: a slot's columns.
+        unroll: steps per slot; replaces that of a SlotSpec.
+        envs: environments per slot; replaces that of a SlotSpec.
+        slots: number of slots.
+        max_policy_lag: policy versions.
+        overflow: "block" or "drop_stale".
+
+    Raises:
+        ReplayError: a number is out of range.
+        UserError: there is not enough memory.
     """
 
     def __init__(
@@ -124,10 +149,6 @@ class TrajectoryQueue:
         max_policy_lag: int = 8,
         overflow: Literal["block", "drop_stale"] = "block",
     ) -> None:
-        """``spec``: a slot's columns; ``unroll`` and ``envs`` replace those of a SlotSpec.
-
-        Raises ReplayError for extents that cannot be, UserError where memory is short.
-        """
         _check_numbers(slots, max_policy_lag, overflow)
         self.spec = _slot_spec(spec, unroll, envs)
         self._store = SlotStore(self.spec, slots, LANES)
@@ -141,7 +162,7 @@ class TrajectoryQueue:
         )
         self._lock = threading.Lock()
         self._arrived = threading.Condition(self._lock)
-        self._here = threading.local()  # .lane: the calling thread's own
+        self._here = threading.local()  # .lane: that of the calling thread
         self._lanes: dict[threading.Thread, int] = {}
         self._streams = 0
         self._failures: list[BaseException] = []
@@ -152,9 +173,10 @@ class TrajectoryQueue:
 
     @contextmanager
     def slot(self, timeout_s: float = 1.0, version: int = 0) -> Iterator[OpenSlot]:
-        """A slot to fill; leaving the block publishes it, an exception does not.
+        """Lend a slot to fill in place; leaving the block publishes it, an exception does not.
 
-        ``version``: of the policy that plays it. Raises TimeoutError when none is free in time.
+        ``version`` is that of the policy that plays it. Raises TimeoutError when no slot is free
+        within ``timeout_s`` seconds.
         """
         self._check()
         with self._own_lane().slot(timeout_s, version) as slot:
@@ -162,8 +184,11 @@ class TrajectoryQueue:
         self._collect()
 
     def take(self, count: int, version: int = 0, timeout_s: float = 0.0) -> list[Slot]:
-        """The ``count`` oldest slots that a learner at ``version`` may train on, or, when there
-        are not that many within ``timeout_s``, an empty list. Give them back with `release`."""
+        """Take the ``count`` oldest slots that a learner at ``version`` may train on.
+
+        Returns an empty list when there are fewer within ``timeout_s`` seconds. Return the slots
+        with `release`.
+        """
         if not 1 <= count <= len(self._store.slots):
             raise ReplayError(
                 f"take({count}) can never be served by {len(self._store.slots)} slots; take from 1 "
@@ -182,16 +207,16 @@ class TrajectoryQueue:
             return taken
 
     def release(self, slots: list[Slot]) -> None:
-        """Give taken slots back, once they are used or copied: they will be written anew."""
+        """Free taken slots, once they are used or copied: they will be overwritten."""
         with self._lock:
             self._queue.release(slots)
 
     def serve(self, path: str | Path | None = None) -> str:
-        """Let processes of this host write; the address for `Writer.attach`."""
+        """Let processes of this host write; returns the address for `Writer.attach`."""
         self._check()
         if self._server is None:
             where = Path(path) if path is not None else None
-            # What the thread is given does not refer to this queue, which may be dropped.
+            # The thread's arguments do not refer to this queue, which may be garbage-collected.
             hear = partial(_hear, self._queue, self._arrived)
             failed = self._failures.append
             self._server = StoreServer(self._store, self._lock, where, collect=hear, failed=failed)
@@ -200,7 +225,10 @@ class TrajectoryQueue:
         return self._server.address
 
     def stats(self) -> dict[str, Any]:
-        """Agent steps: produced = taken + dropped + lost + in_flight; slots and bytes."""
+        """Agent steps, with produced = taken + dropped + lost + in_flight.
+
+        Number of slots, bytes.
+        """
         self._check()
         with self._lock:
             in_flight = self._queue.in_flight_steps()
@@ -213,7 +241,7 @@ class TrajectoryQueue:
         }
 
     def close(self) -> None:
-        """Let writers go and give the memory back; taken slots must not be used any more."""
+        """Detach writers and free the memory; taken slots must not be used any more."""
         self._end()
 
     def __enter__(self) -> TrajectoryQueue:
@@ -237,7 +265,7 @@ class TrajectoryQueue:
         return lane
 
     def _close_dead(self) -> None:
-        """Take back what threads hold that have ended."""
+        """Free the lanes of threads that have ended."""
         for thread in [t for t in self._lanes if not t.is_alive()]:
             self._queue.collect()
             self._store.close_lane(self._lanes.pop(thread))
@@ -258,7 +286,7 @@ class TrajectoryQueue:
 
 
 def _hear(queue: SlotQueue, arrived: threading.Condition) -> None:
-    """Take in what was published, and wake whoever waits for it."""
+    """Take in published slots, and wake a thread that waits for them."""
     queue.collect()
     arrived.notify_all()
 
