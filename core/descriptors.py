@@ -10,9 +10,9 @@ from contextlib import suppress
 
 
 def raise_limit() -> int:
-    """Raise the soft limit of open descriptors to the hard one; the limit then.
+    """Raise the soft limit of open descriptors to the hard one; returns the resulting limit.
 
-    The soft limit is often 1,024 for the sake of programs that use select(2), which none here does.
+    The soft limit is often 1,024 for programs that use select(2), which Penstock does not.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != hard:
@@ -22,13 +22,15 @@ def raise_limit() -> int:
 
 
 def limit() -> int:
-    """How many descriptors this process may have open."""
+    """The number of descriptors that this process may have open."""
     return resource.getrlimit(resource.RLIMIT_NOFILE)[0]
 
 
 def nearly_used_up(reserve: int) -> bool:
-    """Whether fewer than about ``reserve`` descriptors are left. Cheap: the system gives the lowest
-    free number."""
+    """Whether fewer than about ``reserve`` descriptors are left.
+
+    Cheap: the system gives the lowest free number.
+    """
     try:
         lowest = os.dup(0)
     except OSError as error:
@@ -38,7 +40,7 @@ def nearly_used_up(reserve: int) -> bool:
 
 
 def wait_readable(fd: int, timeout_s: float) -> bool:
-    """True when ``fd`` became readable within ``timeout_s``."""
+    """Whether ``fd`` became readable within ``timeout_s`` seconds."""
     poller = select.poll()
     poller.register(fd, select.POLLIN)
     return bool(poller.poll(max(0, round(timeout_s * 1000))))

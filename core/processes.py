@@ -1,4 +1,4 @@
-"""Processes of the operating system: starting one, identifying one, ending with the parent."""
+"""Operating-system processes: start one, identify one, end together with the parent."""
 
 from __future__ import annotations
 
@@ -22,8 +22,10 @@ def die_with(parent_pid: int, death_signal: int) -> None:
 
 
 def began_ticks(pid: int) -> int | None:
-    """Start time of a process, in clock ticks since boot; None if there is no such process. With
-    the pid it identifies a process, since pids are reused."""
+    """Start time of a process, in clock ticks since boot; None if there is no such process.
+
+    Together with the pid it identifies a process, since pids are reused.
+    """
     try:
         return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19])
     except OSError:
@@ -33,9 +35,8 @@ def began_ticks(pid: int) -> int | None:
 def python(module: str, *arguments: object) -> list[str]:
     """The command that runs a module with this interpreter.
 
-    ``-P`` keeps the current folder from standing in front of the libraries, where a user's
-    ``queue.py`` or a folder named ``penstock`` would shadow them; unless Penstock itself is run
-    from there.
+    ``-P`` keeps the current folder out of the module search path, where a user's ``queue.py`` or a
+    folder named ``penstock`` would shadow the libraries; unless Penstock itself is run from there.
     """
     here = Path(penstock.__file__).parents[1].samefile(os.curdir)
     return [sys.executable, *([] if here else ["-P"]), "-m", module, *map(str, arguments)]

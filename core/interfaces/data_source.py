@@ -20,8 +20,9 @@ class Unrolls:
 
 
 class Relabel(Protocol):
-    """Rewrites transitions after they are drawn and before the update, as hindsight replay does
-    (Andrychowicz et al. 2017, arXiv 1707.01495).
+    """Rewrites transitions between their draw and the update.
+
+    Hindsight replay does (Andrychowicz et al. 2017, arXiv 1707.01495).
     """
 
     def __call__(

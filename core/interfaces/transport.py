@@ -93,8 +93,7 @@ class Link(Protocol):
 
 
 class LearnerInfo(NamedTuple):
-    """Description of a learner, for an actor that has only its address. Nothing in it is
-    validated."""
+    """Description of a learner, for an actor that has only its address; not validated."""
 
     config: object
     """The run's config, as JSON."""
@@ -133,7 +132,7 @@ class Connector(Protocol):
     def __call__(self, ctx: RoleContext, prepare: Callable[[Welcome], SlotProcessor]) -> None:
         """Receive until ``ctx.stopping()``; SystemExit(EXIT_REJOIN) when the learner has gone.
 
-        Nothing that is received raises: what is wrong is dropped and counted. What ``prepare``
-        returns is called with the columns of every slot before it is published, and raises
-        for values that are not to be trained on.
+        No received message raises: a bad one is dropped and counted. The processor that
+        ``prepare`` returns is called with the columns of every slot before it is published, and
+        raises for values that must not be trained on.
         """
