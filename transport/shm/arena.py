@@ -29,8 +29,8 @@ from penstock.core import cgroup
 
 HUGE_PAGE_NBYTES = 2 << 20
 MEMINFO = Path("/proc/meminfo")
-LEAST_NBYTES = 64 << 20  # what is smaller is touched soon enough
-PIECE_NBYTES = 4 << 20  # while one is touched, nobody else's memory can be mapped
+LEAST_NBYTES = 64 << 20  # smaller arenas are touched soon enough
+PIECE_NBYTES = 4 << 20  # while one is touched, no other mapping can be changed
 MADV_POPULATE_WRITE = 23
 LOWEST = 19  # niceness
 _ORDERED_STORES = platform.machine() in ("x86_64", "AMD64")
@@ -54,21 +54,24 @@ class Arena:
 
     @classmethod
     def shared(cls, nbytes: int, name: str) -> Arena:
-        """Raises UserError when the host has not that much memory left."""
+        """Make memory that other processes can map. Raises UserError when the host lacks it."""
         with _shortage(nbytes, name):
             _check_available(nbytes)
             return cls.reserved(nbytes, name, [(0, nbytes)])
 
     @classmethod
     def growing(cls, nbytes: int, name: str, first: list[tuple[int, int]]) -> Arena:
-        """Shared memory of which the host gives the ranges ``first`` now, as start and number of
-        bytes, and others with `commit`. Raises UserError when it has not that much left."""
+        """Make shared memory of which only the ranges ``first`` are allocated now.
+
+        ``first`` holds starts and sizes in bytes; `commit` allocates others. Raises UserError when
+        the host lacks the memory.
+        """
         with _shortage(sum(n for _, n in first), name):
             return cls.reserved(nbytes, name, first)
 
     @classmethod
     def reserved(cls, nbytes: int, name: str, first: list[tuple[int, int]]) -> Arena:
-        """As `growing`; raises OSError."""
+        """Like `growing`, but raises OSError."""
         fd = os.memfd_create(f"penstock-{name}", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         try:
             os.ftruncate(fd, nbytes)
@@ -78,41 +81,45 @@ class Arena:
         except OSError:
             os.close(fd)
             raise
-        # Nobody can shrink it under those who have mapped it, which would end them with SIGBUS.
+        # No process can shrink it while others have it mapped, which would end them with SIGBUS.
         seals = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
         fcntl.fcntl(fd, fcntl.F_ADD_SEALS, seals)
         return made
 
     def commit(self, start: int, nbytes: int) -> None:
-        """Take memory for a range. Raises OSError when the host has not that much left."""
+        """Allocate a range. Raises OSError when the host lacks the memory."""
         assert self.fd is not None
         _check_available(nbytes)
         os.posix_fallocate(self.fd, start, nbytes)
 
     @classmethod
     def attach(cls, fd: int, nbytes: int) -> Arena:
-        """Map a descriptor received from the owner, of which ``nbytes`` are used; takes over the
-        descriptor. Raises ValueError where it holds less: reading on would be SIGBUS."""
+        """Map a descriptor received from the owner, of which ``nbytes`` are used.
+
+        Takes over the descriptor. Raises ValueError where it is smaller: reading past its end would
+        raise SIGBUS.
+        """
         size = os.fstat(fd).st_size
         if size < nbytes or nbytes <= 0:
             raise ValueError(f"a memory of {size} bytes for {nbytes}")
         return cls(mmap.mmap(fd, size), fd)
 
     def close(self) -> None:
-        """Give the descriptor back; the memory goes when the last array over it does."""
+        """Close the descriptor; the memory is freed with the last array over it."""
         if self.fd is not None:
             os.close(self.fd)
             self.fd = None
 
 
 def available_nbytes() -> int:
-    """Memory of this host that can be had without pushing anything out."""
+    """Memory of this host that is available without swapping, in bytes."""
     lines = MEMINFO.read_text().splitlines()
     return next(int(line.split()[1]) << 10 for line in lines if line.startswith("MemAvailable:"))
 
 
 def _check_available(nbytes: int) -> None:
-    # Asking for more than there is does not fail: it wakes the kernel's out-of-memory killer.
+    # Requesting more than is available does not fail: it triggers the kernel's out-of-memory
+    # killer.
     available = available_nbytes()
     if nbytes > available:
         raise OSError(errno.ENOMEM, f"{available / 1e9:.2f} GB are free")
@@ -120,7 +127,7 @@ def _check_available(nbytes: int) -> None:
 
 @contextmanager
 def _shortage(nbytes: int, name: str) -> Iterator[None]:
-    """An OSError within becomes a UserError."""
+    """Turn an OSError in the block into a UserError."""
     try:
         yield
     except OSError as error:
@@ -151,7 +158,8 @@ class Prefault:
 
     def __init__(self, arena: Arena) -> None:
         self._memory = arena.bytes
-        self._taken = arena.fd is not None  # shared memory has its pages, and is only mapped here
+        # shared memory is allocated already, and is only mapped here
+        self._taken = arena.fd is not None
         self._stopped = False
         self._thread: threading.Thread | None = None
         if arena.bytes.nbytes >= LEAST_NBYTES:
@@ -159,13 +167,13 @@ class Prefault:
             self._thread.start()
 
     def stop(self) -> None:
-        """End the thread, within the time that a piece takes."""
+        """End the thread, within the time that one piece takes."""
         self._stopped = True
         if self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join()
 
     def join(self, timeout_s: float) -> None:
-        """Wait until all was touched."""
+        """Wait until all pages were touched."""
         if self._thread is not None:
             self._thread.join(timeout_s)
 

@@ -27,34 +27,38 @@ from penstock.transport.shm.weights_board import WeightsBoard
 from penstock.transport.zmq.client import Client
 
 TICK_S = 0.05
-MAX_NBYTES_PER_S = 32e6  # of weights: what a host may take of the learner's link and processor
+# most bytes of weights per second of one host: limits the load of the learner
+MAX_NBYTES_PER_S = 32e6
 MAX_WAITING = 1 << 14  # peers that wait for another version; most of them may have left
 
 
 class WeightsResponder:
-    """Reads the board of one policy and encodes each version at most once."""
+    """Answers requests for weights; encodes each version of the board's policy at most once."""
 
     def __init__(self, board: WeightsBoard, welcome: Welcome, dtype: WireDtype) -> None:
         self._board = board
         self._welcome = welcome
         self._dtype = dtype
-        self._asks: dict[bytes, Stamp | None] = {}  # not looked at yet
-        self._content: set[bytes] = set()  # who had the newest at the last look
-        self._newest: Stamp | None = None  # at the last look
+        self._asks: dict[bytes, Stamp | None] = {}  # not examined yet
+        self._content: set[bytes] = set()  # peers that had the newest version at the last check
+        self._newest: Stamp | None = None  # at the last check
         self._stamp: Stamp | None = None
         self._parts: wire.Parts = []
 
     def ask(self, peer: bytes, have: Stamp | None) -> bool:
-        """Note what a peer has; whether it was waiting for an answer already."""
+        """Note a request of a peer that has the version ``have``.
+
+        Returns whether one was waiting already.
+        """
         waiting = peer in self._asks or peer in self._content
         if len(self._content) >= MAX_WAITING:
-            self._content.pop()  # it asks again
+            self._content.pop()  # the peer asks again
         self._content.discard(peer)
         self._asks[peer] = have
         return waiting
 
     def due(self) -> list[tuple[bytes, wire.Parts]]:
-        """The answers that can be given now, as peer and message."""
+        """The answers that are possible now, as peer and message."""
         newest = self._board.stamp
         if newest is None:
             return []
@@ -72,7 +76,7 @@ class WeightsResponder:
         return [(peer, self._parts) for peer in peers]
 
     def _encode(self) -> None:
-        # Fresh memory each time: messages of the version before may still be on their way out.
+        # New memory each time: messages of the previous version may still be on their way.
         layout = self._welcome.layout
         values = np.empty(layout.size, np.float32)
         stamp = self._board.read(values, policy_id=self._board.policy_id)
@@ -84,7 +88,7 @@ class WeightsResponder:
 
 
 def run(ctx: RoleContext) -> None:
-    """Serve weights at `relay_socket` until told to stop.
+    """Serve weights at `relay_socket` until asked to stop.
 
     Exits with EXIT_REJOIN when the learner is gone or was replaced.
     """
@@ -115,7 +119,7 @@ def _serve(ctx: RoleContext, client: Client) -> None:
             ledger.switch(Part.RECEIVE)
             if time.monotonic() >= ask_at:
                 client.ask_weights(have)
-            client.pump(0)  # before waiting: the descriptor tells of new events only
+            client.pump(0)  # before waiting: the descriptor signals only new events
             fresh = client.take_weights()
             if fresh is not None:
                 have, values = fresh
