@@ -41,7 +41,7 @@ from penstock.learner.checkpoints.checkpoint_format import (
 )
 
 logger = note_logger(__name__)
-ENV = "env"  # in a checkpoint's meta: the game that it was trained in
+ENV = "env"  # in a checkpoint's meta: the game of the training
 EVALUATION = "evaluation"  # there: how it was evaluated, with `ENV` and "mean", if it was
 STEPS = re.compile(r"step-(\d{1,19})")
 
@@ -66,12 +66,12 @@ def newest_whole(
 ) -> tuple[Path, Checkpoint, list[str]]:
     """The newest checkpoint that can be read and is undamaged: ``last``, else of `older`.
 
-    Returns its folder, what it holds, and a sentence on each newer one that is damaged. Raises
-    UserError where none is whole, and where the newest is of another network or version.
+    Returns its folder, its content, and a sentence on each newer one that is damaged. Raises
+    UserError where all are damaged, and where the newest is of another network or version.
     """
     damaged: list[str] = []
     if not any_exists(last):
-        checkpoint_format.load(last)  # raises
+        checkpoint_format.load(last)  # raises the error
     for folder in (last, *older(last)):
         if not checkpoint_format.exists(folder):
             damaged.append(f"{folder} holds no {FILE}")
@@ -90,7 +90,7 @@ def keep_older(last: Path, steps: int | None = None) -> Path | None:
     """Give ``last`` its second name, ``step-N``, before another checkpoint replaces it.
 
     Args:
-        steps: optimizer steps of the checkpoint to come. If ``last`` has as many, it gets no second
+        steps: optimizer steps of the next checkpoint. If ``last`` has as many, it gets no second
             name.
 
     Returns the new folder of ``last`` if it was damaged and set aside, else None. Raises OSError.
@@ -112,12 +112,15 @@ def prune(last: Path, keep: int) -> None:
         with contextlib.suppress(OSError):
             (folder / TEMPORARY).unlink(missing_ok=True)
             (folder / FILE).unlink()
-            folder.rmdir()  # fails where it holds something else
+            folder.rmdir()  # fails where it holds other files
 
 
 def restore(last: Path, whole: Path) -> list[Path]:
-    """Make the checkpoint in ``whole`` the newest one. ``last`` and all that are newer than
-    ``whole`` are damaged, and set aside; returns their new folders."""
+    """Make the checkpoint in ``whole`` the newest one.
+
+    ``last`` and all that are newer than ``whole`` are damaged, and set aside; returns their new
+    folders.
+    """
     newer = [folder for folder in older(last) if _steps(folder) > _steps(whole)]
     aside = [set_aside(folder) for folder in (last, *newer) if checkpoint_format.exists(folder)]
     link(whole / FILE, last)
@@ -127,8 +130,8 @@ def restore(last: Path, whole: Path) -> list[Path]:
 def begin_from(last: Path, source: Path) -> Checkpoint:
     """Make a copy of the checkpoint in ``source`` the newest of a run.
 
-    Those of the run that are newer are kept as ``step-N-before-1``. Raises UserError for a source
-    that is damaged, and where the copy cannot be written.
+    Newer ones of the run are kept as ``step-N-before-1``. Raises UserError for a damaged source,
+    and where the copy cannot be written.
     """
     found = checkpoint_format.load(source)
     steps = int(found.meta.get("progress", {}).get("learner_steps", 0))
@@ -183,8 +186,10 @@ def _linked(file: Path, name: Path) -> bool:
 
 
 def _move(folder: Path, name: str) -> Path:
-    """Move the checkpoint of ``folder`` to a new folder ``name-N`` beside it, with the lowest free
-    N from 1; returns that folder."""
+    """Move the checkpoint of ``folder`` to a new folder ``name-N`` beside it; returns that folder.
+
+    N is the lowest free number from 1.
+    """
     number = 1
     while True:
         aside = folder.with_name(f"{name}-{number}")
@@ -213,8 +218,10 @@ def _steps(folder: Path) -> int:
 
 
 def best_meta(folder: Path, layout: ParamLayout, env: EnvConfig) -> Mapping[str, Any] | None:
-    """The meta of the best checkpoint, in ``folder``; None where there is none. One that is of
-    another game than ``env`` or another network, or damaged, is moved beside it."""
+    """The meta of the best checkpoint, in ``folder``; None where there is none.
+
+    One of another game than ``env`` or another network, or a damaged one, is moved beside it.
+    """
     if not checkpoint_format.exists(folder):
         return None
     try:

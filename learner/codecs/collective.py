@@ -7,7 +7,7 @@ from torch import Tensor
 
 
 class GroupCollective:
-    """The `core.interfaces.Collective` of a ``group`` of torch's (gloo or NCCL).
+    """The `core.interfaces.Collective` of a torch process ``group`` (gloo or NCCL).
 
     ``sent_nbytes`` adds up the payload that this rank gave to the network, by the algorithms that
     gloo and NCCL use (see `all_reduce_nbytes`, `all_to_all_nbytes`, `all_gather_nbytes`).
@@ -41,22 +41,25 @@ class GroupCollective:
 
 
 def all_reduce_nbytes(nbytes: int, world: int) -> int:
-    """Sent by each rank of a ring: every chunk goes round twice, less one step each time."""
+    """Bytes sent by each rank of a ring: every chunk goes round twice, less one step each time."""
     return 2 * (world - 1) * nbytes // world
 
 
 def all_to_all_nbytes(nbytes: int, world: int) -> int:
-    """Sent by each rank: its own row stays."""
+    """Bytes sent by each rank: its own row stays."""
     return (world - 1) * nbytes // world
 
 
 def all_gather_nbytes(nbytes: int, world: int) -> int:
-    """Sent by each rank of a ring: its own ``nbytes``, and what it passes on."""
+    """Bytes sent by each rank of a ring: its own ``nbytes``, and those that it forwards."""
     return (world - 1) * nbytes
 
 
 class SoloCollective:
-    """Stands in for a group of ``world``: the others give what this rank does, at once."""
+    """Stands in for a group of ``world`` ranks, to time the computation of a codec.
+
+    The other ranks give the same values as this one, at once.
+    """
 
     def __init__(self, rank: int, world: int) -> None:
         self.rank, self.world = rank, world

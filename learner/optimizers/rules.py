@@ -27,24 +27,24 @@ ALPHA = 0.99
 
 
 class UpdateStep(NamedTuple):
-    """What a rule needs to know besides the gradient; tensors are float32 ``[]``, on the device."""
+    """Arguments of a rule besides the gradient; tensors are float32 ``[]``, on the device."""
 
     lr: float
     momentum: float
     scale: Tensor
-    """What the gradient is divided by first."""
+    """The divisor of the gradient."""
     is_bad: Tensor
-    """1 where some gradient is not finite, and then nothing may change; else 0."""
+    """1 where some gradient is not finite, and then no value may change; else 0."""
 
 
 class UpdateRule(Protocol):
-    """Changes ``values`` by ``grads``, and may leave anything in ``grads``."""
+    """Changes ``values`` by ``grads``, and may overwrite ``grads``."""
 
     moments: dict[str, Tensor]
-    """What it remembers, each ``[N]`` as the values are."""
+    """The rule's state, each ``[N]`` like the values."""
 
     def __call__(self, step: UpdateStep) -> None:
-        """Take one step, and count it in the ``steps`` that the rule was made with."""
+        """Take one step, and count it in the ``steps`` of the constructor."""
 
 
 class Adam:
@@ -76,7 +76,7 @@ class Adam:
 
 
 class RmsProp:
-    """Tieleman & Hinton 2012, with the operations of torch's, which cannot skip a step."""
+    """Tieleman & Hinton 2012, with the operations of torch's RMSprop, which cannot skip a step."""
 
     def __init__(self, values: Tensor, grads: Tensor, steps: Tensor, cfg: LearnerConfig) -> None:
         self._values, self._grads, self._steps, self._eps = values, grads, steps, cfg.eps
@@ -118,18 +118,18 @@ class Sgd:
 
 
 class Layerwise:
-    """The rule that `learner.optimizer` names; x is one parameter, g its gradient.
+    """LARS or LAMB, by `learner.optimizer`; x is one parameter, g its gradient.
 
-    LARS (You et al. 2017, arXiv 1708.03888): ``g + weight_decay x`` is multiplied by
-    ``0.001 |x| / (|g| + weight_decay |x|)`` before it enters the momentum; parameters with fewer
-    than two dimensions take steps of SGD, without decay.
+    LARS (You et al. 2017, arXiv 1708.03888): ``g + weight_decay x`` is multiplied by ``0.001 |x| /
+    (|g| + weight_decay |x|)`` before it enters the momentum; parameters with fewer than two
+    dimensions take steps of SGD, without decay.
 
     LAMB (You et al. 2020, arXiv 1904.00962): Adam's step plus ``weight_decay x`` gets the length
-    ``lr min(|x|, 10)``, or stays as it is where x is zero. Moments are not corrected for their
+    ``lr min(|x|, 10)``, or stays unchanged where x is zero. Moments are not corrected for their
     start at zero, as in the paper's third version: without decay the length undoes that anyway.
 
-    A step by a gradient that is not finite changes no value; on a GPU, which is not asked whether
-    there is one, moments decay in it as by a gradient of zero.
+    A step by a gradient that is not finite changes no value. On a GPU, which is not synchronized to
+    test that, moments decay in it as by a gradient of zero.
     """
 
     def __init__(
@@ -161,7 +161,7 @@ class Layerwise:
 
 
 def _make_layerwise(cfg: LearnerConfig, parameters: Sequence[nn.Parameter]) -> Any:
-    """The library's optimizer; UserError where the library is missing."""
+    """Make the library's optimizer. Raises UserError where the library is missing."""
     try:
         from pytorch_optimizer import LARS, Lamb
     except ImportError as error:
@@ -171,7 +171,7 @@ def _make_layerwise(cfg: LearnerConfig, parameters: Sequence[nn.Parameter]) -> A
         ) from error
     if cfg.optimizer == "lars":
         return LARS(parameters, momentum=cfg.momentum, weight_decay=cfg.weight_decay)
-    # weight_decouple=False: decay is part of the step that is measured, as in the paper. Without
+    # weight_decouple=False: decay is part of the measured step, as in the paper. Without
     # adam_debias it divides lr by 1 - beta1^t, and the length of a step is no longer lr |x|.
     return Lamb(
         parameters,

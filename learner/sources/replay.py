@@ -37,7 +37,7 @@ from penstock.replay.snapshot_files import MANIFEST, discard
 from penstock.transport.shm.host import ShmHost
 from penstock.transport.shm.store import Slot
 
-LOOK_S = 0.1  # between two beats of a run that waits
+LOOK_S = 0.1  # between two heartbeats of a run that waits
 SHARE_S = 0.005  # longest poll while a snapshot is being saved, so that it gets the lock
 
 
@@ -55,8 +55,17 @@ class ReplayDataSource:
         *,
         shared: bool = True,
     ) -> None:
-        """Memory for ``actors`` that play at a time, and ``lanes`` for those that come and go; not
-        ``shared`` where all are in one process. ``ledger`` is that of the thread that trains."""
+        """Allocate the replay.
+
+        Args:
+            config: of the run.
+            consumer: the trainer.
+            accounting: counts arrived and trained steps.
+            actors: actors that play at the same time.
+            lanes: writers that come and go.
+            ledger: of the training thread.
+            shared: False where all are in one process.
+        """
         replay, spec = config.replay, consumer.spec
         self._consumer = consumer
         self._accounting = accounting
@@ -115,7 +124,7 @@ class ReplayDataSource:
             self._kept.finish(folder, beat)
 
     def stop(self) -> None:
-        """What comes from now on is still taken in."""
+        """Does nothing: slots that arrive from now on are still stored."""
 
     def in_flight_steps(self) -> int:
         self._collect()
@@ -137,9 +146,9 @@ class ReplayDataSource:
         self._replay.close()
 
     def _poll(self, timeout_s: float) -> None:
-        """Take in published slots, and lend slots on if the learner keeps up."""
+        """Store published slots, and lend slots unless the learner lags behind."""
         store, table = self.store, self._table
-        # Until a sequence is whole there is nothing to draw, and the learner does not keep up.
+        # Until a sequence is complete there is nothing to draw, which is no lag of the learner.
         ahead = not self._limiter.may_insert(table.rows_per_slot) and self._batches.ready
         store.held_back = store.lanes if ahead else set()
         if self._host is not None:
@@ -147,7 +156,7 @@ class ReplayDataSource:
                 self._host.poll(min(timeout_s, SHARE_S) if self._kept.saving else timeout_s)
 
     def _collect(self) -> None:
-        """Take in what was published; the replay does it itself before it is sampled."""
+        """Store published slots; the replay does this itself before it is sampled."""
         with self._replay.lock:
             self._replay.collect()
 
@@ -164,8 +173,10 @@ class ReplayDataSource:
 
 
 def make_limiter(replay: ReplayConfig, insert: int, steps: int = 1) -> RateLimiter:
-    """The rate limiter of the section `replay`. ``insert``: steps that may arrive at once;
-    ``steps``: steps per sample."""
+    """The rate limiter of the section `replay`.
+
+    ``insert``: steps that may arrive at once; ``steps``: steps per sample.
+    """
     least = max(replay.min_size, replay.batch_size)
     ratio = replay.samples_per_insert
     return RateLimiter(
@@ -178,7 +189,7 @@ def make_limiter(replay: ReplayConfig, insert: int, steps: int = 1) -> RateLimit
 
 
 class KeptReplay:
-    """``replay`` as it goes to disk and comes back; nothing of it unless ``wanted``."""
+    """Saves and restores ``replay`` with the checkpoints; does nothing unless ``wanted``."""
 
     def __init__(self, replay: Replay, *, wanted: bool) -> None:
         self._replay, self._wanted = replay, wanted
@@ -193,10 +204,10 @@ class KeptReplay:
     def begin(self, folder: Path) -> None:
         """Write a snapshot to ``folder`` in the background, unless one is still being written.
 
-        Raises ReplayError where the one before could not be written.
+        Raises ReplayError where the previous one could not be written.
         """
         if not self._wanted:
-            discard(folder)  # of another moment than its checkpoint
+            discard(folder)  # belongs to another moment than its checkpoint
             return
         self._raise()
         if not self.saving:
@@ -206,14 +217,14 @@ class KeptReplay:
             self._thread.start()
 
     def finish(self, folder: Path, beat: Callable[[], None]) -> None:
-        """Write a snapshot of now, and wait for it. Raises ReplayError where it cannot be."""
+        """Write a snapshot now, and wait for it. Raises ReplayError where that fails."""
         self._wait(beat)
         self.begin(folder)
         self._wait(beat)
         self._raise()
 
     def resume(self, folder: Path) -> str:
-        """Go on with what ``folder`` holds, if anything; says what the replay begins with.
+        """Load the snapshot in ``folder``, if there is one; returns a sentence on the result.
 
         Raises UserError for a snapshot that is damaged or was made with other settings.
         """
