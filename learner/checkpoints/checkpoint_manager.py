@@ -166,7 +166,7 @@ class CheckpointManager:
         return self._last / "replay" / str(learner)
 
     def due(self, *, by_time: bool = True) -> bool:
-        """Whether to save now, by `checkpoint.every_s`, `eval.every_s`, `checkpoint.every_steps`."""
+        """Whether to save, by `checkpoint.every_s`, `eval.every_s`, `checkpoint.every_steps`."""
         steps = self._trainer.progress.learner_steps
         every = self._config.every_steps
         due = by_time and time.monotonic() - self._saved_s >= self._every_s
