@@ -88,7 +88,7 @@ class ThreadedVectorEnv(SyncVectorEnv):
 
 
 class _Game(gymnasium.Wrapper[Any, Any, Any, Any]):
-    """One game, whose next call is made ahead of being asked for."""
+    """One environment, whose next call is made ahead of its request."""
 
     def __init__(self, make: Callable[[], Single], owner: Executor | None) -> None:
         super().__init__(_by(owner, make))
@@ -97,7 +97,7 @@ class _Game(gymnasium.Wrapper[Any, Any, Any, Any]):
         self._error: BaseException | None = None
 
     def play(self, call: Call) -> bool:
-        """Make a call, and keep what comes of it; whether it returned."""
+        """Make a call and keep its result; returns whether it succeeded."""
         try:
             self._result = call()
         except BaseException as error:
@@ -121,14 +121,14 @@ class _Game(gymnasium.Wrapper[Any, Any, Any, Any]):
 
 
 def _play(games: Iterable[_Game], calls: Iterable[Call]) -> None:
-    """One share: where a game fails, the rest would not have been played by one thread either."""
+    """Play one share; after a failure the rest is skipped, as in a single thread."""
     for game, call in zip(games, calls, strict=True):
         if not game.play(call):
             return
 
 
 def _by(owner: Executor | None, call: Call) -> Any:
-    """What `call` returns, made by the thread of `owner`, or by the caller where there is none."""
+    """The result of ``call``, made by the thread of ``owner``, or by the caller without one."""
     if owner is None:
         return call()
     try:

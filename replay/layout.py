@@ -63,7 +63,7 @@ class Observation:
 
 
 class Layout:
-    """The role of each column of a slot spec; it does not depend on who made the spec."""
+    """The role of each column of a slot spec, whatever made the spec."""
 
     def __init__(self, spec: SlotSpec, frame_stack: Mapping[str, int]) -> None:
         """``frame_stack``: frames per observation, for each column that stores only the newest

@@ -1,7 +1,7 @@
 """A table under a rate limiter: rows are counted, and the side that is ahead waits.
 
-The table counts rows itself; here its counts are passed to the limiter, whoever wrote the rows.
-Adding and sampling wait outside the buffer's lock, so that the other side can proceed.
+The table counts rows itself; here its counts are passed to the limiter, for all writers. Adding and
+sampling wait outside the buffer's lock, so that the other side can proceed.
 """
 
 from __future__ import annotations

@@ -217,14 +217,14 @@ class Engine(Protocol):
         Args:
             spec: one of the roles that were reserved for.
             incarnation: higher than that of every earlier start of the role.
-            arguments: fields of `RoleContext` beyond those of the spec, values of JSON;
-                ``run_dir`` is the same on every host; ``runtime_dir`` is this host's, and another
-                one puts its own in its place.
-            log: where the role's output goes, on its host.
+            arguments: fields of `RoleContext` beyond those of the spec, as JSON values; ``run_dir``
+                is the same on every host; ``runtime_dir`` is this host's, and another host replaces
+                it by its own.
+            log: the file for the role's output, on its host.
 
         Raises OSError where it could not be started; nothing of it is left then. An engine that
         detects the failure later returns a handle whose death is confirmed, whose status has
-        ``began`` False and whose `Handle.log_tail` says why.
+        ``began`` False and whose `Handle.log_tail` contains the reason.
         """
 
     def filenos(self) -> Collection[int]:

@@ -1,4 +1,4 @@
-"""The workers that the parameter server knows, and the settings that they must share."""
+"""The workers of a parameter server, and the settings that they must share."""
 
 from __future__ import annotations
 

@@ -4,20 +4,20 @@ A message is two frames, ``[head | payload]``, to the server's ROUTER from a wor
 back. The head is `HEAD`, little-endian; fields that a kind does not name are 0. The payload is raw:
 
     dense     ``entries`` float32
-    sparse    ``entries`` uint32 indices, growing, then as many float32
+    sparse    ``entries`` uint32 indices, ascending, then as many float32
     text      ``entries`` bytes of UTF-8
 
-    kind       from    what it says
+    kind       from    content
     JOIN       worker  rank; session = the worker's own random token; version = updates that its
-                       parameters have seen; entries = how many there are; rules = checksum of the
-                       settings on which all must agree
+                       parameters have seen; entries = number of parameters; rules = checksum of
+                       the settings on which all must agree
     WELCOME    server  session to name from now on; flag WANTED: send your parameters
     STATE      worker  version, samples, tally of the run; dense: parameters, then the optimizer's
                        arrays by name; the server takes them if it has none, or older ones
-    PUSH       worker  samples; tally since the push before. dense: the gradient, summed over its
+    PUSH       worker  samples; tally since the previous push. dense: the gradient, summed over its
                        samples. sparse (asp): changes of parameters. 0 samples, no payload: after a
                        pull that is a turn without a gradient, else only tally and flags
-    PULL       worker  number = that of its answer; version = what it has (asp), -1 for none
+    PULL       worker  number = that of its answer; version = the worker's (asp), -1 for none
     VALUES     server  number; version, samples, tally of the run; lag = staleness of the worker's
                        last push, -1 where it was discarded; workers. dense: all parameters; sparse
                        (asp): those that changed since ``version``
@@ -25,21 +25,21 @@ back. The head is `HEAD`, little-endian; fields that a kind does not name are 0.
     STATE      server  number, as above
     BYE        worker  it leaves
     WHO        server  session = one that it does not know (any more): join again
-    BUSY       server  text: why it cannot join now; to be tried again
-    REFUSE     server  text: why it never can
-    PING       server  nothing: only whether it can be sent
+    BUSY       server  text: why the worker cannot join now; it tries again
+    REFUSE     server  text: why the worker can never join
+    PING       server  no content: tests whether the worker can be reached
 
 A tally is `Progress.growth`: counts that add up, then sums of which each worker's last one counts.
 Flags STOP, NAN and CHECKPOINT in a PUSH are for all workers: each finds them in its next VALUES,
-and the first two in all that follow. When all stop, nobody waits, and gradients count no more.
+and the first two in all later ones. When all stop, no worker waits, and gradients count no more.
 
-Whatever is wrong with received bytes raises `WireError`, whose ``reason`` is what gets counted. A
-worker whose connection ended has a new identity when it is back, and is answered WHO; a push that
-got lost with it is a gradient lost. Never pickle.
+Any fault of received bytes raises `WireError`, whose ``reason`` is counted. A worker that
+reconnects has a new identity, and is answered WHO; the gradient of a push that was lost with the
+connection is lost. Never pickle.
 
 A run's server listens in the run's runtime folder of mode 0700, so a worker is a process of the
-same user: what it sends is checked for size, number and range, and its gradients are believed.
-Counts of a worker that no run has are refused (`check_counts`), and the server's own totals stay at
+same user: its messages are checked for size, number and range, and its gradients are trusted.
+Counts that no run reaches are refused (`check_counts`), and the server's own totals are capped at
 `MAX_TOTAL`.
 """
 

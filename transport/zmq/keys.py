@@ -1,4 +1,4 @@
-"""CURVE keys: they decide who may connect to a learner over the network, and encrypt traffic.
+"""CURVE keys: they restrict the connections to a learner over the network, and encrypt traffic.
 
 A folder of keys, as `penstock keys new` makes it:
 
@@ -8,8 +8,8 @@ A folder of keys, as `penstock keys new` makes it:
     allowed/*.key        public keys of the actors that the learner accepts; use one per host to
                          be able to revoke it alone
 
-The files are those of pyzmq's `zmq.auth`. Without an allow list CURVE accepts every client that
-knows the learner's public key, so there always is one.
+The files are those of pyzmq's `zmq.auth`. Without an allow list CURVE accepts every client that has
+the learner's public key, so there always is one.
 """
 
 from __future__ import annotations
