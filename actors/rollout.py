@@ -199,7 +199,7 @@ class Rollout:
             raise UserError(
                 "the environment gave a reward in the step after an episode's end, which only "
                 "resets (autoreset mode NEXT_STEP); a wrapper of the vector environment that "
-                "resets in the same step does that: `penstock check-env` tells more"
+                "resets in the same step does that; run `penstock check-env` for details"
             )
         if self._discount is not None:
             self._discounted *= self._discount

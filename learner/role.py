@@ -69,7 +69,7 @@ def run(ctx: RoleContext) -> None:
         # Under a server, a learner that restarts takes time and returns from the last checkpoint.
         how = "auto" if served and ctx.incarnation and ctx.resume == "no" else ctx.resume
         if not checkpoints.resume(how, repair=ctx.learner == 0) and how == "auto":
-            logger.info("%s has no checkpoint: this run begins anew", ctx.run_dir)
+            logger.info("%s has no checkpoint: this run starts fresh", ctx.run_dir)
     group = ElasticGroup(ctx, config, trainer, checkpoints.stored)
     if not group.join():
         return
@@ -266,7 +266,7 @@ class LearnerProcess(TrainingLoop[Any]):
                 self._source.save(self._shard)
             except UserError as error:  # a disk that is full now may have room later
                 self._checkpoints.put_off()
-                logger.info("this checkpoint is missing, and the run goes on: %s", error)
+                logger.info("this checkpoint could not be saved, and the run continues: %s", error)
         self._nonfinite.keep()
 
     def stopped(self) -> None:
@@ -282,7 +282,7 @@ class LearnerProcess(TrainingLoop[Any]):
             self._checkpoints.save(self._kept)
             return
         self._checkpoints.put_off()
-        logger.info("the parameter server did not give its state: checkpoints/last stays as it was")
+        logger.info("the parameter server did not send its state: checkpoints/last is not replaced")
 
     def _regroup(self, why: str) -> bool:
         """Join the other learners again; False where the run ends."""

@@ -42,13 +42,13 @@ def check_numbers(capacity: int, discount: float, envs: int, autoreset: str) -> 
 def cannot_sample(count: int, stored: int, capacity: int) -> ReplayError:
     """The error for a batch of ``count`` rows that cannot be drawn."""
     if not isinstance(count, int | np.integer) or count < 1:
-        return ReplayError(f"a batch of {count!r} rows cannot be; give a whole number from 1")
+        return ReplayError(f"batch size {count!r} must be a whole number and at least 1")
     if count > capacity:
         return ReplayError(
             f"a batch of {count} is larger than the capacity of {capacity}; lower one or raise the "
             "other"
         )
-    return ReplayError(f"a batch of {count} was asked for and {stored} rows are stored; add more")
+    return ReplayError(f"a batch of {count} rows needs as many, and {stored} are stored; add more")
 
 
 def check_priorities(

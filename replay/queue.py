@@ -305,4 +305,4 @@ def _slot_spec(spec: SlotSpec | Sequence[Column], unroll: int | None, envs: int 
             return SlotSpec(unroll or spec.unroll, envs or spec.envs, spec.columns, spec.side)
         return SlotSpec(20 if unroll is None else unroll, envs or 1, tuple(spec))
     except (TypeError, ValueError) as error:
-        raise ReplayError(f"such slots cannot be made: {error}") from error
+        raise ReplayError(f"slots cannot be made of these columns: {error}") from error

@@ -120,7 +120,7 @@ class Uniform:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         end = int(state["end"])
         if not 0 <= end <= len(self._valid) or self._valid[end:].any():
-            raise ReplayError(f"the snapshot's rows end at {end}, which cannot be; load another")
+            raise ReplayError(f"the snapshot is damaged: its rows end at {end}; load another")
         self._end = end
         self._listed = np.flatnonzero(self._valid[: self._end]) if state["listed"] else None
         self._rng.bit_generator.state = state["rng"]
@@ -263,7 +263,9 @@ class Prioritized:
         if not ((leaves >= 0) & (leaves <= most)).all() or leaves[~self._valid].any():
             raise ReplayError("the snapshot's priorities are damaged; load another")
         if not 0 <= highest <= MAX_PRIORITY:
-            raise ReplayError(f"the snapshot's highest priority {highest} cannot be; load another")
+            raise ReplayError(
+                f"the snapshot is damaged: its highest priority is {highest}; load another"
+            )
         self._tree.load(leaves)
         self._highest = highest
         self._drawn = max(0, int(state["drawn"]))

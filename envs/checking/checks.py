@@ -172,9 +172,9 @@ class Checker:
         except Exception as error:
             self.add(
                 "pickling",
-                f"what makes it cannot be pickled ({type(error).__name__}: {error}); define it at "
-                "the top level of its module, as no lambda and in no function, so that a process "
-                "started anew can import it",
+                f"its constructor cannot be pickled ({type(error).__name__}: {error}); define it "
+                "at the top level of its module, not as a lambda or in a function, so that a new "
+                "process can import it",
             )
 
     def _reset(self, env: Single, seed: int | None) -> Any:

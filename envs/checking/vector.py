@@ -182,7 +182,7 @@ def _check_face(found: Checker, vector: VectorEnv) -> bool:
         return False
     count = getattr(vector, "num_envs", None)
     if count != COUNT:
-        found.add("vector", f"num_envs={COUNT} made {count} games; make as many as asked")
+        found.add("vector", f"num_envs={COUNT} made {count} environments; make exactly num_envs")
         return False
     return True
 

@@ -123,8 +123,8 @@ class CheckpointManager:
         if not same:
             self._resumed_elsewhere = trainer.progress.trained_steps
             logger.info(
-                "the game is another than before (env.*): the weights go on; mean return, "
-                "stop.return, replay and the best checkpoint begin anew"
+                "the environment (env.*) differs from the checkpoint's: the weights are kept; mean "
+                "return, stop.return, replay and the best checkpoint start anew"
             )
         return True
 

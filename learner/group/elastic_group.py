@@ -300,16 +300,16 @@ class ElasticGroup:
             return
         if (store := self._ctx.store) is not None:
             raise UserError(
-                f"the learners did not come together: {failure}; start every rank with the same "
-                f"--world and --store, see that nothing is between it and {store.host}:{store.port}"
-                ", and look at what the others say"
+                f"the learners could not form a group: {failure}; start every rank with the same "
+                f"--world and --store, check that no firewall separates it from {store.host}:"
+                f"{store.port}, and look at the messages of the other ranks"
             )
         now_s = time.monotonic()
         self._failing_since_s = self._failing_since_s or now_s
         patience_s = self._config.learner.reduce.timeout_s + self._config.run.hang_timeout_s
         if now_s - self._failing_since_s > patience_s:
             raise RuntimeError(
-                f"no group of learners came together for {patience_s:g} s: {failure}"
+                f"no group of learners could be formed for {patience_s:g} s: {failure}"
             )
         self._ctx.report("group_failed", epoch=epoch, message=failure)
 

@@ -200,7 +200,7 @@ def meet(
                 _compare(me, hello, member, _read(store.get(f"hello-{member}"), member))
                 absent.remove(member)
             if store.get(f"token-{me}") != token.encode():
-                raise UserError(f"two learners say that they are rank {me}; give each one its own")
+                raise UserError(f"two learners have rank {me}; give each one its own")
             if absent:
                 if not waiting():
                     raise GroupLostError("there is a newer group")

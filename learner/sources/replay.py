@@ -231,14 +231,14 @@ class KeptReplay:
         if not self._wanted:
             return "the replay begins empty, as replay.checkpoint is false, and is filled first"
         if not (folder / MANIFEST).is_file():
-            return f"the replay begins empty: {folder} holds none; it is filled first"
+            return f"the replay begins empty: {folder} has no snapshot; it is filled first"
         try:
             self._replay.restore(folder)
         except ReplayError as error:
             raise UserError(
                 f"{error}; or begin with an empty one: replay.checkpoint=false"
             ) from error
-        return f"the replay goes on with {len(self._replay)} stored steps"
+        return f"the replay continues with {len(self._replay)} stored steps"
 
     def _save(self, folder: Path) -> None:
         try:

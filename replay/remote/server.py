@@ -101,7 +101,7 @@ class Snapshots:
             self._failed += 1
             text = str(error) or "a snapshot needs more memory than is left"
             if text != self._failure:  # one line, until another cause
-                self._log(f"warning: {text}; the server goes on")
+                self._log(f"warning: {text}; the server continues")
             self._failure = text
         else:
             self._saved += 1
@@ -139,7 +139,8 @@ class ReplayServer:
         if not (curve or insecure or is_local(bind)):
             raise ReplayError(
                 f"{bind} can be reached from other hosts, where anyone could change the buffer; "
-                "make keys with `penstock keys new` and give their folder as curve, or say insecure"
+                "make keys with `penstock keys new` and give their folder as curve, or pass "
+                "insecure=True"
             )
         self._snapshots, self._log = snapshots, log
         self._was_full = False

@@ -278,7 +278,7 @@ def peer_of(peer: socket.socket) -> Credentials:
 def strange_answer(why: str) -> UserError:
     """The error for an owner whose answer cannot be used."""
     return UserError(
-        f"what the owner of the memory answered cannot be used ({why}); use the same release of "
+        f"the answer of the memory's owner cannot be used ({why}); use the same release of "
         "Penstock in both processes"
     )
 

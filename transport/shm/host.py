@@ -110,6 +110,6 @@ def check_spec(mine: SlotSpec, theirs: dict[str, Any] | None) -> None:
 
 def _unreadable(why: object) -> UserError:
     return UserError(
-        f"what the actor says of its slots cannot be read ({why}); use the same release of "
+        f"the actor's description of its slots cannot be read ({why}); use the same release of "
         "Penstock in both processes"
     )

@@ -457,7 +457,7 @@ def test_a_snapshot_that_cannot_be_written_is_one_line(
         check(client.sample(2))
     assert len(lines) == 1
     assert "could not be written" in lines[0]
-    assert "the server goes on" in lines[0]
+    assert "the server continues" in lines[0]
 
 
 def test_another_buffer_at_the_address_is_named(rig: Callable[..., Rig]) -> None:
