@@ -32,7 +32,7 @@ _OWN_EXTRAS = ("box2d", "mujoco")  # that gymnasium has too, with other versions
 
 
 def import_module(name: str, purpose: str) -> ModuleType:
-    """Import a module; `purpose` says in an error's sentence what it is for."""
+    """Import a module; an error's sentence begins with `purpose`."""
     with explained(purpose):
         try:
             return importlib.import_module(name)

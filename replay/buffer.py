@@ -250,7 +250,7 @@ class Replay:
             raise
         return replay
 
-    # ------------------------------------------------------------------------- in
+    # ------------------------------------------------------------------------- adding
 
     def add(
         self,
@@ -341,7 +341,7 @@ class Replay:
         """
         return self._stock.serve(path).address
 
-    # ------------------------------------------------------------------------- out
+    # ------------------------------------------------------------------------- sampling
 
     def sample(self, count: int, *, stacked: bool = True) -> Batch:
         """Draw ``count`` rows with the sampler.

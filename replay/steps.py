@@ -255,7 +255,7 @@ class StepWriter:
         done: Flags = (ends | cuts) & ~self._resetting
         return done if done.any() else None
 
-    # ------------------------------------------------------------------------- what came
+    # ------------------------------------------------------------------------- checking the input
 
     def _flatten(
         self, obs: Any, action: Any, reward: Any, next_obs: Any, extra: dict[str, Any]

@@ -106,7 +106,7 @@ class Table:
         # called with each that is not, and why
         self.rejected: Callable[[Slot, str], None] | None = None
 
-    # ------------------------------------------------------------------------- slots come
+    # ------------------------------------------------------------------------- adding slots
 
     def open_lane(self) -> tuple[int, SlotWriter]:
         """Open a lane of the store for a writer of this process."""
@@ -315,7 +315,7 @@ class Table:
         self._open.remove(slot)
         self.order.remove(slot)
 
-    # ------------------------------------------------------------------------- slots and rows go
+    # ------------------------------------------------------------------------- evicting
 
     def evict_oldest(self, reason: str) -> None:
         """Evict the oldest published slot; the store lends it again."""

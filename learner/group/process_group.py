@@ -187,7 +187,7 @@ def meet(
 
     Raises:
         UserError: options differ, or another learner has the same rank.
-        GroupLostError: a member does not come.
+        GroupLostError: a member is missing after ``timeout_s``.
     """
     deadline_s = time.monotonic() + timeout_s
     token = os.urandom(8).hex()

@@ -285,7 +285,7 @@ class ParameterServer:
             tally=self._tally(),
         )
         member.answered, member.pull, member.checkpoint = head.number, None, False
-        if self.pace.may_go(member.number):  # else it is only told to stop
+        if self.pace.may_go(member.number):  # else it only receives the stop flag
             self.pace.go(member.number)
         self._send(name, head, parameters.answer(have, self.pace.version))
 
