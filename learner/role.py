@@ -62,9 +62,9 @@ def run(ctx: RoleContext) -> None:
     trainer = make_trainer(on_own_gpu(config, ctx), info, ctx.ledger)
     logger.info("%s", network_of(config, info, trainer))
     checkpoints = CheckpointManager(ctx.run_dir, trainer, ctx.report, ctx.event)
-    # the server takes the state of the learner that joins first
+    # A parameter server takes the state of the learner that joins first. Otherwise learner 0
+    # resumes, unless the other learners have the state already.
     served = config.learner.pace in SERVED
-    # else other learners have its state
     if served or (ctx.learner == 0 and not begun(ctx.runtime_dir)):
         # Under a server, a learner that restarts takes time and returns from the last checkpoint.
         how = "auto" if served and ctx.incarnation and ctx.resume == "no" else ctx.resume
