@@ -79,9 +79,6 @@ def _ages(starts: Flags, age_before: npt.NDArray[np.int64]) -> npt.NDArray[np.in
     return np.minimum(ages, OLDEST)
 
 
-Flags = npt.NDArray[np.bool_]
-
-
 class EpisodeTracker:
     """The last step of a stream of ``envs`` environments."""
 
