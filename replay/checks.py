@@ -48,7 +48,9 @@ def cannot_sample(count: int, stored: int, capacity: int) -> ReplayError:
             f"a batch of {count} is larger than the capacity of {capacity}; lower one or raise the "
             "other"
         )
-    return ReplayError(f"a batch of {count} rows needs as many, and {stored} are stored; add more")
+    return ReplayError(
+        f"a batch of {count} needs as many rows, and {stored} rows are stored; add more"
+    )
 
 
 def check_priorities(
