@@ -1,1 +1,1 @@
-"""Actors: they play games with the newest weights and record unrolls into slots."""
+"""Actors: they play environments with the newest weights and record unrolls into slots."""

@@ -1,7 +1,7 @@
 """How an actor finds its learner, and by which transport it joins.
 
-Roles start in any order, so an actor waits for its learner for ever; one that was started by hand
-says so once. A learner of the same supervisor is watched by that.
+Roles start in any order, so an actor waits for its learner without limit; one that was started by
+hand prints that once. The supervisor watches its own learners.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ SAY_SO_AFTER_S = 3.0
 
 @dataclass(frozen=True)
 class Found:
-    """A learner: the run's config, and by which transport it is joined at which address."""
+    """A learner: the run's config, the transport and the address."""
 
     config: Config
     transport: Transport
@@ -44,10 +44,10 @@ class Found:
 
 
 def find(ctx: RoleContext) -> Found:
-    """Learn the config and the way; asks a learner at ``ctx.address`` when started by hand.
+    """Find the config and the learner; an actor started by hand asks a learner at ``ctx.address``.
 
     Raises UserError for a config that cannot be read, or that names code which ``ctx`` does not
-    allow, before anything of it is imported; LearnerGoneError when told to leave meanwhile.
+    allow, before any of it is imported; LearnerGoneError when asked to leave meanwhile.
     """
     if ctx.config is not None:
         return _own_learner(ctx, ctx.config)
@@ -74,7 +74,7 @@ def find(ctx: RoleContext) -> Found:
 
 
 def _own_learner(ctx: RoleContext, config: Config) -> Found:
-    """That of the same supervisor."""
+    """The learner of the same supervisor."""
     kind = config.transport.kind
     if ctx.address is not None:
         return Found(config, make_transport(TRANSPORTS.elsewhere(kind)), ctx.address)
@@ -89,9 +89,9 @@ def _found(answer: T | None) -> T:
 
 
 def _trusts(ctx: RoleContext, address: str, source: str) -> bool:
-    """Whether only the user can answer at ``address``, or the user says that it does not matter.
+    """Whether only the user can answer at ``address``, or the user has allowed any answer.
 
-    Waits until there is a folder for an ``ipc://`` path, so that it is judged before it is used.
+    Waits until the folder of an ``ipc://`` path exists, so that it is checked before it is used.
     """
     if ctx.curve is not None or ctx.insecure:
         return True
@@ -111,7 +111,7 @@ def _read_config(received: object, source: str) -> Config:
 
 
 def _own_socket(text: str) -> str:
-    """The path of a Unix socket of this user; empty where it is something else."""
+    """The path of a Unix socket of this user; empty for anything else."""
     try:
         found = os.stat(text)
     except (OSError, ValueError):
@@ -120,16 +120,18 @@ def _own_socket(text: str) -> str:
 
 
 def join(ctx: RoleContext, found: Found, spec: SlotSpec, actor: int) -> Link | None:
-    """Join as ``actor`` with slots of ``spec``; None when told to leave before that worked."""
+    """Join as ``actor`` with slots of ``spec``; None when asked to leave before that worked."""
     connect = partial(found.transport.connect, ctx, found.address, found.config, spec, actor)
     whom = None if ctx.address is None else f"the learner at {found.address}"
     return wait_for(connect, ctx, whom)
 
 
 def wait_for(connect: Callable[[], T], ctx: RoleContext, whom: str | None) -> T | None:
-    """Call ``connect`` until it no longer raises OSError; None when told to leave. Tell the user if
-    that takes long, where ``whom`` says who it waits for. Raises OSError where this host has no
-    memory or descriptor left."""
+    """Call ``connect`` until it no longer raises OSError; None when asked to leave.
+
+    Logs a sentence if that takes long and ``whom``, the peer, is given. Raises OSError where this
+    host has no memory or descriptor left.
+    """
     since_s = time.monotonic()
     said = False
     while not ctx.leaving():

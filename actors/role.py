@@ -1,6 +1,6 @@
-"""The actor's process: join a learner, play, publish unrolls until told to stop.
+"""The actor's process: join a learner, play, and publish unrolls until asked to stop.
 
-Without a config of its own (started by hand) an actor takes the learner's in the handshake.
+An actor started by hand has no config; it gets the learner's in the handshake.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ INDEX_BITS = 16  # of an actor's id
 
 
 def run(ctx: RoleContext) -> None:
-    """Play until ``ctx.stopping()``; exits with EXIT_REJOIN when the only learner has gone."""
+    """Play until ``ctx.stopping()``; exits with EXIT_REJOIN when the only learner is gone."""
     try:
         found = find(ctx)
         game = make(found.config.env, found.config.actors.envs, found.config.actors.env_threads)
@@ -44,8 +44,11 @@ def run(ctx: RoleContext) -> None:
 
 
 def _live(ctx: RoleContext, found: Found, game: BatchedEnv) -> None:
-    """Play for one learner after the other, in the same game. The supervisor gives an actor to
-    another learner where there are several; one started by hand has no supervisor to do so."""
+    """Play for one learner after the other, in the same environments.
+
+    Where there are several learners, the supervisor may move an actor to another one; an actor
+    started by hand has no supervisor that could.
+    """
     config, actor = found.config, actor_id(ctx)
     several = ctx.config is not None and config.learner.count > 1
     spec = slot_spec(config, game.info)
@@ -73,7 +76,7 @@ def _live(ctx: RoleContext, found: Found, game: BatchedEnv) -> None:
 
 
 def actor_id(ctx: RoleContext) -> int:
-    """The index among a run's own actors; for one started by hand, unique over hosts."""
+    """The index among a run's own actors; for one started by hand, unique across hosts."""
     if ctx.config is not None:
         return ctx.index
     return (ctx.run_id % (1 << 40)) << INDEX_BITS | ctx.index
@@ -105,7 +108,7 @@ class Player:
         status: StatusPage,
         ledger: TimeLedger,
     ) -> None:
-        # A restarted actor, and one of a resumed run, must not play the same games once more.
+        # A restarted actor, and one of a resumed run, must not repeat the same episodes.
         life = [config.run.seed, actor, incarnation, link.welcome.generation]
         seeds = np.random.SeedSequence(life).generate_state(2)
         self._process = partial(algorithm(config.algo).process, config.algo)
@@ -114,7 +117,7 @@ class Player:
         self._actor = actor
         self._incarnation = incarnation
         self._status, self._ledger = status, ledger
-        # Those started by hand are numbered too, in the lower bits.
+        # Actors started by hand are numbered too, in the lower bits.
         number = actor & (1 << INDEX_BITS) - 1
         self._inference = make_inference(config, game.info, int(seeds[0]), number)
         discount = config.algo.discount if config.algo.normalizes_rewards else None
@@ -125,13 +128,13 @@ class Player:
         self.produced_steps = 0
 
     def join(self, link: Link, incarnation: int) -> None:
-        """Go on with the same games for another learner, as a new stream."""
+        """Continue with the same environments for another learner, as a new stream."""
         self._link = link
         self._rollout.beat = link.beat
         self._incarnation = incarnation
-        self._stamp = None  # the version may be the same, the weights need not
+        self._stamp = None  # the version may be the same with other weights
         self._rollout.forget_slots()
-        # A stream that begins with another sequence than 0 begins in the middle of episodes.
+        # A stream that does not begin with sequence 0 begins in the middle of episodes.
         self.sequence = min(self.sequence, 1)
         self.produced_steps = 0
 
@@ -146,7 +149,7 @@ class Player:
             if slot is None:
                 return False
             self._ledger.switch(Part.OTHER)
-            self._swap_weights()  # newer ones may have come while it waited
+            self._swap_weights()  # newer ones may have arrived while it waited
             assert self._stamp is not None
             self._status.phase = Phase.ENVIRONMENT
             self._status.beat()
@@ -169,12 +172,12 @@ class Player:
         return True
 
     def close(self) -> None:
-        """End inference and environments; the link is the caller's."""
+        """Close inference and environments; the caller closes the link."""
         self._inference.close()
         self._game.close()
 
     def _swap_weights(self) -> bool:
-        """Take newer weights if there are any; False while there are none at all."""
+        """Read newer weights if there are any; False while there are none at all."""
         stamp = self._link.read_weights(self._weights, self._stamp)
         if stamp is not None:
             self._stamp = stamp

@@ -1,15 +1,16 @@
 """Plays one unroll into a slot, step by step and in place.
 
-Row t holds the decision at ``obs[t]`` and what it led to. Environments reset themselves on the step
-*after* an episode's end (NEXT_STEP): that row was decided by nobody and is not ``alive``; its
-``obs[t]`` is the final observation of the ended episode, and what the policy records of it is
-recorded too: the value of a truncated episode's end. After it the recurrent state is reset.
-Rewards and returns are raw here. A column ``core_state`` holds the state before ``obs[0]``.
+Row t holds the decision at ``obs[t]`` and its outcome. Environments reset themselves on the step
+*after* an episode's end (NEXT_STEP): that row is no decision and is not ``alive``. Its ``obs[t]``
+is the final observation of the ended episode, and the policy's outputs for it are recorded too,
+such as the value at the end of a truncated episode. After it the recurrent state is reset. Rewards
+and returns are raw here. A column ``core_state`` holds the state before ``obs[0]``.
 
-A slot may hold of each frame stack the newest frame alone, played in memory of its own. With a
-column ``older`` it holds the rest of the first stack too, and ``begins`` says what stood before an
-episode's first frame (penstock.algos.ops.frame_stacks); with a column ``pad``, that says so, and
-older frames are those of the slots before (penstock.replay.stacks).
+A slot may hold only the newest frame of each frame stack; the environments then play in memory of
+their own. With a column ``older`` it also holds the rest of the first stack, and ``begins``
+describes the padding before an episode's first frame (penstock.algos.ops.frame_stacks). With a
+column ``pad``, that column describes the padding, and older frames are those of the slots before
+(penstock.replay.stacks).
 """
 
 from __future__ import annotations
@@ -53,14 +54,23 @@ class Rollout:
         beat: Callable[[], None] = lambda: None,
         group: int = 0,
     ) -> None:
-        """``discount``: that of the discounted returns, where they are to be recorded. ``beat`` is
-        called about every `BEAT_NS` while an unroll is played. ``group``: of the inference."""
+        """Make the rollout.
+
+        Args:
+            game: the environments.
+            inference: computes their actions.
+            seed: of the first reset.
+            ledger: the time ledger of the calling thread.
+            discount: gamma of the discounted returns, where they are recorded.
+            beat: called about every `BEAT_NS` while an unroll is played.
+            group: the number of this group in the inference.
+        """
         space = game.info.observation_space
         self._game = game
         self._inference = inference
         self._group = group
         self._ledger = ledger
-        dtype = np.float32 if space.dtype.kind == "f" else space.dtype  # as slots have it
+        dtype = np.float32 if space.dtype.kind == "f" else space.dtype  # as in slots
         self.beat = beat
         self._beat_at = 0
         self._last_obs = np.zeros((game.count, *(space.shape or ())), dtype)
@@ -77,14 +87,13 @@ class Rollout:
         game.reset_into(seed, self._last_obs)
 
     def fill(self, columns: Columns, slot_index: int) -> int:
-        """Write one unroll into a slot's ``columns``; returns its agent steps."""
+        """Play one unroll into a slot's ``columns``; returns its agent steps."""
         for _ in self.play(columns, slot_index):
-            pass  # with one group there is nothing to step meanwhile
+            pass  # with one group there is nothing else to step
         return int(np.count_nonzero(columns["alive"]))
 
     def play(self, columns: Columns, slot_index: int) -> Iterator[None]:
-        """`fill`, but pauses wherever actions are being computed, so that a thread can step the
-        environments of another group."""
+        """`fill` that yields while actions are computed: a thread can then step another group."""
         obs = columns["obs"]
         rows = self._rows_of(columns, slot_index)
         if "core_state" in columns:
@@ -119,7 +128,7 @@ class Rollout:
             )
 
     def forget_slots(self) -> None:
-        """Other memory holds the slots from now on."""
+        """Forget cached views: the slots lie in other memory from now on."""
         self._rows.clear()
 
     def _play_frames(
@@ -129,7 +138,7 @@ class Rollout:
         begins: npt.NDArray[np.uint8],
         rows: list[tuple[Rows, Rows]],
     ) -> Iterator[None]:
-        """Write the first stack to the slot, then the newest frame of each."""
+        """Write the first stack to the slot, then the newest frame of each step."""
         stacks = self._last_obs
         np.copyto(older, stacks[:, :-1])
         np.copyto(frames[0], stacks[:, -1])
@@ -147,7 +156,7 @@ class Rollout:
     def _play_newest(
         self, frames: npt.NDArray[Any], pad: npt.NDArray[Any], rows: list[tuple[Rows, Rows]]
     ) -> Iterator[None]:
-        """Play in memory of its own, and write the newest frame of each stack to the slot."""
+        """Play in separate memory, and write the newest frame of each stack to the slot."""
         stacks = self._last_obs
         np.copyto(frames[0], stacks[:, -1])
         self._pad[:] = padding(stacks, self._begun, self._pad)
@@ -190,7 +199,7 @@ class Rollout:
             raise UserError(
                 "the environment gave a reward in the step after an episode's end, which only "
                 "resets (autoreset mode NEXT_STEP); a wrapper of the vector environment that "
-                "resets in the same step does that: `penstock check-env` tells more"
+                "resets in the same step does that; run `penstock check-env` for details"
             )
         if self._discount is not None:
             self._discounted *= self._discount
@@ -218,8 +227,10 @@ class Rollout:
             self._length[over] = 0
 
     def _rows_of(self, columns: Columns, slot_index: int) -> list[tuple[Rows, Rows]]:
-        """Views of each step's row, `PER_STEP` and what the inference records; made once a slot,
-        since slots are fixed memory."""
+        """Views of each step's row, for `PER_STEP` and the inference's columns.
+
+        Made once per slot, since slots are fixed memory.
+        """
         if slot_index not in self._rows:
             own = zip(*(columns[name] for name in PER_STEP), strict=True)
             known = [columns[name] for name in self._recorded]
@@ -231,9 +242,12 @@ class Rollout:
 def padding(
     stacks: npt.NDArray[Any], first: npt.NDArray[np.bool_], before: npt.NDArray[np.int16]
 ) -> npt.NDArray[np.int16]:
-    """``pad`` of each environment, int16 ``[E]``: ``before`` but for those whose ``stacks``
-    ``[E, K, *frame]`` are the ``first`` of an episode. 0: its first frame stands K times; 1: after
-    zeros. Raises UserError for any other stack."""
+    """The ``pad`` of each environment, int16 ``[E]``.
+
+    It stays ``before`` except for environments whose ``stacks`` ``[E, K, *frame]`` are the
+    ``first`` of an episode. 0: the first frame stands K times; 1: after zeros. Raises UserError for
+    any other stack.
+    """
     pads = before.copy()
     for env in np.flatnonzero(first):
         older, newest = stacks[env, :-1], stacks[env, -1]
@@ -253,8 +267,11 @@ def padding(
 def check_shift(
     stacks: npt.NDArray[Any], frames: npt.NDArray[Any], begins: npt.NDArray[np.uint8]
 ) -> None:
-    """Raise UserError where the last ``stacks`` ``[E, K, *frame]`` of an unroll are not the last of
-    its newest ``frames`` ``[T + 1, E, *frame]``, unless an episode began there."""
+    """Check that the environments' stacks advance by one frame per step.
+
+    Raises UserError where the last ``stacks`` ``[E, K, *frame]`` of an unroll are not the last of
+    its newest ``frames`` ``[T + 1, E, *frame]``, unless an episode began there.
+    """
     depth = min(stacks.shape[1], len(frames))
     going_on = ~begins[len(begins) + 1 - depth :].any(axis=0)
     same = (stacks[:, -depth:] == frames[-depth:].swapaxes(0, 1)).reshape(len(stacks), -1)

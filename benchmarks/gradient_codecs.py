@@ -18,8 +18,8 @@ from torch import nn
 from common import finish, parser
 from penstock.configs.reduce import ReduceConfig
 from penstock.core.interfaces import Codec, CodecContext
-from penstock.learner.codecs.alone import SoloCollective
 from penstock.learner.codecs.buckets import parts_of
+from penstock.learner.codecs.collective import SoloCollective
 from penstock.learner.codecs.registry import CODECS, make_codec
 
 LATE = 10**9  # an update behind every warm-up

@@ -14,8 +14,7 @@ from penstock.configs.load import resolve
 from penstock.configs.sections import EnvConfig
 from penstock.core.observations import MASK, views
 from penstock.envs import BatchedEnv, make
-from penstock.envs.checking.checks import Checker, refused_by_gymnasium, told
-from penstock.envs.checking.cost import cost
+from penstock.envs.checking.checks import Checker, cost, refused_by_gymnasium, told
 from penstock.envs.checking.vector import REPEATED_STEPS, check_vector, draw
 from penstock.envs.loading import load
 from penstock.envs.make import makers

@@ -28,8 +28,7 @@ from penstock.core import descriptors
 from penstock.core.memory import keep_freed_memory
 from penstock.replay.buffer import Replay
 from penstock.replay.errors import DamagedSnapshotError
-from penstock.replay.remote.server import ReplayServer
-from penstock.replay.remote.snapshots import Snapshots
+from penstock.replay.remote.server import ReplayServer, Snapshots
 from penstock.replay.samplers import Prioritized, Sampler, Uniform
 from penstock.replay.snapshot_files import MANIFEST
 from penstock.replay.steps import Autoreset

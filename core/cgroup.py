@@ -1,8 +1,7 @@
-"""What the control groups of this process allow, under version 1 or 2: cores and memory; and how
-often the kernel has killed for the latter.
+"""Limits of this process's control groups, version 1 or 2: cores, memory, and kills for lack of it.
 
-A limit of any group above ours binds us too, so the smallest on the way up counts. Inside a
-container the path may name groups that only the host sees; what exists below the mount is read.
+A limit of any enclosing group applies too, so the smallest on the way up counts. Inside a container
+the path may name groups that only the host sees; groups that exist below the mount are read.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ from pathlib import Path
 
 MOUNT = Path("/sys/fs/cgroup")
 OURS = Path("/proc/self/cgroup")
-NO_LIMIT = 1 << 60  # version 1 says "none" with a huge number
+NO_LIMIT = 1 << 60  # version 1 expresses "none" by a huge number
 
 
 def cores(mount: Path = MOUNT, ours: Path = OURS) -> float | None:
@@ -29,7 +28,10 @@ def memory_nbytes(mount: Path = MOUNT, ours: Path = OURS) -> int | None:
 
 
 def memory_left_nbytes(mount: Path = MOUNT, ours: Path = OURS) -> int | None:
-    """Bytes that the groups still allow, or None without a limit; files in memory make room."""
+    """Bytes of memory that the groups still allow, or None without a limit.
+
+    Pages of files count as free, since the kernel can drop them.
+    """
     left: list[int] = []
     for group in _groups(mount, ours, "memory"):
         for limit, used in (
@@ -50,8 +52,10 @@ def memory_left_nbytes(mount: Path = MOUNT, ours: Path = OURS) -> int | None:
 
 
 def oom_kills(mount: Path = MOUNT, ours: Path = OURS) -> int | None:
-    """How many processes of our group were killed for want of memory so far; None where the kernel
-    does not count them."""
+    """Number of processes of our group killed for lack of memory so far.
+
+    None if it is not counted.
+    """
     for text in _read(mount, ours, "memory", ("memory.events", "memory.oom_control")):
         counts = dict(line.split() for line in text.splitlines())
         if "oom_kill" in counts:
@@ -60,7 +64,7 @@ def oom_kills(mount: Path = MOUNT, ours: Path = OURS) -> int | None:
 
 
 def _cpu_max(mount: Path, ours: Path) -> Iterator[tuple[str, str]]:
-    """Quota and period of each group."""
+    """Yield quota and period of each group."""
     for text in _read(mount, ours, "cpu", ("cpu.max",)):
         quota, period = text.split()
         yield quota, period
@@ -79,7 +83,7 @@ def _read(mount: Path, ours: Path, controller: str, names: tuple[str, ...]) -> I
 
 
 def _groups(mount: Path, ours: Path, controller: str) -> Iterator[Path]:
-    """Our groups of a controller, from the innermost up."""
+    """Yield our groups of a controller, from the innermost up."""
     try:
         lines = ours.read_text().splitlines()
     except OSError:

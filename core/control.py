@@ -1,8 +1,8 @@
-"""JSON messages between the supervisor and a child, over a Unix socket that keeps their bounds.
+"""JSON messages between the supervisor and a role, over a Unix socket with message boundaries.
 
-SOCK_SEQPACKET delivers whole messages in order or none, so there is no buffer to split and no half
-message left by a process that dies. Nobody waits for the other: reading never blocks, and sending
-blocks no longer than the sender's ``patience_s``.
+SOCK_SEQPACKET delivers whole messages in order or none, so there is no buffer to split, and a
+process that dies leaves no half message. Neither side waits for the other: reading never blocks,
+and sending blocks no longer than the sender's ``patience_s``.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Channel:
 
     @classmethod
     def pair(cls) -> tuple[Channel, socket.socket]:
-        """The supervisor's end, and the socket that a child inherits."""
+        """Make the supervisor's end, and the socket that a child inherits."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         return cls(ours), theirs
 
@@ -39,7 +39,10 @@ class Channel:
         return self._socket.fileno()
 
     def send(self, message: Message, patience_s: float = 0.0) -> bool:
-        """Send one message; False where the other end is gone or stays full for ``patience_s``."""
+        """Send one message.
+
+        False where the other end is gone or stays full for ``patience_s`` seconds.
+        """
         data = json.dumps(message, separators=(",", ":")).encode()
         with self._lock:
             try:
@@ -51,7 +54,10 @@ class Channel:
         return True
 
     def receive(self, most: int | None = None) -> list[Message]:
-        """What has arrived, up to ``most``; ``closed`` is set once the other end is gone."""
+        """Messages that have arrived, up to ``most``.
+
+        ``closed`` is set once the other end is gone.
+        """
         messages: list[Message] = []
         while not self.closed and len(messages) != most:
             try:
@@ -59,8 +65,8 @@ class Channel:
             except BlockingIOError:
                 break
             except ConnectionResetError:
-                # It has ended without reading all that it was sent; that is told once, before
-                # what it said itself.
+                # The other end closed without reading everything; this error is raised once, before
+                # its own messages can be read.
                 continue
             except OSError:
                 data = b""
@@ -76,7 +82,7 @@ class Channel:
 
 
 def _message(data: bytes) -> Message | None:
-    """None for what is no JSON object: nothing that one process sends may end the other."""
+    """Decode a message; None for anything but a JSON object, which must not end the reader."""
     try:
         message = json.loads(data)
     except (ValueError, RecursionError):

@@ -1,17 +1,18 @@
-"""File descriptors of a process: how many it may have, and whether they are nearly used up."""
+"""File descriptors of a process: their limit, whether they are nearly used up, waiting for one."""
 
 from __future__ import annotations
 
 import errno
 import os
 import resource
+import select
 from contextlib import suppress
 
 
 def raise_limit() -> int:
-    """Raise the soft limit of open descriptors to the hard one; the limit then.
+    """Raise the soft limit of open descriptors to the hard one; returns the resulting limit.
 
-    The soft limit is often 1,024 for the sake of programs that use select(2), which none here does.
+    The soft limit is often 1,024 for programs that use select(2), which Penstock does not.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != hard:
@@ -21,16 +22,25 @@ def raise_limit() -> int:
 
 
 def limit() -> int:
-    """How many descriptors this process may have open."""
+    """The number of descriptors that this process may have open."""
     return resource.getrlimit(resource.RLIMIT_NOFILE)[0]
 
 
 def nearly_used_up(reserve: int) -> bool:
-    """Whether fewer than about ``reserve`` descriptors are left. Cheap: the system gives the lowest
-    free number."""
+    """Whether fewer than about ``reserve`` descriptors are left.
+
+    Cheap: the system gives the lowest free number.
+    """
     try:
         lowest = os.dup(0)
     except OSError as error:
         return error.errno in (errno.EMFILE, errno.ENFILE)
     os.close(lowest)
     return lowest >= limit() - reserve
+
+
+def wait_readable(fd: int, timeout_s: float) -> bool:
+    """Whether ``fd`` became readable within ``timeout_s`` seconds."""
+    poller = select.poll()
+    poller.register(fd, select.POLLIN)
+    return bool(poller.poll(max(0, round(timeout_s * 1000))))

@@ -1,5 +1,7 @@
-"""Files of a run: readable by this user alone, as they hold its config and what it learned, and
-written whole or not at all."""
+"""Files of a run: readable by this user only, and replaced as a whole.
+
+They hold the run's config and what it learned.
+"""
 
 from __future__ import annotations
 
@@ -10,14 +12,18 @@ from typing import Any
 
 
 def open_private(path: str | Path, flags: int) -> int:
-    """An opener for `open`: a file that is made gets mode 0600, whatever the umask allows; one that
-    exists keeps its mode."""
+    """An opener for `open`: a new file gets mode 0600 under any umask.
+
+    An existing one keeps its mode.
+    """
     return os.open(path, flags | os.O_CLOEXEC, 0o600)
 
 
 def write_atomic(path: Path, text: str) -> None:
-    """Replace a file in one step: a reader finds the old or the new one, whole. Only this user may
-    read it."""
+    """Replace a file atomically: a reader finds the old or the new content, complete.
+
+    Only this user may read it.
+    """
     temporary = path.with_name(path.name + ".tmp")
     with open(temporary, "w", opener=open_private) as file:
         file.write(text)
@@ -27,7 +33,7 @@ def write_atomic(path: Path, text: str) -> None:
 
 
 def without_nan(value: Any) -> Any:
-    """The same with null for NaN and infinity, which JSON cannot say."""
+    """``value`` with null for NaN and infinity, which JSON cannot express."""
     if isinstance(value, dict):
         return {key: without_nan(item) for key, item in value.items()}
     if isinstance(value, list):

@@ -6,11 +6,11 @@ from collections.abc import Mapping
 from typing import Any
 
 MOST = 1e300  # larger than any figure of a run
-LEAST = 0.005  # the share of a ledger that is worth a word
+LEAST = 0.005  # the smallest share of a ledger that is shown
 
 
 def finite(value: Any) -> float | None:
-    """A number that a file says, as it is; None for anything else."""
+    """A number read from a file; None for anything else, or for one that is not finite."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
     return value if abs(value) < MOST else None  # not for NaN
@@ -43,7 +43,7 @@ def duration(seconds: float | None) -> str:
 
 
 def shares(parts: Mapping[str, float | None]) -> str:
-    """The parts of a ledger that show, the largest first: "compute 91%, wait_data 3%"."""
+    """The larger parts of a ledger, the largest first: "compute 91%, wait_data 3%"."""
     known = [(name, share) for name, share in parts.items() if share is not None]
     shown = sorted((p for p in known if p[1] >= LEAST), key=lambda p: -p[1])
     return ", ".join(f"{name} {percent(share)}" for name, share in shown)

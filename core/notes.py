@@ -1,9 +1,9 @@
 """Sentences for the user, carried by `logging`: INFO and above of the logger "penstock" and its
 children.
 
-They become notes of the run: shown by its view, and written to `logs/events.jsonl`. In the process
-of a role they are reported to the supervisor. They do not propagate to the root logger, whose
-handlers are the program's own.
+They become notes of the run: shown by its view, and written to `logs/events.jsonl`. In a role's
+process they are reported to the supervisor. They do not propagate to the root logger, whose
+handlers belong to the user's program.
 """
 
 from __future__ import annotations
@@ -15,8 +15,11 @@ from contextlib import contextmanager
 
 
 class _NoteLogger(logging.Logger):
-    """A logger that stays on when the user's code configures `logging`, which may disable all
-    loggers that exist (`logging.config`) or all below a level (`logging.disable`)."""
+    """A logger that stays enabled when the user's code configures `logging`.
+
+    That may disable all existing loggers (`logging.config`) or all below a level
+    (`logging.disable`).
+    """
 
     @property
     def disabled(self) -> bool:
@@ -31,7 +34,7 @@ class _NoteLogger(logging.Logger):
 
 
 def note_logger(name: str) -> logging.Logger:
-    """The logger of a module of Penstock whose sentences must reach the user."""
+    """The logger of a Penstock module whose sentences must reach the user."""
     before = logging.getLoggerClass()
     logging.setLoggerClass(_NoteLogger)
     try:
@@ -60,8 +63,11 @@ class _NoteHandler(logging.Handler):
 
 @contextmanager
 def notes_to(note: Callable[[str], object], every_thread: bool = False) -> Iterator[None]:
-    """Call ``note`` with each sentence that is logged within the ``with`` block: by this thread,
-    since a program may supervise several runs in a thread each, or by ``every_thread``."""
+    """Call ``note`` with each sentence that is logged within the ``with`` block.
+
+    Only those of this thread, since a program may supervise several runs in one thread each; with
+    ``every_thread`` those of all threads.
+    """
     handler = _NoteHandler(note, None if every_thread else threading.get_ident())
     _LOGGER.addHandler(handler)
     try:

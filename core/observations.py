@@ -1,9 +1,9 @@
 """Observations of several parts, packed into one row of bytes.
 
-A game with one array per observation shows it as it is. Where there are several, in a Dict or a
-Tuple, each lies at a place of its own in a row of bytes, so that slots, replay and wire hold one
-column "obs" whatever a game shows. Numbers lie there as float32, pixels and flags as uint8; a flag
-is 0 or 255, so that 1/255 brings every uint8 to 0 ... 1. `action_mask` alone holds 0 and 1.
+An environment whose observation is a single array stores it unchanged. Where there are several, in
+a Dict or a Tuple, each has its own place in a row of bytes, so that slots, replay and wire always
+hold one column "obs". Numbers are stored as float32, pixels and flags as uint8; a flag is 0 or 255,
+so that 1/255 scales every uint8 to 0 ... 1. Only `action_mask` holds 0 and 1.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ MASK = "action_mask"
 
 @dataclass(frozen=True)
 class ObservationPart:
-    """One array of an observation, and where it lies in the row."""
+    """One array of an observation, and its position in the row."""
 
     name: str
-    """Its key; of a nested one the keys, joined by "."."""
+    """Its key; for a nested one the keys, joined by "."."""
     shape: tuple[int, ...]
     dtype: str
     """"<f4" or "|u1"."""
@@ -40,7 +40,7 @@ class ObservationPart:
 
 
 def laid_out(arrays: Sequence[tuple[str, tuple[int, ...], str]]) -> tuple[ObservationPart, ...]:
-    """Parts of the name, shape and dtype given, one after another."""
+    """Place arrays of the given names, shapes and dtypes one after another."""
     parts: list[ObservationPart] = []
     for name, shape, dtype in arrays:
         parts.append(ObservationPart(name, shape, dtype, row_nbytes(parts)))
@@ -64,8 +64,11 @@ def views(parts: Sequence[ObservationPart], packed: npt.NDArray[np.uint8]) -> di
 
 
 def open_choices(mask: Array, counts: Sequence[int] = ()) -> Array:
-    """Whether each choice of an action has something to choose, bool [..., choices], by masks
-    [..., sum of `counts`]; one choice if `counts` are not given."""
+    """Whether each action component has an allowed choice, bool ``[..., components]``.
+
+    ``mask`` is ``[..., sum of counts]``; ``counts`` are the choices of each component; by default
+    there is one component.
+    """
     if len(counts) < 2:
         return np.asarray(mask.any(-1, keepdims=True))
     begins = np.cumsum((0, *counts[:-1]))
@@ -73,8 +76,10 @@ def open_choices(mask: Array, counts: Sequence[int] = ()) -> Array:
 
 
 class Spaces(Protocol):
-    """What a network needs to know about an environment: the spaces of a single one. Where its
-    observations have several parts, these are in its ``parts``."""
+    """The spaces of a single environment, as a network needs them.
+
+    ``parts`` lists the parts of an observation that has several.
+    """
 
     @property
     def observation_space(self) -> Any: ...

@@ -1,6 +1,6 @@
-"""Where each parameter and buffer of a network lies in one flat float32 vector.
+"""The position of each parameter and buffer of a network in one flat float32 vector.
 
-Weights travel as that one vector: float32 on a host, bfloat16 (upper half of the float32) between
+Weights travel as that vector: float32 on a host, bfloat16 (upper half of the float32) between
 hosts. Actors that compute in numpy read it without torch.
 """
 
@@ -32,13 +32,13 @@ class Stamp(NamedTuple):
 
 
 POLICY_ID = 0
-"""The policy of a run that trains one."""
+"""The policy of a run that trains only one."""
 MAX_POLICY_ID = (1 << 31) - 1
 
 
 @dataclass(frozen=True)
 class ParamLayout:
-    """Names and shapes in the order in which they lie in the flat vector."""
+    """Names and shapes of parameters, in their order in the flat vector."""
 
     entries: tuple[tuple[str, tuple[int, ...]], ...]
 
@@ -70,7 +70,7 @@ class ParamLayout:
 
     @classmethod
     def from_list(cls, entries: Iterable[Any]) -> ParamLayout:
-        """The inverse of `to_list`; ValueError or TypeError for what no layout says."""
+        """The inverse of `to_list`. Raises ValueError or TypeError for an invalid layout."""
         try:
             found = tuple((str(name), tuple(int(n) for n in shape)) for name, shape in entries)
         except OverflowError as error:

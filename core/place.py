@@ -1,4 +1,4 @@
-"""Where in the user's own code a thread is, or an error arose: `game.py:8, in step`."""
+"""The place in the user's own code where a thread is, or an error arose: `game.py:8, in step`."""
 
 from __future__ import annotations
 
@@ -13,19 +13,21 @@ INSTALLED = {"site-packages", "dist-packages"}
 
 
 def place(error: BaseException) -> str:
-    """The innermost line of the user's own code on the way to an error, else that of a library
-    which the user chose; empty where there is neither."""
+    """The innermost line of the user's own code in an error's traceback.
+
+    Else that of a library which the user chose; empty where there is neither.
+    """
     return _innermost(traceback.walk_tb(error.__traceback__))
 
 
 def place_of(frame: FrameType) -> str:
-    """The same of what a thread is doing, by its innermost frame."""
+    """The same for the present stack of a thread, by its innermost frame."""
     return _innermost(reversed(list(traceback.walk_stack(frame))))
 
 
 def _innermost(frames: Iterable[tuple[FrameType, int]]) -> str:
     """``frames`` with their lines, the outermost first."""
-    places: dict[bool, str] = {}  # by whether it is installed
+    places: dict[bool, str] = {}  # by whether the code is an installed package
     for frame, line in frames:
         package = package_of(frame)
         if package not in OWN_PACKAGES and package not in sys.stdlib_module_names:
@@ -36,5 +38,5 @@ def _innermost(frames: Iterable[tuple[FrameType, int]]) -> str:
 
 
 def package_of(frame: FrameType) -> str:
-    """The name of the outermost package that a frame's code is of."""
+    """The name of the outermost package that contains a frame's code."""
     return str(frame.f_globals.get("__name__", "")).partition(".")[0]

@@ -1,7 +1,8 @@
-"""Processes of the operating system: starting one, identifying one, ending with the parent.
+"""Operating-system processes: start one, identify one, end together with the parent.
 
-psutil reads what else is wanted of a process. What is read from /proc here, psutil has not, or the
-supervisor needs: psutil takes 15 ms to import, and fails where no file descriptor is left.
+psutil reads everything else about a process. What is read from /proc here is either missing in
+psutil or needed by the supervisor: psutil takes 15 ms to import, and fails without a free file
+descriptor.
 """
 
 from __future__ import annotations
@@ -33,8 +34,10 @@ def die_with(parent_pid: int, death_signal: int) -> None:
 
 
 def began_ticks(pid: int) -> int | None:
-    """Start time of a process, in clock ticks since boot; None if there is no such process. With
-    the pid it identifies a process, since pids are reused."""
+    """Start time of a process, in clock ticks since boot; None if there is no such process.
+
+    Together with the pid it identifies a process, since pids are reused.
+    """
     try:
         return int(_stat(pid)[STARTTIME])
     except OSError:
@@ -82,9 +85,8 @@ def _stat(pid: int) -> list[str]:
 def python(module: str, *arguments: object) -> list[str]:
     """The command that runs a module with this interpreter.
 
-    ``-P`` keeps the current folder from standing in front of the libraries, where a user's
-    ``queue.py`` or a folder named ``penstock`` would shadow them; unless Penstock itself is run
-    from there.
+    ``-P`` keeps the current folder out of the module search path, where a user's ``queue.py`` or a
+    folder named ``penstock`` would shadow the libraries; unless Penstock itself is run from there.
     """
     here = Path(penstock.__file__).parents[1].samefile(os.curdir)
     return [sys.executable, *([] if here else ["-P"]), "-m", module, *map(str, arguments)]

@@ -1,4 +1,4 @@
-"""One process of a run, as data: what it is called, what it runs, and when it is stopped."""
+"""One process of a run, as data: its name, its main function, and when it is stopped."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from penstock.core.role import Store
 
 
 class Stage(IntEnum):
-    """The order in which roles are stopped: who produces first, who consumes last."""
+    """The order in which roles are stopped: producers first, consumers last."""
 
     ACTORS = 0
     CARRIERS = 1
@@ -19,13 +19,13 @@ class Stage(IntEnum):
 
 @dataclass(frozen=True)
 class RoleSpec:
-    """One process. ``main`` is ``module:function``, called with its `RoleContext`.
+    """One process of a run. ``main`` is ``module:function``, called with its `RoleContext`.
 
-    A role of the last two stages is the run itself: where it ends, the run ends, unless other
-    learners go on. ``learner`` is the rank of the learner that the role is or belongs to.
-    ``informed`` roles hear of that learner's actors and connectors; an ``expendable`` one never
-    ends a run, whatever becomes of it. ``address`` is where to bind or connect; of a learner, where
-    its actors of this host connect. ``gpus`` must be on its host.
+    When a role of the last two stages ends, the run ends, unless other learners continue.
+    ``learner`` is the rank of the learner that the role is or belongs to. ``informed`` roles
+    receive messages about that learner's actors and connectors; an ``expendable`` one never ends a
+    run. ``address`` is where to bind or connect; for a learner, where its actors on this host
+    connect. ``gpus`` must be on its host.
     """
 
     role: str

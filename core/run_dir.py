@@ -1,8 +1,8 @@
-"""The two folders of a run: what it leaves to the user, and what only its processes need.
+"""The two folders of a run: the run folder for the user, and the runtime folder of its processes.
 
-Both are held by a lock that the kernel lets go when its holders have died, however they died. So a
-run folder is written by one run at a time, a runtime folder without a holder is known to be stale,
-and `systemd-tmpfiles`, which respects such locks, does not clean up under a long run. The runtime
+Both are held by a lock that the kernel releases when its holders have died, however they died. So a
+run folder is written by one run at a time, a runtime folder without a holder is stale, and
+`systemd-tmpfiles`, which respects such locks, does not clean up during a long run. The runtime
 folder is not put into XDG_RUNTIME_DIR: logging out removes that, and runs outlast logins.
 """
 
@@ -24,7 +24,7 @@ from penstock.configs.errors import UserError
 
 Resume = Literal["no", "auto", "must"]
 
-SUPERVISOR_FILE = "supervisor.json"  # there while a run lives
+SUPERVISOR_FILE = "supervisor.json"  # exists while the run does
 RUNTIME_PREFIX = "penstock-run-"
 RUNTIME_RANDOM_NBYTES = 10
 RUNTIME_NAME = re.compile(f"{RUNTIME_PREFIX}[0-9a-f]{{{2 * RUNTIME_RANDOM_NBYTES}}}")
@@ -40,9 +40,9 @@ MARKER_TEXT = (
 
 @contextmanager
 def run_folder(path: Path, resume: Resume) -> Iterator[int]:
-    """Make and lock the folder of a run; gives the lock's descriptor for the learner to hold too.
+    """Make and lock the folder of a run; yields the lock's descriptor, which the learner inherits.
 
-    Raises UserError where it holds a run already and ``resume`` does not allow for it.
+    Raises UserError where it holds a run already and ``resume`` does not allow that.
     """
     check(path, resume)
     try:
@@ -85,7 +85,7 @@ def default_run_dir(name: str) -> Path:
 
 @contextmanager
 def runtime_folder() -> Iterator[Path]:
-    """A folder of mode 0700 with a short path, for sockets; it is removed in the end."""
+    """Make a folder of mode 0700 with a short path, for sockets; it is removed at the end."""
     places = [Path(tempfile.gettempdir()), Path("/tmp")]
     for place in places:
         sweep(place)
@@ -122,7 +122,7 @@ def _remove_if_stale(path: Path) -> None:
 
 
 def _marker(name: str, descriptor: int) -> bytes:
-    """What stands in the marker of a runtime folder: of this folder and no copy of it."""
+    """The content of the marker of a runtime folder: it matches this folder and no copy of it."""
     about = os.fstat(descriptor)
     return MARKER_TEXT.format(name=name, device=about.st_dev, inode=about.st_ino).encode()
 
@@ -137,8 +137,10 @@ def _marked(name: str, descriptor: int) -> bool:
 
 
 def _remove(path: Path, descriptor: int) -> None:
-    """Remove the files and sockets in a runtime folder, then the folder, unless another one has
-    come to lie at ``path``. The marker goes last, so that a removal that was cut short is resumed.
+    """Remove the files and sockets in a runtime folder, then the folder.
+
+    Not if another folder has been moved to ``path``. The marker is removed last, so that an
+    interrupted removal is resumed.
     """
     with suppress(OSError):
         for name in sorted(os.listdir(descriptor), key=MARKER.__eq__):
@@ -149,8 +151,10 @@ def _remove(path: Path, descriptor: int) -> None:
 
 
 def _make(places: list[Path]) -> tuple[Path, int]:
-    """A new runtime folder and the descriptor that locks it. It is locked and marked before it has
-    the name by which `sweep` would find it."""
+    """Make a runtime folder; returns it with the descriptor that locks it.
+
+    It is locked and marked before it gets the name by which `sweep` would find it.
+    """
     name = RUNTIME_PREFIX + secrets.token_hex(RUNTIME_RANDOM_NBYTES)
     for place in places:
         path = place / name
@@ -194,7 +198,7 @@ def _lock(path: Path) -> int | None:
 
 
 def check(path: Path, resume: Resume) -> None:
-    """Raise UserError where the folder does not allow for ``resume``."""
+    """Raise UserError where the folder does not allow ``resume``."""
     if resume == "no" and _holds_a_run(path):
         raise UserError(
             f"{path} already holds a run; resume it with --resume auto, or set run.dir to another "
@@ -220,13 +224,13 @@ def check_not_replaced(path: Path) -> None:
 
 
 def has_checkpoint(path: Path) -> bool:
-    """Whether a run has saved a checkpoint to go on from, damaged or not."""
+    """Whether a run has saved a checkpoint to resume from, damaged or not."""
     folder = path / "checkpoints"
     return (folder / "last").exists() or any(folder.glob("step-*"))
 
 
 def _holds_a_run(path: Path) -> bool:
-    """Whether anything would be lost. A run that ended before it began may be tried again."""
+    """Whether anything would be lost. A run that ended before it began may be repeated."""
     metrics = path / "metrics.jsonl"
     if not metrics.exists():
         return (path / "checkpoints").exists() or (path / "config.yaml").exists()

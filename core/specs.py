@@ -1,8 +1,8 @@
-"""The shape of a slot: named columns, and where each lies in the slot's bytes.
+"""The shape of a slot: named columns, and the position of each in the slot's bytes.
 
 A slot is one unroll of ``envs`` environments over ``unroll`` steps, time-major. Both ends of every
 transport compute the spec on their own from the spaces and the algorithm; its hash goes into the
-handshake, so that two that disagree refuse each other with `SlotSpec.difference`.
+handshake, so that two ends with different specs refuse each other with `SlotSpec.difference`.
 
 A slot's payload is a list of blocks, each contiguous:
 
@@ -10,9 +10,8 @@ A slot's payload is a list of blocks, each contiguous:
     records                        [unroll, envs] of one struct: the small per-step columns
     slot_records                   [envs] of one struct: columns that hold for a whole unroll
 
-Structs are laid out as a C compiler would: each field at a multiple of its item size. A store
-keeps the same block of all slots side by side, so that what is drawn from many slots at random is
-one gather.
+Structs are laid out as a C compiler would: each field at a multiple of its item size. A store keeps
+the same block of all slots side by side, so that a random draw from many slots is one gather.
 """
 
 from __future__ import annotations
@@ -38,9 +37,12 @@ SMALL_NBYTES = 64  # a record of 64 bytes is gathered faster than its columns on
 
 @dataclass(frozen=True)
 class Column:
-    """A named array of a slot: ``[rows, envs, *shape]``, ``[envs, *shape]`` for rows "slot", or
-    ``[side, *shape]`` for rows "side": what few steps have, as the final observation of an episode
-    where the environment already shows the next one."""
+    """A named array of a slot.
+
+    Its shape is ``[rows, envs, *shape]``; ``[envs, *shape]`` for rows "slot"; ``[side, *shape]``
+    for rows "side", which hold values of few steps, such as the final observation of an episode
+    where the environment already shows the next one.
+    """
 
     name: str
     dtype: str
@@ -68,7 +70,7 @@ class Block:
 
 @dataclass(frozen=True)
 class SlotSpec:
-    """The columns of a slot and the extent of its axes. Equal specs have equal bytes."""
+    """The columns of a slot and the sizes of its axes. Equal specs have equal bytes."""
 
     unroll: int
     envs: int
@@ -101,7 +103,7 @@ class SlotSpec:
 
     @cached_property
     def blocks(self) -> tuple[Block, ...]:
-        """Blocks in their order; the wire sends each as a frame."""
+        """The blocks in order; each is a frame on the wire."""
         blocks = [
             Block(c.name, (*self._memory_of(c), *c.shape), np.dtype(c.dtype))
             for c in self.columns
@@ -125,7 +127,7 @@ class SlotSpec:
         return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "little")
 
     def zeros(self) -> list[Bytes]:
-        """The blocks of a slot in memory of its own."""
+        """Allocate the blocks of one slot."""
         return [np.zeros(block.nbytes, np.uint8) for block in self.blocks]
 
     def views(self, payload: Sequence[Bytes]) -> dict[str, np.ndarray[Any, Any]]:
@@ -150,8 +152,11 @@ class SlotSpec:
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> SlotSpec:
-        """The inverse of `to_dict`. Raises ValueError, TypeError or LookupError for what no spec
-        says; sizes are not limited, so compare them before anything is allocated."""
+        """The inverse of `to_dict`. Raises ValueError, TypeError or LookupError for an invalid
+        spec.
+
+        Sizes are not limited, so compare them before anything is allocated.
+        """
         columns = tuple(_column(*fields) for fields in data["columns"])
         return cls(int(data["unroll"]), int(data["envs"]), columns, int(data["side"]))
 
@@ -176,10 +181,11 @@ class SlotSpec:
         return "; ".join(found)
 
 
-# What stands before the payload of each slot. Times are CLOCK_MONOTONIC seconds of the writer's
+# The header before the payload of each slot. Times are CLOCK_MONOTONIC seconds of the writer's
 # host; produced_steps counts the stream's agent steps through this slot, so a gap in the sequence
-# tells how many steps were lost. rows is for replays: how many rows [E] were written, by one who
-# marked those that count in `alive`; 0 where all were, and episodes are to be told from the rows.
+# shows how many steps were lost. rows is used by replays: the number of rows [E] written by a
+# writer that marked the rows that count in `alive`; 0 where all were written and episodes must be
+# derived from the rows.
 HEADER = np.dtype(
     [
         ("actor", "<u8"),
@@ -198,8 +204,10 @@ HEADER_NBYTES = 128
 
 
 def plain_dtype(text: Any) -> np.dtype[Any]:
-    """The dtype of numbers, flags or bytes that a text from elsewhere names, such as "float32" or
-    "<f4". Raises ValueError for any other: numpy would evaluate a text with commas as Python."""
+    """The dtype of numbers, flags or bytes that a received text names, such as "float32" or "<f4".
+
+    Raises ValueError for any other: numpy would evaluate a text with commas as Python.
+    """
     if not isinstance(text, str) or not PLAIN_DTYPE.fullmatch(text):
         raise ValueError(
             f"no column has dtype {text!r:.80}: numbers, flags and bytes go between processes"

@@ -1,4 +1,4 @@
-"""Games: anything gymnasium can make, stepped as one vector the fastest way there is.
+"""Environments: anything gymnasium can make, stepped as one vector the fastest way there is.
 
 Importing this registers the ids `penstock/...`; it imports gymnasium, and no torch.
 """

@@ -49,7 +49,8 @@ OPTIONS: dict[str, int | float | bool] = {
     "stack_num": 4,
 }
 
-_AT_LEAST = {"noop_max": 0, "thread_affinity_offset": -1}  # of the whole numbers; 1 for the others
+# least values of some integers; 1 for the others
+_AT_LEAST = {"noop_max": 0, "thread_affinity_offset": -1}
 
 _RESERVED = {
     "game": "set env.id",
@@ -69,14 +70,17 @@ _UNSUITED = {
 
 
 def register(purpose: str) -> None:
-    """Make gymnasium know the ids `ALE/...`; an error's sentence begins with `purpose`."""
+    """Make gymnasium register the ids `ALE/...`; an error's sentence begins with `purpose`."""
     with explained(purpose):
         importlib.import_module("ale_py")
 
 
 def refuse_raw(name: str, spec: EnvSpec | None, env: EnvConfig) -> None:
-    """Raise UserError for an old id of a game, such as `PongNoFrameskip-v4`, which neither scales
-    nor stacks frames, unless `env` has wrappers that may do so. ``spec``: what is registered."""
+    """Refuse an old id of a game, such as `PongNoFrameskip-v4`, with a UserError.
+
+    It neither scales nor stacks frames, unless `env` has wrappers that may do so. ``spec``: its
+    registration.
+    """
     old = _OLD.fullmatch(name)
     new = f"{PREFIX}{old[1]}-v5" if old else ""
     if new not in gymnasium.registry or (spec and not str(spec.entry_point).startswith("ale_py")):

@@ -1,8 +1,7 @@
-"""Games of EnvPool: `envpool/LunarLander-v3`, stepped in C++. Extra [envpool].
+"""Environments of EnvPool: `envpool/LunarLander-v3`, stepped in C++. Extra [envpool].
 
-EnvPool seeds its games when it makes them, so a reset with a seed makes them anew. An id stands for
-what EnvPool calls so: its options, rewards and observations are its own, and now and then others
-than gymnasium's of the same name.
+EnvPool seeds its environments when it makes them, so a reset with a seed makes them anew. Ids,
+options, rewards and observations are EnvPool's; some differ from gymnasium's of the same name.
 """
 
 from __future__ import annotations
@@ -34,12 +33,15 @@ _RESERVED = {
 
 
 class PoolVectorEnv(VectorEnv):
-    """`num_envs` games on `threads` threads of their own."""
+    """`num_envs` environments on `threads` threads of their own."""
 
     metadata = {"render_modes": [], "autoreset_mode": AutoresetMode.NEXT_STEP}  # noqa: RUF012
 
     def __init__(self, name: str, options: Mapping[str, Any], num_envs: int, threads: int) -> None:
-        """name: EnvPool's own, without a prefix. Raises UserError for what it does not have."""
+        """Make the environments.
+
+        name: EnvPool's own, without a prefix. Raises UserError for one that it does not have.
+        """
         purpose = f"environment {PREFIX}{name}"
         with explained(purpose):
             self._envpool: Any = importlib.import_module("envpool")
@@ -68,7 +70,7 @@ class PoolVectorEnv(VectorEnv):
             make = partial(self._envpool.make, self._name, env_type="gymnasium")
             with _quiet():
                 self._pool = make(**self._options, **seeded)
-                _ = self._pool.action_space, self._pool.observation_space  # made at first sight
+                _ = self._pool.action_space, self._pool.observation_space  # made on first access
         observations, _ = self._pool.reset()
         return observations, {}
 
@@ -85,7 +87,7 @@ class PoolVectorEnv(VectorEnv):
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Without what gymnasium says of EnvPool's spaces."""
+    """Suppress gymnasium's warnings about EnvPool's spaces."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         yield
@@ -101,7 +103,7 @@ def _check_options(purpose: str, options: Mapping[str, Any], known: Mapping[str,
 
 
 def _unbounded(space: Any) -> Any:
-    """EnvPool often says the least positive float where it means no bound."""
+    """Replace bounds: EnvPool often gives the least positive float where there is none."""
     if isinstance(space, Box) and space.dtype.kind == "f":
         return Box(-np.inf, np.inf, space.shape, space.dtype.type)
     return space

@@ -1,4 +1,4 @@
-"""Names of things in other people's modules, and what to say when one is wrong."""
+"""Loading code that the user names, and the error messages when that fails."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from gymnasium.error import DependencyNotInstalled
 
 from penstock.configs.errors import UserError
 
-# What to install for a module, where it is not called like its package.
+# What to install for a module whose package has another name.
 _PACKAGES = {
     "Box2D": "penstock[box2d]",
     "ale_py": "penstock[atari]",
@@ -28,11 +28,11 @@ _PACKAGES = {
     "pygame": "penstock[box2d]",
     "vizdoom": "penstock[vizdoom]",
 }
-_OWN_EXTRAS = ("box2d", "mujoco")  # that gymnasium has too, in other versions
+_OWN_EXTRAS = ("box2d", "mujoco")  # that gymnasium has too, with other versions
 
 
 def import_module(name: str, purpose: str) -> ModuleType:
-    """The module; `purpose` says in an error's sentence what it is for."""
+    """Import a module; an error's sentence begins with `purpose`."""
     with explained(purpose):
         try:
             return importlib.import_module(name)
@@ -47,7 +47,7 @@ def import_module(name: str, purpose: str) -> ModuleType:
 
 
 def load(path: str, purpose: str) -> Callable[..., Any]:
-    """What `module:name` stands for."""
+    """Load the object that `module:name` names."""
     module_name, _, name = path.partition(":")
     module = import_module(module_name, purpose)
     found: Callable[..., Any] | None = getattr(module, name, None)
@@ -65,7 +65,7 @@ def callables(module: ModuleType) -> list[str]:
 
 
 def nearest(name: str, names: Collection[str]) -> str:
-    """A clause on which of `names` was meant."""
+    """A clause that suggests the nearest of `names`."""
     by_case = {known.lower(): known for known in sorted(names)}
     close = get_close_matches(name.lower(), by_case, n=3)
     if close:
@@ -74,7 +74,7 @@ def nearest(name: str, names: Collection[str]) -> str:
 
 
 def parameters(function: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:
-    """Parameters of a function or a class, empty where Python cannot tell."""
+    """Parameters of a function or a class, empty where Python cannot inspect it."""
     try:
         return inspect.signature(function).parameters
     except (TypeError, ValueError):
@@ -91,8 +91,8 @@ def check_keywords(
 ) -> None:
     """Refuse keywords that a function does not take.
 
-    more: names that it takes besides its own parameters.
-    reserved: names that are Penstock's to give, each with what to set instead.
+    more: names that it takes besides its own parameters. reserved: names that Penstock passes
+    itself, each with what to set instead.
     """
     reserved = reserved or {}
     for name in given:
@@ -109,7 +109,7 @@ def check_keywords(
 
 @contextmanager
 def explained(purpose: str, setting: str = "env.kwargs") -> Iterator[None]:
-    """Turn what somebody's code raises into one sentence; the cause stays attached.
+    """Turn an exception of the user's code into one sentence; the cause stays attached.
 
     setting: the option where the mistake may be.
     """
@@ -131,7 +131,7 @@ def explained(purpose: str, setting: str = "env.kwargs") -> Iterator[None]:
 
 
 def _near_files(module: str) -> str:
-    """A clause on the modules of the present folder that were meant; empty where none is near."""
+    """A clause that suggests similar modules of the present folder; empty where there is none."""
     here = {p.stem: p.name for p in Path().glob("*.py")}
     here |= {p.parent.name: f"{p.parent.name}/" for p in Path().glob("*/__init__.py")}
     top = module.partition(".")[0]

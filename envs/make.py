@@ -1,4 +1,4 @@
-"""From an `env` section to a vector of games, the fastest way there is.
+"""From an `env` section to a vector of environments, the fastest way there is.
 
 An environment id is one of
     CartPole-v1               registered with gymnasium
@@ -6,9 +6,9 @@ An environment id is one of
     module:function           called with env.kwargs, returns a gymnasium.Env, or a
                               gymnasium.vector.VectorEnv of `num_envs` if it takes that
 
-Its own vector form is taken where it has one, else gymnasium's synchronous vector environment, or
-several threads that step its games side by side.
-Wrappers go around single environments, so they turn the own form off.
+Its own vector form is used where it has one, else gymnasium's synchronous vector environment, or
+several threads that step its environments side by side. Wrappers apply to single environments, so
+they turn the own form off.
 """
 
 from __future__ import annotations
@@ -50,7 +50,8 @@ _RESERVED = {
     "vector_kwargs": "give the vector environment's options in env.kwargs",
     "wrappers": "set env.wrappers",
 }
-_GYMNASIUM_OPTIONS = ("max_episode_steps", "disable_env_checker")  # of gymnasium.make itself
+# options of gymnasium.make itself
+_GYMNASIUM_OPTIONS = ("max_episode_steps", "disable_env_checker")
 
 
 @dataclass(frozen=True)
@@ -60,25 +61,27 @@ class _Source:
     single: Callable[[], gymnasium.Env[Any, Any]] | None = None
     vector: Callable[[int], VectorEnv] | None = None
     vector_name: str = ""
-    has_threads: bool = False  # its vector form, of its own
+    has_threads: bool = False  # whether its own vector form has threads
     frames_per_step: int = 1
 
 
 class Makers(NamedTuple):
-    """How an environment is made: alone, and as a vector of its own form."""
+    """Constructors of an environment: a single one, and its own vector form."""
 
     single: Callable[[], gymnasium.Env[Any, Any]] | None
     vector: Callable[[int], VectorEnv] | None
 
 
 def make(env: EnvConfig, count: int, threads: int = 1, *, filmed: bool = False) -> BatchedEnv:
-    """`count` environments, on `threads` threads: those of its own vector form where that has any,
-    and single environments side by side.
+    """Make `count` environments on `threads` threads.
 
-    filmed: of one, ask it to draw itself (`BatchedEnv.pictures`), if it can.
+    The threads are those of its own vector form where that has any, and step single environments
+    side by side.
 
-    Raises UserError, a sentence with the next step, for whatever is wrong with `env` or where the
-    environment cannot be constructed.
+    filmed: request that one environment renders itself (`BatchedEnv.pictures`), if it can.
+
+    Raises UserError, a sentence with the next step, for a mistake in `env` or where the environment
+    cannot be constructed.
     """
     purpose = f"environment {env.id}"
     env = resolve(env)
@@ -110,7 +113,7 @@ def make(env: EnvConfig, count: int, threads: int = 1, *, filmed: bool = False) 
 def _singles(
     single: Callable[[], gymnasium.Env[Any, Any]], count: int, threads: int
 ) -> tuple[SyncVectorEnv, str]:
-    """A vector of single environments, and how it steps them."""
+    """A vector of single environments, and a sentence on how it steps them."""
     if threads > 1:
         how = f"side by side, by up to {threads} threads"
         return ThreadedVectorEnv([single] * count, threads), how
@@ -119,8 +122,10 @@ def _singles(
 
 
 def makers(env: EnvConfig) -> Makers:
-    """What `make` would make the environments by, which raises UserError where that fails. Raises
-    UserError where there is nothing."""
+    """The constructors that `make` would use; they raise UserError on failure.
+
+    Raises UserError where there is no such environment.
+    """
     purpose = f"environment {env.id}"
     env = resolve(env)
     with explained(purpose):
@@ -132,7 +137,10 @@ def makers(env: EnvConfig) -> Makers:
 
 
 def probe(env: EnvConfig, threads: int = 1) -> EnvInfo:
-    """What `env` looks like: makes one, and closes it. Raises UserError as `make` does."""
+    """The properties of the environments of `env`: makes one, and closes it.
+
+    Raises UserError as `make` does.
+    """
     game = make(env, 1, threads)
     game.close()
     return game.info
@@ -177,8 +185,11 @@ def _from_function(function: Callable[..., Any], env: EnvConfig, filmed: bool) -
 def _shown_or_plain(
     function: Callable[..., Any], kwargs: Mapping[str, Any], plain: Mapping[str, Any]
 ) -> Any:
-    """What a function makes that is asked for pictures; where that draws no pictures, what it makes
-    otherwise, and where it refuses, too, if that says that it draws none."""
+    """The environment of a function that was asked to render.
+
+    Where it renders nothing, the environment without that request; also where it refuses, if the
+    error says that it cannot render.
+    """
     try:
         made = function(**kwargs)
     except (TypeError, ValueError, AssertionError):
@@ -231,8 +242,7 @@ def _from_spec(spec: EnvSpec, env: EnvConfig, filmed: bool) -> _Source:
 
 
 def _drawing(spec: EnvSpec, env: EnvConfig, own_form: bool) -> tuple[bool, EnvConfig]:
-    """Whether to take its vector form, and its section, for an environment that draws itself, or
-    may."""
+    """Whether to use its vector form, and its section, where it may render itself."""
     purpose = f"environment {env.id}"
     for entry_point, is_vector in ((spec.vector_entry_point, True), (spec.entry_point, False)):
         if entry_point is None or (is_vector and (not own_form or env.wrappers)):
@@ -245,7 +255,7 @@ def _drawing(spec: EnvSpec, env: EnvConfig, own_form: bool) -> tuple[bool, EnvCo
 
 
 def _may_draw(creator: Callable[..., Any]) -> bool:
-    """Whether a function takes what asks for pictures; it has no metadata to tell it by."""
+    """Whether a function takes `render_mode`; it has no metadata that would show it."""
     known = parameters(creator)
     passes_on = any(p.kind is p.VAR_KEYWORD for p in known.values())
     return not isinstance(creator, type) and (passes_on or "render_mode" in known)
@@ -254,8 +264,7 @@ def _may_draw(creator: Callable[..., Any]) -> bool:
 def _filmed_single(
     drawing: Callable[[], gymnasium.Env[Any, Any]], plain: Callable[[], gymnasium.Env[Any, Any]]
 ) -> gymnasium.Env[Any, Any]:
-    """The environment that was asked to draw itself, or the plain one where that refuses, or says
-    once it is made that it does not."""
+    """The environment that was asked to render, or the plain one where it refuses or cannot."""
     with suppress(TypeError, ValueError, AssertionError):
         made = drawing()
         if rendering.draws(made):
@@ -280,7 +289,9 @@ def _registered_vector(spec: EnvSpec, env: EnvConfig, count: int) -> VectorEnv:
 
 
 class _Unchecked(MultiDiscrete):
-    """Takes every action: policies only choose valid ones, and asking costs a fifth of CartPole."""
+    """Accepts every action: policies choose only valid ones, and the check costs a fifth of
+    CartPole.
+    """
 
     def __init__(self, space: MultiDiscrete) -> None:
         super().__init__(space.nvec, dtype=space.dtype.type, start=space.start)
@@ -302,7 +313,7 @@ def _unknown(name: str, module: ModuleType | None, purpose: str) -> UserError:
 def _creator(
     entry_point: str | Callable[..., Any] | None, env: EnvConfig, more: Collection[str]
 ) -> Callable[..., Any]:
-    """What an entry point names, once it is known to take env.kwargs."""
+    """The object that an entry point names, once it is known to take env.kwargs."""
     purpose = f"environment {env.id}"
     creator = load(entry_point, purpose) if isinstance(entry_point, str) else entry_point
     assert creator is not None
@@ -311,7 +322,7 @@ def _creator(
 
 
 def _next_step(creator: Callable[..., Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    """`kwargs`, and the canonical autoreset mode where a vector environment lets us choose."""
+    """`kwargs`, with the canonical autoreset mode where a vector environment allows a choice."""
     if "autoreset_mode" in parameters(creator):
         return {"autoreset_mode": AutoresetMode.NEXT_STEP, **kwargs}
     return dict(kwargs)

@@ -1,8 +1,7 @@
-"""From what a vector of games shows to the one array per row that all others know, and what makes
-one unfit.
+"""Packs the observations of a vector into one array per row, and checks them.
 
-A Box is copied as it is. Discrete, MultiDiscrete and MultiBinary become float32, a choice one-hot.
-A Dict or a Tuple becomes a row of bytes, whose parts are told by `core.observations`.
+A Box is copied unchanged. Discrete, MultiDiscrete and MultiBinary become float32, a choice one-hot.
+A Dict or a Tuple becomes a row of bytes, whose parts `core.observations` describes.
 """
 
 from __future__ import annotations
@@ -26,11 +25,11 @@ from penstock.core.observations import (
 
 Array = npt.NDArray[Any]
 Write = Callable[[Array, Array], None]
-"""From values [count, ...] to their place [count, *shape]."""
+"""Writes values [count, ...] to their place [count, *shape]."""
 
 
 class PackedLeaf(NamedTuple):
-    """One array of a game's observation."""
+    """One array of an observation."""
 
     keys: tuple[Any, ...]
     shape: tuple[int, ...]
@@ -38,18 +37,21 @@ class PackedLeaf(NamedTuple):
     write: Write
 
     def of(self, observations: Any) -> Array:
-        """Its values in what the game shows."""
+        """Its values within an observation."""
         for key in self.keys:
             observations = observations[key]
         return np.asarray(observations)
 
 
 class Packer:
-    """Writes the observations of `count` environments, [count, ...] each, where they belong."""
+    """Writes the observations of `count` environments, [count, ...] each, into one array."""
 
     def __init__(self, name: str, space: spaces.Space[Any]) -> None:
-        """name: of the environment. space: of one of them. Raises UserError for a kind of space
-        that networks cannot read."""
+        """Plan the packing.
+
+        name: of the environment. space: of one of them. Raises UserError for a kind of space that
+        networks cannot read.
+        """
         self._name = name
         self._leaves = leaves = list(_leaves(name, space, ()))
         self.parts: tuple[ObservationPart, ...] = ()
@@ -65,12 +67,15 @@ class Packer:
             self.space = spaces.Box(0, 1, leaves[0].shape, np.float32)
 
     def write(self, observations: Any, out: Array) -> None:
-        """out: [count, *shape] of the space's dtype, contiguous. Raises UserError where the
-        observations are not what their space says."""
+        """Write observations to ``out``.
+
+        out: [count, *shape] of the space's dtype, contiguous. Raises UserError where the
+        observations do not match their space.
+        """
         if not self.parts:
             found = np.asarray(observations)
             if found.shape == out.shape and found.dtype == out.dtype:
-                np.copyto(out, found)  # the usual case, in as little time as will do
+                np.copyto(out, found)  # the usual case, as fast as possible
             else:
                 self._write(self._leaves[0], found, out)
             return
@@ -91,7 +96,7 @@ class Packer:
 
 
 def _row_dtype(parts: tuple[ObservationPart, ...]) -> np.dtype[Any]:
-    """A struct whose fields lie where the parts do."""
+    """A struct whose fields lie at the parts' positions."""
     return np.dtype(
         {
             "names": [part.name for part in parts],
@@ -184,11 +189,12 @@ def find_bad_observation(
     alive: Array | None = None,
     counts: Sequence[int] = (),
 ) -> str | None:
-    """Where the first NaN or infinity is, or the first action mask that allows nothing, in words
-    for an error's sentence; None if all is well.
+    """Find the first NaN or infinity, or the first action mask that allows nothing.
 
-    observations: [rows, count, *shape] of any dtype, or of bytes where there are `parts`.
-    alive: bool [rows or fewer, count], where an action is chosen, so that a mask must allow one;
+    Returns words for an error's sentence, or None.
+
+    observations: [rows, count, *shape] of any dtype, or of bytes where there are `parts`. alive:
+    bool [rows or fewer, count], where an action is chosen, so that a mask must allow one;
         everywhere if not given.
     counts: of each choice in an action, of which a mask must allow something; one if not given.
     """

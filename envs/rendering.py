@@ -1,9 +1,9 @@
-"""Pictures of games, for videos: what a person sees beside what a policy is shown.
+"""Pictures of environments for videos, apart from the observations of the policy.
 
-The policy always plays in the environment that it was trained in, so that a video shows what it
-would do. An environment that draws itself is asked to (`render_mode="rgb_array"`). Atari's vector
-form cannot draw: an emulator of its own plays along, given the same seed and actions, and its
-colour screen is filmed.
+The policy always plays in the environment that it was trained in, so that a video shows its true
+behaviour. An environment that can render itself is asked to (`render_mode="rgb_array"`). Atari's
+vector form cannot: a second emulator plays along, given the same seed and actions, and its colour
+screen is filmed.
 """
 
 from __future__ import annotations
@@ -24,27 +24,29 @@ if TYPE_CHECKING:
 RENDER_MODE = "rgb_array"
 ATARI_FRAMES_PER_S = 60
 DEFAULT_STEPS_PER_S = 30.0
-NO_SEED = 2**30  # for 0, which ale-py takes for no seed at all
+NO_SEED = 2**30  # stands for 0, which ale-py takes for no seed at all
 
 Picture = npt.NDArray[np.uint8]
 
 
 def draws(creator: object) -> bool:
-    """Whether the environments of a class say that they draw pictures."""
+    """Whether the environments of a class declare that they render pictures."""
     metadata: Any = getattr(creator, "metadata", None)
     return isinstance(metadata, dict) and RENDER_MODE in metadata.get("render_modes", ())
 
 
 def draws_otherwise(creator: object) -> bool:
-    """Whether the environments of a class say that they draw, and no pictures, such as text."""
+    """Whether the environments of a class declare only other render modes, such as text."""
     metadata: Any = getattr(creator, "metadata", None)
     modes = metadata.get("render_modes", ()) if isinstance(metadata, dict) else ()
     return bool(modes) and RENDER_MODE not in modes
 
 
 def pictures(vector: VectorEnv) -> list[Picture]:
-    """What the last step of a vector of one looked like, uint8 ``[H, W, 3]`` each, oldest first;
-    nothing where it was not made to draw itself. Raises UserError for what is no picture."""
+    """Pictures of the last step of a vector of one, uint8 ``[H, W, 3]`` each, oldest first.
+
+    Empty where it was not made to render. Raises UserError for a value that is no picture.
+    """
     if getattr(vector, "render_mode", None) != RENDER_MODE or draws_otherwise(vector):
         return []
     try:
@@ -55,7 +57,7 @@ def pictures(vector: VectorEnv) -> list[Picture]:
 
 
 def pictures_per_s(vector: VectorEnv) -> float:
-    """How fast they follow each other where a person plays."""
+    """Pictures per second at the speed for human players."""
     steps_per_s = float(vector.metadata.get("render_fps") or DEFAULT_STEPS_PER_S)
     return steps_per_s * float(getattr(vector, "pictures_per_step", 1))
 
@@ -70,10 +72,10 @@ def _checked(picture: npt.NDArray[Any]) -> Picture:
 
 
 class FilmedAtari(VectorEnv):
-    """One game of `AtariVectorEnv`, whose `render` gives every frame of the last step in colour."""
+    """One game of `AtariVectorEnv`, whose `render` returns all frames of a step in colour."""
 
     def __init__(self, vector: AtariVectorEnv, options: Mapping[str, Any]) -> None:
-        """Takes over ``vector``, which was made of ``options``."""
+        """Take over ``vector``, which was made with ``options``."""
         from ale_py import Action, ALEInterface
 
         self._vector = vector
@@ -119,7 +121,7 @@ class FilmedAtari(VectorEnv):
         return observations, reward, terminated, truncated, info
 
     def render(self) -> tuple[Picture, ...]:
-        """uint8 ``[210, 160, 3]`` each, oldest first."""
+        """The frames of the last step, uint8 ``[210, 160, 3]`` each, oldest first."""
         return tuple(self._frames)
 
     def close(self, **kwargs: Any) -> None:
@@ -133,7 +135,7 @@ class FilmedAtari(VectorEnv):
         self._ale.loadROM(str(roms.get_rom_path(self._options["game"])))
 
     def _begin(self, info: Mapping[str, Any]) -> None:
-        """A new episode: as many frames without an action as the other emulator has drawn."""
+        """Begin an episode: as many frames without an action as the other emulator has drawn."""
         self._ale.reset_game()
         if self._fires:
             self._ale.act(self._fire)

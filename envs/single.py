@@ -1,6 +1,6 @@
-"""One environment of a vector environment's kind, as gymnasium's single interface.
+"""A vector environment of one, as gymnasium's single interface.
 
-So wrappers can go around it, and what they see is what the vector form would have shown.
+So single-environment wrappers apply to it, and see what the vector form would have shown.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Spaces as JSON, so that a policy can be used where its environment is not installed."""
+"""Gymnasium spaces as JSON, so that a policy can be used where its environment is not installed."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ MOST_VALUES = 1 << 26  # of one observation or action
 
 
 def to_json(space: spaces.Space[Any]) -> Told:
-    """What `from_json` makes an equal space of. ValueError for a kind that no policy reads."""
+    """Encode a space for `from_json`. Raises ValueError for a kind that no policy reads."""
     match space:
         case spaces.Dict():
             # A list of pairs: the order of the parts is that of a packed observation.
@@ -37,7 +37,7 @@ def to_json(space: spaces.Space[Any]) -> Told:
 
 
 def from_json(told: Told) -> spaces.Space[Any]:
-    """The space. ValueError, TypeError or KeyError for what `to_json` has not made."""
+    """Decode a space. Raises ValueError, TypeError or KeyError for invalid input."""
     ((kind, about),) = told.items()
     match kind:
         case "Dict":
@@ -62,13 +62,13 @@ def from_json(told: Told) -> spaces.Space[Any]:
 
 
 def _check_size(shape: int | list[int]) -> None:
-    """Bounds are stored for each value, so a large shape needs memory before anything is read."""
+    """Refuse a large shape: bounds are stored for each value, so it would need much memory."""
     size = math.prod([shape] if isinstance(shape, int) else shape)
     if size > MOST_VALUES:
         raise ValueError(f"a space of {size} values; the most is {MOST_VALUES}")
 
 
 def _brief(bounds: npt.NDArray[Any]) -> Any:
-    """One number where all are alike, as those of a picture are."""
+    """One number where all are equal, as for pictures."""
     alike = bounds.size and (bounds == bounds.flat[0]).all()
     return bounds.flat[0].item() if alike else bounds.tolist()

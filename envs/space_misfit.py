@@ -1,6 +1,6 @@
-"""Whether what a game shows is what its space says, and if not, why, in words.
+"""Whether a value matches its space, and if not, why, in words.
 
-The words go on after "an observation": " of shape [3] where its space says [2]".
+The words continue "an observation": " of shape [3] where its space says [2]".
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ _MISSING = object()
 
 
 def shape_misfit(space: spaces.Space[Any], value: Any) -> str:
-    """Why its parts are not those of `space`, or of other shapes; empty if they are."""
+    """Why the value's parts or shapes are not those of `space`; empty if they are."""
     for where, part, found in _parts(space, value, ()):
         reason = _shape(part, found)
         if reason:
@@ -24,14 +24,17 @@ def shape_misfit(space: spaces.Space[Any], value: Any) -> str:
 
 
 def misfit(space: spaces.Space[Any], value: Any) -> str:
-    """Why `space` does not hold `value`, as gymnasium understands it, or why nobody can train on it
-    (NaN, infinity); empty if all is well."""
+    """Why `space` does not contain `value`, or why it cannot be trained on (NaN, infinity).
+
+    Empty if all is well.
+    """
     return next(iter(misfits(space, value).values()), "")
 
 
 def misfits(space: spaces.Space[Any], value: Any) -> dict[str, str]:
-    """All that `misfit` could say of `value`, the first of each fault: "shape", "finite", "dtype",
-    "bounds" or "content"."""
+    """All faults of `value`, the first of each kind: "shape", "finite", "dtype", "bounds",
+    "content".
+    """
     found: dict[str, str] = {}
     for where, part, inside in _parts(space, value, ()):
         reason = _shape(part, inside)
@@ -73,7 +76,7 @@ def _shape(space: spaces.Space[Any], value: Any) -> str:
 
 
 def _content(space: spaces.Space[Any], value: Any) -> Iterator[tuple[str, str]]:
-    """Faults of what has the right shape, and why."""
+    """Faults of a value with the right shape, and the reasons."""
     if not isinstance(space, spaces.Box):
         if not space.contains(value):
             yield "content", f" of {value!r}, which is not in {space}"
@@ -96,7 +99,7 @@ def _content(space: spaces.Space[Any], value: Any) -> Iterator[tuple[str, str]]:
 
 
 def _at(which: Any, values: Any) -> tuple[str, Any]:
-    """Where the first of `which` is, and its value."""
+    """The position of the first of `which`, and its value."""
     place = np.unravel_index(int(np.argmax(which)), np.shape(which))
     where = f" at [{', '.join(str(i) for i in place)}]" if place else ""
     return where, values[place] if place else values

@@ -1,9 +1,10 @@
-"""Single environments stepped side by side by threads, for games that wait outside Python.
+"""Single environments stepped side by side by threads, for those that wait outside Python.
 
-Each thread has a fixed share of the games, and makes, resets, steps and closes them: what a game
-holds may belong to its thread. The first share is the caller's own. In a step the threads make each
-game's next call ahead; then gymnasium's SyncVectorEnv goes through the games as ever and finds the
-results. So order, resets and errors are its own, and results those of one thread, bit for bit.
+Each thread has a fixed share of the environments, and makes, resets, steps and closes them: their
+resources may belong to its thread. The first share is the caller's own. In a step the threads make
+each environment's next call ahead; then gymnasium's SyncVectorEnv goes through the environments as
+always and finds the results. So order, resets and errors are its own, and results equal those of
+one thread, bit for bit.
 """
 
 from __future__ import annotations
@@ -23,12 +24,18 @@ Call = Callable[[], Any]
 
 
 class ThreadedVectorEnv(SyncVectorEnv):
-    """A game of each of `makes`, on `threads` threads, at most one a game; autoreset NEXT_STEP."""
+    """An environment of each of `makes`, on `threads` threads, at most one each.
+
+    Autoreset NEXT_STEP.
+    """
 
     envs: list[Any]  # each a `_Game`
 
     def __init__(self, makes: Sequence[Callable[[], Single]], threads: int) -> None:
-        """threads: >= 1, the caller's among them. Raises what the construction of a game raises."""
+        """Make the environments.
+
+        threads: >= 1, including the caller's. Raises the exceptions of the constructors.
+        """
         count, threads = len(makes), min(threads, len(makes))
         ends = [count * i // threads for i in range(threads + 1)]
         self._shares = [slice(ends[i], ends[i + 1]) for i in range(threads)]
@@ -40,14 +47,14 @@ class ThreadedVectorEnv(SyncVectorEnv):
         try:
             super().__init__(owned, copy=False, autoreset_mode=AutoresetMode.NEXT_STEP)
         except BaseException:
-            with suppress(Exception):  # what went wrong first is to be told
+            with suppress(Exception):  # the first error is raised
                 self.close()
             raise
 
     def reset(
         self, *, seed: int | list[int | None] | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Any, dict[str, Any]]:
-        """Reset all games; a `reset_mask` among the options is not for this vector."""
+        """Reset all environments; a `reset_mask` among the options is not supported."""
         if seed is None or isinstance(seed, int):
             seed = [None if seed is None else seed + i for i in range(self.num_envs)]
         games = zip(self.envs, seed, strict=True)
@@ -71,7 +78,7 @@ class ThreadedVectorEnv(SyncVectorEnv):
                 worker.shutdown()
 
     def _ahead(self, calls: Sequence[Call]) -> None:
-        """Make the next call of each game, and return when all are made."""
+        """Make the next call of each environment, and return when all are made."""
         own, *others = [(self.envs[share], calls[share]) for share in self._shares]
         pairs = zip(self._workers, others, strict=True)
         given = [worker.submit(_play, *share) for worker, share in pairs]
@@ -81,7 +88,7 @@ class ThreadedVectorEnv(SyncVectorEnv):
 
 
 class _Game(gymnasium.Wrapper[Any, Any, Any, Any]):
-    """One game, whose next call is made ahead of being asked for."""
+    """One environment, whose next call is made ahead of its request."""
 
     def __init__(self, make: Callable[[], Single], owner: Executor | None) -> None:
         super().__init__(_by(owner, make))
@@ -90,7 +97,7 @@ class _Game(gymnasium.Wrapper[Any, Any, Any, Any]):
         self._error: BaseException | None = None
 
     def play(self, call: Call) -> bool:
-        """Make a call, and keep what comes of it; whether it returned."""
+        """Make a call and keep its result; returns whether it succeeded."""
         try:
             self._result = call()
         except BaseException as error:
@@ -114,14 +121,14 @@ class _Game(gymnasium.Wrapper[Any, Any, Any, Any]):
 
 
 def _play(games: Iterable[_Game], calls: Iterable[Call]) -> None:
-    """One share: where a game fails, the rest would not have been played by one thread either."""
+    """Play one share; after a failure the rest is skipped, as in a single thread."""
     for game, call in zip(games, calls, strict=True):
         if not game.play(call):
             return
 
 
 def _by(owner: Executor | None, call: Call) -> Any:
-    """What `call` returns, made by the thread of `owner`, or by the caller where there is none."""
+    """The result of ``call``, made by the thread of ``owner``, or by the caller without one."""
     if owner is None:
         return call()
     try:

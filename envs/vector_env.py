@@ -1,13 +1,13 @@
-"""One vector of games, with one meaning of a step whatever makes them.
+"""One vector of environments, with one meaning of a step for all kinds of them.
 
 Invariants:
 - NEXT_STEP autoreset. When a step ends environment i's episode, the observation it writes is the
   episode's final one. The *next* step only resets i: its action is ignored, its reward 0, both
   flags False, and the observation it writes is the first of the next episode.
-- `terminated` and `truncated` are never both set: where a game says both, terminated wins.
-- Rewards are raw. Actions to choose from count from 0, wherever the game's own begin, and Box
-  actions run from -1 to 1 in each value, whatever the game's own bounds are.
-- Observations are one array a row: see `penstock.envs.packing`.
+- `terminated` and `truncated` are never both set: where the environment sets both, terminated wins.
+- Rewards are raw. Discrete actions count from 0, wherever the environment's own begin, and Box
+  actions run from -1 to 1 in each value, whatever the environment's bounds are.
+- Observations are one array per row: see `penstock.envs.packing`.
 """
 
 from __future__ import annotations
@@ -39,23 +39,27 @@ SEEDS = 2**30  # ale-py takes int32, and gives environment i of a vector seed + 
 
 @dataclass(frozen=True)
 class EnvInfo:
-    """What a game looks like to a policy, and how it came about."""
+    """The properties of an environment for a policy, and how it is stepped."""
 
     observation_space: Box
-    """Of one environment, as it is packed."""
+    """Of one environment, as packed."""
     action_space: Actions
-    """Of one environment, MultiDiscrete where the game says MultiBinary; policies choose
-    0 ... n - 1 also where `start` is not 0, and from -1 to 1 also where the bounds are others."""
+    """Of one environment; MultiDiscrete where the environment has MultiBinary.
+
+    Policies choose 0 ... n - 1 also where `start` is not 0, and from -1 to 1 also where the bounds
+    are others.
+    """
     frames_per_step: int
     """Emulator frames in one agent step; 1 where there is no emulator."""
     how: str
-    """A sentence to print: what steps the environments, and what was not used because of what."""
+    """A sentence to print: what steps the environments, and which faster way was not used and why.
+    """
     parts: tuple[ObservationPart, ...] = ()
-    """What an observation packed into bytes consists of; empty where it is one array."""
+    """The parts of an observation packed into bytes; empty where it is one array."""
 
     @property
     def counts(self) -> tuple[int, ...]:
-        """How many there are of each choice in an action, empty where actions are numbers."""
+        """The number of choices of each component of an action; empty for a Box."""
         return counts_of(self.action_space)
 
 
@@ -63,7 +67,7 @@ class BatchedEnv:
     """`count` environments stepped together; see the module for what a step means."""
 
     def __init__(self, name: str, vector: VectorEnv, frames_per_step: int, how: str) -> None:
-        """Takes over `vector`. Raises UserError where Penstock cannot play it."""
+        """Take over `vector`. Raises UserError where Penstock cannot play it."""
         action_space = checked_actions(name, vector.single_action_space)
         _check_autoreset(name, vector)
         self._pack = packer = Packer(name, vector.single_observation_space)
@@ -75,14 +79,14 @@ class BatchedEnv:
         self._vector = vector
         self._singles = isinstance(vector, SyncVectorEnv)
         self._to_game = action_map(vector.single_action_space)
-        self._shown: Array | None = None  # what the policy has before it, and whom nothing is asked
+        self._shown: Array | None = None  # the observations that the policy acts on
         self._over: tuple[Any, Any] = (False, False)
 
     def reset_into(self, seed: int, out: Array) -> None:
         """Begin new episodes everywhere, and write their first observations.
 
         seed: >= 0, the same seed gives the same episodes. Environments may be seeded with seed,
-            seed + 1, ..., so give two vectors seeds that lie further apart than `count`.
+            seed + 1, ..., so the seeds of two vectors must differ by more than `count`.
         out: [count, *shape] of the observation space's dtype.
         """
         try:
@@ -98,10 +102,9 @@ class BatchedEnv:
 
         actions: contiguous int32 or int64 [count], or [count, *shape] where several things are
             chosen, each in 0 ... n - 1, which is not checked; for a Box float32 [count, *shape],
-            what is beyond -1 and 1 counts as these.
-        out: as in `reset_into`.
-        Returns reward (real [count]), terminated and truncated (bool [count]): never written to
-        again by the game, nor to be written to.
+            values beyond -1 and 1 are clipped.
+        out: as in `reset_into`. Returns reward (real [count]), terminated and truncated (bool
+        [count]); the environment does not write to them again, and the caller must not.
         """
         mapped = actions if self._to_game is None else self._to_game(actions)
         try:
@@ -118,20 +121,22 @@ class BatchedEnv:
         return reward, terminated, truncated > terminated
 
     def pictures(self) -> list[Array]:
-        """What the last step looked like to a person, uint8 [H, W, 3] each, oldest first; nothing
-        where the game was not made to be filmed, or does not draw itself."""
+        """Pictures of the last step, uint8 [H, W, 3] each, oldest first.
+
+        Empty where the environment was not made to be filmed, or cannot render itself.
+        """
         return [*pictures(self._vector)]
 
     @property
     def pictures_per_s(self) -> float:
-        """How fast they follow each other where a person plays."""
+        """Pictures per second at the speed for human players."""
         return pictures_per_s(self._vector)
 
     def close(self) -> None:
         self._vector.close()
 
     def _check_choices(self, actions: Array, error: Exception) -> None:
-        """Raise UserError if what the vector could not take is outside its space."""
+        """Raise UserError if an action that the vector refused is outside its space."""
         space = self.info.action_space
         if isinstance(space, Box):
             return
@@ -144,8 +149,7 @@ class BatchedEnv:
             ) from error
 
     def _check_shut(self, error: Exception) -> None:
-        """Raise UserError if the vector could not take what its masks had not allowed, where they
-        allowed nothing."""
+        """Raise UserError if the vector refused an action where its masks allowed nothing."""
         if not self.info.parts or self._shown is None:
             return
         alive = np.broadcast_to(~np.logical_or(*self._over), (1, self.count))
@@ -157,7 +161,7 @@ class BatchedEnv:
             ) from error
 
     def _explain(self, error: Exception) -> None:
-        """Raise UserError if what the vector could not stack is of another shape than its space."""
+        """Raise UserError if observations that could not be stacked differ from their space."""
         if not isinstance(self._vector, SyncVectorEnv):
             return
         space = self._vector.single_observation_space
@@ -170,10 +174,11 @@ class BatchedEnv:
 
 
 def own_reset(info: Mapping[str, Any], terminated: Any, truncated: Any) -> str:
-    """A sentence, where the step that ended an episode says that it has begun the next one already;
-    empty if it does not.
+    """A sentence, where the step that ended an episode has begun the next one already; else empty.
 
-    info: of one game's step or of a vector's, where `_key` tells whose the values of a key are.
+    info: of one environment's step or of a vector's, where `_key` marks the environments that have
+    a
+        key.
     terminated, truncated: bool, or bool [count].
     """
     for key in FINAL_KEYS:
@@ -187,7 +192,7 @@ def own_reset(info: Mapping[str, Any], terminated: Any, truncated: Any) -> str:
 
 
 def action_map(space: Space[Any]) -> Callable[[Array], Array] | None:
-    """From actions as policies choose them to the game's own; None where they are the same."""
+    """The map from a policy's actions to the environment's; None where they are the same."""
     if isinstance(space, Discrete | MultiDiscrete):
         start = np.asarray(space.start)
         return (lambda actions: actions + start) if start.any() else None
@@ -208,7 +213,7 @@ def action_map(space: Space[Any]) -> Callable[[Array], Array] | None:
 
 
 def counts_of(action: Space[Any]) -> tuple[int, ...]:
-    """How many there are of each choice in an action of a space; empty for a Box."""
+    """The number of choices of each component of an action; empty for a Box."""
     match action:
         case Discrete(n=n):
             return (int(n),)
@@ -240,7 +245,7 @@ def checked_actions(name: str, action: Space[Any]) -> Actions:
 
 
 def check_mask(name: str, parts: tuple[ObservationPart, ...], action: Actions) -> None:
-    """Raise UserError where a mask is among the parts that is not of these actions."""
+    """Raise UserError where a part is an action mask that does not fit the actions."""
     mask = next((part for part in parts if part.name == MASK), None)
     if mask is None:
         return

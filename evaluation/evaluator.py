@@ -144,7 +144,7 @@ class Evaluator:
         from penstock.algos.samples import network_shape
         from penstock.core.formatting import number
         from penstock.evaluation.evaluate import summary
-        from penstock.learner.checkpoints.best import EVALUATION, best_meta
+        from penstock.learner.checkpoints.checkpoint_history import EVALUATION, best_meta
 
         config = self._config
         layout = network_shape(config, self._made_game().info).layout
@@ -163,7 +163,7 @@ class Evaluator:
     def _keep(self, folder: Path, mean: float) -> bool:
         """Make what is in ``folder`` the best, with its ``mean``; whether there was room for it."""
         from penstock.learner.checkpoints import checkpoint_format
-        from penstock.learner.checkpoints.best import EVALUATION
+        from penstock.learner.checkpoints.checkpoint_history import EVALUATION
 
         found = checkpoint_format.load(folder)
         meta = {**found.meta, EVALUATION: {**self._how, "mean": mean}}

@@ -1,7 +1,7 @@
-"""Keeps a GPU busy between batches: the host puts the next one on the stream while it computes.
+"""Keeps a GPU busy between batches: the host queues the next one while the GPU computes.
 
-At most one batch is queued behind the one that is computed, so that the host does not run away from
-what it has to report, publish and give back.
+At most one batch is queued behind the computed one, so that reports, published weights and returned
+batches stay current.
 """
 
 from __future__ import annotations
@@ -13,23 +13,23 @@ import torch
 
 from penstock.profiling.ledger import Part, TimeLedger
 
-POLL_S = 1e-4  # nothing is late by it: the next batch is on the stream already
+POLL_S = 1e-4  # causes no delay: the next batch is on the stream already
 
 
 class DeviceQueue:
     """The batches on the current stream of a GPU; on a CPU nothing waits.
 
-    ``meanwhile`` is called again and again while the host waits.
+    ``meanwhile`` is called repeatedly while the host waits.
     """
 
     def __init__(self, device: torch.device, ledger: TimeLedger) -> None:
-        """``ledger`` is that of the calling thread."""
+        """``ledger`` is the time ledger of the calling thread."""
         self._ledger = ledger
         self._ends = [torch.cuda.Event() for _ in range(2)] if device.type == "cuda" else []
         self.meanwhile: Callable[[], None] = _nothing
 
     def launched(self) -> None:
-        """All of a batch is on the stream: wait until the batch before it has been computed."""
+        """Note that a whole batch is on the stream; wait until the batch before it was computed."""
         if not self._ends:
             return
         self._ends.reverse()

@@ -1,8 +1,8 @@
-"""Statistics that a device sums up, read without stopping it, and which updates were skipped.
+"""Statistics summed up on a device and read without stopping it, and the skipped updates.
 
-Each update has a row on the device: its sums over samples, and the norm of its gradient. A row
-whose norm is not finite is that of an update which the optimizer has skipped; it is counted, and
-is part of no mean. So a GPU is asked nothing in between: rows are read where they arrive anyway.
+Each update has a row on the device: its sums over samples, and the norm of its gradient. Where the
+norm is not finite the optimizer has skipped the update; it is counted, and is part of no mean. A
+GPU is never synchronized for this: rows are read once they have arrived at the host.
 """
 
 from __future__ import annotations
@@ -19,20 +19,21 @@ from torch import Tensor
 
 from penstock.learner.to_host import ToHost
 
-ROWS = 1024  # updates that are sent to the host together, at most
+ROWS = 1024  # most updates that are sent to the host together
 
 
 class IntervalStatistics(NamedTuple):
-    """Rows on their way to the host, and how many samples each is the sum over."""
+    """Rows on their way to the host, and the number of samples that each sums over."""
 
     rows: ToHost
     samples: list[int]
 
 
 class DeviceStatistics:
-    """Means over samples of ``names``, and over updates of the gradient's norm.
+    """Means of ``names`` over samples, and of the gradient's norm over updates.
 
-    `take` gives what has arrived: on a CPU all of it, on a GPU as a rule all but the last interval.
+    `take` returns what has arrived: on a CPU everything, on a GPU usually all but the last
+    interval.
     """
 
     def __init__(self, names: Sequence[str], device: torch.device) -> None:
@@ -41,35 +42,40 @@ class DeviceStatistics:
         self._sent: deque[IntervalStatistics] = deque()
         self._begin(torch.zeros(len(self._names) + 1, device=device), 0)
         self.skipped = 0
-        """Updates that were skipped, of those that have arrived."""
+        """Skipped updates among those that have arrived."""
         self.skipped_in_row = 0
-        """Those of them that came after the last update which was taken."""
+        """Updates skipped since the last one that was not."""
         self.last_skipped = ""
-        """What was not finite in the last of them: `policy_loss nan, grad_norm nan`."""
+        """What was not finite in the last skipped update: `policy_loss nan, grad_norm nan`."""
 
     def add(self, sums: Tensor) -> None:
-        """Sums over some samples, ``[names]``."""
+        """Add sums over some samples, ``[names]``."""
         self._sums += sums.numpy() if self._on_cpu else sums
 
     def count(self, samples: int) -> None:
-        """So many samples were in what was added."""
+        """Add the number of samples of the sums."""
         self._samples[-1] += samples
 
     def updated(self, norm: Tensor) -> None:
-        """What was added since the update before was of one update, by a gradient of this norm,
-        ``[]``; the optimizer has skipped it where that is not finite."""
+        """Complete an update, whose gradient had the given norm, ``[]``.
+
+        The sums added since the previous update belong to it. The optimizer has skipped it where
+        the norm is not finite.
+        """
         row = len(self._samples) - 1
         self._view[row, -1] = norm.item() if self._on_cpu else norm
         self._samples.append(0)
         self._sums = self._view[row + 1, :-1]
-        if self._on_cpu:  # the norm is there, and what depends on it does not vary with the time
+        if self._on_cpu:  # the norm is there, and later behaviour does not depend on timing
             self._notice(float(self._view[row, -1]), row)
         if row + 1 == ROWS:
             self._send()
 
     def take(self, *, wait: bool = False) -> dict[str, float]:
-        """Means over what has arrived since the last call, all of it with ``wait``; nothing where
-        that is no update which was taken. A mean that is not finite is left out."""
+        """Means over the updates that arrived since the last call, or, with ``wait``, over all.
+
+        Empty where all of them were skipped. A mean that is not finite is left out.
+        """
         if len(self._samples) > 1:
             self._send()
         parts: list[npt.NDArray[np.float64]] = []
@@ -95,12 +101,12 @@ class DeviceStatistics:
         return {name: mean for name, mean in means.items() if math.isfinite(mean)}
 
     def forget_skipped(self) -> None:
-        """Wait for all that is on its way, whose means are lost, and count those in a row anew."""
+        """Wait for all rows on their way, drop them, and restart the count of updates in a row."""
         self.take(wait=True)
         self.skipped_in_row = 0
 
     def _notice(self, norm: float, row: Any) -> None:
-        """One more update has arrived, whose row is given, or on a CPU its number."""
+        """Note an update that has arrived, with its row, or on a CPU the row's number."""
         if math.isfinite(norm):
             self.skipped_in_row = 0
             return
@@ -111,16 +117,16 @@ class DeviceStatistics:
         self.last_skipped = ", ".join(f"{k} {v}" for k, v in named if not math.isfinite(v))
 
     def _send(self) -> None:
-        """Have the rows of complete updates go to the host; that of the one in progress stays."""
+        """Start to copy the rows of complete updates to the host; the one in progress stays."""
         done = len(self._samples) - 1
         self._sent.append(IntervalStatistics(ToHost(self._rows[:done]), self._samples[:-1]))
         self._begin(self._rows[done], self._samples[-1])
 
     def _begin(self, row: Tensor, samples: int) -> None:
-        """New rows, of which the first is that of the update in progress."""
+        """Make new rows; the first is that of the update in progress."""
         self._rows = torch.zeros(ROWS + 1, len(row), device=row.device)
         self._rows[0] = row
-        # On a CPU numpy writes to it: unlike torch it lets no other thread take the interpreter.
+        # On a CPU numpy writes to it: unlike torch it does not release the interpreter lock.
         self._view: Any = self._rows.numpy() if self._on_cpu else self._rows
         self._sums = self._view[0, :-1]
         self._samples: list[int] = [samples]

@@ -1,4 +1,4 @@
-"""Makes what a config trains with: its trainer, on its device."""
+"""Makes the trainer of a config, on its device."""
 
 from __future__ import annotations
 
@@ -20,22 +20,22 @@ AnyTrainer = Trainer | OffPolicyTrainer
 
 
 def make_trainer(config: Config, info: EnvInfo, ledger: TimeLedger | None = None) -> AnyTrainer:
-    """What trains by the algorithm of ``config``; ``ledger`` is that of the thread it works in."""
+    """Make the trainer of the algorithm of ``config``; ``ledger`` is that of its thread."""
     fresh = isinstance(algorithm(config.algo).data(config.algo), Unrolls)
     return (Trainer if fresh else OffPolicyTrainer)(config, info, ledger)
 
 
 def network_of(config: Config, info: EnvInfo, trainer: AnyTrainer) -> str:
-    """A sentence on what is trained."""
+    """A sentence on the network and its device."""
     count = sum(len(optimizer.values) for optimizer in trainer.optimizers().values())
     return in_words(network_shape(config, info), config.model, count)
 
 
 def on_own_gpu(config: Config, ctx: RoleContext) -> Config:
-    """``config`` with a GPU for each of several learners, where `learner.device` is auto, or cuda
-    without an index.
+    """``config`` with one GPU for each of several learners.
 
-    Raises UserError where one host has fewer GPUs than learners, which NCCL refuses.
+    Where `learner.device` is auto, or cuda without an index. Raises UserError where one host has
+    fewer GPUs than learners, which NCCL refuses.
     """
     learner = config.learner
     gpus = torch.cuda.device_count()

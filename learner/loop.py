@@ -1,4 +1,4 @@
-"""The loop of a learner: what is done with one batch, in the learner's process and in lockstep."""
+"""The loop of a learner, for the learner's process and the lockstep mode."""
 
 from __future__ import annotations
 
@@ -16,8 +16,10 @@ from penstock.profiling.status import Phase, StatusPage
 
 
 class TrainingLoop(ABC, Generic[B]):
-    """Trains ``learner`` on the batches of ``source``, in step with other learners, and publishes
-    the weights."""
+    """Trains ``learner`` on batches of ``source``, in step with other learners.
+
+    Publishes weights.
+    """
 
     def __init__(
         self,
@@ -37,10 +39,10 @@ class TrainingLoop(ABC, Generic[B]):
         self.diverged = ""  # why the run must end, where too many updates were skipped
 
     def turn(self) -> bool:
-        """Train on one batch together with the other learners; whether to go on."""
+        """Train on one batch together with the other learners; returns whether to continue."""
         self._ledger.switch(Part.COUNT)
         stop = self.must_stop()
-        if self._held is None:  # else the group was lost before the batch could be trained on
+        if self._held is None:  # else the group was lost before the batch was trained on
             batch = None if stop else self.next_batch()
             self._held = batch, self._learner.plan_updates(batch)
         self._status.reduction += 1
@@ -72,7 +74,7 @@ class TrainingLoop(ABC, Generic[B]):
         return not control.stop
 
     def _train(self, batch: B | None, totals: Floats) -> None:
-        """Step, release, publish."""
+        """Step, release the batch, publish."""
         try:
             result = self._learner.step(batch, totals)
         except GroupLostError:
@@ -92,7 +94,7 @@ class TrainingLoop(ABC, Generic[B]):
     @property
     @abstractmethod
     def sync(self) -> GradientSync:
-        """What connects this learner with the others."""
+        """The connection to the other learners."""
 
     @property
     @abstractmethod
@@ -101,15 +103,15 @@ class TrainingLoop(ABC, Generic[B]):
 
     @abstractmethod
     def must_stop(self) -> bool:
-        """Whether this learner is to train no more."""
+        """Whether this learner must stop training."""
 
     @abstractmethod
     def next_batch(self) -> B | None:
-        """Wait for a batch; None where the turn is taken without one."""
+        """Wait for a batch; None for a turn without one."""
 
     @abstractmethod
     def control(self, counts: Floats, stop: bool) -> ControlMessage:
-        """What the other learners are to know in this turn."""
+        """The control message for the other learners in this turn."""
 
     @abstractmethod
     def keep(self, *, save: bool) -> None:
@@ -117,4 +119,4 @@ class TrainingLoop(ABC, Generic[B]):
 
     @abstractmethod
     def stopped(self) -> None:
-        """All learners have agreed to stop."""
+        """Called when all learners have agreed to stop."""

@@ -1,14 +1,14 @@
-"""What becomes of a run whose loss or gradients are not finite.
+"""How a run handles a loss or gradients that are not finite.
 
 1. *Skip.* A loss that is not finite makes every gradient NaN (`backward`), the gradients of all
    learners are summed, so that each has the same norm, and an optimizer takes no step by a norm
-   that is not finite. That is decided on the device, and nothing waits for it.
+   that is not finite. That is decided on the device, without a wait.
 2. *Count.* `DeviceStatistics` counts skipped updates where their norms arrive at the host.
-3. *Roll back.* After `max_in_row` of them in a row all learners go back, in the same turn, to the
-   state that each has kept in memory when the run was last saved, and go on at a lower learning
-   rate. Memory, since only one learner has the file, and a disk may be full. Where that leads to
-   the same end before the next checkpoint, the one before is tried.
-4. *Stop*, once that was done `max_rollbacks` times.
+3. *Roll back.* After `max_in_row` of them in a row all learners return, in the same turn, to the
+   state that each has kept in memory when the run was last saved, and continue at a lower learning
+   rate. The state is kept in memory, since only one learner has the file, and a disk may be full.
+   Where the same happens before the next checkpoint, the one before is tried.
+4. *Stop*, after `max_rollbacks` rollbacks.
 
 Counters, policy versions and random generators do not go back: samples stay accounted for.
 """
@@ -30,11 +30,11 @@ from penstock.learner.state import (
 )
 
 DIVERGED = "diverged"  # the exit reason
-KEPT = 2  # states: at twice the memory, one that is from before the trouble began
+KEPT = 2  # states: twice the memory, for one from before the trouble began
 
 
 class NonFiniteGuard:
-    """Goes back to a good state of ``trainer``, or says that the run is to end.
+    """Restores a good state of ``trainer``, or reports that the run must end.
 
     With several learners each has one, and all call `keep` and `act` in the same turns.
     """
@@ -52,23 +52,28 @@ class NonFiniteGuard:
 
     @property
     def due(self) -> bool:
-        """Whether so many updates in a row were skipped that something must be done."""
+        """Whether so many updates in a row were skipped that `act` must be called."""
         return self._statistics.skipped_in_row >= self._config.max_in_row
 
     def keep(self) -> None:
-        """Keep a copy of the present state, which is finite always."""
+        """Keep a copy of the present state, which is always finite."""
         if self._rolls_back:
             arrays = {name: array.copy() for name, array in self._trainer.state_dict().items()}
             self._states.append(arrays | {WEIGHTS: weights_of(self._trainer)})
 
     def begin_anew(self) -> None:
-        """The learners have met anew, in the same state: what one has kept, others have not."""
+        """Drop kept states: the learners of a new group start from one state, which only one has
+        kept.
+        """
         self._states.clear()
         self.keep()
 
     def act(self, *, tell: bool = True) -> str:
-        """Go back to the last good state, at a lower learning rate. Returns why the run must end,
-        where it must; empty otherwise. ``tell`` is whether this learner writes the event."""
+        """Restore the last good state, at a lower learning rate.
+
+        Returns why the run must end, or an empty string. ``tell`` is whether this learner writes
+        the event.
+        """
         trainer, progress, cfg = self._trainer, self._trainer.progress, self._config
         self._restore()
         why = self._statistics.last_skipped or "numbers of another learner that are not finite"
@@ -88,7 +93,7 @@ class NonFiniteGuard:
         return ""
 
     def tell_skipped(self) -> None:
-        """Write an event of the updates that were skipped since the last call, if any."""
+        """Write an event about the updates skipped since the last call, if any."""
         trainer = self._trainer
         skipped, self._told = self._statistics.skipped - self._told, self._statistics.skipped
         if skipped:
@@ -103,7 +108,7 @@ class NonFiniteGuard:
             )
 
     def figures(self) -> dict[str, int]:
-        """For metrics.jsonl."""
+        """Figures for metrics.jsonl."""
         return {
             "updates_skipped": self._statistics.skipped,
             "rollbacks": self._trainer.progress.rollbacks,

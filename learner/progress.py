@@ -1,8 +1,8 @@
-"""How far a run is: counters, returns, policy lag, and when it has come to its end.
+"""The progress of a run: counters, returns, policy lag, and when the run ends.
 
-The counters are those of all learners of the run together, and equal on each: what one has booked
-(`growth`) counts once all have agreed on the sum (`commit`). Policy lag and rates are a learner's
-own, taken over the interval between two calls of `interval`. The rest lasts across a resume through
+The counters are those of all learners of the run together, and equal on each: a learner's own
+growth (`growth`) counts once all have agreed on the sum (`commit`). Policy lag and rates are a
+learner's own, over the interval between two calls of `interval`. The rest survives a resume through
 `state_dict`.
 """
 
@@ -24,10 +24,10 @@ from penstock.replay.accounting import Accounting
 Floats = npt.NDArray[np.float64]
 
 MAX_LAG = 1 << 16  # the histogram's last bin
-LEAST_FED = 0.01  # the share of the time from which on its rate tells what a fed learner does
+LEAST_FED = 0.01  # share of the time above which its rate is that of a fed learner
 EPISODES = 100  # returns are the mean of the last hundred episodes
 COUNTERS = ("env_steps", "trained_steps", "learner_steps", "episodes", "version")
-BOOKED = ("env_steps", "trained_steps", "episodes")  # by each learner for itself
+BOOKED = ("env_steps", "trained_steps", "episodes")  # counted by each learner for itself
 GROWTH = len(BOOKED) + 3  # then sums and number of the recent returns and lengths
 
 
@@ -43,8 +43,8 @@ class Progress:
         self.episodes = 0
         self.version = 0
         self.generation = 0
-        self.lr_factor = 1.0  # what the learning rate is multiplied by, since rollbacks
-        self.rollbacks = 0  # of this process's life
+        self.lr_factor = 1.0  # factor of the learning rate after rollbacks
+        self.rollbacks = 0  # since the process began
         self._published_steps = 0
         self.returns: deque[float] = deque(maxlen=EPISODES)
         self.lengths: deque[int] = deque(maxlen=EPISODES)
@@ -61,21 +61,26 @@ class Progress:
 
     @property
     def time_s(self) -> float:
-        """Seconds of training so far: since the first unroll was begun, across resumes."""
+        """Seconds of training so far: since the first unroll began, across resumes."""
         if self._started_s is None:
             return self._trained_before_s
         return self._trained_before_s + time.monotonic() - self._started_s
 
     def start(self, at_s: float) -> None:
-        """The first unroll was begun at ``at_s`` (monotonic), but not before this process was able
-        to train; later calls change nothing. A remote actor's clock decides nothing more."""
+        """Start the clock at the first unroll, begun at ``at_s`` (CLOCK_MONOTONIC, seconds).
+
+        Not before this process was able to train; later calls have no effect. The limit keeps a
+        remote actor's clock from mattering.
+        """
         if self._started_s is None:
             self._started_s = max(at_s, self._made_s)
             self._last = (self.time_s, *self._own_steps(), {})
 
     def played(self, arrays: Mapping[str, npt.NDArray[Any]], steps: int, updates: int = 0) -> None:
-        """Unrolls of ``steps`` agent steps were taken in, to be trained on in so many optimizer
-        steps now, or later from replay."""
+        """Count unrolls of ``steps`` agent steps.
+
+        They are trained on in ``updates`` optimizer steps now, or later from replay (0).
+        """
         alive = arrays["alive"]
         # Update i of the batch took the i-th share of its environments, at version + i.
         envs = alive.shape[1]
@@ -92,18 +97,22 @@ class Progress:
         self._booked["trained_steps"] += steps
 
     def aged(self, started_s: float, published_s: float, steps: int) -> None:
-        """``steps`` that were played evenly over that time are about to be trained on."""
+        """Note the age of ``steps`` steps that are about to be trained on, played evenly over that
+        time.
+        """
         now_s = time.monotonic()
         spread(self.latency, max(0.0, now_s - published_s), now_s - started_s, steps)
 
     def growth(self) -> Floats:
-        """What this learner has booked and nobody has agreed on yet, float64 ``[GROWTH]``; sums of
-        those of several learners are what `commit` takes."""
+        """This learner's counts that are not agreed on yet, float64 ``[GROWTH]``.
+
+        `commit` takes the sum over all learners.
+        """
         recent = (sum(self.returns), sum(self.lengths), len(self.returns))
         return np.array([*(self._booked[name] for name in BOOKED), *recent], np.float64)
 
     def commit(self, own: Floats, growth: Floats) -> None:
-        """All learners together have booked ``growth``, of which ``own`` is this one's."""
+        """Add ``growth``, the counts of all learners, of which ``own`` are this learner's."""
         for name, mine, value in zip(BOOKED, own, growth, strict=False):
             setattr(self, name, getattr(self, name) + int(value))
             self._booked[name] -= int(mine)
@@ -112,47 +121,52 @@ class Progress:
         self._notice_solved()
 
     def rollback(self, growth: Floats) -> None:
-        """Others have not heard of this growth, which was agreed on by this learner alone: it is to
-        be said again. Laid out as `BOOKED`."""
+        """Take back counts that the others have not received, as laid out in `BOOKED`.
+
+        This learner alone had agreed on them; they are sent again.
+        """
         for name, value in zip(BOOKED, growth, strict=True):
             self._booked[name] += int(value)
             self._own[name] -= int(value)
 
     def acknowledge(self) -> None:
-        """All that is booked was heard by the others, and counts in the state taken from them."""
+        """Mark all counts as received by the others; they are in the state taken from them."""
         for name in BOOKED:
             self._own[name] += self._booked[name]
             self._booked[name] = 0
 
     def totals(self) -> list[float]:
-        """What `commit` has made of all growth so far, laid out as that."""
+        """The sum of all growth so far, in the same layout."""
         return [*(float(getattr(self, name)) for name in BOOKED), *self._recent]
 
     def follow(self, version: int) -> None:
-        """All learners together have taken so many optimizer steps."""
+        """Set the number of optimizer steps that all learners together have taken."""
         self.learner_steps = self.version = version
 
     def share_window(self, learners: int) -> None:
-        """The last hundred episodes are this learner's share of them, among so many."""
+        """Make the last hundred episodes this learner's share of them among ``learners``."""
         most = -(-EPISODES // learners)
         self.returns = deque(self.returns, most)
         self.lengths = deque(self.lengths, most)
 
     def updated(self, updates: int) -> None:
-        """So many optimizer steps were taken."""
+        """Count optimizer steps."""
         self.learner_steps += updates
         self.version += updates
 
     def publish_due(self, every: int) -> bool:
-        """Whether a multiple of ``every`` optimizer steps was reached since this last said so, or
-        since the weights were taken from elsewhere, which are published at once."""
+        """Whether a multiple of ``every`` optimizer steps was reached since this last returned
+        True.
+
+        Also after weights were taken from elsewhere, which are published at once.
+        """
         due = self.learner_steps // every > self._published_steps // every
         if due:
             self._published_steps = self.learner_steps
         return due
 
     def arrived(self, accounting: Accounting) -> None:
-        """Bring the count of environment steps up to what has been heard of."""
+        """Update the count of environment steps from the accounting."""
         self._booked["env_steps"] = accounting.produced - self._own["env_steps"]
 
     @property
@@ -163,11 +177,11 @@ class Progress:
 
     @property
     def recent_episodes(self) -> int:
-        """How many episodes `return_mean` is the mean of."""
+        """The number of episodes in `return_mean`."""
         return int(self._recent[2])
 
     def stop_reason(self) -> str | None:
-        """Which of the `stop` settings is reached."""
+        """The `stop` setting that is reached, if any."""
         stop = self._stop
         if self.solved_at_s is not None and self.time_s >= self.solved_at_s + stop.hold_s:
             return "return"
@@ -220,7 +234,7 @@ class Progress:
         }
 
     def state_dict(self) -> dict[str, Any]:
-        """JSON-ready; what `load_state_dict` needs to go on."""
+        """JSON values for `load_state_dict`."""
         counters = {name: getattr(self, name) for name in COUNTERS}
         return counters | {
             "generation": self.generation,
@@ -234,8 +248,11 @@ class Progress:
         }
 
     def load_state_dict(self, state: dict[str, Any], *, same_game: bool = True) -> None:
-        """Go on from a checkpoint, as the next generation of the run; with another `stop.return`
-        than it had, that one is still to be reached. In another game no return of before counts."""
+        """Continue from a checkpoint, as the next generation of the run.
+
+        With another `stop.return` than it had, that one is still to be reached. In another game no
+        earlier return counts.
+        """
         self.join({**state, "generation": state["generation"] + 1, "rollbacks": 0})
         if not same_game or state.get("goal", self._stop.return_) != self._stop.return_:
             self.solved_at_s = None
@@ -245,8 +262,10 @@ class Progress:
         self._recent = (sum(self.returns), sum(self.lengths), len(self.returns))
 
     def join(self, state: dict[str, Any]) -> None:
-        """Stand where another learner of the run does, by its `state_dict`; episodes stay one's
-        own."""
+        """Take the position of another learner of the run, by its `state_dict`.
+
+        Episodes stay own.
+        """
         for name in (*COUNTERS, "generation", "solved_at_s"):
             setattr(self, name, state[name])
         self.lr_factor, self.rollbacks = state.get("lr_factor", 1.0), state.get("rollbacks", 0)

@@ -1,8 +1,8 @@
 """Publishing weights: parameters and buffers, copied into one flat vector and shown to actors.
 
-A copy and not views of the network: other memory layouts and later sharding may move parameters. On
-a GPU the copy is made on the device, then goes out on a side stream, so that the step never waits;
-the vector is shown once it has arrived.
+It is a copy and not views of the network, since other memory layouts and later sharding may move
+parameters. On a GPU the copy is made on the device, then transferred on a side stream, so that the
+step never waits; the vector is published once it has arrived.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from penstock.transport.shm.weights_board import WeightsBoard
 
 
 class Publisher:
-    """Shows the values of ``tensors`` (in the layout's order) on ``board``."""
+    """Publishes the values of ``tensors`` (in the layout's order) on ``board``."""
 
     def __init__(self, tensors: Sequence[Tensor], board: WeightsBoard) -> None:
         self._tensors = tensors
@@ -33,7 +33,7 @@ class Publisher:
 
     @torch.no_grad()
     def publish(self, policy_id: int, stamp: Stamp) -> None:
-        """Take a copy now; on a GPU it is shown by the next `flush` after it has arrived."""
+        """Take a copy now; on a GPU the next `flush` after its arrival publishes it."""
         self.flush(wait=True)
         for part, tensor in zip(self._parts, self._tensors, strict=True):
             part.view(tensor.shape).copy_(tensor)
@@ -47,7 +47,7 @@ class Publisher:
         self._pending = policy_id, stamp
 
     def flush(self, *, wait: bool = False) -> None:
-        """Show what is on its way, if it has arrived or ``wait``."""
+        """Publish the copy on its way, if it has arrived or with ``wait``."""
         if self._pending is None or self._arrived is None:
             return
         if wait:

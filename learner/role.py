@@ -1,13 +1,15 @@
-"""The learner's process: memory for the actors, batches for the trainer, weights for everybody.
+"""The learner's process: memory for the actors, batches for the trainer, weights for all.
 
-Batches come from a `ActorSource`, which owns the store. The process opens its socket only when the
-first weights are on the board, so whoever gets in finds everything there.
+Batches come from an `ActorSource`, which owns the store. The process opens its socket only when the
+first weights are on the board, so that an attached actor finds everything there. `StreamTracker`
+counts the streams and connectors that feed the learner.
 """
 
 from __future__ import annotations
 
 import time
-from collections import Counter
+from collections import Counter, deque
+from collections.abc import Iterable
 from contextlib import suppress
 from typing import Any
 
@@ -17,6 +19,7 @@ from penstock.algos.registry import algorithm
 from penstock.configs.errors import UserError
 from penstock.configs.group import SERVED
 from penstock.configs.schema import Config
+from penstock.core.control import Message
 from penstock.core.interfaces import Dataset, Transitions, TransitionSequences, Unrolls, Welcome
 from penstock.core.memory import TRIM_S, give_back_memory
 from penstock.core.notes import note_logger
@@ -32,7 +35,6 @@ from penstock.learner.publisher import Publisher
 from penstock.learner.sources.replay import ReplayDataSource
 from penstock.learner.sources.source import ActorSource
 from penstock.learner.sources.unrolls import UnrollSource
-from penstock.learner.stream_tracker import StreamTracker
 from penstock.learner.sync.gradient_sync import ControlMessage, GradientSync, GroupLostError
 from penstock.learner.torch_trace import TorchTrace
 from penstock.profiling.device import DeviceClock
@@ -45,12 +47,14 @@ from penstock.transport.shm.weights_board import WeightsBoard
 logger = note_logger(__name__)
 
 WAIT_S = 0.2
-REMOTE_ACTORS = 16  # with memory from the start where actors join from elsewhere
+ARRIVAL_S = 5.0  # longest time that slots of a dead actor may still be on their way
+RECEIVED = ("slots", "steps", "raw_nbytes", "coded_nbytes")
+REMOTE_ACTORS = 16  # actors with memory from the start, where actors join from elsewhere
 SPARE_LANES = 32  # for a connector, actors by hand, and those that replace dead ones
 
 
 def run(ctx: RoleContext) -> None:
-    """Train until told to stop; reports metrics, the reason to stop, and the final accounting."""
+    """Train until asked to stop; reports metrics, the reason to stop, and the final accounting."""
     config = ctx.config
     assert config is not None
     info = probe(config.env, config.actors.env_threads)
@@ -58,12 +62,14 @@ def run(ctx: RoleContext) -> None:
     trainer = make_trainer(on_own_gpu(config, ctx), info, ctx.ledger)
     logger.info("%s", network_of(config, info, trainer))
     checkpoints = CheckpointManager(ctx.run_dir, trainer, ctx.report, ctx.event)
-    served = config.learner.pace in SERVED  # by a server that takes whoever is first
-    if served or (ctx.learner == 0 and not begun(ctx.runtime_dir)):  # else others have its state
-        # Under a server one that starts again takes time and returns from the last checkpoint.
+    # A parameter server takes the state of the learner that joins first. Otherwise learner 0
+    # resumes, unless the other learners have the state already.
+    served = config.learner.pace in SERVED
+    if served or (ctx.learner == 0 and not begun(ctx.runtime_dir)):
+        # Under a server, a learner that restarts takes time and returns from the last checkpoint.
         how = "auto" if served and ctx.incarnation and ctx.resume == "no" else ctx.resume
         if not checkpoints.resume(how, repair=ctx.learner == 0) and how == "auto":
-            logger.info("%s has no checkpoint: this run begins anew", ctx.run_dir)
+            logger.info("%s has no checkpoint: this run starts fresh", ctx.run_dir)
     group = ElasticGroup(ctx, config, trainer, checkpoints.stored)
     if not group.join():
         return
@@ -82,8 +88,10 @@ def make_source(
     ledger: TimeLedger,
     status: StatusPage,
 ) -> ActorSource[Any]:
-    """Where ``trainer`` gets its batches from, with room for ``actors`` that play at once.
-    ``ledger`` is that of the calling thread; one more thread keeps its own in ``status``."""
+    """Make the source of batches for ``trainer``, with room for ``actors`` that play at once.
+
+    ``ledger`` is that of the calling thread; one more thread keeps its own in ``status``.
+    """
     match algorithm(config.algo).data(config.algo):
         case Unrolls():
             gathering = status.ledger("feeder") if config.learner.prefetch else ledger
@@ -98,7 +106,7 @@ def make_source(
 
 
 class LearnerProcess(TrainingLoop[Any]):
-    """Everything of one learner between "ready" and its end."""
+    """One learner's work between "ready" and its end."""
 
     def __init__(
         self,
@@ -139,13 +147,14 @@ class LearnerProcess(TrainingLoop[Any]):
         socket = learner_socket(ctx.runtime_dir, ctx.learner)
         self._host = ShmHost(socket, welcome, self._board, self._actor_source.store)
         self._reason: str | None = None  # why this learner would stop
-        self._kept: Arrays | None = {}  # what the group keeps, for the last checkpoint
+        self._kept: Arrays | None = {}  # state of the group's members, for the last checkpoint
         self._next_report_s = 0.0
         self._trim_s = time.monotonic() + TRIM_S
-        self._turned_away: Counter[str] = Counter()  # that were reported
+        self._turned_away: Counter[str] = Counter()  # connections reported so far
         self._others = StreamTracker(self._accounting)
         self._torch_trace = TorchTrace()
-        self._seconds = ctx.ledger  # of the learner: on a GPU of its stream, else of this thread
+        # of the learner: on a GPU that of its stream, else of this thread
+        self._seconds = ctx.ledger
         self._clock: DeviceClock | None = None
         if trainer.device.type == "cuda":
             self._seconds = ctx.status.ledger("gpu", Part.WAIT)
@@ -163,7 +172,7 @@ class LearnerProcess(TrainingLoop[Any]):
         self._board.close()
 
     def work(self) -> None:
-        """Train until a stop condition is met or the supervisor says so."""
+        """Train until a stop condition is met or the supervisor asks to stop."""
         self._next_report_s = time.monotonic() + self._config.run.interval_s
         going = True
         while going:
@@ -173,7 +182,7 @@ class LearnerProcess(TrainingLoop[Any]):
                 going = self.turn()
             except GroupLostError as error:
                 lost = str(error)
-            if lost is not None:  # out here, where nothing of the lost group is held any more
+            if lost is not None:  # out here, where nothing refers to the lost group any more
                 going = self._regroup(lost)
             self._torch_trace.turn()
             if time.monotonic() >= self._next_report_s:
@@ -181,7 +190,7 @@ class LearnerProcess(TrainingLoop[Any]):
         self._report(last=True)
 
     def finish(self) -> None:
-        """Wait for the end of those who produce, count what is left, save, report."""
+        """Wait until all producers have ended, count remaining steps, save, report."""
         self._ledger.switch(Part.OTHER)
         self._actor_source.stop()
         while not self._ctx.stopping():
@@ -223,7 +232,7 @@ class LearnerProcess(TrainingLoop[Any]):
         return self._reason is not None or self._ctx.stopping()
 
     def next_batch(self) -> Any:
-        """None where there is none for so long that other learners go on."""
+        """The next batch; None after so long without one that the other learners proceed."""
         together = self._group.sync.world > 1
         deadline_s = time.monotonic() + self._config.learner.reduce.wait_s * together
         self._ledger.switch(Part.WAIT)
@@ -248,37 +257,37 @@ class LearnerProcess(TrainingLoop[Any]):
         )
 
     def keep(self, *, save: bool) -> None:
-        """Take in what each learner keeps for itself, and ``save`` the run."""
+        """Collect what each learner keeps for itself, and ``save`` the run."""
         self._kept = self._group.state(last=not save)
         if save:
             try:
                 if self._group.leads:
                     self._save()
                 self._source.save(self._shard)
-            except UserError as error:  # a disk that is full now need not be so for ever
+            except UserError as error:  # a disk that is full now may have room later
                 self._checkpoints.put_off()
-                logger.info("this checkpoint is missing, and the run goes on: %s", error)
+                logger.info("this checkpoint could not be saved, and the run continues: %s", error)
         self._nonfinite.keep()
 
     def stopped(self) -> None:
         if self._reason is not None or self._ctx.store is not None:
-            # Over several machines each supervisor hears it from its own learner.
+            # On several machines each supervisor learns it from its own learner.
             self._ctx.report("stop", reason=self._reason or "stopped", error=self.diverged)
-        elif self._ctx.stopping():  # told by who knows nothing of the supervisor?
+        elif self._ctx.stopping():  # stopped by a signal from elsewhere than the supervisor?
             self._ctx.report("stop", reason="terminated")
 
     def _save(self) -> None:
-        """Save the run, if all of it is here. Raises UserError where it cannot be written."""
+        """Save the run, if its state is complete. Raises UserError where it cannot be written."""
         if self._kept is not None:
             self._checkpoints.save(self._kept)
             return
         self._checkpoints.put_off()
-        logger.info("the parameter server did not give its state: checkpoints/last stays as it was")
+        logger.info("the parameter server did not send its state: checkpoints/last is not replaced")
 
     def _regroup(self, why: str) -> bool:
-        """Find the other learners again; False where the run ends."""
+        """Join the other learners again; False where the run ends."""
         self._ledger.switch(Part.REDUCE)
-        self._kept = {}  # was of other members
+        self._kept = {}  # belonged to the former members
         self._checkpoints.forget_best()
         if not self._group.join(why):
             return False
@@ -287,7 +296,7 @@ class LearnerProcess(TrainingLoop[Any]):
         return True
 
     def _meanwhile(self) -> None:
-        """What is due also while this thread waits; no sign of life, since a GPU may hang."""
+        """Periodic work while this thread waits; not a heartbeat, since a GPU may hang."""
         self._publisher.flush()
         if self._clock is not None:
             self._clock.settle()
@@ -329,3 +338,58 @@ class LearnerProcess(TrainingLoop[Any]):
         messages = self._group.messages()
         self._others.hear(messages)
         self._torch_trace.hear(messages)
+
+
+class StreamTracker:
+    """Tracks the streams and connectors that feed a learner, from the supervisor's messages.
+
+    Call `hear` with every message, and `close_streams` at every report.
+    """
+
+    def __init__(self, accounting: Accounting) -> None:
+        self._accounting = accounting
+        self._connectors: dict[int, Message] = {}  # the latest message of each incarnation
+        self._ended: deque[tuple[float, Message]] = deque()  # with the time of arrival
+
+    def hear(self, messages: Iterable[Message]) -> None:
+        now_s = time.monotonic()
+        for message in messages:
+            if message["kind"] == "actor_ended":
+                self._ended.append((now_s, message))
+            elif message["kind"] == "connector":
+                self._ended += [(now_s, stream) for stream in message.pop("streams", ())]
+                self._connectors[message["incarnation"]] = message
+
+    def close_streams(self, *, everything_arrived: bool = False) -> None:
+        """Count the final steps of ended streams, once nothing of them can arrive any more."""
+        now_s = time.monotonic()
+        while self._ended and (everything_arrived or now_s - self._ended[0][0] > ARRIVAL_S):
+            _, end = self._ended.popleft()
+            self._accounting.ended(
+                end["actor"],
+                end["incarnation"],
+                end["sequence"],
+                end["produced_steps"],
+                trusted=end.get("kind") == "actor_ended",
+            )
+
+    @property
+    def actors(self) -> int:
+        """The number of actors of the newest connector."""
+        return self._connectors[max(self._connectors)]["actors"] if self._connectors else 0
+
+    def received(self) -> dict[str, dict[str, int]]:
+        """Totals received over the wire, through all connectors one after the other."""
+        said = self._connectors.values()
+        return {"received": {n: sum(c[n] for c in said) for n in RECEIVED}} if said else {}
+
+    def drops(self) -> dict[str, dict[str, int]]:
+        """What was not trained on, by reason: agent steps, and for ``rejected`` messages."""
+        rejected: Counter[str] = Counter()
+        for connector in self._connectors.values():
+            rejected.update(connector["rejected"])
+        return {
+            "dropped": dict(self._accounting.dropped),
+            "lost": dict(self._accounting.lost),
+            "rejected": dict(rejected),
+        }

@@ -1,4 +1,4 @@
-"""All that a learner has learned, as arrays: for a checkpoint, or another learner."""
+"""The complete state of a learner as arrays: for a checkpoint, or another learner."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ WEIGHTS, PROGRESS = "weights", "progress"
 
 
 class Learner(Update[B_contra], Protocol[B_contra]):
-    """A trainer: updates by batches, and all that it has learned."""
+    """A trainer: it updates on batches, and gives its complete state."""
 
     config: Config
     device_statistics: DeviceStatistics
@@ -30,18 +30,18 @@ class Learner(Update[B_contra], Protocol[B_contra]):
         """Parameters and buffers that actors get, in the layout's order."""
 
     def optimizers(self) -> dict[str, FlatOptimizer]:
-        """By name."""
+        """The optimizers by name."""
 
     def state_dict(self) -> Arrays:
         """Optimizers, targets, counters."""
 
     def load_state_dict(self, state: Arrays) -> None:
-        """Go on from what `state_dict` gave."""
+        """Restore the arrays of `state_dict`."""
 
 
 @torch.no_grad()
 def weights_of(trainer: Learner[Any]) -> npt.NDArray[np.float32]:
-    """What actors get, in one vector, in the layout's order."""
+    """The weights for actors in one vector, in the layout's order."""
     flat: npt.NDArray[np.float32] = (
         torch.cat([t.flatten() for t in trainer.published()]).cpu().numpy()
     )
@@ -50,7 +50,7 @@ def weights_of(trainer: Learner[Any]) -> npt.NDArray[np.float32]:
 
 @torch.no_grad()
 def set_weights(trainer: Learner[Any], weights: npt.NDArray[np.float32]) -> None:
-    """Write what `weights_of` gave."""
+    """Write a vector of `weights_of` into the network."""
     targets = trainer.published()
     parts = torch.from_numpy(weights).split([t.numel() for t in targets])
     for target, part in zip(targets, parts, strict=True):
@@ -67,7 +67,7 @@ def take_state(trainer: Learner[Any]) -> Arrays:
 
 
 def put_state(trainer: Learner[Any], state: Arrays) -> None:
-    """Stand where the learner does that `take_state` was taken from."""
+    """Restore the state of `take_state`, also of another learner."""
     rest = dict(state)
     set_weights(trainer, rest.pop(WEIGHTS))
     progress = json.loads(rest.pop(PROGRESS).tobytes())
@@ -77,6 +77,6 @@ def put_state(trainer: Learner[Any], state: Arrays) -> None:
 
 
 def follow_lr_factor(trainer: Learner[Any]) -> None:
-    """Have the optimizers step at the learning rate that the progress says."""
+    """Set the optimizers' learning-rate factor to that of the progress."""
     for optimizer in trainer.optimizers().values():
         optimizer.lr_factor = trainer.progress.lr_factor

@@ -1,4 +1,4 @@
-"""Between host and GPU without waiting: values on their way to the one or the other."""
+"""Transfers between host and GPU that do not wait."""
 
 from __future__ import annotations
 
@@ -12,8 +12,10 @@ from torch import Tensor
 
 
 class ToHost:
-    """A copy of ``values`` on its way to the host; they may be written to behind it on the stream,
-    and on a CPU must not be."""
+    """A copy of ``values`` on its way to the host.
+
+    On a GPU ``values`` may be overwritten by later work on the stream; on a CPU they must not be.
+    """
 
     def __init__(self, values: Tensor) -> None:
         self._values, self._event = values, None
@@ -29,22 +31,24 @@ class ToHost:
         return self._event is None or self._event.query()
 
     def get(self) -> npt.NDArray[Any]:
-        """The values, on the host; waits for them."""
+        """The values on the host; waits for them."""
         if self._event is not None:
             self._event.synchronize()
         return self._values.numpy()
 
 
 class ToDevice:
-    """Brings arrays to a device, on a stream of its own, beside what a GPU computes meanwhile."""
+    """Copies arrays to a device on a stream of its own, while the GPU computes."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
 
     def __call__(self, arrays: Mapping[str, npt.NDArray[Any] | Tensor]) -> dict[str, Tensor]:
-        """Tensors for the current stream, which waits for them; on a CPU they share the memory. The
-        arrays may be written to again."""
+        """Tensors for the current stream, which waits for them; the arrays may be overwritten then.
+
+        On a CPU the tensors share the arrays' memory.
+        """
         given = {
             name: torch.from_numpy(values) if isinstance(values, np.ndarray) else values
             for name, values in arrays.items()
@@ -54,7 +58,7 @@ class ToDevice:
         current = torch.cuda.current_stream(self._device)
         with torch.cuda.stream(self._stream):
             placed = {
-                # What lies there already was made on the current stream, and is left alone.
+                # Tensors on the device were made on the current stream, and stay.
                 name: v if v.is_cuda else v.pin_memory().to(self._device, non_blocking=True)
                 for name, v in given.items()
             }

@@ -1,4 +1,4 @@
-"""torch.profiler over some turns of a learner that is at work, when somebody asks for it."""
+"""Records a torch.profiler trace of some turns of a running learner, on request."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ ASKED = ("path", "turns", "seconds", "host")
 
 
 class TorchTrace:
-    """Does nothing until it is asked to, and nothing again once the trace is written."""
+    """Idle until a request arrives, and again once the trace is written."""
 
     def __init__(self) -> None:
         self._profile: profile | None = None
@@ -26,13 +26,13 @@ class TorchTrace:
         self._until_s = 0.0
 
     def hear(self, messages: Iterable[Message]) -> None:
-        """Begin if the supervisor says so."""
+        """Handle the supervisor's messages; "torch_profile" starts a trace."""
         for message in messages:
             if message["kind"] == "torch_profile" and self._profile is None:
                 self._begin(**{name: message[name] for name in ASKED})
 
     def turn(self) -> None:
-        """A turn has ended."""
+        """Note the end of a turn; write the trace when it was the last."""
         if self._profile is None:
             return
         self._turns -= 1
@@ -40,15 +40,18 @@ class TorchTrace:
             return
         self._profile.stop()
         temporary = self._path.with_name(f".{self._path.name}.{secrets.token_hex(8)}.tmp")
-        with suppress(OSError, RuntimeError):  # a full disk does not end a run; nothing is there
+        # a full disk does not end a run; there is no file then
+        with suppress(OSError, RuntimeError):
             self._profile.export_chrome_trace(str(temporary))
             temporary.replace(self._path)
         self._profile = None
 
     def _begin(self, path: str, turns: int, seconds: float, host: bool) -> None:
-        """Record from now on, for so many turns or so long, whichever is over first; then write a
-        Chrome trace to ``path``, which is there when it is whole. Without the ``host``'s side what
-        a GPU does is hardly slowed."""
+        """Record ``turns`` turns or ``seconds`` seconds, whichever is shorter, then write a trace.
+
+        The Chrome trace appears at ``path`` when it is complete. Without the ``host``'s events the
+        GPU is hardly slowed.
+        """
         kinds = [ProfilerActivity.CPU] if host else []
         kinds += [ProfilerActivity.CUDA] if torch.cuda.is_available() else []
         self._profile = profile(activities=kinds, acc_events=True)  # torch warns without

@@ -1,10 +1,10 @@
 """The trainer: network, optimizer, algorithm and counters of one learner, without any transport.
 
-The learner's process feeds it from shared memory, the lockstep mode from the same process. A batch
-is split by environments into ``updates_per_batch`` updates, in each epoch anew, and an update into
-micro-batches that fit the processor's cache; their gradients add up, over ``accumulate`` batches
-and over the learners that ``sync`` connects, and one step is taken by their sum over the number
-of agent steps. What an algorithm brings is `penstock.algos.base.UnrollAlgorithm`.
+The learner's process gives it batches from shared memory, the lockstep mode from the same process.
+A batch is split by environments into ``updates_per_batch`` updates, anew in each epoch, and an
+update into micro-batches that fit the processor's cache. Their gradients add up, over
+``accumulate`` batches and over the learners that ``sync`` connects, and one step is taken by their
+sum over the number of agent steps. `penstock.algos.base.UnrollAlgorithm` is the algorithm's part.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ from penstock.profiling.ledger import Part, TimeLedger
 OPTIMIZER = "optimizer/"  # before the names of an optimizer's state
 REWARDS = "rewards/"
 AddOthers = Callable[[Tensor], None]
-MOST_REWARD = 10.0  # deviations
+MOST_REWARD = 10.0  # standard deviations
 EPSILON = 1e-8  # added to a variance
 
 
@@ -73,7 +73,7 @@ class Trainer:
         self.progress = Progress(config.stop, info.frames_per_step)
         self.sync: GradientSync = SingleLearner()
         self.updates = config.algo.passes * config.learner.updates_per_batch
-        """Of each batch, at most."""
+        """Most updates of one batch."""
         self._shares: list[Share] = []  # of the batch that was planned last
         self._updates_done = 0  # of the batch in training
         self.queue = DeviceQueue(self.device, self._ledger)
@@ -85,8 +85,10 @@ class Trainer:
         self._rewards = RewardScale(self.device) if config.algo.normalizes_rewards else None
 
     def plan_updates(self, batch: StagingBatch | None) -> Floats:
-        """Count a batch that is about to be trained on; the agent steps of each of its updates,
-        float64 ``[updates]``."""
+        """Prepare a batch.
+
+        Returns the agent steps of each of its updates, float64 ``[updates]``.
+        """
         if batch is None:
             return np.zeros(self.updates)
         updates = self.config.learner.updates_per_batch
@@ -97,8 +99,9 @@ class Trainer:
     def step(self, batch: StagingBatch | None, totals: Floats | None = None) -> StepResult:
         """Train on every sample of a batch.
 
-        ``totals`` are what all learners have planned together, by default this one alone; ``batch``
-        is the one planned last, or None where this learner has none.
+        Args:
+            batch: the batch planned last, or None where this learner has none.
+            totals: sum of `plan_updates` over all learners; by default this learner alone.
         """
         if totals is None:
             assert batch is not None
@@ -128,51 +131,52 @@ class Trainer:
         return StepResult(0 if batch is None else batch.steps, due)
 
     def regrouped(self) -> None:
-        """Begin anew with other learners: what was half done is given up."""
+        """Begin anew with other learners: unfinished updates are dropped."""
         self._batches = 0
         self._accumulated = 0.0
         self._before, self._norms = [], []
 
     def optimizers(self) -> dict[str, FlatOptimizer]:
-        """By the name of what each updates."""
+        """The optimizers, by the name of the parameters that each updates."""
         return {"model": self.optimizer}
 
     def shared(self) -> dict[str, Tensor]:
-        """By name, the statistics of all learners' samples, which are the same on each."""
+        """Statistics over all learners' samples by name, which are equal on each."""
         normalizer = self.model.normalizer
         found = {} if normalizer is None else dict(normalizer.named_buffers(prefix="normalizer"))
         return found if self._rewards is None else found | {"rewards": self._rewards.sums}
 
     def published(self) -> list[Tensor]:
-        """What actors get, in the layout's order: parameters, then buffers."""
+        """The tensors that actors get, in the layout's order: parameters, then buffers."""
         return [self.optimizer.values, *self.model.buffers()]
 
     def state_dict(self) -> dict[str, npt.NDArray[Any]]:
-        """What a resumed run needs besides `published`, by name."""
+        """Arrays that a resumed run needs besides `published`, by name."""
         state = {OPTIMIZER + k: v for k, v in self.optimizer.state_dict().items()}
         if self._rewards is not None:
             state |= {REWARDS + k: v for k, v in self._rewards.state_dict().items()}
         return state
 
     def load_state_dict(self, state: Mapping[str, npt.NDArray[Any]]) -> None:
-        """Go on from a `state_dict`; ValueError for one of another kind."""
+        """Restore a `state_dict`; ValueError for one of another kind."""
         self.optimizer.load_state_dict(under(OPTIMIZER, state))
         if self._rewards is not None:
             self._rewards.load_state_dict(under(REWARDS, state))
 
     def statistics(self, *, wait: bool = False) -> dict[str, float]:
-        """Means over the updates since the last call; on a GPU over those of the interval before,
-        unless to ``wait`` for all. Updates that were skipped are part of none."""
+        """Means over the updates since the last call, without skipped ones.
+
+        On a GPU over those of the interval before, unless ``wait`` is set.
+        """
         return self.device_statistics.take(wait=wait)
 
     def interrupted(self, batch: StagingBatch) -> StepResult:
-        """Of a batch, the agent steps that were trained on, once or more, before the group was
-        lost."""
+        """The result for a batch whose group was lost: its agent steps trained on at least once."""
         once = self._shares[: self.config.learner.updates_per_batch]
         return StepResult(sum(share.steps for share in once[: self._updates_done]))
 
     def _undo_where_skipped(self) -> None:
-        """Have normalisers forget a batch all of whose updates were skipped."""
+        """Undo the normalisers' statistics of a batch all of whose updates were skipped."""
         if not self._norms:
             return
         taken = torch.stack(self._norms).isfinite().any()
@@ -185,7 +189,7 @@ class Trainer:
         return empty_batch(self.spec, self.device)
 
     def _prepared(self, columns: dict[str, Tensor]) -> dict[str, Tensor]:
-        """The columns of a batch with what the algorithm adds to them before its first update."""
+        """The columns of a batch, with those that the algorithm adds before its first update."""
         columns = dict(columns)
         self._ledger.switch(Part.FORWARD)
         if self._rewards is not None:
@@ -198,8 +202,7 @@ class Trainer:
         return columns
 
     def _goes_on(self, columns: dict[str, Tensor]) -> bool:
-        """Whether the next update of a batch is to be taken: asked where an epoch begins, but for
-        the first."""
+        """Whether to take the next update of a batch; checked at the start of each later epoch."""
         epoch, update = divmod(self._updates_done, self.config.learner.updates_per_batch)
         if update or not epoch or self._algo.going_on is None:
             return True
@@ -207,10 +210,10 @@ class Trainer:
         return self._algo.going_on(self.model, columns, *self._parts(columns))
 
     def _parts(self, columns: dict[str, Tensor]) -> tuple[Any, list[slice | Tensor], Any]:
-        """What functions on a whole batch take besides it."""
+        """The further arguments of functions on a whole batch."""
         envs = slice(0, columns["alive"].shape[1])
         size = self._micro_envs
-        if self._whole:  # all of an update fits, so that its loss is computed at once
+        if self._whole:  # all of an update fits, so its loss is computed at once
             size = max(size, envs.stop // self.config.learner.updates_per_batch)
         return self._cfg, list(pieces(envs, size)), self.sync.all_reduce
 
@@ -220,8 +223,10 @@ class Trainer:
         return max(1, self.config.learner.micro_batch // (self.spec.unroll + 1))
 
     def _update(self, columns: dict[str, Tensor], share: Share | None, total: float) -> None:
-        """One optimizer step, or a part of one, on ``total`` samples of all learners, of which the
-        environments ``share`` of the batch are this one's, if it has any."""
+        """One optimizer step, or a part of one, on ``total`` samples of all learners.
+
+        ``share`` are this learner's environments of the batch, if it has any.
+        """
         if self._accumulated == 0:
             self.optimizer.zero_grad()
         self._accumulated += total
@@ -273,8 +278,8 @@ class Share(NamedTuple):
 def deal(alive: npt.NDArray[np.bool_], updates: int, epochs: int) -> list[Share]:
     """Deal the environments of a batch out to ``updates`` equal shares, once for each epoch.
 
-    ``alive`` is ``[T, E]``. The first epoch takes them in their order, without copying anything;
-    the others by torch's global random generator, which is in the checkpoint.
+    ``alive`` is ``[T, E]``. The first epoch takes them in their order, without a copy; the others
+    by torch's global random generator, which is part of the checkpoint.
     """
     steps = np.count_nonzero(alive, axis=0)
     size = len(steps) // updates
@@ -301,8 +306,10 @@ def pieces(envs: slice | Tensor, size: int) -> Iterator[slice | Tensor]:
 
 
 def empty_batch(spec: SlotSpec, device: torch.device) -> dict[str, Tensor]:
-    """A batch of one environment in which nobody is alive: with it a learner without samples takes
-    part in what all learners sum up."""
+    """A batch of one environment without agent steps.
+
+    With it a learner without samples takes part in sums over all learners.
+    """
     return {
         c.name: torch.zeros(
             (*spec.rows_of(c)[:-1], 1, *c.shape), dtype=torch_dtype(c.dtype), device=device
@@ -312,16 +319,18 @@ def empty_batch(spec: SlotSpec, device: torch.device) -> dict[str, Tensor]:
 
 
 class RewardScale:
-    """Divides rewards by the deviation of the discounted return over all samples so far, and clips
-    them to ± `MOST_REWARD` (Engstrom et al. 2020, arXiv 2005.12729, appendix A.1)."""
+    """Scales rewards by the standard deviation of the discounted return so far, and clips them.
+
+    To ± `MOST_REWARD` (Engstrom et al. 2020, arXiv 2005.12729, appendix A.1).
+    """
 
     def __init__(self, device: torch.device) -> None:
         self.sums = torch.zeros(3, dtype=torch.float64, device=device)
-        """Number of returns, their sum and that of their squares."""
+        """Number of returns, their sum and the sum of their squares."""
 
     @torch.no_grad()
     def __call__(self, batch: Mapping[str, Tensor], add_others: AddOthers) -> Tensor:
-        """Take in the returns of a batch, and those of other learners; the rewards, scaled."""
+        """Add the returns of a batch and of other learners; returns the scaled rewards."""
         returns, mask = batch[RETURN].flatten().double(), batch["alive"].flatten().double()
         living = returns * mask
         more = torch.stack((mask.sum(), living.sum(), living.dot(living)))
@@ -337,7 +346,7 @@ class RewardScale:
         return {"sums": self.sums.cpu().numpy().copy()}
 
     def load_state_dict(self, state: Mapping[str, npt.NDArray[Any]]) -> None:
-        """Go on from a `state_dict`; an empty one begins anew."""
+        """Restore a `state_dict`; an empty one begins anew."""
         self.sums.copy_(torch.from_numpy(np.array(state.get("sums", np.zeros(3)))))
 
 
@@ -347,7 +356,7 @@ def under(prefix: str, arrays: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def trunk_dtype(precision: str, device: torch.device, shape: AnyShape) -> torch.dtype:
-    """What `learner.precision` means for a network on a device."""
+    """The dtype of `learner.precision` for a network on a device."""
     if precision == "auto":
         fast = device.type == "cuda" or cpu_gains_by_bf16()
         precision = "bf16" if fast and shape.convolutional else "fp32"
@@ -355,8 +364,10 @@ def trunk_dtype(precision: str, device: torch.device, shape: AnyShape) -> torch.
 
 
 def pick_device(name: str) -> torch.device:
-    """The device of `learner.device`, a GPU always with its index: `torch.cuda.set_device` takes no
-    other. Raises UserError where there is none such."""
+    """The device of `learner.device`; a GPU always with its index.
+
+    `torch.cuda.set_device` takes no other. Raises UserError where there is no such device.
+    """
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
     device = torch.device(name)

@@ -1,15 +1,14 @@
-"""What a learner draws samples from; imports neither torch nor zmq."""
+"""Replay buffers and queues that a learner samples from; imports neither torch nor zmq."""
 
 from penstock.replay.accounting import Accounting
 from penstock.replay.batch import Batch, unstack
 from penstock.replay.buffer import Replay
 from penstock.replay.errors import ReplayError
 from penstock.replay.limiter import RateLimiter
-from penstock.replay.queue import SlotQueue
+from penstock.replay.queue import SlotQueue, TrajectoryQueue
 from penstock.replay.samplers import Prioritized, Sampler, Uniform
 from penstock.replay.schedules import Constant, Linear
 from penstock.replay.sequences import Sequences
-from penstock.replay.trajectories import TrajectoryQueue
 from penstock.replay.writer import Writer
 
 __all__ = [

@@ -1,19 +1,19 @@
 """Where every agent step went: produced = trained + dropped + lost + in flight.
 
 Each term is counted on its own, none by subtraction, so that the equation can fail and tests can
-assert it. A *stream* is one incarnation of one actor; its slots carry a sequence number and the
-steps it has produced so far, so a gap in the sequence says how many steps were lost.
+assert it. A *stream* is one incarnation of one actor. Its slots carry a sequence number and the
+number of steps produced so far, so a gap in the sequence shows how many steps were lost.
 
-What a stream says of itself counts within bounds, since it may have come over a network:
+The counters of a stream may have come over a network, so they count within bounds:
 
-- the first slot of a stream is a baseline: what its counters hold before it is neither produced nor
-  lost, as a learner that was restarted meets streams in the middle;
+- the first slot of a stream is a baseline: steps before it are neither produced nor lost, as a
+  restarted learner meets streams in the middle;
 - a gap counts as lost if it is no longer than the grants that a stream may hold (`MAX_GAP`), and
   with at most ``slot_steps`` steps for each slot of it; a longer one is a new baseline;
-- only the supervisor of this host knows the whole of a stream that began with this learner: what it
-  gives as the end of one of its own actors counts in full.
+- only the supervisor of this host knows the whole of a stream that began with this learner: the end
+  that it reports for one of its own actors counts in full.
 
-The cost of a slot and the memory are the same however many streams there have been.
+Time and memory per slot do not depend on the number of streams.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 MAX_GAP = 64  # slots that may be on their way in one stream: `transport.grants.MAX_WANT`
-MAX_STREAMS = 1 << 14  # that are remembered, the latest ones: more than play for one learner
+MAX_STREAMS = 1 << 14  # the latest streams are remembered: more than play for one learner
 UNBOUNDED = 1 << 62
 
 
@@ -39,8 +39,8 @@ class _Stream:
 class Accounting:
     """Counts agent steps (unmasked decisions), never emulator frames.
 
-    What is in flight is not counted here but summed by what holds it: queue and staging batches.
-    The thread that receives and the one that trains and reports may both use it.
+    Steps in flight are not counted here; the queue and the staging batches that hold them sum them
+    up. The receiving thread and the training thread may both use it.
 
     Args:
         slot_steps: most agent steps of one slot.
@@ -55,7 +55,7 @@ class Accounting:
     _streams: OrderedDict[tuple[int, int], _Stream] = field(default_factory=OrderedDict)
 
     def arrived(self, header: Any) -> None:
-        """A slot was taken in; ``header`` is its HEADER record."""
+        """Count a slot that was taken in; ``header`` is its HEADER record."""
         steps, sequence = int(header["steps"]), int(header["sequence"])
         before = int(header["produced_steps"]) - steps
         key = int(header["actor"]), int(header["incarnation"])
@@ -81,17 +81,17 @@ class Accounting:
         *,
         trusted: bool = False,
     ) -> None:
-        """A stream is over: what it sent before this point and never arrived is lost.
+        """Count the end of a stream: steps sent before this point that never arrived are lost.
 
         Call it once everything that was sent has been received. May be called again.
 
         Args:
             actor: the stream's actor.
             incarnation: the actor's incarnation.
-            next_sequence: the sequence that it would have sent next.
+            next_sequence: the sequence number that it would have sent next.
             produced_steps: agent steps of the whole stream.
-            trusted: whether this comes from the supervisor that started the actor, and not from
-                what the actor said over the wire.
+            trusted: whether the numbers come from the supervisor that started the actor, and not
+                from the actor over the wire.
         """
         key = actor, incarnation
         with self._lock:
@@ -105,7 +105,9 @@ class Accounting:
                 self._advance(stream, next_sequence, produced_steps)
 
     def used(self, steps: int, trained: int) -> None:
-        """A batch of so many steps has been used; the rest was dropped with a lost group."""
+        """Count a batch of ``steps`` of which ``trained`` were used; the rest was dropped with a
+        lost group.
+        """
         self.trained += trained
         if steps > trained:
             self.dropped["group_lost"] += steps - trained
@@ -125,7 +127,7 @@ class Accounting:
         }
 
     def balance(self, in_flight: int) -> int:
-        """Produced minus where it went; anything but 0 is a defect of Penstock."""
+        """Produced steps minus all other terms; anything but 0 is a defect of Penstock."""
         went = self.trained + self.dropped.total() + self.lost.total() + in_flight
         return self.produced - went
 
@@ -136,7 +138,7 @@ class Accounting:
         return stream
 
     def _advance(self, stream: _Stream, sequence: int, produced_steps: int) -> None:
-        """Account for a gap up to ``sequence``, before which ``produced_steps`` were made."""
+        """Account for a gap up to ``sequence``; ``produced_steps`` were produced before it."""
         gap = sequence - stream.next_sequence
         if gap <= 0:
             return

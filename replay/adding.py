@@ -1,4 +1,4 @@
-"""One step as writers of every kind take it: in this process, in another, on another host."""
+"""`add` as writers of every kind offer it: in this process, in another, on another host."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ Given = tuple[Any, Any, Any, Any, Any, Any, Mapping[str, Any] | None, Any, dict[
 
 
 class Adds(ABC):
-    """A stream that steps are added to."""
+    """A stream that steps can be added to."""
 
     def add(
         self,
@@ -27,15 +27,20 @@ class Adds(ABC):
         timeout_s: float | None = None,
         **extra: Any,
     ) -> None:
-        """One step of every environment, as `Replay.add`.
+        """Add one step of every environment; the arguments are those of `Replay.add`.
 
-        ``timeout_s`` bounds the wait for room; None: what the replay was made with, or here 60.
-        Raises ReplayError for what does not fit; without room in time ReplayError in the replay's
-        process and TimeoutError in others; ConnectionError when the owner has ended.
+        Args:
+            timeout_s: longest wait for room, in seconds; None: the timeout of the replay, or 60 in
+                another process.
+
+        Raises:
+            ReplayError: a value does not fit; in the replay's process also: no room in time.
+            TimeoutError: no room in time, in another process.
+            ConnectionError: the owner has ended.
         """
         given = (obs, action, reward, terminated, truncated, next_obs, info, priority, extra)
         self._take(given, timeout_s)
 
     @abstractmethod
     def _take(self, given: Given, timeout_s: float | None) -> None:
-        """Store a step: what `StepWriter.add` takes."""
+        """Store a step; ``given`` holds the arguments of `StepWriter.add`."""

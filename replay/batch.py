@@ -1,4 +1,4 @@
-"""What `sample` gives: arrays by name, nested like the spaces."""
+"""The batch that `sample` returns: arrays by name, nested like the spaces."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any
 
 
 class Batch(dict[str, Any]):
-    """A dict whose keys are attributes too: ``batch.obs`` is ``batch["obs"]``.
+    """A dict whose keys are also attributes: ``batch.obs`` is ``batch["obs"]``.
 
     | key                   | shape and dtype          | what it is                               |
     | --------------------- | ------------------------ | ---------------------------------------- |
@@ -18,12 +18,12 @@ class Batch(dict[str, Any]):
     | weights               | [B] float32              | importance weights                       |
     | keys                  | [B] int64                | for `update_priorities`                  |
 
-    With ``stacked=False``, observations that are frame stacks come as ``frames`` [B, K, *frame] in
-    place of obs and next_obs: see `unstack`.
+    With ``stacked=False``, observations that are frame stacks are returned as ``frames`` [B, K,
+    *frame] in place of obs and next_obs: see `unstack`.
     """
 
     @property
-    def keys(self) -> Any:  # the rows' keys; names: list(batch)
+    def keys(self) -> Any:  # the rows' keys; the names are list(batch)
         return self["keys"]
 
     def __getattr__(self, name: str) -> Any:
@@ -37,9 +37,14 @@ class Batch(dict[str, Any]):
 
 
 def unstack(frames: Any, stack: int) -> tuple[Any, Any]:
-    """obs and next_obs, [B, stack, *frame] each, as views of ``frames`` [B, K, *frame].
+    """Split frames into obs and next_obs, ``[B, stack, *frame]`` each, without copying.
 
-    K is stack + 1 for one-step transitions, whose stacks overlap, and 2 * stack for n-step ones.
-    Arrays and tensors alike, so that frames go to a device once and are stacked there.
+    Args:
+        frames: ``[B, K, *frame]``, array or tensor, so that each frame goes to a device once. K is
+            stack + 1 for one-step transitions, whose stacks overlap, and 2 * stack for n-step ones.
+        stack: frames of one observation.
+
+    Returns:
+        obs and next_obs, as views of ``frames``.
     """
     return frames[:, :stack], frames[:, -stack:]

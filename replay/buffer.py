@@ -4,8 +4,8 @@
         rb.add(obs=o, action=a, reward=r, terminated=te, truncated=tr, next_obs=o2, info=info)
         batch = rb.sample(256)
 
-It stands on a `Table` of slots, which with its lock, limiter and threads is a `BufferCore`. One
-lock is around everything; the large copies release the interpreter lock under it.
+Rows lie in a `Table` of slots. A `BufferCore` holds the table with its lock, limiter and threads.
+One lock guards everything; large copies release the interpreter lock while they hold it.
 """
 
 from __future__ import annotations
@@ -32,35 +32,69 @@ from penstock.replay.checks import (
     slots_in_hand,
     whole,
 )
-from penstock.replay.env_spaces import columns_of, envs_of, resets_of
 from penstock.replay.errors import ReplayError
 from penstock.replay.eviction import EvictionPolicy
-from penstock.replay.factory import bind_sampler, lay_out, make_gather, make_table, wrap_sampler
-from penstock.replay.future import draw_future
+from penstock.replay.factory import (
+    bind_sampler,
+    columns_of,
+    describe_sampler,
+    envs_of,
+    lay_out,
+    make_gather,
+    make_table,
+    read_sampler,
+    resets_of,
+    wrap_sampler,
+)
 from penstock.replay.limiter import RateLimiter
 from penstock.replay.prefetch import batches
 from penstock.replay.rate_limited_table import RateLimitedTable
-from penstock.replay.sampler_config import describe_sampler, read_sampler
 from penstock.replay.samplers import Sampler
+from penstock.replay.sequence_gather import draw_future
 from penstock.replay.sequences import Sequences, SequenceSampler, no_priorities
 from penstock.replay.snapshot_files import FolderReader
 from penstock.replay.steps import Autoreset, StepWriter
 
-COUNTERS = ("stale_updates",)  # kept in a snapshot
-SIZE = ("capacity", "frame_stack", "autoreset", "writers", "in_hand")  # options that rows go by
+COUNTERS = ("stale_updates",)  # restored from a snapshot
+# options that the stored rows depend on
+SIZE = ("capacity", "frame_stack", "autoreset", "writers", "in_hand")
 RETRY_S = 0.01  # between two attempts to draw
 
 
 class Replay:
-    """At least the ``capacity`` newest rows, each one step of one environment.
+    """A replay buffer that keeps at least the ``capacity`` newest rows.
 
-    ``columns``: a gymnasium space or (dtype, shape) for obs, action and further columns, or the
-    spec of slots that others fill. ``envs``: environments that each `add` brings a step of.
-    ``autoreset``: what resets them, see `penstock.replay.steps`. ``unroll``: steps of a slot, by
-    default chosen. ``writers``: how many threads or processes write at a time. ``in_hand``: slots
-    that they hold together meanwhile, which come on top of the capacity; by default one each, or
-    two of a ``shared`` replay. ``max_times_sampled``: after which a row leaves. ``limiter``: keeps
-    `add` and `sample` in step; whoever is ahead waits for the other side, at most ``timeout_s``.
+    A row is one step of one environment. Any thread may add and sample; with ``shared``, other
+    processes of this host may add too (`serve`). Use it in a ``with`` block, or call `close`.
+
+    Args:
+        columns: what a row holds: a mapping from ``obs``, ``action`` and further names to a
+            gymnasium space or ``(dtype, shape)`` (nested mappings allowed); or the `SlotSpec` of
+            slots that other processes fill.
+        capacity: number of rows kept.
+        n_step: rows that one sampled transition spans, from 1.
+        discount: gamma, from 0 to 1.
+        frame_stack: frames of a stacked observation, for all of them or by column name; 1: no
+            stacks. Frames are stored once, not once per stack.
+        sampler: `Uniform` by default.
+        envs: environments per `add`.
+        autoreset: how the environments are reset, see `penstock.replay.steps`.
+        unroll: steps per slot; None chooses.
+        writers: threads or processes that write at the same time.
+        in_hand: slots that all writers hold together, in addition to ``capacity``; None: one per
+            writer, two in a ``shared`` replay.
+        shared: use memory that other processes can map.
+        sequences: draw sequences instead of single transitions.
+        max_times_sampled: remove a row after it was drawn so often; None: no limit.
+        ttl_s: remove slots that were published longer ago, in seconds; None: no limit.
+        max_policy_lag: remove slots that are more policy versions behind `version`; None: no limit.
+        limiter: keeps `add` and `sample` in step: the side that is ahead waits.
+        timeout_s: longest wait for the limiter, in seconds.
+        seed: of the random draws; None: from the operating system.
+
+    Raises:
+        ReplayError: an option is invalid, or there is not enough memory, which is checked before
+            any is taken.
     """
 
     def __init__(
@@ -86,7 +120,6 @@ class Replay:
         timeout_s: float = 60.0,
         seed: int | None = None,
     ) -> None:
-        """Raises ReplayError for what cannot be, and before memory is taken that is not there."""
         self.capacity, self.n_step = whole("capacity", capacity), whole("n_step", n_step)
         self.writers, envs = whole("writers", writers), whole("envs", envs)
         self.in_hand = slots_in_hand(in_hand, self.writers, shared=shared)
@@ -117,7 +150,7 @@ class Replay:
         *,
         shared: bool,
     ) -> None:
-        """Take the memory, and what is around it."""
+        """Allocate the memory, and make the parts around it."""
         follow = self.n_step > 1 or self.sequences is not None
         self.layout = lay_out(
             columns, self.capacity, envs, frame_stack, unroll, shared=shared, follow=follow
@@ -133,18 +166,28 @@ class Replay:
 
     @classmethod
     def from_env(cls, env: Any, capacity: int, **options: Any) -> Replay:
-        """A replay for a gymnasium environment, single or vector; ``options`` as for `Replay`,
-        ``columns`` being those besides obs and action."""
+        """Make a replay for a gymnasium environment, single or vector.
+
+        ``options`` are those of `Replay`; ``columns`` are those besides obs and action. Spaces,
+        number of environments and autoreset mode are taken from ``env``.
+        """
         declared = columns_of(env) | dict(options.pop("columns", {}))
         options.setdefault("autoreset", resets_of(env))
         return cls(declared, capacity, envs=envs_of(env), **options)
 
     @classmethod
     def load(cls, folder: str | Path, sampler: Sampler | None = None) -> Self:
-        """The replay that `save` wrote; ``sampler`` where it was made with one of your own.
+        """Load the replay that `save` wrote.
 
-        It goes on as the saved one would have: the next batch has the same rows. Streams begin
-        anew. Raises ReplayError where the folder holds no snapshot, or a damaged one.
+        It continues exactly as the saved one would have: the next batch has the same rows. Streams
+        start anew.
+
+        Args:
+            folder: of the snapshot.
+            sampler: needed where the replay was made with a sampler or schedule of your own.
+
+        Raises:
+            ReplayError: the folder holds no snapshot, or a damaged one.
         """
         reader = FolderReader(Path(folder))
         with reader.refusing():
@@ -171,10 +214,13 @@ class Replay:
         sequences: Sequences | None = None,
         seed: int | None = None,
     ) -> Self:
-        """A replay of the rows that `save` wrote, drawn in another way than the saved one drew.
+        """Load the rows that `save` wrote into a replay that draws them in another way.
 
-        No row leaves because of its age. Raises ReplayError as `load` does, and where rows were
-        stored without telling which follow each other, and are to be followed.
+        No row is removed because of its age. The options are those of `Replay`.
+
+        Raises:
+            ReplayError: as `load`; also where ``n_step`` or ``sequences`` need to know which rows
+                follow each other and the rows were stored without that.
         """
         reader = FolderReader(Path(folder))
         with reader.refusing():
@@ -204,7 +250,7 @@ class Replay:
             raise
         return replay
 
-    # ------------------------------------------------------------------------- in
+    # ------------------------------------------------------------------------- adding
 
     def add(
         self,
@@ -219,12 +265,27 @@ class Replay:
         priority: Any = None,
         **extra: Any,
     ) -> None:
-        """Store one step of each environment: arrays [envs, ...], or without the first axis if
-        there is one environment. ``info`` as the environment gave it; ``priority`` [envs] where
-        the sampler knows any; ``extra``: the further columns.
+        """Store one step of each environment.
 
-        Each thread is a stream of its own. Raises ReplayError for what does not fit, and then
-        stores nothing.
+        Each thread is its own stream: its steps must follow each other. Use `writer` for other
+        streams.
+
+        Args:
+            obs: observation before the step, arrays ``[envs, *shape]``, nested like the space. With
+                one environment, the first axis may be left out, here and below.
+            action: ``[envs, *shape]``, nested like the space.
+            reward: ``[envs]`` float.
+            terminated: ``[envs]`` bool.
+            truncated: ``[envs]`` bool; ignored where ``terminated`` is set.
+            next_obs: observation after the step, like ``obs``.
+            info: as the environment returned it; holds final observations with autoreset
+                "same_step".
+            priority: ``[envs]``, for a sampler that uses priorities; None: the sampler chooses.
+            extra: the further columns, ``[envs, *shape]`` each.
+
+        Raises:
+            ReplayError: a value does not fit its column, or the limiter gave no room in time.
+                Nothing is stored then.
         """
         if priority is not None and self.sequences is not None:
             raise no_priorities()
@@ -249,7 +310,7 @@ class Replay:
                 self.write(writer, *given)
 
     def write(self, writer: StepWriter, *given: Any) -> None:
-        """Add, under the lock, what the limiter has counted before."""
+        """Add a step that the limiter has already counted. Needs the lock."""
         self._stock.check()
         if self.flow is None:
             writer.add(*given)
@@ -260,25 +321,42 @@ class Replay:
             self.flow.note(counted=self.table.spec.envs)
 
     def writer(self) -> StreamWriter:
-        """A stream of its own, for steps that do not follow those of the calling thread."""
+        """Open a separate stream, for steps that do not follow those of the calling thread."""
         with self.lock:
             self._stock.check()
             return StreamWriter(self, self._streams.make())
 
     def serve(self, path: str | Path | None = None) -> str:
-        """Let other processes of this host add; the address for `Writer.attach`.
+        """Let other processes of this host add.
 
-        Needs ``shared=True``. Raises ReplayError where another listens at ``path``.
+        Args:
+            path: of the Unix socket; None: in a new private folder.
+
+        Returns:
+            The address for `Writer.attach`.
+
+        Raises:
+            ReplayError: the replay was not made with ``shared=True``, or another process listens at
+                ``path``.
         """
         return self._stock.serve(path).address
 
-    # ------------------------------------------------------------------------- out
+    # ------------------------------------------------------------------------- sampling
 
     def sample(self, count: int, *, stacked: bool = True) -> Batch:
-        """``count`` rows as the sampler draws them: see `Batch`.
+        """Draw ``count`` rows with the sampler.
 
-        ``stacked=False``: frame stacks come as the frames that make them up, for stacking on a
-        device. Raises ReplayError when there is nothing to sample from, or too little.
+        Args:
+            count: rows, or sequences, from 1; rows may repeat.
+            stacked: False returns frame stacks as the frames that they consist of, to be stacked on
+                a device with `unstack`.
+
+        Returns:
+            A `Batch`; for sequences the keys are those of `SequenceGather`.
+
+        Raises:
+            ReplayError: fewer than ``count`` rows are stored, no sequence is complete, or the
+                limiter allowed no sample in time.
         """
         flow = self.flow
         if flow is None:
@@ -306,15 +384,23 @@ class Replay:
             return self.gather.batch(rows, weights, stacked=stacked)
 
     def collect(self) -> None:
-        """Take in what others published, and let go of what is too old. Under `lock`."""
+        """Take in published slots, and remove rows that are too old. Needs `lock`."""
         self._stock.collect()
 
     def update_priorities(self, keys: npt.ArrayLike, priorities: npt.ArrayLike) -> int:
-        """New priorities [n] for rows by their `keys` [n]; returns how many still were there.
+        """Set new priorities of sampled rows.
 
-        Magnitudes count, so TD errors may be given as they are. Those of rows that were overwritten
-        since are ignored, and counted in `stats`. Raises ReplayError for priorities that are not
-        finite.
+        Priorities of rows that were overwritten since are ignored, and counted in `stats`.
+
+        Args:
+            keys: ``[n]`` int64, `Batch.keys`.
+            priorities: ``[n]``; their magnitudes count, so TD errors may be passed as they are.
+
+        Returns:
+            The number of rows that were still stored.
+
+        Raises:
+            ReplayError: the lengths differ, or a priority is not finite.
         """
         names, values = check_priorities(keys, priorities)
         with self.lock:
@@ -327,10 +413,22 @@ class Replay:
             return count
 
     def future(self, keys: npt.ArrayLike, horizon: int, rng: np.random.Generator) -> Batch:
-        """For each row of a batch, by its `keys` [n], a row of the same episode, as of `sample`:
-        drawn evenly among the row itself and those that follow it, ``horizon`` rows at most.
+        """Draw, for each given row, a row of the same episode at or after it.
 
-        Raises ReplayError for rows that were overwritten since, and for sequences.
+        It is drawn evenly among the row itself and those that follow it, at most ``horizon`` rows
+        in all: the "future" strategy of hindsight relabelling (Andrychowicz et al. 2017, arXiv
+        1707.01495, section 4.5).
+
+        Args:
+            keys: ``[n]`` int64, `Batch.keys`.
+            horizon: rows to draw from, the row itself included, from 1.
+            rng: the random generator of the draw.
+
+        Returns:
+            A `Batch` of n rows, as from `sample`.
+
+        Raises:
+            ReplayError: a row was overwritten since, or the replay draws sequences.
         """
         names, horizon = np.asarray(keys, np.int64), whole("horizon", horizon)
         if self.sequences is not None:
@@ -350,20 +448,34 @@ class Replay:
         stacked: bool = True,
         timeout_s: float = 60.0,
     ) -> Generator[Batch, None, None]:
-        """Batches as of `sample` without end, ``prefetch`` of them drawn ahead by a thread.
+        """Yield batches as from `sample` without end; a thread draws them ahead.
 
-        ``device``: as torch tensors there, but for keys. Raises ReplayError when nothing could be
-        drawn for ``timeout_s``. Closing the generator ends the thread.
+        Closing the generator ends the thread.
+
+        Args:
+            count: rows of a batch.
+            prefetch: batches drawn ahead.
+            device: a torch device: everything but the keys is returned as tensors on it; None:
+                numpy.
+            stacked: as in `sample`.
+            timeout_s: longest wait for a batch, in seconds.
+
+        Raises:
+            ReplayError: no batch could be drawn within ``timeout_s``.
         """
         source = ReplaySource(self, count, stacked)
         return batches(source, prefetch=prefetch, device=device, timeout_s=timeout_s)
 
     def save(self, folder: str | Path, *, more: Callable[[], dict[str, Any]] | None = None) -> None:
-        """Write a snapshot, complete or not at all, while others go on adding and sampling.
+        """Write a snapshot, complete or not at all, while other threads add and sample.
 
-        ``more`` gives JSON values to keep with it; it is called once, under `lock`, at the instant
-        of which the snapshot is. Raises ReplayError where it cannot be written; the one before then
-        stays.
+        Args:
+            folder: to write to; the snapshot there before is replaced only by a complete one.
+            more: returns JSON values to store with the snapshot. Called once, under `lock`, at the
+                instant of the snapshot.
+
+        Raises:
+            ReplayError: it cannot be written. The previous snapshot stays.
         """
 
         def others() -> dict[str, Any]:
@@ -381,7 +493,7 @@ class Replay:
         snapshot.save(Path(folder), self.table, self.lock, others)
 
     def _options(self) -> dict[str, Any]:
-        """What the constructor makes such a replay of, besides columns and sampler."""
+        """The constructor's options of this replay, besides columns and sampler."""
         return {
             "capacity": self.capacity,
             "n_step": self.n_step,
@@ -397,11 +509,14 @@ class Replay:
         }
 
     def restore(self, folder: str | Path) -> dict[str, Any]:
-        """Take over the snapshot of a replay made alike; this one must be new. Returns what
-        ``more`` gave `save`.
+        """Load a snapshot into this replay, which must be new and have the same options.
 
-        Raises DamagedError where it is damaged, another ReplayError where it was made otherwise;
-        use this replay no more then.
+        Returns:
+            What ``more`` returned to `save`.
+
+        Raises:
+            DamagedSnapshotError: the snapshot is damaged.
+            ReplayError: it was saved with other options. Do not use this replay afterwards.
         """
         return self._restore(FolderReader(Path(folder)))
 
@@ -424,7 +539,7 @@ class Replay:
 
     @property
     def version(self) -> int:
-        """Of the policy that acts now: what `max_policy_lag` counts from."""
+        """The version of the policy that acts now; `max_policy_lag` is counted from it."""
         return self.table.version
 
     @version.setter
@@ -433,11 +548,11 @@ class Replay:
             self.table.version = version
 
     def __len__(self) -> int:
-        """Rows that may be sampled."""
+        """The number of rows that may be sampled."""
         return self.table.stored
 
     def stats(self) -> dict[str, Any]:
-        """Counts of rows, with ``inserted = stored + evicted``, and bytes."""
+        """Counts of rows, with ``inserted = stored + evicted``, and memory in bytes."""
         table = self.table
         with self.lock:
             self._stock.check()
@@ -456,8 +571,10 @@ class Replay:
             }
 
     def close(self) -> None:
-        """Let writers go and give the memory back; batches stay as they are. A replay that nobody
-        refers to any more is closed too."""
+        """Detach writers and free the memory; batches stay valid.
+
+        A replay that is garbage-collected is closed too.
+        """
         self._end()
 
     def __enter__(self) -> Self:
@@ -468,8 +585,11 @@ class Replay:
 
 
 class StreamWriter(Adds):
-    """`Replay.add` for one explicit stream of this process, for steps that do not follow a thread's
-    own; `close` ends it, and `with` does."""
+    """One explicit stream of a replay in this process, with the `add` of `Replay`.
+
+    For steps that do not follow those of a thread's own stream. `close`, or leaving a ``with``
+    block, ends it.
+    """
 
     def __init__(self, replay: Replay, writer: StepWriter) -> None:
         self._replay, self._writer = replay, writer
@@ -482,7 +602,7 @@ class StreamWriter(Adds):
             replay.write(self._writer, *given)
 
     def close(self) -> None:
-        """Its rows stay."""
+        """End the stream; its rows stay."""
         with self._replay.lock:
             self._writer.close()
 
@@ -494,13 +614,13 @@ class StreamWriter(Adds):
 
 
 class ReplaySource:
-    """Batches of ``count`` of a replay, as soon as they can be drawn."""
+    """Batches of ``count`` rows of a replay, for the prefetching thread."""
 
     def __init__(self, replay: Replay, count: int, stacked: bool) -> None:
         self._replay, self._count, self._stacked = replay, count, stacked
 
     def draw(self, timeout_s: float) -> Batch | None:
-        """None where nothing could be drawn in time."""
+        """Draw a batch; None if that was not possible within ``timeout_s``."""
         ends_s = time.monotonic() + timeout_s
         while self.missing():
             if time.monotonic() >= ends_s:
@@ -509,7 +629,7 @@ class ReplaySource:
         return self._replay.sample(self._count, stacked=self._stacked)
 
     def missing(self) -> str:
-        """What a batch waits for; empty when it can be drawn."""
+        """Why no batch can be drawn yet; empty when one can."""
         replay = self._replay
         with replay.lock:
             replay.collect()

@@ -1,7 +1,7 @@
-"""What a buffer holds, without the buffer: rows, who keeps them in step, and the lock around both.
+"""The core of a replay buffer, apart from the `Replay` object: table, lock, limiter, threads.
 
-The buffer's own threads hold this and not the `Replay`, so that a Replay which nobody refers to any
-more ends them and gives descriptors, threads and memory back, as `close` would have.
+The buffer's own threads refer to this and not to the `Replay`. So a Replay that is
+garbage-collected ends them, and frees descriptors, threads and memory as `close` would have.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ from pathlib import Path
 from penstock.replay.errors import ReplayError
 from penstock.replay.eviction import EvictionPolicy, Evictor
 from penstock.replay.layout import Layout
-from penstock.replay.prefault import Prefault
 from penstock.replay.rate_limited_table import RateLimitedTable
 from penstock.replay.sharing import StoreServer
 from penstock.replay.steps import Autoreset, StepWriter
 from penstock.replay.table import Table
+from penstock.transport.shm.arena import Prefault
 
 
 class BufferCore:
-    """One ``table`` and all that is done to it besides sampling."""
+    """One ``table`` and every operation on it besides sampling."""
 
     def __init__(
         self, table: Table, layout: Layout, autoreset: Autoreset, cuts: EvictionPolicy
@@ -33,14 +33,14 @@ class BufferCore:
         self.lock = FairLock()
         self.flow: RateLimitedTable | None = None
         self.streams = OwnStreams(table, layout, autoreset)
-        self.ended: Exception | None = None  # why nobody may add or sample any more
+        self.ended: Exception | None = None  # why adding and sampling are no longer possible
         self._cutter = Evictor(cuts, table)
         self._server: StoreServer | None = None
         self._pid = os.getpid()
         self._prefault = Prefault(table.store.arena)
 
     def collect(self) -> None:
-        """Take in what others published, and let go of what is too old. Under `lock`."""
+        """Take in published slots, and evict what is too old. Needs `lock`."""
         self.streams.close_ended()
         self.table.collect()
         self._cutter.cut()
@@ -48,12 +48,12 @@ class BufferCore:
             self.flow.note()
 
     def check(self) -> None:
-        """Raise ReplayError where this buffer is closed, or what served it failed."""
+        """Raise ReplayError where this buffer is closed, or its service thread failed."""
         if self.ended is not None:
             raise ReplayError(str(self.ended)) from self.ended.__cause__
 
     def serve(self, path: str | Path | None) -> StoreServer:
-        """Let processes of this host write. ReplayError where the memory is private."""
+        """Let processes of this host write. Raises ReplayError where the memory is private."""
         self.check()
         if self._server is None:
             self._server = self._serve(None if path is None else Path(path))
@@ -61,11 +61,11 @@ class BufferCore:
 
     @property
     def writers(self) -> int:
-        """Processes that may write now."""
+        """The number of processes that may write now."""
         return self._server.writers if self._server else 0
 
     def close(self) -> None:
-        """Let writers go, end the threads, and give the memory back."""
+        """Detach writers, end the threads, and free the memory."""
         if os.getpid() != self._pid:  # a fork has neither the threads nor, perhaps, the lock
             return
         self.ended = self.ended or ReplayError("this replay is closed; make another one")
@@ -96,7 +96,9 @@ class BufferCore:
         )
 
     def _failed(self, error: BaseException) -> None:
-        """The service thread ended: rows may be missing from now on, so everybody is told."""
+        """Record why the service thread ended: rows may be missing from now on, so every call
+        raises.
+        """
         told = ReplayError(
             f"other processes can no longer add to this replay: what served them failed with "
             f"{type(error).__name__}: {error}; save() what is stored and make another replay"
@@ -106,11 +108,11 @@ class BufferCore:
 
 
 class FairLock:
-    """A lock that lets those who wait go first, for `with`.
+    """A lock for ``with`` that lets waiting threads go first.
 
-    Whoever holds a plain `threading.Lock` most of the time, as a loop that adds does, gets it again
-    before a thread that waits for it has woken: a snapshot beside such a loop took a minute. Here a
-    thread that waits for ``inner`` holds ``turn``, and there all others wait.
+    A thread that holds a plain `threading.Lock` most of the time, as a loop of adds does, gets it
+    again before a waiting thread has woken: a snapshot beside such a loop took a minute. Here a
+    thread that waits for ``inner`` holds ``turn``, where all others wait.
     """
 
     def __init__(self) -> None:
@@ -126,28 +128,28 @@ class FairLock:
 
 
 class _Presence:
-    """A thread has it for as long as it lives."""
+    """An object that exists as long as its thread."""
 
 
 class OwnStreams:
-    """The streams of threads that call `Replay.add`: one each, begun at its first step.
+    """The streams of threads that call `Replay.add`: one per thread, opened at its first step.
 
-    A thread that has ended adds no more: its stream is closed at the next look, so that the rows of
-    its last slot may leave like all others. Used under the buffer's lock. ``here.writer`` is the
-    calling thread's own, where it has one.
+    When a thread has ended, its stream is closed at the next collect, so that the rows of its last
+    slot can be evicted like all others. Used under the buffer's lock. ``here.writer`` is the writer
+    of the calling thread.
     """
 
     def __init__(self, table: Table, layout: Layout, autoreset: Autoreset) -> None:
         self._stands_on = table, layout, autoreset
-        self._ended: deque[StepWriter] = deque()  # of threads that have; any thread appends
+        self._ended: deque[StepWriter] = deque()  # of threads that have ended; any thread appends
         self.here = threading.local()
 
     def make(self) -> StepWriter:
-        """A stream of nobody's own."""
+        """Open a stream that belongs to no thread."""
         return StepWriter(*self._stands_on)
 
     def begin(self) -> StepWriter:
-        """One for the calling thread."""
+        """Open a stream for the calling thread."""
         self.close_ended()
         made: StepWriter = self.make()
         self.here.writer, self.here.presence = made, _Presence()
@@ -155,6 +157,6 @@ class OwnStreams:
         return made
 
     def close_ended(self) -> None:
-        """Publish what threads that have ended wrote last, and free their lanes."""
+        """Publish the last rows of ended threads, and free their lanes."""
         while self._ended:
             self._ended.popleft().close()

@@ -1,4 +1,4 @@
-"""What a user can get wrong about a replay buffer's numbers, as sentences."""
+"""Validation of numbers that a user gives to a replay buffer."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from penstock.replay.steps import AUTORESETS
 
 
 def whole(name: str, value: Any) -> int:
-    """``value`` as a number from 1; 1e6 is one too. ReplayError for any other."""
+    """``value`` as an int of at least 1; 1e6 is accepted. Raises ReplayError for anything else."""
     if isinstance(value, float) and value.is_integer():
         value = int(value)
     if not isinstance(value, int | np.integer) or value < 1:
@@ -22,14 +22,13 @@ def whole(name: str, value: Any) -> int:
 
 
 def slots_in_hand(given: int | None, writers: int, *, shared: bool) -> int:
-    """Slots that ``writers`` hold together: ``given``, or by default one each, or two where other
-    processes may write."""
+    """Slots that ``writers`` hold together: ``given``, by default one each, two if ``shared``."""
     each = WRITER_SLOTS if shared else 1
     return whole("in_hand", writers * each if given is None else given)
 
 
 def check_numbers(capacity: int, discount: float, envs: int, autoreset: str) -> None:
-    """Raise ReplayError for what no replay can be made of."""
+    """Raise ReplayError for options out of range."""
     if capacity < envs:
         raise ReplayError(
             f"capacity {capacity} is below the {envs} rows of one step; give at least that"
@@ -41,21 +40,26 @@ def check_numbers(capacity: int, discount: float, envs: int, autoreset: str) -> 
 
 
 def cannot_sample(count: int, stored: int, capacity: int) -> ReplayError:
-    """Why a batch of so many rows cannot be had."""
+    """The error for a batch of ``count`` rows that cannot be drawn."""
     if not isinstance(count, int | np.integer) or count < 1:
-        return ReplayError(f"a batch of {count!r} rows cannot be; give a whole number from 1")
+        return ReplayError(f"batch size {count!r} must be a whole number and at least 1")
     if count > capacity:
         return ReplayError(
             f"a batch of {count} is larger than the capacity of {capacity}; lower one or raise the "
             "other"
         )
-    return ReplayError(f"a batch of {count} was asked for and {stored} rows are stored; add more")
+    return ReplayError(
+        f"a batch of {count} needs as many rows, and {stored} rows are stored; add more"
+    )
 
 
 def check_priorities(
     keys: npt.ArrayLike, priorities: npt.ArrayLike
 ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float64]]:
-    """Both [n], priorities as magnitudes. ReplayError where they do not fit, or are not finite."""
+    """Keys ``[n]`` int64 and magnitudes of priorities ``[n]`` float64.
+
+    Raises ReplayError where the lengths differ, or a priority is not finite.
+    """
     names = np.asarray(keys, np.int64).reshape(-1)
     values = np.abs(np.asarray(priorities, np.float64)).reshape(-1)
     if names.shape != values.shape:

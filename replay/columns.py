@@ -1,8 +1,8 @@
 """Columns of a replay: from spaces to flat names, and between nested values and those names.
 
 A nested observation or action is flattened: a Dict joins keys with dots ("obs.camera"), a Tuple
-joins positions ("obs.0"). The names alone say the structure, so that a slot spec from anywhere can
-be unflattened; keys that would make them ambiguous are refused.
+joins positions ("obs.0"). The names alone define the structure, so that any slot spec can be
+unflattened; keys that would make them ambiguous are refused.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ RESULTS = ("weights", "keys", "discount", "frames", "mask", "info")
 
 @dataclass(frozen=True)
 class Leaf:
-    """One array of a nested value: its column's name, and dtype and shape of one environment's."""
+    """One array of a nested value: its column's name, and dtype and shape for one environment."""
 
     name: str
     dtype: np.dtype[Any]
@@ -41,9 +41,9 @@ class Leaf:
 
 
 def leaves_of(columns: Mapping[str, Any]) -> list[Leaf]:
-    """Leaves of what a user declares: name -> gymnasium space, (dtype, shape), or a Mapping of it.
+    """Leaves of declared columns: name -> gymnasium space, (dtype, shape), or a mapping of these.
 
-    Raises ReplayError, naming the column, for what is none of these.
+    Raises ReplayError, naming the column, for anything else.
     """
     if not isinstance(columns, Mapping) or not {"obs", "action"} <= columns.keys():
         given = list(columns) if isinstance(columns, Mapping) else type(columns).__name__
@@ -63,7 +63,7 @@ def leaves_of(columns: Mapping[str, Any]) -> list[Leaf]:
 
 
 def _leaves(name: str, declared: Any) -> list[Leaf]:
-    spaces = sys.modules.get("gymnasium.spaces")  # whoever passes a space has imported it
+    spaces = sys.modules.get("gymnasium.spaces")  # a caller that passes a space has imported it
     if spaces is not None and isinstance(declared, spaces.Space):
         return _leaves_of_space(name, declared, spaces)
     if isinstance(declared, Mapping):
@@ -123,7 +123,7 @@ def _below(root: str, names: list[str]) -> Nest:
 
 
 def flatten(nest: Nest, value: Any, name: str, out: dict[str, Any]) -> None:
-    """Put the leaves of ``value`` into ``out`` by column name; ``name`` is for messages."""
+    """Put the leaves of ``value`` into ``out`` by column name; ``name`` is used in messages."""
     if isinstance(nest, str):
         out[nest] = value
     elif isinstance(nest, dict):
@@ -143,7 +143,7 @@ def flatten(nest: Nest, value: Any, name: str, out: dict[str, Any]) -> None:
 
 
 def unflatten(nest: Nest, arrays: Mapping[str, Any]) -> Any:
-    """Nested arrays by column name; leaves that ``arrays`` lacks are left out of their Dict."""
+    """Nest arrays by column name; leaves missing in ``arrays`` are left out of their Dict."""
     if isinstance(nest, str):
         return arrays[nest]
     if isinstance(nest, tuple):
@@ -153,7 +153,7 @@ def unflatten(nest: Nest, arrays: Mapping[str, Any]) -> Any:
 
 
 def names_of(nest: Nest) -> list[str]:
-    """Its leaves, in their order."""
+    """The names of its leaves, in order."""
     if isinstance(nest, str):
         return [nest]
     children = nest.values() if isinstance(nest, dict) else nest
@@ -161,10 +161,10 @@ def names_of(nest: Nest) -> list[str]:
 
 
 def checked(leaf: Leaf, value: Any, envs: int, name: str = "") -> Array:
-    """``value`` as an array [envs, *leaf.shape] that can be stored without loss of kind.
+    """``value`` as an array ``[envs, *leaf.shape]`` that the column can hold.
 
-    One environment may leave the first axis out. Raises ReplayError with the column, what came and
-    what was expected.
+    With one environment the first axis may be left out. Raises ReplayError with the column, the
+    given shape or dtype and the expected one.
     """
     try:
         array = np.asarray(value)
@@ -188,7 +188,7 @@ def checked(leaf: Leaf, value: Any, envs: int, name: str = "") -> Array:
 
 
 def _scalar_fits(value: Any, leaf: Leaf) -> bool:
-    """A Python number has no dtype of its own; 0 and 1 are flags too."""
+    """Whether a Python number, which has no dtype, fits; 0 and 1 are flags too."""
     if leaf.dtype == bool:
         return isinstance(value, int | np.integer) and value in (0, 1)
     return np.isscalar(value) and np.can_cast(np.min_scalar_type(value), leaf.dtype)

@@ -1,4 +1,4 @@
-"""The errors of a replay buffer that are the user's to mend."""
+"""The errors of a replay buffer that a user can correct."""
 
 from penstock.configs.errors import UserError
 
@@ -8,4 +8,4 @@ class ReplayError(UserError, ValueError):
 
 
 class DamagedSnapshotError(ReplayError):
-    """A snapshot that is not whole, or is none."""
+    """The snapshot is damaged or incomplete, or the folder holds none."""

@@ -1,8 +1,8 @@
-"""What is too old to learn from leaves before it is sampled: whole slots, each with its reason.
+"""Eviction of rows that are too old to learn from: whole slots, each with its reason.
 
-"ttl": published longer ago than so many seconds. "lag": played by a policy more than so many
-versions behind. A slot that is still being written stays; its age counts from its publication, its
-version is that of its first step.
+"ttl": published longer ago than ``ttl_s`` seconds. "lag": played by a policy more than
+``max_policy_lag`` versions behind. A slot that is still being written stays. The age of a slot
+counts from its publication; its version is that of its first step.
 """
 
 from __future__ import annotations
@@ -18,7 +18,12 @@ from penstock.replay.table import Table
 
 @dataclass(frozen=True)
 class EvictionPolicy:
-    """None: no limit."""
+    """Limits on the age of rows; None: no limit.
+
+    Args:
+        ttl_s: seconds since publication.
+        max_policy_lag: policy versions behind the acting one.
+    """
 
     ttl_s: float | None = None
     max_policy_lag: int | None = None
@@ -33,16 +38,16 @@ class EvictionPolicy:
 
 
 class Evictor:
-    """Applies cuts to a table, under the buffer's lock; looks only at what may have become old."""
+    """Applies an `EvictionPolicy` to a table, under the buffer's lock."""
 
     def __init__(self, cuts: EvictionPolicy, table: Table) -> None:
         self._cuts = cuts
         self._table = table
         self._headers = table.store.geometry.headers(table.store.arena)
-        self._seen = (0, -1, 0)  # when lag was last looked at
+        self._seen = (0, -1, 0)  # state at the last check of the lag
 
     def cut(self) -> int:
-        """Let go of what is too old now; returns how many slots."""
+        """Evict slots that are too old now; returns how many."""
         cuts, before = self._cuts, self._table.closed
         if cuts.ttl_s is not None:
             self._cut_expired(time.monotonic() - cuts.ttl_s)
@@ -51,13 +56,15 @@ class Evictor:
         return before - self._table.closed
 
     def _cut_expired(self, oldest_s: float) -> None:
-        """Slots are in the order of their publication."""
+        """Slots are in the order of their publication, so only the oldest need a look."""
         table = self._table
         while table.closed and self._headers["published_s"][table.order[0]] < oldest_s:
             table.evict_oldest("ttl")
 
     def _cut_lagging(self, oldest: int) -> None:
-        """Also behind fresh slots: those of a slow writer come after those of the others."""
+        """Searches behind fresh slots too: a slow writer's slots are published after those of
+        others.
+        """
         table = self._table
         if not table.closed or (now := self._newest(oldest)) == self._seen:
             return
@@ -69,6 +76,6 @@ class Evictor:
         self._seen = now
 
     def _newest(self, oldest: int) -> tuple[int, int, int]:
-        """Changes whenever a slot may have become too old."""
+        """A value that changes whenever a slot may have become too old."""
         slot = self._table.order[self._table.closed - 1]
         return oldest, slot, int(self._table.generation[slot])

@@ -1,9 +1,10 @@
-"""The parts of a replay, made of what its constructor was told."""
+"""Makes the parts of a replay: from its arguments, an environment or a saved description."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import asdict
 from typing import Any
 
 import numpy as np
@@ -14,15 +15,23 @@ from penstock.replay.checks import whole
 from penstock.replay.errors import ReplayError
 from penstock.replay.gather import Gather
 from penstock.replay.layout import Layout, layout_of_spec, make_layout
-from penstock.replay.samplers import Sampler, Uniform
+from penstock.replay.samplers import Prioritized, Sampler, Uniform
+from penstock.replay.schedules import Constant, Linear, Schedule
 from penstock.replay.sequence_gather import SequenceGather
 from penstock.replay.sequences import Sequences, SequenceSampler
+from penstock.replay.snapshot_files import FolderReader
+from penstock.replay.steps import Autoreset
 from penstock.replay.table import LANES_PRIVATE, LANES_SHARED, Table
 from penstock.replay.times_sampled import SampleCountLimit
 from penstock.transport.shm.arena import available_nbytes
 from penstock.transport.shm.store import Geometry
 
 MOST_ROWS = 1 << 31  # keys have 32 bits for the row
+MODES: dict[str, Autoreset] = {
+    "NextStep": "next_step",
+    "SameStep": "same_step",
+    "Disabled": "none",
+}
 
 
 def lay_out(
@@ -35,7 +44,7 @@ def lay_out(
     shared: bool,
     follow: bool,
 ) -> Layout:
-    """The layout of declared columns, or of slots that others fill."""
+    """The layout of declared columns, or of slots that other processes fill."""
     unroll = None if unroll is None else whole("unroll", unroll)
     if isinstance(columns, SlotSpec):
         return layout_of_spec(columns, frame_stack)
@@ -45,7 +54,14 @@ def lay_out(
 def wrap_sampler(
     sampler: Sampler | None, n_step: int, sequences: Sequences | None, most: int | None
 ) -> Sampler:
-    """``sampler``; of sequences, or drawing each row ``most`` times, where that is asked."""
+    """The given sampler or `Uniform`, wrapped for sequences or for a limit of draws per row.
+
+    Args:
+        sampler: draws rows, or starts of sequences; None: `Uniform`.
+        n_step: for the check that sequences have none.
+        sequences: draw sequences.
+        most: draws per row; None: no limit.
+    """
     chosen: Sampler = Uniform() if sampler is None else sampler
     if sequences is not None:
         sequences.refuse_n_step(n_step)
@@ -60,12 +76,13 @@ def wrap_sampler(
 def make_table(
     layout: Layout, capacity: int, in_hand: int, writers: int, sampler: Sampler, *, shared: bool
 ) -> Table:
-    """A table that keeps the ``capacity`` newest rows while ``writers`` hold ``in_hand`` slots.
+    """Make a table that keeps the ``capacity`` newest rows while ``writers`` hold ``in_hand``
+    slots.
 
-    Raises ReplayError where its memory is not there.
+    Raises ReplayError where there is not enough memory.
     """
     spec = layout.spec
-    # The oldest slot's first rows lose their frame stacks with the slot before them.
+    # The first rows of the oldest slot lose their frame stacks with the slot before it.
     kept = capacity + layout.history * spec.envs
     slots = max(2, math.ceil(kept / (spec.unroll * spec.envs))) + in_hand
     if slots * spec.unroll * spec.envs > MOST_ROWS:
@@ -75,7 +92,7 @@ def make_table(
 
 
 def bind_sampler(sampler: Sampler, table: Table, seed: int | None) -> None:
-    """Tell a sampler what it draws from."""
+    """Connect a sampler to the table that it draws from."""
     if isinstance(sampler, SequenceSampler | SampleCountLimit):
         sampler.place(table)
     sampler.bind(table.valid, np.random.default_rng(seed))
@@ -84,20 +101,20 @@ def bind_sampler(sampler: Sampler, table: Table, seed: int | None) -> None:
 def make_gather(
     table: Table, layout: Layout, n_step: int, discount: float, sequences: Sequences | None
 ) -> Gather | SequenceGather:
-    """What makes batches of rows, or of sequences."""
+    """The object that makes batches of rows, or of sequences."""
     if sequences is None:
         return Gather(table, layout, n_step, discount)
     return SequenceGather(table, layout, discount, sequences)
 
 
 def nbytes_of(spec: SlotSpec, slots: int, *, shared: bool) -> int:
-    """Bytes of a table: its slots, and what says which rows count."""
+    """Bytes of a table: its slots, and the marks of the rows that count."""
     geometry = Geometry(spec, slots, LANES_SHARED if shared else LANES_PRIVATE)
     return geometry.nbytes + slots * spec.unroll * spec.envs
 
 
 def refuse_what_cannot_fit(spec: SlotSpec, slots: int, *, shared: bool, capacity: int) -> None:
-    """Raise ReplayError where the host, or the control group, has not that much memory left."""
+    """Raise ReplayError where the host, or the control group, lacks the memory."""
     needed = nbytes_of(spec, slots, shared=shared)
     free, where = available_nbytes(), "this host"
     allowed = cgroup.memory_left_nbytes()
@@ -109,3 +126,78 @@ def refuse_what_cannot_fit(spec: SlotSpec, slots: int, *, shared: bool, capacity
             f"capacity {capacity} needs {needed / 1e9:.2f} GB and {where} has {free / 1e9:.2f} GB "
             f"left; lower capacity to about {fits}"
         )
+
+
+def columns_of(env: Any) -> dict[str, Any]:
+    """The spaces of one environment, by column, from a single or a vector environment."""
+    spaces = {}
+    for name, column in (("observation_space", "obs"), ("action_space", "action")):
+        space = getattr(env, f"single_{name}", None) or getattr(env, name, None)
+        if space is None:
+            raise ReplayError(f"{env!r} has no {name}; pass a gymnasium environment")
+        spaces[column] = space
+    return spaces
+
+
+def envs_of(env: Any) -> int:
+    """The number of environments that one step advances."""
+    return int(getattr(env, "num_envs", 1))
+
+
+def resets_of(env: Any) -> Autoreset:
+    """The autoreset mode in ``metadata``.
+
+    "none" for a single environment, which its caller resets.
+    """
+    mode = (getattr(env, "metadata", None) or {}).get("autoreset_mode")
+    if mode is None:
+        if hasattr(env, "num_envs"):
+            raise ReplayError(
+                "the vector environment does not say in metadata['autoreset_mode'] how it resets; "
+                "give autoreset='next_step', 'same_step' or 'none'"
+            )
+        return "none"
+    name = getattr(mode, "value", mode)
+    if name not in MODES:
+        raise ReplayError(f"autoreset mode {mode!r} is none of {list(MODES)}; give autoreset=")
+    return MODES[name]
+
+
+def _inner(sampler: Sampler) -> Sampler:
+    return sampler.sampler if isinstance(sampler, SequenceSampler | SampleCountLimit) else sampler
+
+
+def describe_sampler(sampler: Sampler) -> dict[str, Any] | None:
+    """JSON values from which `read_sampler` makes the sampler again.
+
+    None for a sampler of the user's own. Wrappers follow from the replay's other options.
+    """
+    sampler = _inner(sampler)
+    if type(sampler) is Uniform:
+        return {"kind": "uniform"}
+    if type(sampler) is Prioritized:
+        beta = _describe_schedule(sampler.schedule)
+        return {"kind": "prioritized", "alpha": sampler.alpha, "beta": beta} | {
+            "epsilon": sampler.epsilon
+        }
+    return None
+
+
+def _describe_schedule(schedule: Schedule) -> Any:
+    if isinstance(schedule, Constant):
+        return schedule.value
+    return asdict(schedule) if isinstance(schedule, Linear) else None
+
+
+def read_sampler(reader: FolderReader, described: dict[str, Any] | None) -> Sampler:
+    with reader.refusing():
+        if described is not None and described["kind"] == "uniform":
+            return Uniform()
+        if described is not None and described.get("beta") is not None:
+            beta = described["beta"]
+            schedule = Linear(**beta) if isinstance(beta, dict) else beta
+            return Prioritized(described["alpha"], schedule, described["epsilon"])
+    raise ReplayError(
+        f"{reader.folder} was saved with a sampler or schedule of your own; make it and give it as "
+        "Replay.load(folder, sampler=...)"
+    )

@@ -27,7 +27,7 @@ AVAILABLE = _NUMBA is not None
 
 
 class FastSumTree(SumTree):
-    """A `SumTree` whose loops release the interpreter lock and are compiled when it is made."""
+    """A `SumTree` with compiled loops that release the interpreter lock."""
 
     def __init__(self, capacity: int) -> None:
         super().__init__(capacity)
@@ -108,7 +108,7 @@ def _cumulate(top: Floats, cumulated: Floats) -> None:
 
 @_compiled
 def _draw(values: Floats, offsets: Rows, cumulated: Floats, targets: Floats, nodes: Rows) -> None:
-    """Level by level; `targets` come as fractions and are used up."""
+    """Descends level by level; `targets` are fractions and are overwritten."""
     total = cumulated[-1]
     limit = total * BELOW
     last = len(cumulated) - 2
@@ -128,7 +128,7 @@ def _draw(values: Floats, offsets: Rows, cumulated: Floats, targets: Floats, nod
             target = min(targets[index], values[above + node] * BELOW)
             first = here + (node << SHIFT)
             child, before, through = 0, 0.0, 0.0
-            for position in range(FANOUT):  # to the end, without a jump that is hard to predict
+            for position in range(FANOUT):  # always to the end: a jump would be hard to predict
                 through += values[first + position]
                 passed = through <= target
                 child += passed

@@ -1,12 +1,12 @@
 """Frames of one observation as machine words: copied, and compared bit by bit.
 
-Comparing all that a large vector of environments gives takes longer than storing it: 300 us to
-200 us for 256 Atari frames. Up to `COMPLETE_NBYTES` of a step everything is compared: first of the
-frame that history continues with, then of the older ones, which were compared when they were the
-newest. Beyond, at every `EVERY`th step, that frame is compared for one environment in `PARTS`, and
-older ones at a few words, all in turn: a frame that goes on being wrong is found within `EVERY` *
-`PARTS` steps. Where a look finds something, all is compared, and so is what begins or ends an
-episode.
+Comparing every frame of a large vector of environments takes longer than storing them: 300 us to
+200 us for 256 Atari frames. Up to `COMPLETE_NBYTES` of a step everything is compared: first the
+frame that history continues with, then the older ones, which were compared when they were the
+newest. Beyond that size, at every `EVERY`th step, the newest frame is compared for one environment
+in `PARTS`, and older ones at a few words, in turn. So a frame that stays wrong is found within
+`EVERY` * `PARTS` steps. Where a difference is found, everything is compared; so are steps that
+begin or end an episode.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ Ints = npt.NDArray[np.int64]
 
 COMPLETE_NBYTES = 1 << 20
 EVERY, PARTS = 8, 8
-LOOK = 8  # words that are looked at together: a line of the cache
-STRIDE = 37  # words by which the look moves from step to step; prime
+LOOK = 8  # words that are compared together: a cache line
+STRIDE = 37  # words by which the position moves from step to step; prime
 
 
 class FrameComparer:
@@ -46,14 +46,17 @@ class FrameComparer:
         self._stored = frames.reshape(len(frames), -1).view(self._word)
         self._complete = envs * frame_nbytes <= COMPLETE_NBYTES
         self._all_complete = envs * frame_nbytes * max(1, self._depth - 2) <= COMPLETE_NBYTES
-        self._last: Array | None = None  # the newest next_obs, kept so that its memory stays its
+        # the newest next_obs, kept so that its memory is not reused
+        self._last: Array | None = None
         self._parts, self._turn = min(PARTS, envs), 0
 
     # ------------------------------------------------------------------------- comparing
 
     def continues(self, obs: Array, after: Array, at: int) -> bool:
-        """Whether ``obs`` is the last next_obs itself, its frames being stored at ``at``, and
-        ``after`` its shift, as far as is looked at. False: look closer."""
+        """Whether ``obs`` is the last next_obs, and ``after`` its shift, as far as is compared.
+
+        The frames of ``obs`` are stored at ``at``. False: a complete comparison is needed.
+        """
         last = self._last
         if last is None or not _same_memory(obs, last) or not _alike(after, last):
             return False
@@ -70,18 +73,19 @@ class FrameComparer:
         return self._glance(then[:, :-2], given[:, 1:-1]) is None
 
     def discontinuous(self, obs: Array, at: int) -> Flags | None:
-        """Environments [E] whose ``obs`` is not the last next_obs, whose frame lies at ``at``;
-        None: it is everywhere."""
+        """Environments [E] whose ``obs`` is not the last next_obs, stored at ``at``; None: no
+        environment.
+        """
         given, stored, last = self._of(obs), self._stored[self._rows(at)], self._last
         if last is not None and _same_memory(obs, last):
-            # The same array, unless it was written over since.
+            # The same array, unless it was overwritten since.
             return self._look(given[:, -1], stored)
         broken = self._look(given[:, -1], stored)
         if last is None or self._depth == 1:
             return broken
         before = self._of(last)
         if self._look(before[:, -1], stored) is not None:
-            return broken  # the array that was given then holds something else now
+            return broken  # the array that was given then has other content now
         return either(broken, self._glance(given[:, :-1], before[:, :-1]))
 
     def no_shift(self, obs: Array, after: Array) -> Flags | None:
@@ -93,19 +97,19 @@ class FrameComparer:
         return wrong
 
     def no_shift_of(self, obs: Array, after: Array) -> Flags:
-        """The same, completely, for the environments that are given."""
+        """The same, complete, for the given environments."""
         wrong: Flags = (self._of(after)[:, :-1] != self._of(obs)[:, 1:]).any(axis=(1, 2))
         return wrong
 
     def differ_at(self, at: int, envs: Ints, obs: Array) -> Flags:
-        """Which of ``envs`` have another newest frame than is stored for them."""
+        """Which of ``envs`` have a newest frame that differs from the stored one."""
         differ: Flags = (self._stored[at + envs * self._stride] != self._of(obs[envs])[:, -1]).any(
             axis=1
         )
         return differ
 
     def _look(self, left: Array, right: Array) -> Flags | None:
-        """Which of the frames [E, words] differ; None: none do, as far as is looked."""
+        """Which of the frames [E, words] differ, as far as is compared; None: none do."""
         if not self._complete:
             few = self._few()
             if _equal(left[few], right[few]):
@@ -113,7 +117,7 @@ class FrameComparer:
         return _differing(left, right)
 
     def _glance(self, left: Array, right: Array) -> Flags | None:
-        """The same with less, for what was compared before: [E, ..., words]."""
+        """A shorter comparison, of [E, ..., words] that were compared before."""
         if not self._all_complete:
             first = self._turn * STRIDE % max(1, self._count - LOOK + 1)
             place = self._few(), ..., slice(first, first + LOOK)
@@ -122,7 +126,7 @@ class FrameComparer:
         return _differing(left, right)
 
     def _few(self) -> slice:
-        """Environments whose turn it is."""
+        """The environments to compare in this step."""
         return slice(self._turn // EVERY % self._parts, None, self._parts)
 
     # ------------------------------------------------------------------------- copying
@@ -132,13 +136,13 @@ class FrameComparer:
         self._frames[self._rows(at)] = self._newest(obs)
 
     def put_next(self, at: int, after: Array) -> None:
-        """Store what a row led to, and remember it as what the next one should continue."""
+        """Store the frame that a row led to, and remember it for the next row."""
         self.put_all(at, after)
         self._last = after
         self._turn += 1
 
     def put_first(self, at: int, after: Array) -> None:
-        """The same for a slot's first row, which needs what `continues` saw it go on from too."""
+        """The same for a slot's first row, which also needs the frame before it."""
         assert self._last is not None
         if self._stacked and self._step == 1:  # two frames that lie together on either side
             streams = self._frames.reshape(-1, self._stride, *self._frames.shape[1:])
@@ -155,7 +159,7 @@ class FrameComparer:
         self._frames[at + envs * self._stride] = self._newest(given)
 
     def save(self, at: int, envs: Ints, side_rows: Ints) -> None:
-        """Copy what is stored for ``envs`` to side rows."""
+        """Copy the stored frames of ``envs`` to side rows."""
         self._sides[side_rows] = self._frames[at + envs * self._stride]
 
     def put_aside(self, side_rows: Ints, given: Array) -> None:
@@ -207,7 +211,7 @@ def _differing(left: Array, right: Array) -> Flags | None:
 
 
 def either(left: Flags | None, right: Flags | None) -> Flags | None:
-    """Their union; None: nobody."""
+    """The union of two sets of environments; None: empty."""
     if left is None or right is None:
         return right if left is None else left
     return left | right

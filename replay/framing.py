@@ -1,9 +1,9 @@
-"""Frames of a stream: each stored once, and nothing stored that is not what was given.
+"""Frames of a stream: each is stored once, and reads return exactly what was given.
 
-Row t+1 of a slot's frames is what row t led to. A stack is stored as its newest frame, so the rest
-of it must be frames stored before; that is checked, not assumed. An observation that does not
-continue what was stored begins a new history: what it replaces, and frames before it that are
-neither a repetition nor zeros, go to side rows.
+Row t+1 of a slot's frames is the frame that row t led to. A stack is stored as its newest frame, so
+the rest of it must be frames stored before; that is checked, not assumed. An observation that does
+not continue the stored frames begins a new history: the frames it replaces, and frames before it
+that are neither a repetition nor zeros, go to side rows.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ Arrays = dict[str, Array]
 
 
 class Framing:
-    """What a writer does for observations that are stored as frames."""
+    """The part of a writer for observations that are stored as frames."""
 
     def __init__(self, table: Table, layout: Layout, stream: SlotStream) -> None:
         envs = table.spec.envs
@@ -46,18 +46,20 @@ class Framing:
         self._fresh: Flags | None = np.ones(envs, bool)  # the next row begins an episode
         self._after_reset: Flags = np.zeros(envs, bool)  # the last row was dropped
         self._nobody = self._after_reset
-        self._lost: Flags = np.zeros(envs, bool)  # begun with frames that found no side rows
+        self._lost: Flags = np.zeros(envs, bool)  # rows whose first frames found no side rows
         self._any_lost = False
         self._age = np.zeros(envs, self._ages.dtype)
         self._pad = np.zeros(envs, np.int64)
         self._sides_used = 0
-        self._sides_of = (NONE, 0)  # the slot whose side rows those are, and its generation
+        self._sides_of = (NONE, 0)  # the slot of those side rows, and its generation
 
     # ------------------------------------------------------------------------- before the row
 
     def follows(self, obs: Any, after: Any) -> bool:
-        """Whether a step of the only observation goes on where the last ended, for everybody; then
-        `put` stores it. False: have it accepted. A slot must be open."""
+        """Whether a step of the only observation continues the last one, in every environment.
+
+        If so, `put` stores it; else call `accept`. A slot must be open.
+        """
         words = self._only
         if words is None or self._fresh is not None or self._any_lost:
             return False
@@ -71,7 +73,7 @@ class Framing:
         done: Flags | None,
         finals: Arrays | None,
     ) -> Arrays:
-        """What the row led to, checked; histories restart where obs begins one.
+        """Check what the row led to; start new histories where obs begins one.
 
         Raises ReplayError, before anything is changed, for a next_obs that is no shift of obs.
         """
@@ -152,8 +154,9 @@ class Framing:
     def _needs(
         self, obs: Arrays, restart: Flags
     ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-        """Environments whose last final observation must be saved, those that begin with frames of
-        their own, and the padding of all that restart."""
+        """Environments whose final observation must be saved, those that begin with frames of their
+        own, and the padding of all that restart.
+        """
         which = np.flatnonzero(restart)
         none = which[:0]
         if not len(which):
@@ -174,7 +177,7 @@ class Framing:
         return saves, which[~(repeat | zeros)], pad
 
     def _save(self, envs: npt.NDArray[np.int64]) -> None:
-        """Move the final observations of the last row out of the way."""
+        """Move the final observations of the last row to side rows."""
         if not len(envs):
             return
         taken = self._take_sides(len(envs))
@@ -184,7 +187,7 @@ class Framing:
         self._sides[before + envs] = taken - self._stream.slot * self._table.spec.side
 
     def _keep_odd(self, obs: Arrays, odd: npt.NDArray[np.int64]) -> None:
-        """Frames before a start that are no padding go to side rows, while there are any."""
+        """Put frames before a start that are no padding into side rows, while there are any."""
         older = self._depth - 1
         room = (self._table.spec.side - self._sides_taken()) // max(1, older)
         self._lost[odd[room:]] = True
@@ -199,10 +202,10 @@ class Framing:
     # ------------------------------------------------------------------------- the row
 
     def write(self, after: Arrays, done: Flags | None, finals: Arrays | None) -> bool:
-        """Write what the row led to; True if the slot must be closed behind it.
+        """Write the frames that the row led to; True if the slot must be closed after it.
 
-        A final observation goes to a side row, or where the slot ends here takes the place of the
-        next: that begins the next slot anyway.
+        A final observation goes to a side row, or, at the end of the slot, in place of the next
+        frame, which begins the next slot anyway.
         """
         stream, table = self._stream, self._table
         for name, words in self._stored.items():
@@ -223,7 +226,7 @@ class Framing:
         return False
 
     def put(self, after: Array) -> None:
-        """Write what a row of the only observation led to, where `follows` said so."""
+        """Write the frame that a row of the only observation led to, where `follows` allowed it."""
         assert self._only is not None
         if self._stream.t:
             self._only.put_next(self._frame_row() + self._lie.steps, after)
@@ -233,7 +236,7 @@ class Framing:
         self.advance(None, None)
 
     def _note(self) -> None:
-        """What the row's records say of its frames."""
+        """Write the frame columns of the row's records."""
         rows = slice(self._stream.start, self._stream.start + self._envs)
         self._ages[rows] = self._age
         self._sides[rows] = NONE
@@ -242,7 +245,7 @@ class Framing:
 
     @property
     def lost(self) -> Flags | None:
-        """Environments whose row cannot be given back as it came; None: nobody's."""
+        """Environments whose row cannot be read back as it was given; None: no environment."""
         if not self._any_lost:
             return None
         lost = self._lost & (self._age < self._depth - 1)
@@ -250,7 +253,7 @@ class Framing:
         return lost if self._any_lost else None
 
     def advance(self, starts: Flags | None, dropped: Flags | None) -> None:
-        """The row is written; ``starts``: whose next row begins an episode."""
+        """Finish the row; ``starts``: environments whose next row begins an episode."""
         self._age += self._age < OLDEST
         self._fresh = None if starts is None else starts.copy()
         self._after_reset = self._nobody if dropped is None else dropped
@@ -262,7 +265,7 @@ class Framing:
         return self._stream.slot * self._lie.slots + self._stream.t * self._lie.steps
 
     def _newest_row(self) -> int:
-        """The same of what the last row led to; NONE where that is not there, or not any more."""
+        """The same for the frame that the last row led to; NONE where it is not stored any more."""
         previous = self._stream.previous
         if self._stream.t or previous == NONE:
             return self._frame_row() if self._stream.t else NONE

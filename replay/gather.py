@@ -1,7 +1,7 @@
-"""Transitions out of the table: what a batch holds for given physical rows.
+"""Gathers transitions from the table: the content of a batch for given physical rows.
 
-Every array is made by one large take, which releases the interpreter lock, into memory that is
-reused; small columns come out of one take of whole records.
+Every array is filled by one large take, which releases the interpreter lock, into memory that is
+reused; small columns are read by one take of whole records.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from penstock.replay.table import Table
 Rows = npt.NDArray[np.int64]
 Array = npt.NDArray[Any]
 
-TURN_NBYTES = 1 << 18  # of a window that are taken at a time where another has the same frames
+TURN_NBYTES = 1 << 18  # bytes of a window taken at a time where another window has the same frames
 
 
 class Gather:
-    """Makes batches of rows that count; under the buffer's lock."""
+    """Makes batches of rows; used under the buffer's lock."""
 
     def __init__(self, table: Table, layout: Layout, steps: int, discount: float) -> None:
         self.table = table
@@ -40,7 +40,7 @@ class Gather:
         self._ones: Array = np.ones(0, np.float32)
 
     def batch(self, rows: Rows, weights: Array | None, *, stacked: bool = True) -> Batch:
-        """Rows [count] and their weights, as `Batch` describes."""
+        """A `Batch` of rows ``[count]`` and their weights."""
         records = take(self.table.records, rows)
         if self.steps == 1:
             returns = one_step(rows, records, self._factors)
@@ -70,7 +70,7 @@ class Gather:
         return self._ones.copy()
 
     def observations(self, rows: Rows) -> dict[str, Array]:
-        """Observations of ``rows`` by column name, without those that follow."""
+        """Observations of ``rows`` by column name, without the next ones."""
         records = take(self.table.records, rows)
         windows = self._windows(rows, records)
         found = {o.name: self._column(o.name, rows, records) for o in self.layout.inline}
@@ -105,7 +105,7 @@ class Gather:
         returns: Returns,
         stacked: bool,
     ) -> None:
-        """Observations that are stored as frames, into ``before`` and ``after``, or ``frames``."""
+        """Put observations stored as frames into ``before`` and ``after``, or into ``frames``."""
         first = self._windows(rows, records)
         same = self.steps == 1
         last = first if same else self._windows(returns.last, returns.last_records)
@@ -129,8 +129,11 @@ class Gather:
         return out
 
     def _frames(self, o: Observation, *windows: FrameWindow) -> list[Array]:
-        """For each window [count, width, *frame], or [count, *frame] of a leaf that is one frame a
-        row. Windows of the same rows take turns, so that frames of both are still in the cache."""
+        """For each window ``[count, width, *frame]``, or ``[count, *frame]`` of a leaf that is one
+        frame a row.
+
+        Windows of the same rows alternate, so that frames of both are still in the cache.
+        """
         source, made = self.table.frames[o.name], list[Array]()
         for seen in windows:
             count, width = seen.frames.shape
@@ -175,8 +178,10 @@ MOST_KEPT = 8  # of one shape and dtype: prefetching holds a few
 
 
 def _references_of_unused() -> int:
-    """What getrefcount says in the loop below of an array that the pool alone has: it differs
-    between versions of Python."""
+    """The result of getrefcount in the loop below for an array that only the pool holds.
+
+    It differs between versions of Python.
+    """
     kept = [np.empty(0)]
     for array in kept:
         return sys.getrefcount(array)
@@ -187,18 +192,18 @@ _UNUSED = _references_of_unused()
 
 
 class Pool:
-    """Big output arrays, by shape and dtype, reused once nobody refers to them any more.
+    """Large output arrays by shape and dtype, reused once nothing else refers to them.
 
-    Fresh memory costs a page fault for every 4 KiB, more than copying the bytes. An array is taken
-    again when the pool holds its only reference: views and tensors made from it hold one too. Used
-    under the buffer's lock.
+    Fresh memory costs a page fault for every 4 KiB, more than copying the bytes. An array is reused
+    when the pool holds its only reference: views and tensors made from it hold one too. Used under
+    the buffer's lock.
     """
 
     def __init__(self) -> None:
         self._kept: dict[tuple[tuple[int, ...], np.dtype[Any]], list[npt.NDArray[Any]]] = {}
 
     def empty(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> npt.NDArray[Any]:
-        """An array with whatever was in it."""
+        """An array with undefined content."""
         if math.prod(shape) * dtype.itemsize < BIG_NBYTES:
             return np.empty(shape, dtype)
         kept = self._kept.setdefault((shape, dtype), [])

@@ -1,9 +1,9 @@
-"""Which columns a replay stores for the spaces of an environment, and what each of them is.
+"""Which columns a replay stores for the spaces of an environment, and how each is stored.
 
-Small observations lie beside their successor in the same row ("inline": one gather brings both).
-Big ones are *frames*: one per row, and a row's next observation is the frame of the row after it.
-A frame stack is stored as its newest frame. What that cannot say, the final observation of an
-episode whose next row already shows a reset, or an odd history at a start, goes to side rows.
+Small observations lie beside their successor in the same row ("inline": one gather reads both). Big
+ones are *frames*: one per row, and a row's next observation is the frame of the row after it. A
+frame stack is stored as its newest frame. Side rows hold what this cannot express: the final
+observation of an episode whose next row already shows a reset, or an odd history at a start.
 """
 
 from __future__ import annotations
@@ -31,7 +31,8 @@ BOOKKEEPING = ("reward", "terminated", "truncated", "alive", "age", "pad", "side
 class Observation:
     """One leaf of the observation: ``leaf`` as the user sees it, and how it is stored.
 
-    ``stack`` is 0 for a leaf that is inline or one frame a row; else the frames of its first axis.
+    ``stack`` is 0 for a leaf that is inline or one frame a row; else the number of frames in its
+    first axis.
     """
 
     leaf: Leaf
@@ -52,20 +53,22 @@ class Observation:
 
     @property
     def depth(self) -> int:
-        """Frames that make up one observation."""
+        """The number of frames in one observation."""
         return self.stack or 1
 
     @property
     def frame(self) -> tuple[int, ...]:
-        """Shape of what one row stores."""
+        """The shape of the frame that one row stores."""
         return self.leaf.shape[1:] if self.stack else self.leaf.shape
 
 
 class Layout:
-    """What each column of a slot spec is; the same whoever made the spec."""
+    """The role of each column of a slot spec, whatever made the spec."""
 
     def __init__(self, spec: SlotSpec, frame_stack: Mapping[str, int]) -> None:
-        """``frame_stack``: frames of each observation column that stores its newest one only."""
+        """``frame_stack``: frames per observation, for each column that stores only the newest
+        frame.
+        """
         self.spec = spec
         self.frame_stack = dict(frame_stack)
         columns = {c.name: c for c in spec.columns}
@@ -94,12 +97,12 @@ class Layout:
 
     @property
     def ages(self) -> bool:
-        """Whether rows tell which step of their episode they are."""
+        """Whether rows store their step within the episode."""
         return any(c.name == "age" for c in self.spec.columns)
 
     @property
     def history(self) -> int:
-        """Rows before its own that a row's observation may need."""
+        """Number of earlier rows that a row's observation may need."""
         return max((o.depth - 1 for o in self.framed), default=0)
 
     def _observation(self, column: Column) -> Observation:
@@ -110,7 +113,7 @@ class Layout:
 
 
 def layout_of_spec(spec: SlotSpec, frame_stack: int | Mapping[str, int]) -> Layout:
-    """The layout of slots that others fill; what they store as frames is what is stacked."""
+    """The layout of slots that other processes fill; columns stored as frames are stacked."""
     if isinstance(frame_stack, Mapping):
         return Layout(spec, frame_stack)
     framed = [c.name for c in spec.columns if c.rows in FRAMED and _below(c.name, "obs")]
@@ -127,9 +130,17 @@ def make_layout(
     shared: bool = False,
     follow: bool = False,
 ) -> Layout:
-    """The layout for declared columns: see `leaves_of` for what they may be. A shared one has room
-    for what writers elsewhere know of their rows; with ``follow``, rows are told to follow each
-    other."""
+    """The layout of declared columns; see `leaves_of` for their form.
+
+    Args:
+        columns: the declared columns.
+        capacity: rows of the replay.
+        envs: environments per step.
+        frame_stack: frames per stacked observation, for all or by name.
+        unroll: steps per slot; None chooses.
+        shared: add columns for writers in other processes.
+        follow: add columns that tell which rows follow each other.
+    """
     leaves = leaves_of(columns)
     seen = [leaf for leaf in leaves if _below(leaf.name, "obs")]
     stacks = _stacks(seen, frame_stack)
@@ -152,11 +163,11 @@ def make_layout(
 
 
 def choose_unroll(capacity: int, envs: int, depth: int, *, inline: bool) -> int:
-    """Steps of a slot. Of small rows 3 % of what is stored.
+    """Steps of a slot. Of small rows 3 % of the capacity.
 
-    With frames, stacked ``depth`` deep, what takes the least memory: shorter slots have more rows
-    of frames that the next slot has too, longer ones more that is not full yet. Of lengths that
-    come within `NEAR` of the least, the longest.
+    With frames, stacked ``depth`` deep, the length that takes the least memory: shorter slots
+    repeat more frames that the next slot stores too, longer ones leave more of the open slot empty.
+    Of lengths within `NEAR` of the least, the longest.
     """
     if inline:
         steps = min(math.isqrt(max(1, capacity // envs)), MOST_STEPS)
@@ -171,7 +182,7 @@ def choose_unroll(capacity: int, envs: int, depth: int, *, inline: bool) -> int:
 
 
 def _side_rows(rows: int, depth: int) -> int:
-    """Enough for the ends of episodes of a hundred steps, and for two histories of their own."""
+    """Side rows for the ends of episodes of a hundred steps, and for two separate histories."""
     return max(8, 2 * depth, rows // 100)
 
 
@@ -191,7 +202,7 @@ def _column(name: str, leaf: Leaf) -> Column:
 
 
 def _stacks(seen: list[Leaf], frame_stack: int | Mapping[str, int]) -> dict[str, int]:
-    """Frames of each observation that is a stack; an int means all that have so many frames."""
+    """Frames of each stacked observation; an int means all observations with so many frames."""
     shapes = ", ".join(f"{leaf.name} {leaf}" for leaf in seen)
     if isinstance(frame_stack, Mapping):
         known = {leaf.name: leaf for leaf in seen}

@@ -1,22 +1,22 @@
-"""How often each inserted item is sampled, and who waits when that is upset.
+"""Rate limiting: how often each inserted item is sampled, and which side waits.
 
-Reverb's idea: with S samples per insert, the *balance* is what inserts have earned less what
-samples have spent:
+As in Reverb: with S samples per insert, the *balance* is the number of samples that inserts have
+earned, less the samples drawn:
 
     balance = S * (items inserted beyond the first min_size) - items sampled
 
-A sample that would take it below -band waits for inserts, an insert that would take it above +band
-waits for samples. Both would wait for each other, for ever, if there were a balance at which
-neither fits. With samples of B and inserts of I items there is none if
+A sample that would take the balance below -band waits for inserts, an insert that would take it
+above +band waits for samples. Both would wait for each other for ever if at some balance neither
+fits. With samples of B and inserts of I items this cannot happen if
 
     2 * band >= B + S * I
 
 which is checked as soon as the sizes are known. While fewer than min_size items are stored, inserts
-always go ahead and samples never do.
+always proceed and samples never do.
 
-Items are transitions on both sides: a batch of 256 counts 256. What may happen is decided by pure
-functions of `LimiterRule` and `Counts`; `RateLimiter` counts and waits. Where one thread both adds
-and samples, nobody is left to wait for: ask with `may_insert` and `may_sample` there.
+Items are transitions on both sides: a batch of 256 counts 256. Pure functions of `LimiterRule` and
+`Counts` decide what is allowed; `RateLimiter` counts and waits. A single thread that both adds and
+samples must not wait for itself: it uses `may_insert` and `may_sample`.
 """
 
 from __future__ import annotations
@@ -36,7 +36,10 @@ _KEEP: Any = object()
 
 @dataclass(frozen=True)
 class LimiterRule:
-    """`samples_per_insert` None: only `min_size` holds. `band` is in sampled items."""
+    """A limiter's parameters.
+
+    ``samples_per_insert`` None: only ``min_size`` holds. ``band`` counts sampled items.
+    """
 
     samples_per_insert: float | None
     min_size: int
@@ -45,7 +48,7 @@ class LimiterRule:
 
 @dataclass
 class Counts:
-    """Items so far. `kept` is the balance that inserts beyond `earning_from` add to."""
+    """Items so far. ``kept`` is the balance that inserts beyond ``earning_from`` add to."""
 
     inserted: int = 0
     sampled: int = 0
@@ -60,7 +63,7 @@ class Counts:
 
 
 def balance(rule: LimiterRule, counts: Counts) -> float:
-    """Samples that inserts have earned and nobody has drawn yet; negative if overdrawn."""
+    """Samples that inserts have earned and that were not drawn yet; negative if overdrawn."""
     if rule.samples_per_insert is None:
         return 0.0
     earning = max(0, counts.inserted - counts.earning_from)
@@ -69,7 +72,7 @@ def balance(rule: LimiterRule, counts: Counts) -> float:
 
 
 def samples_missing(rule: LimiterRule, counts: Counts, insert: int) -> int:
-    """Items to be sampled before `insert` items may be inserted; 0: they may be now."""
+    """Items to be sampled before ``insert`` items may be inserted; 0: they may be now."""
     if rule.samples_per_insert is None or counts.stored < rule.min_size:
         return 0
     after = balance(rule, replace(counts, inserted=counts.inserted + insert))
@@ -77,7 +80,7 @@ def samples_missing(rule: LimiterRule, counts: Counts, insert: int) -> int:
 
 
 def inserts_missing(rule: LimiterRule, counts: Counts, sample: int) -> int:
-    """Items to be inserted before `sample` items may be sampled; 0: they may be now."""
+    """Items to be inserted before ``sample`` items may be sampled; 0: they may be now."""
     to_size = max(0, rule.min_size - counts.stored)
     if rule.samples_per_insert is None:
         return to_size
@@ -89,12 +92,12 @@ def inserts_missing(rule: LimiterRule, counts: Counts, sample: int) -> int:
 
 
 def needed_band(samples_per_insert: float | None, batch: int, insert: int) -> float:
-    """The narrowest band in which a sample of `batch` or an insert of `insert` always fits."""
+    """The narrowest band in which a sample of ``batch`` or an insert of ``insert`` always fits."""
     return (batch + (samples_per_insert or 0.0) * insert) / 2
 
 
 def why_not_insert(rule: LimiterRule, counts: Counts, count: int) -> str | None:
-    """A sentence that says what an insert waits for, or None where it need not."""
+    """A sentence on what an insert waits for, or None where it may proceed."""
     missing = samples_missing(rule, counts, count)
     if not missing:
         return None
@@ -107,7 +110,7 @@ def why_not_insert(rule: LimiterRule, counts: Counts, count: int) -> str | None:
 
 
 def why_not_sample(rule: LimiterRule, counts: Counts, count: int) -> str | None:
-    """A sentence that says what a sample waits for, or None where it need not."""
+    """A sentence on what a sample waits for, or None where it may proceed."""
     missing = inserts_missing(rule, counts, count)
     if not missing:
         return None
@@ -125,7 +128,7 @@ _Why = Callable[[LimiterRule, Counts, int], str | None]
 
 @dataclass(frozen=True)
 class _Settings:
-    """What was asked for, and the largest sizes heard of."""
+    """The requested options, and the largest sizes seen."""
 
     samples_per_insert: float | None
     min_size: int
@@ -142,7 +145,7 @@ class _Settings:
         return LimiterRule(self.samples_per_insert, self.min_size, band)
 
     def checked(self) -> _Settings:
-        """Itself. Raises ReplayError for what is out of range, or would wait for ever."""
+        """Return self. Raises ReplayError for an option out of range, or waits without end."""
         ratio, band = self.samples_per_insert, self.band
         if ratio is not None and not 0 < ratio < math.inf:
             raise ReplayError(f"samples_per_insert {ratio} must be above 0, or None for no ratio")
@@ -166,11 +169,22 @@ class _Settings:
 class RateLimiter:
     """Keeps sampling and inserting in step; any thread may use it.
 
-    `may_*` ask; `inserted`, `sampled` and `removed` count what happened; `await_*` wait until it
-    may happen and count it at once, so that two waiting threads cannot both take the last place.
+    `may_*` only query. `inserted`, `sampled` and `removed` count what happened. `await_*` wait
+    until it may happen and count it at once, so that two waiting threads cannot both take the last
+    place.
 
-    `band=None` is as wide as alternating freely with the largest batch and insert heard of takes:
-    `batch + samples_per_insert * insert`. `expect` tells sizes early.
+    Args:
+        samples_per_insert: how often each inserted item is sampled on average; None: only
+            ``min_size`` holds.
+        min_size: items that must be stored before any is sampled.
+        band: how far the balance may deviate from 0, in sampled items; None: as far as alternating
+            with the largest batch and insert needs, `batch + samples_per_insert * insert`.
+        batch: expected items of a sample.
+        insert: expected items of an insert.
+        capacity: of the buffer, in items.
+
+    Raises:
+        ReplayError: an option is out of range, or both sides could wait for each other.
     """
 
     def __init__(
@@ -201,14 +215,16 @@ class RateLimiter:
 
     @property
     def reasons(self) -> list[str]:
-        """A sentence for each kind and size of what waits now."""
+        """A sentence for each kind and size of the calls that wait now."""
         with self._changed:
             waiting = list(self._waiting)
             texts = [why(self.rule, self._counts, count) for why, count in waiting]
         return [text for text in texts if text]
 
     def expect(self, *, batch: int = 1, insert: int = 1, capacity: int | None = None) -> None:
-        """Sizes that will come; the largest count. ReplayError where they would wait for ever."""
+        """Announce sizes in advance; the largest count. Raises ReplayError where they would wait
+        for ever.
+        """
         with self._changed:
             now = self._settings
             self._settings = replace(
@@ -226,10 +242,10 @@ class RateLimiter:
         min_size: int = _KEEP,
         band: float | None = _KEEP,
     ) -> None:
-        """Change the rule from now on, also while others wait; what is not named stays.
+        """Change the rule from now on, also while calls wait; options not named stay.
 
-        The balance stays too: a new ratio does not apply to what was inserted before. Raises
-        ReplayError, and changes nothing, where the new rule could not hold.
+        The balance stays too: a new ratio does not apply to items inserted before. Raises
+        ReplayError, and changes nothing, where the new rule is invalid.
         """
         asked = {"samples_per_insert": samples_per_insert, "min_size": min_size, "band": band}
         changes: dict[str, Any] = {k: v for k, v in asked.items() if v is not _KEEP}
@@ -248,41 +264,49 @@ class RateLimiter:
             return not inserts_missing(self.rule, self._counts, count)
 
     def inserted(self, count: int) -> None:
-        """Items were added, by whomever; a negative count takes back what an await counted."""
+        """Count items that were added; a negative count takes back what `await_insert` counted."""
         self._add(inserted=count)
 
     def sampled(self, count: int) -> None:
-        """Items were drawn; a negative count takes back what an await counted."""
+        """Count items that were drawn; a negative count takes back what `await_sample` counted."""
         self._add(sampled=count)
 
     def removed(self, count: int) -> None:
-        """Items were evicted: with fewer than min_size stored, nothing is sampled."""
+        """Count items that were evicted: with fewer than min_size stored, nothing is sampled."""
         self._add(removed=count)
 
     def await_insert(self, count: int, timeout_s: float | None = None) -> bool:
-        """Wait until `count` items may be inserted and count them; False after `timeout_s`.
+        """Wait until ``count`` items may be inserted and count them; False after ``timeout_s``
+        seconds.
 
-        Raises ReplayError where that could never be.
+        Raises ReplayError where that could never happen.
         """
         self.expect(insert=count)
         return self._await(why_not_insert, count, timeout_s, inserted=count)
 
     def await_sample(self, count: int, timeout_s: float | None = None) -> bool:
-        """Wait until `count` items may be sampled and count them; False after `timeout_s`.
+        """Wait until ``count`` items may be sampled and count them; False after ``timeout_s``
+        seconds.
 
-        Raises ReplayError where that could never be.
+        Raises ReplayError where that could never happen.
         """
         self.expect(batch=count)
         return self._await(why_not_sample, count, timeout_s, sampled=count)
 
     def state_dict(self) -> dict[str, Any]:
-        """JSON values."""
+        """The counts, as JSON values."""
         with self._changed:
             return {"settings": asdict(self._settings), "counts": asdict(self._counts)}
 
     def resume(self, state: dict[str, Any] | None, inserted: int, removed: int) -> None:
-        """Go on from the balance in ``state``, of a limiter that had another rule perhaps; None:
-        from none, with so many items inserted and removed before."""
+        """Continue from the balance in ``state``, which a limiter with another rule may have
+        written.
+
+        Args:
+            state: of `state_dict`; None: the balance starts at 0.
+            inserted: items that were inserted before.
+            removed: items that were removed before.
+        """
         with self._changed:
             counts = Counts(inserted, 0, removed) if state is None else Counts(**state["counts"])
             if not all(isinstance(n, int | float) and math.isfinite(n) for n in astuple(counts)):
@@ -298,7 +322,7 @@ class RateLimiter:
             self._changed.notify_all()
 
     def _begin_from(self, counts: Counts) -> None:
-        """The rule holds for what comes from now on; `kept` says what came of the past."""
+        """Apply the rule to items from now on; ``kept`` is the balance of the past."""
         counts.spending_from = counts.sampled
         counts.earning_from = max(self._settings.min_size, counts.inserted)
         self._counts = counts

@@ -2,8 +2,8 @@
 
     R = sum over j < m of gamma^j r_{t+j},   discount = gamma^m, or 0 where row t+m-1 terminated
 
-m is n, or less where an episode ends or the stream has no further row yet: the return then goes on
-from what followed the last row there is.
+m is n, or less where an episode ends or the stream has no further row yet: the return then
+bootstraps from the observation after the last stored row.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ Array = npt.NDArray[Any]
 
 
 class Returns(NamedTuple):
-    """For each row: its return, the discount of what follows it, and its last row."""
+    """For each row: its return, the discount of the next observation, and the last row summed."""
 
     reward: npt.NDArray[np.float32]
     discount: npt.NDArray[np.float32]
@@ -29,16 +29,16 @@ class Returns(NamedTuple):
 
 
 def one_step(rows: Rows, records: Array, factors: npt.NDArray[np.float32]) -> Returns:
-    """The rows themselves, n = 1. ``factors``: discount of what follows, and 0."""
+    """n = 1: the rows themselves. ``factors``: the discount of the next observation, and 0."""
     return Returns(records["reward"].copy(), factors.take(records["terminated"]), rows, records)
 
 
 def n_step(table: Table, rows: Rows, records: Array, steps: int, discount: float) -> Returns:
-    """Follow ``rows`` [count], whose records are ``records``, through up to ``steps`` rows."""
+    """Sum rewards from ``rows`` [count], with records ``records``, over up to ``steps`` rows."""
     total = records["reward"].astype(np.float64)
     factor = np.full(len(rows), discount)
     last, last_records = rows.copy(), records.copy()
-    going = np.arange(len(rows))  # positions whose return may go on
+    going = np.arange(len(rows))  # positions whose return may continue
     for _ in range(steps - 1):
         going = going[~ended(last_records[going])]
         following = _following(table, last[going])
@@ -58,19 +58,19 @@ def n_step(table: Table, rows: Rows, records: Array, steps: int, discount: float
 
 
 def take(records: Array, rows: Rows) -> Array:
-    """Records at ``rows``: plain memory, so that numpy copies each in one go."""
+    """Records at ``rows`` as plain memory, so that numpy copies each in one piece."""
     plain = records.view(f"V{records.dtype.itemsize}")
     return plain.take(rows, mode="clip").view(records.dtype)
 
 
 def ended(records: Array) -> npt.NDArray[np.bool_]:
-    """Rows that are the last of their episodes."""
+    """Whether rows are the last of their episodes."""
     last: npt.NDArray[np.bool_] = records["terminated"] | records["truncated"]
     return last
 
 
 def continues(records: Array) -> npt.NDArray[np.bool_]:
-    """Rows that carry on from the row before: neither a reset nor the start of an episode."""
+    """Whether rows continue the row before: neither a reset nor the start of an episode."""
     names = records.dtype.names or ()
     goes_on = np.ones(len(records), bool)
     if "alive" in names:

@@ -1,8 +1,9 @@
-"""A folder of this process's own, which no process that ended leaves behind for long.
+"""A private folder of this process; folders of processes that have ended are removed.
 
-The folder, which holds one socket and a file that says what it is, is locked while its owner lives;
-the kernel releases the lock when it ends, however it ends. Whoever makes the next one removes those
-that nobody holds. Nothing else is removed: not without that file, and not what others put there.
+The folder holds one socket and a marker file. It is locked while its owner lives; the kernel
+releases the lock when the owner ends, however it ends. A process that makes a new folder removes
+those that are not locked. Nothing else is removed: no folder without the marker, and no other files
+in one.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 class OwnFolder:
-    """``path``: a new folder of mode 0700 in the system's place for such, until `remove`."""
+    """A new folder ``path`` of mode 0700 in the system's temporary folder, until `remove`."""
 
     def __init__(self) -> None:
         remove_abandoned()
@@ -54,7 +55,9 @@ def remove_abandoned() -> None:
 
 
 def _remove(path: Path, fd: int) -> None:
-    """The socket and the marker of a folder that has one, and the folder if that was all."""
+    """Remove the socket and the marker of a folder that has one, and the folder if it is empty
+    then.
+    """
     with suppress(OSError):
         marker = os.open(MARKER, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=fd)
         with os.fdopen(marker, "rb") as stream:

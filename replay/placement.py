@@ -1,4 +1,4 @@
-"""Where the rows of a table lie in its store's memory, and what a writer finds there."""
+"""Where the rows of a table lie in its store's memory, and the preset values of a slot."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Array = npt.NDArray[Any]
 
 
 def preset(columns: dict[str, Array]) -> None:
-    """What a writer finds in a slot: every row counts, and the sampler rates it."""
+    """Set the columns of a fresh slot: every row counts, and the sampler rates it."""
     if "alive" in columns:
         columns["alive"][...] = 1
     if "priority" in columns:
@@ -24,8 +24,10 @@ def preset(columns: dict[str, Array]) -> None:
 def place_columns(
     spec: SlotSpec, blocks: dict[str, Array]
 ) -> tuple[Array, dict[str, Array], dict[str, Array], dict[str, Array]]:
-    """Records, big columns, frames and side rows of all slots, by physical row, from the blocks of
-    a store."""
+    """Records, big columns, frames and side rows of all slots, by physical row.
+
+    ``blocks`` are those of a store.
+    """
     rows = {column.name: column.rows for column in spec.columns}
     columns: dict[str, Array] = {}
     frames: dict[str, Array] = {}
@@ -39,7 +41,7 @@ def place_columns(
 
 
 class FrameRows(NamedTuple):
-    """Where frames lie: row ``slot * slots + t * steps + env * envs`` of `Table.frames`."""
+    """The position of frames: row ``slot * slots + t * steps + env * envs`` of `Table.frames`."""
 
     slots: int
     steps: int
@@ -47,9 +49,10 @@ class FrameRows(NamedTuple):
 
 
 def frame_rows(spec: SlotSpec) -> FrameRows:
-    """Frames lie by step, as actors fill them, or by environment ("frames"), as is best to sample.
+    """Strides of the frames of ``spec``.
 
-    Raises ReplayError where one spec has both.
+    Frames lie by step, as actors fill them, or by environment (rows "frames"), which is fastest to
+    sample. Raises ReplayError where one spec has both.
     """
     kinds = {column.rows for column in spec.columns} & {"unroll+1", "frames"}
     if len(kinds) == 2:

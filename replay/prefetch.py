@@ -3,8 +3,8 @@
     thread:   draw ── to the device (pinned, side stream) ── ready, at most `prefetch` of them
     consumer:                                                ready ── next(batches)
 
-The thread lives while the generator does: closing it, or dropping it, ends the thread. What goes
-wrong in the thread is raised in the consumer. torch is imported only where a device is asked for.
+The thread lives as long as the generator: closing or dropping it ends the thread. An error in the
+thread is raised in the consumer. torch is imported only where a device is given.
 """
 
 from __future__ import annotations
@@ -21,28 +21,28 @@ import numpy as np
 from penstock.replay.batch import Batch
 from penstock.replay.errors import ReplayError
 
-LOOK_S = 0.1  # between two looks at whether the consumer is still there, while nothing can be drawn
+LOOK_S = 0.1  # between two checks that the consumer still exists, while nothing can be drawn
 RETRY_S = 0.01  # between two attempts to draw
-ON_HOST = ("keys",)  # what goes back to the buffer stays in numpy
+ON_HOST = ("keys",)  # returned to the buffer, so they stay in numpy
 
 
 class BatchSource(Protocol):
-    """Where batches are drawn from."""
+    """A source of batches for `batches`."""
 
     def draw(self, timeout_s: float) -> Batch | None:
-        """None where nothing could be drawn in time."""
+        """Draw a batch; None if that was not possible within ``timeout_s`` seconds."""
 
     def missing(self) -> str:
-        """What a batch waits for; empty when it can be drawn."""
+        """Why no batch can be drawn yet; empty when one can."""
 
 
 def batches(
     source: BatchSource, *, prefetch: int, device: Any, timeout_s: float
 ) -> Generator[Batch, None, None]:
-    """Batches without end, on ``device`` as tensors, or in numpy where it is None.
+    """Yield batches without end, as tensors on ``device``, or in numpy where it is None.
 
-    Raises ReplayError where none could be drawn for ``timeout_s``. With ``prefetch`` 0 the consumer
-    draws itself.
+    Raises ReplayError where none could be drawn for ``timeout_s`` seconds. With ``prefetch`` 0 the
+    consumer draws by itself.
     """
     if prefetch < 0:
         raise ReplayError(f"prefetch {prefetch} must be 0 (no thread) or more batches")
@@ -85,7 +85,7 @@ def _late(timeout_s: float, source: BatchSource) -> ReplayError:
 
 
 class _Ahead:
-    """What the thread and the consumer share."""
+    """The state that the thread and the consumer share."""
 
     def __init__(self, source: BatchSource, place: _Place, most: int) -> None:
         self._source = source
@@ -111,7 +111,7 @@ class _Ahead:
                 self._changed.notify_all()
 
     def take(self, timeout_s: float) -> Any:
-        """The oldest batch that is ready; None after ``timeout_s`` without any."""
+        """The oldest batch that is ready; None after ``timeout_s`` seconds without one."""
         ends_s = time.monotonic() + timeout_s
         with self._changed:
             while not self._ready:
@@ -136,20 +136,20 @@ class _Ahead:
 
 
 class _Place:
-    """Where batches are wanted: here, in numpy."""
+    """Where batches are delivered: in host memory, as numpy arrays."""
 
     def send(self, batch: Batch) -> Any:
-        """Begin to bring a batch there; in the thread."""
+        """Start the transfer of a batch; called in the thread."""
         return batch
 
     def arrive(self, sent: Any) -> Batch:
-        """The batch, safe to use; in the consumer."""
+        """The batch, safe to use; called in the consumer."""
         batch: Batch = sent
         return batch
 
 
 class _Tensors(_Place):
-    """On a torch device. To the CPU, tensors share the arrays' memory."""
+    """Delivers tensors on a torch device. On the CPU they share the arrays' memory."""
 
     def __init__(self, torch: Any, device: Any) -> None:
         self._torch = torch
@@ -162,13 +162,13 @@ class _Tensors(_Place):
         )
 
     def _tensor(self, array: np.ndarray[Any, Any], moved: dict[int, Any]) -> Any:
-        """Arrays that overlap, as obs and next_obs of sequences do, are brought over once."""
+        """Arrays that overlap, as obs and next_obs of sequences do, are copied once."""
         whole = array.base if isinstance(array.base, np.ndarray) else array
         if whole.dtype != array.dtype or whole.nbytes > 2 * array.nbytes:
             whole = array
         if not (whole.flags.c_contiguous and array.flags.c_contiguous):
             whole = array = np.ascontiguousarray(array)
-        if id(whole) not in moved:  # the array is kept, so that its id stays its own
+        if id(whole) not in moved:  # the array is kept, so that its id is not reused
             moved[id(whole)] = whole, self._bring(self._torch.from_numpy(whole))
         first = (_address(array) - _address(whole)) // array.itemsize
         flat = moved[id(whole)][1].reshape(-1)
@@ -179,7 +179,7 @@ class _Tensors(_Place):
 
 
 class _Cuda(_Tensors):
-    """Through pinned memory, on a stream of its own beside the learner's."""
+    """Copies through pinned memory, on a stream of its own beside the learner's."""
 
     def __init__(self, torch: Any, device: Any) -> None:
         super().__init__(torch, device)
@@ -207,7 +207,7 @@ class _Cuda(_Tensors):
 
 
 def _used_by(tensor: Any, stream: Any) -> None:
-    """Its memory is not given away before what the stream does with it is done."""
+    """Keep the tensor's memory until the stream has used it."""
     if hasattr(tensor, "record_stream"):
         tensor.record_stream(stream)
 
@@ -233,7 +233,7 @@ def _placer(device: Any) -> _Place:
 
 
 def _leaves(value: Any, function: Callable[[Any, Any], Any], with_: Any) -> Any:
-    """``function`` of every array in a nested value; what is no array stays."""
+    """Apply ``function`` to every array in a nested value; other values stay."""
     if isinstance(value, dict):
         return {key: _leaves(child, function, with_) for key, child in value.items()}
     if isinstance(value, tuple):

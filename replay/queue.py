@@ -1,19 +1,42 @@
-"""A first-in, first-out queue of slots over a store: each is consumed once, oldest first.
+"""First-in, first-out queues of slots: each slot is consumed once, the oldest first.
 
-What is too old, or in the way of fresher slots when the user asked for `overflow="drop_stale"`, is
-dropped by the reader, which counts the reason.
+`SlotQueue` reads a store that its caller owns; a learner uses it. `TrajectoryQueue` owns its memory
+and serves any training loop:
+
+    q = TrajectoryQueue(spec, unroll=20, slots=64, max_policy_lag=8, overflow="block")
+    with q.slot(version=v) as s:  # any thread; other processes: Writer.attach(q.serve())
+        s.columns["obs"][t] = obs
+    slots = q.take(4, version=v, timeout_s=1.0)
+    train(slots)
+    q.release(slots)
+
+The reader drops slots that are too old and, with ``overflow="drop_stale"``, slots that block
+fresher ones. It counts them by reason.
 """
 
 from __future__ import annotations
 
-from typing import Literal
+import threading
+import time
+import weakref
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal
 
+from penstock.core.specs import Column, SlotSpec
 from penstock.replay.accounting import Accounting
-from penstock.transport.shm.store import Slot, SlotStore
+from penstock.replay.errors import ReplayError
+from penstock.replay.sharing import StoreServer
+from penstock.replay.writer import Lane, OpenSlot
+from penstock.transport.shm.store import Slot, SlotStore, SlotWriter
+
+LANES = 256  # threads and processes that may write to a `TrajectoryQueue`
 
 
 class SlotQueue:
-    """Used by the one thread that owns ``store``."""
+    """A queue of filled slots; used by the one thread that owns ``store``."""
 
     def __init__(
         self,
@@ -24,7 +47,16 @@ class SlotQueue:
         overflow: Literal["block", "drop_stale"] = "block",
         deep: bool = False,
     ) -> None:
-        """``deep``: slots that wait here do not count against what their writer may hold."""
+        """Make the queue.
+
+        Args:
+            store: the store whose filled slots are read.
+            accounting: counts arrived and dropped steps.
+            max_policy_lag: slots more policy versions behind are dropped.
+            overflow: "block": writers wait when the store is full; "drop_stale": old slots are
+                dropped for fresher ones.
+            deep: waiting slots do not count against the number that their writer may hold.
+        """
         self._store = store
         self._accounting = accounting
         self._max_policy_lag = max_policy_lag
@@ -33,7 +65,9 @@ class SlotQueue:
         self._arrived: list[Slot] = []
 
     def take(self, count: int, version: int) -> list[Slot]:
-        """The ``count`` oldest slots that a learner at ``version`` may train on, or none yet."""
+        """Take the ``count`` oldest slots that a learner at ``version`` may train on, or an empty
+        list.
+        """
         self.collect()
         self._drop_old(version)
         if self._overflow == "drop_stale" and (self._store.starved or self._store.wanting):
@@ -51,12 +85,12 @@ class SlotQueue:
         return sum(int(slot.header["steps"]) for slot in self._arrived)
 
     def release(self, slots: list[Slot]) -> None:
-        """Give back slots that were taken, once they are copied."""
+        """Free slots that were taken, once they are copied."""
         for slot in slots:
             self._store.release(slot.index)
 
     def collect(self) -> None:
-        """Take in what was filled since; the accounting hears of it here."""
+        """Take in slots that were filled since; the accounting counts them here."""
         self._store.collect()
         ready = self._store.ready
         while ready:
@@ -69,7 +103,9 @@ class SlotQueue:
             self._store.lend()
 
     def _drop_old(self, version: int) -> None:
-        """Also behind fresh slots: a suspended actor's come after those of the others."""
+        """Searches behind fresh slots too: a suspended actor's slots arrive after those of the
+        others.
+        """
         old = [slot for slot in self._arrived if self._lag(slot, version) > self._max_policy_lag]
         for slot in old:
             self._arrived.remove(slot)
@@ -81,3 +117,192 @@ class SlotQueue:
     def _drop(self, reason: str, slot: Slot) -> None:
         self._accounting.dropped[reason] += int(slot.header["steps"])
         self._store.release(slot.index)
+
+
+class TrajectoryQueue:
+    """A queue of slots of ``unroll`` steps with its own memory; any thread may use it.
+
+    Slots more than ``max_policy_lag`` versions old are dropped. With overflow "drop_stale" so are
+    slots that block fresher ones while writers wait; with "block" the writers wait. A writer gives
+    the policy version with each slot. Close it with `close` or a ``with`` block.
+
+    Args:
+        spec: a slot's columns.
+        unroll: steps per slot; replaces that of a SlotSpec.
+        envs: environments per slot; replaces that of a SlotSpec.
+        slots: number of slots.
+        max_policy_lag: policy versions.
+        overflow: "block" or "drop_stale".
+
+    Raises:
+        ReplayError: a number is out of range.
+        UserError: there is not enough memory.
+    """
+
+    def __init__(
+        self,
+        spec: SlotSpec | Sequence[Column],
+        *,
+        unroll: int | None = None,
+        envs: int | None = None,
+        slots: int = 64,
+        max_policy_lag: int = 8,
+        overflow: Literal["block", "drop_stale"] = "block",
+    ) -> None:
+        _check_numbers(slots, max_policy_lag, overflow)
+        self.spec = _slot_spec(spec, unroll, envs)
+        self._store = SlotStore(self.spec, slots, LANES)
+        self._accounting = Accounting()
+        self._queue = SlotQueue(
+            self._store,
+            self._accounting,
+            max_policy_lag=max_policy_lag,
+            overflow=overflow,
+            deep=True,
+        )
+        self._lock = threading.Lock()
+        self._arrived = threading.Condition(self._lock)
+        self._here = threading.local()  # .lane: that of the calling thread
+        self._lanes: dict[threading.Thread, int] = {}
+        self._streams = 0
+        self._failures: list[BaseException] = []
+        self._server: StoreServer | None = None
+        self._end: weakref.finalize[..., TrajectoryQueue] = weakref.finalize(
+            self, self._store.close
+        )
+
+    @contextmanager
+    def slot(self, timeout_s: float = 1.0, version: int = 0) -> Iterator[OpenSlot]:
+        """Lend a slot to fill in place; leaving the block publishes it, an exception does not.
+
+        ``version`` is that of the policy that plays it. Raises TimeoutError when no slot is free
+        within ``timeout_s`` seconds.
+        """
+        self._check()
+        with self._own_lane().slot(timeout_s, version) as slot:
+            yield slot
+        self._collect()
+
+    def take(self, count: int, version: int = 0, timeout_s: float = 0.0) -> list[Slot]:
+        """Take the ``count`` oldest slots that a learner at ``version`` may train on.
+
+        Returns an empty list when there are fewer within ``timeout_s`` seconds. Return the slots
+        with `release`.
+        """
+        if not 1 <= count <= len(self._store.slots):
+            raise ReplayError(
+                f"take({count}) can never be served by {len(self._store.slots)} slots; take from 1 "
+                "to that many"
+            )
+        self._check()
+        ends_s = time.monotonic() + timeout_s
+        with self._arrived:
+            self._close_dead()
+            while not (taken := self._queue.take(count, version)):
+                left_s = ends_s - time.monotonic()
+                if left_s <= 0:
+                    break
+                self._arrived.wait(left_s)
+            self._accounting.trained += sum(int(slot.header["steps"]) for slot in taken)
+            return taken
+
+    def release(self, slots: list[Slot]) -> None:
+        """Free taken slots, once they are used or copied: they will be overwritten."""
+        with self._lock:
+            self._queue.release(slots)
+
+    def serve(self, path: str | Path | None = None) -> str:
+        """Let processes of this host write; returns the address for `Writer.attach`."""
+        self._check()
+        if self._server is None:
+            where = Path(path) if path is not None else None
+            # The thread's arguments do not refer to this queue, which may be garbage-collected.
+            hear = partial(_hear, self._queue, self._arrived)
+            failed = self._failures.append
+            self._server = StoreServer(self._store, self._lock, where, collect=hear, failed=failed)
+            self._end.detach()
+            self._end = weakref.finalize(self, self._server.close, self._store.close)
+        return self._server.address
+
+    def stats(self) -> dict[str, Any]:
+        """Agent steps, with produced = taken + dropped + lost + in_flight.
+
+        Number of slots, bytes.
+        """
+        self._check()
+        with self._lock:
+            in_flight = self._queue.in_flight_steps()
+            counts = self._accounting.to_dict(in_flight)
+        counts["taken"] = counts.pop("trained")
+        return counts | {
+            "slots": len(self._store.slots),
+            "nbytes": self._store.geometry.nbytes,
+            "writers": self._server.writers if self._server else 0,
+        }
+
+    def close(self) -> None:
+        """Detach writers and free the memory; taken slots must not be used any more."""
+        self._end()
+
+    def __enter__(self) -> TrajectoryQueue:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def _own_lane(self) -> Lane:
+        lane: Lane | None = getattr(self._here, "lane", None)
+        if lane is None:
+            store = self._store
+            with self._lock:
+                self._close_dead()
+                stream = self._streams = self._streams + 1
+                index = store.open_lane(1)
+                event = store.lane_event(index)
+                self._lanes[threading.current_thread()] = index
+            writer = SlotWriter(store.arena, store.geometry, index, event, store.filled_event)
+            lane = self._here.lane = Lane(writer, stream << 32, lambda: False)
+        return lane
+
+    def _close_dead(self) -> None:
+        """Free the lanes of threads that have ended."""
+        for thread in [t for t in self._lanes if not t.is_alive()]:
+            self._queue.collect()
+            self._store.close_lane(self._lanes.pop(thread))
+
+    def _collect(self) -> None:
+        with self._lock:
+            _hear(self._queue, self._arrived)
+
+    def _check(self) -> None:
+        if not self._end.alive:
+            raise ReplayError("this queue is closed; make another one")
+        if self._failures:
+            error = self._failures[0]
+            raise ReplayError(
+                f"other processes can no longer write to this queue: what served them failed with "
+                f"{type(error).__name__}: {error}; make another queue"
+            ) from error
+
+
+def _hear(queue: SlotQueue, arrived: threading.Condition) -> None:
+    """Take in published slots, and wake a thread that waits for them."""
+    queue.collect()
+    arrived.notify_all()
+
+
+def _check_numbers(slots: int, max_policy_lag: int, overflow: str) -> None:
+    if slots < 1 or max_policy_lag < 0 or overflow not in ("block", "drop_stale"):
+        raise ReplayError(
+            f"slots {slots} must be at least 1, max_policy_lag {max_policy_lag} at least 0, "
+            f'and overflow {overflow!r} "block" or "drop_stale"'
+        )
+
+
+def _slot_spec(spec: SlotSpec | Sequence[Column], unroll: int | None, envs: int | None) -> SlotSpec:
+    try:
+        if isinstance(spec, SlotSpec):
+            return SlotSpec(unroll or spec.unroll, envs or spec.envs, spec.columns, spec.side)
+        return SlotSpec(20 if unroll is None else unroll, envs or 1, tuple(spec))
+    except (TypeError, ValueError) as error:
+        raise ReplayError(f"slots cannot be made of these columns: {error}") from error

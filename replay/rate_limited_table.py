@@ -1,7 +1,7 @@
-"""A buffer under a rate limiter: what came and went is counted, and who is ahead waits.
+"""A table under a rate limiter: rows are counted, and the side that is ahead waits.
 
-The table counts rows for itself; here its counts are passed on, whoever wrote the rows. Adding and
-sampling wait outside the buffer's lock, so that the other side can go on.
+The table counts rows itself; here its counts are passed to the limiter, for all writers. Adding and
+sampling wait outside the buffer's lock, so that the other side can proceed.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from penstock.replay.table import Table
 
 
 class RateLimitedTable:
-    """Between one ``table`` and its ``limiter``; ``timeout_s`` bounds every wait."""
+    """Connects one ``table`` to its ``limiter``; ``timeout_s`` bounds every wait."""
 
     def __init__(self, limiter: RateLimiter, table: Table, capacity: int, timeout_s: float) -> None:
         limiter.expect(insert=table.spec.envs, capacity=capacity)
@@ -24,26 +24,28 @@ class RateLimitedTable:
         self._inserted = self._gone = 0
 
     def before_insert(self, rows: int, timeout_s: float | None = None) -> None:
-        """Wait until ``rows`` may be added, and count them. Raises ReplayError after the time."""
+        """Wait until ``rows`` may be added, and count them. Raises ReplayError on timeout."""
         limiter = self.limiter
         patience_s = self._timeout_s if timeout_s is None else timeout_s
         if not limiter.await_insert(rows, patience_s):
             why = why_not_insert(limiter.rule, limiter.counts, rows)
-            raise ReplayError(f"{why or 'nothing'}; that did not come within {patience_s:g} s")
+            raise ReplayError(f"{why or 'nothing'}; it timed out after {patience_s:g} s")
 
     def before_sample(self, rows: int) -> None:
-        """Wait until ``rows`` may be drawn, and count them. Raises ReplayError after the time."""
+        """Wait until ``rows`` may be drawn, and count them. Raises ReplayError on timeout."""
         limiter = self.limiter
         if not limiter.await_sample(rows, self._timeout_s):
             why = why_not_sample(limiter.rule, limiter.counts, rows)
-            raise ReplayError(f"{why or 'nothing'}; that did not come within {self._timeout_s:g} s")
+            raise ReplayError(f"{why or 'nothing'}; it timed out after {self._timeout_s:g} s")
 
     def not_sampled(self, rows: int) -> None:
-        """What `before_sample` counted was not drawn after all."""
+        """Take back the count of `before_sample`: nothing was drawn."""
         self.limiter.sampled(-rows)
 
     def note(self, counted: int = 0) -> None:
-        """Pass on what the table took in, less what was ``counted`` before, and what left it."""
+        """Pass on the rows that the table took in, less those ``counted`` before, and those that
+        left.
+        """
         table = self._table
         gone = table.evicted.total()
         came, self._inserted = table.inserted - self._inserted - counted, table.inserted
@@ -54,20 +56,22 @@ class RateLimitedTable:
             self.limiter.removed(left)
 
     def state_dict(self) -> dict[str, Any]:
-        """JSON values; the table's counts are in it."""
+        """The limiter's state as JSON values; it includes the table's counts."""
         self.note()
         return self.limiter.state_dict()
 
     def load_state_dict(self, state: dict[str, Any] | None) -> None:
-        """The table was restored, and the limiter goes on from ``state`` by its own rule; None:
-        what the table has was neither earned nor spent."""
+        """Continue from ``state`` after the table was restored, by the limiter's own rule.
+
+        None: the stored rows were neither earned nor spent.
+        """
         self._inserted, self._gone = self._table.inserted, self._table.evicted.total()
         self.limiter.resume(state, self._inserted, self._gone)
 
     def may_lend(self) -> bool:
-        """Whether a writer elsewhere may begin a slot."""
+        """Whether a writer in another process may begin a slot."""
         return self.limiter.may_insert(self._table.rows_per_slot)
 
     def missing(self, rows: int) -> str:
-        """What drawing ``rows`` waits for; empty when it need not."""
+        """Why ``rows`` cannot be drawn yet; empty when they can."""
         return why_not_sample(self.limiter.rule, self.limiter.counts, rows) or ""

@@ -1,7 +1,8 @@
-"""Which stored rows a batch takes: uniformly, or in proportion to priorities.
+"""Samplers: which stored rows a batch takes, uniformly or in proportion to priorities.
 
-A sampler is told which physical rows were written and removed; which of them count is in `valid`,
-the table's own array. It is used under the buffer's lock, by one thread at a time.
+The buffer notifies a sampler of the physical rows that were written and removed; `valid`, the
+table's own array, marks which of them count. A sampler is used under the buffer's lock, by one
+thread at a time.
 """
 
 from __future__ import annotations
@@ -19,52 +20,61 @@ Valid = npt.NDArray[np.bool_]
 Weights = npt.NDArray[np.float32]
 
 MAX_PRIORITY = 1e100  # so that the sum of any number of rows stays finite
-MIN_EPSILON = 1e-100  # the tree wants weights that are normal numbers
-SPARE = 8  # among so many rows room for one that is not valid, as those of open slots are not
-DRAWS_PER_ROW = 32  # drawn in vain this often, the valid rows are few enough to list them
+MIN_EPSILON = 1e-100  # the tree needs weights that are normal numbers
+SPARE = 8  # among so many rows there is room for one that is not valid, as in open slots
+DRAWS_PER_ROW = 32  # after so many vain draws the valid rows are few enough to list them
 
 
 class Sampler(Protocol):
-    """What a buffer asks of a sampler. Rows are physical rows of the table, int64."""
+    """Chooses the rows of a batch. Rows are physical rows of the table, int64."""
 
     def bind(self, valid: Valid, rng: np.random.Generator) -> None:
-        """Once, before all else. `valid` [rows] is kept up to date by the table."""
+        """Called once, before all else. The table keeps ``valid`` [rows] up to date."""
 
     def insert(self, start: int, stop: int, priorities: npt.NDArray[Any] | None) -> None:
-        """Rows start..stop were written; `valid` says which of them count.
+        """Rows ``start`` to ``stop`` were written; `valid` marks which of them count.
 
-        A row that counts only later is inserted again then. `priorities` [stop - start], NaN for
-        rows that the sampler is to rate, or None for all of them.
+        A row that counts only later is inserted again at that time.
+
+        Args:
+            start: first physical row.
+            stop: one past the last.
+            priorities: ``[stop - start]``, NaN for rows that the sampler rates itself; None: it
+                rates all.
         """
 
     def remove(self, start: int, stop: int) -> None:
-        """Rows start..stop left; they are no longer valid."""
+        """Rows ``start`` to ``stop`` were removed; they are no longer valid."""
 
     def remove_rows(self, rows: Rows) -> None:
-        """Single rows [n] are no longer valid."""
+        """Single rows ``[n]`` are no longer valid."""
 
     def sample(self, count: int) -> tuple[Rows, Weights | None]:
-        """`count` valid rows, with replacement, and their importance weights if they need any.
+        """Draw ``count`` valid rows with replacement.
 
-        Raises ReplayError where no row can be drawn.
+        Returns:
+            Rows ``[count]``, and their importance weights ``[count]`` float32, or None.
+
+        Raises:
+            ReplayError: no row can be drawn.
         """
 
     def update(self, rows: Rows, priorities: npt.NDArray[Any]) -> None:
-        """New priorities [n] of rows [n] that were not overwritten since they were sampled."""
+        """Set priorities ``[n]`` of rows ``[n]`` not overwritten since they were sampled."""
 
     def state_dict(self) -> dict[str, Any]:
-        """Arrays (copies) and JSON values; with it the same rows are drawn as without a break."""
+        """Copies of arrays, and JSON values; a sampler that loads them draws the same rows."""
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """After `bind` to a table that was loaded too."""
+        """Called after `bind` to a table that was loaded too."""
 
 
 class Uniform:
-    """Every valid row is equally likely, each draw independent of the others.
+    """Draws every valid row with equal probability, each draw independent of the others.
 
-    Rows are drawn among all up to the highest ever inserted, and drawn again where they are not
-    valid, so the cost depends on the share of valid rows and not on their number. Only where
-    hardly any row is valid are they listed.
+    Rows are drawn among all rows up to the highest ever inserted, and drawn again where they are
+    not valid, so the cost depends on the share of valid rows and not on their number. Only where
+    hardly any row is valid are the valid rows listed.
     """
 
     def __init__(self) -> None:
@@ -95,13 +105,13 @@ class Uniform:
         # Twice as fast as `integers`, and as even: the end is far below the 2**53 of a double.
         rows = (self._rng.random(drawn) * self._end).astype(np.int64)
         counts = self._valid.take(rows)
-        # Bytes are searched in a tenth of the time that `all` takes to begin.
+        # A byte search takes a tenth of the time that `all` needs to start.
         if 0 in counts.tobytes():
             rows = rows[counts]
         return (rows[:count] if len(rows) >= count else self._complete(rows, drawn, count)), None
 
     def update(self, rows: Rows, priorities: npt.NDArray[Any]) -> None:
-        """Priorities mean nothing here."""
+        """Ignored."""
 
     def state_dict(self) -> dict[str, Any]:
         listed = self._listed is not None
@@ -110,14 +120,15 @@ class Uniform:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         end = int(state["end"])
         if not 0 <= end <= len(self._valid) or self._valid[end:].any():
-            raise ReplayError(f"the snapshot's rows end at {end}, which cannot be; load another")
+            raise ReplayError(f"the snapshot is damaged: its rows end at {end}; load another")
         self._end = end
         self._listed = np.flatnonzero(self._valid[: self._end]) if state["listed"] else None
         self._rng.bit_generator.state = state["rng"]
 
     def _complete(self, kept: Rows, drawn: int, count: int) -> Rows:
-        """`kept`, those of `drawn` that were valid, and further independent draws, up to `count`
-        rows."""
+        """Return ``kept``, the valid ones of ``drawn``, with further independent draws, ``count``
+        in all.
+        """
         parts, missing = [kept], count - len(kept)
         while missing:
             if drawn > DRAWS_PER_ROW * (count - missing + 1):
@@ -141,16 +152,20 @@ class Prioritized:
     """Proportional prioritisation, Schaul et al. 2016 (arXiv 1511.05952), section 3.
 
     Row i is drawn with P(i) = (p_i + epsilon)^alpha / sum_k (p_k + epsilon)^alpha. A row inserted
-    without a priority gets the highest ever given, at least 1 (the paper's p_1). Draws are
-    stratified (appendix B.2.1): one from each of `count` equal shares of the total, so a row is
-    drawn count * P(i) times on average, with less spread than independent draws would have, and
-    a batch is ordered by row: shuffle it before you split it into parts that must be alike.
+    without a priority gets the highest priority given so far, at least 1 (the paper's p_1). Draws
+    are stratified (appendix B.2.1): one from each of ``count`` equal shares of the total. So a row
+    is drawn count * P(i) times on average, with less spread than independent draws would have. A
+    batch is ordered by row: shuffle it before splitting it into parts that must be alike.
 
-    Weights are (N P(i))^-beta, divided by the largest of the batch. Learners with a shard each
-    divide by the largest of all: see `importance_weights`.
+    Weights are (N P(i))^-beta, divided by the largest of the batch. Learners with one shard each
+    divide by the largest of all shards: see `importance_weights`.
 
-    `fast`: True asks for numba's tree (the extra "fast"), False for numpy's, None takes numba's if
-    it is installed. Both draw the same rows.
+    Args:
+        alpha: exponent of the priorities; 0 is uniform.
+        beta: exponent of the importance weights, a number or a `Schedule`.
+        epsilon: added to each priority.
+        fast: True needs numba's tree (the extra "fast"), False uses numpy's, None takes numba's if
+            it is installed. Both draw the same rows.
     """
 
     def __init__(
@@ -182,17 +197,17 @@ class Prioritized:
 
     @property
     def beta(self) -> float:
-        """The exponent that the next batch's weights will have."""
+        """The exponent of the next batch's weights."""
         return self.schedule(self._drawn)
 
     @property
     def probabilities(self) -> Floats:
-        """P(i) of the rows of the last batch, [count]."""
+        """P(i) of the rows of the last batch, ``[count]`` float64."""
         return self._shares / self._shares_total
 
     @property
     def stored(self) -> int:
-        """N, the number of valid rows; counted when asked for."""
+        """N, the number of valid rows; counted on each access."""
         return int(np.count_nonzero(self._valid))
 
     def insert(self, start: int, stop: int, priorities: npt.NDArray[Any] | None) -> None:
@@ -223,7 +238,9 @@ class Prioritized:
         return rows, weights.astype(np.float32)
 
     def update(self, rows: Rows, priorities: npt.NDArray[Any]) -> None:
-        """Where a row comes twice, its last priority counts; rows not valid keep weight 0."""
+        """Where a row occurs twice, its last priority counts; rows that are not valid keep weight
+        0.
+        """
         _check_count(len(rows), priorities)
         self._tree.set(rows, self._weights(priorities) * self._valid.take(rows))
 
@@ -246,19 +263,22 @@ class Prioritized:
         if not ((leaves >= 0) & (leaves <= most)).all() or leaves[~self._valid].any():
             raise ReplayError("the snapshot's priorities are damaged; load another")
         if not 0 <= highest <= MAX_PRIORITY:
-            raise ReplayError(f"the snapshot's highest priority {highest} cannot be; load another")
+            raise ReplayError(
+                f"the snapshot is damaged: its highest priority is {highest}; load another"
+            )
         self._tree.load(leaves)
         self._highest = highest
         self._drawn = max(0, int(state["drawn"]))
         self._rng.bit_generator.state = state["rng"]
 
     def _weights(self, priorities: npt.NDArray[Any]) -> Floats:
-        """(p + epsilon)^alpha, after a check; the highest priority is remembered."""
+        """(p + epsilon)^alpha of checked priorities; also updates the highest priority."""
         priorities = np.asarray(priorities, np.float64)
         if not len(priorities):
             return priorities
         highest = float(priorities.max())
-        if not (priorities.min() >= 0 and highest <= MAX_PRIORITY):  # both are NaN if any one is
+        # both are NaN if any priority is
+        if not (priorities.min() >= 0 and highest <= MAX_PRIORITY):
             raise _bad_priority(priorities)
         self._highest = max(self._highest, highest)
         weights: Floats = (priorities + self.epsilon) ** self.alpha
@@ -266,17 +286,25 @@ class Prioritized:
 
 
 def importance_weights(probabilities: Floats, stored: int, beta: float) -> Floats:
-    """(N P(i))^-beta, section 3.4 of the paper, not yet divided by the largest.
+    """(N P(i))^-beta, section 3.4 of the paper, before the division by the largest.
 
     With K shards that each give an equal part of a batch, a row's probability is P(i) / K and N the
     sum over the shards: `importance_weights(sampler.probabilities / K, all_stored, beta)`, then
     divided by the largest of all shards.
+
+    Args:
+        probabilities: P(i), ``[count]``.
+        stored: N, the number of valid rows.
+        beta: the exponent.
     """
     return (stored * probabilities) ** -beta
 
 
 def make_tree(capacity: int, fast: bool | None) -> SumTree:
-    """numba's tree where it is installed and not declined. ReplayError if asked for and missing."""
+    """numba's tree where it is installed and ``fast`` allows it.
+
+    Raises ReplayError where ``fast`` is True and numba is missing.
+    """
     if fast is False:
         return SumTree(capacity)
     from penstock.replay import fast_tree  # here, because importing numba takes long

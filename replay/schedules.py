@@ -1,9 +1,9 @@
-"""Numbers that change while a buffer is used.
+"""Schedules: numbers that change while a buffer is used.
 
-A schedule is called with the number of transitions that its sampler has drawn so far. That unit
-does not depend on the batch size, on how many learners share the work or on who adds, and it is the
-one that a rate limiter counts in: with S samples per insert, `S * n` drawn transitions are `n`
-environment steps; with batches of B, they are `S * n / B` learner steps.
+A schedule is called with the number of transitions that its sampler has drawn so far. This unit
+does not depend on the batch size, the number of learners or the writers, and a rate limiter counts
+in it: with S samples per insert, `S * n` drawn transitions are `n` environment steps; with batches
+of B, they are `S * n / B` learner steps.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from penstock.replay.errors import ReplayError
 
 
 class Schedule(Protocol):
-    """Any callable does: number of transitions drawn so far -> value."""
+    """Any callable: number of transitions drawn so far -> value."""
 
     def __call__(self, drawn: int, /) -> float: ...
 
 
 @dataclass(frozen=True)
 class Constant:
-    """The same value for ever."""
+    """Always the same value."""
 
     value: float
 
@@ -32,7 +32,7 @@ class Constant:
 
 @dataclass(frozen=True)
 class Linear:
-    """From `start` straight to `end` over the first `over` drawn transitions, then `end`."""
+    """Linear from ``start`` to ``end`` over the first ``over`` drawn transitions, then ``end``."""
 
     start: float
     end: float
@@ -51,5 +51,5 @@ class Linear:
 
 
 def as_schedule(value: float | Schedule) -> Schedule:
-    """A number stands for the schedule that always gives it."""
+    """The schedule itself, or a `Constant` for a number."""
     return value if callable(value) else Constant(float(value))

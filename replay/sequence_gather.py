@@ -1,8 +1,8 @@
-"""Sequences out of the table: what a batch holds for the rows at which sequences start.
+"""Gathers sequences from the table, and draws later rows of the same episodes.
 
-Arrays are time-major, [length, B, *shape]. A sequence crosses the edges of slots, never the end of
-its episode, so the observation after step t is the one at step t + 1: `obs` and `next_obs` are two
-views of one array [length + 1, B, *shape].
+Arrays of sequences are time-major, [length, B, *shape]. A sequence crosses the edges of slots,
+never the end of its episode, so the observation after step t is the one at step t + 1: `obs` and
+`next_obs` are two views of one array [length + 1, B, *shape].
 """
 
 from __future__ import annotations
@@ -16,12 +16,11 @@ from penstock.replay.batch import Batch
 from penstock.replay.columns import unflatten
 from penstock.replay.gather import Gather
 from penstock.replay.layout import Layout, Observation
-from penstock.replay.nstep import take
+from penstock.replay.nstep import Rows, continues, ended, take
 from penstock.replay.sequences import Sequences
 from penstock.replay.stacks import FrameWindow, window
 from penstock.replay.table import NONE, Table
 
-Rows = npt.NDArray[np.int64]
 Mask = npt.NDArray[np.bool_]
 Array = npt.NDArray[Any]
 STATE = "state"
@@ -53,7 +52,7 @@ class SequenceGather(Gather):
         self.sequences = sequences
 
     def batch(self, rows: Rows, weights: Array | None, *, stacked: bool = True) -> Batch:
-        """Sequences that start at rows [B], as the class describes."""
+        """A batch of sequences that start at rows [B], as the class describes."""
         steps, records, mask = self._follow(rows)
         batch = Batch()
         self._observe_sequences(batch, steps, records, mask, stacked)
@@ -79,7 +78,7 @@ class SequenceGather(Gather):
     def _follow(self, starts: Rows) -> tuple[Rows, Array, Mask]:
         """Rows and records [length, B] of the steps, and which of them belong to the sequence.
 
-        Where they do not, the first step stands in.
+        Steps that do not belong to it repeat the first step.
         """
         length, count = self.sequences.length, len(starts)
         rows = follow(self.table, starts, length)
@@ -124,7 +123,7 @@ class SequenceGather(Gather):
             batch["frames"] = unflatten(self.layout.obs, frames)
 
     def _inline(self, o: Observation, rows: Rows, records: Array, last: Any) -> Array:
-        """[length + 1, B, *shape]; the last is what followed each sequence's last step."""
+        """Observations [length + 1, B, *shape]; the last follows each sequence's last step."""
         length, count = rows.shape
         out = self.pool.empty((length + 1, count, *o.leaf.shape), o.leaf.dtype)
         big = self.table.columns.get(o.name)
@@ -153,8 +152,10 @@ class SequenceGather(Gather):
 
 
 def follow(table: Table, starts: Rows, count: int) -> Rows:
-    """Rows [count, B] that follow ``starts`` [B] in their streams, themselves first; NONE where
-    there is none yet."""
+    """Rows ``[count, B]`` from ``starts`` [B] on in their streams.
+
+    NONE where there is no row yet.
+    """
     envs = table.spec.envs
     steps = np.arange(count)[:, None]
     rows: Rows = starts + steps * envs
@@ -175,7 +176,7 @@ def follow(table: Table, starts: Rows, count: int) -> Rows:
 
 
 def _joined(parts: list[FrameWindow]) -> FrameWindow:
-    """One window over the rows of all, which are equally wide."""
+    """One window over the rows of all windows, which are equally wide."""
     sizes = [part.frames.size for part in parts]
     firsts = np.cumsum([0, *sizes[:-1]])
     return FrameWindow(
@@ -187,7 +188,10 @@ def _joined(parts: list[FrameWindow]) -> FrameWindow:
 
 
 def _place_last(array: Array, counts: Rows, older: int) -> None:
-    """Move what follows a sequence's last step there from the end, and blank what lies after."""
+    """Move the observation after a sequence's last step there from the end.
+
+    Blank those after it.
+    """
     for which in np.flatnonzero(counts + older < len(array) - 1):
         after = int(counts[which]) + older
         array[after, which] = array[-1, which]
@@ -203,3 +207,21 @@ def _words(records: Array, name: str) -> Array:
         plain: Array = records[name]
         return plain
     return np.ndarray(records.shape, WIDE, records.data, offset, records.strides)
+
+
+def draw_future(table: Table, rows: Rows, horizon: int, rng: np.random.Generator) -> Rows:
+    """For each of ``rows`` [B], draw a row at or after it in its episode.
+
+    The "future" strategy of Andrychowicz et al. 2017, arXiv 1707.01495, section 4.5. The draw is
+    even among the row itself and those that follow it, as far as they are stored, ``horizon`` in
+    all at most.
+    """
+    ahead = follow(table, rows, horizon)
+    flat = take(table.records, ahead.reshape(-1))
+    goes_on = ~ended(flat).reshape(ahead.shape)[:-1]
+    goes_on &= (continues(flat).reshape(ahead.shape) & (ahead != NONE))[1:]
+    np.logical_and.accumulate(goes_on, axis=0, out=goes_on)
+    counts = 1 + goes_on.sum(axis=0)
+    chosen = (rng.random(len(rows)) * counts).astype(np.int64)
+    found: Rows = ahead[chosen, np.arange(len(rows))]
+    return found

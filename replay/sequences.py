@@ -1,14 +1,14 @@
-"""Sequences for recurrent learners: which rows one may start at, and drawing among those.
+"""Sequences for recurrent learners: at which rows one may start, and how starts are drawn.
 
 Starts lie every `length - overlap` steps, counted from each episode's first stored step. A start
 counts once its sequence is complete: `length` steps were written or, where sequences are padded,
-the episode ended before. What a row costs does not depend on how many are stored: as a slot is
-written, the position in the episode is carried along per environment, and a start is found when
-the last step of its sequence is.
+the episode ended before. The cost of a row does not depend on the number of stored rows: as a slot
+is written, the position in the episode is carried along per environment, and a start is found when
+the last step of its sequence is written.
 
-Starts are sparse, so a sampler does not draw rows but *numbers* of starts, dense from 0: the lowest
-never used is given to a new start, or one whose start has left. Uniform and prioritised sampling
-work alike on numbers.
+Starts are sparse, so a sampler does not draw rows but *numbers* of starts, dense from 0. A new
+start gets the lowest number that was never used, or that of a start that was removed. So uniform
+and prioritised sampling work on numbers without change.
 """
 
 from __future__ import annotations
@@ -30,11 +30,14 @@ NONE = -1
 
 @dataclass(frozen=True)
 class Sequences:
-    """`length` steps each, of which neighbours share `overlap` and the first `burn_in` only warm up
-    the recurrent state.
+    """Sequences of ``length`` steps.
 
-    Without `pad` only sequences that lie wholly in one episode are drawn, and what is left at an
-    episode's end never is; with it, sequences may end with their episode, and the mask says where.
+    Args:
+        length: steps of a sequence.
+        overlap: steps that neighbouring sequences of an episode share.
+        burn_in: first steps, which only warm up the recurrent state.
+        pad: True: a sequence may end with its episode, and the mask marks where. False: only
+            sequences that lie within one episode are drawn, and the rest of an episode never is.
     """
 
     length: int
@@ -65,7 +68,7 @@ class Sequences:
 
 
 class Slots(Protocol):
-    """What is needed of a `Table` to find starts."""
+    """The part of a `Table` that finding starts needs."""
 
     spec: SlotSpec
     slots: int
@@ -75,7 +78,9 @@ class Slots(Protocol):
 
 
 class _Ends(NamedTuple):
-    """Last steps of sequences in one slot: step, environment, and steps back to the start."""
+    """Last steps of sequences in one slot: step, environment, and number of steps back to the
+    start.
+    """
 
     steps: Rows
     envs: Rows
@@ -83,9 +88,9 @@ class _Ends(NamedTuple):
 
 
 class SequenceSampler:
-    """A `Sampler` of rows that are starts of sequences; which start, `sampler` decides.
+    """A `Sampler` of rows at which sequences start; the inner `sampler` chooses among the starts.
 
-    The slots of a stream are inserted in their order, and leave in it.
+    The slots of a stream are inserted and removed in their order.
     """
 
     def __init__(self, sequences: Sequences, sampler: Sampler) -> None:
@@ -93,27 +98,27 @@ class SequenceSampler:
         self.sampler = sampler
 
     def place(self, table: Slots) -> None:
-        """Once, before `bind`: the table whose rows these are."""
+        """Set the table of the rows; called once, before `bind`."""
         self._table = table
         self._unroll, self._envs = table.spec.unroll, table.spec.envs
         self._slot_rows = self._unroll * self._envs
-        # Of each slot: neighbours in its stream, steps already searched (NONE: not in use), and the
-        # position in its episode that the next step of each environment will have.
+        # For each slot: its neighbours in its stream, the steps already searched (NONE: not in
+        # use), and the position in its episode of the next step of each environment.
         self._before: Ints = np.full(table.slots, NONE, np.int32)
         self._after: Ints = np.full(table.slots, NONE, np.int32)
         self._searched: Ints = np.full(table.slots, NONE, np.int32)
         self._position = np.zeros((table.slots, self._envs), np.int64)
         self._pending: dict[int, None] = {}  # slots written since; the older of a stream first
         rows = table.slots * self._slot_rows
-        # Zeros are pages that the system gives only when written: most numbers are never used.
-        self._number = np.zeros(rows, np.int32)  # of the start at each row, plus 1
-        self._row = np.zeros(rows, np.int64)  # of each number
+        # The system provides zero pages only when written: most numbers are never used.
+        self._number = np.zeros(rows, np.int32)  # number of the start at each row, plus 1
+        self._row = np.zeros(rows, np.int64)  # row of each number
         self._taken: Valid = np.zeros(rows, np.bool_)  # by number
-        self._freed = np.zeros(rows, np.int32)  # a stack of numbers
+        self._freed = np.zeros(rows, np.int32)  # a stack of free numbers
         self._freed_count = self._used = 0
 
     def __len__(self) -> int:
-        """Starts that can be drawn."""
+        """The number of starts that can be drawn."""
         self._search()
         return self._used - self._freed_count
 
@@ -122,7 +127,7 @@ class SequenceSampler:
         self.sampler.bind(self._taken, rng)
 
     def insert(self, start: int, stop: int, priorities: npt.NDArray[Any] | None) -> None:
-        """Priorities of single steps, which foreign writers may bring, mean nothing here."""
+        """Priorities of single steps, which a foreign writer may send, are ignored."""
         slot = start // self._slot_rows
         if self._searched[slot] == NONE:
             self._search()
@@ -143,7 +148,7 @@ class SequenceSampler:
         self._forget(np.unique(rows[self._number[rows] > 0]))
 
     def sample(self, count: int) -> tuple[Rows, Weights | None]:
-        """Rows [count] at which sequences start, and their weights if the sampler has any."""
+        """Rows ``[count]`` at which sequences start, and their weights if the sampler has any."""
         if not len(self):
             raise ReplayError(
                 f"cannot sample {count} sequences: no stored one is complete; add at least "
@@ -212,7 +217,7 @@ class SequenceSampler:
             self._position[slot] = self._position[before]
 
     def _search(self) -> None:
-        """Find the starts whose sequences were completed by what was written since."""
+        """Find the starts whose sequences were completed by the latest rows."""
         pending, self._pending = self._pending, {}
         for slot in pending:
             start, stop = int(self._searched[slot]), int(self._table.length[slot])
@@ -223,7 +228,7 @@ class SequenceSampler:
                 self._add(rows[self._valid.take(rows) & (self._number.take(rows) == 0)])
 
     def _ends(self, slot: int, start: int, stop: int) -> _Ends:
-        """Sequences that end at steps start..stop of a slot; moves its positions on."""
+        """Sequences that end at steps ``start`` to ``stop`` of a slot; advances its positions."""
         first = slot * self._slot_rows
         at = slice(first + start * self._envs, first + stop * self._envs)
         shape = (stop - start, self._envs)
@@ -248,7 +253,9 @@ class SequenceSampler:
         return _Ends(steps + start, envs, back)
 
     def _ends_before(self, slot: int, begins: npt.NDArray[np.bool_]) -> _Ends:
-        """Episodes [envs] that had no last step, as the next row shows the start of another."""
+        """Sequences of episodes without a last step: the next row shows the start of another
+        episode.
+        """
         envs = np.flatnonzero(begins & (self._position[slot] > 0))
         end = self._position[slot, envs] - 1
         self._position[slot, envs] = 0
@@ -257,7 +264,7 @@ class SequenceSampler:
         return self._short(np.full(len(envs), -1), envs, end)
 
     def _positions(self, slot: int, breaks: npt.NDArray[np.bool_]) -> Rows:
-        """Steps since the start of the episode [n, envs]; after a break the next one begins."""
+        """Steps since the start of the episode ``[n, envs]``; after a break a new one begins."""
         count = len(breaks)
         begins = np.empty((count + 1, self._envs), np.int64)
         begins[0] = -self._position[slot]
@@ -277,7 +284,7 @@ class SequenceSampler:
         return _Ends(steps[which], envs[which], end[which] - (oldest[which] + offsets) * stride)
 
     def _rows_back(self, slot: int, ends: _Ends) -> Rows:
-        """Rows at which the sequences start, ascending; without those whose start has left."""
+        """Rows at which the sequences start, ascending; without starts that were removed."""
         steps = ends.steps - ends.back
         slots = np.full(len(steps), slot)
         while (early := np.flatnonzero((steps < 0) & (slots != NONE))).size:
@@ -322,7 +329,7 @@ def _runs(numbers: npt.NDArray[Any]) -> list[tuple[int, int]]:
 
 
 def no_priorities() -> ReplayError:
-    """For those who give single steps a priority."""
+    """The error for a priority of a single step."""
     return ReplayError(
         "priorities come with single steps, but sequences are drawn; leave them out and call "
         "update_priorities with one priority per sequence"

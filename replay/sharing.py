@@ -3,10 +3,10 @@
     Writer.attach(address) ── Unix socket ── StoreServer ── a lane of the store
     w.slot() ... publish   ── eventfd ────── StoreServer ── collect, under the consumer's lock
 
-The thread sleeps until something happens, and then acts under ``lock``, as everybody does who
-touches the store's consumer side. A writer that is killed is seen by its pidfd, and only then are
-its lent slots taken back: one that is merely stopped may wake up, and still has the memory mapped.
-Should the thread fail, writers are let go, as if the owner had ended, and the owner is told.
+The thread sleeps until an event, and then acts under ``lock``, as every user of the store's
+consumer side does. The death of a writer is seen by its pidfd, and only then are its lent slots
+taken back: a process that is merely stopped may wake up, and still has the memory mapped. If the
+thread fails, writers are detached as if the owner had ended, and ``failed`` is called.
 """
 
 from __future__ import annotations
@@ -25,15 +25,25 @@ from penstock.transport.shm.attach import Attached, AttachServer
 from penstock.transport.shm.lane import offer
 from penstock.transport.shm.store import SlotStore, drain_event
 
-WRITER_SLOTS = 2  # that a writer may hold: one to fill, and one lent ahead
-GATE_S = 0.005  # between two looks at a rate limiter that holds writers back
+WRITER_SLOTS = 2  # slots that a writer may hold: one to fill, and one lent ahead
+GATE_S = 0.005  # between two checks of a rate limiter that holds writers back
 
 
 class StoreServer:
     """Serves ``store`` from a thread of its own until `close`.
 
-    ``collect`` takes in what was published; ``may_lend`` says whether writers may have slots now.
-    Both are called with ``lock`` held. ``failed`` hears what ended the thread, if not `close`.
+    Args:
+        store: the store that other processes write to.
+        lock: guards the store's consumer side.
+        path: of the Unix socket; None: in a new private folder, removed on `close`.
+        collect: takes in published slots; called with ``lock`` held.
+        failed: called with the error that ended the thread.
+        may_lend: whether writers may have slots now; called with ``lock`` held.
+        want: slots lent to a writer.
+        about: JSON values that a writer gets when it attaches.
+
+    Raises:
+        ReplayError: another process listens at ``path``.
     """
 
     def __init__(
@@ -48,7 +58,6 @@ class StoreServer:
         want: int = WRITER_SLOTS,
         about: dict[str, Any] | None = None,
     ) -> None:
-        """Raises ReplayError where ``path`` is taken. None makes a folder, removed on `close`."""
         self._store = store
         self._lock = lock
         self._collect = collect
@@ -74,17 +83,19 @@ class StoreServer:
 
     @property
     def address(self) -> str:
-        """What `Writer.attach` takes."""
+        """The argument for `Writer.attach`."""
         return str(self.path)
 
     @property
     def writers(self) -> int:
-        """Processes that hold a lane now."""
+        """The number of processes that hold a lane now."""
         return len(self._guests)
 
     def close(self, then: Callable[[], None] | None = None) -> None:
-        """Let nobody in any more, and let go of those who are; ``then`` comes when that is done,
-        which the thread itself cannot wait for."""
+        """Accept no more writers, and detach the present ones; then call ``then``.
+
+        The thread itself cannot wait for ``then``.
+        """
         if self._stop or os.getpid() != self._pid:  # a fork of this process owns nothing
             return
         self._stop = True
@@ -106,7 +117,7 @@ class StoreServer:
             self._failed(error)
         finally:
             self._door.close()
-            del self._door  # which refers to this, and would keep the memory
+            del self._door  # it refers to this object, and would keep the memory
             self._remove_folder()
             if self._then is not None:
                 self._then()
@@ -120,7 +131,7 @@ class StoreServer:
         self._store.lend()
 
     def _gate(self) -> None:
-        """Before anything is lent."""
+        """Update whether slots may be lent; called before any is."""
         if self._may_lend():
             self._store.held_back -= self._guests
         else:

@@ -1,11 +1,11 @@
-"""Snapshots of a table, taken while writers go on.
+"""Snapshots of a table, taken while writers continue.
 
-Which rows count and how slots follow each other is copied in one go under the buffer's lock; the
+Which rows count and how slots follow each other is copied at once under the buffer's lock; the
 slots are then written one by one, oldest first, as they were at that instant: see
 `penstock.replay.snapshot_cut`.
 
-What is loaded has no writers. Slots that were being written end with the rows they had, and whoever
-adds begins new streams; foreign writers attach anew.
+A loaded table has no writers. Slots that were being written end with the rows they had. Later adds
+begin new streams, and writers in other processes attach again.
 """
 
 from __future__ import annotations
@@ -32,9 +32,15 @@ COUNTS = ("inserted", "stored")
 def save(folder: Path, table: Table, lock: Lock, others: Callable[[], dict[str, Any]]) -> None:
     """Replace the snapshot in ``folder``.
 
-    ``others`` is called under ``lock`` at the same instant and gives what else to keep: JSON values
-    and arrays that nobody changes any more. Raises ReplayError where it cannot be written, and then
-    the snapshot before is whole.
+    Args:
+        folder: of the snapshot.
+        table: to save.
+        lock: of the table's buffer.
+        others: called under ``lock`` at the same instant; returns JSON values and arrays to keep
+            with the table, which must not be changed afterwards.
+
+    Raises:
+        ReplayError: it cannot be written. The previous snapshot stays complete.
     """
     try:
         writer = FolderWriter(folder)
@@ -62,7 +68,8 @@ def save(folder: Path, table: Table, lock: Lock, others: Callable[[], dict[str, 
 
 
 def restore(reader: FolderReader, table: Table) -> dict[str, Any]:
-    """Fill a new table with a snapshot of one that was like it; what ``others`` gave comes back.
+    """Fill a new table from the snapshot of one with the same spec; returns the values of
+    ``others``.
 
     Raises ReplayError where the snapshot is damaged or of another kind.
     """
@@ -86,7 +93,7 @@ def restore(reader: FolderReader, table: Table) -> dict[str, Any]:
         table.valid[...] = valid
         headers = state["headers"].reshape(-1).view(HEADER)
         for slot, header in zip(order, headers, strict=True):
-            # A slot is as old as it was: the clock may be that of another boot.
+            # A slot keeps its age: the clock may be that of another boot.
             header["published_s"] += time.monotonic() - state["now_s"]
             table.store.slots[slot].header[...] = header
         table.order, table.closed = deque(order), len(order)
@@ -114,7 +121,7 @@ def _order(folder: Path, state: dict[str, Any], table: Table) -> list[int]:
 
 
 def _check_links(state: dict[str, Any], order: list[int], table: Table) -> None:
-    """Raise ValueError for slots that are there twice, or whose neighbours cannot be."""
+    """Raise ValueError for slots that occur twice, or with impossible neighbours."""
     free, slots = [int(slot) for slot in state["free"]], range(table.slots)
     if sorted([*order, *free]) != list(slots):
         raise ValueError("some slots are missing, or there twice")
@@ -154,7 +161,7 @@ def _check_counts(
 
 
 def _check_rows(slot: int, table: Table) -> None:
-    """Raise ValueError for columns of a restored slot that name rows which are not there."""
+    """Raise ValueError for columns of a restored slot that refer to rows which do not exist."""
     if length := int(table.length[slot]):
         rows = table.records.reshape(-1, table.spec.unroll, table.spec.envs)[slot]
         if fault := table.checks.fault(rows[:length], told=True):

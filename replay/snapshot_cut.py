@@ -1,11 +1,11 @@
-"""The slots of a table as they are at one instant, read piece by piece while writers go on.
+"""The slots of a table as they are at one instant, read piece by piece while writers continue.
 
-A published slot does not change until it leaves; one that is about to leave before its turn is
-copied first, a share of it at every step that is stored meanwhile. Of a slot that is still being
-written, rows that are there do not change either, but for what the next row may move to side rows:
-the records, the side rows, and the frames that the newest row led to. Those are copied at the
-instant itself. Nobody waits for longer than a piece or a share takes to copy, or, where a slot has
-to leave at once, the rest of that slot.
+A published slot does not change until it is evicted. One that is about to be evicted before it was
+read is copied first, a share of it at every step that is stored meanwhile. In a slot that is still
+being written, existing rows do not change either, except for what the next row may move to side
+rows: the records, the side rows, and the frames that the newest row led to. Those are copied at the
+instant itself. No thread waits for longer than the copy of a piece or a share takes, or, where a
+slot must be evicted at once, of the rest of that slot.
 """
 
 from __future__ import annotations
@@ -24,20 +24,20 @@ from penstock.replay.table import Table
 
 PIECE_NBYTES = 4 << 20
 LEAST_SHARE_NBYTES = 1 << 18
-SPARES = 2  # slots whose memory is ready for those that leave
+SPARES = 2  # slots with memory ready for evicted ones
 GROWING = ("frames", "unroll+1", "unroll")  # rows of blocks that only grow
 Lock = AbstractContextManager[Any]
 
 
 @dataclass
 class _Copy:
-    """Of a slot that is needed longer than it stays: the first ``done`` bytes of its blocks."""
+    """A copy of a slot that is evicted before it was read: ``done`` bytes so far."""
 
     blocks: list[Bytes]
     done: int = 0
 
     def go_on(self, payload: Sequence[Bytes], nbytes: int) -> bool:
-        """Copy at most so many more; whether that was the last of them."""
+        """Copy at most ``nbytes`` more; returns whether the copy is complete."""
         first = 0
         for out, data in zip(self.blocks, payload, strict=True):
             start = self.done - first
@@ -64,12 +64,15 @@ class Cut:
         self._nbytes = sum(block.nbytes for block in self._blocks)
         self._share = max(LEAST_SHARE_NBYTES, -(-self._nbytes // max(1, table.spec.unroll - 1)))
         self._ends: dict[int, _End] = {}
-        # Memory is slow when it is touched first: that is done here, and nobody waits for it.
+        # Memory is slow when it is first touched: that is done here, where no thread waits for it.
         self._staging = np.ones(PIECE_NBYTES, np.uint8)
         self._spares = [self._spare() for _ in range(SPARES)]
 
     def begin(self) -> None:
-        """From now on the kept slots wait to be read. ReplayError while another cut is read."""
+        """Start: from now on the kept slots wait to be read.
+
+        ReplayError while another cut is read.
+        """
         table = self._table
         if table.leaving is not None:
             raise ReplayError("a snapshot of this replay is being written; wait for it to end")
@@ -79,9 +82,11 @@ class Cut:
             self._ends[slot] = _End(table, slot, self._growing)
 
     def pieces(self, order: Sequence[int]) -> Iterator[tuple[str, Bytes]]:
-        """The bytes of the kept slots, one after the other: names of blocks, and what comes next of
-        each; valid until the next piece. Takes the lock for each that is large; for as many small
-        slots as make a piece once, since a busy writer may not let go of it for long."""
+        """Yield the bytes of the kept slots, one after the other: block name, and next bytes of it.
+
+        Bytes are valid until the next piece. The lock is taken for each large slot, and once for as
+        many small slots as make a piece, since a busy writer may hold it for long.
+        """
         together = PIECE_NBYTES // self._nbytes
         if together < 2:
             for slot in order:
@@ -126,7 +131,7 @@ class Cut:
             self._spares.append(self._spare())
 
     def _source(self, slot: int) -> Sequence[Bytes]:
-        """Where the blocks of a slot are, under the lock."""
+        """The blocks of a slot; needs the lock."""
         return self._copies.get(slot) or self._table.store.slots[slot].payload
 
     def end(self) -> None:
@@ -134,7 +139,7 @@ class Cut:
             self._table.leaving = self._table.stepped = None
 
     def _forget(self, slot: int) -> None:
-        """A slot has been read; under the lock."""
+        """Mark a slot as read; needs the lock."""
         self._waiting.discard(slot)
         copy, begun = self._copies.pop(slot, None), self._begun.pop(slot, None)
         if copy is not None:
@@ -146,12 +151,12 @@ class Cut:
         self._copy(slot, self._nbytes)
 
     def _copy_ahead(self) -> None:
-        """A step was stored: no step of a slot's has to wait until all of the oldest is copied."""
+        """Copy a share at each stored step, so that none has to wait for all of a slot."""
         if self._table.closed:
             self._copy(self._table.order[0], self._share)
 
     def _copy(self, slot: int, nbytes: int) -> None:
-        """So many more bytes of a slot, if it is still to be read."""
+        """Copy ``nbytes`` more of a slot, if it is still to be read."""
         if slot not in self._waiting or slot in self._copies:
             return
         copy = self._begun.get(slot)
@@ -172,8 +177,7 @@ class Cut:
 
 
 class _End:
-    """What may still change in a slot that is being written: ``whole`` blocks, and the frames that
-    its newest row led to."""
+    """The part of a slot being written that may still change."""
 
     def __init__(self, table: Table, slot: int, growing: set[str]) -> None:
         store, envs = table.store.slots[slot], table.spec.envs
@@ -189,7 +193,7 @@ class _End:
                 self._frames[block.name] = frames[self._rows]
 
     def mend(self, name: str, start: int, piece: Bytes) -> None:
-        """Put what it was into bytes of a block from ``start`` on."""
+        """Restore the bytes of a block from ``start`` on to what they were at the instant."""
         for row, frame in zip(self._rows.tolist(), self._frames.get(name, ()), strict=False):
             at = row * len(frame) - start  # in the piece
             first, last = max(at, 0), min(at + len(frame), len(piece))

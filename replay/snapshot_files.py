@@ -1,14 +1,14 @@
-"""A folder of raw files that appears whole or not at all.
+"""A folder of raw files that is replaced completely or not at all.
 
-    ckpt/replay.json            what there is: sizes and checksums of the files, and their folder
-    ckpt/replay-<number>/*.bin  the bytes, and a file that says what this is
+    ckpt/replay.json            the manifest: sizes and checksums of the files, and their folder
+    ckpt/replay-<number>/*.bin  the bytes, and a marker file
 
-Files are written into a folder of a new number and synced; then `replay.json` is replaced in one
-step, which makes them the snapshot, and only then the folder before is removed. Whatever fails on
-the way, or kills the process, leaves the snapshot before untouched.
+Files are written into a folder of a new number and synced; then `replay.json` is replaced
+atomically, which makes them the snapshot, and only then the previous folder is removed. A failure
+or a killed process on the way leaves the previous snapshot untouched.
 
-Nothing is removed but what was written here: files of that name in folders of that name, with the
-file that says so, of this user. Symbolic links are never followed.
+Only files written here are removed: files of these names in folders of that name, with the marker
+file, of this user. Symbolic links are never followed.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class _File:
 
 
 class FolderWriter:
-    """A new snapshot below ``folder``, not there for readers before `finish`."""
+    """Writes a new snapshot below ``folder``; readers do not see it before `finish`."""
 
     def __init__(self, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
@@ -77,13 +77,13 @@ class FolderWriter:
             raise
 
     def append(self, name: str, array: Array) -> None:
-        """Bytes of ``array`` at the end of the file ``name``."""
+        """Append the bytes of ``array`` to the file ``name``."""
         if name not in self._files:
             self._files[name] = _File(self._inside / f"{name}.bin")
         self._files[name].write(array)
 
     def finish(self, about: dict[str, Any]) -> None:
-        """Make it the snapshot; ``about`` is JSON-ready but for arrays, which become files."""
+        """Make it the snapshot; ``about`` holds JSON values and arrays, which become files."""
         body = {
             "about": self._extract(about),
             "folder": self._inside.name,
@@ -106,9 +106,9 @@ class FolderWriter:
         _remove_generations(self._folder, before, but=self._inside.name)
 
     def abandon(self) -> None:
-        """Remove what was written."""
+        """Remove the files written so far."""
         for file in self._files.values():
-            with contextlib.suppress(OSError):  # what it has not written yet does not fit either
+            with contextlib.suppress(OSError):  # bytes not written yet do not fit either
                 file.stream.close()
         _remove_generation(self._inside, named=True)
         with contextlib.suppress(OSError):
@@ -127,7 +127,10 @@ class FolderWriter:
 
 
 class FolderReader:
-    """The snapshot of ``folder``. Raises ReplayError where there is none, or a damaged one."""
+    """Reads the snapshot in ``folder``.
+
+    Raises ReplayError where there is none, or a damaged one.
+    """
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -157,7 +160,7 @@ class FolderReader:
 
     @contextlib.contextmanager
     def refusing(self) -> Iterator[None]:
-        """What goes wrong inside is because the snapshot is damaged or none."""
+        """An error inside the block becomes a ReplayError: the snapshot is damaged or is none."""
         try:
             yield
         except ReplayError:
@@ -177,7 +180,7 @@ class FolderReader:
             ) from error
 
     def read(self, name: str, parts: Iterator[Array]) -> None:
-        """Fill arrays, one after the other, with the bytes of a file, all of them."""
+        """Fill ``parts``, one after the other, with all bytes of a file."""
         about, crc32, nbytes = self._files[name], 0, 0
         with _open(self._path(name)) as stream:
             for part in parts:
@@ -220,9 +223,9 @@ class FolderReader:
 
 
 def discard(folder: Path) -> None:
-    """Remove the snapshot in ``folder``, if one is, and the folder if that was all it had.
+    """Remove the snapshot in ``folder``, if there is one, and the folder if it is empty then.
 
-    A symbolic link is left alone with what it points to.
+    A symbolic link and its target are left alone.
     """
     if folder.is_symlink():
         return
@@ -235,7 +238,7 @@ def discard(folder: Path) -> None:
 
 
 def _named_in(folder: Path) -> str | None:
-    """The folder that the snapshot's manifest names, None without one that says so."""
+    """The folder named in the snapshot's manifest; None without a valid manifest."""
     try:
         with _open(folder / MANIFEST) as stream:
             whole = json.loads(stream.read())
@@ -253,8 +256,11 @@ def _remove_generations(folder: Path, named: str | None, but: str = "") -> None:
 
 
 def _remove_generation(path: Path, *, named: bool) -> None:
-    """Remove the files of a snapshot, and their folder if it has no others. ``named``: a manifest
-    says that it is one, as for those that older versions wrote; else it must say so itself."""
+    """Remove the files of a snapshot, and their folder if it has no others.
+
+    ``named``: a manifest names it, which suffices for snapshots of older versions; else the folder
+    needs the marker file.
+    """
     with contextlib.suppress(OSError):
         folder = os.open(path, FOLDER)
         try:
@@ -282,7 +288,7 @@ def _is_marked(folder: int) -> bool:
 
 
 def _create(path: Path) -> IO[bytes]:
-    """A new file that only this user reads; what is there already is not followed or replaced."""
+    """Open a new file that only this user can read; an existing file or link is not followed."""
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
     return os.fdopen(os.open(path, flags, PRIVATE), "wb")
 

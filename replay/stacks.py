@@ -1,8 +1,8 @@
-"""Which stored frames make up the observations of rows, before and after.
+"""Which stored frames make up the observations of rows, before and after the step.
 
-The frame of row t is stored at step t of its slot; its stack is that and the frames before it, back
-to the start of the episode. What would lie before the start is the padding of the environment: the
-first frame again (pad 0), zeros (1), or frames kept in side rows (2 + index of the oldest).
+The frame of row t is stored at step t of its slot; its stack is that frame and those before it,
+back to the start of the episode. Before the start lies the padding of the environment: the first
+frame again (pad 0), zeros (1), or frames kept in side rows (2 + index of the oldest).
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ Array = npt.NDArray[Any]
 
 @dataclass(frozen=True)
 class FrameWindow:
-    """Frames of each row, oldest first, the last being that of its next observation.
+    """Frames of each row, oldest first; the last is that of its next observation.
 
-    ``frames`` [n, depth + 1] are rows of `Table.frames`. What is not there is patched in: zeros at
+    ``frames`` [n, depth + 1] are rows of `Table.frames`. Missing frames are patched in: zeros at
     flat positions ``zeros``, side rows ``side_rows`` at flat positions ``side_at``.
     """
 
@@ -54,7 +54,7 @@ def _moved(at: Rows, width: int, first: int, stop: int) -> tuple[Rows, npt.NDArr
 
 
 def window(table: Table, rows: Rows, records: Array, depth: int) -> FrameWindow:
-    """Frames of ``rows`` [n], whose records are ``records`` [n]; ``depth``: frames of a stack."""
+    """Frames of ``rows`` [n] with records ``records`` [n]; ``depth``: frames of a stack."""
     spec, lie = table.spec, table.frame_rows
     slot = rows // table.rows_per_slot  # divmod is several times slower
     rest = rows - slot * table.rows_per_slot
@@ -79,8 +79,10 @@ def window(table: Table, rows: Rows, records: Array, depth: int) -> FrameWindow:
 
 
 class _Few(NamedTuple):
-    """Rows whose stacks begin before their slot, or with their episode: where they are in the
-    batch, and their slots, steps and ages."""
+    """Rows whose stacks begin before their slot, or with their episode.
+
+    Their positions in the batch, slots, steps and ages.
+    """
 
     at: Rows
     slot: Rows
@@ -89,12 +91,12 @@ class _Few(NamedTuple):
 
 
 def _reach_back(table: Table, frames: Rows, few: _Few, depth: int) -> None:
-    """Let stacks end at the start of the episode, and cross into the slots before."""
+    """Clip stacks at the start of the episode, and continue them in the slots before."""
     lie = table.frame_rows
     back = np.arange(depth - 1, 0, -1)
     reach = np.minimum(back, few.age[:, None])  # not further back than the start
     older = frames[few.at, : depth - 1] + (back - reach) * lie.steps
-    slot, behind = few.slot, few.t  # steps that are stored from `slot` on, before the row's own
+    slot, behind = few.slot, few.t  # steps stored from `slot` on, before the row's own
     while (beyond := reach > behind[:, None]).any():
         previous = table.prev.take(slot).astype(np.int64)
         if (beyond[:, 0] & (previous < 0)).any():
@@ -120,7 +122,9 @@ def walk_back(table: Table, slot: Rows, t: Rows) -> tuple[Rows, Rows]:
 
 
 def _padding(table: Table, pads: Array, few: _Few, depth: int) -> tuple[Rows, Rows, Rows]:
-    """Flat positions of zeros, and of side rows with these, in stacks that begin before a start."""
+    """Flat positions of zeros, and of side rows with these rows, in stacks that begin before a
+    start.
+    """
     pad = pads[few.at]
     young = np.flatnonzero((few.age < depth - 1) & (pad > 0))
     if not len(young):

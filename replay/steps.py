@@ -1,10 +1,10 @@
 """The writer behind `Replay.add`: steps of one environment or a vector, into slots in place.
 
-Each writer is a stream: its steps follow each other, and only steps of one stream do. The rows of
-the slot that it fills count at once. What resets an environment decides what its rows mean:
+Each writer is a stream: its steps follow each other. The rows of the slot that it fills count at
+once. The autoreset mode decides what a row means:
 
-- "none": whoever calls resets. The row after an episode's end begins another.
-- "next_step": the call after the end resets; what it gives is no decision and is dropped.
+- "none": the caller resets. The row after an episode's end begins another.
+- "next_step": the call after the end resets; it is no decision and is dropped.
 - "same_step": next_obs is already the reset observation, the final one is in ``info``.
 """
 
@@ -18,9 +18,9 @@ import numpy.typing as npt
 from numpy import frombuffer, ndarray
 
 from penstock.replay.columns import Array, Leaf, Nest, checked, flatten
-from penstock.replay.episode_tracker import EpisodeTracker
 from penstock.replay.errors import ReplayError
 from penstock.replay.framing import Framing
+from penstock.replay.history import EpisodeTracker
 from penstock.replay.layout import Layout
 from penstock.replay.samplers import MAX_PRIORITY
 from penstock.replay.stream import SlotStream
@@ -43,7 +43,7 @@ SCALARS: dict[str, tuple[type, ...]] = {  # of Python, that fit columns of these
 
 
 class _Target:
-    """Where a column's values of one step go, and what they must be."""
+    """The memory for a column's values of one step, and their expected dtype and shape."""
 
     __slots__ = ("_wide", "accepted", "column", "leaf", "name", "one", "scalars", "shape", "wide")
 
@@ -52,15 +52,15 @@ class _Target:
         big = table.columns.get(column)
         self.column: Array = table.records[column] if big is None else big
         self.shape = (envs, *leaf.shape)
-        self.accepted = leaf.dtype  # dtypes that can be cast are learnt: to ask costs a microsecond
+        self.accepted = leaf.dtype  # castable dtypes are remembered: can_cast takes a microsecond
         self.one = envs == 1
         self.scalars = SCALARS.get(leaf.dtype.char, ()) if self.shape == (1,) else ()
         wide = len(leaf.shape) == 1 and leaf.nbytes == WIDE.itemsize and envs >= WIDE_FROM
         self._wide = _words_of(table.records, column, WIDE) if wide and big is None else None
-        self.wide = self._wide  # None while what comes must be cast
+        self.wide = self._wide  # None while values must be cast
 
     def check(self, value: Any) -> Array:
-        """``value`` as [envs, *shape]; ReplayError if it is not that."""
+        """``value`` as [envs, *shape]; ReplayError if it does not fit."""
         if type(value) is np.ndarray and value.dtype is self.accepted:
             if value.shape == self.shape:
                 return value
@@ -83,7 +83,7 @@ class _Target:
 
 
 def _words_of(records: Array, name: str, word: np.dtype[Any]) -> Array:
-    """What lies at a field of records, as [rows] of ``word``."""
+    """A field of records as [rows] of ``word``."""
     assert records.dtype.fields is not None
     layout = {
         "names": ["word"],
@@ -96,7 +96,7 @@ def _words_of(records: Array, name: str, word: np.dtype[Any]) -> Array:
 
 
 def _both_flags(records: Array) -> Array | None:
-    """`terminated` and `truncated` as [rows] of one word; None where they do not lie together."""
+    """`terminated` and `truncated` as [rows] of one word; None where they are not adjacent."""
     fields = records.dtype.fields
     assert fields is not None
     first, second = fields["terminated"][1], fields["truncated"][1]
@@ -113,7 +113,7 @@ class StepWriter:
         self._stream = SlotStream(table)
         self._framing = Framing(table, layout, self._stream) if layout.framed else None
         self._nobody: Flags = np.zeros(envs, bool)
-        self._resetting = self._nobody  # NEXT_STEP: the next row of these only resets
+        self._resetting = self._nobody  # NEXT_STEP: environments whose next row only resets
         self._any_resetting = False
         before = [_Target(table, o.leaf, o.name, envs) for o in layout.inline]
         self._after = [_Target(table, o.leaf, o.next_name, envs) for o in layout.inline]
@@ -143,15 +143,15 @@ class StepWriter:
         priority: Any,
         extra: dict[str, Any],
     ) -> None:
-        """One step of every environment. Raises ReplayError, and then stores nothing."""
+        """Add one step of every environment. Raises ReplayError, and then stores nothing."""
         ends, cuts, lead = terminated, truncated, self._lead
         if type(ends) is not ndarray or ends.dtype is not FLAG or ends.shape != lead:
             ends = self._ends.check(ends)
         if type(cuts) is not ndarray or cuts.dtype is not FLAG or cuts.shape != lead:
             cuts = self._cuts.check(cuts)
-        if self._stream.slot == NONE and not ends.all():  # where an episode ends it matters not
+        if self._stream.slot == NONE and not ends.all():  # irrelevant where an episode ends
             refuse_one_memory(obs, next_obs)
-        # Bytes are searched in a tenth of the time that `any` takes to begin.
+        # A byte search takes a tenth of the time that `any` needs to start.
         over = 1 in ends.tobytes() or 1 in cuts.tobytes()
         stream, framing = self._stream, self._framing
         plain = self._direct and not (over or self._any_resetting or extra or priority is not None)
@@ -192,12 +192,12 @@ class StepWriter:
         stream.advance()
 
     def flush(self) -> None:
-        """Publish the slot with the rows that it has; the stream goes on in another."""
+        """Publish the slot with its rows; the stream continues in another."""
         if self._stream.slot != NONE and self._stream.t:
             self._stream.end()
 
     def close(self) -> None:
-        """Publish what was written; the stream ends."""
+        """Publish the written rows; the stream ends."""
         self._stream.close()
 
     def _add_with_care(
@@ -209,7 +209,7 @@ class StepWriter:
         info: Mapping[str, Any] | None,
         priority: Any,
     ) -> None:
-        """Rows of any kind: that end episodes, only reset, are framed or nested."""
+        """Add rows of any kind: that end episodes, only reset, are framed or nested."""
         stream, framing = self._stream, self._framing
         values = [target.check(flat[target.name]) for target in self._targets]
         resetting = self._resetting if self._any_resetting else None
@@ -251,11 +251,11 @@ class StepWriter:
         self._table.commit(self._stream.slot, self._stream.t, counts, priorities)
 
     def _done(self, ends: Array, cuts: Array) -> Flags | None:
-        """Who ended an episode in this step; None: nobody."""
+        """Environments that ended an episode in this step; None: no environment."""
         done: Flags = (ends | cuts) & ~self._resetting
         return done if done.any() else None
 
-    # ------------------------------------------------------------------------- what came
+    # ------------------------------------------------------------------------- checking the input
 
     def _flatten(
         self, obs: Any, action: Any, reward: Any, next_obs: Any, extra: dict[str, Any]
@@ -306,11 +306,12 @@ def _checked_priorities(priority: Any, envs: int) -> Array:
 
 
 def refuse_one_memory(obs: Any, next_obs: Any, name: str = "obs") -> None:
-    """Raise ReplayError where an array of ``obs`` is its counterpart too, naming the column.
+    """Raise ReplayError where an array of ``obs`` and its counterpart share one address.
 
     An environment that writes each observation into the same array has overwritten obs by the time
-    that next_obs is there. Both then lie at one address, which shows at the first step. That they
-    overlap is no mistake: stacks of frames may be views of one history.
+    next_obs exists. Both then have one address, which shows at the first step. Overlapping arrays
+    are allowed: stacks of frames may be views of one history. ``name`` is the column for the
+    message.
     """
     if isinstance(obs, np.ndarray) and isinstance(next_obs, np.ndarray):
         if obs is next_obs or _address(obs) == _address(next_obs):
@@ -333,12 +334,12 @@ def _address(array: np.ndarray[Any, Any]) -> int:
 def final_observations(
     layout: Layout, info: Mapping[str, Any] | None, done: Flags
 ) -> dict[str, Array]:
-    """Final observations that SAME_STEP environments give in `info`: by column, ``[n, *shape]`` for
-    the n environments that are done. Raises ReplayError.
+    """Final observations in a SAME_STEP environment's `info`, by column.
 
-    Two layouts exist: gymnasium's vector environments give an object array with an observation for
-    each environment that ended, and a mask ``_final_obs``; ale-py gives one dense array, without a
-    mask.
+    Returns arrays ``[n, *shape]`` for the n environments that are done. Two layouts exist:
+    gymnasium's vector environments give an object array with an observation for each environment
+    that ended, and a mask ``_final_obs``; ale-py gives one dense array, without a mask. Raises
+    ReplayError.
     """
     ended = np.flatnonzero(done)
     finals = None if info is None else info.get("final_obs")
@@ -368,7 +369,7 @@ def final_observations(
 
 
 def refuse_finals(info: Mapping[str, Any] | None, autoreset: str) -> None:
-    """An episode ended elsewhere than in SAME_STEP: there can be no final observations."""
+    """Refuse final observations where an episode did not end in SAME_STEP."""
     if info is not None and info.get("final_obs") is not None:
         raise ReplayError(
             f"info has final_obs, which environments give that reset in the same step, but "

@@ -1,14 +1,14 @@
-"""The table: slots of a store that are kept, row by row, until the oldest make room.
+"""The table: slots of a store that are kept, row by row, until the oldest are evicted.
 
-A row is one decision of one environment. Physical row ``(slot * T + t) * E + e`` names it in every
-array; `valid` says whether it may be sampled. Slots come from writers in this process, which fill
-an open slot row by row and whose rows count at once, and from foreign ones, whose slots count when
-they are published. A slot leaves whole, the oldest first, and
+A row is one decision of one environment. Physical row ``(slot * T + t) * E + e`` is its index in
+every array; `valid` marks the rows that may be sampled. Writers in this process fill an open slot
+row by row, and its rows count at once; slots of writers elsewhere ("foreign") count when they are
+published. Slots are evicted whole, the oldest first, and
 
     inserted = stored + evicted{reason}
 
 with each term counted on its own. Slots of one stream are linked, so that frame stacks and n-step
-returns cross their edges. Everything here runs under the lock of the buffer that owns the table.
+returns cross their edges. All methods run under the lock of the buffer that owns the table.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ Rows = npt.NDArray[np.int64]
 
 NONE = -1
 LANES_PRIVATE = 16
-STREAMS_KEPT = 1024  # besides those that have a slot
+STREAMS_KEPT = 1024  # besides those of streams that have a slot
 LANES_SHARED = 64
 
 
@@ -60,8 +60,16 @@ class Table:
         history: int = 0,
         writers: int = 0,
     ) -> None:
-        """``history``: how many rows before its own a row's frame stack reaches back. ``writers``
-        may write at a time, if not more."""
+        """Allocate the store.
+
+        Args:
+            spec: the layout of a slot.
+            slots: number of slots.
+            sampler: notified of rows that were written and removed.
+            shared: use memory that other processes can map.
+            history: number of earlier rows in a row's frame stack.
+            writers: least number of writers at a time.
+        """
         self.spec, self.slots, self.history = spec, slots, history
         self.rows_per_slot = spec.unroll * spec.envs
         self.rows = slots * self.rows_per_slot
@@ -80,9 +88,10 @@ class Table:
         self.inserted = 0
         self.stored = 0
         self.evicted: Counter[str] = Counter()
-        self.version = 0  # of the policy that acts; stamped on the slots that are opened here
-        self.leaving: Callable[[int], None] | None = None  # told of each slot before it goes
-        self.stepped: Callable[[], None] | None = None  # told of each row that is stored here
+        self.version = 0  # of the acting policy; stamped on the slots that are opened here
+        # called with each slot before it is evicted
+        self.leaving: Callable[[int], None] | None = None
+        self.stepped: Callable[[], None] | None = None  # called after each row that is stored here
         self._envs = spec.envs
         self._all: npt.NDArray[np.bool_] = np.ones(spec.envs, bool)
         self._open: set[int] = set()
@@ -93,13 +102,14 @@ class Table:
         self._marks: Array | None = self.records["alive"] if marked else None
         self.checks = SlotChecks(spec, history)
         self.checked: set[int] = set()  # foreign slots that were checked before they were published
-        self.arrived: Callable[[Slot], None] | None = None  # told of each foreign slot taken in
-        self.rejected: Callable[[Slot, str], None] | None = None  # and of each that is not, and why
+        self.arrived: Callable[[Slot], None] | None = None  # called with each foreign slot taken in
+        # called with each that is not, and why
+        self.rejected: Callable[[Slot, str], None] | None = None
 
-    # ------------------------------------------------------------------------- slots come
+    # ------------------------------------------------------------------------- adding slots
 
     def open_lane(self) -> tuple[int, SlotWriter]:
-        """A lane of the store for a writer of this process."""
+        """Open a lane of the store for a writer of this process."""
         store = self.store
         if len(store.lanes) == store.geometry.lanes:
             raise ReplayError(
@@ -111,14 +121,16 @@ class Table:
         return lane, SlotWriter(store.arena, store.geometry, lane, event, store.filled_event)
 
     def close_lane(self, lane: int, slot: int) -> None:
-        """Its writer ends; ``slot`` is one that it opened and wrote no row of, or NONE."""
+        """Close the lane of a writer; ``slot`` is one that it opened without writing a row, or
+        NONE.
+        """
         if slot != NONE:
             self._forget_open(slot)
             self._unlink(slot)
         self.store.close_lane(lane)
 
     def acquire(self, writer: SlotWriter) -> Slot:
-        """A slot to write; the oldest make room. ReplayError if all are being written."""
+        """Get a slot to write, evicting the oldest. ReplayError if all are being written."""
         while (slot := writer.acquire(0)) is None:
             self.collect()
             if not writer.available:
@@ -131,7 +143,10 @@ class Table:
         return slot
 
     def open(self, slot: int, follows: int = NONE) -> None:
-        """A writer of this process begins ``slot``; ``follows`` is its stream's slot before."""
+        """Begin ``slot`` for a writer of this process.
+
+        ``follows`` is its stream's previous slot.
+        """
         self._begin(slot, follows)
         self.store.slots[slot].header["version"] = self.version
         preset(self.store.slots[slot].columns)
@@ -145,7 +160,10 @@ class Table:
         counts: npt.NDArray[np.bool_] | None = None,
         priorities: Array | None = None,
     ) -> None:
-        """Row ``t`` of an open slot is written. ``counts`` [E]: which may be sampled; None: all."""
+        """Mark row ``t`` of an open slot written.
+
+        ``counts`` [E]: which can be sampled; None: all.
+        """
         start = slot * self.rows_per_slot + t * self._envs
         stop = start + self._envs
         if counts is None:
@@ -166,7 +184,7 @@ class Table:
             self.stepped()
 
     def commit_all(self, slot: int, t: int, rows: slice) -> None:
-        """Row ``t`` of an open slot is written, and all of it may be sampled; without stacks."""
+        """Mark row ``t`` of an open slot written, with all environments; only without stacks."""
         self.valid[rows] = self._all
         self.length[slot] = t + 1
         self.inserted += self._envs
@@ -174,12 +192,12 @@ class Table:
         self._sampler.insert(rows.start, rows.stop, None)
 
     def refuse(self, count: int, reason: str) -> None:
-        """Rows that came and could not be stored."""
+        """Count rows that could not be stored."""
         self.inserted += count
         self.evicted[reason] += count
 
     def collect(self) -> None:
-        """Take in what was published, and evict the oldest where a writer wants a slot."""
+        """Take in published slots, and evict the oldest where a writer waits for a slot."""
         store = self.store
         if store.collect():
             while store.ready:
@@ -194,19 +212,19 @@ class Table:
             self.evict_oldest("capacity")
 
     def ingest(self, slot: Slot) -> None:
-        """A slot that a foreign writer published: find its stream, and which of its rows count.
+        """Take in a slot of a foreign writer: find its stream, and which of its rows count.
 
-        Where its writer did not say so (``rows`` of the header is 0), its columns follow NEXT_STEP:
-        the row after an episode's end is not ``alive``, or not a decision. A gap in the stream's
-        sequence breaks the link to the slot before, and so does a slot that is rejected because its
-        columns hold what cannot be.
+        Where the writer did not record that (``rows`` of the header is 0), the columns follow
+        NEXT_STEP: the row after an episode's end is not ``alive``, or not a decision. A gap in the
+        stream's sequence breaks the link to the slot before, and so does a slot that is rejected
+        because its columns hold invalid values.
         """
         index, envs = slot.index, self.spec.envs
         rows = self.records.reshape(-1, self.spec.unroll, envs)[index]
         length = min(int(slot.header["rows"]), self.spec.unroll)
         names = rows.dtype.names or ()
         if "alive" not in names:
-            length = 0  # only who has that column can tell
+            length = 0  # only a slot with that column can tell
         if index in self.checked:
             self.checked.remove(index)
         elif fault := self.checks.fault(rows[: length or None], told=length > 0):
@@ -228,7 +246,7 @@ class Table:
             with np.errstate(invalid="ignore"):  # of NaN that signals
                 priorities = priorities.astype(np.float64)
             sound = (priorities >= 0) & (priorities <= MAX_PRIORITY)
-            if not sound.all():  # NaN: the writer leaves it to the sampler
+            if not sound.all():  # NaN: the sampler rates the row
                 priorities = np.where(sound, priorities, np.nan)
         self._sampler.insert(start, start + self.rows_per_slot, priorities)
         self._cut_history(index)
@@ -236,14 +254,13 @@ class Table:
             self.arrived(slot)
 
     def rate_anew(self) -> None:
-        """Tell the sampler of all rows, as if they came now: those of a snapshot, without the state
-        of its sampler."""
+        """Insert all rows into the sampler as new ones: for a snapshot without its state."""
         for slot in self.order:
             start = slot * self.rows_per_slot
             self._sampler.insert(start, start + int(self.length[slot]) * self._envs, None)
 
     def _reject(self, slot: Slot, rows: Array, length: int, fault: str) -> None:
-        """Give a foreign slot back; what of it would have counted is counted as invalid."""
+        """Give a foreign slot back; its rows that would have counted are counted as invalid."""
         marked = "alive" in (rows.dtype.names or ())
         counts = rows["alive"][: length or None] if marked else rows
         self.refuse(int(np.count_nonzero(counts)) if marked else counts.size, "invalid")
@@ -252,9 +269,10 @@ class Table:
             self.rejected(slot, fault)
 
     def _link(self, slot: Slot, ages: Array | None) -> Before:
-        """Begin a foreign slot after the one before in its stream, and say how that ended.
+        """Link a foreign slot to the previous one of its stream; returns how that one ended.
 
-        ``ages`` [E] of its first row, where its writer says them: they must go on from the last.
+        ``ages`` [E] of its first row, if its writer recorded them: they must continue the last
+        ones.
         """
         sequence = int(slot.header["sequence"])
         last_sequence, last, after = self._ends.get(self._stream_of(slot), (NONE, NONE, None))
@@ -267,7 +285,7 @@ class Table:
         return after
 
     def _note_end(self, slot: Slot, after: Before) -> None:
-        """Remember how a stream ended so far, and forget those that were long ago."""
+        """Remember how a stream ended so far, and forget the oldest streams."""
         stream = self._stream_of(slot)
         self._ends.pop(stream, None)
         self._ends[stream] = (int(slot.header["sequence"]), slot.index, after)
@@ -297,10 +315,10 @@ class Table:
         self._open.remove(slot)
         self.order.remove(slot)
 
-    # ------------------------------------------------------------------------- slots and rows go
+    # ------------------------------------------------------------------------- evicting
 
     def evict_oldest(self, reason: str) -> None:
-        """Give the oldest published slot back to the store, to be written anew."""
+        """Evict the oldest published slot; the store lends it again."""
         slot = self.order.popleft()
         if self.leaving is not None:
             self.leaving(slot)
@@ -314,11 +332,11 @@ class Table:
         self._sampler.remove(start, stop)
         self.length[slot] = 0
         self._unlink(slot)
-        self.generation[slot] += 1  # so that its keys are stale before it is written again
+        self.generation[slot] += 1  # its keys are stale before it is overwritten
         self.store.release(slot)
 
     def remove_rows(self, rows: Rows, reason: str) -> None:
-        """Single valid rows, each named once, can no longer be sampled."""
+        """Remove single valid rows, each given once, from sampling."""
         self.valid[rows] = False
         self.stored -= len(rows)
         self.evicted[reason] += len(rows)
@@ -337,7 +355,7 @@ class Table:
             self._cut_history(after)
 
     def _cut_history(self, slot: int) -> None:
-        """Rows from ``slot`` on whose frames begin before what is left of their stream are lost."""
+        """Remove rows from ``slot`` on whose frames begin before the rest of their stream."""
         while slot != NONE and (behind := self._behind(slot)) < self.history:
             lost = self._without_history(slot, behind)
             if len(lost):
@@ -345,13 +363,14 @@ class Table:
             slot = int(self.next[slot])
 
     def lacks_history(self, slot: int) -> bool:
-        """Whether rows of ``slot`` count though the first of their frames are gone."""
+        """Whether rows of ``slot`` count though their first frames are gone."""
         behind = self._behind(slot)
         return behind < self.history and len(self._without_history(slot, behind)) > 0
 
     def _without_history(self, slot: int, behind: int) -> Rows:
-        """Rows of ``slot`` that count and reach back further than the ``behind`` steps before it,
-        and their own."""
+        """Rows of ``slot`` that count and need more than its own and the ``behind`` steps before
+        it.
+        """
         envs, start = self._envs, slot * self.rows_per_slot
         steps = min(self.history - behind, int(self.length[slot]))
         rows = slice(start, start + steps * envs)
@@ -361,7 +380,7 @@ class Table:
         return lost
 
     def _behind(self, slot: int) -> int:
-        """Steps of its stream that are stored before ``slot``; not counted beyond `history`."""
+        """Steps of its stream stored before ``slot``; counted up to `history`."""
         steps = 0
         while steps < self.history and (slot := int(self.prev[slot])) != NONE:
             steps += int(self.length[slot])
@@ -370,14 +389,14 @@ class Table:
     # ------------------------------------------------------------------------- keys
 
     def keys(self, rows: Rows) -> Rows:
-        """What names these rows until they are overwritten: generation and row."""
+        """Keys of rows until they are overwritten: generation and row."""
         keys = self.generation.take(rows // self.rows_per_slot)
         keys <<= 32
         keys |= rows
         return keys
 
     def fresh(self, keys: Rows) -> npt.NDArray[np.bool_]:
-        """Which keys still name a row that counts."""
+        """Whether keys still name a row that counts."""
         rows = keys & 0xFFFFFFFF
         known = (rows < self.rows) & (keys >= 0)
         rows = np.where(known, rows, 0)
@@ -390,12 +409,12 @@ FLAGS = ("terminated", "truncated")
 
 
 class SlotChecks:
-    """What the columns of a slot from elsewhere may hold, checked before any of its rows count.
+    """Checks the columns of a foreign slot before any of its rows count.
 
-    `side`, `pad` and `age` of a row name other rows, and flags index tables of two. A value out of
-    range would end whoever draws the row, or give back another slot's frames. Ages grow by one or
-    begin anew: only then a row that is drawn, and those that follow it, reach back to rows that are
-    there. For slots of ``spec``, whose frame stacks reach ``history`` rows back.
+    `side`, `pad` and `age` of a row refer to other rows, and flags index tables of two. A value out
+    of range would crash a later draw, or return another slot's frames. Ages grow by one or restart:
+    only then a drawn row, and those that follow it, refer to rows that exist. For slots of
+    ``spec``, whose frame stacks reach ``history`` rows back.
     """
 
     def __init__(self, spec: SlotSpec, history: int) -> None:
@@ -411,9 +430,9 @@ class SlotChecks:
         ]
 
     def fault(self, rows: npt.NDArray[Any], *, told: bool) -> str | None:
-        """What is wrong with ``rows``, a slot's records [T, E], or None.
+        """What is wrong with ``rows``, a slot's records [T, E]; None: nothing.
 
-        ``told``: the writer filled in `age` and `side` itself; else they are worked out later.
+        ``told``: the writer filled in `age` and `side`; else they are derived later.
         """
         for name in self._flags:
             if (largest := int(rows[name].view(np.uint8).max())) > 1:
@@ -431,6 +450,6 @@ class SlotChecks:
 
 
 def continues(before: npt.NDArray[Any], ages: npt.NDArray[Any]) -> bool:
-    """Whether every one of ``ages`` is 0, or one more than that of the same place in ``before``."""
+    """Whether each of ``ages`` is 0, or one more than that of the same place in ``before``."""
     older = np.minimum(before.astype(np.int64) + 1, OLDEST)
     return bool(((ages == 0) | (ages == older)).all())

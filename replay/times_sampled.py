@@ -1,4 +1,4 @@
-"""Rows that leave once they were sampled often enough."""
+"""Removes rows once they were sampled a given number of times."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ REASON = "max_times_sampled"
 class SampleCountLimit:
     """A `Sampler` that draws as ``sampler`` does, and each row at most ``most`` times.
 
-    A row that comes oftener in one batch is drawn anew.
+    A row that would exceed its limit within one batch is drawn anew.
     """
 
     def __init__(self, sampler: Sampler, most: int) -> None:
@@ -27,7 +27,7 @@ class SampleCountLimit:
         self.most = most
 
     def place(self, table: Table) -> None:
-        """Once, before `bind`: the table that rows leave."""
+        """Set the table that rows are removed from; called once, before `bind`."""
         self._table = table
 
     def bind(self, valid: Valid, rng: np.random.Generator) -> None:
@@ -45,7 +45,7 @@ class SampleCountLimit:
         self.sampler.remove_rows(rows)
 
     def sample(self, count: int) -> tuple[Rows, Weights | None]:
-        """As many rows as are valid can be drawn: each has a draw left."""
+        """Draw up to as many rows as are valid: each has a draw left."""
         parts: list[Rows] = []
         weights: list[npt.NDArray[np.float64]] = []
         missing = count
@@ -73,11 +73,11 @@ class SampleCountLimit:
         self.sampler.load_state_dict(state["sampler"])
 
     def _within_limit(self, rows: Rows) -> npt.NDArray[np.int64]:
-        """Positions of draws that are allowed; they are counted, and rows used up leave."""
+        """Positions of the allowed draws; counts them, and removes rows that are used up."""
         order = np.argsort(rows, kind="stable")
         drawn = rows[order]
         first = np.searchsorted(drawn, drawn)
-        rank = np.arange(len(rows)) - first  # how often the row came before in this draw
+        rank = np.arange(len(rows)) - first  # how often the row occurred before in this draw
         kept = np.sort(order[self._used[drawn] + rank < self.most])
         np.add.at(self._used, rows[kept], 1)
         spent = np.unique(rows[kept])
@@ -87,7 +87,7 @@ class SampleCountLimit:
         return kept
 
     def _undivided(self, weights: Weights, beta: float) -> npt.NDArray[np.float64]:
-        """Weights of one draw before they were divided by its largest."""
+        """Weights of one draw before they were divided by the largest."""
         if not isinstance(self.sampler, Prioritized):
             return weights.astype(np.float64)
         undivided: npt.NDArray[np.float64] = self.sampler.probabilities**-beta

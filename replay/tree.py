@@ -34,10 +34,10 @@ BELOW = 1 - 2.0**-52  # x * BELOW < x for every normal x; four times as fast as 
 
 
 class SumTree:
-    """`capacity` float64 weights, at first 0. Any capacity of at least 1.
+    """``capacity`` float64 weights, at first 0; the capacity is at least 1.
 
-    `leaves` [capacity] may be read; change it only through the methods. That rows are in range and
-    weights 0 or normal positive numbers whose sum is finite, is for the caller to see to.
+    `leaves` [capacity] may be read; change it only through the methods. The caller ensures that
+    rows are in range, and that weights are 0 or normal positive numbers with a finite sum.
     """
 
     def __init__(self, capacity: int) -> None:
@@ -67,7 +67,7 @@ class SumTree:
         return self._values.nbytes + prefixes + self._cumulated.nbytes
 
     def write(self, start: int, stop: int, weights: Floats | float) -> None:
-        """Set the leaves start..stop; they enter the sums at the next draw."""
+        """Set leaves ``start`` to ``stop``; they enter the sums at the next draw."""
         if start == stop:
             return
         self.leaves[start:stop] = weights
@@ -77,7 +77,7 @@ class SumTree:
             self._enter_written()
 
     def set(self, rows: Rows, weights: Floats | float) -> None:
-        """Set single leaves, rows [n]; where a row comes twice, its last weight counts."""
+        """Set single leaves, rows [n]; where a row occurs twice, its last weight counts."""
         self.leaves[rows] = weights
         self._top_changed = True
         for level in range(len(self._prefixes)):
@@ -92,7 +92,7 @@ class SumTree:
         self._refresh()
         cumulated = self._cumulated
         total = cumulated[-1]
-        # Rounding may bring a fraction below 1 up to the total itself.
+        # Rounding may raise a fraction below 1 to the total itself.
         targets = np.minimum(fractions * total, total * BELOW)
         nodes: Rows = cumulated[1:].searchsorted(targets, "right")
         targets -= cumulated.take(nodes)
@@ -137,9 +137,9 @@ class SumTree:
 
 
 def _accumulate(sums: npt.NDArray[Any]) -> None:
-    """Prefix sums along the last axis of [n, FANOUT] in place, bits as by np.cumsum.
+    """Prefix sums along the last axis of [n, FANOUT] in place, the same bits as np.cumsum.
 
-    Column by column is faster than cumsum as long as all of it stays in the cache.
+    Column by column is faster than cumsum as long as everything fits the cache.
     """
     if len(sums) > TOP:
         np.cumsum(sums, axis=1, out=sums)

@@ -33,11 +33,11 @@ from penstock.transport.shm.store import Slot, SlotWriter
 
 Array = npt.NDArray[Any]
 
-LOOK_S = 0.5  # between two looks at whether the owner lives, while no slot is lent
+LOOK_S = 0.5  # between two checks that the owner lives, while no slot is lent
 
 
 class OpenSlot:
-    """A slot that its writer fills: ``columns`` by name, ``header`` one HEADER record."""
+    """A slot that is being filled: ``columns`` by name, ``header`` one HEADER record."""
 
     def __init__(self, spec: SlotSpec, slot: Slot) -> None:
         self.columns: dict[str, npt.NDArray[Any]] = slot.columns
@@ -46,7 +46,7 @@ class OpenSlot:
         self._payload = slot.payload
 
     def raw(self, name: str) -> memoryview:
-        """The bytes of a column that is a block of its own, or of "records"; writable."""
+        """The writable bytes of a column with its own block, or of "records"."""
         if name not in self._blocks:
             packed = "is packed in records" if name in self.columns else "is none of this slot's"
             raise ReplayError(
@@ -57,7 +57,7 @@ class OpenSlot:
 
 
 class Lane:
-    """One writer's lane. Numbers its slots in their headers, which tell the consumer of streams."""
+    """One writer's lane; numbers its slots in their headers, which tell streams apart."""
 
     def __init__(self, writer: SlotWriter, stream: int, gone: Callable[[], bool]) -> None:
         self.spec = writer.spec
@@ -71,7 +71,7 @@ class Lane:
         self._has_alive = any(column.name == "alive" for column in self.spec.columns)
 
     def acquire(self, timeout_s: float, version: int = 0) -> Slot:
-        """A slot to fill. Raises TimeoutError, ConnectionError."""
+        """Wait for a slot to fill. Raises TimeoutError, or ConnectionError without an owner."""
         slot = self._wait(timeout_s)
         header = slot.header
         header["started_s"], header["version"], header["rows"] = time.monotonic(), version, 0
@@ -82,7 +82,7 @@ class Lane:
         return slot
 
     def publish(self, slot: Slot) -> None:
-        """Whole, numbered, and not ours any more."""
+        """Number and publish a complete slot; it must not be written to afterwards."""
         alive = np.count_nonzero(slot.columns["alive"]) if self._has_alive else self._all_steps
         self._produced += int(alive)
         header = slot.header
@@ -95,7 +95,10 @@ class Lane:
 
     @contextmanager
     def slot(self, timeout_s: float, version: int) -> Iterator[OpenSlot]:
-        """Raises TimeoutError when no slot was lent in time, ConnectionError without an owner."""
+        """Lend a slot and publish it when the block is left.
+
+        Raises TimeoutError when no slot was lent in time, ConnectionError without an owner.
+        """
         slot = self.acquire(timeout_s, version)
         try:
             yield OpenSlot(self.spec, slot)
@@ -121,12 +124,12 @@ class Lane:
 
 
 class LaneTable:
-    """What a writer that is not the owner sees of a table: the columns, and a lane of the store.
+    """A table as a writer in another process sees it: the columns, and a lane of the store.
 
-    It stands where `Table` stands in the owner, under the same `StepWriter`. Rows are committed
-    into the slot itself, which travels with what its writer knows of them: `alive` says which rows
-    count, the header's `rows` how many were written, so that the owner has nothing to guess.
-    ``timeout_s`` bounds the wait for a slot; set it before each step.
+    It takes the place of the owner's `Table` under the same `StepWriter`. Rows are committed into
+    the slot itself, which carries everything that the owner needs: `alive` marks the rows that
+    count, the header's `rows` is the number of rows written. ``timeout_s`` bounds the wait for a
+    slot; set it before each step.
     """
 
     def __init__(self, lane: Lane) -> None:
@@ -148,14 +151,14 @@ class LaneTable:
         self._priority = self.records["priority"] if "priority" in names else None
 
     def open_lane(self) -> tuple[int, LaneTable]:
-        """This lane, which is its own writer."""
+        """Return this lane, which is its own writer."""
         return 0, self
 
     def close_lane(self, lane: int, slot: int) -> None:
-        """What was begun without a row is not published."""
+        """Does nothing: a slot that has no row yet is not published."""
 
     def acquire(self, writer: LaneTable) -> Slot:
-        """A lent slot. Raises TimeoutError, ConnectionError."""
+        """Wait for a lent slot. Raises TimeoutError, ConnectionError."""
         return self._lane.acquire(self.timeout_s)
 
     def open(self, slot: int, follows: int = NONE) -> None:
@@ -173,7 +176,7 @@ class LaneTable:
         counts: npt.NDArray[np.bool_] | None = None,
         priorities: Array | None = None,
     ) -> None:
-        """Row ``t`` is written. ``counts`` [E]: which may be sampled; None: all."""
+        """Mark row ``t`` written. ``counts`` [E]: which environments can be sampled; None: all."""
         start = slot * self.rows_per_slot + t * self.spec.envs
         if counts is not None:
             self._alive[start : start + self.spec.envs] = counts
@@ -184,7 +187,7 @@ class LaneTable:
         self.length[slot] = t + 1
 
     def publish(self, slot: Slot) -> None:
-        """Send a slot with the rows that it has."""
+        """Publish a slot with the rows written so far."""
         rows = int(self.length[slot.index])
         slot.columns["alive"][rows:] = 0
         slot.header["rows"] = rows
@@ -192,18 +195,18 @@ class LaneTable:
         self._lane.publish(slot)
 
     def commit_all(self, slot: int, t: int, rows: slice) -> None:
-        """Row ``t`` is written, and all of it may be sampled."""
+        """Mark row ``t`` as written, with all environments."""
         self.commit(slot, t)
 
     def refuse(self, count: int, reason: str) -> None:
-        """The owner counts what it is sent."""
+        """Does nothing: the owner counts refused rows."""
 
     def collect(self) -> None:
-        """The owner's to do."""
+        """Does nothing: the owner collects."""
 
 
 class Steps:
-    """What `add` needs: a writer of steps over a lane, as the owner described its columns."""
+    """Writes steps over a lane, with the columns that the owner described."""
 
     def __init__(self, lane: Lane, about: Mapping[str, Any]) -> None:
         if "autoreset" not in about:
@@ -214,10 +217,10 @@ class Steps:
 
 
 class Writer(Adds):
-    """A process's way into a buffer that another process of this host owns. One thread at a time.
+    """Writes to a buffer that another process of this host owns; one thread at a time.
 
-    The buffer sees the steps of a slot together, when it is full or at `flush`. ``spec`` says what
-    a slot holds.
+    The buffer sees the steps of a slot together, when the slot is full or at `flush`. ``spec`` is
+    the layout of a slot. Ends with `close` or a ``with`` block.
     """
 
     def __init__(self, entry: AttachClient) -> None:
@@ -232,10 +235,15 @@ class Writer(Adds):
 
     @classmethod
     def attach(cls, address: str, timeout_s: float = ATTACH_TIMEOUT_S) -> Writer:
-        """Join the buffer at ``address``, which its ``serve()`` gave.
+        """Attach to a buffer.
 
-        Raises ReplayError where there is none, or something else, or no answer within
-        ``timeout_s``.
+        Args:
+            address: as returned by ``serve()`` of the replay or queue.
+            timeout_s: longest wait for an answer, in seconds.
+
+        Raises:
+            ReplayError: no buffer listens at ``address``, something else does, or it did not answer
+                in time.
         """
         try:
             return cls(AttachClient(_path(address), {"lane": "writer"}, timeout_s))
@@ -253,9 +261,15 @@ class Writer(Adds):
 
     @contextmanager
     def slot(self, timeout_s: float = 1.0, version: int = 0) -> Iterator[OpenSlot]:
-        """A slot to fill. ``version``: of the policy that played it.
+        """Lend a slot to fill in place; leaving the block publishes it.
 
-        Raises TimeoutError when none was lent in time, ConnectionError when the owner has ended.
+        Args:
+            timeout_s: longest wait for a slot, in seconds.
+            version: of the policy that played the slot.
+
+        Raises:
+            TimeoutError: no slot was lent in time.
+            ConnectionError: the owner has ended.
         """
         with self._lane.slot(timeout_s, version) as slot:
             yield slot
@@ -267,12 +281,12 @@ class Writer(Adds):
         self._steps.writer.add(*given)
 
     def flush(self) -> None:
-        """Show the buffer what was added so far; the rest of the slot stays empty."""
+        """Publish the steps added so far; the rest of the slot stays empty."""
         if self._steps is not None:
             self._steps.writer.flush()
 
     def close(self) -> None:
-        """Leave. What was added or published stays; slots must not be used any more."""
+        """Detach. Added steps and published slots stay; slots must not be used any more."""
         self.flush()
         self._opened.close()
 

@@ -23,8 +23,8 @@ from penstock.core.params import ParamLayout, Stamp
 from penstock.core.specs import SlotSpec
 from penstock.envs import make
 from penstock.learner.progress import Progress
+from penstock.learner.role import StreamTracker
 from penstock.learner.sources.staging import StagingBatch
-from penstock.learner.stream_tracker import StreamTracker
 from penstock.profiling.ledger import TimeLedger
 from penstock.profiling.status import StatusPage
 from penstock.replay import Accounting, SlotQueue

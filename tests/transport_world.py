@@ -19,6 +19,7 @@ import numpy.typing as npt
 
 from penstock.configs.schema import Config
 from penstock.core.control import Channel
+from penstock.core.descriptors import wait_readable
 from penstock.core.interfaces import SlotProcessor, Welcome
 from penstock.core.params import ParamLayout, Stamp
 from penstock.core.role import RoleContext
@@ -31,7 +32,6 @@ from penstock.transport.shm.host import ShmHost
 from penstock.transport.shm.link import ShmLink
 from penstock.transport.shm.store import Slot, SlotStore, SlotWriter
 from penstock.transport.shm.weights_board import WeightsBoard
-from penstock.transport.wait import wait_readable
 from penstock.transport.zmq.receiver import Receiver
 
 SPEC = SlotSpec(

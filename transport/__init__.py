@@ -1,1 +1,1 @@
-"""How slots and weights travel: in one process, through shared memory, or over ZeroMQ."""
+"""Transports of slots and weights: in one process, through shared memory, or over ZeroMQ."""

@@ -1,4 +1,4 @@
-"""Addresses ``tcp://HOST:PORT`` and ``ipc://PATH``: which hosts reach them, and who may bind."""
+"""Addresses ``tcp://HOST:PORT`` and ``ipc://PATH``: which hosts reach them, and which are safe."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from penstock.configs.errors import UserError
 
 
 def check_bind(address: str, *, keys: bool, insecure: bool) -> None:
-    """Raises UserError for an address that other hosts reach without keys."""
+    """Raise UserError for an address that other hosts reach without keys."""
     if not keys and not insecure and not is_local(address):
         raise UserError(
             f"{address} can be reached from other hosts, where anyone could send samples; make "
@@ -20,7 +20,7 @@ def check_bind(address: str, *, keys: bool, insecure: bool) -> None:
 
 
 def check_connect(address: str, *, keys: bool, insecure: bool) -> None:
-    """Raises UserError for a learner on another host that keys would have to prove."""
+    """Raise UserError for a learner on another host that is not authenticated by keys."""
     if not keys and not insecure and not is_local(address):
         raise UserError(
             f"{address} is on another host, and its learner decides what code the actors run; "

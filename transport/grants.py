@@ -1,28 +1,27 @@
-"""Which actor may send how much: the connector's decisions, without any IO.
+"""Grants: which actor may send how much. The connector's decisions, without any IO.
 
-A *stream* is what one incarnation of one actor sends, numbered by sequence. A grant says "you may
-send the sequences below ``limit``"; saying it again does no harm, so a lost message leaks nothing.
-Invariants:
+A *stream* is the sequence of slots from one incarnation of one actor. A grant allows the sequences
+below ``limit``; it can be repeated without effect, so a lost message leaks nothing. Invariants:
 
 - the grants outstanding over all streams never exceed the slots lent to the connector, so that
-  whatever was granted can be stored;
-- a stream holds at most ``want`` grants; one that has used half of them stands in a line (FIFO)
-  for as many as it lacks, so that a GRANT is not sent for every slot;
+  every granted slot can be stored;
+- a stream holds at most ``want`` grants; one that has used half of them queues (FIFO) for as many
+  as it lacks, so that a GRANT is not sent for every slot;
 - where slots are scarce a connection holds its share of them, however many streams it has begun,
   and each of these its share of that. A stream that has used no grant for `GRANT_SILENCE_S` is
-  idle: it gives back what is beyond its connection's share, rounded down to no less than one, while
+  idle: it gives back grants beyond its connection's share, rounded down but at least one, while
   another connection lacks grants;
-- what an actor says it will send next voids its grants below: those messages are lost, because one
-  connection keeps its order;
+- the next sequence that an actor reports voids its grants below that: those messages are lost,
+  because one connection keeps its order;
 - a silent actor's grants return after `GRANT_SILENCE_S`, or once its connection is closed. Its
-  stream stays for ``silence_s``, so that an actor that comes back goes on;
-- a counter of a stream grows by no more than its grants allow: ``sequence`` stays below what was
-  ever granted, and each sequence accounts for at most ``slot_steps`` agent steps. Counters of a
-  stream that was not known are where it begins, and nothing that it has produced;
+  stream is kept for ``silence_s``, so that an actor that returns continues it;
+- a counter of a stream grows by no more than its grants allow: ``sequence`` stays below the highest
+  limit granted, and each sequence accounts for at most ``slot_steps`` agent steps. The first
+  counters of a new stream are its baseline and count as nothing produced;
 - a stream belongs to the connection and the key that began it. Another connection with that key may
   take it over once the first is closed or silent.
 
-What is asked in every turn of the connector's loop costs the same for ten streams and a thousand.
+The cost of every turn of the connector's loop does not depend on the number of streams.
 """
 
 from __future__ import annotations
@@ -35,22 +34,25 @@ from typing import Any
 from penstock.transport.wire import MAX_COUNT, Header, WireError
 
 MAX_WANT = 64
-MAX_STREAMS = 1 << 14  # at a time; a HELLO takes no more memory than this
+MAX_STREAMS = 1 << 14  # at a time; limits the memory that HELLOs can take
 MAX_STREAMS_PER_PEER = 64  # an actor is a process of its own, with a connection of its own
-MAX_ENDED = 10_000  # that are kept until they are reported
-MAX_BEGIN = MAX_COUNT // 2  # counters of a new stream, so that what follows stays in range
-MAX_PASSED = 64  # streams with their share that are passed over in one turn
-BEAT_S = 1.0  # between two messages of an actor that lives
+MAX_ENDED = 10_000  # kept until they are reported
+MAX_BEGIN = MAX_COUNT // 2  # limit of a new stream's counters, so that later ones stay in range
+MAX_PASSED = 64  # streams that hold their share and are skipped in one turn
+BEAT_S = 1.0  # between two messages of a live actor
 GRANT_SILENCE_S = 4.5  # three beats missed, and slack for a host under load
 PROBE_AFTER_S = 1.5  # one beat missed: the connection may be closed
-RIVAL_S = 2 * GRANT_SILENCE_S  # another process that asked so long ago has given up
-LOOK_S = 0.5  # between two looks at all streams
+RIVAL_S = 2 * GRANT_SILENCE_S  # a rival process whose last request is older has given up
+LOOK_S = 0.5  # between two checks of all streams
 
 
 @dataclass(slots=True)
 class ActorStream:
-    """One incarnation of an actor: ``next`` is the sequence that it sends next, ``promised`` the
-    highest limit that it was ever granted, ``away`` whether its grants were taken back."""
+    """One incarnation of an actor.
+
+    ``next`` is the sequence that it sends next, ``promised`` the highest limit that was ever
+    granted to it, ``away`` whether its grants were taken back.
+    """
 
     actor: int
     incarnation: int
@@ -67,14 +69,14 @@ class ActorStream:
     delivered: bool = False
     away: bool = False
     over: tuple[int, Any] | None = None  # of `receiver.check_rows`
-    rival_s: float | None = None  # when another process first asked to play this actor
+    rival_s: float | None = None  # when another process first tried to play this actor
 
     @property
     def outstanding(self) -> int:
         return self.limit - self.next
 
     def end(self) -> dict[str, int]:
-        """How far it came: ``sequence`` is the one that it would have sent next."""
+        """The final counters: ``sequence`` is the one that it would have sent next."""
         return {
             "actor": self.actor,
             "incarnation": self.incarnation,
@@ -85,8 +87,11 @@ class ActorStream:
 
 @dataclass(slots=True)
 class PeerGrants:
-    """What the streams of one connection hold together, and the ``line`` of those that lack
-    grants, by actor; ``present`` of its ``streams`` are not away."""
+    """The grants of all streams of one connection.
+
+    ``line`` holds the streams that lack grants, by actor; ``present`` of its ``streams`` are not
+    away.
+    """
 
     name: bytes
     streams: int = 0
@@ -96,7 +101,10 @@ class PeerGrants:
 
 
 class TakenError(WireError):
-    """Another process plays this actor; ``lives`` is whether it was heard since this one asked."""
+    """Another process plays this actor.
+
+    ``lives`` is whether it sent a message since this one tried.
+    """
 
     def __init__(self, reason: str, text: str, *, lives: bool) -> None:
         super().__init__(reason, text)
@@ -121,7 +129,7 @@ class Grants:
         self.streams: dict[int, ActorStream] = {}
         self.ended: deque[ActorStream] = deque(maxlen=MAX_ENDED)
         self.outstanding = 0
-        self.want = 0  # slots that all actors together would like to hold
+        self.want = 0  # slots that all actors together want to hold
         self._silence_s = silence_s
         self._slot_steps = slot_steps
         self._connected = connected
@@ -135,7 +143,7 @@ class Grants:
     def hello(
         self, head: Header, peer: bytes, want: int, now_s: float, key: bytes = b""
     ) -> ActorStream:
-        """Take in an actor, or one that says hello again.
+        """Add an actor, or handle its repeated HELLO.
 
         Raises WireError: "stale" for an older incarnation, "taken" and "key" (`TakenError`) where
         another process plays it, "full", "header" for counters that leave no room for more, and
@@ -170,9 +178,9 @@ class Grants:
         return known
 
     def beat(self, head: Header, peer: bytes, now_s: float, key: bytes = b"") -> ActorStream:
-        """An actor says where it stands.
+        """Handle the counters that an actor reports.
 
-        Raises WireError: "unknown", "stale", "ungranted" and "steps" for counters that no sound
+        Raises WireError: "unknown", "stale", "ungranted" and "steps" for counters that no correct
         actor reaches with its grants, "taken" and "key" (`TakenError`).
         """
         stream = self._known(head, peer, now_s, key)
@@ -183,9 +191,12 @@ class Grants:
     def admit(
         self, head: Header, peer: bytes, now_s: float, available: int, key: bytes = b""
     ) -> ActorStream:
-        """The stream of a slot message that may be stored in one of ``available`` slots, free or
-        granted; `received` must follow. A grant that was taken back holds as long as there is a
-        slot that is not granted to others. Raises WireError as `beat`, and "replayed"."""
+        """The stream of a slot message that may be stored in one of ``available`` slots.
+
+        ``available`` counts free and granted slots; `received` must follow. A grant that was taken
+        back still holds as long as there is a slot that is not granted to others. Raises WireError
+        as `beat`, and "replayed".
+        """
         stream = self._known(head, peer, now_s, key)
         gap = head.sequence - stream.next
         if gap < 0:
@@ -201,27 +212,33 @@ class Grants:
         return stream
 
     def received(self, stream: ActorStream, head: Header, peer: bytes, now_s: float) -> None:
-        """A slot message whose checksum held has used its grant, whether or not it was stored."""
+        """Use up the grant of a slot message with a correct checksum, even if it was not stored."""
         stream.delivered = True
         stream.used_s = now_s
         stream.idle = False
         self._proceed(stream, head.sequence + 1, head.produced_steps, peer, now_s)
 
     def bye(self, head: Header, peer: bytes, now_s: float, key: bytes = b"") -> ActorStream:
-        """An actor leaves. Raises WireError as `beat`: a stream whose BYE is refused ends by its
-        silence, where it stands."""
+        """Handle an actor that leaves.
+
+        Raises WireError as `beat`: a stream whose BYE is refused ends by silence, with its last
+        accepted counters.
+        """
         stream = self.beat(head, peer, now_s, key)
         self._end(stream)
         return stream
 
     def of(self, head: Header, peer: bytes) -> ActorStream | None:
-        """The stream that ``peer`` names in the header of any message, if it is its own."""
+        """The stream in the header of any message, if it belongs to ``peer``."""
         stream = self.streams.get(head.actor)
         own = stream and stream.peer == peer and stream.incarnation == head.incarnation
         return stream if own else None
 
     def lend(self, available: int) -> list[ActorStream]:
-        """Grant what ``available`` slots, free or granted, allow; the streams that got more."""
+        """Distribute grants for ``available`` slots, free or granted.
+
+        Returns the streams that got more.
+        """
         granted: dict[int, ActorStream] = {}
         present = max(1, self._present)
         share, self._idle_share = -(-available // present), max(1, available // present)
@@ -247,8 +264,10 @@ class Grants:
         return list(granted.values())
 
     def expire(self, now_s: float) -> list[ActorStream]:
-        """Take grants back from silent actors, and forget those that are silent too long; the
-        latter."""
+        """Take grants back from silent actors, and remove those silent for too long.
+
+        Returns these.
+        """
         if now_s < self._look_at_s:
             return []
         self._look_at_s = now_s + LOOK_S
@@ -266,7 +285,7 @@ class Grants:
         return forgotten
 
     def end_all(self) -> None:
-        """No more is received from anyone."""
+        """End all streams: nothing more is received."""
         for stream in list(self.streams.values()):
             self._end(stream)
 
@@ -284,7 +303,7 @@ class Grants:
     def _check_owner(
         self, stream: ActorStream, peer: bytes, key: bytes, now_s: float, *, joins: bool = False
     ) -> None:
-        """Raises TakenError for a connection that may not speak for ``stream``."""
+        """Raise TakenError for a connection that does not own ``stream``."""
         if peer == stream.peer:
             return
         here = now_s - stream.heard_s <= GRANT_SILENCE_S and self._connected(stream)
@@ -301,13 +320,13 @@ class Grants:
         raise TakenError("taken", text, lives=lives)
 
     def _check_room(self, peer: bytes) -> None:
-        """Raises WireError for a connection that has begun as many streams as it may."""
+        """Raise WireError for a connection that has begun as many streams as it may."""
         known = self._peers.get(peer)
         if known is not None and known.streams >= MAX_STREAMS_PER_PEER:
             raise WireError("full", f"{known.streams} actors of one connection")
 
     def _check_claim(self, stream: ActorStream, head: Header) -> None:
-        """Raises WireError where a stream says that it has sent more than it may have."""
+        """Raise WireError where a stream reports more sent slots than it may have."""
         if head.sequence > stream.promised:
             raise WireError("ungranted", f"sequence {head.sequence}, limit is {stream.promised}")
         slots = max(0, head.sequence - stream.next)
@@ -348,7 +367,7 @@ class Grants:
             self._book(stream, -excess)
 
     def _withdraw(self, stream: ActorStream) -> None:
-        """Take back its grants; it counts among no others until it is heard again."""
+        """Take back its grants; it does not count as present until its next message."""
         peer = self._peers[stream.peer]
         stream.away = True
         self._count_present(stream, -1)
@@ -367,7 +386,7 @@ class Grants:
     # ------------------------------------------------------------------ what a connection holds
 
     def _enter(self, stream: ActorStream, name: bytes) -> None:
-        """Count a stream, and what it holds, as of the connection ``name``."""
+        """Count a stream and its grants for the connection ``name``."""
         stream.peer = name
         peer = self._peers.setdefault(name, PeerGrants(name))
         peer.streams += 1

@@ -27,7 +27,7 @@ class InprocLink:
         return self._writer.slot(timeout_s)
 
     def beat(self) -> None:
-        """Nothing to say: only the confirmed death of a process takes its slots from it."""
+        """Does nothing: slots are taken back only after the confirmed death of a process."""
 
     def read_weights(
         self, out: Float32, newer_than: Stamp | None, policy_id: int = POLICY_ID
@@ -35,4 +35,4 @@ class InprocLink:
         return self._board.read(out, newer_than, policy_id)
 
     def close(self) -> None:
-        """Nothing to give back: the store belongs to the caller."""
+        """Does nothing: the store belongs to the caller."""

@@ -1,4 +1,4 @@
-"""Moved: `penstock.core.interfaces` has `Link` and what goes with it. Gone after 0.1."""
+"""Alias of names that moved to `penstock.core.interfaces`, such as `Link`; removed after 0.1."""
 
 from penstock.core.interfaces import LearnerGoneError as LearnerGoneError
 from penstock.core.interfaces import Link as Link

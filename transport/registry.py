@@ -1,4 +1,4 @@
-"""The transports: what a config knows of each, and how an actor gets one.
+"""The registry of transports: what a config needs of each, and how an actor gets one.
 
 Imports neither zmq nor numpy, so that configs can be validated with it. Documentation and messages
 list transports in this order.
@@ -17,14 +17,14 @@ if TYPE_CHECKING:
 
 
 def make_transport(spec: TransportSpec) -> Transport:
-    """How an actor joins by the transport ``spec``."""
+    """Make the object by which an actor joins over the transport ``spec``."""
     assert spec.entry_point is not None, f"{spec.name} is one process"
     made: Transport = resolve_name(spec.entry_point)()
     return made
 
 
 def connector_of(spec: TransportSpec) -> Connector:
-    """The role that takes in what actors send by the transport ``spec``."""
+    """The main function of the connector of the transport ``spec``."""
     assert spec.connector is not None, f"{spec.name} needs no connector"
     found: Connector = resolve_name(spec.connector)
     return found

@@ -1,12 +1,12 @@
 """Messages between actors, connector and relays as bytes: pure functions, no sockets.
 
 A message is ``[header | meta | frames...]``: a fixed header, one msgpack object, and the bytes of
-arrays as frames of their own. docs/protocol.md says what each field means to a peer written in
-another language; keep the two together.
+arrays, one frame each. docs/protocol.md describes each field for implementations in other
+languages; keep the two together.
 
-Whatever is wrong with received bytes raises `WireError`, whose ``reason`` is what gets counted.
-Sizes are compared with the spec before anything is decompressed, and a slot's memory is written
-only within the frame's own range. Never pickle.
+Any fault of received bytes raises `WireError`, whose ``reason`` is counted. Sizes are compared with
+the spec before anything is decompressed, and a slot's memory is written only within the frame's own
+range. Never pickle.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ PROTOCOL_VERSION = 1
 MAGIC = b"PNSK"
 MAX_FRAMES = 64
 META_NBYTES = 1 << 20
-SHORT_META_NBYTES = 1 << 10  # that of a slot, at most
+SHORT_META_NBYTES = 1 << 10  # largest meta of a slot
 MAX_COUNT = 1 << 62  # above any sequence, version or number of steps
 MAX_DURATION_S = 86_400.0  # of an unroll
 
@@ -55,12 +55,12 @@ OTHER_VERSION = (
 )
 
 
-# What reading a sound message of strange content can raise.
+# Exceptions of reading a well-formed message with unexpected content.
 STRANGE = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
 
 
 class MessageKind(IntEnum):
-    """What a message says."""
+    """The kind of a message."""
 
     HELLO = 1
     WELCOME = 2
@@ -85,7 +85,7 @@ class MessageKind(IntEnum):
 
 
 class WireError(Exception):
-    """A message that cannot be used; ``reason`` is one word, the same for all of its kind."""
+    """A message that cannot be used; ``reason`` is one word, the same for all faults of a kind."""
 
     def __init__(self, reason: str, text: str = "") -> None:
         super().__init__(f"{reason}: {text}" if text else reason)
@@ -94,7 +94,7 @@ class WireError(Exception):
 
 
 class Header(NamedTuple):
-    """The header's fields in the order in which they stand, without magic, version and checksum."""
+    """The header's fields in their order, without magic, version and checksum."""
 
     kind: int
     frames: int = 0
@@ -116,7 +116,7 @@ _COUNTS = slice(Header._fields.index("sequence"), Header._fields.index("produced
 
 
 class Message(NamedTuple):
-    """A message whose header is sound; nothing else of it has been looked at."""
+    """A message with a valid header; the rest is not checked yet."""
 
     head: Header
     parts: Sequence[Buffer]
@@ -127,7 +127,7 @@ class Message(NamedTuple):
 
 
 def encode(head: Header, meta: Any = None, frames: Sequence[Buffer] = ()) -> Parts:
-    """The parts of one message; counts, sizes and checksum of ``head`` are filled in."""
+    """Encode one message; counts, sizes and checksum of ``head`` are filled in."""
     packed = msgpack.packb(meta)
     head = head._replace(frames=len(frames), coded_nbytes=sum(_nbytes(f) for f in frames))
     blank = bytearray(_HEAD.pack(MAGIC, PROTOCOL_VERSION, *head, 0))
@@ -136,7 +136,7 @@ def encode(head: Header, meta: Any = None, frames: Sequence[Buffer] = ()) -> Par
 
 
 def decode(parts: Sequence[Buffer]) -> Message:
-    """Check number of parts, header and sizes; the checksum is for `verify`."""
+    """Check number of parts, header and sizes; `verify` checks the checksum."""
     if not 2 <= len(parts) <= 2 + MAX_FRAMES:
         raise WireError("frames", f"{len(parts)} parts")
     if _nbytes(parts[0]) != HEAD_NBYTES:
@@ -168,7 +168,7 @@ def verify(message: Message) -> Any:
 
 
 def is_hello(parts: Sequence[Buffer]) -> bool:
-    """Whether this is a HELLO of any version: magic, version and kind never move."""
+    """Whether this is a HELLO of any version: the position of magic, version and kind is fixed."""
     start = bytes(memoryview(parts[0])[:6]) if parts else b""
     return len(start) == 6 and start[:4] == MAGIC and start[5] == MessageKind.HELLO
 
@@ -177,15 +177,15 @@ def is_hello(parts: Sequence[Buffer]) -> bool:
 
 
 def max_frame_nbytes(spec: SlotSpec) -> int:
-    """Most bytes that one frame of a slot, or any meta, can have."""
+    """The largest possible size of a frame of a slot, or of any meta, in bytes."""
     return max(META_NBYTES, *(_max_coded_nbytes(block.nbytes) for block in spec.blocks))
 
 
 class SlotEncoder:
     """Encodes slots of one spec into buffers of its own, which the next call overwrites.
 
-    With codec "auto" a frame that gains less than `MIN_RATIO` goes raw, and is tried again after
-    `RETRY_SLOTS` slots.
+    With codec "auto" a frame that is compressed by less than `MIN_RATIO` is sent raw, and
+    compression is tried again after `RETRY_SLOTS` slots.
     """
 
     MIN_RATIO: Final = 1.1
@@ -200,7 +200,7 @@ class SlotEncoder:
         self._buffers = [np.empty(n if codec != "none" else 0, np.uint8).data for n in sizes]
 
     def encode(self, header: npt.NDArray[Any], payload: Sequence[Bytes], run_id: int) -> Parts:
-        """``header``: one HEADER record; ``payload``: the bytes of the slot's blocks."""
+        """Encode a slot: one HEADER record and the bytes of its blocks."""
         coded = [self._frame(i, raw.data) for i, raw in enumerate(payload)]
         meta = [[codec, raw.nbytes] for (codec, _), raw in zip(coded, payload, strict=True)]
         head = Header(
@@ -242,7 +242,7 @@ class SlotDecoder:
         self._max_steps = spec.unroll * spec.envs
 
     def decode(self, message: Message, payload: Sequence[Bytes]) -> None:
-        """Write the frames into ``payload``, a slot's blocks; an error leaves it part-written."""
+        """Write the frames into ``payload``, a slot's blocks; an error leaves it partly written."""
         head, frames = message.head, message.frames
         if len(frames) != self._frames:
             raise WireError("frames", f"{len(frames)} instead of {self._frames}")
@@ -288,8 +288,11 @@ def encode_weights(
     run_id: int,
     policy_id: int = POLICY_ID,
 ) -> Parts:
-    """``values``: float32 ``[layout.size]``, sent as ``dtype``; with statistics of observations as
-    fp32, for bf16 would round means of far-off observations by many of their deviations."""
+    """Encode weights, float32 ``[layout.size]``, as ``dtype``.
+
+    Statistics of observations are sent as fp32: bf16 would round means of far-off observations by
+    many of their deviations.
+    """
     if any(name.startswith("normalizer.") for name, _ in layout.entries):
         dtype = "fp32"
     payload: npt.NDArray[Any] = values if dtype == "fp32" else to_bf16(values)
@@ -306,8 +309,10 @@ def encode_weights(
 
 
 def decode_weights(message: Message, layout: ParamLayout) -> tuple[int, npt.NDArray[Any]]:
-    """Policy, and float32 or bfloat16 bits as uint16, ``[layout.size]``, over the message's own
-    frame."""
+    """The policy id, and the weights ``[layout.size]`` as a view of the message's frame.
+
+    float32, or bfloat16 bits as uint16. Raises WireError.
+    """
     meta = verify(message)
     dtype = _WEIGHT_DTYPES.get(str(meta.get("dtype"))) if isinstance(meta, dict) else None
     if dtype is None or len(message.frames) != 1 or message.head.spec_hash != layout.hash:
@@ -319,12 +324,12 @@ def decode_weights(message: Message, layout: ParamLayout) -> tuple[int, npt.NDAr
 
 
 def policy_meta(policy_id: int) -> dict[str, int]:
-    """What the meta of a message about weights says of the policy."""
+    """The fields that name the policy in the meta of a message about weights."""
     return {} if policy_id == POLICY_ID else {"policy_id": policy_id}
 
 
 def policy_of(meta: Any) -> int:
-    """Which policy a message about weights means. Raises WireError for what no policy is."""
+    """The policy id in the meta of a message about weights. Raises WireError for an invalid one."""
     policy_id = meta.get("policy_id", POLICY_ID) if isinstance(meta, dict) else None
     if type(policy_id) is not int or not 0 <= policy_id <= MAX_POLICY_ID:
         raise WireError("meta", "policy_id")
@@ -332,7 +337,7 @@ def policy_of(meta: Any) -> int:
 
 
 def to_float32(weights: npt.NDArray[Any]) -> Float32:
-    """What `decode_weights` returned, as float32."""
+    """Convert the result of `decode_weights` to float32."""
     return weights if weights.dtype == np.float32 else from_bf16(weights)
 
 
@@ -342,10 +347,10 @@ _WEIGHT_DTYPES: dict[str, np.dtype[Any]] = {"fp32": np.dtype("<f4"), "bf16": np.
 
 
 def _unpack(meta: Buffer) -> Any:
-    """The value of a meta, in time and memory that its length bounds.
+    """Decode a meta, in time and memory bounded by its length.
 
-    Memory is taken for an array when it is announced, also where its elements are missing: a
-    thousand arrays in each other take a thousand times the length. Skipping takes none.
+    msgpack allocates an array when it is announced, even if its elements are missing: a thousand
+    nested arrays take a thousand times the length. Skipping over them first allocates nothing.
     """
     nbytes = _nbytes(meta)
     if nbytes > SHORT_META_NBYTES:

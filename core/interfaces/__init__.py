@@ -1,7 +1,7 @@
 """The seams of Penstock: every Protocol that an extension implements, with the order of the calls.
 
 An implementation lives in the room named below and is registered there in one place; a contract
-test runs over all implementations of a seam. torch is imported here for types alone.
+test runs over all implementations of a seam. torch is imported here for types only.
 
 | seam | file | implemented in | registered in |
 |---|---|---|---|
@@ -16,7 +16,7 @@ test runs over all implementations of a seam. torch is imported here for types a
 
 A learner's loop (`learner.loop`) calls source and update in this order, in one thread:
 
-    batch = source.next(timeout_s)                  # None: this learner has nothing in this turn
+    batch = source.next(timeout_s)                  # None: this learner has no batch in this turn
     counts = update.plan_updates(batch)
     totals = the sum of counts over all learners
     result = update.step(batch, totals)             # also without a batch, if others have one

@@ -1,4 +1,4 @@
-"""An algorithm as actors, connectors and learners use it, and the updates that a learner makes."""
+"""Algorithms, as actors, connectors and learners use them, and a learner's updates."""
 
 from __future__ import annotations
 
@@ -22,28 +22,36 @@ Sampler_co = TypeVar("Sampler_co", covariant=True)  # of actions
 class Algorithm(Protocol[Cfg_contra, Shape_co, Sampler_co]):
     """An algorithm without its update, which needs torch.
 
-    Actors call `columns`, `network`, `action_sampler` and `process`; a connector `check`, then
-    `process`; a learner `data` and `network`.
+    Actors call `columns`, `network`, `action_sampler` and `process`; a connector calls `check`,
+    then `process`; a learner calls `data` and `network`.
     """
 
     def data(self, cfg: Cfg_contra) -> DataSpec:
-        """The kind of data that it trains on; decides the learner's `DataSource`."""
+        """The kind of data that the algorithm trains on.
+
+        It determines the learner's `DataSource`.
+        """
 
     def columns(self, observation_space: Any, action_space: Any) -> tuple[Column, ...]:
         """The columns of a slot that actors record, for gymnasium spaces of one environment."""
 
     def check(self, columns: dict[str, npt.NDArray[Any]], layout: ParamLayout) -> None:
-        """Raise ValueError for values that no correct actor of the network ``layout`` records.
-        Columns are arrays ``[T, E, ...]`` of one slot."""
+        """Check a slot that arrived over the network.
+
+        Raises ValueError for values that no correct actor of the network ``layout`` records.
+        ``columns`` are arrays ``[T, E, ...]`` of one slot.
+        """
 
     def process(self, cfg: Cfg_contra, columns: dict[str, npt.NDArray[Any]]) -> None:
-        """Prepare a filled slot for training, in place: raw rewards become what is trained on."""
+        """Prepare a filled slot for training, in place: for example clip its raw rewards."""
 
     def network(self, config: Config, spaces: Spaces) -> Shape_co:
-        """The network that actors get; UserError where none fits the environment."""
+        """The shape of the network. Raises UserError where none fits the environment."""
 
     def action_sampler(self, config: Config, spaces: Spaces, seed: int, actor: int) -> Sampler_co:
-        """How actor number ``actor`` chooses actions by the network's outputs."""
+        """Make the object by which actor number ``actor`` chooses actions from the network's
+        outputs.
+        """
 
 
 B_contra = TypeVar("B_contra", bound="TrainingBatch", contravariant=True)
@@ -53,12 +61,17 @@ class Update(Protocol[B_contra]):
     """Optimizer steps on batches, together with the other learners of the run."""
 
     def plan_updates(self, batch: B_contra | None) -> Floats:
-        """Count what is about to be trained on: samples of each update, float64 ``[updates]``;
-        zeros without a batch."""
+        """Count the samples of each update on ``batch``, float64 ``[updates]``.
+
+        Zeros without a batch.
+        """
 
     def step(self, batch: B_contra | None, totals: Floats) -> StepResult:
-        """Take the updates of the batch that was planned last. ``totals``: `plan_updates`, summed
-        over all learners, one of which may have no batch. Raises GroupLostError."""
+        """Take the updates of the batch that was planned last.
+
+        ``totals`` is the sum of `plan_updates` over all learners, some of which may have no batch.
+        Raises GroupLostError.
+        """
 
     def interrupted(self, batch: B_contra) -> StepResult:
         """The result for a batch whose `step` raised GroupLostError."""

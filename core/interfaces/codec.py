@@ -16,7 +16,7 @@ class GradientPart(NamedTuple):
     """One parameter in the flat gradient vector: its values ``start`` up to ``stop``.
 
     ``is_bias`` if it has fewer than two dimensions. ``rows`` is the size of its first dimension,
-    where it is seen as a matrix; 1 if that does not matter.
+    for codecs that treat it as a matrix; 1 if that does not matter.
     """
 
     name: str
@@ -27,7 +27,7 @@ class GradientPart(NamedTuple):
 
 
 class Bucket(NamedTuple):
-    """A slice of the flat gradient vector, of whole parameters, in their order."""
+    """A slice of the flat gradient vector that holds whole parameters, in their order."""
 
     start: int
     stop: int
@@ -35,7 +35,7 @@ class Bucket(NamedTuple):
 
     @property
     def size(self) -> int:
-        """Values in it."""
+        """The number of values."""
         return self.stop - self.start
 
 
@@ -44,7 +44,7 @@ class Collective(Protocol):
 
     All ranks call the same methods in the same order, from one thread. Tensors are contiguous, of
     any dtype, and have the same shape on all ranks. A rank that is gone or late makes a call raise
-    RuntimeError, after which the group is of no use.
+    RuntimeError; the group cannot be used afterwards.
     """
 
     @property
@@ -52,7 +52,7 @@ class Collective(Protocol):
 
     @property
     def world(self) -> int:
-        """Ranks in the group."""
+        """The number of ranks in the group."""
 
     def all_reduce(self, tensor: Tensor) -> None:
         """Replace ``tensor`` by its sum over ranks, bitwise the same on all."""
@@ -61,39 +61,42 @@ class Collective(Protocol):
         """Replace ``tensor`` by its maximum over ranks. Not for NaN, which gloo may lose."""
 
     def all_to_all(self, out: Tensor, given: Tensor) -> None:
-        """Row r of ``given`` ``[world, k]`` goes to rank r; row r of ``out`` is what r gave."""
+        """Send row r of ``given`` ``[world, k]`` to rank r.
+
+        Row r of ``out`` is received from rank r.
+        """
 
     def all_gather(self, out: Tensor, given: Tensor) -> None:
-        """Row r of ``out`` ``[world, k]`` is what rank r gave, each of the same size."""
+        """Collect ``given`` of every rank r as row r of ``out`` ``[world, k]``."""
 
 
 class CodecContext(NamedTuple):
-    """What a codec is made for: one rank's part in one group, and one optimizer's gradients."""
+    """The arguments of a codec: one rank's part in one group, and one optimizer's gradients."""
 
     cfg: ReduceConfig
     """``learner.reduce``; `ExtraOptions.of` takes a codec's own options from it."""
     parts: Sequence[GradientPart]
-    """They make up the flat vector without gaps."""
+    """The parameters, which make up the flat vector without gaps."""
     size: int
-    """Values of the flat vector."""
+    """The number of values in the flat vector."""
     device: torch.device
-    """Of gradients and of all that is kept for them."""
+    """The device of gradients and of all state kept for them."""
     world: int
     rank: int
     momentum: float = 0.9
-    """The optimizer's, for a codec that applies it in the optimizer's place."""
+    """The optimizer's momentum, for a codec that applies it in the optimizer's place."""
     grad_clip: float | None = None
     """The optimizer's bound on the norm of a gradient, for such a codec."""
 
 
 class CodecFactory(Protocol):
-    """What `CodecSpec.entry_point` names: a class of codecs, or a function that makes one."""
+    """The kind of object that `CodecSpec.entry_point` names: a class of codecs, or a function."""
 
     def __call__(self, context: CodecContext) -> Codec: ...
 
 
 class Codec(Protocol):
-    """Sums gradients over ranks, in a form of its own on the wire.
+    """Sums gradients over ranks, in an encoding of its own.
 
     One codec belongs to one rank of a group; a group of another size needs a new one. In each
     optimizer step all ranks call, from one thread,
@@ -102,19 +105,22 @@ class Codec(Protocol):
         reduce(bucket, grads, ring)        for every bucket of `buckets`, in their order
 
     and between two steps any of `nbytes`, `residuals` and `reset`. A rank without samples takes
-    part with zeros, and so sends what it held back in earlier steps.
+    part with zeros, and so sends the residuals of earlier steps.
 
-    A gradient that is not finite (or whose norm is not, in float32) ends as values that are not
-    finite on all ranks, and leaves the residuals as they were: the optimizer skips the step, and
-    the next one is sound.
+    A gradient that is not finite (or whose norm is not, in float32) results in values that are not
+    finite on all ranks, and leaves the residuals unchanged: the optimizer skips the step, and the
+    next one is not affected.
     """
 
     @property
     def buckets(self) -> Sequence[Bucket]:
-        """The flat vector in slices, in the order in which a backward pass completes them."""
+        """Slices of the flat vector, in the order in which a backward pass completes them."""
 
     def begin(self, update: int) -> None:
-        """Before the buckets of a step; ``update`` counts the optimizer steps of the run so far."""
+        """Called before the buckets of a step.
+
+        ``update`` counts the optimizer steps of the run so far.
+        """
 
     def reduce(self, bucket: Bucket, grads: Tensor, ring: Collective) -> None:
         """Turn ``grads`` into their sum over ranks, in place, bitwise the same on all ranks.
@@ -126,9 +132,12 @@ class Codec(Protocol):
         """Theoretical payload in bytes that this rank sends in step ``update``."""
 
     def residuals(self) -> Mapping[str, Tensor]:
-        """What this rank holds back for later steps, by name: float32 ``[size]``, the codec's own
-        memory. It goes into checkpoints, and is written in place when one is loaded: with the same
-        residuals and updates, another codec of this kind goes on as this one would."""
+        """The values held back on this rank for later steps, by name, float32 ``[size]``.
+
+        They are the codec's own memory. They go into checkpoints, and are written in place when one
+        is loaded: with the same residuals and updates, another codec of this kind continues as this
+        one would.
+        """
 
     def reset(self) -> None:
-        """The members of the group have changed: clear the residuals."""
+        """Clear the residuals; called when the members of the group have changed."""

@@ -1,4 +1,4 @@
-"""What data an algorithm may ask for, and the source of a learner's batches."""
+"""The kinds of data that an algorithm trains on, and the source of a learner's batches."""
 
 from __future__ import annotations
 
@@ -20,8 +20,10 @@ class Unrolls:
 
 
 class Relabel(Protocol):
-    """Rewrites transitions between their draw and the update, as hindsight replay does
-    (Andrychowicz et al. 2017, arXiv 1707.01495)."""
+    """Rewrites transitions between their draw and the update.
+
+    Hindsight replay does (Andrychowicz et al. 2017, arXiv 1707.01495).
+    """
 
     def __call__(
         self,
@@ -29,7 +31,7 @@ class Relabel(Protocol):
         future: Callable[[int], Mapping[str, Any]],
         rng: np.random.Generator,
     ) -> None:
-        """Change or replace arrays of a batch, in which nothing else changes.
+        """Change or replace arrays of the batch; nothing else of it may change.
 
         Args:
             batch: arrays ``[B, ...]`` by name, see `penstock.replay.Batch`; ``keys`` must stay.
@@ -41,7 +43,7 @@ class Relabel(Protocol):
 
 @dataclass(frozen=True)
 class Transitions:
-    """Transitions drawn from replay, again and again; rewards are sums over ``n_step`` rows."""
+    """Transitions drawn from replay repeatedly; rewards are sums over ``n_step`` rows."""
 
     n_step: int = 1
     relabel: Relabel | None = None
@@ -64,21 +66,23 @@ class TransitionSequences:
 
 
 SampleSpec = Transitions | TransitionSequences
-"""What one sampled batch consists of: transitions or sequences."""
+"""The content of one sampled batch: transitions or sequences."""
 
 
 @dataclass(frozen=True)
 class Dataset:
-    """Batches sampled from the replay snapshot in ``folder`` (written by
-    `penstock.replay.Replay.save`), without actors. Rewards and actions are trained on as they were
-    recorded."""
+    """Batches sampled from a replay snapshot, without actors.
+
+    ``folder`` was written by `penstock.replay.Replay.save`. Rewards and actions are used as
+    recorded.
+    """
 
     folder: Path
     draws: SampleSpec = Transitions()
 
 
 DataSpec = Unrolls | SampleSpec | Dataset
-"""Which data an algorithm trains on: by it the learner's data source is made."""
+"""The data that an algorithm trains on; it determines the learner's data source."""
 
 
 class TrainingBatch(Protocol):
@@ -108,40 +112,50 @@ class HostValues(Protocol):
 
 
 class StepResult(NamedTuple):
-    """What became of a batch."""
+    """The result of training on a batch."""
 
     trained_steps: int
     """Agent steps that were trained on, once or more: those of the batch, or fewer where the group
-    of learners was lost meanwhile."""
+    of learners was lost meanwhile.
+    """
     publish_due: bool = False
-    """Whether the weights are now to be published."""
+    """Whether the weights must be published now."""
     errors: HostValues | None = None
     """Absolute TD errors, float32 ``[B]``, where the source samples by priority."""
 
 
 class DataSource(Protocol[B]):
-    """Gives batches and takes them back. One thread uses it, that of the learner.
+    """Provides batches and takes them back; used by one thread, that of the learner.
 
-    Several batches may be out at a time. They come back in the order in which they were given; in
-    between their memory is not written to, and unrolls count as in flight.
+    Several batches may be out at a time. They are released in the order of `next`; until then their
+    memory is not written to, and unrolls count as in flight.
     """
 
     def next(self, timeout_s: float) -> B | None:
-        """The next batch, or None when there was none in time. A source with a fixed number of
-        batches also gives None while all of them are out."""
+        """The next batch, or None when there was none within ``timeout_s`` seconds.
+
+        A source with a fixed number of batches also returns None while all of them are out.
+        """
 
     def release(self, batch: B, result: StepResult) -> None:
-        """Take back a batch, possibly several batches later. Frees its memory and updates the
-        priorities of its rows that are still stored."""
+        """Take back a batch, possibly several batches later.
+
+        Frees its memory and updates the priorities of its rows that are still stored.
+        """
 
     def save(self, folder: Path, beat: Callable[[], None] | None = None) -> None:
-        """Write the source's part of a checkpoint: in the background, or, with ``beat``, blocking
-        while calling ``beat``. Raises UserError where writing failed."""
+        """Write the source's part of a checkpoint.
+
+        In the background, or, with ``beat``, blocking while calling ``beat``. Raises UserError
+        where writing failed.
+        """
 
     def restore(self, folder: Path) -> str:
-        """Load what `save` wrote to ``folder``; called before the first `next`. Returns a sentence
-        for the user, or "". Raises UserError for a snapshot that is damaged or does not fit the
-        run."""
+        """Load what `save` wrote to ``folder``; called before the first `next`.
+
+        Returns a sentence for the user, or "". Raises UserError for a snapshot that is damaged or
+        does not fit the run.
+        """
 
     def close(self) -> None:
         """Release memory and threads; batches must not be used afterwards."""

@@ -1,4 +1,4 @@
-"""Where the roles of a run are placed and started."""
+"""Engines: where the roles of a run are placed, and how they are started."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Bundle:
-    """Roles that are placed on one host together, and what they ask for there."""
+    """Roles that are placed on one host together, with the resources that they need."""
 
     name: str
     """Such as "learner-0" or "actors"."""
     roles: tuple[str, ...]
     """Their names, such as "actor-3"."""
     cpus: int
-    """Cores that they keep busy: the threads of all of them."""
+    """Cores that the roles keep busy: the threads of all of them."""
     gpus: int = 0
 
 
@@ -47,44 +47,46 @@ class RoleStatus(NamedTuple):
     """
 
     began: bool
-    """Whether there is or was a process of the role: before it there are those that start it."""
+    """Whether the role's own process exists or existed; before it only those that start it."""
     incarnation: int
-    """Of an actor's present stream; else the one under which the role was started."""
+    """That of an actor's present stream; for other roles that of the start."""
     phase: str
     """A `profiling.status.Phase` in lower case."""
     phase_s: float
     """When that phase began."""
     alive_s: float
-    """Of the last sign of life."""
+    """Time of the last heartbeat."""
     produced_steps: int
     sequence: int
     played_steps: int
     trained_steps: int
     reduction: int
     dropped_nbytes: int
-    """Output that is not in the role's log."""
+    """Output that is missing in the role's log."""
 
 
 class ThreadUsage(NamedTuple):
-    """Where the time of one thread of a role went."""
+    """How the time of one thread of a role is spent."""
 
     name: str
     part: str | None
-    """A `profiling.ledger.Part` in lower case that it is in now; None before its first."""
+    """The present part, a `profiling.ledger.Part` in lower case; None before the first."""
     for_s: float | None
-    """Seconds since it entered that part; None before its first."""
+    """Seconds since it entered that part; None before the first."""
     seconds: Mapping[str, float]
-    """Of each part, since the thread began."""
+    """Seconds in each part, since the thread began."""
 
 
 class RoleUsage(NamedTuple):
     """Resource usage of a role's process, from its kernel, and of its threads, from the role.
-    ``state``, ``cpu_s`` and ``age_s`` are None where the process has ended or nothing is known."""
+
+    ``state``, ``cpu_s`` and ``age_s`` are None where the process has ended or nothing is known.
+    """
 
     pid: int
-    """On its host; of the process that starts the role, before there is one of the role."""
+    """Process id on its host; that of the process that starts the role, before the role exists."""
     state: str | None
-    """In a word, such as "running"."""
+    """State of the process in a word, such as "running"."""
     cpu_s: float | None
     """Processor time of all its threads, seconds."""
     age_s: float | None
@@ -113,52 +115,63 @@ class Handle(Protocol):
 
     @property
     def incarnation(self) -> int:
-        """Under which the role was started. With ``spec.name`` it identifies the process."""
+        """The number of the start. With ``spec.name`` it identifies the process."""
 
     @property
     def host(self) -> str:
-        """Name of the host that it runs on."""
+        """Name of the host that the role runs on."""
 
     def send(self, message: Message) -> None:
-        """Send a control message, as soon as there is room for it. Messages arrive in order, or are
-        lost with the role or its host."""
+        """Send a control message as soon as there is room for it.
+
+        Messages arrive in order, or are lost with the role or its host.
+        """
 
     def receive(self) -> list[Message]:
         """Control messages that have arrived since the last call, in order. Each has a "kind"."""
 
     def signal(self, signum: int) -> None:
-        """Send a signal to the role. Before its process exists, SIGTERM and SIGKILL prevent that.
-        It is lost where the process has ended or its host does not answer."""
+        """Send a signal to the role. Before its process exists, SIGTERM and SIGKILL prevent its
+        start.
+
+        The signal is lost where the process has ended or its host does not answer.
+        """
 
     def liveness(self) -> Liveness:
-        """Whether it runs. Called in every turn: an engine may do here what has become due, such
-        as to kill what outlives the role."""
+        """Whether the role runs.
+
+        Called in every turn: an engine may do periodic work here, such as killing processes that
+        outlive the role.
+        """
 
     def status(self) -> RoleStatus:
         """The latest status; cheap, and without a system call."""
 
     def usage(self) -> RoleUsage:
-        """What its process and its threads use; may read some files."""
+        """Resource usage of the process and its threads; may read some files."""
 
     def reading(self) -> Reading:
-        """The totals that a profile is made of, with the time that they are of."""
+        """The totals for a profile, with their time."""
 
     def spans(self, since_ns: int) -> list[Thread]:
-        """What its threads were in from ``since_ns`` on (ns of this host's CLOCK_MONOTONIC). An
-        engine that does not carry them from other hosts returns none."""
+        """The parts that its threads were in since ``since_ns`` (ns of this host's
+        CLOCK_MONOTONIC).
+
+        An engine that does not transfer them from other hosts returns none.
+        """
 
     def log_tail(self) -> str:
         """The last output of this process. Not after `reap`."""
 
     def reap(self) -> int:
-        """Release everything that a role has held whose death is confirmed.
+        """Release every resource of a role whose death is confirmed.
 
         Returns: its exit code, negative for the signal that ended it.
         """
 
 
 class EngineContext(NamedTuple):
-    """What an engine is made for: one run."""
+    """The arguments of an engine, which serves one run."""
 
     runtime_dir: Path
     """A folder of this host, of mode 0700, with a path short enough for Unix sockets. Create no
@@ -168,8 +181,7 @@ class EngineContext(NamedTuple):
 
 
 class EngineFactory(Protocol):
-    """What `launch.engines.registry.ENGINES` holds: a class of engines, or a function that makes
-    one."""
+    """An entry of `launch.engines.registry.ENGINES`: a class of engines, or a function."""
 
     def __call__(self, context: EngineContext) -> Engine: ...
 
@@ -177,8 +189,8 @@ class EngineFactory(Protocol):
 class Engine(Protocol):
     """Places the roles of a run on hosts and starts them there.
 
-    It decides nothing about roles: it starts what it is asked to, and never starts a role again by
-    itself. `launch.decisions` alone restarts. Calls come from one thread:
+    It takes no decisions about roles and never restarts one by itself; `launch.decisions` alone
+    restarts. Calls come from one thread:
 
         reserve(bundles)                once
         endpoints()                     once, after that
@@ -188,7 +200,7 @@ class Engine(Protocol):
     """
 
     def reserve(self, bundles: Sequence[Bundle]) -> None:
-        """Find a host for each bundle. A role is in exactly one of them.
+        """Find a host for each bundle. A role is in exactly one bundle.
 
         Raises UserError where there is no room, naming what is missing.
         """
@@ -205,22 +217,27 @@ class Engine(Protocol):
         Args:
             spec: one of the roles that were reserved for.
             incarnation: higher than that of every earlier start of the role.
-            arguments: fields of `RoleContext` beyond those of the spec, values of JSON;
-                ``run_dir`` is the same on every host; ``runtime_dir`` is this host's, and another
-                one puts its own in its place.
-            log: where the role's output goes, on its host.
+            arguments: fields of `RoleContext` beyond those of the spec, as JSON values; ``run_dir``
+                is the same on every host; ``runtime_dir`` is this host's, and another host replaces
+                it by its own.
+            log: the file for the role's output, on its host.
 
         Raises OSError where it could not be started; nothing of it is left then. An engine that
         detects the failure later returns a handle whose death is confirmed, whose status has
-        ``began`` False and whose `Handle.log_tail` says why.
+        ``began`` False and whose `Handle.log_tail` contains the reason.
         """
 
     def filenos(self) -> Collection[int]:
-        """Descriptors that become readable when a handle has something to receive, or its liveness
-        may have changed. They may change with every call of the engine or of its handles."""
+        """Descriptors that become readable when a handle has a message, or its liveness may have
+        changed.
+
+        They may change with every call of the engine or of its handles.
+        """
 
     def close(self) -> None:
-        """Release everything; a second call does nothing. The supervisor has reaped what it could.
-        Roles that are presumed dead and still run must end: the engine kills them where their host
-        can be reached; elsewhere they end by themselves within ``run.grace_s`` of losing the
-        engine."""
+        """Release everything; a second call does nothing.
+
+        The supervisor has reaped all roles that it could. Roles that are presumed dead and still
+        run must end: the engine kills them where their host can be reached; elsewhere they end by
+        themselves within ``run.grace_s`` of losing the engine.
+        """

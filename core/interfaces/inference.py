@@ -33,39 +33,48 @@ class Inference(Protocol):
 
     @property
     def recorded(self) -> tuple[str, ...]:
-        """Columns of the slot that `finish` returns beside the actions. They are written after
-        the actions, so that one named "action" replaces these."""
+        """Columns of the slot that `finish` returns beside the actions.
+
+        They are written after the actions, so that one named "action" replaces these.
+        """
 
     @property
     def stamp(self) -> Stamp | None:
-        """Of the weights that compute; None before the first `refresh`."""
+        """The stamp of the present weights; None before the first `refresh`."""
 
     def begin(self, group: int, observations: Array) -> None:
-        """Start to compute the actions for ``observations`` ``[E, *shape]``, of the dtype that
-        slots have. They stay as they are until `finish` has returned."""
+        """Start to compute the actions for ``observations`` ``[E, *shape]``, with the dtype of
+        slots.
+
+        The array must not change until `finish` has returned.
+        """
 
     def finish(self, group: int) -> tuple[Array, tuple[Array, ...]]:
-        """Wait for what `begin` started.
+        """Wait for the computation that `begin` started.
 
         Returns: the actions, int32 ``[E, *shape]`` for choices or float32 ``[E, *shape]`` for a
-            Box; and the columns named by `recorded`, each ``[E, *shape]``, computed by the same
-            weights in the same precision. All are views, valid until the group's next `begin`.
+        Box; and the columns named by `recorded`, each ``[E, *shape]``, computed by the same weights
+        in the same precision. All are views, valid until the group's next `begin`.
         """
 
     def state(self, group: int) -> Float32:
-        """The recurrent state before the group's next `begin`, float32 ``[E, size]``; zeros at
-        first, size 0 for a network without memory. A view, valid until that `begin`."""
+        """The recurrent state before the group's next `begin`, float32 ``[E, size]``.
+
+        Zeros at first; size 0 for a network without memory. A view, valid until that `begin`.
+        """
 
     def reset(self, group: int, first: npt.NDArray[np.bool_]) -> None:
-        """Set the state to zeros in the environments, bool ``[E]``, whose next observation is the
-        first of an episode."""
+        """Set the recurrent state to zeros in the environments marked in ``first``, bool ``[E]``.
+
+        Their next observation is the first of an episode.
+        """
 
     def refresh(self, weights: Float32, stamp: Stamp) -> None:
-        """Compute by ``weights`` from now on, a flat vector float32 ``[layout.size]``, which is
-        copied. No group may be within an unroll, so that each unroll has one policy version.
+        """Use ``weights`` from now on, a flat vector float32 ``[layout.size]``, which is copied.
 
-        Raises ValueError for a vector of another size.
+        No group may be within an unroll, so that each unroll has one policy version. Raises
+        ValueError for a vector of another size.
         """
 
     def close(self) -> None:
-        """Release what it holds; also after an error."""
+        """Release all resources; also called after an error."""

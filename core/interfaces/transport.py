@@ -33,7 +33,7 @@ class Welcome:
 
 
 class LearnerGoneError(Exception):
-    """The learner ended or was replaced by another run; join again."""
+    """The learner ended or was replaced by another run; the actor must join again."""
 
 
 class UnknownPolicyError(Exception):
@@ -61,27 +61,31 @@ class Link(Protocol):
 
     welcome: Welcome
     fills_store: bool
-    """Whether slots are the learner's own memory: then the actor calls the algorithm's `process`,
-    otherwise the connector does."""
+    """Whether slots are the learner's own memory.
+
+    If so, the actor calls the algorithm's `process`, otherwise the connector does.
+    """
 
     def slot(self, timeout_s: float) -> AbstractContextManager[Slot | None]:
-        """A slot to fill, or None when none was granted in time.
+        """Lend a slot to fill; None when none was granted within ``timeout_s`` seconds.
 
         Leaving the block publishes the slot; an exception inside does not. Raises LearnerGoneError.
         """
 
     def beat(self) -> None:
-        """Heartbeat: call between environment steps, about once a second. Whatever was granted to
-        an actor that is silent for longer may be given to others. Raises LearnerGoneError."""
+        """Send a heartbeat; call it between environment steps, about once a second.
+
+        Grants of an actor that is silent for longer may be given to others. Raises
+        LearnerGoneError.
+        """
 
     def read_weights(
         self, out: Float32, newer_than: Stamp | None, policy_id: int = 0
     ) -> Stamp | None:
-        """Copy the newest weights of a policy into ``out`` (float32 ``[layout.size]``) and return
-        their stamp.
+        """Copy the newest weights of a policy into ``out`` (float32 ``[layout.size]``).
 
-        None, and nothing copied, when there are none newer than ``newer_than``. Raises
-        UnknownPolicyError, at once or in a later call.
+        Returns their stamp, or None, without copying, when there are none newer than
+        ``newer_than``. Raises UnknownPolicyError, at once or in a later call.
         """
 
     def close(self) -> None:
@@ -89,8 +93,7 @@ class Link(Protocol):
 
 
 class LearnerInfo(NamedTuple):
-    """Description of a learner, for an actor that has only its address. Nothing in it is
-    validated."""
+    """Description of a learner, for an actor that has only its address; not validated."""
 
     config: object
     """The run's config, as JSON."""
@@ -129,7 +132,7 @@ class Connector(Protocol):
     def __call__(self, ctx: RoleContext, prepare: Callable[[Welcome], SlotProcessor]) -> None:
         """Receive until ``ctx.stopping()``; SystemExit(EXIT_REJOIN) when the learner has gone.
 
-        Nothing that is received raises: what is wrong is dropped and counted. What ``prepare``
-        returns is called with the columns of every slot before it is published, and raises
-        for values that are not to be trained on.
+        No received message raises: a bad one is dropped and counted. The processor that
+        ``prepare`` returns is called with the columns of every slot before it is published, and
+        raises for values that must not be trained on.
         """

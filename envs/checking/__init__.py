@@ -1,1 +1,1 @@
-"""What can be wrong with an environment, found by playing it."""
+"""Checks of an environment, made by playing it."""

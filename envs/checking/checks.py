@@ -1,6 +1,8 @@
-"""What can be wrong with an environment, found by playing it; each in a sentence that says what to
-do. The environment is driven as training does it, and every promise that training relies on is
-looked at. `Checker` is for single environments, `penstock.envs.checking.vector` for vectors.
+"""Checks of an environment, made by playing it; each fault is a sentence with the next step.
+
+The environment is driven as in training, and every property that training relies on is checked.
+`Checker` is for single environments, `penstock.envs.checking.vector` for vectors. `cost` measures
+time and memory.
 """
 
 from __future__ import annotations
@@ -10,11 +12,13 @@ import time
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from itertools import islice
 from typing import Any, NamedTuple
 
 import gymnasium
 import numpy as np
 import numpy.typing as npt
+import psutil
 from gymnasium import spaces
 from gymnasium.utils.env_checker import check_env
 from gymnasium.vector import VectorEnv
@@ -27,18 +31,20 @@ from penstock.envs.space_misfit import misfit, misfits
 from penstock.envs.vector_env import check_mask, checked_actions, counts_of, own_reset
 
 Single = gymnasium.Env[Any, Any]
-SAMPLES = 20  # of a space, that it must hold itself
+READINGS = 30  # of the memory
+LEAK_NBYTES = 100  # per step: 1 GB in ten million
+SAMPLES = 20  # drawn from a space, which must contain them
 
 
 class Problem(NamedTuple):
-    """Something to mend. `kind` is a word for programs, `text` a sentence for people."""
+    """A fault to correct. `kind` is a word for programs, `text` a sentence for people."""
 
     kind: str
     text: str
 
 
 class PlayedStep(NamedTuple):
-    """One call of an environment, in a form that can be compared."""
+    """The result of one call of an environment, in comparable form."""
 
     observation: bytes
     reward: float
@@ -47,7 +53,7 @@ class PlayedStep(NamedTuple):
 
 
 class Checker:
-    """Plays an environment by chance, and keeps what is wrong with it, the first of each kind."""
+    """Plays an environment with random actions, and collects its faults, the first of each kind."""
 
     def __init__(self) -> None:
         self.problems: list[Problem] = []
@@ -57,19 +63,20 @@ class Checker:
         self.times_s: list[float] = []
         self._firsts: set[int] = (
             set()
-        )  # of episodes, by hash: what is kept must not look like a leak
+        )  # of episodes, by hash: stored observations would look like a leak
         self._lasts: list[int] = []
         self._changes = False
 
     def add(self, kind: str, text: str, fault: str = "") -> None:
-        """Keep a problem, unless there is one of its kind, and of the same fault where a kind has
-        several."""
+        """Add a fault, unless there is one of its kind, and of the same `fault` where a kind has
+        several.
+        """
         if (kind, fault) not in self._known:
             self._known.add((kind, fault))
             self.problems.append(Problem(kind, text))
 
     def add_closed(self) -> None:
-        """A mask allows nothing."""
+        """Add the fault that a mask allows nothing."""
         self.add(
             "mask",
             f"{MASK} allows no action where one must be chosen; let it allow at least one (of each "
@@ -77,8 +84,7 @@ class Checker:
         )
 
     def check_spaces(self, name: str, env: Single | VectorEnv, prefix: str = "") -> bool:
-        """Look at the spaces, whose names have the prefix; returns whether training could take
-        them."""
+        """Check the spaces, whose names have the prefix; returns whether training can use them."""
         for what in (f"{prefix}observation_space", f"{prefix}action_space"):
             space = getattr(env, what, None)
             if not isinstance(space, spaces.Space):
@@ -99,12 +105,14 @@ class Checker:
     def play(
         self, env: Single, steps: int, seed: int, seconds: float = 1e9
     ) -> Iterator[PlayedStep]:
-        """Play `steps` steps, or for so long, over as many episodes as it takes, and look at all
-        that it returns. Ends early where nothing can be played on."""
+        """Play and check `steps` steps, or `seconds`, over as many episodes as needed.
+
+        Ends early where the environment cannot be stepped on.
+        """
         rng = np.random.default_rng(seed)
         env.action_space.seed(seed)
         shown = self._reset(env, seed)
-        bounds = _bounds(env.action_space)  # what policies choose often, and chance never
+        bounds = _bounds(env.action_space)  # policies often choose them, random actions never
         total, length, until = 0.0, 0, time.perf_counter() + seconds
         while shown is not None and steps > 0 and time.perf_counter() < until:
             steps -= 1
@@ -126,11 +134,11 @@ class Checker:
 
     @property
     def ends_where_it_begins(self) -> bool:
-        """Whether every episode's last observation was a first one, though others were seen."""
+        """Whether every episode's last observation was a first one, though others occurred."""
         return self._changes and len(self._lasts) > 3 and self._firsts.issuperset(self._lasts)
 
     def determinism(self, make: Callable[[], Single], steps: int, seconds: float) -> None:
-        """Two environments with one seed, and one of them once more, must play alike."""
+        """Check that two environments with one seed, and one of them again, play alike."""
         first, second = make(), make()
         try:
             played = list(self.play(first, steps, 7, seconds))
@@ -154,26 +162,26 @@ class Checker:
             )
 
     def close(self, env: Single | VectorEnv) -> None:
-        """Let go of what was played."""
+        """Close a played environment."""
         try:
             env.close()
         except Exception as error:
             self.add("close", f"close() raised {told(error)}; correct it")
 
     def pickling(self, constructor: Any) -> None:
-        """A process that starts anew must find by name what makes the environment."""
+        """Check that a new process can find the environment's constructor by name."""
         try:
             pickle.loads(pickle.dumps(constructor))
         except Exception as error:
             self.add(
                 "pickling",
-                f"what makes it cannot be pickled ({type(error).__name__}: {error}); define it at "
-                "the top level of its module, as no lambda and in no function, so that a process "
-                "started anew can import it",
+                f"its constructor cannot be pickled ({type(error).__name__}: {error}); define it "
+                "at the top level of its module, not as a lambda or in a function, so that a new "
+                "process can import it",
             )
 
     def _reset(self, env: Single, seed: int | None) -> Any:
-        """The first observation; None if it cannot be played."""
+        """Reset; returns the first observation, or None on failure."""
         call = f"reset(seed={seed})"
         try:
             found = env.reset(seed=seed)
@@ -272,7 +280,7 @@ def refused_by_gymnasium(make: Callable[[], Single]) -> str | None:
 
 
 def choose(space: spaces.Space[Any], shown: Any, rng: np.random.Generator) -> Any:
-    """An action by chance that the mask in an observation allows; None where it allows none."""
+    """A random action that the mask in an observation allows; None where it allows none."""
     mask, counts = shown.get(MASK) if isinstance(shown, dict) else None, counts_of(space)
     if mask is None or not counts:
         return space.sample()
@@ -290,7 +298,7 @@ def _bounds(space: spaces.Space[Any]) -> list[npt.NDArray[Any]]:
 
 
 def difference(one: list[PlayedStep], other: list[PlayedStep]) -> str:
-    """Where two plays part, in words; empty if they do not."""
+    """Where two plays differ, in words; empty if they do not."""
     for number, (a, b) in enumerate(zip(one, other, strict=False), 1):
         for what in PlayedStep._fields:
             if getattr(a, what) != getattr(b, what):
@@ -299,14 +307,14 @@ def difference(one: list[PlayedStep], other: list[PlayedStep]) -> str:
 
 
 def as_bytes(observation: Any) -> bytes:
-    """What two observations are compared by."""
+    """The bytes by which observations are compared."""
     if isinstance(observation, dict):
         return b"".join(as_bytes(observation[key]) for key in sorted(observation, key=str))
     if isinstance(observation, tuple):
         return b"".join(map(as_bytes, observation))
     try:
         return np.asarray(observation).tobytes()
-    except ValueError:  # lists of unlike lengths
+    except ValueError:  # lists of different lengths
         return repr(observation).encode()
 
 
@@ -318,7 +326,7 @@ def _number(value: Any) -> float:
 
 
 def told(error: Exception) -> str:
-    """What was raised, and where."""
+    """The exception and its place, in words."""
     where = place(error)
     return f"{type(error).__name__}: {error}" + (f" ({where})" if where else "")
 
@@ -327,3 +335,45 @@ def _kind(value: Any) -> str:
     if isinstance(value, tuple):
         return f"a tuple of {len(value)}"
     return f"{value!r}, a {type(value).__name__}"[:80]
+
+
+def cost(found: Checker, played: Iterator[object], steps: int) -> dict[str, Any]:
+    """Exhaust a play of up to `steps`, and measure it.
+
+    Returns steps, episodes, and time and memory per step. Adds a fault to `found` where memory
+    grows.
+    """
+    process, resident, count = psutil.Process(), [0] * 0, 0
+    while taken := sum(1 for _ in islice(played, max(steps // READINGS, 1))):
+        count += taken
+        resident.append(process.memory_info().rss)
+    grown = growth_nbytes(resident, count) if len(resident) > READINGS // 2 else 0.0
+    if grown > LEAK_NBYTES:
+        found.add(
+            "memory",
+            f"memory grows by {grown:,.0f} bytes a step, {grown * 1e7 / 1e9:,.0f} GB in ten "
+            "million steps; do not keep what a step made, and let go of it in reset",
+        )
+    times_ms = np.array(found.times_s or [0.0]) * 1e3
+    return {
+        "steps": count,
+        "episodes": len(found.returns),
+        "step_ms": {
+            "p50": float(np.percentile(times_ms, 50)),
+            "p99": float(np.percentile(times_ms, 99)),
+            "max": float(times_ms.max()),
+        },
+        "grown_nbytes": grown,
+    }
+
+
+def growth_nbytes(resident_nbytes: list[int], steps: int) -> float:
+    """Bytes by which a process grows per step, from its memory at equal distances over `steps`.
+
+    0 where it does not grow all the time, as when a cache fills.
+    """
+    sizes: npt.NDArray[np.int64] = np.array(resident_nbytes[len(resident_nbytes) // 3 :])
+    grown = np.diff(sizes)
+    if len(grown) < 4 or (grown > 0).mean() < 0.8:
+        return 0.0
+    return float(sizes[-1] - sizes[0]) / (steps * len(grown) / (len(resident_nbytes) - 1))

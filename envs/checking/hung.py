@@ -1,8 +1,8 @@
-"""Ends a program in which a call of somebody else's code does not come back.
+"""Ends a program in which a call of the user's code does not return.
 
 A thread looks at the stack of the main one. The call is the outermost frame that was entered from
-Penstock; while it is the same frame, it is the same call. Nothing is counted or wrapped, so what is
-watched runs as it does in training.
+Penstock; while it is the same frame, it is the same call. Nothing is counted or wrapped, so the
+watched code runs as in training.
 """
 
 from __future__ import annotations
@@ -21,13 +21,16 @@ import psutil
 from penstock.core.place import package_of, place_of
 
 LOOK_S = 0.2
-BACKSTOP_S = 5.0  # where the call keeps the interpreter's lock, so that no thread of Python runs
+BACKSTOP_S = 5.0  # used where the call keeps the interpreter lock, so that no Python thread runs
 
 
 @contextmanager
 def told_where_hung(limit_s: float, tell: Callable[[str], object]) -> Iterator[None]:
-    """Watch the calling thread; a call that lasts ``limit_s`` is told of, from another thread, in a
-    clause without an end. ``tell`` may end the program, as nothing else can end such a call."""
+    """Watch the calling thread; report a call that lasts ``limit_s`` seconds.
+
+    ``tell`` is called from another thread, with a clause. It may end the program, which is the only
+    way to end such a call.
+    """
     done, watched = threading.Event(), threading.get_ident()
     _arm(limit_s)
     thread = threading.Thread(target=_watch, args=(watched, limit_s, tell, done), daemon=True)
@@ -41,7 +44,7 @@ def told_where_hung(limit_s: float, tell: Callable[[str], object]) -> Iterator[N
 
 
 def end_all(code: int) -> None:
-    """End this program at once, with all that it has started."""
+    """End this program at once, with all processes that it has started."""
     for process in psutil.Process().children(recursive=True):
         with suppress(psutil.Error):
             process.kill()
@@ -73,8 +76,10 @@ def _arm(limit_s: float) -> None:
 
 
 def call_of(frame: FrameType) -> FrameType:
-    """The outermost frame that was entered from Penstock; Penstock's own where that is innermost,
-    as it is while it calls what is not Python."""
+    """The outermost frame that was entered from Penstock.
+
+    Penstock's own frame where that is innermost, as during a call of code that is not Python.
+    """
     call = frame
     while package_of(call) != "penstock" and call.f_back is not None:
         if package_of(call.f_back) == "penstock":

@@ -1,7 +1,8 @@
-"""What can be wrong with a vector environment: what it says of itself, and whether it is true.
+"""Checks of a vector environment: whether it behaves as it declares.
 
 The decisive test is of NEXT_STEP: two copies play alike until an episode has ended, and are then
-given different actions in the step that only resets. If they differ afterwards, it was played.
+given different actions in the step that only resets. If they differ afterwards, that step was
+played.
 """
 
 from __future__ import annotations
@@ -17,23 +18,25 @@ from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space
 
 from penstock.core.observations import MASK, open_choices
-from penstock.envs.checking.checks import Checker, told
-from penstock.envs.checking.cost import cost
+from penstock.envs.checking.checks import Checker, cost, told
 from penstock.envs.space_misfit import misfits
 from penstock.envs.vector_env import Actions, action_map, checked_actions, counts_of, own_reset
 
 Array = npt.NDArray[Any]
 COUNT = 2
 SEED = 7
-REPEATED_STEPS = 300  # that copies must play alike, at least
+REPEATED_STEPS = 300  # least number of steps that copies must play alike
 
 
 def check_vector(
     found: Checker, make: Callable[[int], VectorEnv], steps: int, seconds: float = 1e9
 ) -> dict[str, Any]:
-    """Play `steps` of a vector of `COUNT`, or for so long; add to `found` what is wrong with the
-    vectors that `make` makes. Returns figures, none where it cannot be played; of them
-    "resets_tested" says whether an episode ended, so that the step after it could be tested."""
+    """Play `steps` of a vector of `COUNT`, or `seconds`; add faults of the vectors to `found`.
+
+    `make` makes a vector of a given number of environments. Returns figures, empty where it cannot
+    be played; of them "resets_tested" is whether an episode ended, so that the step after it could
+    be tested.
+    """
     vector = make(COUNT)
     try:
         sound = _check_face(found, vector) and _check_mode(found, vector)
@@ -61,10 +64,9 @@ def check_vector(
 def draw(
     space: Actions, count: int, rng: np.random.Generator, allowed: Array | None = None
 ) -> Array:
-    """Actions by chance as a policy gives them, int32 or, of a Box, float32 in -1 ... 1,
-    [count, *shape].
+    """Random actions in a policy's form, [count, *shape]: int32 or, for a Box, float32 in -1 ... 1.
 
-    allowed: bool or 0 and 1 [count, choices], an action mask; where it allows nothing, anything.
+    allowed: bool or 0 and 1 [count, choices], an action mask; where it allows nothing, any.
     """
     if isinstance(space, spaces.Box):
         return rng.uniform(-1, 1, (count, *space.shape)).astype(np.float32)
@@ -78,13 +80,14 @@ def draw(
 
 
 class _Player:
-    """Drives a vector as an actor does, and looks at all that it returns."""
+    """Drives a vector as an actor does, and checks all results."""
 
     def __init__(self, found: Checker, vector: VectorEnv) -> None:
-        self.ends: list[int] = []  # the steps that ended episodes, from 1
+        self.ends: list[int] = []  # numbers of steps that ended episodes, from 1
         self.over = np.zeros(COUNT, np.bool_)
         self.shown: Any = None
-        self.sign = ""  # that games reset themselves within the step that ends an episode
+        # how an environment showed that it resets within the step that ends an episode
+        self.sign = ""
         self._found, self._vector = found, vector
         self._space = checked_actions("of the vector", vector.single_action_space)
         self._to_game = action_map(vector.single_action_space)
@@ -92,7 +95,7 @@ class _Player:
         self._rng = np.random.default_rng(SEED)
 
     def reset(self) -> bool:
-        """Begin; whether it can be played."""
+        """Begin; returns whether it can be played."""
         try:
             found = self._vector.reset(seed=SEED)
         except Exception as error:
@@ -105,7 +108,7 @@ class _Player:
         return self._fits("reset")
 
     def play(self, steps: int, seconds: float = 1e9) -> Iterator[Any]:
-        """The results of up to `steps`; it ends early where nothing can be played on."""
+        """Yield the results of up to `steps`; ends early where it cannot be stepped on."""
         totals, until = np.zeros(COUNT), time.perf_counter() + seconds
         for number in range(1, steps + 1):
             action = self.choose()
@@ -124,7 +127,7 @@ class _Player:
             yield results
 
     def choose(self) -> Array | None:
-        """Actions that the masks allow; None where one must be chosen and none is allowed."""
+        """Actions that the masks allow; None where a mask allows none."""
         mask = self.shown.get(MASK) if isinstance(self.shown, dict) else None
         if mask is None:
             return draw(self._space, COUNT, self._rng)
@@ -135,7 +138,7 @@ class _Player:
         return draw(self._space, COUNT, self._rng, mask != 0)
 
     def step(self, action: Array) -> Any:
-        """The results of actions as a policy gives them; None where it cannot be played on."""
+        """The results of actions in a policy's form; None where it cannot be stepped on."""
         own = action if self._to_game is None else self._to_game(action)
         given = own.copy()
         since = time.perf_counter()
@@ -179,7 +182,7 @@ def _check_face(found: Checker, vector: VectorEnv) -> bool:
         return False
     count = getattr(vector, "num_envs", None)
     if count != COUNT:
-        found.add("vector", f"num_envs={COUNT} made {count} games; make as many as asked")
+        found.add("vector", f"num_envs={COUNT} made {count} environments; make exactly num_envs")
         return False
     return True
 
@@ -199,7 +202,7 @@ def _check_mode(found: Checker, vector: VectorEnv) -> bool:
 
 
 def _look(found: Checker, results: Any, over: Array) -> bool:
-    """Whether one step's results, but for the observations, can be trained on."""
+    """Whether one step's results, except the observations, can be trained on."""
     if not (isinstance(results, tuple) and len(results) == 5):
         found.add(
             "step",
@@ -229,8 +232,11 @@ def _look(found: Checker, results: Any, over: Array) -> bool:
 
 
 def _check_copies(found: Checker, make: Callable[[int], VectorEnv], steps: int) -> bool:
-    """Two vectors with the same seed and actions must play `steps` alike; where the last of these
-    ends an episode, also after they were given different actions in the next. Returns whether."""
+    """Check that two vectors with the same seed and actions play `steps` alike.
+
+    Where the last step ends an episode, also after different actions in the next. Returns whether
+    that was tested.
+    """
     vectors = make(COUNT), make(COUNT)
     one, other = (_Player(found, vector) for vector in vectors)
     try:
@@ -253,7 +259,7 @@ def _check_copies(found: Checker, make: Callable[[int], VectorEnv], steps: int) 
 def _check_reset_row(found: Checker, one: _Player, other: _Player) -> bool:
     """Whether two players could be given different actions where episodes have ended."""
     over, action = one.over, one.choose()
-    for _ in range(20):  # of the actions that are ignored, some may be alike
+    for _ in range(20):  # some of the ignored actions may be equal
         different = other.choose()
         if action is None or different is None:
             return False

@@ -1,8 +1,8 @@
 """Car racing from pixels: `penstock/CarRacing-v0`, gymnasium's CarRacing-v3 several times as fast.
 
-Nearly all of gymnasium's time goes into drawing: 8 ms a frame, physics 0.1 ms. So frames that are
-skipped are not drawn here, and of the 800 pieces of road and grass only those near the window are
-looked at one by one. What is drawn is the same, to the last pixel.
+Nearly all of gymnasium's time goes into drawing: 8 ms a frame, physics 0.1 ms. So skipped frames
+are not drawn here, and of the 800 pieces of road and grass only those near the window are examined
+one by one. The drawn picture is the same, to the last pixel.
 
 Observations are uint8 [stack, 84, 84]: gray, without the row of indicators; an episode begins with
 its first frame, repeated. Actions are two numbers in -1 ... 1: steering, then the pedals, gas above
@@ -28,7 +28,7 @@ _GRAY = np.array([0.299, 0.587, 0.114], np.float32)  # ITU-R BT.601
 
 
 class CarRacing(gymnasium.Env[Frame, npt.NDArray[np.float32]]):
-    """One car on a track of its own in every episode."""
+    """One car, on a new track in every episode."""
 
     metadata = {"render_modes": ["rgb_array"], "render_fps": 12.5}  # noqa: RUF012
 
@@ -87,7 +87,7 @@ class CarRacing(gymnasium.Env[Frame, npt.NDArray[np.float32]]):
 
 
 class _Car(car_racing.CarRacing):
-    """Gymnasium's own, which draws less."""
+    """Gymnasium's own environment, which draws less."""
 
     unseen = False
     """Whether the next steps need not draw."""
@@ -135,7 +135,7 @@ class _Car(car_racing.CarRacing):
     def _near(
         self, zoom: float, translation: tuple[float, float], angle: float
     ) -> npt.NDArray[np.bool_]:
-        """Which pieces have a corner in the window or as near as gymnasium draws."""
+        """Pieces with a corner in the window or as near as gymnasium draws."""
         cos, sin = math.cos(angle), math.sin(angle)
         placed = self._corners @ (np.array([[cos, sin], [-sin, cos]]) * zoom) + translation
         margin = car_racing.MAX_SHAPE_DIM

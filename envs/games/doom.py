@@ -1,11 +1,11 @@
 """Doom through ViZDoom: `penstock/Doom-v0`, any of its scenarios, in gray frames of half its size.
 
-ViZDoom plays each game in a process of its own. Left to itself that process outlives a killed
-parent, 10 MB of shared memory outlive both, and files appear in the current folder. Here it dies
-with whoever started it, and its memory and its folder lose their names as soon as it has them.
+ViZDoom plays each game in a process of its own. By itself that process outlives a killed parent, 10
+MB of shared memory outlive both, and files appear in the current folder. Here it dies with its
+parent, and its memory and its folder lose their names as soon as it has opened them.
 
-Rewards are the scenario's own. What ends by the clock is truncated; since ViZDoom shows nothing
-after an episode's end, the final observation is the one before, and nothing else could be shown.
+Rewards are the scenario's own. An episode that ends by the clock is truncated. ViZDoom shows
+nothing after an episode's end, so the final observation is the one before.
 """
 
 from __future__ import annotations
@@ -103,14 +103,16 @@ class DoomEnv(gymnasium.Env[Frame, np.integer[Any]]):
 
     def _observe(self) -> Frame:
         state = self._game.get_state()
-        # Never the array of before: gymnasium complains of that, as callers may keep it.
+        # Always a new array: gymnasium complains of the same one, as callers may keep it.
         self._last = self._last.copy() if state is None else _halved(state.screen_buffer)[None]
         return self._last
 
 
 def _start(game: vizdoom.DoomGame) -> None:
-    """Start ViZDoom, and remove the names of the shared memory that it made: the memory lives on
-    until both sides have ended, however they end."""
+    """Start ViZDoom, and remove the names of its shared memory.
+
+    The memory exists until both sides have ended, however they end.
+    """
     mapped = _mapped()
     with tempfile.TemporaryDirectory(prefix="penstock-doom-") as folder:
         doom = Path(vizdoom.__file__).with_name("vizdoom")
@@ -126,7 +128,7 @@ def _start(game: vizdoom.DoomGame) -> None:
 
 
 def _mapped() -> set[Path]:
-    """The shared memory of ViZDoom that this process has mapped, by the names ViZDoom gives."""
+    """ViZDoom's shared memory that this process has mapped, by ViZDoom's names."""
     found = SHARED_MEMORY.findall(Path("/proc/self/maps").read_text())
     return {Path(path) for path in found}
 
@@ -142,7 +144,7 @@ def _halved(screen: Frame) -> Frame:
 
 
 def _gray(screen: Frame) -> Frame:
-    """What ViZDoom's own gray screen would be, to the last bit: the order of the sum matters."""
+    """Gray as on ViZDoom's own gray screen, to the last bit: the order of the sum matters."""
     red, green, blue = np.moveaxis(screen, -1, 0)
     found: Frame = (red * 0.21 + green * 0.72 + blue * 0.07).astype(np.uint8)
     return found

@@ -2,8 +2,8 @@
 
 The T-maze of Bakker 2001, without walking back. An observation is three numbers: the sign (-1 or 1
 at the start, 0 afterwards), whether the end is reached (0 or 1), and 1. Actions are left and right,
-and only the one at the end counts: 1 if it is the way that the sign showed, else -1. So an episode
-returns 1 at best, and 0 on average for whoever forgets the sign, whatever else it does.
+and only the one at the end counts: 1 if it matches the sign, else -1. So an episode returns 1 at
+best, and 0 on average for a policy that forgets the sign.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from penstock.envs.single import SingleEnv
 
 
 class MemoryVectorEnv(VectorEnv):
-    """`num_envs` corridors, each of a length drawn anew for every episode."""
+    """`num_envs` corridors; each episode draws a new length."""
 
     metadata = {"render_modes": [], "autoreset_mode": AutoresetMode.NEXT_STEP}  # noqa: RUF012
 
@@ -65,7 +65,7 @@ class MemoryVectorEnv(VectorEnv):
         return self._observe(), reward, ended, np.zeros(self.num_envs, np.bool_), {}
 
     def _begin(self, begins: npt.NDArray[np.bool_]) -> None:
-        """New episodes where ``begins``."""
+        """Begin new episodes where ``begins``."""
         least, most = self._lengths
         signs = 2 * self.np_random.integers(2, size=self.num_envs) - 1
         lengths = self.np_random.integers(least, most + 1, size=self.num_envs)

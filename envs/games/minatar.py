@@ -1,8 +1,8 @@
-"""MinAtar: `penstock/MinAtar-v0`, as networks here read it.
+"""MinAtar: `penstock/MinAtar-v0`, in a form that Penstock's networks read.
 
-Observations are uint8 [channels, 10, 10], 255 where a thing is and 0 elsewhere; actions are those
-that a game has a use for. MinAtar's own environment shows booleans with the channels last, never
-ends what goes on for ever, and begins an episode with the action that ended the last.
+Observations are uint8 [channels, 10, 10], 255 where an object is and 0 elsewhere; actions are those
+that have an effect in the game. MinAtar's own environment shows booleans with the channels last,
+never truncates an endless episode, and begins an episode with the action that ended the last.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class MinAtarEnv(gymnasium.Env[Frame, Any]):
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Frame, dict[str, Any]]:
         super().reset(seed=seed)
-        self._game.seed(seed)  # which None leaves as it is
+        self._game.seed(seed)  # None leaves the seed unchanged
         self._game.last_action = 0
         self._game.reset()
         self._age = 0

@@ -1,8 +1,8 @@
-"""`penstock/Synthetic-v0`: a game with a known best play, any size and pace, and faults on request.
+"""`penstock/Synthetic-v0`: a known optimum, any size and speed, and faults on request.
 
-An observation shows which action pays: the part of it that belongs to that action is bright, the
+An observation shows the rewarded action: the part of it that belongs to that action is bright, the
 rest is 0. That action earns 1, any other 0, so an episode returns `episode_steps` at best and
-`episode_steps / n_actions` on average for uniformly random play. Snappy shrinks the bright parts
+`episode_steps / n_actions` on average for uniformly random play. Snappy compresses the bright parts
 about as much as Atari frames.
 """
 
@@ -25,7 +25,7 @@ from penstock.envs.single import SingleEnv
 
 
 class SyntheticVectorEnv(VectorEnv):
-    """`num_envs` synthetic games, whose episodes begin and end together."""
+    """`num_envs` synthetic environments, whose episodes begin and end together."""
 
     metadata = {"render_modes": [], "autoreset_mode": AutoresetMode.NEXT_STEP}  # noqa: RUF012
 

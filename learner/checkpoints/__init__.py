@@ -1,1 +1,1 @@
-"""What a learner saves, and how it resumes."""
+"""Checkpoints: their format, which of them a run keeps, and how it resumes."""

@@ -1,11 +1,11 @@
 """Checkpoints: one safetensors file, `checkpoint.safetensors`, in a folder of its own.
 
-A checkpoint appears whole or not at all: written under another name, synced, renamed. Whatever
-fails on the way leaves the one before untouched. Tensors are the network's parameters and buffers
-by name and any other arrays; what is not an array stands as JSON in the file's metadata, and so
-does a CRC-32 of each tensor with its name, type and shape. A second entry of the metadata is the
-CRC-32 of that JSON. Every read verifies all that it returns: so a bit that has flipped on a disk is
-refused, wherever it lies. Format 1, of versions before, has no checksums and is still read.
+A checkpoint appears complete or not at all: it is written under another name, synced and renamed. A
+failure on the way leaves the previous one untouched. Tensors are the network's parameters and
+buffers by name and any other arrays; other values are JSON in the file's metadata, and so is a
+CRC-32 of each tensor with its name, type and shape. A second entry of the metadata is the CRC-32 of
+that JSON. Every read verifies all data that it returns: a flipped bit on a disk is refused,
+wherever it lies. Format 1, of earlier versions, has no checksums and can still be read.
 
 Imports no torch, so that an evaluation in numpy needs none.
 """
@@ -33,14 +33,16 @@ from penstock.transport.checksum import crc32
 FILE = "checkpoint.safetensors"
 TEMPORARY = f".{FILE}.tmp"
 FORMAT = 2
-WITHOUT_CHECKSUMS = 1  # the format of versions before
+WITHOUT_CHECKSUMS = 1  # the format of earlier versions
 ABOUT, CHECKSUM = "penstock", "crc32"  # keys of the file's metadata
 MODEL, OTHER = "model/", "state/"
 
 
 class DamagedCheckpointError(UserError):
-    """The file cannot be read as a checkpoint, or a checksum in it is wrong; ``fault`` says so
-    without the next step."""
+    """The file cannot be read as a checkpoint, or a checksum in it is wrong.
+
+    ``fault`` is the message without the next step.
+    """
 
     def __init__(self, fault: str) -> None:
         super().__init__(
@@ -52,9 +54,11 @@ class DamagedCheckpointError(UserError):
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """``weights`` is the flat vector of ``layout``, of the policy ``policy_id``; ``meta`` is
-    JSON-ready. ``verified``: whether its file had checksums, which that of an older version has
-    not."""
+    """The content of a checkpoint.
+
+    ``weights`` is the flat vector of ``layout``, of the policy ``policy_id``; ``meta`` holds JSON
+    values. ``verified``: whether the file had checksums, which files of an older version have not.
+    """
 
     layout: ParamLayout
     weights: Float32
@@ -70,7 +74,10 @@ def exists(folder: Path) -> bool:
 
 
 def save(folder: Path, checkpoint: Checkpoint) -> None:
-    """Replace the folder's checkpoint, or raise UserError and leave the old one whole."""
+    """Replace the folder's checkpoint.
+
+    On failure raises UserError and leaves the old one complete.
+    """
     parameters = checkpoint.layout.views(checkpoint.weights)
     tensors = {MODEL + name: array for name, array in parameters.items()}
     tensors |= {OTHER + name: array for name, array in checkpoint.arrays.items()}
@@ -81,7 +88,7 @@ def save(folder: Path, checkpoint: Checkpoint) -> None:
         "meta": checkpoint.meta,
         "checksums": {name: _checksum(name, array) for name, array in contiguous.items()},
     }
-    if checkpoint.policy_id != POLICY_ID:  # absent: POLICY_ID, as in files of versions before
+    if checkpoint.policy_id != POLICY_ID:  # absent: POLICY_ID, as in files of earlier versions
         about["policy_id"] = checkpoint.policy_id
     text = json.dumps(about)
     data = to_bytes(contiguous, {ABOUT: text, CHECKSUM: str(crc32(text.encode()))})
@@ -96,10 +103,10 @@ def save(folder: Path, checkpoint: Checkpoint) -> None:
 
 
 def load(folder: Path, layout: ParamLayout | None = None) -> Checkpoint:
-    """Read a folder's checkpoint, copied into memory; with ``layout``, only of that network.
+    """Read a folder's checkpoint into memory; with ``layout``, only one of that network.
 
-    Raises DamagedError where it is not what `save` wrote, and UserError where there is none, or one
-    of another network or of a newer version.
+    Raises DamagedCheckpointError where `save` did not write it so, and UserError where there is
+    none, or one of another network or of a newer version.
     """
     with _opened(folder, layout) as (file, stored, about):
         tensors = {name: file.get_tensor(name) for name in list(file.keys())}
@@ -111,8 +118,10 @@ def load(folder: Path, layout: ParamLayout | None = None) -> Checkpoint:
 
 
 def read_meta(folder: Path, layout: ParamLayout | None = None) -> Mapping[str, Any]:
-    """The ``meta`` of a folder's checkpoint, from the head of its file alone. Raises as `load`, for
-    damage to that head."""
+    """The ``meta`` of a folder's checkpoint, read from the head of its file.
+
+    Raises as `load`, for damage to that head.
+    """
     with _opened(folder, layout) as (_, _, about):
         meta: Mapping[str, Any] = about["meta"]
         return meta
@@ -152,7 +161,7 @@ def _opened(
 
 
 def _about(path: Path, metadata: Mapping[str, str]) -> Mapping[str, Any]:
-    """The JSON of the file's metadata, once its checksum was found to be right."""
+    """The JSON of the file's metadata, with a verified checksum."""
     text = metadata[ABOUT]
     if CHECKSUM in metadata and str(crc32(text.encode())) != metadata[CHECKSUM]:
         raise ValueError("the checksum of its metadata is wrong")
@@ -177,7 +186,7 @@ def _policy_id(about: Mapping[str, Any]) -> int:
 
 
 def _checksum(name: str, array: npt.NDArray[Any]) -> int:
-    """Of a tensor's bytes, and of all that says how to read them."""
+    """The checksum of a tensor's bytes, name, type and shape."""
     head = f"{name} {array.dtype.str} {array.shape}".encode()
     return int(crc32(array.reshape(-1).view(np.uint8), crc32(head)))
 
@@ -207,7 +216,7 @@ def _write(folder: Path, data: bytes) -> None:
 
 
 def sync_folder(folder: Path) -> None:
-    """Have the names in a folder reach the disk."""
+    """Sync the names in a folder to the disk."""
     directory = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(directory)

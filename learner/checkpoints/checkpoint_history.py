@@ -3,14 +3,17 @@
     checkpoints/last              the newest
     checkpoints/step-12000        older ones, by their optimizer steps (`checkpoint.keep`)
     checkpoints/best              the best, which is none of these
+    checkpoints/best-before-1     a best of another game or network, or a damaged one
     checkpoints/damaged-1         one that was found damaged, unchanged
     checkpoints/step-9000-before-1    one newer than the checkpoint that the run went back to
 
 Each is a folder with one `checkpoint.FILE`. A file is never written to once it has its name, so
 that a hard link keeps its content: ``last`` gets a second name, ``step-N``, before it is replaced,
 and a newest checkpoint exists at every moment. Only files in folders ``step-N`` that read as
-checkpoints are removed, and such a folder once it is empty; symbolic links are left alone. Imports
-no torch.
+checkpoints are removed, and such a folder once it is empty; symbolic links are left alone.
+
+A best checkpoint of another game cannot be compared with this run's means, and one of another
+network cannot be evaluated here, so `best_meta` moves it aside. Imports no torch.
 """
 
 from __future__ import annotations
@@ -19,11 +22,15 @@ import contextlib
 import os
 import re
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 from penstock.configs.errors import UserError
+from penstock.configs.same_env import same_game
+from penstock.configs.sections import EnvConfig
 from penstock.core.files import open_private
+from penstock.core.notes import note_logger
 from penstock.core.params import ParamLayout
 from penstock.learner.checkpoints import checkpoint_format
 from penstock.learner.checkpoints.checkpoint_format import (
@@ -33,6 +40,9 @@ from penstock.learner.checkpoints.checkpoint_format import (
     DamagedCheckpointError,
 )
 
+logger = note_logger(__name__)
+ENV = "env"  # in a checkpoint's meta: the game of the training
+EVALUATION = "evaluation"  # there: how it was evaluated, with `ENV` and "mean", if it was
 STEPS = re.compile(r"step-(\d{1,19})")
 
 
@@ -56,12 +66,12 @@ def newest_whole(
 ) -> tuple[Path, Checkpoint, list[str]]:
     """The newest checkpoint that can be read and is undamaged: ``last``, else of `older`.
 
-    Returns its folder, what it holds, and a sentence on each newer one that is damaged. Raises
-    UserError where none is whole, and where the newest is of another network or version.
+    Returns its folder, its content, and a sentence on each newer one that is damaged. Raises
+    UserError where all are damaged, and where the newest is of another network or version.
     """
     damaged: list[str] = []
     if not any_exists(last):
-        checkpoint_format.load(last)  # raises
+        checkpoint_format.load(last)  # raises the error
     for folder in (last, *older(last)):
         if not checkpoint_format.exists(folder):
             damaged.append(f"{folder} holds no {FILE}")
@@ -80,7 +90,7 @@ def keep_older(last: Path, steps: int | None = None) -> Path | None:
     """Give ``last`` its second name, ``step-N``, before another checkpoint replaces it.
 
     Args:
-        steps: optimizer steps of the checkpoint to come. If ``last`` has as many, it gets no second
+        steps: optimizer steps of the next checkpoint. If ``last`` has as many, it gets no second
             name.
 
     Returns the new folder of ``last`` if it was damaged and set aside, else None. Raises OSError.
@@ -102,12 +112,15 @@ def prune(last: Path, keep: int) -> None:
         with contextlib.suppress(OSError):
             (folder / TEMPORARY).unlink(missing_ok=True)
             (folder / FILE).unlink()
-            folder.rmdir()  # fails where it holds something else
+            folder.rmdir()  # fails where it holds other files
 
 
 def restore(last: Path, whole: Path) -> list[Path]:
-    """Make the checkpoint in ``whole`` the newest one. ``last`` and all that are newer than
-    ``whole`` are damaged, and set aside; returns their new folders."""
+    """Make the checkpoint in ``whole`` the newest one.
+
+    ``last`` and all that are newer than ``whole`` are damaged, and set aside; returns their new
+    folders.
+    """
     newer = [folder for folder in older(last) if _steps(folder) > _steps(whole)]
     aside = [set_aside(folder) for folder in (last, *newer) if checkpoint_format.exists(folder)]
     link(whole / FILE, last)
@@ -117,8 +130,8 @@ def restore(last: Path, whole: Path) -> list[Path]:
 def begin_from(last: Path, source: Path) -> Checkpoint:
     """Make a copy of the checkpoint in ``source`` the newest of a run.
 
-    Those of the run that are newer are kept as ``step-N-before-1``. Raises UserError for a source
-    that is damaged, and where the copy cannot be written.
+    Newer ones of the run are kept as ``step-N-before-1``. Raises UserError for a damaged source,
+    and where the copy cannot be written.
     """
     found = checkpoint_format.load(source)
     steps = int(found.meta.get("progress", {}).get("learner_steps", 0))
@@ -173,8 +186,10 @@ def _linked(file: Path, name: Path) -> bool:
 
 
 def _move(folder: Path, name: str) -> Path:
-    """Move the checkpoint of ``folder`` to a new folder ``name-N`` beside it, with the lowest free
-    N from 1; returns that folder."""
+    """Move the checkpoint of ``folder`` to a new folder ``name-N`` beside it; returns that folder.
+
+    N is the lowest free number from 1.
+    """
     number = 1
     while True:
         aside = folder.with_name(f"{name}-{number}")
@@ -200,3 +215,28 @@ def _readable(last: Path) -> Iterator[Path]:
 def _steps(folder: Path) -> int:
     found = STEPS.fullmatch(folder.name)
     return int(found[1]) if found else -1
+
+
+def best_meta(folder: Path, layout: ParamLayout, env: EnvConfig) -> Mapping[str, Any] | None:
+    """The meta of the best checkpoint, in ``folder``; None where there is none.
+
+    One of another game than ``env`` or another network, or a damaged one, is moved beside it.
+    """
+    if not checkpoint_format.exists(folder):
+        return None
+    try:
+        meta = checkpoint_format.read_meta(folder, layout)
+        if same_game(meta.get(EVALUATION, meta).get(ENV, {}), env):
+            return meta
+        why = f"{folder} is the best of another game (env.*)"
+    except UserError as error:
+        why = str(error)
+    logger.info("%s; it is kept as %s", why, _keep_beside(folder))
+    return None
+
+
+def _keep_beside(folder: Path) -> Path:
+    number = 1
+    while (kept := folder.with_name(f"{folder.name}-before-{number}")).exists():
+        number += 1
+    return folder.rename(kept)

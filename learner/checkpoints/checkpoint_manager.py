@@ -1,13 +1,13 @@
-"""When a learner is saved and what of it, and how it goes on from there.
+"""When a learner is saved and what is saved of it, and how it resumes.
 
 `checkpoints/last` is the newest state, `checkpoints/best` the one with the highest mean return at
-the time of a save, once there are enough episodes to tell; where the run is evaluated as it goes,
+the time of a save, once there are enough episodes to tell; where the run is evaluated meanwhile,
 its evaluator writes the latter. Both are complete: weights, optimizer, random generators, counters,
-versions. `checkpoint_history` says which older ones are kept, and what a resume does where the
-newest is damaged. `best` is written first, and what is to be beaten stands in it: so nothing that
-comes between the two, a crash or a full disk, loses the best or has a worse one replace it.
+versions. `checkpoint_history` decides which older ones are kept, and what a resume does where the
+newest is damaged. `best` is written first, and contains the mean to be beaten: so a crash or a full
+disk between the two writes neither loses the best nor replaces it by a worse one.
 
-A run may go on in another game (`env`): its weights do, and no return of before counts there.
+A run may continue in another game (`env`): its weights do, and no earlier return counts there.
 """
 
 from __future__ import annotations
@@ -26,22 +26,22 @@ from penstock.core.notes import note_logger
 from penstock.core.params import POLICY_ID, Arrays
 from penstock.learner.checkpoints import checkpoint_format
 from penstock.learner.checkpoints import checkpoint_history as history
-from penstock.learner.checkpoints.best import ENV, best_meta
 from penstock.learner.checkpoints.checkpoint_format import Checkpoint, DamagedCheckpointError
+from penstock.learner.checkpoints.checkpoint_history import ENV, best_meta
 from penstock.learner.offpolicy import OffPolicyTrainer
 from penstock.learner.progress import EPISODES
 from penstock.learner.state import follow_lr_factor, set_weights, weights_of
 from penstock.learner.trainer import Trainer, under
 
 RANDOM = "random/"
-GROUP = "team/"  # as checkpoints of 0.1.0 have it
+GROUP = "team/"  # as in checkpoints of 0.1.0
 LR = "lr"  # in the meta: `learner.lr`
 
 logger = note_logger(__name__)
 
 
 class CheckpointManager:
-    """Saves ``trainer`` under ``run_dir`` and brings it back."""
+    """Saves ``trainer`` under ``run_dir`` and restores it."""
 
     def __init__(
         self,
@@ -50,8 +50,11 @@ class CheckpointManager:
         tell: Callable[..., object] | None = None,
         event: Callable[..., object] | None = None,
     ) -> None:
-        """``tell`` is called at every save, as `RoleContext.report`, and ``event``, as
-        `RoleContext.event`, where an older checkpoint has to stand in for a damaged one."""
+        """``tell`` is called at every save, as `RoleContext.report`.
+
+        ``event`` is called, as `RoleContext.event`, where an older checkpoint replaces a damaged
+        one.
+        """
         self._tell = tell
         self._event = event
         every_s, evaluated_s = trainer.config.checkpoint.every_s, trainer.config.eval.every_s
@@ -65,17 +68,17 @@ class CheckpointManager:
         self._resumed_elsewhere: int | None = None  # in another game, after so many trained steps
         self._saved_s = time.monotonic()
         self._saved_steps = 0
-        self.stored: Arrays = {}  # of what was resumed: what each of several learners kept
+        self.stored: Arrays = {}  # what each of several learners kept, in the resumed checkpoint
 
     def resume(self, how: str, *, repair: bool = True) -> bool:
-        """Go on from the newest checkpoint that is whole.
+        """Resume from the newest undamaged checkpoint.
 
         Args:
-            how: "no" never, "auto" if there is any, "must" only so.
-            repair: whether damaged ones that are newer are set aside, and the one that is resumed
-                put in their place; only one process of a run may do so.
+            how: "no": start fresh; "auto": resume if there is one; "must": fail if there is none.
+            repair: whether damaged ones that are newer are set aside, and replaced by the one that
+                is resumed; only one process of a run may do so.
 
-        Raises UserError where there are checkpoints and none is whole.
+        Raises UserError where there are checkpoints and all are damaged.
         """
         if how == "no" or (how == "auto" and not history.any_exists(self._last)):
             return False
@@ -120,14 +123,16 @@ class CheckpointManager:
         if not same:
             self._resumed_elsewhere = trainer.progress.trained_steps
             logger.info(
-                "the game is another than before (env.*): the weights go on; mean return, "
-                "stop.return, replay and the best checkpoint begin anew"
+                "the environment (env.*) differs from the checkpoint's: the weights are kept; mean "
+                "return, stop.return, replay and the best checkpoint start anew"
             )
         return True
 
     def _resume_lr_factor(self, lr: float | None) -> None:
-        """Keep to the learning rate that rollbacks have lowered, unless `learner.lr`, which was
-        ``lr``, is another one now."""
+        """Keep the learning rate that rollbacks have lowered, unless `learner.lr` has changed.
+
+        ``lr`` is its value in the checkpoint.
+        """
         progress, now = self._trainer.progress, self._trainer.config.learner.lr
         if progress.lr_factor != 1.0 and lr != now:
             progress.lr_factor = 1.0
@@ -140,8 +145,10 @@ class CheckpointManager:
         follow_lr_factor(self._trainer)
 
     def goes_on_in_its_game(self) -> bool:
-        """Whether the run that is resumed was in the same game, so that its replay is of use; where
-        another machine has its checkpoint, that is taken to be so."""
+        """Whether the resumed run was in the same game, so that its replay can be used.
+
+        Assumed where another machine has the checkpoint.
+        """
         for folder in (self._last, *history.older(self._last)):
             try:
                 meta = checkpoint_format.read_meta(folder, self._trainer.layout)
@@ -155,28 +162,30 @@ class CheckpointManager:
         return True
 
     def shard(self, learner: int = 0) -> Path:
-        """Where ``learner`` keeps its replay, if the run keeps any."""
+        """The folder in which ``learner`` keeps its replay."""
         return self._last / "replay" / str(learner)
 
     def due(self, *, by_time: bool = True) -> bool:
-        """Whether `checkpoint.every_s`, `eval.every_s` or `checkpoint.every_steps` says to save."""
+        """Whether to save, by `checkpoint.every_s`, `eval.every_s`, `checkpoint.every_steps`."""
         steps = self._trainer.progress.learner_steps
         every = self._config.every_steps
         due = by_time and time.monotonic() - self._saved_s >= self._every_s
         return due or (every is not None and steps // every > self._saved_steps // every)
 
     def put_off(self) -> None:
-        """A save has failed: the next is due as if it had not."""
+        """Note that a save has failed: the next is due as if it had not."""
         self._saved_s = time.monotonic()
         self._saved_steps = self._trainer.progress.learner_steps
 
     def forget_best(self) -> None:
-        """Another learner may save from now on: what the best one is, the disk knows."""
+        """Forget the best mean; it is read from the disk, since another learner may save now."""
         self._best_return = None
 
     def save(self, group: Arrays | None = None) -> None:
-        """Write `last`, and `best` where the mean return has never been higher. ``group`` is what
-        each of several learners keeps for itself."""
+        """Write `last`, and `best` where the mean return has never been higher.
+
+        ``group`` is what each of several learners keeps for itself.
+        """
         progress = self._trainer.progress
         mean = progress.return_mean
         if progress.trained_steps == self._resumed_elsewhere:
@@ -210,8 +219,10 @@ class CheckpointManager:
         self._saved_steps = progress.learner_steps
 
     def _keep_older(self) -> None:
-        """Keep the checkpoint of before. The newest is worth more: it is written also where this
-        one cannot be kept."""
+        """Keep the previous checkpoint.
+
+        The newest is worth more: it is written even if this fails.
+        """
         try:
             steps = self._trainer.progress.learner_steps
             if aside := history.keep_older(self._last, steps):
@@ -220,7 +231,7 @@ class CheckpointManager:
             logger.info("%s of before could not be kept: %s", self._last, error.strerror)
 
     def _fall_back(self, whole: Path, damaged: list[str]) -> None:
-        """Have the checkpoint in ``whole`` be the newest one, and say so."""
+        """Make the checkpoint in ``whole`` the newest one, and log that."""
         try:
             aside = history.restore(self._last, whole)
         except OSError as error:
@@ -235,7 +246,7 @@ class CheckpointManager:
             logger.info("%s", text)
 
     def _find_best(self) -> float | None:
-        """The mean return to be beaten: what the disk knows, where this one does not."""
+        """The mean return to be beaten, from the disk where it is not known here."""
         if self._best_return is None and not self._evaluated:
             layout, env = self._trainer.layout, self._trainer.config.env
             meta = best_meta(self._best, layout, env)

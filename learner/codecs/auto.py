@@ -1,14 +1,14 @@
 """`codec: auto`: which codec makes a step shortest on this network, with these processors.
 
 At the start all learners together time small and large sums, and each times the coding of every
-codec that goes with its optimizer. A step is then predicted as
+codec that works with its optimizer. A step is then predicted as
 
     coding + bytes sent / bandwidth + latency of one exchange for each bucket
 
-which picks the finalists: of fp32 and the codecs that only round (relative error up to a few per
-cent) the fastest, fp32 too where it is close, and of the lossy ones (more variance, or news that
-come late) the fastest. Predictions leave out that learners wait for each other and share cores, so
-these run a few real steps. Rounding must then gain ROUNDED_GAIN over fp32, and a lossy codec
+which selects the finalists: the fastest of fp32 and the codecs that only round (relative error up
+to a few per cent), fp32 too where it is close, and the fastest of the lossy ones (more variance, or
+delayed values). Predictions leave out that learners wait for each other and share cores, so the
+finalists run a few real steps. Rounding must then gain ROUNDED_GAIN over fp32, and a lossy codec
 LOSSY_GAIN over the best of the others. Every rank decides by the same means over all ranks.
 """
 
@@ -25,35 +25,34 @@ from penstock.configs.group import codec_contradictions
 from penstock.configs.reduce import ReduceConfig
 from penstock.configs.sections import LearnerConfig
 from penstock.core.interfaces import Codec, CodecContext, Collective, GradientPart
-from penstock.learner.codecs.alone import SoloCollective
 from penstock.learner.codecs.buckets import buckets_of
-from penstock.learner.codecs.collective import all_reduce_nbytes
+from penstock.learner.codecs.collective import SoloCollective, all_reduce_nbytes
 from penstock.learner.codecs.registry import CODECS, make_codec
 
 ROUNDED_GAIN, LOSSY_GAIN = 1.05, 1.5
-CLOSE = 2.0  # predictions may be off by as much
+CLOSE = 2.0  # predictions may be off by this factor
 PROBE_VALUES = 250_000  # 1 MB
-PROBES = 4  # of which the shortest counts: what else runs only makes longer
-AFTER_WARMUP = 10**9  # an update by which no codec is still warming up
+PROBES = 4  # the shortest counts: other load only makes them longer
+AFTER_WARMUP = 10**9  # an update at which no codec is still warming up
 MB = 1_000_000
 
 
 class Cost(NamedTuple):
-    """Of one update on one rank."""
+    """The cost of one update on one rank."""
 
     code_s: float
     nbytes: float
 
 
 class NetworkCost(NamedTuple):
-    """What one rank sends through, as the sums of all ranks feel it."""
+    """The cost of one rank's traffic, as measured by sums over all ranks."""
 
     nbytes_per_s: float
     latency_s: float
 
 
 class Choice(NamedTuple):
-    """A codec's name, and a sentence on why."""
+    """A codec's name, and a sentence with the reason."""
 
     codec: str
     text: str
@@ -66,7 +65,7 @@ def choose(
     device: torch.device,
     ring: Collective,
 ) -> Choice:
-    """Measure and decide; every rank calls it at the same time and gets the same."""
+    """Measure and decide; every rank calls it at the same time and gets the same choice."""
     trial = _Trial(cfg.reduce, parts, size, device, ring)
     costs = {name: trial.cost(name) for name in candidates(cfg)}
     small_s, large_s = trial.mean_over_ranks([trial.exchange_s(n) for n in (1, PROBE_VALUES)])
@@ -86,19 +85,21 @@ def choose(
 
 
 def candidates(cfg: LearnerConfig) -> list[str]:
-    """Codecs to try that go with the optimizer and the pace."""
+    """Codecs to try that work with the optimizer and the pace."""
     names = [name for name, spec in CODECS.specs.items() if spec.tried_by_auto]
     return [name for name in names if not list(codec_contradictions(_with_codec(cfg, name)))]
 
 
 def predict_s(cost: Cost, network: NetworkCost, buckets: int) -> float:
-    """Seconds of one step's reduction."""
+    """Predicted seconds of one step's reduction."""
     return cost.code_s + cost.nbytes / network.nbytes_per_s + buckets * network.latency_s
 
 
 def best(step_s: Mapping[str, float]) -> tuple[str, str]:
-    """The best of fp32 and what rounds, and the best lossy codec; both the same where there is
-    none of these."""
+    """The best of fp32 and rounding codecs, and the best lossy codec.
+
+    Both are the same where there is no lossy one.
+    """
     mild = min(_of_loss("rounding", step_s), key=step_s.__getitem__, default="none")
     if step_s.get("none", math.inf) < ROUNDED_GAIN * step_s[mild]:
         mild = "none"
@@ -110,7 +111,7 @@ def _of_loss(loss: str, names: Iterable[str]) -> Iterator[str]:
 
 
 def finalists(predicted: Mapping[str, float]) -> tuple[str, ...]:
-    """What to try; ``predicted`` seconds have at least "none"."""
+    """The codecs to try; ``predicted`` seconds have at least "none"."""
     mild, rough = best(predicted)
     plain = ["none"] if predicted["none"] < CLOSE * predicted[mild] else []
     return tuple(dict.fromkeys([*plain, mild, rough]))
@@ -119,7 +120,7 @@ def finalists(predicted: Mapping[str, float]) -> tuple[str, ...]:
 def decide(
     measured: Mapping[str, float], predicted: Mapping[str, float], network: NetworkCost
 ) -> Choice:
-    """Which of the `finalists`, by their ``measured`` seconds of a step."""
+    """Choose among the `finalists` by their ``measured`` seconds of a step."""
     mild, rough = best(measured)
     chosen = rough if measured[mild] >= LOSSY_GAIN * measured[rough] else mild
     text = (
@@ -161,7 +162,7 @@ class _Trial:
         return self._shortest_s(self._make(name), self._ring)
 
     def exchange_s(self, values: int) -> float:
-        """Seconds in which all ranks sum so many values."""
+        """Measured seconds for a sum of ``values`` values over all ranks."""
         probe = torch.ones(values, device=self._device)
         self._ring.all_reduce(probe)
         return min(self._timed(lambda: self._ring.all_reduce(probe)) for _ in range(PROBES))

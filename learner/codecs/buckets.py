@@ -1,4 +1,4 @@
-"""Which parts of the flat gradient travel together."""
+"""Buckets: which parts of the flat gradient are reduced together."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ VALUE_NBYTES = 4  # of float32
 
 
 def parts_of(parameters: Iterable[tuple[str, Tensor]]) -> tuple[GradientPart, ...]:
-    """Where each of the named parameters lies when they follow one another."""
+    """The position of each named parameter when they follow one another."""
     parts, start = [], 0
     for name, parameter in parameters:
         stop = start + parameter.numel()
@@ -29,7 +29,7 @@ def buckets_of(parts: Sequence[GradientPart], nbytes: int) -> tuple[Bucket, ...]
     So the first bucket is the first to be ready in a backward pass. A parameter is never cut: a
     larger one is a bucket of its own.
 
-    :raises ValueError: if the parts leave gaps.
+    Raises ValueError if the parts leave gaps.
     """
     for before, after in pairwise(parts):
         if before.stop != after.start:

@@ -1,4 +1,4 @@
-"""What the codecs of Penstock have in common: residuals, scratch memory, groups of one."""
+"""The base class of Penstock's codecs: residuals, scratch memory, groups of one."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from penstock.learner.codecs.buckets import buckets_of
 
 
 class BaseCodec(ABC):
-    """A `core.interfaces.Codec` of which `_reduce` and `_bucket_nbytes` are to be written."""
+    """A `core.interfaces.Codec`; subclasses implement `_reduce` and `_bucket_nbytes`."""
 
     kinds: ClassVar[tuple[str, ...]] = ()
-    """What is held back: a float32 per value for each."""
+    """Names of the residuals: one float32 per value each."""
     works_alone: ClassVar[bool] = False
-    """Whether a group of one is coded too; otherwise its gradients pass unchanged."""
+    """Whether gradients of a group of one are coded too; otherwise they pass unchanged."""
 
     def __init__(self, context: CodecContext) -> None:
         self.buckets = buckets_of(context.parts, round(context.cfg.bucket_mb * 1e6))
@@ -37,7 +37,7 @@ class BaseCodec(ABC):
         self._set_up()
 
     def _set_up(self) -> None:  # noqa: B027 (most need nothing)
-        """What a class needs besides."""
+        """Prepare further state of a subclass."""
 
     def begin(self, update: int) -> None:
         self._update = update
@@ -65,7 +65,7 @@ class BaseCodec(ABC):
     def _bucket_nbytes(self, bucket: Bucket, update: int) -> int: ...
 
     def _memory(self, use: str, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-        """Memory for one ``use`` at a time, kept: fresh pages cost more than the arithmetic."""
+        """Memory for one ``use`` at a time, kept: new pages cost more than the arithmetic."""
         held = self._views.get((use, shape))
         if held is None:
             size = prod(shape)

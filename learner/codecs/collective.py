@@ -1,4 +1,4 @@
-"""Collectives over one process group, and the bytes that they send."""
+"""The `core.interfaces.Collective` of a process group, and a stand-in of one process."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from torch import Tensor
 
 
 class GroupCollective:
-    """The `core.interfaces.Collective` of a ``group`` of torch's (gloo or NCCL).
+    """The `core.interfaces.Collective` of a torch process ``group`` (gloo or NCCL).
 
     ``sent_nbytes`` adds up the payload that this rank gave to the network, by the algorithms that
     gloo and NCCL use (see `all_reduce_nbytes`, `all_to_all_nbytes`, `all_gather_nbytes`).
@@ -41,15 +41,38 @@ class GroupCollective:
 
 
 def all_reduce_nbytes(nbytes: int, world: int) -> int:
-    """Sent by each rank of a ring: every chunk goes round twice, less one step each time."""
+    """Bytes sent by each rank of a ring: every chunk goes round twice, less one step each time."""
     return 2 * (world - 1) * nbytes // world
 
 
 def all_to_all_nbytes(nbytes: int, world: int) -> int:
-    """Sent by each rank: its own row stays."""
+    """Bytes sent by each rank: its own row stays."""
     return (world - 1) * nbytes // world
 
 
 def all_gather_nbytes(nbytes: int, world: int) -> int:
-    """Sent by each rank of a ring: its own ``nbytes``, and what it passes on."""
+    """Bytes sent by each rank of a ring: its own ``nbytes``, and those that it forwards."""
     return (world - 1) * nbytes
+
+
+class SoloCollective:
+    """Stands in for a group of ``world`` ranks, to time the computation of a codec.
+
+    The other ranks give the same values as this one, at once.
+    """
+
+    def __init__(self, rank: int, world: int) -> None:
+        self.rank, self.world = rank, world
+
+    def all_reduce(self, tensor: Tensor) -> None:
+        tensor.mul_(self.world)
+
+    def all_reduce_max(self, tensor: Tensor) -> None:
+        pass
+
+    def all_to_all(self, out: Tensor, given: Tensor) -> None:
+        rows = given.view(self.world, -1)
+        out.view(self.world, -1).copy_(rows[self.rank].expand_as(rows))
+
+    def all_gather(self, out: Tensor, given: Tensor) -> None:
+        out.view(self.world, -1).copy_(given.reshape(1, -1).expand(self.world, -1))

@@ -20,10 +20,10 @@ class Dgc(Sparse):
     must have none: `learner.optimizer=sgd` is used with momentum 0. Therefore a group of one is
     coded too.
 
-    With ``learner.reduce.dgc_clip``, else ``learner.grad_clip``, each bucket's g is clipped, before
-    anything else, to the norm dgc_clip / sqrt(world): local gradients are shares of a mean, and
-    buckets are reduced before the norm of the whole is known (the authors' code clips every layer
-    for itself). The density falls by the paper's ladder, ``learner.reduce.warmup_updates`` on each
+    With ``learner.reduce.dgc_clip``, else ``learner.grad_clip``, each bucket's g is first clipped
+    to the norm dgc_clip / sqrt(world): local gradients are shares of a mean, and buckets are
+    reduced before the norm of the whole gradient is known (the authors' code clips every layer by
+    itself). The density falls by the paper's ladder, ``learner.reduce.warmup_updates`` on each
     step, to ``learner.reduce.dgc_density``.
     """
 

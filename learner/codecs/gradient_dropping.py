@@ -1,4 +1,4 @@
-"""The largest few values, the others later (Aji & Heafield 2017, Gradient Dropping)."""
+"""Sends the few largest values, the others later (Aji & Heafield 2017, Gradient Dropping)."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from penstock.learner.codecs.sparse import Sparse
 class Dropping(Sparse):
     """error += g; send the largest of error, and set them to zero there.
 
-    ``learner.reduce.density`` of the values of a bucket: exactly, unlike the paper's threshold from
+    Exactly ``learner.reduce.density`` of the values of a bucket, unlike the paper's threshold from
     a sample.
     """
 

@@ -1,4 +1,4 @@
-"""Eight bits a value, and a scale per block."""
+"""Eight bits per value, and a scale per block."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One bit a value, with error feedback (Seide et al. 2014, 1-Bit Stochastic Gradient Descent)."""
+"""One bit per value, with error feedback (Seide et al. 2014, 1-Bit Stochastic Gradient Descent)."""
 
 from __future__ import annotations
 

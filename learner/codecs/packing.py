@@ -1,4 +1,4 @@
-"""Small integers in few bits, without a loop over them."""
+"""Packs small integers into few bits, without a loop over them."""
 
 from __future__ import annotations
 
@@ -39,6 +39,6 @@ class Packing:
         out.copy_((words * self._factor).bitwise_right_shift_(self._top).view(out.shape))
 
     def unpack(self, packed: Tensor, out: Tensor) -> None:
-        """The reverse; ``out``: int8, contiguous."""
+        """The inverse of `pack`; ``out``: int8, contiguous."""
         words = out.view(-1).view(self._word)
         torch.index_select(self._table, 0, packed.int().view(-1), out=words)

@@ -25,12 +25,12 @@ GAIN = 2  # torch compresses a matrix only if that leaves less than half of it
 class PowerSgd(BaseCodec):
     """M = P Q^T of rank ``learner.reduce.powersgd_rank`` for each matrix.
 
-    Torch's are the factors, their orthogonalisation, warm start and all-reduces, and the choice
-    which parameters gain by it (the others, and all biases, are averaged as they are). Ours are the
-    buckets, the float32 updates before ``learner.reduce.warmup_updates``, the first Q (torch would
-    seed the process's own generator, from this thread), and ``error``, which lies in the flat
-    vector as everywhere. Later Qs are alike on all ranks and not saved: a resumed run begins with
-    the first again.
+    torch computes the factors, their orthogonalisation, warm start and all-reduces, and chooses the
+    parameters that gain by it (the others, and all biases, are averaged unchanged). This class adds
+    the buckets, the float32 updates before ``learner.reduce.warmup_updates``, the first Q (torch
+    would seed the process's own generator, from this thread), and ``error``, which lies in the flat
+    vector as in other codecs. Later Qs are equal on all ranks and not saved: a resumed run begins
+    with the first again.
     """
 
     kinds = ("error",)
@@ -54,12 +54,12 @@ class PowerSgd(BaseCodec):
         return update >= self._options.warmup_updates and any(map(self._factors, bucket.parts))
 
     def _sizes(self, bucket: Bucket) -> tuple[int, int]:
-        """Values in all Ps and all Qs of a bucket."""
+        """Number of values in all Ps and all Qs of a bucket."""
         factors = [found for part in bucket.parts if (found := self._factors(part))]
         return sum(p for p, _ in factors), sum(q for _, q in factors)
 
     def _factors(self, part: GradientPart) -> tuple[int, int] | None:
-        """Sizes of P and Q; None if torch leaves the parameter as it is."""
+        """Sizes of P and Q; None if torch does not compress the parameter."""
         size = part.stop - part.start
         rows, columns = (size, 1) if part.is_bias else (part.rows, size // part.rows)
         rank = min(rows, columns, self._options.powersgd_rank)
@@ -110,9 +110,12 @@ class PowerSgd(BaseCodec):
 
 @contextmanager
 def _without_synchronize() -> Iterator[None]:
-    """Where there is a GPU, torch's hook asks it to synchronize for a bucket on the CPU, too, and
+    """Skip torch's synchronisation of a GPU for buckets on the CPU.
+
+    Where there is a GPU, torch's hook synchronizes it for such a bucket too, and
     `torch.cuda.synchronize` refuses a device that is a CPU. A learner on a CPU has no other use of
-    it."""
+    it.
+    """
     synchronize = torch.cuda.synchronize
     torch.cuda.synchronize = lambda device=None: None
     try:
@@ -122,7 +125,7 @@ def _without_synchronize() -> Iterator[None]:
 
 
 class _HookBucket:
-    """What torch's hook asks of a bucket of DDP."""
+    """The part of a DDP bucket that torch's hook uses."""
 
     def __init__(self, bucket: Bucket, grads: Tensor) -> None:
         self._bucket = bucket
@@ -151,8 +154,10 @@ class _HookBucket:
 
 
 class _HookGroup:
-    """A collective as the process group that torch's hook takes; ``error`` is what it raised,
-    which torch would not pass on as it is."""
+    """A collective as the process group that torch's hook takes.
+
+    ``error`` is its exception, which torch would not pass on unchanged.
+    """
 
     def __init__(self, ring: Collective) -> None:
         self._ring = ring
@@ -171,7 +176,7 @@ class _HookGroup:
 
 
 class _Done:
-    """Work that is done, and its future: what is to follow runs at once, in the same thread."""
+    """Completed work, and its future: callbacks run at once, in the same thread."""
 
     def __init__(self, result: Any) -> None:
         self._result = result

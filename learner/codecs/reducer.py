@@ -1,8 +1,8 @@
-"""The reducer: sums one optimizer's gradients over the learners while the backward pass goes on.
+"""The reducer: sums one optimizer's gradients over the learners during the backward pass.
 
 The flat gradient vector is cut into buckets of whole parameters, the last parameters first, since
 their gradients are ready first. When the gradients of a bucket are complete, and all buckets before
-it have been handed over, one thread of its own reduces it: so buckets travel in the same order
+it have been handed over, a separate thread reduces it: so buckets are sent in the same order
 everywhere, whatever order a backward pass takes.
 """
 
@@ -20,7 +20,7 @@ from penstock.profiling.ledger import Part, TimeLedger
 
 
 class Reducer:
-    """Reduces ``grads``, float32 ``[size]``, which the gradients of ``parameters`` are views of.
+    """Reduces ``grads``, float32 ``[size]``; the gradients of ``parameters`` are views of it.
 
     ``parameters`` are in the order of the vector. ``thread`` runs one call at a time, in order, and
     ``ledger`` is its own. Without ``overlap`` everything happens in `finish`.
@@ -59,8 +59,10 @@ class Reducer:
         ]
 
     def prepare_backward(self, update: int, total: float) -> None:
-        """The next backward pass completes the gradients; ``total`` is what they are divided by.
-        ``update`` counts the optimizer steps of the run."""
+        """Announce that the next backward pass completes the gradients.
+
+        ``total`` is their divisor; ``update`` counts the optimizer steps of the run.
+        """
         self.codec.begin(update)
         self._total = total
         self._missing = [len(bucket.parts) for bucket in self._buckets]
@@ -79,12 +81,12 @@ class Reducer:
             torch.cuda.current_stream(self._grads.device).wait_stream(self._stream)
 
     def close(self) -> None:
-        """Give the parameters back; a pass that was begun is lost."""
+        """Detach from the parameters; an unfinished pass is lost."""
         for hook in self._hooks:
             hook.remove()
 
     def _arrived(self, bucket: int, _: Tensor) -> None:
-        """The gradient of one more parameter of a bucket is there."""
+        """Note that the gradient of one more parameter of a bucket is complete."""
         if self._total is None or not self._overlap:
             return
         self._missing[bucket] -= 1
@@ -107,7 +109,7 @@ class Reducer:
 
     @torch.no_grad()
     def _reduce(self, bucket: Bucket, total: float, ready: torch.cuda.Event | None) -> None:
-        if self._failed:  # the next bucket would wait for those who have given up
+        if self._failed:  # the next bucket would wait for ranks that have given up
             return
         self._failed = True
         self._ledger.switch(Part.REDUCE)

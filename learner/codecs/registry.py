@@ -1,4 +1,4 @@
-"""The gradient codecs: what a config knows of each, and how a learner makes one.
+"""The registry of gradient codecs: what a config needs of each, and how a learner makes one.
 
 Imports no torch, so that configs can be validated with it. Documentation and messages list codecs
 and options in this order.
@@ -72,9 +72,9 @@ class PowerSgdOptions(WarmupOptions):
 
 
 def make_codec(context: CodecContext) -> Codec:
-    """The codec that ``context.cfg.codec`` names.
+    """Make the codec named by ``context.cfg.codec``.
 
-    :raises ValueError: for ``auto``, which is to be decided before.
+    Raises ValueError for ``auto``, which must be resolved before.
     """
     name = context.cfg.codec
     if name not in CODECS.specs:
@@ -84,7 +84,7 @@ def make_codec(context: CodecContext) -> Codec:
 
 
 def _ruins_second_moments(sends: str) -> dict[str, str]:
-    """`CodecSpec.unfit` where nearly all values lose their size."""
+    """`CodecSpec.unfit` for codecs by which nearly all values lose their magnitude."""
     return {
         optimizer: f"sends {sends}, which ruins the second moment that learner.optimizer "
         f"{optimizer} divides by; set learner.optimizer=sgd (with a learning rate of its own), or "

@@ -1,4 +1,4 @@
-"""Codecs that only round: float32 as it is, and two formats of half its size."""
+"""Codecs that only round: float32 unchanged, and two formats of half its size."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from penstock.learner.codecs.two_phase import TwoPhase
 
 
 class Fp32(BaseCodec):
-    """The library's all-reduce: exact but for the order of the sum."""
+    """torch's all-reduce: exact but for the order of the sum."""
 
     def _reduce(self, bucket: Bucket, grads: Tensor, ring: Collective) -> None:
         ring.all_reduce(grads)
@@ -25,10 +25,10 @@ class Fp32(BaseCodec):
 
 
 class Half(TwoPhase):
-    """Two bytes a value. Sums are float32 and rounded once, not at every rank of a ring."""
+    """Two bytes per value. Sums are float32 and rounded once, not at every rank of a ring."""
 
     bits = 16
-    block = 1 << 16  # only what is done at a time
+    block = 1 << 16  # only the size of the work done at a time
     dtype: ClassVar[torch.dtype]
 
     def encode(self, values: Tensor, pads: Tensor, heads: Tensor, codes: Tensor) -> None:
@@ -45,7 +45,10 @@ class Bf16(Half):
 
 
 class Fp16(Half):
-    """Eleven bits of precision between 6e-5 and 65504; larger values end the step as infinite, and
-    those below 3e-8 vanish. Mean gradients are small, so `bf16` is the safer half."""
+    """Eleven bits of precision between 6e-5 and 65504.
+
+    Larger values end the step as infinite, and those below 3e-8 become zero. Mean gradients are
+    small, so `bf16` is the safer half.
+    """
 
     dtype = torch.float16

@@ -1,4 +1,4 @@
-"""Few values with their places: which to take, and how they are summed."""
+"""Few values with their indices: which to send, and how they are summed."""
 
 from __future__ import annotations
 
@@ -14,25 +14,25 @@ from penstock.learner.codecs.buckets import VALUE_NBYTES
 from penstock.learner.codecs.codec import BaseCodec
 from penstock.learner.codecs.collective import all_gather_nbytes, all_reduce_nbytes
 
-ENTRY_NBYTES = 8  # int32 place, float32 value
+ENTRY_NBYTES = 8  # int32 index, float32 value
 STRIDE = 101  # prime, so that a sample does not walk down one column of a matrix
 SAMPLED_FROM = 1 << 14  # values
 
 
 class Sparse(BaseCodec):
-    """Sends exactly `count` values of each bucket, those furthest from zero, biases included.
+    """Sends exactly `count` values of each bucket, those of largest magnitude, biases included.
 
-    An all-gather brings every rank's places and values, which are added in the order of ranks.
+    An all-gather collects every rank's indices and values, which are added in the order of ranks.
     Where that were more bytes than float32 for every value, the same few are summed densely. A
     gradient that is not finite is sent as NaN.
     """
 
     @abstractmethod
     def density(self, update: int) -> float:
-        """Share of the values that is sent."""
+        """The fraction of the values that is sent."""
 
     def count(self, bucket: Bucket, update: int) -> int:
-        """Values of ``bucket`` to send: its part of the whole vector's, at least one."""
+        """Number of values of ``bucket`` to send: its part of the total, at least one."""
         density = self.density(update)
         return max(1, round(density * bucket.stop) - round(density * bucket.start))
 
@@ -48,7 +48,7 @@ class Sparse(BaseCodec):
     def _sum(
         self, bucket: Bucket, grads: Tensor, places: Tensor, values: Tensor, ring: Collective
     ) -> None:
-        """``grads`` become the sum of all ranks' ``values`` at their ``places``."""
+        """Set ``grads`` to the sum of all ranks' ``values`` at their ``places``."""
         count = places.numel()
         grads.zero_()
         if self._is_dense(bucket, count):
@@ -62,7 +62,7 @@ class Sparse(BaseCodec):
             grads.index_add_(0, theirs, what.view(torch.float32))
 
     def _sum_nan(self, bucket: Bucket, grads: Tensor, ring: Collective) -> None:
-        """Take part with NaN."""
+        """Take part in the exchange with NaN."""
         count = self.count(bucket, self._update)
         values = torch.full((count,), torch.nan, device=self._device)
         self._sum(bucket, grads, torch.arange(count, device=self._device), values, ring)
@@ -73,11 +73,12 @@ class Sparse(BaseCodec):
 
 
 def largest(values: Tensor, count: int, keys: Tensor | None = None) -> Tensor:
-    """Places (int64) of exactly the ``count`` values of largest magnitude, of equal ones the first.
+    """Indices (int64) of exactly the ``count`` values of largest magnitude, of equal ones the
+    first.
 
     A strided sample gives a threshold that a few more than ``count`` pass (Lin et al. 2018, 3.1);
-    the exact cut is made among those. Magnitudes are compared as the integers that their bits are,
-    by which NaN is the largest. ``keys``: int32 memory of the size of ``values``.
+    the exact cut is made among those. Magnitudes are compared as the integers of their bits, by
+    which NaN is the largest. ``keys``: int32 memory of the size of ``values``.
     """
     keys = torch.bitwise_and(values.view(torch.int32), 0x7FFFFFFF, out=keys)
     threshold = _threshold(keys, count)
@@ -94,7 +95,7 @@ def largest(values: Tensor, count: int, keys: Tensor | None = None) -> Tensor:
 
 
 def _threshold(keys: Tensor, count: int) -> int:
-    """One that ``count`` keys pass but for bad luck: four deviations below what a sample says."""
+    """A threshold that usually ``count`` keys pass: four deviations below the sample's estimate."""
     if keys.numel() < SAMPLED_FROM:
         return 1
     sample = keys[::STRIDE]
@@ -106,7 +107,7 @@ def _threshold(keys: Tensor, count: int) -> int:
 
 
 def _at_least(keys: Tensor, threshold: int) -> Tensor:
-    """Places of keys that reach ``threshold``, in order."""
+    """Indices of keys that reach ``threshold``, in order."""
     if keys.device.type == "cpu":  # eight times faster than torch
         return torch.from_numpy(np.flatnonzero(keys.numpy() >= threshold))
     return (keys >= threshold).nonzero().view(-1)

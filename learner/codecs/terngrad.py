@@ -1,4 +1,4 @@
-"""-1, 0 or 1 a value (Wen et al. 2017, TernGrad)."""
+"""-1, 0 or 1 per value (Wen et al. 2017, TernGrad)."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ from penstock.learner.codecs.packing import Packing
 from penstock.learner.codecs.registry import TernGradOptions
 
 CLIP = 2.5  # standard deviations
-MOST_RANKS = 127  # whose sum an int8 holds
+MOST_RANKS = 127  # an int8 holds the sum of so many
 SMALLEST = torch.finfo(torch.float32).tiny
 MULTIPLE = 16  # values whose codes are four bytes
 
 
 class TernGrad(BaseCodec):
-    """s * t for each weight, E[s * t] = clipped gradient; nothing is held back.
+    """s * t for each weight, E[s * t] = clipped gradient; there are no residuals.
 
     Per layer and rank, the gradient is clipped to 2.5 standard deviations (about zero, so that a
     layer of equal values is not clipped away). s is the largest value over all ranks, and t is the
@@ -37,10 +37,10 @@ class TernGrad(BaseCodec):
     `learner.reduce.reternarize`, as -1, 0, 1 times the number of ranks, drawn again: fewer bytes
     and more variance.
 
-    Biases are float32, those of one bucket together: they are few, and their gradients sums over
-    positions that a layer's s does not fit. A layer whose s is below 1.2e-38 becomes zero.
+    Biases are float32, those of one bucket together: they are few, and their gradients are sums
+    over positions that a layer's s does not fit. A layer whose s is below 1.2e-38 becomes zero.
 
-    Draws follow from (rank, update, bucket) alone, so that there is no generator to save.
+    Draws depend only on (rank, update, bucket), so that there is no generator to save.
     """
 
     def _set_up(self) -> None:
@@ -106,14 +106,14 @@ class TernGrad(BaseCodec):
         return self._draw(values)
 
     def _draw(self, values: Tensor) -> Tensor:
-        """Round ``values`` in -1 .. 1 to an integer beside them, right on average: int8."""
+        """Round ``values`` in -1 .. 1 to a neighbouring integer, int8, correct on average."""
         uniform = self._memory("uniform", values.shape, torch.float32)
         uniform.uniform_(generator=self._random)
         uniform.add_(values).floor_().clamp_(max=1.0)  # 1 + the largest draw is rounded to 2
         return self._memory("drawn", values.shape, torch.int8).copy_(uniform)
 
     def _exchange(self, drawn: Tensor, ring: Collective) -> Tensor:
-        """Their sum over ranks, or what was drawn for it (int8 ``[world, share]``)."""
+        """The sum over ranks, or the values drawn for it (int8 ``[world, share]``)."""
         world, share = drawn.shape
         sent = self._memory("sent", (world, share // self._ternary.per_byte), torch.uint8)
         got = self._memory("got", sent.shape, torch.uint8)
@@ -163,5 +163,5 @@ def _size(parts: Sequence[GradientPart]) -> int:
 
 
 def _share(size: int, world: int) -> int:
-    """Values of each rank."""
+    """Number of values of each rank."""
     return -(-size // (world * MULTIPLE)) * MULTIPLE

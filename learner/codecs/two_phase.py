@@ -1,9 +1,9 @@
 """Dense codes: each rank sums a share of the values, and every message is coded.
 
 Each rank codes its values in ``world`` shares and sends share r to rank r (all-to-all). Rank r
-decodes what it got, adds it up in the order of ranks in float32, codes the sum and gives it to all
-(all-gather). So b bytes per value are 4 / b times less than float32 in a ring, for any number of
-ranks, where an all-gather of coded gradients would cost more with every rank.
+decodes what it received, adds it up in the order of ranks in float32, codes the sum and sends it to
+all (all-gather). So b bytes per value are 4 / b times less than float32 in a ring, for any number
+of ranks, where an all-gather of coded gradients would cost more with every rank.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class BucketShares(NamedTuple):
     block_nbytes: int
 
     def inside(self, block: int, count: int) -> slice:
-        """Where ``count`` blocks from ``block`` on lie in the flat vector, without padding."""
+        """Position of ``count`` blocks from ``block`` on in the flat vector, without padding."""
         start = min(self.start + block * self.width, self.stop)
         return slice(start, min(start + count * self.width, self.stop))
 
@@ -56,34 +56,39 @@ def share_bucket(bucket: Bucket, world: int, block: int, head: int, bits: int) -
 
 
 class TwoPhase(BaseCodec):
-    """A code for blocks of values, with error feedback where the class holds something back.
+    """A code for blocks of values, with error feedback where the class has residuals.
 
-    ``error``: what the code lost of this rank's values, added to its next ones. ``server_error``:
-    what it lost of the sums that this rank made; zero outside of its share of each bucket.
+    ``error``: the coding error of this rank's values, added to its next ones. ``server_error``:
+    that of the sums that this rank made; zero outside of its share of each bucket.
     """
 
     head: ClassVar[int] = 0
-    """Float32 in front of each block."""
+    """Number of float32 in front of each block."""
     bits: ClassVar[int]
-    """Of each value's code."""
+    """Bits of each value's code."""
 
     def _set_up(self) -> None:
         self._padding: dict[BucketShares, Tensor] = {}
 
     @abstractmethod
     def encode(self, values: Tensor, pads: Tensor, heads: Tensor, codes: Tensor) -> None:
-        """``values``: float32 ``[b, width]``; ``pads``: float32 ``[b]``, how many zeros at the end
-        of each block are padding; to be made: ``heads`` float32 ``[b, head]`` and ``codes`` uint8
-        ``[b, width * bits / 8]``."""
+        """Encode blocks of values.
+
+        Args:
+            values: float32 ``[b, width]``.
+            pads: float32 ``[b]``, the number of padding zeros at the end of each block.
+            heads: output, float32 ``[b, head]``.
+            codes: output, uint8 ``[b, width * bits / 8]``.
+        """
 
     @abstractmethod
     def decode(self, heads: Tensor, codes: Tensor, out: Tensor) -> None:
-        """What `encode` made of values, as every rank reads it; shapes as there."""
+        """Decode the result of `encode`, equally on every rank; shapes as there."""
 
     @property
     @abstractmethod
     def block(self) -> int:
-        """Values in a block, at most."""
+        """Most values in a block."""
 
     def _cut(self, bucket: Bucket) -> BucketShares:
         return share_bucket(bucket, self._world, self.block, self.head, self.bits)
@@ -127,7 +132,7 @@ class TwoPhase(BaseCodec):
         self._encode("error", values, made, first, out)
 
     def _encode_sum(self, got: Tensor, made: BucketShares, first: int, out: Tensor) -> None:
-        """Add up what ranks sent of the blocks from ``first`` of the own share on."""
+        """Add up the ranks' messages for the blocks from ``first`` of the own share on."""
         values = self._decode("values", got[first : first + len(out)], made.width)
         for r in range(1, made.world):
             start = r * made.blocks + first
@@ -141,10 +146,10 @@ class TwoPhase(BaseCodec):
     def _encode(
         self, kind: str, values: Tensor, made: BucketShares, first: int, out: Tensor
     ) -> None:
-        """Encode blocks from ``first`` of the bucket on, and hold back what that loses."""
+        """Encode blocks from ``first`` of the bucket on, and keep the coding error."""
         where = made.inside(first, len(out))
         size = _length(where)
-        values.view(-1)[size:] = 0.0  # padding, of which codes may make something
+        values.view(-1)[size:] = 0.0  # padding, whose codes may decode to other values
         heads, codes = self._fields(out)
         self.encode(values, self._pads(made)[first : first + len(out)], heads, codes)
         if kind in self._residuals and heads.isfinite().all():
@@ -163,7 +168,7 @@ class TwoPhase(BaseCodec):
             out.copy_(self._decode("read", messages, made.width).view(-1)[: len(out)])
 
     def _pads(self, made: BucketShares) -> Tensor:
-        """How many values of each block are padding: float32 ``[world * blocks]``."""
+        """The number of padding values of each block: float32 ``[world * blocks]``."""
         if made not in self._padding:
             ends = torch.arange(1, made.world * made.blocks + 1, device=self._device) * made.width
             beyond = ends - (made.stop - made.start)

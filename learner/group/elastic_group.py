@@ -1,10 +1,10 @@
-"""How this learner comes to stand in a group of learners, again and again.
+"""Elastic group: how this learner joins a group of learners, again after each change.
 
-The supervisor names the members of each epoch: the first one when all learners have said that they
-could begin, a new one whenever a member has ended or one that was started again wants in. Whoever
-stands in a group that was lost, or hears of a newer one, leaves and meets the others in the next;
-there they take the state of the most advanced. Over several machines nobody names new members:
-there is one group, and its end is the end of the run.
+The supervisor names the members of each epoch: the first one when all learners have reported that
+they are ready, a new one whenever a member has ended or a restarted one wants to join. A learner
+whose group was lost, or that is sent a newer one, leaves and meets the others in the next; there
+all take the state of the most advanced. On several machines there is no supervisor of all: there is
+one group, and its end is the end of the run.
 """
 
 from __future__ import annotations
@@ -51,21 +51,22 @@ if TYPE_CHECKING:
 
     from penstock.learner.factory import AnyTrainer
 
-MEET_S = 4.0  # members named by the supervisor are alive, and soon there
+MEET_S = 4.0  # members named by the supervisor are alive, and join soon
 LOOK_S = 0.005
-REREAD_S = 0.5  # in which the others read why they do not go together, from a store that ends then
+# time in which the others read why they do not fit together, from a store that then ends
+REREAD_S = 0.5
 LOOPBACK = "lo"
-MEETING = "group-"  # begins the names of the files in which learners of a host meet
-ENTERED = "entered"  # the name of one that is there once a learner has stood in a group
+MEETING = "group-"  # prefix of the files in which learners of a host meet
+ENTERED = "entered"  # name of the file that exists once a learner was in a group
 
 
 def begun(runtime_dir: Path) -> bool:
-    """Whether a learner of this run has stood in a group, so that others know what is learned."""
+    """Whether a learner of this run was in a group, so that others have the learned state."""
     return (runtime_dir / ENTERED).exists()
 
 
 class ElasticGroup:
-    """Makes exchanges for ``trainer``, one for each epoch."""
+    """Joins groups and makes the sync of ``trainer``, one for each epoch."""
 
     def __init__(
         self,
@@ -74,33 +75,36 @@ class ElasticGroup:
         trainer: AnyTrainer,
         stored: Arrays,
     ) -> None:
-        """``stored`` is what `state` gave when the run was saved, on the rank that resumes."""
+        """``stored`` is what `state` returned when the run was saved, on the rank that resumes."""
         self._ctx = ctx
         self._config = config
         self._trainer = trainer
         self._stored = stored
         self._named: Message | None = None  # the newest group that the supervisor has named
-        self._tried = -1  # the last epoch whose group was to be entered
-        self._codec = ""  # what `auto` stands for, once it was measured
+        self._tried = -1  # the last epoch whose group was tried
+        self._codec = ""  # the codec of `auto`, once it was measured
         self._others: list[Message] = []
         self._group: LearnerGroup | None = None
-        self._rounds = 0  # in which all learners have told what they have counted
+        self._rounds = 0  # in which all learners have exchanged their counts
         self._saver: int | None = None  # named by the supervisor at the end
-        self._saved = False  # by that one
-        self._remote: Store | None = None  # where learners of several machines meet
+        self._saved = False  # by that learner
+        self._remote: Store | None = None  # the store of learners on several machines
         self._failing_since_s: float | None = None
         self.sync: GradientSync = SingleLearner()
 
     @property
     def leads(self) -> bool:
-        """Whether this one saves the run: the first of the members, or who was named at the end,
-        when there may be no group any more."""
+        """Whether this learner saves the run.
+
+        The first member does, or the learner that was named at the end, when there may be no group
+        any more.
+        """
         if self._saver is not None:
             return self._ctx.learner == self._saver
         return self._ctx.learner == 0 if self._group is None else self._group.rank == 0
 
     def messages(self) -> list[Message]:
-        """What the supervisor has said, but for what concerns the group."""
+        """The supervisor's messages, without those about the group."""
         for message in self._ctx.messages():
             if message["kind"] == "group":
                 self._named = message
@@ -113,14 +117,16 @@ class ElasticGroup:
 
     @property
     def changed(self) -> bool:
-        """Whether the members are others than those of the group that this one stands in."""
+        """Whether the named members differ from those of the present group."""
         named, group = self._named, self._group
         return group is not None and named is not None and named["epoch"] > group.epoch
 
     def join(self, why: str = "") -> bool:
-        """Stand in the newest group, in the state of its most advanced member; False where the run
-        ends before. What `sync` was before is left, and ``why`` is told to the supervisor,
-        which cannot see that a group of the living has broken."""
+        """Join the newest group, in the state of its most advanced member.
+
+        Returns False where the run ends before. The former `sync` is closed, and ``why`` is
+        reported to the supervisor, which cannot see that a group of living members has broken.
+        """
         count = self._config.learner.count
         if count == 1:
             return True
@@ -141,15 +147,17 @@ class ElasticGroup:
         return self._join_remote(first)
 
     def leave(self) -> None:
-        """Part from the others, who notice."""
+        """Leave the others, which detect it."""
         self._rounds = max(self._rounds, self.sync.rounds)
         self._trainer.progress.rollback(self.sync.unsent)
         self.sync.close()
         self.sync = SingleLearner()
 
     def takes_over(self) -> bool:
-        """At the end: wait for the one that saves the run, and say whether it has died, so that
-        this one is to do it."""
+        """At the end: wait for the learner that saves the run.
+
+        Returns whether it has died, so that this one must save.
+        """
         while self._saver is not None and not (self._saved or self.leads):
             self._ctx.status.beat()
             if self._ctx.channel.closed:
@@ -160,12 +168,14 @@ class ElasticGroup:
 
     def state(self, *, last: bool) -> Arrays | None:
         """What each member keeps for itself, for a checkpoint: all call it in the same turn.
-        ``last``: who writes that is named only later. None where a server did not give its part, so
-        that there can be no checkpoint."""
+
+        ``last``: the learner that writes it is named only later. None where a server did not give
+        its part, so that no checkpoint can be written.
+        """
         return self.sync.state_dict(saves=self.leads or last)
 
     def _serve(self) -> bool:
-        """Join the parameter server, and stand where it does; False where the run ends before."""
+        """Join the parameter server and take its state; False where the run ends before."""
         ctx, cfg, trainer = self._ctx, self._config.learner, self._trainer
         progress = trainer.progress
         (optimizer,) = trainer.optimizers().values()
@@ -192,7 +202,7 @@ class ElasticGroup:
         return not said.stop
 
     def _wait_for_word(self) -> Message | None:
-        """The newest group, once the supervisor has named one that is new; None at the end."""
+        """Wait until the supervisor has named a new group; None at the end."""
         self._ctx.status.phase = Phase.REDUCING
         while not self._ctx.stopping():
             self._ctx.status.beat()
@@ -203,8 +213,10 @@ class ElasticGroup:
         return None
 
     def _enter(self, store: Store, epoch: int, members: list[int], timeout_s: float) -> bool:
-        """Meet the members and take the state of the most advanced; False where that failed, which
-        the supervisor is told."""
+        """Meet the members and take the state of the most advanced.
+
+        Returns False where that failed, which is reported to the supervisor.
+        """
         ctx, trainer, cfg = self._ctx, self._trainer, self._config.learner
 
         def waiting() -> bool:
@@ -228,7 +240,7 @@ class ElasticGroup:
             self._broadcast_state(group, sync, source, rounds=places[source][1])
         except GroupLostError as error:
             failure = str(error)
-        if failure or sync is None:  # out here, where nothing of the group is held any more
+        if failure or sync is None:  # out here, where nothing refers to the group any more
             for made in (sync, group):
                 if made is not None:
                     made.close()
@@ -240,7 +252,7 @@ class ElasticGroup:
             return False
         self._group, self.sync, trainer.sync = group, sync, sync
         self._failing_since_s = None
-        ctx.report("entered")  # before the file: who relies on it must be known to the supervisor
+        ctx.report("entered")  # before the file: the supervisor must know first
         (ctx.runtime_dir / ENTERED).touch()
         return True
 
@@ -252,8 +264,10 @@ class ElasticGroup:
         return Bsp(group, optimizers, cfg, ledger, reducing, self._trainer.shared())
 
     def _join_remote(self, first: bool) -> bool:
-        """Enter the one group that there is over several machines; False where the run ends before.
-        Raises RunEndedError where that group was lost."""
+        """Enter the only group on several machines; False where the run ends before.
+
+        Raises RunEndedError where that group was lost.
+        """
         ctx, members = self._ctx, range(self._config.learner.count)
         assert ctx.store is not None
 
@@ -286,22 +300,21 @@ class ElasticGroup:
             return
         if (store := self._ctx.store) is not None:
             raise UserError(
-                f"the learners did not come together: {failure}; start every rank with the same "
-                f"--world and --store, see that nothing is between it and {store.host}:{store.port}"
-                ", and look at what the others say"
+                f"the learners could not form a group: {failure}; start every rank with the same "
+                f"--world and --store, check that no firewall separates it from {store.host}:"
+                f"{store.port}, and look at the messages of the other ranks"
             )
         now_s = time.monotonic()
         self._failing_since_s = self._failing_since_s or now_s
         patience_s = self._config.learner.reduce.timeout_s + self._config.run.hang_timeout_s
         if now_s - self._failing_since_s > patience_s:
             raise RuntimeError(
-                f"no group of learners came together for {patience_s:g} s: {failure}"
+                f"no group of learners could be formed for {patience_s:g} s: {failure}"
             )
         self._ctx.report("group_failed", epoch=epoch, message=failure)
 
     def _with_codec(self, cfg: LearnerConfig, group: LearnerGroup, source: int) -> LearnerConfig:
-        """``cfg`` with the codec that `auto` stands for: what the most advanced has, else measured
-        now by all together."""
+        """``cfg`` with the codec of `auto`: that of the most advanced member, else measured now."""
         if cfg.reduce.codec != AUTO:
             return cfg
         known = np.frombuffer(self._codec.encode(), np.uint8)
@@ -319,8 +332,9 @@ class ElasticGroup:
     def _broadcast_state(
         self, group: LearnerGroup, sync: GradientSync, source: int, rounds: int
     ) -> None:
-        """Take the most advanced member's state, who has heard so many ``rounds``, and one's own
-        part of what a checkpoint had."""
+        """Take the most advanced member's state, after ``rounds`` rounds, and the own part of a
+        checkpoint.
+        """
         trainer, progress = self._trainer, self._trainer.progress
         state = take_state(trainer) if group.rank == source else None
         received = group.broadcast(state, source)
@@ -328,7 +342,7 @@ class ElasticGroup:
             put_state(trainer, received)
             if (
                 rounds > self._rounds
-            ):  # it heard the last round to the end, and so what was said here
+            ):  # it completed the last round, and so received this learner's counts
                 progress.acknowledge()
         sync.rounds = self._rounds = rounds
         trainer.regrouped()

@@ -1,10 +1,10 @@
-"""A group of learners: its process groups for one epoch, from meeting to parting.
+"""A group of learners: its process groups for one epoch, from meeting to leaving.
 
-The members of an epoch are named by the supervisor (or fixed, over several machines). They meet in
-a store, check that they were made alike, and connect. Whatever fails from then on is a
-`GroupLostError`: a group is never mended, the next epoch makes a new one, which takes some
-hundredths of a second. A member that leaves closes its connections at once, so that nobody waits
-for who waits for the dead.
+The supervisor names the members of an epoch (on several machines they are fixed). They meet in a
+store, check that their options agree, and connect. Any later failure is a `GroupLostError`: a group
+is never repaired; the next epoch makes a new one, which takes some hundredths of a second. A member
+that leaves closes its connections at once, so that a rank waiting in a collective is released as
+soon as a peer's connection closes.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ if TYPE_CHECKING:
 
 LOOK_S = 0.005
 RANDOM = "random"  # name of the state of torch's generator
-SHOWN = 200  # characters of another's option
+SHOWN = 200  # characters of another learner's option
 CONNECT_S = 5.0  # for members that were there a moment ago
 INTERFACE_VARIABLES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
 OWN = ("device", "nice", "threads", "env_threads")  # options in which learners may differ
 
 
 class Guarded(GroupCollective):
-    """A collective whose failures are what they mean: the group is lost."""
+    """A collective whose failures become `GroupLostError`."""
 
     def all_reduce(self, tensor: Tensor) -> None:
         with lost("all-reduce"):
@@ -65,10 +65,10 @@ class Guarded(GroupCollective):
 
 @contextmanager
 def lost(what: str, *also: type[Exception]) -> Iterator[None]:
-    """Turn what torch raises where a member is gone or late into a `GroupLostError`; ``also`` what
-    it raises where the store holds something else than a member wrote.
+    """Turn exceptions of torch for a member that is gone or late into a `GroupLostError`.
 
-    Not "from" that: its traceback would hold the process group, and so the connections, open.
+    ``also`` are further types, raised where the store holds other values than a member wrote. Not
+    "from" them: their tracebacks would hold the process group, and so the connections, open.
     """
     text = ""
     raised: tuple[type[Exception], ...] = (RuntimeError, *also)
@@ -81,8 +81,11 @@ def lost(what: str, *also: type[Exception]) -> Iterator[None]:
 
 
 class LearnerGroup:
-    """Members of one epoch, connected. ``members`` are learners' ranks, ``rank`` the place of this
-    one among them; ``control`` is for small values on the CPU, ``gradients`` for the device's."""
+    """The connected members of one epoch.
+
+    ``members`` are learners' ranks, ``rank`` is the position of this one among them; ``control`` is
+    for small values on the CPU, ``gradients`` for the device's.
+    """
 
     def __init__(
         self,
@@ -93,7 +96,7 @@ class LearnerGroup:
         device: torch.device,
         cfg: ReduceConfig,
     ) -> None:
-        """Connect with the others, all of whom are there (`meet`)."""
+        """Connect with the others, all of which are present (`meet`)."""
         self.epoch = epoch
         self.members = tuple(members)
         self.rank = self.members.index(me)
@@ -118,12 +121,12 @@ class LearnerGroup:
         self.gradients = Guarded(gradients)
 
     def close(self) -> None:
-        """Leave at once: the others notice, since connections close with their last owner."""
+        """Leave at once: the others detect it, as connections close with their last use."""
         del self.control.group, self.gradients.group
         dist.destroy_process_group()
 
     def broadcast(self, arrays: Arrays | None, source: int) -> Arrays:
-        """What the member at place ``source`` has, for everybody."""
+        """Copy the arrays of the member at position ``source`` to all members."""
         data = np.frombuffer(save(arrays or {}), np.uint8).copy()
         size = torch.tensor([len(data)])
         with lost("broadcast"):
@@ -135,15 +138,19 @@ class LearnerGroup:
         return received
 
     def collect_states(self, own: Arrays) -> Arrays:
-        """What every member has to keep, and the state of its torch generator. The name of each
-        array begins with the member's rank in the group."""
+        """The state that every member keeps for itself, and that of its torch generator.
+
+        The name of each array begins with the member's rank in the group.
+        """
         own = own | {RANDOM: torch.get_rng_state().numpy()}
         states = [self.broadcast(own if i == self.rank else None, i) for i in range(self.world)]
         return {f"{i}/{name}": array for i, one in enumerate(states) for name, array in one.items()}
 
     def restore_own(self, states: Arrays) -> Arrays:
-        """This member's part of what `collect_states` gave; its generator goes on from there.
-        Empty where those were of another number of members."""
+        """This member's part of `collect_states`; also restores its torch generator.
+
+        Empty where the states are of another number of members.
+        """
         if f"{self.world - 1}/{RANDOM}" not in states or f"{self.world}/{RANDOM}" in states:
             return {}
         mine = f"{self.rank}/"
@@ -152,7 +159,7 @@ class LearnerGroup:
         return own
 
     def gather(self, values: Sequence[int]) -> list[list[int]]:
-        """Some whole numbers of every member."""
+        """Some integers of every member."""
         own = torch.tensor(values)
         out = torch.empty(self.world, len(own), dtype=torch.int64)
         self.control.all_gather(out, own)
@@ -168,11 +175,19 @@ def meet(
     timeout_s: float,
     waiting: Callable[[], bool],
 ) -> None:
-    """Return when all members are there and were made like this one.
+    """Return when all members are present and have the same options.
 
-    ``hello`` says how, by name; a difference is a UserError, as is another learner of the same
-    rank. ``waiting`` is called again and again and says whether to go on. Raises GroupLostError
-    when somebody does not come.
+    Args:
+        store: where they meet.
+        members: ranks of the learners.
+        me: this learner's rank.
+        hello: this learner's options by name.
+        timeout_s: longest wait, in seconds.
+        waiting: called repeatedly; returns whether to continue.
+
+    Raises:
+        UserError: options differ, or another learner has the same rank.
+        GroupLostError: a member is missing after ``timeout_s``.
     """
     deadline_s = time.monotonic() + timeout_s
     token = os.urandom(8).hex()
@@ -185,7 +200,7 @@ def meet(
                 _compare(me, hello, member, _read(store.get(f"hello-{member}"), member))
                 absent.remove(member)
             if store.get(f"token-{me}") != token.encode():
-                raise UserError(f"two learners say that they are rank {me}; give each one its own")
+                raise UserError(f"two learners have rank {me}; give each one its own")
             if absent:
                 if not waiting():
                     raise GroupLostError("there is a newer group")
@@ -206,7 +221,7 @@ def hello_of(config: Config) -> dict[str, Any]:
 
 
 def _read(value: bytes, member: int) -> dict[str, Any]:
-    """What a member has said of itself. The store takes values from whoever connects."""
+    """Decode the options of a member. The store takes values from any client."""
     try:
         found = json.loads(value)
     except (ValueError, RecursionError):
@@ -230,6 +245,6 @@ def _compare(me: int, mine: dict[str, Any], member: int, theirs: dict[str, Any])
 
 
 def use_interface(interface: str | None) -> None:
-    """Have gloo and NCCL use a network interface; must come before the first group."""
+    """Make gloo and NCCL use a network interface; must be called before the first group."""
     if interface is not None:
         os.environ.update(dict.fromkeys(INTERFACE_VARIABLES, interface))

@@ -1,4 +1,4 @@
-"""Where learners of several machines meet: reaching the store, and finding out who has gone."""
+"""The store of learners on several machines: how to reach it, and which members have gone."""
 
 from __future__ import annotations
 
@@ -21,14 +21,16 @@ if TYPE_CHECKING:
 
 TRY_S = 1.0
 LOOK_S = 0.05
-ROLL_S = 5.0  # within which all that live have heard that the group is lost
-BACKLOG = 1024  # connections that wait to be taken in
-LINGER_S = 1.0  # who serves the store goes last
+ROLL_S = 5.0  # time in which all living members notice that the group is lost
+BACKLOG = 1024  # connections that wait to be accepted
+LINGER_S = 1.0  # the learner that serves the store ends last
 
 
 def interface_of(where: Where, environ: Mapping[str, str]) -> str | None:
-    """The loopback interface where learners that meet at ``where`` are all on this host, so that
-    they listen nowhere else; None where they are not, or ``environ`` names an interface."""
+    """The loopback interface where learners that meet at ``where`` are all on this host.
+
+    So they listen nowhere else. None where they are not, or ``environ`` names an interface.
+    """
     named = any(name in environ for name in INTERFACE_VARIABLES)
     local = is_local(f"tcp://{where.host}:{where.port}")
     return "lo" if local and not named else None
@@ -37,10 +39,10 @@ def interface_of(where: Where, environ: Mapping[str, str]) -> str | None:
 def open_store(
     where: Where, rank: int, timeout_s: float, waiting: Callable[[], bool]
 ) -> Store | None:
-    """The store, served by rank 0 unless it is ``served``; None once ``waiting``, which is called
-    again and again, says not to go on.
+    """Open the store; rank 0 serves it unless it is ``served``.
 
-    Raises UserError where it cannot be served, or reached within ``timeout_s``.
+    ``waiting`` is called repeatedly; None once it returns False. Raises UserError where the store
+    cannot be served, or reached within ``timeout_s`` seconds.
     """
     serves = rank == 0 and not where.served
     if not (serves or _answers(where, timeout_s, waiting)):
@@ -66,8 +68,10 @@ def open_store(
 
 
 def _listen(where: Where) -> int:
-    """A listening socket at that address alone, for the store to take over: left to itself it
-    would listen at all addresses of the machine. Raises OSError."""
+    """Make a listening socket at only that address, for the store.
+
+    The store by itself would listen at all addresses of the machine. Raises OSError.
+    """
     found = socket.getaddrinfo(where.host, where.port, type=socket.SOCK_STREAM)
     family, kind, protocol, _, address = found[0]
     with socket.socket(family, kind, protocol) as listener:
@@ -78,7 +82,7 @@ def _listen(where: Where) -> int:
 
 
 def _answers(where: Where, timeout_s: float, waiting: Callable[[], bool]) -> bool:
-    """Wait until somebody listens there. What torch has for it cannot be interrupted."""
+    """Wait until a server listens there. torch's own wait cannot be interrupted."""
     deadline_s = time.monotonic() + timeout_s
     while waiting():
         try:
@@ -100,8 +104,10 @@ def _answers(where: Where, timeout_s: float, waiting: Callable[[], bool]) -> boo
 def who_has_gone(
     store: Store, where: Where, members: Sequence[int], me: int, waiting: Callable[[], bool]
 ) -> str:
-    """Call the roll of a group that was lost, as all do that live: who does not answer, as the
-    beginning of a sentence. Takes `ROLL_S` where anybody is gone."""
+    """Find the members of a lost group that do not answer; all living members call it.
+
+    Returns the beginning of a sentence. Takes `ROLL_S` where a member is gone.
+    """
     absent = {member for member in members if member != me}
     done = threading.Event()
 
@@ -114,10 +120,10 @@ def who_has_gone(
                 time.sleep(LOOK_S)
         except RuntimeError:
             if 0 in absent or where.served:
-                return  # else rank 0 lived when it was asked, and has ended meanwhile as all do
+                return  # else rank 0 was alive then, and has ended meanwhile like all
         done.set()
 
-    # In a thread of its own: a store whose host has gone answers neither yes nor no.
+    # In a separate thread: a store whose host has gone does not answer at all.
     caller = threading.Thread(target=call, name="roll", daemon=True)
     caller.start()
     ends_s = time.monotonic() + ROLL_S + LINGER_S

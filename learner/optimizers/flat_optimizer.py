@@ -1,7 +1,7 @@
 """One optimizer over one flat vector.
 
-All parameters of a network become views of one vector and their gradients views of another: one
-call updates everything, one norm clips everything, and slices of it are what learners reduce.
+All parameters of a network are views of one vector and their gradients views of another: one call
+updates everything, one norm clips everything, and learners reduce slices of it.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ from torch import Tensor, nn
 from penstock.configs.sections import LearnerConfig
 from penstock.learner.codecs.buckets import parts_of
 from penstock.learner.codecs.registry import CODECS
-from penstock.learner.optimizers.rules import Adam, RmsProp, Sgd, UpdateRule, UpdateStep
+from penstock.learner.optimizers.rules import Adam, Layerwise, RmsProp, Sgd, UpdateRule, UpdateStep
 from penstock.models.flat_parameters import flatten, split
 
 CLIP_MARGIN = 1e-6  # as in torch's clip_grad_norm_
 
 
 class FlatOptimizer:
-    """Takes over ``named`` parameters (float32, one device): ``values``, ``grads`` hold them all.
+    """An optimizer of ``named`` parameters (float32, one device), in flat ``values`` and ``grads``.
 
-    The order is that of ``named``, each contiguous, and ``parts`` say where. Gradients add up in
-    ``grads`` until `zero_grad`. ``momentum`` (of sgd and lars) is 0 where the codec has its own,
-    and ``grad_clip`` None: what such a codec sends is a velocity.
+    The order is that of ``named``, each contiguous; ``parts`` gives their positions. Gradients add
+    up in ``grads`` until `zero_grad`. ``momentum`` (of sgd and lars) is 0 where the codec has its
+    own, and ``grad_clip`` is None: such a codec sends a velocity.
     """
 
     def __init__(self, named: Iterable[tuple[str, nn.Parameter]], cfg: LearnerConfig) -> None:
@@ -44,19 +44,21 @@ class FlatOptimizer:
         self.momentum = 0.0 if replaced else cfg.momentum
         self.grad_clip = None if replaced else cfg.grad_clip
         self.lr_factor = 1.0
-        """What the learning rate is multiplied by, since rollbacks (`learner.nonfinite`)."""
-        self.updates = 0  # the same as _steps, but known without asking the device
+        """Factor of the learning rate after rollbacks (`learner.nonfinite`)."""
+        self.updates = 0  # equals _steps, but is known without a device synchronisation
         self._steps = torch.zeros((), device=self.values.device)
         self._rule = _make_rule(self, self._steps, cfg)
 
     @property
     def moments(self) -> dict[str, Tensor]:
-        """What the rule keeps for each parameter, by name: float32, laid out like ``values``."""
+        """The rule's state for each parameter, by name: float32, laid out like ``values``."""
         return self._rule.moments
 
     def recount(self) -> None:
-        """Take the number of steps from the state, as whoever loads it does: a step that was not
-        taken, since its gradient was not finite, is none."""
+        """Read the number of steps from the state, as a load does.
+
+        A step that was skipped, since its gradient was not finite, does not count.
+        """
         self.updates = int(self._steps)
 
     def zero_grad(self) -> None:
@@ -64,11 +66,11 @@ class FlatOptimizer:
 
     @torch.no_grad()
     def step(self, count: float, env_steps: int) -> Tensor:
-        """Update ``values`` by the gradient ``grads / count`` and return that gradient's norm.
+        """Update ``values`` by the gradient ``grads / count``; returns the norm of that gradient.
 
-        ``count`` turns a summed gradient into a mean one. The norm (float32 ``[]``, before
-        clipping) is not finite if any gradient is not, and then the step is skipped: ``values``,
-        moments and the number of steps stay as they are.
+        ``count`` turns a summed gradient into a mean one; ``env_steps`` determines the learning
+        rate. The norm (float32 ``[]``, before clipping) is not finite if any gradient is not, and
+        then the step is skipped: ``values``, moments and the number of steps stay unchanged.
         """
         norm: Tensor = torch.linalg.vector_norm(self.grads) / count
         is_bad = norm.isfinite().logical_not_().float()
@@ -85,7 +87,7 @@ class FlatOptimizer:
         return {name: tensor.cpu().numpy() for name, tensor in self._state().items()}
 
     def load_state_dict(self, state: Mapping[str, npt.NDArray[Any]]) -> None:
-        """Go on from a `state_dict` of the same kind of optimizer and the same parameters."""
+        """Restore a `state_dict` of the same kind of optimizer and the same parameters."""
         tensors = self._state()
         if state.keys() != tensors.keys():
             raise ValueError(
@@ -104,15 +106,13 @@ class FlatOptimizer:
 
 def _make_rule(flat: FlatOptimizer, steps: Tensor, cfg: LearnerConfig) -> UpdateRule:
     if cfg.optimizer in ("lars", "lamb"):
-        from penstock.learner.optimizers.layerwise import Layerwise
-
         return Layerwise(flat.values, flat.grads, steps, cfg, flat.parameters)
     kinds: dict[str, type[Adam | RmsProp | Sgd]] = {"adam": Adam, "rmsprop": RmsProp, "sgd": Sgd}
     return kinds[cfg.optimizer](flat.values, flat.grads, steps, cfg)
 
 
 def _make_gradients(values: Tensor, parameters: list[nn.Parameter]) -> Tensor:
-    """Give parameters gradients in one vector."""
+    """Make the parameters' gradients views of one vector."""
     grads = torch.zeros_like(values)
     for parameter, grad in zip(parameters, split(grads, parameters), strict=True):
         parameter.grad = grad.view(parameter.shape)
@@ -122,11 +122,11 @@ def _make_gradients(values: Tensor, parameters: list[nn.Parameter]) -> Tensor:
 def learning_rate(cfg: LearnerConfig, env_steps: int, update: int) -> float:
     """The rate of optimizer step ``update`` (from 1), taken after ``env_steps`` agent steps.
 
-    ``lr`` is multiplied by what `lr_scaling` says for ``count`` learners: linear after Goyal et al.
-    2017 (arXiv 1706.02677), the root after Krizhevsky 2014 (arXiv 1404.5997). Step
-    ``lr_warmup_updates`` is the first with all of that; those before it rise linearly, from the
-    unscaled ``lr`` as in Goyal et al. §2.2, or from 0 where nothing is scaled. All of it falls
-    linearly, to its ``lr_end_fraction`` after ``lr_decay_steps`` agent steps, and stays.
+    ``lr`` is multiplied by the factor of `lr_scaling` for ``count`` learners: linear after Goyal et
+    al. 2017 (arXiv 1706.02677), the root after Krizhevsky 2014 (arXiv 1404.5997). Step
+    ``lr_warmup_updates`` is the first at the full rate; the steps before it rise linearly, from the
+    unscaled ``lr`` as in Goyal et al. §2.2, or from 0 where nothing is scaled. The rate falls
+    linearly to its ``lr_end_fraction`` after ``lr_decay_steps`` agent steps, and stays there.
     """
     peak = cfg.lr * scaling(cfg)
     first = cfg.lr if peak > cfg.lr else 0.0
@@ -136,5 +136,5 @@ def learning_rate(cfg: LearnerConfig, env_steps: int, update: int) -> float:
 
 
 def scaling(cfg: LearnerConfig) -> float:
-    """What the learning rate of one learner is multiplied by for ``count`` of them."""
+    """The factor of the learning rate for ``count`` learners instead of one."""
     return {"none": 1.0, "sqrt": sqrt(cfg.count), "linear": float(cfg.count)}[cfg.lr_scaling]

@@ -1,43 +1,50 @@
-"""Update rules over one flat vector: what a step does once its gradient is summed and measured.
+"""Update rules: how one step changes the parameters, once the gradient is summed and measured.
 
-They are torch's own functions; its classes would import torch._dynamo, which takes longer than
-everything else at the start of a learner.
+`Adam`, `RmsProp` and `Sgd` work on one flat vector with torch's functional interface: its optimizer
+classes would import torch._dynamo, which takes longer than everything else at the start of a
+learner. For large batches `Layerwise` has LARS and LAMB, which scale each layer's step by the norm
+of its weights; they come from pytorch-optimizer (the extra "large"). Its classes, and torch's under
+them, take 1.5 s to import, so they are imported only where one is chosen. All moments lie in flat
+vectors; for `Layerwise` each parameter gets a view of them.
 """
 
 from __future__ import annotations
 
-from typing import NamedTuple, Protocol
+from collections.abc import Sequence
+from typing import Any, NamedTuple, Protocol
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.optim.adam import adam
 from torch.optim.sgd import sgd
 
+from penstock.configs.errors import UserError
 from penstock.configs.sections import LearnerConfig
 
+MOMENTS = {"lars": ("momentum_buffer",), "lamb": ("exp_avg", "exp_avg_sq")}
 BETAS = (0.9, 0.999)
 ALPHA = 0.99
 
 
 class UpdateStep(NamedTuple):
-    """What a rule needs to know besides the gradient; tensors are float32 ``[]``, on the device."""
+    """Arguments of a rule besides the gradient; tensors are float32 ``[]``, on the device."""
 
     lr: float
     momentum: float
     scale: Tensor
-    """What the gradient is divided by first."""
+    """The divisor of the gradient."""
     is_bad: Tensor
-    """1 where some gradient is not finite, and then nothing may change; else 0."""
+    """1 where some gradient is not finite, and then no value may change; else 0."""
 
 
 class UpdateRule(Protocol):
-    """Changes ``values`` by ``grads``, and may leave anything in ``grads``."""
+    """Changes ``values`` by ``grads``, and may overwrite ``grads``."""
 
     moments: dict[str, Tensor]
-    """What it remembers, each ``[N]`` as the values are."""
+    """The rule's state, each ``[N]`` like the values."""
 
     def __call__(self, step: UpdateStep) -> None:
-        """Take one step, and count it in the ``steps`` that the rule was made with."""
+        """Take one step, and count it in the ``steps`` of the constructor."""
 
 
 class Adam:
@@ -69,7 +76,7 @@ class Adam:
 
 
 class RmsProp:
-    """Tieleman & Hinton 2012, with the operations of torch's, which cannot skip a step."""
+    """Tieleman & Hinton 2012, with the operations of torch's RMSprop, which cannot skip a step."""
 
     def __init__(self, values: Tensor, grads: Tensor, steps: Tensor, cfg: LearnerConfig) -> None:
         self._values, self._grads, self._steps, self._eps = values, grads, steps, cfg.eps
@@ -108,3 +115,69 @@ class Sgd:
             nesterov=False,
             maximize=False,
         )
+
+
+class Layerwise:
+    """LARS or LAMB, by `learner.optimizer`; x is one parameter, g its gradient.
+
+    LARS (You et al. 2017, arXiv 1708.03888): ``g + weight_decay x`` is multiplied by ``0.001 |x| /
+    (|g| + weight_decay |x|)`` before it enters the momentum; parameters with fewer than two
+    dimensions take steps of SGD, without decay.
+
+    LAMB (You et al. 2020, arXiv 1904.00962): Adam's step plus ``weight_decay x`` gets the length
+    ``lr min(|x|, 10)``, or stays unchanged where x is zero. Moments are not corrected for their
+    start at zero, as in the paper's third version: without decay the length undoes that anyway.
+
+    A step by a gradient that is not finite changes no value. On a GPU, which is not synchronized to
+    test that, moments decay in it as by a gradient of zero.
+    """
+
+    def __init__(
+        self,
+        values: Tensor,
+        grads: Tensor,
+        steps: Tensor,
+        cfg: LearnerConfig,
+        parameters: Sequence[nn.Parameter],
+    ) -> None:
+        self._grads, self._steps, self._kind = grads, steps, cfg.optimizer
+        self.moments = {name: torch.zeros_like(values) for name in MOMENTS[cfg.optimizer]}
+        self._optimizer = _make_layerwise(cfg, parameters)
+        for name, moment in self.moments.items():
+            views = moment.split([parameter.numel() for parameter in parameters])
+            for parameter, view in zip(parameters, views, strict=True):
+                self._optimizer.state[parameter][name] = view.view(parameter.shape)
+
+    def __call__(self, step: UpdateStep) -> None:
+        if not step.is_bad.is_cuda and step.is_bad:
+            return
+        self._steps += 1 - step.is_bad
+        self._grads.div_(step.scale).masked_fill_(step.is_bad > 0, 0.0)
+        for group in self._optimizer.param_groups:
+            group["lr"] = step.lr * (1 - step.is_bad)  # momentum alone would change values
+            if self._kind == "lars":
+                group["momentum"] = step.momentum
+        self._optimizer.step()
+
+
+def _make_layerwise(cfg: LearnerConfig, parameters: Sequence[nn.Parameter]) -> Any:
+    """Make the library's optimizer. Raises UserError where the library is missing."""
+    try:
+        from pytorch_optimizer import LARS, Lamb
+    except ImportError as error:
+        raise UserError(
+            f"learner.optimizer {cfg.optimizer} needs pytorch-optimizer, which is not installed; "
+            "run pip install 'penstock[large]', or set learner.optimizer=sgd or adam"
+        ) from error
+    if cfg.optimizer == "lars":
+        return LARS(parameters, momentum=cfg.momentum, weight_decay=cfg.weight_decay)
+    # weight_decouple=False: decay is part of the measured step, as in the paper. Without
+    # adam_debias it divides lr by 1 - beta1^t, and the length of a step is no longer lr |x|.
+    return Lamb(
+        parameters,
+        betas=BETAS,
+        weight_decay=cfg.weight_decay,
+        weight_decouple=False,
+        adam_debias=True,
+        eps=cfg.eps,
+    )

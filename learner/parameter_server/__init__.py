@@ -1,1 +1,1 @@
-"""A parameter server for learners that need not keep step: who waits for whom is its pace."""
+"""A parameter server for learners that need not keep step; its pace decides which of them wait."""

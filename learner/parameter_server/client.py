@@ -1,13 +1,13 @@
 """A learner's side of the parameter server.
 
     client = ServerClient(address, rank, optimizer, config.learner)
-    while client.pull(0.2) is None: ...    # parameters of now; again before each batch
+    while client.pull(0.2) is None: ...    # current parameters; again before each batch
     ... loss.backward() ...                # adds to optimizer.grads, summed over ``samples``
     client.push(samples, growth)           # in place of optimizer.step
 
-Under asp a push takes the optimizer's step here and sends what it changed (`changes`); else the
-server takes it and the optimizer here only holds parameters and gradients. Nothing waits longer
-than it was told to: who must wait asks again, and beats meanwhile.
+Under asp a push takes the optimizer's step here and sends the changes (`LocalCopy`); else the
+server takes the step and the optimizer here only holds parameters and gradients. No call waits
+longer than its timeout: a learner that must wait calls again, and sends heartbeats meanwhile.
 """
 
 from __future__ import annotations
@@ -43,39 +43,38 @@ from penstock.learner.parameter_server.protocol import (
     Tally,
 )
 from penstock.learner.parameter_server.server import STEPS
-from penstock.learner.parameter_server.significant_changes import LocalCopy
 from penstock.transport.wire import WireError
 from penstock.transport.zmq.keys import load_actor
 from penstock.transport.zmq.sockets import dealer
 
-JOIN_S = 0.1  # a server that has not started yet is asked so often
-REPEAT_S = 1.0  # and one that may have ended
-STATE_REPEAT_S = 30.0  # the same for the whole state, which may be gigabytes
+JOIN_S = 0.1  # period of requests to a server that has not started yet
+REPEAT_S = 1.0  # to one that may have ended
+STATE_REPEAT_S = 30.0  # for the whole state, which may be gigabytes
 
 
 class Reply(NamedTuple):
-    """What comes with parameters."""
+    """The server's answer to a pull, besides the parameters."""
 
     version: int
     """Updates of the parameters, by all learners."""
     samples: int
-    """Samples whose gradients made them."""
+    """Samples whose gradients were applied to them."""
     tally: Tally
-    """What all learners have counted, as `Progress.growth`."""
+    """The counts of all learners, as `Progress.growth`."""
     lag: int | None
     """Staleness of the last push, in updates; None where it was discarded, lost, or not made."""
     workers: int
-    """Learners that live."""
+    """Number of living learners."""
     stop: bool
-    """Some learner is to stop, and so all are."""
+    """Whether some learner stops, so that all must."""
     nan: bool
-    """Some learner found a number that is not finite."""
+    """Whether some learner found a number that is not finite."""
     checkpoint: bool
-    """Another learner asked all to save."""
+    """Whether another learner asked all to save."""
 
 
 class ServerClient:
-    """One thread at a time."""
+    """A worker's connection to the server. One thread at a time."""
 
     def __init__(
         self,
@@ -89,10 +88,13 @@ class ServerClient:
         tally: Tally = NOTHING,
         curve: Path | None = None,
     ) -> None:
-        """``version``, ``samples``, ``tally``: what the parameters and state in ``optimizer`` have
-        seen. The server goes on with those of whoever has seen the most updates."""
+        """Make the client of learner ``rank``.
+
+        ``version``, ``samples``, ``tally``: the history of the parameters and state in
+        ``optimizer``. The server continues with the state of the worker that has the most updates.
+        """
         self.said = "no parameter server has answered yet"
-        """What the server said last to a learner that waits for it."""
+        """The server's last answer to a learner that waits for it."""
         self._rank, self._optimizer, self._cfg = rank, optimizer, cfg
         self._size = optimizer.values.numel()
         self._copy = LocalCopy(optimizer, cfg.significance) if cfg.pace == "asp" else None
@@ -117,12 +119,19 @@ class ServerClient:
         nan: bool = False,
         checkpoint: bool = False,
     ) -> Tensor | None:
-        """Give away the gradient in ``optimizer.grads``, summed over ``samples``; the norm of their
-        mean, float32 ``[]``, None for no samples.
+        """Send the gradient in ``optimizer.grads``, summed over ``samples``.
 
-        0 samples, where there was no data in time: that is a turn, too, and holds nobody up; where
-        nothing was pulled since the push before, it only tells. ``tally`` is what was counted since
-        the push before; ``stop``, ``nan`` and ``checkpoint`` are told to all.
+        Args:
+            samples: 0 where there was no data in time: that counts as a turn, so that no other
+                worker waits; where nothing was pulled since the last push, only the counts are
+                sent.
+            tally: counts since the last push.
+            stop: tell all learners to stop.
+            nan: tell all learners that a number was not finite.
+            checkpoint: tell all learners to save.
+
+        Returns:
+            The norm of the mean gradient, float32 ``[]``; None for no samples.
         """
         norm, packed = None, None
         if samples and self._copy is not None:
@@ -143,13 +152,18 @@ class ServerClient:
         return norm
 
     def pull(self, timeout_s: float) -> Reply | None:
-        """Bring ``optimizer.values`` up to now, as soon as the pace allows; None where it does not
-        within ``timeout_s``, and then call again. Raises UserError for what the user must mend."""
+        """Update ``optimizer.values`` to the current parameters, as soon as the pace allows.
+
+        None where it does not within ``timeout_s`` seconds; then call again. Raises UserError for a
+        problem that the user must correct.
+        """
         return self.last if self._ask(ServerMessageKind.PULL, timeout_s) else None
 
     def fetch(self, timeout_s: float) -> ServerState | None:
-        """The state of the run as the server has it, for a checkpoint: also put into ``optimizer``,
-        whose moments stay its own under asp. None where no answer came."""
+        """The server's state of the run, for a checkpoint; None where no answer came.
+
+        It is also put into ``optimizer``, whose moments stay its own under asp.
+        """
         self._state = None
         self._ask(ServerMessageKind.ASK_STATE, timeout_s)
         return self._state
@@ -160,7 +174,7 @@ class ServerClient:
         self._context.term()
 
     def _ask(self, kind: ServerMessageKind, timeout_s: float) -> bool:
-        """Ask for something, unless that was asked already; whether the answer is there."""
+        """Send a request, unless it was sent already; returns whether the answer has arrived."""
         if self._asked != kind:
             self._asked, self._again_s = kind, 0.0
             self._number += 1
@@ -177,7 +191,7 @@ class ServerClient:
         return True
 
     def _say(self) -> None:
-        """Join, or ask."""
+        """Send JOIN or the request."""
         if self._session:
             assert self._asked is not None
             self._send(ServerHeader(self._asked, number=self._number, version=self._have))
@@ -196,7 +210,7 @@ class ServerClient:
         self._again_s = time.monotonic() + JOIN_S
 
     def _send(self, head: ServerHeader, packed: Packed | None = None) -> None:
-        """What cannot be sent now is lost, as it is with a connection that ends."""
+        """Send a message; one that cannot be sent now is lost, as with a broken connection."""
         if head.kind != ServerMessageKind.JOIN:
             if not self._session:
                 return
@@ -233,7 +247,7 @@ class ServerClient:
 
     @property
     def _answer(self) -> ServerMessageKind | None:
-        """The kind of message that is waited for."""
+        """The kind of message that answers the present request."""
         if self._asked is None:
             return None
         return (
@@ -288,3 +302,56 @@ class ServerClient:
         if self._copy is None:
             self._optimizer.load_state_dict(state.arrays)
         self._state = state
+
+
+class LocalCopy:
+    """The parameters of ``optimizer``, as a worker's local copy of the shared ones under asp.
+
+    Gaia's approximate synchronous parallel (Hsieh et al. 2017, "Gaia: Geo-Distributed Machine
+    Learning Approaching LAN Speeds"): each data centre updates a copy of the parameters, and sends
+    the others only changes that are significant relative to the changed value. Here a worker is a
+    data centre, and the parameter server adds up the changes of all workers:
+
+        local copy = shared values, as last pulled + own changes that were not sent yet
+        own changes add up until |change| > significance / sqrt(t) * |value|, and then are sent
+
+    ``t`` is the worker's clock, so that every change is sent in the end, which Gaia's proof of
+    convergence needs. Its mirror clock, the bound on how far workers drift apart, is
+    `pace.Bounded`; its selective barrier is not needed, since one server orders all messages. Each
+    worker has its own optimizer with its own moments: the server only adds.
+    """
+
+    def __init__(self, optimizer: FlatOptimizer, significance: float) -> None:
+        self._optimizer = optimizer
+        self._significance = significance
+        self._shared = optimizer.values.clone()
+        self._unsent = torch.zeros_like(optimizer.values)
+
+    @torch.no_grad()
+    def step(self, samples: int, steps: int) -> Tensor:
+        """Take the optimizer's step here; returns the gradient's norm."""
+        values = self._optimizer.values
+        before = values.clone()
+        norm = self._optimizer.step(samples, steps)
+        self._unsent += values - before
+        return norm
+
+    @torch.no_grad()
+    def significant(self, clock: int) -> tuple[Tensor, Tensor]:
+        """Indices (int64, ascending) and changes to send at ``clock`` (from 1), marked as sent."""
+        threshold = self._significance / clock**0.5
+        values = self._optimizer.values
+        indices = (self._unsent.abs() > threshold * values.abs()).nonzero().flatten()
+        changes = self._unsent[indices]
+        self._unsent[indices] = 0.0
+        return indices, changes
+
+    @torch.no_grad()
+    def pulled(self, indices: Tensor | None, values: Tensor) -> None:
+        """Take in the shared values, all or those at some indices."""
+        if indices is None:
+            self._shared.copy_(values)
+        else:
+            device = self._shared.device
+            self._shared[indices.to(device)] = values.to(device)
+        torch.add(self._shared, self._unsent, out=self._optimizer.values)

@@ -1,4 +1,4 @@
-"""Who is there, as the parameter server knows them, and what they must have in common."""
+"""The workers of a parameter server, and the settings that they must share."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ def rules(cfg: LearnerConfig) -> int:
 
 @dataclass
 class Member:
-    """A living worker, as the wire knows it."""
+    """A living worker."""
 
-    number: int  # as the pace knows it
+    number: int  # its number in the pace
     rank: int
     token: int
     size: int  # of its parameters

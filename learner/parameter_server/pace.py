@@ -1,15 +1,15 @@
-"""Who may go on, and what becomes of a gradient: one pure state machine per pace.
+"""Which worker may proceed, and whether a gradient counts: one pure state machine per pace.
 
-A worker *goes* (is given the parameters of now), works, *pushes*, and asks to go again. Its clock
-counts its pushes. A machine holds no gradients and does no input or output; whoever has those asks
+A worker *goes* (is given the current parameters), works, *pushes*, and asks to go again. Its clock
+counts its pushes. A machine holds no gradients and does no input or output. Its owner calls
 
     push(worker, samples)  whether the gradient counts, and how old it is
-    due() / stepped()      whether what has come makes an update of the parameters now
-    may_go(worker)         whether a worker may go on
+    due() / stepped()      whether the pushes so far make an update of the parameters now
+    may_go(worker)         whether a worker may go
 
-and asks `due` and `may_go` again after every push and after every `leave`: what a dead worker held
-up goes on at once. A worker that joins starts at the clock of the slowest, so that it neither holds
-others up nor is held up.
+and repeats `due` and `may_go` after every push and after every `leave`: workers that waited for a
+dead one proceed at once. A worker that joins starts at the clock of the slowest, so that neither
+waits for the other.
 
 *Staleness* of a gradient: updates of the parameters between the worker's going and its push.
 
@@ -18,7 +18,7 @@ others up nor is held up.
   clocks apart, else the fastest waits. ``s = 0`` is a barrier, no bound is totally asynchronous.
   The mirror clock of Gaia's approximate synchronous parallel (Hsieh et al. 2017) is the same bound.
 - `Backup`: Chen et al. 2016, "Revisiting Distributed Synchronous SGD" (arXiv 1604.00981): each step
-  takes the first K gradients of its own step, and drops those that come late.
+  takes the first K gradients of its own step, and drops later ones.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ MAX_LAG = 1 << 16  # the histograms' last bin
 
 @dataclass
 class WorkerClock:
-    """A living worker. ``pulled`` is the version that it went with."""
+    """A living worker. ``pulled`` is the version of its parameters."""
 
     clock: int
     pulled: int = 0
@@ -43,10 +43,10 @@ class WorkerClock:
 
 
 class Pace(ABC):
-    """What all paces share. ``version`` counts updates of the parameters."""
+    """The common part of all paces. ``version`` counts updates of the parameters."""
 
     single_push: ClassVar[bool]
-    """Whether an update is the gradient of one push."""
+    """Whether each push is an update by itself."""
 
     def __init__(self, version: int = 0) -> None:
         self.version = version
@@ -56,7 +56,7 @@ class Pace(ABC):
         self.late: Counter[int] = Counter()
         """Gradients discarded, by staleness."""
         self.widest = 0
-        """The most clocks that anyone was ahead of the slowest when it went."""
+        """The largest lead of a worker over the slowest when it went, in clocks."""
 
     @property
     def slowest(self) -> int:
@@ -64,23 +64,24 @@ class Pace(ABC):
         return min((worker.clock for worker in self.workers.values()), default=0)
 
     def join(self, worker: int) -> None:
-        """A worker is there that was not: identities are not used twice."""
+        """Add a worker; identities are not reused."""
         self.workers[worker] = WorkerClock(self.slowest)
 
     def leave(self, worker: int) -> None:
-        """A worker has died, or said goodbye."""
+        """Remove a worker that has died or left."""
         self.workers.pop(worker, None)
 
     def go(self, worker: int) -> None:
-        """A worker that `may_go` has been given the parameters of ``version``."""
+        """Note that a worker that `may_go` was given the parameters of ``version``."""
         self.widest = max(self.widest, self.workers[worker].clock - self.slowest)
         self.workers[worker].pulled = self.version
         self.workers[worker].working = True
 
     def push(self, worker: int, samples: int) -> int | None:
-        """Take a gradient over ``samples``, 0 for none: its staleness, or None to discard it.
+        """Take a gradient over ``samples``, 0 for none.
 
-        Only a worker that has gone may push, and once.
+        Returns its staleness, or None to discard it. Only a worker that has gone may push, and
+        once.
         """
         state = self.workers[worker]
         state.working = False
@@ -92,28 +93,28 @@ class Pace(ABC):
         return lag if counts else None
 
     def stepped(self, updated: bool) -> None:
-        """What was `due` is done; ``updated`` where it changed the parameters."""
+        """Note that the `due` step is done; ``updated`` where it changed the parameters."""
         self.version += updated
         self._stepped()
 
     @abstractmethod
     def may_go(self, worker: int) -> bool:
-        """Whether a worker that asks may go on now."""
+        """Whether a waiting worker may go now."""
 
     @abstractmethod
     def due(self) -> bool:
-        """Whether the gradients taken since the last step are to be applied now, as one update."""
+        """Whether the gradients taken since the last step must be applied now, as one update."""
 
     @abstractmethod
     def _counts(self, worker: int) -> bool:
-        """Whether the push that has just come is taken."""
+        """Whether the newest push is taken."""
 
     @abstractmethod
     def _stepped(self) -> None: ...
 
 
 class Bounded(Pace):
-    """Every push is an update; nobody works more than ``staleness`` clocks ahead of the slowest.
+    """Every push is an update; no worker is more than ``staleness`` clocks ahead of the slowest.
 
     None: no bound. A worker that has pushed and waits is ahead by one more at most.
     """
@@ -142,8 +143,11 @@ class Bounded(Pace):
 
 
 class Backup(Pace):
-    """A step is the first ``wanted`` pushes of workers that went at that step, or fewer where fewer
-    live; whoever comes later is discarded and goes on at the step of now."""
+    """A step is the first ``wanted`` pushes of workers that went at that step.
+
+    Fewer where fewer live. Later pushes are discarded, and their workers proceed with the current
+    step.
+    """
 
     single_push = False
 
@@ -181,7 +185,7 @@ class Backup(Pace):
 
 
 def make_pace(cfg: LearnerConfig, version: int = 0) -> Pace:
-    """The machine of `learner.pace`, for a pace that has a parameter server."""
+    """Make the machine of `learner.pace`, for a pace that has a parameter server."""
     if cfg.pace == "backup":
         return Backup(max(1, cfg.count - cfg.spare), version)
     if cfg.pace in ("ssp", "asp"):

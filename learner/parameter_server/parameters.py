@@ -1,4 +1,4 @@
-"""The vector that all workers train, and how what they push changes it.
+"""The vector that all workers train, and how their pushes change it.
 
 `Summed` (ssp, tap, backup) owns the run's only optimizer: gradients add up, and one step is taken
 by their mean. `Shared` (asp) owns none: workers step by themselves, and their changes are added.
@@ -38,21 +38,21 @@ MAX_SIZE = 1 << 28  # parameters
 
 
 class ServerState(NamedTuple):
-    """Everything of a run that its parameter server holds."""
+    """The state of a run that its parameter server holds."""
 
     version: int
     """Updates of the parameters."""
     samples: int
     """Samples whose gradients were applied."""
     tally: Tally
-    """What all workers together have counted, as `Progress.growth`."""
+    """The counts of all workers together, as `Progress.growth`."""
     values: Floats
     arrays: Arrays
-    """The optimizer's, as `FlatOptimizer.state_dict` gives them; none under asp."""
+    """The optimizer's arrays, as of `FlatOptimizer.state_dict`; none under asp."""
 
 
 class Parameters(ABC):
-    """Float32 ``values`` of ``size``."""
+    """Float32 ``values`` of ``size``, changed by pushes."""
 
     values: Floats
 
@@ -63,36 +63,36 @@ class Parameters(ABC):
 
     @abstractmethod
     def read(self, message: ServerMessage) -> Change:
-        """What a push holds; WireError for what cannot be used."""
+        """Read the content of a push. Raises WireError where it cannot be used."""
 
     @abstractmethod
     def add(self, change: Change, samples: int, version: int) -> None:
-        """Take in what was read; its update is to be ``version``."""
+        """Add a change; its update will be ``version``."""
 
     @abstractmethod
     def update(self, *, alone: bool, steps: int) -> bool:
-        """Apply what was added, after so many agent steps; False where that was nothing.
+        """Apply the added changes, after ``steps`` agent steps; False where there were none.
 
-        ``alone``: each push is an update of its own, and weighs by its share of samples.
+        ``alone``: each push is an update by itself, weighted by its share of samples.
         """
 
     @abstractmethod
     def arrays(self) -> Arrays:
-        """Of the optimizer."""
+        """The optimizer's arrays."""
 
     @abstractmethod
     def load(self, state: ServerState) -> None:
-        """Go on from a state."""
+        """Continue from a state."""
 
     def answer(self, have: int, version: int) -> Packed:
-        """What brings a worker that has version ``have`` up to ``version``, the one of now."""
+        """The answer that brings a worker with version ``have`` to ``version``, the current one."""
         if self._packed is None or self._packed[0] != version:
             self._packed = version, pack_dense(self.values)
         return self._packed[1]
 
 
 class Summed(Parameters):
-    """One optimizer for the gradients of all."""
+    """One optimizer for the gradients of all workers."""
 
     def __init__(self, size: int, cfg: LearnerConfig) -> None:
         super().__init__(size)
@@ -134,7 +134,7 @@ class Summed(Parameters):
 
 
 class Shared(Parameters):
-    """The sum of everybody's changes; who asks gets what has changed since he asked before."""
+    """The sum of all changes; a worker gets the values changed since its last pull."""
 
     def __init__(self, size: int) -> None:
         super().__init__(size)

@@ -1,7 +1,8 @@
-"""The server's socket: a ROUTER that notices at once which of its peers has died.
+"""The server's socket: a ROUTER that detects at once which of its peers has died.
 
-When a connection ends, libzmq says so, though not whose it was. So everybody is then sent something
-small, a few times, as the socket learns of it a moment later: who cannot be reached is gone.
+When a connection ends, libzmq reports that, but not whose it was. So every peer is then sent a
+small message, a few times, as the socket updates its routes a moment later: a peer that cannot be
+reached is gone.
 """
 
 from __future__ import annotations
@@ -26,7 +27,10 @@ PROBES, PROBE_S = 10, 0.05
 
 
 class Peers:
-    """Raises UserError where it cannot be opened. ``curve``: folder of keys."""
+    """The ROUTER and its peers.
+
+    ``curve``: folder of keys. Raises UserError where the socket cannot be opened.
+    """
 
     def __init__(self, bind: str, curve: Path | None, max_frame_nbytes: int) -> None:
         keys = load_learner(curve) if curve else None
@@ -47,7 +51,7 @@ class Peers:
                 self._poller.register(socket, zmq.POLLIN)
 
     def wait(self, timeout_s: float) -> None:
-        """Return as soon as there is something to do, or after ``timeout_s``."""
+        """Return as soon as there is an event, or after ``timeout_s`` seconds."""
         timeout_s = min(timeout_s, PROBE_S) if self._probes else timeout_s
         ready = dict(self._poller.poll(round(timeout_s * 1000)))
         if self._zap is not None and self._zap in ready:
@@ -65,7 +69,7 @@ class Peers:
         return name.bytes, [frame.buffer for frame in frames]
 
     def send(self, name: bytes, frames: Sequence[Payload]) -> bool:
-        """False where the peer is gone, or takes nothing any more."""
+        """Send a message; False where the peer is gone, or accepts nothing any more."""
         try:
             self._router.send_multipart([name, *frames], zmq.NOBLOCK, copy=False)
         except zmq.Again:
@@ -77,7 +81,7 @@ class Peers:
         return True
 
     def gone(self, names: Iterable[bytes]) -> list[bytes]:
-        """Those who cannot be reached, if a connection has ended lately; else none."""
+        """The peers that cannot be reached, if a connection has ended recently; else none."""
         if not self._probes or time.monotonic() < self._probe_s:
             return []
         self._probes -= 1
@@ -85,7 +89,7 @@ class Peers:
         return [name for name in names if not self.is_there(name)]
 
     def is_there(self, name: bytes) -> bool:
-        """Whether a peer's connection stands, as far as the socket knows."""
+        """Whether a peer is connected, as far as the socket knows."""
         return self.send(name, encode(ServerHeader(ServerMessageKind.PING)))
 
     def close(self) -> None:

@@ -4,20 +4,20 @@ A message is two frames, ``[head | payload]``, to the server's ROUTER from a wor
 back. The head is `HEAD`, little-endian; fields that a kind does not name are 0. The payload is raw:
 
     dense     ``entries`` float32
-    sparse    ``entries`` uint32 indices, growing, then as many float32
+    sparse    ``entries`` uint32 indices, ascending, then as many float32
     text      ``entries`` bytes of UTF-8
 
-    kind       from    what it says
+    kind       from    content
     JOIN       worker  rank; session = the worker's own random token; version = updates that its
-                       parameters have seen; entries = how many there are; rules = checksum of the
-                       settings on which all must agree
+                       parameters have seen; entries = number of parameters; rules = checksum of
+                       the settings on which all must agree
     WELCOME    server  session to name from now on; flag WANTED: send your parameters
     STATE      worker  version, samples, tally of the run; dense: parameters, then the optimizer's
                        arrays by name; the server takes them if it has none, or older ones
-    PUSH       worker  samples; tally since the push before. dense: the gradient, summed over its
+    PUSH       worker  samples; tally since the previous push. dense: the gradient, summed over its
                        samples. sparse (asp): changes of parameters. 0 samples, no payload: after a
                        pull that is a turn without a gradient, else only tally and flags
-    PULL       worker  number = that of its answer; version = what it has (asp), -1 for none
+    PULL       worker  number = that of its answer; version = the worker's (asp), -1 for none
     VALUES     server  number; version, samples, tally of the run; lag = staleness of the worker's
                        last push, -1 where it was discarded; workers. dense: all parameters; sparse
                        (asp): those that changed since ``version``
@@ -25,21 +25,21 @@ back. The head is `HEAD`, little-endian; fields that a kind does not name are 0.
     STATE      server  number, as above
     BYE        worker  it leaves
     WHO        server  session = one that it does not know (any more): join again
-    BUSY       server  text: why it cannot join now; to be tried again
-    REFUSE     server  text: why it never can
-    PING       server  nothing: only whether it can be sent
+    BUSY       server  text: why the worker cannot join now; it tries again
+    REFUSE     server  text: why the worker can never join
+    PING       server  no content: tests whether the worker can be reached
 
 A tally is `Progress.growth`: counts that add up, then sums of which each worker's last one counts.
 Flags STOP, NAN and CHECKPOINT in a PUSH are for all workers: each finds them in its next VALUES,
-and the first two in all that follow. When all stop, nobody waits, and gradients count no more.
+and the first two in all later ones. When all stop, no worker waits, and gradients count no more.
 
-Whatever is wrong with received bytes raises `WireError`, whose ``reason`` is what gets counted. A
-worker whose connection ended has a new identity when it is back, and is answered WHO; a push that
-got lost with it is a gradient lost. Never pickle.
+Any fault of received bytes raises `WireError`, whose ``reason`` is counted. A worker that
+reconnects has a new identity, and is answered WHO; the gradient of a push that was lost with the
+connection is lost. Never pickle.
 
 A run's server listens in the run's runtime folder of mode 0700, so a worker is a process of the
-same user: what it sends is checked for size, number and range, and its gradients are believed.
-Counts of a worker that no run has are refused (`check_counts`), and the server's own totals stay at
+same user: its messages are checked for size, number and range, and its gradients are trusted.
+Counts that no run reaches are refused (`check_counts`), and the server's own totals are capped at
 `MAX_TOTAL`.
 """
 
@@ -59,10 +59,10 @@ from penstock.transport.wire import WireError
 
 PROTOCOL_VERSION = 1
 MAGIC = b"PNPS"
-MAX_COUNT = 1 << 62  # of any count in a message
-MAX_TOTAL = 1 << 56  # of a worker's counts since the run began, and what the server's stay at
-MAX_GROWTH = 1 << 40  # of the counts of one push
-MAX_SUM = 1e100  # of the sums in a tally, up or down
+MAX_COUNT = 1 << 62  # most of any count in a message
+MAX_TOTAL = 1 << 56  # most of a worker's counts since the run began, and of the server's
+MAX_GROWTH = 1 << 40  # most of the counts of one push
+MAX_SUM = 1e100  # most of the sums in a tally, up or down
 TEXT_CHARACTERS = 2000
 # magic, protocol, kind, flags, rank, number, session, version, samples, entries, rules, lag,
 # workers, tally, checksum of the payload, checksum of all before it
@@ -77,7 +77,7 @@ NOTHING: Tally = (0.0,) * GROWTH
 
 
 class ServerMessageKind(IntEnum):
-    """What a message says."""
+    """The kind of a message."""
 
     JOIN = 1
     WELCOME = 2
@@ -94,7 +94,10 @@ class ServerMessageKind(IntEnum):
 
 
 class Flag(IntFlag):
-    """``DENSE`` and ``SPARSE`` say how to read the payload; with neither it is text or empty."""
+    """Flags of a message.
+
+    ``DENSE`` and ``SPARSE`` give the form of the payload; with neither it is text or empty.
+    """
 
     NONE = 0
     DENSE = 1
@@ -106,7 +109,7 @@ class Flag(IntFlag):
 
 
 class ServerHeader(NamedTuple):
-    """The fields in the order in which they stand, without magic, version and checksums."""
+    """The fields in their order, without magic, version and checksums."""
 
     kind: int
     flags: int = 0
@@ -123,14 +126,14 @@ class ServerHeader(NamedTuple):
 
 
 class ServerMessage(NamedTuple):
-    """A sound head, and a payload of the size that it names, with the right checksum."""
+    """A valid head, and a payload of its announced size and checksum."""
 
     head: ServerHeader
     payload: memoryview
 
 
 class Packed(NamedTuple):
-    """A payload that is sent several times, with what its head says of it."""
+    """A payload that is sent several times, with its fields of the head."""
 
     payload: Payload
     flags: Flag
@@ -139,13 +142,13 @@ class Packed(NamedTuple):
 
 
 def pack_dense(values: Floats) -> Packed:
-    """A copy: ``values`` may change while it is on its way."""
+    """Copy ``values``, which may change while the payload is on its way."""
     payload = values.astype("<f4", copy=False).tobytes()
     return Packed(payload, Flag.DENSE, values.size, crc32(payload))
 
 
 def pack_sparse(indices: Indices, values: Floats) -> Packed:
-    """``indices`` grow."""
+    """Pack ascending ``indices`` and their values."""
     payload = indices.astype("<u4", copy=False).tobytes()
     payload += values.astype("<f4", copy=False).tobytes()
     return Packed(payload, Flag.SPARSE, values.size, crc32(payload))
@@ -157,7 +160,7 @@ def pack_text(text: str) -> Packed:
 
 
 def encode(head: ServerHeader, packed: Packed | None = None) -> list[Payload]:
-    """The two frames; what ``head`` says of the payload is filled in."""
+    """Encode the two frames; the payload's fields in ``head`` are filled in."""
     payload: Payload = b""
     crc = crc32(b"")
     if packed is not None:
@@ -194,14 +197,14 @@ def decode(frames: Sequence[Payload]) -> ServerMessage:
 
 
 def check_counts(head: ServerHeader) -> None:
-    """Refuse counts of a worker that no run has, so that the server's sums keep within a head."""
+    """Refuse counts that no run reaches, so that the server's sums fit a head."""
     limit = MAX_GROWTH if head.kind == ServerMessageKind.PUSH else MAX_TOTAL
     if max(head.samples, head.version, *head.tally[: len(BOOKED)]) > limit:
         raise WireError("counts", f"above {limit}")
 
 
 def dense(message: ServerMessage, size: int) -> Floats:
-    """The payload as float32 ``[size]``: not a copy, and perhaps not aligned."""
+    """The payload as float32 ``[size]``: not a copy, and possibly not aligned."""
     if message.head.flags & _SHAPES != Flag.DENSE or message.head.entries != size:
         raise WireError("size", f"{message.head.entries} instead of {size} values")
     return np.frombuffer(message.payload, "<f4")
@@ -227,7 +230,7 @@ def _nbytes(head: ServerHeader) -> int:
     flags = head.flags & _SHAPES
     if flags == _SHAPES:
         raise WireError("header", "both dense and sparse")
-    if head.kind == ServerMessageKind.JOIN:  # there ``entries`` tells of what is not sent
+    if head.kind == ServerMessageKind.JOIN:  # there ``entries`` describes what is not sent
         return 0
     return int(head.entries) * {Flag.DENSE: 4, Flag.SPARSE: 8}.get(Flag(flags), 1)
 

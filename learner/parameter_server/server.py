@@ -1,20 +1,20 @@
 """The parameter server: a role that holds the parameters of several learners and their pace.
 
     JOIN, STATE ── members, parameters ── WELCOME
-    PUSH        ── add to the parameters as the pace says
+    PUSH        ── add to the parameters as the pace decides
     PULL        ── waits here until the pace lets its worker go ── VALUES
 
-`protocol` says what goes over the wire, `clock` who may go on, `parameters` what an update is. One
-thread does everything. Nothing that is received raises: what cannot be used is counted by reason
+`protocol` defines the messages, `pace` which worker may proceed, `parameters` what an update is.
+One thread does everything. No received message raises: one that cannot be used is counted by reason
 and dropped.
 
-*The dead hold nobody up.* A worker whose connection ends leaves the pace at once (`peers`). A host
-that vanishes is noticed by ZeroMQ's heartbeats after ten seconds; a worker that hangs is its
-supervisor's to end.
+*No worker waits for a dead one.* A worker whose connection ends leaves the pace at once (`peers`).
+A host that vanishes is detected by ZeroMQ's heartbeats after ten seconds; a worker that hangs is
+ended by its supervisor.
 
-*Whose parameters.* The server begins with none and takes the first worker's, and later those of a
-worker that joins with more updates than its own have (a run resumed, or a server started anew);
-then a new session begins, and all others join again and take those.
+*Initial parameters.* The server begins with none and takes the first worker's, and later those of a
+worker that joins with more updates than its own have (a resumed run, or a restarted server); then a
+new session begins, and all others join again and take those.
 """
 
 from __future__ import annotations
@@ -58,14 +58,17 @@ from penstock.transport.addresses import check_bind
 from penstock.transport.wire import OTHER_VERSION, WireError
 
 TICK_S = 0.05
-STEPS = BOOKED.index("trained_steps")  # by which the learning rate falls
-BATCH = 64  # messages between two looks at everything else
+STEPS = BOOKED.index("trained_steps")  # determines the decay of the learning rate
+BATCH = 64  # messages handled between two checks of everything else
 MAX_FRAME_NBYTES = 4 * 4 * MAX_SIZE  # parameters and an optimizer's arrays
 
 
 def run(ctx: RoleContext) -> None:
-    """Serve at ``ctx.address`` until told to stop: after the learners, which ask it for what they
-    save. Reports "server" with figures every `run.interval_s`."""
+    """Serve at ``ctx.address`` until asked to stop: after the learners, which fetch its state to
+    save.
+
+    Reports "server" with figures every `run.interval_s`.
+    """
     assert ctx.config is not None
     assert ctx.address is not None
     set_up_torch(1)
@@ -80,7 +83,7 @@ def run(ctx: RoleContext) -> None:
         known: Counter[str] = Counter()
         while not ctx.stopping():
             ctx.status.beat()
-            ctx.messages()  # none is for this role; the end of the supervisor is noticed
+            ctx.messages()  # none is for this role; this detects the end of the supervisor
             server.turn(TICK_S)
             if time.monotonic() >= report_s:
                 report_s = time.monotonic() + ctx.config.run.interval_s
@@ -94,7 +97,7 @@ def run(ctx: RoleContext) -> None:
 
 
 class ParameterServer:
-    """Call `turn` again and again."""
+    """Serves the workers of one run; call `turn` repeatedly."""
 
     def __init__(
         self,
@@ -112,14 +115,14 @@ class ParameterServer:
         self._members: dict[bytes, Member] = {}
         self._numbers = 0
         self._counted = np.zeros(len(BOOKED))
-        self._told = Flag.NONE  # STOP and NAN, for everybody from now on
+        self._told = Flag.NONE  # STOP and NAN, for all workers from now on
         self._parameters: Parameters | None = None
         self.pace = make_pace(cfg)
         self.rejected: Counter[str] = Counter()
         self._peers = Peers(bind, curve, MAX_FRAME_NBYTES)
 
     def turn(self, timeout_s: float) -> int:
-        """Handle what has come, waiting up to ``timeout_s`` for something; how many messages."""
+        """Handle received messages, waiting up to ``timeout_s`` seconds; returns their number."""
         self._ledger.switch(Part.WAIT)
         self._peers.wait(timeout_s)
         self._ledger.switch(Part.PROCESS)
@@ -135,7 +138,7 @@ class ParameterServer:
         return count
 
     def handle(self, name: bytes, frames: list[Payload]) -> None:
-        """Take in one message of a peer; whatever is wrong with it is counted."""
+        """Handle one message of a peer; a bad one is counted."""
         try:
             self._dispatch(name, protocol.decode(frames))
         except WireError as error:
@@ -201,7 +204,7 @@ class ParameterServer:
         self._settle()
 
     def _make_room(self, name: bytes, head: ServerHeader) -> None:
-        """Forget who had the rank of a worker that joins, unless that one is another and lives."""
+        """Remove the member with the rank of a worker that joins, unless another one lives."""
         for other, member in list(self._members.items()):
             if member.rank != head.rank:
                 continue
@@ -238,11 +241,11 @@ class ParameterServer:
         if parameters is None or not self.pace.workers[member.number].working:
             if head.samples and not self._told & Flag.STOP:
                 raise WireError("not_pulled")
-            return  # it only said something
+            return  # it only sent counts
         change, samples = None, head.samples
         try:
             change = parameters.read(message) if samples else None
-        except WireError as error:  # it still has taken its turn
+        except WireError as error:  # the worker has still taken its turn
             self.rejected[error.reason] += 1
             samples = 0
         lag = self.pace.push(member.number, samples)
@@ -251,7 +254,7 @@ class ParameterServer:
             parameters.add(change, samples, self.pace.version + 1)
 
     def _settle(self) -> None:
-        """Make the updates that are due and let everybody go who may."""
+        """Make the updates that are due and let all workers go that may."""
         parameters = self._parameters
         while parameters is not None:
             while self.pace.due():
@@ -282,15 +285,15 @@ class ParameterServer:
             tally=self._tally(),
         )
         member.answered, member.pull, member.checkpoint = head.number, None, False
-        if self.pace.may_go(member.number):  # else it only hears that all stop
+        if self.pace.may_go(member.number):  # else it only receives the stop flag
             self.pace.go(member.number)
         self._send(name, head, parameters.answer(have, self.pace.version))
 
     def _take_state(self, name: bytes, member: Member, message: ServerMessage) -> None:
-        """Begin, or begin anew, with a worker's parameters, if they are ahead."""
+        """Take a worker's parameters, if they are ahead of the server's."""
         version, parameters = message.head.version, self._parameters
         if parameters is not None and version <= self.pace.version:
-            return  # another was first
+            return  # another worker was first
         state = unpack_state(message, member.size, template(member.size, self._cfg))
         if parameters is None:
             parameters = self._parameters = make_parameters(member.size, self._cfg)
@@ -305,7 +308,7 @@ class ParameterServer:
                 self._refuse(other, joined.rank, why)
 
     def _begin_session(self, name: bytes) -> None:
-        """What others have pulled is worth nothing now: all but ``name`` join again."""
+        """Begin a session: earlier pulls are void, and all workers but ``name`` join again."""
         for other in [n for n in self._members if n != name]:
             self._send(other, ServerHeader(ServerMessageKind.WHO, session=self._session))
             self._forget(other)
@@ -348,6 +351,9 @@ class ParameterServer:
         self._send(name, ServerHeader(kind), protocol.pack_text(text))
 
     def _send(self, name: bytes, head: ServerHeader, packed: Packed | None = None) -> None:
-        """What cannot be sent is for nobody, or for one that does not read: it may join again."""
+        """Send a message.
+
+        One that cannot be sent is dropped: its peer has gone or may join again.
+        """
         if not self._peers.send(name, protocol.encode(head, packed)):
             self._forget(name)

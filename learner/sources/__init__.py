@@ -1,1 +1,1 @@
-"""Where batches come from: queues of fresh unrolls, replay, prefetching, staging."""
+"""Data sources of a learner: queues of fresh unrolls, replay, prefetching, staging."""

@@ -1,4 +1,4 @@
-"""The source of algorithms that train on a data set: the snapshot of a replay, and no actors."""
+"""The data source of algorithms that train on a replay snapshot, without actors."""
 
 from __future__ import annotations
 
@@ -25,14 +25,17 @@ from penstock.replay.layout import Layout, layout_of_spec
 
 
 class DatasetSource:
-    """A `DataSource` of batches drawn from a snapshot that `Replay.save` wrote, be it of a run
-    (`replay.checkpoint`) or recorded by a program of the user.
+    """A `DataSource` of batches drawn from a snapshot that `Replay.save` wrote.
 
-    No step counts as produced or trained on: `stop.learner_steps` or `stop.minutes` ends the run.
+    The snapshot may be of a run (`replay.checkpoint`) or of the user's program. No step counts as
+    produced or trained on: `stop.learner_steps` or `stop.minutes` ends the run.
     """
 
     def __init__(self, config: Config, consumer: Consumer, ledger: TimeLedger) -> None:
-        """``ledger`` is that of the thread that trains. UserError where the data does not fit."""
+        """``ledger`` is that of the training thread.
+
+        Raises UserError where the data does not fit.
+        """
         data = algorithm(config.algo).data(config.algo)
         assert isinstance(data, Dataset), data
         if config.stop.learner_steps is None and config.stop.minutes is None:
@@ -65,7 +68,7 @@ class DatasetSource:
             raise
 
     def next(self, timeout_s: float) -> ReplayBatch:
-        """There is always a batch."""
+        """Draw a batch; always available."""
         return self._batches.draw()
 
     def release(self, batch: ReplayBatch, result: StepResult) -> None:
@@ -75,7 +78,7 @@ class DatasetSource:
         return ""
 
     def save(self, folder: Path, beat: Callable[[], None] | None = None) -> None:
-        """The data set is where it was; priorities begin anew on a resume."""
+        """Does nothing: the data set is unchanged, and priorities begin anew on a resume."""
 
     def in_flight_steps(self) -> int:
         return 0

@@ -1,4 +1,4 @@
-"""Batches drawn from a replay: what a learner gets, and how priorities find their rows again."""
+"""Batches drawn from a replay, and how their priorities return to it."""
 
 from __future__ import annotations
 
@@ -57,14 +57,14 @@ class BatchSampler:
         consumer: Consumer,
         ledger: TimeLedger,
     ) -> None:
-        """``ledger`` is that of the thread that trains."""
+        """``ledger`` is that of the training thread."""
         self._replay, self._sampler, self._ledger = replay, sampler, ledger
         self._batch_size = config.replay.batch_size
         starts = replay.sampler
         self._starts = starts if isinstance(starts, SequenceSampler) else None
         self._relabel = draws.relabel if isinstance(draws, Transitions) else None
         self._rng = np.random.default_rng(seed_of(config, consumer.progress, 1))
-        # TD errors that a GPU may still be computing: read one batch later, they cause no wait.
+        # TD errors that a GPU may still be computing; read one batch later, they cause no wait.
         self._errors: deque[tuple[ReplayBatch, HostValues]] = deque()
         gpu = consumer.device.type == "cuda"
         self._behind = int(gpu)
@@ -73,14 +73,14 @@ class BatchSampler:
 
     @property
     def ready(self) -> bool:
-        """Whether anything can be drawn once enough rows are there: of sequences one is whole."""
+        """Whether there is anything to draw once enough rows are stored: one complete sequence."""
         if self._starts is None:
             return True
         with self._replay.lock:
             return len(self._starts) > 0
 
     def draw(self) -> ReplayBatch:
-        """The next batch; raises ReplayError where not enough is there."""
+        """Draw the next batch; raises ReplayError where too little is stored."""
         sampler, replay = self._sampler, self._replay
         beta = sampler.beta if isinstance(sampler, Prioritized) else 0.0
         self._ledger.switch(Part.GATHER)
@@ -96,12 +96,12 @@ class BatchSampler:
             self._errors.append((batch, result.errors))
         if len(self._errors) > self._behind:
             drawn, known = self._errors.popleft()
-            values = known.get()  # computed before the batch that is computed now
+            values = known.get()  # computed before the current batch
             self._ledger.switch(Part.GATHER)
             self._replay.update_priorities(drawn.keys, values)
 
     def close(self) -> None:
-        """Batches that are still out change no priorities any more."""
+        """Stop updating priorities, also for batches that are still out."""
         self._errors.clear()
 
 

@@ -1,17 +1,24 @@
-"""The source of algorithms that draw from replay: kept slots, sampled again and again.
+"""The data source of algorithms that draw from replay: slots are kept and sampled repeatedly.
 
 `learner.sources.drawing` samples the batches: transitions or sequences.
 
 A step counts as trained once, when it enters the replay. `replay.samples_per_insert` limits how
 often it is sampled: the side that is ahead, actors or learner, waits.
+
+With `replay.checkpoint`, `KeptReplay` saves the replay with the run's checkpoints. A thread writes
+the snapshot while the run trains, and the run waits for it only at its end. So the snapshot is of
+the checkpoint's moment or a little later: weights and replay need not agree to the step. A snapshot
+that a crash interrupts leaves the previous one in place.
 """
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
 from penstock.algos.registry import algorithm
+from penstock.configs.errors import UserError
 from penstock.configs.schema import Config
 from penstock.configs.sections import ReplayConfig
 from penstock.core.interfaces import SampleSpec, StepResult, TransitionSequences
@@ -23,13 +30,14 @@ from penstock.learner.sources.drawing import (
     seed_of,
     sequences_of,
 )
-from penstock.learner.sources.kept_replay import KeptReplay
 from penstock.learner.sources.source import Consumer
 from penstock.profiling.ledger import TimeLedger
-from penstock.replay import Accounting, RateLimiter, Replay
+from penstock.replay import Accounting, RateLimiter, Replay, ReplayError
+from penstock.replay.snapshot_files import MANIFEST, discard
 from penstock.transport.shm.host import ShmHost
 from penstock.transport.shm.store import Slot
 
+LOOK_S = 0.1  # between two heartbeats of a run that waits
 SHARE_S = 0.005  # longest poll while a snapshot is being saved, so that it gets the lock
 
 
@@ -47,8 +55,17 @@ class ReplayDataSource:
         *,
         shared: bool = True,
     ) -> None:
-        """Memory for ``actors`` that play at a time, and ``lanes`` for those that come and go; not
-        ``shared`` where all are in one process. ``ledger`` is that of the thread that trains."""
+        """Allocate the replay.
+
+        Args:
+            config: of the run.
+            consumer: the trainer.
+            accounting: counts arrived and trained steps.
+            actors: actors that play at the same time.
+            lanes: writers that come and go.
+            ledger: of the training thread.
+            shared: False where all are in one process.
+        """
         replay, spec = config.replay, consumer.spec
         self._consumer = consumer
         self._accounting = accounting
@@ -107,7 +124,7 @@ class ReplayDataSource:
             self._kept.finish(folder, beat)
 
     def stop(self) -> None:
-        """What comes from now on is still taken in."""
+        """Does nothing: slots that arrive from now on are still stored."""
 
     def in_flight_steps(self) -> int:
         self._collect()
@@ -129,9 +146,9 @@ class ReplayDataSource:
         self._replay.close()
 
     def _poll(self, timeout_s: float) -> None:
-        """Take in published slots, and lend slots on if the learner keeps up."""
+        """Store published slots, and lend slots unless the learner lags behind."""
         store, table = self.store, self._table
-        # Until a sequence is whole there is nothing to draw, and the learner does not keep up.
+        # Until a sequence is complete there is nothing to draw, which is no lag of the learner.
         ahead = not self._limiter.may_insert(table.rows_per_slot) and self._batches.ready
         store.held_back = store.lanes if ahead else set()
         if self._host is not None:
@@ -139,7 +156,7 @@ class ReplayDataSource:
                 self._host.poll(min(timeout_s, SHARE_S) if self._kept.saving else timeout_s)
 
     def _collect(self) -> None:
-        """Take in what was published; the replay does it itself before it is sampled."""
+        """Store published slots; the replay does this itself before it is sampled."""
         with self._replay.lock:
             self._replay.collect()
 
@@ -156,8 +173,10 @@ class ReplayDataSource:
 
 
 def make_limiter(replay: ReplayConfig, insert: int, steps: int = 1) -> RateLimiter:
-    """The rate limiter of the section `replay`. ``insert``: steps that may arrive at once;
-    ``steps``: steps per sample."""
+    """The rate limiter of the section `replay`.
+
+    ``insert``: steps that may arrive at once; ``steps``: steps per sample.
+    """
     least = max(replay.min_size, replay.batch_size)
     ratio = replay.samples_per_insert
     return RateLimiter(
@@ -167,3 +186,72 @@ def make_limiter(replay: ReplayConfig, insert: int, steps: int = 1) -> RateLimit
         insert=insert,
         capacity=replay.capacity,
     )
+
+
+class KeptReplay:
+    """Saves and restores ``replay`` with the checkpoints; does nothing unless ``wanted``."""
+
+    def __init__(self, replay: Replay, *, wanted: bool) -> None:
+        self._replay, self._wanted = replay, wanted
+        self._thread: threading.Thread | None = None
+        self._error: ReplayError | None = None
+
+    @property
+    def saving(self) -> bool:
+        """Whether a snapshot is being written."""
+        return self._thread is not None and self._thread.is_alive()
+
+    def begin(self, folder: Path) -> None:
+        """Write a snapshot to ``folder`` in the background, unless one is still being written.
+
+        Raises ReplayError where the previous one could not be written.
+        """
+        if not self._wanted:
+            discard(folder)  # belongs to another moment than its checkpoint
+            return
+        self._raise()
+        if not self.saving:
+            self._thread = threading.Thread(
+                target=self._save, args=(folder,), name="replay-save", daemon=True
+            )
+            self._thread.start()
+
+    def finish(self, folder: Path, beat: Callable[[], None]) -> None:
+        """Write a snapshot now, and wait for it. Raises ReplayError where that fails."""
+        self._wait(beat)
+        self.begin(folder)
+        self._wait(beat)
+        self._raise()
+
+    def resume(self, folder: Path) -> str:
+        """Load the snapshot in ``folder``, if there is one; returns a sentence on the result.
+
+        Raises UserError for a snapshot that is damaged or was made with other settings.
+        """
+        if not self._wanted:
+            return "the replay begins empty, as replay.checkpoint is false, and is filled first"
+        if not (folder / MANIFEST).is_file():
+            return f"the replay begins empty: {folder} has no snapshot; it is filled first"
+        try:
+            self._replay.restore(folder)
+        except ReplayError as error:
+            raise UserError(
+                f"{error}; or begin with an empty one: replay.checkpoint=false"
+            ) from error
+        return f"the replay continues with {len(self._replay)} stored steps"
+
+    def _save(self, folder: Path) -> None:
+        try:
+            self._replay.save(folder)
+        except ReplayError as error:
+            self._error = error
+
+    def _wait(self, beat: Callable[[], None]) -> None:
+        while self._thread is not None and self._thread.is_alive():
+            beat()
+            self._thread.join(LOOK_S)
+
+    def _raise(self) -> None:
+        error, self._error = self._error, None
+        if error is not None:
+            raise error

@@ -1,7 +1,7 @@
 """Data sources that actors feed through a slot store.
 
-`sources.unrolls` is for algorithms that train once on what actors just played, `sources.replay` for
-those that draw from replay. `sources.dataset` has no actors.
+`sources.unrolls` is for algorithms that train once on fresh unrolls, `sources.replay` for those
+that draw from replay. `sources.dataset` has no actors.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from penstock.transport.shm.store import SlotStore
 
 
 class Consumer(Protocol):
-    """The trainer, as a source sees it."""
+    """The part of a trainer that a source uses."""
 
     spec: SlotSpec
     progress: Progress
@@ -31,16 +31,16 @@ class ActorSource(DataSource[B], Protocol[B]):
     store: SlotStore
 
     def open(self, host: ShmHost) -> None:
-        """Begin to take in what is published; ``host`` serves the store from now on."""
+        """Start to take in published slots; ``host`` serves the store from now on."""
 
     def stop(self) -> None:
-        """Take nothing in any more but what is counted as in flight."""
+        """Stop taking in slots, except those counted as in flight."""
 
     def in_flight_steps(self) -> int:
-        """Agent steps that arrived and were not trained on; after `stop`."""
+        """Agent steps that arrived and were not trained on; called after `stop`."""
 
     def fill_fraction(self) -> float:
-        """Share of the memory that is filled and waiting."""
+        """Fraction of the memory that is filled and waiting."""
 
     def figures(self) -> dict[str, float]:
         """Further figures for metrics.jsonl."""

@@ -1,9 +1,9 @@
-"""Staging batches: where slots are gathered to before the learner trains on them.
+"""Staging batches: slots are gathered into them before the learner trains.
 
 A batch holds ``slots`` unrolls side by side along the environment axis: ``[unroll(+1), slots *
 envs, ...]`` per column. Its memory is allocated once and reused; on a GPU it is pinned, copied on a
-side stream, and not written again before that copy has ended. Staging batches, not the store, are
-what is pinned.
+side stream, and not written again before that copy has ended. Only staging batches are pinned, not
+the store.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from penstock.transport.shm.store import Slot
 Array = npt.NDArray[Any]
 Copies = Sequence[tuple[Array, Array]]  # targets and sources of one shape
 
-LARGE_NBYTES = 1 << 18  # a copy of less is over before another thread has woken up
+LARGE_NBYTES = 1 << 18  # a smaller copy is done before another thread has woken up
 MOST_THREADS = 4
 CORES_PER_THREAD = 4
 
 
 class Span(NamedTuple):
-    """When the ``steps`` of a slot were played, CLOCK_MONOTONIC."""
+    """The time over which the ``steps`` of a slot were played, CLOCK_MONOTONIC seconds."""
 
     started_s: float
     published_s: float
@@ -37,16 +37,19 @@ class Span(NamedTuple):
 
 
 class StagingBatch:
-    """``arrays`` and ``tensors`` share memory on the CPU; on a GPU ``tensors`` lie there."""
+    """A batch of unrolls.
+
+    ``arrays`` and ``tensors`` share memory on the CPU; on a GPU ``tensors`` are in its memory.
+    """
 
     def __init__(
         self, spec: SlotSpec, slots: int, device: torch.device, copier: Copier | None = None
     ) -> None:
-        """``copier``: whose threads gather; by default the calling one alone."""
+        """``copier``: its threads gather; by default only the calling one."""
         self._device = device
         self._copy = copier or Copier(1)
         self._envs = spec.envs
-        self._slots: list[int] = []  # that it was gathered from
+        self._slots: list[int] = []  # slots that it was gathered from
         self._per_slot = {c.name for c in spec.columns if c.rows == "slot"}
         pinned = device.type == "cuda"
         host = {
@@ -90,8 +93,10 @@ class StagingBatch:
 
     @property
     def keys(self) -> npt.NDArray[np.int64]:
-        """Where in the store each environment's unroll was: slot and environment. The slots are
-        free again, as unrolls are trained on once."""
+        """The slot and environment of each unroll in the store, int64.
+
+        The slots are free again, as unrolls are trained on once.
+        """
         first = np.array(self._slots, np.int64) * self._envs
         keys: npt.NDArray[np.int64] = np.add.outer(first, np.arange(self._envs)).reshape(-1)
         return keys
@@ -118,7 +123,7 @@ class StagingBatch:
         return int(np.count_nonzero(self.arrays["alive"][:, envs]))
 
     def let_go(self) -> None:
-        """The learner has queued its last use; the next upload waits for that."""
+        """Note that the learner has queued its last use; the next upload waits for that."""
         if self._stream is not None:
             self._stream.wait_stream(torch.cuda.current_stream(self._device))
         self.steps = 0
@@ -130,10 +135,10 @@ def torch_dtype(dtype: str) -> torch.dtype:
 
 
 class Copier:
-    """Copies many arrays by several threads: numpy releases the interpreter lock for a large one,
-    and one core alone reaches only a part of a machine's memory bandwidth.
+    """Copies many arrays with several threads.
 
-    Use `close` at the end; the threads start with the first large copy.
+    numpy releases the interpreter lock for a large copy, and one core reaches only a part of a
+    machine's memory bandwidth. The threads start with the first large copy; end them with `close`.
     """
 
     def __init__(self, threads: int) -> None:
@@ -141,7 +146,7 @@ class Copier:
         self._pool = ThreadPoolExecutor(threads - 1, "copier") if threads > 1 else None
 
     def __call__(self, copies: Copies) -> None:
-        """Copy all, of large arrays an equal share of the rows by each thread."""
+        """Copy all; each thread copies an equal share of the rows of large arrays."""
         if self._pool is None:
             _copy(copies)
             return
@@ -170,7 +175,7 @@ class Copier:
 
 
 def gather_threads(wanted: int | None, device: torch.device) -> int:
-    """What `learner.gather_threads` means for a learner on a device."""
+    """The value of `learner.gather_threads` for a learner on a device."""
     if wanted is not None:
         return wanted
     if device.type == "cpu":

@@ -1,6 +1,6 @@
-"""The source of algorithms that train once on each unroll, while it is fresh: a trajectory queue.
+"""The data source of algorithms that train once on each fresh unroll: a trajectory queue.
 
-A feeder thread takes filled slots in and gathers them into staging batches ahead of the trainer.
+A feeder thread takes in filled slots and gathers them into staging batches ahead of the trainer.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from pathlib import Path
 
 from penstock.configs.schema import Config
 from penstock.configs.transports import TransportConfig
+from penstock.core.descriptors import wait_readable
 from penstock.core.interfaces import StepResult
 from penstock.core.specs import SlotSpec
 from penstock.learner.sources.source import Consumer
@@ -23,14 +24,13 @@ from penstock.replay import Accounting, SlotQueue
 from penstock.transport.shm.arena import available_nbytes
 from penstock.transport.shm.host import ShmHost
 from penstock.transport.shm.store import EVENT_FLAGS, SlotStore, drain_event
-from penstock.transport.wait import wait_readable
 
 POLL_S = 0.1
-MOST_ACTORS = 1024  # that hold slots at a time; further ones take turns
+MOST_ACTORS = 1024  # actors that hold slots at a time; further ones take turns
 
 
 class UnrollSource:
-    """An `ActorSource` of staging batches, of which there are `learner.prefetch` + 1."""
+    """An `ActorSource` of staging batches; there are `learner.prefetch` + 1 of them."""
 
     def __init__(
         self,
@@ -41,7 +41,7 @@ class UnrollSource:
         lanes: int,
         ledger: TimeLedger,
     ) -> None:
-        """``ledger`` is that of the thread that gathers."""
+        """``ledger`` is that of the gathering thread."""
         transport, learner = config.transport, config.learner
         slots = actors * transport.slots
         most = most_slots(transport, consumer.spec, slots) if transport.bind else slots
@@ -89,7 +89,7 @@ class UnrollSource:
         return ""
 
     def save(self, folder: Path, beat: Callable[[], None] | None = None) -> None:
-        """Nothing: waiting unrolls are too old for a resumed run."""
+        """Does nothing: waiting unrolls are too old for a resumed run."""
 
     def stop(self) -> None:
         self._feeder.stop()
@@ -112,8 +112,8 @@ class Feeder:
     """Keeps the next batches ready while the learner trains.
 
     It owns the store, the queue and the Unix socket, so none of them needs a lock. As a thread it
-    gathers into free staging batches and hands them over; with ``prefetch`` false the same work is
-    done in the learner's own thread when it asks, which is what shows the cost of not prefetching.
+    gathers into free staging batches and hands them over; with ``prefetch`` false the learner's own
+    thread does the same work when it requests a batch, which shows the cost of not prefetching.
     Gathering releases the interpreter lock.
 
     Use as a context manager; leaving it stops the thread.
@@ -157,9 +157,9 @@ class Feeder:
         os.close(self._freed_event)
 
     def get(self, timeout_s: float) -> StagingBatch | None:
-        """The oldest ready batch, or None when none came in time."""
+        """The oldest ready batch, or None when there was none within ``timeout_s`` seconds."""
         if self._thread is None:
-            # attaching and leaving actors are served even if data never runs out
+            # attaching and leaving actors are served even if there is always a batch
             self._host.poll(0.0)
             if not self._gather():
                 self._host.poll(timeout_s)
@@ -171,7 +171,7 @@ class Feeder:
         return self._full.popleft() if self._full else None
 
     def give_back(self, batch: StagingBatch) -> None:
-        """The learner has used a batch."""
+        """Take back a batch that the learner has used."""
         batch.let_go()
         self._free.append(batch)
         os.eventfd_write(self._freed_event, 1)
@@ -184,12 +184,14 @@ class Feeder:
             self._thread.join()
 
     def staged_steps(self) -> int:
-        """Agent steps in batches that were gathered and not trained on."""
+        """Agent steps in gathered batches that were not trained on."""
         return sum(batch.steps for batch in self._batches)
 
     def _wait_for_full(self, deadline_s: float) -> None:
-        """Wait until a batch is ready or the thread has failed; the event may be of an earlier
-        batch."""
+        """Wait until a batch is ready or the thread has failed.
+
+        The event may be that of an earlier batch.
+        """
         while not self._full and self._error is None:
             left_s = deadline_s - time.monotonic()
             if left_s <= 0 or not wait_readable(self._full_event, left_s):
@@ -225,7 +227,9 @@ class Feeder:
 
 
 def most_slots(transport: TransportConfig, spec: SlotSpec, least: int) -> int:
-    """How many slots a store may grow to as actors join from elsewhere: enough for `MOST_ACTORS`,
-    if a quarter of the memory that is free now holds them."""
+    """How many slots a store may grow to as actors join from elsewhere.
+
+    Enough for `MOST_ACTORS`, if a quarter of the memory that is free now holds them.
+    """
     in_memory = available_nbytes() // 4 // spec.payload_nbytes
     return max(least, min(MOST_ACTORS * transport.slots, in_memory))

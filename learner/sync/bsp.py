@@ -1,4 +1,4 @@
-"""Bulk-synchronous pace: in every step the gradients of all learners become one, the same on each.
+"""Bulk-synchronous pace: in every step the gradients of all learners are summed.
 
 Each turn begins with a small all-reduce of the control messages: it gives the total number of
 samples, and whether to stop, save or regroup. A learner without samples contributes zeros and the
@@ -39,8 +39,11 @@ class Bsp:
         reducing: TimeLedger | None = None,
         shared: Mapping[str, Tensor] | None = None,
     ) -> None:
-        """``ledger`` is that of the thread that trains, ``reducing`` of the one that reduces.
-        ``shared``, by name: other tensors that must be equal on all ranks."""
+        """Make the sync of one group.
+
+        ``ledger`` is that of the training thread, ``reducing`` of the thread that reduces.
+        ``shared``, by name: other tensors that must be equal on all ranks.
+        """
         self.world = group.world
         self._group = group
         self._optimizers = optimizers
@@ -53,7 +56,7 @@ class Bsp:
             id(optimizer): self._reducer(optimizer) for optimizer in optimizers.values()
         }
         self.rounds = 0
-        self.unsent: Floats = np.zeros(len(BOOKED))  # all is sent in every turn
+        self.unsent: Floats = np.zeros(len(BOOKED))  # everything is sent in every turn
 
     def sync_control(self, mine: ControlMessage) -> ControlMessage:
         self._ledger.switch(Part.REDUCE)
@@ -87,8 +90,9 @@ class Bsp:
         return -float(negative)
 
     def check_equal(self) -> None:
-        """Raise RuntimeError, naming the first parameter or statistic that differs, where learners
-        have come apart."""
+        """Raise RuntimeError, naming the first parameter or statistic that differs between
+        learners.
+        """
         for name, optimizer in self._optimizers.items():
             values = optimizer.values.cpu().numpy().data
             sums = [crc32(values)] + [crc32(values[s.start : s.stop]) for s in optimizer.parts]
@@ -108,7 +112,7 @@ class Bsp:
             self._check_shared()
 
     def state_dict(self, *, saves: bool) -> Arrays:
-        """What all learners' codecs keep for the next steps, by name."""
+        """The residuals of all learners' codecs, by name."""
         own = {
             f"{name}/{kind}": values.cpu().numpy()
             for name, optimizer in self._optimizers.items()
@@ -117,7 +121,7 @@ class Bsp:
         return self._group.collect_states(own)
 
     def load_state_dict(self, state: Arrays) -> None:
-        """State of another codec is ignored."""
+        """Restore the residuals; those of another codec are ignored."""
         own = self._group.restore_own(state)
         for name, optimizer in self._optimizers.items():
             for kind, values in self._reducers[id(optimizer)].codec.residuals().items():
@@ -125,7 +129,7 @@ class Bsp:
                     values.copy_(torch.from_numpy(own[f"{name}/{kind}"]))
 
     def close(self) -> None:
-        """Leave the group; what was being reduced is lost."""
+        """Leave the group; an unfinished reduction is lost."""
         for reducer in self._reducers.values():
             reducer.close()
         self._reducers.clear()

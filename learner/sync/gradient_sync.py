@@ -27,8 +27,8 @@ class ControlMessage:
     """One learner's control message before a step, or the sum of all learners' messages.
 
     ``counts`` are the samples of each update of the batch, float64 ``[updates]``; ``growth`` is
-    `Progress.growth`. ``stop``: the run is to end. ``nan``: a number was not finite.
-    ``checkpoint``: the run is to be saved. ``regroup``: the members have changed.
+    `Progress.growth`. ``stop``: the run must end. ``nan``: a number was not finite. ``checkpoint``:
+    the run must be saved. ``regroup``: the members have changed.
     """
 
     counts: Floats
@@ -39,7 +39,7 @@ class ControlMessage:
     regroup: bool = False
 
     def pack(self) -> Floats:
-        """All in one vector, whose sum over learners `unpack` reads."""
+        """Encode it as one vector; `unpack` reads the sum of such vectors over learners."""
         flags = [float(getattr(self, flag)) for flag in FLAGS]
         return np.concatenate((self.counts, flags, self.growth))
 
@@ -50,7 +50,7 @@ class ControlMessage:
 
 
 GradientSync = interfaces.GradientSync[ControlMessage, FlatOptimizer]
-"""Of this room's messages and optimizers."""
+"""`GradientSync` with this room's messages and optimizers."""
 
 
 class SingleLearner:

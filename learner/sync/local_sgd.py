@@ -1,10 +1,10 @@
 """Local SGD: learners step alone and average parameters every ``learner.local_steps`` updates.
 
-After McMahan et al. 2017 (arXiv 1602.05629, algorithm 1), with an optimizer that has state: its
-moments are averaged with the parameters, both weighted by the samples trained on since the last
-round, so that all learners are equal after it. The number of steps that Adam corrects its bias by
-stays each learner's own. Between rounds learners differ, and each publishes its own weights to its
-own actors, so that samples always meet the policy that made them.
+After McMahan et al. 2017 (arXiv 1602.05629, algorithm 1), with stateful optimizers: their moments
+are averaged with the parameters, both weighted by the samples trained on since the last round, so
+that all learners are equal after it. The number of steps for Adam's bias correction stays each
+learner's own. Between rounds learners differ, and each publishes its own weights to its own actors,
+so that samples always meet the policy that made them.
 
 A learner begins a round when it has made its updates, when it has no samples, or when a flag of its
 control message is set; it then waits for the others.
@@ -28,7 +28,10 @@ from penstock.profiling.ledger import Part, TimeLedger
 
 
 class LocalSgd:
-    """Learners that meet now and then. ``optimizers`` by name, the same on every rank."""
+    """Learners that average parameters periodically.
+
+    ``optimizers`` by name, the same on every rank.
+    """
 
     def __init__(
         self,
@@ -49,8 +52,10 @@ class LocalSgd:
         self._recent = np.zeros(3)
 
     def sync_control(self, mine: ControlMessage) -> ControlMessage:
-        """In a round the sum over all learners, else this learner's own; ``counts`` are always its
-        own."""
+        """The sum over all learners in a round, else this learner's own message.
+
+        ``counts`` are always its own.
+        """
         unsent = self.unsent + mine.growth[: len(BOOKED)]
         flags = (mine.stop, mine.nan, mine.checkpoint, mine.regroup)
         if self._updates < self._every and mine.counts.any() and not any(flags):
@@ -79,13 +84,13 @@ class LocalSgd:
         return optimizer.step(total, env_steps)
 
     def all_reduce(self, values: Tensor) -> None:
-        """Every learner's update is its own."""
+        """Does nothing: every learner's update is its own."""
 
     def all_reduce_min(self, value: float) -> float:
         return value
 
     def state_dict(self, *, saves: bool) -> Arrays:
-        """Random states: nothing else lasts from one round to the next."""
+        """Random states; no other state is kept between rounds."""
         return self._group.collect_states({})
 
     def load_state_dict(self, state: Arrays) -> None:
@@ -102,9 +107,9 @@ class LocalSgd:
 
     @torch.no_grad()
     def _average(self, share: float) -> None:
-        """Parameters and moments become their mean, this learner's with weight ``share``.
+        """Average parameters and moments over learners, this learner's with weight ``share``.
 
-        They stay as they are until all of it is there: a learner may die meanwhile.
+        They are replaced only when all values have arrived: a learner may die meanwhile.
         """
         kept = [
             values

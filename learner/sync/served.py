@@ -1,4 +1,4 @@
-"""Learners with a parameter server: each gives it gradients and takes parameters, at a pace.
+"""Learners with a parameter server: each pushes gradients and pulls parameters, at a pace.
 
 The paces are in `penstock.learner.parameter_server.pace`. The policy version is the server's count
 of all learners' updates. Gradients are not shared, so each learner normalises its own advantages.
@@ -27,7 +27,10 @@ STOPPING_S = 30.0  # for the state of the last checkpoint; the server may be dea
 
 
 class Served:
-    """One of ``world`` learners; ``waiting`` is called while it waits: whether to go on."""
+    """One of ``world`` learners.
+
+    ``waiting`` is called during waits and returns whether to continue.
+    """
 
     def __init__(
         self,
@@ -48,10 +51,13 @@ class Served:
         self._waiting = waiting
         self._tally: Tally = NOTHING  # for the next push
         self._known: Floats = np.array(progress.totals())
-        self._left = 0  # updates of this batch
+        self._left = 0  # updates left of this batch
 
     def sync_control(self, mine: ControlMessage) -> ControlMessage:
-        """Take the newest parameters, as soon as the pace allows; ``counts`` are one's own."""
+        """Pull the newest parameters, as soon as the pace allows.
+
+        ``counts`` are this learner's own.
+        """
         self._ledger.switch(Part.REDUCE)
         self._tally = tuple(mine.growth.tolist())
         self._left = int(np.count_nonzero(mine.counts))
@@ -76,7 +82,7 @@ class Served:
         )
 
     def prepare_backward(self, optimizer: FlatOptimizer, total: float) -> None:
-        """Gradients leave when they are complete."""
+        """Does nothing: gradients are sent when they are complete."""
 
     def step(self, optimizer: FlatOptimizer, total: float, env_steps: int) -> Tensor:
         norm = self._client.push(int(total), self._tally)
@@ -88,14 +94,16 @@ class Served:
         return torch.zeros(()) if norm is None else norm
 
     def all_reduce(self, values: Tensor) -> None:
-        """Every learner's update is its own."""
+        """Does nothing: every learner's update is its own."""
 
     def all_reduce_min(self, value: float) -> float:
         return value
 
     def state_dict(self, *, saves: bool) -> Arrays | None:
-        """The learner that saves fetches the server's optimizer state; there is no other state.
-        None if it did not arrive before the run ended."""
+        """The server's optimizer state, fetched by the learner that saves; there is no other state.
+
+        None if it did not arrive before the run ended.
+        """
         if not saves:
             return {}
         ends_s = time.monotonic() + STOPPING_S
@@ -107,17 +115,17 @@ class Served:
         return {}
 
     def load_state_dict(self, state: Arrays) -> None:
-        """The server has the optimizer of the learner that resumed."""
+        """Does nothing: the server has the optimizer of the learner that resumed."""
 
     def close(self) -> None:
         self._client.close()
 
     def _clear_sent(self) -> None:
-        """Counters were sent and must not be sent twice; the recent returns stay until replaced."""
+        """Clear counters that were sent; the recent returns stay until replaced."""
         self._tally = (*NOTHING[: len(BOOKED)], *self._tally[len(BOOKED) :])
 
     def _pull(self) -> Reply | None:
-        """Pulls at least once, also while stopping: the server then answers at once."""
+        """Pull parameters; at least once, also while stopping: the server then answers at once."""
         while (reply := self._client.pull(PULL_S)) is None and self._waiting():
             pass
         return reply

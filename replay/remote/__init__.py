@@ -1,4 +1,4 @@
-"""A replay buffer for processes of other hosts: its server and its client."""
+"""A replay buffer served over the network: the server and its client."""
 
 from penstock.replay.remote.client import ReplayClient
 from penstock.replay.remote.server import ReplayServer

@@ -1,4 +1,4 @@
-"""A batch as the bytes of one frame, and back without a copy.
+"""Encodes a batch as the bytes of one frame, and decodes it without a copy.
 
 Leaves are named by their path, "obs.camera" for a Dict and "obs.0" for a Tuple. They lie one after
 the other in the frame, each at a multiple of 64 bytes; the message's meta lists name, dtype and
@@ -26,7 +26,7 @@ MAX_FIELDS = 1024
 
 
 class Field(NamedTuple):
-    """Where a leaf lies in the frame."""
+    """The position of a leaf in the frame."""
 
     name: str
     dtype: np.dtype[Any]
@@ -36,19 +36,19 @@ class Field(NamedTuple):
 
 
 class Shape(NamedTuple):
-    """The fields of a batch and the bytes that they take together."""
+    """The fields of a batch and their total size in bytes."""
 
     fields: tuple[Field, ...]
     nbytes: int
 
     @property
     def meta(self) -> list[Any]:
-        """What a message says of it."""
+        """The shape as it is sent in a message's meta."""
         return [[f.name, f.dtype.str, list(f.shape)] for f in self.fields]
 
 
 def leaves(value: Any, name: str = "") -> Iterator[tuple[str, Array]]:
-    """Arrays of a nested batch with the paths that name them."""
+    """Arrays of a nested batch with their paths."""
     if isinstance(value, dict):
         for key, child in value.items():
             yield from leaves(child, f"{name}.{key}" if name else key)
@@ -72,7 +72,7 @@ def _placed(described: tuple[tuple[str, str, tuple[int, ...]], ...]) -> Shape:
 
 
 def pack(batch: Batch, count: int = 1) -> tuple[Shape, Array]:
-    """``count`` batches, dealt out in turn from the rows of one, as uint8 ``[count, nbytes]``."""
+    """Pack ``count`` batches, dealt out from the rows of one, as uint8 ``[count, nbytes]``."""
     found = list(leaves(batch))
     described = tuple((n, a.dtype.str, (len(a) // count, *a.shape[1:])) for n, a in found)
     shape = _placed(described)
@@ -85,7 +85,7 @@ def pack(batch: Batch, count: int = 1) -> tuple[Shape, Array]:
 
 
 def read_shape(meta: Any) -> Shape:
-    """What a message's meta says of its batches. Raises WireError."""
+    """Read the shape of batches from a message's meta. Raises WireError."""
     if not isinstance(meta, list) or not 0 < len(meta) <= MAX_FIELDS:
         raise WireError("meta", "no list of fields")
     try:
@@ -98,7 +98,7 @@ def read_shape(meta: Any) -> Shape:
 
 
 def unpack(shape: Shape, frame: Any) -> Batch:
-    """Views over ``frame``, nested again. Raises WireError for a frame of another size."""
+    """Make views over ``frame``, nested again. Raises WireError for a frame of another size."""
     raw = np.frombuffer(frame, np.uint8)
     if raw.nbytes != shape.nbytes:
         raise WireError("size", f"a batch of {raw.nbytes} bytes instead of {shape.nbytes}")

@@ -1,12 +1,13 @@
-"""A replay buffer on another host, used as if it were here: add, sample, update priorities.
+"""A client of a replay buffer on another host: add, sample, update priorities.
 
     client = ReplayClient("tcp://replay-host:7800")
     client.add(obs=o, action=a, reward=r, terminated=te, truncated=tr, next_obs=o2)
     batch = client.sample(256)
     client.update_priorities(batch.keys, td_error)
 
-Steps travel by the slot, whole, and stay here until the server has stored them. Batches are asked
-for ahead: ``prefetch`` of them are on their way while one is used, so a batch is that much older.
+Steps are sent in whole slots, and are kept here until the server has stored them. Batches are
+requested ahead: ``prefetch`` of them are on their way while one is used, so a batch is that much
+older.
 """
 
 from __future__ import annotations
@@ -35,14 +36,27 @@ from penstock.transport.zmq.sockets import Socket, dealer, receive
 
 REPEAT_S = 1.0
 UPDATE_ROWS = 1 << 16  # of one message
-AHEAD_NBYTES = 64 << 20  # of batches that are on their way
+AHEAD_NBYTES = 64 << 20  # of batches on their way
 Want = tuple[int, bool]  # rows, stacked
 
 
 class ReplayClient(Adds):
-    """One thread at a time. ``spec`` says what a slot holds; the server sees the steps of one
-    together, when it is full or at `flush`. ``lost``: rows that the server had and has no more,
-    because it was started again from an older snapshot, or from none."""
+    """Adds to and samples from a `ReplayServer`; one thread at a time.
+
+    The server sees the steps of a slot together, when the slot is full or at `flush`. ``spec`` is
+    the layout of a slot. ``lost`` counts rows that the server had and lost, because it was
+    restarted from an older snapshot, or from none.
+
+    Args:
+        address: of the server, ``tcp://HOST:PORT`` or ``ipc://PATH``.
+        curve: folder with this host's keys.
+        prefetch: batches requested ahead, fewer if they are big.
+        patience_s: longest wait for the server's first answer, in seconds.
+
+    Raises:
+        ReplayError: no replay server answers in time.
+        UserError: the keys or the address cannot be used.
+    """
 
     def __init__(
         self,
@@ -52,12 +66,6 @@ class ReplayClient(Adds):
         prefetch: int = 32,
         patience_s: float = 30.0,
     ) -> None:
-        """``curve``: folder with this host's keys. ``prefetch``: batches asked for ahead, fewer if
-        they are big.
-
-        Raises ReplayError where no replay server answers within ``patience_s``, UserError for keys
-        or an address that cannot be used.
-        """
         if prefetch < 1:
             raise ReplayError(f"prefetch {prefetch} must be at least 1 batch")
         self._address, self._prefetch, self._patience_s = address, prefetch, patience_s
@@ -66,10 +74,10 @@ class ReplayClient(Adds):
         self._outbox: Outbox | None = None
         self._want: Want = (0, True)
         self._batches: deque[Batch] = deque()
-        self._asked: dict[int, tuple[int, float]] = {}  # request -> batches, when
+        self._asked: dict[int, tuple[int, float]] = {}  # request -> batches, time
         self._number = 0
-        self._token = ""  # names this client to a server that knew it before
-        self._read = 0  # answers since the server last told how many it has sent
+        self._token = ""  # identifies this client to a server that knew it before
+        self._read = 0  # answers since the server last sent its count
         self._said_read = 0
         self.lost = 0
         self._reason = "nothing was heard of it"
@@ -97,7 +105,7 @@ class ReplayClient(Adds):
             self._raise_refusal()
 
     def flush(self, timeout_s: float = 60.0) -> None:
-        """Until the server has stored all that was added. Raises TimeoutError."""
+        """Wait until the server has stored everything that was added. Raises TimeoutError."""
         outbox = self._joined()
         outbox.steps.writer.flush()
         ends_s = time.monotonic() + timeout_s
@@ -110,7 +118,7 @@ class ReplayClient(Adds):
         self._raise_refusal()
 
     def sample(self, count: int, *, stacked: bool = True, timeout_s: float = 60.0) -> Batch:
-        """As `Replay.sample`. Raises TimeoutError, with the server's reason, where none came."""
+        """Draw a batch as `Replay.sample`. Raises TimeoutError, with the server's reason."""
         if self._want != (count, stacked):
             self._want = (count, stacked)
             self._ahead = max(
@@ -134,7 +142,10 @@ class ReplayClient(Adds):
         return self._batches.popleft()
 
     def update_priorities(self, keys: npt.ArrayLike, priorities: npt.ArrayLike) -> None:
-        """As `Replay.update_priorities`; not awaited, and lost if the connection breaks."""
+        """Send new priorities as `Replay.update_priorities`.
+
+        Not confirmed, lost if the connection breaks.
+        """
         names = np.ascontiguousarray(keys, np.int64).reshape(-1)
         values = np.ascontiguousarray(priorities, np.float64).reshape(-1)
         if names.shape != values.shape:
@@ -147,8 +158,9 @@ class ReplayClient(Adds):
             self._say(MessageKind.UPDATE, None, 0, frames)
 
     def stats(self, timeout_s: float = 10.0) -> dict[str, Any]:
-        """As `Replay.stats`, with the server's own counters under "server", this client's under
-        "client"."""
+        """Counts as of `Replay.stats`, the server's counters ("server") and this client's
+        ("client").
+        """
         self._stats = None
         ends_s = time.monotonic() + timeout_s
         ask_s = 0.0
@@ -163,7 +175,7 @@ class ReplayClient(Adds):
         return self._stats | {"client": {"lost": self.lost}}
 
     def close(self) -> None:
-        """Leave. What was added since the last `flush` may be lost."""
+        """Disconnect. Steps added since the last `flush` may be lost."""
         if self._socket.closed:
             return
         if self._outbox is not None:
@@ -201,7 +213,7 @@ class ReplayClient(Adds):
             self._raise_refusal()
 
     def _ask(self) -> None:
-        """Keep batches on their way, asking for a quarter of them at a time."""
+        """Keep batches on their way, requesting a quarter of them at a time."""
         now_s = time.monotonic()
         for number, (count, asked_s) in self._asked.items():
             if now_s - asked_s > REPEAT_S:
@@ -226,7 +238,7 @@ class ReplayClient(Adds):
             self._said_read = self._read
 
     def _pump(self, timeout_s: float) -> None:
-        """Send what is due and handle what has come, waiting up to ``timeout_s`` for something."""
+        """Send what is due and handle messages, waiting up to ``timeout_s`` seconds for one."""
         if self._outbox is not None:
             self._outbox.ship()
         if timeout_s > 0:
@@ -271,8 +283,11 @@ class ReplayClient(Adds):
             self._stats = dict(meta)
 
     def _welcomed(self, head: Header, meta: dict[str, Any]) -> None:
-        """The server says what it holds, how far it has this client's stream, and how many answers
-        it has sent by this connection."""
+        """Handle the server's answer to joining.
+
+        It gives the spec, the position up to which it has this client's stream, and the number of
+        answers that it has sent on this connection.
+        """
         if meta["version"] != REPLAY_VERSION:
             version = printable(str(meta["version"]))
             raise ReplayError(

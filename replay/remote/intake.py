@@ -1,9 +1,9 @@
-"""How a server takes slots in: in order, each once, and only as many as the buffer wants now.
+"""How a server takes in slots: in order, each once, and only as many as the buffer accepts now.
 
-A client numbers the slots of its stream and may have `WINDOW` of them on the way. What cannot be
-stored yet waits here; a slot that comes again, because its answer was lost, is answered again and
-not stored again. A gap makes the client send from the gap on. A slot whose columns hold what cannot
-be is refused, once, and the stream goes on after it.
+A client numbers the slots of its stream and may have `WINDOW` of them on the way. Slots that cannot
+be stored yet wait here; a slot that is sent again, because its answer was lost, is acknowledged
+again and not stored again. After a gap the client sends again from the gap on. A slot with invalid
+columns is refused, once, and the stream continues after it.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from penstock.transport import wire
 from penstock.transport.shm.store import Slot
 from penstock.transport.wire import SlotDecoder, WireError
 
-FIRST_STREAM = 1 << 48  # none of those that writers of this host have
+FIRST_STREAM = 1 << 48  # above the streams of writers on this host
 WINDOW = 8  # slots of a client that may be on their way
 MAX_VERSION = 1 << 62
 
@@ -33,7 +33,10 @@ Refused = Callable[[bytes, int, str, str], None]  # peer, sequence, reason, what
 
 @dataclass
 class Line:
-    """The slots of one stream: which one is next, and those that wait. ``due``: to be answered."""
+    """The slots of one stream: the next sequence number, and waiting slots.
+
+    ``due``: an answer is due.
+    """
 
     name: bytes
     next: int = 0
@@ -47,7 +50,7 @@ class Line:
 
 @dataclass
 class Taken:
-    """What the buffer has taken in of the stream of a token: slots before ``next``, their rows."""
+    """The part of a token's stream that the buffer has: slots before ``next``, and their rows."""
 
     token: str
     next: int = 0
@@ -55,12 +58,17 @@ class Taken:
 
 
 class Intake:
-    """Stores slots of many streams through one lane of ``replay``'s store."""
+    """Stores the slots of many streams through one lane of ``replay``'s store."""
 
     def __init__(self, replay: Replay, refused: Refused, waiting_nbytes: int) -> None:
-        """``refused`` is called for each slot that came in order and cannot be used, with its
-        sequence, or -1 where the client may send it again. ``waiting_nbytes``: of all slots that
-        wait to be stored together."""
+        """Make the intake.
+
+        Args:
+            replay: the buffer.
+            refused: called with peer, sequence, reason and text for each slot that arrived in order
+                and cannot be used; the sequence is -1 where the client may send it again.
+            waiting_nbytes: limit for all slots together that wait to be stored.
+        """
         self._refused, self._most_waiting_nbytes = refused, waiting_nbytes
         self.received = dict.fromkeys(("slots", "rows", "raw_nbytes", "coded_nbytes"), 0)
         self.waiting_nbytes = 0
@@ -68,7 +76,7 @@ class Intake:
         self._decoder = SlotDecoder(replay.layout.spec)
         self._inlet = Inlet(replay)
         self._lines: dict[int, Line] = {}
-        # Changed under the buffer's lock alone, together with the table.
+        # Changed only under the buffer's lock, together with the table.
         self._taken: dict[int, Taken] = {}
         self._before = replay.table.arrived
         replay.table.arrived = self._arrived
@@ -79,14 +87,14 @@ class Intake:
         return self.waiting_nbytes > 0
 
     def accept(self, stream: int, name: bytes, message: wire.Message) -> None:
-        """Note a slot that came. Raises WireError for one that cannot be used."""
+        """Take in a received slot. Raises WireError for one that cannot be used."""
         head = message.head
         if head.spec_hash != self._spec.hash:
             raise WireError("spec")
         line = self._lines[stream]
         line.name, line.due = name, True
         if head.sequence < line.next + len(line.waiting):
-            return  # it came before
+            return  # it was received before
         if head.sequence > line.next + len(line.waiting) or len(line.waiting) >= WINDOW:
             raise WireError("ungranted")
         nbytes = self.waiting_nbytes + head.coded_nbytes
@@ -96,7 +104,7 @@ class Intake:
         line.waiting.append(message)
 
     def store(self) -> list[tuple[bytes, int]]:
-        """Store what may be stored by now; who is to be answered, with the next sequence."""
+        """Store waiting slots; returns the peers to answer, with their next sequence."""
         lines = [(stream, line) for stream, line in self._lines.items() if line.waiting]
         stored = 0
         while lines:
@@ -111,13 +119,13 @@ class Intake:
         return self._answers()
 
     def open(self, stream: int, name: bytes, taken: Taken) -> None:
-        """A client joins, from whose stream the buffer has ``taken`` so much before."""
+        """Add a client; the buffer has ``taken`` of its stream before."""
         with self._replay.lock:
             self._taken[stream] = taken
         self._lines[stream] = Line(name, taken.next)
 
     def rename(self, stream: int, name: bytes) -> int:
-        """The client of a stream has a new connection; the sequence that is next."""
+        """Give the client of a stream a new connection; returns the next sequence."""
         self._lines[stream].name = name
         return self._lines[stream].next
 
@@ -125,11 +133,11 @@ class Intake:
         return self._taken[stream]
 
     def all_taken(self) -> list[Taken]:
-        """Of all streams; under the buffer's lock."""
+        """The state of all streams; needs the buffer's lock."""
         return list(self._taken.values())
 
     def forget(self, stream: int) -> None:
-        """A client is gone for good."""
+        """Remove a client for good."""
         if line := self._lines.pop(stream, None):
             self.waiting_nbytes -= line.waiting_nbytes
         with self._replay.lock:
@@ -146,7 +154,7 @@ class Intake:
         self.close()
 
     def _arrived(self, slot: Slot) -> None:
-        """The buffer has taken a slot in."""
+        """Note that the buffer has taken a slot in."""
         stream = int(slot.header["actor"]) - FIRST_STREAM
         if (taken := self._taken.get(stream)) is not None:
             taken.next = int(slot.header["sequence"]) + 1
@@ -161,7 +169,7 @@ class Intake:
         return [(line.name, line.next) for line in due]
 
     def _store(self, stream: int, line: Line) -> bool:
-        """Store a stream's oldest slot; False when the buffer takes none now."""
+        """Store a stream's oldest slot; False when the buffer accepts none now."""
         slot = self._inlet.acquire()
         if slot is None:
             return False
@@ -189,13 +197,13 @@ class Intake:
         return True
 
     def _refuse(self, line: Line, sequence: int, reason: str, text: str) -> None:
-        """What waits no longer follows; the client sends all of it again."""
+        """Drop waiting slots, which no longer follow; the client sends all of them again."""
         self.waiting_nbytes -= line.waiting_nbytes
         line.waiting.clear()
         self._refused(line.name, sequence, reason, text)
 
     def _fault(self, head: wire.Header, slot: Slot) -> str | None:
-        """What is wrong with the columns of a slot, in words, or None."""
+        """What is wrong with the columns of a slot, as a sentence; None: nothing."""
         spec, count = self._spec, head.generation
         if not 1 <= count <= spec.unroll:
             return f"the slot says that it has {count} steps, and has 1 to {spec.unroll}"
@@ -230,7 +238,10 @@ def _sound(priority: npt.NDArray[Any]) -> bool:
 
 
 def _fill_header(slot: Slot, stream: int, head: wire.Header) -> None:
-    """As its writer would have in shared memory; the message's generation is its `rows`."""
+    """Fill the header as a writer in shared memory would.
+
+    The message's generation is its `rows`.
+    """
     now_s = time.monotonic()
     slot.header[...] = (
         FIRST_STREAM + stream,
@@ -247,7 +258,7 @@ def _fill_header(slot: Slot, stream: int, head: wire.Header) -> None:
 
 
 class Inlet:
-    """A way into ``replay`` for slots of any streams that come from elsewhere. One thread."""
+    """Writes slots of any remote streams into ``replay``. One thread."""
 
     def __init__(self, replay: Replay) -> None:
         self._replay = replay
@@ -255,7 +266,7 @@ class Inlet:
             self._lane, self._writer = replay.table.open_lane()
 
     def acquire(self) -> Slot | None:
-        """A slot to fill, the oldest making room; None while there is none to be had."""
+        """A slot to fill, evicting the oldest; None while there is none."""
         flow = self._replay.flow
         if flow is not None and not flow.may_lend():
             return None
@@ -266,16 +277,16 @@ class Inlet:
         return slot
 
     def publish(self, slot: Slot) -> None:
-        """The buffer will see it at its next look. Its columns were checked."""
+        """Publish a slot with checked columns."""
         self._replay.table.checked.add(slot.index)
         self._writer.publish(slot)
 
     def give_back(self, slot: Slot) -> None:
-        """It was not filled after all."""
+        """Return a slot that was not filled."""
         self._writer.give_back(slot)
 
     def collect(self) -> None:
-        """Have the buffer see what was published."""
+        """Make the buffer collect published slots."""
         with self._replay.lock:
             self._replay.collect()
 

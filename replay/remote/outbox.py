@@ -1,7 +1,7 @@
-"""What a client has added and its server has not stored yet: slots, sent and sent again.
+"""Slots that a client has filled and its server has not stored yet: sent, and sent again.
 
-The slots are those of a store of the client's own, so a step is written once, in place, and a slot
-stays as it is until the server says that it has it.
+The slots lie in a store of the client's own, so a step is written once, in place, and a slot stays
+unchanged until the server confirms that it has stored it.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ Send = Callable[[wire.Parts], bool]
 
 
 class _OutLane(Lane):
-    """A lane whose slots come back when ``pump`` hears that the server has them."""
+    """A lane whose slots return when ``pump`` receives the server's confirmation."""
 
     def __init__(self, writer: SlotWriter, pump: Callable[[float], None]) -> None:
         super().__init__(writer, 0, lambda: False)
@@ -52,12 +52,12 @@ class _OutLane(Lane):
         return slot
 
     def number(self, sequence: int) -> None:
-        """What the next slot is called."""
+        """Set the sequence number of the next slot."""
         self._sequence = sequence
 
 
 class Outbox:
-    """``send`` gives parts to the server, or says that it cannot now."""
+    """Sends slots; ``send`` hands parts to the server, or returns that it cannot now."""
 
     def __init__(
         self,
@@ -76,7 +76,7 @@ class Outbox:
         self._encoder = SlotEncoder(spec, codec)
         self._send = send
         self._unstored: deque[Slot] = deque()
-        self._sent = 0  # of those, how many are on their way
+        self._sent = 0  # how many of them are on their way
         self._sent_s = 0.0
         self._shipped = 0
         self._stored_rows = 0
@@ -91,7 +91,7 @@ class Outbox:
         return self._lane.published > self._shipped
 
     def ship(self) -> None:
-        """Send what was published, and again what has found no answer."""
+        """Send published slots, and again those that were not confirmed."""
         self._shipped = self._lane.published
         self._store.collect()
         while self._store.ready:
@@ -106,7 +106,7 @@ class Outbox:
             self._sent_s = time.monotonic()
 
     def stored(self, sequence: int) -> None:
-        """The server has all slots before ``sequence``."""
+        """Free the slots before ``sequence``, which the server has stored."""
         while self._unstored and int(self._unstored[0].header["sequence"]) < sequence:
             slot = self._unstored.popleft()
             self._stored_rows += int(slot.header["steps"])
@@ -115,14 +115,20 @@ class Outbox:
             self._sent_s = time.monotonic()
 
     def refused(self, sequence: int) -> None:
-        """The server takes this slot never; it says soon that it goes on after it."""
+        """Skip a slot that the server refuses for good.
+
+        It soon confirms that it continues after it.
+        """
         for slot in self._unstored:
             if int(slot.header["sequence"]) == sequence:
                 slot.header["steps"] = 0
 
     def resume(self, run_id: int, sequence: int, kept: int) -> int:
-        """The server has this stream up to ``sequence``, and ``kept`` rows of it; what it has not
-        is sent again from there. Returns the rows that were known to be stored before."""
+        """Continue a stream that the server has up to ``sequence``, with ``kept`` rows of it.
+
+        Missing slots are sent again from there. Returns the number of rows known to be stored
+        before.
+        """
         self.run_id = run_id
         self.stored(sequence)
         for number, slot in enumerate(self._unstored, sequence):
@@ -133,7 +139,7 @@ class Outbox:
         return had
 
     def _parts(self, slot: Slot) -> wire.Parts:
-        # The generation of a policy means nothing here; the place tells how many rows there are.
+        # The policy's generation is not needed here; its field holds the number of rows.
         header = slot.header.copy()
         header["generation"] = header["rows"]
         return self._encoder.encode(header, slot.payload, self.run_id)
@@ -143,7 +149,10 @@ class Outbox:
 
 
 def read_spec(meta: Any) -> SlotSpec:
-    """What a server says of its slots. Raises WireError for what no memory should be taken for."""
+    """Read a server's slot spec.
+
+    Raises WireError for a size for which no memory should be taken.
+    """
     try:
         columns = meta["columns"]
         if len(columns) > MAX_COLUMNS:

@@ -1,14 +1,19 @@
 """Serves a replay buffer over ZeroMQ: several writers and readers, on this host or others.
 
-The sockets around `penstock.replay.remote.service`, and one thread for everything. Answers wait in
-libzmq for peers that read slowly, never beyond what the service allows. A connection whose peer
-does not read cannot be closed alone: when those hold too much, all connections are closed, and
-clients come
-back by themselves.
+`ReplayServer` holds the sockets around `penstock.replay.remote.service` and does everything in one
+thread. Replies to peers that read slowly wait in libzmq, within the limits of the service. libzmq
+cannot close a single connection: when peers that do not read hold too much memory, the server
+closes all connections, and clients reconnect by themselves.
+
+`Snapshots` saves the buffer while it is served, and restores it when the server is started again. A
+snapshot holds the buffer and, for each client's stream, how many of its rows the buffer had at that
+instant. A client that reconnects after a restart continues there, and learns how many of its rows
+are lost.
 """
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
@@ -23,7 +28,6 @@ from penstock.replay.buffer import Replay
 from penstock.replay.errors import ReplayError
 from penstock.replay.remote.intake import WINDOW
 from penstock.replay.remote.service import FULL, GONE, SENT, ReplayService, ServiceLimits
-from penstock.replay.remote.snapshots import Snapshots
 from penstock.transport import wire
 from penstock.transport.addresses import is_local
 from penstock.transport.wire import Buffer
@@ -36,13 +40,76 @@ from penstock.transport.zmq.sockets import (
     zap,
 )
 
-BATCH = 64  # messages between two looks at everything else
-TICK_S = 0.005  # how often what waits is tried again
-REOPEN_S = 10.0  # until the address must be free again after all connections were closed
+BATCH = 64  # messages handled between two checks of everything else
+TICK_S = 0.005  # period of retries
+REOPEN_S = 10.0  # longest wait for the address after all connections were closed
+STREAMS = "streams"
+Marks = Callable[[], dict[str, Any]]
+
+
+class Snapshots:
+    """Saves ``replay`` to ``folder`` every ``every_s`` seconds; ``log`` takes lines of text."""
+
+    def __init__(
+        self, replay: Replay, folder: Path, every_s: float, log: Callable[[str], None]
+    ) -> None:
+        if not every_s > 0:
+            raise ReplayError(f"snapshot-every {every_s:g} must be above 0 seconds")
+        self._replay, self._folder, self._every_s, self._log = replay, folder, every_s, log
+        self._due_s = time.monotonic() + every_s
+        self._thread: threading.Thread | None = None
+        self._failure = ""
+        self.marks: dict[str, Any] = {}  # of streams, in the restored snapshot
+        self._saved = self._failed = 0
+
+    def restore(self) -> None:
+        """Fill the buffer, which must be new, from the folder.
+
+        Raises `DamagedSnapshotError` for a damaged snapshot, ReplayError for one that was saved
+        with other options. Do not use the buffer afterwards.
+        """
+        kept = self._replay.restore(self._folder)
+        self.marks = kept.get(STREAMS, {})
+
+    def tend(self, marks: Marks) -> None:
+        """Begin a snapshot if one is due and none is being written."""
+        if time.monotonic() >= self._due_s and not self.saving:
+            self._due_s = time.monotonic() + self._every_s
+            self._thread = threading.Thread(
+                target=self._save, args=(marks,), name="replay-save", daemon=True
+            )
+            self._thread.start()
+
+    @property
+    def saving(self) -> bool:
+        """Whether a snapshot is being written."""
+        return self._thread is not None and self._thread.is_alive()
+
+    def finish(self, marks: Marks) -> None:
+        """Write a final snapshot, and wait for it."""
+        if self._thread is not None:
+            self._thread.join()
+        self._save(marks)
+
+    def figures(self) -> dict[str, int]:
+        return {"saved": self._saved, "failed": self._failed}
+
+    def _save(self, marks: Marks) -> None:
+        try:
+            self._replay.save(self._folder, more=lambda: {STREAMS: marks()})
+        except (ReplayError, MemoryError) as error:
+            self._failed += 1
+            text = str(error) or "a snapshot needs more memory than is left"
+            if text != self._failure:  # one line, until another cause
+                self._log(f"warning: {text}; the server continues")
+            self._failure = text
+        else:
+            self._saved += 1
+            self._failure = ""
 
 
 class ReplayServer:
-    """``replay`` stays the caller's, who may use it meanwhile. Call `turn` again and again."""
+    """Serves ``replay``, which its owner may use meanwhile. Call `turn` repeatedly, or `run`."""
 
     def __init__(
         self,
@@ -55,16 +122,25 @@ class ReplayServer:
         snapshots: Snapshots | None = None,
         log: Callable[[str], None] | None = None,
     ) -> None:
-        """``curve``: folder of keys, as `penstock keys new` makes it. ``snapshots``: written
-        meanwhile; those who added to what they hold go on where it ends. ``log`` takes a line for
-        the first of each kind of what is rejected.
+        """Open the socket.
 
-        Raises UserError for an address that is taken, or that others reach without keys.
+        Args:
+            replay: the buffer.
+            bind: address to listen at, ``tcp://HOST:PORT`` or ``ipc://PATH``.
+            curve: folder of keys, as `penstock keys new` makes it.
+            insecure: allow an address that other hosts reach without keys.
+            limits: of memory and peers.
+            snapshots: written while serving; clients in the restored one continue where it ends.
+            log: takes a line for the first rejection of each kind.
+
+        Raises:
+            UserError: the address is taken, or other hosts reach it without keys.
         """
         if not (curve or insecure or is_local(bind)):
             raise ReplayError(
                 f"{bind} can be reached from other hosts, where anyone could change the buffer; "
-                "make keys with `penstock keys new` and give their folder as curve, or say insecure"
+                "make keys with `penstock keys new` and give their folder as curve, or pass "
+                "insecure=True"
             )
         self._snapshots, self._log = snapshots, log
         self._was_full = False
@@ -98,7 +174,7 @@ class ReplayServer:
         return self._service.rejected
 
     def turn(self, timeout_s: float) -> int:
-        """Handle what has come, waiting up to ``timeout_s`` for something; how many messages."""
+        """Handle received messages, waiting up to ``timeout_s`` seconds; returns their number."""
         patience_s = min(TICK_S, timeout_s) if self._service.waiting else timeout_s
         ready = dict(self._poller.poll(round(patience_s * 1000)))
         if self._zap is not None and self._zap in ready:
@@ -121,7 +197,7 @@ class ReplayServer:
             self.turn(LOOK_EVERY_S)
 
     def handle(self, name: bytes, parts: Sequence[Buffer]) -> None:
-        """Take in one message of a peer; whatever is wrong with it is counted."""
+        """Handle one message of a peer; a bad one is counted."""
         self._service.handle(name, parts)
 
     def figures(self) -> dict[str, Any]:
@@ -132,7 +208,7 @@ class ReplayServer:
         return {"snapshots": self._snapshots.figures()} if self._snapshots is not None else {}
 
     def save(self) -> None:
-        """Write a last snapshot, if any are written, and wait for it."""
+        """Write a final snapshot, if snapshots are written, and wait for it."""
         if self._snapshots is not None:
             self._snapshots.finish(self._service.marks)
 
@@ -153,7 +229,7 @@ class ReplayServer:
         self._router, self._listener = made, Listener(made)
 
     def _shed(self) -> None:
-        """Turn new connections away where descriptors are nearly used up; says so once."""
+        """Reject new connections while descriptors are nearly used up; logs it once."""
         self._listener.look(time.monotonic())
         if self._listener.shut and not self._was_full:
             self._was_full = True
@@ -165,7 +241,7 @@ class ReplayServer:
                 )
 
     def _send(self, name: bytes, parts: wire.Parts) -> int:
-        """What became of a message."""
+        """Send a message; returns SENT, FULL or GONE."""
         try:
             self._router.send_multipart([name, *parts], zmq.NOBLOCK, copy=len(parts) < 3)
         except zmq.Again:
@@ -177,15 +253,15 @@ class ReplayServer:
         return SENT
 
     def _reopen(self) -> None:
-        """Close every connection, and with them the memory of those that are not read."""
+        """Close every connection, which frees the memory of those that are not read."""
         if self._log is not None:
             self._log("connections that are not read hold too much memory; all clients reconnect")
         self._poller.unregister(self._router)
-        self._listener.close()  # it holds the address, too
+        self._listener.close()  # it holds the address too
         self._router.close(0)
         self._service.disconnected()
         ends_s = time.monotonic() + REOPEN_S
-        while True:  # libzmq gives the address back a little later
+        while True:  # libzmq frees the address a little later
             try:
                 self._bind(self.address)
                 return
@@ -196,7 +272,7 @@ class ReplayServer:
 
 
 def _address(bind: str, bound: Socket) -> str:
-    """Where clients of this host connect, with the port that was chosen."""
+    """The address for clients of this host, with the chosen port."""
     if not bind.startswith("tcp://"):
         return bind
     endpoint = bound.getsockopt(zmq.LAST_ENDPOINT)

@@ -1,13 +1,13 @@
-"""What a replay server does with messages, without sockets: a state machine over a buffer.
+"""How a replay server handles messages, without sockets: a state machine over a buffer.
 
     SLOT    ── verify ── decode into a lent slot ── check ── publish ──► the buffer ── STORED
     SAMPLE  ── as soon as limiter and credit allow ── sample ── pack ──► BATCH
     UPDATE  ── update_priorities
 
-docs/replay-protocol.md is the page for those on the other side. Nothing that is received raises:
-what cannot be used is counted by reason and dropped, and a request that can never be served is
-answered by REFUSE with a sentence. What may not be done yet waits here, in a line per peer of
-bounded length; a peer that asks again is answered by WAIT with the reason.
+docs/replay-protocol.md describes the messages for other implementations. No received message
+raises: one that cannot be used is counted by reason and dropped, and a request that can never be
+served is answered by REFUSE with a sentence. A request that is not allowed yet waits in its peer's
+line of bounded length; a peer that asks again is answered by WAIT with the reason.
 
 Memory is bounded whatever peers do (`ServiceLimits`): by the number of peers, by the bytes of slots
 that wait to be stored, and by the bytes of batches that were sent and that their peers have not yet
@@ -37,26 +37,26 @@ from penstock.transport.wire import Buffer, Header, MessageKind, WireError
 REPLAY_VERSION = 2  # of docs/replay-protocol.md, in JOIN and SPEC
 MAX_ASKS = 64  # requests of a peer that may wait
 MAX_BATCHES = 64  # in one request
-TOGETHER_NBYTES = 1 << 20  # of batches that are drawn at once
+TOGETHER_NBYTES = 1 << 20  # of batches drawn together
 SCALARS_NBYTES = 32  # reward, discount, flags, weight and key of a row
 TOKEN_NBYTES = 16
 LONGEST_TOKEN = 64  # characters
-STALL_S = 30.0  # without reading what it was sent, a peer loses its place
-QUIET_S = 60.0  # without a message, where others want its place
-PROBE_S = 5.0  # between two looks at connections with batches that were not read
+STALL_S = 30.0  # without reading its answers, a peer loses its place
+QUIET_S = 60.0  # without a message, where others need its place
+PROBE_S = 5.0  # between two checks of connections with unread batches
 RETRY_S = 0.2  # until an answer that did not fit the connection is tried again
 OTHER_VERSION = (
     f"the server speaks version {REPLAY_VERSION} of the replay protocol; use the same release of "
     "Penstock on all hosts"
 )
 
-SENT, FULL, GONE = range(3)  # what became of an answer: on its way, no room now, no such peer
+SENT, FULL, GONE = range(3)  # result of sending: on its way, no room now, no such peer
 Send = Callable[[bytes, wire.Parts], int]
 
 
 @dataclass(frozen=True)
 class ServiceLimits:
-    """What peers may take together, in bytes but for ``peers``.
+    """Limits for all peers together, in bytes except ``peers``.
 
     ``answers_nbytes``: batches that were sent and not reported as read, and the largest answer;
     ``peer_nbytes``: those of one peer, beyond its first; ``waiting_nbytes``: slots to be stored.
@@ -70,7 +70,7 @@ class ServiceLimits:
 
 @dataclass
 class PendingRequest:
-    """A peer wants ``count`` batches."""
+    """A request of a peer for ``count`` batches."""
 
     number: int
     source: ReplaySource
@@ -82,7 +82,7 @@ class PendingRequest:
 
 @dataclass
 class Peer:
-    """A client: its stream of slots, what it waits for, and the batches that it has not read."""
+    """A client: its stream of slots, its waiting requests, and its unread batches."""
 
     stream: int
     token: str
@@ -90,17 +90,24 @@ class Peer:
     asks: OrderedDict[int, PendingRequest] = field(default_factory=OrderedDict)
     unread: deque[int] = field(default_factory=deque)  # bytes of each answer
     unread_nbytes: int = 0
-    sent: int = 0  # answers, since it joined by this connection
-    read_s: float = 0.0  # when `unread` last became shorter, or began
+    sent: int = 0  # answers on this connection, since it joined
+    read_s: float = 0.0  # when `unread` last shrank, or began
     retry_s: float = 0.0
 
 
 class ReplayService:
-    """Messages of peers in, answers out; ``replay`` stays the caller's. One thread.
+    """Takes messages of peers and sends answers; its caller keeps ``replay``. One thread.
 
-    ``send(peer, parts)`` hands an answer over and says what became of it: SENT, FULL or GONE.
-    ``log`` takes one line for the first rejection of each kind. ``taken``: what a snapshot says of
-    streams, as `marks` gave it. ``more_figures`` are shown with those of `figures`.
+    Args:
+        replay: the buffer.
+        send: hands an answer to a peer; returns SENT, FULL or GONE.
+        limits: of memory and peers.
+        log: takes one line for the first rejection of each kind.
+        taken: the state of streams in a snapshot, as from `marks`.
+        more_figures: added to those of `figures`.
+
+    Raises:
+        ReplayError: the replay accepts no rows from elsewhere.
     """
 
     def __init__(
@@ -113,7 +120,6 @@ class ReplayService:
         taken: dict[str, Any] | None = None,
         more_figures: Callable[[], dict[str, Any]] | None = None,
     ) -> None:
-        """Raises ReplayError for a replay that takes no rows from elsewhere."""
         if "alive" not in (replay.table.records.dtype.names or ()):
             raise ReplayError("this replay has no room for others' rows; make it with shared=True")
         self.rejected: Counter[str] = Counter()
@@ -122,8 +128,9 @@ class ReplayService:
         self._more_figures = more_figures
         self._spec_hash = replay.layout.spec.hash
         self._run_id = secrets.randbits(63) | 1
-        self._peers: OrderedDict[bytes, Peer] = OrderedDict()  # the one heard of last is last
-        self._away: OrderedDict[str, Peer] = OrderedDict()  # by token; may come back
+        # the most recently active one is last
+        self._peers: OrderedDict[bytes, Peer] = OrderedDict()
+        self._away: OrderedDict[str, Peer] = OrderedDict()  # by token; may return
         self._stranded: dict[bytes, int] = {}  # bytes on connections of peers that lost their place
         self._streams = 0
         self._in_flight_nbytes = 0
@@ -141,7 +148,7 @@ class ReplayService:
 
     @property
     def waiting(self) -> bool:
-        """Whether something waits to be stored or drawn."""
+        """Whether slots wait to be stored, or requests to be served."""
         return self._intake.waiting or any(peer.asks for peer in self._peers.values())
 
     @property
@@ -150,7 +157,7 @@ class ReplayService:
         return sum(self._stranded.values())
 
     def handle(self, name: bytes, parts: Sequence[Buffer]) -> None:
-        """Take in one message of a peer; whatever is wrong with it is counted."""
+        """Handle one message of a peer; a bad one is counted."""
         number = 0
         try:
             message = wire.decode(parts)
@@ -175,11 +182,11 @@ class ReplayService:
             self._refuse(name, number, str(error))
         except (RecursionError, *wire.STRANGE) as error:
             self._reject("meta", str(error))
-        except Exception:  # a defect of ours that one message shows must not end all others
+        except Exception:  # a defect of ours that one message triggers must not end all others
             self._reject("fault", traceback.format_exc())
 
     def tend(self) -> None:
-        """Store and draw what may be by now, one request of each peer in turn."""
+        """Store and draw what is allowed by now, one request of each peer in turn."""
         for name, stored in self._intake.store():
             self._say(name, MessageKind.STORED, None, stored)
         now_s = time.monotonic()
@@ -204,13 +211,15 @@ class ReplayService:
         }
 
     def marks(self) -> dict[str, Any]:
-        """What the buffer has of each stream, for a snapshot; called under the buffer's lock, also
-        from another thread."""
+        """The state of each stream in the buffer, for a snapshot.
+
+        Called under the buffer's lock, also from another thread.
+        """
         known = dict(self._saved) | {taken.token: taken for taken in self._intake.all_taken()}
         return {token: [taken.next, taken.rows] for token, taken in known.items()}
 
     def disconnected(self) -> None:
-        """All connections were closed; peers may come back."""
+        """Note that all connections were closed; peers may return."""
         for name in list(self._peers):
             self._forget(name)
         self._stranded.clear()
@@ -247,7 +256,7 @@ class ReplayService:
         )
 
     def _admit(self, name: bytes, token: str) -> Peer:
-        """A peer for a new connection: the one of its token, if that is known, or a new one."""
+        """The peer for a new connection: the one of its token, if known, or a new one."""
         for other in [n for n, peer in self._peers.items() if token and peer.token == token]:
             self._forget(other)  # its connection broke
         now_s = time.monotonic()
@@ -258,13 +267,16 @@ class ReplayService:
             taken = self._saved.get(token) or Taken(secrets.token_hex(TOKEN_NBYTES))
             peer = Peer(self._streams, taken.token, now_s)
             self._intake.open(peer.stream, name, taken)
-            self._saved.pop(token, None)  # after it is known as the peer's: a snapshot may be taken
+            self._saved.pop(token, None)  # after the peer is known: a snapshot may be taken
         peer.heard_s = now_s
         self._peers[name] = peer
         return peer
 
     def _make_room(self, now_s: float) -> None:
-        """Raises ReplayError where as many peers as may be are there, and none is silent."""
+        """Make room for a peer.
+
+        Raises ReplayError where all places are taken and no peer is silent.
+        """
         if len(self._peers) >= self.limits.peers:
             oldest, peer = next(iter(self._peers.items()))
             if now_s - peer.heard_s < QUIET_S:
@@ -275,7 +287,7 @@ class ReplayService:
             self._forget(oldest)
 
     def _forget(self, name: bytes) -> None:
-        """A connection is over, or does not count any more; its peer may come back by its token."""
+        """End a connection; its peer may return with its token."""
         peer = self._peers.pop(name)
         if peer.unread_nbytes:
             self._stranded[name] = self._stranded.get(name, 0) + peer.unread_nbytes
@@ -289,13 +301,13 @@ class ReplayService:
             self._intake.forget(gone.stream)
 
     def _gone(self, name: bytes) -> None:
-        """The connection is closed, and what was on it is freed."""
+        """Note that a connection is closed, which freed its batches."""
         if name in self._peers:
             self._forget(name)
         self._stranded.pop(name, None)
 
     def _probe(self, now_s: float) -> None:
-        """Peers that do not read lose their place; connections that are gone are forgotten."""
+        """Remove peers that do not read; forget connections that are gone."""
         for name, peer in list(self._peers.items()):
             if peer.unread and now_s - peer.read_s > STALL_S:
                 self._reject("unread", f"a client has not read its batches for {STALL_S:g} s")
@@ -368,8 +380,8 @@ class ReplayService:
     # ------------------------------------------------------------------------- batches
 
     def _note_read(self, peer: Peer, read: int) -> None:
-        """The peer says that it has ``read`` answers since it joined."""
-        first = peer.sent - len(peer.unread)  # before it, all are known to be read
+        """Note that the peer has ``read`` answers since it joined."""
+        first = peer.sent - len(peer.unread)  # all before it are known to be read
         if read > peer.sent:
             raise WireError("meta", f"{read} answers read of {peer.sent}")
         for _ in range(read - first):
@@ -379,8 +391,10 @@ class ReplayService:
             peer.read_s = time.monotonic()
 
     def _has_credit(self, peer: Peer, nbytes: int) -> bool:
-        """Whether so many bytes more may be on their way to a peer. Its first answer always may, as
-        far as those of all peers leave room."""
+        """Whether ``nbytes`` more may be on their way to a peer.
+
+        Its first answer always may, as far as the limit for all peers leaves room.
+        """
         if peer.unread and peer.unread_nbytes + nbytes > self.limits.peer_nbytes:
             return False
         total = self._in_flight_nbytes + nbytes
@@ -398,7 +412,7 @@ class ReplayService:
             self._reject("fault", traceback.format_exc())
             self._refuse(name, ask.number, "the server failed to draw these rows; see its output")
             return
-        if not packed:  # it asks again
+        if not packed:  # the peer asks again
             return
         frames = [frame.data for _, frames in packed for frame in frames]
         outcome = self._say(name, MessageKind.BATCH, packed[0][0].meta, ask.number, frames=frames)
@@ -416,8 +430,11 @@ class ReplayService:
             peer.retry_s = time.monotonic() + RETRY_S
 
     def _draw(self, ask: PendingRequest) -> list[tuple[Shape, Array]]:
-        """Small batches are drawn at once, which costs less, and dealt out in turn: each has its
-        share of every stratum, as if it had been drawn alone."""
+        """Draw the batches of a request.
+
+        Small batches are drawn together, which costs less, and dealt out in turn: each has its
+        share of every stratum, as if it had been drawn alone.
+        """
         replay, rows = self._replay, ask.batch * ask.count
         together = rows * self._row_nbytes <= TOGETHER_NBYTES and rows <= len(replay)
         alone = replay.sequences is not None or replay.flow is not None
@@ -451,7 +468,7 @@ class ReplayService:
         actor: int = 0,
         frames: Sequence[Buffer] = (),
     ) -> int:
-        """What is FULL is not sent; who wanted it asks again."""
+        """Send an answer. A FULL one is not sent; the peer asks again."""
         head = Header(
             kind, spec_hash=self._spec_hash, run_id=self._run_id, actor=actor, sequence=number
         )
@@ -462,7 +479,7 @@ class ReplayService:
 
 
 def row_nbytes(replay: Replay) -> int:
-    """Bytes of one row of a batch, about; of a whole sequence where the replay gives those."""
+    """Approximate bytes of one row of a batch, or of a whole sequence."""
     layout = replay.layout
     row = sum(2 * o.leaf.nbytes for o in layout.observations)
     row += sum(leaf.nbytes for leaf in layout.others) + SCALARS_NBYTES
@@ -477,7 +494,7 @@ def _whole(meta: Any, key: str) -> int:
 
 
 def _marks(taken: dict[str, Any] | None) -> dict[str, Taken]:
-    """What `ReplayService.marks` gave, as a snapshot has it. Raises ReplayError."""
+    """Read what `ReplayService.marks` returned from a snapshot. Raises ReplayError."""
     found = {}
     for token, mark in (taken or {}).items():
         whole = isinstance(mark, list) and [type(value) for value in mark] == [int, int]

@@ -48,7 +48,7 @@ def test_the_run_goes_on_and_saves_again_when_there_is_space(
     assert code == 143, err
     assert_balanced(answer)
     assert saved_steps(folder) == answer["learner_steps"]
-    assert "this checkpoint is missing, and the run goes on: checkpoint" in err
+    assert "this checkpoint could not be saved, and the run continues: checkpoint" in err
 
 
 @pytest.fixture

@@ -145,7 +145,7 @@ def test_so_does_one_whose_checkpoints_hold_the_replay(
     capfd.readouterr()
     parts = train(tmp_path / "parts", 40, *options, target="cartpole_dqn", resume="must")
     assert same(whole, parts)
-    assert f"the replay goes on with {len(stored)} stored steps" in capfd.readouterr().out
+    assert f"the replay continues with {len(stored)} stored steps" in capfd.readouterr().out
     assert 512 <= len(stored) <= half.meta["progress"]["env_steps"]
     more = parts.meta["progress"]["env_steps"] - half.meta["progress"]["env_steps"]
     assert more == pytest.approx(20 * 32, abs=200)

@@ -130,8 +130,12 @@ def test_ranks_that_never_come_are_named(penstock: Penstock) -> None:
     ends = [command.end() for command in come]
     assert [code for code, _, _ in ends] == [2, 2]
     said = sentence(ends[0][2])
-    assert said.startswith("the learners did not come together: rank 1, 3 did not come within 10 s")
-    assert "with the same --world and --store, see that nothing is between it and 127.0" in said
+    assert said.startswith(
+        "the learners could not form a group: rank 1, 3 did not come within 10 s"
+    )
+    assert (
+        "with the same --world and --store, check that no firewall separates it from 127.0" in said
+    )
 
 
 @pytest.mark.slow

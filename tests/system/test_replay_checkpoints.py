@@ -47,7 +47,7 @@ def test_a_resumed_run_goes_on_with_the_stored_steps(
     manifest = tmp_path / "run/checkpoints/last/replay/0/replay.json"
     assert manifest.is_file()
     second, said = train(tmp_path, 200, "replay.checkpoint=true", "--resume=must")
-    assert "the replay goes on with " in said
+    assert "the replay continues with " in said
     assert second["learner_steps"] >= 200
     assert second["replay_size"] >= first["replay_size"]
     assert second["env_steps"] - first["env_steps"] < 1500
@@ -73,5 +73,5 @@ def test_a_run_resumed_in_another_game_begins_with_an_empty_replay(
     first, _ = train(tmp_path, 100, "replay.checkpoint=true")
     other_game = ("replay.checkpoint=true", "env.kwargs.sutton_barto_reward=true")
     second, said = train(tmp_path, 200, *other_game, "--resume=must")
-    assert "the replay goes on with " not in said
+    assert "the replay continues with " not in said
     assert second["env_steps"] - first["env_steps"] > 1500

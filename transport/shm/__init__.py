@@ -1,1 +1,1 @@
-"""Arenas, lanes and the weights board: memory that processes of one host share."""
+"""Arenas, lanes and the weights board: memory shared by processes of one host."""

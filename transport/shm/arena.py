@@ -1,11 +1,16 @@
 """Memory for slots: private with huge pages within a process, a sealed-size memfd between them.
 
-A memfd has no name to leak, survives the death of those who map it and is refused at creation when
-memory is short; `multiprocessing.SharedMemory` fails all three (docs/architecture.md, Memory).
+A memfd has no name to leak, survives the death of processes that map it and is refused at creation
+when memory is short; `multiprocessing.SharedMemory` fails all three (docs/architecture.md, Memory).
+
+`Prefault` touches a large arena ahead of its first use. The kernel allocates a page when it is
+first touched, at up to 9 us each, which the first writes would pay.
 """
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import errno
 import fcntl
 import mmap
@@ -20,9 +25,14 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock.configs.errors import UserError
+from penstock.core import cgroup
 
 HUGE_PAGE_NBYTES = 2 << 20
 MEMINFO = Path("/proc/meminfo")
+LEAST_NBYTES = 64 << 20  # smaller arenas are touched soon enough
+PIECE_NBYTES = 4 << 20  # while one is touched, no other mapping can be changed
+MADV_POPULATE_WRITE = 23
+LOWEST = 19  # niceness
 _ORDERED_STORES = platform.machine() in ("x86_64", "AMD64")
 _fence_lock = threading.Lock()
 
@@ -44,21 +54,24 @@ class Arena:
 
     @classmethod
     def shared(cls, nbytes: int, name: str) -> Arena:
-        """Raises UserError when the host has not that much memory left."""
+        """Make memory that other processes can map. Raises UserError when the host lacks it."""
         with _shortage(nbytes, name):
             _check_available(nbytes)
             return cls.reserved(nbytes, name, [(0, nbytes)])
 
     @classmethod
     def growing(cls, nbytes: int, name: str, first: list[tuple[int, int]]) -> Arena:
-        """Shared memory of which the host gives the ranges ``first`` now, as start and number of
-        bytes, and others with `commit`. Raises UserError when it has not that much left."""
+        """Make shared memory of which only the ranges ``first`` are allocated now.
+
+        ``first`` holds starts and sizes in bytes; `commit` allocates others. Raises UserError when
+        the host lacks the memory.
+        """
         with _shortage(sum(n for _, n in first), name):
             return cls.reserved(nbytes, name, first)
 
     @classmethod
     def reserved(cls, nbytes: int, name: str, first: list[tuple[int, int]]) -> Arena:
-        """As `growing`; raises OSError."""
+        """Like `growing`, but raises OSError."""
         fd = os.memfd_create(f"penstock-{name}", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         try:
             os.ftruncate(fd, nbytes)
@@ -68,41 +81,45 @@ class Arena:
         except OSError:
             os.close(fd)
             raise
-        # Nobody can shrink it under those who have mapped it, which would end them with SIGBUS.
+        # No process can shrink it while others have it mapped, which would end them with SIGBUS.
         seals = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
         fcntl.fcntl(fd, fcntl.F_ADD_SEALS, seals)
         return made
 
     def commit(self, start: int, nbytes: int) -> None:
-        """Take memory for a range. Raises OSError when the host has not that much left."""
+        """Allocate a range. Raises OSError when the host lacks the memory."""
         assert self.fd is not None
         _check_available(nbytes)
         os.posix_fallocate(self.fd, start, nbytes)
 
     @classmethod
     def attach(cls, fd: int, nbytes: int) -> Arena:
-        """Map a descriptor received from the owner, of which ``nbytes`` are used; takes over the
-        descriptor. Raises ValueError where it holds less: reading on would be SIGBUS."""
+        """Map a descriptor received from the owner, of which ``nbytes`` are used.
+
+        Takes over the descriptor. Raises ValueError where it is smaller: reading past its end would
+        raise SIGBUS.
+        """
         size = os.fstat(fd).st_size
         if size < nbytes or nbytes <= 0:
             raise ValueError(f"a memory of {size} bytes for {nbytes}")
         return cls(mmap.mmap(fd, size), fd)
 
     def close(self) -> None:
-        """Give the descriptor back; the memory goes when the last array over it does."""
+        """Close the descriptor; the memory is freed with the last array over it."""
         if self.fd is not None:
             os.close(self.fd)
             self.fd = None
 
 
 def available_nbytes() -> int:
-    """Memory of this host that can be had without pushing anything out."""
+    """Memory of this host that is available without swapping, in bytes."""
     lines = MEMINFO.read_text().splitlines()
     return next(int(line.split()[1]) << 10 for line in lines if line.startswith("MemAvailable:"))
 
 
 def _check_available(nbytes: int) -> None:
-    # Asking for more than there is does not fail: it wakes the kernel's out-of-memory killer.
+    # Requesting more than is available does not fail: it triggers the kernel's out-of-memory
+    # killer.
     available = available_nbytes()
     if nbytes > available:
         raise OSError(errno.ENOMEM, f"{available / 1e9:.2f} GB are free")
@@ -110,7 +127,7 @@ def _check_available(nbytes: int) -> None:
 
 @contextmanager
 def _shortage(nbytes: int, name: str) -> Iterator[None]:
-    """An OSError within becomes a UserError."""
+    """Turn an OSError in the block into a UserError."""
     try:
         yield
     except OSError as error:
@@ -129,3 +146,52 @@ def fence() -> None:
     if not _ORDERED_STORES:
         with _fence_lock:
             pass
+
+
+class Prefault:
+    """Touches all pages of ``arena`` in a background thread, until done or `stop`.
+
+    A small arena gets no thread. The thread touches 4 MiB a call, without changing the content and
+    with the interpreter lock released. It has the lowest priority, and ends early where the kernel
+    is too old (before 5.14) or where memory has become scarce since the arena was made.
+    """
+
+    def __init__(self, arena: Arena) -> None:
+        self._memory = arena.bytes
+        # shared memory is allocated already, and is only mapped here
+        self._taken = arena.fd is not None
+        self._stopped = False
+        self._thread: threading.Thread | None = None
+        if arena.bytes.nbytes >= LEAST_NBYTES:
+            self._thread = threading.Thread(target=self._run, name="replay-prefault", daemon=True)
+            self._thread.start()
+
+    def stop(self) -> None:
+        """End the thread, within the time that one piece takes."""
+        self._stopped = True
+        if self._thread is not None and self._thread is not threading.current_thread():
+            self._thread.join()
+
+    def join(self, timeout_s: float) -> None:
+        """Wait until all pages were touched."""
+        if self._thread is not None:
+            self._thread.join(timeout_s)
+
+    def _run(self) -> None:
+        with contextlib.suppress(OSError):
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), LOWEST)
+        madvise = ctypes.CDLL(None).madvise
+        madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
+        address, nbytes = self._memory.ctypes.data, self._memory.nbytes
+        for start in range(0, nbytes, PIECE_NBYTES):
+            left = nbytes - start
+            if self._stopped or not (self._taken or left <= _free_nbytes()):
+                return
+            if madvise(address + start, min(left, PIECE_NBYTES), MADV_POPULATE_WRITE):
+                return
+
+
+def _free_nbytes() -> int:
+    allowed = cgroup.memory_left_nbytes()
+    free = available_nbytes()
+    return free if allowed is None else min(free, allowed)

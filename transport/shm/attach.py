@@ -1,14 +1,14 @@
-"""The Unix socket where processes of this host get memory: who comes, and who has ended.
+"""The Unix socket where processes of this host attach to memory, and how their end is detected.
 
-The socket lies in a directory of mode 0700. Whoever connects sends one message and gets one back,
-with descriptors. The connection stays open: its end tells a client that the owner is gone. The
-owner, in turn, watches each client's pidfd. A client's memory is taken back when, and only when,
-the kernel says that it has ended, or the client itself that it will not write any more: a closed
-connection alone proves neither.
+The socket lies in a directory of mode 0700. A client connects, sends one request and receives one
+reply, with descriptors. The connection stays open: its end shows the client that the owner is gone.
+The owner watches each client's pidfd. A client's memory is taken back only when the kernel reports
+its end, or the client itself sends that it will not write any more: a closed connection proves
+neither.
 
-Both sides ask the kernel for the other's user, and go no further with another one. Whoever attaches
-maps the memory and may write to it, so that is all the trust there is; what is checked besides
-(sizes, counts, times) keeps a mistake from ending both.
+Both sides check the other's user with the kernel, and close the connection to another user. An
+attached client maps the memory and may write to it, so it is trusted; the other checks (sizes,
+counts, times) keep a mistake from ending both.
 
 Everything runs in the thread that calls `AttachServer.poll`.
 """
@@ -40,11 +40,11 @@ MAX_FDS = 4
 MAX_SILENT = 64  # connections without a request; the oldest is closed for another one
 BYE = b"bye"
 STRANGE = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
-"""What handling a message of a strange content raises."""
+"""Exceptions of handling a message with unexpected content."""
 
 
 class Attached(NamedTuple):
-    """What a client is given: a lane or None, descriptors, and the answer to its request."""
+    """The reply to a client: a lane or None, descriptors, and the answer to its request."""
 
     lane: int | None
     fds: list[int]
@@ -52,8 +52,11 @@ class Attached(NamedTuple):
 
 
 class AttachServer:
-    """``attach`` answers a request, or raises UserError to refuse it; ``left`` hears of each lane
-    whose holder has ended."""
+    """Accepts clients at a Unix socket.
+
+    ``attach`` answers a request, or raises UserError to refuse it; ``left`` is called with each
+    lane whose holder has ended.
+    """
 
     def __init__(
         self,
@@ -61,35 +64,35 @@ class AttachServer:
         attach: Callable[[dict[str, Any]], Attached],
         left: Callable[[int], None],
     ) -> None:
-        """Raises UserError where somebody listens at ``path`` already."""
+        """Open the socket. Raises UserError where another process listens at ``path``."""
         self.turned_away: Counter[str] = Counter()  # connections without an answer, by reason
         self._path = path
         self._attach = attach
         self._left = left
         self._selector = selectors.DefaultSelector()
         self._peers: dict[int, tuple[socket.socket, int | None]] = {}  # pidfd -> peer, lane
-        self._silent: dict[socket.socket, float] = {}  # peer -> when its patience ends, in order
+        self._silent: dict[socket.socket, float] = {}  # peer -> deadline of its request, in order
         self._listener = _listen(path)
         self._made = os.lstat(path)
         self.watch(self._listener, self._accept)
 
     def watch(self, fileobj: Any, callback: Callable[[], None]) -> None:
-        """Have `poll` call ``callback`` when ``fileobj`` is readable."""
+        """Make `poll` call ``callback`` when ``fileobj`` is readable."""
         self._selector.register(fileobj, selectors.EVENT_READ, callback)
 
     def unwatch(self, fileobj: Any) -> None:
-        """Forget what `watch` was told."""
+        """Undo `watch`."""
         self._selector.unregister(fileobj)
 
     def poll(self, timeout_s: float | None) -> None:
-        """Handle what happened, waiting up to ``timeout_s`` (None: for ever) for something."""
+        """Handle events, waiting up to ``timeout_s`` seconds (None: without limit) for one."""
         for key, _ in self._selector.select(timeout_s):
-            if key.fileobj in self._selector.get_map():  # not by a callback before this one
+            if key.fileobj in self._selector.get_map():  # not removed by a callback before this one
                 key.data()
         self._drop_silent(MAX_SILENT)
 
     def _drop_silent(self, most: int) -> None:
-        """Close connections whose request did not come in time, and the oldest beyond ``most``."""
+        """Close connections whose request is late, and the oldest beyond ``most``."""
         now_s = time.monotonic()
         for peer, ends_s in list(self._silent.items()):
             if now_s < ends_s and len(self._silent) <= most:
@@ -110,13 +113,14 @@ class AttachServer:
             if isinstance(each, socket.socket):
                 each.close()
         with suppress(FileNotFoundError):
-            if os.path.samestat(os.lstat(self._path), self._made):  # not what has replaced it
+            # not a socket that has replaced it
+            if os.path.samestat(os.lstat(self._path), self._made):
                 self._path.unlink()
 
     def _accept(self) -> None:
         try:
             peer, _ = self._listener.accept()
-        except OSError:  # it left, or this process is out of descriptors: they try again
+        except OSError:  # the client left, or descriptors are short: clients retry
             return
         peer.setblocking(False)
         if peer_of(peer).uid != os.geteuid():
@@ -128,7 +132,7 @@ class AttachServer:
         self._drop_silent(MAX_SILENT)
 
     def _serve(self, peer: socket.socket) -> None:
-        """Answer a peer's one message; from then on its pidfd tells of its end."""
+        """Answer a peer's request; from then on its pidfd reports its end."""
         self.unwatch(peer)
         del self._silent[peer]
         try:
@@ -136,7 +140,7 @@ class AttachServer:
             if hung_up(peer):
                 raise ValueError("it did not wait for an answer")
             pidfd = os.pidfd_open(peer_of(peer).pid)
-        except (OSError, ValueError):  # it left, or it is no client of ours
+        except (OSError, ValueError):  # it left, or it is not a client of ours
             self.turned_away["request"] += 1
             peer.close()
             return
@@ -146,7 +150,7 @@ class AttachServer:
         self.watch(peer, lambda: self._hear(pidfd))
         try:
             socket.send_fds(peer, [msgpack.packb(reply)], fds)
-        except OSError:  # the descriptors never reached it
+        except OSError:  # the descriptors were not delivered
             self._end(pidfd)
 
     def _answer(self, request: Any) -> Attached:
@@ -163,7 +167,7 @@ class AttachServer:
             return Attached(None, [], {"error": "this is no request to attach"})
 
     def _hear(self, pidfd: int) -> None:
-        """A client says that it will not write any more, or has closed its connection."""
+        """Handle a client that will not write any more, or has closed its connection."""
         peer, _ = self._peers[pidfd]
         said = b""
         with suppress(OSError):
@@ -176,7 +180,7 @@ class AttachServer:
     def _end(self, pidfd: int) -> None:
         peer, lane = self._peers.pop(pidfd)
         self.unwatch(pidfd)
-        with suppress(KeyError):  # its end was heard before
+        with suppress(KeyError):  # its end was handled before
             self.unwatch(peer)
         os.close(pidfd)
         peer.close()
@@ -185,16 +189,19 @@ class AttachServer:
 
 
 class AttachClient:
-    """A client's side of a door: the owner's answer, its descriptors, and whether it still lives.
+    """A client's attachment: the owner's answer, its descriptors, and whether it still lives.
 
-    The descriptors belong to the caller.
+    The caller owns the descriptors.
     """
 
     def __init__(
         self, path: Path, request: dict[str, Any], timeout_s: float = ATTACH_TIMEOUT_S
     ) -> None:
-        """Raises OSError while nobody listens, UserError when refused, TimeoutError without an
-        answer, EOFError where the owner ended meanwhile."""
+        """Connect and send ``request``.
+
+        Raises OSError while no process listens, UserError when refused, TimeoutError without an
+        answer within ``timeout_s`` seconds, EOFError where the owner ended meanwhile.
+        """
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._socket.settimeout(timeout_s)
         try:
@@ -239,19 +246,21 @@ class AttachClient:
 
     @property
     def owner_gone(self) -> bool:
-        """True when the owner closed the connection, which it does only by ending."""
+        """Whether the owner closed the connection, which it does only by ending."""
         return hung_up(self._socket)
 
     def leave(self) -> None:
-        """Say that this side will not write any more."""
+        """Send that this side will not write any more."""
         with suppress(OSError):
             self._socket.send(BYE)
         self._socket.close()
 
 
 class Credentials(NamedTuple):
-    """What the kernel knows of the other end of a Unix socket, as it was when that connected or,
-    of a listener, began to listen."""
+    """The kernel's record of the other end of a Unix socket.
+
+    It is as of the time of connecting or, for a listener, of listening.
+    """
 
     pid: int
     uid: int
@@ -259,7 +268,7 @@ class Credentials(NamedTuple):
 
 
 def peer_of(peer: socket.socket) -> Credentials:
-    """Whose process is at the other end."""
+    """The credentials of the process at the other end."""
     size = struct.calcsize("3i")
     return Credentials(
         *struct.unpack("3i", peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size))
@@ -267,16 +276,18 @@ def peer_of(peer: socket.socket) -> Credentials:
 
 
 def strange_answer(why: str) -> UserError:
-    """What is told of an owner whose answer cannot be used."""
+    """The error for an owner whose answer cannot be used."""
     return UserError(
-        f"what the owner of the memory answered cannot be used ({why}); use the same release of "
+        f"the answer of the memory's owner cannot be used ({why}); use the same release of "
         "Penstock in both processes"
     )
 
 
 def check_fds(fds: list[int], memories: int, events: int) -> None:
-    """Raise ValueError unless ``fds`` are so many memories whose size is sealed, then so many
-    eventfds: a memory that can shrink would end this process by SIGBUS."""
+    """Check that ``fds`` are so many memories of sealed size, then so many eventfds.
+
+    Raises ValueError: a memory that can shrink would end this process by SIGBUS.
+    """
     if len(fds) != memories + events:
         raise ValueError(f"{len(fds)} descriptors instead of {memories + events}")
     for fd in fds[:memories]:
@@ -284,7 +295,7 @@ def check_fds(fds: list[int], memories: int, events: int) -> None:
             raise ValueError("a descriptor that is no memory")
         try:
             seals = fcntl.fcntl(fd, fcntl.F_GET_SEALS)
-        except OSError:  # a file, which anybody may shrink
+        except OSError:  # a file, which any process may shrink
             seals = 0
         if not seals & fcntl.F_SEAL_SHRINK:
             raise ValueError("a memory that may shrink")
@@ -301,7 +312,7 @@ def close_all(fds: list[int]) -> None:
 
 
 def _unpack(data: bytes) -> Any:
-    """A message. Raises ValueError for what is none."""
+    """Decode a message. Raises ValueError for an invalid one."""
     try:
         return msgpack.unpackb(data, max_ext_len=0)
     except (ValueError, TypeError, RecursionError) as error:  # all that msgpack raises
@@ -319,8 +330,10 @@ def hung_up(peer: socket.socket) -> bool:
 
 
 def _abandoned(path: Path) -> bool:
-    """Whether a socket lies at ``path`` that no process listens to. One of another type, as of
-    another program, refuses to connect otherwise."""
+    """Whether a socket lies at ``path`` that no process listens to.
+
+    A socket of another type, of another program, refuses to connect with another error.
+    """
     if not path.is_socket() or path.is_symlink():
         return False
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as probe:
@@ -335,7 +348,7 @@ def _listen(path: Path) -> socket.socket:
             "set XDG_RUNTIME_DIR or TMPDIR to a shorter folder"
         )
     if _abandoned(path):
-        path.unlink()  # left by one that was killed
+        path.unlink()  # left by a process that was killed
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     try:
         listener.bind(str(path))

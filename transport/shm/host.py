@@ -1,6 +1,6 @@
-"""Where processes of this host get a learner's memory: lanes of its store, and its weights.
+"""Serves a learner's memory to processes of this host: lanes of its store, and its weights.
 
-Everything runs in the thread that calls `poll`, which is the one that owns the store.
+Everything runs in the thread that calls `poll`, which owns the store.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from penstock.transport.shm.weights_board import WeightsBoard
 
 
 class ShmHost:
-    """Serves a board, and a store where there is one (a relay has none)."""
+    """Serves a weights board, and a store where there is one (a relay has none)."""
 
     def __init__(
         self, path: Path, welcome: Welcome, board: WeightsBoard, store: SlotStore | None = None
@@ -28,34 +28,37 @@ class ShmHost:
         self._welcome = welcome
         self._board = board
         self._store = store
-        self._actor_lanes: set[int] = set()  # a connector's lane serves many
+        self._actor_lanes: set[int] = set()  # without a connector's lane, which serves many actors
         self._door = AttachServer(path, self._attach, self._left)
         if store is not None:
             self.watch(store.filled_event, lambda: drain_event(store.filled_event))
 
     def watch(self, fd: int, callback: Callable[[], None]) -> None:
-        """Have `poll` call ``callback`` when ``fd`` is readable."""
+        """Make `poll` call ``callback`` when ``fd`` is readable."""
         self._door.watch(fd, callback)
 
     def unwatch(self, fd: int) -> None:
-        """Forget what `watch` was told."""
+        """Undo `watch`."""
         self._door.unwatch(fd)
 
     def poll(self, timeout_s: float) -> None:
-        """Handle what happened: slots filled, writers that came or ended."""
+        """Handle filled slots and writers that attach or end, for up to ``timeout_s`` seconds."""
         self._door.poll(timeout_s)
         if self._store is not None:
-            self._store.lend()  # a writer may want more than before
+            self._store.lend()  # a writer may want more slots than before
 
     @property
     def actors(self) -> int:
-        """Actors of this host that hold a lane now."""
+        """The number of actors on this host that hold a lane now."""
         return len(self._actor_lanes)
 
     @property
     def turned_away(self) -> Counter[str]:
-        """Connections that were closed without an answer, by reason: a peer of another user, one
-        that was silent, one of a crowd of silent ones, one that left or sent no request."""
+        """Connections that were closed without an answer, by reason.
+
+        A peer of another user, a silent one, one of too many silent ones, one that left or sent no
+        request.
+        """
         return self._door.turned_away
 
     def close(self) -> None:
@@ -89,14 +92,14 @@ class ShmHost:
 
 
 def check_spec(mine: SlotSpec, theirs: dict[str, Any] | None) -> None:
-    """Refuse an actor whose slots differ, naming what differs. None takes the learner's spec."""
+    """Refuse an actor with another spec, naming the difference. None takes the learner's spec."""
     if theirs is None:
         return
     try:
         difference = mine.difference(SlotSpec.from_dict(theirs))
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
         raise _unreadable(error) from error
-    except RecursionError as error:  # lists in lists, which cannot even be shown
+    except RecursionError as error:  # nested lists that cannot even be printed
         raise _unreadable("nested too deeply") from error
     if difference:
         raise UserError(
@@ -107,6 +110,6 @@ def check_spec(mine: SlotSpec, theirs: dict[str, Any] | None) -> None:
 
 def _unreadable(why: object) -> UserError:
     return UserError(
-        f"what the actor says of its slots cannot be read ({why}); use the same release of "
+        f"the actor's description of its slots cannot be read ({why}); use the same release of "
         "Penstock in both processes"
     )

@@ -1,4 +1,4 @@
-"""A lane passed through a door: what the store's owner gives, and the writer that comes of it."""
+"""Passing a lane to another process: the owner's offer, and the writer that results."""
 
 from __future__ import annotations
 
@@ -15,7 +15,10 @@ MAX_SLOTS = MAX_LANES = 1 << 24
 
 
 def offer(store: SlotStore, want: int) -> tuple[int, list[int], dict[str, Any]]:
-    """Open a lane of a shared store for another process: lane, descriptors, and where it lies."""
+    """Open a lane of a shared store for another process.
+
+    Returns the lane's index, the descriptors to send, and the lane's geometry as JSON values.
+    """
     assert store.arena.fd is not None, "a private store cannot be shared"
     lane = store.open_lane(want)
     where = {"lane": lane, "slots": store.geometry.slots, "lanes": store.geometry.lanes}
@@ -24,9 +27,9 @@ def offer(store: SlotStore, want: int) -> tuple[int, list[int], dict[str, Any]]:
 
 @contextmanager
 def attached(spec: SlotSpec, reply: dict[str, Any], fds: list[int]) -> Iterator[SlotWriter]:
-    """The writer of a lane that `offer` gave; takes over the descriptors.
+    """The writer of a lane from `offer`, until the block is left; takes over the descriptors.
 
-    Raises ValueError where they are too small for what ``reply`` says, or it names no lane.
+    Raises ValueError where they are smaller than ``reply`` requires, or it names no lane.
     """
     with ExitStack() as stack:
         stack.callback(close_all, fds)

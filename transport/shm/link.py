@@ -1,4 +1,4 @@
-"""A process's attachment to a learner (or relay) of the same host, through its Unix socket."""
+"""An attachment to a learner (or relay) of the same host, through its Unix socket."""
 
 from __future__ import annotations
 
@@ -23,17 +23,25 @@ from penstock.transport.shm.weights_board import WeightsBoard
 
 
 class ShmLink:
-    """A `Link` over shared memory; ``want=0`` attaches to the weights alone."""
+    """A `Link` over shared memory; ``want=0`` attaches only to the weights."""
 
     fills_store = True
 
     def __init__(
         self, path: Path, spec: SlotSpec | None, want: int, *, lane: bool | None = None
     ) -> None:
-        """Raises OSError while no learner listens or answers, UserError when it refuses.
+        """Attach to the learner at ``path``.
 
-        ``lane`` says whether to open one, as a writer does that wants no slots yet; None: if
-        ``want`` is above 0.
+        Args:
+            path: of its Unix socket.
+            spec: of the slots; None takes the learner's.
+            want: slots to hold at a time.
+            lane: whether to open a lane; a writer that wants no slots yet needs one too. None: if
+                ``want`` is above 0.
+
+        Raises:
+            OSError: no learner listens or answers.
+            UserError: the learner refuses.
         """
         lane = want > 0 if lane is None else lane
         request = {"spec": spec.to_dict() if spec else None, "want": want, "lane": lane}
@@ -51,7 +59,7 @@ class ShmLink:
             self._stack = opening.pop_all()
 
     def _open(self, opening: ExitStack, lane: bool) -> None:
-        """Map what came with the answer; ``opening`` takes over its descriptors."""
+        """Map the memory of the answer; ``opening`` takes over its descriptors."""
         reply, fds = self._entry.reply, self._entry.fds
         with ExitStack() as received:
             received.callback(close_all, fds)
@@ -82,7 +90,7 @@ class ShmLink:
         return self.writer.slot(timeout_s)
 
     def beat(self) -> None:
-        """Nothing to say: only the confirmed death of a process takes its slots from it."""
+        """Does nothing: slots are taken back only after the confirmed death of a process."""
 
     def read_weights(
         self, out: Float32, newer_than: Stamp | None, policy_id: int = POLICY_ID
@@ -90,7 +98,7 @@ class ShmLink:
         return self.board.read(out, newer_than, policy_id)
 
     def learner_gone(self) -> bool:
-        """True when the learner closed the connection, which it does only by ending."""
+        """Whether the learner closed the connection, which it does only by ending."""
         return self._entry.owner_gone
 
     def close(self) -> None:
@@ -98,7 +106,7 @@ class ShmLink:
 
 
 class ShmTransport:
-    """The learner's memory, by its Unix socket; an address is the path of that."""
+    """Joins by the learner's shared memory; an address is the path of its Unix socket."""
 
     def ask(self, ctx: RoleContext, address: str) -> LearnerInfo:
         link = ShmLink(Path(address), None, want=0)
@@ -110,5 +118,5 @@ class ShmTransport:
     ) -> Link:
         try:
             return ShmLink(Path(address), spec, config.transport.slots)
-        except LearnerGoneError as error:  # it ended meanwhile: there may be another one
+        except LearnerGoneError as error:  # it ended meanwhile: a successor may listen soon
             raise ConnectionError(str(error)) from error

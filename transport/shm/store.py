@@ -1,6 +1,6 @@
 """The slot store: one arena of slots, owned by the consumer, lent to writers through lanes.
 
-Who does what, so that nothing needs a lock:
+Every word has one owner, so that no lock is needed:
 
 - The **store** (one thread of the consumer) alone decides which lane a free slot is lent to, takes
   filled slots in the order of their publication per lane, and frees them after use.
@@ -29,9 +29,9 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock.configs.errors import UserError
+from penstock.core.descriptors import wait_readable
 from penstock.core.specs import HEADER, HEADER_NBYTES, PAGE, Block, Bytes, SlotSpec
 from penstock.transport.shm.arena import Arena, fence
-from penstock.transport.wait import wait_readable
 
 WORD_NBYTES = 8
 WORDS_PER_LINE = 8
@@ -41,8 +41,10 @@ EVENT_FLAGS = os.EFD_NONBLOCK | os.EFD_CLOEXEC if hasattr(os, "EFD_NONBLOCK") el
 
 @dataclass(frozen=True)
 class Slot:
-    """A slot in place: ``header`` is one HEADER record, ``columns`` arrays over ``payload``, the
-    bytes of its blocks."""
+    """A slot in place: ``header`` is one HEADER record, ``columns`` are arrays over ``payload``.
+
+    ``payload`` holds the bytes of its blocks.
+    """
 
     index: int
     header: npt.NDArray[Any]
@@ -52,7 +54,7 @@ class Slot:
 
 @dataclass(frozen=True)
 class Geometry:
-    """Where lanes and slots lie in an arena; equal on both sides of an attachment."""
+    """The position of lanes and slots in an arena; equal on both sides of an attachment."""
 
     spec: SlotSpec
     slots: int
@@ -69,12 +71,12 @@ class Geometry:
 
     @property
     def fixed_nbytes(self) -> int:
-        """Bytes of lanes and headers, which lie first."""
+        """Bytes of lanes and headers, which come first."""
         return self._block_starts[0]
 
     @cached_property
     def _block_starts(self) -> tuple[int, ...]:
-        """Where each block begins, and where the last ends; lanes and headers lie before."""
+        """The start of each block, and the end of the last; lanes and headers come before."""
         sizes = (HEADER_NBYTES, *(block.nbytes for block in self.spec.blocks))
         starts = accumulate((_pages(self.slots * n) for n in sizes), initial=self._headers)
         return tuple(starts)[1:]
@@ -98,7 +100,7 @@ class Geometry:
         return Slot(index, header, payload, self.spec.views(payload))
 
     def places(self, index: int) -> Iterator[tuple[int, int]]:
-        """Where the bytes of a slot lie: start and number of bytes of its blocks."""
+        """The position of a slot's bytes: start and size of each of its blocks."""
         return ((start + index * b.nbytes, b.nbytes) for b, start in self._placed_blocks)
 
     def headers(self, arena: Arena) -> npt.NDArray[np.void]:
@@ -108,7 +110,7 @@ class Geometry:
         return lines.view(HEADER).reshape(self.slots)
 
     def blocks(self, arena: Arena) -> dict[str, npt.NDArray[Any]]:
-        """By name, each block of all slots: contiguous ``[slots, *block.shape]``."""
+        """Each block of all slots by name: contiguous ``[slots, *block.shape]``."""
         return {
             block.name: arena.bytes[start:][: self.slots * block.nbytes]
             .view(block.dtype)
@@ -168,7 +170,7 @@ class Ring:
         return int(value)
 
     def reset(self) -> None:
-        """Only while the other side is known to be gone."""
+        """Empty the ring; only while the other side is known to be gone."""
         self._words[self._tail] = self._words[self._head] = 0
 
 
@@ -183,7 +185,7 @@ class LaneWords:
 
     @property
     def want(self) -> int:
-        """How many slots the writer would like to hold; the writer sets it."""
+        """The number of slots that the writer wants to hold; the writer sets it."""
         return int(self.words[self.first])
 
     @want.setter
@@ -200,7 +202,7 @@ class _Lane:
 
 
 class SlotStore:
-    """The consumer's side. Not thread-safe: one thread owns it."""
+    """The consumer's side of the slots. Not thread-safe: one thread owns it."""
 
     def __init__(
         self,
@@ -211,8 +213,18 @@ class SlotStore:
         shared: bool = True,
         most: int | None = None,
     ) -> None:
-        """``slots`` at first; a shared store grows up to ``most`` where writers want more. Raises
-        UserError when the host has not the memory for the first."""
+        """Allocate the slots.
+
+        Args:
+            spec: the layout of a slot.
+            slots: number of slots at first.
+            lanes: most writers at a time.
+            shared: use memory that other processes can map.
+            most: a shared store grows up to this number of slots where writers want more.
+
+        Raises:
+            UserError: the host lacks the memory for the first slots.
+        """
         self.geometry = Geometry(spec, most or slots, lanes)
         nbytes = self.geometry.nbytes
         if not shared:
@@ -228,14 +240,17 @@ class SlotStore:
         self.filled_event = os.eventfd(0, EVENT_FLAGS)
         self.ready: deque[int] = deque()
         self.corrupt_lanes = 0
-        self.held_back: set[int] = set()  # lanes that are lent nothing for now
+        self.held_back: set[int] = set()  # lanes that get no slots for now
         self._free: deque[int] = deque(range(slots))
         self._lanes: dict[int, _Lane] = {}
         self._owner: dict[int, _Lane] = {}  # slot -> lane that it was lent to
         self._turn = 0
 
     def open_lane(self, want: int) -> int:
-        """Index of a lane for a new writer, which may hold up to ``want`` slots at first."""
+        """Open a lane for a new writer, which may hold up to ``want`` slots at first.
+
+        Returns its index.
+        """
         unused = (i for i in range(self.geometry.lanes) if i not in self._lanes)
         index = next(unused, None)
         if index is None:
@@ -252,15 +267,15 @@ class SlotStore:
 
     @property
     def lanes(self) -> set[int]:
-        """The lanes that writers have."""
+        """The indices of the lanes in use."""
         return set(self._lanes)
 
     def lane_event(self, index: int) -> int:
-        """Descriptor that wakes the lane's writer."""
+        """The descriptor that wakes the lane's writer."""
         return self._lanes[index].event
 
     def close_lane(self, index: int) -> int:
-        """Take back what a writer held whose death is confirmed; returns how many slots."""
+        """Take back the slots of a writer with a confirmed death; returns their number."""
         self.collect()
         lane = self._lanes.pop(index)
         self.held_back.discard(index)
@@ -272,7 +287,7 @@ class SlotStore:
         return len(lane.lent)
 
     def collect(self) -> int:
-        """Move filled slots to `ready`; returns how many are ready."""
+        """Move filled slots to `ready`; returns the number of ready slots."""
         for lane in self._lanes.values():
             for _ in range(self.geometry.slots):
                 slot = lane.words.filled.pop()
@@ -286,11 +301,11 @@ class SlotStore:
         return len(self.ready)
 
     def keep(self, slot: int) -> None:
-        """A slot from `ready` stays until `release`, and counts against its lane no longer."""
+        """Keep a slot from `ready` until `release`, without counting it against its lane."""
         self._owner.pop(slot).held -= 1
 
     def release(self, slot: int) -> None:
-        """The consumer is done with a slot that came from `ready`."""
+        """Free a slot that came from `ready`."""
         if lane := self._owner.pop(slot, None):
             lane.held -= 1
         self._free.append(slot)
@@ -298,12 +313,14 @@ class SlotStore:
 
     @property
     def free(self) -> list[int]:
-        """Slots that nobody has, in the order in which they will be lent."""
+        """Slots that are neither lent nor in use, in the order in which they will be lent."""
         return list(self._free)
 
     def keep_all_but(self, free: list[int]) -> None:
-        """Before any is lent: only these slots are free, in this order; the others stay until
-        `release`."""
+        """Mark all slots but ``free`` as kept until `release`; before any is lent.
+
+        ``free`` slots are lent in this order.
+        """
         self._free = deque(free)
 
     def lend(self) -> None:
@@ -320,7 +337,7 @@ class SlotStore:
             self._give(lane)
 
     def _grow(self, lanes: list[_Lane]) -> bool:
-        """Make one slot more, if there may be one and some lane wants it."""
+        """Add one slot, if the store may grow and some lane wants it."""
         index = len(self.slots)
         if index >= self._most or not any(lane.held < lane.words.want for lane in lanes):
             return False
@@ -328,7 +345,7 @@ class SlotStore:
             for start, nbytes in self.geometry.places(index):
                 self.arena.commit(start, nbytes)
         except OSError:
-            self._most = index  # the host has no more memory: writers share what there is
+            self._most = index  # the host has no more memory: writers share the existing slots
             return False
         self.slots.append(self.geometry.slot(self.arena, index))
         self._free.append(index)
@@ -340,7 +357,7 @@ class SlotStore:
     def unstick(self) -> None:
         """Lend one slot more than wanted where all writers wait for a consumer that lacks slots.
 
-        So happens where a batch takes more slots than those who joined may hold.
+        This happens where a batch takes more slots than the joined writers may hold.
         """
         lanes = [lane for lane in self._lanes.values() if lane.words.want > 0]
         if self._free and lanes and not any(lane.lent for lane in lanes):
@@ -356,18 +373,18 @@ class SlotStore:
 
     @property
     def wanting(self) -> bool:
-        """True when some writer wants more slots than it holds and none is free."""
+        """Whether some writer wants more slots than it holds and none is free."""
         return not self._free and any(lane.held < lane.words.want for lane in self._open_lanes())
 
     @property
     def starved(self) -> bool:
-        """True when some writer has no slot to fill and may not have another."""
+        """Whether some writer has no slot to fill and may not have another."""
         lanes = self._lanes.values()
         return any(not lane.lent and lane.held >= lane.words.want > 0 for lane in lanes)
 
     def fill_fraction(self) -> float:
-        """Share of the store's slots that are filled and not yet freed."""
-        lent = sum(len(lane.lent) for lane in list(self._lanes.values()))  # from any thread
+        """The fraction of the store's slots that are filled and not yet freed."""
+        lent = sum(len(lane.lent) for lane in list(self._lanes.values()))  # called from any thread
         return 1.0 - (len(self._free) + lent) / len(self.slots)
 
     def close(self) -> None:
@@ -396,12 +413,12 @@ class SlotWriter:
 
     @property
     def available(self) -> int:
-        """Slots that `acquire` would give without waiting."""
+        """The number of slots that `acquire` would return without waiting."""
         return len(self._kept) + len(self._words.lent)
 
     @property
     def want(self) -> int:
-        """How many slots this writer asks to hold at a time."""
+        """The number of slots that this writer wants to hold at a time."""
         return self._words.want
 
     @want.setter
@@ -410,7 +427,7 @@ class SlotWriter:
         os.eventfd_write(self._filled_event, 1)  # wakes the store to follow
 
     def acquire(self, timeout_s: float) -> Slot | None:
-        """A lent slot to fill, or None when none was lent in time."""
+        """A lent slot to fill, or None when none was lent within ``timeout_s`` seconds."""
         if self._kept:
             return self._slot(self._kept.pop())
         deadline_s = time.monotonic() + timeout_s
@@ -431,7 +448,7 @@ class SlotWriter:
 
     @contextmanager
     def slot(self, timeout_s: float) -> Iterator[Slot | None]:
-        """A slot to fill, published on leaving the block; an exception publishes nothing."""
+        """Lend a slot, published on leaving the block; an exception publishes nothing."""
         slot = self.acquire(timeout_s)
         if slot is None:
             yield None
@@ -445,6 +462,6 @@ class SlotWriter:
 
 
 def drain_event(fd: int) -> None:
-    """Reset an eventfd; harmless when another read came first."""
+    """Reset an eventfd; has no effect when another read was first."""
     with suppress(BlockingIOError):
         os.eventfd_read(fd)

@@ -1,9 +1,9 @@
 """The weights board: the newest weights of one policy, for all actors of a host.
 
 A double buffer with two counters. The writer announces the buffer that it is about to overwrite
-(`writing`), fills it, then shows it (`ready`). A reader copies the buffer that is shown and copies
-again if the writer has come back to it meanwhile, so it never waits for the writer nor the writer
-for it. Old weights are never queued, only replaced.
+(`writing`), fills it, then publishes it (`ready`). A reader copies the published buffer, and copies
+again if the writer has begun to overwrite it meanwhile, so neither ever waits for the other. Old
+weights are never queued, only replaced.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from penstock.core.params import POLICY_ID, Float32, Stamp, WireDtype, from_bf16
 from penstock.core.specs import PAGE
 from penstock.transport.shm.arena import Arena, fence
 
-_WRITING, _READY, _META = 0, 8, 16  # in words of 8 bytes; counters on lines of their own
+_WRITING, _READY, _META = 0, 8, 16  # in words of 8 bytes; each counter has a cache line
 _META_WORDS = 8
 _POLICY = _META + 2 * _META_WORDS
 _DTYPES: tuple[WireDtype, ...] = ("fp32", "bf16")
@@ -35,8 +35,10 @@ class WeightsBoard:
 
     @classmethod
     def attach(cls, fd: int, size: int) -> WeightsBoard:
-        """A reader's side of a board; takes over the descriptor. Raises ValueError where that is
-        too small for ``size`` values."""
+        """Attach to a board as a reader; takes over the descriptor.
+
+        Raises ValueError where that is too small for ``size`` values.
+        """
         return cls(Arena.attach(fd, _nbytes(size)), size)
 
     @classmethod
@@ -48,15 +50,15 @@ class WeightsBoard:
 
     @property
     def policy_id(self) -> int:
-        """Whose weights are shown."""
+        """The policy of the weights."""
         return self._words[_POLICY]
 
     def publish(
         self, payload: npt.NDArray[np.generic], stamp: Stamp, policy_id: int = POLICY_ID
     ) -> None:
-        """Show new weights: float32 ``[size]``, or bfloat16 bits as uint16 ``[size]``.
+        """Publish new weights: float32 ``[size]``, or bfloat16 bits as uint16 ``[size]``.
 
-        Raises UnknownPolicyError for those of another policy.
+        Raises UnknownPolicyError for another policy.
         """
         words = self._words
         if policy_id != words[_POLICY]:
@@ -89,9 +91,9 @@ class WeightsBoard:
     def read(
         self, out: Float32, newer_than: Stamp | None = None, policy_id: int = POLICY_ID
     ) -> Stamp | None:
-        """Copy the newest weights into ``out`` as float32; None when none are newer.
+        """Copy the newest weights into ``out``, float32 ``[size]``; None when none are newer.
 
-        Raises UnknownPolicyError for those of another policy.
+        Raises UnknownPolicyError for another policy.
         """
         words = self._words
         if policy_id != words[_POLICY]:

@@ -1,8 +1,8 @@
-"""An actor's or relay's conversation with a connector: one DEALER and what it was told.
+"""An actor's or relay's connection to a connector: one DEALER and the state of the protocol.
 
-Nothing here waits without a bound, beats the status page less than once a second, or is confused by
-a connector that was replaced: whatever is unanswered is said again every second, and an actor that
-the connector does not know says HELLO again, with the sequence that it will send next.
+No call waits without a bound or beats the status page less than once a second. A connector may be
+replaced at any time: unanswered messages are repeated every second, and an actor that the connector
+does not know sends HELLO again, with the sequence that it will send next.
 """
 
 from __future__ import annotations
@@ -25,15 +25,16 @@ from penstock.transport.wire import Header, MessageKind, WireError
 from penstock.transport.zmq.keys import load_actor
 from penstock.transport.zmq.sockets import Socket, dealer, receive
 
-MAX_SLOT_NBYTES = 1 << 31  # of a learner whose spec is taken as it is
+MAX_SLOT_NBYTES = 1 << 31  # of a learner whose spec is accepted unseen
 REPEAT_S = BEAT_S
-RENEW_S = 3.0  # of silence, after which grants may be given to others soon
-RECONNECT_S = 0.05  # between two tries while nobody is connected
+RENEW_S = 3.0  # of silence, after which grants may soon be given to others
+RECONNECT_S = 0.05  # between two tries while no peer is connected
 NOTE_AFTER_S = 3.0
 
 
 class Client:
-    """``want`` grants at a time for slots of ``spec``; with ``want=0`` weights and welcome alone.
+    """Holds up to ``want`` grants for slots of ``spec``; with ``want=0`` gets only weights and
+    welcome.
 
     Call `join` first, and `beat` about once a second while a slot is filled. ``next`` is the
     sequence to be sent next, ``limit`` the first not granted.
@@ -51,7 +52,19 @@ class Client:
         want: int = 0,
         patience_s: float = 60.0,
     ) -> None:
-        """Raises UserError for keys that cannot be read. ``patience_s`` bounds a silence."""
+        """Make the client.
+
+        Args:
+            ctx: of this role.
+            address: of the connector.
+            actor: unique in the run.
+            spec: of the slots; None takes the learner's.
+            want: grants to hold at a time.
+            patience_s: longest silence of the connector, in seconds.
+
+        Raises:
+            UserError: the keys cannot be read.
+        """
         self.next = 0
         self.limit = 0
         self.produced_steps = 0
@@ -66,7 +79,7 @@ class Client:
         self._run_id = 0
         self._joined = False
         self._repeat_at = 0.0
-        self._said_s = 0.0  # when a message for a grant was last sent
+        self._said_s = 0.0  # when a message about grants was last sent
         self._unanswered_s: float | None = None
         self._asked: dict[int, tuple[Stamp | None, float]] = {}  # by policy
         self._weights: dict[int, tuple[Stamp, npt.NDArray[Any]]] = {}
@@ -81,8 +94,10 @@ class Client:
             raise
 
     def join(self) -> None:
-        """Wait for a connector, for ever; raises UserError when refused, LearnerGoneError when
-        this role is told to leave meanwhile."""
+        """Wait for a connector, without limit.
+
+        Raises UserError when refused, LearnerGoneError when this role is asked to leave meanwhile.
+        """
         started_s = time.monotonic()
         noted = False
         while not self._joined:
@@ -95,7 +110,7 @@ class Client:
             self.pump(0.1)
 
     def wait_turn(self, timeout_s: float) -> bool:
-        """Whether `next` may be sent, waiting for the grant up to ``timeout_s``."""
+        """Whether `next` may be sent; waits for the grant up to ``timeout_s`` seconds."""
         deadline_s = time.monotonic() + timeout_s
         self.pump(0)
         while self.next >= self.limit:
@@ -107,20 +122,23 @@ class Client:
         return True
 
     def beat(self) -> None:
-        """Say where this actor stands, at most once in `BEAT_S`. Raises LearnerGoneError."""
+        """Report this actor's counters, at most once in `BEAT_S`. Raises LearnerGoneError."""
         self.pump(0)
         self._repeat()
 
     def renew(self) -> None:
-        """Ask again for what was granted, if this actor was silent for so long that its grants may
-        have been taken back; `wait_turn` then waits for the answer."""
+        """Request grants again if this actor was silent for so long that they may have been taken
+        back.
+
+        `wait_turn` then waits for the answer.
+        """
         if time.monotonic() - self._said_s > RENEW_S:
-            self.pump(0)  # what was said before the silence holds no more
+            self.pump(0)  # messages from before the silence no longer hold
             self.limit = self.next
             self._repeat_at = 0.0
 
     def send_slot(self, parts: wire.Parts, produced_steps: int) -> bool:
-        """Send the slot numbered `next`; False where nobody is connected: wait and try again."""
+        """Send the slot numbered `next`; False where no peer is connected: wait and try again."""
         if not self._send(parts):
             self.rejoin()
             return False
@@ -130,7 +148,7 @@ class Client:
         return True
 
     def ask_weights(self, have: Stamp | None, policy_id: int = POLICY_ID) -> None:
-        """Ask for weights other than ``have``; asking again early sends nothing."""
+        """Request weights other than ``have``; an early repetition sends nothing."""
         now_s = time.monotonic()
         if policy_id in self._asked:
             asked, at_s = self._asked[policy_id]
@@ -141,9 +159,9 @@ class Client:
         self._say(MessageKind.WEIGHTS_GET, {"have": have} | wire.policy_meta(policy_id))
 
     def take_weights(self, policy_id: int = POLICY_ID) -> tuple[Stamp, npt.NDArray[Any]] | None:
-        """Weights that have come since the last call: float32, or bfloat16 bits as uint16.
+        """Weights received since the last call: float32, or bfloat16 bits as uint16.
 
-        Raises UnknownPolicyError where the learner has refused to give any.
+        Raises UnknownPolicyError where the learner refused the policy.
         """
         if policy_id in self._unknown:
             raise UnknownPolicyError(policy_id)
@@ -153,7 +171,7 @@ class Client:
         return fresh
 
     def pump(self, timeout_s: float) -> None:
-        """Handle what has come; wait up to ``timeout_s`` for something."""
+        """Handle received messages; wait up to ``timeout_s`` seconds for one."""
         self._ctx.status.beat()
         if timeout_s > 0:
             self.socket.poll(max(1, round(timeout_s * 1000)))
@@ -166,10 +184,10 @@ class Client:
                         f"the learner at {self._address} {wire.OTHER_VERSION}"
                     ) from error
             except wire.STRANGE:
-                continue  # a sound message with a strange content is of no more use than a torn one
+                continue  # unexpected content is of no more use than a torn message
 
     def close(self) -> None:
-        """Say goodbye, once; what was sent is still delivered, within the linger time."""
+        """Send BYE, once; sent messages are still delivered, within the linger time."""
         if self.socket.closed:
             return
         if self._joined and self.want:
@@ -178,7 +196,7 @@ class Client:
         self._context.term()
 
     def _repeat(self) -> None:
-        """Say where this actor stands, once a second."""
+        """Report this actor's counters, once a second."""
         now_s = time.monotonic()
         if now_s < self._repeat_at:
             return
@@ -193,7 +211,7 @@ class Client:
             self._said_s = now_s
 
     def _await_answer(self, now_s: float) -> None:
-        """Something is asked now; gives up where nothing has been answered for too long."""
+        """Note a request; raises LearnerGoneError after too long without any answer."""
         self._unanswered_s = self._unanswered_s or now_s
         if now_s - self._unanswered_s > self._patience_s:
             raise LearnerGoneError(
@@ -220,7 +238,7 @@ class Client:
         return True
 
     def rejoin(self) -> None:
-        """Say HELLO again before anything else is sent."""
+        """Send HELLO again before anything else is sent."""
         self._joined = False
         self.limit = self.next
         self._repeat_at = 0.0
@@ -268,8 +286,10 @@ class Client:
         self.limit = max(head.sequence, self.next)
 
     def _checked(self, spec: SlotSpec) -> SlotSpec:
-        """The spec of a welcome, of which memory is made. Raises UserError for another one than
-        this actor's, or one that is too large."""
+        """Check the spec of a welcome, for which memory is allocated.
+
+        Raises UserError for a spec other than this actor's, or one that is too large.
+        """
         if self.spec is not None and spec != self.spec:
             raise UserError(
                 f"the learner at {self._address} disagrees on what a slot holds "

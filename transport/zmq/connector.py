@@ -1,7 +1,7 @@
 """The connector: a process that receives from actors over ZeroMQ for one learner.
 
-It attaches to the learner's memory like an actor does, with a lane whose slots it grants on to the
-actors of other hosts. What it does there is `transport.zmq.receiver`; here are its start and end.
+It attaches to the learner's memory like an actor, with a lane whose slots it grants to the actors
+of other hosts. Its work is in `transport.zmq.receiver`; here are its start and end.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ from penstock.transport.addresses import check_bind
 from penstock.transport.shm.link import ShmLink
 from penstock.transport.zmq.receiver import TICK_S, Receiver
 
-STREAMS_PER_REPORT = 1000  # what fits a message to the supervisor
+STREAMS_PER_REPORT = 1000  # fit one message to the supervisor
 LAST_CHARACTERS = 200  # of the latest message of a reason, in an event
 
 
 def run(ctx: RoleContext, prepare: Callable[[Welcome], SlotProcessor] | None = None) -> None:
-    """Receive until told to stop; exits with EXIT_REJOIN when the learner is gone.
+    """Receive until asked to stop; exits with EXIT_REJOIN when the learner is gone.
 
-    ``prepare`` makes, from what the learner says of itself, the function that checks and changes
-    a received slot's columns in place before the learner sees them.
+    ``prepare`` makes, from the learner's description, the function that checks and changes a
+    received slot's columns in place before the learner sees them.
     """
     assert ctx.config is not None
     assert ctx.address is not None
@@ -62,7 +62,7 @@ def run(ctx: RoleContext, prepare: Callable[[Welcome], SlotProcessor] | None = N
 
 
 def _attach(ctx: RoleContext, path: Path) -> ShmLink | None:
-    """A lane at the learner, as soon as it listens; None when told to stop before."""
+    """Attach a lane to the learner, as soon as it listens; None when asked to stop before."""
     while not ctx.stopping():
         ctx.status.beat()
         try:
@@ -73,7 +73,7 @@ def _attach(ctx: RoleContext, path: Path) -> ShmLink | None:
 
 
 def _serve(ctx: RoleContext, receiver: Receiver, interval_s: float, grace_s: float) -> None:
-    """Work until told to stop or the learner is gone, then take in what is on its way."""
+    """Work until asked to stop or the learner is gone, then receive the messages on their way."""
     ctx.report("ready")
     ctx.status.phase = Phase.RECEIVING
     refusals = Refusals(ctx, receiver)
@@ -99,7 +99,7 @@ def _serve(ctx: RoleContext, receiver: Receiver, interval_s: float, grace_s: flo
 
 
 class Refusals:
-    """Reports as events what was refused since the last report: one event for each reason."""
+    """Reports refused messages as events since the last report: one event for each reason."""
 
     def __init__(self, ctx: RoleContext, receiver: Receiver) -> None:
         self._ctx, self._receiver = ctx, receiver
@@ -113,7 +113,7 @@ class Refusals:
             last = receiver.last_rejected.get(reason, "")[:LAST_CHARACTERS]
             text = f"{self._ctx.name} refused messages: {reason}"
             if not self._ctx.event("rejected", text, reason=reason, count=count, last=last):
-                return  # said with the next report
+                return  # part of the next report
             self._rejected[reason] += count
         shed = receiver.listener.turned_away
         if shed > self._shed:
@@ -127,7 +127,7 @@ class Refusals:
 
 
 def _report(ctx: RoleContext, receiver: Receiver) -> bool:
-    """Report the counters, and the streams that have ended; whether all of them are reported."""
+    """Report the counters and the ended streams; returns whether all of them are reported."""
     ended = receiver.grants.ended
     streams = [stream.end() for stream in islice(ended, STREAMS_PER_REPORT)]
     told = ctx.report(

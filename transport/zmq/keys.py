@@ -1,15 +1,15 @@
-"""CURVE keys: who may connect to a learner over the network, and no one can read along.
+"""CURVE keys: they restrict the connections to a learner over the network, and encrypt traffic.
 
 A folder of keys, as `penstock keys new` makes it:
 
     learner.key_secret   stays on the learner's host
-    learner.key          public; each actor's host needs it to know the learner
+    learner.key          public; each actor's host needs it to authenticate the learner
     actor.key_secret     for the actors' hosts
-    allowed/*.key        public keys of the actors that the learner lets in; add one per host to
-                         be able to take it back alone
+    allowed/*.key        public keys of the actors that the learner accepts; use one per host to
+                         be able to revoke it alone
 
-The files are those of pyzmq's `zmq.auth`. Without an allow list CURVE lets in whoever knows the
-learner's public key, so there always is one.
+The files are those of pyzmq's `zmq.auth`. Without an allow list CURVE accepts every client that has
+the learner's public key, so there always is one.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class KeyPair:
 
 @dataclass(frozen=True)
 class LearnerKeys:
-    """What the learner's side needs: its own pair, and the public keys that it lets in."""
+    """The learner's keys: its own pair, and the public keys that it accepts."""
 
     own: KeyPair
     allowed: frozenset[bytes]
@@ -47,15 +47,17 @@ class LearnerKeys:
 
 @dataclass(frozen=True)
 class ActorKeys:
-    """What an actor's side needs: its own pair, and the learner's public key."""
+    """An actor's keys: its own pair, and the learner's public key."""
 
     own: KeyPair
     learner: bytes
 
 
 def new(folder: Path) -> list[Path]:
-    """Make the keys of a run in ``folder``; the files made. Raises UserError if it has some, or
-    cannot be written."""
+    """Make the keys of a run in ``folder``; returns the new files.
+
+    Raises UserError if it has keys already, or cannot be written.
+    """
     require_curve()
     allowed = folder / "allowed"
     if any(folder.glob("*.key*")) or any(allowed.glob("*.key*")):
@@ -81,7 +83,7 @@ def _make(folder: Path, allowed: Path) -> list[Path]:
 
 
 def load_learner(folder: Path) -> LearnerKeys:
-    """Raises UserError naming the file that is missing."""
+    """Read the learner's keys. Raises UserError naming a missing file."""
     require_curve()
     allowed = frozenset(_load(path)[0] for path in sorted((folder / "allowed").glob("*.key")))
     if not allowed:
@@ -93,7 +95,7 @@ def load_learner(folder: Path) -> LearnerKeys:
 
 
 def load_actor(folder: Path) -> ActorKeys:
-    """Raises UserError naming the file that is missing."""
+    """Read an actor's keys. Raises UserError naming a missing file."""
     require_curve()
     return ActorKeys(_load_pair(folder / "actor.key_secret"), _load(folder / "learner.key")[0])
 
@@ -106,8 +108,10 @@ def require_curve() -> None:
 
 
 def answer_zap(socket: zmq.Socket[bytes], allowed: frozenset[bytes]) -> None:
-    """Let in, or not, the peer that waits at ``socket`` (a REP socket bound to ZAP_ADDRESS). Its
-    key, as Z85 text, becomes the property "User-Id" of all its messages."""
+    """Accept or reject the peer that waits at ``socket`` (a REP socket bound to ZAP_ADDRESS).
+
+    Its key, as Z85 text, becomes the property "User-Id" of all its messages.
+    """
     version, request_id, _domain, _address, _identity, mechanism, *keys = socket.recv_multipart()
     key = z85.encode(keys[0]) if mechanism == b"CURVE" and len(keys) == 1 else b""
     verdict = (

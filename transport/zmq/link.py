@@ -45,8 +45,22 @@ class ZmqLink:
         codec: str = "auto",
         patience_s: float = 60.0,
     ) -> None:
-        """Waits for the learner. Raises UserError when it refuses, LearnerGoneError when this role
-        is told to leave meanwhile. Raises LearnerGoneError later after ``patience_s`` of silence.
+        """Join the learner, waiting for it.
+
+        Args:
+            ctx: of this role.
+            address: of the connector.
+            spec: of the slots; None takes the learner's.
+            want: grants to hold at a time.
+            actor: unique among all actors of the run.
+            relay_path: the Unix socket of this host's relay; None pulls weights over ``address``.
+            codec: compression of slots.
+            patience_s: longest silence of the connector, in seconds; then calls raise
+                LearnerGoneError.
+
+        Raises:
+            UserError: the learner refuses.
+            LearnerGoneError: this role is asked to leave meanwhile.
         """
         self._ctx = ctx
         self._relay: ShmLink | None = None
@@ -66,7 +80,10 @@ class ZmqLink:
 
     @contextmanager
     def slot(self, timeout_s: float) -> Iterator[Slot | None]:
-        """A slot to fill, or None when none was granted in time; leaving the block sends it."""
+        """Lend a slot to fill, or None when none was granted in time.
+
+        Leaving the block sends it.
+        """
         if not self._client.wait_turn(timeout_s):
             yield None
             return
@@ -77,7 +94,7 @@ class ZmqLink:
         self._client.beat()
 
     def _send(self, slot: Slot) -> None:
-        """Deliver a filled slot, however often the connector is replaced meanwhile."""
+        """Deliver a filled slot, also if the connector is replaced meanwhile."""
         ledger = self._ctx.ledger
         ledger.switch(Part.COMPRESS)
         parts = self._encoder.encode(slot.header, slot.payload, self.welcome.run_id)
@@ -92,7 +109,7 @@ class ZmqLink:
     def read_weights(
         self, out: Float32, newer_than: Stamp | None, policy_id: int = POLICY_ID
     ) -> Stamp | None:
-        """As `Link.read_weights`; asks for the next ones each time."""
+        """Read weights as `Link.read_weights`; each call requests the next ones."""
         if self._relay_path is not None:
             return self._read_relay(self._relay_path, out, newer_than, policy_id)
         self._client.pump(0)
@@ -115,20 +132,20 @@ class ZmqLink:
             try:
                 self._relay = ShmLink(path, None, want=0)
             except (OSError, LearnerGoneError):
-                return None  # it is being started, or started again
+                return None  # it is being started or restarted
         if self._relay.welcome.run_id != self.welcome.run_id:
             return None  # it is about to follow the learner
         return self._relay.read_weights(out, newer_than, policy_id)
 
     def close(self) -> None:
-        """Leave; what was sent is still delivered."""
+        """Leave; sent slots are still delivered."""
         self._client.close()
         if self._relay is not None:
             self._relay.close()
 
 
 class ZmqTransport:
-    """A connector, by its address ``tcp://`` or ``ipc://``."""
+    """Joins by a connector, at an address ``tcp://`` or ``ipc://``."""
 
     def ask(self, ctx: RoleContext, address: str) -> LearnerInfo:
         client = Client(ctx, address)

@@ -1,11 +1,11 @@
-"""Turns new TCP connections away from a ZeroMQ socket while file descriptors are nearly used up.
+"""Rejects new TCP connections to a ZeroMQ socket while file descriptors are nearly used up.
 
-Without that libzmq, which cannot accept them, tries again without a pause: that takes a core,
-admits no peer and says nothing. Connections that exist are not touched.
+libzmq, which then cannot accept them, retries without a pause: that takes a core, accepts no peer
+and reports nothing. Existing connections are not affected.
 
 The gate is a filter on the listening socket, under which the kernel ignores packets that would open
-a connection; a sound client tries again by itself. What had come before the filter is accepted and
-closed, with descriptors that are kept for it.
+a connection; a correct client retries by itself. Connections from before the filter are accepted
+and closed, with descriptors reserved for this.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ DROP = struct.pack("HBBI", 0x06, 0, 0, 0)  # one instruction of BPF: return 0 by
 
 
 class Listener:
-    """The gate before one bound socket. Does nothing for ``ipc://``, where a folder is the gate."""
+    """The gate of one bound socket. Does nothing for ``ipc://``, where a folder is the gate."""
 
     def __init__(self, source: Socket) -> None:
-        """``source``: a bound socket."""
+        """Make the gate of ``source``, a bound socket."""
         self.turned_away = 0
-        """How often the gate was shut, and the connections that were closed when it was."""
+        """How often the gate was shut, and how many connections were closed then."""
         self.shut = False
         self._look_at_s = 0.0
         self._spares: list[int] = []
@@ -43,7 +43,7 @@ class Listener:
             self._keep_spares()
 
     def look(self, now_s: float) -> None:
-        """Shut or open the gate. To be called in every turn; looks every `LOOK_EVERY_S`."""
+        """Shut or open the gate. Call it in every turn; it checks every `LOOK_EVERY_S` seconds."""
         if self._socket is None or now_s < self._look_at_s:
             return
         self._look_at_s = now_s + LOOK_EVERY_S
@@ -58,7 +58,7 @@ class Listener:
         self._keep_spares()
 
     def close(self) -> None:
-        """Give back the socket, and with it the address."""
+        """Release the socket, and with it the address."""
         self._drop_spares(len(self._spares))
         if self._socket is not None:
             self._socket.close()
@@ -72,8 +72,11 @@ class Listener:
             listening.setsockopt(socket.SOL_SOCKET, SO_ATTACH_FILTER, program)
 
     def _clear(self, listening: socket.socket) -> None:
-        """Accept and close what waits. libzmq may take a descriptor that was freed for it; then
-        that connection does not wait any more either."""
+        """Accept and close waiting connections.
+
+        libzmq may take a descriptor that was freed here; then its connection does not wait any more
+        either.
+        """
         while True:
             try:
                 listening.accept()[0].close()
@@ -86,7 +89,7 @@ class Listener:
                 self._drop_spares(1)
 
     def _keep_spares(self) -> None:
-        with suppress(OSError):  # none is left: at another look
+        with suppress(OSError):  # none is left: at the next check
             while len(self._spares) < BACKLOG:
                 self._spares.append(os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC))
 

@@ -1,11 +1,11 @@
-"""What a connector does: one ROUTER on one side, one lane of the learner's store on the other.
+"""The connector's work: one ROUTER on one side, one lane of the learner's store on the other.
 
     ROUTER ── wire.decode ── Grants.admit ── SlotDecoder into a lent slot ── process ── publish
 
-It decides nothing itself: `Grants` says who may send, `wire` whether a message is sound, and the
-learner, by lending slots, how much comes in. What cannot be used is counted by reason and dropped;
-nothing that is received raises. A slot is checked against its header, then the algorithm's
-``process`` runs here, off the learner.
+It takes no decisions itself: `Grants` decides which actor may send, `wire` whether a message is
+valid, and the learner, by lending slots, how much is received. A message that cannot be used is
+counted by reason and dropped; no received message raises. A slot is checked against its header,
+then the algorithm's ``process`` runs here, outside the learner.
 """
 
 from __future__ import annotations
@@ -35,17 +35,20 @@ from penstock.transport.shm.store import drain_event
 from penstock.transport.wire import Buffer, Header, MessageKind, WireError
 from penstock.transport.zmq.keys import answer_zap, load_learner
 from penstock.transport.zmq.listener import Listener
+from penstock.transport.zmq.relay import WeightsResponder
 from penstock.transport.zmq.sockets import boot_id, receive, receive_from, router, zap
-from penstock.transport.zmq.weights_responder import WeightsResponder
 
-TICK_S = 0.01  # how long new weights wait at most
-QUIET_S = 0.2  # this long without a message, what was sent has come
-BATCH = 64  # messages between two looks at everything else
+TICK_S = 0.01  # longest wait of new weights
+QUIET_S = 0.2  # after so long without a message, all sent messages have arrived
+BATCH = 64  # messages handled between two checks of everything else
 REFUSE_CHARACTERS = 2000
 
 
 class Receiver:
-    """Call `turn` again and again; ``process`` changes a slot's columns before it is published."""
+    """Receives slots; call `turn` repeatedly.
+
+    ``process`` changes a slot's columns before it is published.
+    """
 
     def __init__(
         self,
@@ -59,7 +62,7 @@ class Receiver:
         process: SlotProcessor | None = None,
         ledger: TimeLedger | None = None,
     ) -> None:
-        """Raises UserError for an address that is taken, or keys that cannot be read."""
+        """Attach the socket. Raises UserError for an address that is taken, or unreadable keys."""
         assert link.writer is not None
         spec = link.spec
         self.grants = Grants(silence_s, spec.unroll * spec.envs, self._connected)
@@ -75,8 +78,8 @@ class Receiver:
         self._process = process
         self._ledger = ledger or TimeLedger()
         self._lending = True
-        self._gone = False  # the learner, at the last look
-        self._newest = (0, 0)  # generation and version of weights, at the last look
+        self._gone = False  # whether the learner is gone, at the last check
+        self._newest = (0, 0)  # generation and version of weights, at the last check
         self._welcome = _welcome_meta(link, unix_path)
         self._handlers: dict[int, Callable[[bytes, wire.Message, bytes], None]] = {
             MessageKind.HELLO: self._hello,
@@ -97,7 +100,7 @@ class Receiver:
             opening.callback(context.destroy, 500)  # sockets too
             self._zap = zap(context) if keys else None
             self._router = router(context, address, keys, wire.max_frame_nbytes(self._link.spec))
-            # A message to a peer that has left raises, which is how one is known to have left.
+            # A message to a peer that has left raises an error, by which this is detected.
             self._router.setsockopt(zmq.ROUTER_MANDATORY, 1)
             self.listener = Listener(self._router)
             opening.callback(self.listener.close)
@@ -108,7 +111,7 @@ class Receiver:
                 self._poller.register(socket, zmq.POLLIN)
 
     def turn(self, timeout_s: float) -> int:
-        """Handle what has come, waiting up to ``timeout_s`` for something; how many messages."""
+        """Handle received messages, waiting up to ``timeout_s`` seconds; returns their number."""
         self._ledger.switch(Part.RECEIVE)
         self._gone = self._link.learner_gone()
         count = self._take_in()
@@ -120,18 +123,18 @@ class Receiver:
         return count
 
     def _take_in(self) -> int:
-        """Handle the messages that are there; how many."""
+        """Handle the waiting messages; returns their number."""
         count = 0
         while count < BATCH and (parts := self._receive(self._router)) is not None:
             if self._zap is None:
                 self.handle(bytes(parts[0]), parts[1:])
-            else:  # the key that the peer has proved to have comes first
+            else:  # the peer's authenticated key comes first
                 self.handle(bytes(parts[1]), parts[2:], bytes(parts[0]))
             count += 1
         return count
 
     def _wait(self, timeout_s: float) -> None:
-        """Until something happened: a message, a slot lent, a peer that asks to be let in."""
+        """Wait for an event: a message, a lent slot, a peer to authenticate."""
         self._ledger.switch(Part.WAIT)
         ready = dict(self._poller.poll(round(timeout_s * 1000)))
         self._ledger.switch(Part.RECEIVE)
@@ -141,7 +144,7 @@ class Receiver:
             drain_event(self._writer.event)
 
     def handle(self, peer: bytes, parts: Sequence[Buffer], key: bytes = b"") -> None:
-        """Take in one message of a peer; whatever is wrong with it is counted.
+        """Handle one message of a peer; a bad one is counted.
 
         Args:
             peer: the routing id of the connection.
@@ -177,7 +180,10 @@ class Receiver:
         return self._link.learner_gone()
 
     def drain(self, timeout_s: float, beat: Callable[[], None]) -> None:
-        """Take in what is on its way until it is quiet or all have left; grant nothing more."""
+        """Receive the messages on their way until none arrives or all actors have left.
+
+        No grants.
+        """
         self._lending = False
         deadline_s = time.monotonic() + timeout_s
         quiet_s = time.monotonic() + QUIET_S
@@ -223,7 +229,7 @@ class Receiver:
         self._check_policy(head)
         if available:
             self._store(message, stream, now_s)
-        else:  # the next slot of the stream, or its end, says that this one is lost
+        else:  # the next slot of the stream, or its end, counts this one as lost
             wire.verify(message)
         self.grants.received(stream, head, peer, now_s)
 
@@ -292,7 +298,7 @@ class Receiver:
             self._say(peer, MessageKind.GRANT, None, self.grants.of(message.head, peer))
 
     def _tend(self, now_s: float) -> None:
-        """What is due besides messages: grants, weights, actors that fell silent."""
+        """Work besides messages: grants, weights, silent actors."""
         if self._lending:
             for stream in self.grants.lend(self._writer.available):
                 self._say(stream.peer, MessageKind.GRANT, None, stream)
@@ -323,14 +329,16 @@ class Receiver:
         return self._send(peer, wire.encode(head, meta))
 
     def _connected(self, stream: ActorStream) -> bool:
-        """Whether the connection of a stream is open; repeats its grant to find out."""
+        """Whether the connection of a stream is open; repeats its grant to test that."""
         return self._say(stream.peer, MessageKind.GRANT, None, stream)
 
     def _send(self, peer: bytes, parts: wire.Parts) -> bool:
-        """Send a message; False where the peer has left. One that does not read loses it, and asks
-        again."""
+        """Send a message; False where the peer has left.
+
+        A peer that does not read loses the message, and asks again.
+        """
         try:
-            # What has no frames is small, and cheaper copied.
+            # A message without frames is small, and cheaper to copy.
             self._router.send_multipart([peer, *parts], zmq.NOBLOCK, copy=len(parts) <= 2)
         except zmq.Again:
             pass
@@ -352,7 +360,10 @@ def _welcome_meta(link: ShmLink, unix_path: Path) -> dict[str, Any]:
 
 
 def fill_header(header: npt.NDArray[np.void], head: Header, now_s: float) -> None:
-    """A slot's HEADER from a message; times by this host's clock, as if published on arrival."""
+    """Fill a slot's HEADER from a message.
+
+    Times by this host's clock, as if published on arrival.
+    """
     header[...] = (
         head.actor,
         head.incarnation,
@@ -370,16 +381,19 @@ def fill_header(header: npt.NDArray[np.void], head: Header, now_s: float) -> Non
 def check_rows(
     columns: dict[str, npt.NDArray[Any]], head: Header, before: tuple[int, npt.NDArray[Any]] | None
 ) -> tuple[int, npt.NDArray[Any]] | None:
-    """Raise WireError where rows that count are not those of the header, or one only resets.
+    """Check the rows that count against the header, and that none only resets.
 
     Args:
-        columns: of a decoded slot; without ``alive`` there is nothing to check.
+        columns: of a decoded slot; without ``alive`` nothing is checked.
         head: the header of its message.
-        before: what this returned for the last stored slot of the stream.
+        before: the result for the last stored slot of the stream.
 
     Returns:
         The sequence of the slot that follows, and the environments whose episode ended with the
-        last row, bool ``[envs]``.
+            last row, bool ``[envs]``.
+
+    Raises:
+        WireError: the rows do not match.
     """
     if "alive" not in columns:
         return None
@@ -390,7 +404,7 @@ def check_rows(
     if "terminated" not in columns:
         return None
     over = columns["terminated"] | columns["truncated"]
-    # Counting is the cheapest way to ask whether any is set.
+    # Counting is the fastest test whether any is set.
     at_fault = np.count_nonzero(over) and np.count_nonzero(over[:-1] & alive[1:])
     if before is not None and before[0] == head.sequence:
         at_fault = at_fault or np.count_nonzero(before[1] & alive[0])

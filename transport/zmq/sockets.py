@@ -1,8 +1,8 @@
 """ZeroMQ sockets with the options that the protocol relies on.
 
-High-water marks are a backstop behind the grants; they are set before connecting, as all options
-that shape a connection must be. IMMEDIATE keeps messages out of pipes to peers that are not there.
-Heartbeats find hosts that vanished; what finds processes that hang is the protocol's own silence.
+High-water marks are a backstop behind the grants; like all options that shape a connection they are
+set before connecting. IMMEDIATE keeps messages out of pipes to absent peers. Heartbeats detect
+hosts that vanished; the protocol's own silence detects processes that hang.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ Socket = zmq.Socket[bytes]
 
 
 def dealer(context: zmq.Context[Socket], address: str, keys: ActorKeys | None) -> Socket:
-    """A socket that keeps connecting to a connector until one is there."""
+    """A DEALER that keeps connecting to a connector until there is one."""
     with _opened(context, zmq.DEALER) as made:
         made.setsockopt(zmq.IMMEDIATE, 1)
         made.setsockopt(zmq.MAXMSGSIZE, MAX_WEIGHTS_NBYTES)
@@ -69,7 +69,7 @@ def router(
     *,
     received: int = HIGH_WATER,
 ) -> Socket:
-    """A connector's socket, bound; ``received``: messages of a peer that may wait to be read.
+    """A connector's bound ROUTER; ``received``: messages of a peer that may wait to be read.
 
     Raises UserError where the address is taken or not ours.
     """
@@ -93,21 +93,21 @@ def router(
 
 
 def zap(context: zmq.Context[Socket]) -> Socket:
-    """Where libzmq asks whether to let a peer in; must exist before the router is bound."""
+    """The socket at which libzmq authenticates peers; make it before the router is bound."""
     made = context.socket(zmq.REP)
     made.bind(ZAP_ADDRESS)
     return made
 
 
 def boot_id() -> str:
-    """Equal for two processes only if they run under the same kernel."""
+    """The id of this boot, equal for two processes only if they run under the same kernel."""
     return BOOT_ID.read_text().strip()
 
 
 def receive(source: Socket) -> list[Buffer] | None:
     """The parts of the next message without copying big ones; None when there is none now.
 
-    Of a message with too many parts the rest is read and thrown away.
+    The rest of a message with too many parts is read and dropped.
     """
     try:
         parts: list[Buffer] = [source.recv(zmq.NOBLOCK)]
@@ -117,8 +117,10 @@ def receive(source: Socket) -> list[Buffer] | None:
 
 
 def receive_from(source: Socket) -> list[Buffer] | None:
-    """As `receive`, from peers with CURVE keys: before the routing id stands the peer's public key,
-    Z85 text, as `keys.answer_zap` has told it."""
+    """Like `receive`, from peers with CURVE keys.
+
+    The peer's public key comes before the routing id: Z85 text, as set by `keys.answer_zap`.
+    """
     try:
         frame = source.recv(zmq.NOBLOCK, copy=False)
     except zmq.Again:
@@ -140,7 +142,7 @@ def _rest(source: Socket, parts: list[Buffer]) -> list[Buffer]:
 
 @contextmanager
 def _opened(context: zmq.Context[Socket], kind: int) -> Iterator[Socket]:
-    """A socket with what both kinds need, closed if setting it up fails."""
+    """A socket with the common options, closed if setting it up fails."""
     made = context.socket(kind)
     try:
         for option, value in COMMON_OPTIONS:
@@ -152,7 +154,10 @@ def _opened(context: zmq.Context[Socket], kind: int) -> Iterator[Socket]:
 
 
 def _check_ipc(address: str) -> None:
-    """libzmq would silently take an ipc path over from a living listener."""
+    """Raise where the path is too long (UserError), or a live listener has it (ZMQError).
+
+    libzmq would silently take over its path.
+    """
     if not address.startswith("ipc://"):
         return
     path = Path(address.removeprefix("ipc://"))

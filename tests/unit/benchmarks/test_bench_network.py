@@ -13,8 +13,8 @@ from torch import Tensor
 from penstock.configs.errors import UserError
 from penstock.configs.sections import LearnerConfig
 from penstock.core.interfaces import CodecContext
-from penstock.learner.codecs.alone import SoloCollective
 from penstock.learner.codecs.buckets import parts_of
+from penstock.learner.codecs.collective import SoloCollective
 from penstock.learner.codecs.registry import make_codec
 from penstock.models.actions import discrete
 from penstock.models.layout import CnnShape

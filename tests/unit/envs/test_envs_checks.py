@@ -15,8 +15,7 @@ from gymnasium import spaces
 import broken_envs as envs
 from broken_envs import Sound
 from penstock.core.observations import MASK
-from penstock.envs.checking.checks import Checker, choose, refused_by_gymnasium
-from penstock.envs.checking.cost import growth_nbytes
+from penstock.envs.checking.checks import Checker, choose, growth_nbytes, refused_by_gymnasium
 from penstock.envs.space_misfit import misfit, misfits
 
 STEPS = 60

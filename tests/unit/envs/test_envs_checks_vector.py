@@ -106,7 +106,7 @@ class Changes(gymnasium.vector.VectorWrapper):
 
 BROKEN_VECTORS: dict[str, tuple[Any, str, str]] = {
     "no vector": (lambda _: Sound(), "vector", r"returned a Sound; return a gymnasium.vector"),
-    "too few": (lambda _: vectors()(1), "vector", r"num_envs=2 made 1 games"),
+    "too few": (lambda _: vectors()(1), "vector", r"num_envs=2 made 1 environments"),
     "same step": (
         vectors(autoreset_mode=AutoresetMode.SAME_STEP),
         "autoreset",

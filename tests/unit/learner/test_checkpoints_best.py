@@ -121,7 +121,7 @@ def test_in_another_game_the_weights_go_on_and_returns_begin_anew(
     assert checkpoint_format.load(learned.folder / "best-before-1").meta["best_return"] == 5.0
     other.play(1, 3.0)
     assert other.best_return == 3.0
-    assert "the game is another than before (env.*)" in notes[0]
+    assert "the environment (env.*) differs from" in notes[0]
     assert notes[1].endswith("best-before-1")
     assert len(notes) == 2
     again = resumed(tmp_path, OTHER_GAME)

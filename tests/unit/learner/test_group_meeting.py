@@ -78,7 +78,7 @@ def test_two_learners_of_one_rank_are_noticed(tmp_path: Path) -> None:
         store(tmp_path).set("token-0", "of the other one")
         return next(turns)
 
-    with pytest.raises(UserError, match="two learners say that they are rank 0; give each one"):
+    with pytest.raises(UserError, match="two learners have rank 0; give each one"):
         meet(store(tmp_path), range(2), 0, HELLO, 10.0, another_comes)
 
 
@@ -96,5 +96,5 @@ def test_a_token_of_a_stranger_is_one_sentence(tmp_path: Path) -> None:
         store(tmp_path).set("token-0", b"\xff")
         return True
 
-    with pytest.raises(UserError, match="two learners say that they are rank 0"):
+    with pytest.raises(UserError, match="two learners have rank 0"):
         meet(store(tmp_path), range(2), 0, HELLO, 10.0, stranger_comes)

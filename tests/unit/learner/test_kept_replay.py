@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from penstock.configs.errors import UserError
-from penstock.learner.sources.kept_replay import KeptReplay
+from penstock.learner.sources.replay import KeptReplay
 from penstock.replay import RateLimiter, Replay, ReplayError
 from penstock.replay.snapshot_files import FolderWriter
 
@@ -83,7 +83,8 @@ def test_a_resumed_one_goes_on_with_what_was_stored(tmp_path: Path) -> None:
     KeptReplay(replay, wanted=True).finish(tmp_path, lambda: None)
     again = made(0, seed=7)
     assert (
-        KeptReplay(again, wanted=True).resume(tmp_path) == "the replay goes on with 30 stored steps"
+        KeptReplay(again, wanted=True).resume(tmp_path)
+        == "the replay continues with 30 stored steps"
     )
     np.testing.assert_array_equal(again.sample(20).action, replay.sample(20).action)
 

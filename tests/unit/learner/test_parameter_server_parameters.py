@@ -10,6 +10,7 @@ from torch import nn
 from penstock.configs.sections import LearnerConfig
 from penstock.learner.optimizers.flat_optimizer import FlatOptimizer
 from penstock.learner.parameter_server import protocol
+from penstock.learner.parameter_server.client import LocalCopy
 from penstock.learner.parameter_server.parameters import (
     Parameters,
     ServerState,
@@ -26,7 +27,6 @@ from penstock.learner.parameter_server.protocol import (
     ServerMessage,
     ServerMessageKind,
 )
-from penstock.learner.parameter_server.significant_changes import LocalCopy
 from penstock.transport.wire import WireError
 
 

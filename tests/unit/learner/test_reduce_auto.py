@@ -12,7 +12,6 @@ from torch import Tensor
 
 from penstock.configs.sections import LearnerConfig
 from penstock.core.interfaces import Collective
-from penstock.learner.codecs.alone import SoloCollective
 from penstock.learner.codecs.auto import (
     Choice,
     Cost,
@@ -25,6 +24,7 @@ from penstock.learner.codecs.auto import (
 )
 from penstock.learner.codecs.buckets import parts_of
 from penstock.learner.codecs.collective import (
+    SoloCollective,
     all_gather_nbytes,
     all_reduce_nbytes,
     all_to_all_nbytes,

@@ -11,8 +11,7 @@ import torch
 from torch import Tensor
 
 from penstock.learner.codecs import two_phase
-from penstock.learner.codecs.alone import SoloCollective
-from penstock.learner.codecs.collective import GroupCollective
+from penstock.learner.codecs.collective import GroupCollective, SoloCollective
 from reduce_ring import CPU, SIZE, Floats, codec_for, gradients, reduce_all, run_ranks
 
 NATURE = (

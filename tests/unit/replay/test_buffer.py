@@ -277,7 +277,7 @@ def test_stacks_may_be_views_of_one_history() -> None:
 
 def test_batches_that_cannot_be_are_refused() -> None:
     replay = Replay(PLAIN, 100)
-    with pytest.raises(ReplayError, match=r"batch of 8 was asked for and 0 rows are stored"):
+    with pytest.raises(ReplayError, match=r"batch of 8 needs as many rows, and 0 rows are stored"):
         replay.sample(8)
     fill(replay, 0, 5)
     for count, words in ((8, "5 rows are stored"), (101, "larger than the capacity"), (0, "batch")):

@@ -15,8 +15,8 @@ from penstock.replay.batch import Batch
 from penstock.replay.buffer import Replay
 from penstock.replay.errors import ReplayError
 from penstock.replay.remote import ReplayClient, ReplayServer, service
+from penstock.replay.remote.server import Snapshots
 from penstock.replay.remote.service import ServiceLimits
-from penstock.replay.remote.snapshots import Snapshots
 from penstock.replay.samplers import Prioritized, Uniform
 from penstock.replay.snapshot_files import MANIFEST
 from penstock.transport import wire
@@ -457,7 +457,7 @@ def test_a_snapshot_that_cannot_be_written_is_one_line(
         check(client.sample(2))
     assert len(lines) == 1
     assert "could not be written" in lines[0]
-    assert "the server goes on" in lines[0]
+    assert "the server continues" in lines[0]
 
 
 def test_another_buffer_at_the_address_is_named(rig: Callable[..., Rig]) -> None:

@@ -304,7 +304,7 @@ def test_a_strange_answer_is_one_sentence_and_leaves_no_descriptor(
     null = os.open(os.devnull, os.O_RDONLY)
     with owner(tmp_path / "door", answer, [null] * fds):
         before = set(os.listdir("/proc/self/fd"))
-        with pytest.raises(UserError, match="what the owner of the memory answered cannot be used"):
+        with pytest.raises(UserError, match="the answer of the memory's owner cannot be used"):
             AttachClient(tmp_path / "door", {"name": "friend"})
     os.close(null)
     assert len(set(os.listdir("/proc/self/fd"))) <= len(before)

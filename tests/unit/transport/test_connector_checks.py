@@ -11,7 +11,7 @@ import pytest
 
 from penstock.core.params import Stamp
 from penstock.core.specs import Column, SlotSpec
-from penstock.learner.stream_tracker import StreamTracker
+from penstock.learner.role import StreamTracker
 from penstock.profiling.status import StatusPage
 from penstock.replay import Accounting
 from penstock.transport import wire

@@ -103,7 +103,7 @@ def test_an_answer_that_says_more_than_there_is(tmp_path: Path, change: dict[str
     before = len(os.listdir("/proc/self/fd"))
     with (
         owner(tmp_path / "s", {**REPLY, **change}, GEOMETRY.nbytes),
-        pytest.raises(UserError, match="what the owner of the memory answered cannot be used"),
+        pytest.raises(UserError, match="the answer of the memory's owner cannot be used"),
     ):
         ShmLink(tmp_path / "s", SPEC, 1)
     assert len(os.listdir("/proc/self/fd")) <= before  # fewer where garbage was collected

@@ -12,7 +12,7 @@ from penstock.core.params import ParamLayout, Stamp
 from penstock.core.specs import Column, SlotSpec
 from penstock.transport import wire
 from penstock.transport.shm.weights_board import WeightsBoard
-from penstock.transport.zmq.weights_responder import WeightsResponder
+from penstock.transport.zmq.relay import WeightsResponder
 
 LAYOUT = ParamLayout((("w", (3,)),))
 WELCOME = Welcome(1, 0, SlotSpec(2, 1, (Column("obs", "|u1"),)), LAYOUT, {})

@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from penstock.replay import Replay, prefault
-from penstock.replay.prefault import LEAST_NBYTES, Prefault
-from penstock.transport.shm.arena import Arena
+from penstock.replay import Replay
+from penstock.transport.shm import arena as arena_module
+from penstock.transport.shm.arena import LEAST_NBYTES, Arena, Prefault
 
 COLUMNS: dict[str, Any] = {"obs": (np.uint8, (1000,)), "action": (np.int64, ())}
 
@@ -62,7 +62,9 @@ def test_a_small_buffer_needs_no_thread() -> None:
 
 
 def test_it_stops_at_close(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(prefault, "PIECE_NBYTES", mmap.PAGESIZE)  # far more than can be done soon
+    monkeypatch.setattr(
+        arena_module, "PIECE_NBYTES", mmap.PAGESIZE
+    )  # far more than can be done soon
     before = resident_nbytes()
     with Replay(COLUMNS, 1_000_000) as replay:
         nbytes = replay.stats()["nbytes"]
@@ -72,7 +74,7 @@ def test_it_stops_at_close(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_it_takes_nothing_that_has_become_scarce(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(prefault, "available_nbytes", lambda: LEAST_NBYTES // 2)
+    monkeypatch.setattr(arena_module, "available_nbytes", lambda: LEAST_NBYTES // 2)
     arena, before = Arena.private(LEAST_NBYTES), resident_nbytes()
     made = Prefault(arena)
     made.join(20.0)
