@@ -11,8 +11,8 @@ What Penstock asks of such a class stands in penstock/models/own_network.py:
 - It is made with the shapes of the arrays in an observation, by name (a game with a single array
   has that as "obs"), the number of outputs that decide an action, and `model.settings`.
 - It gets those arrays as float32 [B, *shape], pixels from 0 to 1, and returns either features
-  [B, width], to which Penstock adds the heads of policy and value, and with `model.core=lstm` or
-  `gru` memory before them; or outputs [B, outputs] and values [B] itself.
+  [B, width], to which Penstock adds the algorithm's heads, and with `model.core=lstm` or `gru`
+  memory before them; or, with PPO and IMPALA, outputs [B, outputs] and values [B] itself.
 
 What does not fit is told in a sentence before anything is trained.
 """
