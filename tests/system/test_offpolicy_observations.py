@@ -80,9 +80,11 @@ def test_dqn_learns_a_game_of_several_parts_by_its_mask(folder: Path, penstock: 
     status, summary, errors = run.end()
     assert status == 0, errors
     assert summary["exit_reason"] == "return"
-    again = ("--resume", "must", "stop.return=null", "stop.learner_steps=1e6", "stop.minutes=0.05")
-    status, summary, errors = penstock("train", "run", *again, "--json").end()
+    steps = summary["learner_steps"] + 20
+    again = ("--resume", "must", "stop.return=null", f"stop.learner_steps={steps}", "--json")
+    status, summary, errors = penstock("train", "run", *again).end()
     assert status == 0, errors
+    assert summary["learner_steps"] >= steps
     policy = load_policy("run", "last")
     flag, mask = np.eye(4, dtype=np.int8), 1 - np.roll(np.eye(4, dtype=np.int8), 1, 1)
     shown = {"flag": flag, "noise": np.zeros((4, 3), np.float32), "action_mask": mask}
@@ -106,9 +108,9 @@ def test_sac_trains_on_frames_and_normalised_numbers(folder: Path, penstock: Pen
     named = policy._policy(1).network  # holds what the actors got
     normalizer = named._net.normalizer  # type: ignore[attr-defined]
     assert normalizer.count.item() >= 40 * 64
-    np.testing.assert_allclose(normalizer.mean, [1000, 1000], atol=[40, 0.4])
-    expected = 0.8 / np.sqrt(3) * np.array([300, 3])
-    np.testing.assert_allclose(normalizer.var.sqrt(), expected, rtol=0.15)
+    deviation = 0.8 / np.sqrt(3) * np.array([300, 3])
+    assert (np.abs(normalizer.mean.numpy() - 1000) < 0.3 * deviation).all()
+    np.testing.assert_allclose(normalizer.var.sqrt(), deviation, rtol=0.15)
     action, _ = policy({"goal": [1000, 1000], "frame": np.full((2, 40, 40), 7, np.uint8)})
     assert action.shape == (2,)
     assert np.abs(action).max() <= 1

@@ -331,7 +331,7 @@ def packed(info: EnvInfo, rows: int, seed: int) -> Any:
             array[...] = rng.random(array.shape) < 0.5
             array[np.arange(rows), rng.integers(0, 4, rows)] = 1
         else:
-            array[...] = rng.normal(50, 20, array.shape)
+            array[...] = rng.normal(50, 20, array.shape).clip(0, 255)
     return found
 
 
@@ -371,7 +371,7 @@ def test_a_normalised_network_learns_from_normalised_observations() -> None:
         **{name: ((batch[name] - mean) / std).clip(-10, 10) for name in ("obs", "next_obs")},
     }
     for _ in range(2):  # the second time with the same statistics, after a step
-        np.testing.assert_allclose(made.update(batch), plain.update(scaled), rtol=1e-3, atol=1e-4)
+        np.testing.assert_allclose(made.update(batch), plain.update(scaled), rtol=1e-3, atol=1e-3)
 
 
 @pytest.mark.parametrize("algo", ["dqn", "sac"])
