@@ -91,11 +91,12 @@ def test_targets_are_of_allowed_actions(double: bool, expected: list[float]) -> 
     mask = torch.tensor([[0, 1], [1, 0], [0, 0]], dtype=torch.uint8)
     nets: Any = Table(ONLINE), Table(MASKED_TARGET)
     cfg = DqnConfig(double=double, huber=100.0)
-    _, differences, _ = update.loss(*nets, batch, cfg, mask)
+    net, target = nets
+    _, differences, _ = update.loss(net, target, batch, cfg, mask)
     np.testing.assert_allclose(differences, expected, rtol=1e-6)
     open_mask = torch.ones_like(mask)
-    _, free, _ = update.loss(*nets, batch, cfg)
-    _, same, _ = update.loss(*nets, batch, cfg, open_mask)
+    _, free, _ = update.loss(net, target, batch, cfg)
+    _, same, _ = update.loss(net, target, batch, cfg, open_mask)
     assert torch.equal(free, same)
     assert not torch.equal(free, differences)
 

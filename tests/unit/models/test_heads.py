@@ -183,7 +183,7 @@ def test_an_actor_computes_what_the_learner_does(algo: str, space: Any, model: A
 @pytest.mark.parametrize("duelling", [False, True])
 @pytest.mark.parametrize("normalized", [False, True])
 def test_values_of_several_arrays_by_numpy(duelling: bool, normalized: bool) -> None:
-    model = {"activation": "relu", "normalize_observations": normalized}
+    model: dict[str, Any] = {"activation": "relu", "normalize_observations": normalized}
     cfg = config("dqn", settings={"duelling": duelling}, **model)
     made = game("dqn", {**NUMBERS, **MASK})
     shape: Any = network_shape(cfg, made)
@@ -223,12 +223,12 @@ def test_critics_of_several_arrays_by_numpy(arrays: dict[str, Any], normalized: 
     found = critics(torch.from_numpy(packed), torch.from_numpy(action))
     assert found.shape == (2, 4)
     for i, critic in enumerate(critics.critics):
-        rows = [numbers(made, packed, named, normalized), action]
+        rows: list[Any] = [numbers(made, packed, named, normalized), action]
         if "screen" in arrays:
             screen = torch.from_numpy(views(made.parts, packed)["screen"]) / 255
             assert isinstance(critic.body, nn.Module)
             rows.insert(0, critic.body({"screen": screen}).detach().double().numpy())
-        hidden = np.concatenate(rows, 1)
+        hidden: Array = np.concatenate(rows, 1)
         for j in range(2):
             layer = f"critics.{i}.layers.linears.{j}."
             hidden = np.maximum(hidden @ named[layer + "weight"].T + named[layer + "bias"], 0)
@@ -299,7 +299,7 @@ def test_what_is_fast_stays_so() -> None:
         ("sac", vector, {"normalize_observations": True}, DenseShape),
         ("sac", frames, flat, DenseShape),
     ):
-        shape = network_shape(config(algo, **model), game(algo, space))  # type: ignore[arg-type]
+        shape = network_shape(config(algo, **model), game(algo, space))
         assert isinstance(shape, kind), (algo, space, model)
 
 
