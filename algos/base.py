@@ -22,8 +22,7 @@ from penstock.models.acting.categorical import (
 )
 from penstock.models.acting.gaussian import GaussianSampler
 from penstock.models.actions import Choices, Numbers, action_spec
-from penstock.models.fitting import ActorCriticShape, actor_critic_shape
-from penstock.models.layout import HeadShape
+from penstock.models.fitting import ActorCriticShape, HeadShape, actor_critic_shape
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -15,7 +15,8 @@ import torch
 from torch import Tensor, nn
 
 from penstock.core.interfaces import SharedOptimizer
-from penstock.models.layout import HeadShape
+from penstock.models.fitting import HeadShape
+from penstock.models.torch_head_net import HeadNet
 from penstock.profiling.ledger import TimeLedger
 
 Batch = Mapping[str, Tensor]
@@ -52,6 +53,10 @@ class UpdateContext:
     optimizer: Callable[[str, Iterable[tuple[str, nn.Parameter]]], SharedOptimizer]
     """Makes the optimizer of named parameters, which it moves into one vector; its own name is that
     of the state in a checkpoint."""
+    network: Callable[[], HeadNet]
+    """Makes the network of `shape` on the device. With `model.normalize_observations` the learner
+    brings the statistics of that one up to date with every batch, before `ReplayUpdate.take`; a
+    network that lags behind as a target takes its `normalizer`."""
 
 
 class ReplayUpdate(Protocol):

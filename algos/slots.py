@@ -9,7 +9,9 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock.configs.errors import UserError
+from penstock.core.params import ParamLayout
 from penstock.core.specs import Column
+from penstock.models.general import floats_of
 
 MOST_REWARD = 1e6  # of a sound actor
 MOST_RETURN = 1e12  # discounted
@@ -109,6 +111,14 @@ def check(columns: dict[str, npt.NDArray[Any]]) -> None:
     begins = columns.get(BEGINS)
     if begins is not None and begins.max() > AFTER_ZEROS:
         raise ValueError(f"column {BEGINS} holds {begins.max()}, and is at most {AFTER_ZEROS}")
+
+
+def check_numbers(obs: npt.NDArray[Any], layout: ParamLayout) -> None:
+    """Raise ValueError for observations of several parts that hold numbers which are not finite;
+    ``layout`` is the network's."""
+    for numbers in floats_of(layout):
+        if not np.isfinite(obs[..., numbers].view(np.float32)).all():
+            raise ValueError("column obs holds numbers that are not finite")
 
 
 def check_choices(action: npt.NDArray[Any], counts: tuple[int, ...]) -> None:

@@ -56,12 +56,6 @@ class AlgoConfig(Section):
         """Whether rewards are divided by the deviation of the discounted return so far."""
         return False
 
-    @property
-    def model_kinds(self) -> tuple[str, ...]:
-        """The values of `model.kind`, besides `auto`, that it computes."""
-        kinds = ("mlp", "nature_cnn", "impala_cnn")
-        return kinds if self.trains_on == "unrolls" else kinds[:2]
-
     def contradictions(self) -> Iterator[Contradiction]:
         """Combinations of its own options that are invalid."""
         yield from ()

@@ -220,10 +220,7 @@ def _is_local(address: str) -> bool:
     return bool(re.match(r"ipc://|tcp://(127(\.\d+){3}|localhost|\[::1\]):", address))
 
 
-ACTOR_CRITICS = (
-    *("core", "core_size", "critic", "normalize_observations"),
-    *("gaussian", "log_std_init", "entry", "settings"),
-)
+ACTOR_CRITICS = ("core", "core_size", "critic", "gaussian", "log_std_init")
 
 
 def network(cfg: Sections) -> Iterator[Contradiction]:
@@ -243,13 +240,6 @@ def _off_policy(cfg: Sections) -> Iterator[Contradiction]:
     algo, model, defaults = cfg.algo, cfg.model, ModelConfig()
     if algo.trains_on == "unrolls":
         return
-    if model.kind not in ("auto", *algo.model_kinds):
-        only = " only" if len(algo.model_kinds) == 1 else ""
-        yield Contradiction(
-            ("algo.name", "model.kind"),
-            f"algo.name {algo.name} computes model.kind {' and '.join(algo.model_kinds)}{only}, "
-            f"not {model.kind}; set model.kind={algo.model_kinds[0] if only else 'auto'}",
-        )
     for key in ACTOR_CRITICS:
         value, default = getattr(model, key), getattr(defaults, key)
         if value != default:

@@ -26,8 +26,9 @@ class ModelConfig(Section):
     activation: Literal["tanh", "relu"] = "tanh"
     """Activation between the layers of `mlp`; convolutional networks always use relu."""
     core: Literal["none", "lstm", "gru"] = "none"
-    """Memory after the layers, for games that do not show all that matters at every step. It is
-    computed row by row: `learner.micro_batch` should hold many environments' unrolls."""
+    """Memory after the layers, for games that do not show all that matters at every step; PPO and
+    IMPALA only. It is computed row by row: `learner.micro_batch` should hold many environments'
+    unrolls."""
     core_size: Count = 128
     """Width of the memory of `core`; not used where that is `none`."""
     critic: Literal["auto", "shared", "separate"] = "auto"
@@ -35,7 +36,8 @@ class ModelConfig(Section):
     its own where the network is an `mlp` without `core`."""
     normalize_observations: Switch = False
     """Whether each value of an observation, frames apart, is shifted and scaled to mean 0 and
-    deviation 1 over all samples so far, and clipped to ± 10."""
+    deviation 1 over all samples so far, and clipped to ± 10; with replay over all samples drawn so
+    far."""
     gaussian: Literal["clipped", "squashed"] = "clipped"
     """How an actor-critic's actions that are numbers are kept within their bounds: `clipped` cuts
     off what lies beyond, `squashed` takes tanh. SAC always squashes."""
@@ -43,7 +45,8 @@ class ModelConfig(Section):
     """Logarithm of the standard deviation of such actions at the start, where bounds are ± 1."""
     entry: Text | None = None
     """A network of one's own, as `module:Class` (see examples/own_network.py), in place of `kind`,
-    `hidden` and `activation`, which are not used then; null: none."""
+    `hidden` and `activation`, which are not used then, but for the layers of SAC's critics after
+    it; null: none."""
     settings: Options = Field(default_factory=dict)
     """Keyword arguments of the network of `entry`."""
 

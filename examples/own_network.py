@@ -11,8 +11,8 @@ penstock/models/own_network.py defines the requirements of such a class:
 - Its arguments are the shapes of the arrays in an observation, by name (a single array is "obs"),
   the number of outputs that determine an action, and `model.settings`.
 - Its input is those arrays as float32 [B, *shape], pixels from 0 to 1. It returns either features
-  [B, width], to which Penstock adds the heads of policy and value, and with `model.core=lstm` or
-  `gru` a recurrent core before them; or outputs [B, outputs] and values [B].
+  [B, width], to which Penstock adds the heads of the algorithm, and with `model.core=lstm` or `gru`
+  a recurrent core before them; or, with PPO and IMPALA, outputs [B, outputs] and values [B].
 
 A mismatch is reported in one sentence before training begins.
 """

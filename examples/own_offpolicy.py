@@ -51,11 +51,10 @@ class Update:
 
     def __init__(self, cfg: Any, context: Any) -> None:
         from penstock.models.flat_parameters import flatten
-        from penstock.models.torch_nets import build_net
 
-        self.cfg = cfg
-        self.net = build_net(context.shape, context.dtype).to(context.device)
+        self.cfg, self.net = cfg, context.network()
         self.target_net = copy.deepcopy(self.net).requires_grad_(False)
+        self.target_net.normalizer = self.net.normalizer
         self.target = flatten(self.target_net.parameters())
         self.optimizer = context.optimizer("q", self.net.named_parameters())
         self.published = [self.optimizer.values, *self.net.buffers()]  # weights for actors
@@ -78,8 +77,9 @@ class Update:
         settings, action = self.cfg.settings, batch["action"].long()[:, None]
         temperature = settings.temperature
         with torch.no_grad():
-            next_q = self.target_net(batch["next_obs"])
-            logp = torch.log_softmax(self.target_net(batch["obs"]) / temperature, 1)
+            allowed = self.target_net.allowed_outputs  # by the action mask, where there is one
+            q, next_q = (allowed(batch[name], -1e9) for name in ("obs", "next_obs"))
+            logp = torch.log_softmax(q / temperature, 1)
             next_logp = torch.log_softmax(next_q / temperature, 1)
             munchausen = (temperature * logp.gather(1, action)[:, 0]).clamp(settings.least_bonus, 0)
             value = (next_logp.exp() * (next_q - temperature * next_logp)).sum(1)

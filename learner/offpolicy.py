@@ -18,6 +18,7 @@ from penstock.algos.base import ReplayAlgorithm
 from penstock.algos.registry import algorithm
 from penstock.algos.replay_update import ReplayUpdate, UpdateContext
 from penstock.algos.samples import slot_spec
+from penstock.configs.errors import UserError
 from penstock.configs.schema import Config
 from penstock.core.interfaces import StepResult
 from penstock.core.params import Floats
@@ -30,6 +31,8 @@ from penstock.learner.sources.drawing import ReplayBatch
 from penstock.learner.sync.gradient_sync import GradientSync, SingleLearner
 from penstock.learner.to_host import ToDevice, ToHost
 from penstock.learner.trainer import pick_device, trunk_dtype, under
+from penstock.models.torch_head_net import HeadNet
+from penstock.models.torch_nets import build_net
 from penstock.models.torch_setup import set_up_torch
 from penstock.profiling.ledger import Part, TimeLedger
 from penstock.replay import unstack
@@ -60,10 +63,31 @@ class OffPolicyTrainer:
         shape = algo.network(config, info)
         self.layout = shape.layout
         dtype = trunk_dtype(config.learner.precision, self.device, shape)
+        space = info.observation_space
+        nothing = np.zeros((1, *space.shape), space.dtype)
+        self._nothing = torch.from_numpy(nothing).to(self.device)  # an observation that counts not
+        self._network: HeadNet | None = None  # whose observations are normalised
+
+        def network() -> HeadNet:
+            self._network = build_net(shape, dtype).to(self.device)
+            return self._network
+
         context = UpdateContext(
-            shape, self.device, dtype, config.learner.micro_batch, self._ledger, self._optimizer
+            shape,
+            self.device,
+            dtype,
+            config.learner.micro_batch,
+            self._ledger,
+            self._optimizer,
+            network,
         )
         self._update: ReplayUpdate = algo.make_update(config.algo, context)
+        if config.model.normalize_observations and self._network is None:
+            raise UserError(
+                f"model.normalize_observations true does nothing for algo.name {config.algo.name}, "
+                "whose Update makes its network without the context; make it by context.network(), "
+                "or set model.normalize_observations=false"
+            )
         self.queue = DeviceQueue(self.device, self._ledger)
         self.to_device = ToDevice(self.device)
         self._prioritized = config.replay.prioritized
@@ -79,8 +103,10 @@ class OffPolicyTrainer:
         return self._optimizers
 
     def shared(self) -> dict[str, Tensor]:
-        """Statistics of all learners' samples: there are none."""
-        return {}
+        """By name, the statistics of all learners' samples, which are the same on each."""
+        if self._network is None or self._network.normalizer is None:
+            return {}
+        return dict(self._network.normalizer.named_buffers(prefix="normalizer"))
 
     def plan_updates(self, batch: ReplayBatch | None) -> Floats:
         """Samples of the one update, float64 ``[1]``."""
@@ -137,7 +163,10 @@ class OffPolicyTrainer:
         total = samples if total is None else total
         number = self.progress.learner_steps + 1
         self._ledger.switch(Part.OPTIMIZE if tensors is None else Part.FORWARD)
+        before = self._observe(tensors)
         step = self._update.take(tensors, total, number, self.progress.trained_steps)
+        for tensor, earlier in zip(self.shared().values(), before, strict=True):
+            tensor.copy_(torch.where(step.norm.isfinite(), tensor, earlier))
         self.progress.updated(1)
         self.device_statistics.add(step.sums)
         self.device_statistics.count(samples)
@@ -145,6 +174,29 @@ class OffPolicyTrainer:
         errors = step.errors.nan_to_num_(0.0, 0.0)
         self.queue.launched()
         return errors
+
+    def _observe(self, batch: Mapping[str, Tensor] | None) -> list[Tensor]:
+        """Take the observations of a drawn batch, and those of the other learners' batches, into
+        the statistics that observations are normalised by; what these were before.
+
+        They follow what is trained on, not what is played: a row counts as often as it is drawn,
+        and with priorities those count most that are drawn most. What pads sequences does not
+        count.
+        """
+        before = [tensor.clone() for tensor in self.shared().values()]
+        if self._network is None or not before:
+            return before
+        if batch is None:
+            obs = self._nothing
+            alive = torch.zeros(1, dtype=torch.bool, device=self.device)
+        else:
+            obs = batch["obs"]
+            lead = batch["reward"].shape
+            alive = torch.ones(lead, dtype=torch.bool, device=self.device)
+            if len(lead) == 2:
+                alive = batch["mask"].bool()
+        self._network.observe(obs, alive, self.sync.all_reduce)
+        return before
 
     @property
     def publish_due(self) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 from gymnasium import spaces
@@ -13,14 +14,21 @@ from penstock.configs.schema import Config
 from penstock.core.observations import MASK, ObservationPart, Spaces
 from penstock.core.params import ParamLayout
 from penstock.models.actions import action_spec
-from penstock.models.general import GeneralShape, Input, channels_last
-from penstock.models.layout import CnnShape, DenseShape, HeadShape, MlpShape, NetShape, QCnnShape
+from penstock.models.general import (
+    ActorCriticHeads,
+    GeneralShape,
+    Input,
+    SingleHead,
+    channels_last,
+)
+from penstock.models.layout import CnnShape, DenseShape, MlpShape, QCnnShape
 
 MIN_PIXELS = 36  # what the convolutions of nature_cnn need in each direction
 MIN_PIXELS_IMPALA = 8
 
-ActorCriticShape = MlpShape | CnnShape | GeneralShape
-AnyShape = NetShape | GeneralShape
+ActorCriticShape = MlpShape | CnnShape | GeneralShape[ActorCriticHeads]
+HeadShape = DenseShape | QCnnShape | GeneralShape[SingleHead]
+AnyShape = ActorCriticShape | HeadShape
 
 
 def parts_of(game: Spaces) -> tuple[ObservationPart, ...]:
@@ -35,58 +43,66 @@ def mask_of(game: Spaces) -> ObservationPart | None:
 
 def actor_critic_shape(config: Config, game: Spaces) -> ActorCriticShape:
     """Policy and value."""
-    model, actions, parts = config.model, action_spec(config, game), parts_of(game)
-    mask = mask_of(game)
-    if parts:
-        visible = [part for part in parts if part is not mask]
-        inputs = tuple(_input(model, p.name, p.shape, p.dtype, p) for p in visible if p.nbytes)
-    else:
-        shape, scale = _observations(game, config.algo.name)
-        inputs = (_input(model, "obs", shape, game.observation_space.dtype.str, None),)
-    _check_inputs(model, inputs, mask)
-    general = GeneralShape(inputs, mask, actions, model, _layout)
-    if parts or model.core != "none" or model.entry is not None:
+    model, actions = config.model, action_spec(config, game)
+    inputs, mask, scale = _read(config, game)
+    only = inputs[0]
+    general = GeneralShape(inputs, mask, ActorCriticHeads(actions), model, _layout)
+    if only.part or model.core != "none" or model.entry is not None:
         return general
-    if _is_fast_cnn(model, inputs[0]):
-        channels, height, width = inputs[0].shape
+    if _is_fast_cnn(model, only):
+        channels, height, width = only.shape
         return CnnShape(channels, height, width, actions, scale, model.log_std_init)
-    if inputs[0].is_image or model.critic == "shared":
+    if only.is_image or model.critic == "shared":
         return general
-    size, hidden, normalize = math.prod(shape), tuple(model.hidden), model.normalize_observations
-    scale = 1.0 if normalize else scale
-    return MlpShape(size, actions, hidden, model.activation, scale, normalize, model.log_std_init)
+    size, hidden = math.prod(only.shape), tuple(model.hidden)
+    normalize, log_std = model.normalize_observations, model.log_std_init
+    return MlpShape(size, actions, hidden, model.activation, scale, normalize, log_std)
 
 
 def q_shape(config: Config, game: Spaces, *, duelling: bool = False) -> HeadShape:
-    """Q-values of actions to choose from."""
-    model, algo = config.model, config.algo.name
-    actions, shape, scale = _choices(game, algo), *_observations(game, algo)
-    _check_axes(model, shape)
-    if _takes_cnn(model, frames := _with_channel(shape, game.observation_space.dtype.str)):
-        channels, height, width = frames
+    """Q-values of actions to choose from.
+
+    Where observations have an action mask, the values of what it forbids must not be part of a
+    target: `models.torch_head_net.HeadNet.allowed_outputs` leaves them out.
+    """
+    model, actions = config.model, _choices(game, config.algo.name)
+    inputs, mask, scale = _read(config, game)
+    only = inputs[0]
+    if not only.part and model.entry is None and _is_fast_cnn(model, only):
+        channels, height, width = only.shape
         return QCnnShape(channels, height, width, actions, scale, duelling)
-    hidden = tuple(model.hidden)
-    return DenseShape(math.prod(shape), actions, hidden, model.activation, scale, duelling)
+    return _head_shape(model, inputs, mask, scale, SingleHead(actions, duelling))
 
 
-def gaussian_shape(config: Config, game: Spaces) -> DenseShape:
+def gaussian_shape(config: Config, game: Spaces) -> DenseShape | GeneralShape[SingleHead]:
     """Means, then logarithms of standard deviations, of each value in an action."""
-    model, algo = config.model, config.algo.name
     if not isinstance(game.action_space, spaces.Box):
         raise UserError(
-            f"action space {game.action_space} is not a Box, the only kind that algo.name {algo} "
-            "plays; set algo.name=ppo or algo.name=dqn"
+            f"action space {game.action_space} is not a Box, the only kind that algo.name "
+            f"{config.algo.name} plays; set algo.name=ppo or algo.name=dqn"
         )
-    shape, scale = _observations(game, algo)
-    is_framed = len(shape) > 2 or game.observation_space.dtype == np.uint8
-    if model.kind == "auto" and is_framed and _is_large(shape):
-        raise UserError(
-            f"observations of shape {list(shape)} look like frames, and algo.name {algo} reads "
-            "them as a flat vector only; set model.kind=mlp if that is meant, or env.wrappers to a "
-            "wrapper of yours that makes them few"
-        )
-    outputs = 2 * action_size(game)
-    return DenseShape(math.prod(shape), outputs, tuple(model.hidden), model.activation, scale)
+    return _head_shape(config.model, *_read(config, game), SingleHead(2 * action_size(game)))
+
+
+def _head_shape(
+    model: ModelConfig,
+    inputs: tuple[Input, ...],
+    mask: ObservationPart | None,
+    scale: float,
+    head: SingleHead,
+) -> DenseShape | GeneralShape[SingleHead]:
+    only = inputs[0]
+    if only.part or model.entry is not None or only.is_image:
+        return GeneralShape(inputs, mask, head, model, _layout)
+    return DenseShape(
+        math.prod(only.shape),
+        head.outputs,
+        tuple(model.hidden),
+        model.activation,
+        scale,
+        head.duelling,
+        model.normalize_observations,
+    )
 
 
 def action_size(game: Spaces) -> int:
@@ -106,21 +122,25 @@ def _choices(game: Spaces, algo: str) -> int:
     )
 
 
-def _observations(game: Spaces, algo: str) -> tuple[tuple[int, ...], float]:
-    """Shape of an observation of one array, and the factor that brings it near 1."""
-    space = game.observation_space
+def _read(config: Config, game: Spaces) -> tuple[tuple[Input, ...], ObservationPart | None, float]:
+    """The arrays of an observation, its action mask, and the factor that brings an observation of
+    one array near 1. UserError for what no network reads."""
+    model, mask = config.model, mask_of(game)
     if parts := parts_of(game):
-        names = ", ".join(part.name for part in parts)
-        raise UserError(
-            f"observations have the parts {names}, and algo.name {algo} reads a single array; set "
-            "algo.name=ppo, or add gymnasium.wrappers:FlattenObservation to env.wrappers"
-        )
+        visible = [part for part in parts if part is not mask and part.nbytes]
+        inputs = tuple(_input(model, p.name, p.shape, p.dtype, p) for p in visible)
+        _check_inputs(model, inputs, mask)
+        return inputs, mask, 1.0
+    space = game.observation_space
     if not isinstance(space, spaces.Box):
         raise UserError(
             f"observation space {space} is not a Box, the only kind that networks "
             "read; add gymnasium.wrappers:FlattenObservation to env.wrappers"
         )
-    return space.shape, 1 / 255 if space.dtype == np.uint8 else 1.0
+    inputs = (_input(model, "obs", space.shape, space.dtype.str, None),)
+    _check_inputs(model, inputs, None)
+    is_scaled = space.dtype == np.uint8 and not model.normalize_observations
+    return inputs, None, 1 / 255 if is_scaled else 1.0
 
 
 def _input(
@@ -194,21 +214,7 @@ def _check_inputs(
         )
 
 
-def _takes_cnn(model: ModelConfig, shape: tuple[int, ...]) -> bool:
-    fits = len(shape) == 3 and min(shape[1:]) >= MIN_PIXELS
-    is_last = len(shape) == 3 and min(shape[:2]) >= MIN_PIXELS
-    if fits or model.kind == "mlp":
-        return model.kind != "mlp"
-    if model.kind == "auto" and not is_last:
-        return False
-    raise UserError(
-        f"observations of shape {list(shape)} do not fit nature_cnn, which reads [channels, "
-        f"height, width] of at least {MIN_PIXELS} pixels each way; bring them into that form "
-        "with env.wrappers, or set model.kind=mlp"
-    )
-
-
-def _layout(shape: GeneralShape) -> ParamLayout:
+def _layout(shape: GeneralShape[Any]) -> ParamLayout:
     from penstock.models.torch_general import layout
 
     return layout(shape)

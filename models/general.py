@@ -1,4 +1,7 @@
-"""Actor-critics of any make: observations of several parts, memory, own networks. No torch here.
+"""The network family: an encoder of the observation, a core with memory if wanted, and heads.
+
+It reads observations of several parts, and a network of one's own may take the encoder's place. The
+heads are the algorithm's: `ActorCriticHeads`, or a `SingleHead`. No torch here.
 
 The parameters' layout is that of the torch module, which `torch_general.layout` builds without
 memory for it; so torch is imported where the layout is asked for, and not before.
@@ -9,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import Any, Generic, TypeVar
 
 from penstock.configs.model import ModelConfig
 from penstock.core.observations import ObservationPart
@@ -32,20 +36,46 @@ class Input:
 
 
 @dataclass(frozen=True)
-class GeneralShape:
+class ActorCriticHeads:
+    """Policy and value, of PPO and IMPALA."""
+
+    actions: ActionSpec
+
+    @property
+    def outputs(self) -> int:
+        """Numbers that decide an action."""
+        return self.actions.outputs
+
+
+@dataclass(frozen=True)
+class SingleHead:
+    """Q-values of actions, of DQN, or means and logarithms of standard deviations, of SAC."""
+
+    outputs: int
+    """Numbers that decide an action."""
+    duelling: bool = False
+    """Whether the outputs are a value of the state plus advantages of the actions, each of a last
+    layer of its own."""
+
+
+H = TypeVar("H", bound=ActorCriticHeads | SingleHead, covariant=True)
+
+
+@dataclass(frozen=True)
+class GeneralShape(Generic[H]):
     """`penstock.models.torch_general.GeneralNet`."""
 
     inputs: tuple[Input, ...]
     mask: ObservationPart | None
     """The action mask among the parts of an observation."""
-    actions: ActionSpec
+    heads: H
     model: ModelConfig
-    make_layout: Callable[[GeneralShape], ParamLayout] = field(compare=False, repr=False)
+    make_layout: Callable[[GeneralShape[Any]], ParamLayout] = field(compare=False, repr=False)
     """Given by `models.fitting`, since it needs torch."""
 
     @property
     def outputs(self) -> int:
-        return self.actions.outputs
+        return self.heads.outputs
 
     @property
     def convolutional(self) -> bool:
@@ -53,7 +83,9 @@ class GeneralShape:
 
     @property
     def is_separate(self) -> bool:
-        """Whether the value has a network of its own."""
+        """Whether the value of an actor-critic has a network of its own."""
+        if not isinstance(self.heads, ActorCriticHeads):
+            return False
         if self.model.critic != "auto":
             return self.model.critic == "separate"
         plain = self.model.core == "none" and self.model.entry is None

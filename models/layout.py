@@ -4,10 +4,11 @@ A net's shape is all that is needed to build it in torch or to compute it in num
 ``layout`` is the order of the torch module's named parameters, then its buffers. What acts is
 ``outputs`` values for each observation: logits, Q-values, or means and logarithms of deviations.
 
-    MlpShape, CnnShape       policy and value, for actor-critics: what most games need, and fast
+    MlpShape, CnnShape       policy and value, for actor-critics
     DenseShape, QCnnShape    one head: Q-values (duelling or not), or a Gaussian policy
 
-Actor-critics of any other kind are `penstock.models.general.GeneralShape`.
+These are fused: fast implementations for observations of one array, which most games have. Every
+other network is a `penstock.models.general.GeneralShape`, with the same heads.
 """
 
 from __future__ import annotations
@@ -111,6 +112,7 @@ class DenseShape:
     activation: Activation
     obs_scale: float
     duelling: bool = False
+    normalize: bool = False
     convolutional: ClassVar[bool] = False
 
     @property
@@ -121,7 +123,8 @@ class DenseShape:
     @cached_property
     def layout(self) -> ParamLayout:
         head = _heads(self.hidden[-1], self.outputs, self.duelling)
-        return ParamLayout((*tower_entries(1, self.widths), *head))
+        statistics = normalizer_entries(self.inputs) if self.normalize else ()
+        return ParamLayout((*tower_entries(1, self.widths), *head, *statistics))
 
     def acting_layers(self, named: Mapping[str, Float32]) -> list[Layer]:
         """Its layers, of the parameters by name; a duelling head becomes one product."""
@@ -159,8 +162,7 @@ class QCnnShape:
 
 
 ActorCriticShape = MlpShape | CnnShape
-HeadShape = DenseShape | QCnnShape
-NetShape = ActorCriticShape | HeadShape
+NetShape = ActorCriticShape | DenseShape | QCnnShape
 
 
 def flat_features(height: int, width: int) -> int:

@@ -9,7 +9,12 @@
 float32 ``[B, *shape]``, pixels from 0 to 1. What `forward` returns is either
 
     features [B, width]                     to which memory (`model.core`) and heads are added
-    outputs [B, outputs] and values [B]     logits, or means and then logs of deviations
+    outputs [B, outputs] and values [B]     logits, or means and then logs of deviations; with
+                                            PPO and IMPALA only
+
+With DQN it must give features: the head of Q-values is added, duelling or not. With SAC the policy
+and each critic have a network of this class, of parameters of its own; the critics' layers, of
+`model.hidden` widths, read its features and the action.
 
 Rows are independent of each other; parameters and buffers are float32. Learners have it in `eval`,
 as actors do, so that dropout drops nothing: the probability of an action is to be the recorded one.
@@ -24,12 +29,12 @@ import torch
 from torch import Tensor, nn
 
 from penstock.configs.errors import UserError
-from penstock.models.general import GeneralShape
+from penstock.models.general import GeneralShape, SingleHead
 
 ROWS = 3  # of the batch that is tried
 
 
-def make_own(shape: GeneralShape) -> tuple[nn.Module, int | None]:
+def make_own(shape: GeneralShape[Any]) -> tuple[nn.Module, int | None]:
     """The network, and the width of its features; None where it gives outputs and values. Raises
     UserError for one that does not fit."""
     entry = shape.model.entry
@@ -62,9 +67,15 @@ def make_own(shape: GeneralShape) -> tuple[nn.Module, int | None]:
     return net, _width(found, shape, purpose)
 
 
-def _width(found: Any, shape: GeneralShape, purpose: str) -> int | None:
+def _width(found: Any, shape: GeneralShape[Any], purpose: str) -> int | None:
     if isinstance(found, Tensor) and found.ndim == 2 and len(found) == ROWS and found.shape[1]:
         return found.shape[1]
+    if isinstance(shape.heads, SingleHead):
+        raise UserError(
+            f"{purpose} returned {_described(found)} for {ROWS} observations, and with an "
+            f"algorithm that is no actor-critic it must return features of shape [{ROWS}, width], "
+            "to which the head is added; correct its forward, or set algo.name=ppo"
+        )
     both = isinstance(found, tuple) and len(found) == 2
     wanted = [(ROWS, shape.outputs), (ROWS,)]
     if not both or [tuple(tensor.shape) for tensor in found] != wanted:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from penstock.configs.model import ModelConfig
 from penstock.models.fitting import AnyShape
-from penstock.models.general import GeneralShape
+from penstock.models.general import ActorCriticHeads, GeneralShape
 from penstock.models.layout import DenseShape, MlpShape
 
 
@@ -23,10 +25,12 @@ def _mlp(model: ModelConfig) -> str:
     return f"mlp {'-'.join(map(str, model.hidden))} {model.activation}"
 
 
-def _general(shape: GeneralShape, model: ModelConfig) -> list[str]:
+def _general(shape: GeneralShape[Any], model: ModelConfig) -> list[str]:
     frames = "impala_cnn" if model.kind == "impala_cnn" else "nature_cnn"
     layers = {part.is_image: frames if part.is_image else _mlp(model) for part in shape.inputs}
     kinds = [model.entry] if model.entry is not None else [*layers.values()]
     core = [f"{model.core} {model.core_size}"] if model.core != "none" else []
+    if not isinstance(shape.heads, ActorCriticHeads):
+        return [" and ".join(kinds)]
     critic = "separate critic" if shape.is_separate else "shared critic"
     return [" and ".join(kinds), *core, critic]

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable
+from abc import abstractmethod
+from collections.abc import Iterable
 
 import torch
 from torch import Tensor, nn
@@ -11,17 +11,16 @@ from torch import Tensor, nn
 from penstock.models.actions import ActionSpec, Numbers
 from penstock.models.layout import choices_entries
 from penstock.models.normalizer import Normalizer
+from penstock.models.torch_policy_network import PolicyNetwork
 from penstock.models.torch_trunks import orthogonal
 
 
-class ActorCritic(nn.Module, ABC):
+class ActorCritic(PolicyNetwork):
     """What learners train of an actor-critic, whatever it is made of."""
 
     actions: ActionSpec
     state_size: int = 0
     """Float32 numbers that it remembers of one environment; 0: it has no memory."""
-    mask_of: Callable[[Tensor], Tensor] | None = None
-    normalizer: Normalizer | None
 
     @abstractmethod
     def forward(
@@ -32,27 +31,6 @@ class ActorCritic(nn.Module, ABC):
         With memory observations are ``[T, E, *shape]``; ``state`` float32 ``[E, state_size]`` is
         that before the first row, and forgotten before each row where ``first`` (bool ``[T, E]``).
         """
-
-    def mask(self, obs: Tensor) -> Tensor | None:
-        """Not 0 where a choice is allowed, ``[B, outputs]``; None where all are."""
-        return None if self.mask_of is None else self.mask_of(obs).flatten(0, -2)
-
-    def observe(
-        self, obs: Tensor, alive: Tensor, add_others: Callable[[Tensor], None] | None = None
-    ) -> None:
-        """Take the alive rows of ``obs`` ``[T(+1), E, *shape]`` into the statistics that
-        observations are normalised by, if they are.
-
-        ``add_others`` adds to a tensor, in place, those of the other learners of the step: every
-        learner must come here.
-        """
-        if self.normalizer is not None:
-            rows = self.numbers(obs[: len(alive)])
-            self.normalizer.observe(rows, alive.flatten(), add_others)
-
-    def numbers(self, obs: Tensor) -> Tensor:
-        """What of observations ``[..., *shape]`` is normalised, ``[B, inputs]``."""
-        raise NotImplementedError
 
     def _make_heads(self, width: int, log_std_init: float) -> None:
         actions = self.actions

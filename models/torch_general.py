@@ -1,37 +1,45 @@
-"""Actor-critics of any make, in torch: several arrays, memory, a network of one's own.
+"""The network family in torch: several arrays, memory, a network of one's own, any heads.
 
-    observation -> arrays by name -> body -> core -> policy head
+    observation -> arrays by name -> body -> core -> policy head, or the one head
                                      (body -> core where the critic is separate) -> value head
 
 A body is an `Encoder`, or a network of one's own that gives features; one that gives outputs and
-values itself has neither core nor heads after it.
+values itself, for an actor-critic, has neither core nor heads after it. `GeneralCritics` value the
+actions of a policy, for SAC.
 """
 
 from __future__ import annotations
 
 import math
+from abc import abstractmethod
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import linear
 
 from penstock.core.params import ParamLayout
-from penstock.models.general import GeneralShape, Input
+from penstock.models.general import ActorCriticHeads, GeneralShape, Input, SingleHead
+from penstock.models.normalizer import Normalizer
 from penstock.models.own_network import make_own
 from penstock.models.torch_actor_critic import ActorCritic, Marks
 from penstock.models.torch_cores import make_core
-from penstock.models.torch_encoders import Encoder
+from penstock.models.torch_encoders import DenseLayers, Encoder
+from penstock.models.torch_head_net import HeadNet
+from penstock.models.torch_policy_network import PolicyNetwork
+from penstock.models.torch_trunks import activate, orthogonal
 
 
-class GeneralNet(ActorCritic):
-    """As `GeneralShape` says; bodies compute in ``dtype``, the rest in float32."""
+class GeneralNet(PolicyNetwork):
+    """As `GeneralShape` says, up to the heads; bodies compute in ``dtype``, the rest in float32."""
 
-    def __init__(self, shape: GeneralShape, dtype: torch.dtype = torch.float32) -> None:
+    state_size: int
+
+    def __init__(self, shape: GeneralShape[Any], dtype: torch.dtype = torch.float32) -> None:
         super().__init__()
-        self.actions = shape.actions
         self.state_size = shape.state_size
         self._shape, self._dtype = shape, dtype
-        self._numbers = [given for given in shape.inputs if not given.is_image]
         model = shape.model
         count = 1 + shape.is_separate
         made = [_body(shape) for _ in range(count)]
@@ -40,38 +48,33 @@ class GeneralNet(ActorCritic):
         self.is_whole = width is None
         cores = [make_core(model.core, width, model.core_size) for _ in range(count) if width]
         self.cores = nn.ModuleList(core for core in cores if core is not None)
-        if width is not None:
-            self._make_heads(model.core_size if self.cores else width, model.log_std_init)
-        floats = [given.part for given in shape.inputs if given.part and given.dtype == "<f4"]
-        self.floats = Marks((0, part.offset, part.nbytes) for part in floats)
-        inputs = sum(math.prod(given.shape) for given in self._numbers)
-        self._make_buffers(inputs if model.normalize_observations else 0, not self.is_whole)
+        self._width = model.core_size if self.cores else width
 
-    def forward(
-        self, obs: Tensor, state: Tensor | None = None, first: Tensor | None = None
-    ) -> tuple[Tensor, Tensor]:
-        """As of every `ActorCritic`."""
-        return self.step(obs, state, first)[:2]
+    @abstractmethod
+    def outputs_of(self, features: Tensor) -> Tensor:
+        """What actions are decided by, float32 ``[B, outputs]``, of the first body's features
+        ``[B, width]``, or of its core's."""
 
-    def step(
+    def features(
         self, obs: Tensor, state: Tensor | None = None, first: Tensor | None = None
-    ) -> tuple[Tensor, Tensor, Tensor | None]:
-        """`forward`, and the state after the last row."""
+    ) -> tuple[list[Tensor], Tensor | None]:
+        """Of each body, or its core, ``[B, width]``, and the state after the last row.
+
+        ``obs``, ``state`` and ``first`` are those of `ActorCritic.forward`.
+        """
         arrays = self._arrays(obs)
-        if self.is_whole:
-            outputs, values = self._through(self.bodies[0], arrays)
-            return outputs, values, None
-        features = [self._through(body, arrays) for body in self.bodies]
+        features = [through(body, arrays, self._dtype) for body in self.bodies]
+        if not self.cores:
+            return features, state
+        return self._remember(features, tuple(obs.shape), state, first)
+
+    def act(self, obs: Tensor, state: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
+        """Outputs ``[B, outputs]`` alone, and what to remember, as `features`."""
         if self.cores:
-            features, state = self._remember(features, tuple(obs.shape), state, first)
-        value = torch.addmv(self.value.bias, features[-1], self.value.weight[0])
-        return self.logits(features[0]), value, state
-
-    def acting_outputs(self, obs: Tensor) -> Tensor:
-        """Outputs ``[B, outputs]`` alone, without memory."""
-        arrays = self._arrays(obs)
-        first = self._through(self.bodies[0], arrays)
-        return first[0] if self.is_whole else self.logits(first)
+            features, state = self.features(obs, state)
+            return self.outputs_of(features[0]), state
+        first = through(self.bodies[0], self._arrays(obs), self._dtype)
+        return first[0] if self.is_whole else self.outputs_of(first), state
 
     def mask(self, obs: Tensor) -> Tensor | None:
         part = self._shape.mask
@@ -80,31 +83,22 @@ class GeneralNet(ActorCritic):
         return obs[..., part.offset : part.offset + part.nbytes].flatten(0, -2)
 
     def numbers(self, obs: Tensor) -> Tensor:
-        arrays = [_array(given, obs).flatten(1).float() for given in self._numbers]
-        return torch.cat(arrays, 1)
+        return numbers_of(self._shape, obs)
 
     def _arrays(self, obs: Tensor) -> dict[str, Tensor]:
-        """By name ``[B, *shape]``, float32 but for images, which are in the body's dtype."""
-        arrays = {}
-        for given in self._shape.inputs:
-            if given.is_image or self.normalizer is None:
-                own = self._shape.model.entry is not None
-                dtype = self._dtype if given.is_image and not own else torch.float32
-                array = _array(given, obs).to(dtype)
-                arrays[given.name] = array / 255 if given.dtype == "|u1" else array
-        if self.normalizer is not None:
-            rows = self.normalizer(self.numbers(obs))
-            sizes = [math.prod(given.shape) for given in self._numbers]
-            for given, columns in zip(self._numbers, rows.split(sizes, 1), strict=True):
-                arrays[given.name] = columns.reshape(-1, *given.shape)
-        return arrays
+        return arrays_of(self._shape, obs, self.normalizer, self._dtype)
 
-    def _through(self, body: nn.Module, arrays: dict[str, Tensor]) -> Any:
-        device = next(iter(arrays.values())).device.type
-        low = self._dtype == torch.bfloat16 and device != "meta"
-        with torch.autocast(device if low else "cpu", torch.bfloat16, low):
-            found = body(arrays)
-        return tuple(t.float() for t in found) if isinstance(found, tuple) else found.float()
+    def _make_marks(self) -> None:
+        inputs = self._shape.inputs
+        floats = [given.part for given in inputs if given.part and given.dtype == "<f4"]
+        self.floats = Marks((0, part.offset, part.nbytes) for part in floats)
+
+    @property
+    def _normalized(self) -> int:
+        """How many numbers are normalised."""
+        shape = self._shape
+        sizes = (math.prod(given.shape) for given in shape.inputs if not given.is_image)
+        return sum(sizes) if shape.model.normalize_observations else 0
 
     def _remember(
         self,
@@ -128,19 +122,193 @@ class GeneralNet(ActorCritic):
         return found, torch.cat(after, 1)
 
 
-def layout(shape: GeneralShape) -> ParamLayout:
+class GeneralActorCritic(GeneralNet, ActorCritic):
+    """With heads for policy and value."""
+
+    def __init__(
+        self, shape: GeneralShape[ActorCriticHeads], dtype: torch.dtype = torch.float32
+    ) -> None:
+        super().__init__(shape, dtype)
+        self.actions = shape.heads.actions
+        if self._width is not None:
+            self._make_heads(self._width, shape.model.log_std_init)
+        self._make_marks()
+        self._make_buffers(self._normalized, not self.is_whole)
+
+    def forward(
+        self, obs: Tensor, state: Tensor | None = None, first: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """As of every `ActorCritic`."""
+        return self.step(obs, state, first)[:2]
+
+    def step(
+        self, obs: Tensor, state: Tensor | None = None, first: Tensor | None = None
+    ) -> tuple[Tensor, Tensor, Tensor | None]:
+        """`forward`, and the state after the last row."""
+        if self.is_whole:
+            outputs, values = through(self.bodies[0], self._arrays(obs), self._dtype)
+            return outputs, values, None
+        features, state = self.features(obs, state, first)
+        value = torch.addmv(self.value.bias, features[-1], self.value.weight[0])
+        return self.logits(features[0]), value, state
+
+    def outputs_of(self, features: Tensor) -> Tensor:
+        return self.logits(features)
+
+
+class GeneralHeadNet(GeneralNet, HeadNet):
+    """With one head; before a duelling one a layer of two halves, as `DenseShape` has it."""
+
+    def __init__(self, shape: GeneralShape[SingleHead], dtype: torch.dtype = torch.float32) -> None:
+        super().__init__(shape, dtype)
+        head, width = shape.heads, self._width
+        assert width is not None, shape
+        self.halves = None
+        if head.duelling:
+            self.halves = orthogonal(nn.Linear(width, 2 * width), math.sqrt(2))
+            plain = not shape.convolutional and shape.model.entry is None
+            self._activate = activate(shape.model.activation if plain else "relu")
+        self._make_head(width, head.outputs, head.duelling)
+        self._make_marks()
+        self.normalizer = Normalizer(self._normalized) if self._normalized else None
+
+    def acting_weights(self) -> list[Tensor]:
+        return [*self._head_weights()]
+
+    def acting_outputs(self, obs: Tensor, weights: Sequence[Tensor]) -> Tensor:
+        return self._through_head(self.features(obs)[0][0], *weights)
+
+    def outputs_of(self, features: Tensor) -> Tensor:
+        return self._through_head(features, *self._head_weights())
+
+    def _through_head(self, features: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+        if self.halves is not None:
+            features = self._activate(self.halves(features))
+        return linear(features, weight, bias)
+
+
+class GeneralCritics(nn.Module):
+    """Two separate Q-functions over an observation of any kind and an action; never published.
+
+    Each has a body of its own for images, or the whole observation where that is a network of one's
+    own. What it gives, the other numbers of the observation and the action are put side by side,
+    and go through layers. ``actor`` is the shape of the policy whose actions they value, and
+    ``normalizer`` is the policy's.
+    """
+
+    def __init__(
+        self,
+        actor: GeneralShape[SingleHead],
+        normalizer: Normalizer | None,
+        dtype: torch.dtype = torch.float32,
+    ) -> None:
+        super().__init__()
+        self._shape, self._dtype = actor, dtype
+        self.normalizer = normalizer
+        self.critics = nn.ModuleList(_Critic(actor, dtype) for _ in range(2))
+
+    def forward(self, obs: Tensor, action: Tensor) -> Tensor:
+        """Q-values ``[2, B]`` of observations ``[B, ...]`` and actions ``[B, ...]``, -1 to 1."""
+        arrays = arrays_of(self._shape, obs, self.normalizer, self._dtype)
+        actions = action.flatten(1)
+        return torch.stack([critic(arrays, actions) for critic in self.critics])
+
+    def of_action(self, obs: Tensor, action: Tensor) -> Tensor:
+        """`forward`, whose gradient reaches the action alone."""
+        trained = [parameter for parameter in self.parameters() if parameter.requires_grad]
+        for parameter in trained:
+            parameter.requires_grad_(False)
+        try:
+            values: Tensor = self(obs, action)
+        finally:
+            for parameter in trained:
+                parameter.requires_grad_()
+        return values
+
+
+class _Critic(nn.Module):
+    def __init__(self, actor: GeneralShape[SingleHead], dtype: torch.dtype) -> None:
+        super().__init__()
+        self._dtype, model = dtype, actor.model
+        images = {given.name: given.shape for given in actor.inputs if given.is_image}
+        beside = [given for given in actor.inputs if not given.is_image]
+        self.body: nn.Module | None = None
+        width: int | None = 0
+        if model.entry is not None:
+            self.body, width = make_own(actor)
+            beside = []
+        elif images:
+            self.body = encoder = Encoder(images, {}, model)
+            width = encoder.width
+        assert width is not None, actor
+        self._beside = [given.name for given in beside]
+        inputs = width + sum(math.prod(given.shape) for given in beside) + actor.outputs // 2
+        self.layers = DenseLayers((inputs, *model.hidden), model)
+        self.value = orthogonal(nn.Linear(model.hidden[-1], 1), 1.0)
+
+    def forward(self, arrays: dict[str, Tensor], action: Tensor) -> Tensor:
+        found = [] if self.body is None else [through(self.body, arrays, self._dtype)]
+        found += [arrays[name].flatten(1) for name in self._beside]
+        values: Tensor = self.value(self.layers(torch.cat([*found, action], 1)))
+        return values[:, 0]
+
+
+def general_net(
+    shape: GeneralShape[Any], dtype: torch.dtype = torch.float32
+) -> GeneralActorCritic | GeneralHeadNet:
+    """The network of a shape, by its heads."""
+    is_single = isinstance(shape.heads, SingleHead)
+    return (GeneralHeadNet if is_single else GeneralActorCritic)(shape, dtype)
+
+
+def layout(shape: GeneralShape[Any]) -> ParamLayout:
     """Of the network's parameters, then its buffers."""
     with torch.random.fork_rng(devices=[]):  # what is trained begins with the same weights
         try:
             with torch.device("meta"):
-                net = GeneralNet(shape)
+                net = general_net(shape)
         except Exception:  # one's own network may compute with numbers, which there are none of
-            net = GeneralNet(shape)
+            net = general_net(shape)
     tensors = (*net.named_parameters(), *net.named_buffers())
     return ParamLayout(tuple((name, tuple(tensor.shape)) for name, tensor in tensors))
 
 
-def _body(shape: GeneralShape) -> tuple[nn.Module, int | None]:
+def arrays_of(
+    shape: GeneralShape[Any], obs: Tensor, normalizer: Normalizer | None, dtype: torch.dtype
+) -> dict[str, Tensor]:
+    """By name ``[B, *shape]``, float32 but for images, which are in the body's ``dtype``."""
+    arrays = {}
+    for given in shape.inputs:
+        if given.is_image or normalizer is None:
+            own = shape.model.entry is not None
+            kind = dtype if given.is_image and not own else torch.float32
+            array = _array(given, obs).to(kind)
+            arrays[given.name] = array / 255 if given.dtype == "|u1" else array
+    if normalizer is not None:
+        rows = normalizer(numbers_of(shape, obs))
+        numbers = [given for given in shape.inputs if not given.is_image]
+        sizes = [math.prod(given.shape) for given in numbers]
+        for given, columns in zip(numbers, rows.split(sizes, 1), strict=True):
+            arrays[given.name] = columns.reshape(-1, *given.shape)
+    return arrays
+
+
+def numbers_of(shape: GeneralShape[Any], obs: Tensor) -> Tensor:
+    """All that is no image, as it is recorded, float32 ``[B, inputs]``."""
+    arrays = [_array(given, obs).flatten(1) for given in shape.inputs if not given.is_image]
+    return torch.cat([array.float() for array in arrays], 1)
+
+
+def through(body: nn.Module, arrays: dict[str, Tensor], dtype: torch.dtype) -> Any:
+    """What a body gives, in float32."""
+    device = next(iter(arrays.values())).device.type
+    low = dtype == torch.bfloat16 and device != "meta"
+    with torch.autocast(device if low else "cpu", torch.bfloat16, low):
+        found = body(arrays)
+    return tuple(t.float() for t in found) if isinstance(found, tuple) else found.float()
+
+
+def _body(shape: GeneralShape[Any]) -> tuple[nn.Module, int | None]:
     """A body, and the width of its features."""
     if shape.model.entry is not None:
         return make_own(shape)

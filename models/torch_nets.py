@@ -1,12 +1,15 @@
 """The networks in torch, for training and for inference: trunks with heads.
 
-Mlp, NatureCnn     policy and value, for actor-critics; the rest of them is `GeneralNet`
+Mlp, NatureCnn     policy and value, for actor-critics
 Dense, QCnn        one head: Q-values (duelling or not), or a Gaussian policy
 TwinCritics        two Q-values of an observation and an action; never published
+
+These are the fused implementations; what they do not compute is `GeneralNet` and `GeneralCritics`.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import pairwise
 from typing import overload
 
@@ -14,7 +17,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear
 
-from penstock.models.general import GeneralShape
+from penstock.models.fitting import AnyShape, HeadShape
+from penstock.models.general import ActorCriticHeads, GeneralShape, SingleHead
 from penstock.models.layout import (
     FEATURES,
     POLICY,
@@ -22,13 +26,14 @@ from penstock.models.layout import (
     VALUE,
     CnnShape,
     DenseShape,
-    HeadShape,
     MlpShape,
-    NetShape,
     QCnnShape,
 )
+from penstock.models.normalizer import Normalizer
 from penstock.models.torch_actor_critic import ActorCritic
-from penstock.models.torch_general import GeneralNet
+from penstock.models.torch_general import GeneralActorCritic, GeneralCritics, general_net
+from penstock.models.torch_head_net import HeadNet
+from penstock.models.torch_policy_network import PolicyNetwork
 from penstock.models.torch_trunks import (
     CnnTrunk,
     MlpTrunk,
@@ -36,19 +41,18 @@ from penstock.models.torch_trunks import (
     Trunk,
     activate,
     climb,
-    orthogonal,
 )
 
 
 @overload
 def build_net(shape: MlpShape | CnnShape, dtype: torch.dtype = ...) -> Net: ...
 @overload
-def build_net(shape: GeneralShape, dtype: torch.dtype = ...) -> GeneralNet: ...
+def build_net(
+    shape: GeneralShape[ActorCriticHeads], dtype: torch.dtype = ...
+) -> GeneralActorCritic: ...
 @overload
 def build_net(shape: HeadShape, dtype: torch.dtype = ...) -> HeadNet: ...
-def build_net(
-    shape: NetShape | GeneralShape, dtype: torch.dtype = torch.float32
-) -> Net | GeneralNet | HeadNet:
+def build_net(shape: AnyShape, dtype: torch.dtype = torch.float32) -> PolicyNetwork:
     """A network of the given shape, whose trunk computes in ``dtype``; initialised from torch's
     global random generator."""
     match shape:
@@ -57,7 +61,7 @@ def build_net(
         case CnnShape():
             return NatureCnn(shape, dtype)
         case GeneralShape():
-            return GeneralNet(shape, dtype)
+            return general_net(shape, dtype)
         case DenseShape():
             return Dense(shape, dtype)
         case QCnnShape():
@@ -87,17 +91,9 @@ class Mlp(MlpTrunk, Net):
 
     def __init__(self, shape: MlpShape, dtype: torch.dtype = torch.float32) -> None:
         super().__init__(TOWERS, shape.widths, shape.activation, shape.obs_scale, dtype)
-        self._inputs, self.actions = shape.inputs, shape.actions
+        self.actions = shape.actions
         self._make_heads(shape.hidden[-1], shape.log_std_init)
         self._make_buffers(shape.inputs if shape.normalize else 0)
-
-    def features(self, obs: Tensor, weights: list[Tensor]) -> Tensor:
-        if self.normalizer is not None:
-            obs = self.normalizer(self.numbers(obs))
-        return super().features(obs, weights)
-
-    def numbers(self, obs: Tensor) -> Tensor:
-        return obs.reshape(-1, self._inputs)
 
     def acting_weights(self) -> list[Tensor]:
         return [tensor[:1] for tensor in self.weights()]
@@ -114,88 +110,79 @@ class NatureCnn(CnnTrunk, Net):
         self._make_buffers(0)
 
 
-class HeadNet(Trunk):
-    """A trunk of one tower with one head; duelling, with a value head on the features' first half.
-
-    Both heads are linear, so that ``Q = V + A - mean(A)`` (Wang et al. 2016, arXiv 1511.06581,
-    equation 9) is one product: weights are combined, not outputs.
-    """
-
-    head: nn.Linear
-    value: nn.Linear | None
-
-    def forward(self, obs: Tensor) -> Tensor:
-        """Outputs float32 ``[B, outputs]`` of observations ``[..., *shape]``."""
-        return self.acting_outputs(obs, self.acting_weights())
+class FusedHead(Trunk, HeadNet):
+    """A trunk of one tower with one head."""
 
     def acting_weights(self) -> list[Tensor]:
         return [*self.weights(), *self._head_weights()]
 
-    def acting_outputs(self, obs: Tensor, weights: list[Tensor]) -> Tensor:
+    def acting_outputs(self, obs: Tensor, weights: Sequence[Tensor]) -> Tensor:
         *trunk, weight, bias = weights
         return linear(self.features(obs, trunk)[0], weight, bias)
 
-    def _head_weights(self) -> tuple[Tensor, Tensor]:
-        weight, bias = self.head.weight, self.head.bias
-        if self.value is None:
-            return weight, bias
-        value = self.value.weight.expand(weight.shape)
-        combined = torch.cat([value, weight - weight.mean(0)], 1)
-        return combined, self.value.bias + bias - bias.mean()
 
-    def _make_heads(self, width: int, outputs: int, duelling: bool) -> None:
-        self.head = orthogonal(nn.Linear(width, outputs), 0.01)
-        self.value = orthogonal(nn.Linear(width, 1), 0.01) if duelling else None
-
-
-class Dense(MlpTrunk, HeadNet):
+class Dense(MlpTrunk, FusedHead):
     """One tower of layers."""
 
     def __init__(self, shape: DenseShape, dtype: torch.dtype = torch.float32) -> None:
         super().__init__(1, shape.widths, shape.activation, shape.obs_scale, dtype)
-        self._make_heads(shape.hidden[-1], shape.outputs, shape.duelling)
+        self._make_head(shape.hidden[-1], shape.outputs, shape.duelling)
+        self.normalizer = Normalizer(shape.inputs) if shape.normalize else None
 
 
-class QCnn(CnnTrunk, HeadNet):
+class QCnn(CnnTrunk, FusedHead):
     """The Nature CNN with Q-values."""
 
     def __init__(self, shape: QCnnShape, dtype: torch.dtype = torch.float32) -> None:
         frames = shape.channels, shape.height, shape.width
         super().__init__(frames, shape.features, shape.obs_scale, dtype)
-        self._make_heads(FEATURES, shape.outputs, shape.duelling)
+        self._make_head(FEATURES, shape.outputs, shape.duelling)
+        self.normalizer = None
 
 
 class TwinCritics(nn.Module):
     """Two separate Q-functions over observation and action, computed together.
 
     ``actor`` is the shape of the policy whose actions they value: the same observations, layers
-    and activation.
+    and activation. ``normalizer`` is the policy's.
     """
 
-    def __init__(self, actor: DenseShape) -> None:
+    def __init__(self, actor: DenseShape, normalizer: Normalizer | None = None) -> None:
         super().__init__()
         widths = (actor.inputs + actor.outputs // 2, *actor.hidden, 1)
         self._inputs, self._obs_scale = actor.inputs, actor.obs_scale
         self._activate = activate(actor.activation)
         self.layers = nn.ModuleList(Towers(2, *fans) for fans in pairwise(widths))
-
-    def weights(self) -> list[Tensor]:
-        """What `values` needs."""
-        return list(self.layers.parameters())
+        self.normalizer = normalizer
 
     def forward(self, obs: Tensor, action: Tensor) -> Tensor:
-        """`values` by the network's own weights."""
-        return self.values(obs, action, self.weights())
+        """Q-values ``[2, B]`` of observations ``[B, ...]`` and actions ``[B, ...]``, -1 to 1."""
+        return self._values(obs, action, list(self.layers.parameters()))
 
-    def values(self, obs: Tensor, action: Tensor, weights: list[Tensor]) -> Tensor:
-        """Q-values ``[2, B]`` of observations ``[B, ...]`` and actions ``[B, ...]``, -1 to 1.
+    def of_action(self, obs: Tensor, action: Tensor) -> Tensor:
+        """`forward`, whose gradient reaches the action alone."""
+        fixed = [weight.detach() for weight in self.layers.parameters()]
+        return self._values(obs, action, fixed)
 
-        Detached ``weights`` let a gradient through to the action alone.
-        """
+    def _values(self, obs: Tensor, action: Tensor, weights: list[Tensor]) -> Tensor:
         *hidden, weight, bias = weights
         rows = obs.float().reshape(-1, self._inputs)
         if self._obs_scale != 1:
             rows = rows * self._obs_scale
+        if self.normalizer is not None:
+            rows = self.normalizer(rows)
         both = torch.cat([rows, action.reshape(len(rows), -1)], 1)
         features = climb(both.expand(2, -1, -1), hidden, self._activate)
         return torch.baddbmm(bias[:, None], features, weight)[..., 0]
+
+
+def build_critics(
+    actor: DenseShape | GeneralShape[SingleHead],
+    normalizer: Normalizer | None,
+    dtype: torch.dtype = torch.float32,
+) -> TwinCritics | GeneralCritics:
+    """The critics of the actions of a policy of the shape ``actor``, whose normaliser they use;
+    initialised from torch's global random generator."""
+    if isinstance(actor, DenseShape):
+        return TwinCritics(actor, normalizer)
+    return GeneralCritics(actor, normalizer, dtype)

@@ -12,7 +12,7 @@ the trunk's products are computed in; heads stay float32, since log-probabilitie
 from __future__ import annotations
 
 import math
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Callable
 from itertools import pairwise
 from typing import Any, TypeVar
@@ -23,11 +23,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from penstock.models.layout import CONVS, Activation, flat_features
+from penstock.models.torch_policy_network import PolicyNetwork
 
 Layer = TypeVar("Layer", nn.Linear, nn.Conv2d)
 
 
-class Trunk(nn.Module, ABC):
+class Trunk(PolicyNetwork):
     """A network up to its heads, and what of it acts."""
 
     def __init__(self, obs_scale: float, dtype: torch.dtype) -> None:
@@ -71,6 +72,7 @@ class MlpTrunk(Trunk):
         dtype: torch.dtype,
     ) -> None:
         super().__init__(obs_scale, dtype)
+        self._inputs = widths[0]
         self._activate = activate(activation)
         self.hidden = nn.ModuleList(Towers(towers, *fans) for fans in pairwise(widths))
 
@@ -78,8 +80,13 @@ class MlpTrunk(Trunk):
         return self._prepared(*self.hidden.parameters())
 
     def features(self, obs: Tensor, weights: list[Tensor]) -> Tensor:
+        if self.normalizer is not None:
+            obs = self.normalizer(self.numbers(obs))
         hidden = obs.to(self.dtype).reshape(-1, weights[0].shape[1]).expand(len(weights[0]), -1, -1)
         return climb(hidden, weights, self._activate)
+
+    def numbers(self, obs: Tensor) -> Tensor:
+        return obs.reshape(-1, self._inputs)
 
 
 class Towers(nn.Module):

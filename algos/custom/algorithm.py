@@ -53,7 +53,7 @@ from penstock.core.params import ParamLayout
 from penstock.core.specs import Column
 from penstock.envs.loading import check_keywords, explained, import_module, load
 from penstock.models.acting.categorical import ActionSampler
-from penstock.models.layout import HeadShape
+from penstock.models.fitting import HeadShape
 
 if TYPE_CHECKING:
     from penstock.algos.replay_update import ReplayUpdate, UpdateContext

@@ -24,8 +24,7 @@ from penstock.core.observations import Spaces
 from penstock.core.params import Float32, ParamLayout
 from penstock.core.specs import Column
 from penstock.models.acting.categorical import EpsilonGreedySampler, ladder
-from penstock.models.fitting import q_shape
-from penstock.models.layout import HeadShape
+from penstock.models.fitting import HeadShape, q_shape
 
 if TYPE_CHECKING:
     from penstock.algos.replay_update import ReplayUpdate, UpdateContext
@@ -44,6 +43,7 @@ def check(columns: dict[str, npt.NDArray[Any]], layout: ParamLayout) -> None:
     """Raise ValueError for values that no sound actor of the network ``layout`` records."""
     slots.check_choices(columns["action"], dict(layout.entries)["head.bias"])
     slots.check(columns)
+    slots.check_numbers(columns["obs"], layout)
 
 
 def process(cfg: DqnConfig, columns: dict[str, npt.NDArray[Any]]) -> None:

@@ -13,7 +13,7 @@ from penstock.algos.dqn.config import DqnConfig
 from penstock.algos.ops.backward import backward
 from penstock.algos.replay_update import Batch, UpdateContext, UpdateResult
 from penstock.models.flat_parameters import flatten
-from penstock.models.torch_nets import HeadNet, build_net
+from penstock.models.torch_head_net import HeadNet, of_allowed
 from penstock.profiling.ledger import Part
 
 STATISTICS = ("q_loss", "td_error", "q_mean", "q_target_mean")
@@ -24,10 +24,12 @@ def loss(
     target_net: Callable[[Tensor], Tensor],
     batch: Mapping[str, Tensor],
     cfg: DqnConfig,
+    next_mask: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Weighted Huber loss, temporal differences and `STATISTICS` of transitions from replay.
 
-    The nets give Q-values ``[B, actions]``.
+    The nets give Q-values ``[B, actions]``. ``next_mask`` ``[B, actions]`` is 0 where ``next_obs``
+    forbids an action: the target is of the best one that is allowed.
 
     ``batch``: ``obs`` and ``next_obs`` ``[B, *shape]``, ``action`` whole ``[B]``, ``reward`` (of n
     rows), ``discount`` (gamma^n, 0 where terminated) and ``weights`` float32 ``[B]``. Loss (``[]``)
@@ -39,10 +41,10 @@ def loss(
     with torch.no_grad():
         next_q = target_net(batch["next_obs"])
         if cfg.double:
-            best = net(batch["next_obs"]).argmax(1, keepdim=True)
+            best = of_allowed(net(batch["next_obs"]), next_mask).argmax(1, keepdim=True)
             next_value = next_q.gather(1, best)[:, 0]
         else:
-            next_value = next_q.amax(1)
+            next_value = of_allowed(next_q, next_mask).amax(1)
         target = torch.addcmul(batch["reward"], batch["discount"], next_value)
     difference = target - taken
     clipped = difference.clamp(-cfg.huber, cfg.huber)
@@ -63,8 +65,9 @@ class DqnUpdate:
         self._algo = algo
         self._ledger = ctx.ledger
         self._micro_batch = ctx.micro_batch
-        self.net: HeadNet = build_net(ctx.shape, ctx.dtype).to(ctx.device)
+        self.net = ctx.network()
         self.target_net = copy.deepcopy(self.net).requires_grad_(False)
+        self.target_net.normalizer = self.net.normalizer
         self._target = flatten(self.target_net.parameters())
         self.loaded()
         self.optimizer = ctx.optimizer("q", self.net.named_parameters())
@@ -90,7 +93,8 @@ class DqnUpdate:
             self._ledger.switch(Part.FORWARD)
             part = {k: v[first : first + self._micro_batch] for k, v in batch.items()}
             net = _with(self.net, self.net.acting_weights())
-            total_loss, differences, sums = loss(net, self._target_q, part, self._algo)
+            mask = self.net.mask(part["next_obs"])
+            total_loss, differences, sums = loss(net, self._target_q, part, self._algo, mask)
             if first + self._micro_batch >= count:
                 self.optimizer.prepare_backward(total)
             self._ledger.switch(Part.BACKWARD)

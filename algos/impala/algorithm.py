@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import numpy.typing as npt
 
 from penstock.algos import slots
@@ -19,7 +18,6 @@ from penstock.algos.slots import process
 from penstock.core.params import ParamLayout
 from penstock.core.specs import Column
 from penstock.models.actions import action_column, counts_of
-from penstock.models.general import floats_of
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -43,9 +41,7 @@ def columns(observation_space: Any, action_space: Any) -> tuple[Column, ...]:
 def check(columns: dict[str, npt.NDArray[Any]], layout: ParamLayout) -> None:
     """Raise ValueError for values that no sound actor of the network ``layout`` records."""
     slots.check(columns)
-    for numbers in floats_of(layout):
-        if not np.isfinite(columns["obs"][..., numbers].view(np.float32)).all():
-            raise ValueError("column obs holds numbers that are not finite")
+    slots.check_numbers(columns["obs"], layout)
     size = columns["action"][0, 0].size
     most = MOST_DENSITY * size
     if columns["action"].dtype.kind == "i":

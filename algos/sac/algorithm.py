@@ -23,8 +23,7 @@ from penstock.core.observations import Spaces
 from penstock.core.params import ParamLayout
 from penstock.core.specs import Column
 from penstock.models.acting.gaussian import SquashedGaussianSampler
-from penstock.models.fitting import gaussian_shape
-from penstock.models.layout import HeadShape
+from penstock.models.fitting import HeadShape, gaussian_shape
 
 if TYPE_CHECKING:
     from penstock.algos.replay_update import ReplayUpdate, UpdateContext
@@ -40,6 +39,7 @@ def columns(observation_space: Any, action_space: Any) -> tuple[Column, ...]:
 def check(columns: dict[str, npt.NDArray[Any]], layout: ParamLayout) -> None:
     """Raise ValueError for values that no sound actor records."""
     slots.check(columns)
+    slots.check_numbers(columns["obs"], layout)
     most = np.abs(columns["action"]).max()
     if most > MOST_ACTION:
         raise ValueError(f"an action of {most}, which goes from -1 to 1")

@@ -29,10 +29,6 @@ class SacConfig(OffPolicyConfig):
     log_std_max: Number = 2.0
     """Upper bound on the logarithm of the policy's standard deviation."""
 
-    @property
-    def model_kinds(self) -> tuple[str, ...]:
-        return ("mlp",)
-
     def contradictions(self) -> Iterator[Contradiction]:
         if self.log_std_min >= self.log_std_max:
             yield Contradiction(

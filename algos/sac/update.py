@@ -5,8 +5,10 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Mapping
+from typing import Protocol
 
 import torch
 from torch import Tensor, nn
@@ -15,12 +17,23 @@ from torch.nn.functional import softplus
 from penstock.algos.ops.backward import backward
 from penstock.algos.replay_update import Batch, UpdateContext, UpdateResult
 from penstock.algos.sac.config import SacConfig
-from penstock.models.layout import DenseShape
-from penstock.models.torch_nets import HeadNet, TwinCritics, build_net
+from penstock.models.flat_parameters import flatten
+from penstock.models.layout import QCnnShape
+from penstock.models.torch_head_net import HeadNet
+from penstock.models.torch_nets import build_critics
 from penstock.profiling.ledger import Part
 
 STATISTICS = ("critic_loss", "actor_loss", "td_error", "q_mean", "entropy", "alpha")
 HALF_LOG_2PI = 0.5 * math.log(2 * math.pi)
+
+
+class Critics(Protocol):
+    """Two Q-functions of observations ``[B, *shape]`` and actions ``[B, *shape]``, ``[2, B]``."""
+
+    def __call__(self, obs: Tensor, action: Tensor, /) -> Tensor: ...
+
+    def of_action(self, obs: Tensor, action: Tensor, /) -> Tensor:
+        """The values, whose gradient reaches the action alone."""
 
 
 def squashed(outputs: Tensor, noise: Tensor, log_std: tuple[float, float]) -> tuple[Tensor, Tensor]:
@@ -39,8 +52,8 @@ def squashed(outputs: Tensor, noise: Tensor, log_std: tuple[float, float]) -> tu
 
 
 def critic_loss(
-    critics: TwinCritics,
-    target_weights: list[Tensor],
+    critics: Critics,
+    target_critics: Critics,
     batch: Mapping[str, Tensor],
     next_action: Tensor,
     next_logp: Tensor,
@@ -54,7 +67,7 @@ def critic_loss(
     of the values ``[]``; the latter two carry no gradient.
     """
     with torch.no_grad():
-        next_q = critics.values(batch["next_obs"], next_action, target_weights).amin(0)
+        next_q = target_critics(batch["next_obs"], next_action).amin(0)
         soft = next_q - alpha * next_logp
         target = torch.addcmul(batch["reward"], batch["discount"], soft)
     values = critics(batch["obs"], batch["action"])
@@ -64,12 +77,11 @@ def critic_loss(
 
 
 def actor_loss(
-    critics: TwinCritics, obs: Tensor, action: Tensor, logp: Tensor, alpha: Tensor
+    critics: Critics, obs: Tensor, action: Tensor, logp: Tensor, alpha: Tensor
 ) -> Tensor:
     """``alpha * logp - Q``, equation 9: its gradient reaches the actor only, through ``action``
     ``[B, D]`` and ``logp`` ``[B]``."""
-    fixed = [weight.detach() for weight in critics.weights()]
-    return (alpha * logp - critics.values(obs, action, fixed).amin(0)).sum()
+    return (alpha * logp - critics.of_action(obs, action).amin(0)).sum()
 
 
 def temperature_loss(log_alpha: Tensor, logp: Tensor, target_entropy: float) -> Tensor:
@@ -101,23 +113,21 @@ class SacUpdate:
 
     def __init__(self, algo: SacConfig, ctx: UpdateContext) -> None:
         shape = ctx.shape
-        assert isinstance(shape, DenseShape), shape
+        assert not isinstance(shape, QCnnShape), shape
         self._algo = algo
         self._ledger = ctx.ledger
-        self._target_entropy = target_entropy(algo, shape.outputs // 2)
-        self.actor: HeadNet = build_net(shape, ctx.dtype).to(ctx.device)
-        self.critics = TwinCritics(shape).to(ctx.device)
+        self._action_size = shape.outputs // 2
+        self._target_entropy = target_entropy(algo, self._action_size)
+        self.actor = ctx.network()
+        self.critics = build_critics(shape, self.actor.normalizer, ctx.dtype).to(ctx.device)
+        self.target_critics = copy.deepcopy(self.critics).requires_grad_(False)
+        self.target_critics.normalizer = self.actor.normalizer
         self.log_alpha = nn.Parameter(torch.tensor([math.log(algo.alpha)], device=ctx.device))
         self._actor_optimizer = ctx.optimizer("actor", self.actor.named_parameters())
         self._critic_optimizer = ctx.optimizer("critics", self.critics.named_parameters())
         self._alpha_optimizer = ctx.optimizer("log_alpha", [("log_alpha", self.log_alpha)])
         self._optimizers = (self._actor_optimizer, self._critic_optimizer, self._alpha_optimizer)
-        self._target = self._critic_optimizer.values.clone()
-        weights = self.critics.weights()
-        parts = self._target.split([weight.numel() for weight in weights])
-        self.target_weights = [
-            part.view(weight.shape) for part, weight in zip(parts, weights, strict=True)
-        ]
+        self._target = flatten(self.target_critics.parameters())
         self.published = [self._actor_optimizer.values, *self.actor.buffers()]
 
     def take(self, batch: Batch | None, total: float, number: int, env_steps: int) -> UpdateResult:
@@ -159,7 +169,7 @@ class SacUpdate:
         self._ledger.switch(Part.FORWARD)
         with torch.no_grad():
             ahead = self._act(batch["next_obs"])
-        loss, errors, values = critic_loss(self.critics, self.target_weights, batch, *ahead, alpha)
+        loss, errors, values = critic_loss(self.critics, self.target_critics, batch, *ahead, alpha)
         self._critic_optimizer.prepare_backward(total)
         self._ledger.switch(Part.BACKWARD)
         backward(loss)
@@ -182,5 +192,5 @@ class SacUpdate:
 
     def _act(self, obs: Tensor) -> tuple[Tensor, Tensor]:
         """Fresh actions ``[B, D]`` and their log-densities ``[B]``."""
-        noise = torch.randn(len(obs), self.actor.head.out_features // 2, device=obs.device)
+        noise = torch.randn(len(obs), self._action_size, device=obs.device)
         return policy_sample(self.actor, obs, self._algo, noise)

@@ -150,7 +150,9 @@ class EpsilonGreedySampler(ActionSampler):
     """Takes the action int32 ``[envs]`` of the highest Q-value, or one at random: each environment
     with its own probability ``epsilon`` (``[envs]``).
 
-    Records ``q_taken`` and ``q_max``, the values of the action and of the best one, float32.
+    Records ``q_taken`` and ``q_max``, the values of the action and of the best one, float32. What
+    `forbid` names is neither the best nor taken at random; an environment that it leaves nothing,
+    as between two episodes, has nothing forbidden, so that ``q_max`` is a value of the network.
     """
 
     def __init__(
@@ -167,7 +169,12 @@ class EpsilonGreedySampler(ActionSampler):
         self._offsets = np.arange(envs)
         self._actions = np.empty(envs, np.int32)
         self._q_taken, self._q_max = np.empty((2, envs), np.float32)
+        self._allowed: npt.NDArray[np.bool_] | None = None  # of the outputs at hand
         self.recorded = {"q_taken": self._q_taken, "q_max": self._q_max}
+
+    def forbid(self, forbidden: npt.NDArray[np.bool_]) -> None:
+        self._allowed = ~forbidden | forbidden.all(axis=0)
+        np.copyto(self.outputs, FORBIDDEN, where=~self._allowed)
 
     def sample(self) -> Int32:
         chosen, uniform = self._chosen, self._uniform
@@ -176,6 +183,8 @@ class EpsilonGreedySampler(ActionSampler):
         self._rng.random(out=uniform)
         if np.less(uniform, self._epsilon, out=self._curious).any():
             np.multiply(uniform, self._spread, out=uniform)
+            if self._allowed is not None:
+                uniform = _spread_over(self._allowed, uniform)
             np.minimum(uniform, len(self.outputs) - 1, out=uniform)
             np.copyto(chosen, uniform, casting="unsafe", where=self._curious)
         np.copyto(self._actions, chosen, casting="same_kind")
@@ -187,6 +196,16 @@ class EpsilonGreedySampler(ActionSampler):
     def greedy(self) -> Int32:
         np.copyto(self._actions, self.outputs.argmax(axis=0), casting="same_kind")
         return self._actions
+
+
+def _spread_over(
+    allowed: npt.NDArray[np.bool_], uniform: npt.NDArray[np.float64]
+) -> npt.NDArray[np.float64]:
+    """The allowed action for each of ``uniform`` numbers ``[envs]`` from 0 to below the number of
+    actions: each of the ``allowed``, ``[actions, envs]``, for an equal share."""
+    so_far = allowed.cumsum(axis=0)
+    number = np.minimum(uniform * so_far[-1] / len(allowed), so_far[-1] - 1).astype(np.intp)
+    return np.asarray((so_far <= number).sum(axis=0), np.float64)
 
 
 def ladder(

@@ -30,7 +30,7 @@ class NumpyMlp:
         ]
         self._activate = np.tanh if shape.activation == "tanh" else _relu
         self._obs = self._inputs[0][:-1].T
-        self._normalize = isinstance(shape, MlpShape) and shape.normalize
+        self._normalize = shape.normalize
         self._shift, self._factor = np.zeros((2, widths[0], 1), np.float32)
         hidden = [array[:-1] for array in self._inputs[1:]]
         self._layers = list(zip(self._weights, self._inputs, hidden, strict=False))

@@ -21,7 +21,7 @@ from penstock.models.acting.categorical import (
     ActionSampler,
 )
 from penstock.models.fitting import AnyShape, mask_of
-from penstock.models.general import GeneralShape
+from penstock.models.general import ActorCriticHeads, GeneralShape
 from penstock.models.layout import DenseShape, MlpShape
 from penstock.models.precision import cpu_gains_by_bf16
 
@@ -152,6 +152,8 @@ def _described(shape: AnyShape) -> str:
         if (shape.convolutional)
         else "an mlp"
     )
+    if not isinstance(shape.heads, ActorCriticHeads):
+        return f"{name} over {len(shape.inputs)} arrays"
     core = f" with core {shape.model.core}" if shape.state_size else ""
     critic = "a separate" if shape.is_separate else "a shared"
     return f"{name}{core} and {critic} critic over {len(shape.inputs)} arrays"

@@ -16,7 +16,7 @@ from torch import Tensor
 from penstock.core.params import Float32
 from penstock.models.general import GeneralShape
 from penstock.models.layout import NetShape
-from penstock.models.torch_general import GeneralNet
+from penstock.models.torch_general import GeneralNet, general_net
 from penstock.models.torch_nets import build_net
 
 
@@ -55,14 +55,14 @@ class GeneralNetwork:
 
     def __init__(
         self,
-        shape: GeneralShape,
+        shape: GeneralShape[Any],
         outputs: Float32,
         state: Float32,
         dtype: torch.dtype = torch.float32,
     ) -> None:
         self.dtype = dtype
         with torch.random.fork_rng(devices=[]):
-            self._net: GeneralNet = build_net(shape, dtype).requires_grad_(False).eval()
+            self._net: GeneralNet = general_net(shape, dtype).requires_grad_(False).eval()
         named = (*self._net.named_parameters(), *self._net.named_buffers())
         self._targets = [tensor.numpy() for _, tensor in named]
         self._outputs = torch.from_numpy(outputs)
@@ -81,10 +81,7 @@ class GeneralNetwork:
     def forward(self, obs: npt.NDArray[Any]) -> None:
         """Compute the outputs of observations ``[envs, *shape]``."""
         rows = torch.from_numpy(obs)
-        if not self._state.numel():
-            self._outputs.copy_(self._net.acting_outputs(rows).t())
-            return
-        outputs, _, state = self._net.step(rows[None], self._state)
+        outputs, state = self._net.act(rows[None], self._state)
         assert state is not None
         self._outputs.copy_(outputs.t())
         self._state.copy_(state)

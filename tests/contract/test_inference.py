@@ -22,7 +22,7 @@ from penstock.configs.schema import Config
 from penstock.core.interfaces import Inference
 from penstock.core.params import Float32, Stamp
 from penstock.models.acting.inference import LocalInference
-from penstock.models.torch_general import GeneralNet
+from penstock.models.torch_general import GeneralActorCritic
 from penstock.models.torch_nets import build_net
 
 ENVS, UNROLL, ACTIONS = 5, 6, 6
@@ -67,7 +67,7 @@ class Case:
     def outputs(self, obs: Array, state: Float32, first: Array) -> tuple[Float32, Float32]:
         """What the learner computes of an unroll ``[T, E, ...]``, and the state after it."""
         rows = torch.from_numpy(obs)
-        if isinstance(self.net, GeneralNet):
+        if isinstance(self.net, GeneralActorCritic):
             before, begins = torch.from_numpy(state), torch.from_numpy(first)
             found, _, after = self.net.step(rows, before, begins)
             assert after is not None

@@ -30,8 +30,7 @@ from penstock.core.observations import Spaces
 from penstock.core.specs import Column
 from penstock.learner.checkpoints import checkpoint_format
 from penstock.models.acting.categorical import EpsilonGreedySampler
-from penstock.models.fitting import q_shape
-from penstock.models.layout import HeadShape
+from penstock.models.fitting import HeadShape, q_shape
 from penstock.models.torch_nets import build_net
 
 

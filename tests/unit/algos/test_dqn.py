@@ -38,6 +38,7 @@ class Table(nn.Module):
 # In state 1 the trained network prefers action 0, the target network action 1.
 ONLINE = [[1.0, 2.0], [5.0, 4.0], [0.0, 0.0]]
 TARGET = [[0.0, 0.0], [3.0, 7.0], [9.0, 9.0]]
+MASKED_TARGET = [[0.0, 8.0], [9.0, 7.0], [9.0, 9.0]]
 
 
 def transitions(*rows: tuple[int, int, float, int, float, float]) -> dict[str, Tensor]:
@@ -72,6 +73,32 @@ def test_differences_of_one_step_two_steps_and_a_terminal(
     assert named["q_target_mean"] == pytest.approx(sum(expected) + 7)
     assert not differences.requires_grad
     assert not sums.requires_grad
+
+
+@pytest.mark.parametrize(
+    ("double", "expected"),
+    [
+        # In state 1 only action 1 is allowed, which the online network values less: Q' is 7. In
+        # state 0 only action 0: Q' is 0. Nothing is allowed in state 2, so nothing is forbidden.
+        (True, [0.5 + 0.9 * 7 - 1, -1 + 0.9 * 0 - 2, 1 + 0.5 * 9 - 4]),
+        (False, [0.5 + 0.9 * 7 - 1, -1 + 0.9 * 0 - 2, 1 + 0.5 * 9 - 4]),
+    ],
+)
+def test_targets_are_of_allowed_actions(double: bool, expected: list[float]) -> None:
+    batch = transitions(
+        (0, 0, 0.5, 1, 0.9, 1.0), (0, 1, -1.0, 0, 0.9, 1.0), (1, 1, 1.0, 2, 0.5, 1.0)
+    )
+    mask = torch.tensor([[0, 1], [1, 0], [0, 0]], dtype=torch.uint8)
+    nets: Any = Table(ONLINE), Table(MASKED_TARGET)
+    cfg = DqnConfig(double=double, huber=100.0)
+    net, target = nets
+    _, differences, _ = update.loss(net, target, batch, cfg, mask)
+    np.testing.assert_allclose(differences, expected, rtol=1e-6)
+    open_mask = torch.ones_like(mask)
+    _, free, _ = update.loss(net, target, batch, cfg)
+    _, same, _ = update.loss(net, target, batch, cfg, open_mask)
+    assert torch.equal(free, same)
+    assert not torch.equal(free, differences)
 
 
 @pytest.mark.parametrize(

@@ -83,20 +83,19 @@ class Planes:
     def __init__(self, *planes: tuple[float, float]) -> None:
         self.planes = torch.tensor(planes, requires_grad=True)
 
-    def weights(self) -> list[Tensor]:
-        return [self.planes]
-
     def __call__(self, obs: Tensor, action: Tensor) -> Tensor:
-        return self.values(obs, action, [self.planes])
+        return self._values(obs, action, self.planes)
 
-    def values(self, obs: Tensor, action: Tensor, weights: list[Tensor]) -> Tensor:
-        (planes,) = weights
+    def of_action(self, obs: Tensor, action: Tensor) -> Tensor:
+        return self._values(obs, action, self.planes.detach())
+
+    def _values(self, obs: Tensor, action: Tensor, planes: Tensor) -> Tensor:
         return planes[:, :1] * action[:, 0] + planes[:, 1:] * obs[:, 0]
 
 
 def test_critics_learn_the_smaller_target_less_the_price_of_certainty() -> None:
-    critics: Any = Planes((1.0, 2.0), (3.0, 4.0))
-    targets = [torch.tensor([[10.0, 0.0], [0.0, 5.0]])]
+    critics = Planes((1.0, 2.0), (3.0, 4.0))
+    targets = Planes((10.0, 0.0), (0.0, 5.0))
     batch = {
         "obs": torch.tensor([[1.0], [2.0]]),
         "action": torch.tensor([[0.5], [-1.0]]),
@@ -118,11 +117,12 @@ def test_critics_learn_the_smaller_target_less_the_price_of_certainty() -> None:
     loss.backward()
     row = -(differences * [1.0, 0.5])  # of the loss, by the value
     expected = np.stack([row @ [0.5, -1.0], row @ [1.0, 2.0]], 1)
+    assert critics.planes.grad is not None
     np.testing.assert_allclose(critics.planes.grad, expected, rtol=1e-5)
 
 
 def test_the_actor_follows_the_smaller_critic_and_leaves_the_critics_alone() -> None:
-    critics: Any = Planes((1.0, 0.0), (-2.0, 0.0))
+    critics = Planes((1.0, 0.0), (-2.0, 0.0))
     obs = torch.zeros(2, 1)
     action = torch.tensor([[0.5], [-0.25]], requires_grad=True)
     logp = torch.tensor([0.1, -0.2], requires_grad=True)

@@ -114,21 +114,16 @@ CASES = {
         "set algo.tune_alpha=true or algo.target_entropy=null",
         ["algo.tune_alpha=true"],
     ),
-    "residual convolutions for dqn": (
-        ["algo.name=dqn", "model.kind=impala_cnn"],
-        "algo.name dqn computes model.kind mlp and nature_cnn, not impala_cnn; set model.kind=auto",
-        ["model.kind=auto"],
-    ),
     "memory for dqn": (
         ["algo.name=dqn", "model.core=lstm"],
         "model.core lstm is for actor-critics, which algo.name dqn is none of; "
         "set algo.name=ppo or model.core=none",
         ["model.core=none"],
     ),
-    "normalisation for sac, the other way": (
-        ["algo.name=sac", "model.normalize_observations=true"],
-        "model.normalize_observations true is for actor-critics, which algo.name sac is none of; "
-        "set algo.name=ppo or model.normalize_observations=false",
+    "memory for sac, the other way": (
+        ["algo.name=sac", "model.kind=gru"],
+        "model.core gru is for actor-critics, which algo.name sac is none of; "
+        "set algo.name=ppo or model.core=none",
         ["algo.name=ppo"],
     ),
     "settings of no network": (
@@ -142,11 +137,6 @@ CASES = {
         "actors.inference numpy computes networks without core only, not gru; "
         "set actors.inference=torch",
         ["actors.inference=torch"],
-    ),
-    "convolutions for sac": (
-        ["algo.name=sac", "model.kind=nature_cnn"],
-        "algo.name sac computes model.kind mlp only, not nature_cnn; set model.kind=mlp",
-        ["model.kind=mlp"],
     ),
     "numpy in bf16": (
         ["actors.inference=numpy", "actors.precision=bf16"],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,14 +11,20 @@ import pytest
 import torch
 from gymnasium import spaces
 
+from data_algorithms import train_dqn_on
 from penstock.algos.acting import make_policy
 from penstock.algos.dqn.update import DqnUpdate
 from penstock.algos.sac.update import SacUpdate
+from penstock.configs.errors import UserError
 from penstock.configs.load import resolve
+from penstock.core.interfaces import TransitionSequences
+from penstock.core.observations import laid_out, row_nbytes, views
 from penstock.core.params import Float32
 from penstock.envs.vector_env import EnvInfo
 from penstock.learner.checkpoints.checkpoint_manager import CheckpointManager
 from penstock.learner.offpolicy import OffPolicyTrainer
+from penstock.learner.state import set_weights, weights_of
+from penstock.learner.sync.gradient_sync import SingleLearner
 
 CHOICES = EnvInfo(spaces.Box(-1, 1, (4,), np.float32), spaces.Discrete(4), 1, "")
 TORQUES = EnvInfo(spaces.Box(-1, 1, (3,), np.float32), spaces.Box(-2, 2, (1,), np.float32), 1, "")
@@ -308,3 +315,162 @@ def test_a_gpu_takes_the_same_steps(algo: str) -> None:
     if algo == "dqn":  # noise differs between devices
         torch.testing.assert_close(*errors, rtol=1e-3, atol=1e-3)
     assert errors[1].isfinite().all()
+
+
+def parts_of(*arrays: tuple[str, tuple[int, ...], str]) -> EnvInfo:
+    parts = laid_out(arrays)
+    space = spaces.Box(0, 255, (row_nbytes(parts),), np.uint8)
+    return EnvInfo(space, spaces.Discrete(4), 1, "", parts)
+
+
+def packed(info: EnvInfo, rows: int, seed: int) -> Any:
+    """Numbers around 50, and masks of which each row allows something."""
+    rng, found = np.random.default_rng(seed), np.zeros((rows, *info.observation_space.shape), "u1")
+    for name, array in views(info.parts, found).items():
+        if name == "action_mask":
+            array[...] = rng.random(array.shape) < 0.5
+            array[np.arange(rows), rng.integers(0, 4, rows)] = 1
+        else:
+            array[...] = rng.normal(50, 20, array.shape).clip(0, 255)
+    return found
+
+
+def statistics_of(made: OffPolicyTrainer) -> dict[str, Any]:
+    return {name.removeprefix("normalizer."): t.clone() for name, t in made.shared().items()}
+
+
+NORMALIZED = "model.normalize_observations=true"
+
+
+@pytest.mark.parametrize("algo", ["dqn", "sac"])
+def test_observations_are_normalised_by_all_that_was_drawn(algo: str) -> None:
+    made, info = trainer(algo, NORMALIZED), GAMES[algo]
+    seen = []
+    for seed in range(3):
+        batch = random_batch(algo, seed)
+        batch["obs"] = batch["obs"] * 30 + 100
+        seen.append(batch["obs"].astype(np.float64))
+        made.update(batch)
+    rows, found = np.concatenate(seen), statistics_of(made)
+    assert found["count"].item() == len(rows)
+    np.testing.assert_allclose(found["mean"], rows.mean(0), rtol=1e-5)
+    np.testing.assert_allclose(found["var"], rows.var(0), rtol=1e-4)
+    size = info.observation_space.shape[0]
+    assert [tuple(shape) for _, shape in made.layout.entries[-3:]] == [(size,), (size,), (1,)]
+    np.testing.assert_array_equal(values(made)[-2 * size - 1 : -size - 1], found["mean"])
+
+
+def test_a_normalised_network_learns_from_normalised_observations() -> None:
+    """The errors are those of a plain network on observations that numpy has normalised."""
+    made, plain = trainer("dqn", NORMALIZED), trainer("dqn")
+    batch = random_batch("dqn")
+    batch["obs"], batch["next_obs"] = batch["obs"] * 30 + 100, batch["next_obs"] * 30 + 100
+    mean, std = batch["obs"].mean(0), batch["obs"].std(0)
+    scaled = {
+        **batch,
+        **{name: ((batch[name] - mean) / std).clip(-10, 10) for name in ("obs", "next_obs")},
+    }
+    for _ in range(2):  # the second time with the same statistics, after a step
+        np.testing.assert_allclose(made.update(batch), plain.update(scaled), rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize("algo", ["dqn", "sac"])
+def test_statistics_forget_a_batch_whose_step_was_skipped(algo: str) -> None:
+    made = trainer(algo, NORMALIZED)
+    made.update(random_batch(algo))
+    before = statistics_of(made)
+    broken = random_batch(algo, 1)
+    broken["reward"][3] = np.nan
+    made.update(broken)
+    assert all(torch.equal(tensor, before[name]) for name, tensor in statistics_of(made).items())
+    made.update(random_batch(algo, 1))
+    assert statistics_of(made)["count"].item() == 64
+
+
+class Adding(SingleLearner):
+    """Another learner, whose sums are ``others``."""
+
+    def __init__(self, others: torch.Tensor | None = None) -> None:
+        self._others = others
+        self.own: list[torch.Tensor] = []
+
+    def all_reduce(self, values: torch.Tensor) -> None:
+        self.own.append(values.clone())
+        if self._others is not None:
+            values += self._others
+
+
+def test_learners_sum_up_their_statistics_also_one_without_a_batch() -> None:
+    first, second = random_batch("dqn", 1), random_batch("dqn", 2)
+    made = [trainer("dqn", NORMALIZED) for _ in range(4)]
+    made[0].sync = sync = Adding()
+    made[0].update(first)
+    made[1].update({name: np.concatenate([first[name], second[name]]) for name in first})
+    for i, batch in ((2, second), (3, None)):
+        made[i].sync = Adding(sync.own[0])
+        made[i].update(batch, 64.0)
+    for i, whole in ((2, 1), (3, 0)):
+        for name, tensor in statistics_of(made[whole]).items():
+            torch.testing.assert_close(statistics_of(made[i])[name], tensor, rtol=1e-4, atol=1e-5)
+    assert statistics_of(made[3])["count"].item() == 32
+
+
+@pytest.mark.parametrize("double", [False, True])
+def test_the_learner_leaves_out_what_masks_forbid(double: bool) -> None:
+    """Against an actor's outputs, in which what is forbidden has the least value of all."""
+    info = parts_of(("speed", (3,), "<f4"), ("action_mask", (4,), "|u1"))
+    made = trainer(
+        "dqn", f"algo.double={str(double).lower()}", NORMALIZED, "actors.envs=32", info=info
+    )
+    batch = {**random_batch("dqn"), "obs": packed(info, 32, 0), "next_obs": packed(info, 32, 1)}
+    masks = {
+        name: views(info.parts, batch[name])["action_mask"] != 0 for name in ("obs", "next_obs")
+    }
+    batch["action"] = masks["obs"].argmax(1).astype(np.int32)
+    made.update(batch)  # the same rows again leave the statistics as they are
+    policy, weights, rows = make_policy(made.config, info, 0), values(made), np.arange(32)
+    policy.load(weights)
+    taken = policy.outputs(batch["obs"])[rows, batch["action"]]
+    online = policy.outputs(batch["next_obs"]).copy()
+    target = dqn_of(made)._target.numpy()
+    policy.load(np.concatenate([target, weights[len(target) :]]))
+    behind = policy.outputs(batch["next_obs"])
+    best = (online if double else behind).argmax(1)
+    assert masks["next_obs"][rows, best].all()
+    expected = np.abs(batch["reward"] + batch["discount"] * behind[rows, best] - taken)
+    np.testing.assert_allclose(made.update(batch), expected, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("algo", ["dqn", "sac"])
+def test_a_normalised_run_on_several_parts_goes_on_where_it_was(algo: str) -> None:
+    arrays = (("screen", (40, 44), "|u1"), ("speed", (3,), "<f4"))
+    info = parts_of(*arrays)
+    if algo == "sac":
+        info = replace(info, action_space=TORQUES.action_space)
+
+    def batch(seed: int) -> Batch:
+        obs = {"obs": packed(info, 32, seed), "next_obs": packed(info, 32, seed + 100)}
+        return {**random_batch(algo, seed), **obs}
+
+    made, other = (trainer(algo, NORMALIZED, info=info) for _ in range(2))
+    for seed in range(3):
+        made.update(batch(seed))
+    set_weights(other, weights_of(made))
+    other.load_state_dict(made.state_dict())
+    other.progress.load_state_dict(made.progress.state_dict())
+    torch.manual_seed(7)
+    errors = made.update(batch(3))
+    torch.manual_seed(7)
+    assert torch.equal(other.update(batch(3)), errors)
+    np.testing.assert_array_equal(values(made), values(other))
+
+
+def test_an_update_that_makes_its_network_otherwise_is_not_normalised(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    train_dqn_on(TransitionSequences(4), monkeypatch)
+    trainer("dqn")
+    with pytest.raises(
+        UserError, match=r"make it by context\.network\(\), or set model\.normalize_"
+    ):
+        trainer("dqn", NORMALIZED)

@@ -223,14 +223,6 @@ def test_numpy_refuses_what_it_cannot_compute() -> None:
         make_policy(cfg.model_copy(update={"actors": actors}), mixed(), 0)
 
 
-@pytest.mark.parametrize("algo", ["dqn", "sac"])
-def test_other_algorithms_refuse_observations_of_several_parts(algo: str) -> None:
-    cfg = Config.model_validate({"env": {"id": "x"}, "algo": {"name": algo}})
-    action_space = TWO if algo == "dqn" else spaces.Box(-1, 1, (1,))
-    with pytest.raises(UserError, match=f"parts screen, .* algo.name {algo} reads a single array"):
-        slot_spec(cfg, mixed(action_space=action_space))
-
-
 def test_short_names_of_memory() -> None:
     for core in ("lstm", "gru"):
         model = ModelConfig.model_validate({"kind": core})

@@ -39,6 +39,21 @@ def test_the_network_of_frames_in_words(model: dict[str, Any], text: str) -> Non
     assert said == f"network: {text}, 1,234,567 parameters"
 
 
+@pytest.mark.parametrize(
+    ("model", "text"),
+    [
+        ({}, "nature_cnn"),
+        ({"kind": "impala_cnn"}, "impala_cnn"),
+        ({"entry": "nets:Mine"}, "nets:Mine"),
+    ],
+)
+def test_a_network_with_one_head_has_no_critic(model: dict[str, Any], text: str) -> None:
+    sections = {"env": {"id": "x"}, "algo": {"name": "dqn"}, "model": model}
+    config = Config.model_validate(sections)
+    said = in_words(network_shape(config, frames(4, 84, 84)), config.model, 1234567)
+    assert said == f"network: {text}, 1,234,567 parameters"
+
+
 # CartPole: 4 numbers, 2 actions. A layer of n to m has n m + m parameters.
 POLICY, VALUE = 4 * 32 + 32 + 32 * 16 + 16 + 16 * 2 + 2, 4 * 32 + 32 + 32 * 16 + 16 + 16 + 1
 

@@ -22,7 +22,6 @@ from penstock.models.layout import CnnShape, DenseShape, MlpShape, QCnnShape
 from penstock.models.torch_nets import build_net
 
 FRAMES = spaces.Box(0, 255, (4, 84, 84), np.uint8)
-GRAY = spaces.Box(0, 255, (84, 84), np.uint8)
 STACKS = spaces.Box(0, 255, (4, 84, 84, 3), np.uint8)
 VECTOR = spaces.Box(-1, 1, (3, 2), np.float32)
 TWO = spaces.Discrete(2)
@@ -149,8 +148,6 @@ def test_only_bytes_are_scaled() -> None:
     [
         ("dqn", "auto", VECTOR, TORQUES, ["algo.name dqn", "not Discrete", "set algo.name=sac"]),
         ("sac", "auto", VECTOR, TWO, ["Discrete(2) is not a Box", "algo.name=dqn"]),
-        ("sac", "auto", FRAMES, TORQUES, ["[4, 84, 84]", "look like frames", "model.kind=mlp"]),
-        ("sac", "auto", GRAY, TORQUES, ["[84, 84]", "look like frames", "model.kind=mlp"]),
         ("sac", "auto", STACKS, TORQUES, ["[4, 84, 84, 3]", "look like frames"]),
         ("impala", "auto", STACKS, TWO, ["[4, 84, 84, 3]", "GrayscaleObs", "model.kind=mlp"]),
         ("ppo", "impala_cnn", STACKS, TWO, ["[4, 84, 84, 3]", "[channels, height, width]"]),
@@ -158,7 +155,6 @@ def test_only_bytes_are_scaled() -> None:
         ("sac", "auto", TWO, TORQUES, ["observation space", "FlattenObservation"]),
         ("impala", "nature_cnn", VECTOR, TWO, ["[3, 2]", "model.kind=mlp"]),
         ("dqn", "nature_cnn", spaces.Box(0, 255, (4, 84, 35), np.uint8), TWO, ["[4, 84, 35]"]),
-        ("dqn", "auto", spaces.Box(0, 255, (210, 160, 3), np.uint8), TWO, ["[210, 160, 3]"]),
         ("impala", "auto", spaces.Discrete(5), TWO, ["Discrete(5)", "FlattenObservation"]),
         ("impala", "auto", VECTOR, spaces.Text(3), ["Text", "Discrete, MultiDiscrete and Box"]),
         ("dqn", "auto", VECTOR, spaces.MultiDiscrete([2, 2]), ["MultiDiscrete", "algo.name=ppo"]),

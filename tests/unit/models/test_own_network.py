@@ -21,7 +21,7 @@ from penstock.configs.load import resolve
 from penstock.configs.schema import Config
 from penstock.envs import probe
 from penstock.models.fitting import actor_critic_shape
-from penstock.models.torch_general import GeneralNet
+from penstock.models.torch_general import GeneralActorCritic
 from penstock.models.torch_nets import build_net
 
 EXAMPLES = Path(__file__).parents[3] / "examples"
@@ -187,7 +187,7 @@ def test_what_drops_at_random_computes_as_on_the_actors() -> None:
     outputs, _ = net(torch.from_numpy(obs)[None])
     np.testing.assert_allclose(policy.outputs(obs), outputs.detach(), rtol=1e-5, atol=1e-6)
     outputs.sum().backward()
-    assert isinstance(net, GeneralNet)
+    assert isinstance(net, GeneralActorCritic)
     assert all(p.grad is not None for p in net.bodies.parameters())
     # cuDNN has gradients of those in training alone
     assert all(m.training == isinstance(m, nn.LSTM) for m in net.bodies[0].modules())
