@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from penstock.core.interfaces import SharedOptimizer
 from penstock.models.fitting import HeadShape
-from penstock.models.torch_head_net import HeadNet
+from penstock.models.torch_heads import HeadNet
 from penstock.profiling.ledger import TimeLedger
 
 Batch = Mapping[str, Tensor]

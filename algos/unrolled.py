@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from penstock.algos.ops.frame_stacks import observations
-from penstock.models.torch_actor_critic import ActorCritic
+from penstock.models.torch_heads import ActorCritic
 
 
 class Unrolled(NamedTuple):

@@ -31,7 +31,7 @@ from penstock.learner.sources.drawing import ReplayBatch
 from penstock.learner.sync.gradient_sync import GradientSync, SingleLearner
 from penstock.learner.to_host import ToDevice, ToHost
 from penstock.learner.trainer import pick_device, trunk_dtype, under
-from penstock.models.torch_head_net import HeadNet
+from penstock.models.torch_heads import HeadNet
 from penstock.models.torch_nets import build_net
 from penstock.models.torch_setup import set_up_torch
 from penstock.profiling.ledger import Part, TimeLedger

@@ -63,7 +63,7 @@ def q_shape(config: Config, game: Spaces, *, duelling: bool = False) -> HeadShap
     """Q-values of actions to choose from.
 
     Where observations have an action mask, the values of what it forbids must not be part of a
-    target: `models.torch_head_net.HeadNet.allowed_outputs` leaves them out.
+    target: `models.torch_heads.HeadNet.allowed_outputs` leaves them out.
     """
     model, actions = config.model, _choices(game, config.algo.name)
     inputs, mask, scale = _read(config, game)

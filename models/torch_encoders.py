@@ -16,7 +16,8 @@ from torch import Tensor, nn
 from penstock.configs.model import ModelConfig
 from penstock.models.general import channels_last
 from penstock.models.layout import CONVS, FEATURES, flat_features
-from penstock.models.torch_trunks import activate, orthogonal
+from penstock.models.torch_heads import orthogonal
+from penstock.models.torch_trunks import activate
 
 IMPALA_CHANNELS = (16, 32, 32)
 IMPALA_FEATURES = 256

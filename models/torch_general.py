@@ -23,12 +23,10 @@ from penstock.core.params import ParamLayout
 from penstock.models.general import ActorCriticHeads, GeneralShape, Input, SingleHead
 from penstock.models.normalizer import Normalizer
 from penstock.models.own_network import make_own
-from penstock.models.torch_actor_critic import ActorCritic, Marks
 from penstock.models.torch_cores import make_core
 from penstock.models.torch_encoders import DenseLayers, Encoder
-from penstock.models.torch_head_net import HeadNet
-from penstock.models.torch_policy_network import PolicyNetwork
-from penstock.models.torch_trunks import activate, orthogonal
+from penstock.models.torch_heads import ActorCritic, HeadNet, Marks, PolicyNetwork, orthogonal
+from penstock.models.torch_trunks import activate
 
 
 class GeneralNet(PolicyNetwork):

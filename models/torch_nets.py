@@ -30,10 +30,8 @@ from penstock.models.layout import (
     QCnnShape,
 )
 from penstock.models.normalizer import Normalizer
-from penstock.models.torch_actor_critic import ActorCritic
 from penstock.models.torch_general import GeneralActorCritic, GeneralCritics, general_net
-from penstock.models.torch_head_net import HeadNet
-from penstock.models.torch_policy_network import PolicyNetwork
+from penstock.models.torch_heads import ActorCritic, HeadNet, PolicyNetwork
 from penstock.models.torch_trunks import (
     CnnTrunk,
     MlpTrunk,

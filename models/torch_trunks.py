@@ -15,7 +15,7 @@ import math
 from abc import abstractmethod
 from collections.abc import Callable
 from itertools import pairwise
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 import torch
@@ -23,9 +23,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from penstock.models.layout import CONVS, Activation, flat_features
-from penstock.models.torch_policy_network import PolicyNetwork
-
-Layer = TypeVar("Layer", nn.Linear, nn.Conv2d)
+from penstock.models.torch_heads import PolicyNetwork, orthogonal
 
 
 class Trunk(PolicyNetwork):
@@ -164,11 +162,3 @@ def tanh(values: Tensor) -> Tensor:
 def activate(name: Activation) -> Callable[[Tensor], Tensor]:
     """The function of `model.activation`."""
     return tanh if name == "tanh" else torch.relu
-
-
-def orthogonal(layer: Layer, gain: float) -> Layer:
-    """The layer, its weight made orthogonal and its bias 0."""
-    nn.init.orthogonal_(layer.weight, gain)
-    assert layer.bias is not None
-    nn.init.zeros_(layer.bias)
-    return layer

@@ -13,7 +13,7 @@ from penstock.algos.dqn.config import DqnConfig
 from penstock.algos.ops.backward import backward
 from penstock.algos.replay_update import Batch, UpdateContext, UpdateResult
 from penstock.models.flat_parameters import flatten
-from penstock.models.torch_head_net import HeadNet, of_allowed
+from penstock.models.torch_heads import HeadNet, of_allowed
 from penstock.profiling.ledger import Part
 
 STATISTICS = ("q_loss", "td_error", "q_mean", "q_target_mean")

@@ -22,7 +22,7 @@ from penstock.models.actions import action_column, counts_of
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from penstock.models.torch_actor_critic import ActorCritic
+    from penstock.models.torch_heads import ActorCritic
 
 WHOLE = slice(None)
 LEAST_LOGP = -100.0  # of a sound actor's choice or number

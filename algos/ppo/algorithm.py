@@ -20,7 +20,7 @@ from penstock.algos.slots import process
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from penstock.models.torch_actor_critic import ActorCritic
+    from penstock.models.torch_heads import ActorCritic
 
     AddOthers = Callable[[Tensor], None]
 

@@ -19,7 +19,7 @@ from penstock.algos.replay_update import Batch, UpdateContext, UpdateResult
 from penstock.algos.sac.config import SacConfig
 from penstock.models.flat_parameters import flatten
 from penstock.models.layout import QCnnShape
-from penstock.models.torch_head_net import HeadNet
+from penstock.models.torch_heads import HeadNet
 from penstock.models.torch_nets import build_critics
 from penstock.profiling.ledger import Part
 

@@ -14,7 +14,7 @@ from penstock.algos.ppo import algorithm as ppo
 from penstock.algos.ppo.config import PpoConfig
 from penstock.models.actions import Choices, Numbers, discrete
 from penstock.models.layout import MlpShape
-from penstock.models.torch_actor_critic import ActorCritic
+from penstock.models.torch_heads import ActorCritic
 from penstock.models.torch_nets import build_net
 from random_unrolls import ACTIONS, make_batch
 

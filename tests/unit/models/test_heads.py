@@ -26,7 +26,7 @@ from penstock.models.acting.policy import Policy
 from penstock.models.general import GeneralShape
 from penstock.models.layout import CLIP, EPSILON, DenseShape, QCnnShape
 from penstock.models.torch_general import GeneralCritics, GeneralHeadNet
-from penstock.models.torch_head_net import HeadNet, of_allowed
+from penstock.models.torch_heads import HeadNet, of_allowed
 from penstock.models.torch_nets import TwinCritics, build_critics, build_net
 
 Array = npt.NDArray[np.float64]
