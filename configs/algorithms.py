@@ -112,7 +112,8 @@ class AlgorithmRegistry(Registry[AlgorithmSpec]):
     """The registered algorithms; the first is the default."""
 
     def parse(self, value: Any) -> Any:
-        """The config of the algorithm that a map names; without a name, of the default algorithm."""
+        """The config of the algorithm that a map names; without a name, of the default
+        algorithm."""
         if not isinstance(value, dict):
             return value
         name = value.get("name", DEFAULT)

@@ -33,7 +33,8 @@ class CodecSpec:
     """``module:Class`` that makes it (`core.interfaces.CodecFactory`), imported in a learner."""
     long_name: str = ""
     loss: Literal["none", "rounding", "lossy"] = "lossy"
-    """`rounding`: relative error of up to a few per cent; `lossy`: more variance, or delayed values."""
+    """`rounding`: relative error of up to a few per cent; `lossy`: more variance, or delayed
+    values."""
     tried_by_auto: bool = True
     unfit: Mapping[str, str] = field(default_factory=dict)
     """By each `learner.optimizer` that the codec does not support: the reason, and what to set."""

@@ -80,7 +80,7 @@ def test_any_other_atari_game_takes_the_settings_that_suit_all_of_them() -> None
 def test_without_its_return_a_preset_holds_nothing() -> None:
     assert resolve("doom_basic").stop.hold_s == 30
     assert resolve("doom_basic", ["stop.return=null"]).stop.hold_s == 0
-    with pytest.raises(UserError, match=r"stop\.hold_s 5 counts from when"):
+    with pytest.raises(UserError, match=r"stop\.hold_s 5 counts from the moment"):
         resolve("doom_basic", ["stop.hold_s=5", "stop.return=null"])
 
 
