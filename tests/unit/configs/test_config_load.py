@@ -52,7 +52,10 @@ def test_a_target_is_a_preset_or_a_game(
     ("target", "module"), [("grid.py", "grid"), ("./games/grid.py", "games.grid")]
 )
 def test_a_file_of_python_is_no_target(target: str, module: str) -> None:
-    with pytest.raises(UserError, match=rf"^{re.escape(target)} is Python: train {module}:FUNCTI"):
+    with pytest.raises(
+        UserError,
+        match=rf"^{re.escape(target)} is a Python file; name the function .*: {module}:FUNCTION$",
+    ):
         resolve(target)
 
 

@@ -68,7 +68,7 @@ def test_a_value_that_no_config_can_hold_is_refused(value: Any) -> None:
 
 
 def test_a_wrong_option_is_refused_with_the_one_that_was_meant() -> None:
-    with pytest.raises(UserError, match=r"there is no option .*; here it is learner\.lr$"):
+    with pytest.raises(UserError, match=r"there is no option .*; the equivalent is learner\.lr$"):
         penstock.train("cartpole", {"learner.learning_rate": 1e-3})
 
 
