@@ -24,11 +24,11 @@ _HEAD = f"""\
 
 # Commands
 
-What each takes. `--help` behind a command says the same. A `TARGET` is a preset, a YAML file, a
-gymnasium id, `module:EnvId-v0` or `module:function`; `KEY=VALUE` are options of
-[the configuration](configuration.md). Exit codes: 0 done, 2 a mistake in what was asked, 1 a fault,
-130 and 143 interrupted (Ctrl-C, SIGTERM) after a clean end. With `--json` the last line of standard
-output is one JSON object, and what is for people goes to standard error.
+The arguments and options of each command; `--help` after a command prints the same. A `TARGET` is a
+preset, a YAML file, a gymnasium id, `module:EnvId-v0` or `module:function`; `KEY=VALUE` are options
+of [the configuration](configuration.md). Exit codes: 0 success, 1 failure, 2 an error in the
+command or the config, 130 and 143 a clean end after Ctrl-C or SIGTERM. With `--json` the last line
+of standard output is one JSON object, and other text goes to standard error.
 """
 
 
@@ -38,7 +38,7 @@ def reference() -> str:
 
 
 def _pages(name: str, command: Any) -> Iterator[str]:
-    """One section for each command; a group's own comes before those of its commands."""
+    """One section for each command; that of a group precedes those of its commands."""
     children = getattr(command, "commands", {})
     if name != "penstock" and (not children or command.invoke_without_command):
         yield _section(name, command)
@@ -47,11 +47,13 @@ def _pages(name: str, command: Any) -> Iterator[str]:
 
 
 def _section(name: str, command: Any) -> str:
-    arguments = [p for p in command.params if p.param_type_name == "argument"]
+    context = typer.Context(command)
+    parameters = [p for p in command.get_params(context) if p.name != "help"]
+    arguments = [p for p in parameters if p.param_type_name == "argument"]
     usage = [name, *(_usage(argument) for argument in arguments)]
     rows = "\n".join(
         f"| `{_names(p)}` | {_default(p)} | {(p.help or '').replace('|', chr(92) + '|')} |"
-        for p in command.params
+        for p in parameters
     )
     table = f"\n| | default | |\n|---|---|---|\n{rows}\n" if rows else ""
     text = inspect.cleandoc(command.help or "")
@@ -94,14 +96,16 @@ def _default(parameter: Any) -> str:
 def main() -> int:
     """Print the page, or compare it with a file: 0 when equal, else 1."""
     parser = argparse.ArgumentParser(prog=_COMMAND, description=main.__doc__)
-    parser.add_argument("--check", metavar="FILE", type=Path, help="say whether FILE is up to date")
+    parser.add_argument(
+        "--check", metavar="FILE", type=Path, help="check whether FILE is up to date"
+    )
     path: Path | None = parser.parse_args().check
     if path is None:
         sys.stdout.write(reference())
         return 0
     if path.is_file() and path.read_text(encoding="utf-8") == reference():
         return 0
-    print(f"{path} is not what the commands say; run: make reference", file=sys.stderr)
+    print(f"{path} differs from the commands; run: make reference", file=sys.stderr)
     return 1
 
 

@@ -208,7 +208,7 @@ def with_learner(
         path,
         resume,
         make_specs,
-        lambda title: make_view(stream, title, stop),
+        lambda title: make_view(stream, title, stop, _about(resolved)),
         watch,
         source=source,
     )
@@ -318,6 +318,11 @@ def _supervise(
         return outcome, summary
     finally:
         view.close()
+
+
+def _about(resolved: Resolved) -> str:
+    """Environment, algorithm and base of a run."""
+    return f"{resolved.config.env.id}, {resolved.config.algo.name}, {resolved.origin}"
 
 
 def _title(run_dir: Path, specs: Sequence[RoleSpec]) -> str:

@@ -96,7 +96,7 @@ def test_the_reference_of_the_commands_is_up_to_date() -> None:
 def test_the_reference_tells_of_every_command_and_of_its_options() -> None:
     page = reference()
     assert "## penstock train\n\n    penstock train TARGET [KEY=VALUE ...]\n" in page
-    assert "| `--checkpoint best\\|last` | `best` | Which weights. |" in page
+    assert "| `--checkpoint best\\|last` | `best` | Checkpoint to use: " in page
     assert "| `--episodes N` | `20` |" in page
     assert "## penstock config show\n" in page
 

@@ -64,7 +64,7 @@ def test_the_help_groups_the_commands_by_what_they_are_for() -> None:
     groups = {text.split(":")[0]: text for text in out.split("\n\n") if "\n  " in text}
     assert code == 0
     assert set(PANELS) <= set(groups)
-    assert "\n  record " in groups["Look at runs"]
+    assert "\n  record " in groups["Evaluate and inspect runs"]
     assert "\n  train " in groups["Train"]
 
 
