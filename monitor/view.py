@@ -41,7 +41,7 @@ def make_view(
 
 
 class LineView(MetricSink):
-    """One line every few seconds."""
+    """Prints one line every few seconds."""
 
     def __init__(self, stream: TextIO, title: str, stop: StopConfig | None) -> None:
         self._stream = stream
