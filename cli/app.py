@@ -75,6 +75,7 @@ def root(
     context: typer.Context,
     version: Annotated[bool, typer.Option("--version", help="Print the version and exit.")] = False,
 ) -> None:
+    """Print the version, or the help if no command is given."""
     if version:
         print(penstock.__version__)
     elif context.invoked_subcommand is None:

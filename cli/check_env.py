@@ -125,7 +125,7 @@ def _notes(found: Checker, figures: dict[str, Any]) -> Iterator[str]:
         yield (
             "the last observation of every episode equals a first one; if a wrapper resets within "
             "the step that ends an episode, remove it: the final observation is lost, and Penstock "
-            "resets by itself"
+            "resets after it"
         )
     times = figures.get("step_ms")
     if times and times["max"] > 20 and times["max"] > 100 * times["p50"]:

@@ -262,7 +262,7 @@ class StopConfig(Section):
 
 
 class Sections(Section):
-    """The sections of a run's config, each validated by itself; `schema.Config` validates them
+    """The sections of a run's config, each validated alone; `schema.Config` validates them
     together."""
 
     env: EnvConfig

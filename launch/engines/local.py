@@ -345,7 +345,7 @@ def _thread(name: str, lane: memoryview) -> ThreadUsage:
 
 
 def _process_facts(pid: int) -> tuple[str, float, float] | tuple[None, None, None]:
-    """State, processor seconds and age, as the kernel says; nothing once the process is gone."""
+    """State, processor seconds and age from the kernel; empty once the process has ended."""
     try:
         text = Path(f"/proc/{pid}/stat").read_text()
     except OSError:

@@ -211,7 +211,10 @@ def test_a_run_that_fails_is_told_as_train_tells_it(penstock: Penstock, tmp_path
             "--seconds is nan; it must be a number above 0",
             marks=pytest.mark.slow,
         ),
-        (("cartpole", "transport.kind=inproc"), "transport.kind=inproc plays and trains in turns"),
+        (
+            ("cartpole", "transport.kind=inproc"),
+            "transport.kind=inproc plays and trains in one thread",
+        ),
         pytest.param(
             ("cartpoel",),
             "'cartpoel' is not a target; the nearest preset is cartpole",
