@@ -27,7 +27,13 @@ def register(app: typer.Typer) -> None:
 
 
 def evaluate(
-    run_dir: Run,
+    run_dir: Annotated[
+        str,
+        typer.Argument(
+            metavar="RUN",
+            help="Folder of a run, or of `train --seeds`: all of its runs are then evaluated.",
+        ),
+    ],
     episodes: Annotated[int, typer.Option(min=1, help="Number of episodes.")] = 20,
     checkpoint: Checkpoint = "best",
     sample: Sample = False,
@@ -36,10 +42,15 @@ def evaluate(
     as_json: Json = False,
 ) -> None:
     """Play episodes with the weights of a run and print their returns."""
-    from penstock.evaluation.evaluate import describe, evaluate
+    from penstock.evaluation import evaluate as evaluation
 
-    result = evaluate(run_dir, episodes, checkpoint, sample, seed, max_episode_steps)
-    answer(describe(result), result, as_json)
+    how = (episodes, checkpoint, sample, seed, max_episode_steps)
+    if evaluation.seed_runs(run_dir):
+        result = evaluation.evaluate_seeds(run_dir, *how)
+        answer(evaluation.describe_seeds(result), result, as_json)
+        return
+    result = evaluation.evaluate(run_dir, *how)
+    answer(evaluation.describe(result), result, as_json)
 
 
 def record(
