@@ -104,11 +104,11 @@ def test_where_the_supervisor_itself_is_stuck_its_processes_still_write(
     supervise: Supervise, penstock: Penstock
 ) -> None:
     run = supervise(actors=["work"], learner="learn")
-    run.wait_for_log("actor-0", "is ready")
+    run.wait_for_log("actor-0", "works")
     run.signal(signal.SIGSTOP)
     code, answer, _ = penstock("status", "run", "--json").end()
     assert code == 2
-    assert answer["error"].startswith(f"the supervisor of run (pid {run.process.pid}) has not ans")
+    assert answer["error"].startswith(f"the supervisor of run (pid {run.process.pid}) did not rep")
     code, answer, _ = penstock("stacks", "run", "--json").end()
     assert (code, answer["supervisor_answers"]) == (0, False)
     written = by_name(answer)
@@ -123,7 +123,7 @@ def test_a_supervisor_that_was_killed_is_told_from_one_that_ended(
     supervise: Supervise, penstock: Penstock
 ) -> None:
     run = supervise(actors=["work"], learner="learn")
-    run.wait_for_log("actor-0", "is ready")
+    run.wait_for_log("actor-0", "works")
     run.signal(signal.SIGKILL)
     run.process.wait()
     for command in ("status", "stacks"):
