@@ -92,7 +92,7 @@ def test_a_successor_that_is_refused_for_the_sake_of_the_first_is_tried_again() 
         assert scene.decisions.failed(taken, scene.now_s) == []
         effects = scene.ends("actor-0", 2)
         assert isinstance(effects[-1], Note)
-        assert effects[-1].text.startswith("actor-0: actor 0 is played by another process; it is re")
+        assert effects[-1].text.startswith("actor-0: actor 0 is played by another process; ")
     assert not scene.decisions.stopping
 
 
