@@ -16,7 +16,7 @@ SOURCES := actors algos bench benchmarks cli configs core envs evaluation exampl
 	models monitor penstock profiling replay tests transport
 
 .DEFAULT_GOAL := help
-.PHONY: help venv train test test-slow learn-check chaos fuzz check lint types imports links wheel format docs reference bench peers clean
+.PHONY: help venv train test test-slow learn-check chaos fuzz check lint types imports links texts wheel format docs reference bench peers clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -62,7 +62,7 @@ chaos: venv ## inject faults into runs of every topology: make chaos MINUTES=60 
 fuzz: venv ## give hostile bytes to all that reads bytes from elsewhere: make fuzz SEED=1
 	PENSTOCK_FUZZ_EXAMPLES=$(EXAMPLES) $(BIN)/pytest -q --hypothesis-seed $(SEED) tests/fuzz
 
-check: lint types imports links ## check style, types, the import rule and the links
+check: lint types imports links texts ## check style, types, the import rule, links and texts
 
 lint: venv
 	$(BIN)/ruff check .
@@ -76,6 +76,9 @@ imports: venv
 
 links: venv
 	$(BIN)/pytest -q tests/unit/test_layout.py
+
+texts: venv
+	$(BIN)/pytest -q tests/unit/test_style.py
 
 wheel: venv ## build a wheel, install it elsewhere, import all of it
 	$(BIN)/pytest -q tests/system/test_wheel.py

@@ -1,1 +1,1 @@
-"""The command `penstock`: one file per command."""
+"""The command `penstock`, and the modules of its subcommands."""

@@ -1,7 +1,7 @@
-"""The command `penstock`. Thin: each command imports what it needs when it is called.
+"""The command `penstock`. Each command imports its modules when it is called.
 
-Every command takes --json: then the last line of standard output is one JSON object, and what is
-for people goes to standard error.
+Every command has --json: the last line of standard output is then one JSON object, and other text
+goes to standard error.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from penstock.cli.options import (
     WATCH,
     Grouped,
     Json,
+    ListsTransports,
     LivingRun,
     Overrides,
     ResumeFrom,
@@ -41,15 +42,19 @@ EPILOG = (
 )
 app = typer.Typer(
     cls=Grouped,
-    help="Trains game agents: actors play, learners learn, and nothing waits.",
+    help="Train game agents by reinforcement learning, with many actors and fast learners.",
     epilog=EPILOG,
     add_completion=False,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
 )
-config_app = typer.Typer(help="Show configs.", no_args_is_help=True, rich_markup_mode=None)
-keys_app = typer.Typer(help="Keys for encrypted runs.", no_args_is_help=True, rich_markup_mode=None)
-replay_app = typer.Typer(help="Replay buffers.", no_args_is_help=True, rich_markup_mode=None)
+config_app = typer.Typer(
+    help="Show presets and resolved configs.", no_args_is_help=True, rich_markup_mode=None
+)
+keys_app = typer.Typer(
+    help="Make keys for encrypted connections.", no_args_is_help=True, rich_markup_mode=None
+)
+replay_app = typer.Typer(help="Serve replay buffers.", no_args_is_help=True, rich_markup_mode=None)
 runs.register(app)
 bench.register(app)
 env.register(app)
@@ -59,9 +64,9 @@ app.add_typer(replay_app, name="replay", rich_help_panel=PREPARE)
 
 
 def main() -> None:
-    """Run a command; a user's mistake is one sentence and exit code 2."""
+    """Run a command. A UserError is printed as a sentence, with exit code 2."""
     if "" not in sys.path:
-        sys.path.append("")  # a user's game lies where the command is given
+        sys.path.append("")  # environments of the user are imported from the current folder
     try:
         app()
     except UserError as error:
@@ -76,8 +81,9 @@ def main() -> None:
 @app.callback(invoke_without_command=True)
 def root(
     context: typer.Context,
-    version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False,
+    version: Annotated[bool, typer.Option("--version", help="Print the version and exit.")] = False,
 ) -> None:
+    """Print the version, or the help if no command is given."""
     if version:
         print(penstock.__version__)
     elif context.invoked_subcommand is None:
@@ -89,18 +95,22 @@ def train(
     target: TargetOrRun,
     overrides: Overrides = None,
     seeds: Annotated[
-        int, typer.Option(min=1, help="Runs, one after another, of run.seed and those after it.")
+        int,
+        typer.Option(
+            min=1,
+            help="Number of runs, one after another, with the seeds run.seed, run.seed + 1, ...",
+        ),
     ] = 1,
     resume: ResumeOption = "no",
     resume_from: ResumeFrom = None,
     as_json: Json = False,
 ) -> None:
-    """Train on this host: actors and a learner, until stop.* or Ctrl-C."""
+    """Train on this host with actors and learners, until a limit of stop.* or Ctrl-C."""
     if seeds > 1:
         from penstock.launch import seeds as group
 
         if resume_from is not None:
-            raise UserError("--resume-from begins one run; leave out --seeds")
+            raise UserError("--resume-from starts one run; leave out --seeds")
 
         sys.exit(group.train(target, overrides or [], seeds, resume, as_json))
     from penstock.launch import run
@@ -108,17 +118,22 @@ def train(
     sys.exit(run.train(target, overrides or [], resume, as_json, resume_from))
 
 
-@app.command(rich_help_panel=WATCH)
+@app.command(rich_help_panel=MEASURE)
 def profile(
     target: Target,
     overrides: Overrides = None,
-    seconds: Annotated[float, typer.Option(help="Of the window that is looked at.")] = 30.0,
+    seconds: Annotated[
+        float, typer.Option(help="Length of the profiled window, in seconds.")
+    ] = 30.0,
     with_torch: Annotated[
-        bool, typer.Option("--torch", help="Then run torch's profiler over some learner steps.")
+        bool,
+        typer.Option(
+            "--torch", help="After the window, run torch's profiler over some learner steps."
+        ),
     ] = False,
     as_json: Json = False,
 ) -> None:
-    """Train for a while, and say where the time went and what to change."""
+    """Train for a while and report where the time went, the bottleneck and what to change."""
     from penstock.cli import profile
 
     sys.exit(profile.main(target, overrides or [], seconds, with_torch, as_json))
@@ -131,32 +146,43 @@ def learner(
     bind: Annotated[
         str | None,
         typer.Option(
-            help="Where actors join, the same as transport.bind=; without it a socket in the run's "
-            "folder, for this user's actors on this host."
+            help="Address at which actors join, such as tcp://0.0.0.0:7700; the same as "
+            "transport.bind=. By default a socket in the run's folder, for actors of this user on "
+            "this host."
         ),
     ] = None,
     insecure: Annotated[
-        bool, typer.Option("--insecure", help="Let anybody join who reaches the address.")
+        bool,
+        typer.Option(
+            "--insecure",
+            help="Accept actors without authentication, from every host that reaches the address.",
+        ),
     ] = False,
     trusted_network: Annotated[
         bool,
         typer.Option(
             "--trusted-network",
-            help="Allow a --store off this host: learners among themselves have no keys.",
+            help="Allow a --store that other hosts reach. Connections between learners are not "
+            "authenticated, so the network must be trusted.",
         ),
     ] = False,
     rank: Annotated[
-        int | None, typer.Option(min=0, help="Which of several learners this one is, from 0.")
+        int | None,
+        typer.Option(min=0, help="Rank of this learner among --world learners, counted from 0."),
     ] = None,
-    world: Annotated[int | None, typer.Option(min=1, help="How many learners there are.")] = None,
+    world: Annotated[
+        int | None, typer.Option(min=1, help="Number of learners, over all machines.")
+    ] = None,
     store: Annotated[
-        str | None, typer.Option(help="Where they meet: host:port at the machine of rank 0.")
+        str | None,
+        typer.Option(help="Rendezvous of the learners: host:port on the machine of rank 0."),
     ] = None,
     resume: ResumeOption = "no",
     resume_from: ResumeFrom = None,
     as_json: Json = False,
 ) -> None:
-    """Start a learner that actors join, from this host or others; also by torchrun."""
+    """Start a learner without actors; actors join it from this host or others. Works with
+    torchrun."""
     from penstock.launch import run
     from penstock.launch.machines import check_store, find_place
 
@@ -167,37 +193,47 @@ def learner(
     sys.exit(run.learner(target, options, bind, place, resume, as_json, resume_from))
 
 
-@app.command(rich_help_panel=TRAIN)
+@app.command(cls=ListsTransports, rich_help_panel=TRAIN)
 def actor(
     connect: Annotated[
         str,
-        typer.Option(help="The learner's address, or the folder of its run on this host."),
-    ],
-    count: Annotated[int, typer.Option(min=1, help="Actor processes to start.")] = 1,
-    transport: Annotated[
-        str,
         typer.Option(
-            metavar="auto|shm|zmq",
-            help="Shared memory or ZeroMQ; auto: by whether the learner is on this host.",
+            help="Address of the learner, such as tcp://10.0.0.1:7700, or the folder of its run on "
+            "this host."
         ),
-    ] = "auto",
-    curve: Annotated[str | None, typer.Option(help="Folder with this host's keys.")] = None,
+    ],
+    count: Annotated[int, typer.Option(min=1, help="Number of actor processes.")] = 1,
+    transport: Annotated[
+        str, typer.Option(help="Transport of samples and weights.")
+    ] = "auto",  # `ListsTransports` adds the names
+    curve: Annotated[
+        str | None, typer.Option(help="Folder with this host's CURVE keys (penstock keys new).")
+    ] = None,
     insecure: Annotated[
         bool,
-        typer.Option("--insecure", help="Run what whoever answers at the address asks for."),
+        typer.Option(
+            "--insecure",
+            help="Connect without keys, and run the environment, network and algorithm that the "
+            "config received from the address names.",
+        ),
     ] = False,
     allow: Annotated[
         list[str] | None,
         typer.Option(
             metavar="PATTERN",
-            help="Environment, wrapper, network or algorithm that the learner may name, such as "
-            "my_game:make_env or 'my_game:*'; all others are refused. May be repeated.",
+            help="Environment, wrapper, network or algorithm that the learner's config may name, "
+            "such as my_game:make_env or 'my_game:*'; others are refused. May be repeated. By "
+            "default every name is allowed from an authenticated learner, and only gymnasium ids "
+            "from others.",
         ),
     ] = None,
-    run_dir: Annotated[str | None, typer.Option("--dir", help="Folder for the logs.")] = None,
+    run_dir: Annotated[
+        str | None,
+        typer.Option("--dir", help="Folder for the logs; by default runs/actors-<time>."),
+    ] = None,
     as_json: Json = False,
 ) -> None:
-    """Start actors for a learner, which may come up earlier or later."""
+    """Start actors that join a learner. The learner may be started before or after them."""
     from penstock.launch import run
 
     sys.exit(run.actors(connect, count, transport, curve, run_dir, as_json, insecure, allow or ()))
@@ -205,7 +241,7 @@ def actor(
 
 @app.command(rich_help_panel=MEASURE)
 def doctor(as_json: Json = False) -> None:
-    """Look at this machine, and say what would hurt a run."""
+    """Check this machine: cores, memory, limits, packages and GPUs, with warnings for problems."""
     from penstock.cli.doctor import describe, examine
 
     facts = examine()
@@ -214,7 +250,7 @@ def doctor(as_json: Json = False) -> None:
 
 @app.command(rich_help_panel=WATCH)
 def status(run_dir: LivingRun, as_json: Json = False) -> None:
-    """Say what each process of a living run is in, and since when."""
+    """Show the current phase of each process of a live run, and its duration."""
     from penstock.monitor import status_client
 
     report = status_client.status(run_dir)
@@ -223,7 +259,7 @@ def status(run_dir: LivingRun, as_json: Json = False) -> None:
 
 @app.command(rich_help_panel=WATCH)
 def stacks(run_dir: LivingRun, as_json: Json = False) -> None:
-    """Print the Python stacks of each process of a living run, stuck ones too."""
+    """Print the Python stacks of each process of a live run, including hung processes."""
     from penstock.monitor import stacks
 
     report = stacks.stacks(run_dir)
@@ -232,7 +268,7 @@ def stacks(run_dir: LivingRun, as_json: Json = False) -> None:
 
 @config_app.command("show")
 def config_show(target: Target, overrides: Overrides = None, as_json: Json = False) -> None:
-    """Print the resolved, checked config."""
+    """Print the complete config of a target with overrides."""
     from penstock.configs.load import dump, resolve
 
     config = resolve(target, overrides or [])
@@ -251,9 +287,12 @@ def config_list(as_json: Json = False) -> None:
 
 @keys_app.command("new")
 def keys_new(
-    folder: Annotated[str, typer.Argument(help="Folder to make.")] = "keys", as_json: Json = False
+    folder: Annotated[
+        str, typer.Argument(help="Folder to create for the keys; it must not hold keys.")
+    ] = "keys",
+    as_json: Json = False,
 ) -> None:
-    """Make the CURVE keys of a run: the learner's, and one pair for its actors."""
+    """Make the CURVE keys of a run: a pair for the learner, and a pair for its actors."""
     from pathlib import Path
 
     from penstock.transport.zmq.keys import new
@@ -264,32 +303,62 @@ def keys_new(
 
 @replay_app.command("serve")
 def replay_serve(
-    spec: Annotated[str, typer.Option(help="YAML file: columns, envs, n_step, frame_stack ...")],
+    spec: Annotated[
+        str,
+        typer.Option(
+            help="YAML file that describes the buffer: columns, envs, unroll, frame_stack, n_step, "
+            "discount, autoreset."
+        ),
+    ],
     bind: Annotated[
-        str, typer.Option(help="Where clients connect: tcp://host:port, or ipc://path.")
+        str, typer.Option(help="Address for clients: tcp://host:port or ipc://path.")
     ] = "tcp://127.0.0.1:7800",
-    capacity: Annotated[int, typer.Option(help="Rows that are kept at least.")] = 1_000_000,
+    capacity: Annotated[
+        int, typer.Option(help="Minimum number of rows that the buffer keeps.")
+    ] = 1_000_000,
     sampler: Annotated[
-        Literal["uniform", "prioritized"], typer.Option(help="How rows are drawn.")
+        Literal["uniform", "prioritized"],
+        typer.Option(help="Distribution from which rows are sampled."),
     ] = "uniform",
-    alpha: Annotated[float, typer.Option(help="Of prioritized: how much priorities count.")] = 0.6,
-    beta: Annotated[float, typer.Option(help="Of prioritized: how much weights correct.")] = 0.4,
-    curve: Annotated[str | None, typer.Option(help="Folder with keys of `keys new`.")] = None,
+    alpha: Annotated[
+        float,
+        typer.Option(
+            help="Exponent of the priorities with --sampler prioritized: 0 is uniform, 1 "
+            "proportional."
+        ),
+    ] = 0.6,
+    beta: Annotated[
+        float,
+        typer.Option(
+            help="Exponent of the importance weights with --sampler prioritized: 1 corrects in "
+            "full."
+        ),
+    ] = 0.4,
+    curve: Annotated[
+        str | None, typer.Option(help="Folder with CURVE keys (penstock keys new).")
+    ] = None,
     insecure: Annotated[
-        bool, typer.Option("--insecure", help="Let anybody in who reaches the address.")
+        bool,
+        typer.Option(
+            "--insecure",
+            help="Accept clients without authentication, from every host that reaches the address.",
+        ),
     ] = False,
     snapshot: Annotated[
         str | None,
         typer.Option(
-            help="Folder for snapshots of the buffer; a whole one in it is restored at the start."
+            help="Folder for snapshots of the buffer. A complete snapshot in it is restored at the "
+            "start. By default no snapshots are written."
         ),
     ] = None,
     snapshot_every: Annotated[
-        float, typer.Option(help="Seconds between snapshots; a last one is written at the end.")
+        float,
+        typer.Option(help="Seconds between snapshots; another one is written at the end."),
     ] = 600.0,
     as_json: Json = False,
 ) -> None:
-    """Keep a replay buffer that clients fill and sample over the network, until Ctrl-C."""
+    """Serve a replay buffer that clients write to and sample from over the network, until
+    Ctrl-C."""
     from pathlib import Path
 
     from penstock.cli.replay_server import serve

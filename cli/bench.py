@@ -1,4 +1,4 @@
-"""The commands that measure this machine: bench, and its parts."""
+"""The benchmark commands: bench and bench reduce."""
 
 from __future__ import annotations
 
@@ -12,30 +12,38 @@ bench_app = typer.Typer(rich_markup_mode=None)
 
 
 def register(app: typer.Typer) -> None:
-    """Add them to the program."""
+    """Add the commands to the program."""
     app.add_typer(bench_app, name="bench", rich_help_panel=MEASURE)
 
 
 @bench_app.callback(invoke_without_command=True)
 def bench(
     context: typer.Context,
-    target: Annotated[str, typer.Option(help="As of `train`.")] = "pong",
-    seconds: Annotated[float, typer.Option(help="Of each stage.")] = 2.0,
+    target: Annotated[
+        str, typer.Option(help="Config to measure: a TARGET of `penstock train`.")
+    ] = "pong",
+    seconds: Annotated[float, typer.Option(help="Duration of each stage, in seconds.")] = 2.0,
     only: Annotated[
-        str | None, typer.Option(help="Some of the stages: environment,learner,whole.")
+        str | None,
+        typer.Option(help="Stages to measure, such as environment,learner,whole; by default all."),
     ] = None,
     compare: Annotated[
-        str | None, typer.Option(metavar="FILE", help="What --json printed at another time.")
+        str | None,
+        typer.Option(
+            metavar="FILE", help="Earlier output of --json; differences from it are printed."
+        ),
     ] = None,
     peers: Annotated[
-        bool, typer.Option("--peers", help="Measure other systems too, in turns with this one.")
+        bool,
+        typer.Option("--peers", help="Also measure other RL systems, in turns with Penstock."),
     ] = False,
     peers_in: Annotated[
-        str, typer.Option(metavar="FOLDER", help="Where `make peers` installed them.")
+        str,
+        typer.Option(metavar="FOLDER", help="Folder in which `make peers` installed the peers."),
     ] = ".",
     as_json: Json = False,
 ) -> None:
-    """Measure this machine: what each stage of a target does alone, and all of them together."""
+    """Measure the throughput of each stage of a run alone, and of all stages together."""
     if context.invoked_subcommand is not None:
         return
     from penstock.bench import stages
@@ -46,17 +54,28 @@ def bench(
 
 @bench_app.command("reduce")
 def bench_reduce(
-    learners: Annotated[int, typer.Option(help="Learners, each on a host of its own.")] = 4,
-    parameters: Annotated[str, typer.Option(help="Values of a gradient, about.")] = "1.7M",
-    codecs: Annotated[str, typer.Option(help="Some of learner.reduce.codec: int8,dgc.")] = "all",
+    learners: Annotated[
+        int, typer.Option(help="Number of learners, each on a simulated host.")
+    ] = 4,
+    parameters: Annotated[
+        str, typer.Option(help="Approximate number of values in a gradient.")
+    ] = "1.7M",
+    codecs: Annotated[
+        str,
+        typer.Option(help="Codecs to measure, such as int8,dgc: values of learner.reduce.codec."),
+    ] = "all",
     links: Annotated[
         str | None,
-        typer.Option(help="Some of 100mbit,1gbit,unlimited; all if left out. Needs root."),
+        typer.Option(
+            help="Link rates to simulate, of 100mbit,1gbit,unlimited; by default all. Needs root."
+        ),
     ] = None,
-    seconds: Annotated[float, typer.Option(help="Of each measurement of steps, about.")] = 3.0,
+    seconds: Annotated[
+        float, typer.Option(help="Approximate duration of each measurement, in seconds.")
+    ] = 3.0,
     as_json: Json = False,
 ) -> None:
-    """Reduce gradients over links of some rates: bytes, times and errors of every codec."""
+    """Measure bytes, time and error of the gradient reduction, for each codec and link rate."""
     from penstock.bench.checkout import benchmark
 
     reduce = benchmark("reduce", "penstock bench reduce")

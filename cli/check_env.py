@@ -1,5 +1,4 @@
-"""`penstock check-env`: plays an environment by chance, says what is wrong with it and how fast it
-is."""
+"""`penstock check-env`: plays an environment with random actions, and reports errors and speed."""
 
 from __future__ import annotations
 
@@ -24,8 +23,8 @@ RATE_S = 2.0
 
 
 def check(target: str, overrides: list[str], steps: int, envs: int) -> dict[str, Any]:
-    """Everything, JSON-ready: "problems", "notes" and "figures". Raises UserError where nothing can
-    be made of the target."""
+    """Check an environment; the report is JSON-ready: "problems", "notes" and "figures". Raises
+    UserError if the target has no environment."""
     env = resolve(target, overrides).env
     made, found = makers(env), Checker()
     figures: dict[str, Any] = {}
@@ -45,7 +44,7 @@ def check(target: str, overrides: list[str], steps: int, envs: int) -> dict[str,
         except UserError as error:
             found.add("vector", str(error))
         except Exception as error:
-            found.add("vector", f"{envs} games side by side raised {told(error)}; correct it")
+            found.add("vector", f"a vector of {envs} environments raised {told(error)}; correct it")
     return {
         "env": env.id,
         "problems": [problem._asdict() for problem in found.problems],
@@ -55,14 +54,15 @@ def check(target: str, overrides: list[str], steps: int, envs: int) -> dict[str,
 
 
 def hung(target: str, clause: str) -> dict[str, Any]:
-    """The report on an environment of which a call does not come back, as a clause says."""
-    text = f"{clause}; end what it waits for, or give --hang-s where it is only slow"
+    """The report on an environment with a call that does not return; ``clause`` describes the
+    call."""
+    text = f"{clause}; correct the environment, or raise --hang-s if it is only slow"
     problem = {"kind": "hang", "text": text}
     return {"env": target, "problems": [problem], "notes": [], "figures": {}}
 
 
 def describe(report: dict[str, Any]) -> str:
-    """Lines for a person."""
+    """The report as text."""
     figures, problems = report["figures"], report["problems"]
     lines = [f"environment   {report['env']}"]
     games = f" of {figures['games']} games" if "games" in figures else ""
@@ -78,11 +78,11 @@ def describe(report: dict[str, Any]) -> str:
         lines.append(f"one step      {times}{games and ','}{games}")
     if "steps_per_s" in figures:
         text = f"{figures['steps_per_s']:,.0f} steps/s in a vector of {figures['envs']}"
-        lines.append(f"one core      {text}, without any network")
+        lines.append(f"one core      {text}, without inference")
     lines += [f"note          {text}" for text in report["notes"]]
     lines += [f"problem       {problem['text']}" for problem in problems]
     count = len(problems)
-    lines.append(f"{count} problem{'s' * (count > 1)}" if count else "nothing is wrong with it")
+    lines.append(f"{count} problem{'s' * (count > 1)}" if count else "no problems found")
     return "\n".join(lines)
 
 
@@ -93,7 +93,7 @@ def _check_constructor(found: Checker, env: EnvConfig) -> None:
 
 
 def _play(found: Checker, single: Any, steps: int) -> dict[str, Any]:
-    """Play a single environment; what is to be told of it."""
+    """Play a single environment and return its figures."""
     env = single()
     try:
         if not found.check_spaces("given", env):
@@ -109,43 +109,43 @@ def _play(found: Checker, single: Any, steps: int) -> dict[str, Any]:
 
 
 def _notes(found: Checker, figures: dict[str, Any], refused: str | None) -> Iterator[str]:
-    """What may be as meant, and is worth a thought."""
+    """Observations that may be intended, and should be checked."""
     untested = not figures.get("resets_tested", True)
     if figures.get("steps") and not figures["episodes"] and not found.problems:
-        reset = ", and whether the step after an end only resets was not tested" if untested else ""
+        reset = ", and the reset after an episode's end was not tested" if untested else ""
         yield (
-            f"no episode ended in {figures['steps']:,} steps{reset}; returns are shown of whole "
-            "episodes only: give more --steps, end them, or give env.kwargs.max_episode_steps "
-            "where gymnasium makes it"
+            f"no episode ended in {figures['steps']:,} steps{reset}; returns are of complete "
+            "episodes only: raise --steps, limit the episodes' length, or set "
+            "env.kwargs.max_episode_steps for a gymnasium id"
         )
     elif untested:
         yield (
-            "whether the step after an episode's end only resets was not tested with two different "
-            "actions: in the ends that were played there were no two to choose from"
+            "the reset after an episode's end was not tested with two different actions: at the "
+            "ends that were played only one action was allowed"
         )
     if found.ends_where_it_begins:
         yield (
-            "the last observation of every episode is one that an episode begins with; if a "
-            "wrapper resets within the step that ends an episode, leave it out: the final "
-            "observation is lost, and Penstock resets where an episode has ended"
+            "the last observation of every episode equals a first one; if a wrapper resets within "
+            "the step that ends an episode, remove it: the final observation is lost, and Penstock "
+            "resets after it"
         )
     times = figures.get("step_ms")
     if times and times["max"] > 20 and times["max"] > 100 * times["p50"]:
         yield (
-            f"one step took {times['max']:.0f} ms and the median {times['p50']:.3g} ms; all "
+            f"the slowest step took {times['max']:.0f} ms, the median {times['p50']:.3g} ms; all "
             "environments of an actor wait for the slowest"
         )
     if found.returns and len(set(found.returns)) == 1 and len(found.returns) > 3:
         yield (
-            f"every episode returned {found.returns[0]:g} to play by chance; where no reward "
-            "tells better from worse, nothing can be learnt"
+            f"every episode of random play returned {found.returns[0]:g}; without differences in "
+            "reward nothing can be learned"
         )
     if refused:
         yield f"training works with it, but gymnasium's own checker refuses it: {refused}"
 
 
 def _rate(env: EnvConfig, envs: int) -> dict[str, Any]:
-    """Steps a second of a vector, driven as an actor does, by one thread."""
+    """Steps per second of a vector that one thread steps as an actor does."""
     game = make(env, envs)
     try:
         info, rng = game.info, np.random.default_rng(0)
@@ -172,7 +172,7 @@ def _rate(env: EnvConfig, envs: int) -> dict[str, Any]:
 
 
 def _actions(game: BatchedEnv, shown: Any, rng: np.random.Generator) -> Any:
-    """Actions by chance, as a policy would give them."""
+    """Random actions in the format of a policy's."""
     masked = any(part.name == MASK for part in game.info.parts)
     allowed = views(game.info.parts, shown)[MASK] if masked else None
     return draw(game.info.action_space, game.count, rng, allowed)

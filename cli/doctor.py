@@ -1,4 +1,4 @@
-"""What this machine offers a run, and in sentences what of it would hurt one."""
+"""`penstock doctor`: the machine's resources, and warnings about problems for a run."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ Facts = dict[str, Any]
 
 
 def examine() -> Facts:
-    """The facts by topic, sizes in bytes (-1: unlimited), and under "warnings" some sentences."""
+    """The facts by topic, with sizes in bytes (-1: unlimited), and sentences under "warnings"."""
     facts: Facts = {
         "system": {
             "system": platform.system(),
@@ -53,7 +53,7 @@ def examine() -> Facts:
 
 
 def warnings(facts: Facts) -> list[str]:
-    """Sentences on what would hurt a run, each with what to do about it."""
+    """Sentences about problems for a run, each with a remedy."""
     checks = (_about_system, _about_cores, _about_memory, _about_packages)
     return [text for check in checks for text in check(facts)]
 
@@ -75,8 +75,8 @@ def describe(facts: Facts) -> str:
         f"curve     {_yes(facts['curve'])}",
         f"packages  {', '.join(f'{k} {v}' for k, v in facts['packages'].items() if v)}",
     ]
-    told = [f"warning   {text}" for text in facts["warnings"]]
-    return "\n".join(lines + (told or ["nothing here would hurt a run"]))
+    found = [f"warning   {text}" for text in facts["warnings"]]
+    return "\n".join(lines + (found or ["no problems found"]))
 
 
 def _about_system(facts: Facts) -> Iterator[str]:
@@ -93,20 +93,23 @@ def _about_cores(facts: Facts) -> Iterator[str]:
     allowed = usable if quota is None else min(usable, quota)
     if allowed < usable:
         yield (
-            f"the control group allows {quota:g} of {usable} cores and throttles who uses more; "
-            "keep actors.count + learner.threads near that"
+            f"the control group limits this process to {quota:g} of {usable} cores and throttles "
+            "above that; keep actors.count + learner.threads near that number"
         )
     if allowed < 2:
-        yield "there are less than two cores, so that actors and learner take turns"
+        yield "fewer than two cores are available, so actors and learner share one; use more cores"
     if cores["load"] > allowed:
-        yield f"the load is {cores['load']:.1f} on {allowed:g} cores: other programs slow this one"
+        yield (
+            f"the load is {cores['load']:.1f} on {allowed:g} cores, so other programs slow a run "
+            "down; end them, or wait"
+        )
 
 
 def _about_memory(facts: Facts) -> Iterator[str]:
     memory, nofile = facts["memory"], facts["limits"]["nofile"]
     limit = memory["available"] if memory["cgroup"] is None else memory["cgroup"]
     if min(memory["available"], limit) < LOW_MEMORY_NBYTES:
-        yield "less than 4 GiB of memory are free; lower actors.count if processes get killed"
+        yield "less than 4 GiB of memory is free; lower actors.count if processes are killed"
     if 0 <= nofile < LOW_NOFILE:
         yield f"{nofile} open files are few for many actors; raise the limit with: ulimit -n 4096"
 
@@ -114,14 +117,14 @@ def _about_memory(facts: Facts) -> Iterator[str]:
 def _about_packages(facts: Facts) -> Iterator[str]:
     absent = [name for name, version in facts["packages"].items() if version is None]
     if lacking := [name for name in absent if name not in OPTIONAL]:
-        yield f"missing: {', '.join(lacking)}; install penstock with its dependencies"
+        yield f"missing packages: {', '.join(lacking)}; install penstock with its dependencies"
     if "ale-py" in absent:
-        yield "ale-py is missing, so there is no Atari; install penstock[atari]"
+        yield "ale-py is missing, so Atari does not work; install penstock[atari]"
     if facts["curve"] is False:
-        yield "this libzmq lacks CURVE, so transport.curve does not work; install pyzmq's own wheel"
+        yield "libzmq has no CURVE, so transport.curve does not work; install pyzmq's own wheel"
     if facts["bytecode"] is False:
         yield (
-            "torch has no cached bytecode, so that each process takes seconds longer to start; run "
+            "torch has no cached bytecode, so each process takes seconds longer to start; run "
             f"{sys.executable} -m compileall -q {_origin('torch').parent}"
         )
 
@@ -148,7 +151,7 @@ def _memory() -> Facts:
 
 
 def _has_bf16() -> bool:
-    """Whether the processor multiplies bfloat16 by itself."""
+    """Whether the processor has instructions for bfloat16."""
     flags = Path("/proc/cpuinfo").read_text()
     return "avx512_bf16" in flags or "amx_bf16" in flags
 
@@ -171,7 +174,7 @@ def _has_curve() -> bool | None:
 
 
 def _has_bytecode(module: str) -> bool | None:
-    """Whether a module's bytecode is cached; None where the module is missing."""
+    """Whether a module's bytecode is cached; None if the module is not installed."""
     if importlib.util.find_spec(module) is None:
         return None
     return Path(importlib.util.cache_from_source(str(_origin(module)))).exists()

@@ -1,4 +1,4 @@
-"""The command that looks at an environment: check-env."""
+"""The command check-env, which tests an environment."""
 
 from __future__ import annotations
 
@@ -11,21 +11,24 @@ from penstock.cli.options import MEASURE, Json, Overrides, Target, answer
 
 
 def register(app: typer.Typer) -> None:
-    """Add it to the program."""
+    """Add the command to the program."""
     app.command("check-env", rich_help_panel=MEASURE)(check_env)
 
 
 def check_env(
     target: Target,
     overrides: Overrides = None,
-    steps: Annotated[int, typer.Option(min=10, help="Steps to play.")] = 2000,
-    envs: Annotated[int, typer.Option(min=1, help="Environments whose rate is measured.")] = 16,
+    steps: Annotated[int, typer.Option(min=10, help="Number of random steps to play.")] = 2000,
+    envs: Annotated[
+        int, typer.Option(min=1, help="Number of environments in the speed measurement.")
+    ] = 16,
     hang_s: Annotated[
-        float, typer.Option(min=1, help="Seconds after which a call counts as hung.")
+        float,
+        typer.Option(min=1, help="Seconds after which a call of the environment counts as hung."),
     ] = 30.0,
     as_json: Json = False,
 ) -> None:
-    """Say what is wrong with an environment, and how fast it is. Exit code 2 if anything is."""
+    """Check an environment for errors and measure its speed. Exit code 2 if errors are found."""
     from penstock.cli.check_env import check, describe, hung
     from penstock.envs.checking.hung import end_all, told_where_hung
 

@@ -1,4 +1,4 @@
-"""What the commands of `penstock` have in common: their options, their answers, their help."""
+"""Options, help and output that the commands of `penstock` share."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ import json
 from typing import Annotated, Any, Literal
 
 import typer
-from typer.core import TyperGroup
+from typer.core import TyperCommand, TyperGroup
 
 TRAIN = "Train"
-LOOK = "Look at runs"
-WATCH = "Watch a run that goes on"
+LOOK = "Evaluate and inspect runs"
+WATCH = "Monitor a live run"
 MEASURE = "Check and measure"
 PREPARE = "Prepare"
 PANELS = (TRAIN, LOOK, WATCH, MEASURE, PREPARE)
@@ -27,52 +27,74 @@ TargetOrRun = Annotated[
     str,
     typer.Argument(
         metavar="TARGET",
-        help="A preset, a YAML file, a gymnasium id, module:EnvId-v0 or module:function; or, to "
-        "resume it, the folder of a run.",
+        help="A preset, a YAML file, a gymnasium id, module:EnvId-v0 or module:function; or the "
+        "folder of a run, to resume it.",
     ),
 ]
 Overrides = Annotated[
-    list[str] | None, typer.Argument(metavar="KEY=VALUE", help="Options of the config.")
+    list[str] | None,
+    typer.Argument(metavar="KEY=VALUE", help="Options of the config, such as learner.lr=3e-4."),
 ]
 ResumeOption = Annotated[
     Resume,
     typer.Option(
-        help="Whether to resume from the run's newest checkpoint that is whole: no starts fresh, "
-        "auto resumes if there is one, must fails if there is none."
+        help="Whether to resume from the run's last complete checkpoint: `no` starts fresh, `auto` "
+        "resumes if one exists, `must` fails if none exists."
     ),
 ]
 ResumeFrom = Annotated[
     str | None,
     typer.Option(
         metavar="PATH",
-        help="Begin from this checkpoint, a folder or file, or from the newest of this run; with "
-        "--resume auto only if the run has none of its own.",
+        help="Start from this checkpoint (a folder or file), or from the last complete checkpoint "
+        "of this run. With --resume auto it is used only if the new run has no checkpoint.",
     ),
 ]
 Run = Annotated[str, typer.Argument(metavar="RUN", help="Folder of a run.")]
 LivingRun = Annotated[
     str, typer.Argument(metavar="RUN", help="Folder of a run that has not ended.")
 ]
-Checkpoint = Annotated[Literal["best", "last"], typer.Option(help="Which weights.")]
-Sample = Annotated[
-    bool, typer.Option("--sample", help="Draw actions as in training, not the likeliest.")
+Checkpoint = Annotated[
+    Literal["best", "last"],
+    typer.Option(
+        help="Checkpoint to use: `best` by evaluation or training return, or `last`. Without a "
+        "best one, `last` is used."
+    ),
 ]
-GameSeed = Annotated[int, typer.Option(min=0, help="Seed of the games.")]
+Sample = Annotated[
+    bool,
+    typer.Option(
+        "--sample",
+        help="Sample actions from the policy, as in training, instead of the most probable ones.",
+    ),
+]
+GameSeed = Annotated[
+    int,
+    typer.Option(min=0, help="Seed of the environments. The same seed gives the same episodes."),
+]
 MaxSteps = Annotated[
     int | None,
-    typer.Option(min=1, help="Cut longer episodes; else at the run's eval.max_episode_steps."),
+    typer.Option(
+        min=1,
+        help="Cut episodes after so many agent steps; by default the run's eval.max_episode_steps.",
+    ),
 ]
-Json = Annotated[bool, typer.Option("--json", help="End standard output with one JSON object.")]
+Json = Annotated[
+    bool,
+    typer.Option("--json", help="Print the result as one JSON object, the last line of stdout."),
+]
 
 
 class Grouped(TyperGroup):
-    """Lists the commands by what they are for, without rich, which takes long to load."""
+    """Lists the commands in groups, without rich, which takes long to import."""
 
     def invoke(self, ctx: Any) -> Any:
         try:
             return super().invoke(ctx)
         except Exception as error:
-            if type(error).__name__ == "NoSuchOption":  # typer's own, or click's: as installed
+            if (
+                type(error).__name__ == "NoSuchOption"
+            ):  # of typer or of click, whichever is installed
                 _explain(error)
             raise
 
@@ -88,8 +110,31 @@ class Grouped(TyperGroup):
                 formatter.write_dl(rows)
 
 
+class ListsTransports(TyperCommand):
+    """A command whose option --transport lists the registered transports.
+
+    They are read when the command is, so that other commands do not import the configs for that.
+    """
+
+    def get_params(self, ctx: Any) -> list[Any]:
+        from penstock.configs.transports import TRANSPORTS
+
+        means = {name: spec.means for name, spec in TRANSPORTS.specs.items()}
+        names = TRANSPORTS.joined_by_hand
+        listed = ", ".join(f"{name} ({means[name]})" for name in names if name in means)
+        parameters: list[Any] = [*self.params]
+        for parameter in parameters:
+            if parameter.name == "transport":
+                parameter.metavar = "|".join(names)
+                parameter.help = (
+                    f"Transport of samples and weights: {listed}; auto chooses by whether the "
+                    "learner is on this host."
+                )
+        return super().get_params(ctx)
+
+
 def _explain(error: Any) -> None:
-    """Say how an option of the config is written that was given as one of a command."""
+    """Add to the error how an option of the config is written that was given with dashes."""
     from penstock.configs.algorithms import DEFAULT
     from penstock.configs.keys import algorithms, options
     from penstock.configs.option_aliases import meant
@@ -108,5 +153,5 @@ def _explain(error: Any) -> None:
 
 
 def answer(text: str, data: Any, as_json: bool) -> None:
-    """Print a command's answer for a person, or as JSON."""
+    """Print the result of a command as text or as JSON."""
     print(json.dumps(data) if as_json else text)

@@ -1,4 +1,4 @@
-"""`penstock profile`: runs a target, watches a window of it, and says where the time went."""
+"""`penstock profile`: runs a target, measures a window of it, and reports where the time went."""
 
 from __future__ import annotations
 
@@ -48,18 +48,16 @@ def main(
     as_json: bool,
     make_specs: MakeSpecs = topology.train,
 ) -> int:
-    """Profile ``target`` for ``seconds``; returns the exit code, as `penstock train` would.
-    ``make_specs``: the processes of its config, whose sockets may be in a folder."""
+    """Profile ``target`` for ``seconds``; returns the exit code, as `penstock train`.
+    ``make_specs`` makes the processes of a config, given a folder for their sockets."""
     if not 0 < seconds < math.inf:
-        raise UserError(
-            f"--seconds {seconds:g} is no length of a window; give it a number above 0, such as 30"
-        )
+        raise UserError(f"--seconds is {seconds:g}; it must be a number above 0, such as 30")
     resolved = resolve_target(target, overrides)
     config = prepared(resolved.config, seconds)
     if TRANSPORTS.one_process(config.transport.kind):
         raise UserError(
-            f"transport.kind={config.transport.kind} plays and trains in turns, in one thread, so "
-            "that nothing overlaps that could be profiled; set transport.kind=shm or zmq"
+            f"transport.kind={config.transport.kind} plays and trains in one thread, so there is "
+            "no overlap to profile; set transport.kind=shm or zmq"
         )
     folder = Path(config.run.dir or default_run_dir(f"{resolved.name}-profile"))
     torch_trace = folder / files.TORCH_TRACE if with_torch else None
@@ -74,27 +72,27 @@ def main(
     )
     if watch.window is None:
         return _nothing(folder, outcome.exit_code, summary, as_json)
-    _say(["measuring what the learner could do at most"] * (not watch.interrupted), as_json)
+    _say(["measuring the maximal speed of the learner"] * (not watch.interrupted), as_json)
     kernel_busy = kernels.busy_in(folder / files.KERNELS)
     profile = _profile(resolved.name, config, watch, watch.window, kernel_busy)
     notes = profile.pop("notes")
     if with_torch and not (folder / files.TORCH_TRACE).exists():
-        notes.append("torch's profiler left no trace, as the run ended before it was written")
+        notes.append("torch's profiler wrote no trace, because the run ended before")
     notes = files.write(folder, profile, watch.window, watch.threads, notes)
     _show(profile, folder, notes, as_json)
     return outcome.exit_code
 
 
 def prepared(config: Config, seconds: float) -> Config:
-    """The config of a run that ends with its window, and whose metrics come several times in it."""
+    """The config of a run that ends with its window and reports several times in it."""
     interval_s = min(config.run.interval_s, max(0.1, seconds / LEAST_INTERVALS))
     timing = config.run.model_copy(update={"interval_s": interval_s})
     return config.model_copy(update={"stop": StopConfig(), "run": timing})
 
 
 def facts(config: Mapping[str, Any]) -> dict[str, Any]:
-    """What a run does not tell, found in a process of its own: the bytes of one of its slots and of
-    its parameters, what its learner's device is, and whether its network has convolutions."""
+    """Properties of a config, computed in a separate process: the bytes of a slot and of the
+    parameters, the learner's device, and whether the network has convolutions."""
     from penstock.algos.samples import network_shape, slot_spec
     from penstock.envs import probe
     from penstock.learner.trainer import pick_device
@@ -113,49 +111,50 @@ def facts(config: Mapping[str, Any]) -> dict[str, Any]:
 def _profile(
     name: str, config: Config, watch: Watch, window: ProfileWindow, kernel_busy: float | None
 ) -> Profile:
-    """The data, with its verdict and what else was found, and "notes": what to know of the rest."""
+    """The profile with its verdict, further findings, and "notes" about missing data."""
     known, notes = _measured(config, with_ceiling=not watch.interrupted)
     known["kernel_busy"] = kernel_busy
     if known["device"] == "cuda" and kernel_busy is None:
-        notes.append("torch's profiler (CUPTI) told of no kernel: gpu_kernel_busy is not known")
+        notes.append("torch's profiler (CUPTI) reported no kernel, so gpu_kernel_busy is unknown")
     profile: Profile = without_nan(make(name, config, window, cores=_cores(), **known))
     verdict, *also = map(asdict, findings(profile))
     return {**profile, "verdict": verdict, "also": also, "notes": [*notes, *_remarks(profile)]}
 
 
 def _measured(config: Config, *, with_ceiling: bool) -> tuple[dict[str, Any], list[str]]:
-    """What the window did not show, by its names in `make`; why some of that is not known."""
+    """Data that the window does not contain, by the names in `make`; and why some is missing."""
     on_gpu = config.learner.device.startswith("cuda")
     known: dict[str, Any] = {"device": "cuda" if on_gpu else "cpu"}
     try:
         known |= alone(f"{__name__}:facts", {"config": config.model_dump(mode="json")})
         if not with_ceiling:
-            return known, ["the window was cut short, and the learner's ceiling not measured"]
+            return known, ["the window was cut short, so the learner's ceiling was not measured"]
         known["ceiling"] = learner_alone.measure(config, CEILING_S)
     except KeyboardInterrupt:
-        return known, ["interrupted before the learner's ceiling was measured: it is not known"]
+        return known, ["interrupted before the learner's ceiling was measured"]
     except (UserError, RuntimeError, TimeoutExpired) as error:
         return known, [f"the learner's ceiling could not be measured: {error}"]
     return known, []
 
 
 def _remarks(profile: Profile) -> list[str]:
-    """What makes figures look odd."""
+    """Notes about conditions that distort the figures."""
     notes = [
-        f"{own['name']} was ready to run and had no core for {own['coreless']:.0%} of the window; "
-        "that time stands in the parts that it was in: see what else runs on this machine"
+        f"{own['name']} waited for a core during {own['coreless']:.0%} of the window; that time is "
+        "included in the other parts: check which other programs run on this machine"
         for own in profile["learner"]
         if (own["coreless"] or 0.0) > CORELESS
     ]
     if any((own["achieved_over_ceiling"] or 0.0) > NOISE for own in profile["learner"]):
         notes.append(
-            "the run was faster than the ceiling measured after it: the machine was busier then"
+            "the run was faster than the ceiling measured after it: the machine was busier during "
+            "that measurement"
         )
     return notes
 
 
 def _show(profile: Profile, folder: Path, notes: Sequence[str], as_json: bool) -> None:
-    _say(["", *tables.lines(profile), "", *notes, f"look at {folder / files.PAGE}"], as_json)
+    _say(["", *tables.lines(profile), "", *notes, f"report: {folder / files.PAGE}"], as_json)
     if as_json:
         print(json.dumps(profile))
 
@@ -166,15 +165,15 @@ def _say(lines: Sequence[str], as_json: bool) -> None:
 
 
 def _nothing(folder: Path, exit_code: int, summary: Mapping[str, Any], as_json: bool) -> int:
-    """The run ended before its window began; if it failed, that was told."""
+    """Report that the run ended before its window began, unless its failure was printed."""
     if summary["error"] is None:
-        print("penstock: the run ended before its window began", file=sys.stderr)
+        print("penstock: the run ended before the profiled window began", file=sys.stderr)
     if as_json:
         print(json.dumps({"run_dir": str(folder), "exit_code": exit_code, **summary}))
     return exit_code
 
 
 def _cores() -> float:
-    """That this process may use."""
+    """Number of cores that this process may use."""
     present = len(os.sched_getaffinity(0))
     return min(float(present), cgroup.cores() or present)

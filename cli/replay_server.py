@@ -1,6 +1,6 @@
-"""`penstock replay serve`: a replay buffer as a process of its own.
+"""`penstock replay serve`: a replay buffer in a separate process.
 
-The spec file says what the buffer holds; see `SpecFile`:
+The spec file describes the rows of the buffer; see `SpecFile`:
 
     columns:
       obs: [float32, [4]]
@@ -35,7 +35,7 @@ from penstock.replay.steps import Autoreset
 
 
 class SpecFile(pydantic.BaseModel):
-    """What `Replay` takes; a column is ``[dtype, shape]``, or a map of such."""
+    """Arguments of `Replay`; a column is ``[dtype, shape]``, or a map of columns."""
 
     model_config = pydantic.ConfigDict(extra="forbid")
 
@@ -61,7 +61,7 @@ def serve(
     snapshot_every_s: float,
     as_json: bool,
 ) -> None:
-    """Serve until SIGINT or SIGTERM, then write a last snapshot to the folder ``snapshot``, if one
+    """Serve until SIGINT or SIGTERM, then write a last snapshot to the folder ``snapshot``, if it
     is given, and print the counts. Raises UserError."""
     keep_freed_memory()
     descriptors.raise_limit()  # each client takes a descriptor
@@ -83,7 +83,7 @@ def serve(
                 replay, bind, curve=curve, insecure=insecure, snapshots=snapshots, log=_say
             )
         )
-        with _told_to_stop() as stop:
+        with _stop_signals() as stop:
             _say(f"serving {capacity} rows at {server.address}")
             server.run(stop.is_set)
             server.save()
@@ -91,22 +91,22 @@ def serve(
     if as_json:
         print(json.dumps(stats | {"address": server.address}))
     else:
-        print(f"{stats['inserted']} rows came, {stats['stored']} were stored at the end")
+        print(f"{stats['inserted']} rows inserted, {stats['stored']} stored at the end")
         for reason, count in sorted(server.rejected.items()):
             print(f"rejected ({reason}): {count}")
 
 
 def _restored(make: Callable[[], Replay], folder: Path, every_s: float) -> tuple[Replay, Snapshots]:
-    """A replay with what ``folder`` holds, empty where that is nothing or no whole snapshot."""
+    """A replay restored from ``folder``; empty if it holds no complete snapshot."""
     replay = make()
     snapshots = Snapshots(replay, folder, every_s, _say)
     if not (folder / MANIFEST).exists():
-        _say(f"{folder} holds no snapshot; the replay begins empty")
+        _say(f"{folder} contains no snapshot; the replay starts empty")
         return replay, snapshots
     try:
         snapshots.restore()
     except DamagedSnapshotError as error:
-        _say(f"warning: {error}; the replay begins empty, and the next snapshot replaces it")
+        _say(f"warning: {error}; the replay starts empty, and the next snapshot replaces this one")
         replay.close()
         replay = make()
         return replay, Snapshots(replay, folder, every_s, _say)
@@ -118,30 +118,30 @@ def _restored(make: Callable[[], Replay], folder: Path, every_s: float) -> tuple
 
 
 def _say(text: str) -> None:
-    """A line on stderr, unless nobody can read it any more."""
+    """Print a line on stderr; a closed stderr is ignored."""
     with suppress(OSError):
         print(text, file=sys.stderr, flush=True)
 
 
 def read_spec(path: Path) -> SpecFile:
-    """Raises UserError naming the file and what is wrong with it."""
+    """The spec in a YAML file. Raises UserError with the file and the error."""
     try:
         text = path.read_text()
     except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"the spec {path} cannot be read ({error}); name a YAML file") from error
+        raise UserError(f"--spec {path} cannot be read ({error}); give a YAML file") from error
     value, _ = parse(text, str(path))
     try:
         return SpecFile.model_validate(value)
     except pydantic.ValidationError as error:
         first = error.errors()[0]
-        place = ".".join(map(str, first["loc"])) or "the whole"
+        place = ".".join(map(str, first["loc"])) or "the file"
         raise UserError(
-            f"{path}: {place}: {first['msg']}; a spec has {', '.join(SpecFile.model_fields)}"
+            f"{path}: {place}: {first['msg']}; the keys are {', '.join(SpecFile.model_fields)}"
         ) from error
 
 
 @contextmanager
-def _told_to_stop() -> Iterator[threading.Event]:
+def _stop_signals() -> Iterator[threading.Event]:
     """An event that SIGINT and SIGTERM set; a second one ends the process at once."""
     stop = threading.Event()
     before: dict[signal.Signals, Any] = {}

@@ -1,4 +1,4 @@
-"""The commands that look at runs: eval, record, play, export, plot, runs."""
+"""The commands that use runs: eval, record, play, export, plot, runs."""
 
 from __future__ import annotations
 
@@ -21,14 +21,20 @@ from penstock.cli.options import (
 
 
 def register(app: typer.Typer) -> None:
-    """Add them to the program."""
+    """Add the commands to the program."""
     for name, command in COMMANDS.items():
         app.command(name, rich_help_panel=LOOK)(command)
 
 
 def evaluate(
-    run_dir: Run,
-    episodes: Annotated[int, typer.Option(min=1, help="Episodes to play.")] = 20,
+    run_dir: Annotated[
+        str,
+        typer.Argument(
+            metavar="RUN",
+            help="Folder of a run, or of `train --seeds`: all of its runs are then evaluated.",
+        ),
+    ],
+    episodes: Annotated[int, typer.Option(min=1, help="Number of episodes.")] = 20,
     checkpoint: Checkpoint = "best",
     sample: Sample = False,
     seed: GameSeed = 0,
@@ -36,25 +42,33 @@ def evaluate(
     as_json: Json = False,
 ) -> None:
     """Play episodes with the weights of a run and print their returns."""
-    from penstock.evaluation.evaluate import describe, evaluate
+    from penstock.evaluation import evaluate as evaluation
 
-    result = evaluate(run_dir, episodes, checkpoint, sample, seed, max_episode_steps)
-    answer(describe(result), result, as_json)
+    how = (episodes, checkpoint, sample, seed, max_episode_steps)
+    if evaluation.seed_runs(run_dir):
+        result = evaluation.evaluate_seeds(run_dir, *how)
+        answer(evaluation.describe_seeds(result), result, as_json)
+        return
+    result = evaluation.evaluate(run_dir, *how)
+    answer(evaluation.describe(result), result, as_json)
 
 
 def record(
     run_dir: Run,
-    episodes: Annotated[int, typer.Option(min=1, help="Episodes to play.")] = 1,
+    episodes: Annotated[int, typer.Option(min=1, help="Number of episodes.")] = 1,
     checkpoint: Checkpoint = "best",
     out: Annotated[
-        str | None, typer.Option(metavar="FILE", help="The mp4; else it lies in the run's videos.")
+        str | None,
+        typer.Option(
+            metavar="FILE", help="The mp4 file; by default in the folder videos of the run."
+        ),
     ] = None,
     sample: Sample = False,
     seed: GameSeed = 0,
     max_episode_steps: MaxSteps = None,
     as_json: Json = False,
 ) -> None:
-    """Make a video of the agent of a run; needs no display."""
+    """Record a video of the agent of a run. Needs no display."""
     from penstock.evaluation import video
 
     result = video.record(run_dir, episodes, checkpoint, out, sample, seed, max_episode_steps)
@@ -63,14 +77,14 @@ def record(
 
 def play(
     run_dir: Run,
-    episodes: Annotated[int, typer.Option(min=1, help="Episodes to play.")] = 5,
+    episodes: Annotated[int, typer.Option(min=1, help="Number of episodes.")] = 5,
     checkpoint: Checkpoint = "best",
     sample: Sample = False,
     seed: GameSeed = 0,
     max_episode_steps: MaxSteps = None,
     as_json: Json = False,
 ) -> None:
-    """Watch the agent of a run play, in a window."""
+    """Show the agent of a run playing, in a window."""
     from penstock.evaluation import video
 
     result = video.play(run_dir, episodes, checkpoint, sample, seed, max_episode_steps)
@@ -79,11 +93,11 @@ def play(
 
 def export(
     run_dir: Run,
-    file: Annotated[str, typer.Argument(metavar="FILE", help="What to write.")],
+    file: Annotated[str, typer.Argument(metavar="FILE", help="File to write.")],
     checkpoint: Checkpoint = "best",
     as_json: Json = False,
 ) -> None:
-    """Write the policy of a run to one file, for penstock.load_policy."""
+    """Write the policy of a run to one file, which penstock.load_policy reads."""
     from penstock.evaluation.loaded_policy import load_policy
 
     nbytes = load_policy(run_dir, checkpoint).save(file)
@@ -92,17 +106,23 @@ def export(
 
 def plot(
     runs: Annotated[
-        list[str], typer.Argument(metavar="RUN...", help="Folders of runs, or of --seeds.")
+        list[str],
+        typer.Argument(metavar="RUN...", help="Folders of runs, or of `train --seeds`."),
     ],
     out: Annotated[
-        str | None, typer.Option(metavar="FILE", help="The PNG; else plot.png, in an only run.")
+        str | None,
+        typer.Option(
+            metavar="FILE",
+            help="The PNG file; by default plot.png, in the run's folder if there is only one.",
+        ),
     ] = None,
     x: Annotated[
-        Literal["steps", "time"] | None, typer.Option(help="Only against these; else both.")
+        Literal["steps", "time"] | None,
+        typer.Option(help="Horizontal axis: agent steps or time; by default both."),
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Draw return, rate, lag and wait of runs, also of living ones."""
+    """Plot return, speed, policy lag and learner wait of finished or live runs."""
     from penstock.monitor.plot import plot
 
     path = str(plot(runs, out, x))
@@ -110,10 +130,12 @@ def plot(
 
 
 def runs(
-    folder: Annotated[str, typer.Argument(metavar="FOLDER", help="Where to look.")] = "runs",
+    folder: Annotated[
+        str, typer.Argument(metavar="FOLDER", help="Folder that contains runs.")
+    ] = "runs",
     as_json: Json = False,
 ) -> None:
-    """List runs: what they are, how they stand, how far they came."""
+    """List runs with their environment, algorithm, state, steps and returns."""
     from penstock.monitor import runs
 
     rows = runs.find(folder)

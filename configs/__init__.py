@@ -1,1 +1,1 @@
-"""Configs: the typed schema, the presets, and the way from a target and overrides to a config."""
+"""Configs: the typed schema, the presets, and loading from a target and overrides."""

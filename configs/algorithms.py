@@ -1,7 +1,7 @@
-"""The section `algo`: what the configs of all algorithms have, and the registry of algorithms.
+"""The section `algo`: the options that all algorithms share, and the registry of algorithms.
 
-An algorithm brings its config (`penstock.algos`). What a config knows of it is its `AlgorithmSpec`,
-registered in `ALGORITHMS` (`configs.registry`).
+Each algorithm has a config class of its own (`penstock.algos`). It is known to the config by an
+`AlgorithmSpec`, registered in `ALGORITHMS` (`configs.registry`).
 """
 
 from __future__ import annotations
@@ -32,14 +32,16 @@ class AlgoConfig(Section):
     name: str = DEFAULT
     """The algorithm."""
     discount: Fraction = 0.99
-    """Discount of rewards per agent step (gamma)."""
+    """Discount of rewards per agent step (gamma). Values nearer to 1 weigh later rewards more."""
     reward_clip: Positive | None = None
-    """Rewards are clipped to ± this for training; null leaves them. Shown returns stay raw."""
+    """Rewards are clipped to ± this value for training; null does not clip. Returns are shown
+    unclipped."""
     reward_scale: Positive = 1.0
-    """Rewards are multiplied by this for training, after clipping. Shown returns stay raw."""
+    """Factor on rewards for training, applied after clipping. Set it so that returns are of the
+    order of 1 to 100. Returns are shown unscaled."""
 
     modules: ClassVar[tuple[str, ...]] = ()
-    """Options whose values are modules that every process imports."""
+    """Options whose values name modules, which every process imports."""
 
     @property
     @abstractmethod
@@ -48,16 +50,16 @@ class AlgoConfig(Section):
 
     @property
     def passes(self) -> int:
-        """How often each batch of unrolls is trained on."""
+        """Epochs over each batch of unrolls."""
         return 1
 
     @property
     def normalizes_rewards(self) -> bool:
-        """Whether rewards are divided by the deviation of the discounted return so far."""
+        """Whether rewards are divided by the running deviation of the discounted return."""
         return False
 
     def contradictions(self) -> Iterator[Contradiction]:
-        """Combinations of its own options that are invalid."""
+        """Invalid combinations of the algorithm's own options."""
         yield from ()
 
 
@@ -65,7 +67,7 @@ class OnPolicyConfig(AlgoConfig):
     """Base of the config of an actor-critic that trains on fresh unrolls."""
 
     normalize_rewards: Switch = False
-    """Whether rewards are divided by the deviation of the discounted return so far."""
+    """Whether rewards are divided by the running standard deviation of the discounted return."""
 
     @property
     def trains_on(self) -> Data:
@@ -86,7 +88,7 @@ class OffPolicyConfig(AlgoConfig):
 
 @dataclass(frozen=True, eq=False)
 class AlgorithmSpec:
-    """What can be known of an algorithm without importing torch or numpy."""
+    """What the config knows of an algorithm without importing torch or numpy."""
 
     config: type[AlgoConfig]
     """Its options; the default of ``name`` is the algorithm's name."""
@@ -101,10 +103,11 @@ class AlgorithmSpec:
 
 
 class AlgorithmRegistry(Registry[AlgorithmSpec]):
-    """The algorithms; the first one is the default."""
+    """The registered algorithms; the first is the default."""
 
     def parse(self, value: Any) -> Any:
-        """The config of the algorithm that a map names; one that names none means the default."""
+        """The config of the algorithm that a map names; without a name, of the default
+        algorithm."""
         if not isinstance(value, dict):
             return value
         name = value.get("name", DEFAULT)

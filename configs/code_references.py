@@ -1,9 +1,9 @@
 """References: texts of a config that make a process import a module or open a file.
 
-An actor takes its config from the learner that it joins. Other values of a config can at worst
-waste the actor's time and memory; a reference runs code as the actor's user. So an actor that
-cannot be sure who sent the config refuses references, and `--allow` limits them for any actor
-(`check`).
+An actor receives its config from the learner that it joins. Other values of a config can at worst
+waste the actor's time and memory; a reference runs code as the actor's user. An actor that cannot
+authenticate the sender of the config therefore refuses references, and `--allow` limits them for
+any actor (`check`).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _NAMES_CODE_OR_FILE = re.compile(r"[:/\\]")
 
 
 class Reference(NamedTuple):
-    """A text of a config that names code or a file, and the option that holds it."""
+    """A text of a config that names code or a file, and the option that contains it."""
 
     option: str
     text: str
@@ -32,9 +32,9 @@ class Reference(NamedTuple):
 def references(config: Config) -> list[Reference]:
     """Everything in ``config`` that an actor would import, call or open.
 
-    These are `module:name` in `env.id` (an id of gymnasium names nothing that is not installed
-    for it), all of `env.wrappers`, a network or an algorithm of one's own, and any text among
-    their options that could name a module, a class or a file.
+    These are `module:name` in `env.id` (a gymnasium id names only installed environments), all of
+    `env.wrappers`, a network or an algorithm of the user's own, and any text among their options
+    that could name a module, a class or a file.
     """
     found = [Reference("env.id", config.env.id)] if ":" in config.env.id else []
     found += _texts("env.kwargs", config.env.kwargs)
@@ -54,14 +54,14 @@ def references(config: Config) -> list[Reference]:
 
 
 def check(config: Config, allow: Sequence[str], *, trusted: bool, source: str) -> None:
-    """Raise UserError for the first thing in a received config that this process may not run.
+    """Raise UserError for the first reference in a received config that is not allowed.
 
     Args:
         config: the received config.
         allow: patterns, with `*` and `?`, of which `env.id` and every reference must match one.
             Without patterns, ``trusted`` decides.
-        trusted: whether ``source`` is known to be the user's own.
-        source: who sent the config, for the sentence.
+        trusted: whether ``source`` is authenticated.
+        source: the sender of the config, for the message.
     """
     if allow:
         wanted = dict.fromkeys([Reference("env.id", config.env.id), *references(config)])
@@ -75,18 +75,18 @@ def check(config: Config, allow: Sequence[str], *, trusted: bool, source: str) -
         for option, text in references(config):
             raise UserError(
                 f"{source} names {option} {shown(text)}, which this actor would run or open, and "
-                "without keys any user of this host may answer there; connect to the run's folder, "
-                f"or with --curve, or say --allow {shown(text)} or --insecure"
+                "the sender is not authenticated; connect to the run's folder or with --curve, or "
+                f"give --allow {shown(text)} or --insecure"
             )
 
 
 def shown(text: str) -> str:
-    """A received text, quoted for a sentence: of bounded length, without control characters."""
+    """A received text, quoted for a message: of bounded length, without control characters."""
     return ascii(text if len(text) <= SHOWN else f"{text[:SHOWN]}...")
 
 
 def _texts(option: str, value: JsonValue) -> Iterator[Reference]:
-    """The texts within a JSON value that could name code or a file; keys of maps, too."""
+    """The texts in a JSON value that could name code or a file, including keys of maps."""
     if isinstance(value, str):
         if _NAMES_CODE_OR_FILE.search(value):
             yield Reference(option, value)

@@ -1,4 +1,4 @@
-"""What the fields of a config must not say together, each as one sentence with a way out."""
+"""Checks of combinations of options; each invalid one is a sentence with a remedy."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from penstock.configs.transports import TRANSPORTS
 
 
 def contradictions(cfg: Sections) -> list[Contradiction]:
-    """All contradictions of a config whose fields are each valid."""
+    """All invalid combinations in a config whose fields are each valid."""
     ends = (_schedule, _stop, _evaluation, _addresses, _keys)
     checks = (_batches, _rewards, _replay, _gathering, _algo, _inference, *ends, network, group)
     return [found for check in checks for found in check(cfg)]
@@ -37,8 +37,8 @@ def _batches(cfg: Sections) -> Iterator[Contradiction]:
     if waiting < learner.batch_slots:
         yield Contradiction(
             ("actors.count", "transport.slots", "learner.batch_slots"),
-            f"learner.batch_slots {learner.batch_slots} never come together, as actors.count "
-            f"{actors.count} and transport.slots {transport.slots} make {waiting} at most"
+            f"learner.batch_slots {learner.batch_slots} is more than the {waiting} slots that "
+            f"actors.count {actors.count} and transport.slots {transport.slots} provide"
             f"{' for each learner' if learner.count > 1 else ''}; set "
             f"learner.batch_slots={waiting} or less",
         )
@@ -47,8 +47,8 @@ def _batches(cfg: Sections) -> Iterator[Contradiction]:
     if lag > transport.max_policy_lag:
         yield Contradiction(
             ("transport.max_policy_lag", "actors.count", "learner.updates_per_batch"),
-            f"transport.max_policy_lag {transport.max_policy_lag} drops most samples, as a full "
-            f"queue alone makes a lag of {lag}; set transport.max_policy_lag={2 * lag}",
+            f"transport.max_policy_lag {transport.max_policy_lag} is below {lag}, the lag of a "
+            f"full queue, so most samples would be dropped; set transport.max_policy_lag={2 * lag}",
         )
 
 
@@ -57,16 +57,14 @@ def _rewards(cfg: Sections) -> Iterator[Contradiction]:
     if algo.normalizes_rewards and algo.reward_clip is not None:
         yield Contradiction(
             ("algo.normalize_rewards", "algo.reward_clip"),
-            f"algo.normalize_rewards divides rewards by the deviation of raw returns, and "
-            f"algo.reward_clip {algo.reward_clip:g} changes what is returned; set "
-            "algo.reward_clip=null or algo.normalize_rewards=false",
+            f"algo.normalize_rewards needs unclipped rewards, and algo.reward_clip is "
+            f"{algo.reward_clip:g}; set algo.reward_clip=null or algo.normalize_rewards=false",
         )
     if algo.normalizes_rewards and algo.reward_scale != 1:
         yield Contradiction(
             ("algo.normalize_rewards", "algo.reward_scale"),
-            "algo.normalize_rewards brings rewards to one size, and algo.reward_scale "
-            f"{algo.reward_scale:g} would make them {algo.reward_scale:g} times that; set "
-            "algo.reward_scale=1 or algo.normalize_rewards=false",
+            "algo.normalize_rewards scales rewards already, and algo.reward_scale is "
+            f"{algo.reward_scale:g}; set algo.reward_scale=1 or algo.normalize_rewards=false",
         )
 
 
@@ -78,36 +76,35 @@ def _replay(cfg: Sections) -> Iterator[Contradiction]:
         if keys:
             yield Contradiction(
                 (*(f"replay.{key}" for key in keys), "algo.name"),
-                f"replay.{keys[0]} does nothing for algo.name {cfg.algo.name}, which has no "
-                "replay; set "
-                "algo.name=dqn, or replay={}",
+                f"replay.{keys[0]} has no effect with algo.name {cfg.algo.name}, which does not "
+                "use replay; set algo.name=dqn, or replay={}",
             )
         return
     for key in ("batch_size",):
         if getattr(replay, key) > replay.capacity:
             yield Contradiction(
                 (f"replay.{key}", "replay.capacity"),
-                f"replay.{key} {getattr(replay, key)} is never reached with replay.capacity "
+                f"replay.{key} {getattr(replay, key)} is larger than replay.capacity "
                 f"{replay.capacity}; set replay.{key}={replay.capacity} or less",
             )
     if 4 * replay.min_size > 3 * replay.capacity:
         yield Contradiction(
             ("replay.min_size", "replay.capacity"),
             f"replay.min_size {replay.min_size} is more than three quarters of replay.capacity "
-            f"{replay.capacity}, part of which holds rows that only reset a game; set "
+            f"{replay.capacity}, and the rows of resets need the rest; set "
             f"replay.min_size={3 * replay.capacity // 4} or less",
         )
     if TRANSPORTS.one_process(cfg.transport.kind) and replay.samples_per_insert is None:
         yield Contradiction(
             ("replay.samples_per_insert", "transport.kind"),
-            "replay.samples_per_insert null lets the learner draw for ever where actors take turns "
-            f"with it (transport.kind {cfg.transport.kind}); set replay.samples_per_insert=8",
+            "replay.samples_per_insert null sets no limit after which the actors take their turn "
+            f"(transport.kind {cfg.transport.kind}); set replay.samples_per_insert=8",
         )
     if replay.prioritized and replay.beta == 1 and replay.beta_steps is not None:
         yield Contradiction(
             ("replay.beta", "replay.beta_steps"),
-            f"replay.beta_steps {replay.beta_steps} does nothing while replay.beta is 1 from the "
-            "start; set replay.beta=0.4 or replay.beta_steps=null",
+            f"replay.beta_steps {replay.beta_steps} has no effect while replay.beta is 1; set "
+            "replay.beta=0.4 or replay.beta_steps=null",
         )
 
 
@@ -116,15 +113,15 @@ def _gathering(cfg: Sections) -> Iterator[Contradiction]:
         return
     learner, defaults = cfg.learner, type(cfg.learner)()
     for key, does in (
-        ("updates_per_batch", "makes one update of each batch that it draws from replay"),
-        ("prefetch", "draws each batch from replay when it is due"),
-        ("gather_threads", "copies no slots into batches"),
+        ("updates_per_batch", "trains once on each batch that it samples from replay"),
+        ("prefetch", "samples each batch from replay when it is needed"),
+        ("gather_threads", "does not gather slots into batches"),
     ):
         if _differ(key, learner, defaults):
             default = getattr(defaults, key)
             yield Contradiction(
                 (f"learner.{key}", "algo.name"),
-                f"learner.{key} {getattr(learner, key)} does nothing for algo.name "
+                f"learner.{key} {getattr(learner, key)} has no effect with algo.name "
                 f"{cfg.algo.name}, which {does}; set learner.{key}="
                 f"{'null' if default is None else default}",
             )
@@ -144,7 +141,7 @@ def _inference(cfg: Sections) -> Iterator[Contradiction]:
     if cfg.actors.precision == "bf16":
         yield Contradiction(
             ("actors.inference", "actors.precision"),
-            "actors.inference numpy cannot compute in actors.precision bf16; "
+            "actors.inference numpy does not support actors.precision bf16; "
             "set actors.inference=torch or actors.precision=fp32",
         )
 
@@ -156,13 +153,13 @@ def _schedule(cfg: Sections) -> Iterator[Contradiction]:
         yield Contradiction(
             keys,
             f"learner.lr_end_fraction {fraction:g} needs learner.lr_decay_steps, the agent steps "
-            "over which the learning rate falls; set it, for example to 1e6",
+            "over which the learning rate falls; set it, for example, to 1e6",
         )
     if fraction == 1 and steps is not None:
         yield Contradiction(
             keys,
-            f"learner.lr_decay_steps {steps} does nothing while learner.lr_end_fraction is 1; "
-            "set learner.lr_end_fraction=0 for a fall to zero",
+            f"learner.lr_decay_steps {steps} has no effect while learner.lr_end_fraction is 1; "
+            "set learner.lr_end_fraction=0 to decay to zero",
         )
 
 
@@ -170,8 +167,8 @@ def _stop(cfg: Sections) -> Iterator[Contradiction]:
     if cfg.stop.hold_s and cfg.stop.return_ is None:
         yield Contradiction(
             ("stop.hold_s",),
-            f"stop.hold_s {cfg.stop.hold_s:g} counts from when stop.return is reached, and that is "
-            "not set; set stop.return, or stop.minutes for a time limit",
+            f"stop.hold_s {cfg.stop.hold_s:g} counts from the moment when stop.return is reached, "
+            "and stop.return is null; set stop.return, or stop.minutes for a time limit",
         )
 
 
@@ -180,9 +177,9 @@ def _evaluation(cfg: Sections) -> Iterator[Contradiction]:
     if turns and cfg.eval.every_s is not None and cfg.checkpoint.every_steps is None:
         yield Contradiction(
             ("eval.every_s", "transport.kind", "checkpoint.every_steps"),
-            f"eval.every_s {cfg.eval.every_s:g} evaluates checkpoints, and where actors take turns "
-            f"with the learner (transport.kind {cfg.transport.kind}) these are written by steps "
-            "only; set checkpoint.every_steps=1000 or eval.every_s=null",
+            f"eval.every_s {cfg.eval.every_s:g} evaluates checkpoints, and with transport.kind "
+            f"{cfg.transport.kind} these are written by steps only; set "
+            "checkpoint.every_steps=1000 or eval.every_s=null",
         )
 
 
@@ -194,8 +191,9 @@ def _addresses(cfg: Sections) -> Iterator[Contradiction]:
             if getattr(transport, key) is not None:
                 yield Contradiction(
                     (f"transport.{key}", "transport.kind"),
-                    f"transport.{key} is for other hosts, which transport.kind {transport.kind} "
-                    f"cannot reach; set transport.kind=zmq or transport.{key}=null",
+                    f"transport.{key} is for actors on other hosts, and transport.kind "
+                    f"{transport.kind} works on one host only; set transport.kind=zmq or "
+                    f"transport.{key}=null",
                 )
 
 
@@ -204,15 +202,15 @@ def _keys(cfg: Sections) -> Iterator[Contradiction]:
     if transport.insecure and transport.curve is not None:
         yield Contradiction(
             ("transport.insecure", "transport.curve"),
-            "transport.insecure and transport.curve exclude each other; set one of them",
+            "transport.insecure and transport.curve are both set; set only one of them",
         )
     exposed = transport.bind is not None and not _is_local(transport.bind)
     if exposed and transport.curve is None and not transport.insecure:
         yield Contradiction(
             ("transport.bind", "transport.curve", "transport.insecure"),
-            f"transport.bind {transport.bind} lets other hosts send samples unchecked; set "
-            "transport.curve to a folder of keys (penstock keys new), or transport.insecure=true "
-            "on a network that you trust",
+            f"transport.bind {transport.bind} accepts connections from other hosts without "
+            "authentication; set transport.curve to a folder of keys (penstock keys new), or "
+            "transport.insecure=true on a trusted network",
         )
 
 
@@ -224,15 +222,15 @@ ACTOR_CRITICS = ("core", "core_size", "critic", "gaussian", "log_std_init")
 
 
 def network(cfg: Sections) -> Iterator[Contradiction]:
-    """Of the network with the algorithm and with what computes it."""
+    """Combinations of the network with the algorithm and with the actors' inference."""
     yield from _off_policy(cfg)
     yield from _numpy_inference(cfg)
     model = cfg.model
     if model.settings and model.entry is None:
         yield Contradiction(
             ("model.settings", "model.entry"),
-            "model.settings are those of a network of your own, and model.entry is null; "
-            "set model.entry, or model.settings={}",
+            "model.settings are arguments of the network that model.entry names, and model.entry "
+            "is null; set model.entry, or model.settings={}",
         )
 
 
@@ -245,8 +243,8 @@ def _off_policy(cfg: Sections) -> Iterator[Contradiction]:
         if value != default:
             yield Contradiction(
                 (f"model.{key}", "algo.name"),
-                f"model.{key} {_shown(value)} is for actor-critics, which algo.name {algo.name} is "
-                f"none of; set algo.name=ppo or model.{key}={_shown(default)}",
+                f"model.{key} {_shown(value)} is for actor-critics, and algo.name {algo.name} is "
+                f"not one; set algo.name=ppo or model.{key}={_shown(default)}",
             )
             return
 
@@ -258,14 +256,14 @@ def _numpy_inference(cfg: Sections) -> Iterator[Contradiction]:
     wrong = (
         ("kind", model.kind in ("nature_cnn", "impala_cnn"), "model.kind mlp only"),
         ("core", model.core != "none", "networks without core only"),
-        ("critic", model.critic == "shared", "networks with a critic of its own only"),
+        ("critic", model.critic == "shared", "networks with a separate critic only"),
         ("entry", model.entry is not None, "Penstock's own networks only"),
     )
     for key, is_wrong, known in wrong:
         if is_wrong:
             yield Contradiction(
                 ("actors.inference", f"model.{key}"),
-                f"actors.inference numpy computes {known}, not {getattr(model, key)}; "
+                f"actors.inference numpy supports {known}, not {getattr(model, key)}; "
                 "set actors.inference=torch",
             )
             return

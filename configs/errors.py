@@ -1,10 +1,10 @@
-"""The error that is the user's to mend, and how text of others becomes part of it."""
+"""The error for mistakes that the user can correct, and received text in its messages."""
 
 PRINTABLE = 2000  # characters of a received text
 
 
 class UserError(Exception):
-    """One sentence with the value, the rule and the next step; ends a command with exit code 2."""
+    """A user's mistake: a sentence with the value, the rule and the next step. Exit code 2."""
 
 
 def printable(text: str, most: int = PRINTABLE) -> str:

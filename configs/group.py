@@ -1,4 +1,4 @@
-"""What must not be said together of several learners."""
+"""Checks of combinations of options for several learners."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ SERVED = ("ssp", "asp", "tap", "backup")  # paces with a parameter server
 
 
 def group(cfg: Sections) -> Iterator[Contradiction]:
-    """Of codecs, optimizers, paces and numbers of learners."""
+    """Combinations of codecs, optimizers, paces and numbers of learners."""
     yield from codec_contradictions(cfg.learner)
     yield from _updates(cfg.learner)
     yield from _pace(cfg)
@@ -22,7 +22,7 @@ def group(cfg: Sections) -> Iterator[Contradiction]:
 
 
 def codec_contradictions(learner: LearnerConfig) -> Iterator[Contradiction]:
-    """Of the codec with the optimizer and the pace."""
+    """Combinations of the codec with the optimizer and the pace."""
     codec, optimizer = learner.reduce.codec, learner.optimizer
     spec = CODECS.specs.get(codec)
     if spec and optimizer in spec.unfit:
@@ -33,8 +33,8 @@ def codec_contradictions(learner: LearnerConfig) -> Iterator[Contradiction]:
     if learner.pace != "bsp" and not (spec and spec.every_pace):
         yield Contradiction(
             ("learner.reduce.codec", "learner.pace"),
-            f"learner.reduce.codec {codec} is for the gradients that learner.pace bsp reduces in "
-            f"every step, and learner.pace {learner.pace} does not; set learner.pace=bsp or "
+            f"learner.reduce.codec {codec} codes the gradients that are reduced with learner.pace "
+            f"bsp only, and learner.pace is {learner.pace}; set learner.pace=bsp or "
             "learner.reduce.codec=none",
         )
 
@@ -43,20 +43,20 @@ def _updates(learner: LearnerConfig) -> Iterator[Contradiction]:
     if learner.accumulate > 1 and learner.updates_per_batch > 1:
         yield Contradiction(
             ("learner.accumulate", "learner.updates_per_batch"),
-            f"learner.accumulate {learner.accumulate} makes one update of several batches and "
-            f"learner.updates_per_batch {learner.updates_per_batch} several of one; set one of "
-            "them to 1",
+            f"learner.accumulate {learner.accumulate} makes one update from several batches, and "
+            f"learner.updates_per_batch {learner.updates_per_batch} several updates from one; set "
+            "one of them to 1",
         )
     if learner.weight_decay and learner.optimizer in ("adam", "rmsprop"):
         yield Contradiction(
             ("learner.weight_decay", "learner.optimizer"),
-            f"learner.weight_decay {learner.weight_decay:g} is of sgd, lars and lamb, and "
+            f"learner.weight_decay {learner.weight_decay:g} is for sgd, lars and lamb, and "
             f"learner.optimizer is {learner.optimizer}; set learner.weight_decay=0",
         )
     if learner.lr_scaling != "none" and learner.count == 1:
         yield Contradiction(
             ("learner.lr_scaling", "learner.count"),
-            f"learner.lr_scaling {learner.lr_scaling} does nothing while learner.count is 1; set "
+            f"learner.lr_scaling {learner.lr_scaling} has no effect while learner.count is 1; set "
             "learner.lr_scaling=none",
         )
 
@@ -67,52 +67,53 @@ def _pace(cfg: Sections) -> Iterator[Contradiction]:
     if pace in SERVED and learner.optimizer in ("lars", "lamb"):
         yield Contradiction(
             ("learner.pace", "learner.optimizer"),
-            f"learner.pace {pace} has a parameter server, which knows no layers, and "
-            f"learner.optimizer {learner.optimizer} works by layers; set learner.optimizer=sgd or "
-            "learner.pace=bsp",
+            f"learner.pace {pace} uses a parameter server, which stores parameters without layers, "
+            f"and learner.optimizer {learner.optimizer} works by layers; set "
+            "learner.optimizer=sgd or learner.pace=bsp",
         )
     if pace in ("ssp", "asp", "tap") and learner.lr_scaling != "none":
         yield Contradiction(
             ("learner.lr_scaling", "learner.pace"),
-            f"learner.lr_scaling {learner.lr_scaling} is for one large step of all learners, and "
-            f"with learner.pace {pace} each takes its own; set learner.lr_scaling=none",
+            f"learner.lr_scaling {learner.lr_scaling} is for steps that all learners take "
+            f"together, and with learner.pace {pace} each takes its own; set "
+            "learner.lr_scaling=none",
         )
     fresh = cfg.algo.trains_on == "unrolls"
     if learner.accumulate > 1 and not fresh:
         yield Contradiction(
             ("learner.accumulate", "algo.name"),
-            f"learner.accumulate {learner.accumulate} is for algorithms without replay; "
-            f"{cfg.algo.name} takes larger batches with replay.batch_size; set "
-            "learner.accumulate=1",
+            f"learner.accumulate {learner.accumulate} is for algorithms without replay, and "
+            f"algo.name is {cfg.algo.name}; set learner.accumulate=1, and a larger "
+            "replay.batch_size",
         )
     if learner.accumulate > 1 and cfg.algo.passes > 1:
         yield Contradiction(
             ("learner.accumulate", "algo.epochs"),
-            f"learner.accumulate {learner.accumulate} makes one update of several batches and "
-            f"algo.epochs {cfg.algo.passes} several of one; set one of them to 1",
+            f"learner.accumulate {learner.accumulate} makes one update from several batches, and "
+            f"algo.epochs {cfg.algo.passes} several updates from one; set one of them to 1",
         )
     if pace != "bsp" and not fresh:
         yield Contradiction(
             ("learner.pace", "algo.name"),
-            f"learner.pace {pace} is for algorithms without replay; {cfg.algo.name} trains several "
-            "learners with learner.pace=bsp",
+            f"learner.pace {pace} is for algorithms without replay, and algo.name is "
+            f"{cfg.algo.name}; set learner.pace=bsp",
         )
     if pace != "bsp" and learner.count == 1:
         yield Contradiction(
             ("learner.pace", "learner.count"),
-            f"learner.pace {pace} is for several learners and learner.count is 1; set "
+            f"learner.pace {pace} is for several learners, and learner.count is 1; set "
             "learner.count=2 or more, or learner.pace=bsp",
         )
     if pace == "backup" and learner.spare >= learner.count > 1:
         yield Contradiction(
             ("learner.spare", "learner.count"),
-            f"learner.spare {learner.spare} leaves no gradient of learner.count {learner.count} to "
-            f"wait for; set learner.spare={learner.count - 1} or less",
+            f"learner.spare {learner.spare} is not below learner.count {learner.count}, so no "
+            f"gradient would be used; set learner.spare={learner.count - 1} or less",
         )
 
 
 def _statistics(cfg: Sections) -> Iterator[Contradiction]:
-    """Learners with statistics of their own would train networks that mean different things."""
+    """Learners must share the statistics that their inputs are normalised by."""
     pace = cfg.learner.pace
     if pace == "bsp" or cfg.learner.count == 1:
         return
@@ -123,8 +124,8 @@ def _statistics(cfg: Sections) -> Iterator[Contradiction]:
         if wanted:
             yield Contradiction(
                 (key, "learner.pace"),
-                f"{key} true is by the samples of all learners, which learner.pace {pace} does not "
-                f"bring together; set learner.pace=bsp or {key}=false",
+                f"{key} true needs statistics over the samples of all learners, which learner.pace "
+                f"{pace} does not share; set learner.pace=bsp or {key}=false",
             )
 
 
@@ -141,6 +142,6 @@ def _numbers(cfg: Sections) -> Iterator[Contradiction]:
     if cfg.actors.count < count and cfg.transport.bind is None:
         yield Contradiction(
             ("learner.count", "actors.count"),
-            f"learner.count {count} leaves learners without samples, as actors.count is "
+            f"learner.count {count} needs an actor for each learner, and actors.count is "
             f"{cfg.actors.count}; set actors.count={count} or more",
         )

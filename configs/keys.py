@@ -1,4 +1,4 @@
-"""The dotted names of all options, and which of them an unknown name was meant to be."""
+"""The dotted names of all options, and suggestions for unknown names."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from penstock.configs.value_types import either, words
 
 
 class Option(NamedTuple):
-    """One option: its dotted name, what it accepts, and its field in the schema."""
+    """One option: its dotted name, a description of its values, and its field in the schema."""
 
     name: str
     words: str
@@ -35,7 +35,7 @@ class Option(NamedTuple):
 
 
 def sections() -> dict[str, tuple[type[Section], ...]]:
-    """Schema classes of each section by its name: of `algo` one for each algorithm."""
+    """Schema classes of each section by name; `algo` has one for each algorithm."""
     algos = tuple(spec.config for spec in ALGORITHMS.specs.values())
     return {name: algos if name == "algo" else (kind,) for name, kind in _kinds().items()}
 
@@ -52,9 +52,9 @@ def algorithms() -> tuple[str, ...]:
 
 
 def options(algo: str = DEFAULT) -> dict[str, Option]:
-    """Every option by its dotted name, in the order of the schema, where ``algo`` is chosen.
+    """Every option by its dotted name, in the order of the schema, for the algorithm ``algo``.
 
-    A name that is no algorithm's stands for the default.
+    An unknown ``algo`` stands for the default algorithm.
     """
     return _options_with(algo, registered())
 
@@ -72,7 +72,7 @@ def _options_with(algo: str, specs: tuple[Spec, ...]) -> dict[str, Option]:
 
 
 def _options(section: str, kind: type[Section]) -> Iterator[Option]:
-    """Those of a section, and of the sections within it."""
+    """The options of a section and of the sections in it."""
     registry = kind.registry if issubclass(kind, OpenSection) else None
     kind = registry.section if registry else kind
     hints = get_type_hints(kind, include_extras=True)
@@ -96,10 +96,10 @@ def is_section(name: str) -> bool:
 
 
 def nearest(unknown: str, algo: str = DEFAULT) -> str:
-    """A clause that names the option which an unknown dotted name is here, if other libraries have
-    it, else the valid option nearest to it, or the choices.
+    """A clause that suggests an option for an unknown dotted name: the equivalent of an option of
+    another library, otherwise the option with the most similar name, or the choices.
 
-    ``algo`` is the algorithm that is chosen.
+    ``algo`` is the chosen algorithm.
     """
     section, _, key = unknown.partition(".")
     known = options(algo)
@@ -107,12 +107,12 @@ def nearest(unknown: str, algo: str = DEFAULT) -> str:
     if close and f"{close[0]}.{key}" in known:
         return f"the nearest option is {close[0]}.{key}"
     if here := meant(key or section, algo):
-        return f"here it is {here}{_whose(here, algo)}"
+        return f"the equivalent is {here}{_algorithms_of(here, algo)}"
     if not key:
         return _nearest_section(section, algo)
     own = [name.partition(".")[2] for name in known if name.startswith(f"{section}.")]
     if others := [other for other in algorithms() if unknown in options(other)]:
-        return f"algo.name {either(others)} has it, {algo} has {', '.join(own)}"
+        return f"it is an option of algo.name {either(others)}, {algo} has {', '.join(own)}"
     if close := get_close_matches(key, own, n=1):
         return f"the nearest option is {section}.{close[0]}"
     elsewhere = [name for name in known if name.partition(".")[2] == key]
@@ -122,8 +122,8 @@ def nearest(unknown: str, algo: str = DEFAULT) -> str:
     return f"{section} has {', '.join(own)}" if own else _nearest_section(section, algo)
 
 
-def _whose(here: str, algo: str) -> str:
-    """Which algorithms have the option that words name, where the chosen one has not."""
+def _algorithms_of(here: str, algo: str) -> str:
+    """The algorithms that have an option, as a clause; empty if ``algo`` has it."""
     name = re.findall(r"[a-z]+\.[a-z_]+", here)[0]
     if name in options(algo):
         return ""
@@ -133,7 +133,7 @@ def _whose(here: str, algo: str) -> str:
 def _nearest_section(unknown: str, algo: str) -> str:
     for chosen in (algo, *algorithms()):
         if as_key := [name for name in options(chosen) if name.partition(".")[2] == unknown]:
-            return f"the nearest option is {as_key[0]}{_whose(as_key[0], algo)}"
+            return f"the nearest option is {as_key[0]}{_algorithms_of(as_key[0], algo)}"
     if close := get_close_matches(unknown, sections(), n=1):
         return f"the nearest section is {close[0]}"
     return f"the sections are {', '.join(sections())}"

@@ -1,10 +1,10 @@
-"""Values laid over each other, preset below file below overrides, and where each came from.
+"""Merges the values of preset, file and overrides, and records where each value was set.
 
-Maps are laid over key by key. An empty map clears what lies below it; null where a map belongs says
-nothing, so that a section may stand with all its keys commented out. A map that names another
-algorithm than the one below it begins the section `algo` anew, as no setting of one is meant for
-the other: of what lies below only `OF_GAME` is kept, which tells of the game and which all
-algorithms have. Likewise `stop.return: null` takes the `stop.hold_s` below it away.
+Maps are merged key by key. An empty map clears the values below it. null in place of a map is
+ignored, so that all keys of a section may be commented out. A map that names another algorithm than
+the one below it replaces the section `algo`, as settings of one algorithm are not meant for
+another; only `OF_GAME`, the options about rewards that all algorithms share, are kept. Likewise
+`stop.return: null` removes the `stop.hold_s` below it.
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ from penstock.configs.yaml_text import KeyPath, parse
 
 OF_GAME = tuple(name for name in AlgoConfig.model_fields if name != "name")
 HOLD = ("stop", "hold_s")
-_EXAMPLE = "write key=value, for example learner.lr=3e-4"
+_EXAMPLE = "write an option and its value, for example learner.lr=3e-4"
 
 
 @dataclass
 class Layers:
-    """The values on top, and for each path the place (`file:line`, override) that set it."""
+    """The merged values, and for each path the place (`file:line` or override) that set it."""
 
     values: dict[str, Any] = field(default_factory=dict)
     places: dict[KeyPath, str] = field(default_factory=dict)
 
     @property
     def algo(self) -> str:
-        """The algorithm that is chosen, as far as is known."""
+        """The algorithm chosen so far."""
         section = self.values.get("algo")
         return str(section.get("name", DEFAULT)) if isinstance(section, dict) else DEFAULT
 
@@ -42,11 +42,11 @@ class Layers:
         self._lay(values, (), lambda path: f"{source}:{lines[path]}")
 
     def add_override(self, text: str) -> None:
-        """Lay ``a.b=value`` over the rest."""
+        """Merge ``a.b=value`` over the other values."""
         name, equals, raw = text.partition("=")
         path = tuple(name.strip().split("."))
         if not equals or not all(path):
-            raise UserError(f"override {text}: this is not an option; {_EXAMPLE}")
+            raise UserError(f"override {text}: this is not key=value; {_EXAMPLE}")
         place = f"override {text}"
         value, _ = parse(raw, place, lined=False)
         for key in reversed(path):
@@ -54,7 +54,7 @@ class Layers:
         self._lay(value, (), lambda _: place)
 
     def keep_game(self) -> None:
-        """Of the section `algo` only what tells of the game."""
+        """Keep only `OF_GAME` of the section `algo`."""
         below = self._map_at(("algo",))
         self.values["algo"] = {key: below[key] for key in OF_GAME if key in below}
         kept = {("algo", key) for key in OF_GAME}
@@ -62,7 +62,7 @@ class Layers:
         self.places = {path: at for path, at in places if path[0] != "algo" or path in kept}
 
     def place(self, path: KeyPath) -> str | None:
-        """Where the value at a path, or the innermost map around it, was set."""
+        """The place that set the value at a path, or the innermost map around it."""
         for length in range(len(path), 0, -1):
             if path[:length] in self.places:
                 return self.places[path[:length]]
@@ -85,7 +85,8 @@ class Layers:
                 target[key] = value
 
     def _drop_hold(self, stop: dict[str, Any]) -> None:
-        """`stop.return` is taken away: how long a preset goes on after it means nothing."""
+        """Remove `stop.hold_s`, which has no meaning without `stop.return`, unless an override set
+        it."""
         if not self.places.get(HOLD, "").startswith("override"):
             stop.pop(HOLD[-1], None)
             self.places.pop(HOLD, None)

@@ -1,9 +1,9 @@
-"""From a target and overrides to a checked config, and from a config to YAML and back.
+"""Makes a checked config from a target and overrides, and converts configs to YAML and back.
 
 A target is a preset, a YAML file, a gymnasium id, or `module:EnvId-v0` / `module:function`. A
-gymnasium id that a preset trains stands for that preset, any other Atari game for `breakout` with
-that game in it, and so does an Atari game with a preset, by an algorithm that only `breakout` has.
-Whether a game exists is not asked here: nothing of it is imported.
+gymnasium id for which there is a preset stands for that preset. Any other Atari game stands for
+`breakout` with that game, and so does an Atari game with a preset when the requested algorithm is
+that of `breakout`. The environment is not imported here, so its existence is not checked.
 """
 
 from __future__ import annotations
@@ -34,22 +34,23 @@ _MODULE_TARGET = re.compile(r"[A-Za-z_][\w.]*:[\w./-]+")
 
 @dataclass(frozen=True)
 class Resolved:
-    """A config, a name for its runs, and what it was made from."""
+    """A config, a name for its runs, and its origin."""
 
     config: Config
     name: str
-    """Fit for a folder: the preset's, the file's or the game's."""
+    """Name of the preset, the file or the environment; valid as a folder name."""
     origin: str
-    """The base, in words: `preset pong`, `file runs/x.yaml over preset pong`, ..."""
+    """Description of the base: `preset pong`, `file runs/x.yaml over preset pong`, ..."""
 
 
 def resolve(target: str, overrides: Sequence[str] = ()) -> Config:
-    """The config of a target with ``key=value`` overrides. Raises UserError, a line per mistake."""
+    """The config of a target with ``key=value`` overrides. Raises UserError with a line per
+    error."""
     return resolve_target(target, overrides).config
 
 
 def resolve_target(target: str, overrides: Sequence[str] = ()) -> Resolved:
-    """`resolve`, and what the target turned out to be."""
+    """`resolve`, with the name and the origin of the config."""
     layers = Layers()
     # Which algorithm it is comes first, as a change of it clears the settings of the one before.
     overrides = sorted(overrides, key=lambda text: not _ALGO_OVERRIDE.match(text))
@@ -67,15 +68,17 @@ def resolve_target(target: str, overrides: Sequence[str] = ()) -> Resolved:
 
 
 def load_run(run_dir: str | Path) -> Config:
-    """The config that a run was started with."""
+    """The config of a run in a folder. Raises UserError if the folder holds no run."""
     path = Path(run_dir) / CONFIG_FILE
     if not path.is_file():
-        raise UserError(f"{run_dir} has no {CONFIG_FILE}, so it is not a run; name a run's folder")
+        raise UserError(
+            f"{run_dir} has no {CONFIG_FILE}, so it is not a run; give the folder of a run"
+        )
     return resolve(str(path))
 
 
 def dump(cfg: Config) -> str:
-    """YAML, with every option, that loads as an equal config."""
+    """The config as YAML with every option; it loads as an equal config."""
     return write(cfg.model_dump())
 
 
@@ -94,7 +97,8 @@ def _first_paragraph(text: str) -> str:
 
 
 def _lay_target(layers: Layers, target: str, algo: str | None) -> tuple[str, str]:
-    """Lay the target's settings; its name and origin. ``algo`` is the algorithm asked for."""
+    """Add the target's settings; returns its name and origin. ``algo`` is the requested
+    algorithm."""
     names = presets()
     if target in names:
         _lay_preset(layers, target)
@@ -103,7 +107,10 @@ def _lay_target(layers: Layers, target: str, algo: str | None) -> tuple[str, str
         return target, f"preset {target}"
     if target.endswith(".py"):
         module = ".".join(Path(target).with_suffix("").parts).strip("/.")
-        raise UserError(f"{target} is Python: train {module}:FUNCTION")
+        raise UserError(
+            f"{target} is a Python file; name the function in it that makes the environment: "
+            f"{module}:FUNCTION"
+        )
     if target.endswith((".yaml", ".yml")) or Path(target).is_file():
         base = _lay_file(layers, Path(target), target)
         name = Path(target).stem if Path(target).name != CONFIG_FILE else Path(target).parent.name
@@ -119,7 +126,7 @@ def _lay_target(layers: Layers, target: str, algo: str | None) -> tuple[str, str
 
 
 def _lay_sibling(layers: Layers, name: str, algo: str | None) -> tuple[str, str]:
-    """In the place of a preset the one that trains the same game by another algorithm, if any."""
+    """Replace a preset by one for the same environment and another algorithm, if there is one."""
     env_id = layers.values["env"]["id"]
     for sibling, preset in _by_game(env_id).items():
         if preset.algo == algo:
@@ -131,11 +138,11 @@ def _lay_sibling(layers: Layers, name: str, algo: str | None) -> tuple[str, str]
 
 
 def _by_game(env_id: str) -> dict[str, Layers]:
-    """The presets that train a game, by name; last, by the game's, the one for any Atari game where
-    its algorithm is none of theirs."""
+    """The presets for an environment, by name. For an Atari game the general preset is added under
+    the game's name, if no other preset has its algorithm."""
     found: dict[str, Layers] = {}
     for path in sorted(PRESETS.glob("*.yaml")):
-        if env_id not in path.read_text(encoding="utf-8"):  # or it takes a while to read them all
+        if env_id not in path.read_text(encoding="utf-8"):  # parsing all of them would take long
             continue
         preset = Layers()
         _lay_preset(preset, path.stem)
@@ -154,12 +161,12 @@ def _by_game(env_id: str) -> dict[str, Layers]:
 
 
 def _own_name(env_id: str) -> str:
-    """A game's, fit for a folder."""
+    """The environment's id as a folder name."""
     return re.sub(r"[^\w.-]+", "-", env_id)
 
 
 def _lay_game(layers: Layers, env_id: str, algo: str | None) -> tuple[str, str]:
-    """The preset that trains the game, by that algorithm where there are several."""
+    """Add the preset for an environment; of several, the one with the requested algorithm."""
     own_name, found = _own_name(env_id), _by_game(env_id)
     layers.values["env"] = {"id": env_id}
     if found:
@@ -168,7 +175,7 @@ def _lay_game(layers: Layers, env_id: str, algo: str | None) -> tuple[str, str]:
         if algo in (None, found[name].algo):
             base = f"{_ATARI_PRESET}, with" if name == own_name else f"{name}, which trains"
             return name, f"preset {base} {env_id}"
-        layers.keep_game()  # what else it says is for another algorithm
+        layers.keep_game()  # its other settings are for another algorithm
         layers.values = {key: layers.values[key] for key in ("env", "algo")}
         layers.places = {path: at for path, at in layers.places.items() if path[0] in layers.values}
     return own_name, f"the defaults, for {env_id}"
@@ -179,7 +186,7 @@ def _lay_preset(layers: Layers, name: str) -> None:
 
 
 def _lay_file(layers: Layers, path: Path, source: str) -> str | None:
-    """Lay a file, and below it the preset that it names as its base; that name."""
+    """Add a file over the preset that it names as its base; returns the name of the base."""
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
@@ -187,7 +194,7 @@ def _lay_file(layers: Layers, path: Path, source: str) -> str | None:
         raise UserError(f"{source} cannot be read: {reason}; name a YAML file") from None
     values, lines = parse(text, source)
     if not isinstance(values, dict | None):
-        raise UserError(f"{source} is {show(values)}; it must hold sections such as `env:`")
+        raise UserError(f"{source} is {show(values)}; it must contain sections such as `env:`")
     values = values or {}
     base: str | None = values.pop("base", None)
     if base is not None:

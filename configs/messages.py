@@ -1,4 +1,4 @@
-"""What pydantic found wrong with a config, as sentences with place, value, rule and next step."""
+"""Converts pydantic's errors to sentences with place, value, rule and next step."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _LONGEST = 80
 
 
 def explain(error: ValidationError, layers: Layers, source: str) -> str:
-    """One line per mistake; ``source`` stands for the place of what nothing set."""
+    """One line per error; ``source`` is the place of values that were not set."""
     lines: dict[str, None] = {}
     for detail in error.errors(include_url=False):
         for line in _sentences(detail, layers, source):
@@ -39,7 +39,9 @@ def _sentences(detail: ErrorDetails, layers: Layers, source: str) -> list[str]:
         name = ".".join(path)
         return [f"{source}: {name} is missing; it must be {options(layers.algo)[name].words}"]
     if detail["type"] == "missing":
-        return [f"{source}: env.id is missing; name the game, for example env.id=CartPole-v1"]
+        return [
+            f"{source}: env.id is missing; name the environment, for example env.id=CartPole-v1"
+        ]
     known = options(layers.algo)
     depth = next((n for n in (2, 3) if ".".join(path[:n]) in known), min(len(path), 2))
     return [f"{layers.place(path) or source}: {_wrong_value(path[:depth], layers)}"]
@@ -63,7 +65,7 @@ def _example(section: str) -> str:
 
 
 def _only_path(path: KeyPath, value: Any) -> KeyPath:
-    """Go on into an unknown map as long as it has one key: an override's whole name."""
+    """Extend the path into an unknown map while it has one key: the full name of an override."""
     while isinstance(value, dict) and len(value) == 1:
         ((key, value),) = value.items()
         path = (*path, key)
@@ -76,6 +78,6 @@ def _places(keys: tuple[str, ...], layers: Layers, source: str) -> str:
 
 
 def show(value: Any) -> str:
-    """A value as a person writes it, cut where it gets long."""
+    """A value as text, shortened to 80 characters."""
     text = f"'{value}'" if isinstance(value, str) else json.dumps(value, default=str)
     return text if len(text) <= _LONGEST else text[:_LONGEST] + "..."

@@ -13,42 +13,43 @@ CORES = ("lstm", "gru")
 
 
 class ModelConfig(Section):
-    """The network."""
+    """The neural network."""
 
     kind: Literal["auto", "mlp", "nature_cnn", "impala_cnn"] = "auto"
-    """`mlp` has layers of `hidden` widths; `nature_cnn` is the three-layer convolutional network
-    for frames, `impala_cnn` the residual one of IMPALA, slower and often better; `auto` takes `mlp`
-    or `nature_cnn`, whichever fits the observations. Where observations have several parts, frames
-    go through the convolutions and the rest through the layers. `lstm` and `gru` are short for
-    `auto` with that `core`."""
+    """The encoder. `mlp` has fully connected layers of `hidden` widths; `nature_cnn` is the
+    three-layer convolutional network for images; `impala_cnn` is IMPALA's residual one, slower and
+    often better. `auto` chooses `mlp` or `nature_cnn` by the observations. Of observations with
+    several parts, images go through the convolutions and the rest through fully connected layers.
+    `lstm` and `gru` are short for `auto` with that `core`."""
     hidden: Sizes = Field(default_factory=lambda: [64, 64])
-    """Widths of the hidden layers of `mlp`."""
+    """Widths of the hidden layers of `mlp`. Wider or more layers fit more and take longer."""
     activation: Literal["tanh", "relu"] = "tanh"
     """Activation between the layers of `mlp`; convolutional networks always use relu."""
     core: Literal["none", "lstm", "gru"] = "none"
-    """Memory after the layers, for games that do not show all that matters at every step; PPO and
-    IMPALA only. It is computed row by row: `learner.micro_batch` should hold many environments'
-    unrolls."""
+    """Recurrent layer after the encoder, for environments whose observations do not show the whole
+    state; PPO and IMPALA only. It runs step by step: `learner.micro_batch` should hold the unrolls
+    of many environments."""
     core_size: Count = 128
-    """Width of the memory of `core`; not used where that is `none`."""
+    """Width of the recurrent layer; not used with `core` `none`."""
     critic: Literal["auto", "shared", "separate"] = "auto"
-    """Whether the value has the policy's network up to its last layer, or one of its own; `auto`:
-    its own where the network is an `mlp` without `core`."""
+    """Whether the value function shares the policy's network up to its last layer, or has a network
+    of its own. `auto` gives it its own where the network is an `mlp` without `core`."""
     normalize_observations: Switch = False
-    """Whether each value of an observation, frames apart, is shifted and scaled to mean 0 and
-    deviation 1 over all samples so far, and clipped to ± 10; with replay over all samples drawn so
-    far."""
+    """Whether observations, except images, are shifted and scaled to mean 0 and standard deviation
+    1 by running statistics over all samples (with replay, over all sampled batches), and clipped to
+    ± 10. Use it where values differ much in scale."""
     gaussian: Literal["clipped", "squashed"] = "clipped"
-    """How an actor-critic's actions that are numbers are kept within their bounds: `clipped` cuts
-    off what lies beyond, `squashed` takes tanh. SAC always squashes."""
+    """How an actor-critic's continuous actions are kept within their bounds: `clipped` cuts off
+    values beyond them, `squashed` applies tanh. SAC always squashes."""
     log_std_init: Number = 0.0
-    """Logarithm of the standard deviation of such actions at the start, where bounds are ± 1."""
+    """Initial logarithm of the standard deviation of continuous actions, for actions scaled to ± 1.
+    Smaller values explore less at the start."""
     entry: Text | None = None
-    """A network of one's own, as `module:Class` (see examples/own_network.py), in place of `kind`,
-    `hidden` and `activation`, which are not used then, but for the layers of SAC's critics after
-    it; null: none."""
+    """A network of your own, as `module:Class` (see examples/own_network.py). It replaces `kind`,
+    `hidden` and `activation`, which are then not used, except for the layers of SAC's critics
+    behind it. null: none."""
     settings: Options = Field(default_factory=dict)
-    """Keyword arguments of the network of `entry`."""
+    """Keyword arguments of the network that `entry` names."""
 
     @model_validator(mode="before")
     @classmethod

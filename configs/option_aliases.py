@@ -1,7 +1,6 @@
-"""What options are called in CleanRL, Stable-Baselines3 and Sample Factory, where the names differ.
+"""Names of options in CleanRL, Stable-Baselines3 and Sample Factory that differ from Penstock's.
 
-`docs/coming-from.md` has the same as tables, with what differs besides the name; a test compares
-the two.
+`docs/coming-from.md` contains the same tables, with further differences; a test compares them.
 """
 
 from __future__ import annotations
@@ -10,7 +9,7 @@ from penstock.configs.algorithms import ALGORITHMS, OffPolicyConfig
 
 _BATCH = "actors.envs * actors.unroll * learner.batch_slots"
 
-# Our name, or how the value comes about here: what others call it.
+# Option of Penstock, or a product of options: names in other libraries.
 _ON_POLICY = {
     "env.id": "env env_id env_name",
     "run.dir": "exp_name tensorboard_log train_dir experiment",
@@ -78,8 +77,8 @@ OFF_POLICY = _by_name(_ON_POLICY) | _by_name(_REPLAY)
 
 
 def meant(name: str, algo: str) -> str | None:
-    """What the option ``name`` of another library is here, in words that name options; None where
-    no library has it, or has it under the name that it has here."""
+    """The equivalent of the option ``name`` of another library, as text with names of options; None
+    if no library has it, or has it under the same name."""
     spec = ALGORITHMS.specs.get(algo)
     off_policy = spec is not None and issubclass(spec.config, OffPolicyConfig)
     names = OFF_POLICY if off_policy else ON_POLICY

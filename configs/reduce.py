@@ -1,6 +1,6 @@
-"""The section `learner.reduce`: how several learners make one gradient of theirs.
+"""The section `learner.reduce`: how the gradients of several learners become one.
 
-What a config knows of a codec is its `CodecSpec`, registered in `CODECS` (`configs.registry`).
+A codec is known to the config by a `CodecSpec`, registered in `CODECS` (`configs.registry`).
 """
 
 from __future__ import annotations
@@ -19,30 +19,31 @@ from penstock.configs.section import Section
 from penstock.configs.value_types import Count, Positive, Switch, Text, ValueDescription
 
 AUTO = "auto"
-"""Not a codec: one is chosen by measurement when the learners start."""
+"""Value of `codec` that stands for a choice by measurement when the learners start."""
 
 
 @dataclass(frozen=True, eq=False)
 class CodecSpec:
-    """What can be known of a codec without importing torch."""
+    """What the config knows of a codec without importing torch."""
 
     name: str
     sends: str
-    """What gradients are sent as, for the docs: the end of the sentence "`name` ..."."""
+    """The form in which gradients are sent, for the docs: the end of the sentence "`name` ..."."""
     entry_point: str
     """``module:Class`` that makes it (`core.interfaces.CodecFactory`), imported in a learner."""
     long_name: str = ""
     loss: Literal["none", "rounding", "lossy"] = "lossy"
-    """`rounding`: relative error up to a few per cent; `lossy`: more variance, or late values."""
+    """`rounding`: relative error of up to a few per cent; `lossy`: more variance, or delayed
+    values."""
     tried_by_auto: bool = True
     unfit: Mapping[str, str] = field(default_factory=dict)
-    """By each `learner.optimizer` that it does not go with: why, and what to set."""
+    """By each `learner.optimizer` that the codec does not support: the reason, and what to set."""
     own_momentum: bool = False
     """Whether it applies momentum and clipping in the optimizer's place."""
     every_pace: bool = False
     """Whether it may be named with a `learner.pace` other than `bsp`, which reduces nothing."""
     options: type[ExtraOptions] = ExtraOptions
-    """They are written ``learner.reduce.NAME``."""
+    """The codec's own options, written ``learner.reduce.NAME``."""
 
 
 def _registered(name: str) -> str:
@@ -57,20 +58,23 @@ class ReduceOptions(Section):
     codec: Annotated[
         str, Strict(), AfterValidator(_registered), ValueDescription("a codec's name")
     ] = "none"
-    """`auto` measures network and coding at the start and says what it chose."""
+    """`auto` measures the network and the codecs when the learners start, and prints its choice."""
     bucket_mb: Positive = 1.0
-    """Megabytes of gradients that travel together, while the backward pass makes the next."""
+    """Size in megabytes of the buckets in which gradients are sent. Smaller buckets start earlier
+    in the backward pass; larger ones have less overhead."""
     overlap: Switch = True
-    """Send gradients while the backward pass goes on; false waits for its end."""
+    """Whether gradients are sent while the backward pass computes the next; false sends them after
+    it."""
     wait_s: Positive = 0.5
-    """Seconds that a learner waits for samples before the others step without it."""
+    """Seconds that a learner waits for samples before it joins the reduction with weight 0, so that
+    the others step without it."""
     timeout_s: Positive = 30.0
-    """Seconds after which an exchange of gradients counts as stuck."""
+    """Seconds after which a reduction counts as stuck; the learners then form a new group."""
     check_every: Count = 1000
     """Optimizer steps between two checks that all learners hold the same parameters."""
     interface: Text | None = None
-    """Network interface that learners of several machines use, such as `eth0`; null: found by the
-    machine's name."""
+    """Network interface that learners on several machines use, such as `eth0`; null: the one of the
+    machine's host name."""
 
 
 class CodecRegistry(OptionsRegistry[CodecSpec]):
@@ -83,13 +87,13 @@ class CodecRegistry(OptionsRegistry[CodecSpec]):
         return first, AUTO, *others
 
     def describe(self, choice: FieldInfo) -> FieldInfo:
-        """Lists what gradients are sent as."""
+        """The field with a description that lists the codecs."""
         sent = [
             f"{' and '.join(map(_title, group))} {sends}"
             for sends, group in groupby(self.specs.values(), key=lambda spec: spec.sends)
         ]
         described = copy(choice)
-        listed = f"What gradients are sent as: {', '.join(sent)}."
+        listed = f"Form in which gradients are sent: {', '.join(sent)}."
         described.description = f"{listed} {choice.description}"
         return described
 
@@ -102,6 +106,6 @@ CODECS = CodecRegistry("codec", "learner.reduce", ReduceOptions, choice="codec",
 
 
 class ReduceConfig(ReduceOptions, OpenSection):
-    """How gradients are summed over the learners of a run (`learner.count` above 1)."""
+    """How the gradients of several learners are summed (`learner.count` above 1)."""
 
     registry = CODECS

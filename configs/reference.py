@@ -24,28 +24,28 @@ _HEAD = f"""\
 # Configuration
 
     penstock train TARGET [key=value ...]
-    penstock config show TARGET [key=value ...]    # the whole config that this makes
+    penstock config show TARGET [key=value ...]    # prints the complete config
 
 A **target** is one of
 
 | target | for example | starts from |
 |---|---|---|
-| a preset | `pong` | its settings |
-| a YAML file | `my/run.yaml` | the preset that it names with `base: pong`, else the defaults |
-| a gymnasium id | `CartPole-v1` | the preset that trains this game, else the defaults |
-| a module and an id or a function | `games:Maze-v0`, `games:make_maze` | the defaults |
+| a preset | `pong` | the preset |
+| a YAML file | `my/run.yaml` | the preset named by `base: pong` in it, otherwise the defaults |
+| a gymnasium id | `CartPole-v1` | the preset for this environment, otherwise the defaults |
+| a module with an id or a function | `games:Maze-v0`, `games:make_maze` | the defaults |
 
 The presets are
 
 {{presets}}
 
 **Overrides** are `section.option=value`, such as `learner.lr=3e-4`, `model.hidden=[64,64]` or
-`env.kwargs.frameskip=2`; a later one wins. Values are read as YAML 1.2, in files and in overrides
-alike: `3e-4` and `1e6` are numbers, only `true` and `false` are booleans, `null` is nothing, and
-quotes make text of anything.
+`env.kwargs.frameskip=2`; the last one counts. Values in files and in overrides are read as YAML
+1.2: `3e-4` and `1e6` are numbers, only `true` and `false` are booleans, `null` is the absent value,
+and a value in quotes is text.
 
-A file over its base, and an override over both, change only what they name: maps are laid over each
-other key by key. An empty map clears what was below it: `env.kwargs={{{{}}}}` leaves no argument.
+A file changes only the options that it names of its base, and an override only its own option: maps
+are merged key by key. An empty map removes all keys: `env.kwargs={{{{}}}}` leaves no argument.
 """
 
 
@@ -59,7 +59,7 @@ def _section(name: str) -> str:
     kinds = sections()[name]
     if len(kinds) == 1:
         return f"## {name}\n\n{_summary(kinds[0])}\n\n{_table(name, options())}"
-    intro = f"What `{name}.name` chooses; each algorithm has options of its own."
+    intro = f"The algorithm, chosen by `{name}.name`; each has options of its own."
     parts = [
         f"### {name}.name={algo}\n\n{_summary(kind)}\n\n{_table(name, options(algo))}"
         for algo, kind in zip(algorithms(), kinds, strict=True)
@@ -93,14 +93,16 @@ def _default(option: Option) -> str:
 def main() -> int:
     """Print the page, or compare it with a file: 0 when equal, else 1."""
     parser = argparse.ArgumentParser(prog=_COMMAND, description=main.__doc__)
-    parser.add_argument("--check", metavar="FILE", type=Path, help="say whether FILE is up to date")
+    parser.add_argument(
+        "--check", metavar="FILE", type=Path, help="check whether FILE is up to date"
+    )
     path: Path | None = parser.parse_args().check
     if path is None:
         sys.stdout.write(reference())
         return 0
     if path.is_file() and path.read_text(encoding="utf-8") == reference():
         return 0
-    print(f"{path} is not what the schema says; run: {_COMMAND} > {path}", file=sys.stderr)
+    print(f"{path} differs from the schema; run: {_COMMAND} > {path}", file=sys.stderr)
     return 1
 
 

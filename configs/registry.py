@@ -1,7 +1,7 @@
-"""What other rooms register with `configs`: specs by name, and the options that they add.
+"""Registries of implementations in other rooms: specs by name, and the options that they add.
 
 `configs` imports no other room. The modules `penstock.REGISTRIES` register a spec of each
-algorithm, codec, transport and sink; they are imported when a spec is first needed.
+algorithm, codec, transport and sink. They are imported when a spec is first needed.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from penstock.configs.section import Section
 
 
 class Spec(Protocol):
-    """What can be known of an implementation without importing it."""
+    """Description of an implementation that is available without importing it."""
 
     @property
     def name(self) -> str:
@@ -42,7 +42,7 @@ class SpecWithOptions(Spec, Protocol):
 
     @property
     def options(self) -> type[ExtraOptions]:
-        """`ExtraOptions` itself where there are none."""
+        """The options' schema; `ExtraOptions` itself if there are none."""
 
 
 S = TypeVar("S", bound=Spec)
@@ -74,7 +74,7 @@ class Registry(Generic[S]):
     def register(self, spec: S) -> None:
         """Add a spec. Raises ValueError for a name that is taken."""
         if spec.name in (*self._reserved, *self._specs):
-            raise ValueError(f"{self._kind} {spec.name} exists already")
+            raise ValueError(f"{self._kind} {spec.name} exists already; choose another name")
         self._specs[spec.name] = spec
 
     def unregister(self, name: str) -> None:
@@ -100,20 +100,23 @@ class OptionsRegistry(Registry[SO]):
         reserved: tuple[str, ...] = (),
     ) -> None:
         """``section`` is the section's name, such as "learner.reduce", and ``shared`` its options
-        that depend on no spec. ``choice`` is the one of them whose value is the name of a spec, or
-        one of the ``reserved`` names."""
+        that depend on no spec. ``choice`` is the option whose value is the name of a spec or one
+        of the ``reserved`` names."""
         super().__init__(kind, reserved)
         self._section = section
         self._shared = shared
         self.choice = choice and f"{section}.{choice}"
 
     def register(self, spec: SO) -> None:
-        """Add a spec. Raises ValueError for a name that is taken, or an option that means something
-        else."""
+        """Add a spec. Raises ValueError for a name that is taken, or for an option that another
+        spec defines differently."""
         taken = self._joined(self._specs.values()).model_fields
         for name, option in spec.options.model_fields.items():
             if name in taken and repr(taken[name]) != repr(option):
-                raise ValueError(f"{self._kind} {spec.name}: {self._section}.{name} exists already")
+                raise ValueError(
+                    f"{self._kind} {spec.name}: {self._section}.{name} exists already with another "
+                    "meaning; rename the option"
+                )
         super().register(spec)
 
     @property
@@ -122,7 +125,7 @@ class OptionsRegistry(Registry[SO]):
         return *self._reserved, *self.specs
 
     def describe(self, choice: FieldInfo) -> FieldInfo:
-        """The field `choice` with a description of what can be chosen."""
+        """The field `choice` with a description that lists the choices."""
         return choice
 
     @property
@@ -136,7 +139,7 @@ class OptionsRegistry(Registry[SO]):
 
 @cache
 def _joined(shared: type[Section], added: tuple[type[ExtraOptions], ...]) -> type[Section]:
-    """One schema of them all. Fields come in the order of the arguments."""
+    """One schema with the fields of all, in the order of the arguments."""
     bases = [kind for kind in reversed(added) if kind is not ExtraOptions]
     return create_model(f"Joined{shared.__name__}", __base__=(*bases, shared))
 
@@ -144,8 +147,8 @@ def _joined(shared: type[Section], added: tuple[type[ExtraOptions], ...]) -> typ
 class OpenSection(Section, extra="allow"):
     """A section to which specs add options.
 
-    These are its extra keys, and all of them are present. While no spec is registered, any extra
-    key is taken.
+    The added options are its extra keys, and all of them are present. While no spec is registered,
+    any extra key is accepted.
     """
 
     registry: ClassVar[OptionsRegistry[Any]]

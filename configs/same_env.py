@@ -1,4 +1,4 @@
-"""Which game it is, by its settings: they stand beside what was learned or judged in it."""
+"""Identity of an environment by its settings, stored with checkpoints and evaluations."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from penstock.configs.sections import EnvConfig
 
 
 def settings(env: EnvConfig) -> dict[str, Any]:
-    """JSON-ready; what `same_game` compares with."""
+    """The settings as JSON, for `same_game`."""
     return env.model_dump(mode="json")
 
 
 def same_game(known: Mapping[str, Any], env: EnvConfig) -> bool:
-    """Whether ``known``, from `settings`, is the game of ``env``. What an older version did not
-    write down does not tell them apart."""
+    """Whether ``known``, from `settings`, are the settings of ``env``. Settings that an older
+    version did not store are ignored."""
     return all(known.get(name, value) == value for name, value in settings(env).items())

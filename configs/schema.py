@@ -1,4 +1,4 @@
-"""The config of a run: all sections, and what they must not say together."""
+"""The config of a run: all sections, and the checks of their combinations."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from penstock.configs.sections import Sections
 
 
 class Config(Sections):
-    """A whole run."""
+    """The config of a run, checked as a whole."""
 
     @model_validator(mode="after")
     def _without_contradictions(self) -> Config:

@@ -1,9 +1,9 @@
 """Secrets of an environment: `${env:PENSTOCK_NAME}` in `env.kwargs` or `env.wrappers`.
 
-The config holds the reference, and so does all that is made of it: `config.yaml`, checkpoints,
-metrics, W&B, and what a learner sends to actors of other hosts. A process that makes environments
-resolves it from its own environment variables. Only variables whose names begin with PENSTOCK_ can
-be referred to: a config, or a learner, from elsewhere could read any other secret of this user.
+The config contains the reference, and so does everything made from it: `config.yaml`, checkpoints,
+metrics, W&B, and the config that a learner sends to actors on other hosts. A process that makes
+environments resolves it from its own environment variables. Only variables whose names begin with
+PENSTOCK_ may be referred to: otherwise a config from elsewhere could read any secret of this user.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ if TYPE_CHECKING:
 
 REFERENCE = re.compile(r"\$\{env:([^}]*)\}")
 PREFIX = "PENSTOCK_"
-SHORTEST = 4  # characters; of shorter values every text would be full
+SHORTEST = 4  # characters; shorter values would be replaced in unrelated text
 
-_resolved: dict[str, str] = {}  # by value: the reference; of this process
+_resolved: dict[str, str] = {}  # references by value, of this process
 
 
 def resolve(env: EnvConfig) -> EnvConfig:
-    """The same with the values of the variables that it refers to. Raises UserError for one that is
-    not set, or may not be referred to."""
+    """The section with the values of the variables that it refers to. Raises UserError for a
+    variable that is not set, or may not be referred to."""
     if next(references(env), None) is None:
         return env
     return env.model_copy(
@@ -82,8 +82,8 @@ def _replaced(value: Any) -> Any:
 def _value(name: str, reference: str) -> str:
     if not name.startswith(PREFIX):
         raise UserError(
-            f"the environment's arguments refer to {reference}, and only variables whose names "
-            f"begin with {PREFIX} can be referred to; export {PREFIX}{name} and refer to that"
+            f"the environment's arguments refer to {reference}, and names of variables must begin "
+            f"with {PREFIX}; export {PREFIX}{name} and refer to that"
         )
     value = os.environ.get(name)
     if value is None:

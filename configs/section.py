@@ -1,4 +1,4 @@
-"""What all sections of a config have in common."""
+"""The base class of all sections of a config."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from pydantic import BaseModel, ConfigDict
 
 
 class Contradiction(NamedTuple):
-    """A sentence, and the dotted names of the options that it is about."""
+    """An invalid combination of options: their dotted names, and a sentence with the remedy."""
 
     keys: tuple[str, ...]
     text: str
 
 
 class Section(BaseModel):
-    """Frozen, without unknown keys, written out under the names that a user writes."""
+    """Base of a section: immutable, refuses unknown keys, is serialised under the user's names."""
 
     model_config = ConfigDict(
         frozen=True, extra="forbid", use_attribute_docstrings=True, serialize_by_alias=True

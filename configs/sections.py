@@ -1,7 +1,8 @@
-"""Every option of a run: one class per section, frozen, with a docstring per field.
+"""Every option of a run: one class per section, immutable, with a docstring per field.
 
-The docstrings become `docs/configuration.md` (`penstock.configs.reference`). What the kinds of
-value accept is in `penstock.configs.value_types`. Imports neither torch nor numpy nor gymnasium.
+The docstrings become the descriptions of the fields and `docs/configuration.md`
+(`penstock.configs.reference`). `penstock.configs.value_types` defines the kinds of value. Imports
+neither torch nor numpy nor gymnasium.
 """
 
 from __future__ import annotations
@@ -34,111 +35,129 @@ from penstock.configs.value_types import (
 
 
 class EnvConfig(Section):
-    """The game."""
+    """The environment that the actors play."""
 
     id: Text
-    """A gymnasium id such as `CartPole-v1` or `ALE/Pong-v5`, `module:EnvId-v0`, or
-    `module:function` for a function that returns an environment."""
+    """A gymnasium id such as `CartPole-v1` or `ALE/Pong-v5`; `module:EnvId-v0`, which imports the
+    module first; or `module:function`, a function that returns an environment."""
     kwargs: Options = Field(default_factory=dict)
-    """Keyword arguments of the environment. `${env:PENSTOCK_KEY}` in a text stands for the value of
-    an environment variable, which is written nowhere; its name begins with PENSTOCK_."""
+    """Keyword arguments of the environment. `${env:PENSTOCK_KEY}` in a text is replaced, in the
+    process that makes the environment, by the value of that environment variable. The value is
+    never written to a file or sent. The variable's name must begin with PENSTOCK_."""
     wrappers: Wrappers = Field(default_factory=list)
-    """Wrappers around each single environment, innermost first. They turn off the environment's own
-    vectorised form, which is slower."""
+    """Wrappers around each single environment, innermost first. With wrappers, the environment's
+    own vectorised form is not used, which is slower."""
 
 
 class ActorsConfig(Section):
-    """The processes that play."""
+    """The processes that play the environments and record samples."""
 
     count: Count = 2
-    """Actor processes that `penstock train` starts on this host."""
+    """Actor processes that `penstock train` starts on this host. Raise it while the learner waits
+    for data and cores are free."""
     envs: Count = 64
-    """Environments that each actor steps together; one slot holds all of them."""
+    """Environments that each actor steps together; one slot holds all of them. More make inference
+    cheaper per step and batches larger, and need more memory."""
     unroll: Count = 32
-    """Consecutive steps in one slot (T). Weights are swapped between unrolls."""
+    """Length of an unroll in agent steps (T): consecutive steps of each environment in one slot.
+    Actors take new weights between unrolls only, so longer unrolls mean more policy lag, and
+    shorter ones more overhead per step."""
     nice: Niceness = 5
-    """Niceness of actor processes, so that the learner wins the core when there are too few."""
+    """Niceness of actor processes. At a higher value than `learner.nice`, the scheduler prefers the
+    learner where there are fewer cores than processes."""
     threads: Count = 1
-    """Threads of each actor's inference."""
+    """Threads of each actor's inference. More than 1 helps with large networks only."""
     inference: Literal["auto", "numpy", "torch"] = "auto"
-    """What computes the policy on an actor: `numpy` is faster for a small `mlp`, and the only one
-    that starts without torch; `auto` takes it where it can."""
+    """Library that computes the policy on an actor. `numpy` is faster for a small `mlp`, and with
+    it an actor does not import torch; `torch` computes every network. `auto` uses `numpy` where it
+    supports the network."""
     precision: Literal["auto", "fp32", "bf16"] = "auto"
-    """Precision of an actor's inference; `auto` takes bf16 where the processor gains by it."""
+    """Number format of an actor's inference; `auto` uses bf16 where the processor computes it
+    faster."""
     env_threads: Count = 1
-    """Threads that step each actor's environments: those of Atari's and EnvPool's vector forms, and
-    of single environments, of which each thread steps a fixed share. That pays where a step waits
-    outside Python, for a simulator or a network; other vector forms have no use for it."""
+    """Threads that step each actor's environments. They are used by the vectorised forms of Atari
+    and EnvPool, and by single environments, of which each thread steps a fixed share. More than 1
+    helps where a step waits outside Python, such as for a simulator or a network. Other vectorised
+    forms ignore it."""
 
 
 class NonFiniteConfig(Section):
-    """What happens where a loss or a gradient is not finite (NaN or infinite). The update is
-    skipped and counted: parameters, optimizer state and normalisers stay as they are."""
+    """What happens when a loss or a gradient is not finite (NaN or infinite). The update is skipped
+    and counted: parameters, optimizer state and normalisers stay unchanged."""
 
     max_in_row: Count = 10
-    """Skipped updates in a row at which the learner goes back to its last good state: that of a
-    checkpoint, or of the start."""
+    """Consecutive skipped updates after which the learner rolls back to its last good state: that
+    of the last checkpoint, or of the start."""
     lr_factor: Share = 0.5
-    """What the learning rate is multiplied by each time it goes back. It stays so, also after a
-    resume, until that sets another `learner.lr`."""
+    """Factor on the learning rate, applied at every rollback. It stays in effect after a resume,
+    unless the resume sets another `learner.lr`."""
     max_rollbacks: Natural = 3
-    """How often it may go back until the run ends, with `exit_reason` `diverged` and exit code 1.
-    With a parameter server (`learner.pace`) it ends at once."""
+    """Rollbacks after which the run ends, with `exit_reason` `diverged` and exit code 1. With a
+    parameter server (`learner.pace`) there are no rollbacks, and the run ends at once."""
 
 
 class ReplayConfig(Section):
-    """The memory that off-policy algorithms (`dqn`, `sac`, `custom` with `algo.data=transitions`)
-    learn from; the others have none."""
+    """The replay buffer of off-policy algorithms (`dqn`, `sac`, `custom` with
+    `algo.data=transitions`). Other algorithms do not use it."""
 
     capacity: Count = 1_000_000
-    """Agent steps kept; the oldest go first."""
+    """Agent steps that the buffer keeps; the oldest are evicted first. A larger buffer keeps older,
+    more varied samples and needs more memory."""
     min_size: Count = 10_000
-    """Agent steps that must be there before the first optimizer step."""
+    """Agent steps in the buffer before the first optimizer step. A larger value makes the first
+    batches more varied, and training starts later."""
     batch_size: Count = 256
     """Transitions in one optimizer step."""
     samples_per_insert: Positive | None = 8.0
-    """How often each agent step is sampled on average: whoever is ahead, actors or learner, waits.
-    null: nobody waits."""
+    """Average number of times that each agent step is sampled. The learner waits when it is above
+    the ratio, the actors wait when it is below. A larger value learns more from each environment
+    step and trains longer per step. null: neither waits."""
     prioritized: Switch = True
-    """Whether surprising transitions are drawn more often (prioritised replay), or all alike."""
+    """Whether transitions are drawn by their TD error (prioritised replay); false draws them
+    uniformly."""
     alpha: Fraction = 0.6
-    """Exponent of the priorities: 0 draws all alike, 1 in proportion."""
+    """Exponent of the priorities: 0 draws uniformly, 1 in proportion to the priority."""
     beta: Fraction = 0.4
-    """Exponent at the start of the importance weights that correct for it; 1 corrects in full."""
+    """Initial exponent of the importance weights that correct the bias of prioritised draws: 0 does
+    not correct, 1 corrects in full."""
     beta_steps: Count | None = None
-    """Optimizer steps over which `beta` rises linearly to 1; null: it stays."""
+    """Optimizer steps over which `beta` rises linearly to 1; null keeps it constant."""
     checkpoint: Switch = False
-    """Whether checkpoints hold the replay too, so that a resumed run goes on with what it had; else
-    it begins with an empty one. Takes the replay's size on disk, twice while one is written; at the
-    end of a run, `run.grace_s` must be long enough for that."""
+    """Whether checkpoints contain the replay buffer. Without it, a resumed run starts with an empty
+    buffer. It needs the buffer's size on disk, and twice that while a checkpoint is written;
+    `run.grace_s` must be long enough to write it at the end of the run."""
 
 
 class LearnerConfig(Section):
     """The processes that train."""
 
     count: Count = 1
-    """Learners that train one agent together, each on the samples of its share of the actors."""
+    """Data-parallel learners that train one set of weights, each on the samples of its share of the
+    actors."""
     pace: Literal["bsp", "local_sgd", "ssp", "asp", "tap", "backup"] = "bsp"
-    """How several learners keep step. `bsp` averages gradients in every step; `local_sgd` averages
-    parameters every `local_steps`. With a parameter server: `ssp` lets nobody be more than
-    `staleness` steps ahead, `asp` sends only what has changed by more than `significance`, `tap`
-    never waits, `backup` goes on without the last `spare` gradients of a step."""
+    """How several learners are synchronised. `bsp` averages gradients in every step; `local_sgd`
+    averages parameters every `local_steps`. The others use a parameter server: with `ssp` a learner
+    may be at most `staleness` steps ahead of the slowest, `asp` sends only parameters that changed
+    by more than `significance`, `tap` never waits, `backup` drops the last `spare` gradients of
+    each step."""
     local_steps: Count = 8
-    """Optimizer steps between two averages under `local_sgd`."""
+    """Optimizer steps between two averages under `local_sgd`. More send less and let the learners'
+    parameters drift further apart."""
     staleness: Natural = 3
-    """Steps that the fastest learner may be ahead of the slowest under `ssp` and `asp`."""
+    """Optimizer steps that the fastest learner may be ahead of the slowest, under `ssp` and `asp`.
+    0 synchronises every step."""
     significance: Positive = 0.01
-    """Relative change from which an update is sent under `asp`."""
+    """Relative change of a parameter above which `asp` sends it. A larger value sends less."""
     spare: Count = 1
     """Gradients of each step that `backup` does not wait for."""
     reduce: ReduceConfig = Field(default_factory=ReduceConfig)
     device: Device = "auto"
-    """`auto` takes a GPU if there is one."""
+    """Device of the learner; `auto` uses a GPU if one is available."""
     precision: Literal["auto", "fp32", "bf16"] = "auto"
-    """Precision of forward and backward pass; weights and optimizer stay fp32. `auto` takes bf16
-    for convolutions where the device gains by it."""
+    """Number format of the forward and backward pass; weights and optimizer state stay fp32. `auto`
+    uses bf16 for convolutions where the device computes them faster."""
     threads: Count = 1
-    """Threads of the learner's torch on a CPU."""
+    """Threads of torch in the learner, on a CPU."""
     optimizer: Literal["adam", "rmsprop", "sgd", "lars", "lamb"] = "adam"
     """The optimizer. `lars` and `lamb` are for large batches and need the extra `[large]`."""
     momentum: Fraction = 0.9
@@ -146,95 +165,105 @@ class LearnerConfig(Section):
     weight_decay: NotNegative = 0.0
     """Weight decay of `sgd`, `lars` and `lamb`."""
     lr: Positive = 3e-4
-    """Learning rate at the start, of one learner."""
+    """Initial learning rate of one learner; see `lr_scaling` for several."""
     lr_scaling: Literal["none", "sqrt", "linear"] = "none"
-    """What `lr` is multiplied by for several learners: nothing, the root of `count`, or `count`."""
+    """Factor on `lr` with several learners: `none` 1, `sqrt` the square root of `count`, `linear`
+    `count`."""
     lr_warmup_updates: Natural = 0
-    """Optimizer steps over which the learning rate rises linearly to its start, from the rate of
-    one learner where it is scaled, else from 0."""
+    """Optimizer steps over which the learning rate rises linearly to its initial value. It rises
+    from the rate of one learner if `lr_scaling` is set, otherwise from 0."""
     lr_end_fraction: Fraction = 1.0
-    """The learning rate falls linearly to this fraction of `lr`; 1 keeps it constant."""
+    """Final learning rate as a fraction of `lr`; the rate falls linearly over `lr_decay_steps`. 1
+    keeps it constant."""
     lr_decay_steps: Count | None = None
-    """Agent steps over which the learning rate falls; it stays at its end value from then on."""
+    """Agent steps over which the learning rate falls; afterwards it stays at its final value."""
     eps: Positive = 1e-5
-    """The optimizer's epsilon."""
+    """The optimizer's epsilon, added to the denominator of its step. A larger value makes steps
+    smaller where gradients are small."""
     grad_clip: Positive | None = 0.5
-    """Bound on the norm of the gradient of all parameters together; null: none."""
+    """Upper bound on the global norm of the gradient; larger gradients are scaled down. null: no
+    bound."""
     nonfinite: NonFiniteConfig = Field(default_factory=NonFiniteConfig)
     batch_slots: Count = 1
-    """Slots in one batch."""
+    """Slots in one batch. More make batches larger, and the learner waits longer for each."""
     updates_per_batch: Count = 1
-    """Optimizer steps per batch and epoch, each on its share of the batch's environments: every
-    sample is used once in each of `algo.epochs`. Of no use with replay."""
+    """Optimizer steps (minibatches) per batch and epoch, each on an equal share of the batch's
+    environments. Every sample is used once in each of `algo.epochs`. Not used with replay."""
     accumulate: Count = 1
-    """Batches whose gradients add up to one optimizer step."""
+    """Batches whose gradients are added up for one optimizer step. It makes the effective batch
+    larger without more memory."""
     micro_batch: Count = 256
-    """Observations in one forward and backward pass; gradients of a larger update are summed."""
+    """Observations in one forward and backward pass; the gradients of a larger update are summed.
+    Set it to what fits the processor's cache or the device's memory."""
     prefetch: Natural = 1
-    """Batches gathered ahead while one is trained; 0 gathers between the steps, so that the learner
-    waits for it."""
+    """Batches that are gathered ahead while one is trained. More hide the gathering and add policy
+    lag; 0 gathers between the steps, while the learner waits."""
     gather_threads: Count | None = None
-    """Threads that copy slots into a batch together; null: one, for a learner on a GPU a quarter of
-    the cores, at most 4."""
+    """Threads that copy slots into one batch together. null: 1 on a CPU; on a GPU a quarter of the
+    cores, at most 4."""
     publish_every: Count = 1
-    """Optimizer steps from one publication of weights to the next."""
+    """Optimizer steps between two publications of weights to the actors. A larger value costs less
+    time and adds policy lag."""
     nice: Niceness = 0
     """Niceness of the learner process."""
 
 
 class WeightsConfig(Section):
-    """How weights reach the actors."""
+    """How weights travel to the actors."""
 
     dtype: Literal["bf16", "fp32"] = "bf16"
-    """What weights are sent as between hosts; within a host, and with
-    `model.normalize_observations`, it is always fp32."""
+    """Number format of weights sent between hosts; `bf16` halves the bytes. Within a host, and with
+    `model.normalize_observations`, weights are always sent as fp32."""
 
 
 class CheckpointConfig(Section):
-    """When the run is saved."""
+    """When checkpoints are written."""
 
     every_s: Positive = 60.0
-    """Seconds between checkpoints."""
+    """Seconds between checkpoints. A crash of the learner loses the training since the last one."""
     every_steps: Count | None = None
-    """Optimizer steps between checkpoints, besides those by time; null: only by time."""
+    """Optimizer steps between checkpoints, in addition to `every_s`; null: by time only."""
     keep: Count = 3
-    """Checkpoints that are kept: `checkpoints/last`, and those before it as `checkpoints/step-N`. A
-    resume takes the newest that is whole. The best is kept besides, and a replay only with the
-    newest."""
+    """Number of checkpoints kept: `checkpoints/last`, and earlier ones as `checkpoints/step-N`. A
+    resume uses the newest that is complete. `checkpoints/best` is kept in addition. The replay
+    buffer is kept with the newest only."""
 
 
 class EvalConfig(Section):
-    """Evaluation while the run goes on, in a process of its own."""
+    """Evaluation during training, in a separate process."""
 
     every_s: Positive | None = None
-    """Seconds from the begin of one evaluation to the next, each of the newest checkpoint, which
-    are written as often; null: none. `checkpoints/best` is then the best by evaluation, not by the
-    return in training."""
+    """Seconds between the starts of two evaluations; null: no evaluation. Each plays the newest
+    checkpoint, and checkpoints are written at least as often. `checkpoints/best` is then the best
+    by evaluation instead of by the return in training."""
     episodes: Count = 20
-    """Episodes in each, played with the likeliest actions; returns are raw scores."""
+    """Episodes per evaluation, played with the most probable actions; returns are raw scores. More
+    make the mean more precise and take longer."""
     max_episode_steps: Count = 27_000
-    """Agent steps at which an episode that goes on is cut, and counts with its return so far; also
-    for `penstock eval`, `record` and `play`. It is an Atari game of half an hour."""
+    """Agent steps after which an episode is cut; it counts with its return so far. Also the default
+    of `penstock eval`, `record` and `play`. 27,000 steps are half an hour of Atari."""
 
 
 class StopConfig(Section):
-    """When the run is done: at whichever comes first; with none, it goes on until interrupted."""
+    """When the run ends: at the limit that is reached first. Without limits it runs until
+    interrupted."""
 
     return_: Number | None = Field(default=None, alias="return")
-    """Mean raw return of the last 100 episodes."""
+    """Mean raw return of the last 100 episodes in training."""
     env_steps: Count | None = None
-    """Agent steps trained."""
+    """Agent steps trained on."""
     learner_steps: Count | None = None
     """Optimizer steps."""
     minutes: Positive | None = None
-    """Minutes of training, from the first unroll that is played; starting up does not count. A
-    resumed run goes on counting."""
+    """Minutes of training, counted from the first unroll and across resumes; start-up does not
+    count."""
     hold_s: NotNegative = 0.0
-    """Seconds to go on after `stop.return` was first reached."""
+    """Seconds that the run continues after `stop.return` was first reached."""
 
 
 class Sections(Section):
-    """A whole run, each section valid by itself; `schema.Config` is valid as a whole."""
+    """The sections of a run's config, each validated alone; `schema.Config` validates them
+    together."""
 
     env: EnvConfig
     algo: AnyAlgoConfig = Field(default_factory=lambda: ALGORITHMS.parse({}))

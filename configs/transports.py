@@ -1,6 +1,6 @@
 """The section `transport`: how samples and weights travel between actors and a learner.
 
-What a config knows of a transport is its `TransportSpec`, registered in `TRANSPORTS`
+A transport is known to the config by a `TransportSpec`, registered in `TRANSPORTS`
 (`configs.registry`).
 """
 
@@ -18,29 +18,29 @@ from penstock.configs.section import Section
 from penstock.configs.value_types import Address, Count, Switch, Text, ValueDescription
 
 AUTO = "auto"
-"""Not a transport: one is chosen by where an actor is (`TransportSpec.auto`)."""
+"""Value of `kind` that stands for a choice by the host of the actor (`TransportSpec.auto`)."""
 
 
 @dataclass(frozen=True, eq=False)
 class TransportSpec:
-    """What can be known of a transport without importing it."""
+    """What the config knows of a transport without importing it."""
 
     name: str
     means: str
-    """What it is, for the docs: the end of the sentence "`name` is ..."."""
+    """Description for the docs: the end of the sentence "`name` is ..."."""
     entry_point: str | None = None
     """``module:Class`` of a `core.interfaces.Transport`, imported in an actor. None: the run is one
     process (`launch.lockstep`), whose actors and learner take turns."""
     connector: str | None = None
-    """``module:function``, a `core.interfaces.Connector`: the role that takes slots in for a
-    learner. None: actors write into the learner's memory, and only those of its host can join."""
+    """``module:function``, a `core.interfaces.Connector`: the role that receives slots for a
+    learner. None: actors write into the learner's memory, and only actors of its host can join."""
     relay: str | None = None
     """``module:function``, the main function of a role that fetches weights for all actors of a
     host. None: each actor fetches its own."""
     auto: Literal["this host", "other hosts"] | None = None
-    """Where the actors are for which `auto` takes it; one transport for each place."""
+    """Where actors must run for `auto` to choose this transport; one transport for each place."""
     options: type[ExtraOptions] = ExtraOptions
-    """They are written ``transport.NAME``."""
+    """The transport's own options, written ``transport.NAME``."""
 
     @property
     def one_process(self) -> bool:
@@ -65,35 +65,39 @@ class SharedTransportOptions(Section):
     kind: Annotated[
         str, Strict(), AfterValidator(_registered), ValueDescription("a transport's name")
     ] = AUTO
-    """`auto` takes shared memory on the learner's host and ZeroMQ elsewhere."""
+    """`auto` uses shared memory on the learner's host and ZeroMQ between hosts."""
     slots: Count = 2
-    """Slots lent to each actor at a time: one to fill while another waits."""
+    """Slots lent to each actor at a time. With 1 an actor waits until its slot was taken, so
+    samples are fresh; with 2 it fills one while the other waits. More need more memory and add
+    policy lag."""
     overflow: Literal["block", "drop_stale"] = "block"
-    """What the learner does when slots come faster than it trains: let the actors wait, or drop the
-    oldest waiting slots. Dropped steps are counted."""
+    """What the learner does when slots arrive faster than it trains: `block` makes the actors wait,
+    `drop_stale` drops the oldest waiting slots. Dropped steps are counted."""
     max_policy_lag: Count = 1000
-    """Slots played with weights more than this many optimizer steps behind are dropped and counted.
-    In practice only an actor that was suspended reaches this lag."""
+    """Policy lag, in optimizer steps, above which slots are dropped and counted. In practice only
+    an actor that was suspended reaches the default."""
     codec: Literal["auto", "snappy", "none"] = "auto"
-    """Compression on the wire; `auto` decides for each column by what it gains."""
+    """Compression of samples sent over the network; `auto` decides for each column by the bytes
+    saved."""
     frame_stack: Count | None = None
     """Number of frames stacked in each observation along its first axis (4 for Atari). Each frame
     is then written, sent and stored once, and the learner rebuilds the stacks. null: observations
-    are sent as they are."""
+    are sent whole."""
     bind: Address | None = None
-    """Address where the learner listens for actors on other hosts; null: only actors on this
+    """Address at which the learner listens for actors on other hosts; null: only actors on this
     host."""
     insecure: Switch = False
-    """Allow `bind` on an address that other hosts reach, without keys."""
+    """Whether `bind` may be an address that other hosts reach, without keys. Use it on trusted
+    networks only."""
     curve: Text | None = None
-    """Folder with the CURVE keys of this run; null: no encryption."""
+    """Folder with the CURVE keys of this run (`penstock keys new`); null: no encryption."""
 
 
 class TransportRegistry(OptionsRegistry[TransportSpec]):
     """The transports."""
 
     def register(self, spec: TransportSpec) -> None:
-        """Add a spec. Raises ValueError also for a place of `auto` that is taken."""
+        """Add a spec. Raises ValueError also if another spec has the same `auto`."""
         if spec.auto and any(spec.auto == other.auto for other in self._specs.values()):
             raise ValueError(f"transport {spec.name}: auto takes another one for {spec.auto}")
         super().register(spec)
@@ -104,11 +108,11 @@ class TransportRegistry(OptionsRegistry[TransportSpec]):
         return AUTO, *(name for name, spec in self.specs.items() if not spec.one_process)
 
     def here(self, kind: str) -> TransportSpec:
-        """What the run's own actors join by, which are on the learner's host."""
+        """The transport of the run's own actors, which are on the learner's host."""
         return self._auto("this host") if kind == AUTO else self.specs[kind]
 
     def elsewhere(self, kind: str) -> TransportSpec:
-        """What actors join by that know a learner's address alone."""
+        """The transport of actors that know only a learner's address."""
         spec = self.here(kind)
         return spec if spec.reaches_other_hosts else self._auto("other hosts")
 
@@ -117,7 +121,7 @@ class TransportRegistry(OptionsRegistry[TransportSpec]):
         return kind in self.specs and self.specs[kind].one_process
 
     def describe(self, choice: FieldInfo) -> FieldInfo:
-        """Lists what each transport is."""
+        """The field with a description that lists the transports."""
         listed = ", ".join(f"`{spec.name}` {spec.means}" for spec in self.specs.values())
         described = copy(choice)
         described.description = f"{listed.replace('` ', '` is ', 1)}; {choice.description}"
@@ -133,6 +137,6 @@ TRANSPORTS = TransportRegistry(
 
 
 class TransportConfig(SharedTransportOptions, OpenSection):
-    """How samples reach the learner."""
+    """How samples travel from the actors to the learner."""
 
     registry = TRANSPORTS

@@ -1,8 +1,8 @@
-"""The kinds of value that a config holds, each with the words that name it.
+"""The types of values in a config, each with a description.
 
-Whole numbers may be written as 1e6, numbers as 3e-4; a boolean is never a number. The words of a
-kind appear in error messages ("it must be ...") and in the generated reference, so that both say
-the same as the check.
+Whole numbers may be written as 1e6, numbers as 3e-4; a boolean is never a number. The description
+of a type appears in error messages ("it must be ...") and in the generated reference, so that both
+agree with the check.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from pydantic import AfterValidator, AllowInfNan, BeforeValidator, Field, JsonVa
 
 @dataclass(frozen=True)
 class ValueDescription:
-    """What the values of a kind are, in words that complete "it must be ..."."""
+    """Description of a type's values that completes the sentence "it must be ..."."""
 
     text: str
 
 
 def _whole(value: Any) -> Any:
-    """1e6 and its text become 1000000; what is not whole stays as it is and is refused."""
+    """Convert 1e6, as a number or as text, to 1000000; return other values unchanged."""
     if isinstance(value, str):
         value = _number(value)
     return int(value) if isinstance(value, float) and value.is_integer() else value
@@ -50,7 +50,7 @@ def _matching(pattern: str) -> AfterValidator:
 
 
 def _wrapper(value: Any) -> Any:
-    """One key at most, and it names a module and what to take from it."""
+    """Check that a map has one key, of the form `module:Class`."""
     names = [value] if isinstance(value, str) else list(value)
     if len(names) != 1 or not re.fullmatch(OBJECT_PATTERN, names[0]):
         raise ValueError(f"{names} must be one module:Class")
@@ -126,7 +126,8 @@ Classes = Annotated[
 
 
 def words(kind: Any) -> str:
-    """The words of an annotation: its `ValueDescription`, else what its type tells."""
+    """The description of an annotation: its `ValueDescription`, otherwise one made from its
+    type."""
     if get_origin(kind) is Annotated:
         inner, *metadata = get_args(kind)
         own = [m.text for m in metadata if isinstance(m, ValueDescription)]
@@ -139,6 +140,6 @@ def words(kind: Any) -> str:
 
 
 def either(choices: Sequence[str]) -> str:
-    """A list in words: `a, b or c`."""
+    """The choices as text: `a, b or c`."""
     *most, last = choices
     return f"{', '.join(most)} or {last}" if most else last

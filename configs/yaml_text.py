@@ -1,7 +1,7 @@
-"""YAML 1.2 as plain values with their lines, and plain values as YAML.
+"""Reads YAML 1.2 as plain values with line numbers, and writes plain values as YAML.
 
-Values are built from the node tree: `3e-4` is a number and `1e6` a whole one, `off`, `no` and dates
-stay text, the keys of a map are text. ruamel.yaml is imported when the first text is read.
+Values are built from the node tree: `3e-4` is a number and `1e6` a whole number; `off`, `no` and
+dates stay text; the keys of a map are text. ruamel.yaml is imported when the first text is read.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ if TYPE_CHECKING:
     from ruamel.yaml import YAML
 
 KeyPath = tuple[str, ...]
-_WHOLE = re.compile(r"[-+]?\d+[eE]\+?\d{1,2}")  # also where no schema asks for a whole number
-MOST_VALUES = 100_000  # aliases of aliases would make any number of a few lines
+_WHOLE = re.compile(r"[-+]?\d+[eE]\+?\d{1,2}")  # also where the schema has no whole number
+MOST_VALUES = 100_000  # aliases of aliases multiply
 _PLAIN_TAGS = frozenset(f"tag:yaml.org,2002:{kind}" for kind in ("int", "float", "bool", "null"))
 
 
 def parse(text: str, source: str, *, lined: bool = True) -> tuple[Any, dict[KeyPath, int]]:
     """The value of a YAML text, and the line (from 1) of each key by its path.
 
-    Raises UserError for what is not YAML; it begins with ``source`` and, if ``lined``, the line.
+    Raises UserError for invalid YAML; it begins with ``source`` and, if ``lined``, the line.
     """
     from ruamel.yaml.error import MarkedYAMLError, YAMLError
 
@@ -49,13 +49,13 @@ def write(values: Mapping[str, Any]) -> str:
     yaml = _yaml()
     yaml.default_flow_style = False
     yaml.width = 10_000
-    yaml.allow_unicode = False  # escapes what YAML would take for a line break
+    yaml.allow_unicode = False  # escapes characters that YAML reads as line breaks
     yaml.sort_base_mapping_type_on_output = False  # type: ignore[assignment]  # typed as None
     yaml.dump(dict(values), buffer)
     return buffer.getvalue()
 
 
-_HINT = "mend it, or put quotes around what is meant as text"
+_HINT = "correct it, or put text in quotes"
 
 
 def _yaml() -> YAML:
@@ -65,7 +65,7 @@ def _yaml() -> YAML:
 
 
 class _Reader:
-    """Turns nodes into values, noting lines on the way."""
+    """Converts nodes to values and records their lines."""
 
     def __init__(self, yaml: YAML, place: Callable[[int], str]) -> None:
         self._scalar = yaml.constructor.construct_object
@@ -76,7 +76,7 @@ class _Reader:
     def value(self, node: Any, path: KeyPath) -> Any:
         self._values += 1
         if self._values > MOST_VALUES:
-            raise ValueError(f"it has more than {MOST_VALUES} values; write fewer aliases (*name)")
+            raise ValueError(f"more than {MOST_VALUES} values; use fewer aliases (*name)")
         if node.id == "mapping":
             return self._map(node, path)
         if node.id == "sequence":
@@ -91,12 +91,14 @@ class _Reader:
         for key_node, value_node in node.value:
             line = key_node.start_mark.line + 1
             if key_node.id != "scalar":
-                raise UserError(f"{self.place(line)}: a key must be text; write `name: value`")
+                raise UserError(
+                    f"{self.place(line)}: a key must be plain text; write `name: value`"
+                )
             key = str(key_node.value)
             if key in values:
                 first = self.lines[(*path, key)]
                 raise UserError(
-                    f"{self.place(line)}: {'.'.join((*path, key))} stands in line {first} too; "
+                    f"{self.place(line)}: {'.'.join((*path, key))} is already set in line {first}; "
                     "keep one of them"
                 )
             self.lines[(*path, key)] = line

@@ -19,7 +19,7 @@ import numpy.typing as npt
 from penstock.algos.acting import make_policy
 from penstock.algos.samples import network_shape
 from penstock.configs.errors import UserError
-from penstock.configs.load import load_run
+from penstock.configs.load import CONFIG_FILE, load_run
 from penstock.configs.schema import Config
 from penstock.core.formatting import number
 from penstock.envs import BatchedEnv, find_bad_observation, make
@@ -80,6 +80,34 @@ def evaluate(
         "returns": returns,
         "lengths": lengths,
     }
+
+
+def seed_runs(folder: str) -> list[str]:
+    """The runs in a folder of `train --seeds`, by seed; none if the folder is a run itself."""
+    base = Path(folder)
+    if (base / CONFIG_FILE).is_file():
+        return []
+    found = [str(path.parent) for path in base.glob(f"seed-*/{CONFIG_FILE}")]
+    return sorted(found, key=lambda name: (len(name), name))
+
+
+def evaluate_seeds(
+    folder: str,
+    episodes: int,
+    which: str,
+    sample: bool,
+    seed: int,
+    max_steps: int | None,
+) -> dict[str, Any]:
+    """`evaluate` for each run in a folder of `train --seeds`. "return" and "length" summarise the
+    means of the runs."""
+    runs = [
+        evaluate(run_dir, episodes, which, sample, seed, max_steps) for run_dir in seed_runs(folder)
+    ]
+    means = {
+        name: summary(tuple(run[name]["mean"] for run in runs)) for name in ("return", "length")
+    }
+    return {"run_dir": folder, "runs": runs, **means}
 
 
 def checkpoint_folder(run_dir: str | Path, which: str) -> Path:
@@ -190,6 +218,27 @@ def describe(result: dict[str, Any]) -> str:
         most = result["max_episode_steps"]
         lines.append(were_cut(result["cut"], result["episodes"], most, "--max-episode-steps"))
     return "\n".join(lines)
+
+
+def describe_seeds(result: dict[str, Any]) -> str:
+    """A table with a line for each run, and a line with their mean."""
+    runs = result["runs"]
+    rows: list[tuple[str, ...]] = [("run", "checkpoint", "episodes", "return", "std", "length")]
+    for run in runs:
+        figures = (run["return"]["mean"], run["return"]["std"], run["length"]["mean"])
+        name = Path(run["run_dir"]).name
+        rows.append((name, run["checkpoint"], str(run["episodes"]), *map(number, figures)))
+    mean, std = result["return"]["mean"], result["return"]["std"]
+    figures = mean, std, result["length"]["mean"]
+    rows.append(("mean", "", str(sum(r["episodes"] for r in runs)), *map(number, figures)))
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = ["  ".join(f"{c:{w}}" for c, w in zip(row, widths, strict=True)) for row in rows]
+    lines = [line.rstrip() for line in lines]
+    if cut := sum(run["cut"] for run in runs):
+        played = sum(run["episodes"] for run in runs)
+        most = runs[0]["max_episode_steps"]
+        lines.append(were_cut(cut, played, most, "--max-episode-steps"))
+    return "\n".join([f"{result['run_dir']}: {len(runs)} runs", *lines])
 
 
 def were_cut(cut: int, episodes: int, max_steps: int, option: str) -> str:

@@ -1,8 +1,8 @@
-"""Penstock from Python: train and evaluate, in a script or in a notebook.
+"""The Python API: train and evaluate, in a script or in a notebook.
 
-`penstock.train` and `penstock.evaluate` are these. A run consists of programs of their own,
-started by exec: a script needs no ``if __name__ == "__main__"``, and nothing of the caller's memory
-goes along. So a game is named by ``module:function``, not handed over.
+`penstock.train` and `penstock.evaluate` are defined here. The processes of a run are separate
+programs, started by exec: a script needs no ``if __name__ == "__main__"``, and the caller's memory
+is not copied. An environment is therefore named by ``module:function`` instead of being passed.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ from penstock.monitor.view import ProgressLine, Silent
 
 @dataclass(frozen=True)
 class StepCounts:
-    """Where every agent step went: ``produced`` is the sum of the others, each counted on its own.
-    Of this process's life: after a resume it starts anew."""
+    """Accounting of agent steps: ``produced`` equals the sum of the other terms, each counted on
+    its own. It covers the time since the start or the last resume."""
 
     produced: int
     trained: int
@@ -41,7 +41,7 @@ class StepCounts:
     lost: Mapping[str, int]
     """By reason."""
     in_flight: int | None
-    """None where the learner has ended without its last report."""
+    """None if the learner ended without a final report."""
 
     @property
     def balanced(self) -> bool:
@@ -57,28 +57,28 @@ Accounting = StepCounts  # the public name, `penstock.Accounting`
 
 @dataclass(frozen=True)
 class Summary:
-    """How a run ended. Counters and seconds are of the whole run, across resumes."""
+    """Result of a run. Counters and seconds cover the whole run, across resumes."""
 
     run_dir: Path
     reason: str
-    """`return`, `env_steps`, `learner_steps` or `minutes`: the limit that it reached;
-    `callback`, or `interrupted`."""
+    """Reason of the end: `return`, `env_steps`, `learner_steps` or `minutes` for the limit that was
+    reached; `callback`, or `interrupted`."""
     env_steps: int
     """Agent steps produced."""
     learner_steps: int
     """Optimizer steps."""
     episodes: int
     seconds: float
-    """Of training: since the first unroll was begun."""
+    """Seconds of training, since the start of the first unroll."""
     return_mean: float | None
-    """Raw return, mean of the last 100 episodes in training; None where none has ended."""
+    """Mean raw return of the last 100 episodes in training; None if no episode has ended."""
     solved_at_s: float | None
     """Seconds of training when `stop.return` was first reached; None if never."""
     rate: float
     """Agent steps per second of training."""
     utilization: float | None
-    """Share of the learner's wall clock in forward, backward and optimizer, of this process's
-    life; None where that was shorter than two intervals (`run.interval_s`)."""
+    """Share of the learner's wall-clock time in forward, backward and optimizer, since the start or
+    the last resume; None if that was shorter than two intervals (`run.interval_s`)."""
     accounting: StepCounts
     metrics: Mapping[str, Any]
     """All of `summary.json`."""
@@ -90,16 +90,16 @@ class Summary:
 
 @dataclass(frozen=True)
 class Evaluation:
-    """Complete episodes, in the order of the environments that played them."""
+    """Returns and lengths of episodes, in the order of the environments that played them."""
 
     checkpoint: str
-    """Which weights played: `best`, or `last` where there is no best one yet."""
+    """The checkpoint that was played: `best`, or `last` if there is no best one yet."""
     returns: tuple[float, ...]
-    """Raw."""
+    """Raw returns."""
     lengths: tuple[int, ...]
     """In agent steps."""
     cut: int = 0
-    """How many of them would have gone on, and count with their return so far."""
+    """Number of episodes that were cut at the step limit; they count with their return so far."""
 
     @property
     def return_mean(self) -> float:
@@ -116,27 +116,29 @@ def train(
     progress: bool = True,
     callbacks: Sequence[object] = (),
 ) -> Summary:
-    """Train on this host, and return when the run has ended: `penstock train` as a function.
+    """Train on this host and return when the run has ended: `penstock train` as a function.
 
     target: a preset, a YAML file, a gymnasium id, `module:EnvId-v0` or `module:function`; or, to
         resume it, the folder of a run.
     overrides: options of the config by name, ``{"learner.lr": 3e-4}``; or nested, as in YAML.
     run_dir: folder of the run; None: `run.dir` of the config, else `runs/<target>-<time>`.
-    resume: go on from the folder's newest checkpoint: "no", "auto" (if there is one) or "must".
-    resume_from: begin from this checkpoint, a folder or file, or from the newest of this run.
-    progress: show one line that is written over.
+    resume: whether to resume from the folder's last complete checkpoint: "no", "auto" (if one
+        exists) or "must".
+    resume_from: start from this checkpoint, a folder or file, or from the last one of this run.
+    progress: show the progress in one line that is overwritten.
     callbacks: objects with methods of `penstock.Callbacks`, called in this thread.
 
-    Ctrl-C, or a notebook's stop button, ends the run cleanly, with a checkpoint, and returns its
-    summary, whose reason is `interrupted`; a second one kills at once and is raised. SIGTERM ends
-    it as cleanly, and is then passed on. In another thread than the main one signals are left to
-    the program: give such a run a limit (`stop.minutes`).
+    Ctrl-C, or a notebook's stop button, ends the run cleanly with a checkpoint, and its summary is
+    returned with the reason `interrupted`. A second one kills all processes and raises
+    KeyboardInterrupt. SIGTERM ends the run cleanly too, and is then delivered to the program. In a
+    thread other than the main one signals are not handled: give such a run a limit
+    (`stop.minutes`).
 
-    Raises UserError for what the caller can mend, and RuntimeError, with the traceback of the
-    process as its note, where a process of the run failed.
+    Raises UserError for mistakes that the caller can correct, and RuntimeError, with the traceback
+    of the process as its note, if a process of the run failed.
     """
     if resume not in get_args(Resume):
-        raise UserError(f'resume={resume!r} is unknown; give one of "no", "auto" and "must"')
+        raise UserError(f'resume={resume!r} is unknown; give "no", "auto" or "must"')
     _check_named(target)
     _check_callbacks(callbacks)
     options = dict(overrides or {})
@@ -168,11 +170,12 @@ def evaluate(
     seed: int = 0,
     max_episode_steps: int | None = None,
 ) -> Evaluation:
-    """Play whole episodes with the weights of a run: `penstock eval` as a function.
+    """Play episodes with the weights of a run: `penstock eval` as a function.
 
-    sample: draw actions as in training; else the likeliest are taken.
-    seed: the same seed plays the same games.
-    max_episode_steps: cut longer episodes; None: at the run's `eval.max_episode_steps`.
+    sample: sample actions as in training, instead of the most probable ones.
+    seed: seed of the environments; the same seed gives the same episodes.
+    max_episode_steps: cut episodes after so many agent steps; None: the run's
+        `eval.max_episode_steps`.
     Raises UserError.
     """
     from penstock.evaluation.evaluate import evaluate as play
@@ -187,12 +190,12 @@ def evaluate(
 
 
 def history(run_dir: str | Path) -> list[dict[str, Any]]:
-    """The metrics of each interval of a run, also while it goes on. Raises UserError."""
+    """The metrics of each interval of a finished or live run. Raises UserError."""
     try:
         text = (Path(run_dir) / METRICS).read_bytes()
     except OSError as error:
         raise UserError(
-            f"{run_dir} has no {METRICS} to read ({error.strerror}); name a run's folder"
+            f"{run_dir} has no readable {METRICS} ({error.strerror}); give the folder of a run"
         ) from error
     return objects(text)
 
@@ -201,30 +204,32 @@ def _check_named(target: object) -> None:
     if not isinstance(target, str | os.PathLike):
         name = getattr(target, "__name__", type(target).__name__)
         raise UserError(
-            f"train({name}): a game is named, not handed over: 'grid:make_env' in a file that "
-            "actors can import"
+            f"train({name}): the environment must be given by name, such as 'grid:make_env', in a "
+            "module that actors can import"
         )
 
 
 def _check_callbacks(callbacks: object) -> None:
     if not isinstance(callbacks, Sequence) or isinstance(callbacks, str):
-        raise UserError(f"callbacks={callbacks!r} is no list; give callbacks=[...], of objects")
+        raise UserError(
+            f"callbacks={callbacks!r} is not a list; give a list of objects, callbacks=[...]"
+        )
     for hook in callbacks:
         if isinstance(hook, type):
             raise UserError(
-                f"callbacks has the class {hook.__name__}, and objects are called; "
+                f"callbacks contains the class {hook.__name__} instead of an object; "
                 f"give {hook.__name__}()"
             )
 
 
 def _whole(name: str, value: int, least: int) -> int:
-    """The same as an int, also of numpy's."""
+    """The value as an int, also if it is one of numpy's."""
     try:
         found = operator.index(value)
     except TypeError:
         found = least - 1
     if found < least:
-        raise UserError(f"{name}={value!r} is no whole number of at least {least}; give one")
+        raise UserError(f"{name} is {value!r}; it must be a whole number of at least {least}")
     return found
 
 
@@ -234,8 +239,8 @@ def _override(name: str, value: Any) -> str:
         return f"{name}={json.dumps(value, default=_plain, allow_nan=False)}"
     except (AttributeError, TypeError, ValueError):
         raise UserError(
-            f"override {name}: {value!r} is nothing that a config can hold; give "
-            "a finite number, text, True, False, None, a list or a dict of these"
+            f"override {name}: {value!r} is not a value of a config; give a finite number, text, "
+            "True, False, None, or a list or dict of these"
         ) from None
 
 
@@ -246,7 +251,7 @@ def _plain(value: Any) -> Any:
 
 
 def _raise_failure(outcome: Outcome, run_dir: Path) -> None:
-    """Raise what kept the run from a proper end."""
+    """Raise the error that ended the run, if any."""
     failure = outcome.failure
     if failure is not None and failure.user:
         raise UserError(failure.message)
@@ -255,7 +260,9 @@ def _raise_failure(outcome: Outcome, run_dir: Path) -> None:
         error.add_note(failure.traceback)
         raise error
     if outcome.reason == "terminated":
-        os.kill(os.getpid(), outcome.exit_code - 128)  # the run has ended: now it is the program's
+        os.kill(
+            os.getpid(), outcome.exit_code - 128
+        )  # the run has ended: deliver the signal to the program
     if failure is not None:
         raise KeyboardInterrupt
 

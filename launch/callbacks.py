@@ -1,4 +1,4 @@
-"""Your own code beside a run: `run.callbacks=[my_module:MyCallbacks]`.
+"""Callbacks of a run, for code of your own: `run.callbacks=[my_module:MyCallbacks]`.
 
     from penstock.launch.callbacks import Callbacks, Evaluated, Run
 
@@ -6,10 +6,10 @@
         def on_evaluation(self, run: Run, evaluated: Evaluated) -> bool:
             return evaluated.return_mean >= 20  # True ends the run
 
-The class is made once, without arguments, in the process that supervises the run, and its methods
-are called there: while one works nobody is watched, so keep them short, and start a thread or a
-process for what is not. What they raise is told with their name, written to `logs/callbacks.log`,
-and ends nothing.
+One object of the class is made, without arguments, in the supervisor's process, and its methods are
+called there. While a method runs, the supervisor watches no process: keep methods short, and start
+a thread or a process for longer work. An exception of a method is shown with the method's name and
+written to `logs/callbacks.log`; the run continues.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ logger = note_logger(__name__)
 
 @dataclass(frozen=True)
 class Run:
-    """The run that calls."""
+    """The run that calls the callbacks."""
 
     folder: Path
     config: Config
@@ -59,12 +59,13 @@ class Evaluated:
     time_s: float
     """Seconds of training behind the weights."""
     best: bool
-    """Whether no evaluation before had a mean as high: it is `checkpoints/best` now."""
+    """Whether its mean is higher than that of all earlier evaluations; its weights are then
+    `checkpoints/best`."""
 
 
 @dataclass(frozen=True)
 class Saved:
-    """A checkpoint that was written, complete."""
+    """A complete checkpoint that was written."""
 
     folder: Path
     """`checkpoints/last` of the run; the next checkpoint replaces it."""
@@ -74,29 +75,29 @@ class Saved:
     return_mean: float | None
     """Mean raw return of the last 100 episodes in training; None before the first."""
     best: bool
-    """Whether it is `checkpoints/best`, too."""
+    """Whether it is also `checkpoints/best`."""
 
 
 class Callbacks:
-    """Base of a user's class; each method may be left out."""
+    """Base of a user's class; every method is optional."""
 
     def on_evaluation(self, run: Run, evaluated: Evaluated) -> bool | None:
-        """An evaluation has ended; True ends the run, with `exit_reason` callback."""
+        """Called after an evaluation; True ends the run with `exit_reason` callback."""
         return None
 
     def on_checkpoint(self, run: Run, saved: Saved) -> None:
-        """A checkpoint was written."""
+        """Called after a checkpoint was written."""
 
     def on_end(self, run: Run, summary: Mapping[str, Any]) -> None:
-        """The run has ended, and left ``summary`` (`summary.json`)."""
+        """Called after the run has ended with ``summary`` (`summary.json`)."""
 
 
 class Hooks(MetricSink):
     """Calls the callbacks of a run."""
 
     def __init__(self, paths: Sequence[str], run: Run, made: Sequence[object] = ()) -> None:
-        """``paths`` are ``module:Class``, ``made`` are objects of such. Raises UserError where one
-        cannot be made, or hears of nothing."""
+        """``paths`` are ``module:Class``, ``made`` are objects. Raises UserError if an object
+        cannot be made, or has none of the methods."""
         self._run = run
         self._summary: Json | None = None
         self._made: list[tuple[str, Any]] = [(path, _make(path)) for path in paths]
@@ -105,7 +106,7 @@ class Hooks(MetricSink):
             _check_hears(path, hook)
 
     def event(self, event: RunEvent) -> bool:
-        """Pass a result on; whether any callback asks to end the run."""
+        """Pass a result to the callbacks; returns whether any of them ends the run."""
         result = event.result
         if result is not None and event.kind == "checkpoint":
             self._call("on_checkpoint", Saved(**{**result, "folder": Path(result["folder"])}))
@@ -117,7 +118,7 @@ class Hooks(MetricSink):
         return False
 
     def close(self) -> None:
-        """The run has ended, and all that it writes is there."""
+        """Call `on_end`: the run has ended and its files are complete."""
         summary, self._summary = self._summary, None
         if summary is not None:
             self._call("on_end", summary)
@@ -136,14 +137,14 @@ class Hooks(MetricSink):
 
     def _failed(self, name: str, error: BaseException) -> None:
         text = " ".join(str(error).split())
-        logger.warning(f"{name} failed with {type(error).__name__}: {text}; the run goes on")
+        logger.warning(f"{name} failed with {type(error).__name__}: {text}; the run continues")
         path = self._run.folder / "logs" / LOG
         with suppress(OSError), open(path, "a", opener=open_private) as log:
             traceback.print_exception(error, file=log)
 
 
 def _check_hears(path: str, hook: object) -> None:
-    """Refuse what no event would ever reach, such as a method with a slip in its name."""
+    """Refuse an object without any callback method, such as one with a misspelt name."""
     if isinstance(hook, type):
         name = hook.__name__
         raise UserError(f"callback {name} is a class; give an object of it: {name}()")
@@ -153,8 +154,7 @@ def _check_hears(path: str, hook: object) -> None:
         if callable(method) and getattr(method, "__func__", None) is not getattr(Callbacks, name):
             return
     raise UserError(
-        f"callback {path} has none of the methods that are called: {', '.join(names)}; "
-        "give it one of them"
+        f"callback {path} has none of the methods {', '.join(names)}; define at least one of them"
     )
 
 

@@ -1,4 +1,4 @@
-"""The connector with the run's algorithm in it: rooms below this one do not know each other."""
+"""The connector's main function, which gives it the run's algorithm."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from penstock.transport.registry import TRANSPORTS, connector_of
 
 
 def run(ctx: RoleContext) -> None:
-    """The connector of the run's transport, checking and preparing each slot that comes in."""
+    """Run the connector of the run's transport; it checks and prepares each received slot."""
     config = ctx.config
     assert config is not None
 

@@ -1,14 +1,14 @@
-"""What a supervisor decides: which role to start again and when, when to give up, how to stop.
+"""The supervisor's decisions: which role to restart and when, when the run fails, how it stops.
 
 A pure state machine. Its inputs are events with their times, its outputs effects; it never waits,
-reads a clock or touches a process. `penstock.launch.supervisor` carries the effects out.
+reads a clock or accesses a process. `penstock.launch.supervisor` performs the effects.
 
 The life of the run:    running -> stopping by stages: actors, carriers, learners, server -> done
 
-Invariants: an essential role is never started again, unless it is a learner and others hold what it
-had learned. Nothing is started once stopping has begun. The first failure is the one that is
-reported. A stage ends when its processes have ended, and at its deadline they are killed, so that
-stopping always comes to an end.
+Invariants: an essential role is never restarted, unless it is a learner and other learners hold its
+state. Nothing is started once stopping has begun. The first failure is the one that is reported. A
+stage ends when its processes have ended; at its deadline they are killed, so stopping always
+terminates.
 
 A *presumed* death is not confirmed: the host of a role does not answer, and the role may still run.
 It is replaced under a new incarnation, by the rules for a death. What needs a confirmed death is
@@ -98,11 +98,11 @@ class Decisions:
 
     @property
     def why_stopped(self) -> tuple[str, Failure | None]:
-        """The reason of the stop, and the first failure if there was any."""
+        """The reason of the stop, and the first failure, if any."""
         return self._reason, self._failure
 
     def ready(self, name: str, now_s: float) -> list[Effect]:
-        """``name`` has said that it works."""
+        """``name`` has reported that it is ready."""
         worker = self._workers[name]
         if worker.life is not Life.STARTING:
             return []
@@ -113,16 +113,16 @@ class Decisions:
         return self._move(self._seats.enter(worker.spec.learner)) + self._notify_actors_alive()
 
     def join(self, name: str) -> list[Effect]:
-        """The learner ``name`` could enter a group."""
+        """The learner ``name`` is ready to enter a group."""
         return self._group.join(self._workers[name].spec.learner)
 
     def entered(self, name: str) -> list[Effect]:
-        """The learner ``name`` stands in a group, in its state."""
+        """The learner ``name`` has entered a group and received its state."""
         self._group.entered(self._workers[name].spec.learner)
         return []
 
     def group_failed(self, epoch: int) -> list[Effect]:
-        """The learners' group of ``epoch`` broke, or could not be made."""
+        """The learners' group of ``epoch`` has failed, or could not be formed."""
         return self._group.failed(epoch)
 
     def failed(self, failure: Failure, now_s: float) -> list[Effect]:
@@ -136,8 +136,8 @@ class Decisions:
         return self._fail(failure, now_s) if ends_run or of_user else []
 
     def not_started(self, name: str, incarnation: int, why: str, now_s: float) -> list[Effect]:
-        """The process of ``name`` could not be started. That is a crash of any role, essential ones
-        too: one that was never there has lost nothing."""
+        """The process of ``name`` could not be started. That counts as a crash, also of an
+        essential role, which has lost no state."""
         worker = self._workers[name]
         worker.enter(Life.GONE, now_s)
         effects: list[Effect] = []
@@ -165,12 +165,12 @@ class Decisions:
         return self._leave(name, end, failure, now_s, presumed=incarnation)
 
     def found_alive(self, name: str, incarnation: int) -> list[Effect]:
-        """One that was presumed dead runs, and its host answers again."""
-        why = f"is killed: it was presumed dead as incarnation {incarnation}, and runs"
+        """A role that was presumed dead runs, and its host answers again."""
+        why = f"is killed, because it was presumed dead as incarnation {incarnation} and still runs"
         return [Kill(name, signal.SIGKILL, why, incarnation)]
 
     def confirmed_dead(self, name: str, incarnation: int, end: End) -> list[Effect]:
-        """The end of one that was presumed dead is certain."""
+        """The death of a role that was presumed dead is confirmed."""
         _, streams = self._presumed.pop((name, incarnation))
         worker = self._workers[name]
         is_actor = worker.spec.stage is Stage.ACTORS
@@ -183,13 +183,13 @@ class Decisions:
         worker = self._workers[name]
         was_ready, since_s = worker.life is Life.WORKING, worker.since_s
         worker.enter(Life.GONE, now_s)
-        spared = self._spared(worker)  # asked while it is still one of the group
+        spared = self._spared(worker)  # evaluated while it still belongs to the group
         effects = self._notify_ended(worker, end, presumed, now_s)
         failure = worker.failure or failure
         if self._stage is not None:
             if worker.spec.essential and was_ready and end.exit_code != 0:
                 if spared and worker.failure is None:
-                    text = f"{name}: {failure.message}; another learner saves the run"
+                    text = f"{name}: {failure.message}; another learner writes the checkpoint"
                     effects.append(Note(text))
                 else:
                     self._record(failure)
@@ -206,13 +206,14 @@ class Decisions:
         return effects + self._after_crash(worker, failure, healthy, produced, now_s)
 
     def _has_rival(self, name: str, now_s: float) -> bool:
-        """Whether an earlier process of ``name`` may still hold what its successor needs, such as
-        an actor's stream. A host that is lost for good is not waited for longer than a hang."""
+        """Whether an earlier process of ``name`` may still hold resources of its successor, such as
+        an actor's stream. After the timeout for hangs it is assumed not to."""
         since_s = (p.since_s for (role, _), p in self._presumed.items() if role == name)
         return any(now_s - at_s < self._limits.hang_timeout_s for at_s in since_s)
 
     def stop(self, reason: str, now_s: float, failure: Failure | None = None) -> list[Effect]:
-        """The learner has reached a limit of the run, or ends it cleanly for a ``failure``."""
+        """The learner has reached a limit of the run, or ends it cleanly because of a
+        ``failure``."""
         if failure is not None and not self.stopping:
             self._failure = failure
         # SIGTERM to all processes of a run may reach the learner before the supervisor.
@@ -220,27 +221,28 @@ class Decisions:
         return self._begin_stop(reason, code, now_s)
 
     def interrupt(self, signum: int, now_s: float) -> list[Effect]:
-        """A signal to the supervisor: the first asks all to end, another kills them."""
+        """A signal to the supervisor: the first one stops the run, the second kills all
+        processes."""
         self._signals += 1
         self._asked = "interrupted" if signum == signal.SIGINT else "terminated", 128 + signum
         if not self.stopping:
             return self._begin_stop(*self._asked, now_s)
         if self._signals == 1:
-            return [Note("already stopping; once more kills")]
+            return [Note("the run is stopping; another signal kills it")]
         running = [w for w in self._workers.values() if w.runs]
         for worker in running:
             worker.failure = Failure(worker.spec.name, KILLED_AS_ASKED)
         return [Kill(w.spec.name, signal.SIGKILL) for w in running]
 
     def pass_on(self, name: str, message: dict[str, Any]) -> list[Effect]:
-        """What only the learner of ``name`` understands, such as a connector's counts."""
+        """Forward a message to the learner of ``name``, such as a connector's counts."""
         worker = self._workers[name]
         return [] if worker.orphaned else self._inform(message, worker.spec.learner)
 
     def tick(
         self, now_s: float, beats: Mapping[str, float], phases: Mapping[str, str]
     ) -> list[Effect]:
-        """Time has passed; ``beats`` are the last heartbeats, ``phases`` what each is doing."""
+        """Time has passed; ``beats`` are the last heartbeats, ``phases`` the current phases."""
         blinked = self._now_s is not None and now_s - self._now_s > BLINK_S
         self._now_s = now_s
         for name, worker in self._workers.items():
@@ -272,7 +274,7 @@ class Decisions:
         return effects
 
     def _check_alive(self, worker: SupervisedRole, phase: str, now_s: float) -> list[Effect]:
-        """Have a process that gave no sign of life write its stacks, then kill it."""
+        """Let a hung process write its stacks, then kill it."""
         if not worker.runs:
             return []
         name = worker.spec.name
@@ -295,13 +297,15 @@ class Decisions:
             last_straw = self.restart_policy.crashed(worker, failure, healthy, produced, now_s)
         if last_straw is not None:
             if worker.spec.expendable:
-                return [Note(f"{failure.name}: {failure.told}; the run goes on without it")]
+                return [Note(f"{failure.name}: {failure.told}; the run continues without it")]
             return self._fail(last_straw, now_s)
         delay_s = worker.next_delay_s()
         others = ""
         if worker.spec.essential:
-            others = f", and the others {'go on without' if self._group.begun else 'wait for'} it"
-        text = f"{failure.name}: {failure.told}; it starts again in {delay_s:g} s{others}"
+            others = (
+                f"; the other learners {'continue without' if self._group.begun else 'wait for'} it"
+            )
+        text = f"{failure.name}: {failure.told}; it is restarted in {delay_s:g} s{others}"
         data = {"delay_s": delay_s}
         note = Note(text, "restart", worker.name, data, worker.incarnation)
         return [note, *self._again(worker, delay_s, now_s)]
@@ -315,14 +319,14 @@ class Decisions:
         return []
 
     def _spared(self, worker: SupervisedRole) -> bool:
-        """Whether the run goes on without an essential role."""
+        """Whether the run continues without an essential role."""
         running = {rank for rank, w in self._learners.items() if w.runs}
         is_learner = worker.spec.stage is Stage.LEARNER
         return is_learner and self._group.holds_run(worker.spec.learner, running)
 
     def _move(self, actors: Sequence[str]) -> list[Effect]:
-        """Begin new streams for actors that were moved to other learners; an actor that is not
-        running begins its stream when it starts."""
+        """Start new streams of actors that were moved to other learners; an actor that does not run
+        starts its stream when it is started."""
         effects: list[Effect] = []
         for worker in map(self._workers.__getitem__, actors):
             if worker.runs:
@@ -337,8 +341,8 @@ class Decisions:
     def _notify_ended(
         self, worker: SupervisedRole, end: End, presumed: int | None, now_s: float
     ) -> list[Effect]:
-        """Tell the other learners of a learner's end, and an actor's learner of the actor's, unless
-        that is only ``presumed``."""
+        """Notify the other learners of a learner's end, and an actor's learner of the actor's end
+        unless that is only ``presumed``."""
         is_actor = worker.spec.stage is Stage.ACTORS
         streams = self._seats.part(worker.name) if is_actor else {}
         if presumed is not None:
@@ -401,7 +405,7 @@ class Decisions:
         return self._enter_stage(Stage.ACTORS, now_s) + self._advance(now_s)
 
     def _advance(self, now_s: float) -> list[Effect]:
-        """Enter the next stage while nothing runs in the present one."""
+        """Enter the next stage while no process runs in the current one."""
         effects: list[Effect] = []
         while self.outcome is None and not self._running(self._stage):
             if self._stage is Stage.SERVER:
@@ -418,12 +422,12 @@ class Decisions:
         grace_s = self._limits.grace_s
         last = stage >= Stage.LEARNER
         self._stage_ends_s = self._stop_s + grace_s if last else now_s + SHARES[stage] * grace_s
-        if stage is Stage.SERVER:  # the learners may have used up all the time
+        if stage is Stage.SERVER:  # the learners may have used all of the grace
             self._stage_ends_s = max(self._stage_ends_s, now_s + AGAIN_S)
         effects = self._name_saver() if stage is Stage.LEARNER else []
         for worker in self._running(stage):
             name = worker.spec.name
-            if worker.life is Life.STARTING:  # there is nothing yet that it could lose
+            if worker.life is Life.STARTING:  # it has no state yet that could be lost
                 effects.append(Kill(name, signal.SIGKILL))
                 continue
             if last:
@@ -432,7 +436,8 @@ class Decisions:
         return effects
 
     def _name_saver(self, *, saved: bool = False) -> list[Effect]:
-        """Which learner saves the run: the others wait for it, and where it dies, the next does."""
+        """Name the learner that writes the final checkpoint; the others wait for it. If it dies,
+        the next one writes it."""
         ranks = [rank for rank, w in self._learners.items() if w.life is Life.WORKING]
         self._saver = self._saver if saved else min(ranks, default=0)
         message = {"kind": "saver", "rank": self._saver, "saved": saved}

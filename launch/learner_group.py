@@ -1,11 +1,13 @@
-"""Which learners train together, and which learner each actor plays for: pure, as `decisions` is.
+"""The group of learners that train together, and the learner of each actor. Pure functions of
+events, as `decisions`.
 
-A learner *joins* when it could enter a group. Until somebody has *entered* one, that is, has taken
-its state, groups are of all: the run's checkpoint may be with one of them alone. From then on every
-change makes a new one, of a higher epoch, of those that have joined and live; and only who has
-entered knows what has been learned, so that others keep no run going.
+A learner *joins* when it is ready to enter a group. Until a learner has *entered* a group, which
+means that it has received the group's state, a group contains all learners: the run's checkpoint
+may be with one of them alone. Afterwards every change forms a new group, of a higher epoch, from
+the living learners that have joined. Only learners that have entered a group hold the trained
+state, so a run does not continue with other learners alone.
 
-An actor plays for its *home* learner while that one is there, else for the one with the fewest
+An actor plays for its *home* learner while that runs, otherwise for the learner with the fewest
 actors.
 """
 
@@ -18,7 +20,7 @@ from penstock.core.role_spec import RoleSpec
 from penstock.launch.supervisor_messages import Effect, Send
 
 Streams = dict[int, tuple[int, int]]
-"""Of one process of an actor, by incarnation: the learner and its life."""
+"""The streams of one process of an actor: learner and life of the learner, by incarnation."""
 
 
 class GroupMembership:
@@ -29,16 +31,16 @@ class GroupMembership:
         self.members: set[int] = set()
         self._knowing: set[int] = set()
         self.begun = False
-        """Whether anybody has entered a group."""
+        """Whether any learner has entered a group."""
         self.epoch = 0
 
     def join(self, rank: int) -> list[Effect]:
-        """A learner could enter a group."""
+        """A learner is ready to enter a group."""
         self.members.add(rank)
         return self._tell()
 
     def entered(self, rank: int) -> None:
-        """A learner stands in a group, in its state."""
+        """A learner has entered a group and received its state."""
         self._knowing.add(rank)
         self.begun = True
 
@@ -51,15 +53,15 @@ class GroupMembership:
         return self._tell()
 
     def failed(self, epoch: int) -> list[Effect]:
-        """The group of ``epoch`` did not come about, or broke though all of it live."""
+        """The group of ``epoch`` was not formed, or failed although all members live."""
         return self._tell() if epoch == self.epoch else []
 
     def holds_run(self, rank: int, running: set[int]) -> bool:
-        """Whether the others that run hold what has been learned."""
+        """Whether other running learners hold the trained state."""
         return bool((running & self._knowing if self.begun else running) - {rank})
 
     def _tell(self) -> list[Effect]:
-        """A new group to its members, if there may be one now."""
+        """Announce a new group to its members, if one can be formed."""
         if not self.begun and len(self.members) < len(self._names):
             return []
         self.epoch += 1
@@ -71,7 +73,7 @@ class GroupMembership:
 class Seats:
     """The learner of each actor.
 
-    An actor's samples for one life of one learner are a stream, which its incarnation tells apart.
+    An actor's samples for one life of one learner are a stream, identified by its incarnation.
     """
 
     def __init__(self, actors: Sequence[RoleSpec], learners: Sequence[RoleSpec]) -> None:
@@ -83,7 +85,7 @@ class Seats:
         self._streams: dict[str, Streams] = {}
 
     def leave(self, rank: int) -> list[str]:
-        """A learner has ended; the actors that now play for another one."""
+        """A learner has ended; returns the actors that are moved to another one."""
         self._lives[rank] += 1
         self._present.discard(rank)
         if not self._present:
@@ -95,7 +97,7 @@ class Seats:
         return moved
 
     def enter(self, rank: int) -> list[str]:
-        """A learner is ready; the actors that are to play for it from now on."""
+        """A learner is ready; returns the actors that are moved to it."""
         if rank in self._present:
             return []
         seats, homes = self._seats.items(), self._homes
@@ -105,7 +107,8 @@ class Seats:
         return moved
 
     def begin(self, name: str, incarnation: int) -> Send | None:
-        """An actor begins a stream; what to tell it, unless it is of its home learner's first."""
+        """An actor starts a stream; returns the message to it, unless the stream is to the first
+        life of its home learner."""
         rank = self._seats[name]
         self._streams.setdefault(name, {})[incarnation] = rank, self._lives[rank]
         if rank == self._homes[name] and not self._lives[rank]:
@@ -114,10 +117,10 @@ class Seats:
         return Send(name, {"kind": "learner", **place})
 
     def part(self, name: str) -> Streams:
-        """An actor has ended, or is presumed dead: its streams, by incarnation."""
+        """An actor has ended, or is presumed dead; returns its streams, by incarnation."""
         return self._streams.pop(name)
 
     def learner_of(self, streams: Streams, incarnation: int) -> int | None:
-        """The learner to tell of the end of a stream; None where that learner has ended itself."""
+        """The learner of a stream that has ended; None if that learner has ended too."""
         rank, lives = streams.get(incarnation, (-1, 0))
         return rank if lives == self._lives[rank] else None

@@ -1,4 +1,4 @@
-"""Where the time of every process of a run goes, as its engine tells."""
+"""Time shares of every process of a run, read through its engine."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ MAIN = "main"
 
 @dataclass(frozen=True)
 class _Totals:
-    """Of one process' life so far."""
+    """Totals of one process since its start."""
 
     pid: int
     seconds: Shares  # of each part of its main thread
@@ -25,15 +25,17 @@ class _Totals:
 
 
 class Ledgers:
-    """What each process did from one call to the next."""
+    """Time shares of each process between two calls."""
 
     def __init__(self) -> None:
         self._before: dict[str, _Totals] = {}
 
     def interval(self, handles: Mapping[str, Handle]) -> dict[str, Any]:
-        """Metrics by name of process. ``ledgers``: shares of the parts of its main thread; one that
-        was started meanwhile counts from its start. ``cpu``: processor time of all of its threads
-        per second of the clock, of those that were there before."""
+        """Metrics by name of process.
+
+        ``ledgers``: time shares of the parts of its main thread, since the last call or its start.
+        ``cpu``: processor time of all its threads per second, for processes of the last call.
+        """
         ledgers, cpu = {}, {}
         before, self._before = self._before, {}
         for name, handle in handles.items():
@@ -50,7 +52,7 @@ class Ledgers:
 
 
 def _totals(handle: Handle) -> _Totals | None:
-    """None of one that has no ledger yet, or has just ended, and where no file can be opened."""
+    """Totals of a process; None if it has no ledger yet, has ended, or cannot be read."""
     usage = handle.usage()
     seconds = next((thread.seconds for thread in usage.threads if thread.name == MAIN), None)
     if seconds is None or usage.cpu_s is None:

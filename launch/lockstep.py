@@ -1,10 +1,10 @@
-"""The lockstep mode: actors and learner take turns in one process, and the same run comes out.
+"""The lockstep mode: actors and learner take turns in one process, deterministically.
 
 In each turn every actor plays one unroll with the newest weights, then the learner trains on them.
-Nothing depends on timing, so the same config gives the same run, bit for bit. Environments cannot
-be saved in general: at every checkpoint, which here is by steps only, they begin anew, seeded by
-the step count, and so they do on a resume. A replay begins anew with them: empty, or from what the
-checkpoint holds of it (`replay.checkpoint`). 100 steps, resume and 100 more equal 200 where
+Nothing depends on timing, so the same config gives the same run, bit for bit. In general,
+environments cannot be saved: at every checkpoint, which lockstep writes by steps only, and at a
+resume they are made anew, seeded by the step count. A replay is then made anew too: empty, or from
+the checkpoint (`replay.checkpoint`). 100 steps, a resume and 100 more steps equal 200 steps if
 `checkpoint.every_steps` divides 100.
 """
 
@@ -44,7 +44,7 @@ logger = note_logger(__name__)
 
 
 def run(ctx: RoleContext) -> None:
-    """The main function of the one role that there is."""
+    """Main function of the only role of a lockstep run."""
     config = ctx.config
     assert config is not None
     info = probe(config.env, config.actors.env_threads)
@@ -72,12 +72,12 @@ def run(ctx: RoleContext) -> None:
 
 
 class FreshUnrolls:
-    """Unrolls that are trained on at once: the queue and as many staging batches as are out at a
-    time, without a thread."""
+    """Data source of unrolls that are trained on at once: a queue and staging batches, without a
+    thread."""
 
     def __init__(self, config: Config, consumer: Consumer, accounting: Accounting) -> None:
         actors, self._batch_slots = config.actors.count, config.learner.batch_slots
-        # Enough that nobody waits: a turn's unrolls and what is left of the last batch.
+        # Enough for one turn's unrolls and the rest of the last batch.
         slots = actors * (1 + -(-self._batch_slots // actors))
         self.store = SlotStore(consumer.spec, slots, lanes=actors, shared=False)
         self._queue = SlotQueue(self.store, accounting, max_policy_lag=1 << 62)
@@ -109,16 +109,16 @@ class FreshUnrolls:
         return ""
 
     def save(self, folder: Path, beat: Callable[[], None] | None = None) -> None:
-        """What is not trained on yet is in flight, and lost."""
+        """Nothing to save: unrolls that are not trained on yet are lost."""
 
     def close(self) -> None:
-        """Its memory is the store's."""
+        """Nothing to close: the memory belongs to the store."""
 
     def open(self, host: ShmHost) -> None:
-        """Nothing comes from another process."""
+        """Nothing to open: no other process sends data."""
 
     def stop(self) -> None:
-        """Nothing comes by itself."""
+        """Nothing to stop: there is no thread."""
 
     def in_flight_steps(self) -> int:
         return self._queue.in_flight_steps() + self._staged_steps
@@ -131,8 +131,8 @@ class FreshUnrolls:
 
 
 class LockstepSource:
-    """Batches of unrolls that are played when they are asked for, one of each actor at a time; or
-    of a data set, for which nothing is played."""
+    """Data source that plays one unroll of each actor when a batch is requested; or that reads a
+    data set."""
 
     def __init__(
         self, config: Config, trainer: AnyTrainer, ctx: RoleContext, checkpoints: CheckpointManager
@@ -151,23 +151,23 @@ class LockstepSource:
         self._data = algorithm(config.algo).data(config.algo)
         self._out: list[Any] = []  # batches of `inner` that were not released
         self.drained = True
-        """Whether all that was played and can be trained on now was given out."""
+        """Whether `next` has returned all batches that can be trained on now."""
 
     @property
     def inner(self) -> ActorSource[Any] | DatasetSource:
-        """Where what is played goes through; there from `begin_anew` on."""
+        """The source of the played data; available after `begin_anew`."""
         assert self._inner is not None
         return self._inner
 
     @property
     def may_pause(self) -> bool:
-        """Whether the run may be saved or end here. What unrolls were played is soon trained on,
-        and a resumed run would not have those that wait; what a replay allows the learner in one
-        turn can take minutes, and is in the replay."""
+        """Whether the run may be saved or end now. Waiting unrolls would be missing in a resumed
+        run, so they are trained on first. With a replay they are stored, and a turn can take
+        minutes."""
         return self.drained or not isinstance(self._data, Unrolls)
 
     def next(self, timeout_s: float) -> Any:
-        """None once for every time that all actors have played."""
+        """The next batch; None once after each turn of the actors."""
         if self.drained:
             for player in self.players:
                 self._ctx.status.beat()
@@ -179,7 +179,7 @@ class LockstepSource:
         return batch
 
     def release(self, batch: Any, result: StepResult) -> None:
-        """One of a replay that was replaced meanwhile changes nothing."""
+        """Release a batch; a batch of a replay that was replaced is ignored."""
         if any(other is batch for other in self._out):
             self._out = [other for other in self._out if other is not batch]
             self.inner.release(batch, result)
@@ -205,8 +205,8 @@ class LockstepSource:
         ]
 
     def _renew(self) -> None:
-        """A replay, as a resumed run would have it, or at the start a queue; what waits in a queue
-        stays."""
+        """Make the replay that a resumed run would have, or at the start a queue; the contents of a
+        queue are kept."""
         config, trainer, actors = self._config, self._trainer, self._config.actors.count
         fresh = isinstance(self._data, Unrolls)
         if self._inner is not None:
@@ -236,7 +236,7 @@ class LockstepSource:
         self.inner.save(folder, beat)
 
     def restore(self, folder: Path) -> str:
-        """`begin_anew` restores."""
+        """Nothing to do: `begin_anew` restores."""
         return ""
 
     def close(self) -> None:
@@ -279,7 +279,7 @@ class Lockstep(TrainingLoop[Any]):
         return ends or bool(self.diverged) or self._ctx.stopping()
 
     def next_batch(self) -> Any:
-        """None also where something else is due first."""
+        """The next batch; None also if a save or a rollback is due first."""
         self._ledger.switch(Part.WAIT)
         self._ctx.status.beat()
         return None if self._nonfinite.due or self._save_due else self._source.next(0.0)
@@ -296,7 +296,7 @@ class Lockstep(TrainingLoop[Any]):
         return ControlMessage(counts, growth, stop=stop, nan=nan, checkpoint=save)
 
     def keep(self, *, save: bool) -> None:
-        """Whenever a checkpoint is due, environments begin anew, as on a resume."""
+        """Write a checkpoint if it is due, and make environments anew, as a resume does."""
         if self._save_due:
             self.save()
             self._begin_anew()
@@ -313,11 +313,11 @@ class Lockstep(TrainingLoop[Any]):
         self._source.save(self._checkpoints.shard(), self._ctx.status.beat)
 
     def in_flight_steps(self) -> int:
-        """Agent steps that were played and not trained on."""
+        """Agent steps that were played and not yet trained on."""
         return self._lockstep.inner.in_flight_steps()
 
     def report(self) -> None:
-        """What metrics.jsonl wants to know."""
+        """Report the metrics of the interval."""
         source = self._lockstep.inner
         counts = {"actors_alive": len(self._lockstep.players), "queue_fill": source.fill_fraction()}
         interval = self._progress.interval(self._ledger)

@@ -1,7 +1,7 @@
-"""Learners on several machines: which one this is, where they meet, and whether that can work.
+"""Learners on several machines: their ranks, their rendezvous store, and checks of both.
 
-By hand each is told its rank (--rank, --world, --store). torchrun says it in the environment; it
-starts all of them again where one has ended, and keeps the store itself.
+Learners that are started by hand get --rank, --world and --store. torchrun sets environment
+variables instead; it restarts all learners when one has ended, and serves the store itself.
 """
 
 from __future__ import annotations
@@ -40,52 +40,53 @@ class LearnerPlace:
 def find_place(
     rank: int | None, world: int | None, store: str | None, environ: Mapping[str, str]
 ) -> LearnerPlace | None:
-    """What the options or torchrun say; None where all learners are of this command.
+    """The place of this learner by its options or torchrun; None if this command starts all
+    learners.
 
-    Raises UserError for what is missing, and for a rank or a port that cannot be.
+    Raises UserError for missing options, and for an impossible rank or port.
     """
     options = {"--rank": rank, "--world": world, "--store": store}
     given = [name for name, value in options.items() if value is not None]
     if TORCHRUN in environ:
         if given:
-            raise UserError(f"torchrun says which rank this is; leave out {', '.join(given)}")
+            raise UserError(f"torchrun sets the rank; leave out {', '.join(given)}")
         return _from_torchrun(environ)
     if not given:
         return None
     if rank is None or world is None or store is None:
         missing = ", ".join(name for name, value in options.items() if value is None)
         raise UserError(
-            f"one of several learners needs --rank, --world and --store, and {missing} is missing; "
-            f"give all three, such as {EXAMPLE}"
+            "a learner on one of several machines needs --rank, --world and --store, and "
+            f"{missing} is missing; give all three, such as {EXAMPLE}"
         )
     if world < 1:
-        raise UserError(f"--world {world} is no number of learners; use 1 or more")
+        raise UserError(f"--world is {world}; it must be a whole number of at least 1")
     if not 0 <= rank < world:
         wrong = "negative" if rank < 0 else f"not below --world {world}"
         raise UserError(
-            f"--rank {rank} is {wrong}: ranks count from 0; use --rank 0 to {world - 1}"
+            f"--rank {rank} is {wrong}: ranks count from 0; give --rank 0 to {world - 1}"
         )
     return LearnerPlace(rank, world, _parse(store))
 
 
 def check_place(place: LearnerPlace, config: Config, environ: Mapping[str, str]) -> None:
-    """Raise UserError for what cannot work over several machines."""
+    """Raise UserError for options that do not work over several machines."""
     if config.learner.pace in SERVED:
         raise UserError(
-            f"learner.pace {config.learner.pace} has a parameter server, which serves the learners "
-            "of one machine; set learner.pace=bsp or local_sgd"
+            f"learner.pace {config.learner.pace} uses a parameter server, which serves learners on "
+            "one machine only; set learner.pace=bsp or local_sgd"
         )
     if place.torchrun and config.run.dir is None:
         raise UserError(
-            "torchrun starts a learner again by the same command, which must find its checkpoint; "
+            "torchrun restarts a learner with the same command, which must find its checkpoint; "
             "set run.dir"
         )
     interface = config.learner.reduce.interface
     known = [name for _, name in socket.if_nameindex()]
     _check_interfaces(interface, known, environ)
     _check_named(place)
-    told = interface is not None or any(name in environ for name in INTERFACE_VARIABLES)
-    if place.world > 1 and not told:
+    chosen = interface is not None or any(name in environ for name in INTERFACE_VARIABLES)
+    if place.world > 1 and not chosen:
         _check_reachable(place.store.host, known)
 
 
@@ -98,9 +99,9 @@ def check_store(place: LearnerPlace, *, trusted: bool) -> None:
         return
     if not is_loopback(address):
         raise UserError(
-            f"{host}:{place.store.port}, where the learners meet, can be reached from other hosts, "
-            "and learners among themselves have no keys; say --trusted-network where only machines "
-            "that you trust share the network, or use 127.0.0.1 on one machine"
+            f"--store {host}:{place.store.port} can be reached from other hosts, and connections "
+            "between learners are not authenticated; give --trusted-network if all machines on the "
+            "network are trusted, or use 127.0.0.1 on one machine"
         )
 
 
@@ -114,8 +115,8 @@ def where_to_write(place: LearnerPlace, path: Path, resume: Resume) -> tuple[Pat
 
 
 def _check_interfaces(interface: str | None, known: list[str], environ: Mapping[str, str]) -> None:
-    """Raise UserError for one that this machine does not have; gloo takes several by the variable,
-    where NCCL takes patterns."""
+    """Raise UserError for an interface that this machine does not have. The variable of gloo may
+    name several; that of NCCL has patterns, which are not checked."""
     gloo = INTERFACE_VARIABLES[0]
     option, given = "learner.reduce.interface", [] if interface is None else [interface]
     if interface is None and environ.get(gloo):
@@ -134,8 +135,8 @@ def _check_named(place: LearnerPlace) -> None:
     address = _resolve(store.host)
     if address is not None and is_loopback(address):
         raise UserError(
-            f"--store {store.host}:{store.port} is {address} on this machine, where no other one "
-            f"reaches it; give an address of this machine, such as 10.0.0.1:{store.port}"
+            f"--store {store.host}:{store.port} resolves to {address} on this machine, which other "
+            f"machines cannot reach; give an address of this machine, such as 10.0.0.1:{store.port}"
         )
 
 
@@ -152,8 +153,7 @@ def _check_reachable(store: str, known: list[str]) -> None:
     address = _resolve(store)
     if address is None:
         raise UserError(
-            f"{store}, where the learners meet, cannot be resolved; use its address, such as "
-            "10.0.0.1"
+            f"the host {store} of --store cannot be resolved; give its address, such as 10.0.0.1"
         )
     name = socket.gethostname()
     own = _resolve(name)
@@ -161,12 +161,14 @@ def _check_reachable(store: str, known: list[str]) -> None:
         return
     what = "cannot be resolved" if own is None else f"resolves to {own}"
     raise UserError(
-        f"this machine's name {name} {what}, where learners of other machines cannot reach it; "
-        f"set learner.reduce.interface to the network they share, one of {', '.join(known)}"
+        f"this machine's name {name} {what}, so learners on other machines cannot reach it; set "
+        "learner.reduce.interface to the interface of the shared network, one of "
+        f"{', '.join(known)}"
     )
 
 
 def is_loopback(address: str) -> bool:
+    """Whether only this host reaches an address."""
     return ipaddress.ip_address(address).is_loopback
 
 
@@ -183,8 +185,8 @@ def _from_torchrun(environ: Mapping[str, str]) -> LearnerPlace:
             raise ValueError(f"TORCHELASTIC_RESTART_COUNT={attempt}")
     except (KeyError, ValueError) as error:
         raise UserError(
-            f"{TORCHRUN} says that torchrun started this learner, but {error} is not what torchrun "
-            f"sets in the environment; unset {TORCHRUN}, or start it with torchrun"
+            f"{TORCHRUN} is set as by torchrun, but {error} is not valid in the environment of "
+            f"torchrun; unset {TORCHRUN}, or start the learner with torchrun"
         ) from error
     served = environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
     return LearnerPlace(rank, world, Store(host, port, served, attempt), torchrun=True)
@@ -194,7 +196,7 @@ def _parse(text: str) -> Store:
     match = re.fullmatch(r"\[?([^\s/\]]+)\]?:(\d{1,5})", text)
     if match is None or not 0 < int(match[2]) < 1 << 16:
         raise UserError(
-            f"--store {text} is no host and port; give where rank 0 can be reached, such as "
+            f"--store {text} is not a host and port; give the address of rank 0, such as "
             "10.0.0.1:29500"
         )
     return Store(match[1], int(match[2]))

@@ -1,4 +1,4 @@
-"""Watches a run from within its supervisor: lets it warm up, takes the window, ends the run.
+"""Watches a run in its supervisor: waits for the warm-up, measures the window, ends the run.
 
 Everything happens in the ticks of the supervisor, in its thread, and asks nothing of the processes:
 what they do is in what they share with their engine.
@@ -37,7 +37,7 @@ logger = note_logger(__name__)
 
 
 class WatchState(Enum):
-    """Where the watch is."""
+    """State of the watch."""
 
     WARMING = "warming"
     WINDOW = "window"
@@ -107,19 +107,20 @@ class Watch(MetricSink):
             self._end(supervisor)
 
     def _warm(self, now_s: float) -> bool:
-        """Whether the window may begin: where nothing is ever trained, it is to show why."""
+        """Whether the window may start, which it also does if the learner never trains."""
         if self._training_s is not None:
             return now_s >= self._training_s + WARM_UP_S
         if self._waiting_s is None or now_s < self._waiting_s + WORD_S:
             return False
         if now_s < self._waiting_s + PATIENCE_S:
             logger.info(
-                f"nothing has been trained yet: the window begins {WARM_UP_S:g} s after the first "
-                f"step, or without one {PATIENCE_S:g} s after the learner began to wait"
+                f"no optimizer step yet: the profiled window starts {WARM_UP_S:g} s after the "
+                f"first step, or at the latest {PATIENCE_S:g} s after the learner began to wait"
             )
             return False
         logger.info(
-            f"nothing was trained in {PATIENCE_S:g} s: the window begins without, to show why"
+            f"no optimizer step in {PATIENCE_S:g} s: the profiled window starts now, to show the "
+            "cause"
         )
         return True
 
@@ -163,7 +164,7 @@ class Watch(MetricSink):
         self._trace(supervisor, time.monotonic())
 
     def _trace(self, supervisor: Supervisor, now_s: float) -> None:
-        """Ask for the next trace, or end the run where there is none."""
+        """Request the next trace, or end the run if there is none."""
         name, path = self._to_trace[0] if self._to_trace else ("", Path())
         learner = supervisor.handles.get(name)
         if learner is None or supervisor.stopping:

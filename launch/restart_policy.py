@@ -1,4 +1,4 @@
-"""How many crashes of a role are borne before the run is given up."""
+"""Restart policy: how many consecutive crashes of a role are tolerated before the run fails."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ class Row:
 
 
 class RestartPolicy:
-    """Counts crashes in a row: of a role that made no sample in between, and of an actor that does,
-    but never brings an episode to its end."""
+    """Counts consecutive crashes: of a role that produced no sample in between, and of an actor
+    that produces samples but never finishes an episode."""
 
     def __init__(self, max_restarts: int) -> None:
         self._most = max_restarts
@@ -34,15 +34,19 @@ class RestartPolicy:
         self._counted_s = 0.0
 
     def episodes(self, count: int | None, now_s: float) -> None:
-        """The learner has counted so many finished episodes; None where it does not count them."""
+        """Record the number of finished episodes; None if the learner does not count them."""
         if count is not None:
             self._episodes, self._counted_s = count, now_s
 
     def crashed(
         self, worker: SupervisedRole, failure: Failure, healthy: bool, produced: bool, now_s: float
     ) -> Failure | None:
-        """What to end the run with, if this crash is one too many. ``healthy``: it had worked for
-        long; ``produced``: it had made samples."""
+        """The failure to end the run with, if this crash exceeds the limit; otherwise None.
+
+        Args:
+            healthy: whether the role had worked for long.
+            produced: whether it had produced samples.
+        """
         if healthy:
             worker.attempts = 0
         if healthy or produced:

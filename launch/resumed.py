@@ -1,4 +1,4 @@
-"""Which run is resumed and from which checkpoint, and how its options differ from those it had."""
+"""Resuming: which run, from which checkpoint, and with which changed options."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ LONGEST = 40  # characters of a value
 def resolve_resumed(
     target: str, overrides: Sequence[str], resume: Resume, source: str | None = None
 ) -> Resolved:
-    """`resolve_target`, where the target may also be the folder of a run that is to go on: then its
+    """`resolve_target`, where the target may also be the folder of a run to resume: then its
     config, with ``run.dir`` set to that folder, under the overrides.
 
     Args:
@@ -35,13 +35,13 @@ def resolve_resumed(
     if target not in presets() and folder.is_dir():
         if not (folder / CONFIG_FILE).is_file():
             raise UserError(
-                f"{target} is a folder without a {CONFIG_FILE}, so it is not a run; name the "
+                f"{target} is a folder without a {CONFIG_FILE}, so it is not a run; give the "
                 "folder of a run, or a preset, a YAML file, a gymnasium id or module:function"
             )
         if resume == "no" and source is None:
             raise UserError(
                 f"{target} already holds a run; resume it with --resume auto, or train "
-                f"{folder / CONFIG_FILE} for a new run with its options"
+                f"{folder / CONFIG_FILE} for a new run with the same options"
             )
         target, overrides = str(folder / CONFIG_FILE), [f"run.dir={folder}", *overrides]
     resolved = resolve_target(target, overrides)
@@ -54,13 +54,13 @@ def check_folder_named(config: Config, resume: Resume) -> None:
     """Raise UserError where a run in a new folder is to be resumed."""
     if resume != "no" and config.run.dir is None:
         raise UserError(
-            f"--resume {resume} needs the folder of the run, and a new one would be made; name the "
-            "folder with run.dir="
+            f"--resume {resume} needs the folder of the run, and a new one would be created; name "
+            "the folder with run.dir="
         )
 
 
 def find_source(source: str, path: Path, resume: Resume) -> tuple[Path | None, Resume]:
-    """What ``--resume-from`` means for the run in ``path``, before anything is written.
+    """The checkpoint that ``--resume-from`` names for the run in ``path``; writes nothing.
 
     Args:
         source: a checkpoint's folder or file, or a run's folder, which stands for its newest
@@ -74,14 +74,14 @@ def find_source(source: str, path: Path, resume: Resume) -> tuple[Path | None, R
     folder = _checkpoint_folder(Path(source))
     if resume == "must":
         raise UserError(
-            "--resume must takes the run's own checkpoint and --resume-from another one; leave out "
+            "--resume must uses the run's own checkpoint and --resume-from another one; leave out "
             "one of the two"
         )
     if folder.resolve().is_relative_to(path.resolve()):
         if resume == "auto":
             raise UserError(
-                f"--resume auto goes on from the newest checkpoint of {path}, and --resume-from "
-                "names an older one of the same run; leave out one of the two"
+                f"--resume auto uses the last checkpoint of {path}, and --resume-from names an "
+                "older one of the same run; leave out one of the two"
             )
         return folder, "auto"
     if has_checkpoint(path) and resume == "auto":
@@ -90,12 +90,12 @@ def find_source(source: str, path: Path, resume: Resume) -> tuple[Path | None, R
 
 
 def begin_from(path: Path, folder: Path) -> str:
-    """Make the checkpoint in ``folder`` the newest of the run in ``path``; a sentence on it. Raises
-    UserError."""
+    """Make the checkpoint in ``folder`` the newest of the run in ``path``; returns a note about it.
+    Raises UserError."""
     from penstock.learner.checkpoints.checkpoint_history import begin_from as copy
 
     steps = copy(path / "checkpoints" / "last", folder).meta.get("progress", {})
-    return f"begins from {folder}, after {steps.get('learner_steps', 0):,} optimizer steps"
+    return f"starts from {folder}, after {steps.get('learner_steps', 0):,} optimizer steps"
 
 
 def _checkpoint_folder(source: Path) -> Path:
@@ -109,14 +109,14 @@ def _checkpoint_folder(source: Path) -> Path:
     if has_checkpoint(source):
         return newest_whole(source / "checkpoints" / "last")[0]
     raise UserError(
-        f"--resume-from {source} is no checkpoint; give a folder that holds a "
+        f"--resume-from {source} is not a checkpoint; give a folder that contains a "
         f"{checkpoint_format.FILE}, such as RUN/checkpoints/best, that file, or the folder of a run"
     )
 
 
 def differences(path: Path, config: Config, resume: Resume) -> str:
-    """A sentence on what ``config`` changes of the run in ``path``; empty where there is nothing to
-    tell. Raises UserError where that run cannot go on so."""
+    """A sentence with the options of the run in ``path`` that ``config`` changes; empty if there
+    are none. Raises UserError if the run cannot be resumed with ``config``."""
     if resume == "no" or not has_checkpoint(path):
         return ""
     try:
@@ -125,8 +125,8 @@ def differences(path: Path, config: Config, resume: Resume) -> str:
         return ""
     if before.algo.name != config.algo.name:
         raise UserError(
-            f"algo.name is {config.algo.name}, and the run in {path} was trained by "
-            f"{before.algo.name}, whose network and optimizer state are not its own; set "
+            f"algo.name is {config.algo.name}, and the run in {path} was trained with "
+            f"{before.algo.name}, whose network and optimizer state do not fit; set "
             f"algo.name={before.algo.name}, or run.dir to another folder"
         )
     old, new = dict(_flat(before.model_dump())), dict(_flat(config.model_dump()))
@@ -138,7 +138,7 @@ def differences(path: Path, config: Config, resume: Resume) -> str:
     if not changed:
         return ""
     more = [f"and {len(changed) - SHOWN} more"] if len(changed) > SHOWN else []
-    return f"resumed with other options than before: {', '.join(changed[:SHOWN] + more)}"
+    return f"resumed with changed options: {', '.join(changed[:SHOWN] + more)}"
 
 
 def _flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:

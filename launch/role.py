@@ -1,9 +1,9 @@
 """The program of every child: ``python -m penstock.launch.role NAME CONTROL_FD STATUS_FD``.
 
-`penstock.launch.engines.shim` executes it, and ties it to its supervisor. It turns SIGTERM into
-`RoleContext.stopping`, and the end of the role's main function into one report and an exit code:
-0 done, 2 the user's mistake, 1 a fault. Its first control message says what to be. Until a role's
-own imports, nothing here is slow to load.
+`penstock.launch.engines.shim` executes it, and ends it with its supervisor. It turns SIGTERM into
+`RoleContext.stopping`, and the end of the role's main function into one report and an exit code: 0
+success, 1 a failure, 2 a mistake of the user. The first control message contains the role's
+arguments. Nothing is slow to import before the role's own module.
 """
 
 from __future__ import annotations
@@ -34,14 +34,15 @@ TEXT_LIMIT = 50_000  # characters of a message or traceback that fit a control m
 
 
 def main() -> None:
+    """Run the role that the supervisor has started, and exit."""
     control, status = int(sys.argv[2]), int(sys.argv[3])
     channel = Channel(socket.socket(fileno=control))
-    [arguments] = channel.receive(most=1)  # what has come after it is for the role
+    [arguments] = channel.receive(most=1)  # later messages are for the role
     faulthandler.enable()
     answer_with_stacks(stacks_path(Path(arguments["run_dir"]), sys.argv[1]))
     os.nice(arguments["nice"])
     if arguments["role"] in ("actor", "evaluator"):
-        # Woken by a slot that was lent, it would take the core from the learner that lent it.
+        # Otherwise, woken by a granted slot, it would preempt the learner.
         with contextlib.suppress(OSError):  # a sandbox may forbid it
             os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
     if os.getcwd() not in sys.path:
@@ -81,10 +82,11 @@ def _context(arguments: Message, channel: Channel, status: StatusPage) -> RoleCo
 
 
 def _catch_signals(ctx: RoleContext, grace_s: float) -> None:
-    """SIGTERM asks to stop, and after ``grace_s`` kills; SIGINT is the supervisor's affair.
+    """Handle SIGTERM as a request to stop, with a kill after ``grace_s``; ignore SIGINT, which the
+    supervisor handles.
 
-    A thread of its own reads the signals' wake-up pipe, so that both hold while the main thread is
-    stuck in a call that never returns to Python.
+    A separate thread reads the signals' wake-up pipe, so that SIGTERM works while the main thread
+    is in a call that does not return to Python.
     """
     read_fd, write_fd = os.pipe()
     os.set_blocking(write_fd, False)
@@ -96,7 +98,7 @@ def _catch_signals(ctx: RoleContext, grace_s: float) -> None:
         while signal.SIGTERM not in os.read(read_fd, 64):
             pass
         ctx.stop()
-        # A little later than the supervisor would, which can say why.
+        # Later than the supervisor, which reports the reason.
         signal.setitimer(signal.ITIMER_REAL, grace_s + BACKSTOP_S)
 
     threading.Thread(target=watch, name="signals", daemon=True).start()
@@ -120,15 +122,15 @@ def _run(target: str, ctx: RoleContext) -> int:
     except BaseException as error:
         text = redacted(traceback.format_exc())
         message = redacted(f"{type(error).__name__}: {error}")
-        told = {"message": message[:TEXT_LIMIT], "traceback": text[-TEXT_LIMIT:]}
-        ctx.report("error", user=False, place=place(error), **told)
+        texts = {"message": message[:TEXT_LIMIT], "traceback": text[-TEXT_LIMIT:]}
+        ctx.report("error", user=False, place=place(error), **texts)
         _print(text)
         return 1
     return 0
 
 
 def _print(text: str) -> None:
-    """On standard error, after the report: that may go to a disk that is full."""
+    """Print on standard error, after the report, as the disk of the log may be full."""
     with contextlib.suppress(OSError, ValueError):
         print(redacted(text), file=sys.stderr)
 

@@ -1,7 +1,7 @@
-"""The commands that run processes: a whole run, a learner by hand, actors by hand.
+"""The commands that run processes: a whole run, a learner alone, actors alone.
 
-Each resolves what it is asked to do, makes the folders, and lets a `Supervisor` work; each returns
-the exit code: 0 done, 2 the user's mistake, 1 a fault, 130 or 143 interrupted.
+Each resolves its config, makes the folders, and runs a `Supervisor`. Each returns the exit code: 0
+success, 1 a failure, 2 a mistake of the user, 130 or 143 interrupted.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def train(
     as_json: bool,
     source: str | None = None,
 ) -> int:
-    """Learner and actors on this host; ``source`` is what ``--resume-from`` names."""
+    """Learner and actors on this host; ``source`` is the value of ``--resume-from``."""
     resolved = resolve_resumed(target, overrides, resume, source)
     make_specs = partial(topology.train, resolved.config)
     return _with_learner(resolved, _run_dir(resolved), resume, as_json, make_specs, source)
@@ -78,8 +78,8 @@ def learner(
     as_json: bool,
     source: str | None = None,
 ) -> int:
-    """Learners that actors join from elsewhere: all of the run, or the one of a ``place``;
-    ``source`` is what ``--resume-from`` names."""
+    """Learners that actors join: all of the run, or the one at ``place``. ``source`` is the value
+    of ``--resume-from``."""
     if bind is not None:
         overrides = [*overrides, f"transport.bind={bind}"]
     if place is not None:
@@ -93,7 +93,7 @@ def learner(
         check_place(place, resolved.config, os.environ)
         write_to, resume = where_to_write(place, write_to, resume)
     if place is not None and place.torchrun:
-        die_with(os.getppid(), signal.SIGTERM)  # it has nobody else, should torchrun be killed
+        die_with(os.getppid(), signal.SIGTERM)  # ends with torchrun, also if that is killed
     in_folder = resolved.config.transport.bind is None
     if in_folder:
         resolved = resolve([*overrides, f"transport.bind={actor_socket.address_in(write_to)}"])
@@ -110,7 +110,9 @@ def learner(
             actor_socket.make_folder(write_to)
             for spec in specs:
                 if spec.role == "connector":
-                    print(f"actors join by: penstock actor --connect {spec.address}", file=stream)
+                    print(
+                        f"start actors with: penstock actor --connect {spec.address}", file=stream
+                    )
         return specs
 
     stream = sys.stderr if as_json else sys.stdout
@@ -127,8 +129,8 @@ def actors(
     insecure: bool = False,
     allow: Sequence[str] = (),
 ) -> int:
-    """Actors for a learner that runs elsewhere, now or later. ``connect`` is its address or, on
-    this host, the folder of its run; ``allow`` as in `configs.code_references.check`."""
+    """Actors that join a learner. ``connect`` is its address or, on this host, the folder of its
+    run; ``allow`` as in `configs.code_references.check`."""
     if transport not in TRANSPORTS.joined_by_hand:
         raise UserError(
             f"--transport is {transport!r}; it must be {either(TRANSPORTS.joined_by_hand)}"
@@ -199,8 +201,8 @@ def with_learner(
     watch: Watch | None = None,
     source: str | None = None,
 ) -> tuple[Outcome, dict[str, Any]]:
-    """A run in the folder ``path``, from its start to its end and farewell: how it ended, and its
-    summary. ``watch`` may see its processes, and end it."""
+    """A run in the folder ``path``, with its final messages: its outcome and its summary. ``watch``
+    may inspect its processes, and end it."""
     stream = sys.stderr if as_json else sys.stdout
     stop = resolved.config.stop
     outcome, summary = conduct(
@@ -208,7 +210,7 @@ def with_learner(
         path,
         resume,
         make_specs,
-        lambda title: make_view(stream, title, stop),
+        lambda title: make_view(stream, title, stop, _about(resolved)),
         watch,
         source=source,
     )
@@ -230,9 +232,9 @@ def conduct(
     source: str | None = None,
     engine_name: str = LOCAL,
 ) -> tuple[Outcome, dict[str, Any]]:
-    """`with_learner` without its words: all that is shown goes to the ``view`` of a title.
-    ``callbacks`` are called beside those of the config; ``source`` is what ``--resume-from`` names;
-    the engine is the one that is registered as ``engine_name``.
+    """`with_learner` without final messages; everything is shown by the ``view`` of a title.
+    ``callbacks`` are called in addition to those of the config; ``source`` is the value of
+    ``--resume-from``; ``engine_name`` is the registered name of the engine.
     """
     _require_linux()
     config = resolved.config
@@ -286,7 +288,7 @@ def _place(specs: Sequence[RoleSpec], engine: Engine) -> tuple[RoleSpec, ...]:
 
 
 def _take_back(attempt: Attempt, reason: str) -> None:
-    """A run that ended before its first step leaves the one that was there as it was."""
+    """Restore the files of an earlier run if this one ended before its first step."""
     if reason == "user_error":
         attempt.undo()
     elif reason in ("fault", *last_words.INTERRUPTED):
@@ -300,15 +302,15 @@ def _limits(run: RunConfig) -> RestartLimits:
 def _require_linux() -> None:
     if sys.platform != "linux":
         raise UserError(
-            f"training needs Linux, and this is {sys.platform}; configs and the replay library "
-            "work here"
+            f"training needs Linux, and this is {sys.platform}; only configs and the replay "
+            "library work here, so train on a Linux machine"
         )
 
 
 def _supervise(
     supervisor: Supervisor, sinks: MetricSink, view: MetricSink, record: Record | None = None
 ) -> tuple[Outcome, dict[str, Any]]:
-    """How the run ended, and its summary where it has a record."""
+    """The outcome of the run, and its summary if it has a record."""
     try:
         outcome = supervisor.run()
         summary = {} if record is None else record.summary(outcome.reason, outcome.error)
@@ -320,12 +322,17 @@ def _supervise(
         view.close()
 
 
+def _about(resolved: Resolved) -> str:
+    """Environment, algorithm and base of a run."""
+    return f"{resolved.config.env.id}, {resolved.config.algo.name}, {resolved.origin}"
+
+
 def _title(run_dir: Path, specs: Sequence[RoleSpec]) -> str:
     return f"penstock {run_dir}: {topology.names(specs)}"
 
 
 def _explain(outcome: Outcome) -> None:
-    """Say on standard error what went wrong, if anything did."""
+    """Print the failure of a run, if any, on standard error."""
     failure = outcome.failure
     if failure is None:
         return

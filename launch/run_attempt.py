@@ -1,4 +1,4 @@
-"""A try at a run, which leaves no trace in its folder where nothing came of it."""
+"""Undoes the files of a run that fails before its first step."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ LOG_NAME = re.compile(
 
 
 def missing(path: Path) -> list[Path]:
-    """The folder at ``path`` and those around it that do not exist, from within."""
+    """The folder at ``path`` and its parents that do not exist, innermost first."""
     return [folder for folder in (path, *path.parents) if not folder.exists()]
 
 
 class Attempt:
-    """What was in the folder ``path`` before; to be made while its lock is held. ``new`` is what
-    was `missing` before that."""
+    """The state of the folder ``path`` before a run; create it while holding the folder's lock.
+    ``new`` are the folders that were `missing` before that."""
 
     def __init__(self, path: Path, new: list[Path]) -> None:
         self._path = path
@@ -42,8 +42,8 @@ class Attempt:
         self._saved = (path / CHECKPOINTS).exists()
 
     def put_back(self) -> None:
-        """Give a run that was there before its files back."""
-        with suppress(OSError):  # what ended the try is told, not this
+        """Restore the files of an earlier run."""
+        with suppress(OSError):  # the failure of the run is reported, not this
             for name, text in self._texts.items():
                 temporary = self._path / f"{name}.tmp"
                 temporary.write_bytes(text)
@@ -53,8 +53,8 @@ class Attempt:
                     os.truncate(self._path / name, size)
 
     def undo(self) -> None:
-        """`put_back`, and remove what a run makes and was not there before, by its name: any other
-        file may be the user's. The folder goes too if it was new and holds nothing else."""
+        """`put_back`, and remove new files of a run, by their names: other files may be the user's.
+        A new folder is removed too if it is then empty."""
         self.put_back()
         with suppress(OSError):
             for name in {*REPLACED, *APPENDED, RESERVED} - {*self._texts, *self._sizes}:

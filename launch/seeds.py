@@ -1,7 +1,7 @@
-"""`penstock train --seeds N`: the same config under several seeds, one run after another.
+"""`penstock train --seeds N`: runs of the same config with several seeds, one after another.
 
-The runs of a group lie in folders ``seed-K`` of its folder, so that `penstock plot` knows them for
-one. Ctrl-C ends the run that goes on as cleanly as ever, and the group with it.
+The runs are in folders ``seed-K`` of one folder, which `penstock plot` shows as a group. Ctrl-C
+ends the current run cleanly, and the group with it.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ SIGNALLED = (128 + signal.SIGINT, 128 + signal.SIGTERM, 128 + signal.SIGHUP)
 
 
 def train(target: str, overrides: Sequence[str], seeds: int, resume: Resume, as_json: bool) -> int:
-    """Train ``seeds`` times, with run.seed and the seeds after it; returns the exit code: that of
-    the run that was interrupted, else 1 where one failed, else 0."""
+    """Train ``seeds`` times, with run.seed, run.seed + 1, ...; returns the exit code: that of an
+    interrupted run, otherwise 1 if a run failed, otherwise 0."""
     resolved = resolve_target(target, overrides)
     check_folder_named(resolved.config, resume)
     folder = Path(resolved.config.run.dir or default_run_dir(resolved.name))
@@ -63,8 +63,8 @@ def train(target: str, overrides: Sequence[str], seeds: int, resume: Resume, as_
 
 
 def together(summaries: Mapping[int, Summary], goal: float | None) -> dict[str, Any]:
-    """What the runs that came to an end of their own have in common: return and seconds to
-    ``goal``, means with the half of their 95 % interval."""
+    """Means over the runs that were not interrupted: return and seconds to ``goal``, with half of
+    the 95 % confidence interval."""
     ended = [s for s in summaries.values() if s["error"] is None]
     whole = [s for s in ended if s["exit_reason"] not in INTERRUPTED]
     solved = [s["solved_at_s"] for s in whole if s["solved_at_s"] is not None]
@@ -89,7 +89,7 @@ def _with_seed(resolved: Resolved, seed: int) -> Resolved:
 
 
 def _plot(folder: Path) -> str | None:
-    """Draw the group, where matplotlib is there and something was measured."""
+    """Plot the group, if matplotlib is installed and there are metrics; returns the file."""
     from penstock.configs.errors import UserError
     from penstock.monitor import plot
 
@@ -124,9 +124,9 @@ def _show(
     table.add_row("mean", "", _text(result["return"]), "", "", solved if result["solved"] else "-")
     width = None if stream.isatty() else 120
     Console(file=stream, width=width, markup=False, highlight=False).print(table)
-    drawn = f", {plot} shows their curves" if plot else ""
-    if folder.is_dir():  # it is not where the first of them was refused
-        _say(f"all of them are in {folder}{drawn}", stream)
+    drawn = f", their learning curves in {plot}" if plot else ""
+    if folder.is_dir():  # it does not exist if the first run was refused
+        _say(f"the runs are in {folder}{drawn}", stream)
 
 
 def _text(found: Mapping[str, float | None] | None) -> str:

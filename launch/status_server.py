@@ -1,9 +1,10 @@
-"""The supervisor's answer to whoever asks what the processes of a run are in, and since when.
+"""Status server: reports each process's current phase and how long it has been in it.
 
-Who connects to a Unix socket in the runtime folder is sent one JSON object, and that is all:
-nothing is read from them, so nothing can be wrong with what they say. `supervisor.json` in the run
-folder tells where the socket is; a run that ends takes it away, one that is killed leaves it there.
-The supervisor's loop never waits here: an answer leaves as fast as its asker takes it, for a while.
+A client that connects to the Unix socket in the runtime folder receives one JSON object. Nothing is
+read from clients, so their input needs no validation. `supervisor.json` in the run folder contains
+the socket's path; it is removed when the run ends, and remains if the supervisor is killed. The
+server never blocks the supervisor's loop: a reply is sent as fast as the client reads it, until a
+deadline.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ PATIENCE_S = 5.0
 
 
 class StatusServer:
-    """Where the supervisor is asked, for as long as the ``with`` lasts."""
+    """Serves the status of the processes while the ``with`` block runs."""
 
     def __init__(self, run_dir: Path, runtime_dir: Path) -> None:
         self._run_dir = run_dir
@@ -58,7 +59,7 @@ class StatusServer:
 
     def __exit__(self, *_: object) -> None:
         with suppress(OSError):
-            self._file.unlink()  # first: where it is there, somebody answers
+            self._file.unlink()  # first: while it exists, the socket must answer
         for asker in self._askers:
             asker.close()
         self._listener.close()
@@ -71,8 +72,8 @@ class StatusServer:
                     path.unlink()
 
     def turn(self, names: Iterable[str], handles: Mapping[str, Handle]) -> None:
-        """Take in who asks, and send what they have room for; never waits. ``names`` are of all
-        roles, ``handles`` those that run."""
+        """Accept clients and send replies; never blocks. ``names`` are those of all roles,
+        ``handles`` those of the running ones."""
         fresh: list[socket.socket] = []
         with suppress(OSError):
             while len(self._askers) + len(fresh) < ASKERS:
@@ -98,7 +99,7 @@ class StatusServer:
 
 
 class _Asker:
-    """One who has connected, and how much of the answer is still to be sent."""
+    """A connected client, and the rest of its reply."""
 
     def __init__(self, connection: socket.socket, answer: bytes) -> None:
         connection.setblocking(False)
@@ -107,7 +108,7 @@ class _Asker:
         self._ends_s = time.monotonic() + PATIENCE_S
 
     def send(self) -> bool:
-        """Whether there is more to be sent, to one who is still there."""
+        """Send as much as possible; returns whether more is to be sent."""
         try:
             self._left = self._left[self._connection.send(self._left) :]
             more = bool(self._left)
@@ -124,7 +125,7 @@ class _Asker:
 
 
 def describe(handle: Handle) -> dict[str, Any]:
-    """What a process is in; durations in seconds up to now."""
+    """Status of a process; durations in seconds until now."""
     status, usage, spec = handle.status(), handle.usage(), handle.spec
     now_s, age_s = time.monotonic(), usage.age_s or 0.0
     system = {"state": usage.state, "cpu_s": usage.cpu_s, "age_s": usage.age_s}

@@ -1,9 +1,9 @@
-"""Starts the roles of a run, watches them, and leaves nothing behind.
+"""Starts the roles of a run, watches them, and cleans up after them.
 
-One thread, as a rule the main one: an engine may tie its processes to the thread that started
-them, and signals arrive here. Each turn of the loop reads what happened (signals, control messages,
-processes that ended, heartbeats), has `decisions` say what to do, and does it. Roles are reached
-through the handles of an `Engine` alone. Whatever way the loop is left, no role outlives it.
+The supervisor has one thread, normally the main one: an engine may tie its processes to the thread
+that started them, and signals arrive there. Each turn of the loop reads events (signals, control
+messages, ended processes, heartbeats), passes them to `decisions`, and performs the effects. Roles
+are accessed only through the handles of an `Engine`. No role outlives the loop, however it ends.
 """
 
 from __future__ import annotations
@@ -64,8 +64,8 @@ HELD_UP_S = 1.0  # a signal that was not read for so long never will be
 
 
 class HeldUpError(KeyboardInterrupt):
-    """A signal has come while the loop did not go on for long: no `Exception`, so that a callback
-    does not swallow it."""
+    """A signal arrived while the loop was blocked for long. It is not an `Exception`, so that a
+    callback does not catch it."""
 
     def __init__(self, signum: int) -> None:
         super().__init__(f"signal {signum}")
@@ -73,7 +73,7 @@ class HeldUpError(KeyboardInterrupt):
 
 
 class Reserve:
-    """Descriptors kept back, so that a process without any other can still report that."""
+    """Reserved descriptors, so that a lack of descriptors can still be reported."""
 
     def __init__(self) -> None:
         self._fds: list[int] = []
@@ -89,7 +89,7 @@ class Reserve:
 
     @contextmanager
     def lent(self) -> Iterator[None]:
-        """Let others have them for as long as the ``with`` lasts."""
+        """Release the descriptors while the ``with`` block runs."""
         self.release()
         try:
             yield
@@ -98,7 +98,7 @@ class Reserve:
 
 
 class Supervisor:
-    """One set of processes, from their start to their end."""
+    """Supervises one set of processes, from their start to their end."""
 
     def __init__(
         self,
@@ -109,7 +109,8 @@ class Supervisor:
         sinks: MetricSink,
         engine: Engine,
     ) -> None:
-        """``arguments`` are what every role gets; the ``engine`` has reserved for the ``specs``."""
+        """``arguments`` are passed to every role; the ``engine`` has reserved resources for the
+        ``specs``."""
         self._specs = {spec.name: spec for spec in specs}
         self._limits = limits
         self._arguments = {
@@ -145,7 +146,7 @@ class Supervisor:
         self._unread_s: float | None = None  # when the first signal came that nobody has read
 
     def run(self) -> Outcome:
-        """Start everything, and return when all has ended."""
+        """Start all roles, and return when all have ended."""
         folders = Path(self._arguments["run_dir"]), Path(self._arguments["runtime_dir"])
         with self._signals(), StatusServer(*folders) as status_server:
             try:
@@ -157,7 +158,7 @@ class Supervisor:
             except HeldUpError as error:
                 reason = "interrupted" if error.signum == signal.SIGINT else "terminated"
                 text = "".join(traceback.format_exception(error))
-                failure = Failure("supervisor", f"{KILLED_AS_ASKED}; it was held up", text)
+                failure = Failure("supervisor", f"{KILLED_AS_ASKED}; its loop was blocked", text)
                 return Outcome(128 + error.signum, reason, failure)
             finally:
                 self._reserve.release()
@@ -175,7 +176,7 @@ class Supervisor:
         return self._decisions.stopping
 
     def stop(self, reason: str) -> None:
-        """End the run as if the learner had reached a limit; ``reason`` is what it will say."""
+        """End the run as if the learner had reached a limit, with this ``reason``."""
         self._do(self._decisions.stop(reason, time.monotonic()))
 
     def _turn(self) -> None:
@@ -199,7 +200,7 @@ class Supervisor:
             self._look_at_presumed(handle)
 
     def _watched(self) -> list[int]:
-        """Descriptors that become readable when there is something to do."""
+        """Descriptors that become readable when an event occurs."""
         own = [] if self._wakeup_fd is None else [self._wakeup_fd]
         return [*own, *self._engine.filenos()]
 
@@ -245,7 +246,7 @@ class Supervisor:
                 case Send(name, message) if name in self._handles:
                     self._handles[name].send(message)
                 case _:
-                    pass  # its process has ended meanwhile
+                    pass  # its process has ended
 
         self._log_stop()
 
@@ -295,8 +296,8 @@ class Supervisor:
         self._log(
             handle,
             "note",
-            f"{name}: what it writes does not all reach {self._logs / name}.log, which says why; "
-            "the run goes on without",
+            f"{name}: a part of its output is missing in {self._logs / name}.log, which contains "
+            "the reason; the run continues",
         )
 
     def _take_messages(self, name: str, handle: Handle) -> None:
@@ -307,7 +308,7 @@ class Supervisor:
         now_s = time.monotonic()
         kind = message.pop("kind")
         if kind == "ready":
-            self._log(self._handles[name], "ready", "works")
+            self._log(self._handles[name], "ready", "is ready")
             return self._decisions.ready(name, now_s)
         if kind == "error":
             log = str(self._logs / f"{name}.log")
@@ -351,7 +352,7 @@ class Supervisor:
         self._sinks.event(replace(event, reported=True))
 
     def _log_counts(self, message: Message) -> None:
-        """What was not trained on or not taken in, where there is more of it than before."""
+        """Log the counts of dropped, lost and rejected data that have grown."""
         for key, (kind, text) in COUNTED.items():
             for reason, total in (message.get(key) or {}).items():
                 if total > self._counted.get((key, reason), 0):
@@ -371,9 +372,11 @@ class Supervisor:
         self.began = self.began or status.produced_steps > 0 or status.trained_steps > 0
 
     def _account(self) -> None:
-        """Where no learner has lived to give the final accounting, give what is known of it: the
-        pages of the processes say what was played and trained, the last metrics what was dropped
-        and lost until then. What was on its way at that moment is not known."""
+        """Report the known part of the accounting if no learner has sent the final one.
+
+        The status pages of the processes contain the produced and trained steps, the last metrics
+        the dropped and lost ones. The steps in flight are unknown.
+        """
         if self._final or not self.began or not self._has_learner:
             return
         known = {key: self._counts.get(key, {}) for key in ("dropped", "lost")}
@@ -450,7 +453,7 @@ class Supervisor:
         return end
 
     def _note_rank(self, spec: RoleSpec, status: RoleStatus) -> None:
-        """With several learners: what one that is gone, or an actor, leaves to be counted."""
+        """With several learners: add the final counters of a learner or an actor that has ended."""
         if self._ranks is None:
             return
         if spec.stage is Stage.ACTORS:
@@ -473,17 +476,17 @@ class Supervisor:
             "signal": signal_name(-code) if code < 0 else None,
             "expected": expected,
         }
-        text = "ended as asked" if expected else how_it_ended(code, end.out_of_memory)
+        text = "ended as requested" if expected else how_it_ended(code, end.out_of_memory)
         self._sinks.event(RunEvent("exit", text, handle.spec.name, end.incarnation, data))
 
     def _out_of_memory(self) -> bool:
-        """Whether the kernel has killed for memory since the last look."""
+        """Whether the kernel has killed a process for lack of memory since the last call."""
         before, self._oom_kills = self._oom_kills, oom_kills()
         return (self._oom_kills or 0) > (before or 0)
 
     def _woken(self, signum: int, frame: FrameType | None) -> None:
-        """A signal needs some handler to be written to the wake-up descriptor. Where nobody reads
-        that, because a callback hangs, the next one gets the loop out of there."""
+        """Handler of signals, which are read from the wake-up descriptor. If that was not read for
+        `HELD_UP_S`, because a callback hangs, the next signal interrupts the loop."""
         now_s = time.monotonic()
         if self._unread_s is None:
             self._unread_s = now_s
@@ -500,8 +503,8 @@ class Supervisor:
 
     @contextmanager
     def _signals(self) -> Iterator[None]:
-        """Turn signals into events of the loop; one that the user has ignored (nohup) stays so.
-        In another thread than the main one they stay what they are to the program."""
+        """Turn signals into events of the loop; an ignored signal (nohup) stays ignored. In a
+        thread other than the main one the program's handlers are not changed."""
         if threading.current_thread() is not threading.main_thread():
             yield
             return
@@ -525,7 +528,7 @@ class Supervisor:
             os.close(write_fd)
 
     def _abandon(self) -> None:
-        """End whatever still runs; only after a fault of the supervisor itself there is any."""
+        """End all roles that still run, which is the case only after an error of the supervisor."""
         ends_s = time.monotonic() + self._limits.grace_s
         for handle in self._handles.values():
             handle.signal(signal.SIGTERM if handle.spec.essential else signal.SIGKILL)
@@ -551,7 +554,7 @@ class Supervisor:
 
 
 def _wait(fds: Iterable[int], timeout_s: float) -> set[int]:
-    """Those of ``fds`` that are readable, or have become so within the time."""
+    """The ``fds`` that are readable, or become readable within the time."""
     poller = select.poll()
     for fd in fds:
         poller.register(fd, select.POLLIN)
@@ -563,7 +566,7 @@ def _key(handle: Handle) -> tuple[str, int]:
 
 
 def _rank_phase(status: RoleStatus) -> RankPhase:
-    """What a learner does, and for how long it has."""
+    """The phase of a learner and its duration."""
     seconds = time.monotonic() - status.phase_s if status.phase_s else 0.0
     if status.phase == REDUCING:
         return RankPhase("all-reduce", seconds, status.reduction)

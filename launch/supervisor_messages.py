@@ -7,18 +7,20 @@ import signal
 from dataclasses import dataclass, field
 from typing import Any
 
-KILLED_AS_ASKED = "was killed, as asked, before it had finished; its last checkpoint stands"
+KILLED_AS_ASKED = (
+    "was killed by a second signal before it had finished; its last checkpoint is valid"
+)
 ADVICE = {
-    errno.EMFILE: "raise the limit of `ulimit -n`, or have fewer actors",
-    errno.ENFILE: "the machine's limit is fs.file-max",
-    errno.EAGAIN: "raise the limit of `ulimit -u` or of the container's processes",
-    errno.ENOMEM: "free memory, or have fewer actors",
+    errno.EMFILE: "raise the limit of `ulimit -n`, or lower actors.count",
+    errno.ENFILE: "raise the machine's limit, sysctl fs.file-max",
+    errno.EAGAIN: "raise the limit of `ulimit -u`, or the container's limit on processes",
+    errno.ENOMEM: "free memory, or lower actors.count",
 }
 
 
 @dataclass(frozen=True)
 class RestartLimits:
-    """Time limits, in seconds, and how many barren restarts in a row are borne."""
+    """Time limits in seconds, and the number of consecutive restarts without progress."""
 
     grace_s: float = 10.0
     hang_timeout_s: float = 60.0
@@ -28,19 +30,19 @@ class RestartLimits:
 
 @dataclass(frozen=True)
 class Failure:
-    """Why something went wrong: ``user`` where it is the user's to mend."""
+    """A failure of the role ``name``; ``user`` if the user can correct its cause."""
 
     name: str
     message: str
     traceback: str = ""
     user: bool = False
     place: str = ""
-    """Where the user's code raised it: `game.py:8, in step`."""
+    """Place in the user's code that raised the error: `game.py:8, in step`."""
     log: str = ""
 
     @property
     def told(self) -> str:
-        """The message, and where to look."""
+        """The message, with the place and the log."""
         if not self.place:
             return self.message
         return f"{self.message} ({self.place}); traceback in {self.log}"
@@ -48,11 +50,11 @@ class Failure:
 
 @dataclass(frozen=True)
 class End:
-    """How a process ended: a negative exit code is the signal that killed it.
+    """End of a process; a negative exit code is the signal that killed it.
 
-    The rest is what an actor's page says: ``produced`` steps and ``sequence`` of the stream that is
-    told apart by ``incarnation``. ``out_of_memory``: the kernel has killed a process of ours for
-    want of memory since the one before ended.
+    The other values are from an actor's status page: ``produced`` steps and ``sequence`` of the
+    stream with that ``incarnation``. ``out_of_memory``: the kernel has killed a process of this
+    group for lack of memory since the previous end of a process.
     """
 
     exit_code: int
@@ -65,7 +67,7 @@ class End:
 
 @dataclass(frozen=True)
 class Outcome:
-    """How the run ended."""
+    """Result of a run."""
 
     exit_code: int
     reason: str
@@ -73,7 +75,7 @@ class Outcome:
 
     @property
     def error(self) -> str | None:
-        """The failure in a sentence: the user's own mistakes need not know which process."""
+        """The failure as a sentence, with the role's name unless it is a mistake of the user."""
         if self.failure is None:
             return None
         return (
@@ -127,24 +129,25 @@ Effect = Start | Kill | Send | Note
 def how_it_ended(exit_code: int, out_of_memory: bool = False) -> str:
     """A sentence for an exit code as `subprocess` gives it."""
     if exit_code == 0:
-        return "ended without being asked to"
+        return "ended unexpectedly with exit code 0"
     if exit_code > 0:
-        return f"ended with exit code {exit_code} and no report"
+        return f"ended with exit code {exit_code} and without an error report"
     name = signal_name(-exit_code)
     if -exit_code != signal.SIGKILL:
         return f"was killed by {name}"
     if out_of_memory:
-        return f"was killed by {name}: out of memory, by the limit of its control group"
-    return f"was killed by {name} (out of memory? the kernel's log tells: dmesg)"
+        return f"was killed by {name}: its control group is out of memory; lower actors.count"
+    return f"was killed by {name}, possibly for lack of memory; check the kernel's log with dmesg"
 
 
 def why_not_started(error: OSError) -> str:
-    """Why a role could not be started, and what to do about it."""
+    """A sentence with the reason why a role could not be started, and a remedy."""
     advice = f"; {ADVICE[error.errno]}" if error.errno in ADVICE else ""
     return f"could not be started: {error.strerror or error}{advice}"
 
 
 def signal_name(signum: int) -> str:
+    """The name of a signal, such as "SIGKILL"."""
     try:
         return signal.Signals(signum).name
     except ValueError:
@@ -152,9 +155,9 @@ def signal_name(signum: int) -> str:
 
 
 def too_late(name: str, grace_s: float) -> Failure:
-    """Of one that had to be killed while the run was stopping."""
+    """The failure of a role that was killed at the end of `run.grace_s`."""
     return Failure(
         name,
-        f"did not finish within run.grace_s = {grace_s:g} s and was killed; what it had learned "
-        "since its last checkpoint is lost, so set run.grace_s higher",
+        f"did not finish within run.grace_s = {grace_s:g} s and was killed; training since its "
+        "last checkpoint is lost; set run.grace_s higher",
     )

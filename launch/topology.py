@@ -1,4 +1,4 @@
-"""Which processes make up a command: data, so that what starts them need not know what they are."""
+"""The processes of each command, as data: specs of roles that a supervisor starts."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from penstock.core.role_spec import RoleSpec, Stage
 if TYPE_CHECKING:
     from penstock.configs.schema import Config
 
-REMOTE_NICE = 5  # actors of another host start before they hear the learner's config
+REMOTE_NICE = 5  # actors on another host start before they receive the learner's config
 EVALUATOR_NICER = 5  # than actors
 MAX_PORT = 65535
 
 
 def train(config: Config, runtime_dir: Path) -> tuple[RoleSpec, ...]:
-    """Everything on this host. The learners come first: they take longest to start."""
+    """All roles of a run on this host. The learners are first, as they take longest to start."""
     transport, count = config.transport, config.learner.count
     joined_by = TRANSPORTS.here(transport.kind)
     if joined_by.one_process:
@@ -49,7 +49,7 @@ def train(config: Config, runtime_dir: Path) -> tuple[RoleSpec, ...]:
 
 
 def learner(config: Config, bind: str, runtime_dir: Path) -> tuple[RoleSpec, ...]:
-    """Learners that others join: no actors of their own."""
+    """Learners without actors, which actors join."""
     ranks = range(config.learner.count)
     return (
         *_server(config, runtime_dir),
@@ -60,14 +60,14 @@ def learner(config: Config, bind: str, runtime_dir: Path) -> tuple[RoleSpec, ...
 
 
 def one_of_several(config: Config, bind: str, rank: int, store: Store) -> tuple[RoleSpec, ...]:
-    """The learner of one rank; it meets the others at ``store``."""
+    """The learner of one rank; ``store`` is the rendezvous of all ranks."""
     evaluator = _evaluator(config) if rank == 0 else ()
     return (_learner(config, rank, None, store), _connector(bind_of(bind, rank), rank), *evaluator)
 
 
 def actors(count: int, address: str, transport: str) -> tuple[RoleSpec, ...]:
-    """Actors that join a learner elsewhere; its config comes in the handshake. ``transport`` is
-    what they were told to use."""
+    """Actors that join a learner and receive its config in the handshake. ``transport`` is the
+    value of --transport."""
     joined_by = TRANSPORTS.elsewhere(transport)
     sends = transport == AUTO or TRANSPORTS.here(transport).reaches_other_hosts
     relays = _relays(joined_by, [address]) if sends else ()
@@ -75,9 +75,9 @@ def actors(count: int, address: str, transport: str) -> tuple[RoleSpec, ...]:
 
 
 def bundles(specs: Iterable[RoleSpec]) -> tuple[Bundle, ...]:
-    """The roles that must be on one host: a learner, what shares its memory or its Unix sockets,
-    and the parameter server. Actors that reach their learner over a network are another bundle,
-    with their relays."""
+    """Groups of roles that must be on one host: learners with the roles that share their memory or
+    Unix sockets, and the parameter server; and, in another bundle, actors that reach their learner
+    over a network, with their relays."""
     roles: dict[str, list[RoleSpec]] = {}
     for spec in specs:
         apart = spec.role in ("actor", "relay") and (spec.address or "").startswith("tcp://")
@@ -94,7 +94,7 @@ def bundles(specs: Iterable[RoleSpec]) -> tuple[Bundle, ...]:
 
 
 def placed(specs: Sequence[RoleSpec], hosts: Mapping[str, str]) -> tuple[RoleSpec, ...]:
-    """The specs, where roles reach a connector on another host by the address of that.
+    """The specs with addresses of connectors on other hosts.
 
     Args:
         hosts: `Engine.endpoints`.
@@ -107,9 +107,9 @@ def placed(specs: Sequence[RoleSpec], hosts: Mapping[str, str]) -> tuple[RoleSpe
 
 
 def bind_of(bind: str, rank: int) -> str:
-    """Where the learner of a rank is joined, given where that of rank 0 is: as many ports higher.
+    """The address of the learner of a rank, given that of rank 0: the port is ``rank`` higher.
 
-    Raises UserError where there is no such port.
+    Raises UserError if that port does not exist.
     """
     if bind.startswith("ipc://"):
         return f"{bind}-{rank}" if rank else bind
@@ -125,12 +125,12 @@ def bind_of(bind: str, rank: int) -> str:
 
 
 def reachable(bind: str, host: str = "127.0.0.1") -> str:
-    """Where what ``host`` has bound to ``bind`` is reached: by default, by this host."""
+    """The address at which clients reach ``bind`` of ``host``; by default, from the same host."""
     return re.sub(r"^tcp://(\*|0\.0\.0\.0):", f"tcp://{host}:", bind)
 
 
 def names(specs: Iterable[RoleSpec]) -> str:
-    """What is started, for a person: "learner, 2 actors, relay"."""
+    """The roles as text: "learner, 2 actors, relay"."""
     counts: dict[str, int] = {}
     for spec in specs:
         counts[spec.role] = counts.get(spec.role, 0) + 1
@@ -165,14 +165,14 @@ def _learner(
 
 
 def _gpus(config: Config) -> int:
-    """How many a learner cannot do without."""
+    """Number of GPUs that a learner needs."""
     return int(config.learner.device.startswith("cuda"))
 
 
 def _actors(
     count: int, nice: int, threads: int, addresses: list[str | None] | list[str]
 ) -> tuple[RoleSpec, ...]:
-    """Dealt out to the learners in turn."""
+    """Actors, assigned to the learners in turn."""
     main = "penstock.actors.role:run"
     ranks = [i % len(addresses) for i in range(count)]
     return tuple(
@@ -182,7 +182,7 @@ def _actors(
 
 
 def _evaluator(config: Config) -> tuple[RoleSpec, ...]:
-    """It is in nobody's way, and stops while the learners still run."""
+    """The evaluator, at a low priority; it stops before the learners."""
     if config.eval.every_s is None:
         return ()
     main, nice = "penstock.evaluation.evaluator:run", min(19, config.actors.nice + EVALUATOR_NICER)
@@ -199,7 +199,7 @@ def _connector(bind: str, rank: int) -> RoleSpec:
 
 
 def _relays(transport: TransportSpec, addresses: Sequence[str | None]) -> tuple[RoleSpec, ...]:
-    """What brings the weights of each learner to this host."""
+    """The relays that bring the weights of each learner to this host."""
     main = transport.relay
     if main is None:
         return ()

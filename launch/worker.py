@@ -1,4 +1,4 @@
-"""One supervised process as the decisions know it.
+"""State of one supervised process in the decisions.
 
 Its life:   WAITING -> STARTING -> WORKING -> GONE   (-> WAITING, as a new incarnation)
 """
@@ -15,12 +15,12 @@ from penstock.profiling.status import Phase
 FIRST_DELAY_S = 0.1
 LONGEST_DELAY_S = 10.0
 SAVING = Phase.SAVING.name.lower()
-SLOW_DISK = 10  # times as long for one that writes: a network's disk may stall and come back
-SILENT_S = 10.0  # a step of an environment that takes so long is worth a word
+SLOW_DISK = 10  # factor on the timeouts of a process that writes: a network disk may stall
+SILENT_S = 10.0  # a step of an environment that takes longer is reported
 
 
 class Life(Enum):
-    """Where a worker stands."""
+    """Stage in the life of a process."""
 
     WAITING = "waiting"
     STARTING = "starting"
@@ -30,18 +30,19 @@ class Life(Enum):
 
 @dataclass
 class SupervisedRole:
-    """``incarnation`` grows with every start, and when an actor is given to another learner."""
+    """State of a role. ``incarnation`` grows with every start, and when an actor is moved to
+    another learner."""
 
     spec: RoleSpec
     life: Life = Life.WAITING
     incarnation: int = 0
     since_s: float = 0.0  # of its present life; while WAITING, when to start it
     alive_s: float = 0.0  # last sign of life
-    told_s: float = 0.0  # the sign of life after which its silence was told
+    told_s: float = 0.0  # the sign of life after which its silence was reported
     kill_at_s: float | None = None  # hung: when to kill it
     attempts: int = 0  # restarts since it was last healthy
     failures_without_progress: int = 0  # of these, in a row without a sample
-    orphaned: bool = False  # a carrier whose learner has ended: what it says is of no use any more
+    orphaned: bool = False  # a carrier whose learner has ended; its messages are ignored
     failure: Failure | None = None  # of this incarnation
     first_failure: Failure | None = None  # of the row
 
@@ -54,13 +55,14 @@ class SupervisedRole:
         return self.life in (Life.STARTING, Life.WORKING)
 
     def next_delay_s(self) -> float:
-        """Until it is started again: twice as long at every attempt."""
+        """Seconds until the restart; doubled at every attempt."""
         delay_s: float = min(FIRST_DELAY_S * 2**self.attempts, LONGEST_DELAY_S)
         self.attempts += 1
         return delay_s
 
     def silence(self, limits: RestartLimits, phase: str) -> tuple[float, str]:
-        """For how many seconds it may give no sign of life, and what says so."""
+        """Seconds without a sign of life after which it counts as hung, and the option that sets
+        them."""
         key = "start_timeout_s" if self.life is Life.STARTING else "hang_timeout_s"
         timeout_s: float = getattr(limits, key)
         if phase == SAVING:
@@ -68,13 +70,13 @@ class SupervisedRole:
         return timeout_s, f"run.{key}"
 
     def hung(self, limit: str, phase: str) -> Failure:
-        """That it gave no sign of life for the ``limit``, and where its stacks will be."""
+        """The failure of a process without a sign of life for the ``limit``."""
         doing = "while it was starting" if self.life is Life.STARTING else f"in phase {phase}"
-        where = f"where is in logs/{self.name}.stacks"
+        where = f"its stacks are in logs/{self.name}.stacks"
         return Failure(self.name, f"no sign of life for {limit}, {doing}; {where}")
 
     def note_silence(self, phase: str, now_s: float, hang_timeout_s: float) -> list[Effect]:
-        """Tell, once each time, of an actor that works and has said nothing for long."""
+        """Report once that a working actor has given no sign of life for long."""
         works = self.life is Life.WORKING and self.spec.stage is Stage.ACTORS
         silent_s = now_s - self.alive_s
         if not works or silent_s < SILENT_S or self.told_s == self.alive_s:
@@ -84,7 +86,7 @@ class SupervisedRole:
         return [
             Note(
                 f"{text}stacks RUN shows where; at run.hang_timeout_s = {hang_timeout_s:g} s it is "
-                "killed and starts again",
+                "killed and restarted",
                 name=self.name,
                 incarnation=self.incarnation,
             )

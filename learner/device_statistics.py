@@ -17,6 +17,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from penstock.configs.errors import UserError
 from penstock.learner.to_host import ToHost
 
 ROWS = 1024  # most updates that are sent to the host together
@@ -49,7 +50,12 @@ class DeviceStatistics:
         """What was not finite in the last skipped update: `policy_loss nan, grad_norm nan`."""
 
     def add(self, sums: Tensor) -> None:
-        """Add sums over some samples, ``[names]``."""
+        """Add sums over some samples, ``[names]``. Raises UserError for another shape."""
+        if tuple(sums.shape) != (len(self._names),):
+            raise UserError(
+                f"the loss returns statistics of shape {list(sums.shape)}, and STATISTICS has "
+                f"{len(self._names)} names ({', '.join(self._names)}); return one sum for each name"
+            )
         self._sums += sums.numpy() if self._on_cpu else sums
 
     def count(self, samples: int) -> None:

@@ -1,9 +1,9 @@
-"""`logs/events.jsonl`: what happened to a run and when, one JSON object a line.
+"""`logs/events.jsonl`: the events of a run with their times, one JSON object per line.
 
 The schema is stable; docs/runs.md describes it. A line has
 
     schema       1
-    time         seconds since 1970; for several alike, of the last one
+    time         seconds since 1970; of repetitions, of the last one
     uptime_s     seconds since this process began the run, or resumed it
     kind         one of `KINDS`, or another word that a role has reported
     role         name of the process that the event is about, such as "actor-3", or null
@@ -43,17 +43,17 @@ SCHEMA = 1
 KINDS = {
     "note": "a sentence for the user",
     "start": "a process was started",
-    "ready": "a process works",
+    "ready": "a process is ready",
     "exit": "a process has ended",
-    "restart": "a process that has ended will be started again",
+    "restart": "a process that has ended will be restarted",
     "hang": "a process gave no sign of life and is about to be killed",
     "kill": "a process was sent SIGKILL",
-    "drop": "agent steps were not trained on, by a rule of the config",
-    "lost": "agent steps went down with a process or a connection",
-    "rejected": "messages from the network were not taken in",
-    "refused": "a peer was not let in, or its request not fulfilled",
+    "drop": "agent steps were dropped by a rule of the config",
+    "lost": "agent steps were lost with a process or a connection",
+    "rejected": "messages from the network were rejected",
+    "refused": "a peer or its request was refused",
     "checkpoint": "a checkpoint was written",
-    "rollback": "training went back to an earlier state",
+    "rollback": "training was rolled back to an earlier state",
     "stop": "the run began to stop",
     "end": "the run has ended",
 }
@@ -107,7 +107,7 @@ class EventLog(MetricSink):
         self._alike: dict[Alike, _Repeated] = {}
 
     def event(self, event: RunEvent) -> bool:
-        """`add` what has a text; an evaluation is in `evaluations.jsonl`."""
+        """`add` events with a text; evaluations are in `evaluations.jsonl`."""
         if event.text or event.result is None:
             self.add(event.kind, event.text, event.role, event.incarnation, event.data)
         return False
@@ -201,7 +201,7 @@ class EventLog(MetricSink):
             self._retry_s = self._clock() + RETRY_S
 
     def _omission_line(self) -> bytes:
-        text = "events are missing here, as the disk was full for too long"
+        text = "events are missing here, because the disk was full for too long"
         line = {"kind": "note", "role": None, "incarnation": None, "text": text}
         about = {"schema": SCHEMA, "time": round(self._now(), 3)}
         about["uptime_s"] = round(self._clock() - self._began_s, 3)
@@ -236,11 +236,11 @@ class EventLog(MetricSink):
 
 
 def _checked(data: Json | None) -> Json:
-    """``data`` if it is JSON of a moderate size."""
+    """``data`` if it is JSON of limited size, otherwise a replacement."""
     try:
         fits = len(json.dumps(data, allow_nan=False)) <= DATA_LIMIT
         if fits and (data is None or isinstance(data, Mapping)):
             return data or {}
     except (TypeError, ValueError):
         pass
-    return {"left_out": "what was given is no JSON, or too long"}
+    return {"left_out": "the data is not JSON, or too long"}

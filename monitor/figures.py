@@ -1,6 +1,6 @@
-"""The figures of a run in words: while it goes on, and at its end.
+"""The figures of a run as text: during the run, and at its end.
 
-Rates count agent steps (decisions) and emulator frames apart, and never mix the two.
+Agent steps (decisions) and emulator frames are counted and shown separately.
 """
 
 from __future__ import annotations
@@ -16,10 +16,11 @@ if TYPE_CHECKING:
 Metrics = Mapping[str, Any]
 
 SHOWN_RANKS = 8  # more would fill a terminal; `metrics.jsonl` has all
+BEST = "return_best"  # the highest mean return that a view has seen
 
 
 def figures(metrics: Metrics, stop: StopConfig | None) -> dict[str, str]:
-    """What a person wants to know of the last interval, by label."""
+    """The figures of the last interval as text, by label."""
     m = metrics.get
     left_s = eta_s(metrics, stop)
     to_go = "" if left_s is None else f", {clock(left_s)} to go"
@@ -30,7 +31,9 @@ def figures(metrics: Metrics, stop: StopConfig | None) -> dict[str, str]:
         "steps": f"{count(m('env_steps'))}, {count(m('steps_per_s'))}/s",
         **({"frames": frames} if m("env_frames") != m("env_steps") else {}),
         "trained": f"{count(m('trained_steps_per_s'))}/s, {count(m('learner_steps'))} updates",
-        "return": f"{number(m('episode_return_mean'))} over {count(m('episodes'))} episodes",
+        "return": f"{number(m('episode_return_mean'))} over {count(m('episodes'))} episodes"
+        + (f", best {number(m(BEST))}" if BEST in metrics else ""),
+        **_losses(metrics),
         "lag": f"{number(m('policy_lag_mean'))}, at most {number(m('policy_lag_max'))}",
         "queue": f"{percent(m('queue_fill'))} full",
         "learner": shares(m("ledger") or {}) + _ceiling(metrics),
@@ -51,10 +54,21 @@ def figures(metrics: Metrics, stop: StopConfig | None) -> dict[str, str]:
     return shown
 
 
+def _losses(metrics: Metrics) -> dict[str, str]:
+    """The losses of the algorithm, whatever their names."""
+    found = {
+        name.removesuffix("loss").rstrip("_"): value
+        for name, value in metrics.items()
+        if name.endswith("loss") and isinstance(value, int | float)
+    }
+    text = ", ".join(f"{name} {number(value)}".strip() for name, value in found.items())
+    return {"loss": text} if found else {}
+
+
 def _ceiling(metrics: Metrics) -> str:
-    """What the learner would train if it never waited, and the share of it that it does."""
+    """The speed of a learner that never waits, and the achieved share of it."""
     rate, most = metrics.get("trained_steps_per_s"), metrics.get("learner_ceiling_steps_per_s")
-    return f"; {percent(rate / most)} of {count(most)}/s at most" if rate and most else ""
+    return f"; {percent(rate / most)} of its ceiling of {count(most)}/s" if rate and most else ""
 
 
 def _each_learner(metrics: Metrics) -> dict[str, str]:
@@ -71,7 +85,7 @@ def _connectors(metrics: Metrics) -> dict[str, str]:
 
 
 def line(metrics: Metrics, stop: StopConfig | None) -> str:
-    """The same in a line of about a hundred characters; the rest is in `metrics.jsonl`."""
+    """The main figures in a line of about a hundred characters; all are in `metrics.jsonl`."""
     m = metrics.get
     dropped, restarted = sum((m("dropped") or {}).values()), m("actors_restarted")
     parts = [
@@ -94,12 +108,12 @@ def line(metrics: Metrics, stop: StopConfig | None) -> str:
 def frames_per_s(metrics: Metrics) -> float | None:
     """Emulator frames per second, from steps per second and the frames of a step."""
     steps, frames = metrics.get("env_steps"), metrics.get("env_frames")
-    rate = metrics.get("steps_per_s")  # the last word of a run that was over at once has none
+    rate = metrics.get("steps_per_s")  # absent in the final report of a run that ended at once
     return rate * frames / steps if steps and frames and rate is not None else None
 
 
 def eta_s(metrics: Metrics, stop: StopConfig | None) -> float | None:
-    """Seconds until the first limit that can be foreseen; None where there is none."""
+    """Seconds until the first limit that can be predicted; None if there is none."""
     if stop is None:
         return None
     time_s, steps = metrics.get("time_s") or 0.0, metrics.get("learner_steps") or 0
@@ -115,7 +129,7 @@ def eta_s(metrics: Metrics, stop: StopConfig | None) -> float | None:
 
 
 def actors_mean(ledgers: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
-    """The mean ledger of the actors among those of all processes."""
+    """The mean time ledger of the actors among those of all processes."""
     actors = [parts for name, parts in ledgers.items() if name.startswith("actor-")]
     names = dict.fromkeys(name for parts in actors for name in parts)
     return {n: sum(parts.get(n) or 0.0 for parts in actors) / len(actors) for n in names}

@@ -1,4 +1,4 @@
-"""A mean over runs, and how far the true one may lie from it."""
+"""The mean over runs and its confidence interval."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ class ConfidenceInterval(NamedTuple):
 
 
 def t_95(count: int) -> float:
-    """What the standard error of ``count`` values, 2 or more, is multiplied by."""
+    """Factor on the standard error of ``count`` values, 2 or more, that gives the interval."""
     return T_95[count - 2] if count - 2 < len(T_95) else NORMAL_95
 
 
 def interval(values: Sequence[float]) -> ConfidenceInterval:
-    """The 95 % interval of the mean of independent values, one at least."""
+    """The 95 % confidence interval of the mean of at least one independent value."""
     mean = statistics.fmean(values)
     if len(values) < 2:
         return ConfidenceInterval(mean, None)

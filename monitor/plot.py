@@ -1,7 +1,7 @@
-"""`penstock plot`: curves of runs, also while they go on, as one picture.
+"""`penstock plot`: learning curves of finished and live runs, as one picture.
 
-A folder of runs that differ in their seed (`penstock train --seeds`) is one curve: the mean with
-its 95 % interval, as far as all of them go, above the single runs, drawn faintly.
+A folder of runs with several seeds (`penstock train --seeds`) is one curve: the mean with its 95 %
+confidence interval, up to the end of the shortest run, over the single runs, drawn faintly.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ Floats = npt.NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Curves:
-    """What is drawn under one name: a run, or a group of them, with their evaluations."""
+    """Data of one curve: a run or a group of runs, with their evaluations."""
 
     name: str
     runs: list[Lines]
@@ -45,9 +45,9 @@ class Curves:
 
 
 def plot(folders: Sequence[str], out: str | None, axis: str | None) -> Path:
-    """Draw runs against ``axis``, "steps" or "time", or both; returns where the PNG is.
+    """Draw runs over ``axis``, "steps" or "time", or both; returns the path of the PNG.
 
-    Raises UserError where matplotlib is missing, or a folder is no run.
+    Raises UserError if matplotlib is missing, or a folder is not a run.
     """
     try:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -57,7 +57,9 @@ def plot(folders: Sequence[str], out: str | None, axis: str | None) -> Path:
             f"a plot needs matplotlib, which is not installed; run `{INSTALL}`"
         ) from error
     if out is not None and not Path(out).suffix:
-        raise UserError(f"--out {out} has no ending, which says what to make; let it end in .png")
+        raise UserError(
+            f"--out {out} has no suffix, which selects the format; give a name that ends in .png"
+        )
     found = [load(Path(folder)) for folder in folders]
     path = Path(out) if out else (Path(folders[0]) if len(folders) == 1 else Path()) / "plot.png"
     columns = [axis] if axis else list(AXES)
@@ -79,13 +81,13 @@ def plot(folders: Sequence[str], out: str | None, axis: str | None) -> Path:
 
 
 def load(folder: Path) -> Curves:
-    """A run, or a group of runs in folders ``seed-...``. Raises UserError where it is neither."""
+    """A run, or a group of runs in folders ``seed-...``. Raises UserError for other folders."""
     runs = [folder] if (folder / METRICS).is_file() else members(folder)
     if not runs:
         raise UserError(f"{folder} has no {METRICS}, so there is nothing to plot; name a run")
     metrics = [lines(run / METRICS) for run in runs]
     if not any(metrics):
-        raise UserError(f"{folder} has not measured anything yet; try again in a moment")
+        raise UserError(f"{folder} contains no measurement yet; try again in a moment")
     return Curves(
         str(folder),
         [found for found in metrics if found],
@@ -100,8 +102,8 @@ def members(folder: Path) -> list[Path]:
 
 
 def curve(found: Lines, x: str, y: str) -> tuple[Floats, Floats]:
-    """The points of a run, by rising ``x``: where it was resumed from an older checkpoint, what it
-    did again stands in place of what was lost."""
+    """The points of a run, by rising ``x``. Points that a resume from an older checkpoint has
+    repeated replace the earlier ones."""
     points: list[tuple[float, float]] = []
     for line in found:
         at, value = finite(line.get(x)), finite(line.get(y))
@@ -116,8 +118,7 @@ def curve(found: Lines, x: str, y: str) -> tuple[Floats, Floats]:
 
 
 def whole(found: Lines) -> Lines:
-    """Without the intervals that were cut short, as the last of a run is, in which a rate means
-    little."""
+    """The lines without shortened intervals, such as the last one, whose rates are unreliable."""
     times = [finite(line.get("time_s")) or 0.0 for line in found]
     gaps = np.diff(times, prepend=0.0)  # of an older version, whose lines were not thinned
     said = [finite(line.get("interval_s")) for line in found]

@@ -37,7 +37,7 @@ LOST = "learner"
 
 
 class RankPhase(NamedTuple):
-    """Where a learner is: its phase, for how long, the number of its all-reduce if it is in one."""
+    """The phase of a learner, its duration, and the number of the all-reduce if it is in one."""
 
     phase: str
     seconds: float
@@ -48,7 +48,7 @@ class Ranks:
     """The reports of the learners of one run, whose ranks are given."""
 
     def __init__(self, ranks: Iterable[int]) -> None:
-        self._awaited = set(ranks)  # nothing was heard of them yet
+        self._awaited = set(ranks)  # ranks without a report so far
         self._last: dict[int, Metrics] = {}
         self._finals: dict[int, Metrics] = {}
         self._lag: Counter[int] = Counter()
@@ -57,10 +57,10 @@ class Ranks:
         self._highest: dict[str, int] = {}  # of each counter, as reported so far
         self._dead: Metrics = {"produced": 0, "trained": 0, **{key: Counter() for key in COUNTED}}
         self._played = 0
-        self.server: Metrics | None = None  # what the parameter server last said
+        self.server: Metrics | None = None  # the last report of the parameter server
 
     def metrics(self, rank: int, message: Metrics) -> Metrics | None:
-        """A report of one interval; that of the run, if it is the lowest rank that speaks."""
+        """Add a report of one interval; returns that of the run if ``rank`` is the lowest one."""
         self._awaited.discard(rank)
         self._last[rank] = message
         self._lag.update({int(lag): n for lag, n in message.get(HISTOGRAM, {}).items()})
@@ -82,7 +82,7 @@ class Ranks:
         return merged | {"ranks": own} | server
 
     def final(self, rank: int, message: Metrics) -> Metrics:
-        """A learner's last word; the run's, as far as it is known."""
+        """Add a learner's final report; returns that of the run, as far as it is known."""
         self._finals[rank] = message
         return self._sum()
 
@@ -91,8 +91,8 @@ class Ranks:
         self._played += played_steps
 
     def learner_ended(self, rank: int, produced: int, trained: int) -> Metrics | None:
-        """A learner has ended, with what its status page says; the run's last word, if it is
-        another one now."""
+        """A learner has ended, with the counters of its status page; returns the final report of
+        the run, if it has changed."""
         if rank in self._finals:
             return None
         self._awaited.discard(rank)
@@ -108,7 +108,7 @@ class Ranks:
         return self._sum() if self._finals else None
 
     def _sum(self) -> Metrics:
-        """The finals so far, with what the dead had."""
+        """The sum of the final reports so far, and of learners that died."""
         finals = [self._finals[rank] for rank in sorted(self._finals)]
         accounts = [final["accounting"] for final in finals]
         accounting: Metrics = {
@@ -118,16 +118,16 @@ class Ranks:
         accounting |= {key: _count(accounts, key) for key in ("dropped", "lost")}
         counted = self._counted(finals)
         if self._died:
-            # What was on its way to the dead is known to the actors alone.
+            # Steps in flight to dead learners are known to the actors alone.
             dead = self._dead
             produced = max(dead["produced"], self._played - accounting["produced"])
-            unheard = produced - dead["produced"]
+            unreported = produced - dead["produced"]
             accounting["produced"] += produced
             accounting["trained"] += dead["trained"]
             for key in ("dropped", "lost"):
                 accounting[key] = dict(Counter(accounting[key]) + dead[key])
             for lost in (accounting["lost"], counted["lost"]):
-                lost[LOST] = lost.get(LOST, 0) + unheard
+                lost[LOST] = lost.get(LOST, 0) + unreported
         together: Metrics = {"accounting": accounting}
         if any("received" in final for final in finals):
             together["received"] = _count(finals, "received")
@@ -147,7 +147,7 @@ class Ranks:
 
 
 def merge(lowest: Metrics, reports: Sequence[Metrics]) -> Metrics:
-    """One report of several: ``lowest`` gives the names, and what is the same on all."""
+    """One report of several: ``lowest`` gives the names, and the values that all share."""
     return {
         name: value if name in GROUPS else _together(name, [r.get(name) for r in reports], value)
         for name, value in lowest.items()
@@ -155,7 +155,7 @@ def merge(lowest: Metrics, reports: Sequence[Metrics]) -> Metrics:
 
 
 def whereabouts(places: Mapping[int, RankPhase]) -> str:
-    """Where each rank is, the odd ones first: "rank 2 is in wait_data for 41 s; 0, 1, 3 in
+    """The phases of all ranks, the least common first: "rank 2 is in wait_data for 41 s; 0, 1, 3 in
     all-reduce 1207"."""
     groups: dict[tuple[str, int | None], list[int]] = {}
     for rank, place in sorted(places.items()):
@@ -172,7 +172,7 @@ def whereabouts(places: Mapping[int, RankPhase]) -> str:
 
 
 def _together(name: str, values: Sequence[Any], lowest: Any) -> Any:
-    """A figure of several ranks: added up, or else averaged; by entry, where it has several."""
+    """A figure of several ranks: added up or averaged; for a map, entry by entry."""
     if isinstance(lowest, dict):
         found = [value for value in values if isinstance(value, dict)]
         keys = dict.fromkeys(key for value in found for key in value)

@@ -1,8 +1,8 @@
-"""What a run writes down: a line of `metrics.jsonl` per interval and of `evaluations.jsonl` per
-evaluation, `summary.json` at its end.
+"""The files of a run: a line of `metrics.jsonl` per interval and of `evaluations.jsonl` per
+evaluation, and `summary.json` at its end.
 
-A run may last for months, so lines of metrics become rarer as it goes on: they are `FINENESS`th
-parts of its time apart, which is finer than a plot shows.
+A run may last for months, so lines of metrics become less frequent: their distance is 1/`FINENESS`
+of the run's duration, which is finer than the resolution of a plot.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ RESERVED = "summary.json.reserved"
 RESERVED_NBYTES = 1 << 16
 FINENESS = 5000
 NO_ACCOUNTING = {"produced": 0, "trained": 0, "dropped": {}, "lost": {}, "in_flight": 0}
-WHOLE = {  # metrics that hold for the run so far; the others are of one interval
+WHOLE = {  # metrics of the run so far; the others are of one interval
     "time_s", "env_steps", "env_frames", "trained_steps", "learner_steps", "episodes",
     "solved_at_s", "updates_skipped", "rollbacks",
     "episode_return_mean", "episode_length_mean", "dropped", "lost", "rejected", "received",
@@ -43,7 +43,8 @@ LAG, LATENCY = "policy_lag_histogram", "latency_histogram"
 
 
 class Thinned(MetricSink):
-    """Passes on as few intervals as a plot can show; always the first, and at its end the last."""
+    """Forwards only as many intervals as a plot can show, always including the first and the
+    last."""
 
     def __init__(self, sink: MetricSink) -> None:
         self._sink = sink
@@ -97,13 +98,13 @@ class _MetricsFile(MetricSink):
 
 
 class Record(MetricSink):
-    """The files of a run's figures; the last figures are at hand, too."""
+    """Writes the files of a run's figures, and keeps the last figures."""
 
     def __init__(self, run_dir: Path, env: EnvConfig | None = None) -> None:
         """Begin or continue the files in ``run_dir``."""
         self._run_dir = run_dir
         self.evaluation: Json = {}
-        """Figures of the last evaluation before a resume, unless it was in another game than
+        """Figures of the last evaluation before a resume, unless its environment was not
         ``env``."""
         for line in lines(run_dir / EVALUATIONS)[-1:]:
             if env is None or same_game(line.get("env", {}), env):
@@ -120,7 +121,7 @@ class Record(MetricSink):
         self.last: dict[str, Any] = {}
 
     def metrics(self, metrics: Json, *, final: bool = False) -> None:
-        """Append an interval if it is due. Final figures are part of the summary alone."""
+        """Append an interval if it is due. Final figures are written to the summary only."""
         self.last |= metrics
         if final:
             self._whole.update(metrics.keys() - OF_A_MOMENT)
@@ -142,7 +143,7 @@ class Record(MetricSink):
         return False
 
     def _count_time(self, metrics: Json) -> None:
-        """Add up histograms, and on what the learner spent its time, for the whole run."""
+        """Add up histograms and time shares for the whole run."""
         for name, total in ((LAG, self._lag), (LATENCY, self._latency)):
             for bin_, steps in (metrics.get(name) or {}).items():
                 total[int(bin_)] += steps
@@ -160,8 +161,7 @@ class Record(MetricSink):
                 self._shares[name, part] = before_s + (each or 0.0) * span_s
 
     def _of_the_run(self) -> dict[str, Any]:
-        """The metrics as they are of the whole run; those that are of one interval alone stand
-        apart."""
+        """The metrics of the whole run; those of one interval are under `last_interval`."""
         last = self.last
         whole = {name: value for name, value in last.items() if name in self._whole}
         interval = {name: value for name, value in last.items() if name not in self._whole}
@@ -183,7 +183,7 @@ class Record(MetricSink):
         return whole | ({"last_interval": interval} if interval else {})
 
     def summary(self, exit_reason: str, error: str | None) -> dict[str, Any]:
-        """`summary.json` of a run that has ended so."""
+        """`summary.json` of a run that has ended."""
         return {
             "solved_at_s": None,
             "accounting": NO_ACCOUNTING,
@@ -201,9 +201,8 @@ class Record(MetricSink):
             self._write_summary(summary)
 
     def _write_summary(self, summary: Json) -> None:
-        """Into the space that was reserved for it at the start, so that a full disk does not keep
-        the cause of the end from being known. Where it is too long, the last interval is left
-        out."""
+        """Write the summary into space that was reserved at the start, so that it is written on a
+        full disk too. If it is too long, the last interval is left out."""
         text = json.dumps(summary, indent=2) + "\n"
         if self._reserved and len(text) > RESERVED_NBYTES:
             text = self._shortened(text, summary)
@@ -242,7 +241,7 @@ def _write_in_place(path: Path, text: str) -> None:
 
 
 def evaluation_figures(evaluation: Json) -> Json:
-    """What metrics say of an evaluation."""
+    """The metrics of an evaluation."""
     figures = {
         "eval_return_mean": evaluation["return"]["mean"],
         "eval_return_best": evaluation["best_return_mean"],
@@ -253,7 +252,7 @@ def evaluation_figures(evaluation: Json) -> Json:
 
 
 def lines(path: Path) -> Lines:
-    """`objects` of a file; none where it cannot be read."""
+    """`objects` of a file; an empty list if it cannot be read."""
     try:
         return objects(path.read_bytes())
     except OSError:
@@ -261,8 +260,8 @@ def lines(path: Path) -> Lines:
 
 
 def objects(text: bytes) -> Lines:
-    """The objects of whole lines of JSON. The last line may be being written, and where a machine
-    died or a disk was full one may be broken: these are left out."""
+    """The objects of complete lines of JSON. Lines that are still being written, or were damaged by
+    a crash or a full disk, are skipped."""
     found = []
     for line in text.rpartition(b"\n")[0].splitlines():
         with suppress(ValueError, RecursionError):
@@ -271,12 +270,12 @@ def objects(text: bytes) -> Lines:
 
 
 def _append(path: Path, value: Json) -> None:
-    """Add a line, apart from one that was never finished. Raises OSError where it does not fit."""
+    """Append a line, separated from an incomplete one. Raises OSError if it does not fit."""
     data = json.dumps(value).encode() + b"\n"
     with open(path, "ab+", buffering=0, opener=open_private) as file:
         if file.tell():
             file.seek(-1, os.SEEK_END)
             if file.read(1) != b"\n":
                 data = b"\n" + data
-        while data:  # a disk that has room for a part of it takes that first
+        while data:  # a disk with little room takes a part of it
             data = data[file.write(data) :]

@@ -1,4 +1,4 @@
-"""The optional sinks of a run's metrics: what a config knows of each.
+"""The optional sinks of a run's metrics: their specs for the config.
 
 Imports no sink, so that configs can be validated with it.
 """
@@ -12,17 +12,19 @@ from penstock.configs.value_types import Text
 
 
 class TensorboardOptions(ExtraOptions):
-    """Of `monitor.tensorboard`."""
+    """Options of `monitor.tensorboard`."""
 
     tensorboard: bool = False
-    """Write the metrics to the folder `tensorboard`, too; needs the extra `[tensorboard]`."""
+    """Whether metrics are also written for TensorBoard, to the folder `tensorboard` of the run;
+    needs the extra `[tensorboard]`."""
 
 
 class WandbOptions(ExtraOptions):
-    """Of `monitor.wandb`."""
+    """Options of `monitor.wandb`."""
 
     wandb: Text | None = None
-    """Project of Weights & Biases that gets the metrics, too; needs the extra `[wandb]`."""
+    """Project of Weights & Biases to which metrics are also sent; null: none. Needs the extra
+    `[wandb]`."""
 
 
 for _spec in (

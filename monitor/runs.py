@@ -1,4 +1,4 @@
-"""`penstock runs`: what is in a folder of runs. Reads only the ends of long files."""
+"""`penstock runs`: lists the runs in a folder. Reads only the ends of long files."""
 
 from __future__ import annotations
 
@@ -31,19 +31,19 @@ Row = dict[str, Any]
 
 
 def find(folder: str) -> list[Row]:
-    """The runs in a folder, and in groups of it, the oldest first. Raises UserError where there is
-    no such folder."""
+    """The runs in a folder and in its groups of seeds, the oldest first. Raises UserError if the
+    folder does not exist."""
     base = Path(folder)
     if not base.is_dir():
         raise UserError(
-            f"there is no folder {folder}; name one that holds runs, or train one first"
+            f"there is no folder {folder}; give a folder that contains runs, or train one first"
         )
     configs = [path for depth in ("", "*/", "*/*/") for path in base.glob(depth + CONFIG_FILE)]
     return sorted((row(path.parent) for path in configs), key=lambda found: found["started"])
 
 
 def row(run_dir: Path) -> Row:
-    """One run: what it is, how it stands, how far it came."""
+    """One run: environment, algorithm, state, steps and returns."""
     config = _config(run_dir / CONFIG_FILE)
     summary = _json(run_dir / "summary.json")
     line = _last_line(run_dir / METRICS)
@@ -63,7 +63,7 @@ def row(run_dir: Path) -> Row:
 
 
 def show(rows: list[Row]) -> None:
-    """A table on standard output; as wide as it must be where that is no terminal."""
+    """Print a table on standard output, without a limit of its width if that is not a terminal."""
     from rich.console import Console
     from rich.table import Table
 
@@ -86,7 +86,7 @@ def _cells(found: Row) -> list[str]:
 
 
 def _state(run_dir: Path, summary: Row) -> str:
-    """running, ended (by a limit of its own), stopped (by its user) or died."""
+    """State of a run: running, ended (by one of its limits), stopped (by the user) or died."""
     living = _json(run_dir / SUPERVISOR_FILE)
     if living:
         here = living.get("host") in (None, socket.gethostname())
@@ -95,20 +95,20 @@ def _state(run_dir: Path, summary: Row) -> str:
 
 
 def _answers(path: str) -> bool:
-    """Whether a supervisor listens there, our own or somebody else's."""
+    """Whether a supervisor of any user listens at the socket."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as asker:
         asker.settimeout(CONNECT_S)
         try:
             asker.connect(path)
         except (PermissionError, BlockingIOError, TimeoutError):
             return True
-        except (OSError, ValueError):  # the latter for what is no path
+        except (OSError, ValueError):  # ValueError for an invalid path
             return False
         return True
 
 
 def _json(path: Path) -> Row:
-    """An object from a file; empty where there is none."""
+    """A JSON object from a file; empty if there is none."""
     try:
         found = json.loads(path.read_text())
     except (OSError, ValueError, RecursionError):
@@ -117,7 +117,7 @@ def _json(path: Path) -> Row:
 
 
 def _last_line(path: Path) -> Row:
-    """The last sound line of a file of JSON objects; empty where there is none."""
+    """The last valid line of a file of JSON objects; empty if there is none."""
     try:
         with path.open("rb") as file:
             file.seek(max(0, file.seek(0, os.SEEK_END) - TAIL_NBYTES))
@@ -128,7 +128,7 @@ def _last_line(path: Path) -> Row:
 
 
 def best_return(run_dir: Path) -> float | None:
-    """The mean return that made the best checkpoint, from the head of its file alone."""
+    """The mean return of the best checkpoint, read from the header of its file."""
     try:
         with (run_dir / "checkpoints" / "best" / "checkpoint.safetensors").open("rb") as file:
             (nbytes,) = struct.unpack("<Q", file.read(8))
@@ -140,7 +140,7 @@ def best_return(run_dir: Path) -> float | None:
 
 
 def _config(path: Path) -> Any:
-    """The settings of a config, None where it cannot be read: a list of runs has other rows too."""
+    """The settings of a config; None if it cannot be read, so that other runs are still listed."""
     try:
         return parse(path.read_text(), str(path))[0]
     except (OSError, ValueError, UserError):

@@ -1,5 +1,5 @@
-"""Where the metrics of a run go: the optional sinks that a config asks for, and the fan-out to all
-sinks."""
+"""The sinks of a run's metrics: the optional ones that a config requests, and the fan-out to
+all."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ from penstock.monitor.record import METRICS, Thinned, evaluation_figures
 if TYPE_CHECKING:
     from penstock.configs.schema import Config
 
-SHOWN = ("note", "restart", "refused", "rollback")  # events that the user sees at once
+SHOWN = ("note", "restart", "refused", "rollback")  # events that are shown at once
 ROLE_BURST, ROLE_RATE = 100.0, 5.0  # events that one role may report at once, and in a second
 KIND = re.compile("[a-z][a-z_]{0,31}")
 
 
 def check_libraries(config: Config) -> None:
-    """Raise UserError where one is missing that the config asks for."""
+    """Raise UserError for a missing library that the config needs."""
     for spec, value in _requested(config):
         found = find_spec(spec.library) if spec.library else None
         if spec.library and (found is None or found.origin is None):  # or a folder of that name
@@ -44,7 +44,8 @@ def check_libraries(config: Config) -> None:
 
 
 def make_sinks(config: Config, run_dir: Path) -> list[MetricSink]:
-    """Those that the config asks for; each gets the intervals that `metrics.jsonl` gets."""
+    """The optional sinks that the config requests; they get the same intervals as
+    `metrics.jsonl`."""
     factories: list[SinkFactory] = [
         resolve_name(spec.entry_point) for spec, _ in _requested(config)
     ]
@@ -52,7 +53,7 @@ def make_sinks(config: Config, run_dir: Path) -> list[MetricSink]:
 
 
 def _requested(config: Config) -> Iterator[tuple[SinkSpec, object]]:
-    """The optional sinks, and the values of the options that ask for them."""
+    """The requested optional sinks, and the values of their options."""
     options = config.run.model_dump()
     for spec in SINKS.specs.values():
         if (value := options[spec.name]) not in (None, False):
@@ -60,10 +61,11 @@ def _requested(config: Config) -> Iterator[tuple[SinkSpec, object]]:
 
 
 class FanOut(MetricSink):
-    """All sinks of a run as one. A sink that raises OSError costs its own output and one note.
+    """All sinks of a run as one. An OSError of a sink is shown as a note and does not affect
+    others.
 
-    A sentence that comes as a `note` is an event of that kind for every sink. The sinks' own `note`
-    is called for the events that a person should see, secrets removed.
+    A `note` is passed to every sink as an event of that kind. The sinks' own `note` is called for
+    events that should be shown, with secrets removed.
     """
 
     def __init__(
@@ -72,8 +74,8 @@ class FanOut(MetricSink):
         evaluation: Json | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Calls go to the ``sinks`` in their order. The first is closed last: it may record what
-        the others say at their end.
+        """Calls are forwarded to the ``sinks`` in order. The first is closed last, so that it can
+        record notes of the others.
 
         Args:
             evaluation: figures of the last evaluation before a resume.
@@ -85,7 +87,7 @@ class FanOut(MetricSink):
         self._allowance: dict[str, tuple[float, float]] = {}  # by role: events left, at which time
 
     def metrics(self, metrics: Json, *, final: bool = False) -> None:
-        """Those of an interval are completed with the figures of the last evaluation."""
+        """Forward the metrics of an interval, with the figures of the last evaluation."""
         metrics = without_nan({**metrics} if final else {**metrics, **self._evaluation})
         for sink in self._sinks:
             with self._contained():
@@ -117,7 +119,7 @@ class FanOut(MetricSink):
                 sink.tick()
 
     def close(self) -> None:
-        """Failures are printed to standard error, as a view is closed by now."""
+        """Close all sinks; failures are printed to standard error, as the view is closed."""
         for sink in (*self._sinks[1:], *self._sinks[:1]):
             try:
                 sink.close()
@@ -145,7 +147,7 @@ class FanOut(MetricSink):
         if not KIND.fullmatch(event.kind):
             event = replace(event, kind="note")
         if not taken:
-            text = "reports more than is written; the rest is counted only"
+            text = "reports too many events; the rest is counted only"
             event = replace(event, text=text, data={})
         return event, taken
 

@@ -1,9 +1,9 @@
 """Python stacks of all processes of a living run: `penstock stacks RUN`.
 
-Each process writes them to a file of its own when it gets SIGUSR1, from the signal handler itself
-(`faulthandler`), so also while it is stuck in C and cannot run Python. The signals are sent from
-here and not by the supervisor, which may be the one that is stuck. A process is held by a
-descriptor before it is looked at, so no other that has got its number is ever hit.
+Each process writes them to a file of its own when it receives SIGUSR1, in the signal handler itself
+(`faulthandler`), so also while it is in C code. The signals are sent by this process and not by the
+supervisor, which may hang itself. Processes are addressed by pidfds, so that another process with a
+reused pid never receives the signal.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ BIT = 1 << signal.SIGUSR1 - 1
 
 @dataclass
 class Asked:
-    """A process that is to write its stacks behind ``start`` of its file."""
+    """A process that is requested to append its stacks after ``start`` of its file."""
 
     name: str
     pid: int
@@ -41,9 +41,9 @@ class Asked:
     why_not: str | None = None
 
     def ask(self, pidfd: int) -> None:
-        """Have it write; the signal would end one that does not wait for it, so look first."""
+        """Send the signal, unless the process has no handler yet, which would end it."""
         if not signal_masks(self.pid).get("SigCgt", 0) & BIT:
-            self.why_not = "it has only just been started, or has ended"
+            self.why_not = "the process has just been started, or has ended"
             return
         self.start = _size(self.path)
         if self.start > FILE_NBYTES:
@@ -52,11 +52,11 @@ class Asked:
         try:
             signal.pidfd_send_signal(pidfd, signal.SIGUSR1)
         except ProcessLookupError:
-            self.why_not = "it has ended"
+            self.why_not = "the process has ended"
 
     @property
     def done(self) -> bool:
-        """Whether all is written: the signal has arrived, and its handler has returned."""
+        """Whether the stacks are complete: the signal has arrived, and its handler has returned."""
         if self.why_not is not None:
             return True
         masks = signal_masks(self.pid)
@@ -72,9 +72,9 @@ class Asked:
 
 
 def stacks(run: str) -> Report:
-    """The stacks of the supervisor and of each process, or why there are none.
+    """The stacks of the supervisor and of each process, or the reason for missing ones.
 
-    Raises UserError where nothing runs.
+    Raises UserError if the run is not live.
     """
     reached = reach(run)
     told = {p["name"]: p for p in (reached.report or {"processes": []})["processes"]}
@@ -83,8 +83,8 @@ def stacks(run: str) -> Report:
         try:
             asked[0].ask(_hold(reached.pid, open_fds))
         except ProcessLookupError:
-            reach(run)  # says how the run has ended
-            raise UserError(f"the run {run} is just ending; ask `penstock status`") from None
+            reach(run)  # raises an error with the end of the run
+            raise UserError(f"the run {run} is ending; try `penstock status {run}`") from None
         for child in _descendants_of(reached.pid):
             pid = child.pid
             with suppress(ProcessLookupError, psutil.Error):  # it has ended meanwhile
@@ -103,7 +103,7 @@ def stacks(run: str) -> Report:
 
 
 def describe(report: Report) -> str:
-    """For a person: under a heading for each process its stacks, innermost call first."""
+    """The report as text: a heading for each process, then its stacks, innermost call first."""
     blocks: list[str] = []
     for process in report["processes"]:
         title = f"== {process['name']}, pid {process['pid']}"
@@ -111,16 +111,16 @@ def describe(report: Report) -> str:
             title = f"== {process['name']}, {in_a_line(process['status'])}"
         blocks.append(f"{title}\n{process['stacks'] or process['why_not']}")
     if not report["supervisor_answers"]:
-        blocks.append("the supervisor does not answer questions: it is busy, or stuck as above")
+        blocks.append("the supervisor does not reply: it is busy, or hangs in the call shown above")
     return "\n\n".join(blocks)
 
 
 def _outcome(one: Asked, status: dict[str, Any]) -> dict[str, Any]:
     text, why_not = one.text, one.why_not
     if why_not is None and not one.done:
-        why_not = f"did not answer within {TIMEOUT_S:g} s{_doing(status)}"
+        why_not = f"no reply within {TIMEOUT_S:g} s{_doing(status)}"
     elif why_not is None and text is None:
-        why_not = "it has ended"
+        why_not = "the process has ended"
     return {
         "name": one.name,
         "pid": one.pid,
@@ -131,7 +131,7 @@ def _outcome(one: Asked, status: dict[str, Any]) -> dict[str, Any]:
 
 
 def _doing(status: dict[str, Any]) -> str:
-    """What the one that does not answer is in, as its main thread said last."""
+    """The last known state of a process that does not reply."""
     state = f"; it is {status['state']}" if status.get("state") else ""
     main = [t for t in status.get("threads", []) if t["part"] is not None][:1]
     return state + "".join(f", in {t['part']} for {lasting(t['for_s'])}" for t in main)
@@ -144,23 +144,23 @@ def _hold(pid: int, open_fds: ExitStack) -> int:
         raise
     except OSError as error:
         raise UserError(
-            f"process {pid} cannot be reached from here: {error.strerror}; ask in the container in "
-            "which the run is"
+            f"process {pid} cannot be accessed: {error.strerror}; run this command in the "
+            "container of the run"
         ) from error
     open_fds.callback(os.close, pidfd)
     return pidfd
 
 
 def _descendants_of(pid: int) -> list[psutil.Process]:
-    """Processes that descend from the supervisor; the roles are among them."""
+    """All descendants of the supervisor, which include the roles."""
     with suppress(psutil.NoSuchProcess):
         return sorted(psutil.Process(pid).children(recursive=True), key=lambda child: child.pid)
     return []
 
 
 def _role_of(process: psutil.Process) -> str | None:
-    """The name of the role that a process is; its shim has the same words in its command, but
-    begins with others."""
+    """The name of the role of a process; None for other processes, such as a role's shim, whose
+    command line contains that of the role."""
     words: list[str] = process.cmdline()
     if "-c" in words or MODULE not in words[:-1]:
         return None

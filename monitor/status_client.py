@@ -1,4 +1,4 @@
-"""Asks the supervisor of a living run what its processes are in: `penstock status RUN`."""
+"""Queries the supervisor of a live run for the status of its processes: `penstock status RUN`."""
 
 from __future__ import annotations
 
@@ -29,17 +29,17 @@ SHOWN_PARTS = 4
 
 @dataclass(frozen=True)
 class Reached:
-    """A living supervisor: its pid as this process sees it, and its answer, None where it is too
-    busy, or stuck, to give one."""
+    """A live supervisor: its pid in this process's namespace, and its reply; None if it is too busy
+    or hangs."""
 
     pid: int
     report: Report | None
 
 
 def status(run: str, window_s: float = WINDOW_S) -> Report:
-    """What the processes of a run are in, with the shares of their time over ``window_s``.
+    """The status of the processes of a run, with their time shares over ``window_s``.
 
-    Raises UserError where nothing runs, or the supervisor does not answer.
+    Raises UserError if the run is not live, or the supervisor does not reply.
     """
     before = _must_answer(run)
     time.sleep(window_s)
@@ -52,7 +52,7 @@ def status(run: str, window_s: float = WINDOW_S) -> Report:
 
 
 def reach(run: str) -> Reached:
-    """The supervisor of a run, and what it says. Raises UserError where there is none."""
+    """The supervisor of a run, and its reply. Raises UserError if the run is not live."""
     folder = Path(run)
     about = _about(folder)
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -62,11 +62,11 @@ def reach(run: str) -> Reached:
             connection.connect(about["socket"])
         except PermissionError as error:
             raise _not_ours(folder) from error
-        except (TimeoutError, BlockingIOError) as error:  # the latter where many ask already
-            if not _lives(about):  # its number here is that of another process
+        except (TimeoutError, BlockingIOError) as error:  # the latter if many clients are connected
+            if not _lives(about):  # here its pid is that of another process
                 raise UserError(
-                    f"the supervisor of {run} is busy, and not a process of this container; ask in "
-                    "the container in which the run is"
+                    f"the supervisor of {run} is busy, and runs in another container; run this "
+                    "command in the container of the run"
                 ) from error
             return Reached(about["pid"], None)
         except OSError as error:
@@ -74,24 +74,24 @@ def reach(run: str) -> Reached:
                 return reach(run)
             if _lives(about):
                 raise UserError(
-                    f"the supervisor of {run} (pid {about['pid']}) lives, but its socket "
-                    f"{about['socket']} is gone: end the run with kill {about['pid']}"
+                    f"the supervisor of {run} (pid {about['pid']}) runs, but its socket "
+                    f"{about['socket']} was deleted; end the run with: kill {about['pid']}"
                 ) from error
             raise UserError(
                 f"the supervisor of {run} (pid {about['pid']}) has died without ending the run, "
-                "and its processes end with it; start the run again with --resume auto"
+                "and its processes end with it; resume the run with --resume auto"
             ) from error
         ucred = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
         return Reached(struct.unpack("3i", ucred)[0], _answer(connection))
 
 
 def _lives(about: Report) -> bool:
-    """Whether the supervisor's number is still its own."""
+    """Whether the supervisor's pid still belongs to the supervisor."""
     return bool(began_ticks(about["pid"]) == about["began"])
 
 
 def describe(report: Report) -> str:
-    """The report for a person: a line for each process, and one for each of its threads."""
+    """The report as text: a line for each process, and one for each of its threads."""
     began = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(report["since"]))
     lines = [
         f"{report['run']}: since {began}, for {lasting(report['running_s'])}; supervisor pid "
@@ -107,7 +107,7 @@ def describe(report: Report) -> str:
 def in_a_line(process: Report) -> str:
     """A process in a line: "pid 71, stopped, silent for 41 s, in phase environment for 41 s"."""
     if process["pid"] is None:
-        return "does not run: it has ended, or will be started again"
+        return "does not run: it has ended, or will be restarted"
     silent_s = process["silent_s"]
     said = "no sign of life yet" if silent_s is None else f"silent for {lasting(silent_s)}"
     cpu = f", cpu {percent(process['cpu'])}" if process.get("cpu") is not None else ""
@@ -130,7 +130,7 @@ def lasting(seconds: float) -> str:
 
 
 def _thread_line(thread: Report, width: int) -> str:
-    inside = "in nothing yet"
+    inside = "not started yet"
     if thread["part"] is not None:
         inside = f"in {thread['part']} for {lasting(thread['for_s'])}"
     most = sorted(thread["ledger"].items(), key=lambda item: -item[1])[:SHOWN_PARTS]
@@ -151,14 +151,14 @@ def _must_answer(run: str) -> Report:
     reached = reach(run)
     if reached.report is None:
         raise UserError(
-            f"the supervisor of {run} (pid {reached.pid}) has not answered for {TIMEOUT_S:g} s; "
-            f"penstock stacks {run} shows where it is stuck"
+            f"the supervisor of {run} (pid {reached.pid}) did not reply within {TIMEOUT_S:g} s; "
+            f"penstock stacks {run} shows where it hangs"
         )
     return reached.report
 
 
 def _answer(connection: socket.socket) -> Report | None:
-    """All that comes until the end; None where that takes too long."""
+    """The complete reply; None if it takes too long."""
     data = bytearray()
     ends_s = time.monotonic() + TIMEOUT_S
     try:
@@ -173,9 +173,9 @@ def _answer(connection: socket.socket) -> Report | None:
 
 
 def _about(folder: Path) -> Report:
-    """What `supervisor.json` says. Raises UserError where no run of this host is told of."""
+    """The contents of `supervisor.json`. Raises UserError if they name no live run of this host."""
     if not folder.is_dir():
-        raise UserError(f"there is no folder {folder}; give the folder of a run, as it was printed")
+        raise UserError(f"there is no folder {folder}; give the folder of a run")
     try:
         about: Report = json.loads((folder / SUPERVISOR_FILE).read_text())
         host = about["host"]
@@ -191,28 +191,31 @@ def _about(folder: Path) -> Report:
         raise _not_ours(folder) from error
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise UserError(
-            f"{folder / SUPERVISOR_FILE} is damaged ({error}); see if the run lives: "
+            f"{folder / SUPERVISOR_FILE} is damaged ({error}); check whether the run is live: "
             "ps ax | grep penstock"
         ) from error
     if host != socket.gethostname():
         raise UserError(
-            f"{folder} is of a run on {host}, and this is {socket.gethostname()}; ask there"
+            f"{folder} is of a run on {host}, and this host is {socket.gethostname()}; run this "
+            f"command on {host}"
         )
     return about
 
 
 def _how_it_ended(folder: Path) -> str:
     if in_use(folder):
-        return f"the run in {folder} is just starting or ending; ask again in a moment"
+        return f"the run in {folder} is starting or ending; try again in a moment"
     summary = folder / "summary.json"
     try:
-        said = json.loads(summary.read_text())
+        found = json.loads(summary.read_text())
         ended_s = summary.stat().st_mtime
     except (OSError, ValueError):
-        return f"nothing runs in {folder}, and no summary.json says how a run ended there"
+        return (
+            f"no run is live in {folder}, and it has no summary.json; give the folder of a live run"
+        )
     when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(ended_s))
-    error = f" ({said['error']})" if said.get("error") else ""
-    return f"the run in {folder} has ended, at {when}: {said.get('exit_reason')}{error}"
+    error = f" ({found['error']})" if found.get("error") else ""
+    return f"the run in {folder} has ended, at {when}: {found.get('exit_reason')}{error}"
 
 
 def _not_ours(folder: Path) -> UserError:
@@ -220,4 +223,6 @@ def _not_ours(folder: Path) -> UserError:
     with suppress(OSError, KeyError):
         owner = pwd.getpwuid(folder.stat().st_uid).pw_name
     me = os.geteuid()
-    return UserError(f"{folder} is a run of {owner}, and you are user {me}; ask as that user")
+    return UserError(
+        f"{folder} is a run of {owner}, and you are user {me}; run this command as that user"
+    )

@@ -1,4 +1,4 @@
-"""The last words of a run: a table of how far it came, where every sample went, what to do next."""
+"""The summary at the end of a run: steps, returns, accounting of samples, next commands."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ INTERRUPTED = ("interrupted", "terminated")
 
 
 def rows(summary: Metrics, run_dir: Path) -> Rows:
-    """What is told: labels and texts."""
+    """The rows of the summary: labels and texts."""
     m = summary.get
     seconds, steps = m("time_s") or 0.0, m("env_steps") or 0
     rate = steps / seconds if seconds else None
@@ -28,9 +28,7 @@ def rows(summary: Metrics, run_dir: Path) -> Rows:
         "return": _return(summary),
     }
     if m("solved_at_s") is not None:
-        shown["solved"] = (
-            f"stop.return was first reached after {m('solved_at_s'):.2f} s of training"
-        )
+        shown["solved"] = f"stop.return first reached after {m('solved_at_s'):.2f} s of training"
     if "eval_return_mean" in summary:
         shown["evaluation"] = (
             f"{number(m('eval_return_mean'))} at {count(m('eval_trained_steps'))} steps, "
@@ -41,16 +39,18 @@ def rows(summary: Metrics, run_dir: Path) -> Rows:
     shown |= accounting(summary["accounting"])
     if restarts := m("actors_restarted"):
         shown["restarts"] = (
-            f"{count(restarts)} of actors that had failed; logs/actor-*.log says why"
+            f"{count(restarts)} of failed actors; the causes are in logs/actor-*.log"
         )
     if m("utilization") is not None:
-        shown["learner"] = f"{percent(m('utilization'))} of its time in training"
+        shown["learner"] = (
+            f"{percent(m('utilization'))} of the time in forward, backward and optimizer"
+        )
     following = _next(summary["exit_reason"], run_dir) if steps else []
     return [*shown.items(), ("folder", str(run_dir)), *following]
 
 
 def accounting(a: Mapping[str, Any]) -> dict[str, str]:
-    """Where every sample went, and whether that adds up."""
+    """Accounting of all samples, and whether it balances."""
     terms = {
         key: "unknown" if a[key] is None else f"{a[key]:,}"
         for key in ("produced", "trained", "in_flight")
@@ -63,12 +63,14 @@ def accounting(a: Mapping[str, Any]) -> dict[str, str]:
         return shown
     went = a["trained"] + sum(a["dropped"].values()) + sum(a["lost"].values()) + a["in_flight"]
     if went != a["produced"]:
-        shown["defect"] = f"these do not balance, by {a['produced'] - went:,}: please report it"
+        shown["defect"] = (
+            f"the terms differ by {a['produced'] - went:,}; this is a bug, please report it"
+        )
     return shown
 
 
 def _next(exit_reason: str, run_dir: Path) -> Rows:
-    """What a user may want to type now."""
+    """Commands that are useful next."""
     if not (run_dir / "checkpoints" / "last").is_dir():
         return []
     commands = [f"penstock {name} {run_dir}" for name in ("eval", "record", "plot")]
@@ -78,7 +80,7 @@ def _next(exit_reason: str, run_dir: Path) -> Rows:
 
 
 def show(shown: Rows, stream: TextIO) -> None:
-    """As a panel on a terminal, else in lines."""
+    """Print the rows as a panel on a terminal, otherwise as lines."""
     if not stream.isatty():
         width = max(len(label) for label, _ in shown)
         lines = (f"{label:{width}}  {text}" for label, text in shown)
@@ -96,17 +98,17 @@ def show(shown: Rows, stream: TextIO) -> None:
 
 
 def _return(summary: Metrics) -> str:
-    """The mean, and of which episodes."""
+    """The mean return, and the episodes that it covers."""
     episodes = summary.get("episodes") or 0
     if not episodes:
-        return "none, as no episode has ended"
+        return "none, because no episode has ended"
     of = f"the last {RECENT} of {count(episodes)}" if episodes > RECENT else f"all {episodes}"
     of = "the only episode" if episodes == 1 else f"{of} episodes"
     return f"{number(summary.get('episode_return_mean'))} over {of}"
 
 
 def _frames(summary: Metrics, rate: float | None) -> str:
-    """Emulator frames, where there is an emulator."""
+    """Emulator frames, if the environment has an emulator."""
     steps, frames = summary.get("env_steps"), summary.get("env_frames")
     if not steps or frames in (None, steps):
         return ""

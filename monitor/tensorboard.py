@@ -1,4 +1,4 @@
-"""The metrics of a run as TensorBoard reads them, in the folder `tensorboard` of the run."""
+"""Writes the metrics of a run for TensorBoard, in the folder `tensorboard` of the run."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ SKIPPED = "_histogram"
 
 
 def make(config: Config, run_dir: Path) -> MetricSink:
-    """For `run.tensorboard`."""
+    """The sink of `run.tensorboard`."""
     return Board(run_dir)
 
 
 class Board(MetricSink):
-    """Writes each interval as scalars over agent steps. The library is imported by the first: it
-    must not delay the start of a run."""
+    """Writes each interval as scalars over agent steps. The library is imported with the first
+    interval, so that it does not delay the start of a run."""
 
     def __init__(self, run_dir: Path) -> None:
         self._folder = run_dir / "tensorboard"
         self._writer: Any = None
 
     def metrics(self, metrics: Json, *, final: bool = False) -> None:
-        """Write at once, in this thread: the library's own would leave a full disk unnoticed, and
-        its queue would in the end hold up whoever asks. Raises OSError."""
+        """Write at once, in this thread. The library's own thread would hide a full disk, and its
+        full queue would block the caller. Raises OSError."""
         from tensorboardX.event_file_writer import EventsWriter
         from tensorboardX.proto.event_pb2 import Event
         from tensorboardX.proto.summary_pb2 import Summary
@@ -55,7 +55,7 @@ class Board(MetricSink):
 
 def scalars(metrics: Json, prefix: str = "") -> Iterator[tuple[str, float]]:
     """Tag and value of every number: `ledger/compute`, `ledgers/actor-0/step`, `ranks/1/...`.
-    Histograms, texts and what is unknown yet are left out."""
+    Histograms, texts and unknown values are left out."""
     for name, value in metrics.items():
         tag = f"{prefix}{name}"
         if isinstance(value, list):

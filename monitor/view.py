@@ -1,4 +1,4 @@
-"""How a run looks while it goes on: a live panel on a terminal, plain lines everywhere else."""
+"""The display of a live run: a panel on a terminal, plain lines elsewhere."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TextIO
 
 from penstock.core.interfaces import Json, MetricSink, RunEvent
-from penstock.monitor.figures import figures, line
+from penstock.monitor.figures import BEST, figures, line
 from penstock.monitor.record import evaluation_figures
 
 if TYPE_CHECKING:
@@ -17,19 +17,31 @@ if TYPE_CHECKING:
 
 LINE_EVERY_S = 3.0
 REDRAWN_EVERY_S = 0.5
-AGAIN_S = 60.0  # between two times that the same note is shown
-NOTES = 1000  # different ones that are counted
+AGAIN_S = 60.0  # between two displays of the same note
+NOTES = 1000  # different notes that are counted
+LABEL_COLUMNS = 10  # of the labels, so that the parts of a panel align
+PANEL_COLUMNS = 140  # a wider terminal is not filled
+SIDE_BY_SIDE_COLUMNS = 96  # of a terminal on which short figures are shown in two columns
+TRAINING = ("time", "steps", "frames", "trained", "return", "evaluation", "loss")
+FLOW = ("lag", "queue", "latency", "dropped", "learners")
+FULL_EPISODES = 100  # that `episode_return_mean` is the mean of; with fewer it is no best return
 
 
-def make_view(stream: TextIO, title: str, stop: StopConfig | None) -> MetricSink:
-    """The live view on a terminal, lines elsewhere."""
+def make_view(
+    stream: TextIO, title: str, stop: StopConfig | None, about: str | None = None
+) -> MetricSink:
+    """The live view on a terminal, lines elsewhere.
+
+    Args:
+        about: environment, algorithm and preset of the run.
+    """
     if stream.isatty():
-        return LiveView(stream, title, stop)
-    return LineView(stream, title, stop)
+        return LiveView(stream, title, stop, about)
+    return LineView(stream, f"{title}; {about}" if about else title, stop)
 
 
 class LineView(MetricSink):
-    """One line every few seconds."""
+    """Prints one line every few seconds."""
 
     def __init__(self, stream: TextIO, title: str, stop: StopConfig | None) -> None:
         self._stream = stream
@@ -47,20 +59,31 @@ class LineView(MetricSink):
 
 
 class LiveView(MetricSink):
-    """A panel that is drawn anew with each interval; notes scroll above it."""
+    """A panel that is redrawn with each interval, as wide as the terminal; notes scroll above it.
 
-    def __init__(self, stream: TextIO, title: str, stop: StopConfig | None) -> None:
+    On a wide terminal the figures of training and those of the data flow stand side by side.
+    """
+
+    def __init__(
+        self, stream: TextIO, title: str, stop: StopConfig | None, about: str | None = None
+    ) -> None:
         from rich.console import Console
         from rich.live import Live
 
         self._title = title
         self._stop = stop
-        console = Console(file=stream)
-        self._live = Live(self._panel({}), console=console, auto_refresh=False)
+        self._about = about
+        self._best: float | None = None
+        self._console = Console(file=stream)
+        self._live = Live(self._panel({}), console=self._console, auto_refresh=False)
         self._live.start(refresh=True)
 
     def metrics(self, metrics: Json, *, final: bool = False) -> None:
-        self._live.update(self._panel(metrics), refresh=True)
+        mean = metrics.get("episode_return_mean")
+        if mean is not None and (metrics.get("episodes") or 0) >= FULL_EPISODES:
+            self._best = mean if self._best is None else max(self._best, mean)
+        best = {} if self._best is None else {BEST: self._best}
+        self._live.update(self._panel({**metrics, **best}), refresh=True)
 
     def note(self, text: str) -> None:
         self._live.console.print(text, markup=False, highlight=False)
@@ -69,21 +92,43 @@ class LiveView(MetricSink):
         self._live.stop()
 
     def _panel(self, metrics: Json) -> Any:
+        from rich.console import Group
         from rich.panel import Panel
         from rich.table import Table
         from rich.text import Text
 
-        table = Table.grid(padding=(0, 2))
-        shown = figures(metrics, self._stop) if metrics else {"starting": ""}
-        for label, value in shown.items():
-            table.add_row(Text(label, style="dim"), Text(value))
-        return Panel(table, title=Text(self._title), title_align="left", expand=False)
+        shown = {} if self._about is None else {"run": self._about}
+        shown |= figures(metrics, self._stop) if metrics else {"starting": ""}
+        width = min(self._console.width, PANEL_COLUMNS)
+        parts: list[Any] = []
+        if metrics and width >= SIDE_BY_SIDE_COLUMNS:
+            columns = [{n: shown.pop(n) for n in names if n in shown} for names in (TRAINING, FLOW)]
+            both = Table.grid(padding=(0, 2), expand=True)
+            for _ in columns:
+                both.add_column(ratio=1)
+            both.add_row(*map(_grid, columns))
+            first = {"run": shown.pop("run")} if "run" in shown else {}
+            parts = [_grid(first), both] if first else [both]
+        parts.append(_grid(shown))
+        return Panel(Group(*parts), title=Text(self._title), title_align="left", width=width)
+
+
+def _grid(shown: dict[str, str]) -> Any:
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table.grid(padding=(0, 2))
+    width = max((len(label) for label in shown), default=0)
+    table.add_column(min_width=max(width, LABEL_COLUMNS))
+    for label, value in shown.items():
+        table.add_row(Text(label, style="dim"), Text(value))
+    return table
 
 
 class ProgressLine(MetricSink):
-    """One line that is written over, for a program or a notebook; notes stay above it.
+    """One line that is overwritten, for a program or a notebook; notes stay above it.
 
-    Where a stream is neither a terminal nor a notebook's, it stands once, at the end.
+    On a stream that is neither a terminal nor a notebook's it is printed once, at the end.
     """
 
     def __init__(self, stream: TextIO, title: str, stop: StopConfig | None) -> None:
@@ -126,19 +171,19 @@ class Silent(MetricSink):
 
 @dataclass
 class _Note:
-    """A note that was shown or waits for the view."""
+    """A note that was shown, or will be when the view exists."""
 
-    clock: str  # when it was last said, as far as it was shown
+    clock: str  # time of day of the last display
     count: int = 0  # since it was last shown
     next_s: float = 0.0  # when it may be shown again
 
 
 class DeferredView(MetricSink):
-    """A view that is made at the first `tick`, when the processes of the run have been started:
-    what it imports must not delay them.
+    """A view that is made at the first `tick`, when the processes of the run have been started, so
+    that its imports do not delay them.
 
-    It is shown the newest value of every figure. A note is shown at most once a minute, with the
-    time of day. A closed terminal is no failure.
+    It receives the newest value of every figure. A note is shown at most once a minute, with the
+    time of day. Errors of a closed terminal are ignored.
     """
 
     def __init__(self, make: Callable[[], MetricSink]) -> None:
@@ -166,8 +211,8 @@ class DeferredView(MetricSink):
         return False
 
     def note(self, text: str) -> None:
-        """Show it at once, or count it where it was shown less than a minute ago: every actor may
-        say the same."""
+        """Show a note at once, or count it if it was shown less than a minute ago: all actors may
+        report the same."""
         if len(self._notes) >= NOTES and text not in self._notes:
             del self._notes[next(iter(self._notes))]
         note = self._notes.setdefault(text, _Note(time.strftime("%H:%M:%S")))

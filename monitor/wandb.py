@@ -1,8 +1,8 @@
-"""The metrics of a run for Weights & Biases, by a process of its own.
+"""Sends the metrics of a run to Weights & Biases, in a separate process.
 
-Its library starts threads and a service, waits for a network, and can hang in any of that. So it
-lives in another process, which is sent each interval over a socket: a full socket drops it, a dead
-process is told of once, and at the end the process gets `FINISH_S` to send what it has.
+The library starts threads and a service, waits for the network, and can hang. It therefore runs in
+another process, which receives each interval over a socket: a full socket drops it, the death of
+the process is reported once, and at the end the process has `run.grace_s` to send the rest.
 """
 
 from __future__ import annotations
@@ -36,16 +36,16 @@ NAME = "W&B"
 
 
 def make(config: Config, run_dir: Path) -> MetricSink:
-    """For `run.wandb`."""
+    """The sink of `run.wandb`."""
     project = WandbOptions.of(config.run).wandb or ""
     return WandbWriter(run_dir, project, config.model_dump(mode="json"), config.run.grace_s)
 
 
 class WandbWriter(MetricSink):
-    """Sends each interval to the process."""
+    """Sends each interval to the process of W&B."""
 
     def __init__(self, run_dir: Path, project: str, config: Json, finish_s: float) -> None:
-        """``finish_s`` is for the end."""
+        """``finish_s``: seconds that the process has at the end of the run."""
         self._finish_s = finish_s
         self._stored = run_dir / "wandb"
         self._log = run_dir / "logs" / "wandb.log"
@@ -69,11 +69,13 @@ class WandbWriter(MetricSink):
         if self._channel.send({"metrics": metrics}):
             return
         if self._process.poll() is None:
-            raise OSError(errno.EAGAIN, "it does not keep up, and some metrics are left out", NAME)
-        raise OSError(errno.EPIPE, f"its process has ended, {self._log} says why", NAME)
+            raise OSError(
+                errno.EAGAIN, "its process is too slow, so some metrics are left out", NAME
+            )
+        raise OSError(errno.EPIPE, f"its process has ended, the cause is in {self._log}", NAME)
 
     def close(self) -> None:
-        """Let it send what it has; when the time is over it is killed, and what it started."""
+        """Let the process send the rest; after the time limit its process group is killed."""
         if self._channel.closed:
             return
         self._channel.close()
@@ -82,7 +84,7 @@ class WandbWriter(MetricSink):
             ended = bool(select.select([self._pidfd], [], [], self._finish_s)[0])
         if not ended:
             stored = any(self._stored.glob("*run-*/*.wandb"))
-            rest = "`wandb sync` sends the rest" if stored else "nothing was stored"
+            rest = "send the rest with `wandb sync`" if stored else "no data was stored"
             print(f"{NAME} did not finish within {self._finish_s:g} s: {rest}", file=sys.stderr)
         with contextlib.suppress(ProcessLookupError):  # before `wait`: its number is still its own
             os.killpg(self._process.pid, signal.SIGKILL)
@@ -91,7 +93,7 @@ class WandbWriter(MetricSink):
 
 
 def main() -> None:
-    """The process: log what comes, until the other end is gone."""
+    """Main function of the process: log received metrics until the connection is closed."""
     channel, parent_pid = Channel(socket.socket(fileno=int(sys.argv[1]))), int(sys.argv[2])
     die_with(parent_pid, signal.SIGTERM)
     os.nice(NICE)
@@ -107,7 +109,7 @@ def main() -> None:
         config=about["config"],
         resume="allow",
     )
-    # Its own step must not fall, as agent steps do where a run goes on from a checkpoint.
+    # W&B's own step must not decrease, as agent steps do at a resume.
     run.define_metric("*", step_metric="env_steps")
     for message in messages:
         run.log(dict(scalars(message["metrics"])))
@@ -122,7 +124,7 @@ def _messages(channel: Channel) -> Iterator[dict[str, Any]]:
 
 
 def _id(run_dir: Path) -> str:
-    """The run's name at their side, the same after a resume."""
+    """The id of the run at W&B, unchanged after a resume."""
     path = run_dir / ID_FILE
     if not path.exists():
         with open(path, "w", opener=open_private) as file:

@@ -35,6 +35,20 @@ class Batch(dict[str, Any]):
     def __setattr__(self, name: str, value: Any) -> None:
         self[name] = value
 
+    def __repr__(self) -> str:
+        """Dtypes and shapes instead of values: `Batch(obs=float32[32, 4], ...)`."""
+        return f"Batch({', '.join(f'{name}={_brief(value)}' for name, value in self.items())})"
+
+
+def _brief(value: Any) -> str:
+    if isinstance(value, dict):
+        return f"{{{', '.join(f'{name}: {_brief(inner)}' for name, inner in value.items())}}}"
+    if isinstance(value, tuple):
+        return f"({', '.join(map(_brief, value))})"
+    if hasattr(value, "dtype") and hasattr(value, "shape"):
+        return f"{value.dtype}{list(value.shape)}"
+    return repr(value)
+
 
 def unstack(frames: Any, stack: int) -> tuple[Any, Any]:
     """Split frames into obs and next_obs, ``[B, stack, *frame]`` each, without copying.

@@ -63,6 +63,11 @@ def wrap_sampler(
         most: draws per row; None: no limit.
     """
     chosen: Sampler = Uniform() if sampler is None else sampler
+    if not callable(getattr(chosen, "bind", None)):
+        raise ReplayError(
+            f"sampler {sampler!r} is not a sampler; give an object, such as Uniform() or "
+            "Prioritized(alpha=0.6)"
+        )
     if sequences is not None:
         sequences.refuse_n_step(n_step)
         chosen = SequenceSampler(sequences, chosen)

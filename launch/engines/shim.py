@@ -106,6 +106,7 @@ class ShimPlan:
 
 
 def main() -> None:
+    """Start the role that the arguments describe; never returns."""
     plan = ShimPlan(sys.argv[1:])
     try:
         guard(plan)

@@ -148,11 +148,11 @@ def test_a_config_may_name_it_with_its_options(tmp_path: Path) -> None:
     [
         ("algo.curiosity=0", r"algo\.curiosity is 0; it must be a number above 0; the default is"),
         ("algo.curiosty=1", r"no option algo\.curiosty; the nearest option is algo\.curiosity"),
-        ("algo.tau=1", r"no option algo\.tau; algo\.name sac has it, sarsa has name, discount"),
+        ("algo.tau=1", r"algo\.tau; it is an option of algo\.name sac, sarsa has name, discount"),
         ("algo.cost=2", r"algo\.cost 2 is above algo\.reward_scale; set algo\.cost=0"),
-        ("learner.batch_size=1", r"no option learner\.batch_size; here it is replay\.batch_size"),
-        ("model.core=lstm", r"model\.core lstm is for actor-critics, which algo\.name sarsa is"),
-        ("learner.prefetch=3", r"learner\.prefetch 3 does nothing for algo\.name sarsa, which"),
+        ("learner.batch_size=1", r"learner\.batch_size; the equivalent is replay\.batch_size"),
+        ("model.core=lstm", r"model\.core lstm is for actor-critics, and algo\.name sarsa is not"),
+        ("learner.prefetch=3", r"learner\.prefetch 3 has no effect with algo\.name sarsa"),
         ("algo.name=sasra", r"must be 'impala', 'ppo', 'custom', 'dqn', 'sac' or 'sarsa'; the"),
     ],
 )

@@ -115,7 +115,7 @@ def test_an_evaluator_that_cannot_work_ends_no_run(penstock: Penstock, tmp_path:
     code, summary, err = run.end()
     assert (code, summary["exit_reason"]) == (0, "minutes")
     assert "not in here" in err
-    assert err.count("the run goes on without it") == 1
+    assert err.count("the run continues without it") == 1
 
 
 def count_pictures(path: Path) -> tuple[int, float]:
@@ -261,7 +261,7 @@ def test_a_library_of_metrics_that_misbehaves_ends_no_run(
     code, summary, err = penstock("train", "cartpole", "--json", *SMALL, *options).end()
     assert (code, summary["exit_reason"]) == (0, "learner_steps"), err
     if how == "hangs":
-        assert "W&B did not finish within 3 s: nothing was stored" in err
+        assert "W&B did not finish within 3 s: no data was stored" in err
     else:
         assert "RuntimeError: no network" in (tmp_path / "run" / "logs" / "wandb.log").read_text()
 

@@ -62,7 +62,7 @@ def test_a_living_run_tells_what_it_does_and_a_stopped_actor_for_how_long(
     written = ask(penstock, "stacks")
     assert written.keys() == ROLES | {"supervisor"}
     why_not = written["actor-0"].pop("why_not")
-    assert why_not.startswith(f"did not answer within 2 s; it is stopped, in {main['part']} for ")
+    assert why_not.startswith(f"no reply within 2 s; it is stopped, in {main['part']} for ")
     assert written["actor-0"]["stacks"] is None
     for name, call in {"learner-0": "learner/role.py", "supervisor": "supervisor.py"}.items():
         assert written[name]["why_not"] is None
@@ -108,11 +108,11 @@ def test_where_the_supervisor_itself_is_stuck_its_processes_still_write(
     run.signal(signal.SIGSTOP)
     code, answer, _ = penstock("status", "run", "--json").end()
     assert code == 2
-    assert answer["error"].startswith(f"the supervisor of run (pid {run.process.pid}) has not ans")
+    assert answer["error"].startswith(f"the supervisor of run (pid {run.process.pid}) did not rep")
     code, answer, _ = penstock("stacks", "run", "--json").end()
     assert (code, answer["supervisor_answers"]) == (0, False)
     written = by_name(answer)
-    assert written["supervisor"]["why_not"] == "did not answer within 2 s"
+    assert written["supervisor"]["why_not"] == "no reply within 2 s"
     assert "in _turns" in written["actor-0"]["stacks"]
     run.signal(signal.SIGCONT)
     run.signal(signal.SIGTERM)

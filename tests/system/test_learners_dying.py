@@ -140,7 +140,7 @@ def test_a_run_stopped_as_its_first_learner_dies_is_saved_by_the_next(
     os.kill(stopped, signal.SIGCONT)
     code, answer, err = learners.run.end()
     assert code == 143, err
-    assert "another learner saves the run" in err
+    assert "another learner writes the checkpoint" in err
     assert_balanced(answer)
     stored = checkpoint_format.load(saved)
     steps = stored.meta["progress"]["learner_steps"]

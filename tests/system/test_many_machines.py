@@ -191,7 +191,7 @@ def test_a_store_whose_port_is_taken(penstock: Penstock) -> None:
     ("options", "sentence"),
     [
         (["--rank=1"], "and --world, --store is missing"),
-        (["--rank=0", "--world=2", "--store=nowhere"], "--store nowhere is no host and port"),
+        (["--rank=0", "--world=2", "--store=nowhere"], "--store nowhere is not a host and port"),
         (
             ["--rank=0", "--world=2", "--store=127.0.0.1:1", "learner.reduce.interface=eth77"],
             "learner.reduce.interface eth77 does not exist; this machine has",

@@ -189,7 +189,7 @@ def test_ctrl_c_before_the_window_leaves_no_profile(penstock: Penstock, tmp_path
     run.process.send_signal(signal.SIGINT)
     code, told, err = run.end()
     assert (code, told["exit_reason"], err.count("Traceback")) == (130, "interrupted", 0)
-    assert "the run ended before its window began" in err
+    assert "the run ended before the profiled window began" in err
     assert not (tmp_path / "run" / "profile.json").exists()
 
 
@@ -205,13 +205,16 @@ def test_a_run_that_fails_is_told_as_train_tells_it(penstock: Penstock, tmp_path
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (("cartpole", "--seconds", "0"), "--seconds 0 is no length of a window"),
+        (("cartpole", "--seconds", "0"), "--seconds is 0; it must be a number above 0"),
         pytest.param(
             ("cartpole", "--seconds", "nan"),
-            "--seconds nan is no length of a window",
+            "--seconds is nan; it must be a number above 0",
             marks=pytest.mark.slow,
         ),
-        (("cartpole", "transport.kind=inproc"), "transport.kind=inproc plays and trains in turns"),
+        (
+            ("cartpole", "transport.kind=inproc"),
+            "transport.kind=inproc plays and trains in one thread",
+        ),
         pytest.param(
             ("cartpoel",),
             "'cartpoel' is not a target; the nearest preset is cartpole",

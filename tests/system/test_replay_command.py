@@ -89,14 +89,14 @@ def test_it_serves_until_told_to_stop(spec: Path, signum: signal.Signals) -> Non
         (SPEC, ["--bind", "tcp://0.0.0.0:7800"], "can be reached from other hosts"),
         (SPEC, ["--bind", "nonsense"], "nonsense"),
         (SPEC, ["--capacity", "0"], "capacity 0 must be a whole number and at least 1"),
-        (SPEC, ["--spec", "/nowhere.yaml"], "the spec /nowhere.yaml cannot be read"),
+        (SPEC, ["--spec", "/nowhere.yaml"], "--spec /nowhere.yaml cannot be read"),
         (SPEC, ["--curve", "/nowhere"], "/nowhere"),
         (SPEC, ["--sampler", "prioritized", "--alpha", "-1"], "alpha"),
         ("columns: [", [], "this is not YAML"),
-        ("", [], "the whole: "),
+        ("", [], "the file: "),
         ("envs: 3", [], "columns: Field required"),
         ("columns: {obs: [float32, [4]], action: [nope, []]}", [], "column action is declared as"),
-        ("columns: {}\nsize: 3", [], "size: Extra inputs are not permitted; a spec has columns"),
+        ("columns: {}\nsize: 3", [], "size: Extra inputs are not permitted; the keys are columns"),
     ],
 )
 def test_a_mistake_is_one_sentence(

@@ -140,7 +140,7 @@ def test_actors_join_by_the_runs_folder(penstock: Penstock, tmp_path: Path) -> N
         command.process.send_signal(signal.SIGINT)
     code, _, err = learner.end()
     assert code == 130
-    assert f"actors join by: penstock actor --connect ipc://{folder}/wire" in err
+    assert f"start actors with: penstock actor --connect ipc://{folder}/wire" in err
     assert actor.end()[0] == 130
 
 

@@ -64,7 +64,7 @@ def test_a_crash_loop_ends_the_run_with_the_first_traceback(supervise: Supervise
     assert "in crash\n" in result["failure"]["traceback"]
     where = r"\(tiny_roles\.py:\d+, in crash\); traceback in \S*run/logs/actor-1\.log"
     for n, (note, delay) in enumerate(zip(result["notes"], ("0.1", "0.2"), strict=True)):
-        sentence = rf"actor-1: ValueError: crash of incarnation {n} {where}; it starts again in "
+        sentence = rf"actor-1: ValueError: crash of incarnation {n} {where}; it is restarted in "
         assert re.fullmatch(sentence + rf"{delay} s", note)
     assert "crash of incarnation 2" in run.log("actor-1")
 
@@ -79,7 +79,7 @@ def test_a_hung_environment_is_named_dumped_and_replaced(supervise: Supervise) -
     run = supervise(actors=["hang_once"], learner="learn", limits={"hang_timeout_s": 0.5})
     run.wait_for(
         "actor-0: no sign of life for run.hang_timeout_s = 0.5 s, in phase environment; "
-        "where is in logs/actor-0.stacks; it starts again in 0.1 s"
+        "its stacks are in logs/actor-0.stacks; it is restarted in 0.1 s"
     )
     run.signal(signal.SIGTERM)
     assert run.result()["exit_code"] == 143
@@ -124,7 +124,7 @@ def test_a_role_that_never_starts_is_a_fault_too(supervise: Supervise) -> None:
     assert result["exit_code"] == 1
     assert result["failure"]["message"] == (
         "no sign of life for run.start_timeout_s = 2.5 s, while it was starting; "
-        "where is in logs/actor-0.stacks"
+        "its stacks are in logs/actor-0.stacks"
     )
 
 

@@ -344,8 +344,8 @@ def test_a_module_of_the_other_kind_is_refused(
             "algo.normalize_rewards true is for algo.data unrolls, and algo.data is transitions; "
             "set algo.data=unrolls or algo.normalize_rewards=false",
         ),
-        (["replay.alpha=1"], "replay.alpha does nothing for algo.name custom"),
-        (["algo.data=transitions", "model.core=lstm"], "which algo.name custom is none of"),
+        (["replay.alpha=1"], "replay.alpha has no effect with algo.name custom"),
+        (["algo.data=transitions", "model.core=lstm"], "and algo.name custom is not one"),
         (["algo.data=fresh"], "algo.data is 'fresh'; it must be 'unrolls' or 'transitions'; the"),
     ],
 )

@@ -64,7 +64,7 @@ def test_the_help_groups_the_commands_by_what_they_are_for() -> None:
     groups = {text.split(":")[0]: text for text in out.split("\n\n") if "\n  " in text}
     assert code == 0
     assert set(PANELS) <= set(groups)
-    assert "\n  record " in groups["Look at runs"]
+    assert "\n  record " in groups["Evaluate and inspect runs"]
     assert "\n  train " in groups["Train"]
 
 
@@ -131,20 +131,20 @@ def test_wrong_usage_is_exit_code_2(
             ["learner", "cartpole", "--bind", "tcp://0.0.0.0:7700"],
             "set transport.curve to a folder of keys",
         ),
-        (["actor", "--connect", "here:7700"], "--connect here:7700 is no address and no folder"),
+        (["actor", "--connect", "here:7700"], "--connect here:7700 is neither an address nor a"),
         (["actor", "--connect", "tcp://10.0.0.1:7700"], "is on another host, and its learner"),
         (
             ["learner", "cartpole", "--rank=0", "--world=2", "--store=10.0.0.1:29500"],
-            "say --trusted-network",
+            "give --trusted-network",
         ),
         (["train", "cartpole", "--resume", "auto"], "name the folder with run.dir="),
         (["train", "cartpole", "--resume", "must", "run.dir=x"], "x has no checkpoint to resume"),
-        (["train", "grid.py"], "grid.py is Python: train grid:FUNCTION"),
+        (["train", "grid.py"], "grid.py is a Python file; name the function in it that"),
         (["eval", "nowhere"], "nowhere has no config.yaml, so it is not a run"),
         (["record", "nowhere"], "nowhere has no config.yaml, so it is not a run"),
         (["plot", "nowhere"], "nowhere has no metrics.jsonl, so there is nothing to plot"),
         (["runs", "nowhere"], "there is no folder nowhere"),
-        (["runs"], "there is no folder runs; name one that holds runs, or train one first"),
+        (["runs"], "there is no folder runs; give a folder that contains runs, or train one first"),
         (["keys", "new", "/proc/no"], "no keys can be made in /proc/no: No such file"),
         (["config", "show", "cartpole", "actors.count=many"], "actors.count"),
     ],

@@ -82,9 +82,7 @@ def warnings(**changes: dict[str, Any] | bool) -> list[str]:
 
 def test_a_good_machine_has_no_warning() -> None:
     assert warnings() == []
-    assert doctor.describe(GOOD | {"warnings": []}).splitlines()[-1] == (
-        "nothing here would hurt a run"
-    )
+    assert doctor.describe(GOOD | {"warnings": []}).splitlines()[-1] == ("no problems found")
 
 
 @pytest.mark.parametrize(
@@ -92,15 +90,15 @@ def test_a_good_machine_has_no_warning() -> None:
     [
         ({"system": {"system": "Darwin"}}, "this is Darwin: only configs"),
         ({"system": {"machine": "aarch64"}}, "this is aarch64: Penstock is tested on x86-64 only"),
-        ({"cores": {"cgroup": 2.5}}, "the control group allows 2.5 of 4 cores and throttles"),
-        ({"cores": {"usable": 1}}, "there are less than two cores"),
+        ({"cores": {"cgroup": 2.5}}, "the control group limits this process to 2.5 of 4 cores"),
+        ({"cores": {"usable": 1}}, "fewer than two cores are available"),
         ({"cores": {"load": 5.2}}, "the load is 5.2 on 4 cores"),
-        ({"memory": {"available": 1 << 30}}, "less than 4 GiB of memory are free"),
-        ({"memory": {"cgroup": 1 << 30}}, "less than 4 GiB of memory are free"),
+        ({"memory": {"available": 1 << 30}}, "less than 4 GiB of memory is free"),
+        ({"memory": {"cgroup": 1 << 30}}, "less than 4 GiB of memory is free"),
         ({"limits": {"nofile": 256}}, "256 open files are few"),
-        ({"packages": {"ale-py": None}}, "ale-py is missing, so there is no Atari"),
-        ({"packages": {"torch": None, "rich": None}}, "missing: torch, rich;"),
-        ({"curve": False}, "this libzmq lacks CURVE"),
+        ({"packages": {"ale-py": None}}, "ale-py is missing, so Atari does not work"),
+        ({"packages": {"torch": None, "rich": None}}, "missing packages: torch, rich;"),
+        ({"curve": False}, "libzmq has no CURVE"),
         ({"bytecode": False}, "torch has no cached bytecode"),
     ],
 )

@@ -86,7 +86,7 @@ def test_what_tells_of_the_game_is_laid_over_as_anything_else(tmp_path: Path) ->
     found = resolve(str(over)).algo
     assert (found.discount, found.reward_clip, found.name) == (0.9, 1.0, "impala")
     assert resolve(str(over), ["algo.reward_clip=null"]).algo.reward_clip is None
-    with pytest.raises(UserError, match=r"configs/breakout\.yaml:\d+: .*reward_clip 1 changes"):
+    with pytest.raises(UserError, match=r"configs/breakout\.yaml:\d+: .*needs unclipped rewards"):
         resolve(str(over), ["algo.normalize_rewards=true"])
     over.write_text("env: {id: x}\nalgo: 3\n")
     assert resolve(str(over), ["algo.name=sac"]).algo == SacConfig()

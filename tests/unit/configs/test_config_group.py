@@ -32,27 +32,27 @@ CASES = {
     ),
     "codec without reduction": (
         [*FOUR, "learner.reduce.codec=int8", "learner.pace=local_sgd"],
-        "learner.reduce.codec int8 is for the gradients that learner.pace bsp reduces",
+        "learner.reduce.codec int8 codes the gradients that are reduced with learner.pace bsp only",
         ["learner.reduce.codec=none"],
     ),
     "layers on a server": (
         [*FOUR, "learner.pace=ssp", "learner.optimizer=lamb"],
-        "learner.pace ssp has a parameter server, which knows no layers, and learner.optimizer",
+        "learner.pace ssp uses a parameter server, which stores parameters without layers, and",
         ["learner.optimizer=sgd"],
     ),
     "pace of one": (
         ["learner.pace=tap"],
-        "learner.pace tap is for several learners and learner.count is 1; set learner.count=2",
+        "learner.pace tap is for several learners, and learner.count is 1; set learner.count=2",
         ["learner.count=2"],
     ),
     "pace of an algorithm": (
         [*FOUR, "learner.pace=ssp", "algo.name=dqn"],
-        "learner.pace ssp is for algorithms without replay; dqn trains several learners with",
+        "learner.pace ssp is for algorithms without replay, and algo.name is dqn; set",
         ["learner.pace=bsp"],
     ),
     "nobody to wait for": (
         [*FOUR, "learner.pace=backup", "learner.spare=4"],
-        "learner.spare 4 leaves no gradient of learner.count 4 to wait for; set learner.spare=3",
+        "learner.spare 4 is not below learner.count 4, so no gradient would be used; set",
         ["learner.spare=3"],
     ),
     "one process": (
@@ -62,55 +62,57 @@ CASES = {
     ),
     "no samples": (
         ["learner.count=4", "actors.count=3"],
-        "learner.count 4 leaves learners without samples, as actors.count is 3; set actors.count=4",
+        "learner.count 4 needs an actor for each learner, and actors.count is 3; set "
+        "actors.count=4",
         ["actors.count=4"],
     ),
     "share of the actors": (
         [*FOUR, "learner.batch_slots=3"],
-        "actors.count 4 and transport.slots 2 make 2 at most for each learner; set "
-        "learner.batch_slots=2",
+        "actors.count 4 and transport.slots 2 provide for each learner; set learner.batch_slots=2",
         ["learner.batch_slots=2"],
     ),
     "parts and sums": (
         ["learner.accumulate=2", "learner.updates_per_batch=2"],
-        "learner.accumulate 2 makes one update of several batches",
+        "learner.accumulate 2 makes one update from several batches",
         ["learner.accumulate=1"],
     ),
     "parts, sums and epochs": (
         ["learner.accumulate=2", "algo.name=ppo"],
-        "learner.accumulate 2 makes one update of several batches and algo.epochs 4 several of one",
+        "update from several batches, and algo.epochs 4 several updates from one",
         ["algo.epochs=1"],
     ),
     "larger batches from replay": (
         ["learner.accumulate=2", "algo.name=dqn"],
-        "learner.accumulate 2 is for algorithms without replay; dqn takes larger batches with",
+        "learner.accumulate 2 is for algorithms without replay, and algo.name is dqn; set",
         ["learner.accumulate=1"],
     ),
     "decay without use": (
         ["learner.weight_decay=0.1"],
-        "learner.weight_decay 0.1 is of sgd, lars and lamb, and learner.optimizer is adam",
+        "learner.weight_decay 0.1 is for sgd, lars and lamb, and learner.optimizer is adam",
         ["learner.optimizer=sgd"],
     ),
     "scaled steps that are not joined": (
         [*FOUR, "learner.pace=tap", "learner.lr_scaling=sqrt"],
-        "learner.lr_scaling sqrt is for one large step of all learners, and with learner.pace tap",
+        "learner.lr_scaling sqrt is for steps that all learners take together, and with",
         ["learner.lr_scaling=none"],
     ),
     "observations normalised by each alone": (
         [*FOUR, "learner.pace=ssp", "model.normalize_observations=true"],
-        "model.normalize_observations true is by the samples of all learners, which learner.pace "
-        "ssp does not bring together; set learner.pace=bsp or model.normalize_observations=false",
+        "model.normalize_observations true needs statistics over the samples of all learners, "
+        "which learner.pace ssp does not share; set learner.pace=bsp or "
+        "model.normalize_observations=false",
         ["learner.pace=bsp"],
     ),
     "rewards normalised by each alone": (
         [*FOUR, "learner.pace=local_sgd", "algo.name=ppo", "algo.normalize_rewards=true"],
-        "algo.normalize_rewards true is by the samples of all learners, which learner.pace "
-        "local_sgd does not bring together; set learner.pace=bsp or algo.normalize_rewards=false",
+        "algo.normalize_rewards true needs statistics over the samples of all learners, which "
+        "learner.pace local_sgd does not share; set learner.pace=bsp or "
+        "algo.normalize_rewards=false",
         ["algo.normalize_rewards=false"],
     ),
     "scaled by one": (
         ["learner.lr_scaling=linear"],
-        "learner.lr_scaling linear does nothing while learner.count is 1",
+        "learner.lr_scaling linear has no effect while learner.count is 1",
         ["learner.lr_scaling=none"],
     ),
 }

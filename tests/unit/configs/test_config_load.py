@@ -52,7 +52,10 @@ def test_a_target_is_a_preset_or_a_game(
     ("target", "module"), [("grid.py", "grid"), ("./games/grid.py", "games.grid")]
 )
 def test_a_file_of_python_is_no_target(target: str, module: str) -> None:
-    with pytest.raises(UserError, match=rf"^{re.escape(target)} is Python: train {module}:FUNCTI"):
+    with pytest.raises(
+        UserError,
+        match=rf"^{re.escape(target)} is a Python file; name the function .*: {module}:FUNCTION$",
+    ):
         resolve(target)
 
 
@@ -80,7 +83,7 @@ def test_any_other_atari_game_takes_the_settings_that_suit_all_of_them() -> None
 def test_without_its_return_a_preset_holds_nothing() -> None:
     assert resolve("doom_basic").stop.hold_s == 30
     assert resolve("doom_basic", ["stop.return=null"]).stop.hold_s == 0
-    with pytest.raises(UserError, match=r"stop\.hold_s 5 counts from when"):
+    with pytest.raises(UserError, match=r"stop\.hold_s 5 counts from the moment"):
         resolve("doom_basic", ["stop.hold_s=5", "stop.return=null"])
 
 

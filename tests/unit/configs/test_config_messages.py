@@ -77,7 +77,7 @@ def test_an_unknown_option_is_refused_with_the_nearest(unknown: str, meant: str)
 def test_an_option_of_another_library_is_refused_with_the_one_that_means_it(
     algo: str, unknown: str, here: str
 ) -> None:
-    expected = f"override {unknown}=1: there is no option {unknown}; here it is {here}"
+    expected = f"override {unknown}=1: there is no option {unknown}; the equivalent is {here}"
     assert refusal("CartPole-v1", f"algo.name={algo}", f"{unknown}=1") == expected
 
 
@@ -104,9 +104,9 @@ def test_every_slip_of_one_letter_finds_the_option(algo: str) -> None:
         (["algo.name=sac", "algo.taw=1"], "algo.taw; the nearest option is algo.tau"),
         (
             ["algo.tau=1"],
-            "algo.tau; algo.name sac has it, impala has name, discount, reward_clip, reward_scale, "
-            "normalize_rewards, trace_lambda, rho_clip, c_clip, entropy_cost, value_cost, "
-            "normalize_advantages",
+            "algo.tau; it is an option of algo.name sac, impala has name, discount, reward_clip, "
+            "reward_scale, normalize_rewards, trace_lambda, rho_clip, c_clip, entropy_cost, "
+            "value_cost, normalize_advantages",
         ),
     ],
 )
@@ -176,7 +176,7 @@ def test_a_value_for_a_whole_section_is_refused() -> None:
 
 
 def test_a_config_without_a_game_is_refused() -> None:
-    sentence = "x.yaml: env.id is missing; name the game, for example env.id=CartPole-v1"
+    sentence = "x.yaml: env.id is missing; name the environment, for example env.id=CartPole-v1"
     assert refusal_of_file("") == sentence
     assert refusal_of_file("env:\n") == sentence
     assert refusal_of_file("learner:\n  lr: 1\n") == sentence
@@ -185,15 +185,17 @@ def test_a_config_without_a_game_is_refused() -> None:
 @pytest.mark.parametrize("override", ["x", "=3", "learner.=3", "a..b=3", "--lr", ""])
 def test_what_is_not_an_override_is_refused(override: str) -> None:
     assert refusal("pong", override) == (
-        f"override {override}: this is not an option; write key=value, for example learner.lr=3e-4"
+        f"override {override}: this is not key=value; write an option and its value, for example "
+        "learner.lr=3e-4"
     )
 
 
 def test_an_override_that_is_not_yaml_is_refused() -> None:
     assert refusal("pong", "model.hidden=[64", "x").splitlines() == [
         "override model.hidden=[64: this is not YAML: expected ',' or ']', but got '<stream end>'; "
-        "mend it, or put quotes around what is meant as text",
-        "override x: this is not an option; write key=value, for example learner.lr=3e-4",
+        "correct it, or put text in quotes",
+        "override x: this is not key=value; write an option and its value, for example "
+        "learner.lr=3e-4",
     ]
 
 
@@ -206,10 +208,10 @@ def test_an_override_that_is_not_yaml_is_refused() -> None:
         ("env:\n  id: !!int abc", "x.yaml: this is not YAML: invalid literal"),
         ("a: \x01", "x.yaml: this is not YAML: unacceptable character"),
         ("env: &a {b: *a}", "x.yaml: this is not YAML: maximum recursion depth"),
-        ("env:\n  ? [1]\n  : 2", "x.yaml:2: a key must be text; write `name: value`"),
-        ("env:\n  id: a\n  id: b", "x.yaml:3: env.id stands in line 2 too; keep one of them"),
-        ("- 1", "x.yaml is [1]; it must hold sections such as `env:`"),
-        ("a\n", "x.yaml is 'a'; it must hold sections such as `env:`"),
+        ("env:\n  ? [1]\n  : 2", "x.yaml:2: a key must be plain text; write `name: value`"),
+        ("env:\n  id: a\n  id: b", "x.yaml:3: env.id is already set in line 2; keep one of them"),
+        ("- 1", "x.yaml is [1]; it must contain sections such as `env:`"),
+        ("a\n", "x.yaml is 'a'; it must contain sections such as `env:`"),
         ("\nbase: png", "x.yaml:2: base is 'png'; it must be a preset: boxing, breakout, "),
         ("base: [1]", "x.yaml:1: base is [1]; it must be a preset: boxing, breakout, "),
     ],

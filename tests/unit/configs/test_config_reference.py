@@ -53,6 +53,5 @@ def test_check_tells_a_page_that_is_outdated(tmp_path: Path) -> None:
         done = check(old)
         assert done.returncode == 1
         assert done.stderr == (
-            f"{old} is not what the schema says; "
-            f"run: python -m penstock.configs.reference > {old}\n"
+            f"{old} differs from the schema; run: python -m penstock.configs.reference > {old}\n"
         )

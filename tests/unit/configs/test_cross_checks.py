@@ -26,27 +26,26 @@ CASES = {
     ),
     "batch larger than all slots": (
         ["actors.count=1", "learner.batch_slots=3"],
-        "learner.batch_slots 3 never come together, as actors.count 1 and transport.slots 2 make 2 "
-        "at most; set learner.batch_slots=2 or less",
+        "learner.batch_slots 3 is more than the 2 slots that actors.count 1 and transport.slots 2 "
+        "provide; set learner.batch_slots=2 or less",
         ["learner.batch_slots=2"],
     ),
     "lag limit below what a queue makes": (
         ["actors.count=8", "learner.updates_per_batch=4", "transport.max_policy_lag=20"],
-        "transport.max_policy_lag 20 drops most samples, as a full queue alone makes a lag of 73; "
-        "set transport.max_policy_lag=146",
+        "transport.max_policy_lag 20 is below 73, the lag of a full queue, so most samples would "
+        "be dropped; set transport.max_policy_lag=146",
         ["transport.max_policy_lag=146"],
     ),
     "rewards in two ways": (
         ["algo.name=ppo", "algo.normalize_rewards=true", "algo.reward_clip=1"],
-        "algo.normalize_rewards divides rewards by the deviation of raw returns, and "
-        "algo.reward_clip 1 changes what is returned; set algo.reward_clip=null or "
-        "algo.normalize_rewards=false",
+        "algo.normalize_rewards needs unclipped rewards, and algo.reward_clip is 1; set "
+        "algo.reward_clip=null or algo.normalize_rewards=false",
         ["algo.reward_clip=null"],
     ),
     "rewards scaled after they are normalised": (
         ["algo.name=ppo", "algo.normalize_rewards=true", "algo.reward_scale=0.1"],
-        "algo.normalize_rewards brings rewards to one size, and algo.reward_scale 0.1 would make "
-        "them 0.1 times that; set algo.reward_scale=1 or algo.normalize_rewards=false",
+        "algo.normalize_rewards scales rewards already, and algo.reward_scale is 0.1; set "
+        "algo.reward_scale=1 or algo.normalize_rewards=false",
         ["algo.reward_scale=1"],
     ),
     "an end between epochs where there is one": (
@@ -57,49 +56,49 @@ CASES = {
     ),
     "replay without use": (
         ["replay.capacity=1e5"],
-        "replay.capacity does nothing for algo.name impala, which has no replay; set "
+        "replay.capacity has no effect with algo.name impala, which does not use replay; set "
         "algo.name=dqn, or replay={}",
         ["algo.name=dqn"],
     ),
     "replay without use, the other way": (
         ["replay.alpha=0.5"],
-        "replay.alpha does nothing for algo.name impala, which has no replay; set "
+        "replay.alpha has no effect with algo.name impala, which does not use replay; set "
         "algo.name=dqn, or replay={}",
         ["replay={}"],
     ),
     "several updates of a batch from replay": (
         ["algo.name=dqn", "learner.updates_per_batch=4"],
-        "learner.updates_per_batch 4 does nothing for algo.name dqn, which makes one update of "
-        "each batch that it draws from replay; set learner.updates_per_batch=1",
+        "learner.updates_per_batch 4 has no effect with algo.name dqn, which trains once on each "
+        "batch that it samples from replay; set learner.updates_per_batch=1",
         ["learner.updates_per_batch=1"],
     ),
     "batches gathered ahead from replay": (
         ["algo.name=sac", "learner.prefetch=2"],
-        "learner.prefetch 2 does nothing for algo.name sac, which draws each batch from replay "
-        "when it is due; set learner.prefetch=1",
+        "learner.prefetch 2 has no effect with algo.name sac, which samples each batch from replay "
+        "when it is needed; set learner.prefetch=1",
         ["learner.prefetch=1"],
     ),
     "threads that gather nothing": (
         ["algo.name=dqn", "learner.gather_threads=2"],
-        "learner.gather_threads 2 does nothing for algo.name dqn, which copies no slots into "
-        "batches; set learner.gather_threads=null",
+        "learner.gather_threads 2 has no effect with algo.name dqn, which does not gather slots "
+        "into batches; set learner.gather_threads=null",
         ["learner.gather_threads=null"],
     ),
     "a batch larger than replay": (
         ["algo.name=sac", "replay.capacity=100", "replay.min_size=10"],
-        "replay.batch_size 256 is never reached with replay.capacity 100; "
+        "replay.batch_size 256 is larger than replay.capacity 100; "
         "set replay.batch_size=100 or less",
         ["replay.batch_size=100"],
     ),
     "a start that is never reached": (
         ["algo.name=sac", "replay.capacity=1e3"],
-        "replay.min_size 10000 is more than three quarters of replay.capacity 1000, part of which "
-        "holds rows that only reset a game; set replay.min_size=750 or less",
+        "replay.min_size 10000 is more than three quarters of replay.capacity 1000, and the rows "
+        "of resets need the rest; set replay.min_size=750 or less",
         ["replay.min_size=750"],
     ),
     "a schedule of nothing": (
         ["algo.name=dqn", "replay.beta=1", "replay.beta_steps=1e6"],
-        "replay.beta_steps 1000000 does nothing while replay.beta is 1 from the start; "
+        "replay.beta_steps 1000000 has no effect while replay.beta is 1; "
         "set replay.beta=0.4 or replay.beta_steps=null",
         ["replay.beta=0.4"],
     ),
@@ -116,7 +115,7 @@ CASES = {
     ),
     "memory for dqn": (
         ["algo.name=dqn", "model.core=lstm"],
-        "model.core lstm is for actor-critics, which algo.name dqn is none of; "
+        "model.core lstm is for actor-critics, and algo.name dqn is not one; "
         "set algo.name=ppo or model.core=none",
         ["model.core=none"],
     ),
@@ -128,81 +127,80 @@ CASES = {
     ),
     "settings of no network": (
         ["model.settings.width=3"],
-        "model.settings are those of a network of your own, and model.entry is null; "
-        "set model.entry, or model.settings={}",
+        "model.settings are arguments of the network that model.entry names, and model.entry is "
+        "null; set model.entry, or model.settings={}",
         ["model.settings={}"],
     ),
     "memory in numpy": (
         ["actors.inference=numpy", "model.kind=gru"],
-        "actors.inference numpy computes networks without core only, not gru; "
+        "actors.inference numpy supports networks without core only, not gru; "
         "set actors.inference=torch",
         ["actors.inference=torch"],
     ),
     "numpy in bf16": (
         ["actors.inference=numpy", "actors.precision=bf16"],
-        "actors.inference numpy cannot compute in actors.precision bf16; "
+        "actors.inference numpy does not support actors.precision bf16; "
         "set actors.inference=torch or actors.precision=fp32",
         ["actors.precision=fp32"],
     ),
     "numpy for convolutions": (
         ["actors.inference=numpy", "model.kind=nature_cnn"],
-        "actors.inference numpy computes model.kind mlp only, not nature_cnn; "
+        "actors.inference numpy supports model.kind mlp only, not nature_cnn; "
         "set actors.inference=torch",
         ["actors.inference=torch"],
     ),
     "decay without length": (
         ["learner.lr_end_fraction=0.1"],
         "learner.lr_end_fraction 0.1 needs learner.lr_decay_steps, the agent steps over which the "
-        "learning rate falls; set it, for example to 1e6",
+        "learning rate falls; set it, for example, to 1e6",
         ["learner.lr_decay_steps=1e6"],
     ),
     "length without decay": (
         ["learner.lr_decay_steps=1e6"],
-        "learner.lr_decay_steps 1000000 does nothing while learner.lr_end_fraction is 1; "
-        "set learner.lr_end_fraction=0 for a fall to zero",
+        "learner.lr_decay_steps 1000000 has no effect while learner.lr_end_fraction is 1; "
+        "set learner.lr_end_fraction=0 to decay to zero",
         ["learner.lr_end_fraction=0"],
     ),
     "evaluation of what is never saved": (
         ["transport.kind=inproc", "eval.every_s=60"],
-        "eval.every_s 60 evaluates checkpoints, and where actors take turns with the learner "
-        "(transport.kind inproc) these are written by steps only; set checkpoint.every_steps=1000 "
-        "or eval.every_s=null",
+        "eval.every_s 60 evaluates checkpoints, and with transport.kind inproc these are written "
+        "by steps only; set checkpoint.every_steps=1000 or eval.every_s=null",
         ["checkpoint.every_steps=1000"],
     ),
     "hold without return": (
         ["stop.hold_s=30"],
-        "stop.hold_s 30 counts from when stop.return is reached, and that is not set; "
-        "set stop.return, or stop.minutes for a time limit",
+        "stop.hold_s 30 counts from the moment when stop.return is reached, and stop.return is "
+        "null; set stop.return, or stop.minutes for a time limit",
         ["stop.return=475"],
     ),
     "bind with shared memory": (
         [*SHM, "transport.bind=tcp://127.0.0.1:7700"],
-        "transport.bind is for other hosts, which transport.kind shm cannot reach; "
-        "set transport.kind=zmq or transport.bind=null",
+        "transport.bind is for actors on other hosts, and transport.kind shm works on one host "
+        "only; set transport.kind=zmq or transport.bind=null",
         ["transport.kind=zmq"],
     ),
     "bind in one process": (
         ["transport.kind=inproc", "transport.bind=tcp://127.0.0.1:7700"],
-        "transport.bind is for other hosts, which transport.kind inproc cannot reach; "
-        "set transport.kind=zmq or transport.bind=null",
+        "transport.bind is for actors on other hosts, and transport.kind inproc works on one host "
+        "only; set transport.kind=zmq or transport.bind=null",
         ["transport.bind=null"],
     ),
     "keys with shared memory": (
         [*SHM, "transport.curve=keys"],
-        "transport.curve is for other hosts, which transport.kind shm cannot reach; "
-        "set transport.kind=zmq or transport.curve=null",
+        "transport.curve is for actors on other hosts, and transport.kind shm works on one host "
+        "only; set transport.kind=zmq or transport.curve=null",
         ["transport.curve=null"],
     ),
     "keys and none": (
         ["transport.curve=keys", "transport.insecure=true"],
-        "transport.insecure and transport.curve exclude each other; set one of them",
+        "transport.insecure and transport.curve are both set; set only one of them",
         ["transport.insecure=false"],
     ),
     "open to other hosts": (
         ["transport.bind=tcp://0.0.0.0:7700"],
-        "transport.bind tcp://0.0.0.0:7700 lets other hosts send samples unchecked; set "
-        "transport.curve to a folder of keys (penstock keys new), or transport.insecure=true "
-        "on a network that you trust",
+        "transport.bind tcp://0.0.0.0:7700 accepts connections from other hosts without "
+        "authentication; set transport.curve to a folder of keys (penstock keys new), or "
+        "transport.insecure=true on a trusted network",
         ["transport.insecure=true"],
     ),
 }
@@ -259,7 +257,7 @@ def test_every_preset_loads_from_the_file_that_its_run_writes(target: str, tmp_p
 
 @pytest.mark.parametrize("bind", ["tcp://127.0.0.1.evil.org:7700", "tcp://localhost.evil.org:1"])
 def test_a_name_that_only_begins_like_this_host_is_not_this_host(bind: str) -> None:
-    with pytest.raises(UserError, match="other hosts send samples unchecked"):
+    with pytest.raises(UserError, match="from other hosts without authentication"):
         resolve("Acrobot-v1", [f"transport.bind={bind}"])
 
 

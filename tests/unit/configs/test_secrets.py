@@ -63,7 +63,7 @@ def test_without_a_reference_nothing_changes() -> None:
     [
         ("${env:PENSTOCK_UNSET}", "which is not set on this host; export PENSTOCK_UNSET"),
         ("${env:OTHER_KEY}", "export PENSTOCK_OTHER_KEY and refer to that"),
-        ("${env:}", "only variables whose names begin with PENSTOCK_"),
+        ("${env:}", "names of variables must begin with PENSTOCK_"),
     ],
 )
 def test_what_cannot_be_referred_to_is_said(reference: str, said: str) -> None:

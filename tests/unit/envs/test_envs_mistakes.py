@@ -129,7 +129,7 @@ def test_a_check_tells_what_is_no_vector() -> None:
 def test_a_check_says_what_it_could_not_test() -> None:
     report = check("shopping:shops", [], 50, 2)
     assert report["problems"] == []
-    note = "no episode ended in 50 steps, and whether the step after an end only resets was not "
+    note = "no episode ended in 50 steps, and the reset after an episode's end was not "
     assert report["notes"][0].startswith(f"{note}tested")
     assert "played        50 steps of 2 games, 0 episodes" in describe(report)
 
@@ -140,7 +140,7 @@ def test_what_only_many_games_raise_is_a_problem_too() -> None:
         report = check("shopping:Crowded", [], 50, envs)
         assert [problem["kind"] for problem in report["problems"]] == kinds
     assert re.search(
-        r"4 games side by side raised RuntimeError: no free port \(shopping.py:\d+, in reset\)",
+        r"vector of 4 environments raised RuntimeError: no free port \(shopping.py:\d+, in reset\)",
         report["problems"][0]["text"],
     )
 

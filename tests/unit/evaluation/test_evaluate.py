@@ -15,11 +15,20 @@ from penstock.algos.samples import network_shape
 from penstock.configs.errors import UserError
 from penstock.configs.load import dump, resolve
 from penstock.envs import BatchedEnv, probe
-from penstock.evaluation.evaluate import Episode, describe, evaluate, play
+from penstock.evaluation.evaluate import (
+    Episode,
+    describe,
+    describe_seeds,
+    evaluate,
+    evaluate_seeds,
+    play,
+    seed_runs,
+)
 from penstock.learner.checkpoints import checkpoint_format
 from penstock.learner.checkpoints.checkpoint_format import Checkpoint
 
 NEVER = -1
+SEEDS = ("seed-2", "seed-10")
 
 
 class Scripted:
@@ -111,17 +120,22 @@ def test_a_bad_observation_is_named() -> None:
         run_play(Scripted([5, 5], bad_after=2), 4)
 
 
-@pytest.fixture
-def cartpole_run(tmp_path: Path) -> Path:
+def make_cartpole_run(folder: Path) -> Path:
     """A run whose checkpoint `last` pushes left, always."""
     config = resolve("cartpole")
-    (tmp_path / "config.yaml").write_text(dump(config))
+    folder.mkdir(exist_ok=True)
+    (folder / "config.yaml").write_text(dump(config))
     info = probe(config.env)
     layout = network_shape(config, info).layout
     weights = np.zeros(layout.size, np.float32)
     layout.views(weights)["policy.bias"][0] = 1.0
-    checkpoint_format.save(tmp_path / "checkpoints" / "last", Checkpoint(layout, weights))
-    return tmp_path
+    checkpoint_format.save(folder / "checkpoints" / "last", Checkpoint(layout, weights))
+    return folder
+
+
+@pytest.fixture
+def cartpole_run(tmp_path: Path) -> Path:
+    return make_cartpole_run(tmp_path)
 
 
 def test_a_run_is_evaluated_the_same_way_twice(cartpole_run: Path) -> None:
@@ -141,3 +155,24 @@ def test_a_run_is_evaluated_the_same_way_twice(cartpole_run: Path) -> None:
 def test_a_folder_without_a_run_is_the_users_mistake(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="is not a run"):
         evaluate(str(tmp_path), 20, "best", False, 0, None)
+
+
+def test_the_runs_of_several_seeds_are_evaluated_into_one_table(tmp_path: Path) -> None:
+    for seed in (2, 10):
+        make_cartpole_run(tmp_path / f"seed-{seed}")
+    (tmp_path / "seed-11").mkdir()  # without a config it is not a run
+    result = evaluate_seeds(str(tmp_path), 4, "best", False, 7, None)
+    each = [evaluate(str(tmp_path / name), 4, "best", False, 7, None) for name in SEEDS]
+    assert result["runs"] == each
+    mean = (each[0]["return"]["mean"] + each[1]["return"]["mean"]) / 2
+    assert result["return"]["mean"] == mean
+    title, head, first, second, last = describe_seeds(result).splitlines()
+    assert title == f"{tmp_path}: 2 runs"
+    assert head.split() == ["run", "checkpoint", "episodes", "return", "std", "length"]
+    assert [first.split()[0], second.split()[0]] == list(SEEDS)
+    assert last.split()[:3] == ["mean", "8", f"{mean:.4g}"]
+
+
+def test_a_run_is_not_a_folder_of_seeds(cartpole_run: Path) -> None:
+    make_cartpole_run(cartpole_run / "seed-1")
+    assert seed_runs(str(cartpole_run)) == []

@@ -222,7 +222,7 @@ def test_an_environment_of_other_spaces_is_named(cartpole: LoadedPolicy) -> None
 
 
 def test_a_run_that_is_none_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="is not a run; name a run's folder"):
+    with pytest.raises(UserError, match="is not a run; give the folder of a run"):
         penstock.load_policy(tmp_path / "nowhere")
     (tmp_path / "config.yaml").write_text(dump(resolve("cartpole")))
     with pytest.raises(UserError, match="give the folder of a run that has saved a checkpoint"):

@@ -37,7 +37,7 @@ def test_the_folder_is_the_users_alone(tmp_path: Path) -> None:
 
 def test_a_folder_that_cannot_be_made_is_one_sentence(tmp_path: Path) -> None:
     (tmp_path / "sockets").touch()
-    with pytest.raises(UserError, match="cannot be made"):
+    with pytest.raises(UserError, match="cannot be created"):
         actor_socket.make_folder(tmp_path)
 
 
@@ -47,6 +47,6 @@ def test_so_is_one_that_is_open_or_elsewhere(tmp_path: Path) -> None:
     (tmp_path / "b").mkdir()
     (tmp_path / "b/sockets").symlink_to(tmp_path / "a/sockets")
     for run in ("a", "b"):
-        with pytest.raises(UserError, match="must be a folder of this user with mode 0700"):
+        with pytest.raises(UserError, match="must belong to this user and have mode 0700"):
             actor_socket.make_folder(tmp_path / run)
     assert (tmp_path / "a/sockets").stat().st_mode & 0o777 == 0o755

@@ -115,7 +115,7 @@ def test_what_one_raises_is_told_and_ends_nothing(tmp_path: Path) -> None:
     with notes_to(notes.append):
         assert both.event(evaluation())  # the other one still asks for the end
     assert notes == [
-        "callback hooks:Fails.on_evaluation failed with ValueError: no disk left; the run goes on"
+        "callback hooks:Fails.on_evaluation failed with ValueError: no disk left; the run continues"
     ]
     log = (tmp_path / "logs" / "callbacks.log").read_text()
     assert "Traceback" in log
@@ -129,7 +129,7 @@ def test_one_that_leaves_the_program_ends_nothing(tmp_path: Path) -> None:
     with notes_to(notes.append):
         assert both.event(evaluation())
     assert notes == [
-        "callback hooks:Leaves.on_evaluation failed with SystemExit: enough; the run goes on"
+        "callback hooks:Leaves.on_evaluation failed with SystemExit: enough; the run continues"
     ]
 
 
@@ -174,8 +174,8 @@ class OnlyEnd:
 
 @pytest.mark.parametrize("made", [Misspelt(), object(), print])
 def test_one_that_hears_of_nothing_is_refused_with_the_names_of_the_hooks(made: object) -> None:
-    methods = "on_evaluation, on_checkpoint, on_end; give it one of them"
-    sentence = f"callback {type(made).__name__} has none of the methods that are called: {methods}"
+    methods = "on_evaluation, on_checkpoint, on_end; define at least one of them"
+    sentence = f"callback {type(made).__name__} has none of the methods {methods}"
     with pytest.raises(UserError, match=f"^{sentence}$"):
         Hooks([], Run(Path(), resolve("cartpole")), [made])
     Hooks([], Run(Path(), resolve("cartpole")), [OnlyEnd()])

@@ -63,8 +63,8 @@ def test_an_actor_that_ends_is_told_with_what_it_had_produced() -> None:
         Send("learner-0", message),
         Send("learner-0", {"kind": "actors", "alive": 1}),
         Note(
-            "actor-1: was killed by SIGKILL (out of memory? the kernel's log tells: dmesg); "
-            "it starts again in 0.1 s"
+            "actor-1: was killed by SIGKILL, possibly for lack of memory; check the kernel's log "
+            "with dmesg; it is restarted in 0.1 s"
         ),
     ]
     assert scene.tick(0.05) == []
@@ -143,7 +143,7 @@ def test_a_learner_that_just_leaves_is_a_fault() -> None:
     scene = Scene((LEARNER,))
     scene.ends("learner-0", 0)
     assert scene.decisions.outcome == Outcome(
-        1, "fault", Failure("learner-0", "ended without being asked to")
+        1, "fault", Failure("learner-0", "ended unexpectedly with exit code 0")
     )
 
 
@@ -252,7 +252,7 @@ def test_the_first_signal_while_the_run_is_ending_by_itself_is_not_the_second() 
     scene = Scene((LEARNER,))
     scene.decisions.stop("return", scene.now_s)
     assert scene.decisions.interrupt(signal.SIGINT, scene.now_s) == [
-        Note("already stopping; once more kills")
+        Note("the run is stopping; another signal kills it")
     ]
     assert scene.decisions.interrupt(signal.SIGTERM, scene.now_s) == [Kill("learner-0", KILL)]
     scene.ends("learner-0", -9)
@@ -266,7 +266,7 @@ def test_an_actor_that_is_silent_for_long_is_told_once_each_time() -> None:
     assert scene.wait(9, beating) == []
     told = Note(
         "actor-0: no sign of life for 10 s, in phase environment; penstock stacks RUN shows where; "
-        "at run.hang_timeout_s = 60 s it is killed and starts again"
+        "at run.hang_timeout_s = 60 s it is killed and restarted"
     )
     assert scene.wait(1, beating) == [told]
     assert scene.wait(20, beating) == []
@@ -287,7 +287,7 @@ def test_no_heartbeat_means_dump_then_death_then_a_new_start() -> None:
     [note] = [e for e in scene.ends("actor-0", -9) if isinstance(e, Note)]
     assert note.text == (
         "actor-0: no sign of life for run.hang_timeout_s = 30 s, in phase environment; "
-        "where is in logs/actor-0.stacks; it starts again in 0.1 s"
+        "its stacks are in logs/actor-0.stacks; it is restarted in 0.1 s"
     )
     assert scene.tick(0.1) == [Start("actor-0", 1)]
     assert scene.wait(29, beating) == []
@@ -346,10 +346,13 @@ def test_a_supervisor_that_slept_blames_nobody() -> None:
 @pytest.mark.parametrize(
     ("code", "sentence"),
     [
-        (0, "ended without being asked to"),
-        (3, "ended with exit code 3 and no report"),
+        (0, "ended unexpectedly with exit code 0"),
+        (3, "ended with exit code 3 and without an error report"),
         (-11, "was killed by SIGSEGV"),
-        (-9, "was killed by SIGKILL (out of memory? the kernel's log tells: dmesg)"),
+        (
+            -9,
+            "was killed by SIGKILL, possibly for lack of memory; check the kernel's log with dmesg",
+        ),
         (-40, "was killed by signal 40"),
     ],
 )

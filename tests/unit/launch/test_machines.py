@@ -72,20 +72,56 @@ def test_torchrun_says_it_in_the_environment() -> None:
     [
         (1, None, "h:1", {}, "and --world is missing; give all three, such as --rank 0"),
         (None, 2, None, {}, "and --rank, --store is missing"),
-        (2, 2, "h:1", {}, "--rank 2 is not below --world 2: ranks count from 0; use --rank 0 to 1"),
-        (-2, 2, "h:1", {}, "--rank -2 is negative: ranks count from 0; use --rank 0 to 1"),
-        (0, 0, "h:1", {}, "--world 0 is no number of learners; use 1 or more"),
-        (0, 2, "10.0.0.1", {}, "--store 10.0.0.1 is no host and port; give where rank 0"),
-        (0, 2, "h:70000", {}, "--store h:70000 is no host and port"),
-        (0, None, None, TORCHRUN, "torchrun says which rank this is; leave out --rank"),
-        (None, None, None, {**TORCHRUN, "RANK": "x"}, "is not what torchrun sets"),
-        (None, None, None, {**TORCHRUN, "RANK": "-1"}, "but RANK=-1 with WORLD_SIZE=4 is not what"),
-        (None, None, None, {**TORCHRUN, "RANK": "4"}, "but RANK=4 with WORLD_SIZE=4 is not what"),
-        (None, None, None, {**TORCHRUN, "MASTER_PORT": "0"}, "but MASTER_PORT=0 is not what"),
-        (None, None, None, {**TORCHRUN, "MASTER_PORT": "65536"}, "MASTER_PORT=65536 is not what"),
-        (None, None, None, {**TORCHRUN, ATTEMPT: "x"}, "'x' is not what torchrun sets"),
-        (None, None, None, {**TORCHRUN, ATTEMPT: "-1"}, f"but {ATTEMPT}=-1 is not what"),
-        (None, None, None, {"TORCHELASTIC_RUN_ID": "1"}, "'RANK' is not what torchrun sets"),
+        (
+            2,
+            2,
+            "h:1",
+            {},
+            "--rank 2 is not below --world 2: ranks count from 0; give --rank 0 to 1",
+        ),
+        (-2, 2, "h:1", {}, "--rank -2 is negative: ranks count from 0; give --rank 0 to 1"),
+        (0, 0, "h:1", {}, "--world is 0; it must be a whole number of at least 1"),
+        (
+            0,
+            2,
+            "10.0.0.1",
+            {},
+            "--store 10.0.0.1 is not a host and port; give the address of rank 0",
+        ),
+        (0, 2, "h:70000", {}, "--store h:70000 is not a host and port"),
+        (0, None, None, TORCHRUN, "torchrun sets the rank; leave out --rank"),
+        (None, None, None, {**TORCHRUN, "RANK": "x"}, "is not valid in the environment of"),
+        (
+            None,
+            None,
+            None,
+            {**TORCHRUN, "RANK": "-1"},
+            "but RANK=-1 with WORLD_SIZE=4 is not valid in",
+        ),
+        (
+            None,
+            None,
+            None,
+            {**TORCHRUN, "RANK": "4"},
+            "but RANK=4 with WORLD_SIZE=4 is not valid in",
+        ),
+        (None, None, None, {**TORCHRUN, "MASTER_PORT": "0"}, "but MASTER_PORT=0 is not valid in"),
+        (
+            None,
+            None,
+            None,
+            {**TORCHRUN, "MASTER_PORT": "65536"},
+            "MASTER_PORT=65536 is not valid in",
+        ),
+        (None, None, None, {**TORCHRUN, ATTEMPT: "x"}, "'x' is not valid in the environment of"),
+        (None, None, None, {**TORCHRUN, ATTEMPT: "-1"}, f"but {ATTEMPT}=-1 is not valid in"),
+        (
+            None,
+            None,
+            None,
+            {"TORCHELASTIC_RUN_ID": "1"},
+            "'RANK' is not valid in the environment of",
+        ),
     ],
 )
 def test_what_is_refused_of_options(
@@ -100,14 +136,14 @@ def test_a_name_that_means_loopback_is_found_out_early(resolves: dict[str, str])
     with pytest.raises(UserError) as error:
         check_place(FAR, config(), {})
     assert str(error.value).startswith(
-        "this machine's name box resolves to 127.0.1.1, where learners of other machines cannot "
-        "reach it; set learner.reduce.interface to the network they share, one of "
+        "this machine's name box resolves to 127.0.1.1, so learners on other machines cannot "
+        "reach it; set learner.reduce.interface to the interface of the shared network, one of "
     )
     assert "lo" in str(error.value).rpartition("one of ")[2].split(", ")
 
 
 def test_a_name_that_means_nothing_too(resolves: dict[str, str]) -> None:
-    with pytest.raises(UserError, match="this machine's name box cannot be resolved, where"):
+    with pytest.raises(UserError, match="this machine's name box cannot be resolved, so"):
         check_place(FAR, config(), {})
 
 
@@ -123,7 +159,7 @@ def test_what_makes_loopback_right(resolves: dict[str, str]) -> None:
 
 
 def test_a_meeting_place_that_cannot_be_found(resolves: dict[str, str]) -> None:
-    with pytest.raises(UserError, match="nowhere, where the learners meet, cannot be resolved"):
+    with pytest.raises(UserError, match="the host nowhere of --store cannot be resolved"):
         check_place(LearnerPlace(1, 2, Store("nowhere", 1)), config(), {})
 
 
@@ -139,7 +175,7 @@ def test_nor_one_that_the_environment_names(resolves: dict[str, str]) -> None:
 
 
 def test_a_parameter_server_is_for_one_machine(resolves: dict[str, str]) -> None:
-    with pytest.raises(UserError, match=r"learner\.pace ssp has a parameter server, which serves"):
+    with pytest.raises(UserError, match=r"learner\.pace ssp uses a parameter server, which serves"):
         check_place(FAR, config("learner.pace=ssp"), {})
 
 
@@ -177,13 +213,17 @@ def test_a_store_off_this_host_needs_a_word(
     if not refused:
         check_store(place, trusted=trusted)
         return
-    with pytest.raises(UserError, match=r"10\.0\.0\.1:29500, where the learners meet"):
+    with pytest.raises(
+        UserError, match=r"--store 10\.0\.0\.1:29500 can be reached from other hosts"
+    ):
         check_store(place, trusted=trusted)
 
 
 def test_a_name_under_which_rank_0_would_serve_itself_alone(resolves: dict[str, str]) -> None:
     resolves["box"] = "127.0.1.1"
     store = Store("box", 29500)
-    with pytest.raises(UserError, match=r"--store box:29500 is 127\.0\.1\.1 on this machine, whe"):
+    with pytest.raises(
+        UserError, match=r"--store box:29500 resolves to 127\.0\.1\.1 on this machine"
+    ):
         check_place(LearnerPlace(0, 2, store), config("learner.reduce.interface=lo"), {})
     check_place(LearnerPlace(1, 2, store), config("learner.reduce.interface=lo"), {})

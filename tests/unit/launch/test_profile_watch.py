@@ -86,11 +86,13 @@ def test_where_nothing_is_trained_it_begins_all_the_same_and_that_is_said(scene:
     assert not scene.profiled_at(PATIENCE_S - 0.1)
     [told] = scene.said
     assert told == (
-        "nothing has been trained yet: the window begins 3 s after the first step, or without one "
-        "60 s after the learner began to wait"
+        "no optimizer step yet: the profiled window starts 3 s after the first step, or at the "
+        "latest 60 s after the learner began to wait"
     )
     assert scene.profiled_at(PATIENCE_S)
-    assert scene.said[1:] == ["nothing was trained in 60 s: the window begins without, to show why"]
+    assert scene.said[1:] == [
+        "no optimizer step in 60 s: the profiled window starts now, to show the cause"
+    ]
 
 
 def test_training_that_begins_late_is_warmed_up_too(scene: Scene) -> None:

@@ -22,7 +22,7 @@ def crash(scene: Scene, failure: Failure = BRIDGE) -> list[str]:
 def test_where_it_was_raised_is_told() -> None:
     assert crash(Scene((LEARNER, *ACTORS))) == [
         "actor-0: ValueError: the bridge is out (bad.py:8, in step); traceback in logs/a.log; "
-        "it starts again in 0.1 s"
+        "it is restarted in 0.1 s"
     ]
 
 

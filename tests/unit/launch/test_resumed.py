@@ -41,7 +41,7 @@ def test_the_same_options_are_no_news(folder: Path) -> None:
 def test_what_differs_is_told_by_its_dotted_name(folder: Path) -> None:
     options = ("learner.lr=3e-4", "env.kwargs={}", "stop.minutes=2")
     assert differences(folder, resolve("cartpole", options), "auto") == (
-        "resumed with other options than before: env.kwargs.sutton_barto_reward true -> null, "
+        "resumed with changed options: env.kwargs.sutton_barto_reward true -> null, "
         "learner.lr 0.001 -> 0.0003, stop.minutes null -> 2.0"
     )
 
@@ -56,7 +56,9 @@ def test_of_many_differences_the_first_are_told(folder: Path) -> None:
 
 def test_another_algorithm_cannot_go_on(folder: Path) -> None:
     config = resolve("cartpole", ("algo.name=ppo",))
-    with pytest.raises(UserError, match=r"trained by impala, .*; set algo\.name=impala, or run\.d"):
+    with pytest.raises(
+        UserError, match=r"trained with impala, .*; set algo\.name=impala, or run\.d"
+    ):
         differences(folder, config, "auto")
     (folder / "checkpoints" / "last").rmdir()
     assert differences(folder, config, "auto") == ""  # it begins anew
@@ -104,7 +106,7 @@ def test_a_preset_is_not_a_folder_of_its_name(
 def test_another_checkpoint_is_a_folder_a_file_or_a_run(tmp_path: Path) -> None:
     run_dir, new = tmp_path / "first", tmp_path / "second"
     saved(run_dir / "checkpoints" / "best", 3)
-    with pytest.raises(UserError, match=r"first is no checkpoint; give a folder that holds"):
+    with pytest.raises(UserError, match=r"first is not a checkpoint; give a folder that contains"):
         find_source(str(run_dir), new, "no")
     saved(run_dir / "checkpoints" / "last", 7)
     best = run_dir / "checkpoints" / "best"

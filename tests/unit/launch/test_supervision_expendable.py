@@ -31,7 +31,10 @@ def test_a_crash_loop_of_an_expendable_role_is_told_and_the_run_goes_on() -> Non
         run.wait(10, beating)
     last = run.ends("evaluator-0", 1)
     assert last == [
-        Note("evaluator-0: ended with exit code 1 and no report; the run goes on without it")
+        Note(
+            "evaluator-0: ended with exit code 1 and without an error report; the run continues "
+            "without it"
+        )
     ]
     assert not any(isinstance(e, Start) for e in run.wait(30, beating))
     assert not run.decisions.stopping
@@ -42,7 +45,7 @@ def test_what_only_an_expendable_role_stumbles_over_is_told_and_not_tried_again(
     failure = Failure("evaluator-0", "there is a NaN", user=True)
     assert run.decisions.failed(failure, run.now_s) == []
     assert run.ends("evaluator-0", 2) == [
-        Note("evaluator-0: there is a NaN; the run goes on without it")
+        Note("evaluator-0: there is a NaN; the run continues without it")
     ]
     assert not run.decisions.stopping
 

@@ -21,7 +21,7 @@ from penstock.launch.supervisor_messages import (
 )
 
 TERM, KILL = int(signal.SIGTERM), int(signal.SIGKILL)
-KILLED = "was killed by SIGKILL (out of memory? the kernel's log tells: dmesg)"
+KILLED = "was killed by SIGKILL, possibly for lack of memory; check the kernel's log with dmesg"
 SERVER = RoleSpec("server", 0, "m:f", Stage.SERVER)
 
 
@@ -87,7 +87,7 @@ def test_a_learner_that_dies_is_replaced_while_the_others_go_on() -> None:
         "actor-4": 2,
     }
     assert effects[-1] == Note(
-        f"learner-1: {KILLED}; it starts again in 0.1 s, and the others go on without it"
+        f"learner-1: {KILLED}; it is restarted in 0.1 s; the other learners continue without it"
     )
     assert scene.decisions.learners_alive == 2
     assert scene.tick(0.1) == [Start("learner-1", 1)]
@@ -114,7 +114,7 @@ def test_a_learners_own_report_does_not_end_the_run_either() -> None:
     failure = Failure("learner-0", "RuntimeError: out of luck", "its traceback")
     assert scene.decisions.failed(failure, scene.now_s) == []
     [note] = [e for e in scene.ends("learner-0", 1) if isinstance(e, Note)]
-    assert note.text.startswith("learner-0: RuntimeError: out of luck; it starts again")
+    assert note.text.startswith("learner-0: RuntimeError: out of luck; it is restarted")
     assert not scene.decisions.stopping
 
 
@@ -231,7 +231,7 @@ def test_the_lowest_learner_that_lives_when_they_finish_saves_the_run() -> None:
     scene.decisions.interrupt(TERM, scene.now_s)
     effects = scene.ends("learner-0")  # while the actors end: the others have what it had
     [note] = [e for e in effects if isinstance(e, Note)]
-    assert note.text == f"learner-0: {KILLED}; another learner saves the run"
+    assert note.text == f"learner-0: {KILLED}; another learner writes the checkpoint"
     effects = scene.ends_all(*(f"actor-{i}" for i in range(6)))
     saver = {"kind": "saver", "rank": 1, "saved": False}
     assert sent(effects, "saver") == {"learner-1": saver, "learner-2": saver}
@@ -293,7 +293,7 @@ def test_before_anybody_has_entered_the_others_wait_for_one_that_dies() -> None:
     effects = scene.ends("learner-0")
     assert not sent(effects, "group")
     assert effects[-1] == Note(
-        f"learner-0: {KILLED}; it starts again in 0.1 s, and the others wait for it"
+        f"learner-0: {KILLED}; it is restarted in 0.1 s; the other learners wait for it"
     )
     group = sent(scene.starts_again("learner-0"), "group")
     assert {m["epoch"] for m in group.values()} == {2}

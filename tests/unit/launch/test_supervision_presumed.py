@@ -47,7 +47,7 @@ def several_learners(count: int) -> Sequence[RoleSpec]:
 
 def test_an_actor_is_replaced_and_its_end_is_told_once_it_is_certain() -> None:
     scene = FarScene((LEARNER, *ACTORS))
-    note = Note(f"actor-0: {WHY}; it starts again in 0.1 s")
+    note = Note(f"actor-0: {WHY}; it is restarted in 0.1 s")
     assert scene.lost("actor-0") == [Send("learner-0", ALIVE), note]
     assert scene.tick(0.1) == [Start("actor-0", 1)]
     scene.decisions.ready("actor-0", scene.now_s)
@@ -92,7 +92,7 @@ def test_a_successor_that_is_refused_for_the_sake_of_the_first_is_tried_again() 
         assert scene.decisions.failed(taken, scene.now_s) == []
         effects = scene.ends("actor-0", 2)
         assert isinstance(effects[-1], Note)
-        assert effects[-1].text.startswith("actor-0: actor 0 is played by another process; it st")
+        assert effects[-1].text.startswith("actor-0: actor 0 is played by another process; ")
     assert not scene.decisions.stopping
 
 
@@ -133,7 +133,9 @@ def test_a_learner_in_a_group_is_replaced_and_its_actors_move() -> None:
     moved = [e for e in effects if isinstance(e, Send) and e.name == "actor-1"]
     assert [e.message["index"] for e in moved] == [0]
     assert isinstance(effects[-1], Note)
-    assert effects[-1].text.endswith("it starts again in 0.1 s, and the others go on without it")
+    assert effects[-1].text.endswith(
+        "it is restarted in 0.1 s; the other learners continue without it"
+    )
     assert Start("learner-1", 1) in scene.tick(0.1)
     assert scene.confirmed("learner-1", 0, 0) == [], "its actors and the others know already"
 

@@ -25,7 +25,7 @@ def test_an_actor_that_cannot_be_started_again_is_tried_later_and_later() -> Non
         assert ended.message["incarnation"] == incarnation
         while not any(isinstance(e, Start) for e in scene.tick(0.05)):
             pass
-    assert notes == [f"actor-1: {WHY}; it starts again in {s} s" for s in ("0.2", "0.4", "0.8")]
+    assert notes == [f"actor-1: {WHY}; it is restarted in {s} s" for s in ("0.2", "0.4", "0.8")]
     assert scene.decisions.outcome is None
     assert not scene.decisions.stopping
 
@@ -76,6 +76,6 @@ def test_a_kill_by_the_limit_of_memory_is_told_as_such() -> None:
     end = End(-9, 640, 64, out_of_memory=True)
     [note] = [e for e in scene.decisions.ended("actor-0", end, scene.now_s) if isinstance(e, Note)]
     assert note.text == (
-        "actor-0: was killed by SIGKILL: out of memory, by the limit of its control group; "
-        "it starts again in 0.1 s"
+        "actor-0: was killed by SIGKILL: its control group is out of memory; lower actors.count; "
+        "it is restarted in 0.1 s"
     )

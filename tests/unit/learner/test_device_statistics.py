@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+from penstock.configs.errors import UserError
 from penstock.learner.device_statistics import ROWS, DeviceStatistics
 from penstock.learner.to_host import ToDevice, ToHost
 
@@ -111,3 +112,13 @@ def test_arrays_become_tensors_there(device: str) -> None:
         array[...] = 0  # it was copied
     assert placed["a"].device.type == device
     assert placed["a"].cpu().tolist() == [[0, 1, 2], [3, 4, 5]]
+
+
+@pytest.mark.parametrize(("sums", "shape"), [([1.0], r"\[1\]"), ([1.0, 2.0, 3.0], r"\[3\]")])
+def test_sums_that_do_not_match_the_names_are_refused(sums: list[float], shape: str) -> None:
+    made = DeviceStatistics(("loss", "kl"), torch.device("cpu"))
+    sentence = (
+        rf"of shape {shape}, and STATISTICS has 2 names \(loss, kl\); return one sum for each"
+    )
+    with pytest.raises(UserError, match=sentence):
+        made.add(torch.tensor(sums))

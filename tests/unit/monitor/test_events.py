@@ -226,7 +226,7 @@ def test_a_role_that_reports_without_end_fills_no_disk(
     assert taken == pytest.approx(sinks.ROLE_BURST + 20 * sinks.ROLE_RATE, abs=1)
     assert len(lines(tmp_path)) < taken + 10
     assert sum(line["count"] for line in lines(tmp_path)) == 20_001
-    assert lines(tmp_path)[-1]["text"] == "reports more than is written; the rest is counted only"
+    assert lines(tmp_path)[-1]["text"] == "reports too many events; the rest is counted only"
 
 
 @pytest.mark.parametrize(

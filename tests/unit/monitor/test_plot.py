@@ -120,7 +120,7 @@ def test_evaluations_that_were_lost_leave_no_dots(tmp_path: Path) -> None:
 def test_a_picture_has_the_name_that_was_asked_for(tmp_path: Path) -> None:
     write(tmp_path / "run", [100.0, 110.0])
     out = tmp_path / "picture"
-    with pytest.raises(UserError, match=f"--out {out} has no ending, .*let it end in .png"):
+    with pytest.raises(UserError, match=f"--out {out} has no suffix, .*ends in .png"):
         plot([str(tmp_path / "run")], str(out), None)
     assert not list(tmp_path.glob("picture*"))
 
@@ -129,7 +129,7 @@ def test_a_folder_that_is_no_run_is_the_users_mistake(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"has no metrics.jsonl, .* name a run"):
         plot([str(tmp_path)], None, None)
     (tmp_path / "metrics.jsonl").touch()
-    with pytest.raises(UserError, match="has not measured anything yet"):
+    with pytest.raises(UserError, match="contains no measurement yet"):
         plot([str(tmp_path)], None, None)
 
 

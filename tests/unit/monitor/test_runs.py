@@ -146,5 +146,5 @@ def test_a_broken_line_hides_none_before_it(tmp_path: Path) -> None:
 
 
 def test_a_folder_that_is_not_there_is_the_users_mistake(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"there is no folder .*; name one that holds runs"):
+    with pytest.raises(UserError, match=r"there is no folder .*; give a folder that contains runs"):
         runs.find(str(tmp_path / "runs"))

@@ -79,12 +79,12 @@ def elsewhere(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("prepare", "sentence"),
     [
-        (lambda _: None, "nothing runs in {}, and no summary.json says how a run ended there"),
+        (lambda _: None, "no run is live in {}, and it has no summary.json; give the folder of a"),
         (ended, "the run in {} has ended, at {when}: fault (learner-0: out of luck)"),
         (dead, "the supervisor of {} (pid {pid}) has died without ending the run, and its"),
         (killed_but_for_its_socket, "the supervisor of {} (pid {pid}) has died without ending"),
-        (without_a_socket, "the supervisor of {} (pid {pid}) lives, but its socket "),
-        (elsewhere, "{} is of a run on another, and this is {host}; ask there"),
+        (without_a_socket, "the supervisor of {} (pid {pid}) runs, but its socket "),
+        (elsewhere, "{} is of a run on another, and this host is {host}; run this command on "),
         (
             lambda folder: (folder / SUPERVISOR_FILE).write_text("[]"),
             "{}/supervisor.json is damaged",
@@ -111,7 +111,7 @@ def test_a_run_that_is_ending_has_not_ended(
     prepare(folder)  # a summary is of the time before the run was resumed
     with (
         run_folder(folder, "auto"),
-        pytest.raises(UserError, match="is just starting or ending; ask again in a moment"),
+        pytest.raises(UserError, match="is starting or ending; try again in a moment"),
     ):
         reach(str(folder))
 
@@ -120,7 +120,7 @@ def test_a_busy_supervisor_whose_number_is_another_process_is_not_signalled(fold
     with StatusServer(folder, folder):  # nobody takes its turn
         about = json.loads((folder / SUPERVISOR_FILE).read_text())
         (folder / SUPERVISOR_FILE).write_text(json.dumps({**about, "began": about["began"] + 1}))
-        words = "ask in the container in which the run is"
+        words = "run this command in the container of the run"
         with crowd(about["socket"]), pytest.raises(UserError, match=words):
             reach(str(folder))
 
@@ -151,8 +151,8 @@ def test_a_supervisor_that_is_stuck_is_named(folder: Path, monkeypatch: pytest.M
         with pytest.raises(UserError) as raised:
             status(str(folder))
     assert str(raised.value) == (
-        f"the supervisor of {folder} (pid {os.getpid()}) has not answered for 0.2 s; "
-        f"penstock stacks {folder} shows where it is stuck"
+        f"the supervisor of {folder} (pid {os.getpid()}) did not reply within 0.2 s; "
+        f"penstock stacks {folder} shows where it hangs"
     )
 
 

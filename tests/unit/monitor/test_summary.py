@@ -32,9 +32,9 @@ def test_it_says_how_far_the_run_came_and_where_every_sample_went() -> None:
         ("ended by", "return"),
         ("steps", "1,200,000 agent steps in 1:15, 16,000/s (4,800,000 frames, 64,000/s)"),
         ("return", "-13.24 over the last 100 of 812 episodes"),
-        ("solved", "stop.return was first reached after 0.91 s of training"),
+        ("solved", "stop.return first reached after 0.91 s of training"),
         ("samples", "produced 100 = trained 80 + dropped 10 (stale 10) + lost 0 + in flight 10"),
-        ("learner", "91% of its time in training"),
+        ("learner", "91% of the time in forward, backward and optimizer"),
         ("folder", "nowhere"),
     ]
 
@@ -42,8 +42,8 @@ def test_it_says_how_far_the_run_came_and_where_every_sample_went() -> None:
 @pytest.mark.parametrize(
     ("episodes", "text"),
     [
-        (None, "none, as no episode has ended"),
-        (0, "none, as no episode has ended"),
+        (None, "none, because no episode has ended"),
+        (0, "none, because no episode has ended"),
         (1, "-13.24 over the only episode"),
         (12, "-13.24 over all 12 episodes"),
         (100, "-13.24 over all 100 episodes"),
@@ -57,13 +57,13 @@ def test_a_return_is_told_of_the_episodes_that_there_are(episodes: int | None, t
 
 def test_restarts_are_told_where_there_were_any() -> None:
     found = dict(rows(SUMMARY | {"actors_restarted": 10}, Path("nowhere")))
-    assert found["restarts"] == "10 of actors that had failed; logs/actor-*.log says why"
+    assert found["restarts"] == "10 of failed actors; the causes are in logs/actor-*.log"
     assert "restarts" not in dict(rows(SUMMARY | {"actors_restarted": 0}, Path("nowhere")))
 
 
 def test_what_does_not_balance_is_said() -> None:
     shown = accounting(BALANCED | {"trained": 70})
-    assert shown["defect"] == "these do not balance, by 10: please report it"
+    assert shown["defect"] == "the terms differ by 10; this is a bug, please report it"
 
 
 def test_a_run_that_saved_can_be_looked_at_and_one_that_was_interrupted_resumed(

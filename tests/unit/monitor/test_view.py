@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import io
+import re
 from typing import Any
 
 import pytest
@@ -52,11 +53,17 @@ def test_the_figures_keep_steps_and_frames_apart() -> None:
         "return": "-13.24 over 812 episodes",
         "lag": "1.25, at most 3",
         "queue": "50% full",
-        "learner": "compute 90%, other 6%, wait_data 4%; 96% of 16,562/s at most",
+        "learner": "compute 90%, other 6%, wait_data 4%; 96% of its ceiling of 16,562/s",
         "latency": "12 ms, p95 2.0 s",
         "dropped": "320 (stale 320)",
         "actors": "2 alive, 1 restarted; step 50%, infer 30%, wait 20%",
     }
+
+
+def test_losses_are_shown_whatever_their_names() -> None:
+    losses = {"policy_loss": -0.012, "value_loss": 0.5, "loss": 2.0, "spare_loss": None}
+    assert figures(METRICS | losses, None)["loss"] == "policy -0.012, value 0.5, 2"
+    assert "loss" not in figures(METRICS, None)
 
 
 def test_frames_that_are_steps_are_not_told_twice() -> None:
@@ -155,3 +162,50 @@ def test_a_terminal_gets_a_panel() -> None:
     assert "penstock runs/[x]: learner" in text
     assert "15,900/s, 600 updates" in text
     assert "a note with [brackets]" in text
+
+
+def panel(monkeypatch: pytest.MonkeyPatch, columns: int, *metrics: dict[str, Any]) -> list[str]:
+    """The lines of the last panel on a terminal of so many columns, without escape sequences."""
+    monkeypatch.setenv("COLUMNS", str(columns))
+    stream = Terminal()
+    view = make_view(stream, "penstock runs/x: learner", None, "ALE/Pong-v5, impala, preset pong")
+    for each in metrics:
+        view.metrics(each)
+    view.close()
+    plain = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", stream.getvalue())
+    return plain[plain.rindex("╭") :].splitlines()
+
+
+@pytest.mark.parametrize(("columns", "width"), [(70, 70), (80, 80), (120, 120), (300, 140)])
+def test_the_panel_is_as_wide_as_the_terminal_up_to_a_limit(
+    monkeypatch: pytest.MonkeyPatch, columns: int, width: int
+) -> None:
+    lines = panel(monkeypatch, columns, METRICS)
+    assert {len(line) for line in lines if line} == {width}
+
+
+def test_a_wide_panel_shows_training_and_data_flow_side_by_side(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    narrow, wide = panel(monkeypatch, 80, METRICS), panel(monkeypatch, 120, METRICS)
+    assert len(wide) < len(narrow)
+    assert any("time" in line and "lag" in line for line in wide)
+    assert not any("time" in line and "lag" in line for line in narrow)
+    for value in figures(METRICS, None).values():
+        assert any(value in line for line in wide)
+
+
+def test_the_panel_shows_what_is_trained_and_how_well(monkeypatch: pytest.MonkeyPatch) -> None:
+    early = METRICS | {"episodes": 3, "episode_return_mean": 21.0}
+    better = METRICS | {"episode_return_mean": -12.5}
+    for columns in (80, 120):
+        text = "\n".join(panel(monkeypatch, columns, early, better, METRICS | {"q_loss": 0.25}))
+        assert "ALE/Pong-v5, impala, preset pong" in text
+        assert "-13.24 over 812 episodes, best -12.5" in text
+        assert re.search(r"loss +q 0\.25", text)
+
+
+def test_lines_begin_with_what_is_trained() -> None:
+    stream = io.StringIO()
+    make_view(stream, "penstock runs/x: learner", None, "ALE/Pong-v5, impala, preset pong")
+    assert stream.getvalue() == ("penstock runs/x: learner; ALE/Pong-v5, impala, preset pong\n")

@@ -10,6 +10,7 @@ import numpy.typing as npt
 import pytest
 
 from chi_square import assert_drawn_as
+from penstock.replay.buffer import Replay
 from penstock.replay.errors import ReplayError
 from penstock.replay.samplers import Prioritized, Sampler, Uniform, importance_weights
 from penstock.replay.schedules import Linear
@@ -338,3 +339,10 @@ def test_a_snapshot_is_a_copy_and_fits_only_its_size() -> None:
     assert (state["leaves"] == state["leaves"][0]).all()
     with pytest.raises(ReplayError, match="has 10 priorities and the buffer 11 rows"):
         prioritized(11)[1].load_state_dict(state)
+
+
+@pytest.mark.parametrize("sampler", ["per", 0.6])
+def test_what_is_no_sampler_is_refused(sampler: Any) -> None:
+    columns = {"obs": ("float32", (4,)), "action": ("int64", ())}
+    with pytest.raises(ReplayError, match=rf"sampler {sampler!r} is not a sampler; give an object"):
+        Replay(columns, 64, sampler=sampler)
