@@ -121,7 +121,7 @@ CASES = {
     ),
     "memory for sac, the other way": (
         ["algo.name=sac", "model.kind=gru"],
-        "model.core gru is for actor-critics, which algo.name sac is none of; "
+        "model.core gru is for actor-critics, and algo.name sac is not one; "
         "set algo.name=ppo or model.core=none",
         ["algo.name=ppo"],
     ),
