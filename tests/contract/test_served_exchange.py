@@ -191,7 +191,11 @@ def test_a_state_that_takes_long_is_waited_for(make: Make, monkeypatch: pytest.M
     one, other = make(0), make(1)
     both([one, other], lambda learner: learner.turn())
     both([one, other], lambda learner: learner.turn(has_data=False))
-    monkeypatch.setattr(served, "FETCH_S", 0.0)  # no answer is as fast
+    late: list[float] = []
+    fetch = one.client.fetch
+    monkeypatch.setattr(
+        one.client, "fetch", lambda wait_s: fetch(wait_s) if late else late.append(wait_s)
+    )
     waited = one.waits
     assert one.sync.state_dict(saves=True) == {}
     assert one.waits > waited
