@@ -76,7 +76,7 @@ def _live(ctx: RoleContext, found: Found, game: BatchedEnv) -> None:
 
 
 def actor_id(ctx: RoleContext) -> int:
-    """The index among a run's own actors; for one started by hand, unique across hosts."""
+    """The actor's index in its run; for an actor started by hand, an id unique across hosts."""
     if ctx.config is not None:
         return ctx.index
     return (ctx.run_id % (1 << 40)) << INDEX_BITS | ctx.index

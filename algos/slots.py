@@ -53,8 +53,8 @@ def columns(observation_space: Any, action: Column, *recorded: Column) -> tuple[
 
 
 def newest_frames(columns: tuple[Column, ...], stack: int) -> tuple[Column, ...]:
-    """The same slot with the newest frame of each observation alone, and what tells a replay the
-    others, in whichever slots they are.
+    """The same slot with only the newest frame of each observation, and the columns ``age`` and
+    ``pad``, by which a replay finds the older frames, in whichever slots they are.
 
     Raises UserError where observations are no stacks of ``stack`` frames.
     """
@@ -114,8 +114,8 @@ def check(columns: dict[str, npt.NDArray[Any]]) -> None:
 
 
 def check_numbers(obs: npt.NDArray[Any], layout: ParamLayout) -> None:
-    """Raise ValueError for observations of several parts that hold numbers which are not finite;
-    ``layout`` is the network's."""
+    """Raise ValueError if an observation of several parts contains a number that is not finite;
+    ``layout`` is that of the network."""
     for numbers in floats_of(layout):
         if not np.isfinite(obs[..., numbers].view(np.float32)).all():
             raise ValueError("column obs holds numbers that are not finite")

@@ -35,9 +35,9 @@ from penstock.configs.errors import UserError
 
 EPILOG = (
     "A TARGET is a preset, a YAML file, a gymnasium id, module:EnvId-v0 or module:function; "
-    "KEY=VALUE are options of the configuration. Exit codes: 0 done, 2 a mistake in what was "
-    "asked, 1 a fault, 130 and 143 interrupted (Ctrl-C, SIGTERM) after a clean end. With --json "
-    "the last line of standard output is one JSON object, and what is for people goes to "
+    "KEY=VALUE are options of the configuration. Exit codes: 0 success, 2 a mistake in the input, "
+    "1 a fault, 130 and 143 interrupted (Ctrl-C, SIGTERM) after a clean end. With --json "
+    "the last line of standard output is one JSON object, and all other text goes to "
     "standard error."
 )
 app = typer.Typer(
@@ -105,7 +105,7 @@ def train(
     resume_from: ResumeFrom = None,
     as_json: Json = False,
 ) -> None:
-    """Train on this host with actors and learners, until a limit of stop.* or Ctrl-C."""
+    """Train on this host with actors and learners, until a limit in stop.* is reached or Ctrl-C."""
     if seeds > 1:
         from penstock.launch import seeds as group
 

@@ -174,12 +174,13 @@ class BatchedEnv:
 
 
 def own_reset(info: Mapping[str, Any], terminated: Any, truncated: Any) -> str:
-    """A sentence, where the step that ended an episode has begun the next one already; else empty.
+    """A sentence if the step that ended an episode has already begun the next one; otherwise empty.
 
-    info: of one environment's step or of a vector's, where `_key` marks the environments that have
-    a
-        key.
-    terminated, truncated: bool, or bool [count].
+    Args:
+        info: of a step of one environment, or of a vector of them, where `_key` marks the
+            environments that have `key`.
+        terminated: bool, or bool [count].
+        truncated: bool, or bool [count].
     """
     for key in FINAL_KEYS:
         if key in info and np.any((terminated | truncated) & info.get(f"_{key}", True)):

@@ -206,7 +206,7 @@ def summary(values: tuple[float, ...]) -> dict[str, float]:
 
 
 def describe(result: dict[str, Any]) -> str:
-    """Three lines for a person, or four where episodes were cut."""
+    """The result as three lines of text, or four if episodes were cut."""
     how = "sampled" if result["sample"] else "likeliest"
     title = (
         f"{result['run_dir']}, checkpoint {result['checkpoint']}: {result['episodes']} episodes, "

@@ -1,4 +1,7 @@
-"""Restart policy: how many consecutive crashes of a role are tolerated before the run fails."""
+"""Restart policy: how many consecutive crashes of a role are tolerated before the run fails.
+
+The delay before a restart is `SupervisedRole.next_delay_s` in `worker.py`.
+"""
 
 from __future__ import annotations
 

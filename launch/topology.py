@@ -24,7 +24,7 @@ MAX_PORT = 65535
 
 
 def train(config: Config, runtime_dir: Path) -> tuple[RoleSpec, ...]:
-    """All roles of a run on this host. The learners are first, as they take longest to start."""
+    """All roles of a run on this host. Learners precede actors, as they take longest to start."""
     transport, count = config.transport, config.learner.count
     joined_by = TRANSPORTS.here(transport.kind)
     if joined_by.one_process:
@@ -49,7 +49,7 @@ def train(config: Config, runtime_dir: Path) -> tuple[RoleSpec, ...]:
 
 
 def learner(config: Config, bind: str, runtime_dir: Path) -> tuple[RoleSpec, ...]:
-    """Learners without actors, which actors join."""
+    """The roles of learners without actors of their own; actors join them."""
     ranks = range(config.learner.count)
     return (
         *_server(config, runtime_dir),

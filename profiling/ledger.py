@@ -93,7 +93,7 @@ class TimeLedger:
         old = self._part
         if part is old:
             return
-        # As few and as plain operations as will do: an actor comes here three times a step.
+        # As few and as simple operations as possible: an actor calls this three times per step.
         now, lane, count = time.perf_counter_ns(), self._lane, self._count
         lane[RING + (count & LAST)] = now << PART_BITS | part
         lane[COUNT] = self._count = count + 1
@@ -127,7 +127,7 @@ class TimeLedger:
 
     @property
     def since(self) -> int:
-        """When the thread got there, nanoseconds of CLOCK_MONOTONIC."""
+        """When the current part began, in nanoseconds of CLOCK_MONOTONIC."""
         return self._since
 
     @property

@@ -137,7 +137,7 @@ def make_layout(
         capacity: rows of the replay.
         envs: environments per step.
         frame_stack: frames per stacked observation, for all or by name.
-        unroll: steps per slot; None chooses.
+        unroll: steps per slot; None: `choose_unroll` decides.
         shared: add columns for writers in other processes.
         follow: add columns that tell which rows follow each other.
     """
