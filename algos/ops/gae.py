@@ -27,9 +27,9 @@ def gae(
     """Advantages of ``T`` steps of ``E`` environments, ``[T, E]``; 0 on rows that are not alive.
 
     ``values`` float32 ``[T+1, E]``; the others ``[T, E]``: ``rewards`` float32, the flags bool.
-    Where both flags are set ``terminated`` wins; a truncated row is bootstrapped from the value of its
-    final observation, ``values[t+1]``, and so is an unfinished episode at the last row. Advantages plus
-    ``values[:-1]`` are the targets of the values, TD(lambda).
+    Where both flags are set ``terminated`` wins; a truncated row is bootstrapped from the value of
+    its final observation, ``values[t+1]``, and so is an unfinished episode at the last row.
+    Advantages plus ``values[:-1]`` are the targets of the values, TD(lambda).
     """
     check_shapes(values, rewards, terminated, truncated, alive)
     v_tm1, v_t = values[:-1], values[1:]
