@@ -74,10 +74,12 @@ def _replay(cfg: Sections) -> Iterator[Contradiction]:
         defaults = type(replay)()
         keys = [key for key in type(replay).model_fields if _differ(key, replay, defaults)]
         if keys:
+            custom = cfg.algo.name == "custom"
+            name, other = ("data", "transitions") if custom else ("name", "dqn")
             yield Contradiction(
-                (*(f"replay.{key}" for key in keys), "algo.name"),
-                f"replay.{keys[0]} has no effect with algo.name {cfg.algo.name}, which does not "
-                "use replay; set algo.name=dqn, or replay={}",
+                (*(f"replay.{key}" for key in keys), f"algo.{name}"),
+                f"replay.{keys[0]} has no effect with algo.{name} {getattr(cfg.algo, name)}, which "
+                f"does not use replay; set algo.{name}={other}, or replay={{}}",
             )
         return
     for key in ("batch_size",):
