@@ -53,8 +53,8 @@ def columns(observation_space: Any, action: Column, *recorded: Column) -> tuple[
 
 
 def newest_frames(columns: tuple[Column, ...], stack: int) -> tuple[Column, ...]:
-    """The same slot with the newest frame of each observation alone, and what tells a replay the
-    others, in whichever slots they are.
+    """The same slot with only the newest frame of each observation, and the columns by which a
+    replay finds the older frames.
 
     Raises UserError where observations are no stacks of ``stack`` frames.
     """

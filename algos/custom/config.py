@@ -1,4 +1,4 @@
-"""The options of an algorithm of one's own."""
+"""The options of a custom algorithm."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from penstock.configs.value_types import Count, Module, Options, Switch
 
 
 class CustomConfig(AlgoConfig):
-    """An algorithm of one's own, which trains on fresh unrolls as `impala` and `ppo` do, or draws
-    from replay as `dqn` and `sac`; see `examples/own_algorithm.py` and
+    """A custom algorithm: it trains on fresh unrolls, as `impala` and `ppo` do, or samples from
+    replay, as `dqn` and `sac` do; see `examples/own_algorithm.py` and
     `examples/own_offpolicy.py`."""
 
     name: Literal["custom"] = "custom"

@@ -1,8 +1,8 @@
 """Generalised advantage estimation: how much better an action was than the policy's mean.
 
 Schulman et al. 2015, https://arxiv.org/abs/1506.02438, equation 16. Pure functions on time-major
-tensors; nothing here carries a gradient, nothing waits for a GPU. What the rows mean is told in
-`penstock.algos.ops.vtrace`.
+tensors; nothing here carries a gradient or waits for a GPU. `penstock.algos.ops.vtrace` defines the
+rows.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ def gae(
     """Advantages of ``T`` steps of ``E`` environments, ``[T, E]``; 0 on rows that are not alive.
 
     ``values`` float32 ``[T+1, E]``; the others ``[T, E]``: ``rewards`` float32, the flags bool.
-    Where both flags are set ``terminated`` wins; a truncated row goes on with the value of its
-    final observation, ``values[t+1]``, and so does an episode after the last row. Advantages plus
-    ``values[:-1]`` are the targets of the values, TD(lambda).
+    Where both flags are set ``terminated`` wins; a truncated row is bootstrapped from the value of
+    its final observation, ``values[t+1]``, and an unfinished episode from the last of ``values``.
+    Advantages plus ``values[:-1]`` are the targets of the values, TD(lambda).
     """
     check_shapes(values, rewards, terminated, truncated, alive)
     v_tm1, v_t = values[:-1], values[1:]
