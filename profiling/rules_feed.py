@@ -1,7 +1,7 @@
 """Rules for a learner that waits for data. They find one cause: the stage that limits the flow.
 
 The stages are checked from the learner towards the actors, against the direction of samples. The
-first stage that is always busy is the limit; the stages before it only wait for it or feed it.
+first stage that is always busy is the limit; the stages before it only wait for it.
 """
 
 from __future__ import annotations
