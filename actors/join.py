@@ -129,7 +129,7 @@ def join(ctx: RoleContext, found: Found, spec: SlotSpec, actor: int) -> Link | N
 def wait_for(connect: Callable[[], T], ctx: RoleContext, whom: str | None) -> T | None:
     """Call ``connect`` until it no longer raises OSError; None when asked to leave.
 
-    Logs a sentence if that takes long and ``whom``, the peer, is given. Raises OSError where this
+    Logs a sentence if that takes long and the name of the peer is given. Raises OSError where this
     host has no memory or descriptor left.
     """
     since_s = time.monotonic()

@@ -43,7 +43,7 @@ def slot_spec(config: Config, spaces: Spaces) -> SlotSpec:
 def make_receive(cfg: AlgoConfig, layout: ParamLayout) -> SlotProcessor:
     """`process` for slots that came over the wire; ValueError for what would harm a learner.
 
-    ``layout`` is the network's, which tells how many actions there are.
+    ``layout`` is that of the network; it defines the number of actions.
     """
     algo = algorithm(cfg)
 

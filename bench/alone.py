@@ -1,7 +1,7 @@
-"""A function called in a process of its own: ``python -m penstock.bench.alone TARGET``.
+"""Call a function in a separate process: ``python -m penstock.bench.alone TARGET``.
 
-What is measured so has the threads, the allocator and the freed memory that its role has, and
-nothing of whoever asks. Request and result are JSON, on standard input and output.
+A measurement there has the threads, the allocator and the freed memory of its role, and no state of
+the calling process. Request and result are JSON, on standard input and output.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def alone(
     with ``threads`` and the environment ``variables``.
 
     ``seconds``: how long it is known to measure. Raises UserError as the function does,
-    RuntimeError with the last line that it said where it fails, subprocess.TimeoutExpired where it
+    RuntimeError with the last line of its errors if it fails, subprocess.TimeoutExpired if it
     hangs.
     """
     own = {**dict.fromkeys(THREAD_VARIABLES, str(threads)), **(variables or {})}
@@ -61,6 +61,7 @@ def alone(
 
 
 def main() -> None:
+    """Call the function that the command line names, with the request of standard input."""
     asked = json.load(sys.stdin)
     die_with(asked["parent_pid"], signal.SIGKILL)
     module, _, function = sys.argv[1].partition(":")

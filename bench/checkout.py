@@ -28,6 +28,7 @@ def benchmark(module: str, wanted_by: str) -> ModuleType:
 
 
 def commit_of(checkout: Path) -> str:
+    """The commit of a checkout as `git describe` names it; "unknown" without git."""
     if not (checkout / ".git").exists():  # site-packages may lie in a repository of the user's
         return "unknown"
     command = ["git", "describe", "--always", "--dirty"]

@@ -1,4 +1,4 @@
-"""What a learner does on data in place, in a process of its own: who asks needs no torch for it."""
+"""Measure a learner on prepared data, in a separate process: the caller need not import torch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How fast a piece of work goes: in rounds, so that their spread tells what is noise."""
+"""The rate of a piece of work, measured in rounds, whose spread shows the noise."""
 
 from __future__ import annotations
 

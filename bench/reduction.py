@@ -96,6 +96,7 @@ def _rates(rank: int, store: Path, layout: ParamLayout, seconds: float) -> list[
 
 
 def main() -> None:
+    """The second rank of the measurement, in a process of its own."""
     parent_pid, store, seconds = sys.argv[1:]
     die_with(int(parent_pid), signal.SIGKILL)
     entries = tuple((name, tuple(shape)) for name, shape in json.load(sys.stdin))

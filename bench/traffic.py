@@ -53,6 +53,7 @@ def _receiving(address: str, sizes: Sequence[int]) -> Iterator[Callable[[], None
 
 
 def main() -> None:
+    """The sender, in a process of its own: messages of the given sizes without end."""
     address, parent_pid, *sizes = sys.argv[1:]
     die_with(int(parent_pid), signal.SIGKILL)
     socket = dealer(zmq.Context(), address, None)

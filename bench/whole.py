@@ -25,9 +25,9 @@ def train(
     target: str, *overrides: str, folder: Path | None = None, cwd: Path | None = None
 ) -> dict[str, Any]:
     """Run to the end, in ``folder`` if that is to stay; the summary, with the metrics of each
-    interval as ``intervals``. What people would read goes to standard error.
+    interval as ``intervals``. The live view goes to standard error.
 
-    Raises UserError where the run fails, which has then said why.
+    Raises UserError if the run fails; the run has then printed the reason.
     """
     with tempfile.TemporaryDirectory(prefix="bench-penstock-") as temporary:
         run_dir = folder or Path(temporary) / "run"
@@ -36,7 +36,7 @@ def train(
         if done.returncode:
             raise UserError(
                 f"`penstock train {' '.join([target, *overrides])}` failed with {done.returncode}; "
-                "what it said stands above"
+                "its output above has the reason"
             )
         summary: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
         summary["intervals"] = lines(run_dir / METRICS)
@@ -55,6 +55,7 @@ def trained(summary: dict[str, Any]) -> list[tuple[float, int]]:
 
 
 def rate_between(begin: tuple[float, int], end: tuple[float, int]) -> float:
+    """Steps per second between two points, each seconds and steps."""
     return float((end[1] - begin[1]) / max(end[0] - begin[0], 1e-9))
 
 
@@ -73,8 +74,8 @@ def rates(target: str, seconds: float, rounds: int) -> list[float]:
 
 
 def split(points: Sequence[tuple[float, int]], skip_s: float, rounds: int) -> list[float]:
-    """Rates in ``rounds`` parts, of about as many points each, of what comes after ``skip_s``; in
-    fewer where there are few points. Empty where there are less than two."""
+    """Rates in ``rounds`` parts of the points after ``skip_s``, of about as many points each; in
+    fewer parts if there are few points. Empty if there are less than two."""
     warm = [p for p in points if p[0] >= skip_s]
     count = min(rounds, len(warm) - 1)
     edges = (
@@ -84,6 +85,7 @@ def split(points: Sequence[tuple[float, int]], skip_s: float, rounds: int) -> li
 
 
 def median_rate(found: Sequence[float]) -> float | None:
+    """The median of the rates; None without rates."""
     return statistics.median(found) if found else None
 
 

@@ -24,14 +24,17 @@ def clock(seconds: float | None) -> str:
 
 
 def count(value: float | None) -> str:
+    """12345.6 -> "12,346"; None -> "-"."""
     return "-" if value is None else f"{value:,.0f}"
 
 
 def number(value: float | None) -> str:
+    """0.123456 -> "0.1235", 12345.6 -> "12,346"; None -> "-"."""
     return "-" if value is None else f"{value:,.4g}" if abs(value) < 10_000 else f"{value:,.0f}"
 
 
 def percent(fraction: float | None) -> str:
+    """0.414 -> "41%"; None -> "-"."""
     return "-" if fraction is None else f"{fraction:.0%}"
 
 

@@ -65,7 +65,8 @@ _RESERVED = {
 _UNSUITED = {
     "reward_clipping": "it clips the shown returns too; set algo.reward_clip=1.0, which clips for "
     "the learner only",
-    "life_loss_info": "it ends an episode that goes on; set episodic_life=true",
+    "life_loss_info": "it ends an episode at each lost life, and the game continues; set "
+    "episodic_life=true",
 }
 
 

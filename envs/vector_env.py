@@ -226,6 +226,10 @@ def counts_of(action: Space[Any]) -> tuple[int, ...]:
 
 
 def checked_actions(name: str, action: Space[Any]) -> Actions:
+    """The action space of environment ``name``, if it is supported; MultiBinary as MultiDiscrete.
+
+    Raises UserError for any other space.
+    """
     if isinstance(action, MultiBinary):
         return MultiDiscrete(np.full(action.shape, 2))
     if isinstance(action, Discrete | MultiDiscrete):

@@ -1,8 +1,8 @@
-"""Play whole episodes with the weights of a run, and say how they went.
+"""Play whole episodes with the weights of a run, and report their returns.
 
-Environments play side by side, and each owes a share of the episodes that is fixed beforehand: were
-the first to end counted, short episodes would be over-represented. An episode that goes on for ever
-is cut at a number of steps, so that every evaluation ends.
+Environments run in parallel, and each plays a share of the episodes that is fixed in advance: if
+the first episodes to end were counted, short episodes would be over-represented. An episode without
+an end is cut at a number of steps, so that every evaluation ends.
 """
 
 from __future__ import annotations
@@ -138,8 +138,8 @@ def play(
 ) -> list[Episode]:
     """Exactly ``episodes`` episodes, environment by environment, complete or cut at ``max_steps``.
 
-    ``begin`` is told of the environments, bool ``[count]``, in which one begins. One environment
-    alone cannot be told to begin anew, so that where an episode was cut it waits for the others.
+    ``begin`` receives the environments in which an episode begins, bool ``[count]``. A single
+    environment cannot be reset alone, so one whose episode was cut waits for the others.
     """
     tally = _Tally(game.count, episodes, max_steps)
     space, seeds = game.info.observation_space, itertools.count(seed, game.count)
@@ -242,7 +242,7 @@ def describe_seeds(result: dict[str, Any]) -> str:
 
 
 def were_cut(cut: int, episodes: int, max_steps: int, option: str) -> str:
-    """The sentence for a person, with the ``option`` that moves the limit."""
+    """A sentence on the episodes that were cut; ``option`` sets the limit."""
     return (
         f"{cut} of {episodes} episodes had to be cut at {max_steps:,} steps, with the return so "
         f"far; give the game a time limit (gymnasium's TimeLimit), or raise {option}"

@@ -1,9 +1,9 @@
 """The role that evaluates a run as it goes: every `eval.every_s` seconds the newest checkpoint.
 
 It takes weights from `checkpoints/last` and not from the learner's memory: so it costs the learner
-nothing, works alike for every transport, pace and number of learners, and what it has evaluated
-can become `checkpoints/best`, complete. What it evaluates stays on disk under a name of its own (a
-hard link) while the learner goes on saving.
+nothing, works alike for every transport, pace and number of learners, and an evaluated checkpoint
+can become `checkpoints/best`, complete. The checkpoint in evaluation stays on disk under a name of
+its own (a hard link) while the learner saves further ones.
 
 Every evaluation plays the same games, so that two of them compare weights and nothing else. How the
 best did in which games stands in its own file: the two are replaced together or not at all. A best
@@ -48,7 +48,7 @@ class StoppedError(Exception):
 
 
 def run(ctx: RoleContext) -> None:
-    """Evaluate until told to stop; reports an "evaluation" each time."""
+    """Evaluate until asked to stop; reports an "evaluation" each time."""
     from penstock.learner.checkpoints.checkpoint_format import DamagedCheckpointError
 
     config = ctx.config
@@ -216,7 +216,7 @@ class Evaluator:
         return played
 
     def _identity(self) -> tuple[int, int] | None:
-        """What tells one checkpoint from the next, which has another file."""
+        """Inode and time of the checkpoint's file, which differ for each checkpoint."""
         try:
             [found] = [path.stat() for path in self._last.glob("*.safetensors")]
         except (OSError, ValueError):
@@ -225,7 +225,7 @@ class Evaluator:
 
 
 def _hold(source: Path, held: Path, name: str) -> None:
-    """Keep the checkpoint that is there now, whatever replaces it."""
+    """Keep the present checkpoint on disk after it is replaced."""
     held.mkdir(mode=0o700, exist_ok=True)
     path = held / name
     path.unlink(missing_ok=True)

@@ -1,8 +1,8 @@
 """A policy in one file: weights, network and spaces; neither the run nor the environment is needed.
 
-It is a safetensors file: the network's tensors by name, and JSON in its metadata. Nothing in it is
-code, so that one from elsewhere may be read; a network of one's own (`model.entry`) is named in it,
-and must be there to be imported.
+It is a safetensors file: the network's tensors by name, and JSON in its metadata. It
+contains no code, so a file from an untrusted source can be read. A custom network (`model.entry`)
+is named in it and must be importable.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a game needs to draw itself where nobody looks: no display, but its libraries."""
+"""Rendering environments without a display, and the errors of missing libraries."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def do_without_display() -> None:
 
 @contextmanager
 def drawing(env_id: str) -> Iterator[None]:
-    """Turn what a game lacks to draw itself into one sentence; other mistakes stay what they are.
+    """Turn the error of a missing rendering library into one sentence; other errors pass unchanged.
 
     Raises UserError.
     """

@@ -1,7 +1,7 @@
-"""A trained policy in the program of whoever uses it: no process, no run, one call per decision.
+"""A trained policy for use in another program: one call per decision, without a run or a process.
 
-What it gets is what the environment returns, what it gives is what the environment takes: the
-conversions of `penstock.envs` are done here, for one observation or for a batch.
+It takes observations as the environment returns them, and returns actions as the environment takes
+them: the conversions of `penstock.envs` are done here, for one observation or for a batch.
 """
 
 from __future__ import annotations
@@ -165,7 +165,7 @@ def load_policy(
     sample: bool = False,
     seed: int = 0,
 ) -> LoadedPolicy:
-    """The policy of a run, also of one that goes on, or of a file. Starts no process.
+    """The policy of a run, which may still be training, or of a file. Starts no process.
 
     source: folder of a run; or a file that `penstock export` or `LoadedPolicy.save` wrote, for
         which nothing else is needed.

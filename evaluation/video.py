@@ -151,7 +151,7 @@ def play(
 
 
 def describe(result: dict[str, Any]) -> str:
-    """Lines for a person."""
+    """The result as text, a line for each episode."""
     lines = [
         f"episode {i}: return {number(episode_return)} in {length:,} steps"
         for i, (episode_return, length) in enumerate(
@@ -201,7 +201,7 @@ def _actor(
 
 
 def _perform(actor: Actor, episodes: int, seed: int, show: Show) -> list[Episode]:
-    """Show episodes until they are over, or nobody looks any more."""
+    """Show episodes until all have ended or ``show`` returns False."""
     played: list[Episode] = []
     for shot in actor.shots(episodes, seed):
         if shot.episode is not None:

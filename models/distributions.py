@@ -103,7 +103,7 @@ class Squashed(Gaussian):
 
     The entropy has no closed form. Its integral is summed at `NODES` evenly spaced points: exact
     to 2e-6 up to a deviation of 5, where Gauss-Hermite quadrature of 64 has 2e-4 at 3 (the
-    integrand has poles beside the real axis, that come nearer as the deviation grows).
+    integrand has poles beside the real axis, nearer to it for a larger deviation).
     """
 
     def logp(self, action: Tensor) -> Tensor:

@@ -1,6 +1,6 @@
 """The network family: an encoder of the observation, a core with memory if wanted, and heads.
 
-It reads observations of several parts, and a network of one's own may take the encoder's place. The
+It reads observations of several parts, and a custom network may replace the encoder. The
 heads are the algorithm's: `ActorCriticHeads`, or a `SingleHead`. No torch here.
 
 The parameters' layout is that of the torch module, which `torch_general.layout` builds without

@@ -1,4 +1,4 @@
-"""A network of one's own, named by `model.entry`: a torch module of this form.
+"""A custom network, named by `model.entry`: a torch module of this form.
 
     class Net(torch.nn.Module):
         def __init__(self, shapes: dict[str, tuple[int, ...]], outputs: int, **settings): ...

@@ -1,4 +1,4 @@
-"""A network in words, for the person who starts a run."""
+"""A description of a network in words, printed at the start of a run."""
 
 from __future__ import annotations
 

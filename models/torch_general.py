@@ -1,9 +1,9 @@
-"""The network family in torch: several arrays, memory, a network of one's own, any heads.
+"""The network family in torch: several arrays, memory, custom networks, any heads.
 
     observation -> arrays by name -> body -> core -> policy head, or the one head
                                      (body -> core where the critic is separate) -> value head
 
-A body is an `Encoder`, or a network of one's own that gives features; one that gives outputs and
+A body is an `Encoder`, or a custom network that gives features; one that gives outputs and
 values itself, for an actor-critic, has neither core nor heads after it. `GeneralCritics` value the
 actions of a policy, for SAC.
 """

@@ -1,4 +1,4 @@
-"""What a profile says about one learner and those who feed it: the figures that a verdict weighs.
+"""The figures of a profile on one learner, its actors and connectors, for the rules of verdicts.
 
 Shares are of wall time, unless another whole is named. Whatever a profile lacks counts as 0: a
 window may have seen no actor, or no step.
@@ -209,6 +209,7 @@ def most(role: Role) -> tuple[str, float]:
 
 
 def percent(share: float) -> str:
+    """0.414 -> "41 %"."""
     return f"{share:.0%}".replace("%", " %")
 
 

@@ -170,8 +170,8 @@ def now_in(lane: memoryview) -> tuple[Part, int] | None:
 
 
 def seconds_of(lane: memoryview) -> dict[str, float]:
-    """Seconds by part up to this moment, by whoever has the memory; the part that the thread is in
-    counts. While it moves on, one span may be counted short."""
+    """Seconds by part up to now, including the current part; any process that maps the memory may
+    call it. While the thread changes parts, one span may be counted short."""
     totals = {part: lane[TOTALS + part] for part in Part}
     present = now_in(lane)
     if present is not None:

@@ -1,7 +1,7 @@
-"""Why the learner waits for data: one cause, whoever is the first to keep what comes after waiting.
+"""Rules for a learner that waits for data. They find one cause: the stage that limits the flow.
 
-The causes are tried from the learner outwards, against the way of a sample: who is busy without
-pause is the limit, and what those behind it do says nothing.
+The stages are checked from the learner towards the actors, against the direction of samples. The
+first stage that is always busy is the limit; the stages before it only wait for it.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ def replay_is_filling(e: Evidence) -> Verdict | None:
         f"replay is still filling: training begins {missing:,.0f} steps from now",
         f"it holds {size:,.0f} of the {size + missing:,.0f} steps that replay.min_size asks for; "
         f"actors bring {rate:,.0f} a second, which takes {left_s:,} s more",
-        f"begin sooner with a smaller replay.min_size, or see what comes then with --seconds "
-        f"{left_s + AFTER_FILLING_S}",
+        f"begin sooner with a smaller replay.min_size, or profile the training after that with "
+        f"--seconds {left_s + AFTER_FILLING_S}",
         e.wait,
     )
 
@@ -100,7 +100,7 @@ def one_actor_is_slow(e: Evidence) -> Verdict | None:
 
 
 def actors_elsewhere(e: Evidence) -> Verdict | None:
-    """Nobody in the profile plays for this learner."""
+    """The profile contains no actor of this learner."""
     if e.actors:
         return None
     if e.connectors:
@@ -116,7 +116,7 @@ def actors_elsewhere(e: Evidence) -> Verdict | None:
 
 def actors_work(e: Evidence) -> Verdict:
     """What its actors spend most of their time in is what the learner waits for."""
-    # Whoever sends over a wire waits for its turn there; else for a slot of the learner's.
+    # With a connector, an actor waits for its turn to send, otherwise for a slot of the learner.
     wire, room = ("wait",) if e.connectors else (), () if e.connectors else ("wait",)
     shares: dict[Kind, float] = {
         "slow_environment": e.played("step"),
@@ -130,6 +130,7 @@ def actors_work(e: Evidence) -> Verdict:
 
 
 def environment_is_slow(e: Evidence, share: float) -> Verdict:
+    """Actors spend most of their time in steps of the environment."""
     return Verdict(
         "slow_environment",
         f"the environment is slow: the learner waits {percent(e.wait)} for data",
@@ -140,6 +141,7 @@ def environment_is_slow(e: Evidence, share: float) -> Verdict:
 
 
 def inference_is_slow(e: Evidence, share: float) -> Verdict:
+    """Actors spend most of their time in the policy's network."""
     cheaper = "a smaller network helps, and more actors.envs make a step's share of it cheaper"
     if e.option("actors", "precision", "auto") == "fp32":
         cheaper = f"actors.precision=bf16 may help; {cheaper}"
@@ -180,6 +182,7 @@ def wire_is_slow(e: Evidence, share: float) -> Verdict:
 
 
 def slots_are_few(e: Evidence, share: float) -> Verdict:
+    """Actors wait for free slots while the learner waits for data."""
     slots = int(e.option("transport", "slots", 2))
     return Verdict(
         "few_slots",
@@ -191,6 +194,7 @@ def slots_are_few(e: Evidence, share: float) -> Verdict:
 
 
 def actor_is_slow(e: Evidence, share: float) -> Verdict:
+    """Actors spend most of their time outside the environment and the network."""
     return Verdict(
         "slow_actor",
         f"actors are slow beside their games: the learner waits {percent(e.wait)} for data",

@@ -76,9 +76,9 @@ def one_rank_is_slow(e: Evidence) -> Verdict | None:
     return Verdict(
         "slow_rank",
         f"{name} is slow: the other learners wait {percent(others)} for it",
-        f"it computes {percent(e.share('compute'))} of the time and waits for nobody",
-        "look at its host; if it stays slow, learner.pace=backup or tap goes on without it, and "
-        "leaves samples behind or takes them stale",
+        f"it computes {percent(e.share('compute'))} of the time and does not wait",
+        "look at its host; if it stays slow, set learner.pace=backup or tap, which do not wait for "
+        "it: backup drops its samples, tap applies them late",
         others * (len(e.learners) - 1) / len(e.learners),
     )
 
@@ -104,6 +104,7 @@ def cores_are_crowded(e: Evidence) -> Verdict | None:
 
 
 def copies_to_device(e: Evidence) -> Verdict | None:
+    """The learner waits for copies to the device."""
     share = e.share("h2d_exposed")
     if share < WORTH:
         return None
@@ -137,6 +138,7 @@ def launches_are_slow(e: Evidence) -> Verdict | None:
 
 
 def publishes_long(e: Evidence) -> Verdict | None:
+    """Publishing weights takes a large share of the learner's time."""
     share = e.share("publish")
     if share < WORTH:
         return None
@@ -153,6 +155,7 @@ def publishes_long(e: Evidence) -> Verdict | None:
 
 
 def bookkeeping_is_large(e: Evidence) -> Verdict | None:
+    """Saving, counting and reporting take a large share of the learner's time."""
     share = e.share("bookkeeping")
     if share < WORTH:
         return None
@@ -176,8 +179,8 @@ def other_is_large(e: Evidence) -> Verdict | None:
         "other",
         f"{percent(share)} of the learner's time is neither data nor training",
         "no part of the ledger claims it",
-        "look at it: the trace shows when it is, `penstock stacks RUN` and `penstock profile "
-        "--torch` what it is",
+        "find its cause: the trace shows when it occurs, `penstock stacks RUN` and `penstock "
+        "profile --torch` show the code",
         share,
     )
 

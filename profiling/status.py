@@ -1,10 +1,10 @@
-"""Shared memory of each child process: what it is doing, readable after it has died.
+"""Status page of a child process in shared memory, readable after the process has died.
 
 The supervisor makes it (a memfd), the child inherits its descriptor and writes, the supervisor
 reads. First comes a page of counters, then a lane for the time ledger of each thread that keeps
 one. Invariants: one writer; every field is one aligned eight-byte word, so a reader sees an old or
 a new value and never half of one; the memory outlives its writer, so the last values of a killed
-actor still tell what it had produced, and what it was doing.
+actor still show its produced steps and its phase.
 
 Signs of life come from the loop that does the work, not from a helper thread: a process whose
 environment hangs must look hung.
@@ -65,12 +65,13 @@ class StatusPage:
     ``beats`` counts beats and ``beat_s`` is the time of the last one (CLOCK_MONOTONIC seconds, 0.0
     before the first). ``phase_s`` is when the present phase began.
 
-    Of an actor: ``incarnation`` tells its streams apart; ``produced_steps`` and ``sequence`` are
+    Of an actor: ``incarnation`` distinguishes its streams; ``produced_steps`` and ``sequence`` are
     the agent steps and the unrolls that it has published in the present one, ``played_steps`` the
     steps of all streams of its life.
 
-    Of a learner: ``produced_steps`` is what it has heard of (write that first), ``trained_steps``
-    what it has trained on; ``reduction`` is the number of the all-reduce that it began last.
+    Of a learner: ``produced_steps`` counts the steps that were reported to it (write that first),
+    ``trained_steps`` those it has trained on; ``reduction`` is the number of the all-reduce that it
+    began last.
 
     What `penstock.launch.engines.shim` writes: ``role_pid`` and ``role_began`` (in ticks since the
     machine did), 0 before the process of the role is executed; ``role_cleared``, 1 once all that
@@ -148,7 +149,7 @@ class StatusPage:
 
     def ledger(self, name: str, part: Part = Part.OTHER) -> TimeLedger:
         """A time ledger for a thread of this process, in the lane of that name or the next free.
-        One that comes when all are taken keeps its memory to itself."""
+        If all lanes are taken, the ledger has private memory."""
         for lane in self._lanes:
             if lane_name(lane) in ("", name):
                 name_lane(lane, name)

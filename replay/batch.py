@@ -8,7 +8,7 @@ from typing import Any
 class Batch(dict[str, Any]):
     """A dict whose keys are also attributes: ``batch.obs`` is ``batch["obs"]``.
 
-    | key                   | shape and dtype          | what it is                               |
+    | key                   | shape and dtype          | meaning                                  |
     | --------------------- | ------------------------ | ---------------------------------------- |
     | obs, next_obs         | [B, *shape], like space  | before, and n rows later                 |
     | action, further ones  | [B, *shape], like space  | as added                                 |

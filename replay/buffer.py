@@ -637,5 +637,5 @@ class ReplaySource:
             with replay.lock:
                 return "" if len(replay.sampler) else "no sequence is complete; is anything added?"
         if min(self._count, replay.capacity) > len(replay):
-            return f"{len(replay)} of {self._count} rows are there; is anything added?"
+            return f"{len(replay)} of {self._count} rows are stored; is anything added?"
         return replay.flow.missing(self._count) if replay.flow else ""

@@ -195,6 +195,7 @@ def _describe_schedule(schedule: Schedule) -> Any:
 
 
 def read_sampler(reader: FolderReader, described: dict[str, Any] | None) -> Sampler:
+    """Make the sampler that a snapshot describes. Raises ReplayError if it was a custom one."""
     with reader.refusing():
         if described is not None and described["kind"] == "uniform":
             return Uniform()

@@ -41,8 +41,8 @@ def batches(
 ) -> Generator[Batch, None, None]:
     """Yield batches without end, as tensors on ``device``, or in numpy where it is None.
 
-    Raises ReplayError where none could be drawn for ``timeout_s`` seconds. With ``prefetch`` 0 the
-    consumer draws by itself.
+    Raises ReplayError where none could be drawn for ``timeout_s`` seconds. With ``prefetch`` 0
+    batches are drawn in the calling thread.
     """
     if prefetch < 0:
         raise ReplayError(f"prefetch {prefetch} must be 0 (no thread) or more batches")

@@ -30,7 +30,7 @@ WIDE = np.dtype("c16")  # 16 bytes that numpy copies in one piece
 class SequenceGather(Gather):
     """Makes batches of sequences; under the buffer's lock.
 
-    | key                   | shape and dtype                | what it is                          |
+    | key                   | shape and dtype                | meaning                             |
     | --------------------- | ------------------------------ | ----------------------------------- |
     | obs, next_obs         | [length, B, *shape], nested    | before, and one step later          |
     | action, other columns | [length, B, *shape], nested    | as added                            |

@@ -193,7 +193,7 @@ class _End:
                 self._frames[block.name] = frames[self._rows]
 
     def mend(self, name: str, start: int, piece: Bytes) -> None:
-        """Restore the bytes of a block from ``start`` on to what they were at the instant."""
+        """Restore the bytes of a block, from ``start`` on, as of the instant."""
         for row, frame in zip(self._rows.tolist(), self._frames.get(name, ()), strict=False):
             at = row * len(frame) - start  # in the piece
             first, last = max(at, 0), min(at + len(frame), len(piece))

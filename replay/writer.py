@@ -50,7 +50,7 @@ class OpenSlot:
         if name not in self._blocks:
             packed = "is packed in records" if name in self.columns else "is none of this slot's"
             raise ReplayError(
-                f"column {name} {packed}; raw bytes are there for {list(self._blocks)}, and every "
+                f"column {name} {packed}; raw bytes exist for {list(self._blocks)}, and every "
                 "column in .columns"
             )
         return self._payload[self._blocks[name]].data

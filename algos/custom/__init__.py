@@ -1,1 +1,1 @@
-"""An algorithm of one's own: a module that the config names."""
+"""A custom algorithm: a module that the config names."""

@@ -1,4 +1,4 @@
-"""The options of an algorithm of one's own."""
+"""The options of a custom algorithm."""
 
 from __future__ import annotations
 
@@ -13,25 +13,27 @@ from penstock.configs.value_types import Count, Module, Options, Switch
 
 
 class CustomConfig(AlgoConfig):
-    """An algorithm of one's own, which trains on fresh unrolls as `impala` and `ppo` do, or draws
-    from replay as `dqn` and `sac`; see `examples/own_algorithm.py` and
+    """A custom algorithm: it trains on fresh unrolls, as `impala` and `ppo` do, or samples from
+    replay, as `dqn` and `sac` do; see `examples/own_algorithm.py` and
     `examples/own_offpolicy.py`."""
 
     name: Literal["custom"] = "custom"
     entry: Module
-    """Where the algorithm is: a module, or `module:name` of a class or function that is called
-    without arguments and returns it."""
+    """The module of the algorithm, or `module:name` of a class or function that is called without
+    arguments and returns the algorithm."""
     settings: Options = Field(default_factory=dict)
     """Keyword arguments of the algorithm's `Settings`, a dataclass or a pydantic model."""
     data: Data = "unrolls"
-    """What it trains on: fresh `unrolls`, or `transitions` from replay."""
+    """The data that the algorithm trains on: fresh `unrolls`, or `transitions` sampled from
+    replay."""
     epochs: Count = 1
-    """How often each batch of unrolls is trained on, each time in `learner.updates_per_batch`
-    minibatches."""
+    """Passes over each batch of unrolls; each pass has `learner.updates_per_batch` minibatches.
+    Only for `unrolls`."""
     normalize_rewards: Switch = False
-    """Whether rewards of unrolls are divided by the deviation of the discounted return so far."""
+    """Whether rewards are divided by the running standard deviation of the discounted return. Only
+    for `unrolls`."""
     n_step: Count = 1
-    """Number of rewards summed in a transition (n-step return)."""
+    """Number of rewards summed in a transition (n-step return). Only for `transitions`."""
 
     modules: ClassVar[tuple[str, ...]] = ("entry",)
 

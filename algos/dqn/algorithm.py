@@ -74,9 +74,9 @@ def initial_priorities(
     """Absolute n-step temporal differences of a slot by the values its actor had; all ``[T, E]``.
 
     A row's rewards are summed up to the end of its episode, and never beyond the slot: its last row
-    stands for its own value, ``q_max``. Truncation goes on with the value of the final observation,
-    which is that of the next row. What so has no difference of its own, the last row unless it
-    terminated, gets the largest of the slot. Rows that are not alive get 0.
+    stands for its own value, ``q_max``. A truncated episode is bootstrapped from the value of
+    its final observation, which is that of the next row. A row without a difference, the last one
+    unless it terminated, gets the largest of the slot. Rows that are not alive get 0.
     """
     value = np.float32(discount) * q_max[1:]
     reward = reward.copy()

@@ -9,25 +9,30 @@ from penstock.configs.value_types import Count, Fraction, NotNegative, Positive,
 
 
 class DqnConfig(OffPolicyConfig):
-    """DQN for discrete actions: double, duelling, n-step, with an exploration rate per environment
-    as in Ape-X. Learns from replay."""
+    """DQN for discrete actions, with double Q-learning, a duelling network, n-step returns and an
+    exploration rate per environment as in Ape-X. It samples from replay."""
 
     name: Literal["dqn"] = "dqn"
     n_step: Count = 3
-    """Number of rewards summed in a target before it bootstraps from the network (n-step
-    return)."""
+    """Number of rewards summed in a target before it bootstraps from the target network (n-step
+    return). Larger values carry rewards back faster, with more variance and more bias from
+    actions of older policies."""
     double: Switch = True
-    """Whether the trained network chooses the next action and the target network only values it,
-    which overestimates less."""
+    """Whether the trained network chooses the next action and the target network evaluates it
+    (double DQN). This reduces the overestimation of values. If false, the target network does
+    both."""
     duelling: Switch = True
     """Whether the network has two last hidden layers, one for the state's value and one for the
-    actions' advantages."""
+    actions' advantages (duelling network)."""
     target_every: Count = 1000
-    """Optimizer steps between two updates of the target network."""
+    """Optimizer steps between two updates of the target network. Larger values make the targets
+    more stable and learning slower."""
     epsilon: Fraction = 0.4
-    """Fraction of random actions in the environment that explores most. Environment i of all N
-    actors' explores at `epsilon ** (1 + i / (N - 1) * epsilon_alpha)`."""
+    """Fraction of random actions in the environment that explores most. Of the N environments of
+    all actors, environment i explores at `epsilon ** (1 + i / (N - 1) * epsilon_alpha)`."""
     epsilon_alpha: NotNegative = 7.0
-    """How much less the others explore: 0 makes all alike, 7 brings the last to `epsilon ** 8`."""
+    """Spread of the exploration rates: with 0 all environments explore at `epsilon`, with 7 the
+    last one explores at `epsilon ** 8`. Larger values mean less exploration."""
     huber: Positive = 1.0
-    """Huber loss: TD errors within ± this count squared, those beyond linearly."""
+    """Threshold of the Huber loss: TD errors within ± this value count squared, larger ones
+    linearly. Smaller values limit the effect of large errors more."""

@@ -13,14 +13,20 @@ class ImpalaConfig(OnPolicyConfig):
 
     name: Literal["impala"] = "impala"
     trace_lambda: Fraction = 1.0
-    """Weight of longer returns in V-trace's targets; lower means less variance, more bias."""
+    """Lambda of V-trace: weight of longer returns in the value targets. Smaller values mean less
+    variance and more bias."""
     rho_clip: Positive = 1.0
-    """Bound on the importance weight of a temporal difference: which policy is evaluated."""
+    """Upper bound on the importance weight of each temporal difference (rho-bar in V-trace). At
+    smaller values the values learnt are nearer to those of the acting policy; larger values mean
+    more variance."""
     c_clip: Positive = 1.0
-    """Bound on the importance weight that carries corrections back in time."""
+    """Upper bound on the importance weights in the product that carries later temporal differences
+    back (c-bar in V-trace). Smaller values mean less variance and slower learning of values."""
     entropy_cost: NotNegative = 0.01
-    """Weight of the entropy bonus in the loss."""
+    """Weight of the entropy bonus in the loss. Larger values keep the policy more random."""
     value_cost: NotNegative = 0.5
-    """Weight of the value loss."""
+    """Weight of the value loss in the loss. Larger values favour the value function over the
+    policy where they share a network."""
     normalize_advantages: Switch = False
-    """Whether the advantages of each update are shifted and scaled to mean 0 and deviation 1."""
+    """Whether the advantages of each update are shifted and scaled to mean 0 and standard deviation
+    1. The policy's step then does not depend on the size of rewards."""

@@ -1,8 +1,8 @@
 """Generalised advantage estimation: how much better an action was than the policy's mean.
 
 Schulman et al. 2015, https://arxiv.org/abs/1506.02438, equation 16. Pure functions on time-major
-tensors; nothing here carries a gradient, nothing waits for a GPU. What the rows mean is told in
-`penstock.algos.ops.vtrace`.
+tensors; nothing here carries a gradient or waits for a GPU. `penstock.algos.ops.vtrace` defines the
+rows.
 """
 
 from __future__ import annotations

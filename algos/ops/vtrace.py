@@ -44,8 +44,8 @@ def vtrace(
 
     ``values`` float32 ``[T+1, E]``; the others ``[T, E]``: ``rewards`` and ``log_rhos`` (log of the
     learner's probability of the action over the actor's) float32, the flags bool. Where both flags
-    are set ``terminated`` wins. An episode that goes on after the last row is bootstrapped from the
-    last of ``values``.
+    are set ``terminated`` wins. An episode that does not end in the rows is bootstrapped from
+    the last of ``values``.
     """
     check_shapes(values, rewards, log_rhos, terminated, truncated, alive)
     v_tm1, v_t = values[:-1], values[1:]
@@ -69,6 +69,7 @@ def accumulate(deltas: Tensor, carries: Tensor) -> Tensor:
 
 
 def check_shapes(values: Tensor, *others: Tensor) -> None:
+    """Assert ``values`` [T+1, E], all others [T, E], and bool for the last three."""
     steps, envs = values.shape[0] - 1, values.shape[1]
     shapes = [tuple(tensor.shape) for tensor in others]
     assert steps >= 1, tuple(values.shape)

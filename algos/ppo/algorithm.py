@@ -159,7 +159,7 @@ def loss(
 
 def _errors(values: Tensor, target: Tensor, old: Tensor, clip: float | None) -> Tensor:
     """Squared errors of values; bounded by ``clip``, those of whichever is farther from its target:
-    the value, or the one within ``clip`` of what it was."""
+    the value, or the one within ``clip`` of its old value."""
     import torch
 
     errors = (values - target).square()

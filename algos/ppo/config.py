@@ -16,25 +16,32 @@ class PpoConfig(OnPolicyConfig):
 
     name: Literal["ppo"] = "ppo"
     gae_lambda: Fraction = 0.95
-    """Weight of longer returns in advantages; lower means less variance, more bias."""
+    """Lambda of generalised advantage estimation: weight of longer returns in the advantages.
+    Smaller values mean less variance and more bias."""
     epochs: Count = 4
-    """How often each batch is trained on, each time in `learner.updates_per_batch` minibatches of
-    its environments, reshuffled each time."""
+    """Passes over each batch. Each pass has `learner.updates_per_batch` minibatches of the batch's
+    environments, reshuffled for each pass. More passes use samples better, and move the policy
+    farther from the one that acted."""
     clip: Part = 0.2
-    """Clipping range of the probability ratio between the current and the acting policy."""
+    """Clipping range of the probability ratio between the current and the acting policy: 1 ± this.
+    Smaller values mean smaller changes of the policy for each batch."""
     value_clip: Positive | None = None
-    """Clipping range of a value around its value at the batch's start; null: no clipping."""
+    """Clipping range of a value around its value at the batch's start, in units of the scaled
+    return. Smaller values mean slower changes of the value function. null: no clipping."""
     target_kl: Positive | None = None
-    """No further epoch once the mean exact KL divergence of the policy at the batch's start from
-    the current one exceeds this; null: all epochs. The learner then waits for its device between
-    epochs, as the host has to read the divergence."""
+    """Limit on the KL divergence of the policy at the batch's start from the current one, in nats,
+    exact and averaged over the batch. Where it is exceeded after an epoch, the batch has no further
+    epoch. The learner then waits for its device between epochs, as the host has to read the
+    divergence. null: all epochs."""
     entropy_cost: NotNegative = 0.01
-    """Weight of the entropy bonus in the loss."""
+    """Weight of the entropy bonus in the loss. Larger values keep the policy more random."""
     value_cost: NotNegative = 0.5
-    """Weight of the value loss."""
+    """Weight of the value loss in the loss. Larger values favour the value function over the
+    policy where they share a network."""
     normalize_advantages: Literal["minibatch", "batch", "none"] = "minibatch"
-    """Set over which advantages are shifted and scaled to mean 0 and standard deviation 1. A
-    `minibatch` is then computed at once, whatever `learner.micro_batch` says."""
+    """Set of samples over which advantages are shifted and scaled to mean 0 and standard deviation
+    1; `none`: they are not. With `minibatch`, each minibatch is computed at once, and
+    `learner.micro_batch` has no effect."""
 
     @property
     def passes(self) -> int:

@@ -11,23 +11,28 @@ from penstock.configs.value_types import Fraction, Number, Positive, Switch
 
 
 class SacConfig(OffPolicyConfig):
-    """SAC for continuous actions: a stochastic actor and two critics, maximising reward and
-    entropy. Learns from replay."""
+    """SAC for continuous actions: a stochastic actor and two critics maximise reward and entropy.
+    It samples from replay."""
 
     name: Literal["sac"] = "sac"
     tau: Fraction = 0.005
-    """Share of the critics that goes into the target critics after every optimizer step."""
+    """Step of the target critics towards the critics after every optimizer step: 1 copies them.
+    Smaller values make the targets more stable and learning slower."""
     alpha: Positive = 1.0
-    """Temperature: weight of entropy relative to reward; with `tune_alpha`, its initial value."""
+    """Temperature: weight of entropy relative to reward; with `tune_alpha`, its initial value.
+    Larger values make the policy more random."""
     tune_alpha: Switch = True
-    """Whether the temperature is learnt, so that the policy keeps the target entropy."""
+    """Whether the temperature is adapted, so that the policy's entropy stays at
+    `target_entropy`."""
     target_entropy: Number | None = None
-    """Entropy in nats, of actions scaled to -1 ... 1, that `tune_alpha` steers to; null: minus the
-    number of values in an action."""
+    """Entropy that `tune_alpha` keeps, in nats, for actions scaled to -1 ... 1. Larger values make
+    the policy more random. null: minus the number of values in an action."""
     log_std_min: Number = -20.0
-    """Lower bound on the logarithm of the policy's standard deviation."""
+    """Lower bound on the natural logarithm of the policy's standard deviation, before tanh. Larger
+    values keep the policy more random."""
     log_std_max: Number = 2.0
-    """Upper bound on the logarithm of the policy's standard deviation."""
+    """Upper bound on the natural logarithm of the policy's standard deviation, before tanh. Smaller
+    values limit how random the policy can be."""
 
     def contradictions(self) -> Iterator[Contradiction]:
         if self.log_std_min >= self.log_std_max:

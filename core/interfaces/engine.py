@@ -189,8 +189,8 @@ class EngineFactory(Protocol):
 class Engine(Protocol):
     """Places the roles of a run on hosts and starts them there.
 
-    It takes no decisions about roles and never restarts one by itself; `launch.decisions` alone
-    restarts. Calls come from one thread:
+    It takes no decisions about roles and restarts none; only `launch.decisions` restarts.
+    Calls come from one thread:
 
         reserve(bundles)                once
         endpoints()                     once, after that

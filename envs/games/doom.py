@@ -1,8 +1,9 @@
 """Doom through ViZDoom: `penstock/Doom-v0`, any of its scenarios, in gray frames of half its size.
 
-ViZDoom plays each game in a process of its own. By itself that process outlives a killed parent, 10
-MB of shared memory outlive both, and files appear in the current folder. Here it dies with its
-parent, and its memory and its folder lose their names as soon as it has opened them.
+ViZDoom runs each game in a separate process. Without further measures that process outlives a
+killed parent, 10 MB of shared memory outlive both, and files appear in the current folder. Here the
+process is killed with its parent, and its memory and its folder are unlinked as soon as it has
+opened them.
 
 Rewards are the scenario's own. An episode that ends by the clock is truncated. ViZDoom shows
 nothing after an episode's end, so the final observation is the one before.
@@ -51,7 +52,7 @@ class DoomEnv(gymnasium.Env[Frame, np.integer[Any]]):
         buttons_at_once: int = 1,
         render_mode: str | None = None,
     ) -> None:
-        """scenario: name of one that comes with ViZDoom, or path of a `.cfg`.
+        """scenario: name of a scenario of ViZDoom, or path of a `.cfg`.
         frame_skip: tics (1/35 s) for which an action's buttons are held.
         buttons_at_once: an action is any set of at most so many buttons, the empty one too.
         render_mode: "rgb_array" draws in colour, for `render`; observations stay the same.

@@ -239,7 +239,7 @@ class CheckpointManager:
                 f"{damaged[0]}; {whole} is whole, and cannot be put in its place: {error.strerror}"
             ) from error
         kept = f"; kept as {', '.join(map(str, aside))}" if aside else ""
-        text = f"{damaged[0]}{kept}; the run goes on from {whole}, the newest that is whole"
+        text = f"{damaged[0]}{kept}; the run resumes from {whole}, the newest that is whole"
         if self._event is not None:
             self._event("rollback", text, folder=str(whole), damaged=damaged)
         else:

@@ -22,43 +22,49 @@ class Int8Options(ExtraOptions):
     """Of `int8`."""
 
     block: Count = 512
-    """Values that share a scale in `int8`."""
+    """Number of successive values that share a scale in `int8`. Smaller blocks are more precise and
+    send more bytes."""
 
 
 class WarmupOptions(ExtraOptions):
     """Of codecs that begin with float32."""
 
     warmup_updates: Natural = 100
-    """Optimizer steps in fp32 before `onebit` and `powersgd` begin; for `dgc`, of each stage of its
-    ladder of densities."""
+    """Optimizer steps in fp32 before `onebit` and `powersgd` begin; for `dgc`, optimizer steps of
+    each stage in which its density decreases. Larger values delay the saving of bytes, and make the
+    start more stable."""
 
 
 class OneBitOptions(WarmupOptions):
     """Of `onebit`."""
 
     onebit_block: Count = 4096
-    """Values that share a pair of means in `onebit`."""
+    """Number of successive values that share a pair of means in `onebit`. Smaller blocks are more
+    precise and send more bytes."""
 
 
 class TernGradOptions(ExtraOptions):
     """Of `terngrad`."""
 
     reternarize: Switch = True
-    """Whether `terngrad` sends sums back as -1, 0, 1 again, or exactly in a few more bits."""
+    """Whether `terngrad` reduces the sums to -1, 0, 1 again before they are sent back. If false,
+    they are sent exactly, in a few more bits."""
 
 
 class DroppingOptions(ExtraOptions):
     """Of `dropping`."""
 
     density: Share = 0.01
-    """Share of the values that `dropping` sends."""
+    """Fraction of the values that `dropping` sends, the largest ones. Smaller values send fewer
+    bytes and delay more of the gradient."""
 
 
 class DgcOptions(WarmupOptions):
     """Of `dgc`."""
 
     dgc_density: Share = 0.001
-    """Share of the values that `dgc` sends in the end."""
+    """Fraction of the values that `dgc` sends after its warm-up, the largest ones. Smaller values
+    send fewer bytes and delay more of the gradient."""
     dgc_clip: Positive | None = None
     """Bound on the norm of each learner's gradient in `dgc`, divided by the root of
     `learner.count`; null: `learner.grad_clip`, which otherwise has no effect with `dgc`."""
@@ -68,7 +74,8 @@ class PowerSgdOptions(WarmupOptions):
     """Of `powersgd`."""
 
     powersgd_rank: Count = 2
-    """Rank of the products in `powersgd`."""
+    """Rank of the matrix products in `powersgd`. Larger values are more precise and send more
+    bytes."""
 
 
 def make_codec(context: CodecContext) -> Codec:

@@ -70,7 +70,7 @@ def open_store(
 def _listen(where: Where) -> int:
     """Make a listening socket at only that address, for the store.
 
-    The store by itself would listen at all addresses of the machine. Raises OSError.
+    By default the store would listen at all addresses of the machine. Raises OSError.
     """
     found = socket.getaddrinfo(where.host, where.port, type=socket.SOCK_STREAM)
     family, kind, protocol, _, address = found[0]
@@ -93,7 +93,7 @@ def _answers(where: Where, timeout_s: float, waiting: Callable[[], bool]) -> boo
         if time.monotonic() > deadline_s:
             who = "torchrun" if where.served else "rank 0"
             raise UserError(
-                f"nobody has answered at {where.host}:{where.port}, where {who} serves the store, "
+                f"no answer from {where.host}:{where.port}, where {who} serves the store, "
                 f"within run.start_timeout_s = {timeout_s:g} s ({why}); start {who} with the same "
                 "address, and see that no firewall is between"
             )

@@ -46,7 +46,7 @@ class Pace(ABC):
     """The common part of all paces. ``version`` counts updates of the parameters."""
 
     single_push: ClassVar[bool]
-    """Whether each push is an update by itself."""
+    """Whether each push is a separate update."""
 
     def __init__(self, version: int = 0) -> None:
         self.version = version

@@ -73,7 +73,7 @@ class Parameters(ABC):
     def update(self, *, alone: bool, steps: int) -> bool:
         """Apply the added changes, after ``steps`` agent steps; False where there were none.
 
-        ``alone``: each push is an update by itself, weighted by its share of samples.
+        ``alone``: each push is a separate update, weighted by its share of samples.
         """
 
     @abstractmethod
@@ -175,6 +175,7 @@ class Shared(Parameters):
 
 
 def make_parameters(size: int, cfg: LearnerConfig) -> Parameters:
+    """The parameters of a server for ``learner.pace``, ``size`` numbers."""
     return Shared(size) if cfg.pace == "asp" else Summed(size, cfg)
 
 

@@ -24,7 +24,7 @@ back. The head is `HEAD`, little-endian; fields that a kind does not name are 0.
     ASK_STATE  worker  number
     STATE      server  number, as above
     BYE        worker  it leaves
-    WHO        server  session = one that it does not know (any more): join again
+    `WHO`      server  session = one that it does not know (any more): join again
     BUSY       server  text: why the worker cannot join now; it tries again
     REFUSE     server  text: why the worker can never join
     PING       server  no content: tests whether the worker can be reached
@@ -34,7 +34,7 @@ Flags STOP, NAN and CHECKPOINT in a PUSH are for all workers: each finds them in
 and the first two in all later ones. When all stop, no worker waits, and gradients count no more.
 
 Any fault of received bytes raises `WireError`, whose ``reason`` is counted. A worker that
-reconnects has a new identity, and is answered WHO; the gradient of a push that was lost with the
+reconnects has a new identity, and is answered `WHO`; the gradient of a push that was lost with the
 connection is lost. Never pickle.
 
 A run's server listens in the run's runtime folder of mode 0700, so a worker is a process of the
@@ -155,6 +155,7 @@ def pack_sparse(indices: Indices, values: Floats) -> Packed:
 
 
 def pack_text(text: str) -> Packed:
+    """Pack a sentence in UTF-8."""
     payload = text.encode()
     return Packed(payload, Flag.NONE, len(payload), crc32(payload))
 
@@ -222,6 +223,7 @@ def sparse(message: ServerMessage, size: int) -> tuple[Indices, Floats]:
 
 
 def text(message: ServerMessage) -> str:
+    """The sentence of a message, at most `TEXT_CHARACTERS` long."""
     return bytes(message.payload[: 4 * TEXT_CHARACTERS]).decode(errors="replace")[:TEXT_CHARACTERS]
 
 

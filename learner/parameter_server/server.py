@@ -209,9 +209,8 @@ class ParameterServer:
             if member.rank != head.rank:
                 continue
             if member.token != head.session and self._peers.is_there(other):
-                self._say(
-                    name, ServerMessageKind.BUSY, f"another learner with rank {head.rank} is there"
-                )
+                text = f"another learner with rank {head.rank} is connected"
+                self._say(name, ServerMessageKind.BUSY, text)
                 raise WireError("taken")
             self._forget(other)
 

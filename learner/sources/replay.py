@@ -62,7 +62,7 @@ class ReplayDataSource:
             consumer: the trainer.
             accounting: counts arrived and trained steps.
             actors: actors that play at the same time.
-            lanes: writers that come and go.
+            lanes: writers, which may join and leave.
             ledger: of the training thread.
             shared: False where all are in one process.
         """

@@ -50,8 +50,8 @@ class TorchNetwork:
 
 
 class GeneralNetwork:
-    """As `TorchNetwork`, of any make. ``state``, float32 ``[envs, size]``, is what it remembers:
-    every `forward` goes on from it and writes the next."""
+    """As `TorchNetwork`, for every network. ``state``, float32 ``[envs, size]``, is the recurrent
+    state: each `forward` reads it and writes the next one."""
 
     def __init__(
         self,

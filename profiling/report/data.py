@@ -213,7 +213,7 @@ def _process(change: ProcessChange) -> dict[str, Any]:
 
 
 def _played(actors: Sequence[ProcessChange], slot_nbytes: int | None) -> Rate | None:
-    """Of those of this host; who joined from elsewhere is known by what has arrived alone."""
+    """The rate of the actors of this host. Of other actors only the received samples are known."""
     if not actors:
         return None
     nbytes = sum(c.rate("slots") for c in actors) * slot_nbytes if slot_nbytes else None
@@ -269,7 +269,7 @@ def _own(metrics: Metrics, rank: int) -> Metrics:
 
 
 def _growth(first: Metrics, last: Metrics, name: str, seconds: float) -> float | None:
-    """Of a counter, per second; None where it was not told twice."""
+    """Growth of a counter per second; None if one of the two reports lacks it."""
     if name not in first or name not in last or not seconds:
         return None
     return float(last[name] - first[name]) / seconds

@@ -20,8 +20,9 @@ class Rate(NamedTuple):
 
 class Seen(NamedTuple):
     """A window. ``played`` is of the actors of this host, None where there are none; ``received``
-    is of all connectors as their figures of `data`, None where there are none; ``arrived`` is what
-    the learners have heard of, ``trained`` steps and ``updates`` of all of them together."""
+    is of all connectors as their figures of `data`, None where there are none; ``arrived`` are the
+    produced steps that were reported to the learners, ``trained`` steps and ``updates`` of all of
+    them together."""
 
     played: Rate | None
     received: Mapping[str, float | None] | None

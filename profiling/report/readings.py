@@ -1,7 +1,7 @@
-"""What a process has said of itself at one moment: its lanes, its counters, its processor time.
+"""A reading of a process: its ledger lanes, counters and processor time at one moment.
 
-Two readings of the same process make a window. Whoever reads never stops who writes, so a span that
-is written at that very moment may be missing; none is ever torn.
+Two readings of the same process make a window. Reading does not block the writer, so a span that is
+being written may be missing; a span is never torn.
 """
 
 from __future__ import annotations
@@ -121,7 +121,7 @@ def threads(spec: RoleSpec, pid: int, status: StatusPage, since_ns: int) -> list
 
 
 def spans(lane: memoryview, since_ns: int) -> Spans:
-    """What a lane's ring holds between ``since_ns`` and now; the span that goes on ends now."""
+    """The spans in a lane's ring between ``since_ns`` and now; the current span ends now."""
     until_ns = time.perf_counter_ns()
     count = lane[COUNT]
     used = RING + min(count, RING_SPANS)

@@ -14,7 +14,7 @@ KIB = 1024
 
 @dataclass(frozen=True)
 class TextTable:
-    """Cells by row and column, all text; each row begins with what it is about."""
+    """Text cells by row and column; the first cell of a row is its label."""
 
     title: str
     columns: tuple[str, ...]

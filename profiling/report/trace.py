@@ -22,7 +22,7 @@ MOST_TOLD = 3  # threads, by name
 
 
 def cut(threads: Sequence[Thread], most: int = MOST_EVENTS) -> list[Thread]:
-    """The newest ``most`` spans of all threads together: whoever has few keeps all of them."""
+    """The newest spans of each thread, at most ``most`` in total; a thread with few keeps all."""
     each = _limit([len(thread.spans) for thread in threads], most)
     return [replace(thread, spans=thread.spans.newest(each)) for thread in threads]
 

@@ -80,7 +80,7 @@ class ReplayClient(Adds):
         self._read = 0  # answers since the server last sent its count
         self._said_read = 0
         self.lost = 0
-        self._reason = "nothing was heard of it"
+        self._reason = "it has not replied"
         self._refused: str | None = None
         self._stats: dict[str, Any] | None = None
         self._context: zmq.Context[Socket] = zmq.Context()

@@ -281,8 +281,8 @@ class ReplayService:
             oldest, peer = next(iter(self._peers.items()))
             if now_s - peer.heard_s < QUIET_S:
                 raise ReplayError(
-                    f"{len(self._peers)} clients are there, and the server takes no more; close "
-                    "some, or start another server"
+                    f"{len(self._peers)} clients are connected, and the server accepts no more; "
+                    "close some, or start another server"
                 )
             self._forget(oldest)
 

@@ -165,7 +165,7 @@ def test_a_rank_is_there_once(rig: Callable[..., Rig]) -> None:
     pulled(made.client(0))
     second = made.client(0)
     assert second.pull(0.3) is None
-    assert second.said == "another learner with rank 0 is there"
+    assert second.said == "another learner with rank 0 is connected"
 
 
 def test_garbage_is_counted_and_dropped(rig: Callable[..., Rig]) -> None:

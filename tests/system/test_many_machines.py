@@ -144,7 +144,7 @@ def test_so_is_rank_0_whom_all_wait_for(penstock: Penstock) -> None:
     code, _, err = start(penstock, store, 1, 2, "run.start_timeout_s=5").end()
     assert code == 2
     assert sentence(err).startswith(
-        f"nobody has answered at 127.0.0.1:{store}, where rank 0 serves the store, within "
+        f"no answer from 127.0.0.1:{store}, where rank 0 serves the store, within "
         "run.start_timeout_s = 5 s (Connection refused); start rank 0 with the same address"
     )
 

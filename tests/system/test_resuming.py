@@ -37,7 +37,7 @@ def test_a_damaged_run_goes_on_from_its_newest_whole_checkpoint(
     (last / FILE).write_bytes(data)
     assert run.train(str(folder), ["stop.learner_steps=16"], "auto", True) == 0
     assert "the checksum of" in (said := capfd.readouterr().err)
-    assert "the run goes on from" in said
+    assert "the run resumes from" in said
     assert (last.with_name("damaged-1") / FILE).read_bytes() == bytes(data)
     assert steps_in(last) == 16
     new = tmp_path / "new"

@@ -306,6 +306,7 @@ def check_fds(fds: list[int], memories: int, events: int) -> None:
 
 
 def close_all(fds: list[int]) -> None:
+    """Close descriptors; errors are ignored."""
     for fd in fds:
         with suppress(OSError):
             os.close(fd)

@@ -101,6 +101,7 @@ def load_actor(folder: Path) -> ActorKeys:
 
 
 def require_curve() -> None:
+    """Raise UserError if libzmq was built without CURVE."""
     if not zmq.has("curve"):
         raise UserError(
             "this libzmq was built without CURVE, so it cannot encrypt; install pyzmq's own wheel"

@@ -4,8 +4,8 @@ libzmq, which then cannot accept them, retries without a pause: that takes a cor
 and reports nothing. Existing connections are not affected.
 
 The gate is a filter on the listening socket, under which the kernel ignores packets that would open
-a connection; a correct client retries by itself. Connections from before the filter are accepted
-and closed, with descriptors reserved for this.
+a connection; a correct client retries automatically. Connections from before the filter are
+accepted and closed, with descriptors reserved for this.
 """
 
 from __future__ import annotations

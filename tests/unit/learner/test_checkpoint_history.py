@@ -227,7 +227,7 @@ def test_a_resume_falls_back_and_says_so(tmp_path: Path, how: str) -> None:
     [(kind, text)] = again.events
     assert kind == "rollback"
     assert "the checksum of" in text
-    assert text.endswith(f"the run goes on from {last.with_name('step-10')}, the newest that is "
+    assert text.endswith(f"the run resumes from {last.with_name('step-10')}, the newest that is "
                          "whole")  # fmt: skip
     assert checkpoint_format.exists(last.with_name("damaged-1"))
     assert Run(tmp_path).checkpoints.resume(how)  # from now on without a word

@@ -105,7 +105,7 @@ def test_closing_does_not_wait_for_what_never_comes() -> None:
 def test_too_little_is_waited_for_and_then_said(prefetch: int) -> None:
     replay = made(5)
     with pytest.raises(
-        ReplayError, match=r"no batch could be drawn for 0.3 s: 5 of 8 rows are there; is anything"
+        ReplayError, match=r"no batch could be drawn for 0.3 s: 5 of 8 rows are stored; is anything"
     ):
         next(replay.batches(8, prefetch=prefetch, timeout_s=0.3))
     batches = replay.batches(8, prefetch=prefetch, timeout_s=30.0)

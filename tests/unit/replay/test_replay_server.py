@@ -226,7 +226,7 @@ def test_weights_of_a_batch_reach_one(rig: Callable[..., Rig]) -> None:
 def test_sampling_waits_for_rows_and_says_so(rig: Callable[..., Rig]) -> None:
     address = rig().server.address
     with ReplayClient(address) as reader, ReplayClient(address) as writer:
-        with pytest.raises(TimeoutError, match="0 of 8 rows are there"):
+        with pytest.raises(TimeoutError, match="0 of 8 rows are stored"):
             reader.sample(8, timeout_s=1.5)
         for count in range(8):
             writer.add(**step(count))

@@ -280,7 +280,7 @@ def test_joins_without_end_leave_as_many_peers_as_may_be(serve: Callable[..., Se
     fill(served)
     for i in range(1000):
         told = served.join(f"n{i}".encode())
-    assert "8 clients are there" in told["error"]
+    assert "8 clients are connected" in told["error"]
     assert served.service.figures()["peers"] == 8
     assert served.service.rejected == {"refused": 993}
     assert len(served.lines) == 1
