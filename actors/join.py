@@ -122,11 +122,11 @@ def _own_socket(text: str) -> str:
 def join(ctx: RoleContext, found: Found, spec: SlotSpec, actor: int) -> Link | None:
     """Join as ``actor`` with slots of ``spec``; None when asked to leave before that worked."""
     connect = partial(found.transport.connect, ctx, found.address, found.config, spec, actor)
-    whom = None if ctx.address is None else f"the learner at {found.address}"
-    return wait_for(connect, ctx, whom)
+    peer = None if ctx.address is None else f"the learner at {found.address}"
+    return wait_for(connect, ctx, peer)
 
 
-def wait_for(connect: Callable[[], T], ctx: RoleContext, whom: str | None) -> T | None:
+def wait_for(connect: Callable[[], T], ctx: RoleContext, peer: str | None) -> T | None:
     """Call ``connect`` until it no longer raises OSError; None when asked to leave.
 
     Logs a sentence if that takes long and the name of the peer is given. Raises OSError where this
@@ -141,7 +141,7 @@ def wait_for(connect: Callable[[], T], ctx: RoleContext, whom: str | None) -> T 
         except OSError as error:
             if error.errno in EXHAUSTED:
                 raise
-            if whom and not said and time.monotonic() - since_s > SAY_SO_AFTER_S:
-                said = ctx.report("note", text=f"{ctx.name} waits for {whom}")
+            if peer and not said and time.monotonic() - since_s > SAY_SO_AFTER_S:
+                said = ctx.report("note", text=f"{ctx.name} waits for {peer}")
             time.sleep(RETRY_S)
     return None

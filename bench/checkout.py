@@ -1,4 +1,4 @@
-"""What a checkout of Penstock has and an installed package has not: its commit, and benchmarks/."""
+"""Parts of a source checkout that an installed package lacks: its commit, and benchmarks/."""
 
 from __future__ import annotations
 
@@ -16,8 +16,10 @@ BENCHMARKS = CHECKOUT / "benchmarks"
 
 
 def benchmark(module: str, wanted_by: str) -> ModuleType:
-    """A module of benchmarks/. Raises UserError, which names ``wanted_by``, where there is none."""
-    if not BENCHMARKS.is_dir():
+    """Import a module of benchmarks/. Outside a checkout raises UserError with the name of the
+    command ``wanted_by``."""
+    # Beside an installed package lies site-packages, where others may have left such a folder.
+    if not (BENCHMARKS.is_dir() and (CHECKOUT / "pyproject.toml").is_file()):
         raise UserError(
             f"{wanted_by} needs a checkout of Penstock: it is part of benchmarks/, which an "
             "installed package does not contain"

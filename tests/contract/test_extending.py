@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
@@ -13,7 +12,7 @@ import gymnasium
 import numpy as np
 import pytest
 
-from contract import test_transports as contract
+from contract.test_new_transport import CONTRACT
 from contract.test_transports import World
 from lockstep_run import of_kind, train_in_lockstep
 from pages import added, code
@@ -119,13 +118,6 @@ def world(tmp_path: Path, delayed: ModuleType) -> Iterator[World]:
             return link
 
         yield World(side, join, far_side.close)
-
-
-CONTRACT = {
-    name: case
-    for name, case in vars(contract).items()
-    if name.startswith("test_") and list(inspect.signature(case).parameters) == ["world"]
-}
 
 
 @pytest.mark.parametrize("case", CONTRACT.values(), ids=CONTRACT)

@@ -190,6 +190,17 @@ def test_powersgd_sums_matrices_of_its_rank_exactly() -> None:
         np.testing.assert_allclose(found, grads.sum(0), rtol=1e-3, atol=1e-4)
 
 
+def test_powersgd_of_a_cpu_asks_nothing_of_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    def synchronize(device: torch.device) -> None:
+        raise ValueError(f"Expected a cuda device, but got: {device}")  # as torch does
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "synchronize", synchronize)
+    codec = codec_for(2, 0, codec="powersgd", warmup_updates=0)
+    reduce_all(codec, SoloCollective(0, 2), 0, gradients(1, 1)[0, 0])
+    assert torch.cuda.synchronize is synchronize, "it is as it was before"
+
+
 def test_what_ends_a_collective_ends_powersgd() -> None:
     class LostError(Exception):
         pass
