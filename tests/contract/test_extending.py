@@ -12,8 +12,7 @@ import gymnasium
 import numpy as np
 import pytest
 
-from contract.test_new_transport import CONTRACT
-from contract.test_transports import World
+from contract.test_transports import CONTRACT, World
 from lockstep_run import of_kind, train_in_lockstep
 from pages import added, code
 from penstock.actors import role as actor_role

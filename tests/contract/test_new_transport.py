@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import inspect
 import selectors
 import socket
 import struct
@@ -20,8 +19,7 @@ import msgpack
 import numpy as np
 import pytest
 
-from contract import test_transports as contract
-from contract.test_transports import World
+from contract.test_transports import CONTRACT, World
 from penstock.actors import role as actor
 from penstock.configs.errors import UserError
 from penstock.configs.load import dump, resolve
@@ -327,13 +325,6 @@ def world(tmp_path: Path) -> Iterator[World]:
             return link
 
         yield World(side, join, far_side.close)
-
-
-CONTRACT = {
-    name: case
-    for name, case in vars(contract).items()
-    if name.startswith("test_") and list(inspect.signature(case).parameters) == ["world"]
-}
 
 
 @pytest.mark.parametrize("case", CONTRACT.values(), ids=CONTRACT)

@@ -185,7 +185,8 @@ def test_several_writers_and_readers_at_once(rig: Callable[..., Rig]) -> None:
     for writer in range(3):
         mine = np.sort(rows["action"][rows["writer"] == writer])
         np.testing.assert_array_equal(mine, np.arange(200 * ENVS))
-    assert r.server.rejected == {}
+    # a reader's last request may be handled once the server found that it left
+    assert set(r.server.rejected) <= {"unknown"}
 
 
 def test_priorities_steer_what_is_drawn(rig: Callable[..., Rig]) -> None:
