@@ -16,7 +16,7 @@ SOURCES := actors algos bench benchmarks cli configs core envs evaluation exampl
 	models monitor penstock profiling replay tests transport
 
 .DEFAULT_GOAL := help
-.PHONY: help venv train test test-slow learn-check chaos fuzz check lint types imports links texts wheel format docs reference bench peers clean
+.PHONY: help venv train test test-all test-slow learn-check chaos fuzz check lint types imports links texts wheel format docs reference bench peers clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -39,10 +39,14 @@ train: venv ## train CartPole with two actors and one learner
 	@$(BIN)/python -m compileall -q penstock penstock/*/
 	$(BIN)/penstock train cartpole
 
-test: venv ## run the tests, about a quarter of an hour on two cores
-	$(BIN)/pytest -m "not slow and not gpu"
+# Tests that start whole runs are left to `make test-all`, one at a time: they compete for cores.
+test: venv ## run the tests of the parts and some of whole runs, some minutes on two cores
+	$(BIN)/pytest -n logical --maxprocesses 4 --dist worksteal -m "not slow and not gpu and (smoke or not system)"
 
-test-slow: venv ## run the tests that `make test` leaves out
+test-all: test ## run `make test`, then the tests of whole runs, faults and recovery
+	$(BIN)/pytest -m "system and not smoke and not slow and not gpu"
+
+test-slow: venv ## run the tests that `make test-all` leaves out: long ones and variants
 	$(BIN)/pytest -m "slow or gpu"
 
 # Of `make chaos` and `make fuzz`: another seed every time, which a failure prints. Chaos has bounds

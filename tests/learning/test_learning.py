@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-pytestmark = [pytest.mark.learning, pytest.mark.system, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.learning, pytest.mark.system, pytest.mark.smoke, pytest.mark.timeout(240)]
 
 
 def train(folder: Path, target: str, *options: str) -> dict[str, Any]:

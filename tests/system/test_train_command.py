@@ -13,7 +13,7 @@ import pytest
 
 from train_command import SMALL, Penstock, assert_balanced, metrics, trained
 
-pytestmark = pytest.mark.system
+pytestmark = [pytest.mark.system, pytest.mark.smoke]
 
 METRICS = {
     "time_s", "env_steps", "env_frames", "learner_steps", "steps_per_s", "trained_steps_per_s",
