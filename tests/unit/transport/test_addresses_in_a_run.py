@@ -7,38 +7,38 @@ from pathlib import Path
 import pytest
 
 from penstock.configs.errors import UserError
-from penstock.launch import actor_socket
+from penstock.transport import addresses
 
 
 @pytest.mark.parametrize("address", ["tcp://10.0.0.1:7700", "ipc:///run/wire"])
 def test_an_address_is_taken_as_it_is(address: str) -> None:
-    assert actor_socket.address_of(address) == address
+    assert addresses.address_of(address) == address
 
 
 def test_a_folder_stands_for_the_socket_in_it(tmp_path: Path) -> None:
     run = tmp_path / "run"  # which need not be there yet
-    assert actor_socket.address_of(str(run)) == f"ipc://{run}/sockets/wire"
+    assert addresses.address_of(str(run)) == f"ipc://{run}/sockets/wire"
 
 
 def test_a_long_path_is_taken_from_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     deep = tmp_path / ("x" * 100)
     deep.mkdir()
     monkeypatch.chdir(deep)
-    assert actor_socket.address_in(deep / "run") == "ipc://run/sockets/wire"
+    assert addresses.address_in_run(deep / "run") == "ipc://run/sockets/wire"
     with pytest.raises(UserError, match="longer than the 102 bytes"):
-        actor_socket.address_in(deep / ("y" * 100))
+        addresses.address_in_run(deep / ("y" * 100))
 
 
 def test_the_folder_is_the_users_alone(tmp_path: Path) -> None:
     for _ in range(2):
-        actor_socket.make_folder(tmp_path)
+        addresses.make_socket_folder(tmp_path)
         assert (tmp_path / "sockets").stat().st_mode & 0o777 == 0o700
 
 
 def test_a_folder_that_cannot_be_made_is_one_sentence(tmp_path: Path) -> None:
     (tmp_path / "sockets").touch()
     with pytest.raises(UserError, match="cannot be created"):
-        actor_socket.make_folder(tmp_path)
+        addresses.make_socket_folder(tmp_path)
 
 
 def test_so_is_one_that_is_open_or_elsewhere(tmp_path: Path) -> None:
@@ -48,5 +48,5 @@ def test_so_is_one_that_is_open_or_elsewhere(tmp_path: Path) -> None:
     (tmp_path / "b/sockets").symlink_to(tmp_path / "a/sockets")
     for run in ("a", "b"):
         with pytest.raises(UserError, match="must belong to this user and have mode 0700"):
-            actor_socket.make_folder(tmp_path / run)
+            addresses.make_socket_folder(tmp_path / run)
     assert (tmp_path / "a/sockets").stat().st_mode & 0o777 == 0o755
