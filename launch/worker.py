@@ -152,7 +152,7 @@ class RestartPolicy:
         row = self._rows.get(worker.name)
         if row is None or not row.goes_on(failure, self._episodes):
             row = self._rows[worker.name] = Row(failure, self._episodes)
-        counted = self._counted_s >= row.last_s  # or an episode may have ended that nobody knows of
+        counted = self._counted_s >= row.last_s  # else an episode may have ended since
         row.crashes, row.last_s = row.crashes + 1, now_s
         return row.first if row.crashes > self._most and counted else None
 
