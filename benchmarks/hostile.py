@@ -296,7 +296,6 @@ class Watch:
 
     def __init__(self, messages: int) -> None:
         self.faults: Counter[str] = Counter()
-        self._messages = messages
         self._every = max(1, messages // SAMPLES)
         self._memory: list[tuple[int, int]] = []
         self._next = messages // 10  # caches are warm by then

@@ -7,9 +7,9 @@ class UserError(Exception):
     """A user's mistake: a sentence with the value, the rule and the next step. Exit code 2."""
 
 
-def printable(text: str, most: int = PRINTABLE) -> str:
+def printable(text: str) -> str:
     """A received text for a terminal or a log: of bounded length, control characters escaped."""
-    cut = text if len(text) <= most else f"{text[:most]}..."
+    cut = text if len(text) <= PRINTABLE else f"{text[:PRINTABLE]}..."
     if cut.isprintable():
         return cut
     return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in cut)

@@ -6,13 +6,11 @@ A codec is known to the config by a `CodecSpec`, registered in `CODECS` (`config
 from __future__ import annotations
 
 from collections.abc import Mapping
-from copy import copy
 from dataclasses import dataclass, field
 from itertools import groupby
 from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Strict
-from pydantic.fields import FieldInfo
 
 from penstock.configs.registry import ExtraOptions, OpenSection, OptionsRegistry
 from penstock.configs.section import Section
@@ -46,17 +44,14 @@ class CodecSpec:
     """The codec's own options, written ``learner.reduce.NAME``."""
 
 
-def _registered(name: str) -> str:
-    if CODECS.specs and name not in CODECS.names:
-        raise ValueError(f"{name} is not a codec")
-    return name
-
-
 class ReduceOptions(Section):
     """Options that do not depend on the codec."""
 
     codec: Annotated[
-        str, Strict(), AfterValidator(_registered), ValueDescription("a codec's name")
+        str,
+        Strict(),
+        AfterValidator(lambda name: CODECS.checked(name)),
+        ValueDescription("a codec's name"),
     ] = "none"
     """`auto` measures the network and the codecs when the learners start, and prints its choice."""
     bucket_mb: Positive = 1.0
@@ -86,16 +81,12 @@ class CodecRegistry(OptionsRegistry[CodecSpec]):
         first, *others = self.specs
         return first, AUTO, *others
 
-    def describe(self, choice: FieldInfo) -> FieldInfo:
-        """The field with a description that lists the codecs."""
+    def _listed(self) -> str:
         sent = [
             f"{' and '.join(map(_title, group))} {sends}"
             for sends, group in groupby(self.specs.values(), key=lambda spec: spec.sends)
         ]
-        described = copy(choice)
-        listed = f"Form in which gradients are sent: {', '.join(sent)}."
-        described.description = f"{listed} {choice.description}"
-        return described
+        return f"Form in which gradients are sent: {', '.join(sent)}."
 
 
 def _title(spec: CodecSpec) -> str:

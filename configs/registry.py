@@ -7,6 +7,7 @@ algorithm, codec, transport and sink. They are imported when a spec is first nee
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from copy import copy
 from functools import cache
 from importlib import import_module
 from types import MappingProxyType
@@ -124,9 +125,21 @@ class OptionsRegistry(Registry[SO]):
         """The values of `choice`."""
         return *self._reserved, *self.specs
 
+    def checked(self, name: str) -> str:
+        """``name``, a value of `choice`. Raises ValueError if it is not one of `names`."""
+        if self.specs and name not in self.names:
+            raise ValueError(f"{name} is not a {self._kind}")
+        return name
+
     def describe(self, choice: FieldInfo) -> FieldInfo:
-        """The field `choice` with a description that lists the choices."""
-        return choice
+        """The field `choice` with a description that lists the specs."""
+        described = copy(choice)
+        described.description = f"{self._listed()} {choice.description}"
+        return described
+
+    def _listed(self) -> str:
+        """The specs in words; a registry with a `choice` may say more than their names."""
+        return ", ".join(f"`{name}`" for name in self.specs)
 
     @property
     def section(self) -> type[Section]:

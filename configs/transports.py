@@ -6,12 +6,10 @@ A transport is known to the config by a `TransportSpec`, registered in `TRANSPOR
 
 from __future__ import annotations
 
-from copy import copy
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Strict
-from pydantic.fields import FieldInfo
 
 from penstock.configs.registry import ExtraOptions, OpenSection, OptionsRegistry
 from penstock.configs.section import Section
@@ -53,17 +51,14 @@ class TransportSpec:
         return self.connector is not None
 
 
-def _registered(name: str) -> str:
-    if TRANSPORTS.specs and name not in TRANSPORTS.names:
-        raise ValueError(f"{name} is not a transport")
-    return name
-
-
 class SharedTransportOptions(Section):
     """Options that do not depend on the transport."""
 
     kind: Annotated[
-        str, Strict(), AfterValidator(_registered), ValueDescription("a transport's name")
+        str,
+        Strict(),
+        AfterValidator(lambda name: TRANSPORTS.checked(name)),
+        ValueDescription("a transport's name"),
     ] = AUTO
     """`auto` uses shared memory on the learner's host and ZeroMQ between hosts."""
     slots: Count = 2
@@ -120,12 +115,9 @@ class TransportRegistry(OptionsRegistry[TransportSpec]):
         """Whether actors and learner take turns in one process; false for an unknown ``kind``."""
         return kind in self.specs and self.specs[kind].one_process
 
-    def describe(self, choice: FieldInfo) -> FieldInfo:
-        """The field with a description that lists the transports."""
+    def _listed(self) -> str:
         listed = ", ".join(f"`{spec.name}` {spec.means}" for spec in self.specs.values())
-        described = copy(choice)
-        described.description = f"{listed.replace('` ', '` is ', 1)}; {choice.description}"
-        return described
+        return f"{listed.replace('` ', '` is ', 1)};"
 
     def _auto(self, place: str) -> TransportSpec:
         return next(spec for spec in self.specs.values() if spec.auto == place)

@@ -25,6 +25,7 @@ from penstock.configs.load import load_run
 from penstock.core.formatting import number
 from penstock.core.observations import views
 from penstock.envs import BatchedEnv, EnvInfo, find_bad_observation, make
+from penstock.envs.rendering import DISPLAYS, INSTALL, do_without_display, drawing
 from penstock.evaluation.evaluate import (
     Choose,
     Episode,
@@ -32,7 +33,6 @@ from penstock.evaluation.evaluate import (
     trained_policy,
     were_cut,
 )
-from penstock.evaluation.headless import DISPLAYS, INSTALL, do_without_display, drawing
 from penstock.models.acting.policy import Policy
 
 MOST_PICTURES_PER_S = 120.0

@@ -26,7 +26,6 @@ from typing import Any, NamedTuple
 from penstock.core.role import EXIT_REJOIN
 from penstock.core.role_spec import RoleSpec, Stage
 from penstock.launch.learner_group import GroupMembership, Seats, Streams
-from penstock.launch.restart_policy import RestartPolicy
 from penstock.launch.supervisor_messages import (
     KILLED_AS_ASKED,
     Effect,
@@ -41,7 +40,7 @@ from penstock.launch.supervisor_messages import (
     how_it_ended,
     too_late,
 )
-from penstock.launch.worker import FIRST_DELAY_S, Life, SupervisedRole
+from penstock.launch.worker import FIRST_DELAY_S, Life, RestartPolicy, SupervisedRole
 
 HEALTHY_S = 10.0  # a role that worked this long starts with a clean record
 DUMP_S = 0.5  # a hung process gets this long to write its stacks down

@@ -34,7 +34,7 @@ from penstock.core.run_dir import (
     run_folder,
     runtime_folder,
 )
-from penstock.launch import actor_socket, topology
+from penstock.launch import topology
 from penstock.launch.callbacks import Hooks, Run
 from penstock.launch.engines.registry import LOCAL, make_engine
 from penstock.launch.machines import LearnerPlace, check_place, where_to_write
@@ -47,7 +47,12 @@ from penstock.monitor.events import EventLog
 from penstock.monitor.record import Record
 from penstock.monitor.sinks import FanOut, check_libraries, make_sinks
 from penstock.monitor.view import DeferredView, make_view
-from penstock.transport.addresses import check_connect
+from penstock.transport.addresses import (
+    address_in_run,
+    address_of,
+    check_connect,
+    make_socket_folder,
+)
 
 if TYPE_CHECKING:
     from penstock.launch.profile_watch import Watch
@@ -96,7 +101,7 @@ def learner(
         die_with(os.getppid(), signal.SIGTERM)  # ends with torchrun, also if that is killed
     in_folder = resolved.config.transport.bind is None
     if in_folder:
-        resolved = resolve([*overrides, f"transport.bind={actor_socket.address_in(write_to)}"])
+        resolved = resolve([*overrides, f"transport.bind={address_in_run(write_to)}"])
     config = resolved.config
     address = config.transport.bind
     assert address is not None
@@ -107,7 +112,7 @@ def learner(
         else:
             specs = topology.one_of_several(config, address, place.rank, place.store)
         if in_folder:
-            actor_socket.make_folder(write_to)
+            make_socket_folder(write_to)
             for spec in specs:
                 if spec.role == "connector":
                     print(
@@ -135,7 +140,7 @@ def actors(
         raise UserError(
             f"--transport is {transport!r}; it must be {either(TRANSPORTS.joined_by_hand)}"
         )
-    address = actor_socket.address_of(connect)
+    address = address_of(connect)
     check_connect(address, keys=curve is not None, insecure=insecure)
     _require_linux()
     path = Path(run_dir) if run_dir else default_run_dir("actors")

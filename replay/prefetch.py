@@ -22,7 +22,6 @@ from penstock.replay.batch import Batch
 from penstock.replay.errors import ReplayError
 
 LOOK_S = 0.1  # between two checks that the consumer still exists, while nothing can be drawn
-RETRY_S = 0.01  # between two attempts to draw
 ON_HOST = ("keys",)  # returned to the buffer, so they stay in numpy
 
 

@@ -39,7 +39,6 @@ class StoreServer:
         collect: takes in published slots; called with ``lock`` held.
         failed: called with the error that ended the thread.
         may_lend: whether writers may have slots now; called with ``lock`` held.
-        want: slots lent to a writer.
         about: JSON values that a writer gets when it attaches.
 
     Raises:
@@ -55,7 +54,6 @@ class StoreServer:
         collect: Callable[[], Any],
         failed: Callable[[BaseException], None],
         may_lend: Callable[[], bool] = lambda: True,
-        want: int = WRITER_SLOTS,
         about: dict[str, Any] | None = None,
     ) -> None:
         self._store = store
@@ -63,7 +61,6 @@ class StoreServer:
         self._collect = collect
         self._failed = failed
         self._may_lend = may_lend
-        self._want = want
         self._about = about or {}
         self._guests: set[int] = set()  # lanes of other processes
         self._streams = 0
@@ -144,7 +141,7 @@ class StoreServer:
             lane, fds, where = offer(self._store, 0)
             self._guests.add(lane)
             self._gate()
-            self._store.geometry.lane(self._store.arena, lane).want = self._want
+            self._store.geometry.lane(self._store.arena, lane).want = WRITER_SLOTS
             self._store.lend()
             self._streams += 1
         spec = self._store.geometry.spec.to_dict()

@@ -1,4 +1,14 @@
-"""Addresses ``tcp://HOST:PORT`` and ``ipc://PATH``: which hosts reach them, and which are safe."""
+"""Addresses ``tcp://HOST:PORT`` and ``ipc://PATH``: which hosts reach them, which are safe, and
+which socket the actors of this host join by default.
+
+It is in the folder of the run, because a port of 127.0.0.1 is open to every user of the host:
+
+    RUN/sockets/          mode 0700: only processes of this user have access
+    RUN/sockets/wire      the connector of rank 0; that of rank r is wire-r
+
+An actor finds the socket by the run's folder, before and after a restart of the learner. The file
+of a socket remains after its connector has ended, and the next connector replaces it.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +18,9 @@ import stat
 from pathlib import Path
 
 from penstock.configs.errors import UserError
+
+FOLDER, SOCKET = "sockets", "wire"
+PATH_NBYTES = 107 - len("-9999")  # what a Unix socket's path may have, but for the rank
 
 
 def check_bind(address: str, *, keys: bool, insecure: bool) -> None:
@@ -51,3 +64,51 @@ def is_local(address: str) -> bool:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:  # a name, an interface or a wildcard
         return False
+
+
+def address_in_run(run_dir: Path) -> str:
+    """The ``ipc://`` address of rank 0 in a run's folder, which need not exist yet.
+
+    Raises UserError where the path is too long for a Unix socket.
+    """
+    path = run_dir.absolute() / FOLDER / SOCKET
+    for candidate in (path, Path(os.path.relpath(path))):
+        if len(os.fsencode(candidate)) <= PATH_NBYTES:
+            return f"ipc://{candidate}"
+    raise UserError(
+        f"the path {path} of the socket for actors is longer than the {PATH_NBYTES} bytes that the "
+        "system allows; set run.dir to a shorter path, or give --bind ipc://PATH"
+    )
+
+
+def address_of(connect: str) -> str:
+    """The address to which an actor connects: ``connect`` itself, or the socket in a run's folder.
+
+    Raises UserError if ``connect`` is neither an address nor a folder.
+    """
+    if connect.startswith(("tcp://", "ipc://")):
+        return connect
+    if "://" not in connect and (os.sep in connect or Path(connect).is_dir()):
+        return address_in_run(Path(connect))
+    raise UserError(
+        f"--connect {connect} is neither an address nor a folder; give the folder of a run on this "
+        "host, or an address such as tcp://10.0.0.1:7700"
+    )
+
+
+def make_socket_folder(run_dir: Path) -> None:
+    """Make the folder of the sockets. Raises UserError if that fails, or if others have access."""
+    path = run_dir / FOLDER
+    try:
+        path.mkdir(mode=0o700, exist_ok=True)
+        found = path.lstat()
+    except OSError as error:
+        raise UserError(
+            f"the folder {path} for the sockets of actors cannot be created ({error.strerror}); "
+            "choose another place with --bind ipc://PATH"
+        ) from error
+    if found.st_mode != stat.S_IFDIR | 0o700 or found.st_uid != os.geteuid():
+        raise UserError(
+            f"{path}, the folder for the sockets of actors, must belong to this user and have mode "
+            "0700; remove it, or choose another place with --bind ipc://PATH"
+        )

@@ -17,7 +17,6 @@ from penstock.configs.keys import algorithms, is_section, options, sections
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
-GENERATED = ("configuration.md", "cli.md")
 OPTIONS = {name for algo in algorithms() for name in options(algo)}
 WRONG = {"learner.learning_rate", "algo.gamma"}  # in errors that pages quote
 NUMBER = r"\d+(?:[.,]\d+)*"

@@ -1,4 +1,4 @@
-"""The flat optimizer against torch's own classes."""
+"""The flat optimizer against torch's own classes, and its learning rate by hand."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from penstock.configs.reduce import ReduceConfig
 from penstock.configs.sections import LearnerConfig
 from penstock.core.interfaces import GradientPart
-from penstock.learner.optimizers.flat_optimizer import FlatOptimizer
+from penstock.learner.optimizers.flat_optimizer import FlatOptimizer, learning_rate
 
 KINDS = ["adam", "rmsprop", "sgd"]
 LARGE = ["lars", "lamb"]
@@ -288,3 +288,49 @@ def test_a_bad_gradient_on_a_gpu_changes_no_weight_and_a_step_waits_for_nothing(
     with refuse_to_wait():
         optimizer.step(8, 0)
     assert torch.equal(optimizer.values, before)
+
+
+def test_the_learning_rate_is_constant_without_a_schedule() -> None:
+    cfg = LearnerConfig(lr=0.5)
+    assert learning_rate(cfg, 0, 1) == learning_rate(cfg, 10**9, 10**6) == 0.5
+
+
+def test_the_learning_rate_falls_linearly_by_agent_steps_and_stays() -> None:
+    cfg = LearnerConfig(lr=0.5, lr_end_fraction=0.2, lr_decay_steps=1000)
+    rates = [learning_rate(cfg, steps, 1) for steps in (0, 250, 500, 1000, 5000)]
+    assert rates == pytest.approx([0.5, 0.4, 0.3, 0.1, 0.1])
+
+
+@pytest.mark.parametrize(
+    ("scaling", "count", "expected"),
+    [("none", 4, 0.1), ("sqrt", 4, 0.2), ("linear", 4, 0.4), ("sqrt", 1, 0.1), ("linear", 1, 0.1)],
+)
+def test_the_learning_rate_is_scaled_by_learners(scaling: Any, count: int, expected: float) -> None:
+    cfg = LearnerConfig(lr=0.1, lr_scaling=scaling, count=count)
+    assert learning_rate(cfg, 0, 1) == pytest.approx(expected)
+
+
+def test_the_learning_rate_warms_up_from_the_rate_of_one_learner() -> None:
+    cfg = LearnerConfig(lr=0.1, lr_scaling="linear", count=4, lr_warmup_updates=3)
+    rates = [learning_rate(cfg, 0, update) for update in (1, 2, 3, 4, 100)]
+    assert rates == pytest.approx([0.2, 0.3, 0.4, 0.4, 0.4])
+
+
+def test_the_learning_rate_warms_up_from_zero_where_nothing_is_scaled() -> None:
+    cfg = LearnerConfig(lr=0.1, lr_scaling="linear", count=1, lr_warmup_updates=5)
+    rates = [learning_rate(cfg, 0, update) for update in (1, 2, 5, 6)]
+    assert rates == pytest.approx([0.02, 0.04, 0.1, 0.1])
+
+
+def test_a_learning_rate_with_all_of_its_options() -> None:
+    cfg = LearnerConfig(
+        lr=0.1,
+        lr_scaling="sqrt",
+        count=9,
+        lr_warmup_updates=10,
+        lr_end_fraction=0.5,
+        lr_decay_steps=100,
+    )
+    # half-way from 0.1 to 0.3, a fifth of the way from 1 to 0.5
+    assert learning_rate(cfg, 20, 5) == pytest.approx(0.2 * 0.9)
+    assert learning_rate(cfg, 100, 50) == pytest.approx(0.3 * 0.5)

@@ -1,23 +1,233 @@
-"""The source of fresh unrolls: what it counts of a batch, and when."""
+"""The source of fresh unrolls: gathering, prefetching, backpressure, a failing feeder thread."""
 
 from __future__ import annotations
 
+import threading
 import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
+import torch
 
 from penstock.bench.ceiling import made_up
 from penstock.configs.load import resolve
 from penstock.core.interfaces import Welcome
+from penstock.core.params import ParamLayout
+from penstock.core.specs import Column, SlotSpec
 from penstock.envs import probe
-from penstock.learner.sources.unrolls import UnrollSource
+from penstock.learner.sources.staging import StagingBatch, torch_dtype
+from penstock.learner.sources.unrolls import Feeder, UnrollSource
 from penstock.learner.trainer import Trainer
 from penstock.profiling.ledger import TimeLedger
-from penstock.replay import Accounting
+from penstock.replay import Accounting, SlotQueue
 from penstock.transport.shm.host import ShmHost
-from penstock.transport.shm.store import SlotWriter
+from penstock.transport.shm.link import ShmLink
+from penstock.transport.shm.store import SlotStore, SlotWriter
 from penstock.transport.shm.weights_board import WeightsBoard
+
+SPEC = SlotSpec(
+    3,
+    2,
+    (
+        Column("obs", "|u1", (5, 4), "unroll+1"),
+        Column("big", "<f4", (40,)),
+        Column("action", "<i4"),
+        Column("alive", "|b1"),
+        Column("policy_version", "<u4"),
+        Column("policy_id", "<u2", rows="slot"),
+    ),
+)
+CPU = torch.device("cpu")
+
+
+class Rig:
+    """A store, one writer in this thread, and a feeder."""
+
+    def __init__(self, folder: Path, *, slots: int, batch_slots: int, prefetch: int) -> None:
+        self.store = SlotStore(SPEC, slots, lanes=2)
+        self.board = WeightsBoard.create(1)
+        layout = ParamLayout((("w", (1,)),))
+        welcome = Welcome(1, 0, SPEC, layout, {})
+        self.host = ShmHost(folder / "s", welcome, self.board, self.store)
+        self.queue = SlotQueue(self.store, Accounting(), max_policy_lag=100)
+        batches = [StagingBatch(SPEC, batch_slots, CPU) for _ in range(prefetch + 1)]
+        self.feeder = Feeder(
+            self.host,
+            self.queue,
+            batches,
+            batch_slots,
+            lambda: 0,
+            TimeLedger(),
+            prefetch=prefetch > 0,
+        )
+        lane = self.store.open_lane(slots)
+        event = self.store.lane_event(lane)
+        geometry = self.store.geometry
+        self.writer = SlotWriter(self.store.arena, geometry, lane, event, self.store.filled_event)
+        self.sequence = 0
+
+    def write(self, timeout_s: float = 0.0) -> bool:
+        with self.writer.slot(timeout_s) as slot:
+            if slot is None:
+                return False
+            rng = np.random.default_rng(self.sequence)
+            for raw in slot.payload:
+                raw[...] = rng.integers(0, 2, raw.size, np.uint8)
+            slot.header["sequence"], slot.header["steps"] = self.sequence, 6
+            slot.header["produced_steps"] = 6 * (self.sequence + 1)
+            slot.header["started_s"] = 100.0 - self.sequence
+        self.sequence += 1
+        return True
+
+    def close(self) -> None:
+        self.host.close()
+        self.store.close()
+        self.board.close()
+
+
+def expected(sequence: int) -> dict[str, Any]:
+    rng = np.random.default_rng(sequence)
+    return SPEC.views([rng.integers(0, 2, raw.size, np.uint8) for raw in SPEC.zeros()])
+
+
+@pytest.fixture
+def rig(tmp_path: Path) -> Iterator[Callable[..., Rig]]:
+    made: list[Rig] = []
+
+    def make(**options: int) -> Rig:
+        made.append(Rig(tmp_path, **options))
+        return made[-1]
+
+    yield make
+    for each in made:
+        each.close()
+
+
+@pytest.mark.parametrize("prefetch", [0, 1, 2])
+def test_batches_hold_slots_side_by_side_in_order(rig: Callable[..., Rig], prefetch: int) -> None:
+    r = rig(slots=4, batch_slots=2, prefetch=prefetch)
+    with r.feeder:
+        for first in range(0, 12, 2):
+            assert r.write(1.0)
+            assert r.write(1.0)
+            batch = r.feeder.get(5.0)
+            assert batch is not None
+            assert batch.steps == 12
+            assert batch.started_s == 100.0 - (first + 1)
+            for name, array in batch.arrays.items():
+                parts = [expected(first + i)[name] for i in (0, 1)]
+                np.testing.assert_array_equal(
+                    array, np.concatenate(parts, min(1, parts[0].ndim - 1))
+                )
+                assert batch.tensors[name].data_ptr() == array.ctypes.data
+            r.feeder.give_back(batch)
+
+
+def test_prefetch_gathers_ahead_and_no_further(rig: Callable[..., Rig]) -> None:
+    r = rig(slots=2, batch_slots=1, prefetch=1)
+    with r.feeder:
+        written = 0
+        while r.write(0.3):
+            written += 1
+        assert written == 4  # two batches staged, two slots filled, and then it holds back
+        assert r.feeder.staged_steps() == 12
+        batch = r.feeder.get(1.0)
+        assert batch is not None
+        r.feeder.give_back(batch)
+        assert r.write(1.0)
+    assert r.feeder.staged_steps() + r.queue.in_flight_steps() == 6 * (written + 1) - 6
+
+
+def test_without_prefetch_nothing_is_gathered_before_it_is_asked_for(
+    rig: Callable[..., Rig],
+) -> None:
+    r = rig(slots=2, batch_slots=1, prefetch=0)
+    with r.feeder:
+        assert r.write()
+        assert r.write()
+        assert not r.write(0.05)
+        assert r.feeder.get(1.0) is not None
+        assert r.feeder.staged_steps() == 6
+
+
+@pytest.mark.parametrize("prefetch", [0, 1])
+def test_who_comes_late_gets_in_although_data_never_runs_out(
+    rig: Callable[..., Rig], tmp_path: Path, prefetch: int
+) -> None:
+    r = rig(slots=4, batch_slots=1, prefetch=prefetch)
+    joined: list[ShmLink] = []
+    joiner = threading.Thread(
+        target=lambda: joined.append(ShmLink(tmp_path / "s", SPEC, want=1)), daemon=True
+    )
+    with r.feeder:
+        r.write()
+        r.write()
+        joiner.start()
+        ends_s = time.monotonic() + 10
+        while joiner.is_alive() and time.monotonic() < ends_s:
+            batch = r.feeder.get(1.0)
+            assert batch is not None
+            r.feeder.give_back(batch)
+            assert r.write(1.0)  # so that the next batch is there at once
+        joiner.join(1.0)
+        assert joined
+        joined[0].close()
+
+
+def test_nothing_comes_in_time(rig: Callable[..., Rig]) -> None:
+    r = rig(slots=2, batch_slots=2, prefetch=1)
+    with r.feeder:
+        r.write()
+        began_s = time.monotonic()
+        assert r.feeder.get(0.1) is None
+        assert 0.05 <= time.monotonic() - began_s < 5
+
+
+def test_a_fault_in_the_thread_is_raised_where_the_learner_waits(
+    rig: Callable[..., Rig], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    r = rig(slots=2, batch_slots=1, prefetch=1)
+
+    def broken(*_: object) -> None:
+        raise RuntimeError("gather failed")
+
+    monkeypatch.setattr(StagingBatch, "gather", broken)
+    with r.feeder:
+        r.write()
+        with pytest.raises(RuntimeError, match="gather failed"):
+            r.feeder.get(5.0)
+
+
+@pytest.mark.parametrize("dtype", ["|u1", "|b1", "<f4", "<f8", "<i4", "<u2", "<u4", "<u8"])
+def test_every_type_has_one_of_its_size_in_torch(dtype: str) -> None:
+    found = torch_dtype(dtype)
+    assert found.itemsize == np.dtype(dtype).itemsize
+    assert found.is_floating_point == (np.dtype(dtype).kind == "f")
+
+
+@pytest.mark.gpu
+def test_a_gpu_gets_what_was_gathered_while_the_next_batch_is_filled(
+    rig: Callable[..., Rig],
+) -> None:
+    r = rig(slots=2, batch_slots=1, prefetch=0)
+    device = torch.device("cuda")
+    batches = [StagingBatch(SPEC, 1, device) for _ in range(2)]
+    assert all(t.is_pinned() for t in batches[0]._host.values())
+    for sequence in range(20):
+        assert r.write()
+        slots = r.queue.take(1, 0)
+        batch = batches[sequence % 2]
+        batch.gather(slots)
+        r.queue.release(slots)
+        batch.wait_on_device()
+        torch.cuda._sleep(1_000_000)  # the learner is still busy when the next copy is queued
+        for name, tensor in batch.tensors.items():
+            array = expected(sequence)[name]
+            np.testing.assert_array_equal(tensor.cpu().numpy().view(array.dtype), array)
+        batch.let_go()
 
 
 def test_latency_is_of_steps_that_are_trained_on_and_ends_with_the_wait_for_others(

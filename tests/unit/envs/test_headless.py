@@ -11,8 +11,7 @@ import pytest
 
 from penstock.configs.errors import UserError
 from penstock.configs.load import resolve
-from penstock.envs import make
-from penstock.evaluation import headless
+from penstock.envs import make, rendering
 
 
 @pytest.mark.parametrize(
@@ -32,13 +31,13 @@ def test_mujoco_draws_with_what_is_there_where_there_is_no_display(
     libraries: tuple[str, ...],
     expected: str | None,
 ) -> None:
-    for name in (*headless.DISPLAYS, "MUJOCO_GL"):
+    for name in (*rendering.DISPLAYS, "MUJOCO_GL"):
         monkeypatch.setenv(name, "")  # so that it is put back
         monkeypatch.delenv(name)
     for name, value in given.items():
         monkeypatch.setenv(name, value)
-    monkeypatch.setattr(headless, "find_library", lambda name: name if name in libraries else None)
-    headless.do_without_display()
+    monkeypatch.setattr(rendering, "find_library", lambda name: name if name in libraries else None)
+    rendering.do_without_display()
     assert os.environ.get("MUJOCO_GL") == expected
     assert ("SDL_VIDEODRIVER" in os.environ) == ("DISPLAY" not in given)
 
@@ -47,7 +46,7 @@ def test_a_game_without_pygame_names_what_to_install(monkeypatch: pytest.MonkeyP
     monkeypatch.setitem(sys.modules, "pygame", None)  # as if it were not installed
     game = make(resolve("cartpole").env, 1, filmed=True)
     game.reset_into(0, np.empty((1, 4), np.float32))
-    with pytest.raises(UserError) as error, headless.drawing("CartPole-v1"):
+    with pytest.raises(UserError) as error, rendering.drawing("CartPole-v1"):
         game.pictures()
     game.close()
     assert str(error.value) == (
@@ -59,7 +58,7 @@ def test_a_game_without_pygame_names_what_to_install(monkeypatch: pytest.MonkeyP
 MUJOCO = """
 from penstock.configs.load import resolve
 from penstock.envs import make
-from penstock.evaluation.headless import drawing
+from penstock.envs.rendering import drawing
 with drawing("HalfCheetah-v5"):
     make(resolve("halfcheetah").env, 1, filmed=True)
 """
@@ -82,14 +81,14 @@ def test_mujoco_that_cannot_draw_says_what_it_needs() -> None:
 
 def test_mujoco_without_opengl_says_so_also_where_it_draws(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("MUJOCO_GL", raising=False)
-    with pytest.raises(UserError) as error, headless.drawing("Game-v0"):
+    with pytest.raises(UserError) as error, rendering.drawing("Game-v0"):
         exec("raise ImportError('no  EGL\\ndevice')", {"__name__": "mujoco.egl"})
     said = "MuJoCo cannot draw Game-v0 with no display (no EGL device)"
     assert str(error.value) == f"{said}{NEEDED}"
 
 
 def test_a_mistake_of_the_game_itself_stays_what_it_is() -> None:
-    with pytest.raises(ZeroDivisionError), headless.drawing("Game-v0"):
+    with pytest.raises(ZeroDivisionError), rendering.drawing("Game-v0"):
         raise ZeroDivisionError
-    with pytest.raises(UserError, match=r"^wrong kwargs$"), headless.drawing("Game-v0"):
+    with pytest.raises(UserError, match=r"^wrong kwargs$"), rendering.drawing("Game-v0"):
         raise UserError("wrong kwargs") from TypeError()

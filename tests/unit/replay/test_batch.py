@@ -1,4 +1,4 @@
-"""Batches as the bytes that they are sent as."""
+"""A batch: how it is printed, and the bytes in which it is sent."""
 
 from __future__ import annotations
 
@@ -37,3 +37,15 @@ def test_a_frame_of_another_size_is_refused() -> None:
     shape, frames = pack(Batch(a=np.arange(5)))
     with pytest.raises(WireError, match="size"):
         unpack(shape, frames[0].tobytes()[:-1])
+
+
+def test_a_batch_is_printed_as_dtypes_and_shapes() -> None:
+    batch = Batch(
+        obs={"image": np.zeros((32, 84, 84), np.uint8), "pair": (np.zeros((32, 2)), None)},
+        reward=np.zeros(32, np.float32),
+        weights=None,
+    )
+    assert str(batch) == (
+        "Batch(obs={image: uint8[32, 84, 84], pair: (float64[32, 2], None)}, "
+        "reward=float32[32], weights=None)"
+    )

@@ -17,7 +17,7 @@ from faults.schedule import GAP_S, LONGEST_S, SHORTEST_S, schedule
 from faults.topologies import TOPOLOGIES
 from faults.vitals import slope
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 
 
 def test_a_seed_gives_the_same_faults() -> None:

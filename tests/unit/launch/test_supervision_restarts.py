@@ -1,0 +1,204 @@
+"""Restarts by the supervisor's decisions: failed starts, repeated crashes, expendable roles."""
+
+from __future__ import annotations
+
+import pytest
+
+from penstock.core.role_spec import RoleSpec, Stage
+from penstock.launch.decisions import Decisions
+from penstock.launch.supervisor_messages import (
+    End,
+    Failure,
+    Note,
+    Outcome,
+    RestartLimits,
+    Send,
+    Start,
+)
+from supervision_scene import ACTORS, LEARNER, Scene
+
+WHY = "could not be started: Too many open files"
+
+
+def test_an_actor_that_cannot_be_started_again_is_tried_later_and_later() -> None:
+    scene = Scene((LEARNER, *ACTORS))
+    scene.ends("actor-1", -9, produced=640)
+    effects = scene.tick(0.2)
+    assert [e for e in effects if isinstance(e, Start)] == [Start("actor-1", 1)]
+    notes = []
+    for incarnation in (1, 2, 3):
+        effects = scene.decisions.not_started("actor-1", incarnation, WHY, scene.now_s)
+        notes += [e.text for e in effects if isinstance(e, Note)]
+        [ended] = [e for e in effects if isinstance(e, Send) and "incarnation" in e.message]
+        assert ended.message["produced_steps"] == 0
+        assert ended.message["incarnation"] == incarnation
+        while not any(isinstance(e, Start) for e in scene.tick(0.05)):
+            pass
+    assert notes == [f"actor-1: {WHY}; it is restarted in {s} s" for s in ("0.2", "0.4", "0.8")]
+    assert scene.decisions.outcome is None
+    assert not scene.decisions.stopping
+
+
+@pytest.mark.parametrize("name", ["actor-0", "learner-0"])
+def test_a_run_that_never_can_start_a_role_ends_with_the_reason(name: str) -> None:
+    decisions = Decisions((LEARNER, *ACTORS), RestartLimits(max_restarts=2))
+    now_s, tries = 0.0, 0
+    while not decisions.stopping:
+        for effect in decisions.tick(now_s, {}, {}):
+            if effect == Start(name, tries):
+                tries += 1
+                decisions.not_started(name, tries - 1, WHY, now_s)
+        now_s += 0.05
+    assert tries == 3
+    for other in {"learner-0", "actor-0", "actor-1"} - {name}:
+        decisions.not_started(other, 0, WHY, now_s)
+    assert decisions.outcome is not None
+    assert decisions.outcome.failure == Failure(name, WHY)
+    assert decisions.outcome.exit_code == 1
+
+
+def test_a_learner_that_starts_at_the_second_try_gets_its_actors() -> None:
+    decisions = Decisions((LEARNER, *ACTORS), RestartLimits())
+    decisions.tick(0.0, {}, {})
+    decisions.not_started("learner-0", 0, WHY, 0.0)
+    assert Start("learner-0", 1) in decisions.tick(0.2, {}, {})
+    decisions.ready("learner-0", 1.0)
+    effects = decisions.ready("actor-0", 1.0)
+    assert effects == [Send("learner-0", {"kind": "actors", "alive": 1})]
+    assert decisions.learners_alive == 1
+
+
+def test_what_could_not_be_started_holds_up_no_end() -> None:
+    scene = Scene((LEARNER, *ACTORS))
+    scene.ends("actor-1", -9)
+    scene.tick(0.2)
+    scene.decisions.stop("return", scene.now_s)
+    scene.ends("actor-0", 0)
+    scene.decisions.not_started("actor-1", 1, WHY, scene.now_s)
+    scene.ends("learner-0", 0)
+    assert scene.decisions.outcome is not None
+    assert scene.decisions.outcome.exit_code == 0
+
+
+def test_a_kill_by_the_limit_of_memory_is_told_as_such() -> None:
+    scene = Scene((LEARNER, *ACTORS))
+    end = End(-9, 640, 64, out_of_memory=True)
+    [note] = [e for e in scene.decisions.ended("actor-0", end, scene.now_s) if isinstance(e, Note)]
+    assert note.text == (
+        "actor-0: was killed by SIGKILL: its control group is out of memory; lower actors.count; "
+        "it is restarted in 0.1 s"
+    )
+
+
+BRIDGE = Failure(
+    "actor-0", "ValueError: the bridge is out", "Trace", place="bad.py:8, in step", log="logs/a.log"
+)
+
+
+def crash(scene: Scene, failure: Failure = BRIDGE) -> list[str]:
+    """An unroll arrives, the actor raises, and starts again; the notes."""
+    scene.decisions.ready("actor-0", scene.now_s)
+    assert scene.decisions.failed(failure, scene.now_s) == []
+    effects = scene.ends("actor-0", 1, produced=64)
+    scene.wait(11, ("actor-1", "learner-0"))
+    return [effect.text for effect in effects if isinstance(effect, Note)]
+
+
+def test_where_it_was_raised_is_told() -> None:
+    assert crash(Scene((LEARNER, *ACTORS))) == [
+        "actor-0: ValueError: the bridge is out (bad.py:8, in step); traceback in logs/a.log; "
+        "it is restarted in 0.1 s"
+    ]
+
+
+def test_the_same_line_again_and_again_without_an_episode_ends_the_run() -> None:
+    scene = Scene((LEARNER, *ACTORS), max_restarts=2)
+    for _ in range(2):
+        crash(scene)
+        scene.decisions.restart_policy.episodes(0, scene.now_s)
+        assert not scene.decisions.stopping
+    crash(scene)
+    assert scene.decisions.stopping
+    scene.ends("actor-1", 0)
+    scene.ends("learner-0", 0)
+    assert scene.decisions.outcome == Outcome(1, "fault", BRIDGE)
+
+
+def test_finished_episodes_or_another_place_begin_a_new_row() -> None:
+    scene = Scene((LEARNER, *ACTORS), max_restarts=2)
+    other = Failure("actor-0", BRIDGE.message, place="bad.py:9, in step")
+    for n in range(12):
+        crash(scene)
+        if n % 2:
+            scene.decisions.restart_policy.episodes(n, scene.now_s)
+    for n in range(12):
+        crash(scene, other if n % 2 else BRIDGE)
+        scene.decisions.restart_policy.episodes(12, scene.now_s)
+    assert not scene.decisions.stopping
+
+
+def test_nobody_is_given_up_before_episodes_have_been_counted() -> None:
+    scene = Scene((LEARNER, *ACTORS), max_restarts=2)
+    for _ in range(10):
+        crash(scene)
+    assert not scene.decisions.stopping
+    scene.decisions.restart_policy.episodes(0, scene.now_s)
+    crash(scene)
+    assert scene.decisions.stopping
+
+
+EVALUATOR = RoleSpec("evaluator", 0, "m:f", Stage.CARRIERS, expendable=True)
+
+
+def evaluated_scene(max_restarts: int = 5) -> Scene:
+    return Scene([LEARNER, *ACTORS, EVALUATOR], max_restarts=max_restarts)
+
+
+def test_an_expendable_role_is_started_again_as_an_actor_would_be() -> None:
+    run = evaluated_scene()
+    [note] = run.ends("evaluator-0", -9)
+    assert isinstance(note, Note)
+    assert "evaluator-0: was killed by SIGKILL" in note.text
+    beating = ("learner-0", "actor-0", "actor-1")
+    assert Start("evaluator-0", 1) in run.wait(1, beating)
+    assert not run.decisions.stopping
+
+
+def test_a_crash_loop_of_an_expendable_role_is_told_and_the_run_goes_on() -> None:
+    run = evaluated_scene(max_restarts=2)
+    beating = ("learner-0", "actor-0", "actor-1")
+    for _ in range(2):
+        run.ends("evaluator-0", 1)
+        run.wait(10, beating)
+    last = run.ends("evaluator-0", 1)
+    assert last == [
+        Note(
+            "evaluator-0: ended with exit code 1 and without an error report; the run continues "
+            "without it"
+        )
+    ]
+    assert not any(isinstance(e, Start) for e in run.wait(30, beating))
+    assert not run.decisions.stopping
+
+
+def test_what_only_an_expendable_role_stumbles_over_is_told_and_not_tried_again() -> None:
+    run = evaluated_scene()
+    failure = Failure("evaluator-0", "there is a NaN", user=True)
+    assert run.decisions.failed(failure, run.now_s) == []
+    assert run.ends("evaluator-0", 2) == [
+        Note("evaluator-0: there is a NaN; the run continues without it")
+    ]
+    assert not run.decisions.stopping
+
+
+def test_an_expendable_role_has_ended_before_the_learner_is_asked_to() -> None:
+    run = evaluated_scene()
+    run.decisions.stop("minutes", run.now_s)
+    for actor in ACTORS:
+        run.ends(actor.name, 0)
+    assert run.decisions.outcome is None
+    effects = run.ends("evaluator-0", 0)
+    assert {getattr(e, "name", "") for e in effects} == {"learner-0"}
+    run.ends("learner-0", 0)
+    assert run.decisions.outcome is not None
+    assert (run.decisions.outcome.exit_code, run.decisions.outcome.reason) == (0, "minutes")
