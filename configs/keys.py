@@ -77,7 +77,7 @@ def _options(section: str, kind: type[Section]) -> Iterator[Option]:
     kind = registry.section if registry else kind
     hints = get_type_hints(kind, include_extras=True)
     for attribute, field in _fields(kind).items():
-        name, hint = f"{section}.{field.alias or attribute}", hints[attribute]
+        name, hint = f"{section}.{field.serialization_alias or attribute}", hints[attribute]
         if isinstance(hint, type) and issubclass(hint, Section):
             yield from _options(name, hint)
         elif registry and registry.specs and name == registry.choice:

@@ -43,13 +43,13 @@ class Resolved:
     """Description of the base: `preset pong`, `file runs/x.yaml over preset pong`, ..."""
 
 
-def resolve(target: str, overrides: Sequence[str] = ()) -> Config:
-    """The config of a target with ``key=value`` overrides. Raises UserError with a line per
-    error."""
+def resolve(target: str | Config, overrides: Sequence[str] = ()) -> Config:
+    """The config of a target, or the given config, with ``key=value`` overrides. Raises UserError
+    with a line per error."""
     return resolve_target(target, overrides).config
 
 
-def resolve_target(target: str, overrides: Sequence[str] = ()) -> Resolved:
+def resolve_target(target: str | Config, overrides: Sequence[str] = ()) -> Resolved:
     """`resolve`, with the name and the origin of the config."""
     layers = Layers()
     # Which algorithm it is comes first, as a change of it clears the settings of the one before.
@@ -64,7 +64,7 @@ def resolve_target(target: str, overrides: Sequence[str] = ()) -> Resolved:
             mistakes.append(str(error))
     if mistakes:
         raise UserError("\n".join(mistakes))
-    return Resolved(_check(layers, target), name, origin)
+    return Resolved(_check(layers, target if isinstance(target, str) else origin), name, origin)
 
 
 def load_run(run_dir: str | Path) -> Config:
@@ -96,9 +96,12 @@ def _first_paragraph(text: str) -> str:
     return " ".join(line.strip("# ") for line in paragraph)
 
 
-def _lay_target(layers: Layers, target: str, algo: str | None) -> tuple[str, str]:
+def _lay_target(layers: Layers, target: str | Config, algo: str | None) -> tuple[str, str]:
     """Add the target's settings; returns its name and origin. ``algo`` is the requested
     algorithm."""
+    if isinstance(target, Config):
+        layers.values = target.model_dump()
+        return _own_name(target.env.id), "the given config"
     names = presets()
     if target in names:
         _lay_preset(layers, target)
@@ -210,6 +213,6 @@ def _lay_file(layers: Layers, path: Path, source: str) -> str | None:
 
 def _check(layers: Layers, source: str) -> Config:
     try:
-        return Config.model_validate(layers.values)
+        return Config.model_validate(layers.values, by_alias=True, by_name=False)
     except ValidationError as error:
         raise UserError(explain(error, layers, source)) from None
