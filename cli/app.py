@@ -285,6 +285,15 @@ def config_list(as_json: Json = False) -> None:
     answer("\n".join(f"{name:{width}}  {text}" for name, text in found.items()), found, as_json)
 
 
+@config_app.command("schema")
+def config_schema(as_json: Json = False) -> None:
+    """Print the JSON Schema of a YAML file, by which editors complete and check it."""
+    from penstock.configs.json_schema import json_schema
+
+    schema = json_schema()
+    answer(json.dumps(schema, indent=2), schema, as_json)
+
+
 @keys_app.command("new")
 def keys_new(
     folder: Annotated[

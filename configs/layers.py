@@ -20,6 +20,7 @@ from penstock.configs.yaml_text import KeyPath, parse
 
 OF_GAME = tuple(name for name in AlgoConfig.model_fields if name != "name")
 HOLD = ("stop", "hold_s")
+MAPS = (("env", "kwargs"), ("algo", "settings"), ("model", "settings"))
 _EXAMPLE = "write an option and its value, for example learner.lr=3e-4"
 
 
@@ -101,4 +102,4 @@ class Layers:
 
 
 def _is_map(path: KeyPath) -> bool:
-    return path in (("env", "kwargs"), ("algo", "settings")) or is_section(".".join(path))
+    return path in MAPS or is_section(".".join(path))
