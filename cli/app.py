@@ -44,7 +44,6 @@ app = typer.Typer(
     cls=Grouped,
     help="Train game agents by reinforcement learning, with many actors and fast learners.",
     epilog=EPILOG,
-    add_completion=False,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
 )
