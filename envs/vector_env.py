@@ -13,6 +13,7 @@ Invariants:
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -23,7 +24,7 @@ from gymnasium.spaces import Box, Discrete, MultiBinary, MultiDiscrete, Space
 from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
 
 from penstock.configs.errors import UserError
-from penstock.core.observations import MASK, ObservationPart
+from penstock.core.observations import MASK, ObservationPart, views
 from penstock.envs.packing import Packer, find_bad_observation
 from penstock.envs.rendering import pictures, pictures_per_s
 from penstock.envs.space_misfit import shape_misfit
@@ -34,6 +35,7 @@ Flags = npt.NDArray[np.bool_]
 Actions = Discrete | MultiDiscrete | Box
 
 FINAL_KEYS = ("final_obs", "final_observation", "terminal_observation")  # in `info`
+_ABOUT_ACTIONS = re.compile(r"\b(action|move|legal|illegal|invalid)s?\b", re.IGNORECASE)
 SEEDS = 2**30  # ale-py takes int32, and gives environment i of a vector seed + i
 
 
@@ -113,6 +115,7 @@ class BatchedEnv:
             self._check_choices(actions, error)
             self._check_shut(error)
             self._explain(error)
+            self._check_allowed(actions, error)
             raise
         if info and self._singles and (sign := own_reset(info, terminated, truncated)):
             raise UserError(f"environment {self._name}: {sign}")
@@ -145,7 +148,8 @@ class BatchedEnv:
         if wrong.any():
             raise UserError(
                 f"environment {self._name} was given the action {actions[wrong][0]}, and there are "
-                f"{counts} to choose from, counted from 0; correct the policy that chose it"
+                f"{counts} to choose from, counted from 0; correct the policy that chose it, and "
+                f"use an {MASK} for actions that are not always legal"
             ) from error
 
     def _check_shut(self, error: Exception) -> None:
@@ -159,6 +163,34 @@ class BatchedEnv:
                 f"environment {self._name} raised {type(error).__name__} after an observation with "
                 f"{bad}; correct what it returns"
             ) from error
+
+    def _check_allowed(self, actions: Array, error: Exception) -> None:
+        """Raise UserError if the vector refused an action that its mask forbids. To another error
+        that seems to be about an action, add a note about masks."""
+        if not self.info.counts:
+            return
+        shown = {} if self._shown is None else views(self.info.parts, self._shown)
+        mask = shown.get(MASK)
+        if mask is not None:
+            begins = np.cumsum((0, *self.info.counts[:-1]))
+            chosen = actions.reshape(self.count, -1)
+            allowed = np.take_along_axis(mask, chosen + begins, 1).all(1)
+            wrong = ~np.logical_or(allowed, np.logical_or(*self._over))
+            if wrong.any():
+                raise UserError(
+                    f"environment {self._name} raised {type(error).__name__} at the action "
+                    f"{chosen[wrong][0].tolist()}, which its {MASK} forbids; correct the "
+                    "action_sampler that chose it"
+                ) from error
+        if _ABOUT_ACTIONS.search(str(error)):
+            error.add_note(
+                f"If the action is illegal in this state, its {MASK} must forbid it: correct the "
+                "mask."
+                if mask is not None
+                else "If the action is illegal in this state: give the environment a Dict "
+                f"observation with an entry {MASK}, a value for each choice, 0 where it is "
+                "illegal. Penstock never takes such an action."
+            )
 
     def _explain(self, error: Exception) -> None:
         """Raise UserError if observations that could not be stacked differ from their space."""
