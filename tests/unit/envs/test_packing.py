@@ -267,7 +267,7 @@ def test_an_action_outside_the_space_is_one_sentence() -> None:
     game = make(env, 2)
     out = first(game)
     game.step_into(np.array([1, 0]), out)
-    with pytest.raises(UserError, match="given the action 2, and there are 2 .* action_mask for"):
+    with pytest.raises(UserError, match=r"given the action 2, and there are 2 .* action_mask for"):
         game.step_into(np.array([1, 2]), out)
 
 
