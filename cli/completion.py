@@ -29,7 +29,7 @@ def targets(incomplete: str) -> Candidates:
 def overrides(context: typer.Context, incomplete: str) -> Candidates:
     """Options, and after `=` their values.
 
-    bash takes `=` as the end of a word: of `algo.name=p` it then passes `algo.name` and `=` as words
+    bash takes `=` as the end of a word: of `algo.name=p` it passes `algo.name` and `=` as words
     before `p`, and of `algo.name=` only the name.
     """
     given: list[str] = context.params.get("overrides") or []

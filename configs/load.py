@@ -41,6 +41,9 @@ class Resolved:
     """Name of the preset, the file or the environment; valid as a folder name."""
     origin: str
     """Description of the base: `preset pong`, `file runs/x.yaml over preset pong`, ..."""
+    note: str = ""
+    """A sentence with the options of the base that another `algo.name` dropped, if it dropped
+    any."""
 
 
 def resolve(target: str | Config, overrides: Sequence[str] = ()) -> Config:
@@ -64,7 +67,8 @@ def resolve_target(target: str | Config, overrides: Sequence[str] = ()) -> Resol
             mistakes.append(str(error))
     if mistakes:
         raise UserError("\n".join(mistakes))
-    return Resolved(_check(layers, target if isinstance(target, str) else origin), name, origin)
+    config = _check(layers, target if isinstance(target, str) else origin)
+    return Resolved(config, name, origin, _dropped(layers, config))
 
 
 def load_run(run_dir: str | Path) -> Config:
@@ -128,6 +132,23 @@ def _lay_target(layers: Layers, target: str | Config, algo: str | None) -> tuple
     )
 
 
+def _dropped(layers: Layers, config: Config) -> str:
+    """A sentence with the options of another algorithm that the config does not use, and the
+    defaults in their place; empty if there are none."""
+    now = config.algo.model_dump()
+    changed, gone = [], []
+    for key, value in layers.dropped.items():
+        if key not in now:
+            gone.append(f"algo.{key} {show(value)}")
+        elif now[key] != value and ("algo", key) not in layers.places:
+            changed.append(f"algo.{key} {show(value)} -> {show(now[key])}")
+    parts = [f"{', '.join(changed)} by default"] if changed else []
+    parts += [f"without {', '.join(gone)}"] if gone else []
+    if not parts:
+        return ""
+    return f"algo.name {config.algo.name} in place of {layers.before}: {'; '.join(parts)}"
+
+
 def _lay_sibling(layers: Layers, name: str, algo: str | None) -> tuple[str, str]:
     """Replace a preset by one for the same environment and another algorithm, if there is one."""
     env_id = layers.values["env"]["id"]
@@ -179,6 +200,7 @@ def _lay_game(layers: Layers, env_id: str, algo: str | None) -> tuple[str, str]:
             base = f"{_ATARI_PRESET}, with" if name == own_name else f"{name}, which trains"
             return name, f"preset {base} {env_id}"
         layers.keep_game()  # its other settings are for another algorithm
+        layers.dropped = {}  # the target is the environment, not this preset
         layers.values = {key: layers.values[key] for key in ("env", "algo")}
         layers.places = {path: at for path, at in layers.places.items() if path[0] in layers.values}
     return own_name, f"the defaults, for {env_id}"

@@ -254,9 +254,8 @@ def check_result(step: object, batch: Mapping[str, Tensor] | None) -> None:
     """Raise UserError where ``step`` is not what `ReplayUpdate.take` returns for a batch."""
     if not isinstance(step, UpdateResult):
         raise UserError(
-            f"Update.take returned {type(step).__name__}; return a "
-            "penstock.algos.replay_update.UpdateResult(errors, sums, norm), also where the batch is "
-            "None"
+            f"Update.take returned {type(step).__name__}; return an UpdateResult(errors, sums, "
+            "norm) of penstock.algos.replay_update, also if the batch is None"
         )
     count = 0 if batch is None else batch["reward"].shape[-1]
     for name, value, shape, what in (
