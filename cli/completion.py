@@ -7,9 +7,12 @@ import types
 from collections.abc import Iterator
 from glob import escape, glob
 from textwrap import shorten
-from typing import Annotated, Any, Literal, Union, get_args, get_origin
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Union, get_args, get_origin
 
 import typer
+
+if TYPE_CHECKING:
+    from penstock.configs.keys import Option
 
 LONGEST = 72  # characters of a help text; typer breaks longer ones into lines
 
@@ -46,7 +49,7 @@ def overrides(context: typer.Context, incomplete: str) -> Candidates:
     return values if len(values) > 1 or equals else [(f"{fitting[0]}=", ""), *values]
 
 
-def _options(context: typer.Context, incomplete: str, given: list[str]) -> dict[str, Any]:
+def _options(context: typer.Context, incomplete: str, given: list[str]) -> dict[str, Option]:
     """The options by name, of the algorithm that the words before have chosen."""
     from penstock.configs.algorithms import DEFAULT
     from penstock.configs.errors import UserError
@@ -66,7 +69,7 @@ def _options(context: typer.Context, incomplete: str, given: list[str]) -> dict[
         return options(DEFAULT)
 
 
-def _values(option: Any) -> list[str]:
+def _values(option: Option) -> list[str]:
     """The choices of an option; its default if it has none."""
     choices = list(dict.fromkeys(_choices(option.hint)))
     if choices or option.required:
@@ -89,7 +92,7 @@ def _choices(hint: Any) -> Iterator[str]:
         yield "null"
 
 
-def _summary(option: Any) -> str:
+def _summary(option: Option) -> str:
     """The first sentence of an option's description, on one line of a terminal."""
     text = " ".join((option.field.description or "").split())
     return shorten(text.partition(". ")[0].rstrip("."), LONGEST, placeholder=" ...")

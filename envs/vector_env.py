@@ -24,7 +24,7 @@ from gymnasium.spaces import Box, Discrete, MultiBinary, MultiDiscrete, Space
 from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
 
 from penstock.configs.errors import UserError
-from penstock.core.observations import MASK, ObservationPart, views
+from penstock.core.observations import MASK, ObservationPart
 from penstock.envs.packing import Packer, find_bad_observation
 from penstock.envs.rendering import pictures, pictures_per_s
 from penstock.envs.space_misfit import shape_misfit
@@ -82,6 +82,10 @@ class BatchedEnv:
         self._singles = isinstance(vector, SyncVectorEnv)
         self._to_game = action_map(vector.single_action_space)
         self._shown: Array | None = None  # the observations that the policy acts on
+        part = next((part for part in packer.parts if part.name == MASK), None)
+        self._mask_bytes = part and slice(part.offset, part.offset + part.nbytes)
+        # A copy of the masks in them, as their memory may be a slot that was passed on.
+        self._mask = None if part is None else np.ones((self.count, part.nbytes), np.uint8)
         self._over: tuple[Any, Any] = (False, False)
 
     def reset_into(self, seed: int, out: Array) -> None:
@@ -98,6 +102,8 @@ class BatchedEnv:
             raise
         self._pack.write(observations, out)
         self._shown, self._over = out, (False, False)
+        if self._mask is not None:
+            np.copyto(self._mask, out[:, self._mask_bytes])
 
     def step_into(self, actions: Array, out: Array) -> tuple[Array, Flags, Flags]:
         """Step every environment, and write the observations that follow.
@@ -121,6 +127,8 @@ class BatchedEnv:
             raise UserError(f"environment {self._name}: {sign}")
         self._pack.write(observations, out)
         self._shown, self._over = out, (terminated, truncated)
+        if self._mask is not None:
+            np.copyto(self._mask, out[:, self._mask_bytes])
         return reward, terminated, truncated > terminated
 
     def pictures(self) -> list[Array]:
@@ -169,12 +177,10 @@ class BatchedEnv:
         that seems to be about an action, add a note about masks."""
         if not self.info.counts:
             return
-        shown = {} if self._shown is None else views(self.info.parts, self._shown)
-        mask = shown.get(MASK)
-        if mask is not None:
+        if self._mask is not None:
             begins = np.cumsum((0, *self.info.counts[:-1]))
             chosen = actions.reshape(self.count, -1)
-            allowed = np.take_along_axis(mask, chosen + begins, 1).all(1)
+            allowed = np.take_along_axis(self._mask, chosen + begins, 1).all(1)
             wrong = ~np.logical_or(allowed, np.logical_or(*self._over))
             if wrong.any():
                 raise UserError(
@@ -186,7 +192,7 @@ class BatchedEnv:
             error.add_note(
                 f"If the action is illegal in this state, its {MASK} must forbid it: correct the "
                 "mask."
-                if mask is not None
+                if self._mask is not None
                 else "If the action is illegal in this state: give the environment a Dict "
                 f"observation with an entry {MASK}, a value for each choice, 0 where it is "
                 "illegal. Penstock never takes such an action."

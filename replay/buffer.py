@@ -195,7 +195,7 @@ class Replay:
                 those of the replay.
             capacity: number of rows kept.
             columns: columns besides ``obs`` and ``action``.
-            autoreset: how the environments are reset; None: as ``env`` says in its metadata.
+            autoreset: how the environments are reset; None: the mode in the metadata of ``env``.
 
         The other options are those of `Replay`. Raises ReplayError as `Replay` does.
         """

@@ -308,6 +308,16 @@ def test_an_illegal_action_is_explained_by_the_mask() -> None:
     assert "its action_mask must forbid it: correct the mask" in allowed.__notes__[0]
 
 
+def test_a_mask_is_known_after_its_memory_was_passed_on() -> None:
+    """As that of a slot after an unroll."""
+    game = BatchedEnv("it", SyncVectorEnv([Masked]), 1, "how")
+    out = first(game)
+    later = out.copy()
+    views(game.info.parts, out)["action_mask"][...] = 1
+    with pytest.raises(UserError, match="which its action_mask forbids"):
+        game.step_into(np.zeros((1, 2), np.int32), later)
+
+
 def test_packing_makes_no_arrays_of_its_own() -> None:
     game, _ = everything()
     out = first(game)

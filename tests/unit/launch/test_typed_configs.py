@@ -17,6 +17,7 @@ from penstock.configs import load
 from penstock.configs.keys import algorithms, options, sections
 from penstock.configs.reduce import CODECS
 from penstock.configs.run import SINKS
+from penstock.launch import api
 
 
 def written() -> penstock.Config:
@@ -69,6 +70,20 @@ def test_overrides_change_a_config() -> None:
     assert load.resolve_target(written()).name == "CartPole-v1"
     with pytest.raises(UserError, match=r"override learner\.lr=-1: learner\.lr is -1; it must be"):
         penstock.resolve(written(), {"learner.lr": -1})
+
+
+def test_train_takes_a_config(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    begun: list[tuple[penstock.Config, Path]] = []
+
+    def conduct(resolved: load.Resolved, path: Path, *_: Any, **__: Any) -> Any:
+        begun.append((resolved.config, path))
+        raise UserError("enough")
+
+    monkeypatch.setattr(api, "conduct", conduct)
+    with pytest.raises(UserError, match="enough"):
+        penstock.train(written(), {"learner.lr": 0.5}, run_dir=tmp_path)
+    changed = {"learner.lr": 0.5, "run.dir": str(tmp_path)}
+    assert begun == [(penstock.resolve(written(), changed), tmp_path)]
 
 
 @pytest.mark.parametrize("algo", algorithms())
