@@ -83,7 +83,7 @@ class BatchedEnv:
         self._to_game = action_map(vector.single_action_space)
         self._shown: Array | None = None  # the observations that the policy acts on
         part = next((part for part in packer.parts if part.name == MASK), None)
-        self._mask_bytes = part and slice(part.offset, part.offset + part.nbytes)
+        self._mask_bytes = slice(part.offset, part.offset + part.nbytes) if part else slice(0)
         # A copy of the masks in them, as their memory may be a slot that was passed on.
         self._mask = None if part is None else np.ones((self.count, part.nbytes), np.uint8)
         self._over: tuple[Any, Any] = (False, False)
