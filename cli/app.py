@@ -44,7 +44,6 @@ app = typer.Typer(
     cls=Grouped,
     help="Train game agents by reinforcement learning, with many actors and fast learners.",
     epilog=EPILOG,
-    add_completion=False,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
 )
@@ -285,6 +284,15 @@ def config_list(as_json: Json = False) -> None:
     answer("\n".join(f"{name:{width}}  {text}" for name, text in found.items()), found, as_json)
 
 
+@config_app.command("schema")
+def config_schema(as_json: Json = False) -> None:
+    """Print the JSON Schema of a YAML file, by which editors complete and check it."""
+    from penstock.configs.json_schema import json_schema
+
+    schema = json_schema()
+    answer(json.dumps(schema, indent=2), schema, as_json)
+
+
 @keys_app.command("new")
 def keys_new(
     folder: Annotated[
@@ -355,6 +363,28 @@ def replay_serve(
         float,
         typer.Option(help="Seconds between snapshots; another one is written at the end."),
     ] = 600.0,
+    max_clients: Annotated[
+        int, typer.Option(min=1, help="Maximum number of connected clients.")
+    ] = 1024,
+    client_mb: Annotated[
+        int,
+        typer.Option(
+            min=1,
+            help="Maximum of sampled batches that one client has not read, in MiB. A single batch "
+            "may be larger.",
+        ),
+    ] = 32,
+    batches_mb: Annotated[
+        int,
+        typer.Option(
+            min=1,
+            help="Maximum of sampled batches that all clients together have not read, in MiB, and "
+            "of a single batch.",
+        ),
+    ] = 512,
+    slots_mb: Annotated[
+        int, typer.Option(min=1, help="Maximum of received slots that wait to be stored, in MiB.")
+    ] = 256,
     as_json: Json = False,
 ) -> None:
     """Serve a replay buffer that clients write to and sample from over the network, until
@@ -362,10 +392,17 @@ def replay_serve(
     from pathlib import Path
 
     from penstock.cli.replay_server import serve
+    from penstock.replay.remote.service import ServiceLimits
 
+    if client_mb > batches_mb:
+        raise UserError(
+            f"--client-mb {client_mb} is more than --batches-mb {batches_mb}, the limit for all "
+            f"clients together; set --client-mb {batches_mb} or less"
+        )
+    limits = ServiceLimits(max_clients, client_mb << 20, batches_mb << 20, slots_mb << 20)
     keys = Path(curve) if curve else None
     folder = Path(snapshot) if snapshot else None
     serve(
         bind, Path(spec), capacity, sampler, alpha, beta, keys, insecure, folder, snapshot_every,
-        as_json,
+        limits, as_json,
     )  # fmt: skip

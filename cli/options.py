@@ -8,6 +8,8 @@ from typing import Annotated, Any, Literal
 import typer
 from typer.core import TyperCommand, TyperGroup
 
+from penstock.cli import completion
+
 TRAIN = "Train"
 LOOK = "Evaluate and inspect runs"
 WATCH = "Monitor a live run"
@@ -20,7 +22,8 @@ Resume = Literal["no", "auto", "must"]
 Target = Annotated[
     str,
     typer.Argument(
-        help="A preset, a YAML file, a gymnasium id, module:EnvId-v0 or module:function."
+        help="A preset, a YAML file, a gymnasium id, module:EnvId-v0 or module:function.",
+        autocompletion=completion.targets,
     ),
 ]
 TargetOrRun = Annotated[
@@ -29,11 +32,16 @@ TargetOrRun = Annotated[
         metavar="TARGET",
         help="A preset, a YAML file, a gymnasium id, module:EnvId-v0 or module:function; or the "
         "folder of a run, to resume it.",
+        autocompletion=completion.targets,
     ),
 ]
 Overrides = Annotated[
     list[str] | None,
-    typer.Argument(metavar="KEY=VALUE", help="Options of the config, such as learner.lr=3e-4."),
+    typer.Argument(
+        metavar="KEY=VALUE",
+        help="Options of the config, such as learner.lr=3e-4.",
+        autocompletion=completion.overrides,
+    ),
 ]
 ResumeOption = Annotated[
     Resume,

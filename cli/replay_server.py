@@ -29,6 +29,7 @@ from penstock.core.memory import keep_freed_memory
 from penstock.replay.buffer import Replay
 from penstock.replay.errors import DamagedSnapshotError
 from penstock.replay.remote.server import ReplayServer, Snapshots
+from penstock.replay.remote.service import ServiceLimits
 from penstock.replay.samplers import Prioritized, Sampler, Uniform
 from penstock.replay.snapshot_files import MANIFEST
 from penstock.replay.steps import Autoreset
@@ -59,6 +60,7 @@ def serve(
     insecure: bool,
     snapshot: Path | None,
     snapshot_every_s: float,
+    limits: ServiceLimits,
     as_json: bool,
 ) -> None:
     """Serve until SIGINT or SIGTERM, then write a last snapshot to the folder ``snapshot``, if it
@@ -80,7 +82,13 @@ def serve(
         opened.callback(replay.close)
         server = opened.enter_context(
             ReplayServer(
-                replay, bind, curve=curve, insecure=insecure, snapshots=snapshots, log=_say
+                replay,
+                bind,
+                curve=curve,
+                insecure=insecure,
+                limits=limits,
+                snapshots=snapshots,
+                log=_say,
             )
         )
         with _stop_signals() as stop:

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator, Sequence
 from difflib import SequenceMatcher, get_close_matches
 from functools import cache
-from typing import Any, NamedTuple, get_type_hints
+from typing import Any, Literal, NamedTuple, get_type_hints
 
 from pydantic.fields import FieldInfo
 
@@ -19,11 +19,13 @@ from penstock.configs.value_types import either, words
 
 
 class Option(NamedTuple):
-    """One option: its dotted name, a description of its values, and its field in the schema."""
+    """One option: its dotted name, a description of its values, its field in the schema, and the
+    annotation of its values."""
 
     name: str
     words: str
     field: FieldInfo
+    hint: Any
 
     @property
     def required(self) -> bool:
@@ -67,7 +69,7 @@ def _options_with(algo: str, specs: tuple[Spec, ...]) -> dict[str, Option]:
     for section, kinds in sections().items():
         kind = kinds[chosen] if len(kinds) > 1 else kinds[0]
         found |= {option.name: option for option in _options(section, kind)}
-    found["algo.name"] = Option("algo.name", _names(algorithms()), _fields(AlgoConfig)["name"])
+    found["algo.name"] = _choice("algo.name", algorithms(), _fields(AlgoConfig)["name"])
     return found
 
 
@@ -77,17 +79,18 @@ def _options(section: str, kind: type[Section]) -> Iterator[Option]:
     kind = registry.section if registry else kind
     hints = get_type_hints(kind, include_extras=True)
     for attribute, field in _fields(kind).items():
-        name, hint = f"{section}.{field.alias or attribute}", hints[attribute]
+        name, hint = f"{section}.{field.serialization_alias or attribute}", hints[attribute]
         if isinstance(hint, type) and issubclass(hint, Section):
             yield from _options(name, hint)
         elif registry and registry.specs and name == registry.choice:
-            yield Option(name, _names(registry.names), registry.describe(field))
+            yield _choice(name, registry.names, registry.describe(field))
         else:
-            yield Option(name, words(hint), field)
+            yield Option(name, words(hint), field, hint)
 
 
-def _names(names: Sequence[str]) -> str:
-    return either([f"`{name}`" for name in names])
+def _choice(name: str, choices: Sequence[str], field: FieldInfo) -> Option:
+    """An option whose value is one of the registered names."""
+    return Option(name, either([f"`{choice}`" for choice in choices]), field, Literal[*choices])
 
 
 def is_section(name: str) -> bool:

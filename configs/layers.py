@@ -20,6 +20,7 @@ from penstock.configs.yaml_text import KeyPath, parse
 
 OF_GAME = tuple(name for name in AlgoConfig.model_fields if name != "name")
 HOLD = ("stop", "hold_s")
+MAPS = (("env", "kwargs"), ("algo", "settings"), ("model", "settings"))
 _EXAMPLE = "write an option and its value, for example learner.lr=3e-4"
 
 
@@ -29,6 +30,10 @@ class Layers:
 
     values: dict[str, Any] = field(default_factory=dict)
     places: dict[KeyPath, str] = field(default_factory=dict)
+    dropped: dict[str, Any] = field(default_factory=dict)
+    """Options of the section `algo` that a change of the algorithm removed."""
+    before: str = DEFAULT
+    """The algorithm that had them."""
 
     @property
     def algo(self) -> str:
@@ -56,6 +61,8 @@ class Layers:
     def keep_game(self) -> None:
         """Keep only `OF_GAME` of the section `algo`."""
         below = self._map_at(("algo",))
+        self.dropped = {k: v for k, v in below.items() if k not in (*OF_GAME, "name")}
+        self.before = self.algo
         self.values["algo"] = {key: below[key] for key in OF_GAME if key in below}
         kept = {("algo", key) for key in OF_GAME}
         places = self.places.items()
@@ -101,4 +108,4 @@ class Layers:
 
 
 def _is_map(path: KeyPath) -> bool:
-    return path in (("env", "kwargs"), ("algo", "settings")) or is_section(".".join(path))
+    return path in MAPS or is_section(".".join(path))

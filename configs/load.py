@@ -41,15 +41,18 @@ class Resolved:
     """Name of the preset, the file or the environment; valid as a folder name."""
     origin: str
     """Description of the base: `preset pong`, `file runs/x.yaml over preset pong`, ..."""
+    note: str = ""
+    """A sentence with the options of the base that another `algo.name` dropped, if it dropped
+    any."""
 
 
-def resolve(target: str, overrides: Sequence[str] = ()) -> Config:
-    """The config of a target with ``key=value`` overrides. Raises UserError with a line per
-    error."""
+def resolve(target: str | Config, overrides: Sequence[str] = ()) -> Config:
+    """The config of a target, or the given config, with ``key=value`` overrides. Raises UserError
+    with a line per error."""
     return resolve_target(target, overrides).config
 
 
-def resolve_target(target: str, overrides: Sequence[str] = ()) -> Resolved:
+def resolve_target(target: str | Config, overrides: Sequence[str] = ()) -> Resolved:
     """`resolve`, with the name and the origin of the config."""
     layers = Layers()
     # Which algorithm it is comes first, as a change of it clears the settings of the one before.
@@ -64,7 +67,8 @@ def resolve_target(target: str, overrides: Sequence[str] = ()) -> Resolved:
             mistakes.append(str(error))
     if mistakes:
         raise UserError("\n".join(mistakes))
-    return Resolved(_check(layers, target), name, origin)
+    config = _check(layers, target if isinstance(target, str) else origin)
+    return Resolved(config, name, origin, _dropped(layers, config))
 
 
 def load_run(run_dir: str | Path) -> Config:
@@ -96,9 +100,12 @@ def _first_paragraph(text: str) -> str:
     return " ".join(line.strip("# ") for line in paragraph)
 
 
-def _lay_target(layers: Layers, target: str, algo: str | None) -> tuple[str, str]:
+def _lay_target(layers: Layers, target: str | Config, algo: str | None) -> tuple[str, str]:
     """Add the target's settings; returns its name and origin. ``algo`` is the requested
     algorithm."""
+    if isinstance(target, Config):
+        layers.values = target.model_dump()
+        return _own_name(target.env.id), "the given config"
     names = presets()
     if target in names:
         _lay_preset(layers, target)
@@ -123,6 +130,23 @@ def _lay_target(layers: Layers, target: str, algo: str | None) -> tuple[str, str
         f"preset ({', '.join(names)}), a YAML file, a gymnasium id such as CartPole-v1, "
         "or module:function"
     )
+
+
+def _dropped(layers: Layers, config: Config) -> str:
+    """A sentence with the options of another algorithm that the config does not use, and the
+    defaults in their place; empty if there are none."""
+    now = config.algo.model_dump()
+    changed, gone = [], []
+    for key, value in layers.dropped.items():
+        if key not in now:
+            gone.append(f"algo.{key} {show(value)}")
+        elif now[key] != value and ("algo", key) not in layers.places:
+            changed.append(f"algo.{key} {show(value)} -> {show(now[key])}")
+    parts = [f"{', '.join(changed)} by default"] if changed else []
+    parts += [f"without {', '.join(gone)}"] if gone else []
+    if not parts:
+        return ""
+    return f"algo.name {config.algo.name} in place of {layers.before}: {'; '.join(parts)}"
 
 
 def _lay_sibling(layers: Layers, name: str, algo: str | None) -> tuple[str, str]:
@@ -176,6 +200,7 @@ def _lay_game(layers: Layers, env_id: str, algo: str | None) -> tuple[str, str]:
             base = f"{_ATARI_PRESET}, with" if name == own_name else f"{name}, which trains"
             return name, f"preset {base} {env_id}"
         layers.keep_game()  # its other settings are for another algorithm
+        layers.dropped = {}  # the target is the environment, not this preset
         layers.values = {key: layers.values[key] for key in ("env", "algo")}
         layers.places = {path: at for path, at in layers.places.items() if path[0] in layers.values}
     return own_name, f"the defaults, for {env_id}"
@@ -210,6 +235,6 @@ def _lay_file(layers: Layers, path: Path, source: str) -> str | None:
 
 def _check(layers: Layers, source: str) -> Config:
     try:
-        return Config.model_validate(layers.values)
+        return Config.model_validate(layers.values, by_alias=True, by_name=False)
     except ValidationError as error:
         raise UserError(explain(error, layers, source)) from None

@@ -15,7 +15,10 @@ CORES = ("lstm", "gru")
 class ModelConfig(Section):
     """The neural network."""
 
-    kind: Literal["auto", "mlp", "nature_cnn", "impala_cnn"] = "auto"
+    kind: Literal["auto", "mlp", "nature_cnn", "impala_cnn"] = Field(
+        default="auto",
+        json_schema_extra={"enum": ["auto", "mlp", "nature_cnn", "impala_cnn", *CORES]},
+    )
     """The encoder. `mlp` has fully connected layers of `hidden` widths; `nature_cnn` is the
     three-layer convolutional network for images; `impala_cnn` is IMPALA's residual one, slower and
     often better. `auto` chooses `mlp` or `nature_cnn` by the observations. Of observations with

@@ -46,6 +46,24 @@ and a value in quotes is text.
 
 A file changes only the options that it names of its base, and an override only its own option: maps
 are merged key by key. An empty map removes all keys: `env.kwargs={{{{}}}}` leaves no argument.
+Another `algo.name` than that of the base drops the base's options of `algo`, except
+`algo.discount`, `algo.reward_clip` and `algo.reward_scale`; a line at the start of the run lists
+them.
+
+**An editor** completes, explains and checks the options of a file by its JSON Schema:
+
+    penstock config schema > penstock.schema.json
+
+In VS Code, with the extension "YAML" of Red Hat, and in every editor that uses
+yaml-language-server, the first line of a file names the schema, relative to the file:
+
+    # yaml-language-server: $schema=penstock.schema.json
+
+Or set it for a folder, in `.vscode/settings.json`:
+`"yaml.schemas": {{{{"./penstock.schema.json": "configs/*.yaml"}}}}`.
+The schema contains the options of the chosen algorithm, by `algo.name` or by the base. It checks
+options one by one; `penstock config show FILE` also checks their combinations. Write it again after
+an update of Penstock. In Python, [configs have types](python-api.md#write-a-config-in-python).
 """
 
 

@@ -244,11 +244,13 @@ class EvalConfig(Section):
     of `penstock eval`, `record` and `play`. 27,000 steps are half an hour of Atari."""
 
 
-class StopConfig(Section):
+class StopConfig(Section, validate_by_name=True):
     """When the run ends: at the limit that is reached first. Without limits it runs until
     interrupted."""
 
-    return_: Number | None = Field(default=None, alias="return")
+    return_: Number | None = Field(
+        default=None, validation_alias="return", serialization_alias="return"
+    )
     """Mean raw return of the last 100 episodes in training."""
     env_steps: Count | None = None
     """Agent steps trained on."""

@@ -7,13 +7,12 @@ agree with the check.
 
 from __future__ import annotations
 
-import re
 import types
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
-from pydantic import AfterValidator, AllowInfNan, BeforeValidator, Field, JsonValue, Strict
+from pydantic import AllowInfNan, BeforeValidator, Field, JsonValue, Strict
 
 
 @dataclass(frozen=True)
@@ -39,25 +38,6 @@ def _number(value: Any) -> Any:
                 continue
     return value
 
-
-def _matching(pattern: str) -> AfterValidator:
-    def check(value: str) -> str:
-        if not re.fullmatch(pattern, value):
-            raise ValueError(f"{value!r} does not match {pattern}")
-        return value
-
-    return AfterValidator(check)
-
-
-def _wrapper(value: Any) -> Any:
-    """Check that a map has one key, of the form `module:Class`."""
-    names = [value] if isinstance(value, str) else list(value)
-    if len(names) != 1 or not re.fullmatch(OBJECT_PATTERN, names[0]):
-        raise ValueError(f"{names} must be one module:Class")
-    return value
-
-
-OBJECT_PATTERN = r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*"
 
 _Whole = Annotated[int, BeforeValidator(_whole), Strict()]
 Natural = Annotated[_Whole, Field(ge=0), ValueDescription("a whole number of at least 0")]
@@ -90,19 +70,19 @@ Text = Annotated[
 Module = Annotated[
     str,
     Strict(),
-    _matching(r"[A-Za-z_][\w.]*(:[A-Za-z_][\w.]*)?"),
+    Field(pattern=r"^[A-Za-z_][\w.]*(:[A-Za-z_][\w.]*)?$"),
     ValueDescription("`module` or `module:object`"),
 ]
 Device = Annotated[
     str,
     Strict(),
-    _matching(r"auto|cpu|cuda(:\d+)?"),
+    Field(pattern=r"^(auto|cpu|cuda(:\d+)?)$"),
     ValueDescription("`auto`, `cpu`, `cuda` or `cuda:N`"),
 ]
 Address = Annotated[
     str,
     Strict(),
-    _matching(r"tcp://[^\s/]+:(\d{1,5}|\*)|ipc://\S+"),
+    Field(pattern=r"^(tcp://[^\s/]+:(\d{1,5}|\*)|ipc://\S+)$"),
     ValueDescription("an address such as `tcp://127.0.0.1:7700` or `ipc:///run/user/0/learner`"),
 ]
 Sizes = Annotated[
@@ -111,7 +91,10 @@ Sizes = Annotated[
     ValueDescription("a list of whole numbers of at least 1, such as [64, 64]"),
 ]
 Options = Annotated[dict[str, JsonValue], ValueDescription("a map of keyword arguments")]
-Wrapper = Annotated[str | dict[str, dict[str, JsonValue]], AfterValidator(_wrapper)]
+_Object = Annotated[str, Strict(), Field(pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_][\w.]*$")]
+Wrapper = (
+    _Object | Annotated[dict[_Object, dict[str, JsonValue]], Field(min_length=1, max_length=1)]
+)
 Wrappers = Annotated[
     list[Wrapper],
     ValueDescription(
@@ -120,7 +103,7 @@ Wrappers = Annotated[
 ]
 
 Classes = Annotated[
-    list[Annotated[str, Strict(), _matching(OBJECT_PATTERN)]],
+    list[_Object],
     ValueDescription("a list of `module:Class`"),
 ]
 

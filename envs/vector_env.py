@@ -13,6 +13,7 @@ Invariants:
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -34,6 +35,7 @@ Flags = npt.NDArray[np.bool_]
 Actions = Discrete | MultiDiscrete | Box
 
 FINAL_KEYS = ("final_obs", "final_observation", "terminal_observation")  # in `info`
+_ABOUT_ACTIONS = re.compile(r"\b(action|move|legal|illegal|invalid)s?\b", re.IGNORECASE)
 SEEDS = 2**30  # ale-py takes int32, and gives environment i of a vector seed + i
 
 
@@ -80,6 +82,10 @@ class BatchedEnv:
         self._singles = isinstance(vector, SyncVectorEnv)
         self._to_game = action_map(vector.single_action_space)
         self._shown: Array | None = None  # the observations that the policy acts on
+        part = next((part for part in packer.parts if part.name == MASK), None)
+        self._mask_bytes = slice(part.offset, part.offset + part.nbytes) if part else slice(0)
+        # A copy of the masks in them, as their memory may be a slot that was passed on.
+        self._mask = None if part is None else np.ones((self.count, part.nbytes), np.uint8)
         self._over: tuple[Any, Any] = (False, False)
 
     def reset_into(self, seed: int, out: Array) -> None:
@@ -96,6 +102,8 @@ class BatchedEnv:
             raise
         self._pack.write(observations, out)
         self._shown, self._over = out, (False, False)
+        if self._mask is not None:
+            np.copyto(self._mask, out[:, self._mask_bytes])
 
     def step_into(self, actions: Array, out: Array) -> tuple[Array, Flags, Flags]:
         """Step every environment, and write the observations that follow.
@@ -113,11 +121,14 @@ class BatchedEnv:
             self._check_choices(actions, error)
             self._check_shut(error)
             self._explain(error)
+            self._check_allowed(actions, error)
             raise
         if info and self._singles and (sign := own_reset(info, terminated, truncated)):
             raise UserError(f"environment {self._name}: {sign}")
         self._pack.write(observations, out)
         self._shown, self._over = out, (terminated, truncated)
+        if self._mask is not None:
+            np.copyto(self._mask, out[:, self._mask_bytes])
         return reward, terminated, truncated > terminated
 
     def pictures(self) -> list[Array]:
@@ -145,7 +156,8 @@ class BatchedEnv:
         if wrong.any():
             raise UserError(
                 f"environment {self._name} was given the action {actions[wrong][0]}, and there are "
-                f"{counts} to choose from, counted from 0; correct the policy that chose it"
+                f"{counts} to choose from, counted from 0; correct the policy that chose it, and "
+                f"use an {MASK} for actions that are not always legal"
             ) from error
 
     def _check_shut(self, error: Exception) -> None:
@@ -159,6 +171,32 @@ class BatchedEnv:
                 f"environment {self._name} raised {type(error).__name__} after an observation with "
                 f"{bad}; correct what it returns"
             ) from error
+
+    def _check_allowed(self, actions: Array, error: Exception) -> None:
+        """Raise UserError if the vector refused an action that its mask forbids. To another error
+        that seems to be about an action, add a note about masks."""
+        if not self.info.counts:
+            return
+        if self._mask is not None:
+            begins = np.cumsum((0, *self.info.counts[:-1]))
+            chosen = actions.reshape(self.count, -1)
+            allowed = np.take_along_axis(self._mask, chosen + begins, 1).all(1)
+            wrong = ~np.logical_or(allowed, np.logical_or(*self._over))
+            if wrong.any():
+                raise UserError(
+                    f"environment {self._name} raised {type(error).__name__} at the action "
+                    f"{chosen[wrong][0].tolist()}, which its {MASK} forbids; correct the "
+                    "action_sampler that chose it"
+                ) from error
+        if _ABOUT_ACTIONS.search(str(error)):
+            error.add_note(
+                f"If the action is illegal in this state, its {MASK} must forbid it: correct the "
+                "mask."
+                if self._mask is not None
+                else "If the action is illegal in this state: give the environment a Dict "
+                f"observation with an entry {MASK}, a value for each choice, 0 where it is "
+                "illegal. Penstock never takes such an action."
+            )
 
     def _explain(self, error: Exception) -> None:
         """Raise UserError if observations that could not be stacked differ from their space."""

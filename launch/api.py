@@ -18,7 +18,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal, get_args
 
+from penstock.configs import load
 from penstock.configs.errors import UserError
+from penstock.configs.schema import Config
 from penstock.core.interfaces import MetricSink
 from penstock.core.run_dir import Resume, default_run_dir
 from penstock.launch import topology
@@ -106,8 +108,22 @@ class Evaluation:
         return statistics.fmean(self.returns)
 
 
+def resolve(target: str | Path | Config, overrides: Mapping[str, Any] | None = None) -> Config:
+    """The complete, checked config of a target with overrides: `penstock config show` as a
+    function. No process is started, and the environment is not imported.
+
+    target: a preset, a YAML file, a gymnasium id, `module:EnvId-v0` or `module:function`; or a
+        config, which the overrides then change.
+    overrides: as of `train`.
+
+    Raises UserError.
+    """
+    named = _named("resolve", target)
+    return load.resolve(named, [_override(*item) for item in (overrides or {}).items()])
+
+
 def train(
-    target: str | Path,
+    target: str | Path | Config,
     overrides: Mapping[str, Any] | None = None,
     *,
     run_dir: str | Path | None = None,
@@ -118,8 +134,8 @@ def train(
 ) -> Summary:
     """Train on this host and return when the run has ended: `penstock train` as a function.
 
-    target: a preset, a YAML file, a gymnasium id, `module:EnvId-v0` or `module:function`; or, to
-        resume it, the folder of a run.
+    target: a preset, a YAML file, a gymnasium id, `module:EnvId-v0` or `module:function`; a
+        `penstock.Config`; or, to resume it, the folder of a run.
     overrides: options of the config by name, ``{"learner.lr": 3e-4}``; or nested, as in YAML.
     run_dir: folder of the run; None: `run.dir` of the config, else `runs/<target>-<time>`.
     resume: whether to resume from the folder's last complete checkpoint: "no", "auto" (if one
@@ -139,14 +155,14 @@ def train(
     """
     if resume not in get_args(Resume):
         raise UserError(f'resume={resume!r} is unknown; give "no", "auto" or "must"')
-    _check_named(target)
+    named = _named("train", target)
     _check_callbacks(callbacks)
     options = dict(overrides or {})
     if run_dir is not None:
         options["run.dir"] = os.fspath(run_dir)
     given = [_override(*item) for item in options.items()]
     source = None if resume_from is None else os.fspath(resume_from)
-    resolved = resolve_resumed(os.fspath(target), given, resume, source)
+    resolved = resolve_resumed(named, given, resume, source)
     config = resolved.config
     path = Path(config.run.dir) if config.run.dir else default_run_dir(resolved.name)
     make_specs = partial(topology.train, config)
@@ -200,13 +216,17 @@ def history(run_dir: str | Path) -> list[dict[str, Any]]:
     return objects(text)
 
 
-def _check_named(target: object) -> None:
+def _named(function: str, target: str | Path | Config) -> str | Config:
+    """The target as text or as a config. Raises UserError for anything else."""
+    if isinstance(target, Config):
+        return target
     if not isinstance(target, str | os.PathLike):
         name = getattr(target, "__name__", type(target).__name__)
         raise UserError(
-            f"train({name}): the environment must be given by name, such as 'grid:make_env', in a "
-            "module that actors can import"
+            f"{function}({name}): the environment must be given by name, such as 'grid:make_env', "
+            "in a module that actors can import"
         )
+    return os.fspath(target)
 
 
 def _check_callbacks(callbacks: object) -> None:

@@ -18,7 +18,7 @@ LONGEST = 40  # characters of a value
 
 
 def resolve_resumed(
-    target: str, overrides: Sequence[str], resume: Resume, source: str | None = None
+    target: str | Config, overrides: Sequence[str], resume: Resume, source: str | None = None
 ) -> Resolved:
     """`resolve_target`, where the target may also be the folder of a run to resume: then its
     config, with ``run.dir`` set to that folder, under the overrides.
@@ -31,8 +31,8 @@ def resolve_resumed(
 
     Raises UserError.
     """
-    folder = Path(target)
-    if target not in presets() and folder.is_dir():
+    folder = None if isinstance(target, Config) or target in presets() else Path(target)
+    if folder is not None and folder.is_dir():
         if not (folder / CONFIG_FILE).is_file():
             raise UserError(
                 f"{target} is a folder without a {CONFIG_FILE}, so it is not a run; give the "

@@ -277,7 +277,7 @@ def conduct(
         if watch is not None:
             watch.attach(supervisor)
         with notes_to(sinks.note):
-            for text in filter(None, (begun, changed)):
+            for text in filter(None, (resolved.note, begun, changed)):
                 logger.info(text)
             outcome, summary = _supervise(supervisor, sinks, shown, record)
             sinks.close()

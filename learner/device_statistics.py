@@ -23,6 +23,15 @@ from penstock.learner.to_host import ToHost
 ROWS = 1024  # most updates that are sent to the host together
 
 
+def kind_of(value: object) -> str:
+    """The shape of a tensor or the type of something else, for a message."""
+    return (
+        f"shape {list(value.shape)}"
+        if isinstance(value, Tensor)
+        else f"type {type(value).__name__}"
+    )
+
+
 class IntervalStatistics(NamedTuple):
     """Rows on their way to the host, and the number of samples that each sums over."""
 
@@ -37,8 +46,17 @@ class DeviceStatistics:
     interval.
     """
 
-    def __init__(self, names: Sequence[str], device: torch.device) -> None:
+    def __init__(
+        self,
+        names: Sequence[str],
+        device: torch.device,
+        *,
+        source: str = "loss",
+        listed: str = "STATISTICS",
+    ) -> None:
+        """``source`` returns the sums, and ``listed`` has the names; both for messages."""
         self._names = tuple(names)
+        self._source, self._listed = source, listed
         self._on_cpu = device.type == "cpu"
         self._sent: deque[IntervalStatistics] = deque()
         self._begin(torch.zeros(len(self._names) + 1, device=device), 0)
@@ -50,11 +68,13 @@ class DeviceStatistics:
         """What was not finite in the last skipped update: `policy_loss nan, grad_norm nan`."""
 
     def add(self, sums: Tensor) -> None:
-        """Add sums over some samples, ``[names]``. Raises UserError for another shape."""
-        if tuple(sums.shape) != (len(self._names),):
+        """Add sums over some samples, ``[names]``. Raises UserError for anything else."""
+        if not isinstance(sums, Tensor) or tuple(sums.shape) != (len(self._names),):
             raise UserError(
-                f"the loss returns statistics of shape {list(sums.shape)}, and STATISTICS has "
-                f"{len(self._names)} names ({', '.join(self._names)}); return one sum for each name"
+                f"{self._source} returned statistics of {kind_of(sums)}, and {self._listed} has "
+                f"{len(self._names)} name{'s' * (len(self._names) != 1)} "
+                f"({', '.join(self._names)}); return a tensor with one "
+                "sum for each name"
             )
         self._sums += sums.numpy() if self._on_cpu else sums
 

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from penstock.algos.base import ReplayAlgorithm
 from penstock.algos.registry import algorithm
-from penstock.algos.replay_update import ReplayUpdate, UpdateContext
+from penstock.algos.replay_update import ReplayUpdate, UpdateContext, UpdateResult
 from penstock.algos.samples import slot_spec
 from penstock.configs.errors import UserError
 from penstock.configs.schema import Config
@@ -24,7 +24,7 @@ from penstock.core.interfaces import StepResult
 from penstock.core.params import Floats
 from penstock.envs import EnvInfo
 from penstock.learner.device_queue import DeviceQueue
-from penstock.learner.device_statistics import DeviceStatistics
+from penstock.learner.device_statistics import DeviceStatistics, kind_of
 from penstock.learner.optimizers.flat_optimizer import FlatOptimizer
 from penstock.learner.progress import Progress
 from penstock.learner.sources.drawing import ReplayBatch
@@ -92,7 +92,12 @@ class OffPolicyTrainer:
         self.to_device = ToDevice(self.device)
         self._prioritized = config.replay.prioritized
         self._stack = config.transport.frame_stack or 1
-        self.device_statistics = DeviceStatistics(self._update.statistics, self.device)
+        self.device_statistics = DeviceStatistics(
+            self._update.statistics,
+            self.device,
+            source="Update.take",
+            listed="Update.statistics",
+        )
 
     def _optimizer(self, name: str, named: Iterable[tuple[str, nn.Parameter]]) -> SyncedOptimizer:
         flat = self._optimizers[name] = FlatOptimizer(named, self.config.learner)
@@ -165,6 +170,7 @@ class OffPolicyTrainer:
         self._ledger.switch(Part.OPTIMIZE if tensors is None else Part.FORWARD)
         before = self._observe(tensors)
         step = self._update.take(tensors, total, number, self.progress.trained_steps)
+        check_result(step, tensors)
         for tensor, earlier in zip(self.shared().values(), before, strict=True):
             tensor.copy_(torch.where(step.norm.isfinite(), tensor, earlier))
         self.progress.updated(1)
@@ -242,6 +248,31 @@ class OffPolicyTrainer:
         if "weights" not in tensors:
             tensors["weights"] = tensors["reward"].new_ones(tensors["reward"].shape[-1:])
         return tensors
+
+
+def check_result(step: object, batch: Mapping[str, Tensor] | None) -> None:
+    """Raise UserError where ``step`` is not what `ReplayUpdate.take` returns for a batch."""
+    if not isinstance(step, UpdateResult):
+        raise UserError(
+            f"Update.take returned {type(step).__name__}; return an UpdateResult(errors, sums, "
+            "norm) of penstock.algos.replay_update, also if the batch is None"
+        )
+    count = 0 if batch is None else batch["reward"].shape[-1]
+    for name, value, shape, what in (
+        ("errors", step.errors, [count], "the absolute temporal difference of each of the batch"),
+        ("norm", step.norm, [], "the gradient's norm that optimizer.step returned"),
+    ):
+        if not isinstance(value, Tensor) or list(value.shape) != shape:
+            raise UserError(
+                f"Update.take returned {name} of {kind_of(value)} for a batch of {count}; return a "
+                f"tensor of shape {shape}, {what}"
+            )
+    if step.errors.requires_grad or not step.errors.is_floating_point():
+        raise UserError(
+            f"Update.take returned errors of {step.errors.dtype} "
+            f"{'with' if step.errors.requires_grad else 'without'} a gradient; return floats "
+            "without one: errors.abs().detach()"
+        )
 
 
 def samples_of(batch: Mapping[str, Any]) -> int:

@@ -31,7 +31,7 @@ from penstock.core.params import Floats
 from penstock.core.specs import SlotSpec
 from penstock.envs import EnvInfo
 from penstock.learner.device_queue import DeviceQueue
-from penstock.learner.device_statistics import DeviceStatistics
+from penstock.learner.device_statistics import DeviceStatistics, kind_of
 from penstock.learner.optimizers.flat_optimizer import FlatOptimizer
 from penstock.learner.progress import Progress
 from penstock.learner.sources.staging import StagingBatch, torch_dtype
@@ -265,7 +265,17 @@ class Trainer:
 
     def _loss(self, columns: dict[str, Tensor], envs: slice | Tensor) -> tuple[Tensor, Tensor]:
         algo = self._algo
-        return algo.loss(self.model, columns, self._cfg, envs, self.sync.all_reduce)
+        found = algo.loss(self.model, columns, self._cfg, envs, self.sync.all_reduce)
+        if not isinstance(found, tuple) or len(found) != 2:
+            raise UserError(
+                f"loss returned {type(found).__name__}; return the loss and the sums of STATISTICS"
+            )
+        if not isinstance(found[0], Tensor) or found[0].shape != ():
+            raise UserError(
+                f"loss returned a loss of {kind_of(found[0])}; return a tensor of shape [], the "
+                "sum over the alive rows"
+            )
+        return found
 
 
 class Share(NamedTuple):

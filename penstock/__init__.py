@@ -11,29 +11,89 @@ TYPE_CHECKING = False  # as type checkers know it; importing typing would take m
 if TYPE_CHECKING:
     from typing import Any
 
+    from penstock.algos.custom.config import CustomConfig as CustomConfig
+    from penstock.algos.dqn.config import DqnConfig as DqnConfig
+    from penstock.algos.impala.config import ImpalaConfig as ImpalaConfig
+    from penstock.algos.ppo.config import PpoConfig as PpoConfig
+    from penstock.algos.sac.config import SacConfig as SacConfig
     from penstock.configs.errors import UserError as UserError
+    from penstock.configs.load import dump as dump
+    from penstock.configs.model import ModelConfig as ModelConfig
+    from penstock.configs.reduce import ReduceConfig as _Reduce
+    from penstock.configs.run import RunConfig as _Run
+    from penstock.configs.schema import Config as Config
+    from penstock.configs.sections import ActorsConfig as ActorsConfig
+    from penstock.configs.sections import CheckpointConfig as CheckpointConfig
+    from penstock.configs.sections import EnvConfig as EnvConfig
+    from penstock.configs.sections import EvalConfig as EvalConfig
+    from penstock.configs.sections import LearnerConfig as LearnerConfig
+    from penstock.configs.sections import NonFiniteConfig as NonFiniteConfig
+    from penstock.configs.sections import ReplayConfig as ReplayConfig
+    from penstock.configs.sections import StopConfig as StopConfig
+    from penstock.configs.sections import WeightsConfig as WeightsConfig
+    from penstock.configs.transports import TransportConfig as TransportConfig
     from penstock.evaluation.loaded_policy import LoadedPolicy as LoadedPolicy
     from penstock.evaluation.loaded_policy import load_policy as load_policy
+    from penstock.launch.api import Accounting as Accounting
     from penstock.launch.api import Evaluation as Evaluation
-    from penstock.launch.api import StepCounts as StepCounts
     from penstock.launch.api import Summary as Summary
     from penstock.launch.api import evaluate as evaluate
     from penstock.launch.api import history as history
+    from penstock.launch.api import resolve as resolve
     from penstock.launch.api import train as train
     from penstock.launch.callbacks import Callbacks as Callbacks
+    from penstock.learner.codecs import registry as _codecs
+    from penstock.monitor import registry as _sinks
+
+    # At run time the options of codecs and sinks are extra keys; type checkers need fields.
+    class _ReduceWithCodecs(
+        _Reduce,
+        _codecs.Int8Options,
+        _codecs.OneBitOptions,
+        _codecs.TernGradOptions,
+        _codecs.DroppingOptions,
+        _codecs.DgcOptions,
+        _codecs.PowerSgdOptions,
+    ): ...
+
+    class _RunWithSinks(_Run, _sinks.TensorboardOptions, _sinks.WandbOptions): ...
+
+    ReduceConfig = _ReduceWithCodecs
+    RunConfig = _RunWithSinks
 
 __version__ = "0.1.0"
 
 _HOMES = {
     "Accounting": "penstock.launch.api",
+    "ActorsConfig": "penstock.configs.sections",
     "Callbacks": "penstock.launch.callbacks",
+    "CheckpointConfig": "penstock.configs.sections",
+    "Config": "penstock.configs.schema",
+    "CustomConfig": "penstock.algos.custom.config",
+    "DqnConfig": "penstock.algos.dqn.config",
+    "EnvConfig": "penstock.configs.sections",
+    "EvalConfig": "penstock.configs.sections",
     "Evaluation": "penstock.launch.api",
+    "ImpalaConfig": "penstock.algos.impala.config",
+    "LearnerConfig": "penstock.configs.sections",
     "LoadedPolicy": "penstock.evaluation.loaded_policy",
+    "ModelConfig": "penstock.configs.model",
+    "NonFiniteConfig": "penstock.configs.sections",
+    "PpoConfig": "penstock.algos.ppo.config",
+    "ReduceConfig": "penstock.configs.reduce",
+    "ReplayConfig": "penstock.configs.sections",
+    "RunConfig": "penstock.configs.run",
+    "SacConfig": "penstock.algos.sac.config",
+    "StopConfig": "penstock.configs.sections",
     "Summary": "penstock.launch.api",
+    "TransportConfig": "penstock.configs.transports",
     "UserError": "penstock.configs.errors",
+    "WeightsConfig": "penstock.configs.sections",
+    "dump": "penstock.configs.load",
     "evaluate": "penstock.launch.api",
     "history": "penstock.launch.api",
     "load_policy": "penstock.evaluation.loaded_policy",
+    "resolve": "penstock.launch.api",
     "train": "penstock.launch.api",
 }
 

@@ -165,15 +165,61 @@ class Replay:
         self.gather = make_gather(self.table, self.layout, steps, discount, sequences)
 
     @classmethod
-    def from_env(cls, env: Any, capacity: int, **options: Any) -> Replay:
-        """Make a replay for a gymnasium environment, single or vector.
+    def from_env(
+        cls,
+        env: Any,
+        capacity: int,
+        *,
+        columns: Mapping[str, Any] | None = None,
+        n_step: int = 1,
+        discount: float = 0.99,
+        frame_stack: int | Mapping[str, int] = 1,
+        sampler: Sampler | None = None,
+        autoreset: Autoreset | None = None,
+        unroll: int | None = None,
+        writers: int = 1,
+        in_hand: int | None = None,
+        shared: bool = False,
+        sequences: Sequences | None = None,
+        max_times_sampled: int | None = None,
+        ttl_s: float | None = None,
+        max_policy_lag: int | None = None,
+        limiter: RateLimiter | None = None,
+        timeout_s: float = 60.0,
+        seed: int | None = None,
+    ) -> Self:
+        """Make a replay for a gymnasium environment.
 
-        ``options`` are those of `Replay`; ``columns`` are those besides obs and action. Spaces,
-        number of environments and autoreset mode are taken from ``env``.
+        Args:
+            env: a single or a vector environment; its spaces and its number of environments are
+                those of the replay.
+            capacity: number of rows kept.
+            columns: columns besides ``obs`` and ``action``.
+            autoreset: how the environments are reset; None: the mode in the metadata of ``env``.
+
+        The other options are those of `Replay`. Raises ReplayError as `Replay` does.
         """
-        declared = columns_of(env) | dict(options.pop("columns", {}))
-        options.setdefault("autoreset", resets_of(env))
-        return cls(declared, capacity, envs=envs_of(env), **options)
+        return cls(
+            columns_of(env) | dict(columns or {}),
+            capacity,
+            n_step=n_step,
+            discount=discount,
+            frame_stack=frame_stack,
+            sampler=sampler,
+            envs=envs_of(env),
+            autoreset=resets_of(env) if autoreset is None else autoreset,
+            unroll=unroll,
+            writers=writers,
+            in_hand=in_hand,
+            shared=shared,
+            sequences=sequences,
+            max_times_sampled=max_times_sampled,
+            ttl_s=ttl_s,
+            max_policy_lag=max_policy_lag,
+            limiter=limiter,
+            timeout_s=timeout_s,
+            seed=seed,
+        )
 
     @classmethod
     def load(cls, folder: str | Path, sampler: Sampler | None = None) -> Self:

@@ -63,7 +63,7 @@ def wrap_sampler(
         most: draws per row; None: no limit.
     """
     chosen: Sampler = Uniform() if sampler is None else sampler
-    if not callable(getattr(chosen, "bind", None)):
+    if isinstance(chosen, type) or not callable(getattr(chosen, "bind", None)):
         raise ReplayError(
             f"sampler {sampler!r} is not a sampler; give an object, such as Uniform() or "
             "Prioritized(alpha=0.6)"

@@ -162,7 +162,8 @@ class Prioritized:
 
     Args:
         alpha: exponent of the priorities; 0 is uniform.
-        beta: exponent of the importance weights, a number or a `Schedule`.
+        beta: exponent of the importance weights, a number or a `Schedule` of the number of drawn
+            transitions (not of calls, nor of optimizer steps).
         epsilon: added to each priority.
         fast: True needs numba's tree (the extra "fast"), False uses numpy's, None takes numba's if
             it is installed. Both draw the same rows.

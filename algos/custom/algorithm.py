@@ -78,6 +78,7 @@ KINDS: dict[Data, Kind] = {
     ),
 }
 OPTIONAL = ("prepare", "going_on", "whole")  # on unrolls
+OF_UPDATE = ("statistics", "published", "take", "state", "loaded")
 OF_ACTIONS = {"q_taken", "q_max"}  # columns that only a sampler of actions can fill
 
 
@@ -178,6 +179,11 @@ def _on_transitions(own: Any, purpose: str) -> ReplayAlgorithm[CustomConfig]:
 
     def make_update(cfg: CustomConfig, ctx: UpdateContext) -> ReplayUpdate:
         found: ReplayUpdate = own.Update(_settled(own, purpose, cfg), ctx)
+        if missing := [name for name in OF_UPDATE if not hasattr(found, name)]:
+            raise UserError(
+                f"{purpose}: its Update has no {' and no '.join(missing)}; an Update has "
+                f"{_listed(OF_UPDATE)}, as that of examples/own_offpolicy.py does"
+            )
         return found
 
     return ReplayAlgorithm(

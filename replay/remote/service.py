@@ -282,7 +282,7 @@ class ReplayService:
             if now_s - peer.heard_s < QUIET_S:
                 raise ReplayError(
                     f"{len(self._peers)} clients are connected, and the server accepts no more; "
-                    "close some, or start another server"
+                    "close some, or start it with a larger --max-clients"
                 )
             self._forget(oldest)
 

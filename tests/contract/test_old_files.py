@@ -34,6 +34,7 @@ FIXTURES = Path(__file__).parents[1] / "fixtures"
 VERSIONS = sorted(path.name for path in FIXTURES.iterdir() if (path / "wire.msgpack").exists())
 RUNS = [f"{v}/trained/{run.name}" for v in VERSIONS for run in (FIXTURES / v / "trained").iterdir()]
 LAYOUT = ParamLayout((("w", (5, 3)), ("b", (3,))))
+REPLACED = {"penstock.replay.Replay.from_env": ["options"]}  # by the keywords that it stood for
 VALUES = np.arange(18, dtype=np.float32) / 4
 
 
@@ -53,6 +54,7 @@ def test_nothing_public_is_gone(version: str) -> None:
     for name, parameters in before["api"].items():
         assert name in now["api"]
         if parameters is not None:
+            parameters = [each for each in parameters if each not in REPLACED.get(name, ())]
             kept = [each for each in now["api"][name] if each in parameters]
             assert kept == parameters, name
 

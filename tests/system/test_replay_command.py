@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 
 from idle_peers import connecting, processor_s
+from penstock.replay.errors import ReplayError
 from penstock.replay.remote import ReplayClient
 
 pytestmark = pytest.mark.system
@@ -83,6 +84,16 @@ def test_it_serves_until_told_to_stop(spec: Path, signum: signal.Signals) -> Non
     assert (answer["inserted"], answer["stored"], answer["address"]) == (20, 20, address)
 
 
+def test_it_accepts_no_more_clients_than_its_limit(spec: Path) -> None:
+    options = ("--spec", str(spec), "--capacity", "1000", "--max-clients", "1")
+    with (
+        served(*options) as (_, address),
+        ReplayClient(address),
+        pytest.raises(ReplayError, match="1 clients are connected"),
+    ):
+        ReplayClient(address).close()
+
+
 @pytest.mark.parametrize(
     ("text", "options", "error"),
     [
@@ -91,6 +102,7 @@ def test_it_serves_until_told_to_stop(spec: Path, signum: signal.Signals) -> Non
         (SPEC, ["--capacity", "0"], "capacity 0 must be a whole number and at least 1"),
         (SPEC, ["--spec", "/nowhere.yaml"], "--spec /nowhere.yaml cannot be read"),
         (SPEC, ["--curve", "/nowhere"], "/nowhere"),
+        (SPEC, ["--batches-mb", "16"], "--client-mb 32 is more than --batches-mb 16, the limit"),
         (SPEC, ["--sampler", "prioritized", "--alpha", "-1"], "alpha"),
         ("columns: [", [], "this is not YAML"),
         ("", [], "the file: "),

@@ -89,6 +89,28 @@ def test_a_loss_is_enough(write: Write) -> None:
     assert (columns["reward"] == 1).all()
 
 
+@pytest.mark.parametrize(
+    ("returned", "sentence"),
+    [
+        ("None", "loss returned NoneType; return the loss and the sums of STATISTICS"),
+        ("total", "loss returned Tensor; return the loss and"),
+        ("(total[None], sums)", r"loss returned a loss of shape \[1\]; return .* shape \[\]"),
+        ("(total.item(), sums)", "loss returned a loss of type float"),
+        (
+            "(total, 1.0)",
+            r"loss returned statistics of type float, and STATISTICS has 1 name \(mean_value\)",
+        ),
+        ("(total, sums.repeat(2))", r"loss returned statistics of shape \[2\], and STATISTICS"),
+    ],
+)
+def test_what_a_loss_returns_is_checked(returned: str, sentence: str, write: Write) -> None:
+    text = PLAIN.replace("return values", "total, sums = values")
+    cfg = config(write(f"{text}    return {returned}\n"))
+    made = Trainer(cfg, probe(cfg.env))
+    with pytest.raises(UserError, match=sentence):
+        made.step(batch(made))
+
+
 def test_it_may_have_all_that_others_have(write: Write) -> None:
     entry = write(
         PLAIN
@@ -255,6 +277,53 @@ def test_one_on_replay_trains_and_resumes(off_policy: str) -> None:
         theirs.data.copy_(ours.data)
     np.testing.assert_array_equal(made.update(random_batch()), other.update(random_batch()))
     assert torch.equal(made.published()[0], other.published()[0])
+
+
+RETURNS: dict[str, str] = {
+    "None": r"Update\.take returned NoneType; return an UpdateResult\(errors, sums, norm\)",
+    "tuple(made)": r"Update\.take returned tuple; return an ",
+    "made._replace(errors=made.errors[1:])": r"errors of shape \[7\] for a batch of 8; .* \[8\]",
+    "made._replace(errors=made.errors[:, None])": r"errors of shape \[8, 1\] for a batch of 8",
+    "made._replace(errors=made.errors.tolist())": r"errors of type list for a batch of 8",
+    "made._replace(errors=made.errors.requires_grad_())": r"float32 with a gradient; .*detach",
+    "made._replace(errors=made.errors.long())": r"int64 without a gradient; return floats",
+    "made._replace(norm=0.5)": r"norm of type float for a batch of 8; .* shape \[\]",
+    "made._replace(sums=made.sums[:2])": r"Update\.take returned statistics of shape \[2\], and "
+    r"Update\.statistics has 3 names \(q_loss, td_error, policy_entropy\); return a tensor",
+}
+
+
+@pytest.mark.parametrize("returned", RETURNS)
+def test_what_take_returns_is_checked(returned: str, off_policy: str, write: Write) -> None:
+    entry = write(
+        OFF_POLICY
+        + f"""
+class Wrong(Choices):
+    class Update(Update):
+        def take(self, batch, *rest):
+            made = super().take(batch, *rest)
+            return {returned}
+"""
+    )
+    trainer = OffPolicyTrainer(replayed(f"{entry}:Wrong"), CHOICES)
+    with pytest.raises(UserError, match=RETURNS[returned]):
+        trainer.update(random_batch())
+
+
+def test_an_update_that_lacks_something_is_refused(off_policy: str, write: Write) -> None:
+    entry = write(
+        OFF_POLICY
+        + """
+class Lacks(Choices):
+    class Update:
+        statistics = published = take = ()
+        def __init__(self, cfg, context): pass
+"""
+    )
+    with pytest.raises(
+        UserError, match="its Update has no state and no loaded; an Update has stat"
+    ):
+        OffPolicyTrainer(replayed(f"{entry}:Lacks"), CHOICES)
 
 
 def test_one_on_replay_has_the_columns_that_fit_the_actions(off_policy: str) -> None:

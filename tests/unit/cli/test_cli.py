@@ -13,14 +13,17 @@ import pytest
 import penstock
 from penstock.cli.options import PANELS
 from penstock.configs.errors import UserError
+from penstock.configs.json_schema import json_schema
 from penstock.configs.load import resolve
 from penstock.monitor import sinks
+from penstock.replay.remote.service import ServiceLimits
 
 COMMANDS = (
     ["train"], ["profile"], ["learner"], ["actor"], ["eval"], ["record"], ["play"], ["export"],
     ["plot"],
     ["runs"], ["status"], ["stacks"], ["bench"], ["check-env"], ["doctor"], ["config", "show"],
-    ["config", "list"], ["keys", "new"], ["replay", "serve"], ["bench", "reduce"],
+    ["config", "list"], ["config", "schema"], ["keys", "new"], ["replay", "serve"],
+    ["bench", "reduce"],
 )  # fmt: skip
 
 
@@ -50,6 +53,24 @@ def in_process(
     captured = capsys.readouterr()
     code = exit_.value.code
     return (code if isinstance(code, int) else 0), captured.out, captured.err
+
+
+def test_the_limits_of_a_replay_server_are_its_options(monkeypatch: pytest.MonkeyPatch) -> None:
+    from penstock.cli import app, replay_server
+
+    given: list[Any] = []
+    monkeypatch.setattr(replay_server, "serve", lambda *args: given.append(args[-2]))
+    options = ("--max-clients", "3", "--client-mb", "1", "--batches-mb", "2", "--slots-mb", "5")
+    for arguments in ((), options):
+        app.app(["replay", "serve", "--spec", "x", *arguments], standalone_mode=False)
+    assert given == [ServiceLimits(), ServiceLimits(3, 1 << 20, 2 << 20, 5 << 20)]
+
+
+def test_the_schema_of_a_file_is_printed_as_json() -> None:
+    for arguments in ((), ("--json",)):
+        code, out, err = command("config", "schema", *arguments)
+        assert (code, err, json.loads(out)) == (0, "", json_schema())
+    assert out.count("\n") == 1
 
 
 def test_without_arguments_it_prints_its_help() -> None:

@@ -31,6 +31,38 @@ def test_another_algorithm_starts_from_its_own_defaults_wherever_it_is_named() -
     assert resolve("cartpole", ["algo.name=dqn", "algo.name=impala"]) != resolve("cartpole")
 
 
+OWN = ("algo.name=custom", "algo.entry=mine", "algo.data=transitions")
+
+
+def test_options_that_another_algorithm_drops_are_listed(tmp_path: Path) -> None:
+    file = tmp_path / "mine.yaml"
+    file.write_text(
+        "env: {id: Acrobot-v1}\nalgo: {name: dqn, discount: 0.9, n_step: 3, huber: 2.0}\n"
+    )
+    assert resolve_target(str(file), OWN).note == (
+        "algo.name custom in place of dqn: algo.n_step 3 -> 1 by default; without algo.huber 2.0"
+    )
+    assert resolve_target(str(file), [*OWN, "algo.n_step=4"]).note == (
+        "algo.name custom in place of dqn: without algo.huber 2.0"
+    )
+    over = tmp_path / "over.yaml"
+    over.write_text("base: cartpole_ppo\nalgo: {name: impala, entropy_cost: 0.03}\n")
+    given, left = resolve("cartpole_ppo").algo.model_dump(), resolve(str(over)).algo.model_dump()
+    note = resolve_target(str(over)).note
+    assert note.startswith("algo.name impala in place of ppo: ")
+    assert "entropy_cost" not in note
+    assert f"algo.epochs {given['epochs']}" in note.partition("without")[2]
+    assert left["entropy_cost"] == 0.03
+    for target, overrides in (
+        ("cartpole", []),
+        ("cartpole", ["algo.name=ppo"]),  # which is another preset
+        ("CartPole-v1", ["algo.name=sac"]),  # which has none
+        ("cartpole", ["algo.name=impala"]),
+        ("Acrobot-v1", ["algo.name=ppo"]),
+    ):
+        assert resolve_target(target, overrides).note == ""
+
+
 def test_a_preset_with_another_algorithm_is_that_of_its_game_and_the_algorithm() -> None:
     for target in ("cartpole", "CartPole-v1", "cartpole_dqn"):
         found = resolve_target(target, ["learner.eps=1", "algo.name=ppo"])

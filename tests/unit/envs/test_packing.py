@@ -267,19 +267,55 @@ def test_an_action_outside_the_space_is_one_sentence() -> None:
     game = make(env, 2)
     out = first(game)
     game.step_into(np.array([1, 0]), out)
-    with pytest.raises(UserError, match="was given the action 2, and there are 2 to choose from"):
+    with pytest.raises(UserError, match=r"given the action 2, and there are 2 .* action_mask for"):
         game.step_into(np.array([1, 2]), out)
 
 
-def test_what_a_game_raises_of_itself_is_left_alone() -> None:
-    class Falls(Everything):
-        def step(self, action: Any) -> Any:
-            raise ValueError("the rope broke")
+def refusal(kind: Any, action: Array, text: str) -> Exception:
+    """What a step raises where the environment raises ValueError(text)."""
 
-    game = BatchedEnv("falls", SyncVectorEnv([Falls]), 1, "how")
+    class Refuses(kind):  # type: ignore[misc]
+        def step(self, action: Any) -> Any:
+            raise ValueError(text)
+
+    game = BatchedEnv("falls", SyncVectorEnv([Refuses]), 1, "how")
     out = first(game)
-    with pytest.raises(ValueError, match="the rope broke"):
-        game.step_into(np.zeros((1, 2), np.int32), out)
+    with pytest.raises((UserError, ValueError)) as caught:
+        game.step_into(action, out)
+    return caught.value
+
+
+def test_what_a_game_raises_of_itself_is_left_alone() -> None:
+    for text in ("the rope broke", "deactivation removed"):
+        error = refusal(Sound, np.zeros(1, np.int32), text)
+        assert str(error) == text
+        assert isinstance(error, ValueError)
+        assert not hasattr(error, "__notes__")
+
+
+def test_an_illegal_action_is_explained_by_the_mask() -> None:
+    unmasked = refusal(Sound, np.zeros(1, np.int32), "Illegal move 0")
+    assert isinstance(unmasked, ValueError)
+    assert "an entry action_mask, a value for each choice" in unmasked.__notes__[0]
+    forbidden = refusal(Masked, np.array([[0, 0]], np.int32), "no")
+    assert isinstance(forbidden, UserError)
+    assert str(forbidden) == (
+        "environment falls raised ValueError at the action [0, 0], which its action_mask forbids; "
+        "correct the action_sampler that chose it"
+    )
+    allowed = refusal(Masked, np.array([[0, 1]], np.int32), "invalid action")
+    assert isinstance(allowed, ValueError)
+    assert "its action_mask must forbid it: correct the mask" in allowed.__notes__[0]
+
+
+def test_a_mask_is_known_after_its_memory_was_passed_on() -> None:
+    """As that of a slot after an unroll."""
+    game = BatchedEnv("it", SyncVectorEnv([Masked]), 1, "how")
+    out = first(game)
+    later = out.copy()
+    views(game.info.parts, out)["action_mask"][...] = 1
+    with pytest.raises(UserError, match="which its action_mask forbids"):
+        game.step_into(np.zeros((1, 2), np.int32), later)
 
 
 def test_packing_makes_no_arrays_of_its_own() -> None:
@@ -301,7 +337,8 @@ def test_what_a_shut_mask_led_to_is_told_by_the_mask() -> None:
 
     for kind, action, steps, told in (
         (Shuts, 0, 3, (UserError, "it raised ValueError after .* choice 1 of 2, .* in row 0")),
-        (Masked, 1, 5, (ValueError, "^forbidden$")),  # one episode is over, where all is shut
+        (Masked, 1, 5, (UserError, "at the action .0, 0., which its action_mask forbids")),
+        # where one episode is over, and its mask allows nothing
     ):
         vector = SyncVectorEnv([kind] * 2, autoreset_mode=AutoresetMode.NEXT_STEP)
         vector.envs[1].unwrapped.last = 9  # type: ignore[attr-defined]

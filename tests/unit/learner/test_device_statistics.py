@@ -118,7 +118,9 @@ def test_arrays_become_tensors_there(device: str) -> None:
 def test_sums_that_do_not_match_the_names_are_refused(sums: list[float], shape: str) -> None:
     made = DeviceStatistics(("loss", "kl"), torch.device("cpu"))
     sentence = (
-        rf"of shape {shape}, and STATISTICS has 2 names \(loss, kl\); return one sum for each"
+        rf"loss returned statistics of shape {shape}, and STATISTICS has 2 names \(loss, kl\); "
     )
     with pytest.raises(UserError, match=sentence):
         made.add(torch.tensor(sums))
+    with pytest.raises(UserError, match="loss returned statistics of type list, and STATISTICS"):
+        made.add(sums)  # type: ignore[arg-type]

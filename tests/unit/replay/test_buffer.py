@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 import subprocess
 import sys
@@ -306,6 +307,25 @@ def test_it_knows_environments() -> None:
         Replay.from_env(vector, 1000)
     with pytest.raises(ReplayError, match="no observation_space"):
         Replay.from_env(spaces.Discrete(2), 1000)
+
+
+def test_from_env_has_the_options_of_replay(monkeypatch: pytest.MonkeyPatch) -> None:
+    own, all_ = (inspect.signature(each).parameters for each in (Replay.from_env, Replay))
+    assert set(own) == set(all_) - {"envs"} | {"env"}
+    different = {"columns", "autoreset"}  # None: none in addition, that of the environment
+    for name in set(own) & set(all_) - different:
+        assert (own[name].default, own[name].annotation) == (
+            all_[name].default, all_[name].annotation
+        )  # fmt: skip
+    given: dict[str, Any] = {name: object() for name in own.keys() - {"env", "columns"}}
+    seen: dict[str, Any] = {}
+
+    def record(self: Any, columns: Any, capacity: Any, **options: Any) -> None:
+        seen.update(options, capacity=capacity)
+
+    monkeypatch.setattr(Replay, "__init__", record)
+    Replay.from_env(gymnasium.make("CartPole-v1"), **given)
+    assert seen == given | {"envs": 1}
 
 
 def test_the_same_seed_draws_the_same_rows() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -341,8 +342,9 @@ def test_a_snapshot_is_a_copy_and_fits_only_its_size() -> None:
         prioritized(11)[1].load_state_dict(state)
 
 
-@pytest.mark.parametrize("sampler", ["per", 0.6])
+@pytest.mark.parametrize("sampler", ["per", 0.6, Prioritized])
 def test_what_is_no_sampler_is_refused(sampler: Any) -> None:
     columns = {"obs": ("float32", (4,)), "action": ("int64", ())}
-    with pytest.raises(ReplayError, match=rf"sampler {sampler!r} is not a sampler; give an object"):
+    sentence = f"sampler {sampler!r} is not a sampler; give an object, such as Uniform()"
+    with pytest.raises(ReplayError, match=re.escape(sentence)):
         Replay(columns, 64, sampler=sampler)
