@@ -375,7 +375,8 @@ def _is_mujoco(value: Any, name: str) -> bool:
 
 
 def _class_name(value: Any) -> str:
-    return f"{type(value).__module__}.{type(value).__qualname__}"
+    module = getattr(type(value), "__module__", "")  # SWIG's classes have none
+    return f"{module}.{type(value).__qualname__}"
 
 
 def _enum(class_name: str, name: str) -> Enum:

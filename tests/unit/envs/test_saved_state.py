@@ -253,6 +253,21 @@ def test_what_cannot_be_saved_is_found(made: type[Walk], why: str) -> None:
     assert why in why_not_savable(of_class(made))
 
 
+@pytest.mark.parametrize(
+    ("target", "option", "needs", "why"),
+    [
+        ("pong", "actors.envs=2", "ale_py", "AtariVectorEnv.ale is of class"),
+        ("cartpole", "env.id=LunarLander-v3", "Box2D", ".this is of class .SwigPyObject"),
+    ],
+)
+def test_environments_in_other_languages_are_not_saved(
+    target: str, option: str, needs: str, why: str
+) -> None:
+    pytest.importorskip(needs)
+    config = resolve(target, [option])
+    assert why in why_not_savable(partial(make, config.env, 2))
+
+
 def test_a_secret_is_not_saved_and_stays(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PENSTOCK_TEST_KEY", "a-long-secret-value")
     made = of_class(Keeps, key="${env:PENSTOCK_TEST_KEY}")
