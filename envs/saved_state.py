@@ -2,7 +2,7 @@
 
 `state_of` walks the attributes of a vector environment: numbers, texts, containers, numpy arrays
 and random generators, and in turn the attributes of its objects. `restore` walks a new one, already
-reset, alongside: it sets the attributes of the objects that are there. No object of any class is
+reset, alongside: it sets the attributes of the objects in it. No object of any class is
 made from a file, so a state may come from anyone. Containers and arrays are made anew; those that
 were shared, also in part (views), are shared again.
 

@@ -193,7 +193,7 @@ class Grows(Walk):
     """Holds more objects than a new one does."""
 
     def step(self, action: Any) -> Any:
-        self.parts[self.age + 10] = Part(self)  # type: ignore[index]
+        self.parts[self.age + 10] = Part(self)
         return super().step(action)
 
 
