@@ -256,7 +256,7 @@ def test_what_cannot_be_saved_is_found(made: type[Walk], why: str) -> None:
 @pytest.mark.parametrize(
     ("target", "option", "needs", "why"),
     [
-        ("pong", "actors.envs=2", "ale_py", "AtariVectorEnv.ale is of class"),
+        ("pong", "actors.envs=4", "ale_py", "AtariVectorEnv.ale is of class"),
         ("cartpole", "env.id=LunarLander-v3", "Box2D", ".this is of class .SwigPyObject"),
     ],
 )
