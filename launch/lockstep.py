@@ -313,16 +313,17 @@ class LockstepSource:
             self._inner = DatasetSource(config, trainer, self._ctx.ledger)
             return
         if isinstance(self._data, Unrolls):
-            self._inner = inner = FreshUnrolls(config, trainer, self.accounting)
-            want = len(inner.store.slots) // actors
+            unrolls = FreshUnrolls(config, trainer, self.accounting)
+            self._inner, store = unrolls, unrolls.store
+            want = len(store.slots) // actors
         else:
-            self._inner = inner = ReplayDataSource(
+            replay = ReplayDataSource(
                 config, trainer, self.accounting, actors, actors, self._ctx.ledger, shared=False
             )
             if self._resumes:
-                self.note = inner.restore(self._checkpoints.shard())
+                self.note = replay.restore(self._checkpoints.shard())
+            self._inner, store = replay, replay.store
             want = config.transport.slots
-        store = inner.store
         self._links = [InprocLink(self._welcome, store, self.board, want) for _ in range(actors)]
         step, envs = trainer.progress.learner_steps, config.actors.envs
         self.players = [
