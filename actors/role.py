@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import time
 from functools import partial
+from typing import Any
 
 import numpy as np
 
@@ -170,6 +171,29 @@ class Player:
         self.sequence += 1
         self.produced_steps += steps
         return True
+
+    def state_dict(self) -> dict[str, Any]:
+        """The state between two unrolls, as plain data.
+
+        Raises NotSavableError where the environments cannot be saved.
+        """
+        return {
+            "env": self._game.state_dict(),
+            "rollout": self._rollout.state_dict(),
+            "inference": self._inference.state_dict(),
+            "stream": [self._incarnation, self.sequence, self.produced_steps],
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue from a `state_dict`.
+
+        Raises NotSavableError, or ValueError, LookupError or TypeError, where it does not fit; this
+        player must not be used then.
+        """
+        self._game.load_state_dict(state["env"])
+        self._rollout.load_state_dict(state["rollout"])
+        self._inference.load_state_dict(state["inference"])
+        self._incarnation, self.sequence, self.produced_steps = map(int, state["stream"])
 
     def close(self) -> None:
         """Close inference and environments; the caller closes the link."""

@@ -39,6 +39,7 @@ PER_STEP = (
     "episode_return",
     "episode_length",
 )
+BETWEEN_SLOTS = ("last_obs", "alive", "return", "length", "discounted", "pad", "begun")
 
 
 class Rollout:
@@ -126,6 +127,17 @@ class Rollout:
                 f"the environment gave a reward of {rewards[~np.isfinite(rewards)][0]}; training "
                 "on it would destroy the network: correct what the environment returns"
             )
+
+    def state_dict(self) -> dict[str, Any]:
+        """Copies of the state between two slots, besides that of environments and inference."""
+        state = {name: getattr(self, f"_{name}").copy() for name in BETWEEN_SLOTS}
+        return state | {"resets": self._resets}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue from a `state_dict`. Raises ValueError where it has another shape."""
+        for name in BETWEEN_SLOTS:
+            getattr(self, f"_{name}")[...] = state[name]
+        self._resets = bool(state["resets"])
 
     def forget_slots(self) -> None:
         """Forget cached views: the slots lie in other memory from now on."""

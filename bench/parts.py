@@ -322,6 +322,7 @@ class StillInference:
         self.recorded, self.stamp = inference.recorded, inference.stamp
         self.state, self.reset = inference.state, inference.reset
         self.refresh, self.close = inference.refresh, inference.close
+        self.state_dict, self.load_state_dict = inference.state_dict, inference.load_state_dict
 
     def begin(self, group: int, observations: Array) -> None:
         """Nothing is computed."""

@@ -27,6 +27,7 @@ from penstock.configs.errors import UserError
 from penstock.core.observations import MASK, ObservationPart
 from penstock.envs.packing import Packer, find_bad_observation
 from penstock.envs.rendering import pictures, pictures_per_s
+from penstock.envs.saved_state import restore, state_of
 from penstock.envs.space_misfit import shape_misfit
 
 Array = npt.NDArray[Any]
@@ -130,6 +131,21 @@ class BatchedEnv:
         if self._mask is not None:
             np.copyto(self._mask, out[:, self._mask_bytes])
         return reward, terminated, truncated > terminated
+
+    def state_dict(self) -> Any:
+        """The environments' state between two steps, as plain data: see `envs.saved_state`.
+
+        Raises NotSavableError where it cannot be saved.
+        """
+        return state_of(self._vector)
+
+    def load_state_dict(self, state: Any) -> None:
+        """Continue from a `state_dict` of environments that were made alike; call `reset_into`
+        before.
+
+        Raises NotSavableError where it does not fit; the environments must not be used then.
+        """
+        restore(self._vector, state)
 
     def pictures(self) -> list[Array]:
         """Pictures of the last step, uint8 [H, W, 3] each, oldest first.

@@ -1,28 +1,40 @@
 """The lockstep mode: actors and learner take turns in one process, deterministically.
 
 In each turn every actor plays one unroll with the newest weights, then the learner trains on them.
-Nothing depends on timing, so the same config gives the same run, bit for bit. In general,
-environments cannot be saved: at every checkpoint, which lockstep writes by steps only, and at a
-resume they are made anew, seeded by the step count. A replay is then made anew too: empty, or from
-the checkpoint (`replay.checkpoint`). 100 steps, a resume and 100 more steps equal 200 steps if
-`checkpoint.every_steps` divides 100.
+Nothing depends on timing, so the same config gives the same run, bit for bit. Checkpoints, which
+lockstep writes by steps only, change nothing: a run with them equals one without.
+
+A checkpoint also holds what the next turn needs beside the learner's state: environments, unrolls
+that are not trained on yet, random generators, recurrent states, the weights that actors have. So
+100 steps, a resume and 100 more steps equal 200 steps. That needs environments that can be saved,
+which is tested at the start (`envs.checking.saving`), and, with a replay, `replay.checkpoint`.
+Where it does not hold, the resumed run begins new episodes, seeded by the step count, and a note
+says so.
 """
 
 from __future__ import annotations
 
+import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from penstock.actors.role import Player
 from penstock.algos.registry import algorithm
 from penstock.configs.schema import Config
 from penstock.core.interfaces import Dataset, StepResult, Unrolls, Welcome
 from penstock.core.notes import note_logger
-from penstock.core.params import Floats
+from penstock.core.params import Floats, Stamp
 from penstock.core.role import RoleContext
+from penstock.core.specs import HEADER
+from penstock.core.state_bytes import from_bytes, to_bytes
 from penstock.envs import make, probe
+from penstock.envs.checking.saving import why_not_savable
+from penstock.envs.saved_state import NotSavableError
 from penstock.learner.checkpoints.checkpoint_manager import CheckpointManager
 from penstock.learner.factory import AnyTrainer, make_trainer, network_of
 from penstock.learner.loop import TrainingLoop
@@ -34,13 +46,19 @@ from penstock.learner.sources.source import ActorSource, Consumer
 from penstock.learner.sources.staging import StagingBatch
 from penstock.learner.sync.gradient_sync import ControlMessage, GradientSync
 from penstock.profiling.ledger import Part
-from penstock.replay import Accounting, SlotQueue
+from penstock.replay import Accounting, ReplayError, SlotQueue
 from penstock.transport.inproc import InprocLink
 from penstock.transport.shm.host import ShmHost
 from penstock.transport.shm.store import SlotStore
 from penstock.transport.shm.weights_board import WeightsBoard
 
 logger = note_logger(__name__)
+
+STATE = "lockstep"  # in a checkpoint, among what each learner keeps for itself
+FORMAT = 1
+OF_PROCESS = ("generation", "started_s", "published_s")  # of a header, and of no effect here
+TESTED_ENVS = 2  # that are played to find out whether they can be saved
+MISFITS = (NotSavableError, ReplayError, ArithmeticError, LookupError, TypeError, ValueError)
 
 
 def run(ctx: RoleContext) -> None:
@@ -109,7 +127,7 @@ class FreshUnrolls:
         return ""
 
     def save(self, folder: Path, beat: Callable[[], None] | None = None) -> None:
-        """Nothing to save: unrolls that are not trained on yet are lost."""
+        """Nothing to save: `state_dict` is part of the checkpoint."""
 
     def close(self) -> None:
         """Nothing to close: the memory belongs to the store."""
@@ -119,6 +137,32 @@ class FreshUnrolls:
 
     def stop(self) -> None:
         """Nothing to stop: there is no thread."""
+
+    def state_dict(self) -> list[Any]:
+        """The unrolls that are not trained on yet, as lists of arrays."""
+        state = []
+        for slot in self._queue.waiting():
+            header = slot.header.copy()
+            for name in OF_PROCESS:
+                header[name] = 0
+            state.append([np.frombuffer(header.tobytes(), np.uint8), *slot.payload])
+        return state
+
+    def load_state_dict(self, state: list[Any], links: Sequence[InprocLink]) -> None:
+        """Write the unrolls of a `state_dict` as their actors did. Raises ValueError, LookupError
+        where they do not fit.
+        """
+        for raw, *payload in state:
+            header = raw.view(HEADER).reshape(())
+            with links[int(header["actor"])].slot(0.0) as slot:
+                if slot is None:
+                    raise ValueError(f"{len(state)} unrolls, and fewer slots")
+                slot.header[...] = header
+                slot.header["started_s"] = slot.header["published_s"] = time.monotonic()
+                for block, values in zip(slot.payload, payload, strict=True):
+                    block[...] = values
+            self._queue.collect()
+        self._consumer.progress.resumed_in_flight(self._queue.in_flight_steps())
 
     def in_flight_steps(self) -> int:
         return self._queue.in_flight_steps() + self._staged_steps
@@ -140,30 +184,32 @@ class LockstepSource:
         self._config, self._trainer, self._ctx = config, trainer, ctx
         self._checkpoints = checkpoints
         self._resumes = bool(trainer.progress.generation) and checkpoints.goes_on_in_its_game()
-        self.note = ""  # for the user: what the replay began with
-        self.accounting = Accounting()
+        self.note = ""  # for the user, in a resumed run
+        self.published = False  # whether `board` has the weights that the saved run's actors had
         # Generation 0 whatever was resumed: games are seeded by the step count alone.
         self._welcome = Welcome(ctx.run_id, 0, trainer.spec, trainer.layout, {})
         self.board = WeightsBoard.create(trainer.layout.size, shared=False)
         self._links: list[InprocLink] = []
         self.players: list[Player] = []
-        self._inner: ActorSource[Any] | DatasetSource | None = None
+        self._inner: FreshUnrolls | ReplayDataSource | DatasetSource | None = None
         self._data = algorithm(config.algo).data(config.algo)
-        self._out: list[Any] = []  # batches of `inner` that were not released
+        self._make_env = partial(make, config.env, threads=config.actors.env_threads)
+        plays = not isinstance(self._data, Dataset)
+        self._not_savable = why_not_savable(lambda: self._make_env(TESTED_ENVS)) if plays else ""
         self.drained = True
         """Whether `next` has returned all batches that can be trained on now."""
+        self._begin()
 
     @property
     def inner(self) -> ActorSource[Any] | DatasetSource:
-        """The source of the played data; available after `begin_anew`."""
+        """The source of the played data."""
         assert self._inner is not None
         return self._inner
 
     @property
     def may_pause(self) -> bool:
-        """Whether the run may be saved or end now. Waiting unrolls would be missing in a resumed
-        run, so they are trained on first. With a replay they are stored, and a turn can take
-        minutes."""
+        """Whether the run may be saved or end now: between turns. With a replay also within one,
+        which can take minutes."""
         return self.drained or not isinstance(self._data, Unrolls)
 
     def next(self, timeout_s: float) -> Any:
@@ -174,69 +220,130 @@ class LockstepSource:
                 assert player.play(timeout_s=0.0), "the learner freed every slot"
         batch = self.inner.next(0.0)
         self.drained = batch is None
-        if batch is not None:
-            self._out.append(batch)
         return batch
 
     def release(self, batch: Any, result: StepResult) -> None:
-        """Release a batch; a batch of a replay that was replaced is ignored."""
-        if any(other is batch for other in self._out):
-            self._out = [other for other in self._out if other is not batch]
-            self.inner.release(batch, result)
+        self.inner.release(batch, result)
 
-    def begin_anew(self) -> None:
-        """New environments, random generators and replay, seeded by the learner's step count."""
-        config, step = self._config, self._trainer.progress.learner_steps
-        for player in self.players:
-            player.close()
-        self._renew()
-        self.drained = True
+    def state(self) -> dict[str, Any]:
+        """What a resumed run needs beside the learner's state and a replay, as plain data."""
+        state: dict[str, Any] = {"format": FORMAT, "fits": self._fits(), "drained": self.drained}
+        try:
+            if self._not_savable:
+                raise NotSavableError(self._not_savable)
+            state["players"] = [player.state_dict() for player in self.players]
+        except NotSavableError as error:
+            return state | {"not_savable": str(error)}
+        state["unfinished"] = self._trainer.unfinished()
+        stamp = self.board.stamp
+        if stamp is not None and stamp.version != self._trainer.progress.version:
+            weights = np.empty(self.board.size, np.float32)
+            self.board.read(weights)
+            state["published"] = [stamp.version, weights]
+        if isinstance(self.inner, FreshUnrolls | DatasetSource):
+            state["data"] = self.inner.state_dict()
+        return state
+
+    def _begin(self) -> None:
+        """Begin the run, or continue it where its checkpoint was written, as far as possible."""
+        self._open()
+        if not self._resumes:
+            return
+        differs = "the resumed run is not bit for bit one without a stop"
+        try:
+            if not self._continue(self._saved_state()):
+                self.note += f"; {differs}"
+        except MISFITS as error:
+            self._close()
+            self._open()
+            if self.players:
+                step = self._trainer.progress.learner_steps
+                why = f"episodes begin anew at optimizer step {step}, so {differs}: {error}"
+                self.note += f"; {why}" if self.note else why
+
+    def _saved_state(self) -> dict[str, Any]:
+        """The state in the resumed checkpoint. Raises ValueError, with the reason for the user,
+        where there is none that this run can continue from.
+        """
+        stored = self._checkpoints.stored.get(STATE)
+        if stored is None:
+            raise ValueError("the checkpoint was not written in lockstep mode by this version")
+        state: dict[str, Any] = from_bytes(stored)
+        if state["format"] != FORMAT:
+            raise ValueError(f"its environments are saved in format {state['format']}")
+        if "not_savable" in state:
+            raise ValueError(f"the environment cannot be saved, as {state['not_savable']}")
+        if state["fits"] != self._fits():
+            raise ValueError("actors.*, or what they record, is not as it was")
+        return state
+
+    def _fits(self) -> str:
+        """What a resumed run must have in common with the saved one, as JSON."""
+        return json.dumps([self._config.actors.count, self._trainer.spec.to_dict()])
+
+    def _continue(self, state: dict[str, Any]) -> bool:
+        """Restore `state`; returns False where the replay is another than it was.
+
+        Raises one of `MISFITS` where it does not fit.
+        """
+        exact = True
+        for player, saved in zip(self.players, state["players"], strict=True):
+            player.load_state_dict(saved)
+        if "published" in state:
+            version, weights = state["published"]
+            if weights.shape != (self.board.size,) or weights.dtype != np.float32:
+                raise ValueError(f"weights of shape {weights.shape}")
+            self.board.publish(weights, Stamp(self._trainer.progress.generation, int(version)))
+        match self.inner:
+            case FreshUnrolls() as unrolls:
+                unrolls.load_state_dict(state["data"], self._links)
+            case DatasetSource() as dataset:
+                dataset.load_state_dict(state["data"])
+            case ReplayDataSource() as replay:
+                exact = replay.continue_streams()
+        self._trainer.load_unfinished(state["unfinished"])
+        self.drained, self.published = bool(state["drained"]), "published" in state
+        return exact
+
+    def _open(self) -> None:
+        """Make the inner source, and environments seeded by the learner's step count."""
+        config, trainer, actors = self._config, self._trainer, self._config.actors.count
+        self.accounting = Accounting()
+        if isinstance(self._data, Dataset):
+            self._inner = DatasetSource(config, trainer, self._ctx.ledger)
+            return
+        if isinstance(self._data, Unrolls):
+            unrolls = FreshUnrolls(config, trainer, self.accounting)
+            self._inner, store = unrolls, unrolls.store
+            want = len(store.slots) // actors
+        else:
+            replay = ReplayDataSource(
+                config, trainer, self.accounting, actors, actors, self._ctx.ledger, shared=False
+            )
+            if self._resumes:
+                self.note = replay.restore(self._checkpoints.shard())
+            self._inner, store = replay, replay.store
+            want = config.transport.slots
+        self._links = [InprocLink(self._welcome, store, self.board, want) for _ in range(actors)]
+        step, envs = trainer.progress.learner_steps, config.actors.envs
         self.players = [
             Player(
-                config,
-                link,
-                make(config.env, config.actors.envs, config.actors.env_threads),
-                actor,
-                step,
-                self._ctx.status,
-                self._ctx.ledger,
+                config, link, self._make_env(envs), actor, step, self._ctx.status, self._ctx.ledger
             )
             for actor, link in enumerate(self._links)
         ]
 
-    def _renew(self) -> None:
-        """Make the replay that a resumed run would have, or at the start a queue; the contents of a
-        queue are kept."""
-        config, trainer, actors = self._config, self._trainer, self._config.actors.count
-        fresh = isinstance(self._data, Unrolls)
-        if self._inner is not None:
-            if fresh:
-                return
-            self._inner.close()
-            self._out = []
-        if isinstance(self._data, Dataset):
-            self._inner = DatasetSource(config, trainer, self._ctx.ledger)
-            return
-        inner: ActorSource[Any]
-        if fresh:
-            inner = FreshUnrolls(config, trainer, self.accounting)
-            want = len(inner.store.slots) // actors
-        else:
-            inner = ReplayDataSource(
-                config, trainer, self.accounting, actors, actors, self._ctx.ledger, shared=False
-            )
-            if self._resumes:
-                self.note = inner.restore(self._checkpoints.shard())
-            self._resumes = True
-            want = config.transport.slots
-        self._inner, store = inner, inner.store
-        self._links = [InprocLink(self._welcome, store, self.board, want) for _ in range(actors)]
+    def _close(self) -> None:
+        for player in self.players:
+            player.close()
+        self.inner.close()
+        self.players = []
 
     def save(self, folder: Path, beat: Callable[[], None] | None = None) -> None:
         self.inner.save(folder, beat)
 
     def restore(self, folder: Path) -> str:
-        """Nothing to do: `begin_anew` restores."""
+        """Nothing to do: it is restored when it is made."""
         return ""
 
     def close(self) -> None:
@@ -256,7 +363,8 @@ class Lockstep(TrainingLoop[Any]):
         publisher = Publisher(trainer.published(), source.board)
         guard = NonFiniteGuard(trainer, ctx.event)
         super().__init__(trainer, source, publisher, guard, ctx.ledger, ctx.status)
-        self._begin_anew()
+        if not source.published:
+            self._publish()
 
     @property
     def accounting(self) -> Accounting:
@@ -296,10 +404,9 @@ class Lockstep(TrainingLoop[Any]):
         return ControlMessage(counts, growth, stop=stop, nan=nan, checkpoint=save)
 
     def keep(self, *, save: bool) -> None:
-        """Write a checkpoint if it is due, and make environments anew, as a resume does."""
+        """Write a checkpoint if it is due."""
         if self._save_due:
             self.save()
-            self._begin_anew()
 
     def stopped(self) -> None:
         reason = DIVERGED if self.diverged else self._progress.stop_reason()
@@ -308,7 +415,7 @@ class Lockstep(TrainingLoop[Any]):
 
     def save(self) -> None:
         """Write a checkpoint, complete before this returns."""
-        self._checkpoints.save()
+        self._checkpoints.save({STATE: to_bytes(self._lockstep.state())})
         self._nonfinite.keep()
         self._source.save(self._checkpoints.shard(), self._ctx.status.beat)
 
@@ -325,10 +432,6 @@ class Lockstep(TrainingLoop[Any]):
         counts |= source.figures() | self._nonfinite.figures()
         statistics = self._trainer.statistics(wait=True)
         self._ctx.report("metrics", **interval, **counts, dropped={}, lost={}, **statistics)
-
-    def _begin_anew(self) -> None:
-        self._publish()  # as a resumed run would
-        self._lockstep.begin_anew()
 
     def _publish(self) -> None:
         super()._publish()

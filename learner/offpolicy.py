@@ -209,6 +209,13 @@ class OffPolicyTrainer:
         """Whether the last update brought the weights to where actors should get them."""
         return self.progress.learner_steps % self.config.learner.publish_every == 0
 
+    def unfinished(self) -> dict[str, Any]:
+        """Nothing: every batch is one update."""
+        return {}
+
+    def load_unfinished(self, state: dict[str, Any]) -> None:
+        """Does nothing: see `unfinished`."""
+
     def regrouped(self) -> None:
         """Begin anew with other learners: nothing is left half done."""
 

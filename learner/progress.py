@@ -169,6 +169,12 @@ class Progress:
         """Update the count of environment steps from the accounting."""
         self._booked["env_steps"] = accounting.produced - self._own["env_steps"]
 
+    def resumed_in_flight(self, steps: int) -> None:
+        """Note that ``steps`` of the environment steps before a resume arrive again, to be trained
+        on; call it before `start`.
+        """
+        self._own["env_steps"] += steps
+
     @property
     def return_mean(self) -> float | None:
         """Mean raw return of the last hundred episodes; None before the first episode."""

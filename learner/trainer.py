@@ -130,6 +130,28 @@ class Trainer:
         due = self.progress.publish_due(self.config.learner.publish_every)
         return StepResult(0 if batch is None else batch.steps, due)
 
+    def unfinished(self) -> dict[str, Any]:
+        """The update that some of its batches were added to (`learner.accumulate`), as JSON values
+        and arrays.
+        """
+        state: dict[str, Any] = {"batches": self._batches % self.config.learner.accumulate}
+        if self._accumulated:
+            state |= {
+                "samples": self._accumulated,
+                "gradients": self.optimizer.grads.cpu().numpy().copy(),
+                "before": [tensor.cpu().numpy().copy() for tensor in self._before],
+            }
+        return state
+
+    @torch.no_grad()
+    def load_unfinished(self, state: dict[str, Any]) -> None:
+        """Continue from `unfinished`."""
+        self._batches = int(state["batches"])
+        if "samples" in state:
+            self._accumulated = float(state["samples"])
+            self.optimizer.grads.copy_(torch.from_numpy(state["gradients"]))
+            self._before = [torch.from_numpy(array).to(self.device) for array in state["before"]]
+
     def regrouped(self) -> None:
         """Begin anew with other learners: unfinished updates are dropped."""
         self._batches = 0

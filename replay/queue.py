@@ -84,6 +84,11 @@ class SlotQueue:
         self.collect()
         return sum(int(slot.header["steps"]) for slot in self._arrived)
 
+    def waiting(self) -> list[Slot]:
+        """The slots that arrived and were neither taken nor dropped, the oldest first."""
+        self.collect()
+        return list(self._arrived)
+
     def release(self, slots: list[Slot]) -> None:
         """Free slots that were taken, once they are copied."""
         for slot in slots:

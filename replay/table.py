@@ -253,6 +253,24 @@ class Table:
         if self.arrived is not None:
             self.arrived(slot)
 
+    def streams(self) -> list[Any]:
+        """How each foreign stream ended so far, as JSON values and arrays, for `resume_streams`."""
+        return [
+            [*key, sequence, slot, *after] for key, (sequence, slot, after) in self._ends.items()
+        ]
+
+    def resume_streams(self, streams: list[Any]) -> None:
+        """Let the foreign streams of `streams` go on, in the table that was restored beside them.
+
+        Raises ValueError where they do not fit.
+        """
+        kept, envs = {*self.order, NONE}, self.spec.envs
+        for actor, incarnation, sequence, slot, done, reset, age in streams:
+            if slot not in kept or not done.shape == reset.shape == age.shape == (envs,):
+                raise ValueError(f"a stream of actor {actor} that ends in slot {slot}")
+            after = Before(done.astype(bool), reset.astype(bool), age.astype(np.int64))
+            self._ends[int(actor), int(incarnation)] = int(sequence), int(slot), after
+
     def rate_anew(self) -> None:
         """Insert all rows into the sampler as new ones: for a snapshot without its state."""
         for slot in self.order:

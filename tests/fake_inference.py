@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -35,6 +36,12 @@ class ScriptedInference:
 
     def refresh(self, weights: Float32, stamp: Stamp) -> None:
         self.stamp = stamp
+
+    def state_dict(self) -> dict[str, Any]:
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        pass
 
     def close(self) -> None:
         pass

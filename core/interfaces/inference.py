@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
     import numpy as np
@@ -24,6 +24,7 @@ class Inference(Protocol):
         finish(group)                       step the environments
         reset(group, first)                 if some environment's next observation is a first one
         begin(group, observations) ...
+        state_dict()                    between two unrolls, if the run is saved exactly
         close()                         last
 
     Between `begin` and `finish` of a group the caller may step another group. RuntimeError is
@@ -75,6 +76,14 @@ class Inference(Protocol):
         No group may be within an unroll, so that each unroll has one policy version. Raises
         ValueError for a vector of another size.
         """
+
+    def state_dict(self) -> dict[str, Any]:
+        """Between two unrolls: recurrent states and random generators, as JSON values and copies of
+        arrays. Weights are not part of it.
+        """
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue from a `state_dict`. Raises ValueError where it has another shape."""
 
     def close(self) -> None:
         """Release all resources; also called after an error."""

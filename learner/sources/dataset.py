@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from penstock.algos.registry import algorithm
 from penstock.configs.errors import UserError
@@ -78,7 +79,16 @@ class DatasetSource:
         return ""
 
     def save(self, folder: Path, beat: Callable[[], None] | None = None) -> None:
-        """Does nothing: the data set is unchanged, and priorities begin anew on a resume."""
+        """Does nothing: the data set is unchanged, and `state_dict` is part of the checkpoint."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """The state of the draws, priorities included, as JSON values and arrays."""
+        return {"sampler": self._replay.sampler.state_dict(), "draws": self._batches.state_dict()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue from a `state_dict`. Raises ReplayError where it is of another data set."""
+        self._replay.sampler.load_state_dict(state["sampler"])
+        self._batches.load_state_dict(state["draws"])
 
     def in_flight_steps(self) -> int:
         return 0

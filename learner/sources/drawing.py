@@ -45,6 +45,15 @@ class ReplayBatch(NamedTuple):
         return np.zeros(reward.shape, np.uint32) if versions is None else versions
 
 
+class KnownValues(NamedTuple):
+    """`HostValues` that were on the host before."""
+
+    values: npt.NDArray[np.float32]
+
+    def get(self) -> npt.NDArray[np.float32]:
+        return self.values
+
+
 class BatchSampler:
     """Samples a learner's batches from ``replay``, and returns their priorities to it."""
 
@@ -64,8 +73,9 @@ class BatchSampler:
         self._starts = starts if isinstance(starts, SequenceSampler) else None
         self._relabel = draws.relabel if isinstance(draws, Transitions) else None
         self._rng = np.random.default_rng(seed_of(config, consumer.progress, 1))
-        # TD errors that a GPU may still be computing; read one batch later, they cause no wait.
-        self._errors: deque[tuple[ReplayBatch, HostValues]] = deque()
+        # TD errors that a GPU may still be computing, by the keys of their rows; read one batch
+        # later, they cause no wait.
+        self._errors: deque[tuple[npt.NDArray[np.int64], HostValues]] = deque()
         gpu = consumer.device.type == "cuda"
         self._behind = int(gpu)
         plain = self._starts is None and self._relabel is None
@@ -93,12 +103,24 @@ class BatchSampler:
     def release(self, batch: ReplayBatch, result: StepResult) -> None:
         """Set the priorities of those rows of a batch that are still stored."""
         if result.errors is not None:
-            self._errors.append((batch, result.errors))
+            self._errors.append((batch.keys, result.errors))
         if len(self._errors) > self._behind:
-            drawn, known = self._errors.popleft()
+            keys, known = self._errors.popleft()
             values = known.get()  # computed before the current batch
             self._ledger.switch(Part.GATHER)
-            self._replay.update_priorities(drawn.keys, values)
+            self._replay.update_priorities(keys, values)
+
+    def state_dict(self) -> dict[str, Any]:
+        """JSON values and arrays: the random generator of `relabel`, and priorities that are on
+        their way.
+        """
+        errors = [[keys.copy(), np.array(known.get())] for keys, known in self._errors]
+        return {"rng": self._rng.bit_generator.state, "errors": errors}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue from a `state_dict` of the same replay."""
+        self._rng.bit_generator.state = state["rng"]
+        self._errors.extend((keys, KnownValues(errors)) for keys, errors in state["errors"])
 
     def close(self) -> None:
         """Stop updating priorities, also for batches that are still out."""

@@ -16,6 +16,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from penstock.algos.registry import algorithm
 from penstock.configs.errors import UserError
@@ -95,7 +96,8 @@ class ReplayDataSource:
         self._table = self._replay.table
         self._table.arrived, self._table.rejected = self._arrived, self._rejected
         self.store = self._table.store
-        self._kept = KeptReplay(self._replay, wanted=replay.checkpoint)
+        moment = None if shared else self._moment
+        self._kept = KeptReplay(self._replay, wanted=replay.checkpoint, more=moment)
         self._host: ShmHost | None = None
 
     def open(self, host: ShmHost) -> None:
@@ -116,6 +118,22 @@ class ReplayDataSource:
 
     def restore(self, folder: Path) -> str:
         return self._kept.resume(folder)
+
+    def continue_streams(self) -> bool:
+        """Let the writers go on where the restored snapshot was taken, once as many are linked.
+
+        Only where all are in one process. Returns False, and does nothing, where no snapshot of the
+        present optimizer step was restored. Raises ValueError or LookupError where it does not fit.
+        """
+        moment = self._kept.restored
+        if moment.get("learner_steps") != self._consumer.progress.learner_steps:
+            return False
+        self.store.restore_loans(moment["loans"])
+        self._table.resume_streams(moment["streams"])
+        self._batches.load_state_dict(moment["draws"])
+        if moment["limiter"]["settings"] == self._limiter.state_dict()["settings"]:
+            self._limiter.load_state_dict(moment["limiter"])
+        return True
 
     def save(self, folder: Path, beat: Callable[[], None] | None = None) -> None:
         if beat is None:
@@ -144,6 +162,16 @@ class ReplayDataSource:
         self._batches.close()
         self._table.arrived = self._table.rejected = None
         self._replay.close()
+
+    def _moment(self) -> dict[str, Any]:
+        """What `continue_streams` needs beside the replay's own state."""
+        return {
+            "learner_steps": self._consumer.progress.learner_steps,
+            "loans": self.store.loans(),
+            "streams": self._table.streams(),
+            "draws": self._batches.state_dict(),
+            "limiter": self._limiter.state_dict(),
+        }
 
     def _poll(self, timeout_s: float) -> None:
         """Store published slots, and lend slots unless the learner lags behind."""
@@ -189,10 +217,17 @@ def make_limiter(replay: ReplayConfig, insert: int, steps: int = 1) -> RateLimit
 
 
 class KeptReplay:
-    """Saves and restores ``replay`` with the checkpoints; does nothing unless ``wanted``."""
+    """Saves and restores ``replay`` with the checkpoints; does nothing unless ``wanted``.
 
-    def __init__(self, replay: Replay, *, wanted: bool) -> None:
-        self._replay, self._wanted = replay, wanted
+    ``more`` returns what is saved at the same instant, as for `Replay.save`.
+    """
+
+    def __init__(
+        self, replay: Replay, *, wanted: bool, more: Callable[[], dict[str, Any]] | None = None
+    ) -> None:
+        self._replay, self._wanted, self._more = replay, wanted, more
+        self.restored: dict[str, Any] = {}
+        """What ``more`` returned when the restored snapshot was taken."""
         self._thread: threading.Thread | None = None
         self._error: ReplayError | None = None
 
@@ -233,7 +268,7 @@ class KeptReplay:
         if not (folder / MANIFEST).is_file():
             return f"the replay begins empty: {folder} has no snapshot; it is filled first"
         try:
-            self._replay.restore(folder)
+            self.restored = self._replay.restore(folder)
         except ReplayError as error:
             raise UserError(
                 f"{error}; or begin with an empty one: replay.checkpoint=false"
@@ -242,7 +277,7 @@ class KeptReplay:
 
     def _save(self, folder: Path) -> None:
         try:
-            self._replay.save(folder)
+            self._replay.save(folder, more=self._more)
         except ReplayError as error:
             self._error = error
 

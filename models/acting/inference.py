@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -46,6 +47,18 @@ class LocalInference:
             self._check_finished(group)
             policy.load(weights)
         self.stamp = stamp
+
+    def state_dict(self) -> dict[str, Any]:
+        return {
+            "states": [policy.state.copy() for policy in self._policies],
+            "deciders": [policy.state_dict() for policy in self._policies],
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        given = zip(self._policies, state["states"], state["deciders"], strict=True)
+        for policy, memory, decider in given:
+            policy.state[...] = memory
+            policy.load_state_dict(decider)
 
     def close(self) -> None:
         """It holds nothing but memory."""

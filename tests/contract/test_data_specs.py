@@ -340,22 +340,3 @@ def test_a_batch_in_which_nothing_counts_is_released(
             run.turn()
         assert all(batch is old for (batch, _), old in zip(released, given, strict=True))
         assert run._progress.learner_steps == 0
-
-
-def test_a_batch_of_a_replay_that_was_replaced_changes_nothing(tmp_path: Path) -> None:
-    with lockstep(tmp_path, "replay.prioritized=true") as run:
-        source, trainer = run._lockstep, run._trainer
-
-        def batch() -> Any:
-            while (drawn := source.next(0.0)) is None:
-                pass
-            return drawn
-
-        old = batch()
-        source.begin_anew()
-        new = batch()
-        source.release(old, trainer.step(old))
-        replay = source.inner._batches._replay  # type: ignore[union-attr]
-        assert replay.stale_updates == 0
-        source.release(new, trainer.step(new))
-        assert len(set(replay.sample(64)["weights"].tolist())) > 1

@@ -21,6 +21,7 @@ from penstock.algos.samples import network_shape
 from penstock.configs.schema import Config
 from penstock.core.interfaces import Inference
 from penstock.core.params import Float32, Stamp
+from penstock.core.state_bytes import from_bytes, to_bytes
 from penstock.models.acting.inference import LocalInference
 from penstock.models.torch_general import GeneralActorCritic
 from penstock.models.torch_nets import build_net
@@ -187,6 +188,30 @@ def test_two_groups_do_not_mix(make: Make, case: Case) -> None:
         for mine, alone in zip(both[group], played([group])[group], strict=True):
             np.testing.assert_array_equal(mine, alone)
     assert any((one != other).any() for one, other in zip(*both, strict=True))
+
+
+def test_one_with_the_state_of_another_continues_as_it(make: Make, case: Case) -> None:
+    """Between two unrolls, with the same weights; whatever it did before."""
+    weights, obs = case.weights(0), case.observations(0)
+
+    def played(inference: Inference) -> list[Array]:
+        found: list[Array] = [inference.state(0).copy()]
+        for t in range(UNROLL):
+            inference.begin(0, obs[t])
+            actions, columns = inference.finish(0)
+            found += [actions.copy(), *(column.copy() for column in columns)]
+        return found
+
+    one, other = make(case.config, case.game, [5]), make(case.config, case.game, [6])
+    for inference in (one, other):
+        inference.refresh(weights, Stamp(0, 0))
+    played(one)
+    state = one.state_dict()
+    wanted, differs = played(one), played(other)
+    assert any((a != b).any() for a, b in zip(wanted, differs, strict=True))
+    other.load_state_dict(from_bytes(to_bytes(state)))
+    for a, b in zip(wanted, played(other), strict=True):
+        np.testing.assert_array_equal(a, b)
 
 
 def test_only_a_refresh_changes_the_weights(make: Make, case: Case) -> None:

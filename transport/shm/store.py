@@ -169,6 +169,13 @@ class Ring:
         words[self._head] = head + 1
         return int(value)
 
+    @property
+    def values(self) -> list[int]:
+        """The ids that `pop` would return, in their order."""
+        words, head = self._words, self._words[self._head]
+        places = range(head, words[self._tail])
+        return [int(words[self._cells + place % self._capacity]) for place in places]
+
     def reset(self) -> None:
         """Empty the ring; only while the other side is known to be gone."""
         self._words[self._tail] = self._words[self._head] = 0
@@ -322,6 +329,35 @@ class SlotStore:
         ``free`` slots are lent in this order.
         """
         self._free = deque(free)
+
+    def loans(self) -> dict[str, Any]:
+        """JSON values for `restore_loans`: which lane will fill which slot next.
+
+        All writers are in this process, and none is filling a slot.
+        """
+        lent = [lane.words.lent.values for lane in self._lanes.values()]
+        return {"lent": lent, "free": list(self._free), "turn": self._turn}
+
+    def restore_loans(self, loans: dict[str, Any]) -> None:
+        """Lend the slots as at `loans`, to as many new lanes in their order; their writers, in this
+        process, have taken none.
+
+        Raises ValueError where the loans were those of other slots or lanes.
+        """
+        lanes = list(self._lanes.values())
+        before = [*self._free, *(slot for lane in lanes for slot in lane.lent)]
+        lent, free = loans["lent"], loans["free"]
+        after = [*free, *(slot for slots in lent for slot in slots)]
+        if len(lent) != len(lanes) or sorted(before) != sorted(after):
+            raise ValueError(f"loans of {len(after)} slots in {len(lent)} lanes do not fit")
+        for lane, slots in zip(lanes, lent, strict=True):
+            lane.held -= len(lane.lent)
+            lane.lent.clear()
+            lane.words.lent.reset()
+            self._free = deque(slots)
+            for _ in slots:
+                self._give(lane)
+        self._free, self._turn = deque(free), int(loans["turn"])
 
     def lend(self) -> None:
         """Give free slots to lanes that want them, in turn."""

@@ -7,6 +7,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import pytest
@@ -57,6 +58,7 @@ def test_a_ring_is_a_queue_however_often_it_wraps(capacity: int, pushes: list[bo
         elif not push:
             assert ring.pop() == (model.popleft() if model else None)
         assert len(ring) == len(model)
+        assert ring.values == [*model]
 
 
 def test_a_ring_between_two_threads_keeps_order() -> None:
@@ -221,3 +223,49 @@ def test_a_store_stops_growing_where_memory_ends(monkeypatch: pytest.MonkeyPatch
     store.open_lane(5)
     assert (len(store.slots), store.wanting) == (2, True)
     store.close()
+
+
+# ---------------------------------------------------------------------------------------- loans
+
+
+def fill_order(store: SlotStore, writers: list[SlotWriter], rng: np.random.Generator) -> list[int]:
+    """Which slots are filled by writers in a random order, and freed later in another."""
+    filled = []
+    out: list[Slot] = []
+    for _ in range(60):
+        if out and rng.random() < 0.5:
+            store.release(out.pop(int(rng.integers(len(out)))).index)
+        writer = writers[int(rng.integers(len(writers)))]
+        if writer.available:
+            write(writer, 0)
+            out.append(take(store))
+            store.keep(out[-1].index)
+            filled.append(out[-1].index)
+    for slot in out:
+        store.release(slot.index)
+    return filled
+
+
+def test_a_store_with_the_loans_of_another_fills_the_same_slots(store: SlotStore) -> None:
+    writers = [writer_of(store, want=2)[1] for _ in range(2)]
+    fill_order(store, writers, np.random.default_rng(0))
+    loans = store.loans()
+    wanted = fill_order(store, writers, np.random.default_rng(1))
+    other = SlotStore(SPEC, slots=6, lanes=3, shared=False)
+    others = [writer_of(other, want=2)[1] for _ in range(2)]
+    assert other.loans() != loans
+    other.restore_loans(loans)
+    assert other.loans() == loans
+    assert fill_order(other, others, np.random.default_rng(1)) == wanted
+    assert len(wanted) > 30
+    other.close()
+
+
+@pytest.mark.parametrize(
+    "change", [{"free": [0, 0]}, {"free": []}, {"lent": [[0]]}, {"lent": [[0, 1], [2, 9]]}]
+)
+def test_loans_of_another_store_are_refused(store: SlotStore, change: dict[str, Any]) -> None:
+    for _ in range(2):
+        writer_of(store, want=2)
+    with pytest.raises(ValueError, match="do not fit"):
+        store.restore_loans(store.loans() | change)

@@ -1,0 +1,388 @@
+"""The state of environments as plain data, put back into environments that were made the same way.
+
+`state_of` walks the attributes of a vector environment: numbers, texts, containers, numpy arrays
+and random generators, and in turn the attributes of its objects. `restore` walks a new one, already
+reset, alongside: it sets the attributes of the objects in it. No object of any class is
+made from a file, so a state may come from anyone. Containers and arrays are made anew; those that
+were shared, also in part (views), are shared again.
+
+What is part of the program stays as it is in the new environment: functions, classes, locks, specs
+of environments, the bounds of spaces; so do texts that contain a secret of the config. An object of
+a class in C or C++ cannot be saved (`NotSavableError`), except numpy's and Python's random
+generators and MuJoCo's data. An environment with such objects is saved if its class has
+`state_dict() -> plain data` and `load_state_dict(state)`.
+"""
+
+from __future__ import annotations
+
+import random
+import sys
+import threading
+import types
+from collections import OrderedDict, deque
+from collections.abc import Iterable, Mapping
+from concurrent.futures import Executor
+from enum import Enum
+from functools import partial
+from pathlib import PurePath
+from typing import Any
+
+import gymnasium
+import numpy as np
+import numpy.typing as npt
+from gymnasium.envs.registration import EnvSpec, WrapperSpec
+from gymnasium.vector import VectorEnv
+
+from penstock.configs.secrets import redacted
+from penstock.core.specs import plain_dtype
+
+ATOMS = (type(None), bool, int, float, str)
+KEPT = (
+    types.FunctionType, types.BuiltinFunctionType, types.MethodType, types.ModuleType, type,
+    partial, np.dtype, np.ufunc, slice, range, EnvSpec, WrapperSpec, PurePath, Executor,
+    type(threading.Lock()), type(threading.RLock()),
+)  # fmt: skip
+BIT_GENERATORS = ("MT19937", "PCG64", "PCG64DXSM", "Philox", "SFC64")
+CONTAINERS: Mapping[type, str] = {list: "list", set: "set", frozenset: "frozenset"}
+POINTER_NBYTES = np.dtype(np.intp).itemsize
+NOTHING = object()  # in the place of a value that the new environment does not have
+
+Node = Any  # an atom, or [kind, ...]
+
+
+class NotSavableError(Exception):
+    """The message says which attribute is of which class."""
+
+
+def state_of(env: VectorEnv) -> Node:
+    """The state of ``env`` between two steps, for `penstock.core.state_bytes`.
+
+    Raises NotSavableError where a part of it cannot be saved.
+    """
+    try:
+        return _Writer().node(env, type(env).__name__)
+    except RecursionError as error:
+        raise NotSavableError(f"{type(env).__name__} is nested too deeply") from error
+
+
+def restore(env: VectorEnv, state: Node) -> None:
+    """Put the state of `state_of` into ``env``, which was made with the same options and reset.
+
+    Raises NotSavableError where ``env`` is built otherwise. It must not be used then.
+    """
+    try:
+        if _Reader().value(state, env, type(env).__name__) is not env:
+            raise ValueError("it is of no environment")
+    except NotSavableError:
+        raise
+    except (
+        ArithmeticError,
+        AttributeError,
+        LookupError,
+        RecursionError,
+        TypeError,
+        ValueError,
+    ) as e:
+        raise NotSavableError(f"the saved state of {type(env).__name__} does not fit ({e})") from e
+
+
+class _Writer:
+    """Numbers each object and container at its first place; later places refer to that number."""
+
+    def __init__(self) -> None:
+        self._numbers: dict[int, int] = {}  # by `id`
+        self._memories: dict[int, int] = {}  # of arrays, by the `id` of the array that owns it
+        self._alive: list[Any] = []  # so that no `id` is used twice
+
+    def node(self, value: Any, place: str) -> Node:
+        if type(value) in ATOMS:
+            secret = isinstance(value, str) and redacted(value) != value
+            return ["keep"] if secret else value
+        if isinstance(value, KEPT) or _is_mujoco(value, "MjModel"):
+            return ["keep"]
+        if isinstance(value, Enum):
+            return ["enum", _class_name(value), value.name]
+        if isinstance(value, np.generic):
+            return ["scalar", self._plain(np.asarray(value), place)]
+        if type(value) is bytes:
+            return ["bytes", np.frombuffer(value, np.uint8)]
+        if type(value) is tuple:
+            return ["tuple", self._items(value, place)]
+        if id(value) in self._numbers:
+            return ["ref", self._numbers[id(value)]]
+        if type(value) is np.ndarray:
+            return self._array(value, place)
+        self._number(value)
+        return self._numbered(value, place)
+
+    def _numbered(self, value: Any, place: str) -> Node:
+        if type(value) in CONTAINERS:
+            return [CONTAINERS[type(value)], self._items(value, place)]
+        if type(value) in (dict, OrderedDict):
+            items = [
+                [self.node(k, place), self.node(v, f"{place}[{k!r}]")] for k, v in value.items()
+            ]
+            return ["dict" if type(value) is dict else "ordered", items]
+        if type(value) is deque:
+            return ["deque", value.maxlen, self._items(value, place)]
+        if type(value) is np.random.Generator:
+            state = value.bit_generator.state
+            if state["bit_generator"] in BIT_GENERATORS:
+                return ["generator", state]
+        if type(value) is np.random.RandomState:
+            return ["random_state", dict(value.get_state(legacy=False))]
+        if type(value) is random.Random:
+            version, words, gauss = value.getstate()
+            return ["random", [version, [*words], gauss]]
+        if (names := _mujoco_arrays(value)) is not None:
+            arrays = {name: np.array(getattr(value, name)) for name in names}
+            return ["mujoco", value.time, arrays]
+        if _saves_itself(value):
+            return ["own", _class_name(value), self.node(value.state_dict(), place)]
+        if not _is_plain(type(value)):
+            raise NotSavableError(f"{place} is of class {_class_name(value)}")
+        own = sorted(_attributes(value).items())
+        return ["object", _class_name(value), {k: self.node(v, f"{place}.{k}") for k, v in own}]
+
+    def _items(self, values: Iterable[Any], place: str) -> list[Node]:
+        return [self.node(value, f"{place}[{i}]") for i, value in enumerate(values)]
+
+    def _array(self, value: npt.NDArray[Any], place: str) -> Node:
+        """The memory that the array lies in, which views of it share, and where in it."""
+        root = value
+        while type(root.base) is np.ndarray:
+            root = root.base
+        if root.base is not None and not isinstance(root.base, bytes | bytearray):
+            raise NotSavableError(f"{place} is an array in memory of {_class_name(root.base)}")
+        order = sorted(range(root.ndim), key=lambda axis: -abs(root.strides[axis]))
+        flat = root.transpose(order)
+        if not flat.flags.c_contiguous:
+            raise NotSavableError(f"{place} is an array whose memory has gaps")
+        if id(root) not in self._memories:
+            self._memories[id(root)] = len(self._memories)
+            self._alive.append(root)
+            memory: Node = self._plain(flat, place).reshape(-1).view(np.uint8)
+        else:
+            memory = self._memories[id(root)]
+        first = value.__array_interface__["data"][0] - root.__array_interface__["data"][0]
+        dtype = self._plain(value, place).dtype.str
+        self._number(value)
+        return ["array", memory, dtype, [*value.shape], [*value.strides], first]
+
+    def _number(self, value: Any) -> None:
+        self._alive.append(value)
+        self._numbers[id(value)] = len(self._numbers)
+
+    @staticmethod
+    def _plain(value: npt.NDArray[Any], place: str) -> npt.NDArray[Any]:
+        try:
+            plain_dtype(value.dtype.str)
+        except ValueError as error:
+            raise NotSavableError(f"{place} is an array of {value.dtype}") from error
+        return value
+
+
+class _Reader:
+    """Makes the values of nodes, in the order in which `_Writer` numbered them."""
+
+    def __init__(self) -> None:
+        self._numbered: list[Any] = []
+        self._memories: list[npt.NDArray[np.uint8]] = []
+        self._used: set[int] = set()  # objects of the new environment that have their state
+
+    def value(self, node: Node, now: Any, place: str) -> Any:
+        """The value of ``node``; ``now`` is the one in its place in the new environment."""
+        if type(node) in ATOMS:
+            return node
+        kind, *rest = node
+        match kind:
+            case "keep":
+                if now is NOTHING:
+                    raise NotSavableError(f"{place} is missing in a new environment")
+                return now
+            case "ref":
+                return self._numbered[rest[0]]
+            case "enum":
+                return _enum(*rest)
+            case "scalar":
+                return rest[0][()]
+            case "bytes":
+                return rest[0].tobytes()
+            case "tuple":
+                return tuple(self._items(rest[0], now, place))
+            case "array":
+                return self._array(*rest)
+            case "object" | "own" | "mujoco":
+                return self._object(kind, rest, now, place)
+            case "generator" | "random_state" | "random":
+                return self._random(kind, rest[-1], now)
+        return self._container(kind, rest, now, place)
+
+    def _container(self, kind: str, rest: list[Any], now: Any, place: str) -> Any:
+        made: Any
+        if kind in ("dict", "ordered"):
+            made = {} if kind == "dict" else OrderedDict()
+            self._numbered.append(made)
+            before = now if isinstance(now, dict) else {}
+            for key_node, node in rest[0]:
+                key = self.value(key_node, NOTHING, place)
+                made[key] = self.value(node, before.get(key, NOTHING), f"{place}[{key!r}]")
+            return made
+        if kind == "frozenset":
+            number = len(self._numbered)
+            self._numbered.append(None)
+            made = self._numbered[number] = frozenset(self._items(rest[0], now, place))
+            return made
+        match kind:
+            case "list":
+                made = []
+            case "set":
+                made = set()
+            case "deque":
+                made = deque(maxlen=rest[0])
+            case _:
+                raise ValueError(f"there are no values of kind {kind!r:.40}")
+        self._numbered.append(made)
+        items = self._items(rest[-1], now, place)
+        if kind == "set":
+            made.update(items)
+        else:
+            made.extend(items)
+        return made
+
+    def _items(self, nodes: list[Node], now: Any, place: str) -> list[Any]:
+        before = [*now] if isinstance(now, list | tuple | deque) else []
+        before += [NOTHING] * (len(nodes) - len(before))
+        return [self.value(node, before[i], f"{place}[{i}]") for i, node in enumerate(nodes)]
+
+    def _array(
+        self, memory: Node, dtype: str, shape: list[int], strides: list[int], first: int
+    ) -> npt.NDArray[Any]:
+        if isinstance(memory, np.ndarray):
+            self._memories.append(memory.astype(np.uint8))
+        of = self._memories[memory if isinstance(memory, int) else -1]
+        if 0 in shape:
+            made = np.empty(shape, plain_dtype(dtype))
+        else:
+            made = np.ndarray(tuple(shape), plain_dtype(dtype), of.data, first, tuple(strides))
+        self._numbered.append(made)
+        return made
+
+    def _object(self, kind: str, rest: list[Any], now: Any, place: str) -> Any:
+        if now is NOTHING or now is None or id(now) in self._used:
+            raise NotSavableError(f"{place} has no object in a new environment")
+        self._numbered.append(now)
+        self._used.add(id(now))
+        if kind == "mujoco":
+            return self._mujoco(now, *rest)
+        name, state = rest
+        if _class_name(now) != name:
+            raise NotSavableError(f"{place} was of class {name} and is of {_class_name(now)}")
+        if kind == "own":
+            now.load_state_dict(self.value(state, NOTHING, place))
+            return now
+        before, named = _attributes(now), getattr(now, "__dict__", {})
+        for gone in before.keys() - state.keys():
+            if gone in named:
+                del named[gone]
+            else:
+                object.__delattr__(now, gone)
+        for attribute, node in state.items():
+            own = self.value(node, before.get(attribute, NOTHING), f"{place}.{attribute}")
+            if attribute in _slots(type(now)):
+                object.__setattr__(now, attribute, own)
+            else:
+                named[attribute] = own
+        return now
+
+    @staticmethod
+    def _mujoco(now: Any, time: float, arrays: dict[str, npt.NDArray[Any]]) -> Any:
+        names = _mujoco_arrays(now)
+        if names is None:
+            raise ValueError(f"MuJoCo's data, and {_class_name(now)}")
+        now.time = time
+        for name in names:
+            values = getattr(now, name)
+            if name in arrays and values.shape == arrays[name].shape:  # contacts come and go
+                values[...] = arrays[name]
+        return now
+
+    def _random(self, kind: str, state: Any, now: Any) -> Any:
+        made = now if id(now) not in self._used else None
+        match kind:
+            case "generator":
+                name = state["bit_generator"]
+                if name not in BIT_GENERATORS:
+                    raise ValueError(f"there is no bit generator {name!r}")
+                bits = getattr(made, "bit_generator", None)
+                if type(made) is not np.random.Generator or type(bits).__name__ != name:
+                    made = np.random.Generator(getattr(np.random, name)())
+                made.bit_generator.state = state
+            case "random_state":
+                made = made if type(made) is np.random.RandomState else np.random.RandomState()
+                made.set_state(state)
+            case _:
+                made = made if type(made) is random.Random else random.Random()
+                version, words, gauss = state[0], state[1], state[2]
+                made.setstate((version, tuple(words), gauss))
+        self._used.add(id(made))
+        self._numbered.append(made)
+        return made
+
+
+def _attributes(value: Any) -> dict[str, Any]:
+    """What an object holds, also in slots; of a space what may change."""
+    found = dict(getattr(value, "__dict__", {}))
+    found |= {name: getattr(value, name) for name in _slots(type(value)) if hasattr(value, name)}
+    if isinstance(value, gymnasium.Space):
+        return {name: own for name, own in found.items() if not isinstance(own, np.ndarray)}
+    return found
+
+
+def _slots(made: type) -> set[str]:
+    return {
+        name
+        for base in made.__mro__
+        for name, member in vars(base).items()
+        if type(member) is types.MemberDescriptorType
+    }
+
+
+def _is_plain(made: type) -> bool:
+    """Whether all that an object of a class holds is in its attributes: no part of it is in C."""
+    links = bool(made.__dictoffset__) + bool(made.__weakrefoffset__)
+    most = object.__basicsize__ + (len(_slots(made)) + links) * POINTER_NBYTES
+    return made.__itemsize__ == 0 and made.__basicsize__ <= most
+
+
+def _saves_itself(value: Any) -> bool:
+    own = all(hasattr(type(value), name) for name in ("state_dict", "load_state_dict"))
+    return own and isinstance(value, gymnasium.Env | VectorEnv)
+
+
+def _mujoco_arrays(value: Any) -> list[str] | None:
+    """The names of the arrays of MuJoCo's data; None for any other object."""
+    if not _is_mujoco(value, "MjData"):
+        return None
+    names = [name for name in dir(value) if not name.startswith("_")]
+    found = {name: getattr(value, name) for name in names}
+    return [name for name, own in found.items() if type(own) is np.ndarray and own.flags.writeable]
+
+
+def _is_mujoco(value: Any, name: str) -> bool:
+    mujoco = sys.modules.get("mujoco")
+    return mujoco is not None and type(value) is getattr(mujoco, name)
+
+
+def _class_name(value: Any) -> str:
+    module = getattr(type(value), "__module__", "")  # SWIG's classes have none
+    return f"{module}.{type(value).__qualname__}"
+
+
+def _enum(class_name: str, name: str) -> Enum:
+    """A member of an enumeration that the program has imported."""
+    module, _, qualified = class_name.rpartition(".")
+    found: Any = getattr(sys.modules[module], qualified)
+    if not (isinstance(found, type) and issubclass(found, Enum)):
+        raise ValueError(f"{class_name} is no enumeration")
+    return found[name]
