@@ -57,15 +57,17 @@ LivingRun = Annotated[
 Checkpoint = Annotated[
     Literal["best", "last"],
     typer.Option(
-        help="Checkpoint to use: `best` by evaluation or training return, or `last`. Without a "
+        help="Checkpoint to use: `best` by evaluation, or by training return if none was "
+        "evaluated; or `last`. Without a "
         "best one, `last` is used."
     ),
 ]
 Sample = Annotated[
-    bool,
+    bool | None,
     typer.Option(
-        "--sample",
-        help="Sample actions from the policy, as in training, instead of the most probable ones.",
+        "--sample/--greedy",
+        help="Sample actions from the policy, as in training, or take the most probable ones; by "
+        "default the way that the run's evaluation found to be better, or --greedy without one.",
     ),
 ]
 GameSeed = Annotated[

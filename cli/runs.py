@@ -36,7 +36,7 @@ def evaluate(
     ],
     episodes: Annotated[int, typer.Option(min=1, help="Number of episodes.")] = 20,
     checkpoint: Checkpoint = "best",
-    sample: Sample = False,
+    sample: Sample = None,
     seed: GameSeed = 0,
     max_episode_steps: MaxSteps = None,
     as_json: Json = False,
@@ -63,7 +63,7 @@ def record(
             metavar="FILE", help="The mp4 file; by default in the folder videos of the run."
         ),
     ] = None,
-    sample: Sample = False,
+    sample: Sample = None,
     seed: GameSeed = 0,
     max_episode_steps: MaxSteps = None,
     as_json: Json = False,
@@ -79,7 +79,7 @@ def play(
     run_dir: Run,
     episodes: Annotated[int, typer.Option(min=1, help="Number of episodes.")] = 5,
     checkpoint: Checkpoint = "best",
-    sample: Sample = False,
+    sample: Sample = None,
     seed: GameSeed = 0,
     max_episode_steps: MaxSteps = None,
     as_json: Json = False,
@@ -100,8 +100,10 @@ def export(
     """Write the policy of a run to one file, which penstock.load_policy reads."""
     from penstock.evaluation.loaded_policy import load_policy
 
-    nbytes = load_policy(run_dir, checkpoint).save(file)
-    answer(f"{file}: {nbytes:,} bytes", {"file": file, "nbytes": nbytes}, as_json)
+    policy = load_policy(run_dir, checkpoint)
+    nbytes = policy.save(file)
+    text = f"{file}: {nbytes:,} bytes, played {'with sampled actions' if policy.sample else 'greedily'}"
+    answer(text, {"file": file, "nbytes": nbytes, "sample": policy.sample}, as_json)
 
 
 def plot(

@@ -1,15 +1,22 @@
-"""The role that evaluates a run as it goes: every `eval.every_s` seconds the newest checkpoint.
+"""The role that evaluates a run as it goes: it plays checkpoints, and keeps the best of them.
 
 It takes weights from `checkpoints/last` and not from the learner's memory: so it costs the learner
 nothing, works alike for every transport, pace and number of learners, and an evaluated checkpoint
 can become `checkpoints/best`, complete. The checkpoint in evaluation stays on disk under a name of
 its own (a hard link) while the learner saves further ones.
 
-Every evaluation plays the same games, so that two of them compare weights and nothing else. How the
-best did in which games stands in its own file: the two are replaced together or not at all. A best
-of which that is not known, as it was found in training or in other games, plays these first.
+Which checkpoints are evaluated is decided by the learner's requests
+(`learner.evaluation_requests`), or by `eval.every_s`. An evaluation by steps is skipped where it
+would take more than `eval.share` of a core.
 
-Heavy libraries are imported at the first evaluation: they must not delay the start of a run.
+Every evaluation plays the same games, greedily and with sampled actions, so that two of them
+compare weights and nothing else. A closing evaluation, which decides whether `stop.return` is
+reached, plays these and then other games, in the better way only (`evaluation.estimates`). How the
+best did in which games is in its own file: the two are replaced together or not at all. A best
+without that, as it was found in training or in other games, plays these first.
+
+torch, where the network needs it, is imported at the first evaluation: it must not delay the start
+of a run.
 """
 
 from __future__ import annotations
@@ -17,7 +24,7 @@ from __future__ import annotations
 import os
 import shutil
 import time
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -25,13 +32,28 @@ from typing import TYPE_CHECKING, Any
 from penstock.configs.errors import UserError
 from penstock.configs.same_env import settings
 from penstock.configs.schema import Config
+from penstock.core.formatting import count, number
 from penstock.core.notes import note_logger
 from penstock.core.role import RoleContext
+from penstock.evaluation.estimates import (
+    WAYS,
+    Estimate,
+    Way,
+    better_way,
+    estimate,
+    evidence,
+    out_of_reach,
+    reaches,
+    spacing,
+)
+from penstock.learner.evaluation_requests import CLOSING, POINT
 from penstock.profiling.status import Phase
 
 logger = note_logger(__name__)
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     import numpy.typing as npt
 
     from penstock.envs import BatchedEnv
@@ -40,7 +62,12 @@ if TYPE_CHECKING:
 CHECKPOINTS = "checkpoints"
 HELD = ".evaluated"
 SEED = 1_000_000  # apart from the games of `penstock eval`, by default
-POLL_S = 0.1
+CLOSING_SEED = 2_000_000  # apart from both
+CLOSING_SEEDS = 10_000  # between two closing evaluations, which play different games
+POLL_S = 0.05
+IDLE_S = 1.0  # between two reports that it is idle
+NOTED_S = 60.0  # a longer time between evaluations is noted, with the reason
+PROBED = 32  # steps by which the cost of a step is estimated
 
 
 class StoppedError(Exception):
@@ -53,26 +80,33 @@ def run(ctx: RoleContext) -> None:
 
     config = ctx.config
     assert config is not None
-    every_s = config.eval.every_s
-    assert every_s is not None
     evaluator = Evaluator(ctx, config)
+    if config.confirms_return:  # a closing evaluation may be needed soon
+        evaluator.prepare()
     ctx.report("ready")
-    due_s = time.monotonic() + every_s
+    every_s = config.eval.every_s
+    due_s = time.monotonic() + (every_s or 0.0)
+    idle_s = 0.0
     while not ctx.stopping():
         ctx.status.beat()
         ctx.status.phase = Phase.WAITING
-        if time.monotonic() < due_s or not evaluator.has_news():
-            time.sleep(POLL_S)
-            continue
-        due_s = time.monotonic() + every_s
-        ctx.status.phase = Phase.ENVIRONMENT
         try:
-            ctx.report("evaluation", **evaluator.evaluate())
+            request = evaluator.request()
+            now_s = time.monotonic()
+            if request is None and every_s is not None and now_s >= due_s and evaluator.has_news():
+                request = POINT
+            if request is None:
+                if now_s >= idle_s:
+                    ctx.report("evaluator", **evaluator.state())
+                    idle_s = now_s + IDLE_S
+                time.sleep(POLL_S)
+                continue
+            due_s, idle_s = time.monotonic() + (every_s or 0.0), 0.0
+            ctx.status.phase = Phase.ENVIRONMENT
+            evaluator.work(request)
         except StoppedError:
             return
-        except (
-            DamagedCheckpointError
-        ) as error:  # the learner goes on from another one, and saves again
+        except DamagedCheckpointError as error:  # the learner will save again
             logger.info("%s: %s; the next checkpoint is evaluated", ctx.name, error.fault)
         finally:
             evaluator.let_go()
@@ -91,45 +125,203 @@ class Evaluator:
             "episodes": config.eval.episodes,
             "seed": SEED + config.run.seed,
             "max_episode_steps": config.eval.max_episode_steps,
+            "ways": list(WAYS),
         }
         self._best_mean: float | None = None
         self._knows_best = False
-        self._told_cut = False
-        self._seen: tuple[int, int] | None = None
+        self._noted_cut = False
+        self._seen: tuple[int, int] | None = None  # the checkpoint that was evaluated last
+        # The checkpoint whose request is known: one from before a resume has been evaluated.
+        self._looked = self._identity() if ctx.incarnation == 0 else None
+        self._done = 0  # trained steps of the last checkpoint that was taken
+        self._play_by: dict[str, Any] | None = None  # evidence of the last evaluation
+        self._every = config.eval.every_steps or 0  # agent steps between evaluations
+        self._noted_every = self._every
+        self._cost_s: float | None = None  # CPU seconds of the last evaluation
+        self._closings = 0
         self._game: BatchedEnv | None = None
+
+    def prepare(self) -> None:
+        """Import the libraries that an evaluation in numpy needs, and make its environments."""
+        self._made_game()
 
     def has_news(self) -> bool:
         """Whether there is a checkpoint that was not evaluated."""
         found = self._identity()
         return found is not None and found != self._seen
 
-    def evaluate(self) -> dict[str, Any]:
-        """Play `eval.episodes` episodes with the newest checkpoint: how they went. Raises UserError
-        as an actor would, and `StoppedError`."""
-        from penstock.evaluation.evaluate import summary
+    def request(self) -> str | None:
+        """The learner's request in the newest checkpoint, once; None if it has none."""
         from penstock.learner.checkpoints import checkpoint_format
+        from penstock.learner.checkpoints.checkpoint_history import REQUEST
 
-        if not self._knows_best:
-            self._find_best()
-        began_s = time.monotonic()
+        found = self._identity()
+        if found is None or found == self._looked:
+            return None
+        self._looked = found
+        request: str | None = checkpoint_format.read_meta(self._last).get(REQUEST)
+        return request
+
+    def state(self) -> dict[str, Any]:
+        """The fields of the message that it is idle."""
+        return {"every": self._every, "done": self._done, "play": self._play_by}
+
+    def work(self, request: str) -> None:
+        """Evaluate the newest checkpoint, and report the result. Raises as `evaluate`."""
         self._hold_newest()
-        played = self._play(self._held)
-        returns, lengths, cut = zip(*played, strict=True)
-        about = summary(returns)
-        better = self._best_mean is None or about["mean"] > self._best_mean
-        best = better and self._keep(self._held, about["mean"])
-        progress = checkpoint_format.read_meta(self._held)["progress"]
-        return {
+        meta = self._meta()
+        steps = meta["progress"]["trained_steps"]
+        if request == POINT and self._is_too_soon(meta):
+            self._done = steps
+            return
+        began_s, cpu_s = time.monotonic(), time.process_time()
+        result = self._evaluate(request)
+        cost_s = time.process_time() - cpu_s
+        self._ctx.report("evaluation", **result)
+        if request == CLOSING:
+            seconds, solved = time.monotonic() - began_s, result["closing"]["solved"]
+            self._ctx.report("verdict", trained_steps=steps, solved=solved, seconds=seconds)
+        else:
+            self._cost_s = cost_s
+            self._space_out(cost_s, meta)
+        self._done = steps
+
+    def evaluate(self, request: str = "") -> dict[str, Any]:
+        """Play `eval.episodes` episodes in each way with the newest checkpoint, and with
+        ``request`` `CLOSING` those that confirm `stop.return`. Returns the results.
+
+        Raises UserError as an actor would, and `StoppedError`.
+        """
+        self._hold_newest()
+        return self._evaluate(request)
+
+    def _evaluate(self, request: str) -> dict[str, Any]:
+        from penstock.evaluation.evaluate import summary
+
+        began_s = time.monotonic()
+        progress = self._meta()["progress"]
+        steps = progress["trained_steps"]
+        if not self._knows_best:
+            self._find_best(steps)
+        played = self._play_both(self._held)
+        found = {way: estimate(returns_of(played[way])) for way in WAYS}
+        way = better_way(found)
+        further = self._close(found, way, steps) if request == CLOSING else None
+        closing_estimate, solved = further or (None, False)
+        self._play_by = evidence(found, steps, closing_estimate)
+        mean = found[way].mean
+        better = self._best_mean is None or mean > self._best_mean
+        best = (better or solved) and self._keep(self._held, mean, self._play_by)
+        returns, lengths, cut = zip(*played[way], strict=True)
+        result = {
             **{name: progress[name] for name in ("time_s", "trained_steps", "learner_steps")},
             "episodes": len(returns),
-            "return": about,
+            "play": way,
+            **{each: found[each]._asdict() for each in WAYS},
+            "return": summary(returns),
             "length": summary(lengths),
             "cut": sum(cut),
             "best": best,
             "best_return_mean": self._best_mean,
             "seconds": time.monotonic() - began_s,
+            "every_steps": self._every or None,
             "env": self._how["env"],
         }
+        if request == CLOSING:
+            goal = self._config.stop.return_
+            about = None if closing_estimate is None else closing_estimate._asdict()
+            result["closing"] = {"goal": goal, "solved": solved, "estimate": about}
+        return result
+
+    def _close(
+        self, found: Mapping[Way, Estimate], way: Way, steps: int
+    ) -> tuple[Estimate | None, bool]:
+        """The estimate by further episodes, unless the goal is out of reach; and whether
+        `stop.return` is reached."""
+        from penstock.envs import make
+        from penstock.evaluation.evaluate import ENVS
+
+        config = self._config
+        goal, episodes = config.stop.return_, config.stop.confirm_episodes
+        assert goal is not None
+        self._closings += 1
+        if out_of_reach(found, goal):
+            shown = ", ".join(f"{each} {describe(found[each])}" for each in WAYS)
+            logger.info(
+                "stop.return %s was reached in training, but not in evaluation (%s, over %d "
+                "episodes each, at %s steps); training continues",
+                *(number(goal), shown, found[way].episodes, count(steps)),
+            )
+            return None, False
+        seed = CLOSING_SEED + config.run.seed + self._closings * CLOSING_SEEDS
+        with closing(make(config.env, min(episodes, max(ENVS, config.actors.envs)))) as game:
+            further = estimate(returns_of(self._play(self._held, game, way, episodes, seed)))
+        if solved := reaches(further, goal):
+            text = "stop.return %s is confirmed by evaluation: %s, %s over %d episodes at %s steps"
+        else:
+            text = (
+                "stop.return %s was reached in training, but evaluation does not confirm it: %s, "
+                "%s over %d episodes at %s steps; training continues"
+            )
+        about = number(goal), way, describe(further), further.episodes, count(steps)
+        logger.info(text, *about)
+        return further, solved
+
+    def _is_too_soon(self, meta: Mapping[str, Any]) -> bool:
+        """Whether an evaluation at these steps would take more than `eval.share` of a core."""
+        share, every = self._config.eval.share, self._config.eval.every_steps
+        if share is None or not self._config.evaluates_by_steps:
+            return False
+        assert every is not None
+        if self._cost_s is None:
+            lengths = meta["progress"]["lengths"]
+            if not lengths:  # the length of an episode is unknown yet
+                return True
+            most = self._config.eval.max_episode_steps
+            episode_steps = min(sum(lengths) / len(lengths), most)
+            episodes = len(WAYS) * self._config.eval.episodes
+            self._space_out(episodes * episode_steps * self._step_cost_s(), meta)
+        point = meta["progress"]["trained_steps"] // every * every
+        return point % self._every != 0
+
+    def _space_out(self, cost_s: float, meta: Mapping[str, Any]) -> None:
+        """Set the distance between evaluations of which each takes ``cost_s`` CPU seconds."""
+        share, every = self._config.eval.share, self._config.eval.every_steps
+        if every is None:
+            return
+        progress = meta["progress"]
+        rate = progress["trained_steps"] / max(progress["time_s"], 1e-3)
+        self._every = spacing(every, cost_s, share, rate)
+        if self._every > self._noted_every and self._every > NOTED_S * rate:
+            self._noted_every = self._every
+            logger.info(
+                "evaluations are %s steps apart instead of eval.every_steps = %s: one takes about "
+                "%.2g s of CPU time, and eval.share is %g",
+                *(count(self._every), count(every), cost_s, share),
+            )
+
+    def _step_cost_s(self) -> float:
+        """CPU seconds of one step of one environment, with the policy's decision."""
+        import numpy as np
+
+        from penstock.evaluation.evaluate import trained_policy
+
+        game = self._made_game()
+        space = game.info.observation_space
+        obs = np.empty((game.count, *space.shape), space.dtype)
+        policy = trained_policy(self._config, game, self._held, SEED)
+        game.reset_into(SEED, obs)
+        for i in range(PROBED + 1):
+            if i == 1:  # the first includes imports
+                began_s = time.process_time()
+            self._ctx.status.beat()
+            game.step_into(policy.greedy(obs), obs)
+        return (time.process_time() - began_s) / (PROBED * game.count)
+
+    def _meta(self) -> Mapping[str, Any]:
+        from penstock.learner.checkpoints import checkpoint_format
+
+        return checkpoint_format.read_meta(self._held)
 
     def let_go(self) -> None:
         """Of the checkpoint that was evaluated."""
@@ -139,11 +331,10 @@ class Evaluator:
             (self._held / FILE).unlink(missing_ok=True)
             self._held.rmdir()
 
-    def _find_best(self) -> None:
-        """Learn how `checkpoints/best` does in these games, if there is one from before."""
+    def _find_best(self, trained_steps: int) -> None:
+        """Find out how `checkpoints/best` does in these games, if there is one from before; not if
+        it is the one after ``trained_steps``, which is evaluated next."""
         from penstock.algos.samples import network_shape
-        from penstock.core.formatting import number
-        from penstock.evaluation.evaluate import summary
         from penstock.learner.checkpoints.checkpoint_history import EVALUATION, best_meta
 
         config = self._config
@@ -151,22 +342,27 @@ class Evaluator:
         meta = best_meta(self._best, layout, config.env)
         if meta is not None:
             known = meta.get(EVALUATION, {})
-            self._best_mean = known.get("mean")
-            if self._best_mean is None or {**known, **self._how} != known:
-                returns = tuple(episode.episode_return for episode in self._play(self._best))
-                mean = summary(returns)["mean"]
+            same = not known and meta.get("progress", {}).get("trained_steps") == trained_steps
+            self._best_mean = None if same else known.get("mean")
+            if not same and (self._best_mean is None or {**known, **self._how} != known):
+                played = self._play_both(self._best)
+                found = {way: estimate(returns_of(played[way])) for way in WAYS}
+                mean = found[better_way(found)].mean
                 logger.info("%s was evaluated first: mean return %s", self._best, number(mean))
-                self._keep(self._best, mean)
+                steps = meta.get("progress", {}).get("trained_steps", 0)
+                self._keep(self._best, mean, evidence(found, steps))
                 self._best_mean = mean
         self._knows_best = True
 
-    def _keep(self, folder: Path, mean: float) -> bool:
-        """Make what is in ``folder`` the best, with its ``mean``; whether there was room for it."""
+    def _keep(self, folder: Path, mean: float, play: Mapping[str, Any]) -> bool:
+        """Make the checkpoint in ``folder`` the best, with its ``mean`` and how to ``play`` it;
+        returns whether the disk had room."""
         from penstock.learner.checkpoints import checkpoint_format
-        from penstock.learner.checkpoints.checkpoint_history import EVALUATION
+        from penstock.learner.checkpoints.checkpoint_history import EVALUATION, PLAY, REQUEST
 
         found = checkpoint_format.load(folder)
-        meta = {**found.meta, EVALUATION: {**self._how, "mean": mean}}
+        meta = {**found.meta, EVALUATION: {**self._how, "mean": mean}, PLAY: play}
+        meta.pop(REQUEST, None)
         try:
             checkpoint_format.save(self._best, replace(found, meta=meta))
         except UserError as error:  # a disk that is full now need not be so for ever
@@ -192,27 +388,35 @@ class Evaluator:
             self._game = make(self._config.env, min(self._config.eval.episodes, ENVS))
         return self._game
 
-    def _play(self, folder: Path) -> list[Episode]:
+    def _play_both(self, folder: Path) -> dict[Way, list[Episode]]:
+        """The episodes of an evaluation, in each way; the games are the same."""
+        game, seed = self._made_game(), SEED + self._config.run.seed
+        episodes = self._config.eval.episodes
+        return {way: self._play(folder, game, way, episodes, seed) for way in WAYS}
+
+    def _play(
+        self, folder: Path, game: BatchedEnv, way: Way, episodes: int, seed: int
+    ) -> list[Episode]:
         from penstock.evaluation.evaluate import play, trained_policy, were_cut
 
-        config, game, seed = self._config, self._made_game(), SEED + self._config.run.seed
-        episodes, most = config.eval.episodes, config.eval.max_episode_steps
-        policy = trained_policy(config, game, folder, seed)
+        most = self._config.eval.max_episode_steps
+        policy = trained_policy(self._config, game, folder, seed)
+        act = policy.greedy if way == "greedy" else policy.act
 
         def choose(obs: npt.NDArray[Any]) -> npt.NDArray[Any]:
             self._ctx.status.beat()
             if self._ctx.stopping():
                 raise StoppedError
-            return policy.greedy(obs)
+            return act(obs)
 
         played = play(game, choose, episodes, seed, most, policy.reset)
         # Not barren, should it die later.
         self._ctx.status.produced_steps += sum(episode.length for episode in played)
         cut = sum(episode.cut for episode in played)
-        if cut and not self._told_cut:
+        if cut and not self._noted_cut:
             option = "eval.max_episode_steps"
             logger.info("in an evaluation %s", were_cut(cut, episodes, most, option))
-            self._told_cut = True
+            self._noted_cut = True
         return played
 
     def _identity(self) -> tuple[int, int] | None:
@@ -222,6 +426,16 @@ class Evaluator:
         except (OSError, ValueError):
             return None
         return found.st_ino, found.st_mtime_ns
+
+
+def returns_of(played: list[Episode]) -> list[float]:
+    """The returns of episodes."""
+    return [episode.episode_return for episode in played]
+
+
+def describe(found: Estimate) -> str:
+    """The mean with half its 95 % confidence interval."""
+    return f"{number(found.mean)} ± {number(found.upper - found.mean)}"
 
 
 def _hold(source: Path, held: Path, name: str) -> None:

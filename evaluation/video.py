@@ -29,6 +29,7 @@ from penstock.evaluation.evaluate import (
     Choose,
     Episode,
     checkpoint_folder,
+    plays_sampled,
     trained_policy,
     were_cut,
 )
@@ -109,7 +110,7 @@ def record(
     episodes: int,
     which: str,
     out: str | None,
-    sample: bool,
+    sample: bool | None,
     seed: int,
     max_steps: int | None = None,
 ) -> dict[str, Any]:
@@ -129,7 +130,12 @@ def record(
 
 
 def play(
-    run_dir: str, episodes: int, which: str, sample: bool, seed: int, max_steps: int | None = None
+    run_dir: str,
+    episodes: int,
+    which: str,
+    sample: bool | None,
+    seed: int,
+    max_steps: int | None = None,
 ) -> dict[str, Any]:
     """Show episodes in a window, as fast as a person would play, each cut as in `record`; their raw
     returns.
@@ -184,10 +190,12 @@ def enlarged(pictures: list[Picture]) -> list[Picture]:
 
 @contextmanager
 def _actor(
-    run_dir: str, which: str, sample: bool, seed: int, max_steps: int | None
+    run_dir: str, which: str, sample: bool | None, seed: int, max_steps: int | None
 ) -> Iterator[Actor]:
     config = load_run(run_dir)
     folder = checkpoint_folder(run_dir, which)
+    if sample is None:
+        sample = plays_sampled(folder)
     do_without_display()
     with drawing(config.env.id):
         game = make(config.env, 1, filmed=True)

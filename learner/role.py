@@ -27,6 +27,7 @@ from penstock.core.params import Arrays, Floats
 from penstock.core.role import RoleContext, learner_socket
 from penstock.envs import probe
 from penstock.learner.checkpoints.checkpoint_manager import CheckpointManager
+from penstock.learner.evaluation_requests import EvaluationRequests
 from penstock.learner.factory import AnyTrainer, make_trainer, network_of, on_own_gpu
 from penstock.learner.group.elastic_group import ElasticGroup, begun
 from penstock.learner.loop import TrainingLoop
@@ -153,6 +154,8 @@ class LearnerProcess(TrainingLoop[Any]):
         self._turned_away: Counter[str] = Counter()  # connections reported so far
         self._others = StreamTracker(self._accounting)
         self._torch_trace = TorchTrace()
+        self._requests = EvaluationRequests(config, trainer.progress, checkpoints.play)
+        checkpoints.requests = self._requests
         # of the learner: on a GPU that of its stream, else of this thread
         self._seconds = ctx.ledger
         self._clock: DeviceClock | None = None
@@ -246,6 +249,7 @@ class LearnerProcess(TrainingLoop[Any]):
 
     def control(self, counts: Floats, stop: bool) -> ControlMessage:
         self._hear()
+        self._requests.turn()
         self._progress.arrived(self._accounting)
         return ControlMessage(
             counts,
@@ -338,6 +342,7 @@ class LearnerProcess(TrainingLoop[Any]):
         messages = self._group.messages()
         self._others.hear(messages)
         self._torch_trace.hear(messages)
+        self._requests.hear(messages)
 
 
 class StreamTracker:

@@ -32,10 +32,12 @@ FINENESS = 5000
 NO_ACCOUNTING = {"produced": 0, "trained": 0, "dropped": {}, "lost": {}, "in_flight": 0}
 WHOLE = {  # metrics of the run so far; the others are of one interval
     "time_s", "env_steps", "env_frames", "trained_steps", "learner_steps", "episodes",
-    "solved_at_s", "updates_skipped", "rollbacks",
+    "return_reached_at_s", "solved_at_s", "updates_skipped", "rollbacks",
     "episode_return_mean", "episode_length_mean", "dropped", "lost", "rejected", "received",
     "replay_size", "samples_per_insert", "actors_restarted", "learners_restarted", "server",
     "eval_return_mean", "eval_return_best", "eval_length_mean", "eval_trained_steps",
+    "eval_return_greedy", "eval_return_greedy_se", "eval_return_sampled", "eval_return_sampled_se",
+    "eval_play", "eval_episodes", "closing_evaluation",
 }  # fmt: skip
 OF_A_MOMENT = {"actors_alive", "learners_alive"}  # although they stand beside the last counts
 SHARES = ("learner_wait_fraction", "learner_compute_fraction", "ledger")
