@@ -102,8 +102,12 @@ def export(
 
     policy = load_policy(run_dir, checkpoint)
     nbytes = policy.save(file)
-    text = f"{file}: {nbytes:,} bytes, played {'with sampled actions' if policy.sample else 'greedily'}"
-    answer(text, {"file": file, "nbytes": nbytes, "sample": policy.sample}, as_json)
+    way = "sampled" if policy.sample else "greedy"
+    answer(
+        f"{file}: {nbytes:,} bytes, {way} actions",
+        {"file": file, "nbytes": nbytes, "sample": policy.sample},
+        as_json,
+    )
 
 
 def plot(

@@ -71,12 +71,12 @@ def evidence(
         closing: the estimate by further episodes of the better way, if there were any.
     """
     by_way = {way: {"mean": found[way].mean, "se": found[way].se} for way in WAYS}
-    about = {
+    about: dict[str, Any] = {
         "way": better_way(found),
         "episodes": found["greedy"].episodes,
         "trained_steps": trained_steps,
-        **by_way,
     }
+    about |= by_way
     return about if closing is None else {**about, "closing": closing._asdict()}
 
 
@@ -90,8 +90,8 @@ def spacing(every: int, cost_s: float, share: float | None, steps_per_s: float) 
     """Agent steps between two evaluations: ``every`` times the smallest power of two with which
     they take at most ``share`` of a core.
 
-    With powers of two the evaluations of a run with a wider spacing are at steps at which those of a
-    run with a narrower one are too, so that seeds can be compared.
+    With powers of two, the steps of the evaluations of a run with a wider spacing are also those of
+    a run with a narrower one, so that seeds can be compared.
 
     Args:
         cost_s: CPU seconds of one evaluation.

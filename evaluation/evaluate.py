@@ -54,8 +54,8 @@ def evaluate(
     """Returns and lengths over ``episodes``, by the weights of checkpoint "best" or "last".
 
     Actions are the most probable ones, or with ``sample`` drawn as in training; with None the way
-    that the run's evaluation found to be better. The same seed plays the same games. An episode of ``max_steps``, None: of `eval.max_episode_steps`, is cut. Raises
-    UserError.
+    that the run's evaluation found to be better. The same seed plays the same games. An episode of
+    ``max_steps``, None: of `eval.max_episode_steps`, is cut. Raises UserError.
     """
     config = load_run(run_dir)
     most = max_steps or config.eval.max_episode_steps
@@ -123,8 +123,8 @@ def checkpoint_folder(run_dir: str | Path, which: str) -> Path:
 
 
 def plays_sampled(folder: Path) -> bool:
-    """Whether the policy of a checkpoint is played with sampled actions by default. Raises UserError
-    if there is no checkpoint."""
+    """Whether the policy of a checkpoint is played with sampled actions by default. Raises
+    UserError if the checkpoint does not exist."""
     return way_of(checkpoint_format.read_meta(folder).get(PLAY)) == "sampled"
 
 

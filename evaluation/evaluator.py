@@ -1,13 +1,11 @@
 """The role that evaluates a run as it goes: it plays checkpoints, and keeps the best of them.
 
-It takes weights from `checkpoints/last` and not from the learner's memory: so it costs the learner
-nothing, works alike for every transport, pace and number of learners, and an evaluated checkpoint
-can become `checkpoints/best`, complete. The checkpoint in evaluation stays on disk under a name of
-its own (a hard link) while the learner saves further ones.
-
-Which checkpoints are evaluated is decided by the learner's requests
-(`learner.evaluation_requests`), or by `eval.every_s`. An evaluation by steps is skipped where it
-would take more than `eval.share` of a core.
+It takes weights from checkpoints and not from the learner's memory: so it works alike for every
+transport, pace and number of learners, and an evaluated checkpoint can become `checkpoints/best`,
+complete. Which checkpoints are evaluated is decided by the learner, which writes one for each
+evaluation (`learner.evaluation_requests`); or by `eval.every_s`, and then it is `checkpoints/last`,
+which stays on disk under a name of its own (a hard link) while the learner saves further ones. An
+evaluation by steps is skipped where it would take more than `eval.share` of a core.
 
 Every evaluation plays the same games, greedily and with sampled actions, so that two of them
 compare weights and nothing else. A closing evaluation, which decides whether `stop.return` is
@@ -46,6 +44,15 @@ from penstock.evaluation.estimates import (
     reaches,
     spacing,
 )
+from penstock.learner.checkpoints import checkpoint_format
+from penstock.learner.checkpoints.checkpoint_format import FILE, DamagedCheckpointError
+from penstock.learner.checkpoints.checkpoint_history import (
+    EVALUATION,
+    PLAY,
+    REQUEST,
+    REQUESTED,
+    best_meta,
+)
 from penstock.learner.evaluation_requests import CLOSING, POINT
 from penstock.profiling.status import Phase
 
@@ -76,8 +83,6 @@ class StoppedError(Exception):
 
 def run(ctx: RoleContext) -> None:
     """Evaluate until asked to stop; reports an "evaluation" each time."""
-    from penstock.learner.checkpoints.checkpoint_format import DamagedCheckpointError
-
     config = ctx.config
     assert config is not None
     evaluator = Evaluator(ctx, config)
@@ -90,20 +95,17 @@ def run(ctx: RoleContext) -> None:
     while not ctx.stopping():
         ctx.status.beat()
         ctx.status.phase = Phase.WAITING
+        by_time = every_s is not None and time.monotonic() >= due_s and evaluator.has_news()
+        if not by_time and not evaluator.has_request():
+            if time.monotonic() >= idle_s:
+                ctx.report("evaluator", **evaluator.state())
+                idle_s = time.monotonic() + IDLE_S
+            time.sleep(POLL_S)
+            continue
+        due_s, idle_s = time.monotonic() + (every_s or 0.0), 0.0
+        ctx.status.phase = Phase.ENVIRONMENT
         try:
-            request = evaluator.request()
-            now_s = time.monotonic()
-            if request is None and every_s is not None and now_s >= due_s and evaluator.has_news():
-                request = POINT
-            if request is None:
-                if now_s >= idle_s:
-                    ctx.report("evaluator", **evaluator.state())
-                    idle_s = now_s + IDLE_S
-                time.sleep(POLL_S)
-                continue
-            due_s, idle_s = time.monotonic() + (every_s or 0.0), 0.0
-            ctx.status.phase = Phase.ENVIRONMENT
-            evaluator.work(request)
+            evaluator.work()
         except StoppedError:
             return
         except DamagedCheckpointError as error:  # the learner will save again
@@ -130,9 +132,12 @@ class Evaluator:
         self._best_mean: float | None = None
         self._knows_best = False
         self._noted_cut = False
-        self._seen: tuple[int, int] | None = None  # the checkpoint that was evaluated last
-        # The checkpoint whose request is known: one from before a resume has been evaluated.
-        self._looked = self._identity() if ctx.incarnation == 0 else None
+        self._requested = folder / REQUESTED
+        self._seen: tuple[int, int] | None = None  # the last that was evaluated by time
+        self._resumes = ctx.incarnation > 0  # at what a killed evaluator was evaluating
+        if not self._resumes:  # of an earlier run in this folder
+            for each in (self._requested, self._held):
+                _remove(each)
         self._done = 0  # trained steps of the last checkpoint that was taken
         self._play_by: dict[str, Any] | None = None  # evidence of the last evaluation
         self._every = config.eval.every_steps or 0  # agent steps between evaluations
@@ -150,59 +155,49 @@ class Evaluator:
         found = self._identity()
         return found is not None and found != self._seen
 
-    def request(self) -> str | None:
-        """The learner's request in the newest checkpoint, once; None if it has none."""
-        from penstock.learner.checkpoints import checkpoint_format
-        from penstock.learner.checkpoints.checkpoint_history import REQUEST
-
-        found = self._identity()
-        if found is None or found == self._looked:
-            return None
-        self._looked = found
-        request: str | None = checkpoint_format.read_meta(self._last).get(REQUEST)
-        return request
+    def has_request(self) -> bool:
+        """Whether the learner has written a checkpoint for an evaluation."""
+        there = checkpoint_format.exists
+        return there(self._requested) or (self._resumes and there(self._held))
 
     def state(self) -> dict[str, Any]:
         """The fields of the message that it is idle."""
         return {"every": self._every, "done": self._done, "play": self._play_by}
 
-    def work(self, request: str) -> None:
-        """Evaluate the newest checkpoint, and report the result. Raises as `evaluate`."""
-        self._hold_newest()
-        meta = self._meta()
-        steps = meta["progress"]["trained_steps"]
+    def work(self) -> None:
+        """Evaluate the checkpoint of the learner's request, or the newest one if there is no
+        request, and report the result.
+
+        Raises UserError as an actor would, DamagedCheckpointError and `StoppedError`.
+        """
+        if checkpoint_format.exists(self._requested):
+            self._held.mkdir(mode=0o700, exist_ok=True)
+            (self._requested / FILE).replace(self._held / FILE)
+        elif not (self._resumes and checkpoint_format.exists(self._held)):
+            self._hold_newest()
+        self._resumes = False
+        meta = checkpoint_format.read_meta(self._held)
+        request = meta.get(REQUEST)
+        self._done = steps = meta["progress"]["trained_steps"]
         if request == POINT and self._is_too_soon(meta):
-            self._done = steps
             return
         began_s, cpu_s = time.monotonic(), time.process_time()
-        result = self._evaluate(request)
-        cost_s = time.process_time() - cpu_s
+        result = self._evaluate(meta["progress"], request)
         self._ctx.report("evaluation", **result)
         if request == CLOSING:
             seconds, solved = time.monotonic() - began_s, result["closing"]["solved"]
             self._ctx.report("verdict", trained_steps=steps, solved=solved, seconds=seconds)
-        else:
-            self._cost_s = cost_s
-            self._space_out(cost_s, meta)
-        self._done = steps
+        elif request == POINT:
+            self._cost_s = time.process_time() - cpu_s
+            self._space_out(self._cost_s, meta)
 
-    def evaluate(self, request: str = "") -> dict[str, Any]:
-        """Play `eval.episodes` episodes in each way with the newest checkpoint, and with
-        ``request`` `CLOSING` those that confirm `stop.return`. Returns the results.
-
-        Raises UserError as an actor would, and `StoppedError`.
-        """
-        self._hold_newest()
-        return self._evaluate(request)
-
-    def _evaluate(self, request: str) -> dict[str, Any]:
+    def _evaluate(self, progress: Mapping[str, Any], request: str | None) -> dict[str, Any]:
+        """The results of the checkpoint, which has this ``progress``."""
         from penstock.evaluation.evaluate import summary
 
-        began_s = time.monotonic()
-        progress = self._meta()["progress"]
-        steps = progress["trained_steps"]
+        began_s, steps = time.monotonic(), progress["trained_steps"]
         if not self._knows_best:
-            self._find_best(steps)
+            self._find_best(progress)
         played = self._play_both(self._held)
         found = {way: estimate(returns_of(played[way])) for way in WAYS}
         way = better_way(found)
@@ -213,11 +208,12 @@ class Evaluator:
         better = self._best_mean is None or mean > self._best_mean
         best = (better or solved) and self._keep(self._held, mean, self._play_by)
         returns, lengths, cut = zip(*played[way], strict=True)
-        result = {
+        result: dict[str, Any] = {
             **{name: progress[name] for name in ("time_s", "trained_steps", "learner_steps")},
             "episodes": len(returns),
             "play": way,
-            **{each: found[each]._asdict() for each in WAYS},
+            "greedy": found["greedy"]._asdict(),
+            "sampled": found["sampled"]._asdict(),
             "return": summary(returns),
             "length": summary(lengths),
             "cut": sum(cut),
@@ -269,9 +265,7 @@ class Evaluator:
 
     def _is_too_soon(self, meta: Mapping[str, Any]) -> bool:
         """Whether an evaluation at these steps would take more than `eval.share` of a core."""
-        share, every = self._config.eval.share, self._config.eval.every_steps
-        if share is None or not self._config.evaluates_by_steps:
-            return False
+        every = self._config.eval.every_steps
         assert every is not None
         if self._cost_s is None:
             lengths = meta["progress"]["lengths"]
@@ -281,14 +275,13 @@ class Evaluator:
             episode_steps = min(sum(lengths) / len(lengths), most)
             episodes = len(WAYS) * self._config.eval.episodes
             self._space_out(episodes * episode_steps * self._step_cost_s(), meta)
-        point = meta["progress"]["trained_steps"] // every * every
+        point: int = meta["progress"]["trained_steps"] // every * every
         return point % self._every != 0
 
     def _space_out(self, cost_s: float, meta: Mapping[str, Any]) -> None:
         """Set the distance between evaluations of which each takes ``cost_s`` CPU seconds."""
         share, every = self._config.eval.share, self._config.eval.every_steps
-        if every is None:
-            return
+        assert every is not None
         progress = meta["progress"]
         rate = progress["trained_steps"] / max(progress["time_s"], 1e-3)
         self._every = spacing(every, cost_s, share, rate)
@@ -318,38 +311,29 @@ class Evaluator:
             game.step_into(policy.greedy(obs), obs)
         return (time.process_time() - began_s) / (PROBED * game.count)
 
-    def _meta(self) -> Mapping[str, Any]:
-        from penstock.learner.checkpoints import checkpoint_format
-
-        return checkpoint_format.read_meta(self._held)
-
     def let_go(self) -> None:
         """Of the checkpoint that was evaluated."""
-        from penstock.learner.checkpoints.checkpoint_format import FILE
+        _remove(self._held)
 
-        with suppress(OSError):
-            (self._held / FILE).unlink(missing_ok=True)
-            self._held.rmdir()
-
-    def _find_best(self, trained_steps: int) -> None:
-        """Find out how `checkpoints/best` does in these games, if there is one from before; not if
-        it is the one after ``trained_steps``, which is evaluated next."""
+    def _find_best(self, progress: Mapping[str, Any]) -> None:
+        """Find out how `checkpoints/best` does in these games, if there is one from before. One
+        that the learner has found since the run began or was resumed need not be beaten."""
         from penstock.algos.samples import network_shape
-        from penstock.learner.checkpoints.checkpoint_history import EVALUATION, best_meta
 
         config = self._config
         layout = network_shape(config, self._made_game().info).layout
         meta = best_meta(self._best, layout, config.env)
         if meta is not None:
             known = meta.get(EVALUATION, {})
-            same = not known and meta.get("progress", {}).get("trained_steps") == trained_steps
-            self._best_mean = None if same else known.get("mean")
-            if not same and (self._best_mean is None or {**known, **self._how} != known):
+            of_best = meta.get("progress", {})
+            new = not known and of_best.get("generation") == progress.get("generation")
+            self._best_mean = None if new else known.get("mean")
+            if not new and (self._best_mean is None or {**known, **self._how} != known):
                 played = self._play_both(self._best)
                 found = {way: estimate(returns_of(played[way])) for way in WAYS}
                 mean = found[better_way(found)].mean
                 logger.info("%s was evaluated first: mean return %s", self._best, number(mean))
-                steps = meta.get("progress", {}).get("trained_steps", 0)
+                steps = of_best.get("trained_steps", 0)
                 self._keep(self._best, mean, evidence(found, steps))
                 self._best_mean = mean
         self._knows_best = True
@@ -357,9 +341,6 @@ class Evaluator:
     def _keep(self, folder: Path, mean: float, play: Mapping[str, Any]) -> bool:
         """Make the checkpoint in ``folder`` the best, with its ``mean`` and how to ``play`` it;
         returns whether the disk had room."""
-        from penstock.learner.checkpoints import checkpoint_format
-        from penstock.learner.checkpoints.checkpoint_history import EVALUATION, PLAY, REQUEST
-
         found = checkpoint_format.load(folder)
         meta = {**found.meta, EVALUATION: {**self._how, "mean": mean}, PLAY: play}
         meta.pop(REQUEST, None)
@@ -372,8 +353,6 @@ class Evaluator:
         return True
 
     def _hold_newest(self) -> None:
-        from penstock.learner.checkpoints.checkpoint_format import FILE
-
         found = None
         while found is None or found != self._seen:  # it may be replaced meanwhile
             self._seen = self._identity()
@@ -436,6 +415,13 @@ def returns_of(played: list[Episode]) -> list[float]:
 def describe(found: Estimate) -> str:
     """The mean with half its 95 % confidence interval."""
     return f"{number(found.mean)} ± {number(found.upper - found.mean)}"
+
+
+def _remove(folder: Path) -> None:
+    """Remove a checkpoint that was moved or linked here."""
+    with suppress(OSError):
+        (folder / FILE).unlink(missing_ok=True)
+        folder.rmdir()
 
 
 def _hold(source: Path, held: Path, name: str) -> None:

@@ -64,6 +64,7 @@ class Actor:
     choose: Choose
     checkpoint: str
     max_steps: int
+    sample: bool
 
     def shots(self, episodes: int, seed: int) -> Iterator[Shot]:
         """Episodes, one after another, whole or cut; the same seed gives the same."""
@@ -168,7 +169,8 @@ def describe(result: dict[str, Any]) -> str:
         most, episodes = result["max_episode_steps"], len(result["lengths"])
         lines.append(were_cut(result["cut"], episodes, most, "--max-episode-steps"))
     if "file" in result:
-        lines.append(f"{result['file']} shows checkpoint {result['checkpoint']}")
+        way = "sampled" if result["sample"] else "greedy"
+        lines.append(f"{result['file']} shows checkpoint {result['checkpoint']}, {way} actions")
     return "\n".join(lines)
 
 
@@ -203,7 +205,7 @@ def _actor(
         policy = trained_policy(config, game, folder, seed)
         choose: Choose = policy.act if sample else policy.greedy
         most = max_steps or config.eval.max_episode_steps
-        yield Actor(config.env.id, game, policy, choose, folder.name, most)
+        yield Actor(config.env.id, game, policy, choose, folder.name, most, sample)
     finally:
         game.close()
 
@@ -316,6 +318,7 @@ def _result(run_dir: str, actor: Actor, played: list[Episode]) -> dict[str, Any]
     return {
         "run_dir": run_dir,
         "checkpoint": actor.checkpoint,
+        "sample": actor.sample,
         "cut": sum(episode.cut for episode in played),
         "max_episode_steps": actor.max_steps,
         "returns": [episode.episode_return for episode in played],

@@ -9,8 +9,9 @@ supervisor, at every learner:
     verdict     the result of a closing evaluation, by the `trained_steps` of its checkpoint
     gone        the evaluator keeps failing and is not started again
 
-The request is the entry `REQUEST` in a checkpoint's metadata. So it survives a crash of the
-evaluator, and needs no connection to it.
+The checkpoint is in a folder of its own, `REQUESTED`, from which the evaluator moves it away; the
+request is an entry of its metadata. So it survives a crash of the evaluator, and `checkpoints/last`
+is as frequent as without evaluation.
 """
 
 from __future__ import annotations
@@ -34,8 +35,8 @@ PAUSE = 2.0  # after a closing evaluation that did not confirm, as a multiple of
 
 
 class EvaluationRequests:
-    """Decides which checkpoints are for the evaluator. Call `hear` with all messages and `turn`
-    once in every turn of the learner; between two turns `due` is constant."""
+    """Decides when a checkpoint is written for the evaluator. Call `hear` with all messages, and
+    `turn` once in every turn of the learner; between two turns `due` is constant."""
 
     def __init__(
         self,

@@ -249,14 +249,19 @@ class LearnerProcess(TrainingLoop[Any]):
 
     def control(self, counts: Floats, stop: bool) -> ControlMessage:
         self._hear()
-        self._requests.turn()
         self._progress.arrived(self._accounting)
+        self._requests.turn()
+        evaluates = self._group.leads and self._requests.due() is not None
+        if evaluates and self.sync.world == 1:
+            self._save_for_evaluation({})
+            evaluates = False
         return ControlMessage(
             counts,
             self._progress.growth(),
             stop=stop,
             nan=self._nonfinite.due,
-            checkpoint=self._group.leads and self._checkpoints.due(),
+            # The states of several learners are collected for an ordinary checkpoint only.
+            checkpoint=evaluates or (self._group.leads and self._checkpoints.due()),
             regroup=self._group.changed,
         )
 
@@ -280,10 +285,23 @@ class LearnerProcess(TrainingLoop[Any]):
         elif self._ctx.stopping():  # stopped by a signal from elsewhere than the supervisor?
             self._ctx.report("stop", reason="terminated")
 
+    def _save_for_evaluation(self, group: Arrays) -> None:
+        """Write the checkpoint that is due for the evaluator."""
+        self._ledger.switch(Part.SAVE)
+        self._ctx.status.phase = Phase.SAVING
+        try:
+            self._checkpoints.save_for_evaluation(group)
+        except UserError as error:
+            self._requests.put_off()
+            logger.info("a checkpoint for an evaluation could not be saved: %s", error)
+        self._ledger.switch(Part.COUNT)
+
     def _save(self) -> None:
         """Save the run, if its state is complete. Raises UserError where it cannot be written."""
         if self._kept is not None:
             self._checkpoints.save(self._kept)
+            if self._requests.due() is not None:
+                self._save_for_evaluation(self._kept)
             return
         self._checkpoints.put_off()
         logger.info("the parameter server did not send its state: checkpoints/last is not replaced")

@@ -249,7 +249,20 @@ def evaluation_figures(evaluation: Json) -> Json:
         "eval_return_best": evaluation["best_return_mean"],
         "eval_length_mean": evaluation["length"]["mean"],
         "eval_trained_steps": evaluation["trained_steps"],
+        "eval_episodes": evaluation["episodes"],
     }
+    for way in ("greedy", "sampled"):
+        if way in evaluation:  # absent in lines of earlier versions
+            figures[f"eval_return_{way}"] = evaluation[way]["mean"]
+            figures[f"eval_return_{way}_se"] = evaluation[way]["se"]
+    if "play" in evaluation:
+        figures["eval_play"] = evaluation["play"]
+    if "closing" in evaluation:
+        figures["closing_evaluation"] = {
+            **evaluation["closing"],
+            "play": evaluation["play"],
+            "trained_steps": evaluation["trained_steps"],
+        }
     return without_nan(figures)  # type: ignore[no-any-return]
 
 

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +34,7 @@ from penstock.learner.checkpoints.checkpoint_history import (
     EVALUATION,
     PLAY,
     REQUEST,
+    REQUESTED,
     best_meta,
 )
 from penstock.learner.evaluation_requests import EvaluationRequests
@@ -72,6 +74,7 @@ class CheckpointManager:
         self._every_s = min(every_s, evaluated_s or every_s)  # each evaluation needs a new one
         self._last = run_dir / "checkpoints" / "last"
         self._best = run_dir / "checkpoints" / "best"
+        self._requested = run_dir / "checkpoints" / REQUESTED
         self._trainer = trainer
         self._config = trainer.config.checkpoint
         self._best_return: float | None = None
@@ -179,11 +182,10 @@ class CheckpointManager:
         return self._last / "replay" / str(learner)
 
     def due(self, *, by_time: bool = True) -> bool:
-        """Whether to save, by `checkpoint.*` or for an evaluation."""
+        """Whether to save, by `checkpoint.every_s`, `eval.every_s`, `checkpoint.every_steps`."""
         steps = self._trainer.progress.learner_steps
         every = self._config.every_steps
         due = by_time and time.monotonic() - self._saved_s >= self._every_s
-        due = due or (self.requests is not None and self.requests.due() is not None)
         return due or (every is not None and steps // every > self._saved_steps // every)
 
     def put_off(self) -> None:
@@ -214,8 +216,7 @@ class CheckpointManager:
             and progress.recent_episodes >= EPISODES  # fewer may be luck
             and (best_return is None or mean > best_return)
         )
-        request = self.requests.due() if self.requests is not None else None
-        state = self._state(group or {}, mean if is_best else best_return, request)
+        state = self._state(group or {}, mean if is_best else best_return)
         writes_best = is_best and not self._best_is_evaluated()
         if writes_best:
             checkpoint_format.save(self._best, state)
@@ -236,7 +237,18 @@ class CheckpointManager:
             )
         self._saved_s = time.monotonic()
         self._saved_steps = progress.learner_steps
-        if self.requests is not None and request is not None:
+
+    def save_for_evaluation(self, group: Arrays | None = None) -> None:
+        """Write the checkpoint that is due for the evaluator, which takes it away.
+
+        ``group`` is as for `save`.
+        """
+        assert self.requests is not None
+        request = self.requests.due()
+        if request is not None:
+            state = self._state(group or {}, self._find_best())
+            meta = {**state.meta, REQUEST: request}
+            checkpoint_format.save(self._requested, replace(state, meta=meta))
             self.requests.requested(request)
 
     def _best_is_evaluated(self) -> bool:
@@ -282,21 +294,17 @@ class CheckpointManager:
                 self._best_return = meta.get("best_return")
         return self._best_return
 
-    def _state(
-        self, group: Arrays, best_return: float | None, request: str | None = None
-    ) -> Checkpoint:
+    def _state(self, group: Arrays, best_return: float | None) -> Checkpoint:
         trainer = self._trainer
         arrays = trainer.state_dict() | {RANDOM + k: v for k, v in _random_states().items()}
         arrays |= {GROUP + k: v for k, v in group.items()}
-        meta = {
+        meta: dict[str, Any] = {
             "progress": trainer.progress.state_dict(),
             "best_return": best_return,
             LR: trainer.config.learner.lr,
             ENV: settings(trainer.config.env),
             "spec": trainer.spec.to_dict(),
         }
-        if request is not None:
-            meta[REQUEST] = request
         if self.requests is not None and self.requests.play is not None:
             self.play = self.requests.play
         if self.play is not None:
