@@ -127,8 +127,6 @@ class CheckpointManager:
             same = same_game(stored.meta.get(ENV, {}), trainer.config.env)
             trainer.progress.load_state_dict(stored.meta["progress"], same_game=same)
             self._resume_lr_factor(stored.meta.get(LR))
-            if self._has_evaluator and same:
-                self._best_return = stored.meta["best_return"]
             self.play = stored.meta.get(PLAY) if same else None
         except (AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
             raise UserError(

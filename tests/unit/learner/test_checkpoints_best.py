@@ -19,6 +19,7 @@ from penstock.learner.checkpoints.checkpoint_manager import CheckpointManager
 from penstock.learner.evaluation_requests import EvaluationRequests
 from penstock.learner.trainer import Trainer
 
+UNEVALUATED = ("eval.every_steps=null", "stop.confirm_episodes=0")
 OTHER_GAME = "env.kwargs={sutton_barto_reward: true}"
 
 
@@ -164,7 +165,7 @@ def test_what_was_trained_in_another_game_and_evaluated_in_this_has_no_return_he
 ) -> None:
     learned = Learned(tmp_path)
     learned.play(100, 5.0)
-    other = resumed(tmp_path, OTHER_GAME)
+    other = resumed(tmp_path, OTHER_GAME, *UNEVALUATED)
     stored = checkpoint_format.load(learned.best)
     env = other.trainer.config.env.model_dump(mode="json")
     meta = {**stored.meta, "evaluation": {"env": env, "mean": 4.0}}
