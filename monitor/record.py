@@ -138,6 +138,9 @@ class Record(MetricSink):
         elif event.kind == "evaluation" and event.result is not None:
             evaluation = without_nan({**event.result})
             self.last |= evaluation_figures(evaluation)
+            if "closing" in evaluation:
+                about = {name: evaluation[name] for name in ("play", "trained_steps")}
+                self.last["closing_evaluation"] = evaluation["closing"] | about
             try:
                 _append(self._run_dir / EVALUATIONS, evaluation)
             except OSError as error:
@@ -249,20 +252,12 @@ def evaluation_figures(evaluation: Json) -> Json:
         "eval_return_best": evaluation["best_return_mean"],
         "eval_length_mean": evaluation["length"]["mean"],
         "eval_trained_steps": evaluation["trained_steps"],
-        "eval_episodes": evaluation["episodes"],
     }
-    for way in ("greedy", "sampled"):
-        if way in evaluation:  # absent in lines of earlier versions
+    if "play" in evaluation:  # absent in lines of earlier versions
+        figures |= {"eval_play": evaluation["play"], "eval_episodes": evaluation["episodes"]}
+        for way in ("greedy", "sampled"):
             figures[f"eval_return_{way}"] = evaluation[way]["mean"]
             figures[f"eval_return_{way}_se"] = evaluation[way]["se"]
-    if "play" in evaluation:
-        figures["eval_play"] = evaluation["play"]
-    if "closing" in evaluation:
-        figures["closing_evaluation"] = {
-            **evaluation["closing"],
-            "play": evaluation["play"],
-            "trained_steps": evaluation["trained_steps"],
-        }
     return without_nan(figures)  # type: ignore[no-any-return]
 
 
