@@ -70,7 +70,7 @@ def evidence(
         trained_steps: agent steps that the evaluated weights were trained on.
         closing: the estimate by further episodes of the better way, if there were any.
     """
-    by_way = {way: {"mean": found[way].mean, "se": found[way].se} for way in WAYS}
+    by_way: dict[str, Any] = {way: {"mean": found[way].mean, "se": found[way].se} for way in WAYS}
     about: dict[str, Any] = {
         "way": better_way(found),
         "episodes": found["greedy"].episodes,
