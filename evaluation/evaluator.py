@@ -129,7 +129,7 @@ class Evaluator:
             "max_episode_steps": config.eval.max_episode_steps,
             "ways": list(WAYS),
         }
-        self._best_mean: float | None = None
+        self._best_found: Estimate | None = None  # of `checkpoints/best`, in these games
         self._knows_best = False
         self._noted_cut = False
         self._requested = folder / REQUESTED
@@ -173,6 +173,8 @@ class Evaluator:
         if checkpoint_format.exists(self._requested):
             self._held.mkdir(mode=0o700, exist_ok=True)
             (self._requested / FILE).replace(self._held / FILE)
+            with suppress(OSError):
+                self._requested.rmdir()
         elif not (self._resumes and checkpoint_format.exists(self._held)):
             self._hold_newest()
         self._resumes = False
@@ -204,9 +206,9 @@ class Evaluator:
         further = self._close(found, way, steps) if request == CLOSING else None
         closing_estimate, solved = further or (None, False)
         self._play_by = evidence(found, steps, closing_estimate)
-        mean = found[way].mean
-        better = self._best_mean is None or mean > self._best_mean
-        best = (better or solved) and self._keep(self._held, mean, self._play_by)
+        best = self._is_best(found[way], solved) and self._keep(
+            self._held, found[way], self._play_by
+        )
         returns, lengths, cut = zip(*played[way], strict=True)
         result: dict[str, Any] = {
             **{name: progress[name] for name in ("time_s", "trained_steps", "learner_steps")},
@@ -218,7 +220,7 @@ class Evaluator:
             "length": summary(lengths),
             "cut": sum(cut),
             "best": best,
-            "best_return_mean": self._best_mean,
+            "best_return_mean": self._best_found and self._best_found.mean,
             "seconds": time.monotonic() - began_s,
             "every_steps": self._every or None,
             "env": self._how["env"],
@@ -228,6 +230,14 @@ class Evaluator:
             about = None if closing_estimate is None else closing_estimate._asdict()
             result["closing"] = {"goal": goal, "solved": solved, "estimate": about}
         return result
+
+    def _is_best(self, found: Estimate, solved: bool) -> bool:
+        """Whether the mean is higher than that of the best. Weights that are confirmed to reach
+        `stop.return` also replace a best that may not, by the lower bound of its mean."""
+        best, goal = self._best_found, self._config.stop.return_
+        if best is None or found.mean > best.mean:
+            return True
+        return solved and goal is not None and not reaches(best, goal)
 
     def _close(
         self, found: Mapping[Way, Estimate], way: Way, steps: int
@@ -327,29 +337,31 @@ class Evaluator:
             known = meta.get(EVALUATION, {})
             of_best = meta.get("progress", {})
             new = not known and of_best.get("generation") == progress.get("generation")
-            self._best_mean = None if new else known.get("mean")
-            if not new and (self._best_mean is None or {**known, **self._how} != known):
+            if "mean" in known and {**known, **self._how} == known:
+                self._best_found = Estimate(known["mean"], known["se"], known["episodes"])
+            elif not new:
                 played = self._play_both(self._best)
                 found = {way: estimate(returns_of(played[way])) for way in WAYS}
-                mean = found[better_way(found)].mean
-                logger.info("%s was evaluated first: mean return %s", self._best, number(mean))
+                self._best_found = found[better_way(found)]
+                mean = number(self._best_found.mean)
+                logger.info("%s was evaluated first: mean return %s", self._best, mean)
                 steps = of_best.get("trained_steps", 0)
-                self._keep(self._best, mean, evidence(found, steps))
-                self._best_mean = mean
+                self._keep(self._best, self._best_found, evidence(found, steps))
         self._knows_best = True
 
-    def _keep(self, folder: Path, mean: float, play: Mapping[str, Any]) -> bool:
-        """Make the checkpoint in ``folder`` the best, with its ``mean`` and how to ``play`` it;
-        returns whether the disk had room."""
+    def _keep(self, folder: Path, estimated: Estimate, play: Mapping[str, Any]) -> bool:
+        """Make the checkpoint in ``folder`` the best, with its mean in these games and how to
+        ``play`` it; returns whether the disk had room."""
         found = checkpoint_format.load(folder)
-        meta = {**found.meta, EVALUATION: {**self._how, "mean": mean}, PLAY: play}
+        meta = {**found.meta, PLAY: play}
+        meta[EVALUATION] = {**self._how, "mean": estimated.mean, "se": estimated.se}
         meta.pop(REQUEST, None)
         try:
             checkpoint_format.save(self._best, replace(found, meta=meta))
         except UserError as error:  # a disk that is full now need not be so for ever
             logger.info("%s stays as it was: %s", self._best, error)
             return False
-        self._best_mean = mean
+        self._best_found = estimated
         return True
 
     def _hold_newest(self) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import threading
 import time
@@ -281,7 +282,7 @@ def test_the_better_way_to_play_is_found_and_stored_with_the_best(tmp_path: Path
     assert meta["play"]["trained_steps"] == 640
     assert "evaluate" not in meta
     assert run.evaluator.state()["play"] == meta["play"]
-    assert [path.name for path in run.folder.iterdir() if path.name != ".requested"] == ["best"]
+    assert [path.name for path in run.folder.iterdir()] == ["best"]
 
 
 @pytest.mark.usefixtures("game")
@@ -336,14 +337,25 @@ def test_the_learner_gets_the_verdict_on_the_steps_that_it_asked_for(tmp_path: P
 
 
 @pytest.mark.usefixtures("game")
-def test_a_confirmed_checkpoint_becomes_the_best_whatever_was_before(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("se", "replaced"), [(1.0, True), (0.1, False)])
+def test_confirmed_weights_replace_a_best_that_may_not_reach_the_goal(
+    tmp_path: Path, se: float, replaced: bool
+) -> None:
+    """The best has the mean 2.9, so its lower bound is 0.94 or 2.704; the goal is 1.5."""
     run = Run(tmp_path, *VARIED, "stop.return=1.5")
     run.save(".requested", 3, evaluate="point")
     run.work()
+    stored = checkpoint_format.load(run.best)
+    known = stored.meta["evaluation"] | {"mean": 2.9, "se": se}
+    meta = {**stored.meta, "evaluation": known}
+    checkpoint_format.save(run.best, dataclasses.replace(stored, meta=meta))
+    run = Run(tmp_path, *VARIED, "stop.return=1.5")
     undecided(run, "closing")
-    run.evaluator._best_mean = 99.0  # by luck
-    assert run.work()["best"]
-    assert checkpoint_format.load(run.best).meta["play"]["closing"]["episodes"] == 100
+    line = run.work()
+    assert line["closing"]["solved"]
+    assert line["sampled"]["mean"] < 2.9
+    assert line["best"] is replaced
+    assert ("closing" in checkpoint_format.load(run.best).meta["play"]) is replaced
 
 
 @pytest.mark.usefixtures("game")
