@@ -233,11 +233,13 @@ class Evaluator:
 
     def _is_best(self, found: Estimate, solved: bool) -> bool:
         """Whether the mean is higher than that of the best. Weights that are confirmed to reach
-        `stop.return` also replace a best that may not, by the lower bound of its mean."""
+        `stop.return` also replace one that is equal, or that may not reach it, by the lower bound
+        of its mean."""
         best, goal = self._best_found, self._config.stop.return_
         if best is None or found.mean > best.mean:
             return True
-        return solved and goal is not None and not reaches(best, goal)
+        is_equal = found.mean == best.mean
+        return solved and goal is not None and (is_equal or not reaches(best, goal))
 
     def _close(
         self, found: Mapping[Way, Estimate], way: Way, steps: int
