@@ -233,14 +233,17 @@ def describe(result: dict[str, Any]) -> str:
 def describe_seeds(result: dict[str, Any]) -> str:
     """A table with a line for each run, and a line with their mean."""
     runs = result["runs"]
-    rows: list[tuple[str, ...]] = [("run", "checkpoint", "episodes", "return", "std", "length")]
+    rows: list[tuple[str, ...]] = [
+        ("run", "checkpoint", "actions", "episodes", "return", "std", "length")
+    ]
     for run in runs:
         figures = (run["return"]["mean"], run["return"]["std"], run["length"]["mean"])
         name = Path(run["run_dir"]).name
-        rows.append((name, run["checkpoint"], str(run["episodes"]), *map(number, figures)))
+        way = "sampled" if run["sample"] else "greedy"
+        rows.append((name, run["checkpoint"], way, str(run["episodes"]), *map(number, figures)))
     mean, std = result["return"]["mean"], result["return"]["std"]
     figures = mean, std, result["length"]["mean"]
-    rows.append(("mean", "", str(sum(r["episodes"] for r in runs)), *map(number, figures)))
+    rows.append(("mean", "", "", str(sum(r["episodes"] for r in runs)), *map(number, figures)))
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = ["  ".join(f"{c:{w}}" for c, w in zip(row, widths, strict=True)) for row in rows]
     lines = [line.rstrip() for line in lines]

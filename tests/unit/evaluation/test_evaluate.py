@@ -190,7 +190,8 @@ def test_the_runs_of_several_seeds_are_evaluated_into_one_table(tmp_path: Path) 
     assert result["return"]["mean"] == mean
     title, head, first, second, last = describe_seeds(result).splitlines()
     assert title == f"{tmp_path}: 2 runs"
-    assert head.split() == ["run", "checkpoint", "episodes", "return", "std", "length"]
+    columns = ["run", "checkpoint", "actions", "episodes", "return", "std", "length"]
+    assert head.split() == columns
     assert [first.split()[0], second.split()[0]] == list(SEEDS)
     assert last.split()[:3] == ["mean", "8", f"{mean:.4g}"]
 
