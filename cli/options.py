@@ -8,6 +8,8 @@ from typing import Annotated, Any, Literal
 import typer
 from typer.core import TyperCommand, TyperGroup
 
+from penstock.configs.errors import UserError
+
 TRAIN = "Train"
 LOOK = "Evaluate and inspect runs"
 WATCH = "Monitor a live run"
@@ -63,13 +65,14 @@ Checkpoint = Annotated[
     ),
 ]
 Sample = Annotated[
-    bool | None,
+    bool,
     typer.Option(
-        "--sample/--greedy",
-        help="Sample actions from the policy, as in training, or take the most probable ones; by "
-        "default the way that the run's evaluation found to be better, or --greedy without one.",
+        "--sample",
+        help="Sample actions from the policy, as in training. By default the run's evaluation "
+        "decides between this and --greedy; without an evaluation it is --greedy.",
     ),
 ]
+Greedy = Annotated[bool, typer.Option("--greedy", help="Take the most probable actions.")]
 GameSeed = Annotated[
     int,
     typer.Option(min=0, help="Seed of the environments. The same seed gives the same episodes."),
@@ -152,6 +155,13 @@ def _explain(error: Any) -> None:
         error.possibilities = None
         example = f"{own[0]}=VALUE" if own else "learner.lr=1e-3"
         error.message += f"; options of the config are written key=value: {example}"
+
+
+def samples(sample: bool, greedy: bool) -> bool | None:
+    """Whether --sample or --greedy is given; None without both. Raises UserError for both."""
+    if sample and greedy:
+        raise UserError("--sample and --greedy are two ways to play; give one of them")
+    return True if sample else False if greedy else None
 
 
 def answer(text: str, data: Any, as_json: bool) -> None:

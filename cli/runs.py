@@ -12,11 +12,13 @@ from penstock.cli.options import (
     LOOK,
     Checkpoint,
     GameSeed,
+    Greedy,
     Json,
     MaxSteps,
     Run,
     Sample,
     answer,
+    samples,
 )
 
 
@@ -36,7 +38,8 @@ def evaluate(
     ],
     episodes: Annotated[int, typer.Option(min=1, help="Number of episodes.")] = 20,
     checkpoint: Checkpoint = "best",
-    sample: Sample = None,
+    sample: Sample = False,
+    greedy: Greedy = False,
     seed: GameSeed = 0,
     max_episode_steps: MaxSteps = None,
     as_json: Json = False,
@@ -44,7 +47,7 @@ def evaluate(
     """Play episodes with the weights of a run and print their returns."""
     from penstock.evaluation import evaluate as evaluation
 
-    how = (episodes, checkpoint, sample, seed, max_episode_steps)
+    how = (episodes, checkpoint, samples(sample, greedy), seed, max_episode_steps)
     if evaluation.seed_runs(run_dir):
         result = evaluation.evaluate_seeds(run_dir, *how)
         answer(evaluation.describe_seeds(result), result, as_json)
@@ -63,7 +66,8 @@ def record(
             metavar="FILE", help="The mp4 file; by default in the folder videos of the run."
         ),
     ] = None,
-    sample: Sample = None,
+    sample: Sample = False,
+    greedy: Greedy = False,
     seed: GameSeed = 0,
     max_episode_steps: MaxSteps = None,
     as_json: Json = False,
@@ -71,7 +75,8 @@ def record(
     """Record a video of the agent of a run. Needs no display."""
     from penstock.evaluation import video
 
-    result = video.record(run_dir, episodes, checkpoint, out, sample, seed, max_episode_steps)
+    way = samples(sample, greedy)
+    result = video.record(run_dir, episodes, checkpoint, out, way, seed, max_episode_steps)
     answer(video.describe(result), result, as_json)
 
 
@@ -79,7 +84,8 @@ def play(
     run_dir: Run,
     episodes: Annotated[int, typer.Option(min=1, help="Number of episodes.")] = 5,
     checkpoint: Checkpoint = "best",
-    sample: Sample = None,
+    sample: Sample = False,
+    greedy: Greedy = False,
     seed: GameSeed = 0,
     max_episode_steps: MaxSteps = None,
     as_json: Json = False,
@@ -87,7 +93,8 @@ def play(
     """Show the agent of a run playing, in a window."""
     from penstock.evaluation import video
 
-    result = video.play(run_dir, episodes, checkpoint, sample, seed, max_episode_steps)
+    way = samples(sample, greedy)
+    result = video.play(run_dir, episodes, checkpoint, way, seed, max_episode_steps)
     answer(video.describe(result), result, as_json)
 
 
