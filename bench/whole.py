@@ -15,7 +15,10 @@ from penstock.configs.errors import UserError
 from penstock.core.processes import python
 from penstock.monitor.record import METRICS, lines
 
-FOREVER = tuple(f"stop.{name}=null" for name in ("return", "env_steps", "learner_steps"))
+FOREVER = (
+    *(f"stop.{name}=null" for name in ("return", "env_steps", "learner_steps")),
+    "eval.every_steps=null",
+)
 WARM_UP = 0.25  # of a run
 INTERVALS = 40
 GRACE_S = 30.0

@@ -79,7 +79,7 @@ def one(target: str, seed: int, *overrides: str) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         run_dir = Path(folder) / "run"
         summary = train(target, f"run.seed={seed}", *overrides, folder=run_dir)
-        evaluated = penstock.evaluate(run_dir, EVALUATED, checkpoint="last").return_mean
+        evaluated = penstock.evaluate(run_dir, EVALUATED, checkpoint="best").return_mean
     lines = summary["intervals"]
     last = lines[-1]
     solved = [line["env_steps"] for line in lines if line["solved_at_s"] is not None]

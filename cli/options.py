@@ -9,6 +9,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from penstock.cli import completion
+from penstock.configs.errors import UserError
 
 TRAIN = "Train"
 LOOK = "Evaluate and inspect runs"
@@ -65,7 +66,8 @@ LivingRun = Annotated[
 Checkpoint = Annotated[
     Literal["best", "last"],
     typer.Option(
-        help="Checkpoint to use: `best` by evaluation or training return, or `last`. Without a "
+        help="Checkpoint to use: `best` by evaluation, or by training return if none was "
+        "evaluated; or `last`. Without a "
         "best one, `last` is used."
     ),
 ]
@@ -73,9 +75,11 @@ Sample = Annotated[
     bool,
     typer.Option(
         "--sample",
-        help="Sample actions from the policy, as in training, instead of the most probable ones.",
+        help="Sample actions from the policy, as in training. By default the run's evaluation "
+        "decides between this and --greedy; without an evaluation it is --greedy.",
     ),
 ]
+Greedy = Annotated[bool, typer.Option("--greedy", help="Take the most probable actions.")]
 GameSeed = Annotated[
     int,
     typer.Option(min=0, help="Seed of the environments. The same seed gives the same episodes."),
@@ -158,6 +162,13 @@ def _explain(error: Any) -> None:
         error.possibilities = None
         example = f"{own[0]}=VALUE" if own else "learner.lr=1e-3"
         error.message += f"; options of the config are written key=value: {example}"
+
+
+def samples(sample: bool, greedy: bool) -> bool | None:
+    """Whether --sample or --greedy is given; None without both. Raises UserError for both."""
+    if sample and greedy:
+        raise UserError("--sample and --greedy are two ways to play; give one of them")
+    return True if sample else False if greedy else None
 
 
 def answer(text: str, data: Any, as_json: bool) -> None:

@@ -12,11 +12,13 @@ from penstock.cli.options import (
     LOOK,
     Checkpoint,
     GameSeed,
+    Greedy,
     Json,
     MaxSteps,
     Run,
     Sample,
     answer,
+    samples,
 )
 
 
@@ -37,6 +39,7 @@ def evaluate(
     episodes: Annotated[int, typer.Option(min=1, help="Number of episodes.")] = 20,
     checkpoint: Checkpoint = "best",
     sample: Sample = False,
+    greedy: Greedy = False,
     seed: GameSeed = 0,
     max_episode_steps: MaxSteps = None,
     as_json: Json = False,
@@ -44,7 +47,7 @@ def evaluate(
     """Play episodes with the weights of a run and print their returns."""
     from penstock.evaluation import evaluate as evaluation
 
-    how = (episodes, checkpoint, sample, seed, max_episode_steps)
+    how = (episodes, checkpoint, samples(sample, greedy), seed, max_episode_steps)
     if evaluation.seed_runs(run_dir):
         result = evaluation.evaluate_seeds(run_dir, *how)
         answer(evaluation.describe_seeds(result), result, as_json)
@@ -64,6 +67,7 @@ def record(
         ),
     ] = None,
     sample: Sample = False,
+    greedy: Greedy = False,
     seed: GameSeed = 0,
     max_episode_steps: MaxSteps = None,
     as_json: Json = False,
@@ -71,7 +75,8 @@ def record(
     """Record a video of the agent of a run. Needs no display."""
     from penstock.evaluation import video
 
-    result = video.record(run_dir, episodes, checkpoint, out, sample, seed, max_episode_steps)
+    way = samples(sample, greedy)
+    result = video.record(run_dir, episodes, checkpoint, out, way, seed, max_episode_steps)
     answer(video.describe(result), result, as_json)
 
 
@@ -80,6 +85,7 @@ def play(
     episodes: Annotated[int, typer.Option(min=1, help="Number of episodes.")] = 5,
     checkpoint: Checkpoint = "best",
     sample: Sample = False,
+    greedy: Greedy = False,
     seed: GameSeed = 0,
     max_episode_steps: MaxSteps = None,
     as_json: Json = False,
@@ -87,7 +93,8 @@ def play(
     """Show the agent of a run playing, in a window."""
     from penstock.evaluation import video
 
-    result = video.play(run_dir, episodes, checkpoint, sample, seed, max_episode_steps)
+    way = samples(sample, greedy)
+    result = video.play(run_dir, episodes, checkpoint, way, seed, max_episode_steps)
     answer(video.describe(result), result, as_json)
 
 
@@ -100,8 +107,14 @@ def export(
     """Write the policy of a run to one file, which penstock.load_policy reads."""
     from penstock.evaluation.loaded_policy import load_policy
 
-    nbytes = load_policy(run_dir, checkpoint).save(file)
-    answer(f"{file}: {nbytes:,} bytes", {"file": file, "nbytes": nbytes}, as_json)
+    policy = load_policy(run_dir, checkpoint)
+    nbytes = policy.save(file)
+    way = "sampled" if policy.sample else "greedy"
+    answer(
+        f"{file}: {nbytes:,} bytes, {way} actions",
+        {"file": file, "nbytes": nbytes, "sample": policy.sample},
+        as_json,
+    )
 
 
 def plot(

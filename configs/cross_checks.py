@@ -11,6 +11,8 @@ from penstock.configs.section import Contradiction, Section
 from penstock.configs.sections import Sections
 from penstock.configs.transports import TRANSPORTS
 
+LEAST_CONFIRMING = 10  # episodes that a confidence interval needs
+
 
 def contradictions(cfg: Sections) -> list[Contradiction]:
     """All invalid combinations in a config whose fields are each valid."""
@@ -171,6 +173,12 @@ def _stop(cfg: Sections) -> Iterator[Contradiction]:
             ("stop.hold_s",),
             f"stop.hold_s {cfg.stop.hold_s:g} counts from the moment when stop.return is reached, "
             "and stop.return is null; set stop.return, or stop.minutes for a time limit",
+        )
+    if 0 < (episodes := cfg.stop.confirm_episodes) < LEAST_CONFIRMING:
+        yield Contradiction(
+            ("stop.confirm_episodes",),
+            f"stop.confirm_episodes {episodes} is too few to estimate the spread of returns; set "
+            f"at least {LEAST_CONFIRMING}, or 0 to end the run by the return in training",
         )
 
 

@@ -16,7 +16,7 @@ from penstock.configs.model import ModelConfig
 from penstock.configs.reduce import ReduceConfig
 from penstock.configs.run import RunConfig
 from penstock.configs.section import Section
-from penstock.configs.transports import TransportConfig
+from penstock.configs.transports import TRANSPORTS, TransportConfig
 from penstock.configs.value_types import (
     Count,
     Device,
@@ -230,15 +230,22 @@ class CheckpointConfig(Section):
 
 
 class EvalConfig(Section):
-    """Evaluation during training, in a separate process."""
+    """Evaluation during training, in a separate process. `checkpoints/best` is the best of the
+    evaluated checkpoints, or the best by the return in training before the first evaluation."""
 
+    every_steps: Count | None = 100_000
+    """Agent steps trained on between two evaluations, which are at multiples of it; null: none by
+    steps. The distance is doubled as often as `share` requires. Not used with `transport.kind`
+    `inproc`."""
     every_s: Positive | None = None
-    """Seconds between the starts of two evaluations; null: no evaluation. Each plays the newest
-    checkpoint, and checkpoints are written at least as often. `checkpoints/best` is then the best
-    by evaluation instead of by the return in training."""
+    """Seconds between the starts of two evaluations, instead of `every_steps`; null: none by time.
+    Each plays the newest checkpoint, and checkpoints are written at least as often."""
+    share: Share | None = 0.05
+    """Upper limit on the CPU time of evaluations by steps, as a fraction of one core, on average.
+    Where one evaluation takes longer, the next ones are further apart. null: no limit."""
     episodes: Count = 20
-    """Episodes per evaluation, played with the most probable actions; returns are raw scores. More
-    make the mean more precise and take longer."""
+    """Episodes per evaluation, played once with the most probable actions (greedy) and once with
+    sampled ones; returns are raw scores. More make the means more precise and take longer."""
     max_episode_steps: Count = 27_000
     """Agent steps after which an episode is cut; it counts with its return so far. Also the default
     of `penstock eval`, `record` and `play`. 27,000 steps are half an hour of Atari."""
@@ -251,7 +258,12 @@ class StopConfig(Section, validate_by_name=True):
     return_: Number | None = Field(
         default=None, validation_alias="return", serialization_alias="return"
     )
-    """Mean raw return of the last 100 episodes in training."""
+    """Mean raw return to reach. When the mean of the last 100 episodes in training reaches it, an
+    evaluation must confirm it (`confirm_episodes`)."""
+    confirm_episodes: Natural = 100
+    """Episodes of the evaluation that confirms `return`: the run ends if the lower end of the 95 %
+    confidence interval of their mean reaches it, and otherwise continues. 0: the run ends by the
+    return in training, as it does with `transport.kind` `inproc`."""
     env_steps: Count | None = None
     """Agent steps trained on."""
     learner_steps: Count | None = None
@@ -260,7 +272,8 @@ class StopConfig(Section, validate_by_name=True):
     """Minutes of training, counted from the first unroll and across resumes; start-up does not
     count."""
     hold_s: NotNegative = 0.0
-    """Seconds that the run continues after `stop.return` was first reached."""
+    """Seconds that the run continues after the return in training first reached `stop.return`,
+    before that is confirmed."""
 
 
 class Sections(Section):
@@ -279,3 +292,21 @@ class Sections(Section):
     eval: EvalConfig = Field(default_factory=EvalConfig)
     run: RunConfig = Field(default_factory=RunConfig)
     stop: StopConfig = Field(default_factory=StopConfig)
+
+    @property
+    def evaluates_by_steps(self) -> bool:
+        """Whether evaluations are at multiples of `eval.every_steps`."""
+        by_steps = self.eval.every_steps is not None and self.eval.every_s is None
+        return by_steps and not TRANSPORTS.one_process(self.transport.kind)
+
+    @property
+    def confirms_return(self) -> bool:
+        """Whether an evaluation must confirm that `stop.return` is reached."""
+        wanted = self.stop.return_ is not None and self.stop.confirm_episodes > 0
+        return wanted and not TRANSPORTS.one_process(self.transport.kind)
+
+    @property
+    def has_evaluator(self) -> bool:
+        """Whether the run has an evaluator, a process that evaluates checkpoints."""
+        by_time = self.eval.every_s is not None
+        return by_time or self.evaluates_by_steps or self.confirms_return

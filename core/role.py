@@ -31,7 +31,7 @@ EXIT_REJOIN = os.EX_TEMPFAIL  # exit code of a role that lost its learner: it is
 URGENT = frozenset(
     {
         "checkpoint", "entered", "error", "evaluation", "final", "group_failed", "join", "ready",
-        "stop",
+        "stop", "verdict",
     }
 )  # fmt: skip
 

@@ -23,7 +23,9 @@ from penstock.configs.load import CONFIG_FILE, load_run
 from penstock.configs.schema import Config
 from penstock.core.formatting import number
 from penstock.envs import BatchedEnv, find_bad_observation, make
+from penstock.evaluation.estimates import way_of
 from penstock.learner.checkpoints import checkpoint_format
+from penstock.learner.checkpoints.checkpoint_history import PLAY
 from penstock.models.acting.policy import Policy
 
 ENVS = 16
@@ -45,19 +47,21 @@ def evaluate(
     run_dir: str,
     episodes: int,
     which: str,
-    sample: bool,
+    sample: bool | None,
     seed: int,
     max_steps: int | None,
 ) -> dict[str, Any]:
     """Returns and lengths over ``episodes``, by the weights of checkpoint "best" or "last".
 
-    Actions are the likeliest ones, or with ``sample`` drawn as in training. The same seed plays the
-    same games. An episode of ``max_steps``, None: of `eval.max_episode_steps`, is cut. Raises
-    UserError.
+    Actions are the most probable ones, or with ``sample`` drawn as in training; with None the way
+    that the run's evaluation found to be better. The same seed plays the same games. An episode of
+    ``max_steps``, None: of `eval.max_episode_steps`, is cut. Raises UserError.
     """
     config = load_run(run_dir)
     most = max_steps or config.eval.max_episode_steps
     folder = checkpoint_folder(run_dir, which)
+    if sample is None:
+        sample = plays_sampled(folder)
     count = min(episodes, ENVS)
     game = make(config.env, count, config.actors.env_threads)
     try:
@@ -95,7 +99,7 @@ def evaluate_seeds(
     folder: str,
     episodes: int,
     which: str,
-    sample: bool,
+    sample: bool | None,
     seed: int,
     max_steps: int | None,
 ) -> dict[str, Any]:
@@ -116,6 +120,12 @@ def checkpoint_folder(run_dir: str | Path, which: str) -> Path:
     if which == "best" and not checkpoint_format.exists(folder):
         folder = folder.with_name("last")
     return folder
+
+
+def plays_sampled(folder: Path) -> bool:
+    """Whether the policy of a checkpoint is played with sampled actions by default. Raises
+    UserError if the checkpoint does not exist."""
+    return way_of(checkpoint_format.read_meta(folder).get(PLAY)) == "sampled"
 
 
 def trained_policy(config: Config, game: BatchedEnv, folder: Path, seed: int) -> Policy:
@@ -207,7 +217,7 @@ def summary(values: tuple[float, ...]) -> dict[str, float]:
 
 def describe(result: dict[str, Any]) -> str:
     """The result as three lines of text, or four if episodes were cut."""
-    how = "sampled" if result["sample"] else "likeliest"
+    how = "sampled" if result["sample"] else "greedy"
     title = (
         f"{result['run_dir']}, checkpoint {result['checkpoint']}: {result['episodes']} episodes, "
     )
@@ -223,14 +233,17 @@ def describe(result: dict[str, Any]) -> str:
 def describe_seeds(result: dict[str, Any]) -> str:
     """A table with a line for each run, and a line with their mean."""
     runs = result["runs"]
-    rows: list[tuple[str, ...]] = [("run", "checkpoint", "episodes", "return", "std", "length")]
+    rows: list[tuple[str, ...]] = [
+        ("run", "checkpoint", "actions", "episodes", "return", "std", "length")
+    ]
     for run in runs:
         figures = (run["return"]["mean"], run["return"]["std"], run["length"]["mean"])
         name = Path(run["run_dir"]).name
-        rows.append((name, run["checkpoint"], str(run["episodes"]), *map(number, figures)))
+        way = "sampled" if run["sample"] else "greedy"
+        rows.append((name, run["checkpoint"], way, str(run["episodes"]), *map(number, figures)))
     mean, std = result["return"]["mean"], result["return"]["std"]
     figures = mean, std, result["length"]["mean"]
-    rows.append(("mean", "", str(sum(r["episodes"] for r in runs)), *map(number, figures)))
+    rows.append(("mean", "", "", str(sum(r["episodes"] for r in runs)), *map(number, figures)))
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = ["  ".join(f"{c:{w}}" for c, w in zip(row, widths, strict=True)) for row in rows]
     lines = [line.rstrip() for line in lines]

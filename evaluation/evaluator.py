@@ -1,15 +1,20 @@
-"""The role that evaluates a run as it goes: every `eval.every_s` seconds the newest checkpoint.
+"""The role that evaluates a run as it goes: it plays checkpoints, and keeps the best of them.
 
-It takes weights from `checkpoints/last` and not from the learner's memory: so it costs the learner
-nothing, works alike for every transport, pace and number of learners, and an evaluated checkpoint
-can become `checkpoints/best`, complete. The checkpoint in evaluation stays on disk under a name of
-its own (a hard link) while the learner saves further ones.
+It takes weights from checkpoints and not from the learner's memory: so it works alike for every
+transport, pace and number of learners, and an evaluated checkpoint can become `checkpoints/best`,
+complete. Which checkpoints are evaluated is decided by the learner, which writes one for each
+evaluation (`learner.evaluation_requests`); or by `eval.every_s`, and then it is `checkpoints/last`,
+which stays on disk under a name of its own (a hard link) while the learner saves further ones. An
+evaluation by steps is skipped where it would take more than `eval.share` of a core.
 
-Every evaluation plays the same games, so that two of them compare weights and nothing else. How the
-best did in which games stands in its own file: the two are replaced together or not at all. A best
-of which that is not known, as it was found in training or in other games, plays these first.
+Every evaluation plays the same games, greedily and with sampled actions, so that two of them
+compare weights and nothing else. A closing evaluation, which decides whether `stop.return` is
+reached, plays these and then other games, in the better way only (`evaluation.estimates`). How the
+best did in which games is in its own file: the two are replaced together or not at all. A best
+without that, as it was found in training or in other games, plays these first.
 
-Heavy libraries are imported at the first evaluation: they must not delay the start of a run.
+torch, where the network needs it, is imported at the first evaluation: it must not delay the start
+of a run.
 """
 
 from __future__ import annotations
@@ -17,7 +22,7 @@ from __future__ import annotations
 import os
 import shutil
 import time
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -25,13 +30,37 @@ from typing import TYPE_CHECKING, Any
 from penstock.configs.errors import UserError
 from penstock.configs.same_env import settings
 from penstock.configs.schema import Config
+from penstock.core.formatting import count, number
 from penstock.core.notes import note_logger
 from penstock.core.role import RoleContext
+from penstock.evaluation.estimates import (
+    WAYS,
+    Estimate,
+    Way,
+    better_way,
+    estimate,
+    evidence,
+    out_of_reach,
+    reaches,
+    spacing,
+)
+from penstock.learner.checkpoints import checkpoint_format
+from penstock.learner.checkpoints.checkpoint_format import FILE, DamagedCheckpointError
+from penstock.learner.checkpoints.checkpoint_history import (
+    EVALUATION,
+    PLAY,
+    REQUEST,
+    REQUESTED,
+    best_meta,
+)
+from penstock.learner.evaluation_requests import CLOSING, POINT
 from penstock.profiling.status import Phase
 
 logger = note_logger(__name__)
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     import numpy.typing as npt
 
     from penstock.envs import BatchedEnv
@@ -40,7 +69,12 @@ if TYPE_CHECKING:
 CHECKPOINTS = "checkpoints"
 HELD = ".evaluated"
 SEED = 1_000_000  # apart from the games of `penstock eval`, by default
-POLL_S = 0.1
+CLOSING_SEED = 2_000_000  # apart from both
+CLOSING_SEEDS = 10_000  # between two closing evaluations, which play different games
+POLL_S = 0.05
+IDLE_S = 1.0  # between two reports that it is idle
+NOTED_S = 60.0  # a longer time between evaluations is noted, with the reason
+PROBED = 32  # steps by which the cost of a step is estimated
 
 
 class StoppedError(Exception):
@@ -49,30 +83,32 @@ class StoppedError(Exception):
 
 def run(ctx: RoleContext) -> None:
     """Evaluate until asked to stop; reports an "evaluation" each time."""
-    from penstock.learner.checkpoints.checkpoint_format import DamagedCheckpointError
-
     config = ctx.config
     assert config is not None
-    every_s = config.eval.every_s
-    assert every_s is not None
     evaluator = Evaluator(ctx, config)
+    if config.confirms_return:  # a closing evaluation may be needed soon
+        evaluator.prepare()
     ctx.report("ready")
-    due_s = time.monotonic() + every_s
+    every_s = config.eval.every_s
+    due_s = time.monotonic() + (every_s or 0.0)
+    idle_s = 0.0
     while not ctx.stopping():
         ctx.status.beat()
         ctx.status.phase = Phase.WAITING
-        if time.monotonic() < due_s or not evaluator.has_news():
+        by_time = every_s is not None and time.monotonic() >= due_s and evaluator.has_news()
+        if not by_time and not evaluator.has_request():
+            if time.monotonic() >= idle_s:
+                ctx.report("evaluator", **evaluator.state())
+                idle_s = time.monotonic() + IDLE_S
             time.sleep(POLL_S)
             continue
-        due_s = time.monotonic() + every_s
+        due_s, idle_s = time.monotonic() + (every_s or 0.0), 0.0
         ctx.status.phase = Phase.ENVIRONMENT
         try:
-            ctx.report("evaluation", **evaluator.evaluate())
+            evaluator.work()
         except StoppedError:
             return
-        except (
-            DamagedCheckpointError
-        ) as error:  # the learner goes on from another one, and saves again
+        except DamagedCheckpointError as error:  # the learner will save again
             logger.info("%s: %s; the next checkpoint is evaluated", ctx.name, error.fault)
         finally:
             evaluator.let_go()
@@ -91,93 +127,246 @@ class Evaluator:
             "episodes": config.eval.episodes,
             "seed": SEED + config.run.seed,
             "max_episode_steps": config.eval.max_episode_steps,
+            "ways": list(WAYS),
         }
-        self._best_mean: float | None = None
+        self._best_found: Estimate | None = None  # of `checkpoints/best`, in these games
         self._knows_best = False
-        self._told_cut = False
-        self._seen: tuple[int, int] | None = None
+        self._noted_cut = False
+        self._requested = folder / REQUESTED
+        self._seen: tuple[int, int] | None = None  # the last that was evaluated by time
+        self._resumes = ctx.incarnation > 0  # at what a killed evaluator was evaluating
+        if not self._resumes:  # of an earlier run in this folder
+            for each in (self._requested, self._held):
+                _remove(each)
+        self._done = 0  # trained steps of the last checkpoint that was taken
+        self._play_by: dict[str, Any] | None = None  # evidence of the last evaluation
+        self._every = config.eval.every_steps or 0  # agent steps between evaluations
+        self._noted_every = self._every
+        self._cost_s: float | None = None  # CPU seconds of the last evaluation
+        self._closings = 0
         self._game: BatchedEnv | None = None
+
+    def prepare(self) -> None:
+        """Import the libraries that an evaluation in numpy needs, and make its environments."""
+        self._made_game()
 
     def has_news(self) -> bool:
         """Whether there is a checkpoint that was not evaluated."""
         found = self._identity()
         return found is not None and found != self._seen
 
-    def evaluate(self) -> dict[str, Any]:
-        """Play `eval.episodes` episodes with the newest checkpoint: how they went. Raises UserError
-        as an actor would, and `StoppedError`."""
-        from penstock.evaluation.evaluate import summary
-        from penstock.learner.checkpoints import checkpoint_format
+    def has_request(self) -> bool:
+        """Whether the learner has written a checkpoint for an evaluation."""
+        there = checkpoint_format.exists
+        return there(self._requested) or (self._resumes and there(self._held))
 
+    def state(self) -> dict[str, Any]:
+        """The fields of the message that it is idle."""
+        return {"every": self._every, "done": self._done, "play": self._play_by}
+
+    def work(self) -> None:
+        """Evaluate the checkpoint of the learner's request, or the newest one if there is no
+        request, and report the result.
+
+        Raises UserError as an actor would, DamagedCheckpointError and `StoppedError`.
+        """
+        if checkpoint_format.exists(self._requested):
+            self._held.mkdir(mode=0o700, exist_ok=True)
+            (self._requested / FILE).replace(self._held / FILE)
+            with suppress(OSError):
+                self._requested.rmdir()
+        elif not (self._resumes and checkpoint_format.exists(self._held)):
+            self._hold_newest()
+        self._resumes = False
+        meta = checkpoint_format.read_meta(self._held)
+        request = meta.get(REQUEST)
+        self._done = steps = meta["progress"]["trained_steps"]
+        if request == POINT and self._is_too_soon(meta):
+            return
+        began_s, cpu_s = time.monotonic(), time.process_time()
+        result = self._evaluate(meta["progress"], request)
+        self._ctx.report("evaluation", **result)
+        if request == CLOSING:
+            seconds, solved = time.monotonic() - began_s, result["closing"]["solved"]
+            self._ctx.report("verdict", trained_steps=steps, solved=solved, seconds=seconds)
+        elif request == POINT:
+            self._cost_s = time.process_time() - cpu_s
+            self._space_out(self._cost_s, meta)
+
+    def _evaluate(self, progress: Mapping[str, Any], request: str | None) -> dict[str, Any]:
+        """The results of the checkpoint, which has this ``progress``."""
+        from penstock.evaluation.evaluate import summary
+
+        began_s, steps = time.monotonic(), progress["trained_steps"]
         if not self._knows_best:
-            self._find_best()
-        began_s = time.monotonic()
-        self._hold_newest()
-        played = self._play(self._held)
-        returns, lengths, cut = zip(*played, strict=True)
-        about = summary(returns)
-        better = self._best_mean is None or about["mean"] > self._best_mean
-        best = better and self._keep(self._held, about["mean"])
-        progress = checkpoint_format.read_meta(self._held)["progress"]
-        return {
+            self._find_best(progress)
+        played = self._play_both(self._held)
+        found = {way: estimate(returns_of(played[way])) for way in WAYS}
+        way = better_way(found)
+        further = self._close(found, way, steps) if request == CLOSING else None
+        closing_estimate, solved = further or (None, False)
+        self._play_by = evidence(found, steps, closing_estimate)
+        best = self._is_best(found[way], solved) and self._keep(
+            self._held, found[way], self._play_by
+        )
+        returns, lengths, cut = zip(*played[way], strict=True)
+        result: dict[str, Any] = {
             **{name: progress[name] for name in ("time_s", "trained_steps", "learner_steps")},
             "episodes": len(returns),
-            "return": about,
+            "play": way,
+            "greedy": found["greedy"]._asdict(),
+            "sampled": found["sampled"]._asdict(),
+            "return": summary(returns),
             "length": summary(lengths),
             "cut": sum(cut),
             "best": best,
-            "best_return_mean": self._best_mean,
+            "best_return_mean": self._best_found and self._best_found.mean,
             "seconds": time.monotonic() - began_s,
+            "every_steps": self._every or None,
             "env": self._how["env"],
         }
+        if request == CLOSING:
+            goal = self._config.stop.return_
+            about = None if closing_estimate is None else closing_estimate._asdict()
+            result["closing"] = {"goal": goal, "solved": solved, "estimate": about}
+        return result
+
+    def _is_best(self, found: Estimate, solved: bool) -> bool:
+        """Whether the mean is higher than that of the best. Weights that are confirmed to reach
+        `stop.return` also replace one that is equal, or that may not reach it, by the lower bound
+        of its mean."""
+        best, goal = self._best_found, self._config.stop.return_
+        if best is None or found.mean > best.mean:
+            return True
+        is_equal = found.mean == best.mean
+        return solved and goal is not None and (is_equal or not reaches(best, goal))
+
+    def _close(
+        self, found: Mapping[Way, Estimate], way: Way, steps: int
+    ) -> tuple[Estimate | None, bool]:
+        """The estimate by further episodes, unless the goal is out of reach; and whether
+        `stop.return` is reached."""
+        from penstock.envs import make
+        from penstock.evaluation.evaluate import ENVS
+
+        config = self._config
+        goal, episodes = config.stop.return_, config.stop.confirm_episodes
+        assert goal is not None
+        self._closings += 1
+        if out_of_reach(found, goal):
+            shown = ", ".join(f"{each} {describe(found[each])}" for each in WAYS)
+            logger.info(
+                "stop.return %s was reached in training, but not in evaluation (%s, over %d "
+                "episodes each, at %s steps); training continues",
+                *(number(goal), shown, found[way].episodes, count(steps)),
+            )
+            return None, False
+        seed = CLOSING_SEED + config.run.seed + self._closings * CLOSING_SEEDS
+        with closing(make(config.env, min(episodes, max(ENVS, config.actors.envs)))) as game:
+            further = estimate(returns_of(self._play(self._held, game, way, episodes, seed)))
+        if solved := reaches(further, goal):
+            text = "stop.return %s is confirmed by evaluation: %s, %s over %d episodes at %s steps"
+        else:
+            text = (
+                "stop.return %s was reached in training, but evaluation does not confirm it: %s, "
+                "%s over %d episodes at %s steps; training continues"
+            )
+        about = number(goal), way, describe(further), further.episodes, count(steps)
+        logger.info(text, *about)
+        return further, solved
+
+    def _is_too_soon(self, meta: Mapping[str, Any]) -> bool:
+        """Whether an evaluation at these steps would take more than `eval.share` of a core."""
+        every = self._config.eval.every_steps
+        assert every is not None
+        if self._cost_s is None:
+            lengths = meta["progress"]["lengths"]
+            if not lengths:  # the length of an episode is unknown yet
+                return True
+            most = self._config.eval.max_episode_steps
+            episode_steps = min(sum(lengths) / len(lengths), most)
+            episodes = len(WAYS) * self._config.eval.episodes
+            self._space_out(episodes * episode_steps * self._step_cost_s(), meta)
+        point: int = meta["progress"]["trained_steps"] // every * every
+        return point % self._every != 0
+
+    def _space_out(self, cost_s: float, meta: Mapping[str, Any]) -> None:
+        """Set the distance between evaluations of which each takes ``cost_s`` CPU seconds."""
+        share, every = self._config.eval.share, self._config.eval.every_steps
+        assert every is not None
+        progress = meta["progress"]
+        rate = progress["trained_steps"] / max(progress["time_s"], 1e-3)
+        self._every = spacing(every, cost_s, share, rate)
+        if self._every > self._noted_every and self._every > NOTED_S * rate:
+            self._noted_every = self._every
+            logger.info(
+                "evaluations are %s steps apart instead of eval.every_steps = %s: one takes about "
+                "%.2g s of CPU time, and eval.share is %g",
+                *(count(self._every), count(every), cost_s, share),
+            )
+
+    def _step_cost_s(self) -> float:
+        """CPU seconds of one step of one environment, with the policy's decision."""
+        import numpy as np
+
+        from penstock.evaluation.evaluate import trained_policy
+
+        game = self._made_game()
+        space = game.info.observation_space
+        obs = np.empty((game.count, *space.shape), space.dtype)
+        policy = trained_policy(self._config, game, self._held, SEED)
+        game.reset_into(SEED, obs)
+        for i in range(PROBED + 1):
+            if i == 1:  # the first includes imports
+                began_s = time.process_time()
+            self._ctx.status.beat()
+            game.step_into(policy.greedy(obs), obs)
+        return (time.process_time() - began_s) / (PROBED * game.count)
 
     def let_go(self) -> None:
         """Of the checkpoint that was evaluated."""
-        from penstock.learner.checkpoints.checkpoint_format import FILE
+        _remove(self._held)
 
-        with suppress(OSError):
-            (self._held / FILE).unlink(missing_ok=True)
-            self._held.rmdir()
-
-    def _find_best(self) -> None:
-        """Learn how `checkpoints/best` does in these games, if there is one from before."""
+    def _find_best(self, progress: Mapping[str, Any]) -> None:
+        """Find out how `checkpoints/best` does in these games, if there is one from before. One
+        that the learner has found since the run began or was resumed need not be beaten."""
         from penstock.algos.samples import network_shape
-        from penstock.core.formatting import number
-        from penstock.evaluation.evaluate import summary
-        from penstock.learner.checkpoints.checkpoint_history import EVALUATION, best_meta
 
         config = self._config
         layout = network_shape(config, self._made_game().info).layout
         meta = best_meta(self._best, layout, config.env)
         if meta is not None:
             known = meta.get(EVALUATION, {})
-            self._best_mean = known.get("mean")
-            if self._best_mean is None or {**known, **self._how} != known:
-                returns = tuple(episode.episode_return for episode in self._play(self._best))
-                mean = summary(returns)["mean"]
-                logger.info("%s was evaluated first: mean return %s", self._best, number(mean))
-                self._keep(self._best, mean)
-                self._best_mean = mean
+            of_best = meta.get("progress", {})
+            new = not known and of_best.get("generation") == progress.get("generation")
+            if "mean" in known and {**known, **self._how} == known:
+                self._best_found = Estimate(known["mean"], known["se"], known["episodes"])
+            elif not new:
+                played = self._play_both(self._best)
+                found = {way: estimate(returns_of(played[way])) for way in WAYS}
+                self._best_found = found[better_way(found)]
+                mean = number(self._best_found.mean)
+                logger.info("%s was evaluated first: mean return %s", self._best, mean)
+                steps = of_best.get("trained_steps", 0)
+                self._keep(self._best, self._best_found, evidence(found, steps))
         self._knows_best = True
 
-    def _keep(self, folder: Path, mean: float) -> bool:
-        """Make what is in ``folder`` the best, with its ``mean``; whether there was room for it."""
-        from penstock.learner.checkpoints import checkpoint_format
-        from penstock.learner.checkpoints.checkpoint_history import EVALUATION
-
+    def _keep(self, folder: Path, estimated: Estimate, play: Mapping[str, Any]) -> bool:
+        """Make the checkpoint in ``folder`` the best, with its mean in these games and how to
+        ``play`` it; returns whether the disk had room."""
         found = checkpoint_format.load(folder)
-        meta = {**found.meta, EVALUATION: {**self._how, "mean": mean}}
+        meta = {**found.meta, PLAY: play}
+        meta[EVALUATION] = {**self._how, "mean": estimated.mean, "se": estimated.se}
+        meta.pop(REQUEST, None)
         try:
             checkpoint_format.save(self._best, replace(found, meta=meta))
         except UserError as error:  # a disk that is full now need not be so for ever
             logger.info("%s stays as it was: %s", self._best, error)
             return False
-        self._best_mean = mean
+        self._best_found = estimated
         return True
 
     def _hold_newest(self) -> None:
-        from penstock.learner.checkpoints.checkpoint_format import FILE
-
         found = None
         while found is None or found != self._seen:  # it may be replaced meanwhile
             self._seen = self._identity()
@@ -192,27 +381,35 @@ class Evaluator:
             self._game = make(self._config.env, min(self._config.eval.episodes, ENVS))
         return self._game
 
-    def _play(self, folder: Path) -> list[Episode]:
+    def _play_both(self, folder: Path) -> dict[Way, list[Episode]]:
+        """The episodes of an evaluation, in each way; the games are the same."""
+        game, seed = self._made_game(), SEED + self._config.run.seed
+        episodes = self._config.eval.episodes
+        return {way: self._play(folder, game, way, episodes, seed) for way in WAYS}
+
+    def _play(
+        self, folder: Path, game: BatchedEnv, way: Way, episodes: int, seed: int
+    ) -> list[Episode]:
         from penstock.evaluation.evaluate import play, trained_policy, were_cut
 
-        config, game, seed = self._config, self._made_game(), SEED + self._config.run.seed
-        episodes, most = config.eval.episodes, config.eval.max_episode_steps
-        policy = trained_policy(config, game, folder, seed)
+        most = self._config.eval.max_episode_steps
+        policy = trained_policy(self._config, game, folder, seed)
+        act = policy.greedy if way == "greedy" else policy.act
 
         def choose(obs: npt.NDArray[Any]) -> npt.NDArray[Any]:
             self._ctx.status.beat()
             if self._ctx.stopping():
                 raise StoppedError
-            return policy.greedy(obs)
+            return act(obs)
 
         played = play(game, choose, episodes, seed, most, policy.reset)
         # Not barren, should it die later.
         self._ctx.status.produced_steps += sum(episode.length for episode in played)
         cut = sum(episode.cut for episode in played)
-        if cut and not self._told_cut:
+        if cut and not self._noted_cut:
             option = "eval.max_episode_steps"
             logger.info("in an evaluation %s", were_cut(cut, episodes, most, option))
-            self._told_cut = True
+            self._noted_cut = True
         return played
 
     def _identity(self) -> tuple[int, int] | None:
@@ -222,6 +419,23 @@ class Evaluator:
         except (OSError, ValueError):
             return None
         return found.st_ino, found.st_mtime_ns
+
+
+def returns_of(played: list[Episode]) -> list[float]:
+    """The returns of episodes."""
+    return [episode.episode_return for episode in played]
+
+
+def describe(found: Estimate) -> str:
+    """The mean with half its 95 % confidence interval."""
+    return f"{number(found.mean)} ± {number(found.upper - found.mean)}"
+
+
+def _remove(folder: Path) -> None:
+    """Remove a checkpoint that was moved or linked here."""
+    with suppress(OSError):
+        (folder / FILE).unlink(missing_ok=True)
+        folder.rmdir()
 
 
 def _hold(source: Path, held: Path, name: str) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import secrets
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -43,9 +44,18 @@ class Exported(NamedTuple):
     """Of observations and of actions, as the environment has them."""
     info: EnvInfo
     weights: Float32
+    play: Mapping[str, Any] | None
+    """How to play it, as `estimates.evidence`; None if the run was not evaluated."""
 
 
-def write(path: Path, config: Config, own: Spaces, info: EnvInfo, weights: Float32) -> int:
+def write(
+    path: Path,
+    config: Config,
+    own: Spaces,
+    info: EnvInfo,
+    weights: Float32,
+    play: Mapping[str, Any] | None = None,
+) -> int:
     """Write or replace a file; its size in bytes. Raises UserError."""
     layout = network_shape(config, info).layout
     about = {
@@ -53,6 +63,7 @@ def write(path: Path, config: Config, own: Spaces, info: EnvInfo, weights: Float
         "config": config.model_dump(mode="json", include=set(SECTIONS)),
         "spaces": [to_json(space) for space in own],
         "layout": layout.to_list(),
+        "play": play,
     }
     tensors = {name: np.ascontiguousarray(array) for name, array in layout.views(weights).items()}
     data = to_bytes(tensors, {KEY: json.dumps(about)})
@@ -87,7 +98,11 @@ def read(path: Path) -> Exported:
         if layout != ParamLayout.from_list(about["layout"]):
             raise ValueError("its network is built otherwise in this version")
         parts = [_checked(name, tensors[name], shape) for name, shape in layout.entries]
-        return Exported(config, (observations, actions), info, np.concatenate(parts))
+        play = about.get("play")  # absent in files of earlier versions
+        if play is not None and not isinstance(play, dict):
+            raise TypeError("its way to play is no object")
+        weights = np.concatenate(parts)
+        return Exported(config, (observations, actions), info, weights, play)
     except UserError:
         raise
     except Exception as error:  # spaces and their checks raise what they like, assertions too

@@ -6,7 +6,7 @@ them: the conversions of `penstock.envs` are done here, for one observation or f
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
@@ -24,9 +24,11 @@ from penstock.core.params import Float32
 from penstock.envs import EnvInfo, find_bad_observation, make
 from penstock.envs.packing import Packer
 from penstock.envs.vector_env import action_map
+from penstock.evaluation.estimates import way_of
 from penstock.evaluation.evaluate import checkpoint_folder
 from penstock.evaluation.exported import read, write
 from penstock.learner.checkpoints.checkpoint_format import load
+from penstock.learner.checkpoints.checkpoint_history import PLAY
 from penstock.models.acting.policy import Policy
 
 Array = npt.NDArray[Any]
@@ -47,15 +49,20 @@ class LoadedPolicy:
         weights: Float32,
         own: tuple[spaces.Space[Any], spaces.Space[Any]],
         info: EnvInfo,
-        sample: bool,
+        sample: bool | None,
         seed: int,
+        play: Mapping[str, Any] | None = None,
     ) -> None:
-        """``own`` are the observation and action space of one environment, as it has them."""
+        """``own`` are the observation and action space of one environment, as it has them;
+        ``play`` is `estimates.evidence` on how to play the policy, followed if ``sample`` is
+        None."""
         self.observation_space, self.action_space = own
         self.config = config
         """Of the run that it comes from."""
+        self.sample = way_of(play) == "sampled" if sample is None else sample
+        """Whether actions are sampled as in training, instead of the most probable ones."""
         self._weights, self._info = weights, info
-        self._sample, self._seed = sample, seed
+        self._play, self._seed = play, seed
         self._packer = Packer(config.env.id, self.observation_space)
         self._to_game = action_map(self.action_space)
         self._by_size: dict[int, Policy] = {}
@@ -81,7 +88,7 @@ class LoadedPolicy:
             raise UserError(f"there is {bad}; correct what the environment returns")
         policy = self._policy(count)
         self._remember(policy, state, lead)
-        action = policy.act(packed) if self._sample else policy.greedy(packed)
+        action = policy.act(packed) if self.sample else policy.greedy(packed)
         own = self._own(action)
         after = policy.state.copy() if policy.state.size else None
         if lead:
@@ -93,7 +100,7 @@ class LoadedPolicy:
         """Write it to one file that `load_policy` takes, where neither the run nor the environment
         is; its size in bytes. Raises UserError."""
         own = self.observation_space, self.action_space
-        return write(Path(path), self.config, own, self._info, self._weights)
+        return write(Path(path), self.config, own, self._info, self._weights, self._play)
 
     def check(self, env: gymnasium.Env[Any, Any]) -> None:
         """Raise UserError unless ``env`` has the spaces of the environment it was trained on."""
@@ -162,27 +169,31 @@ def load_policy(
     source: str | Path,
     checkpoint: Literal["best", "last"] = "best",
     *,
-    sample: bool = False,
+    sample: bool | None = None,
     seed: int = 0,
 ) -> LoadedPolicy:
     """The policy of a run, which may still be training, or of a file. Starts no process.
 
     source: folder of a run; or a file that `penstock export` or `LoadedPolicy.save` wrote, for
         which nothing else is needed.
-    checkpoint: of a run: "best" by the mean return in training, or by evaluation where
-        `eval.every_s` is set ("last" where there is no best one yet); or "last".
-    sample: draw actions as in training, by random numbers of ``seed``; else take the likeliest.
+    checkpoint: of a run: "best", by evaluation, or by the mean return in training if none was
+        evaluated ("last" if there is no best one yet); or "last".
+    sample: True draws actions as in training, by random numbers of ``seed``; False takes the most
+        probable ones; None does what the run's evaluation found to be better, and takes the most
+        probable ones if there was none.
     The environment of a run is made once, to ask for its spaces, and closed. Raises UserError.
     """
     if Path(source).is_file():
         found = read(Path(source))
-        return LoadedPolicy(found.config, found.weights, found.spaces, found.info, sample, seed)
+        about = found.spaces, found.info, sample, seed, found.play
+        return LoadedPolicy(found.config, found.weights, *about)
     config = load_run(source)
     game = make(config.env, 1)
     game.close()
     folder = checkpoint_folder(source, checkpoint)
-    weights = load(folder, network_shape(config, game.info).layout).weights
-    return LoadedPolicy(config, weights, game.own_spaces, game.info, sample, seed)
+    found_in = load(folder, network_shape(config, game.info).layout)
+    about = game.own_spaces, game.info, sample, seed, found_in.meta.get(PLAY)
+    return LoadedPolicy(config, found_in.weights, *about)
 
 
 def _leads(

@@ -30,6 +30,7 @@ from penstock.evaluation.evaluate import (
     Choose,
     Episode,
     checkpoint_folder,
+    plays_sampled,
     trained_policy,
     were_cut,
 )
@@ -63,6 +64,7 @@ class Actor:
     choose: Choose
     checkpoint: str
     max_steps: int
+    sample: bool
 
     def shots(self, episodes: int, seed: int) -> Iterator[Shot]:
         """Episodes, one after another, whole or cut; the same seed gives the same."""
@@ -109,7 +111,7 @@ def record(
     episodes: int,
     which: str,
     out: str | None,
-    sample: bool,
+    sample: bool | None,
     seed: int,
     max_steps: int | None = None,
 ) -> dict[str, Any]:
@@ -129,7 +131,12 @@ def record(
 
 
 def play(
-    run_dir: str, episodes: int, which: str, sample: bool, seed: int, max_steps: int | None = None
+    run_dir: str,
+    episodes: int,
+    which: str,
+    sample: bool | None,
+    seed: int,
+    max_steps: int | None = None,
 ) -> dict[str, Any]:
     """Show episodes in a window, as fast as a person would play, each cut as in `record`; their raw
     returns.
@@ -162,7 +169,8 @@ def describe(result: dict[str, Any]) -> str:
         most, episodes = result["max_episode_steps"], len(result["lengths"])
         lines.append(were_cut(result["cut"], episodes, most, "--max-episode-steps"))
     if "file" in result:
-        lines.append(f"{result['file']} shows checkpoint {result['checkpoint']}")
+        way = "sampled" if result["sample"] else "greedy"
+        lines.append(f"{result['file']} shows checkpoint {result['checkpoint']}, {way} actions")
     return "\n".join(lines)
 
 
@@ -184,10 +192,12 @@ def enlarged(pictures: list[Picture]) -> list[Picture]:
 
 @contextmanager
 def _actor(
-    run_dir: str, which: str, sample: bool, seed: int, max_steps: int | None
+    run_dir: str, which: str, sample: bool | None, seed: int, max_steps: int | None
 ) -> Iterator[Actor]:
     config = load_run(run_dir)
     folder = checkpoint_folder(run_dir, which)
+    if sample is None:
+        sample = plays_sampled(folder)
     do_without_display()
     with drawing(config.env.id):
         game = make(config.env, 1, filmed=True)
@@ -195,7 +205,7 @@ def _actor(
         policy = trained_policy(config, game, folder, seed)
         choose: Choose = policy.act if sample else policy.greedy
         most = max_steps or config.eval.max_episode_steps
-        yield Actor(config.env.id, game, policy, choose, folder.name, most)
+        yield Actor(config.env.id, game, policy, choose, folder.name, most, sample)
     finally:
         game.close()
 
@@ -308,6 +318,7 @@ def _result(run_dir: str, actor: Actor, played: list[Episode]) -> dict[str, Any]
     return {
         "run_dir": run_dir,
         "checkpoint": actor.checkpoint,
+        "sample": actor.sample,
         "cut": sum(episode.cut for episode in played),
         "max_episode_steps": actor.max_steps,
         "returns": [episode.episode_return for episode in played],

@@ -75,7 +75,8 @@ class Summary:
     return_mean: float | None
     """Mean raw return of the last 100 episodes in training; None if no episode has ended."""
     solved_at_s: float | None
-    """Seconds of training when `stop.return` was first reached; None if never."""
+    """Seconds of training when an evaluation confirmed that `stop.return` is reached; None if
+    never. With `stop.confirm_episodes` 0, when the return in training first reached it."""
     rate: float
     """Agent steps per second of training."""
     utilization: float | None
@@ -102,6 +103,8 @@ class Evaluation:
     """In agent steps."""
     cut: int = 0
     """Number of episodes that were cut at the step limit; they count with their return so far."""
+    sampled: bool = False
+    """Whether actions were sampled as in training, instead of the most probable ones."""
 
     @property
     def return_mean(self) -> float:
@@ -182,13 +185,14 @@ def evaluate(
     episodes: int = 20,
     *,
     checkpoint: Literal["best", "last"] = "best",
-    sample: bool = False,
+    sample: bool | None = None,
     seed: int = 0,
     max_episode_steps: int | None = None,
 ) -> Evaluation:
     """Play episodes with the weights of a run: `penstock eval` as a function.
 
-    sample: sample actions as in training, instead of the most probable ones.
+    sample: True samples actions as in training, False takes the most probable ones; None does what
+        the run's evaluation found to be better, and takes the most probable ones if there was none.
     seed: seed of the environments; the same seed gives the same episodes.
     max_episode_steps: cut episodes after so many agent steps; None: the run's
         `eval.max_episode_steps`.
@@ -202,7 +206,7 @@ def evaluate(
         most = _whole("max_episode_steps", most, 1)
     found = play(os.fspath(run_dir), count, checkpoint, sample, first, most)
     returns, lengths = tuple(found["returns"]), tuple(found["lengths"])
-    return Evaluation(found["checkpoint"], returns, lengths, found["cut"])
+    return Evaluation(found["checkpoint"], returns, lengths, found["cut"], found["sample"])
 
 
 def history(run_dir: str | Path) -> list[dict[str, Any]]:

@@ -44,7 +44,7 @@ class Run:
 
 @dataclass(frozen=True)
 class Evaluated:
-    """One evaluation (`eval.every_s`): raw returns of the likeliest actions."""
+    """One evaluation: raw returns, in the better way to play."""
 
     return_mean: float
     return_std: float
@@ -61,6 +61,8 @@ class Evaluated:
     best: bool
     """Whether its mean is higher than that of all earlier evaluations; its weights are then
     `checkpoints/best`."""
+    play: str = "greedy"
+    """The better way to play: `greedy`, with the most probable actions, or `sampled`."""
 
 
 @dataclass(frozen=True)
@@ -175,4 +177,5 @@ def _evaluated(message: Json) -> Evaluated:
         **returns,
         length_mean=message["length"]["mean"],
         **{name: message[name] for name in same},
+        play=message.get("play", "greedy"),
     )

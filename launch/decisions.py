@@ -234,8 +234,11 @@ class Decisions:
         return [Kill(w.spec.name, signal.SIGKILL) for w in running]
 
     def pass_on(self, name: str, message: dict[str, Any]) -> list[Effect]:
-        """Forward a message to the learner of ``name``, such as a connector's counts."""
+        """Forward a message to the learner of ``name``, such as a connector's counts; that of an
+        expendable role, which evaluates for all of them, to every learner."""
         worker = self._workers[name]
+        if worker.spec.expendable:
+            return self._inform(message)
         return [] if worker.orphaned else self._inform(message, worker.spec.learner)
 
     def tick(
@@ -296,7 +299,8 @@ class Decisions:
             last_straw = self.restart_policy.crashed(worker, failure, healthy, produced, now_s)
         if last_straw is not None:
             if worker.spec.expendable:
-                return [Note(f"{failure.name}: {failure.told}; the run continues without it")]
+                text = f"{failure.name}: {failure.told}; the run continues without it"
+                return [Note(text), *self._inform({"kind": "gone", "role": worker.spec.role})]
             return self._fail(last_straw, now_s)
         delay_s = worker.next_delay_s()
         others = ""

@@ -183,7 +183,7 @@ def _actors(
 
 def _evaluator(config: Config) -> tuple[RoleSpec, ...]:
     """The evaluator, at a low priority; it stops before the learners."""
-    if config.eval.every_s is None:
+    if not config.has_evaluator:
         return ()
     main, nice = "penstock.evaluation.evaluator:run", min(19, config.actors.nice + EVALUATOR_NICER)
     return (RoleSpec("evaluator", 0, main, Stage.CARRIERS, nice, expendable=True),)

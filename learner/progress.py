@@ -53,7 +53,12 @@ class Progress:
         self._own = dict.fromkeys(BOOKED, 0)  # the same since the process began
         self.lag: Counter[int] = Counter()
         self.latency: Histogram = {}
+        self.reached_at_s: float | None = None
+        """Seconds of training when the return in training first reached `stop.return`."""
         self.solved_at_s: float | None = None
+        """The same when `stop.return` was reached: by an evaluation if `confirms`."""
+        self.confirms = False
+        """Whether an evaluation must confirm the return; `learner.evaluation_requests` sets it."""
         self._trained_before_s = 0.0
         self._made_s = time.monotonic()
         self._started_s: float | None = None
@@ -189,7 +194,8 @@ class Progress:
     def stop_reason(self) -> str | None:
         """The `stop` setting that is reached, if any."""
         stop = self._stop
-        if self.solved_at_s is not None and self.time_s >= self.solved_at_s + stop.hold_s:
+        held_s = 0.0 if self.confirms else stop.hold_s  # else it was waited for before
+        if self.solved_at_s is not None and self.time_s >= self.solved_at_s + held_s:
             return "return"
         if stop.env_steps is not None and self.trained_steps >= stop.env_steps:
             return "env_steps"
@@ -198,6 +204,25 @@ class Progress:
         if stop.minutes is not None and self.time_s >= stop.minutes * 60:
             return "minutes"
         return None
+
+    @property
+    def awaits_confirmation(self) -> bool:
+        """Whether the return in training reaches `stop.return`, and an evaluation must confirm it
+        now."""
+        if not self.confirms or self.solved_at_s is not None or self.reached_at_s is None:
+            return False
+        return self.time_s >= self.reached_at_s + self._stop.hold_s and self._reaches_goal()
+
+    def confirm(self) -> None:
+        """An evaluation has confirmed the return: `stop.return` is reached."""
+        if self.solved_at_s is None:
+            self.solved_at_s = self.time_s
+
+    def stop_confirming(self) -> None:
+        """There are no evaluations any more: the return in training decides."""
+        self.confirms = False
+        if self.solved_at_s is None:
+            self.solved_at_s = self.reached_at_s
 
     def interval(self, ledger: TimeLedger) -> dict[str, Any]:
         """Metrics since the last call, by their names in metrics.jsonl."""
@@ -226,6 +251,7 @@ class Progress:
             "learner_wait_fraction": shares["wait_data"],
             "learner_compute_fraction": shares["compute"],
             "ledger": shares,
+            "return_reached_at_s": self.reached_at_s,
             "solved_at_s": self.solved_at_s,
         }
 
@@ -249,6 +275,7 @@ class Progress:
             "time_s": self.time_s,
             "returns": list(self.returns),
             "lengths": list(self.lengths),
+            "reached_at_s": self.reached_at_s,
             "solved_at_s": self.solved_at_s,
             "goal": self._stop.return_,
         }
@@ -261,7 +288,7 @@ class Progress:
         """
         self.join({**state, "generation": state["generation"] + 1, "rollbacks": 0})
         if not same_game or state.get("goal", self._stop.return_) != self._stop.return_:
-            self.solved_at_s = None
+            self.reached_at_s = self.solved_at_s = None
         if same_game:
             self.returns.extend(state["returns"])
             self.lengths.extend(state["lengths"])
@@ -274,6 +301,7 @@ class Progress:
         """
         for name in (*COUNTERS, "generation", "solved_at_s"):
             setattr(self, name, state[name])
+        self.reached_at_s = state.get("reached_at_s", self.solved_at_s)
         self.lr_factor, self.rollbacks = state.get("lr_factor", 1.0), state.get("rollbacks", 0)
         self._published_steps = self.learner_steps
         if self._started_s is None:
@@ -285,13 +313,18 @@ class Progress:
         env_steps, trained_steps = (self._own[name] + self._booked[name] for name in names)
         return env_steps, trained_steps
 
+    def _reaches_goal(self) -> bool:
+        """Whether the mean of a hundred episodes in training reaches `stop.return`."""
+        goal, mean = self._stop.return_, self.return_mean
+        if goal is None or mean is None or self._recent[2] < EPISODES:
+            return False
+        return mean >= goal
+
     def _notice_solved(self) -> None:
-        goal = self._stop.return_
-        mean, episodes = self.return_mean, self._recent[2]
-        if goal is None or self.solved_at_s is not None or mean is None or episodes < EPISODES:
-            return
-        if mean >= goal:
-            self.solved_at_s = self.time_s
+        if self.reached_at_s is None and self._reaches_goal():
+            self.reached_at_s = self.time_s
+            if not self.confirms:
+                self.solved_at_s = self.reached_at_s
 
 
 def lag_mean(lag: Counter[int]) -> float | None:

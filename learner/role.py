@@ -27,6 +27,7 @@ from penstock.core.params import Arrays, Floats
 from penstock.core.role import RoleContext, learner_socket
 from penstock.envs import probe
 from penstock.learner.checkpoints.checkpoint_manager import CheckpointManager
+from penstock.learner.evaluation_requests import EvaluationRequests
 from penstock.learner.factory import AnyTrainer, make_trainer, network_of, on_own_gpu
 from penstock.learner.group.elastic_group import ElasticGroup, begun
 from penstock.learner.loop import TrainingLoop
@@ -153,6 +154,8 @@ class LearnerProcess(TrainingLoop[Any]):
         self._turned_away: Counter[str] = Counter()  # connections reported so far
         self._others = StreamTracker(self._accounting)
         self._torch_trace = TorchTrace()
+        self._requests = EvaluationRequests(config, trainer.progress, checkpoints.play)
+        checkpoints.requests = self._requests
         # of the learner: on a GPU that of its stream, else of this thread
         self._seconds = ctx.ledger
         self._clock: DeviceClock | None = None
@@ -247,12 +250,18 @@ class LearnerProcess(TrainingLoop[Any]):
     def control(self, counts: Floats, stop: bool) -> ControlMessage:
         self._hear()
         self._progress.arrived(self._accounting)
+        self._requests.turn()
+        evaluates = self._group.leads and self._requests.due() is not None
+        if evaluates and self.sync.world == 1:
+            self._save_for_evaluation({})
+            evaluates = False
         return ControlMessage(
             counts,
             self._progress.growth(),
             stop=stop,
             nan=self._nonfinite.due,
-            checkpoint=self._group.leads and self._checkpoints.due(),
+            # The states of several learners are collected for an ordinary checkpoint only.
+            checkpoint=evaluates or (self._group.leads and self._checkpoints.due()),
             regroup=self._group.changed,
         )
 
@@ -276,10 +285,23 @@ class LearnerProcess(TrainingLoop[Any]):
         elif self._ctx.stopping():  # stopped by a signal from elsewhere than the supervisor?
             self._ctx.report("stop", reason="terminated")
 
+    def _save_for_evaluation(self, group: Arrays) -> None:
+        """Write the checkpoint that is due for the evaluator."""
+        self._ledger.switch(Part.SAVE)
+        self._ctx.status.phase = Phase.SAVING
+        try:
+            self._checkpoints.save_for_evaluation(group)
+        except UserError as error:
+            self._requests.put_off()
+            logger.info("a checkpoint for an evaluation could not be saved: %s", error)
+        self._ledger.switch(Part.COUNT)
+
     def _save(self) -> None:
         """Save the run, if its state is complete. Raises UserError where it cannot be written."""
         if self._kept is not None:
             self._checkpoints.save(self._kept)
+            if self._requests.due() is not None:
+                self._save_for_evaluation(self._kept)
             return
         self._checkpoints.put_off()
         logger.info("the parameter server did not send its state: checkpoints/last is not replaced")
@@ -338,6 +360,7 @@ class LearnerProcess(TrainingLoop[Any]):
         messages = self._group.messages()
         self._others.hear(messages)
         self._torch_trace.hear(messages)
+        self._requests.hear(messages)
 
 
 class StreamTracker:

@@ -45,13 +45,24 @@ def figures(metrics: Metrics, stop: StopConfig | None) -> dict[str, str]:
         + (f"; {playing}" if playing else ""),
     }
     if "eval_return_mean" in metrics:
-        shown["evaluation"] = (
-            f"{number(m('eval_return_mean'))} at {count(m('eval_trained_steps'))} steps, "
-            f"best {number(m('eval_return_best'))}"
-        )
+        shown["evaluation"] = evaluated(metrics)
     if "learners_alive" in metrics:
         shown["learners"] = f"{m('learners_alive')} alive, {m('learners_restarted')} restarted"
     return shown
+
+
+def evaluated(metrics: Metrics) -> str:
+    """The returns of the last evaluation, of each way to play, and the best so far."""
+    m = metrics.get
+    ways = [
+        f"{way} {number(m(f'eval_return_{way}'))}"
+        for way in ("greedy", "sampled")
+        if f"eval_return_{way}" in metrics
+    ]
+    return (
+        f"{', '.join(ways) or number(m('eval_return_mean'))} at {count(m('eval_trained_steps'))} "
+        f"steps, best {number(m('eval_return_best'))}"
+    )
 
 
 def _losses(metrics: Metrics) -> dict[str, str]:

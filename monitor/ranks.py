@@ -20,7 +20,8 @@ Metrics = dict[str, Any]
 
 COUNTERS = ("env_steps", "env_frames", "trained_steps", "learner_steps", "episodes")
 GROUPS = {  # equal on every rank, or nearly
-    "time_s", *COUNTERS, "episode_return_mean", "episode_length_mean", "solved_at_s",
+    "time_s", *COUNTERS, "episode_return_mean", "episode_length_mean",
+    "return_reached_at_s", "solved_at_s",
 }  # fmt: skip
 SUMMED = {
     "steps_per_s", "trained_steps_per_s", "learner_ceiling_steps_per_s", "actors_alive",

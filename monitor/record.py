@@ -32,10 +32,12 @@ FINENESS = 5000
 NO_ACCOUNTING = {"produced": 0, "trained": 0, "dropped": {}, "lost": {}, "in_flight": 0}
 WHOLE = {  # metrics of the run so far; the others are of one interval
     "time_s", "env_steps", "env_frames", "trained_steps", "learner_steps", "episodes",
-    "solved_at_s", "updates_skipped", "rollbacks",
+    "return_reached_at_s", "solved_at_s", "updates_skipped", "rollbacks",
     "episode_return_mean", "episode_length_mean", "dropped", "lost", "rejected", "received",
     "replay_size", "samples_per_insert", "actors_restarted", "learners_restarted", "server",
     "eval_return_mean", "eval_return_best", "eval_length_mean", "eval_trained_steps",
+    "eval_return_greedy", "eval_return_greedy_se", "eval_return_sampled", "eval_return_sampled_se",
+    "eval_play", "eval_episodes", "closing_evaluation",
 }  # fmt: skip
 OF_A_MOMENT = {"actors_alive", "learners_alive"}  # although they stand beside the last counts
 SHARES = ("learner_wait_fraction", "learner_compute_fraction", "ledger")
@@ -136,6 +138,9 @@ class Record(MetricSink):
         elif event.kind == "evaluation" and event.result is not None:
             evaluation = without_nan({**event.result})
             self.last |= evaluation_figures(evaluation)
+            if "closing" in evaluation:
+                about = {name: evaluation[name] for name in ("play", "trained_steps")}
+                self.last["closing_evaluation"] = evaluation["closing"] | about
             try:
                 _append(self._run_dir / EVALUATIONS, evaluation)
             except OSError as error:
@@ -248,6 +253,11 @@ def evaluation_figures(evaluation: Json) -> Json:
         "eval_length_mean": evaluation["length"]["mean"],
         "eval_trained_steps": evaluation["trained_steps"],
     }
+    if "play" in evaluation:  # absent in lines of earlier versions
+        figures |= {"eval_play": evaluation["play"], "eval_episodes": evaluation["episodes"]}
+        for way in ("greedy", "sampled"):
+            figures[f"eval_return_{way}"] = evaluation[way]["mean"]
+            figures[f"eval_return_{way}_se"] = evaluation[way]["se"]
     return without_nan(figures)  # type: ignore[no-any-return]
 
 

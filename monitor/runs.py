@@ -9,7 +9,7 @@ import struct
 import sys
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from penstock.configs.errors import UserError
 from penstock.configs.load import CONFIG_FILE
@@ -49,6 +49,7 @@ def row(run_dir: Path) -> Row:
     line = _last_line(run_dir / METRICS)
     is_old = (run_dir / SUPERVISOR_FILE).exists()  # the summary, where the run was resumed since
     last = summary | line if is_old else line | summary
+    found = best(run_dir)
     return {
         "run_dir": str(run_dir),
         "game": _at(config, "env", "id"),
@@ -56,7 +57,7 @@ def row(run_dir: Path) -> Row:
         "state": _state(run_dir, summary),
         "env_steps": finite(last.get("env_steps")),
         "return_last": finite(last.get("episode_return_mean")),
-        "return_best": finite(last.get("eval_return_best", best_return(run_dir))),
+        "return_best": finite(last.get("eval_return_best", found and found.mean)),
         "seconds": finite(last.get("time_s")),
         "started": (run_dir / CONFIG_FILE).stat().st_mtime,
     }
@@ -127,16 +128,32 @@ def _last_line(path: Path) -> Row:
     return found[-1] if found else {}
 
 
-def best_return(run_dir: Path) -> float | None:
-    """The mean return of the best checkpoint, read from the header of its file."""
+class Best(NamedTuple):
+    """The mean return of the best checkpoint; by an evaluation of ``episodes`` after
+    ``trained_steps``, played in this ``way``, or without these by the return in training."""
+
+    mean: float | None
+    way: str | None = None
+    episodes: int | None = None
+    trained_steps: int | None = None
+
+
+def best(run_dir: Path) -> Best | None:
+    """The best checkpoint's return, read from the header of its file; None if there is none."""
     try:
         with (run_dir / "checkpoints" / "best" / "checkpoint.safetensors").open("rb") as file:
             (nbytes,) = struct.unpack("<Q", file.read(8))
             head = json.loads(file.read(min(nbytes, HEADER_MOST_NBYTES)))
-        found = json.loads(head["__metadata__"]["penstock"])["meta"]["best_return"]
-    except (OSError, ValueError, KeyError, TypeError, RecursionError, struct.error):
+        meta = json.loads(head["__metadata__"]["penstock"])["meta"]
+        if "evaluation" not in meta or "play" not in meta:
+            return Best(finite(meta["best_return"]))
+        play = meta["play"]
+        about = str(play["way"]), int(play["episodes"]), int(play["trained_steps"])
+        return Best(finite(meta["evaluation"]["mean"]), *about)
+    except (OSError, ArithmeticError, LookupError, TypeError, ValueError, RecursionError):
         return None
-    return finite(found)
+    except struct.error:
+        return None
 
 
 def _config(path: Path) -> Any:

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from penstock.core.formatting import clock, count, number, percent, reasons
-from penstock.monitor.figures import Metrics, frames_per_s
-from penstock.monitor.runs import best_return
+from penstock.monitor.figures import Metrics, evaluated, frames_per_s
+from penstock.monitor.runs import Best, best
 
 Rows = list[tuple[str, str]]
 
@@ -27,15 +27,12 @@ def rows(summary: Metrics, run_dir: Path) -> Rows:
         + _frames(summary, rate),
         "return": _return(summary),
     }
-    if m("solved_at_s") is not None:
-        shown["solved"] = f"stop.return first reached after {m('solved_at_s'):.2f} s of training"
+    if m("solved_at_s") is not None or m("return_reached_at_s") is not None:
+        shown["solved"] = _solved(summary)
     if "eval_return_mean" in summary:
-        shown["evaluation"] = (
-            f"{number(m('eval_return_mean'))} at {count(m('eval_trained_steps'))} steps, "
-            f"best {number(m('eval_return_best'))}"
-        )
-    elif (best := best_return(run_dir)) is not None:
-        shown["best"] = f"{number(best)}, in checkpoints/best"
+        shown["evaluation"] = evaluated(summary)
+    if (found := best(run_dir)) is not None:
+        shown["best"] = _best(found)
     shown |= accounting(summary["accounting"])
     if restarts := m("actors_restarted"):
         shown["restarts"] = (
@@ -95,6 +92,35 @@ def show(shown: Rows, stream: TextIO) -> None:
     for label, text in shown:
         table.add_row(Text(label, style="dim"), Text(text, overflow="fold"))
     Console(file=stream).print(Panel(table, title="summary", title_align="left", expand=False))
+
+
+def _solved(summary: Metrics) -> str:
+    """Whether `stop.return` was reached, and by which evidence."""
+    m = summary.get
+    solved_s, closing = m("solved_at_s"), m("closing_evaluation")
+    if solved_s is None:
+        return (
+            "no: the return in training reached stop.return after "
+            f"{m('return_reached_at_s'):.2f} s, and no evaluation confirmed it"
+        )
+    if closing is None or not closing["solved"]:
+        return f"by the return in training, after {solved_s:.2f} s; no evaluation confirmed it"
+    by = closing["estimate"]
+    return (
+        f"stop.return {number(closing['goal'])} is confirmed after {solved_s:.2f} s of training: "
+        f"{closing['play']} {number(by['mean'])}, standard error {number(by['se'])}, over "
+        f"{count(by['episodes'])} episodes"
+    )
+
+
+def _best(found: Best) -> str:
+    """The return of the best checkpoint, and by which episodes."""
+    if found.way is None:
+        return f"{number(found.mean)} by the return in training, in checkpoints/best"
+    return (
+        f"{number(found.mean)} by evaluation: {found.way}, {count(found.episodes)} episodes at "
+        f"{count(found.trained_steps)} steps, in checkpoints/best"
+    )
 
 
 def _return(summary: Metrics) -> str:

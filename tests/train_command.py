@@ -12,7 +12,10 @@ from typing import Any
 
 import psutil
 
-SMALL = ("actors.envs=8", "actors.unroll=8", "run.interval_s=0.1", "stop.return=null")
+SMALL = (
+    *("actors.envs=8", "actors.unroll=8", "run.interval_s=0.1", "stop.return=null"),
+    "eval.every_steps=null",  # no evaluator, unless a test wants one
+)
 WAIT_S = 100.0  # of a machine that does much else
 
 

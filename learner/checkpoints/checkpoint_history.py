@@ -43,6 +43,9 @@ from penstock.learner.checkpoints.checkpoint_format import (
 logger = note_logger(__name__)
 ENV = "env"  # in a checkpoint's meta: the game of the training
 EVALUATION = "evaluation"  # there: how it was evaluated, with `ENV` and "mean", if it was
+PLAY = "play"  # there: how to play the policy, by the run's last evaluation
+REQUEST = "evaluate"  # there: the learner's request to evaluate it (`learner.evaluation_requests`)
+REQUESTED = ".requested"  # the folder of a checkpoint that the evaluator is to take
 STEPS = re.compile(r"step-(\d{1,19})")
 
 

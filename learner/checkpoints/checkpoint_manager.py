@@ -1,11 +1,12 @@
 """When a learner is saved and what is saved of it, and how it resumes.
 
-`checkpoints/last` is the newest state, `checkpoints/best` the one with the highest mean return at
-the time of a save, once there are enough episodes to tell; where the run is evaluated meanwhile,
-its evaluator writes the latter. Both are complete: weights, optimizer, random generators, counters,
-versions. `checkpoint_history` decides which older ones are kept, and what a resume does where the
-newest is damaged. `best` is written first, and contains the mean to be beaten: so a crash or a full
-disk between the two writes neither loses the best nor replaces it by a worse one.
+`checkpoints/last` is the newest state. `checkpoints/best` is the best of the evaluated checkpoints,
+written by the evaluator; before the first evaluation it is the one with the highest mean return in
+training at the time of a save, once there are enough episodes. Both are complete: weights,
+optimizer, random generators, counters, versions. `checkpoint_history` decides which older ones are
+kept, and what a resume does where the newest is damaged. `best` is written first, and contains the
+mean to be beaten: so a crash or a full disk between the two writes neither loses the best nor
+replaces it by a worse one.
 
 A run may continue in another game (`env`): its weights do, and no earlier return counts there.
 """
@@ -13,7 +14,8 @@ A run may continue in another game (`env`): its weights do, and no earlier retur
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +29,15 @@ from penstock.core.params import POLICY_ID, Arrays
 from penstock.learner.checkpoints import checkpoint_format
 from penstock.learner.checkpoints import checkpoint_history as history
 from penstock.learner.checkpoints.checkpoint_format import Checkpoint, DamagedCheckpointError
-from penstock.learner.checkpoints.checkpoint_history import ENV, best_meta
+from penstock.learner.checkpoints.checkpoint_history import (
+    ENV,
+    EVALUATION,
+    PLAY,
+    REQUEST,
+    REQUESTED,
+    best_meta,
+)
+from penstock.learner.evaluation_requests import EvaluationRequests
 from penstock.learner.offpolicy import OffPolicyTrainer
 from penstock.learner.progress import EPISODES
 from penstock.learner.state import follow_lr_factor, set_weights, weights_of
@@ -58,16 +68,21 @@ class CheckpointManager:
         self._tell = tell
         self._event = event
         every_s, evaluated_s = trainer.config.checkpoint.every_s, trainer.config.eval.every_s
-        self._evaluated = evaluated_s is not None
+        self._has_evaluator = trainer.config.has_evaluator
+        self.requests: EvaluationRequests | None = None
+        """Requests to the run's evaluator; None where the learner makes none."""
         self._every_s = min(every_s, evaluated_s or every_s)  # each evaluation needs a new one
         self._last = run_dir / "checkpoints" / "last"
         self._best = run_dir / "checkpoints" / "best"
+        self._requested = run_dir / "checkpoints" / REQUESTED
         self._trainer = trainer
         self._config = trainer.config.checkpoint
         self._best_return: float | None = None
         self._resumed_elsewhere: int | None = None  # in another game, after so many trained steps
         self._saved_s = time.monotonic()
         self._saved_steps = 0
+        self.play: Mapping[str, Any] | None = None
+        """How to play the policy, by the last evaluation of the run."""
         self.stored: Arrays = {}  # what each of several learners kept, in the resumed checkpoint
 
     def resume(self, how: str, *, repair: bool = True) -> bool:
@@ -112,8 +127,7 @@ class CheckpointManager:
             same = same_game(stored.meta.get(ENV, {}), trainer.config.env)
             trainer.progress.load_state_dict(stored.meta["progress"], same_game=same)
             self._resume_lr_factor(stored.meta.get(LR))
-            if self._evaluated and same:
-                self._best_return = stored.meta["best_return"]
+            self.play = stored.meta.get(PLAY) if same else None
         except (AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
             raise UserError(
                 f"{folder} holds weights, but not the state of a run ({error!r}); resume from a "
@@ -176,13 +190,16 @@ class CheckpointManager:
         """Note that a save has failed: the next is due as if it had not."""
         self._saved_s = time.monotonic()
         self._saved_steps = self._trainer.progress.learner_steps
+        if self.requests is not None:
+            self.requests.put_off()
 
     def forget_best(self) -> None:
         """Forget the best mean; it is read from the disk, since another learner may save now."""
         self._best_return = None
 
     def save(self, group: Arrays | None = None) -> None:
-        """Write `last`, and `best` where the mean return has never been higher.
+        """Write `last`, and `best` where the mean return has never been higher and no checkpoint
+        was evaluated yet.
 
         ``group`` is what each of several learners keeps for itself.
         """
@@ -198,7 +215,8 @@ class CheckpointManager:
             and (best_return is None or mean > best_return)
         )
         state = self._state(group or {}, mean if is_best else best_return)
-        if is_best and not self._evaluated:
+        writes_best = is_best and not self._best_is_evaluated()
+        if writes_best:
             checkpoint_format.save(self._best, state)
         if is_best:
             self._best_return = mean
@@ -209,7 +227,7 @@ class CheckpointManager:
             self._tell(
                 "checkpoint",
                 folder=str(self._last),
-                best=is_best and not self._evaluated,
+                best=writes_best,
                 time_s=progress.time_s,
                 trained_steps=progress.trained_steps,
                 learner_steps=progress.learner_steps,
@@ -217,6 +235,26 @@ class CheckpointManager:
             )
         self._saved_s = time.monotonic()
         self._saved_steps = progress.learner_steps
+
+    def save_for_evaluation(self, group: Arrays | None = None) -> None:
+        """Write the checkpoint that is due for the evaluator, which takes it away.
+
+        ``group`` is as for `save`.
+        """
+        assert self.requests is not None
+        request = self.requests.due()
+        if request is not None:
+            state = self._state(group or {}, self._find_best())
+            meta = {**state.meta, REQUEST: request}
+            checkpoint_format.save(self._requested, replace(state, meta=meta))
+            self.requests.requested(request)
+
+    def _best_is_evaluated(self) -> bool:
+        """Whether the evaluator has written `best`, in this game."""
+        if not self._has_evaluator:
+            return False
+        meta = best_meta(self._best, self._trainer.layout, self._trainer.config.env)
+        return meta is not None and EVALUATION in meta
 
     def _keep_older(self) -> None:
         """Keep the previous checkpoint.
@@ -247,7 +285,7 @@ class CheckpointManager:
 
     def _find_best(self) -> float | None:
         """The mean return to be beaten, from the disk where it is not known here."""
-        if self._best_return is None and not self._evaluated:
+        if self._best_return is None:
             layout, env = self._trainer.layout, self._trainer.config.env
             meta = best_meta(self._best, layout, env)
             if meta is not None and same_game(meta.get(ENV, {}), env):  # else only evaluated in it
@@ -258,13 +296,17 @@ class CheckpointManager:
         trainer = self._trainer
         arrays = trainer.state_dict() | {RANDOM + k: v for k, v in _random_states().items()}
         arrays |= {GROUP + k: v for k, v in group.items()}
-        meta = {
+        meta: dict[str, Any] = {
             "progress": trainer.progress.state_dict(),
             "best_return": best_return,
             LR: trainer.config.learner.lr,
             ENV: settings(trainer.config.env),
             "spec": trainer.spec.to_dict(),
         }
+        if self.requests is not None and self.requests.play is not None:
+            self.play = self.requests.play
+        if self.play is not None:
+            meta[PLAY] = self.play
         return Checkpoint(trainer.layout, weights_of(trainer), arrays, meta)
 
 

@@ -28,20 +28,28 @@ def train(folder: Path, target: str, *options: str) -> dict[str, Any]:
     return summary
 
 
+def confirmed(summary: dict[str, Any]) -> float:
+    """The mean return that ended the run: that of its closing evaluation, or in lockstep that in
+    training."""
+    closing = summary.get("closing_evaluation")
+    found: float = closing["estimate"]["mean"] if closing else summary["episode_return_mean"]
+    return found
+
+
 @pytest.mark.parametrize(
     "kind", ["zmq", *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("shm", "inproc"))]
 )
 def test_cartpole_is_solved(tmp_path: Path, nothing_left_behind: None, kind: str) -> None:
     summary = train(tmp_path, "cartpole", f"transport.kind={kind}", "stop.minutes=2")
     assert summary["exit_reason"] == "return"
-    assert summary["episode_return_mean"] >= 475
+    assert confirmed(summary) >= 475
 
 
 def test_ppo_solves_cartpole(tmp_path: Path, nothing_left_behind: None) -> None:
     summary = train(tmp_path, "CartPole-v1", "algo.name=ppo", "stop.minutes=2")
     assert summary["exit_reason"] == "return"
-    assert summary["episode_return_mean"] >= 475
-    assert summary["env_steps"] < 400_000
+    assert confirmed(summary) >= 475
+    assert summary["closing_evaluation"]["trained_steps"] < 400_000
 
 
 @pytest.mark.slow
@@ -53,14 +61,14 @@ def test_the_example_of_an_own_algorithm_solves_cartpole(
         shutil.copy(Path(__file__).parents[2] / "examples" / file, tmp_path)
     summary = train(tmp_path, f"{name}.yaml")
     assert summary["exit_reason"] == "return"
-    assert summary["episode_return_mean"] >= 475
+    assert confirmed(summary) >= 475
 
 
 @pytest.mark.slow
 def test_ppo_lands_on_the_moon(tmp_path: Path, nothing_left_behind: None) -> None:
     summary = train(tmp_path, "lunarlander", "stop.minutes=3.5")
     assert summary["exit_reason"] == "return"
-    assert summary["episode_return_mean"] >= 200
+    assert confirmed(summary) >= 200
 
 
 @pytest.mark.slow
@@ -80,7 +88,7 @@ def test_the_best_play_of_the_synthetic_game_is_found(
 ) -> None:
     summary = train(tmp_path, "synthetic", "stop.minutes=2")
     assert summary["exit_reason"] == "return"
-    assert 95 <= summary["episode_return_mean"] <= 100
+    assert 95 <= confirmed(summary) <= 100
 
 
 @pytest.mark.parametrize("core", ["lstm", pytest.param("gru", marks=pytest.mark.slow)])
@@ -88,7 +96,7 @@ def test_who_remembers_finds_the_way(tmp_path: Path, nothing_left_behind: None, 
     """0.95 of the optimum: 39 of 40 turns at the end of the corridor are right."""
     summary = train(tmp_path, "memory", f"model.core={core}", "stop.minutes=1")
     assert summary["exit_reason"] == "return"
-    assert summary["episode_return_mean"] >= 0.95
+    assert confirmed(summary) >= 0.95
 
 
 @pytest.mark.slow
@@ -119,7 +127,7 @@ def test_presets_on_replay_reach_their_return(
 ) -> None:
     summary = train(tmp_path, target, "stop.minutes=3.5")
     assert summary["exit_reason"] == "return"
-    assert summary["episode_return_mean"] >= least
+    assert confirmed(summary) >= least
 
 
 @pytest.mark.slow
@@ -147,7 +155,7 @@ def test_two_learners_solve_cartpole_by_one_bit_of_each_gradient(
     )
     summary = train(tmp_path, "cartpole", *options, "stop.minutes=3")
     assert summary["exit_reason"] == "return"
-    assert summary["episode_return_mean"] >= 475
+    assert confirmed(summary) >= 475
     assert summary["learner_steps"] > 5 * warmup
 
 
@@ -157,7 +165,7 @@ def test_a_network_of_ones_own_learns(tmp_path: Path, nothing_left_behind: None)
         shutil.copy(Path(__file__).parents[2] / "examples" / name, tmp_path)
     summary = train(tmp_path, "own_network.yaml", "stop.minutes=1")
     assert summary["exit_reason"] == "return"
-    assert summary["episode_return_mean"] >= 0.98
+    assert confirmed(summary) >= 0.98
 
 
 @pytest.mark.slow
@@ -168,7 +176,7 @@ def test_a_game_of_ones_own_is_learnt_from_pixels(
         shutil.copy(Path(__file__).parents[2] / "examples" / name, tmp_path)
     summary = train(tmp_path, "catch.yaml", "stop.minutes=3.5")
     assert summary["exit_reason"] == "return"
-    assert summary["episode_return_mean"] >= 0.98
+    assert confirmed(summary) >= 0.98
 
 
 @pytest.mark.slow
@@ -177,7 +185,7 @@ def test_doom_is_solved_from_pixels(tmp_path: Path, nothing_left_behind: None) -
     pytest.importorskip("vizdoom")
     summary = train(tmp_path, "doom_basic")
     assert summary["exit_reason"] == "return"
-    assert summary["episode_return_mean"] >= 80
+    assert confirmed(summary) >= 80
 
 
 @pytest.mark.slow

@@ -37,7 +37,7 @@ def test_a_run_and_its_policy(tmp_path: Path, capfd: pytest.CaptureFixture[str])
     assert summary.reason == "return"
     assert summary.run_dir == tmp_path / "run"
     assert summary.return_mean is not None
-    assert summary.return_mean >= 200
+    assert summary.metrics["closing_evaluation"]["estimate"]["mean"] >= 200
     assert summary.solved_at_s is not None
     assert summary.solved_at_s <= summary.seconds
     assert summary.rate == pytest.approx(summary.env_steps / summary.seconds)

@@ -31,7 +31,7 @@ def test_ones_own_game_is_learnt(corridor: Path, penstock: Penstock) -> None:
     assert status == 0, errors
     # The best play takes 11 to 20 steps: each costs 0.01, but the last, which pays 1.
     assert summary["exit_reason"] == "return"
-    assert 0.8 <= summary["episode_return_mean"] <= 0.9
+    assert 0.8 <= summary["closing_evaluation"]["estimate"]["mean"] <= 0.9
     # -P: as for the command `penstock`, what lies in the current folder is not found by itself.
     asked = [sys.executable, "-P", "-m", "penstock", "eval", "run", "--episodes", "4"]
     subprocess.run(asked, cwd=corridor, check=True, timeout=50)

@@ -286,3 +286,12 @@ def test_the_supervisor_starts_without_the_slow_libraries() -> None:
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert (done.stdout, done.stderr) == ("[]\n", "")
+
+
+@pytest.mark.parametrize("name", ["eval", "record", "play"])
+def test_a_policy_is_played_in_one_way(
+    name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, _, err = in_process(monkeypatch, capsys, name, "run", "--sample", "--greedy")
+    assert code == 2
+    assert err == "penstock: --sample and --greedy are two ways to play; give one of them\n"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -157,6 +158,27 @@ def test_a_folder_without_a_run_is_the_users_mistake(tmp_path: Path) -> None:
         evaluate(str(tmp_path), 20, "best", False, 0, None)
 
 
+def plays(folder: Path, way: str) -> None:
+    """Note in the run's checkpoint that it is to be played so."""
+    last = folder / "checkpoints" / "last"
+    stored = checkpoint_format.load(last)
+    checkpoint_format.save(last, replace(stored, meta={**stored.meta, "play": {"way": way}}))
+
+
+@pytest.mark.parametrize("way", ["greedy", "sampled"])
+def test_an_evaluation_plays_as_the_runs_own_found_to_be_better(
+    cartpole_run: Path, way: str
+) -> None:
+    options = (str(cartpole_run), 20, "last")
+    likeliest, sampled = (evaluate(*options, sample, 7, None) for sample in (False, True))
+    assert sampled["returns"] != likeliest["returns"]
+    assert evaluate(*options, None, 7, None) == likeliest  # as in an older version
+    plays(cartpole_run, way)
+    assert evaluate(*options, None, 7, None) == (sampled if way == "sampled" else likeliest)
+    assert evaluate(*options, False, 7, None) == likeliest
+    assert f"{way} actions" in describe(evaluate(*options, None, 7, None))
+
+
 def test_the_runs_of_several_seeds_are_evaluated_into_one_table(tmp_path: Path) -> None:
     for seed in (2, 10):
         make_cartpole_run(tmp_path / f"seed-{seed}")
@@ -168,7 +190,8 @@ def test_the_runs_of_several_seeds_are_evaluated_into_one_table(tmp_path: Path) 
     assert result["return"]["mean"] == mean
     title, head, first, second, last = describe_seeds(result).splitlines()
     assert title == f"{tmp_path}: 2 runs"
-    assert head.split() == ["run", "checkpoint", "episodes", "return", "std", "length"]
+    columns = ["run", "checkpoint", "actions", "episodes", "return", "std", "length"]
+    assert head.split() == columns
     assert [first.split()[0], second.split()[0]] == list(SEEDS)
     assert last.split()[:3] == ["mean", "8", f"{mean:.4g}"]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import threading
 import time
@@ -30,23 +31,26 @@ class Graded(gymnasium.Env):
     observation_space = gymnasium.spaces.Box(-1, 1, (2,), np.float32)
     action_space = gymnasium.spaces.Discrete(4)
 
-    def __init__(self, pay=1.0):
-        self.pay = pay
+    def __init__(self, pay=1.0, varied=False):
+        self.pay, self.varied = pay, varied
 
     def reset(self, *, seed=None, options=None):
         super().reset(seed=seed)
-        self.left = 3
+        self.left, self.before = 3, None
         return np.zeros(2, np.float32), {}
 
     def step(self, action):
         self.left -= 1
-        return np.zeros(2, np.float32), self.pay * float(action), self.left == 0, False, {}
+        paid = float(action != self.before) if self.varied else self.pay * float(action)
+        self.before = action
+        return np.zeros(2, np.float32), paid, self.left == 0, False, {}
 """
 OPTIONS = ("eval.every_s=1", "eval.episodes=2", "actors.inference=numpy")
 
 
 class Run:
-    """The checkpoints of a game whose action number n pays n in each of three steps."""
+    """The checkpoints of a game whose action number n pays n in each of three steps; if it is
+    ``varied``, an action pays 1 unless it is the one before again."""
 
     def __init__(self, folder: Path, *options: str) -> None:
         self.config = resolve("graded:Graded", [*OPTIONS, *options])
@@ -54,13 +58,16 @@ class Run:
         self.folder = folder / "checkpoints"
         self.best = self.folder / "best"
         self.ctx = context(folder, "evaluator", config=self.config)
+        self.generation = 0
         self.evaluator = Evaluator(self.ctx, self.config)
 
     def save(self, name: str, action: int, **meta: Any) -> None:
         """Weights that always take ``action``, as a learner saves them after as many steps."""
         weights = np.zeros(self.layout.size, np.float32)
-        self.layout.views(weights)["policy.bias"][action] = 1.0
-        progress = {"time_s": 1.5, "trained_steps": action, "learner_steps": action}
+        self.layout.views(weights)["policy.bias"][action] = 50.0  # sampled as surely as greedy
+        progress: dict[str, Any] = {"time_s": 1.5, "lengths": [3, 3]}
+        progress |= {"trained_steps": action, "learner_steps": action}
+        progress["generation"] = self.generation
         arrays = {"optimizer/steps": np.array(float(action))}
         state = Checkpoint(self.layout, weights, arrays, {"progress": progress, **meta})
         checkpoint_format.save(self.folder / name, state)
@@ -68,9 +75,12 @@ class Run:
     def evaluate(self, action: int) -> dict[str, Any]:
         """Of weights that were saved last."""
         self.save("last", action)
-        found = self.evaluator.evaluate()
+        return self.work()
+
+    def work(self) -> dict[str, Any]:
+        self.evaluator.work()
         self.evaluator.let_go()
-        return found
+        return reports(self.ctx, "evaluation")[-1]
 
     def best_action(self) -> float:
         stored = checkpoint_format.load(self.best)
@@ -113,6 +123,7 @@ def test_a_best_of_unknown_or_other_games_is_evaluated_first(
     else:
         before.save("best", 2, best_return=0.25)  # by a learner, without evaluation
     run = Run(tmp_path, *options)
+    run.generation = 1  # it was resumed
     line = run.evaluate(1)
     assert (line["best"], line["best_return_mean"], run.best_action()) == (False, 6.0, 2)
     [note] = notes
@@ -181,7 +192,8 @@ def test_a_run_that_ends_during_an_evaluation_leaves_nothing_of_it(tmp_path: Pat
     role.start()
     try:
         wait_for(Phase.WAITING)
-        state = Checkpoint(layout, np.zeros(layout.size, np.float32))
+        progress = {"time_s": 1.0, "trained_steps": 640, "learner_steps": 10, "lengths": [9]}
+        state = Checkpoint(layout, np.zeros(layout.size, np.float32), {}, {"progress": progress})
         checkpoint_format.save(tmp_path / "checkpoints" / "last", state)
         wait_for(Phase.ENVIRONMENT)
     finally:
@@ -242,3 +254,148 @@ def await_reports(run: Run, kind: str, timeout_s: float = 10.0) -> list[dict[str
         assert time.monotonic() < ends_s
         time.sleep(0.01)
     return found
+
+
+VARIED = ("env.kwargs={varied: true}", "eval.episodes=20", "stop.confirm_episodes=100")
+
+
+def undecided(run: Run, request: str | None) -> None:
+    """Save weights with which every action is as probable: greedy takes the first always, which
+    pays 1 in an episode, sampled ones pay 2.5 on average."""
+    weights = np.zeros(run.layout.size, np.float32)
+    progress = {"time_s": 1.0, "trained_steps": 640, "learner_steps": 10, "lengths": [3]}
+    meta = {"progress": progress, "evaluate": request}
+    checkpoint_format.save(run.folder / ".requested", Checkpoint(run.layout, weights, {}, meta))
+
+
+@pytest.mark.usefixtures("game")
+def test_the_better_way_to_play_is_found_and_stored_with_the_best(tmp_path: Path) -> None:
+    run = Run(tmp_path, *VARIED)
+    undecided(run, "point")
+    line = run.work()
+    assert line["play"] == "sampled"
+    assert line["greedy"] == {"mean": 1.0, "se": 0.0, "episodes": 20}
+    assert 2.0 < line["sampled"]["mean"] < 3.0
+    assert line["return"]["mean"] == line["best_return_mean"] == line["sampled"]["mean"]
+    meta = checkpoint_format.load(run.best).meta
+    assert meta["play"]["way"] == "sampled"
+    assert meta["play"]["trained_steps"] == 640
+    assert "evaluate" not in meta
+    assert run.evaluator.state()["play"] == meta["play"]
+    assert [path.name for path in run.folder.iterdir()] == ["best"]
+
+
+@pytest.mark.usefixtures("game")
+@pytest.mark.parametrize(
+    ("goal", "solved", "episodes", "note"),
+    [
+        (1.5, True, 100, "stop.return 1.5 is confirmed by evaluation: sampled, 2."),
+        (2.45, False, 100, "but evaluation does not confirm it: sampled, 2."),
+        (3.5, False, None, "but not in evaluation (greedy 1 ± 0, sampled 2."),
+    ],
+)
+def test_a_closing_evaluation_plays_other_games_in_the_better_way(
+    tmp_path: Path,
+    notes: list[str],
+    goal: float,
+    solved: bool,
+    episodes: int | None,
+    note: str,
+) -> None:
+    run = Run(tmp_path, *VARIED, f"stop.return={goal}")
+    undecided(run, "closing")
+    line = run.work()
+    assert line["closing"]["solved"] is solved
+    found = line["closing"]["estimate"]
+    assert (found and found["episodes"]) == episodes
+    if found:
+        assert found["mean"] != line["sampled"]["mean"]
+    [text] = notes
+    assert note in text
+    assert text.endswith("training continues") is not solved
+
+
+@pytest.mark.usefixtures("game")
+def test_the_learner_gets_the_verdict_on_the_steps_that_it_asked_for(tmp_path: Path) -> None:
+    run = Run(tmp_path, *VARIED, "stop.return=1.5")
+    thread = threading.Thread(target=evaluator.run, args=(run.ctx,), daemon=True)
+    thread.start()
+    try:
+        await_reports(run, "evaluator")
+        undecided(run, "closing")
+        [verdict] = await_reports(run, "verdict")
+        ends_s = time.monotonic() + 10
+        while not (idle := reports(run.ctx, "evaluator")[-1])["done"]:
+            assert time.monotonic() < ends_s
+            time.sleep(0.01)
+    finally:
+        run.ctx.stop()
+        thread.join()
+    assert (verdict["trained_steps"], verdict["solved"]) == (640, True)
+    assert idle["done"] == 640
+    assert idle["play"]["way"] == "sampled"
+
+
+@pytest.mark.usefixtures("game")
+@pytest.mark.parametrize(("se", "replaced"), [(1.0, True), (0.1, False)])
+def test_confirmed_weights_replace_a_best_that_may_not_reach_the_goal(
+    tmp_path: Path, se: float, replaced: bool
+) -> None:
+    """The best has the mean 2.9, so its lower bound is 0.94 or 2.704; the goal is 1.5."""
+    run = Run(tmp_path, *VARIED, "stop.return=1.5")
+    run.save(".requested", 3, evaluate="point")
+    run.work()
+    stored = checkpoint_format.load(run.best)
+    known = stored.meta["evaluation"] | {"mean": 2.9, "se": se}
+    meta = {**stored.meta, "evaluation": known}
+    checkpoint_format.save(run.best, dataclasses.replace(stored, meta=meta))
+    run = Run(tmp_path, *VARIED, "stop.return=1.5")
+    undecided(run, "closing")
+    line = run.work()
+    assert line["closing"]["solved"]
+    assert line["sampled"]["mean"] < 2.9
+    assert line["best"] is replaced
+    assert ("closing" in checkpoint_format.load(run.best).meta["play"]) is replaced
+
+
+@pytest.mark.usefixtures("game")
+def test_an_evaluation_that_is_too_expensive_is_skipped(tmp_path: Path, notes: list[str]) -> None:
+    """At 2 steps in 1.5 s, an evaluation of 20 * 2 * 3 steps costs much more than a millionth of a
+    core every 2 steps."""
+    options = ("eval.every_s=null", "eval.every_steps=2", "eval.share=1e-6")
+    run = Run(tmp_path, *options, "eval.episodes=20")
+    run.save(".requested", 2, evaluate="point")
+    run.evaluator.work()
+    assert reports(run.ctx, "evaluation") == []
+    state = run.evaluator.state()
+    assert state["done"] == 2
+    assert state["every"] > 2
+    assert state["every"].bit_count() == 1  # doubled so many times
+    [note] = notes
+    assert "steps apart instead of eval.every_steps = 2" in note
+
+
+@pytest.mark.usefixtures("game")
+def test_without_a_limit_on_its_share_every_point_is_evaluated(tmp_path: Path) -> None:
+    options = ("eval.every_s=null", "eval.every_steps=1", "eval.share=null")
+    run = Run(tmp_path, *options, "eval.episodes=20")
+    for action in (1, 2, 3):
+        run.save(".requested", action, evaluate="point")
+        assert run.work()["trained_steps"] == action
+    assert run.evaluator.state()["every"] == 1
+
+
+@pytest.mark.usefixtures("game")
+def test_a_killed_evaluator_evaluates_again_and_another_run_does_not(tmp_path: Path) -> None:
+    run = Run(tmp_path)
+    run.save(".requested", 1, evaluate="point")
+    assert run.evaluator.has_request()
+    run.evaluator.work()  # and is killed, before it lets the checkpoint go
+    assert not run.evaluator.has_request()
+    ctx = context(tmp_path, "evaluator", incarnation=1, config=run.config)
+    again = Evaluator(ctx, run.config)
+    assert again.has_request()
+    again.work()
+    assert len(reports(ctx, "evaluation")) == 1
+    run.save(".requested", 2, evaluate="point")
+    assert not Run(tmp_path).evaluator.has_request()  # a run that is resumed in this folder

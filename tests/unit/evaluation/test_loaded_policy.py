@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections import OrderedDict
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from penstock.algos.samples import network_shape
 from penstock.configs.load import dump, resolve
 from penstock.envs import probe
 from penstock.envs.space_json import from_json, to_json
+from penstock.evaluation import exported
 from penstock.learner.checkpoints import checkpoint_format
 from penstock.learner.checkpoints.checkpoint_format import Checkpoint
 
@@ -103,6 +105,24 @@ def of_numpy(policy: LoadedPolicy, observations: Array) -> Array:
     for i in range(2):
         x = np.tanh(x @ named[f"hidden.{i}.weight"][0] + named[f"hidden.{i}.bias"][0])
     return np.asarray(x @ named["policy.weight"].T + named["policy.bias"])
+
+
+def test_it_plays_as_its_run_was_evaluated_and_so_does_its_file(tmp_path: Path) -> None:
+    folder = a_run(tmp_path, "cartpole", [])
+    last, file = folder / "checkpoints" / "last", tmp_path / "policy.safetensors"
+    assert not penstock.load_policy(folder).sample  # as in an older version
+    stored = checkpoint_format.load(last)
+    play = {"way": "sampled", "greedy": {"mean": -20.0, "se": 9.0}}
+    checkpoint_format.save(last, replace(stored, meta={"play": play}))
+    policy = penstock.load_policy(folder)
+    assert policy.sample
+    policy.save(file)
+    assert penstock.load_policy(file).sample
+    assert exported.read(file).play == play
+    assert not penstock.load_policy(file, sample=False).sample
+    at_rest = np.zeros((200, 4), np.float32)
+    assert len(set(penstock.load_policy(file)(at_rest)[0].tolist())) == 2
+    assert len(set(penstock.load_policy(file, sample=False)(at_rest)[0].tolist())) == 1
 
 
 def test_it_takes_the_likeliest_action_of_one_observation_and_of_a_batch(tmp_path: Path) -> None:

@@ -66,7 +66,7 @@ def test_every_first_observation_and_every_step_is_shown_of_cut_episodes_too(
     def first(obs: Any) -> Any:
         return np.zeros(1, np.int64)
 
-    actor = video.Actor("synthetic", game, policy, first, "last", max_steps)
+    actor = video.Actor("synthetic", game, policy, first, "last", max_steps, False)
     shots = list(actor.shots(2, 0))
     game.close()
     assert len(shots) == shown

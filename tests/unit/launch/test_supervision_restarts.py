@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from penstock.core.role_spec import RoleSpec, Stage
@@ -148,6 +150,7 @@ def test_nobody_is_given_up_before_episodes_have_been_counted() -> None:
 
 
 EVALUATOR = RoleSpec("evaluator", 0, "m:f", Stage.CARRIERS, expendable=True)
+GONE = Send("learner-0", {"kind": "gone", "role": "evaluator"})  # which waits for no evaluation
 
 
 def evaluated_scene(max_restarts: int = 5) -> Scene:
@@ -175,7 +178,8 @@ def test_a_crash_loop_of_an_expendable_role_is_told_and_the_run_goes_on() -> Non
         Note(
             "evaluator-0: ended with exit code 1 and without an error report; the run continues "
             "without it"
-        )
+        ),
+        GONE,
     ]
     assert not any(isinstance(e, Start) for e in run.wait(30, beating))
     assert not run.decisions.stopping
@@ -186,7 +190,8 @@ def test_what_only_an_expendable_role_stumbles_over_is_told_and_not_tried_again(
     failure = Failure("evaluator-0", "there is a NaN", user=True)
     assert run.decisions.failed(failure, run.now_s) == []
     assert run.ends("evaluator-0", 2) == [
-        Note("evaluator-0: there is a NaN; the run continues without it")
+        Note("evaluator-0: there is a NaN; the run continues without it"),
+        GONE,
     ]
     assert not run.decisions.stopping
 
@@ -202,3 +207,11 @@ def test_an_expendable_role_has_ended_before_the_learner_is_asked_to() -> None:
     run.ends("learner-0", 0)
     assert run.decisions.outcome is not None
     assert (run.decisions.outcome.exit_code, run.decisions.outcome.reason) == (0, "minutes")
+
+
+def test_the_messages_of_an_expendable_role_reach_every_learner() -> None:
+    learners = [replace(LEARNER, index=i, learner=i) for i in range(2)]
+    run = Scene([*learners, *ACTORS, EVALUATOR])
+    verdict = {"kind": "verdict", "solved": True}
+    sent = [Send(learner.name, verdict) for learner in learners]
+    assert run.decisions.pass_on("evaluator-0", verdict) == sent

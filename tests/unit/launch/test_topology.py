@@ -15,8 +15,11 @@ from penstock.launch.topology import reachable
 RUNTIME = Path("/tmp/penstock-x")
 
 
+UNEVALUATED = ("eval.every_steps=null", "stop.confirm_episodes=0")
+
+
 def train(*overrides: str) -> tuple[RoleSpec, ...]:
-    return topology.train(resolve("CartPole-v1", overrides), RUNTIME)
+    return topology.train(resolve("CartPole-v1", [*UNEVALUATED, *overrides]), RUNTIME)
 
 
 def addresses(specs: tuple[RoleSpec, ...]) -> dict[str, str | None]:
@@ -57,7 +60,7 @@ def test_one_process_is_lockstep() -> None:
 
 
 def test_a_learner_by_hand_has_no_actors_and_actors_no_learner() -> None:
-    config = resolve("CartPole-v1")
+    config = resolve("CartPole-v1", UNEVALUATED)
     specs = topology.learner(config, "tcp://10.0.0.1:7700", RUNTIME)
     assert addresses(specs) == {"learner-0": None, "connector-0": "tcp://10.0.0.1:7700"}
     specs = topology.actors(2, "tcp://10.0.0.1:7700", "auto")
@@ -129,6 +132,25 @@ def test_what_evaluates_is_nicer_than_actors_and_nobody_needs_it(kind: str) -> N
     assert nicest.nice == 19
 
 
+@pytest.mark.parametrize(
+    ("options", "evaluated"),
+    [
+        ((), True),
+        (("stop.return=null",), True),
+        (("eval.every_steps=null",), True),  # `stop.return` must be confirmed
+        (("eval.every_steps=null", "stop.return=null"), False),
+        (("eval.every_steps=null", "stop.confirm_episodes=0"), False),
+        (("transport.kind=inproc",), False),
+        (("transport.kind=inproc", "eval.every_s=60", "checkpoint.every_steps=9"), True),
+    ],
+)
+def test_a_run_has_an_evaluator_where_something_is_to_be_evaluated(
+    options: tuple[str, ...], evaluated: bool
+) -> None:
+    specs = topology.train(resolve("CartPole-v1", options), RUNTIME)
+    assert ("evaluator-0" in addresses(specs)) is evaluated
+
+
 def test_of_learners_on_several_machines_the_first_is_evaluated() -> None:
     options = ["learner.count=2", "actors.count=2", "eval.every_s=60"]
     config, store = resolve("CartPole-v1", options), Store("10.0.0.1", 29500)
@@ -140,7 +162,7 @@ def test_of_learners_on_several_machines_the_first_is_evaluated() -> None:
 
 
 def test_one_of_several_learners_is_alone_in_its_command() -> None:
-    config = resolve("CartPole-v1", ["learner.count=3", "actors.count=3"])
+    config = resolve("CartPole-v1", [*UNEVALUATED, "learner.count=3", "actors.count=3"])
     store = Store("10.0.0.1", 29500)
     learner, connector = topology.one_of_several(config, "tcp://0.0.0.0:7700", 2, store)
     assert (learner.name, learner.learner, learner.store) == ("learner-2", 2, store)

@@ -16,8 +16,10 @@ from penstock.evaluation.evaluate import checkpoint_folder
 from penstock.learner.checkpoints import checkpoint_format
 from penstock.learner.checkpoints.checkpoint_format import FILE
 from penstock.learner.checkpoints.checkpoint_manager import CheckpointManager
+from penstock.learner.evaluation_requests import EvaluationRequests
 from penstock.learner.trainer import Trainer
 
+UNEVALUATED = ("eval.every_steps=null", "stop.confirm_episodes=0")
 OTHER_GAME = "env.kwargs={sutton_barto_reward: true}"
 
 
@@ -62,20 +64,47 @@ def resumed(run_dir: Path, *options: str) -> Learned:
     return learned
 
 
-@pytest.mark.parametrize("evaluated", [False, True])
-def test_none_is_the_best_before_one_was_judged(tmp_path: Path, evaluated: bool) -> None:
-    learned = Learned(tmp_path, *(["eval.every_s=60"] if evaluated else []))
+@pytest.mark.parametrize("options", [(), ("eval.every_s=60",), ("eval.every_steps=null",)])
+def test_none_is_the_best_before_one_was_judged(tmp_path: Path, options: tuple[str, ...]) -> None:
+    learned = Learned(tmp_path, *options)
     learned.play(0, 0.0)
     learned.play(99, 5.0)  # fewer than a hundred may be luck
     assert not learned.best.exists()
     assert checkpoint_folder(tmp_path, "best").name == "last"
     learned.play(1, 5.0)
     learned.play(100, 4.0)
-    assert [told["best"] for told in learned.told] == [False, False, not evaluated, False]
-    if evaluated:
-        assert not learned.best.exists()  # its evaluator writes it
-    else:
-        assert learned.best_return == 5.0
+    assert [told["best"] for told in learned.told] == [False, False, True, False]
+    assert learned.best_return == 5.0
+
+
+def test_the_best_by_evaluation_is_not_replaced_by_a_return_in_training(tmp_path: Path) -> None:
+    learned = Learned(tmp_path)
+    learned.play(100, 5.0)
+    stored = checkpoint_format.load(learned.best)
+    env = learned.trainer.config.env.model_dump(mode="json")
+    meta = {**stored.meta, "evaluation": {"env": env, "mean": 4.0}}
+    checkpoint_format.save(learned.best, replace(stored, meta=meta))  # as an evaluator does
+    learned.play(100, 6.0)
+    assert not learned.told[-1]["best"]
+    assert checkpoint_format.load(learned.best).meta["evaluation"]["mean"] == 4.0
+
+
+def test_a_checkpoint_names_its_request_and_how_the_policy_is_played(tmp_path: Path) -> None:
+    learned = Learned(tmp_path)
+    config = learned.trainer.config
+    requests = learned.checkpoints.requests = EvaluationRequests(config, learned.progress)
+    idle = {"kind": "evaluator", "every": 100, "done": 0, "play": {"way": "sampled"}}
+    requests.hear([idle])
+    learned.play(100, 5.0)
+    assert learned.progress.stop_reason() is None
+    assert requests.due() == "closing"  # to confirm stop.return
+    learned.checkpoints.save_for_evaluation()
+    meta = checkpoint_format.load(learned.folder / ".requested").meta
+    assert (meta["evaluate"], meta["play"]) == ("closing", {"way": "sampled"})
+    assert requests.due() is None
+    assert "evaluate" not in checkpoint_format.load(learned.folder / "last").meta
+    assert resumed(tmp_path).checkpoints.play == {"way": "sampled"}
+    assert resumed(tmp_path, OTHER_GAME).checkpoints.play is None
 
 
 def test_a_write_that_fails_neither_loses_the_best_nor_keeps_the_next_away(tmp_path: Path) -> None:
@@ -136,7 +165,7 @@ def test_what_was_trained_in_another_game_and_evaluated_in_this_has_no_return_he
 ) -> None:
     learned = Learned(tmp_path)
     learned.play(100, 5.0)
-    other = resumed(tmp_path, OTHER_GAME)
+    other = resumed(tmp_path, OTHER_GAME, *UNEVALUATED)
     stored = checkpoint_format.load(learned.best)
     env = other.trainer.config.env.model_dump(mode="json")
     meta = {**stored.meta, "evaluation": {"env": env, "mean": 4.0}}

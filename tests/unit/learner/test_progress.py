@@ -65,6 +65,40 @@ def test_hold_goes_on_after_solved() -> None:
     assert run.stop_reason() is None
 
 
+def test_a_return_that_must_be_confirmed_is_solved_when_it_is() -> None:
+    run = progress(**{"return": 10.0, "hold_s": 0.05})
+    run.confirms = True
+    run.start(time.monotonic())
+    train(run, batch([20.0] * 100), 100, 1)
+    assert (run.solved_at_s, run.awaits_confirmation) == (None, False)  # it is held first
+    time.sleep(0.06)
+    assert run.awaits_confirmation
+    train(run, batch([0.0] * 100), 100, 1)
+    assert not run.awaits_confirmation
+    train(run, batch([20.0] * 100), 100, 1)
+    assert run.awaits_confirmation
+    assert run.stop_reason() is None
+    run.confirm()
+    assert run.reached_at_s is not None
+    assert run.solved_at_s is not None
+    assert run.reached_at_s + 0.05 <= run.solved_at_s
+    assert run.stop_reason() == "return"
+    after = progress(**{"return": 10.0})
+    after.confirms = True
+    after.load_state_dict(run.state_dict())
+    assert (after.reached_at_s, after.stop_reason()) == (run.reached_at_s, "return")
+
+
+def test_a_state_of_an_earlier_version_was_solved_when_it_was_reached() -> None:
+    run = progress(**{"return": 10.0})
+    run.start(time.monotonic())
+    train(run, batch([20.0] * 100), 100, 1)
+    state = {key: value for key, value in run.state_dict().items() if key != "reached_at_s"}
+    after = progress(**{"return": 10.0})
+    after.load_state_dict(state)
+    assert after.reached_at_s == after.solved_at_s == run.solved_at_s
+
+
 @pytest.mark.parametrize(
     ("stop", "reason"), [({"learner_steps": 3}, "learner_steps"), ({"minutes": 1e-9}, "minutes")]
 )

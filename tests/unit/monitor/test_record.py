@@ -286,3 +286,41 @@ def no_new_files() -> Iterator[None]:
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
         signal.signal(signal.SIGXFSZ, before)
+
+
+def test_a_closing_evaluation_is_in_the_summary_and_the_ways_to_play_in_the_metrics(
+    tmp_path: Path,
+) -> None:
+    of_ways = {
+        "greedy": {"mean": -20.0, "se": 9.0, "episodes": 20},
+        "sampled": {"mean": 255.0, "se": 5.0, "episodes": 20},
+    }
+    closing = {"goal": 200.0, "solved": True, "estimate": {"mean": 250.0, "se": 4.0}}
+    found = {"return": {"mean": 255.0}, "length": {"mean": 9.0}, "best_return_mean": 255.0}
+    found |= {"trained_steps": 640, "episodes": 20, "play": "sampled", **of_ways}
+    record = Record(tmp_path)
+    sinks = FanOut([record])
+    sinks.event(evaluation({**found, "closing": closing}))
+    sinks.metrics({"time_s": 2.0})
+    [line] = lines_after_close(record, tmp_path)
+    assert line == {
+        "time_s": 2.0,
+        "eval_return_mean": 255.0,
+        "eval_return_best": 255.0,
+        "eval_length_mean": 9.0,
+        "eval_trained_steps": 640,
+        "eval_play": "sampled",
+        "eval_episodes": 20,
+        "eval_return_greedy": -20.0,
+        "eval_return_greedy_se": 9.0,
+        "eval_return_sampled": 255.0,
+        "eval_return_sampled_se": 5.0,
+    }
+    summary = json.loads((tmp_path / "summary.json").read_text())
+    about = {"play": "sampled", "trained_steps": 640}
+    assert summary["closing_evaluation"] == closing | about
+
+
+def lines_after_close(record: Record, run_dir: Path) -> list[dict[str, Any]]:
+    close(record, "return", None)
+    return lines(run_dir / "metrics.jsonl")

@@ -32,11 +32,28 @@ def test_it_says_how_far_the_run_came_and_where_every_sample_went() -> None:
         ("ended by", "return"),
         ("steps", "1,200,000 agent steps in 1:15, 16,000/s (4,800,000 frames, 64,000/s)"),
         ("return", "-13.24 over the last 100 of 812 episodes"),
-        ("solved", "stop.return first reached after 0.91 s of training"),
+        ("solved", "by the return in training, after 0.91 s; no evaluation confirmed it"),
         ("samples", "produced 100 = trained 80 + dropped 10 (stale 10) + lost 0 + in flight 10"),
         ("learner", "91% of the time in forward, backward and optimizer"),
         ("folder", "nowhere"),
     ]
+
+
+def test_solved_is_what_an_evaluation_has_confirmed() -> None:
+    by = {"mean": 251.3, "se": 4.123, "episodes": 100}
+    closing = {"goal": 200.0, "solved": True, "estimate": by, "play": "sampled"}
+    found = dict(rows(SUMMARY | {"closing_evaluation": closing}, Path("nowhere")))
+    assert found["solved"] == (
+        "stop.return 200 is confirmed after 0.91 s of training: sampled 251.3, standard error "
+        "4.123, over 100 episodes"
+    )
+    closing = closing | {"solved": False, "estimate": None}
+    reached = {"solved_at_s": None, "return_reached_at_s": 0.5, "closing_evaluation": closing}
+    found = dict(rows(SUMMARY | reached, Path("nowhere")))
+    assert found["solved"] == (
+        "no: the return in training reached stop.return after 0.50 s, and no evaluation "
+        "confirmed it"
+    )
 
 
 @pytest.mark.parametrize(

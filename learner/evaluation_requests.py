@@ -1,0 +1,125 @@
+"""The learner's requests to the evaluator: which checkpoints are evaluated, and when.
+
+An evaluation needs a checkpoint, and a checkpoint takes time of the learner. So the learner writes
+one for an evaluation only while the evaluator is idle. The evaluator's messages arrive through the
+supervisor, at every learner:
+
+    evaluator   it is idle, sent again every second: the distance `every` between evaluations, the
+                trained steps `done` of the last checkpoint that it took, and how to play
+    verdict     the result of a closing evaluation, by the `trained_steps` of its checkpoint
+    gone        the evaluator keeps failing and is not started again
+
+The checkpoint is in a folder of its own, `REQUESTED`, from which the evaluator moves it away; the
+request is an entry of its metadata. So it survives a crash of the evaluator, and `checkpoints/last`
+is as frequent as without evaluation.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+from penstock.configs.schema import Config
+from penstock.core.control import Message
+from penstock.core.notes import note_logger
+from penstock.learner.progress import Progress
+
+logger = note_logger(__name__)
+
+POINT = "point"  # at a multiple of the distance between evaluations
+CLOSING = "closing"  # to confirm `stop.return`
+LOST_S = 10.0  # an idle evaluator has missed a request that is older
+PUT_OFF_S = 10.0  # after a checkpoint that could not be written
+PAUSE = 2.0  # after a closing evaluation that did not confirm, as a multiple of its duration
+
+
+class EvaluationRequests:
+    """Decides when a checkpoint is written for the evaluator. Call `hear` with all messages, and
+    `turn` once in every turn of the learner; between two turns `due` is constant."""
+
+    def __init__(
+        self,
+        config: Config,
+        progress: Progress,
+        play: Mapping[str, Any] | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """``play`` is known from an earlier evaluation; ``clock`` gives seconds that never go
+        back."""
+        self._progress = progress
+        self._clock = clock
+        self._by_steps = config.evaluates_by_steps
+        self._every = config.eval.every_steps or 0
+        self._idle = False
+        self._requested: int | None = None  # trained steps of a checkpoint in evaluation
+        self._requested_s = 0.0
+        self._closing: int | None = None  # the same, of the last request to confirm
+        self._again_s = 0.0  # no closing evaluation before
+        self._wait_s = 0.0  # no request before
+        self._before = progress.trained_steps
+        self._crossed = False
+        self.play = play
+        """How to play the policy, by the last evaluation."""
+        progress.confirms = config.confirms_return
+
+    def hear(self, messages: Iterable[Message]) -> None:
+        """Take the evaluator's messages among those of the supervisor."""
+        for message in messages:
+            match message["kind"]:
+                case "evaluator":
+                    self._hear_idle(message)
+                case "verdict":
+                    self._hear_verdict(message)
+                case "gone" if message["role"] == "evaluator":
+                    self._idle = False
+                    self._by_steps = False
+                    if self._progress.confirms:
+                        self._progress.stop_confirming()
+                        logger.info(
+                            "there are no evaluations any more, so the return in training decides "
+                            "whether stop.return is reached"
+                        )
+
+    def _hear_idle(self, message: Message) -> None:
+        self._every = message["every"]
+        self.play = message["play"] or self.play
+        lost = self._clock() - self._requested_s >= LOST_S
+        if self._requested is None or message["done"] >= self._requested or lost:
+            self._requested = None
+            self._idle = True
+
+    def _hear_verdict(self, message: Message) -> None:
+        if message["trained_steps"] != self._closing:
+            return
+        self._closing = None
+        if message["solved"]:
+            self._progress.confirm()
+        self._again_s = self._clock() + PAUSE * message["seconds"]
+
+    def turn(self) -> None:
+        """Look at the steps trained so far."""
+        steps, every = self._progress.trained_steps, self._every
+        self._crossed = self._by_steps and every > 0 and steps // every > self._before // every
+        self._before = steps
+
+    def due(self) -> str | None:
+        """The request that a checkpoint is due for now; None if it is for none."""
+        now_s = self._clock()
+        if not self._idle or now_s < self._wait_s:
+            return None
+        if self._progress.awaits_confirmation and now_s >= self._again_s:
+            return CLOSING
+        return POINT if self._crossed else None
+
+    def requested(self, request: str) -> None:
+        """A checkpoint with this request was written."""
+        self._idle = self._crossed = False
+        self._requested, self._requested_s = self._progress.trained_steps, self._clock()
+        if request == CLOSING:
+            self._closing = self._requested
+
+    def put_off(self) -> None:
+        """A checkpoint could not be written."""
+        self._crossed = False
+        self._wait_s = self._clock() + PUT_OFF_S

@@ -1,0 +1,214 @@
+"""When the learner writes a checkpoint for an evaluation, and what it does with the result."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from penstock.configs.load import resolve
+from penstock.core.control import Message
+from penstock.learner.evaluation_requests import (
+    CLOSING,
+    LOST_S,
+    PAUSE,
+    POINT,
+    PUT_OFF_S,
+    EvaluationRequests,
+)
+from penstock.learner.progress import Progress
+
+
+class Run:
+    """A learner's counters and a clock, both set by the test."""
+
+    def __init__(self, *options: str) -> None:
+        config = resolve("cartpole", ["eval.every_steps=100", "stop.return=10", *options])
+        self.progress = Progress(config.stop, 1)
+        self.now_s = 1000.0
+        self.requests = EvaluationRequests(config, self.progress, clock=lambda: self.now_s)
+
+    def hear(self, kind: str, **fields: Any) -> None:
+        message: Message = {"kind": kind, **fields}
+        self.requests.hear([message])
+
+    def idle(self, done: int = 0, every: int = 100, play: Any = None) -> None:
+        self.hear("evaluator", every=every, done=done, play=play)
+
+    def trained(self, steps: int) -> str | None:
+        """The request after a turn that ends at so many steps."""
+        self.progress.trained_steps = steps
+        self.requests.turn()
+        return self.requests.due()
+
+    def reach(self, mean: float = 10.0) -> None:
+        """A hundred episodes in training have this mean."""
+        arrays = {
+            "alive": np.ones((1, 100), bool),
+            "policy_version": np.zeros((1, 100), np.uint32),
+            "terminated": np.ones((1, 100), bool),
+            "truncated": np.zeros((1, 100), bool),
+            "episode_return": np.full((1, 100), mean, np.float32),
+            "episode_length": np.full((1, 100), 7, np.int32),
+        }
+        self.progress.played(arrays, 0)
+        self.progress.commit(self.progress.growth(), self.progress.growth())
+
+
+def test_a_checkpoint_is_due_where_a_multiple_is_crossed() -> None:
+    run = Run()
+    assert run.trained(150) is None  # the evaluator is not ready yet
+    run.idle()
+    assert run.trained(190) is None  # 100 was passed before
+    assert run.trained(205) == POINT
+    assert run.trained(230) is None
+
+
+def test_none_is_due_while_the_evaluator_works() -> None:
+    run = Run()
+    run.idle()
+    assert run.trained(100) == POINT
+    run.requests.requested(POINT)
+    run.idle(done=0)  # sent before it saw the checkpoint
+    assert run.trained(205) is None
+    run.idle(done=100)
+    assert run.trained(290) is None
+    assert run.trained(300) == POINT
+
+
+def test_the_evaluator_sets_the_distance() -> None:
+    run = Run()
+    run.idle(every=400)
+    assert [run.trained(steps) for steps in (100, 200, 390, 410, 500)] == [
+        *(None, None, None),
+        POINT,
+        None,
+    ]
+
+
+def test_a_request_that_was_lost_is_made_again() -> None:
+    run = Run()
+    run.idle()
+    assert run.trained(100) == POINT
+    run.requests.requested(POINT)
+    run.now_s += LOST_S  # the evaluator has been killed and started again
+    run.idle(done=0)
+    assert run.trained(200) == POINT
+
+
+def test_the_way_to_play_is_that_of_the_last_evaluation() -> None:
+    run = Run()
+    assert run.requests.play is None
+    run.idle(play={"way": "sampled"})
+    run.idle()  # a new process of the evaluator
+    assert run.requests.play == {"way": "sampled"}
+
+
+def test_the_return_in_training_only_asks_for_a_confirmation() -> None:
+    run = Run()
+    run.idle()
+    assert run.trained(10) is None
+    run.reach()
+    assert run.progress.reached_at_s is not None
+    assert (run.progress.solved_at_s, run.progress.stop_reason()) == (None, None)
+    assert run.trained(20) == CLOSING
+    run.requests.requested(CLOSING)
+    assert run.trained(30) is None
+    run.hear("verdict", trained_steps=20, solved=True, seconds=1.0)
+    assert run.progress.stop_reason() == "return"
+    assert run.progress.solved_at_s is not None
+    run.idle(done=20)
+    assert run.trained(40) is None
+
+
+def test_what_is_not_confirmed_is_tried_again_after_a_pause() -> None:
+    run = Run()
+    run.idle()
+    run.reach()
+    assert run.trained(20) == CLOSING
+    run.requests.requested(CLOSING)
+    run.hear("verdict", trained_steps=20, solved=False, seconds=3.0)
+    run.idle(done=20)
+    assert run.progress.stop_reason() is None
+    run.now_s += PAUSE * 3.0 - 0.1
+    assert run.trained(30) is None
+    run.now_s += 0.2
+    assert run.trained(40) == CLOSING
+    run.reach(9.0)  # the return in training has fallen
+    assert run.trained(50) is None
+    run.reach(11.0)
+    assert run.trained(60) == CLOSING
+
+
+def test_a_verdict_on_other_weights_decides_nothing() -> None:
+    """As of a request before a resume, or of one that was taken for lost."""
+    run = Run()
+    run.idle()
+    run.reach()
+    run.hear("verdict", trained_steps=20, solved=True, seconds=1.0)
+    assert run.progress.stop_reason() is None
+    assert run.trained(25) == CLOSING
+    run.requests.requested(CLOSING)
+    run.hear("verdict", trained_steps=20, solved=True, seconds=1.0)
+    assert run.progress.stop_reason() is None
+
+
+def test_without_an_evaluator_the_return_in_training_decides(notes: list[str]) -> None:
+    run = Run()
+    run.reach()
+    run.hear("gone", role="evaluator")
+    assert run.progress.stop_reason() == "return"
+    assert run.progress.solved_at_s == run.progress.reached_at_s
+    assert len(notes) == 1
+    run.hear("gone", role="evaluator")
+    assert len(notes) == 1
+
+
+@pytest.mark.parametrize(
+    "option", ["stop.confirm_episodes=0", "transport.kind=inproc", "stop.return=9"]
+)
+def test_who_wants_no_confirmation_is_stopped_by_the_return_in_training(option: str) -> None:
+    run = Run(option)
+    run.reach()
+    confirms = option == "stop.return=9"
+    assert run.progress.stop_reason() == (None if confirms else "return")
+
+
+def test_the_pause_of_hold_s_comes_before_the_confirmation() -> None:
+    run = Run("stop.hold_s=1000")
+    run.idle()
+    run.reach()
+    assert run.trained(20) is None
+
+
+def test_a_full_disk_is_not_written_to_in_every_turn() -> None:
+    run = Run()
+    run.idle()
+    assert run.trained(100) == POINT
+    run.requests.put_off()
+    assert run.trained(200) is None
+    run.now_s += PUT_OFF_S
+    assert run.trained(300) == POINT
+
+
+def test_by_time_no_multiples_are_evaluated() -> None:
+    run = Run("eval.every_s=5")
+    run.idle()
+    assert run.trained(100) is None
+    run.reach()
+    assert run.trained(110) == CLOSING
+
+
+def test_after_a_resume_the_next_multiple_is_the_first() -> None:
+    config = resolve("cartpole", ["eval.every_steps=100"])
+    progress = Progress(config.stop, 1)
+    progress.trained_steps = 150
+    requests = EvaluationRequests(config, progress, {"way": "sampled"}, clock=lambda: 0.0)
+    assert requests.play == {"way": "sampled"}
+    requests.hear([{"kind": "evaluator", "every": 100, "done": 0, "play": None}])
+    requests.turn()
+    assert requests.due() is None
+    progress.trained_steps = 200
+    requests.turn()
+    assert requests.due() == POINT
