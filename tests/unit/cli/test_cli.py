@@ -18,7 +18,7 @@ from penstock.monitor import sinks
 
 COMMANDS = (
     ["train"], ["profile"], ["learner"], ["actor"], ["eval"], ["record"], ["play"], ["export"],
-    ["plot"],
+    ["plot"], ["compare"], ["report"],
     ["runs"], ["status"], ["stacks"], ["bench"], ["check-env"], ["doctor"], ["config", "show"],
     ["config", "list"], ["keys", "new"], ["replay", "serve"], ["bench", "reduce"],
 )  # fmt: skip
