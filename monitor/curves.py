@@ -64,7 +64,7 @@ class Setting:
 
     @property
     def tasks(self) -> dict[str, list[RunCurves]]:
-        """The runs by environment. The name has its options if several forms of it are there."""
+        """The runs by environment. The name has its options if it occurs in several forms."""
         found: dict[str, list[RunCurves]] = {}
         for run in self.runs:
             found.setdefault(_task_identity(run), []).append(run)

@@ -102,7 +102,8 @@ def plot(
             row[0].set_ylabel(y_label(name, scaled=scales is not None), fontsize=9)
     for column, cell in zip(columns, cells[-1], strict=True):
         label_x(cell, AXES[column])
-    _explain(figure, settings, statistic, smooth)
+    dots = RETURN in panels and any(run.evaluations for s in settings for run in s.runs)
+    _explain(figure, settings, statistic, smooth, dots=dots)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         figure.savefig(path, dpi=110)
@@ -194,8 +195,8 @@ def units(value: float, position: int | None = None) -> str:
     """A number of an axis with its unit: 1500000 -> "1.5M"; the signature is matplotlib's."""
     for factor, unit in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
         if abs(value) >= factor:
-            return f"{value / factor:.4g}{unit}"
-    return f"{value:.4g}"
+            return f"{value / factor:.6g}{unit}"
+    return f"{value:.6g}"
 
 
 def y_label(name: str, *, scaled: bool = False) -> str:
@@ -223,13 +224,16 @@ def label_x(cell: Any, x: str) -> None:
     cell.set_xlabel(f"{unit} of training", fontsize=9)
 
 
-def _explain(figure: Any, settings: Sequence[Setting], statistic: str | None, smooth: int) -> None:
-    """The names of the lines below the panels, and what a band is."""
+def _explain(
+    figure: Any, settings: Sequence[Setting], statistic: str | None, smooth: int, *, dots: bool
+) -> None:
+    """The names of the lines below the panels, and what a band and a dot is."""
     several = [setting for setting in settings if len(setting.runs) > 1]
     chosen = {statistic or default_statistic(len(setting.tasks)) for setting in several}
     names = {"mean": "mean", "iqm": "interquartile mean"}
     parts = [f"line: {' or '.join(names[name] for name in sorted(chosen))}"] if several else []
     parts += ["band: 95 % bootstrap interval"] if several else []
+    parts += ["dots: evaluations"] if dots else []
     parts += [f"smoothed over {smooth} measurements"] if smooth > 1 else []
     handles, labels = figure.axes[0].get_legend_handles_labels()
     figure.legend(

@@ -57,14 +57,14 @@ class Charts(NamedTuple):
     constant: list[tuple[str, str]]
 
 
-class Table(NamedTuple):
+class ReportTable(NamedTuple):
     """A table as text."""
 
     columns: list[str]
     rows: list[list[str]]
 
 
-class Option(NamedTuple):
+class ReportOption(NamedTuple):
     """An option of a run, and whether its value differs from that of the preset."""
 
     name: str
@@ -211,7 +211,7 @@ def _draw_ledger(cell: Any, run: RunCurves, parts: Sequence[str]) -> None:
     cell.legend(fontsize=7, frameon=False)
 
 
-def evaluations(run: RunCurves) -> Table | None:
+def evaluations(run: RunCurves) -> ReportTable | None:
     """Every number of the evaluations, by its path; None if the run has none."""
     found = run.evaluations
     if not found:
@@ -228,7 +228,7 @@ def evaluations(run: RunCurves) -> Table | None:
             row["time_s"] = f"{seconds:.1f}" if seconds < 60 else clock(seconds)
         flattened.append(row)
     columns = list(dict.fromkeys(name for row in flattened for name in row))
-    return Table(columns, [[row.get(name, "-") for name in columns] for row in flattened])
+    return ReportTable(columns, [[row.get(name, "-") for name in columns] for row in flattened])
 
 
 def video(folder: Path) -> Video | None:
@@ -242,7 +242,7 @@ def video(folder: Path) -> Video | None:
     return Video(newest.name, kind, _data_uri(kind, newest.read_bytes()) if small else None)
 
 
-def config_options(run: RunCurves) -> tuple[list[Option], str | None]:
+def config_options(run: RunCurves) -> tuple[list[ReportOption], str | None]:
     """The options of the run, marked where they differ from what its environment and algorithm have
     without overrides, and the name of that base; None if it cannot be determined."""
     base, known = None, None
@@ -256,7 +256,7 @@ def config_options(run: RunCurves) -> tuple[list[Option], str | None]:
     for name, value in run.options.items():
         preset = _shown(known[name]) if known is not None and name in known else "-"
         differs = known is not None and preset != _shown(value)
-        found.append(Option(name, _shown(value), preset if differs else "", differs))
+        found.append(ReportOption(name, _shown(value), preset if differs else "", differs))
     return found, base
 
 

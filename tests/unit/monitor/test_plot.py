@@ -112,7 +112,15 @@ def test_tasks_are_scaled_before_they_are_combined(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("value", "shown"),
-    [(0.0, "0"), (950.0, "950"), (1500.0, "1.5k"), (2e6, "2M"), (-25e3, "-25k"), (3e9, "3G")],
+    [
+        (0.0, "0"),
+        (950.0, "950"),
+        (1500.0, "1.5k"),
+        (2e6, "2M"),
+        (1.0005, "1.0005"),
+        (-25e3, "-25k"),
+        (3e9, "3G"),
+    ],
 )
 def test_numbers_of_an_axis(value: float, shown: str) -> None:
     assert units(value) == shown
