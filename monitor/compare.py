@@ -121,6 +121,8 @@ def _shortest(settings: Sequence[Setting], metric: str) -> float:
             xs, _ = run_curve(run, "env_steps", metric)
             if len(xs):
                 ends.append(float(xs[-1]))
+    if not ends:
+        raise UserError(f"no run has {metric} at a known number of agent steps; give another run")
     return min(ends)
 
 

@@ -10,6 +10,8 @@ from collections.abc import Iterator, Mapping
 from fnmatch import fnmatchcase
 from typing import Any
 
+from penstock.core.formatting import finite
+
 FALLBACK = "other"
 """Group of names that no pattern matches, such as statistics of an own algorithm."""
 
@@ -64,5 +66,5 @@ def scalars(metrics: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str,
             value = {str(i): entry for i, entry in enumerate(value)}
         if isinstance(value, Mapping) and not name.endswith(HISTOGRAM):
             yield from scalars(value, f"{path}/")
-        elif isinstance(value, int | float) and not isinstance(value, bool):
-            yield path, float(value)
+        elif (known := finite(value)) is not None:
+            yield path, float(known)

@@ -9,6 +9,7 @@ import shlex
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -147,11 +148,14 @@ def _about(folder: Path) -> str:
 
 def _summary(run: RunCurves, ended: Mapping[str, Any], folder: Path) -> list[tuple[str, str]]:
     """The rows of the summary at the end of a run; before, the figures of the last interval."""
-    if {"exit_reason", "accounting"} <= ended.keys():
+    try:
+        if not ended:
+            return list(figures(run.metrics[-1], None).items())
         rows = summary.rows(ended, folder)
-        names = [name for name, _ in rows]
-        return rows[: names.index("next")] if "next" in names else rows
-    return list(figures(run.metrics[-1], None).items()) if run.metrics else []
+    except (LookupError, TypeError, ValueError, AttributeError):  # no line, or a damaged file
+        return []
+    names = [name for name, _ in rows]
+    return rows[: names.index("next")] if "next" in names else rows
 
 
 def charts(run: RunCurves) -> Iterator[Charts]:
@@ -164,12 +168,12 @@ def charts(run: RunCurves) -> Iterator[Charts]:
     ledger = [name for name in known if name.startswith("ledger/")]
     for found in ("return", *(name for name in (*GROUPS, FALLBACK) if name != "return")):
         names = by_group.get(found, [])
-        values = {name: {line[name] for line in run.metrics if name in line} for name in names}
+        values = {name: {finite(line.get(name)) for line in run.metrics} - {None} for name in names}
         constant = [name for name in names if len(values[name]) == 1 and name != RETURN]
         drawn = [name for name in names if name not in constant]
         parts = ledger if found == "time" else []
         if drawn or constant or parts:
-            shown = [(name, number(finite(*values[name]))) for name in constant]
+            shown = [(name, number(*values[name])) for name in constant]
             picture = _picture(run, drawn, parts) if drawn or parts else None
             yield Charts(TITLES.get(found, found), picture, shown)
 
@@ -266,8 +270,10 @@ def _shown(value: Any) -> str:
 
 def _start(start: Mapping[str, Any]) -> list[tuple[str, str]]:
     """The versions and the machine at one start of the run."""
-    at_s = finite(start.get("time"))
-    shown = {"since": time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(at_s)) if at_s else "-"}
+    shown = {"since": "-"}
+    if (at_s := finite(start.get("time"))) is not None:
+        with suppress(OverflowError, ValueError, OSError):
+            shown["since"] = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(at_s))
     for name in ("penstock", "commit", "python", "cpu", "cores", "gpus", "system"):
         value = start.get(name)
         text = ", ".join(map(str, value)) if isinstance(value, list) else value
@@ -278,13 +284,16 @@ def _start(start: Mapping[str, Any]) -> list[tuple[str, str]]:
 
 def accounting(ended: Mapping[str, Any]) -> list[tuple[str, str]]:
     """The terms of the accounting of samples, with reasons."""
-    found = []
-    for term, value in (ended.get("accounting") or {}).items():
+    found: list[tuple[str, str]] = []
+    terms = ended.get("accounting")
+    for term, value in terms.items() if isinstance(terms, dict) else ():
+        name = term.replace("_", " ")
         if isinstance(value, dict):
-            found.append((term, count(sum(value.values()))))
-            found += [(f"{term}: {reason}", count(steps)) for reason, steps in value.items()]
+            reasons = {reason: finite(steps) or 0 for reason, steps in value.items()}
+            found.append((name, count(sum(reasons.values()))))
+            found += [(f"{name}: {reason}", count(steps)) for reason, steps in reasons.items()]
         else:
-            found.append((term.replace("_", " "), "unknown" if value is None else count(value)))
+            found.append((name, "unknown" if finite(value) is None else count(finite(value))))
     return found
 
 

@@ -153,6 +153,16 @@ def test_evaluations_of_another_form_are_shown_as_they_are(tmp_path: Path) -> No
     page(folder)
 
 
+@pytest.mark.parametrize("text", ["[]", "{}", '{"accounting": 1}', '{"accounting": {"lost": []}}'])
+def test_damaged_files_have_a_page(tmp_path: Path, text: str) -> None:
+    folder = make_run(tmp_path / "run", [1.0, 2.0])
+    (folder / "summary.json").write_text(text)
+    with (folder / "metrics.jsonl").open("a") as file:
+        file.write('{"env_steps": 300, "time_s": 3, "grad_norm": [1], "kl": 1e400, "ledger": 1}\n')
+    (folder / VERSIONS).write_text('{"starts": [{"time": 1e200, "packages": 1}]}')
+    assert "Config" in Parsed(page(folder)).words
+
+
 def test_a_folder_without_a_run_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"has no metrics.jsonl, so it is not a run; name a run"):
         write(str(tmp_path), None)
