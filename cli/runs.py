@@ -135,11 +135,13 @@ def plot(
     by: Annotated[
         Literal["steps", "time"] | None,
         typer.Option(
-            "--by",
-            "--x",
             help="Horizontal axis: agent steps or time. By default steps, or both if no metric is "
-            "named.",
+            "named."
         ),
+    ] = None,
+    x: Annotated[
+        Literal["steps", "time"] | None,
+        typer.Option(hidden=True, help="The same as --by, which is its name after 0.1.0."),
     ] = None,
     smooth: Annotated[
         int,
@@ -168,7 +170,7 @@ def plot(
     """Plot metrics of finished or live runs; seeds become one line with an interval."""
     from penstock.monitor.plot import plot
 
-    path = str(plot(runs, out, by, metric or (), smooth, statistic, ranges or ()))
+    path = str(plot(runs, out, by or x, metric or (), smooth, statistic, ranges or ()))
     answer(path, {"file": path}, as_json)
 
 

@@ -268,3 +268,18 @@ def test_the_supervisor_starts_without_the_slow_libraries() -> None:
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert (done.stdout, done.stderr) == ("[]\n", "")
+
+
+@pytest.mark.parametrize("option", ["--by", "--x"])
+def test_the_axis_of_a_plot_has_its_name_and_that_of_before(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], option: str
+) -> None:
+    from penstock.monitor import plot
+
+    given: list[Any] = []
+    monkeypatch.setattr(plot, "plot", lambda *arguments: given.append(arguments) or "p.png")
+    code, out, _ = in_process(
+        monkeypatch, capsys, "plot", "runs/a", option, "time", "--metric", "kl", "--smooth", "3"
+    )
+    assert (code, out) == (0, "p.png\n")
+    assert given == [(["runs/a"], None, "time", ["kl"], 3, None, ())]
