@@ -21,11 +21,11 @@ from penstock.bench import learner_alone, whole
 from penstock.bench.alone import alone
 from penstock.bench.checkout import benchmark
 from penstock.bench.compare import RateChange, compare, elsewhere, ideal
-from penstock.bench.machine import machine
 from penstock.bench.rates import ROUNDS
 from penstock.configs.errors import UserError
 from penstock.configs.load import resolve
 from penstock.configs.schema import Config
+from penstock.core.machine import machine
 
 STEPS = "agent steps/s"
 PARTS = {  # of penstock.bench.parts

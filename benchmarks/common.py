@@ -17,7 +17,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, TextIO
 
-from penstock.bench.machine import machine as of_package
+from penstock.core.machine import machine as of_package
 from penstock.launch.engines.local import THREAD_VARIABLES
 
 RESULTS = Path(__file__).parent / "results"

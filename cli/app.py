@@ -97,9 +97,18 @@ def train(
         int,
         typer.Option(
             min=1,
-            help="Number of runs, one after another, with the seeds run.seed, run.seed + 1, ...",
+            help="Number of runs, with the seeds run.seed, run.seed + 1, ...",
         ),
     ] = 1,
+    parallel: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            metavar="K",
+            help="Number of runs of --seeds that train at the same time. By default as many as the "
+            "cores allow; 1 runs them one after another, with the live view.",
+        ),
+    ] = None,
     resume: ResumeOption = "no",
     resume_from: ResumeFrom = None,
     as_json: Json = False,
@@ -111,7 +120,9 @@ def train(
         if resume_from is not None:
             raise UserError("--resume-from starts one run; leave out --seeds")
 
-        sys.exit(group.train(target, overrides or [], seeds, resume, as_json))
+        sys.exit(group.train(target, overrides or [], seeds, resume, as_json, parallel))
+    if parallel is not None:
+        raise UserError("--parallel is of several runs; add --seeds N, or leave it out")
     from penstock.launch import run
 
     sys.exit(run.train(target, overrides or [], resume, as_json, resume_from))

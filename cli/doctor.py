@@ -14,8 +14,8 @@ from typing import Any
 
 import psutil
 
-from penstock.bench.machine import version_of
 from penstock.core import cgroup
+from penstock.core.machine import version_of
 
 PACKAGES = (
     "numpy", "torch", "gymnasium", "ale-py", "pyzmq", "msgpack", "cramjam", "python-snappy",

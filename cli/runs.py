@@ -1,4 +1,4 @@
-"""The commands that use runs: eval, record, play, export, plot, runs."""
+"""The commands that use runs: eval, record, play, export, plot, compare, report, runs."""
 
 from __future__ import annotations
 
@@ -20,6 +20,24 @@ from penstock.cli.options import (
     answer,
     samples,
 )
+
+Runs = Annotated[
+    list[str],
+    typer.Argument(
+        metavar="RUN...",
+        help="Folders of runs, of `train --seeds`, or of such folders for several environments. "
+        "Runs that differ only in their seed are shown as one.",
+    ),
+]
+Ranges = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--range",
+        metavar="ENV=LOW,HIGH",
+        help="Returns of an environment that are scaled to 0 and 1 before several environments are "
+        "combined; by default the lowest and the highest of these runs. May be repeated.",
+    ),
+]
 
 
 def register(app: typer.Typer) -> None:
@@ -118,27 +136,99 @@ def export(
 
 
 def plot(
-    runs: Annotated[
-        list[str],
-        typer.Argument(metavar="RUN...", help="Folders of runs, or of `train --seeds`."),
-    ],
-    out: Annotated[
-        str | None,
+    runs: Runs,
+    metric: Annotated[
+        list[str] | None,
         typer.Option(
-            metavar="FILE",
-            help="The PNG file; by default plot.png, in the run's folder if there is only one.",
+            metavar="NAME",
+            help="Metric to plot: a name in metrics.jsonl, or a path such as ledger/compute. May "
+            "be repeated. By default return, rate, policy lag and learner wait.",
+        ),
+    ] = None,
+    by: Annotated[
+        Literal["steps", "time"] | None,
+        typer.Option(
+            help="Horizontal axis: agent steps or time. By default steps, or both if no metric is "
+            "named."
         ),
     ] = None,
     x: Annotated[
         Literal["steps", "time"] | None,
-        typer.Option(help="Horizontal axis: agent steps or time; by default both."),
+        typer.Option(hidden=True, help="The same as --by, which is its name after 0.1.0."),
+    ] = None,
+    smooth: Annotated[
+        int,
+        typer.Option(
+            min=1, help="Number of measurements of a run over which each point is averaged."
+        ),
+    ] = 1,
+    statistic: Annotated[
+        Literal["mean", "iqm"] | None,
+        typer.Option(
+            help="What the line of several runs shows: their mean or interquartile mean. By "
+            "default the mean, or over several environments the interquartile mean."
+        ),
+    ] = None,
+    ranges: Ranges = None,
+    out: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FILE",
+            help="The picture, a PNG, SVG or PDF; by default plot.png, in the run's folder if "
+            "there is only one.",
+        ),
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Plot return, speed, policy lag and learner wait of finished or live runs."""
+    """Plot metrics of finished or live runs; seeds become one line with an interval."""
     from penstock.monitor.plot import plot
 
-    path = str(plot(runs, out, x))
+    path = str(plot(runs, out, by or x, metric or (), smooth, statistic, ranges or ()))
+    answer(path, {"file": path}, as_json)
+
+
+def compare(
+    runs: Runs,
+    metric: Annotated[
+        str, typer.Option(metavar="NAME", help="Metric to compare: a name in metrics.jsonl.")
+    ] = "episode_return_mean",
+    at: Annotated[
+        float | None,
+        typer.Option(
+            metavar="STEPS",
+            help="Agent steps at which runs are compared; by default those of the shortest run.",
+        ),
+    ] = None,
+    reach: Annotated[
+        float | None,
+        typer.Option(
+            metavar="VALUE",
+            help="Value of the metric to which steps and time are measured; by default "
+            "stop.return, if all runs have the same.",
+        ),
+    ] = None,
+    ranges: Ranges = None,
+    as_json: Json = False,
+) -> None:
+    """Compare runs at equal steps, with intervals, speed and the options that differ."""
+    from penstock.monitor import compare as comparison
+
+    result = comparison.compare(runs, metric, at, reach, ranges or ())
+    answer(comparison.describe(result), result, as_json)
+
+
+def report(
+    run_dir: Run,
+    out: Annotated[
+        str | None,
+        typer.Option(metavar="FILE", help="The HTML file; by default report.html in the run."),
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Write one HTML page on a run: curves, evaluations, video, options and versions."""
+    from penstock.monitor.run_report import write
+
+    path = str(write(run_dir, out))
     answer(path, {"file": path}, as_json)
 
 
@@ -161,6 +251,8 @@ def runs(
 COMMANDS: dict[str, Callable[..., None]] = {
     "runs": runs,
     "plot": plot,
+    "compare": compare,
+    "report": report,
     "eval": evaluate,
     "record": record,
     "play": play,

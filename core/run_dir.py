@@ -29,7 +29,7 @@ RUNTIME_PREFIX = "penstock-run-"
 RUNTIME_RANDOM_NBYTES = 10
 RUNTIME_NAME = re.compile(f"{RUNTIME_PREFIX}[0-9a-f]{{{2 * RUNTIME_RANDOM_NBYTES}}}")
 RUNTIME_PATH_NBYTES = 80  # a Unix socket's path has 107; its name comes on top
-REPLACED = ("config.yaml", "summary.json")  # files that a run replaces
+REPLACED = ("config.yaml", "summary.json", "versions.json")  # files that a run replaces
 MARKER = ".penstock-runtime-folder"
 MARKER_TEXT = (
     "Made by penstock for the sockets of one run. When no process locks this folder, the next run "

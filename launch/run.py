@@ -24,6 +24,7 @@ from penstock.configs.transports import TRANSPORTS
 from penstock.configs.value_types import either
 from penstock.core.files import write_atomic
 from penstock.core.interfaces import Engine, EngineContext, MetricSink, RunEvent
+from penstock.core.machine import record_versions
 from penstock.core.notes import note_logger, notes_to
 from penstock.core.processes import die_with
 from penstock.core.role_spec import RoleSpec
@@ -266,6 +267,8 @@ def conduct(
         optional = make_sinks(config, path)
         record = Record(path, config.env)
         write_atomic(path / CONFIG_FILE, dump(config))
+        with suppress(OSError):  # only checkpoints need the disk
+            record_versions(path)
         shown = DeferredView(lambda: view(_title(path, specs)))
         watching = [] if watch is None else [watch]
         sinks = FanOut([events, record, *optional, shown, hooks, *watching], record.evaluation)

@@ -10,9 +10,10 @@ from pathlib import Path
 
 from penstock.configs.errors import UserError
 from penstock.configs.load import CONFIG_FILE
+from penstock.core.machine import VERSIONS
 from penstock.monitor.record import EVALUATIONS, METRICS, RESERVED, SUMMARY
 
-REPLACED = (CONFIG_FILE, SUMMARY)
+REPLACED = (CONFIG_FILE, SUMMARY, VERSIONS)
 APPENDED = (METRICS, EVALUATIONS)
 CHECKPOINTS = "checkpoints"
 CHECKPOINT_NAME = re.compile(r"\.?checkpoint\.[a-z.]+")

@@ -1,11 +1,16 @@
-"""The mean over runs and its confidence interval."""
+"""Means over runs, and their confidence intervals."""
 
 from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+Floats = npt.NDArray[np.float64]
 
 # Student's t, two-sided 95 %, by degrees of freedom from 1; beyond these the normal's.
 T_95 = (
@@ -14,6 +19,8 @@ T_95 = (
     2.052, 2.048, 2.045, 2.042,
 )  # fmt: skip
 NORMAL_95 = 1.960
+
+AT_ONCE = 1 << 21  # values that are resampled together
 
 
 class ConfidenceInterval(NamedTuple):
@@ -36,3 +43,61 @@ def interval(values: Sequence[float]) -> ConfidenceInterval:
     return ConfidenceInterval(
         mean, t_95(len(values)) * statistics.stdev(values) / math.sqrt(len(values))
     )
+
+
+def iqm(values: Floats, axis: int = 0) -> Floats:
+    """The interquartile mean: the mean without the lowest and the highest quarter of the values,
+    each rounded down to whole values, so that up to three values give the plain mean."""
+    count = values.shape[axis]
+    cut = count // 4
+    middle = np.sort(values, axis).take(range(cut, count - cut), axis)
+    return np.asarray(middle.mean(axis))
+
+
+def mean(values: Floats, axis: int = 0) -> Floats:
+    """The plain mean."""
+    return np.asarray(values.mean(axis))
+
+
+STATISTICS: Mapping[str, Callable[[Floats, int], Floats]] = {"mean": mean, "iqm": iqm}
+
+
+def bootstrap(
+    strata: Sequence[Floats],
+    statistic: Callable[[Floats, int], Floats],
+    *,
+    share: float = 0.95,
+    resamples: int = 2000,
+) -> tuple[Floats, Floats]:
+    """The stratified bootstrap interval of a statistic of all runs: percentiles of its values on
+    resamples, each of which draws as many runs of every task as there are, with replacement.
+
+    Source: Agarwal et al., "Deep reinforcement learning at the edge of the statistical precipice",
+    2021. With few runs the interval is too narrow: that of two runs reaches from one to the other.
+
+    Args:
+        strata: by task, float64 ``[runs, ...]``.
+        statistic: of values along an axis, such as `iqm`.
+        share: of the distribution that lies within the interval.
+        resamples: number of resamples; they are the same in every call.
+
+    Returns:
+        The lower and the upper end, float64 ``[...]``.
+    """
+    rng = np.random.default_rng(0)
+    values = np.concatenate(strata)
+    begins = np.cumsum([0, *(len(stratum) for stratum in strata)])
+    drawn = np.concatenate(
+        [
+            begin + rng.integers(0, len(stratum), (resamples, len(stratum)))
+            for begin, stratum in zip(begins, strata, strict=False)
+        ],
+        axis=1,
+    )
+    at_once = max(1, AT_ONCE // values.size)
+    parts = [
+        statistic(values[drawn[first : first + at_once]], 1)
+        for first in range(0, resamples, at_once)
+    ]
+    low, high = np.quantile(np.concatenate(parts), [(1 - share) / 2, (1 + share) / 2], axis=0)
+    return low, high

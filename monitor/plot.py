@@ -1,77 +1,109 @@
 """`penstock plot`: learning curves of finished and live runs, as one picture.
 
-A folder of runs with several seeds (`penstock train --seeds`) is one curve: the mean with its 95 %
-confidence interval, up to the end of the shortest run, over the single runs, drawn faintly.
+Runs with several seeds are one line with its 95 % bootstrap interval, up to the end of the shortest
+run, over the single runs, drawn faintly. So are runs in several environments, whose returns are
+scaled first.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import numpy.typing as npt
 
 from penstock.configs.errors import UserError
-from penstock.core.formatting import finite
-from penstock.monitor.intervals import t_95
-from penstock.monitor.record import EVALUATIONS, METRICS, Lines, lines
+from penstock.monitor.curves import (
+    RETURN,
+    Ranges,
+    Setting,
+    band,
+    check_metric,
+    common_span,
+    curve,
+    default_statistic,
+    load,
+    mean_return,
+    parse_ranges,
+    ranges_of,
+    run_curve,
+    strata,
+)
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 INSTALL = 'pip install "penstock[plot]"'
-AXES = {"steps": ("env_steps", "agent steps"), "time": ("time_s", "seconds of training")}
-RETURN = "episode_return_mean"
-PANELS = {
+AXES = {"steps": "env_steps", "time": "time_s"}
+PANELS = (RETURN, "steps_per_s", "policy_lag_mean", "learner_wait_fraction")
+LABELS = {
     RETURN: "return, mean of 100 episodes",
+    "episode_length_mean": "episode length, steps",
+    "eval_return_mean": "return in evaluation",
     "steps_per_s": "agent steps / s",
+    "trained_steps_per_s": "trained agent steps / s",
     "policy_lag_mean": "policy lag, updates",
     "learner_wait_fraction": "learner waits, share of time",
+    "grad_norm": "gradient norm",
+    "kl": "KL divergence",
 }
 EVALUATED = {"env_steps": "trained_steps", "time_s": "time_s"}
-MOST_POINTS = 2000  # of a curve
-GRID = 300  # points of a mean
-
-Floats = npt.NDArray[np.float64]
-
-
-@dataclass(frozen=True)
-class Curves:
-    """Data of one curve: a run or a group of runs, with their evaluations."""
-
-    name: str
-    runs: list[Lines]
-    evaluations: list[Lines]
+GRID = 300  # points of a band
+# Okabe and Ito's colours, which readers with any form of colour blindness tell apart, without the
+# yellow, which is too light for lines; further lines repeat them with other dashes.
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
+DASHES = ("-", "--", "-.", ":")
+MINUTE_S, HOUR_S = 60.0, 3600.0
+LEAST_MINUTES_S, LEAST_HOURS_S = 600.0, 7200.0  # from which an axis is in minutes, or hours
 
 
-def plot(folders: Sequence[str], out: str | None, axis: str | None) -> Path:
-    """Draw runs over ``axis``, "steps" or "time", or both; returns the path of the PNG.
+def plot(
+    folders: Sequence[str],
+    out: str | None = None,
+    by: str | None = None,
+    metrics: Sequence[str] = (),
+    smooth: int = 1,
+    statistic: str | None = None,
+    ranges: Sequence[str] = (),
+) -> Path:
+    """Draw runs; returns the path of the picture.
 
-    Raises UserError if matplotlib is missing, or a folder is not a run.
+    Args:
+        folders: see `curves.load`.
+        out: the file, whose suffix selects the format.
+        by: "steps" or "time"; None: steps, or both if no metric is named.
+        metrics: names in `metrics.jsonl`, one panel each; none: an overview.
+        smooth: measurements of a run over which each point is averaged.
+        statistic: "mean" or "iqm", see `curves.band`.
+        ranges: see `curves.parse_ranges`.
+
+    Raises UserError if matplotlib is missing, a folder is not a run, or a metric is unknown.
     """
-    try:
-        from matplotlib.backends.backend_agg import FigureCanvasAgg
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise UserError(
-            f"a plot needs matplotlib, which is not installed; run `{INSTALL}`"
-        ) from error
+    make = figure_class()
     if out is not None and not Path(out).suffix:
         raise UserError(
-            f"--out {out} has no suffix, which selects the format; give a name that ends in .png"
+            f"--out {out} has no suffix, which selects the format; give a name that ends in .png, "
+            ".svg or .pdf"
         )
-    found = [load(Path(folder)) for folder in folders]
+    given, settings = parse_ranges(ranges), load(folders)
+    for name in metrics:
+        check_metric(settings, name)
     path = Path(out) if out else (Path(folders[0]) if len(folders) == 1 else Path()) / "plot.png"
-    columns = [axis] if axis else list(AXES)
-    figure = Figure(figsize=(6.4 * len(columns), 2.6 * len(PANELS)), layout="constrained")
-    FigureCanvasAgg(figure)
-    grid = figure.subplots(len(PANELS), len(columns), squeeze=False, sharex="col")
-    for column, name in enumerate(columns):
-        for cell, panel in zip(grid[:, column], PANELS, strict=True):
-            _draw(cell, found, AXES[name][0], panel)
-            cell.set_ylabel(PANELS[panel], fontsize=9)
-        grid[-1, column].set_xlabel(AXES[name][1])
-    grid[0, 0].legend(fontsize=8)
+    panels = metrics or PANELS
+    columns = [by] if by else (["steps"] if metrics else list(AXES))
+    height = 4.0 if len(panels) == 1 else 2.6
+    figure = make(figsize=(6.4 * len(columns), height * len(panels) + 0.4), layout="constrained")
+    cells = figure.subplots(len(panels), len(columns), squeeze=False, sharex="col")
+    for row, name in zip(cells, panels, strict=True):
+        scales = ranges_of(settings, name, given, smooth)
+        for cell, column in zip(row, columns, strict=True):
+            draw(cell, settings, AXES[column], name, smooth, statistic, scales)
+            row[0].set_ylabel(y_label(name, scaled=scales is not None), fontsize=9)
+    for column, cell in zip(columns, cells[-1], strict=True):
+        label_x(cell, AXES[column])
+    dots = RETURN in panels and any(run.evaluations for s in settings for run in s.runs)
+    _explain(figure, settings, statistic, smooth, dots=dots)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         figure.savefig(path, dpi=110)
@@ -80,88 +112,137 @@ def plot(folders: Sequence[str], out: str | None, axis: str | None) -> Path:
     return path
 
 
-def load(folder: Path) -> Curves:
-    """A run, or a group of runs in folders ``seed-...``. Raises UserError for other folders."""
-    runs = [folder] if (folder / METRICS).is_file() else members(folder)
-    if not runs:
-        raise UserError(f"{folder} has no {METRICS}, so there is nothing to plot; name a run")
-    metrics = [lines(run / METRICS) for run in runs]
-    if not any(metrics):
-        raise UserError(f"{folder} contains no measurement yet; try again in a moment")
-    return Curves(
-        str(folder),
-        [found for found in metrics if found],
-        [lines(run / EVALUATIONS) for run in runs],
-    )
+def figure_class() -> type[Figure]:
+    """matplotlib's figure, which needs no display. Raises UserError if it is not installed."""
+    try:
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise UserError(
+            f"a plot needs matplotlib, which is not installed; run `{INSTALL}`"
+        ) from error
+    return Figure
 
 
-def members(folder: Path) -> list[Path]:
-    """The runs of a group, in the order of their seeds."""
-    found = [path.parent for path in folder.glob(f"seed-*/{METRICS}")]
-    return sorted(found, key=lambda path: (len(path.name), path.name))
-
-
-def curve(found: Lines, x: str, y: str) -> tuple[Floats, Floats]:
-    """The points of a run, by rising ``x``. Points that a resume from an older checkpoint has
-    repeated replace the earlier ones."""
-    points: list[tuple[float, float]] = []
-    for line in found:
-        at, value = finite(line.get(x)), finite(line.get(y))
-        if at is None or value is None:
-            continue
-        while points and points[-1][0] >= at:
-            points.pop()
-        points.append((at, value))
-    thinned = points[:: max(1, len(points) // MOST_POINTS)]
-    xs, ys = np.array(thinned, np.float64).reshape(-1, 2).T
-    return xs, ys
-
-
-def whole(found: Lines) -> Lines:
-    """The lines without shortened intervals, such as the last one, whose rates are unreliable."""
-    times = [finite(line.get("time_s")) or 0.0 for line in found]
-    gaps = np.diff(times, prepend=0.0)  # of an older version, whose lines were not thinned
-    said = [finite(line.get("interval_s")) for line in found]
-    lengths = [gap if own is None else own for own, gap in zip(said, gaps, strict=True)]
-    least_s = np.median(lengths) / 2
-    return [line for line, length in zip(found, lengths, strict=True) if length >= least_s]
-
-
-def band(curves: Sequence[tuple[Floats, Floats]]) -> tuple[Floats, Floats, Floats]:
-    """Where all curves (two at least) have values: places, mean, half of its 95 % interval."""
-    start, end = max(xs[0] for xs, _ in curves), min(xs[-1] for xs, _ in curves)
-    if start >= end:
-        return np.zeros(0), np.zeros(0), np.zeros(0)
-    places = np.linspace(start, end, GRID)
-    values = np.stack([np.interp(places, xs, ys) for xs, ys in curves])
-    error = values.std(0, ddof=1) / np.sqrt(len(values))
-    return places, values.mean(0), t_95(len(values)) * error
-
-
-def _mean_return(evaluation: dict[str, Any]) -> Any:
-    found = evaluation.get("return")
-    return found.get("mean") if isinstance(found, dict) else None
-
-
-def _draw(cell: Any, found: Sequence[Curves], x: str, y: str) -> None:
-    for index, curves in enumerate(found):
-        colour = f"C{index % 10}"
-        points = [curve(run if y == RETURN else whole(run), x, y) for run in curves.runs]
-        points = [point for point in points if len(point[0])]
-        if len(points) > 1:
-            for xs, ys in points:
-                cell.plot(xs, ys, color=colour, linewidth=0.6, alpha=0.35)
-            places, mean, half = band(points)
-            label = f"{curves.name} ({len(points)} seeds, 95 %)"
-            cell.plot(places, mean, color=colour, linewidth=1.6, label=label)
-            cell.fill_between(
-                places, mean - half, mean + half, color=colour, alpha=0.2, linewidth=0
-            )
-        elif points:
-            cell.plot(*points[0], color=colour, linewidth=1.2, label=curves.name)
-        if y == RETURN:
-            for run in curves.evaluations:
-                means = [{**line, y: _mean_return(line)} for line in run]
-                cell.plot(*curve(means, EVALUATED[x], y), "o", color=colour, markersize=3.5)
+def draw(
+    cell: Any,
+    settings: Sequence[Setting],
+    x: str,
+    y: str,
+    smooth: int = 1,
+    statistic: str | None = None,
+    scales: Ranges | None = None,
+) -> None:
+    """Draw a metric of the settings into the axes ``cell``; returns also as evaluated."""
+    for index, setting in enumerate(settings):
+        style = {"color": colour(index), "linestyle": DASHES[index // len(COLOURS) % len(DASHES)]}
+        _draw_lines(cell, setting, x, y, smooth, statistic, scales, style)
+        if y == RETURN and scales is None:
+            for run in setting.runs:
+                means = [{**line, y: mean_return(line)} for line in run.evaluations]
+                xs, ys = curve(means, EVALUATED[x], y)
+                cell.plot(xs, ys, "o", color=style["color"], markersize=3.5)
     cell.grid(True, linewidth=0.4, alpha=0.5)
+    cell.spines[["top", "right"]].set_visible(False)
     cell.tick_params(labelsize=8)
+    cell.yaxis.set_major_formatter(units)
+
+
+def _draw_lines(
+    cell: Any,
+    setting: Setting,
+    x: str,
+    y: str,
+    smooth: int,
+    statistic: str | None,
+    scales: Ranges | None,
+    style: Mapping[str, str],
+) -> None:
+    """The line of a setting with its band, over those of single runs if they are of one task."""
+    label = text(setting.label)
+    curves = [run_curve(run, x, y, smooth) for run in setting.runs]
+    curves = [found for found in curves if len(found[0])]
+    if len(curves) == 1 and scales is None:
+        if smooth > 1:
+            cell.plot(*run_curve(setting.runs[0], x, y), color=style["color"], lw=0.6, alpha=0.35)
+        cell.plot(*curves[0], linewidth=1.4, label=label, **style)
+        return
+    if scales is None:
+        for xs, ys in curves:
+            cell.plot(xs, ys, color=style["color"], linewidth=0.6, alpha=0.3)
+    span = common_span(setting, x, y)
+    if span is None:  # also of no run, so that the legend has all
+        cell.plot([], [], label=label, **style)
+        return
+    places = np.linspace(*span, GRID)
+    found = band(strata(setting, places, x, y, smooth, scales), places, statistic)
+    cell.plot(places, found.middle, linewidth=1.8, label=label, **style)
+    cell.fill_between(places, found.low, found.high, color=style["color"], alpha=0.2, linewidth=0)
+
+
+def colour(index: int) -> str:
+    """The colour of a line by its number."""
+    return COLOURS[index % len(COLOURS)]
+
+
+def text(name: str) -> str:
+    """A name as a label: matplotlib would read `$` as mathematics, and omits labels in the legend
+    that begin with `_`."""
+    escaped = name.replace("$", r"\$")
+    return f" {escaped}" if escaped.startswith("_") else escaped
+
+
+def units(value: float, position: int | None = None) -> str:
+    """A number of an axis with its unit: 1500000 -> "1.5M"; the signature is matplotlib's."""
+    for factor, unit in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if abs(value) >= factor:
+            return f"{value / factor:.6g}{unit}"
+    return f"{value:.6g}"
+
+
+def y_label(name: str, *, scaled: bool = False) -> str:
+    """A metric as the label of an axis."""
+    label = LABELS.get(name, name.replace("_", " "))
+    return text(f"{label},\nscaled by environment" if scaled else label)
+
+
+def label_x(cell: Any, x: str) -> None:
+    """Name the horizontal axis, with seconds, minutes or hours by its length."""
+    if x != AXES["time"]:
+        cell.set_xlabel("agent steps", fontsize=9)
+        cell.xaxis.set_major_formatter(units)
+        return
+    from matplotlib.ticker import MaxNLocator
+
+    longest_s = cell.get_xlim()[1]
+    unit, of_s = "seconds", 1.0
+    if longest_s >= LEAST_MINUTES_S:
+        unit, of_s = ("hours", HOUR_S) if longest_s >= LEAST_HOURS_S else ("minutes", MINUTE_S)
+    first_s, last_s = cell.get_xlim()
+    ticks = MaxNLocator(8).tick_values(first_s / of_s, last_s / of_s)
+    cell.set_xticks([tick * of_s for tick in ticks], [f"{tick:g}" for tick in ticks])
+    cell.set_xlim(first_s, last_s)
+    cell.set_xlabel(f"{unit} of training", fontsize=9)
+
+
+def _explain(
+    figure: Any, settings: Sequence[Setting], statistic: str | None, smooth: int, *, dots: bool
+) -> None:
+    """The names of the lines below the panels, and what a band and a dot is."""
+    several = [setting for setting in settings if len(setting.runs) > 1]
+    chosen = {statistic or default_statistic(len(setting.tasks)) for setting in several}
+    names = {"mean": "mean", "iqm": "interquartile mean"}
+    parts = [f"line: {' or '.join(names[name] for name in sorted(chosen))}"] if several else []
+    parts += ["band: 95 % bootstrap interval"] if several else []
+    parts += ["dots: evaluations"] if dots else []
+    parts += [f"smoothed over {smooth} measurements"] if smooth > 1 else []
+    handles, labels = figure.axes[0].get_legend_handles_labels()
+    figure.legend(
+        handles,
+        labels,
+        loc="outside lower center",
+        ncols=1 if max(map(len, labels), default=0) > 30 else min(3, max(1, len(labels))),
+        fontsize=8,
+        frameon=False,
+        title="; ".join(parts) or None,
+        title_fontsize=8,
+    )

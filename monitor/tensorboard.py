@@ -1,19 +1,20 @@
-"""Writes the metrics of a run for TensorBoard, in the folder `tensorboard` of the run."""
+"""Writes the metrics of a run for TensorBoard, in the folder `tensorboard` of the run.
+
+Tags are grouped by `metric_groups`.
+"""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from penstock.core.interfaces import Json, MetricSink
+from penstock.monitor.metric_groups import scalars, tag
 
 if TYPE_CHECKING:
     from penstock.configs.schema import Config
-
-SKIPPED = "_histogram"
 
 
 def make(config: Config, run_dir: Path) -> MetricSink:
@@ -39,7 +40,7 @@ class Board(MetricSink):
         if self._writer is None:
             self._folder.mkdir(mode=0o700, exist_ok=True)
             self._writer = EventsWriter(str(self._folder / "events"))
-        values = [Summary.Value(tag=tag, simple_value=value) for tag, value in scalars(metrics)]
+        values = [Summary.Value(tag=tag(n), simple_value=value) for n, value in scalars(metrics)]
         step = metrics.get("env_steps", 0)
         self._writer.write_event(
             Event(wall_time=time.time(), step=step, summary=Summary(value=values))
@@ -51,16 +52,3 @@ class Board(MetricSink):
         if writer is not None:
             with suppress(OSError):
                 writer.close()
-
-
-def scalars(metrics: Json, prefix: str = "") -> Iterator[tuple[str, float]]:
-    """Tag and value of every number: `ledger/compute`, `ledgers/actor-0/step`, `ranks/1/...`.
-    Histograms, texts and unknown values are left out."""
-    for name, value in metrics.items():
-        tag = f"{prefix}{name}"
-        if isinstance(value, list):
-            value = {str(i): entry for i, entry in enumerate(value)}
-        if isinstance(value, Mapping) and not name.endswith(SKIPPED):
-            yield from scalars(value, f"{tag}/")
-        elif isinstance(value, int | float) and not isinstance(value, bool):
-            yield tag, float(value)

@@ -24,8 +24,8 @@ from penstock.core.control import Channel
 from penstock.core.files import open_private
 from penstock.core.interfaces import Json, MetricSink
 from penstock.core.processes import die_with, python
+from penstock.monitor.metric_groups import scalars
 from penstock.monitor.registry import WandbOptions
-from penstock.monitor.tensorboard import scalars
 
 if TYPE_CHECKING:
     from penstock.configs.schema import Config

@@ -33,8 +33,10 @@ from penstock.launch.machines import find_place
 from penstock.learner.checkpoints import checkpoint_format
 from penstock.learner.checkpoints.checkpoint_format import Checkpoint
 from penstock.monitor import runs
+from penstock.monitor.compare import compare, describe
 from penstock.monitor.plot import plot
 from penstock.monitor.record import METRICS, objects
+from penstock.monitor.run_report import page
 from penstock.replay import Prioritized, Replay, ReplayError
 from penstock.transport.zmq import keys
 from penstock.transport.zmq.sockets import dealer
@@ -448,15 +450,17 @@ def test_runs_are_listed_whatever_their_files_say(
 @given(metrics=st.lists(texts(LINE), max_size=4), evaluations=st.lists(texts(LINE), max_size=2))
 @example(metrics=['{"time_s": 1, "env_steps": 1, "episode_return_mean": "x"}'], evaluations=[])
 @example(metrics=["{}"], evaluations=["{}"])
-def test_a_plot_is_drawn_or_refused(
+def test_a_plot_and_a_page_are_drawn_or_refused(
     folder: Path, metrics: list[str], evaluations: list[str]
 ) -> None:
     place = folder / "plotted"
     place.mkdir(exist_ok=True)
     for name, lines in ((METRICS, metrics), ("evaluations.jsonl", evaluations)):
         (place / name).write_bytes("".join(f"{t}\n" for t in lines).encode(errors="surrogatepass"))
-    with bounded(20.0):
-        refused(lambda: plot([str(place)], str(place / "x.png"), None))
+    with bounded(40.0):
+        refused(lambda: plot([str(place)], str(place / "x.png")))
+        refused(lambda: describe(compare([str(place)])))
+        refused(lambda: page(place))
 
 
 # -------------------------------------------------------------------------------- environment

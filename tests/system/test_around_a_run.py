@@ -232,14 +232,17 @@ def test_a_group_of_seeds(penstock: Penstock, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_ctrl_c_ends_a_group_of_seeds(penstock: Penstock, tmp_path: Path) -> None:
-    other = penstock("train", "cartpole", "--seeds", "3", "--json", "run.dir=other", *SMALL)
-    other.wait_until(lambda: trained(tmp_path / "other" / "seed-0"))
+@pytest.mark.parametrize("parallel", [1, 2])
+def test_ctrl_c_ends_a_group_of_seeds(penstock: Penstock, tmp_path: Path, parallel: int) -> None:
+    options = ("--seeds", "3", "--parallel", str(parallel), "--json", "run.dir=other")
+    other = penstock("train", "cartpole", *options, *SMALL)
+    for seed in range(parallel):
+        other.wait_until(lambda seed=seed: trained(tmp_path / "other" / f"seed-{seed}"))  # type: ignore[misc]
     other.process.send_signal(signal.SIGINT)
     code, answer, _ = other.end()
     assert (code, answer["exit_code"], answer["asked"]) == (130, 130, 3)
-    assert [run["exit_reason"] for run in answer["runs"]] == ["interrupted"]
-    assert not (tmp_path / "other" / "seed-1").exists()
+    assert [run["exit_reason"] for run in answer["runs"]] == ["interrupted"] * parallel
+    assert not (tmp_path / "other" / f"seed-{parallel}").exists()
 
 
 WANDB = {

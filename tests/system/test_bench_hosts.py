@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from hosts import Hosts, NoHostsError, hosts
-from penstock.bench.checkout import CHECKOUT
+from penstock.core.machine import CHECKOUT
 
 pytestmark = pytest.mark.system
 

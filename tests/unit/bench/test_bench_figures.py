@@ -14,13 +14,13 @@ import torch
 
 import penstock
 from penstock.bench import checkout
-from penstock.bench.checkout import CHECKOUT, benchmark, commit_of
+from penstock.bench.checkout import benchmark
 from penstock.bench.compare import RateChange, compare, elsewhere, ideal, spread
-from penstock.bench.machine import PACKAGES, machine
 from penstock.bench.rates import ROUNDS, Work, one_round, rounds_of
 from penstock.bench.stages import NAMES, UNITS, WHOLE, StagePlan, make_plan, predict
 from penstock.bench.whole import rate_between, split
 from penstock.configs.errors import UserError
+from penstock.core.machine import CHECKOUT, PACKAGES, commit_of, machine
 
 
 def result(**rates: list[float]) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from peers.systems import OURS, find, over, summary
-from penstock.bench.checkout import CHECKOUT
+from penstock.core.machine import CHECKOUT
 
 
 def test_peers_are_those_that_are_installed(tmp_path: Path) -> None:

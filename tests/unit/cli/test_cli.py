@@ -20,7 +20,7 @@ from penstock.replay.remote.service import ServiceLimits
 
 COMMANDS = (
     ["train"], ["profile"], ["learner"], ["actor"], ["eval"], ["record"], ["play"], ["export"],
-    ["plot"],
+    ["plot"], ["compare"], ["report"],
     ["runs"], ["status"], ["stacks"], ["bench"], ["check-env"], ["doctor"], ["config", "show"],
     ["config", "list"], ["config", "schema"], ["keys", "new"], ["replay", "serve"],
     ["bench", "reduce"],
@@ -163,7 +163,10 @@ def test_wrong_usage_is_exit_code_2(
         (["train", "grid.py"], "grid.py is a Python file; name the function in it that"),
         (["eval", "nowhere"], "nowhere has no config.yaml, so it is not a run"),
         (["record", "nowhere"], "nowhere has no config.yaml, so it is not a run"),
-        (["plot", "nowhere"], "nowhere has no metrics.jsonl, so there is nothing to plot"),
+        (["plot", "nowhere"], "nowhere has no metrics.jsonl, so there is nothing to show"),
+        (["compare", "nowhere"], "nowhere has no metrics.jsonl, so there is nothing to show"),
+        (["report", "nowhere"], "nowhere has no metrics.jsonl, so it is not a run"),
+        (["train", "cartpole", "--parallel", "2"], "--parallel is of several runs; add --seeds N"),
         (["runs", "nowhere"], "there is no folder nowhere"),
         (["runs"], "there is no folder runs; give a folder that contains runs, or train one first"),
         (["keys", "new", "/proc/no"], "no keys can be made in /proc/no: No such file"),
@@ -295,3 +298,18 @@ def test_a_policy_is_played_in_one_way(
     code, _, err = in_process(monkeypatch, capsys, name, "run", "--sample", "--greedy")
     assert code == 2
     assert err == "penstock: --sample and --greedy are two ways to play; give one of them\n"
+
+
+@pytest.mark.parametrize("option", ["--by", "--x"])
+def test_the_axis_of_a_plot_has_its_name_and_that_of_before(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], option: str
+) -> None:
+    from penstock.monitor import plot
+
+    given: list[Any] = []
+    monkeypatch.setattr(plot, "plot", lambda *arguments: given.append(arguments) or "p.png")
+    code, out, _ = in_process(
+        monkeypatch, capsys, "plot", "runs/a", option, "time", "--metric", "kl", "--smooth", "3"
+    )
+    assert (code, out) == (0, "p.png\n")
+    assert given == [(["runs/a"], None, "time", ["kl"], 3, None, ())]

@@ -20,6 +20,7 @@ def try_again(run: Path) -> None:
     """What a try writes that ends before its first step."""
     (run / "config.yaml").write_text("of the try")
     (run / "summary.json").write_text('{"exit_reason": "user_error"}')
+    (run / "versions.json").write_text('{"starts": []}')
     with (run / "metrics.jsonl").open("a") as file:
         file.write('{"env_steps": 0}\n')
 
@@ -29,6 +30,7 @@ def a_run(folder: Path) -> Path:
     (folder / "checkpoints" / "last" / "checkpoint.safetensors").write_text("weights")
     for name, text in (("config.yaml", "first"), ("summary.json", "{}"), ("metrics.jsonl", "{}\n")):
         (folder / name).write_text(text)
+    (folder / "versions.json").write_text("{}")
     return folder
 
 

@@ -1,13 +1,20 @@
 from __future__ import annotations
 
+import json
+import os
+import signal
+import sys
+import threading
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from penstock.configs.errors import UserError
+from penstock.configs.load import resolve
 from penstock.core.run_dir import Resume
-from penstock.launch.seeds import together, train
+from penstock.launch.seeds import cores_of, run_commands, runs_at_once, together, train
 
 
 def summary(reason: str, solved_at_s: float | None, mean: float) -> dict[str, Any]:
@@ -51,3 +58,121 @@ def test_of_no_run_nothing_is_known() -> None:
         "solved_at_s": None,
         "finished": 0,
     }
+
+
+@pytest.mark.parametrize(
+    ("options", "cores"),
+    [
+        (["actors.count=3", "learner.threads=2"], 5),
+        (["actors.count=2", "actors.threads=2", "actors.env_threads=4"], 9),
+        (["actors.count=2", "learner.count=2", "learner.threads=3"], 8),
+        (["transport.kind=inproc", "actors.count=1", "learner.threads=2"], 2),
+    ],
+)
+def test_the_cores_of_a_run(options: list[str], cores: int) -> None:
+    config = resolve("cartpole", options)
+    assert cores_of(config) == cores
+    assert [runs_at_once(config, n * cores + 0.5) for n in (0, 1, 3)] == [1, 1, 3]
+
+
+def program(text: str) -> list[str]:
+    return [sys.executable, "-c", "import json, os, pathlib, signal, sys, time\n" + text]
+
+
+def answer(**figures: Any) -> str:
+    known = {"error": None, "exit_reason": "env_steps", "solved_at_s": None}
+    return f"print({json.dumps(json.dumps({**known, **figures}))})\n"
+
+
+def test_as_many_runs_as_allowed_run_at_once(tmp_path: Path) -> None:
+    meet = (
+        "me = pathlib.Path(sys.argv[1]); (me / sys.argv[2]).touch()\n"
+        "most = 0\n"
+        "for _ in range(100):\n"
+        "    most = max(most, len([*me.iterdir()])); time.sleep(0.01)\n"
+        "    if most == 2 and _ > 20: break\n"
+        "(me / sys.argv[2]).unlink()\n"
+        "print('met', most, file=sys.stderr)\n"
+    )
+    lines: list[str] = []
+    commands = {
+        seed: [*program(meet + answer(episode_return_mean=seed)), str(tmp_path), str(seed)]
+        for seed in range(4)
+    }
+    ended = run_commands(commands, 2, lines.append)
+    assert [*ended] == [0, 1, 2, 3]
+    assert [found.code for found in ended.values()] == [0] * 4
+    assert [found.summary["episode_return_mean"] for found in ended.values()] == [0, 1, 2, 3]
+    met = [line for line in lines if " | met " in line]
+    assert len(met) == 4
+    assert {line.split()[-1] for line in met} <= {"1", "2"}
+    assert "seed 0 | met 2" in met
+
+
+def test_a_run_that_fails_is_reported_and_the_others_go_on() -> None:
+    lines: list[str] = []
+    commands = {
+        0: program("print('cannot', file=sys.stderr); sys.exit(1)"),
+        1: program(answer(exit_reason="fault", error="learner-0: broke") + "sys.exit(1)"),
+        2: program("os.kill(os.getpid(), signal.SIGKILL)"),
+        3: program(answer()),
+    }
+    ended = run_commands(commands, 1, lines.append)
+    assert [found.code for found in ended.values()] == [1, 1, 1, 0]
+    assert "seed 0 | cannot" in lines
+    assert ended[0].summary["error"] == (
+        "its process ended without a summary, with exit code 1; see above"
+    )
+    assert ended[1].summary["error"] == "learner-0: broke"
+    assert "exit code -9" in ended[2].summary["error"]
+    assert together({seed: found.summary for seed, found in ended.items()}, None)["finished"] == 1
+
+
+def test_after_a_mistake_of_the_user_no_further_run_starts() -> None:
+    commands = {seed: program("sys.exit(2)") for seed in range(5)}
+    ended = run_commands(commands, 2, lambda _: None)
+    assert {found.summary["exit_reason"] for found in ended.values()} == {"user_error"}
+    assert 1 <= len(ended) <= 2
+
+
+def test_ctrl_c_ends_all_runs_once_and_starts_no_other(tmp_path: Path) -> None:
+    wait = (
+        "count = 0\n"
+        "def end(*_):\n"
+        "    global count; count += 1\n"
+        "signal.signal(signal.SIGINT, end)\n"
+        "pathlib.Path(sys.argv[1]).touch()\n"
+        "until = time.monotonic() + 20\n"
+        "while not count and time.monotonic() < until: time.sleep(0.01)\n"
+        "time.sleep(0.3)\n"
+        "print(json.dumps({'error': None, 'exit_reason': 'interrupted', 'solved_at_s': None,"
+        " 'signals': count}))\n"
+        "sys.exit(130)\n"
+    )
+    commands = {seed: [*program(wait), str(tmp_path / str(seed))] for seed in range(3)}
+
+    def interrupt() -> None:
+        while len([*tmp_path.iterdir()]) < 2:
+            time.sleep(0.01)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    before = signal.getsignal(signal.SIGINT)
+    thread = threading.Thread(target=interrupt)
+    thread.start()
+    ended = run_commands(commands, 2, lambda _: None)
+    thread.join()
+    assert [*ended] == [0, 1]
+    assert [(found.code, found.summary["signals"]) for found in ended.values()] == [(130, 1)] * 2
+    assert signal.getsignal(signal.SIGINT) is before
+
+
+def test_a_run_that_a_signal_ends_before_it_began_was_interrupted() -> None:
+    commands = {
+        0: program("signal.signal(signal.SIGINT, signal.SIG_DFL); os.kill(os.getpid(), 2)"),
+        1: program("os.kill(os.getpid(), signal.SIGTERM)"),
+    }
+    ended = run_commands(commands, 2, lambda _: None)
+    assert [found.code for found in ended.values()] == [130, 143]
+    reasons = [found.summary["exit_reason"] for found in ended.values()]
+    assert reasons == ["interrupted", "terminated"]
+    assert together({s: found.summary for s, found in ended.items()}, None)["finished"] == 0

@@ -1,0 +1,237 @@
+"""`penstock compare`: settings at equal agent steps, the way to a return, options that differ."""
+
+from __future__ import annotations
+
+import json
+import statistics
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from penstock.configs.errors import UserError
+from penstock.core.formatting import clock, count, finite, number
+from penstock.core.machine import recorded_versions
+from penstock.monitor.curves import (
+    OF_ONE_RUN,
+    RETURN,
+    RunCurves,
+    Setting,
+    band,
+    check_metric,
+    default_statistic,
+    load,
+    mean_return,
+    parse_ranges,
+    ranges_of,
+    run_curve,
+    strata,
+)
+
+LONGEST = 40  # characters of a value
+STATISTIC_NAMES = {"mean": "mean", "iqm": "interquartile mean"}
+
+Result = dict[str, Any]
+
+
+def compare(
+    folders: Sequence[str],
+    metric: str = RETURN,
+    at: float | None = None,
+    reach: float | None = None,
+    ranges: Sequence[str] = (),
+) -> Result:
+    """The comparison of runs as plain data.
+
+    Args:
+        folders: see `curves.load`.
+        metric: name in `metrics.jsonl`.
+        at: agent steps; None: those of the shortest run.
+        reach: value of the metric to which steps and time are measured; None: `stop.return`, if the
+            metric is the return and all runs have the same.
+        ranges: see `curves.parse_ranges`.
+
+    Raises UserError for a folder that is not a run, an unknown metric, or `at` of 0 or less.
+    """
+    if at is not None and not at > 0:
+        raise UserError(f"--at is {at:g}; it must be a number of agent steps above 0, such as 1e6")
+    given, settings = parse_ranges(ranges), load(folders)
+    check_metric(settings, metric)
+    steps = _shortest(settings, metric) if at is None else at
+    if reach is None and metric == RETURN:
+        reach = _common_goal(settings)
+    scales = ranges_of(settings, metric, given)
+    return {
+        "metric": metric,
+        "at_env_steps": steps,
+        "reach": reach,
+        "scaled": scales is not None,
+        "settings": [
+            {
+                "name": setting.name,
+                "runs": [str(run.folder) for run in setting.runs],
+                "environments": list(setting.tasks),
+                "statistic": default_statistic(len(setting.tasks)),
+                **_value(strata(setting, np.array([steps]), "env_steps", metric, ranges=scales)),
+                **_way(setting, metric, reach),
+                **_totals(setting),
+            }
+            for setting in settings
+        ],
+        "options": _differences(settings),
+    }
+
+
+def describe(result: Result) -> str:
+    """The comparison as text: a table of results, and one of the options that differ."""
+    rows = [["run", "runs", result["metric"], "95 %"]]
+    goal = result["reach"]
+    rows[0] += [] if goal is None else [f"steps to {number(goal)}", "time", "reached"]
+    rows[0] += ["steps/s", "best evaluation", "steps", "time"]
+    for found in result["settings"]:
+        low, high = found["low"], found["high"]
+        row = [found["name"], str(len(found["runs"])), number(found["value"])]
+        row.append("-" if low is None else f"{number(low)} to {number(high)}")
+        if goal is not None:
+            row += [count(found["reach_env_steps"]), _time(found["reach_s"])]
+            row.append(f"{found['reached']} of {len(found['runs'])}")
+        row += [count(found["steps_per_s"]), number(found["evaluation_best"])]
+        rows.append([*row, count(found["env_steps"]), _time(found["time_s"])])
+    kinds = dict.fromkeys(STATISTIC_NAMES[found["statistic"]] for found in result["settings"])
+    about = f"{result['metric']} at {count(result['at_env_steps'])} agent steps"
+    if any(len(found["runs"]) > 1 for found in result["settings"]):
+        about += f"; {' or '.join(kinds)} of the runs, with its bootstrap interval"
+    about += "; returns are scaled by environment" if result["scaled"] else ""
+    lines = [about, *_aligned(rows, numbers_from=1)]
+    if result["options"]:
+        names = [found["name"] for found in result["settings"]]
+        table = [["option", *names]]
+        table += [[key, *map(_short, values)] for key, values in result["options"].items()]
+        lines += ["", *_aligned(table, numbers_from=len(table[0]))]
+    else:
+        lines += ["", "no option differs"]
+    return "\n".join(lines)
+
+
+def _shortest(settings: Sequence[Setting], metric: str) -> float:
+    """The agent steps up to which all runs have the metric."""
+    ends = []
+    for setting in settings:
+        for run in setting.runs:
+            xs, _ = run_curve(run, "env_steps", metric)
+            if len(xs):
+                ends.append(float(xs[-1]))
+    if not ends:
+        raise UserError(f"no run has {metric} at a known number of agent steps; give another run")
+    return min(ends)
+
+
+def _common_goal(settings: Sequence[Setting]) -> float | None:
+    goals = [finite(run.options.get("stop.return")) for setting in settings for run in setting.runs]
+    return goals[0] if len({*goals}) == 1 else None
+
+
+def _value(values: Sequence[np.ndarray[Any, Any]]) -> Result:
+    """The statistic of a setting at one place, with its interval if any environment has several
+    runs; null if a run has ended before."""
+    if not values or any(np.isnan(each).any() for each in values):
+        return {"value": None, "low": None, "high": None}
+    found = band(values, np.zeros(1))
+    alone = all(len(each) == 1 for each in values)
+    low, high = (None, None) if alone else (float(found.low[0]), float(found.high[0]))
+    return {"value": float(found.middle[0]), "low": low, "high": high}
+
+
+def _way(setting: Setting, metric: str, reach: float | None) -> Result:
+    """Means of the agent steps and of the time to a value, over the runs that have reached it."""
+    steps: list[float] = []
+    seconds: list[float] = []
+    for run in setting.runs:
+        if reach is None:
+            break
+        xs, ys = run_curve(run, "env_steps", metric)
+        times, same = run_curve(run, "time_s", metric)
+        if (ys >= reach).any() and (same >= reach).any():
+            steps.append(float(xs[np.argmax(ys >= reach)]))
+            seconds.append(float(times[np.argmax(same >= reach)]))
+    return {
+        "reached": len(steps),
+        "reach_env_steps": statistics.fmean(steps) if steps else None,
+        "reach_s": statistics.fmean(seconds) if seconds else None,
+    }
+
+
+def _totals(setting: Setting) -> Result:
+    """Means over the runs: steps, duration, and their ratio; the mean of the best evaluations."""
+    ends = [(finite(run.metrics[-1].get("env_steps")), _duration_s(run)) for run in setting.runs]
+    known = [(steps, seconds) for steps, seconds in ends if steps and seconds]
+    best = [found for run in setting.runs if (found := _best_evaluation(run)) is not None]
+    return {
+        "env_steps": statistics.fmean(steps for steps, _ in known) if known else None,
+        "time_s": statistics.fmean(seconds for _, seconds in known) if known else None,
+        "steps_per_s": statistics.fmean(s / t for s, t in known) if known else None,
+        "evaluation_best": statistics.fmean(best) if len(best) == len(setting.runs) else None,
+    }
+
+
+def _duration_s(run: RunCurves) -> float | None:
+    return finite(run.metrics[-1].get("time_s"))
+
+
+def _best_evaluation(run: RunCurves) -> float | None:
+    found = [finite(mean_return(line)) for line in run.evaluations]
+    return max((value for value in found if value is not None), default=None)
+
+
+def _differences(settings: Sequence[Setting]) -> dict[str, list[Any]]:
+    """Options and versions that differ between settings: one value for each, None where it has no
+    such option; a list of the values where the runs of a setting differ."""
+    tables = [[{**run.options, **_versions(run)} for run in setting.runs] for setting in settings]
+    keys = dict.fromkeys(key for table in tables for options in table for key in options)
+    sections = list(dict.fromkeys(key.partition(".")[0] for key in keys))
+    found = {}
+    for key in sorted(keys, key=lambda key: sections.index(key.partition(".")[0])):
+        if key in OF_ONE_RUN:
+            continue
+        columns = [_distinct([options.get(key) for options in table]) for table in tables]
+        if len({json.dumps(column, default=str) for column in columns}) > 1:
+            found[key] = [column[0] if len(column) == 1 else column for column in columns]
+    return found
+
+
+def _distinct(values: Sequence[Any]) -> list[Any]:
+    return list({json.dumps(value, default=str): value for value in values}.values())
+
+
+def _versions(run: RunCurves) -> dict[str, Any]:
+    """Machine and versions at the last start of a run, by names such as `versions.torch`."""
+    last: Mapping[str, Any] = next(reversed(recorded_versions(run.folder)), {})
+    packages = last.get("packages")
+    flat = {**last, **(packages if isinstance(packages, dict) else {})}
+    return {f"versions.{k}": v for k, v in flat.items() if k not in ("packages", "time")}
+
+
+def _time(seconds: float | None) -> str:
+    """A duration; with tenths of seconds below a minute."""
+    if seconds is None:
+        return "-"
+    return f"{seconds:.1f} s" if seconds < 60 else clock(seconds)
+
+
+def _short(value: Any) -> str:
+    if value is None:
+        return "-"
+    shown = value if isinstance(value, str) else json.dumps(value, default=str)
+    return shown if len(shown) <= LONGEST else f"{shown[: LONGEST - 1]}…"
+
+
+def _aligned(rows: Sequence[Sequence[str]], numbers_from: int) -> list[str]:
+    """Rows as lines; columns from ``numbers_from`` on are aligned to the right."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return [
+        "  ".join(
+            f"{cell:>{width}}" if i >= numbers_from else f"{cell:{width}}"
+            for i, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ).rstrip()
+        for row in rows
+    ]

@@ -1,0 +1,343 @@
+"""Runs as curves: what `penstock plot`, `compare` and `report` read of run folders.
+
+A setting is what one line of a plot shows: a run, or runs that differ in their seed, or those of
+one algorithm in several environments (tasks).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from penstock.configs.errors import UserError
+from penstock.configs.load import CONFIG_FILE
+from penstock.configs.yaml_text import parse
+from penstock.core.formatting import finite
+from penstock.monitor.intervals import STATISTICS, Floats, bootstrap
+from penstock.monitor.metric_groups import scalars
+from penstock.monitor.record import EVALUATIONS, METRICS, Lines, lines
+
+RETURN = "episode_return_mean"
+RETURNS = ("episode_return", "eval_return")  # their scale depends on the task
+MOST_POINTS = 2000  # of a curve
+TASK = ("env.id", "env.kwargs", "env.wrappers")
+OF_ONE_RUN = ("run.seed", "run.dir")  # options that differ between the runs of a setting
+
+Curve = tuple[Floats, Floats]
+Ranges = Mapping[str, tuple[float, float]]
+"""By task, the values of a metric that are scaled to 0 and 1."""
+
+
+@dataclass(frozen=True)
+class RunCurves:
+    """The measurements and the options of one run."""
+
+    folder: Path
+    metrics: Lines
+    evaluations: Lines
+    options: Mapping[str, Any]
+    """By dotted name, as in `config.yaml`; empty if that cannot be read."""
+
+    @property
+    def task(self) -> str:
+        """Name of the environment."""
+        return str(self.options.get("env.id", "?"))
+
+    def identity(self) -> str:
+        """Equal for runs that differ only in options of `run`."""
+        own = {key: value for key, value in self.options.items() if not key.startswith("run.")}
+        return json.dumps(own, sort_keys=True, default=str)
+
+
+@dataclass(frozen=True)
+class Setting:
+    """Runs that are shown as one line or one row."""
+
+    name: str
+    runs: Sequence[RunCurves]
+
+    @property
+    def tasks(self) -> dict[str, list[RunCurves]]:
+        """The runs by environment. The name has its options if it occurs in several forms."""
+        found: dict[str, list[RunCurves]] = {}
+        for run in self.runs:
+            found.setdefault(_task_identity(run), []).append(run)
+        names = [runs[0].task for runs in found.values()]
+        return {
+            name if names.count(name) == 1 else identity: runs
+            for name, (identity, runs) in zip(names, found.items(), strict=True)
+        }
+
+    @property
+    def label(self) -> str:
+        """The name, and how many runs there are."""
+        tasks, count = len(self.tasks), len(self.runs)
+        if count == 1:
+            return self.name
+        several = f"{count} runs, {tasks} environments" if tasks > 1 else f"{count} seeds"
+        return f"{self.name} ({several})"
+
+
+@dataclass(frozen=True)
+class Band:
+    """A statistic of several runs along an axis, and its 95 % interval."""
+
+    places: Floats
+    middle: Floats
+    low: Floats
+    high: Floats
+
+
+def load(folders: Sequence[str]) -> list[Setting]:
+    """The settings in the folders, in their order: a run, a folder of `train --seeds`, or a folder
+    of such folders for several environments. Runs that are given one by one and differ only in
+    their seed are one setting. Raises UserError for other folders."""
+    found: list[Setting] = []
+    for folder in folders:
+        new = _setting(Path(folder))
+        same = [i for i, known in enumerate(found) if _are_seeds(known, new)]
+        if same:
+            known = found[same[0]]
+            name = known.name.removesuffix(", …") + ", …"
+            found[same[0]] = Setting(name, [*known.runs, *new.runs])
+        else:
+            found.append(new)
+    return found
+
+
+def load_run(folder: Path) -> RunCurves:
+    """The measurements of one run, as far as they can be read."""
+    try:
+        config = parse((folder / CONFIG_FILE).read_text(), str(folder / CONFIG_FILE))[0]
+    except (OSError, ValueError, UserError):
+        config = None
+    options = dict(flat(config)) if isinstance(config, dict) else {}
+    return RunCurves(folder, lines(folder / METRICS), lines(folder / EVALUATIONS), options)
+
+
+def flat(config: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """The options of a config by dotted name."""
+    for key, value in config.items():
+        if isinstance(value, Mapping) and value:
+            yield from flat(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value
+
+
+def curve(found: Lines, x: str, y: str) -> Curve:
+    """The points of a run, by rising ``x``; ``y`` is a name or a path, such as `ledger/compute`.
+    Points that a resume from an older checkpoint has repeated replace the earlier ones."""
+    points: list[tuple[float, float]] = []
+    for line in found:
+        at, value = finite(line.get(x)), finite(_at(line, y))
+        if at is None or value is None:
+            continue
+        while points and points[-1][0] >= at:
+            points.pop()
+        points.append((at, value))
+    thinned = points[:: max(1, len(points) // MOST_POINTS)]
+    xs, ys = np.array(thinned, np.float64).reshape(-1, 2).T
+    return xs, ys
+
+
+def whole(found: Lines) -> Lines:
+    """The lines without shortened intervals, such as the last one, whose rates are unreliable."""
+    times = [finite(line.get("time_s")) or 0.0 for line in found]
+    gaps = np.diff(times, prepend=0.0)  # of an older version, whose lines were not thinned
+    said = [finite(line.get("interval_s")) for line in found]
+    lengths = [gap if own is None else own for own, gap in zip(said, gaps, strict=True)]
+    least_s = np.median(lengths) / 2 if lengths else 0.0
+    return [line for line, length in zip(found, lengths, strict=True) if length >= least_s]
+
+
+def run_curve(run: RunCurves, x: str, y: str, smooth: int = 1) -> Curve:
+    """A metric of a run, each point the mean of it and of the ``smooth`` - 1 before it."""
+    xs, ys = curve(run.metrics if is_return(y) else whole(run.metrics), x, y)
+    return xs, smoothed(ys, smooth)
+
+
+def smoothed(values: Floats, count: int) -> Floats:
+    """Each value's mean with the ``count`` - 1 values before it, or with all if there are fewer."""
+    if count <= 1 or not len(values):
+        return values
+    totals = np.cumsum(np.concatenate([[0.0], values]))
+    ends = np.arange(1, len(totals))
+    begins = np.maximum(0, ends - count)
+    return np.asarray((totals[ends] - totals[begins]) / (ends - begins))
+
+
+def is_return(name: str) -> bool:
+    """Whether a metric is a return, whose scale depends on the environment."""
+    return name.startswith(RETURNS)
+
+
+def strata(
+    setting: Setting, places: Floats, x: str, y: str, smooth: int = 1, ranges: Ranges | None = None
+) -> list[Floats]:
+    """By task, the values of its runs at ``places``, float64 ``[runs, len(places)]``; NaN beyond
+    the end of a run. With ``ranges`` they are scaled."""
+    found = []
+    for task, runs in setting.tasks.items():
+        rows = []
+        for run in runs:
+            xs, ys = run_curve(run, x, y, smooth)
+            if len(xs):
+                rows.append(np.interp(places, xs, ys, right=np.nan))
+        if rows:
+            low, high = (ranges or {}).get(task, (0.0, 1.0))
+            found.append((np.stack(rows) - low) / ((high - low) or 1.0))
+    return found
+
+
+def band(values: Sequence[Floats], places: Floats, statistic: str | None = None) -> Band:
+    """The statistic of `strata`, "mean" or "iqm", and its interval. None: the mean of one task, the
+    interquartile mean over several."""
+    chosen = STATISTICS[statistic or default_statistic(len(values))]
+    low, high = bootstrap(values, chosen)
+    return Band(places, chosen(np.concatenate(values), 0), low, high)
+
+
+def default_statistic(tasks: int) -> str:
+    """The name of the statistic of so many tasks."""
+    return "iqm" if tasks > 1 else "mean"
+
+
+def common_span(setting: Setting, x: str, y: str) -> tuple[float, float] | None:
+    """Where all runs of a setting have values; None if there is no such part."""
+    curves = [run_curve(run, x, y)[0] for run in setting.runs]
+    curves = [xs for xs in curves if len(xs)]
+    if not curves:
+        return None
+    start, end = max(xs[0] for xs in curves), min(xs[-1] for xs in curves)
+    return (float(start), float(end)) if start < end else None
+
+
+def observed_ranges(settings: Sequence[Setting], y: str, smooth: int = 1) -> Ranges:
+    """By task, the lowest and the highest value of a metric in any of the runs."""
+    found: dict[str, list[float]] = {}
+    for setting in settings:
+        for task, runs in setting.tasks.items():
+            for run in runs:
+                _, ys = run_curve(run, "env_steps", y, smooth)
+                found.setdefault(task, []).extend([ys.min(), ys.max()] if len(ys) else [])
+    return {task: (min(ends), max(ends)) for task, ends in found.items() if ends}
+
+
+def parse_ranges(given: Sequence[str]) -> Ranges:
+    """The ranges of `ENV=LOW,HIGH`. Raises UserError."""
+    found = {}
+    for text in given:
+        task, _, ends = text.rpartition("=")
+        try:
+            low, high = map(float, ends.split(","))
+        except ValueError:
+            low = high = 0.0
+        if not task or not low < high or not np.isfinite([low, high]).all():
+            raise UserError(
+                f"--range {text} is not ENV=LOW,HIGH with LOW below HIGH; give the returns that "
+                "stand for 0 and 1, such as ALE/Pong-v5=-20.7,14.6"
+            )
+        found[task] = low, high
+    return found
+
+
+def ranges_of(settings: Sequence[Setting], y: str, given: Ranges, smooth: int = 1) -> Ranges | None:
+    """The ranges by which a metric is scaled, if any setting has several tasks and the metric is a
+    return: those given, and the observed ones of other tasks."""
+    if not is_return(y) or all(len(setting.tasks) == 1 for setting in settings):
+        return None
+    return {**observed_ranges(settings, y, smooth), **given}
+
+
+def check_metric(settings: Sequence[Setting], y: str) -> None:
+    """Raise UserError for a metric that no run has."""
+    known: dict[str, None] = {}
+    for setting in settings:
+        for run in setting.runs:
+            for line in run.metrics:
+                if finite(_at(line, y)) is not None:
+                    return
+            known |= dict.fromkeys(path for line in run.metrics[-1:] for path, _ in scalars(line))
+    close = get_close_matches(y, known, n=1, cutoff=0.0)
+    nearest = f"; the nearest name is {close[0]}" if close else ""
+    raise UserError(
+        f"--metric {y} is in none of the runs{nearest}; give a name from {METRICS}, such as "
+        f"{RETURN} or ledger/compute"
+    )
+
+
+def mean_return(evaluation: Mapping[str, Any]) -> Any:
+    """The mean return of a line of `evaluations.jsonl`."""
+    return _at(evaluation, "return/mean")
+
+
+def _at(line: Mapping[str, Any], path: str) -> Any:
+    """A figure by its name, or by its path in nested figures."""
+    if path in line:
+        return line[path]
+    found: Any = line
+    for name in path.split("/"):
+        if isinstance(found, list) and name.isdigit() and int(name) < len(found):
+            found = found[int(name)]
+        elif isinstance(found, Mapping):
+            found = found.get(name)
+        else:
+            return None
+    return found
+
+
+def _setting(folder: Path) -> Setting:
+    runs = [load_run(path) for path in _members(folder)]
+    if not runs:
+        raise UserError(f"{folder} has no {METRICS}, so there is nothing to show; name a run")
+    runs = [run for run in runs if run.metrics]
+    if not runs:
+        raise UserError(f"{folder} contains no measurement yet; try again in a moment")
+    setting = Setting(str(folder), runs)
+    algorithms = sorted({str(run.options.get("algo.name")) for run in runs})
+    if len(algorithms) > 1:
+        raise UserError(
+            f"{folder} contains runs of {' and '.join(algorithms)}; give the runs of each as an "
+            "argument of its own"
+        )
+    for task, same in setting.tasks.items():
+        if differing := sorted(_differing(same)):
+            raise UserError(
+                f"{folder} contains runs of {task} with different options ({differing[0]}); give "
+                "the runs of each setting as an argument of its own"
+            )
+    return setting
+
+
+def _members(folder: Path) -> list[Path]:
+    """The runs in a folder, in the order of their names and seeds."""
+    for depths in (("",), ("seed-*/",), ("*/", "*/seed-*/")):
+        found = [path.parent for depth in depths for path in folder.glob(depth + METRICS)]
+        if found:
+            return sorted(found, key=lambda path: (path.parent, len(path.name), path.name))
+    return []
+
+
+def _differing(runs: Sequence[RunCurves]) -> set[str]:
+    """The options in which runs of one task differ, those of `run` left out."""
+    keys = {key for run in runs for key in run.options if not key.startswith("run.")}
+    return {key for key in keys if len({str(run.options.get(key)) for run in runs}) > 1}
+
+
+def _are_seeds(known: Setting, new: Setting) -> bool:
+    """Whether both are runs of one setting with different seeds."""
+    runs = [*known.runs, *new.runs]
+    seeds = [run.options.get("run.seed") for run in runs]
+    alike = len({run.identity() for run in runs}) == 1 and all(run.options for run in runs)
+    return alike and len({*map(str, seeds)}) == len(seeds)
+
+
+def _task_identity(run: RunCurves) -> str:
+    own = {key: value for key, value in run.options.items() if key.startswith(TASK)}
+    return json.dumps(own, sort_keys=True, default=str)

@@ -1,0 +1,112 @@
+"""Settings at equal steps, against numbers worked out by hand."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from penstock.configs.errors import UserError
+from penstock.core.machine import VERSIONS
+from penstock.monitor.compare import compare, describe
+from run_folders import make_run
+
+FIVE = "stop.return=5"
+
+
+@pytest.fixture
+def folders(tmp_path: Path) -> list[str]:
+    """Two seeds with 0, 4, 8 and 0, 6, 8, 9, each after 2 s; one run with 0, 1, 2, 3, 7."""
+    make_run(tmp_path / "two" / "seed-0", [0, 4, 8], "run.seed=0", FIVE, seconds=2.0)
+    make_run(
+        tmp_path / "two" / "seed-1", [0, 6, 8, 9], "run.seed=1", FIVE, seconds=2.0,
+        evaluated={100: 5.0, 200: 3.0},
+    )  # fmt: skip
+    make_run(tmp_path / "one", [0, 1, 2, 3, 7], FIVE, "learner.lr=1e-5", evaluated={100: 6.0})
+    return [str(tmp_path / "two"), str(tmp_path / "one")]
+
+
+def test_settings_are_compared_at_the_steps_of_the_shortest_run(folders: list[str]) -> None:
+    found = compare(folders)
+    assert (found["at_env_steps"], found["reach"]) == (200.0, 5.0)
+    two, one = found["settings"]
+    assert (two["value"], two["low"], two["high"]) == (8.0, 8.0, 8.0)
+    assert (one["value"], one["low"], one["high"]) == (2.0, None, None)
+
+
+def test_at_given_steps_values_lie_between_measurements(folders: list[str]) -> None:
+    two, one = compare(folders, at=150)["settings"]
+    assert (two["value"], two["low"], two["high"]) == (6.5, 6.0, 7.0)
+    assert one["value"] == 1.5
+    two, one = compare(folders, at=250)["settings"]
+    assert two["value"] is None, "one of its runs ended at 200"
+    assert one["value"] == 2.5
+
+
+def test_the_way_to_a_return_is_that_of_the_runs_that_reach_it(folders: list[str]) -> None:
+    two, one = compare(folders)["settings"]
+    # The seeds are at 5 or above after 200 and 100 steps, each 100 of them in 2 s.
+    assert (two["reached"], two["reach_env_steps"], two["reach_s"]) == (2, 150.0, 3.0)
+    assert (one["reached"], one["reach_env_steps"], one["reach_s"]) == (1, 400.0, 4.0)
+    two, one = compare(folders, reach=8.5)["settings"]
+    assert (two["reached"], two["reach_env_steps"]) == (1, 300.0)
+    assert (one["reached"], one["reach_env_steps"], one["reach_s"]) == (0, None, None)
+
+
+def test_speed_and_evaluations(folders: list[str]) -> None:
+    two, one = compare(folders)["settings"]
+    assert (two["steps_per_s"], one["steps_per_s"]) == (50.0, 100.0)
+    assert (two["env_steps"], two["time_s"]) == (250.0, 5.0)
+    assert two["evaluation_best"] is None, "one of its runs has none"
+    assert one["evaluation_best"] == 7.0  # of returns 6 and 8
+
+
+def test_options_and_versions_that_differ_are_listed(folders: list[str]) -> None:
+    found = compare(folders)
+    assert found["options"] == {"learner.lr": [0.001, 1e-05]}
+    path = Path(folders[1]) / VERSIONS
+    starts = json.loads(path.read_text())
+    starts["starts"][-1] |= {"commit": "abc"}
+    starts["starts"][-1]["packages"] |= {"torch": "1.0"}
+    path.write_text(json.dumps(starts))
+    assert {*compare(folders)["options"]} == {"learner.lr", "versions.commit", "versions.torch"}
+
+
+def test_the_text_has_a_line_for_each_setting(folders: list[str]) -> None:
+    lines = describe(compare(folders)).splitlines()
+    assert lines[0] == (
+        "episode_return_mean at 200 agent steps; mean of the runs, with its bootstrap interval"
+    )
+    assert lines[1].split("  ")[0] == "run"
+    cells = lines[2].split()
+    assert cells[:6] == [folders[0], "2", "8", "8", "to", "8"]
+    assert cells[6:] == ["150", "3.0", "s", "2", "of", "2", "50", "-", "250", "5.0", "s"]
+    assert lines[3].split()[:4] == [folders[1], "1", "2", "-"]
+    assert lines[5].split() == ["option", *folders]
+    assert lines[6].split() == ["learner.lr", "0.001", "1e-05"]
+
+
+def test_runs_without_a_difference(folders: list[str]) -> None:
+    result = compare([folders[1], folders[1]], "grad_norm")
+    assert [found["value"] for found in result["settings"]] == [5.0, 5.0]
+    assert result["reach"] is None
+    assert describe(result).endswith("\n\nno option differs")
+
+
+def test_several_environments_are_scaled(tmp_path: Path) -> None:
+    make_run(tmp_path / "suite" / "a", [0, 50])
+    make_run(tmp_path / "suite" / "b", [-500, -100], "env.id=Acrobot-v1")
+    found = compare([str(tmp_path / "suite")], ranges=["CartPole-v1=0,100"])
+    assert found["scaled"]
+    [setting] = found["settings"]
+    assert setting["value"] == 0.75
+    assert (setting["low"], setting["high"]) == (None, None), "one run of each environment"
+    assert "interquartile mean" in describe(found)
+
+
+def test_steps_that_are_none_are_refused(folders: list[str]) -> None:
+    with pytest.raises(UserError, match="--at is 0; it must be a number of agent steps above 0"):
+        compare(folders, at=0)
+    with pytest.raises(UserError, match="--metric nothing is in none of the runs"):
+        compare(folders, "nothing")

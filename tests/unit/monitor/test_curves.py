@@ -1,0 +1,189 @@
+"""Which runs are one line, and the points of a line, against numbers worked out by hand."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from penstock.configs.errors import UserError
+from penstock.monitor.curves import (
+    RETURN,
+    band,
+    common_span,
+    curve,
+    load,
+    observed_ranges,
+    parse_ranges,
+    ranges_of,
+    smoothed,
+    strata,
+    whole,
+)
+from penstock.monitor.record import Lines
+from run_folders import make_run
+
+
+def test_a_curve_rises_and_what_was_done_again_replaces_what_was_lost() -> None:
+    steps = [0, 10, 20, 30, 15, 25]  # resumed from a checkpoint at 12
+    lines: Lines = [{"x": step, "y": i} for i, step in enumerate(steps)]
+    lines.insert(2, {"x": 12, "y": None})
+    xs, ys = curve(lines, "x", "y")
+    assert (xs.tolist(), ys.tolist()) == ([0, 10, 15, 25], [0, 1, 4, 5])
+
+
+def test_a_curve_of_nothing_is_empty() -> None:
+    assert [len(found) for found in curve([{"x": 1}], "x", "y")] == [0, 0]
+
+
+def test_a_curve_of_a_nested_figure() -> None:
+    line = {"x": 1, "ledger": {"compute": 0.5}, "ranks": [{"rate": 1.0}, {"rate": 2.0}]}
+    assert curve([line], "x", "ledger/compute")[1].tolist() == [0.5]
+    assert curve([line], "x", "ranks/1/rate")[1].tolist() == [2.0]
+    for missing in ("ledger", "ledger/wait", "ledger/compute/more", "ranks/2/rate"):
+        assert len(curve([line], "x", missing)[1]) == 0
+
+
+def test_a_long_curve_is_thinned() -> None:
+    xs, _ = curve([{"x": i, "y": i} for i in range(10_000)], "x", "y")
+    assert xs.tolist() == list(range(0, 10_000, 5))
+
+
+def test_intervals_that_were_cut_short_are_left_out() -> None:
+    lines = [{"time_s": time_s} for time_s in (1.0, 2.0, 3.0, 3.01)]
+    assert whole(lines) == lines[:3]
+    thinned = [{"time_s": at_s, "interval_s": 1.0} for at_s in (1.0, 2.0, 300.0, 400.0)]
+    assert whole([*thinned, {"time_s": 480.0, "interval_s": 0.01}]) == thinned
+
+
+def test_smoothing_is_the_mean_of_a_point_and_those_before() -> None:
+    values = np.array([1.0, 3.0, 8.0, 4.0])
+    assert smoothed(values, 1).tolist() == [1, 3, 8, 4]
+    assert smoothed(values, 2).tolist() == [1, 2, 5.5, 6]
+    assert smoothed(values, 9).tolist() == [1, 2, 4, 4]
+
+
+def test_runs_that_differ_in_their_seed_only_are_one_setting(tmp_path: Path) -> None:
+    folders = [
+        make_run(tmp_path / "a", [1.0, 2.0], "run.seed=0"),
+        make_run(tmp_path / "b", [1.0, 2.0], "run.seed=0", "learner.lr=1e-5"),
+        make_run(tmp_path / "c", [1.0, 2.0], "run.seed=1", "run.interval_s=0.5"),
+        make_run(tmp_path / "again", [1.0, 2.0], "run.seed=0"),
+    ]
+    found = load([str(folder) for folder in folders])
+    assert [[run.folder.name for run in setting.runs] for setting in found] == [
+        ["a", "c"], ["b"], ["again"],
+    ]  # fmt: skip
+    assert [setting.label for setting in found] == [
+        f"{tmp_path / 'a'}, … (2 seeds)", str(folders[1]), str(folders[3]),
+    ]  # fmt: skip
+
+
+def test_a_group_of_seeds_is_in_their_order(tmp_path: Path) -> None:
+    for seed in (10, 2):
+        make_run(tmp_path / "group" / f"seed-{seed}", [float(seed)], f"run.seed={seed}")
+    [group] = load([str(tmp_path / "group")])
+    assert [run.metrics[0][RETURN] for run in group.runs] == [2.0, 10.0]
+    assert group.label == f"{tmp_path / 'group'} (2 seeds)"
+
+
+def suite(folder: Path) -> Path:
+    """Two seeds of CartPole, which reach 10 and 20, and a run of Acrobot from -500 to -100."""
+    for seed, last in ((0, 10.0), (1, 20.0)):
+        make_run(folder / "cartpole" / f"seed-{seed}", [0.0, last], f"run.seed={seed}")
+    make_run(folder / "acrobot", [-500.0, -100.0], "env.id=Acrobot-v1")
+    return folder
+
+
+def test_runs_of_several_environments_are_one_setting_of_several_tasks(tmp_path: Path) -> None:
+    [setting] = load([str(suite(tmp_path / "impala"))])
+    assert {task: len(runs) for task, runs in setting.tasks.items()} == {
+        "Acrobot-v1": 1, "CartPole-v1": 2,
+    }  # fmt: skip
+    assert setting.label.endswith("(3 runs, 2 environments)")
+    assert observed_ranges([setting], RETURN) == {
+        "Acrobot-v1": (-500.0, -100.0), "CartPole-v1": (0.0, 20.0),
+    }  # fmt: skip
+    scales = ranges_of([setting], RETURN, {"CartPole-v1": (0.0, 40.0)})
+    places = np.array([0.0, 50.0, 100.0])
+    values = strata(setting, places, "env_steps", RETURN, ranges=scales)
+    assert [found.tolist() for found in values] == [
+        [[0.0, 0.5, 1.0]], [[0.0, 0.125, 0.25], [0.0, 0.25, 0.5]],
+    ]  # fmt: skip
+    assert ranges_of([setting], "steps_per_s", {}) is None, "speeds need no scale"
+
+
+def test_forms_of_one_environment_are_tasks_of_their_own(tmp_path: Path) -> None:
+    for level in (1, 2):
+        options = (f"env.kwargs={{obs_shape: [{level}]}}",)
+        make_run(tmp_path / f"level-{level}", [1.0], *options, target="synthetic")
+    [setting] = load([str(tmp_path)])
+    assert len(setting.tasks) == 2
+
+
+def test_a_folder_of_different_settings_is_refused(tmp_path: Path) -> None:
+    make_run(tmp_path / "lr" / "a", [1.0])
+    make_run(tmp_path / "lr" / "b", [1.0], "learner.lr=1e-5")
+    with pytest.raises(UserError, match=r"CartPole-v1 with different options \(learner.lr\)"):
+        load([str(tmp_path / "lr")])
+    make_run(tmp_path / "algo" / "a", [1.0])
+    make_run(tmp_path / "algo" / "b", [1.0], target="cartpole_ppo")
+    with pytest.raises(UserError, match="contains runs of impala and ppo; give the runs of each"):
+        load([str(tmp_path / "algo")])
+
+
+def test_a_folder_that_is_no_run_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"has no metrics.jsonl, .* name a run"):
+        load([str(tmp_path)])
+    (tmp_path / "metrics.jsonl").touch()
+    with pytest.raises(UserError, match="contains no measurement yet"):
+        load([str(tmp_path)])
+
+
+def test_a_run_whose_config_cannot_be_read_is_still_shown(tmp_path: Path) -> None:
+    folder = make_run(tmp_path / "a", [1.0, 2.0])
+    (folder / "config.yaml").write_text("env: [")
+    with (folder / "metrics.jsonl").open("a") as file:
+        file.write('{"env_steps": 4')  # being written
+    [setting] = load([str(folder)])
+    assert [line[RETURN] for line in setting.runs[0].metrics] == [1.0, 2.0]
+
+
+def test_a_band_goes_as_far_as_all_runs_go(tmp_path: Path) -> None:
+    make_run(tmp_path / "seed-0", [0.0, 1.0, 2.0, 3.0], "run.seed=0")
+    make_run(tmp_path / "seed-1", [None, 5.0, 6.0], "run.seed=1")  # four more than the first
+    [group] = load([str(tmp_path)])
+    assert common_span(group, "env_steps", RETURN) == (100.0, 200.0)
+    places = np.array([100.0, 150.0, 200.0])
+    found = band(strata(group, places, "env_steps", RETURN), places)
+    assert found.middle.tolist() == [3.0, 3.5, 4.0]
+    assert (found.low.tolist(), found.high.tolist()) == ([1.0, 1.5, 2.0], [5.0, 5.5, 6.0])
+    [beyond] = strata(group, np.array([300.0]), "env_steps", RETURN)
+    assert np.isnan(beyond).tolist() == [[False], [True]]
+
+
+def test_runs_without_a_common_part_have_no_span(tmp_path: Path) -> None:
+    make_run(tmp_path / "seed-0", [0.0, 1.0], "run.seed=0")
+    make_run(tmp_path / "seed-1", [None, None, 1.0, 2.0], "run.seed=1")
+    [group] = load([str(tmp_path)])
+    assert common_span(group, "env_steps", RETURN) is None
+    assert common_span(group, "env_steps", "nothing") is None
+
+
+def test_over_several_tasks_the_line_is_the_interquartile_mean() -> None:
+    values = [np.array([[1.0], [2.0]]), np.array([[3.0], [100.0]])]
+    assert band(values, np.zeros(1)).middle.tolist() == [2.5]
+    assert band(values, np.zeros(1), "mean").middle.tolist() == [26.5]
+    assert band([np.concatenate(values)], np.zeros(1)).middle.tolist() == [26.5]
+
+
+def test_ranges_are_given_by_environment() -> None:
+    found = parse_ranges(["ALE/Pong-v5=-20.7,14.6", "a:b=c=0,1e3"])
+    assert found == {"ALE/Pong-v5": (-20.7, 14.6), "a:b=c": (0.0, 1000.0)}
+
+
+@pytest.mark.parametrize("text", ["Pong", "Pong=1", "Pong=2,1", "=0,1", "Pong=0,inf", "Pong=a,b"])
+def test_a_range_that_is_none_is_refused(text: str) -> None:
+    with pytest.raises(UserError, match=f"--range {text} is not ENV=LOW,HIGH"):
+        parse_ranges([text])

@@ -1,0 +1,106 @@
+"""Every metric of a run has a group."""
+
+from __future__ import annotations
+
+import re
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+
+from lockstep_run import of_kind, train_in_lockstep
+from penstock.configs.load import resolve
+from penstock.monitor.metric_groups import FALLBACK, GROUPS, group, scalars, tag
+
+ROOT = Path(__file__).parents[3]
+FAST = (
+    *("transport.kind=inproc", "actors.count=1", "actors.envs=8", "actors.unroll=8"),
+    *("stop.return=null", "stop.learner_steps=10", "learner.device=cpu", "run.interval_s=0.01"),
+)
+
+
+def page() -> str:
+    return (ROOT / "docs" / "metrics.md").read_text(encoding="utf-8")
+
+
+def documented() -> set[str]:
+    """The metrics in the tables of docs/metrics.md: those of a line of `metrics.jsonl`."""
+    of_lines = page().partition("The parts of the learner's `ledger`:")[0]
+    of_several = page().partition("Additional fields:")[2]
+    rows = re.findall(r"^\| (`.*?) \|", of_lines + of_several, re.MULTILINE)
+    return {name for row in rows for name in re.findall(r"`(\w+)`", row)}
+
+
+def test_every_documented_metric_has_a_group() -> None:
+    names = documented()
+    assert len(names) > 50
+    assert {name for name in names if group(name) == FALLBACK} == set()
+
+
+def test_the_documented_groups_are_those_that_exist() -> None:
+    table = page().partition("## Groups")[2].partition("## The summary")[0]
+    rows = re.findall(r"^\| (`.*?) \|", table, re.MULTILINE)
+    assert {name for row in rows for name in re.findall(r"`(\w+)`", row)} == {*GROUPS, FALLBACK}
+
+
+@pytest.mark.parametrize("home", ["impala.algorithm", "ppo.algorithm", "dqn.update", "sac.update"])
+def test_every_statistic_of_an_algorithm_has_a_group(home: str) -> None:
+    names = import_module(f"penstock.algos.{home}").STATISTICS
+    assert [name for name in names if group(name) == FALLBACK] == []
+
+
+@pytest.mark.parametrize("target", ["cartpole", "cartpole_ppo", "cartpole_dqn"])
+def test_every_metric_that_a_run_writes_has_a_group(tmp_path: Path, target: str) -> None:
+    small = ("replay.min_size=64", "replay.batch_size=32") if target == "cartpole_dqn" else ()
+    heard = train_in_lockstep(tmp_path, resolve(target, [*FAST, *small]))
+    messages = of_kind(heard, "metrics")
+    names = {path.partition("/")[0] for line in messages for path, _ in scalars(line)}
+    assert {"env_steps", "grad_norm", "ledger"} <= names
+    assert [name for name in sorted(names) if group(name) == FALLBACK] == []
+
+
+def test_names_of_own_statistics_have_a_group_by_their_form() -> None:
+    assert tag("curiosity_loss") == "loss/curiosity_loss"
+    assert tag("curiosity") == f"{FALLBACK}/curiosity"
+
+
+@pytest.mark.parametrize(
+    ("path", "expected"),
+    [
+        ("episode_return_mean", "return/episode_return_mean"),
+        ("eval_return_greedy", "eval/eval_return_greedy"),
+        ("value_loss", "loss/value_loss"),
+        ("explained_variance", "value/explained_variance"),
+        ("learning_rate", "optim/learning_rate"),
+        ("ledgers/actor-0/step", "time/ledgers/actor-0/step"),
+        ("received/steps", "throughput/received/steps"),
+        ("ranks/0/ledger/compute", "ranks/0/ledger/compute"),
+    ],
+)
+def test_tags(path: str, expected: str) -> None:
+    assert tag(path) == expected
+
+
+def test_a_group_is_named_once() -> None:
+    assert FALLBACK not in GROUPS
+
+
+def test_numbers_have_paths_by_where_they_stand() -> None:
+    metrics = {
+        "env_steps": 640,
+        "episode_return_mean": None,
+        "ledger": {"compute": 0.75, "wait_data": 0.25},
+        "ledgers": {"actor-0": {"step": 0.5}},
+        "ranks": [{"rank": 0, "ledger": {"compute": 0.5}}],
+        "policy_lag_histogram": {"0": 12},
+        "exit_reason": "return",
+        "solved": True,
+    }
+    assert dict(scalars(metrics)) == {
+        "env_steps": 640.0,
+        "ledger/compute": 0.75,
+        "ledger/wait_data": 0.25,
+        "ledgers/actor-0/step": 0.5,
+        "ranks/0/rank": 0.0,
+        "ranks/0/ledger/compute": 0.5,
+    }
