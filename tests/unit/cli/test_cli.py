@@ -277,7 +277,12 @@ def test_the_axis_of_a_plot_has_its_name_and_that_of_before(
     from penstock.monitor import plot
 
     given: list[Any] = []
-    monkeypatch.setattr(plot, "plot", lambda *arguments: given.append(arguments) or "p.png")
+
+    def draw(*arguments: Any) -> str:
+        given.append(arguments)
+        return "p.png"
+
+    monkeypatch.setattr(plot, "plot", draw)
     code, out, _ = in_process(
         monkeypatch, capsys, "plot", "runs/a", option, "time", "--metric", "kl", "--smooth", "3"
     )
