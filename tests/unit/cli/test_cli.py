@@ -308,11 +308,11 @@ def test_the_axis_of_a_plot_has_its_name_and_that_of_before(
 
     given: list[Any] = []
 
-    def drawn(*arguments: Any) -> str:
+    def draw(*arguments: Any) -> str:
         given.append(arguments)
         return "p.png"
 
-    monkeypatch.setattr(plot, "plot", drawn)
+    monkeypatch.setattr(plot, "plot", draw)
     code, out, _ = in_process(
         monkeypatch, capsys, "plot", "runs/a", option, "time", "--metric", "kl", "--smooth", "3"
     )
