@@ -50,7 +50,7 @@ def test_a_run_and_its_policy(tmp_path: Path, capfd: pytest.CaptureFixture[str])
     assert counts == sorted(counts)
     assert 0 < counts[-1] <= summary.env_steps
     shown, complaints = capfd.readouterr()
-    assert shown.splitlines()[-1].startswith("time 0:0")
+    assert shown.splitlines()[-1].startswith("time 0:")
     assert complaints == ""
 
     policy = penstock.load_policy(tmp_path / "run")
