@@ -32,10 +32,10 @@ ROUNDING = 1.001  # importance weights of the same policy differ from 1 by less
 def batch_sums(
     mask: Tensor,
     log_rhos: Tensor,
-    rho_clip: float,
     advantages: Tensor,
     errors: Tensor,
     targets: Tensor,
+    rho_clip: float,
 ) -> Tensor:
     """Sums over the rows where ``mask`` is 1, float64 ``[len(MOMENTS) + len(LAG)]``.
 

@@ -118,10 +118,10 @@ def loss(
     sums = batch_sums(
         living,
         log_rhos.flatten(),
-        cfg.rho_clip,
         trace.advantages.flatten(),
         trace.errors.flatten(),
         targets,
+        cfg.rho_clip,
     )
     return total, torch.cat((losses, sums))
 

@@ -92,9 +92,9 @@ def prepare(
             "value": values[:-1],
             "target": errors + values[:-1],
         }
-        figures = (log_rho, advantage, errors, found["target"])
-        log_rho, *others = (figure.flatten() for figure in figures)
-        found["moments"] = batch_sums(mask, log_rho, cfg.rho_clip, *others)
+        rows_of = (log_rho, advantage, errors, found["target"])
+        flat = (tensor.flatten() for tensor in rows_of)
+        found["moments"] = batch_sums(mask, *flat, rho_clip=cfg.rho_clip)
         if cfg.normalize_advantages == "batch":
             advantage = normalized(advantage.flatten(), mask, add_others).view(alive.shape)
         if cfg.target_kl is not None:

@@ -19,9 +19,9 @@ def test_figures_are_those_of_the_samples() -> None:
     advantages, errors = rng.normal(size=(2, 400))
     targets = 1000 + errors + rng.normal(0, 2, 400)
     columns = [torch.from_numpy(c).float() for c in (mask, log_rhos, advantages, errors, targets)]
-    sums = batch_sums(*columns[:2], RHO_CLIP, *columns[2:])
+    sums = batch_sums(*columns, rho_clip=RHO_CLIP)
     parts = [
-        batch_sums(*(c[some] for c in columns[:2]), RHO_CLIP, *(c[some] for c in columns[2:]))
+        batch_sums(*(c[some] for c in columns), rho_clip=RHO_CLIP)
         for some in (slice(0, 150), slice(150, 400))
     ]
     torch.testing.assert_close(sums, parts[0] + parts[1])
@@ -51,7 +51,7 @@ def test_figures_are_those_of_the_samples() -> None:
 
 def test_targets_of_one_value_explain_nothing() -> None:
     ones = torch.ones(5)
-    sums = batch_sums(ones, 0 * ones, 1.0, ones, ones, 3 * ones)
+    sums = batch_sums(ones, 0 * ones, ones, ones, 3 * ones, rho_clip=1.0)
     found = figures(dict(zip((*MOMENTS, *LAG), (sums / 5).tolist(), strict=True)))
     assert "explained_variance" not in found
     assert found["effective_sample_share"] == pytest.approx(1)

@@ -191,7 +191,7 @@ def classical(net: Any, batch: dict[str, Tensor], cfg: PpoConfig) -> float:
         total -= min(ratio * advantage[t, e], bounded * advantage[t, e])
         total += cfg.value_cost * 0.5 * (values[t, e] - targets[t, e]) ** 2
         total += cfg.entropy_cost * (np.exp(logp[t, e]) * logp[t, e]).sum()
-    return total / alive.sum()
+    return float(total / alive.sum())
 
 
 @pytest.mark.parametrize("normalize", ["none", "minibatch", "batch"])
