@@ -35,6 +35,7 @@ def batch_sums(
     advantages: Tensor,
     errors: Tensor,
     targets: Tensor,
+    *,
     rho_clip: float,
 ) -> Tensor:
     """Sums over the rows where ``mask`` is 1, float64 ``[len(MOMENTS) + len(LAG)]``.

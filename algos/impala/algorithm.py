@@ -121,7 +121,7 @@ def loss(
         trace.advantages.flatten(),
         trace.errors.flatten(),
         targets,
-        cfg.rho_clip,
+        rho_clip=cfg.rho_clip,
     )
     return total, torch.cat((losses, sums))
 
