@@ -49,12 +49,18 @@ class UnrollAlgorithm(Generic[Cfg]):
     """(net, batch, cfg, envs, add_others) -> the loss and `statistics`, sums over alive rows of the
     environments ``envs`` of a batch."""
     prepare: Callable[..., dict[str, Tensor]] | None = None
-    """(net, batch, cfg, parts, add_others) -> more columns, once for each batch."""
+    """(net, batch, cfg, parts, add_others) -> more columns, once for each batch; with `moments`,
+    ``moments`` are sums over its alive rows, float64 ``[len(moments)]``."""
     going_on: Callable[..., bool] | None = None
     """(net, batch, cfg, parts, add_others) -> whether another epoch is to come."""
     whole: Callable[[Cfg], bool] = lambda cfg: False
     """Whether `loss` must see all environments of an update at once; only then may it call
     ``add_others``, which sums a tensor over the learners that share the update."""
+    moments: tuple[str, ...] = ()
+    """Names of the sums that `prepare` returns beside columns, for metrics: `diagnostics.MOMENTS`
+    and any others."""
+    by_epoch: tuple[str, ...] = ()
+    """Which of `statistics` are also reported of a batch's first minibatch, and by epoch."""
     settled: Callable[[Cfg], Cfg] = lambda cfg: cfg
     """The settings that all these functions get, made of what the config says."""
 

@@ -42,7 +42,7 @@ _ON_POLICY = {
     "model.core_size": "lstm_hidden_size rnn_size",
     "model.critic": "share_features_extractor actor_critic_share_weights",
     "model.log_std_init": "initial_stddev",
-    "algo.name=impala": "with_vtrace",
+    "algo.advantages=vtrace": "with_vtrace",
     "algo.rho_clip": "vtrace_rho",
     "algo.c_clip": "vtrace_c",
     "learner.device": "cuda",

@@ -1,8 +1,9 @@
 """Statistics summed up on a device and read without stopping it, and the skipped updates.
 
-Each update has a row on the device: its sums over samples, and the norm of its gradient. Where the
-norm is not finite the optimizer has skipped the update; it is counted, and is part of no mean. A
-GPU is never synchronized for this: rows are read once they have arrived at the host.
+Each update has a row on the device: its sums over samples, and the norm of its gradient; the row of
+a batch's first update has sums over the batch, too. Where the norm is not finite the optimizer has
+skipped the update; it is counted, and is part of no mean. A GPU is never synchronized for this:
+rows are read once they have arrived at the host.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from penstock.algos.diagnostics import figures
 from penstock.configs.errors import UserError
 from penstock.learner.to_host import ToHost
 
@@ -33,10 +35,12 @@ def kind_of(value: object) -> str:
 
 
 class IntervalStatistics(NamedTuple):
-    """Rows on their way to the host, and the number of samples that each sums over."""
+    """Rows on their way to the host, the number of samples that each sums over, and the position of
+    its update in the batch."""
 
     rows: ToHost
     samples: list[int]
+    positions: list[int]
 
 
 class DeviceStatistics:
@@ -44,6 +48,16 @@ class DeviceStatistics:
 
     `take` returns what has arrived: on a CPU everything, on a GPU usually all but the last
     interval.
+
+    Args:
+        names: of the sums of each update, over samples.
+        source: what returns the sums, for messages.
+        listed: what lists ``names``, for messages.
+        moments: names of sums over a batch, the first of which is its number of samples.
+        by_epoch: names whose means are also taken over the batches' first updates, as
+            ``NAME_first_minibatch``, and over each epoch, as ``NAME_epoch_1``.
+        epoch_updates: updates of an epoch.
+        grad_clip: bound on the gradient's norm.
     """
 
     def __init__(
@@ -53,13 +67,19 @@ class DeviceStatistics:
         *,
         source: str = "loss",
         listed: str = "STATISTICS",
+        moments: Sequence[str] = (),
+        by_epoch: Sequence[str] = (),
+        epoch_updates: int = 1,
+        grad_clip: float | None = None,
     ) -> None:
-        """``source`` returns the sums, and ``listed`` has the names; both for messages."""
-        self._names = tuple(names)
+        self._names, self._moments = tuple(names), tuple(moments)
         self._source, self._listed = source, listed
+        self._by_epoch, self._epoch_updates = tuple(by_epoch), epoch_updates
+        self._grad_clip = grad_clip
         self._on_cpu = device.type == "cpu"
         self._sent: deque[IntervalStatistics] = deque()
-        self._begin(torch.zeros(len(self._names) + 1, device=device), 0)
+        width = len(self._names) + len(self._moments) + 1
+        self._begin(torch.zeros(width, dtype=torch.float64, device=device), 0)
         self.skipped = 0
         """Skipped updates among those that have arrived."""
         self.skipped_in_row = 0
@@ -78,20 +98,26 @@ class DeviceStatistics:
             )
         self._sums += sums.numpy() if self._on_cpu else sums
 
+    def add_batch(self, sums: Tensor) -> None:
+        """Add sums over a batch, ``[moments]``, before its first update."""
+        row = self._view[len(self._samples) - 1]
+        row[len(self._names) : -1] += sums.numpy() if self._on_cpu else sums
+
     def count(self, samples: int) -> None:
         """Add the number of samples of the sums."""
         self._samples[-1] += samples
 
-    def updated(self, norm: Tensor) -> None:
+    def updated(self, norm: Tensor, position: int = 0) -> None:
         """Complete an update, whose gradient had the given norm, ``[]``.
 
-        The sums added since the previous update belong to it. The optimizer has skipped it where
-        the norm is not finite.
+        ``position`` is its number in the batch, from 0. The sums added since the previous update
+        belong to it. The optimizer has skipped it where the norm is not finite.
         """
         row = len(self._samples) - 1
         self._view[row, -1] = norm.item() if self._on_cpu else norm
         self._samples.append(0)
-        self._sums = self._view[row + 1, :-1]
+        self._positions.append(position)
+        self._sums = self._view[row + 1, : len(self._names)]
         if self._on_cpu:  # the norm is there, and later behaviour does not depend on timing
             self._notice(float(self._view[row, -1]), row)
         if row + 1 == ROWS:
@@ -105,11 +131,11 @@ class DeviceStatistics:
         if len(self._samples) > 1:
             self._send()
         parts: list[npt.NDArray[np.float64]] = []
-        samples: list[int] = []
+        counts: list[tuple[int, int]] = []
         while self._sent and (wait or self._sent[0].rows.arrived):
             interval = self._sent.popleft()
             parts.append(interval.rows.get().astype(np.float64))
-            samples += interval.samples
+            counts += zip(interval.samples, interval.positions, strict=True)
         if not parts:
             return {}
         rows = np.concatenate(parts)
@@ -119,12 +145,38 @@ class DeviceStatistics:
         taken = np.isfinite(rows[:, -1])
         if not taken.any():
             return {}
-        count = int(np.array(samples)[taken].sum())
-        means = dict(
-            zip(self._names, (rows[taken, :-1].sum(0) / max(1, count)).tolist(), strict=True)
-        )
-        means["grad_norm"] = float(rows[taken, -1].mean())
+        means = self._means(rows[taken], *np.array(counts)[taken].T)
         return {name: mean for name, mean in means.items() if math.isfinite(mean)}
+
+    def _means(
+        self, rows: npt.NDArray[Any], samples: npt.NDArray[Any], positions: npt.NDArray[Any]
+    ) -> dict[str, float]:
+        """Means over updates that were taken: their rows, samples and positions."""
+        names = len(self._names)
+
+        def means(some: Any) -> dict[str, float]:
+            sums = rows[some, :names].sum(0) / max(1, samples[some].sum())
+            return dict(zip(self._names, sums.tolist(), strict=True))
+
+        found = means(slice(None))
+        batches = rows[:, names:-1].sum(0)
+        if self._moments and batches[0]:
+            found |= zip(self._moments, (batches / batches[0]).tolist(), strict=True)
+        found = figures(found)
+        found["grad_norm"] = float(rows[:, -1].mean())
+        if self._grad_clip is not None:
+            found["grad_norm_clipped"] = float(rows[:, -1].clip(max=self._grad_clip).mean())
+        if not self._by_epoch or not positions.any():
+            return found
+        parts = {"first_minibatch": positions == 0}
+        epochs = positions // self._epoch_updates
+        if epochs.any():
+            parts |= {f"epoch_{epoch + 1}": epochs == epoch for epoch in np.unique(epochs)}
+        for part, some in parts.items():
+            if samples[some].any():
+                of_part = means(some)
+                found |= {f"{name}_{part}": of_part[name] for name in self._by_epoch}
+        return found
 
     def forget_skipped(self) -> None:
         """Wait for all rows on their way, drop them, and restart the count of updates in a row."""
@@ -139,20 +191,22 @@ class DeviceStatistics:
         self.skipped += 1
         self.skipped_in_row += 1
         values = (self._rows[row] if isinstance(row, int) else row).tolist()
-        named = zip((*self._names, "grad_norm"), values, strict=True)
+        named = zip((*self._names, *self._moments, "grad_norm"), values, strict=True)
         self.last_skipped = ", ".join(f"{k} {v}" for k, v in named if not math.isfinite(v))
 
     def _send(self) -> None:
         """Start to copy the rows of complete updates to the host; the one in progress stays."""
         done = len(self._samples) - 1
-        self._sent.append(IntervalStatistics(ToHost(self._rows[:done]), self._samples[:-1]))
+        rows = ToHost(self._rows[:done])
+        self._sent.append(IntervalStatistics(rows, self._samples[:-1], self._positions))
         self._begin(self._rows[done], self._samples[-1])
 
     def _begin(self, row: Tensor, samples: int) -> None:
         """Make new rows; the first is that of the update in progress."""
-        self._rows = torch.zeros(ROWS + 1, len(row), device=row.device)
+        self._rows = torch.zeros(ROWS + 1, len(row), dtype=row.dtype, device=row.device)
         self._rows[0] = row
         # On a CPU numpy writes to it: unlike torch it does not release the interpreter lock.
         self._view: Any = self._rows.numpy() if self._on_cpu else self._rows
-        self._sums = self._view[0, :-1]
-        self._samples: list[int] = [samples]
+        self._sums = self._view[0, : len(self._names)]
+        self._samples: list[int] = [samples]  # one more than positions: of the update in progress
+        self._positions: list[int] = []

@@ -226,7 +226,11 @@ class OffPolicyTrainer:
     def statistics(self, *, wait: bool = False) -> dict[str, float]:
         """Means over the updates since the last call; on a GPU over those of the interval before,
         unless to ``wait`` for all. Updates that were skipped are part of none."""
-        return self.device_statistics.take(wait=wait)
+        found = self.device_statistics.take(wait=wait)
+        rates = [each.lr for each in self._optimizers.values() if each.lr is not None]
+        if found and rates:
+            found["learning_rate"] = rates[0]  # of the last update, and the same for all
+        return found
 
     def state_dict(self) -> dict[str, npt.NDArray[Any]]:
         """What a resumed run needs besides `published`, by name."""

@@ -81,7 +81,15 @@ class Trainer:
         self._before: list[Tensor] = []  # `shared`, before the batches of the next update
         self._norms: list[Tensor] = []  # of this batch's updates
         self._accumulated = 0.0  # samples, of all learners, in the gradients so far
-        self.device_statistics = DeviceStatistics(self._algo.statistics, self.device)
+        self.device_statistics = DeviceStatistics(
+            algo.statistics,
+            self.device,
+            moments=algo.moments,
+            by_epoch=algo.by_epoch,
+            epoch_updates=config.learner.updates_per_batch,
+            grad_clip=self.optimizer.grad_clip,
+        )
+        self._early_stops: list[bool] = []  # of the batches since the last `statistics`
         self._rewards = RewardScale(self.device) if config.algo.normalizes_rewards else None
 
     def plan_updates(self, batch: StagingBatch | None) -> Floats:
@@ -125,6 +133,7 @@ class Trainer:
                 break
             self._update(columns, share, float(total))
             self._updates_done += 1
+        self._early_stops.append(self._updates_done < len(totals))
         self._undo_where_skipped()
         self.queue.launched()
         due = self.progress.publish_due(self.config.learner.publish_every)
@@ -188,9 +197,16 @@ class Trainer:
     def statistics(self, *, wait: bool = False) -> dict[str, float]:
         """Means over the updates since the last call, without skipped ones.
 
-        On a GPU over those of the interval before, unless ``wait`` is set.
+        On a GPU over those of the interval before, unless ``wait`` is set. ``early_stops`` is the
+        share of batches that had not all of their epochs, ``learning_rate`` is of the last update.
         """
-        return self.device_statistics.take(wait=wait)
+        found = self.device_statistics.take(wait=wait)
+        stops, self._early_stops = self._early_stops, []
+        if stops and self._algo.going_on is not None and self.config.algo.passes > 1:
+            found["early_stops"] = sum(stops) / len(stops)
+        if found and self.optimizer.lr is not None:
+            found["learning_rate"] = self.optimizer.lr
+        return found
 
     def interrupted(self, batch: StagingBatch) -> StepResult:
         """The result for a batch whose group was lost: its agent steps trained on at least once."""
@@ -221,6 +237,8 @@ class Trainer:
             self.model.observe(seen, columns["alive"], self.sync.all_reduce)
         if self._algo.prepare is not None:
             columns |= self._algo.prepare(self.model, columns, *self._parts(columns))
+            if self._algo.moments:
+                self.device_statistics.add_batch(columns.pop("moments"))
         return columns
 
     def _goes_on(self, columns: dict[str, Tensor]) -> bool:
@@ -266,7 +284,7 @@ class Trainer:
         self._ledger.switch(Part.OPTIMIZE)
         norm = self.sync.step(self.optimizer, total, self.progress.trained_steps)
         self.progress.updated(1)
-        self.device_statistics.updated(norm)
+        self.device_statistics.updated(norm, self._updates_done)
         if self._before:
             self._norms.append(norm)
 

@@ -13,6 +13,7 @@ import numpy.typing as npt
 
 from penstock.algos import slots
 from penstock.algos.base import UnrollAlgorithm
+from penstock.algos.diagnostics import LAG, MOMENTS, batch_sums
 from penstock.algos.impala.config import ImpalaConfig
 from penstock.algos.slots import process
 from penstock.core.params import ParamLayout
@@ -27,9 +28,7 @@ if TYPE_CHECKING:
 WHOLE = slice(None)
 LEAST_LOGP = -100.0  # of a sound actor's choice or number
 MOST_DENSITY = 1e3  # the same of a number, whose log-density may well be above 0
-MOST_LOG_RHO = 20.0  # V-trace clips far below; beyond it the statistics would overflow
-ROUNDING = 1.001  # importance weights of the same policy differ from 1 by less
-STATISTICS = ("policy_loss", "value_loss", "entropy", "kl", "rho", "rho_clipped")
+STATISTICS = ("policy_loss", "value_loss", "entropy", *MOMENTS, *LAG)
 
 
 def columns(observation_space: Any, action_space: Any) -> tuple[Column, ...]:
@@ -68,8 +67,8 @@ def loss(
 
     ``batch`` holds `columns` as tensors, ``[T(+1), E, ...]``. Sums, so that those of micro-batches
     add up: divide gradient and statistics by the alive rows of the whole update. The statistics,
-    float32 ``[len(STATISTICS)]``, carry no gradient; "kl" is an estimate of KL(actor | learner),
-    "rho_clipped" counts the importance weights above ``rho_clip``, rounding apart.
+    ``[len(STATISTICS)]``, carry no gradient; those after the entropy are
+    `penstock.algos.diagnostics.batch_sums`.
 
     With ``normalize_advantages`` the ``envs`` must be the whole update: what an update learns must
     not depend on how it is cut to fit a cache. ``add_others`` adds to three sums, in place, those
@@ -109,21 +108,24 @@ def loss(
     if cfg.normalize_advantages:
         advantages = normalized(advantages, living, add_others)
     # Advantages and errors are 0 on rows that are not alive, and so are their terms of the sums.
-    differences = v_tm1 - (trace.errors + bootstrapped[:-1]).flatten()
+    targets = (trace.errors + bootstrapped[:-1]).flatten()
+    differences = v_tm1 - targets
     policy_loss = -torch.dot(advantages, action_logp)
     value_loss = 0.5 * torch.dot(differences, differences)
     entropy = torch.dot(policy.entropy(), living)
     total = policy_loss + cfg.value_cost * value_loss - cfg.entropy_cost * entropy
-    losses = (policy_loss.detach(), value_loss.detach(), entropy.detach())
-    return total, torch.stack((*losses, *_lag(log_rhos.flatten(), living, cfg.rho_clip)))
+    losses = torch.stack((policy_loss.detach(), value_loss.detach(), entropy.detach()))
+    sums = batch_sums(
+        living,
+        log_rhos.flatten(),
+        trace.advantages.flatten(),
+        trace.errors.flatten(),
+        targets,
+        rho_clip=cfg.rho_clip,
+    )
+    return total, torch.cat((losses, sums))
 
 
-def _lag(log_rhos: Tensor, mask: Tensor, rho_clip: float) -> tuple[Tensor, Tensor, Tensor]:
-    """How far the actor's policy lies from the learner's: the last three of `STATISTICS`."""
-    log_rhos = log_rhos.clamp(-MOST_LOG_RHO, MOST_LOG_RHO)
-    rhos = log_rhos.exp()
-    clipped = (rhos > ROUNDING * rho_clip).float()
-    return (rhos - 1 - log_rhos).dot(mask), rhos.dot(mask), clipped.dot(mask)
-
-
-IMPALA = UnrollAlgorithm[ImpalaConfig](STATISTICS, columns, check, process, loss, whole=whole)
+IMPALA = UnrollAlgorithm[ImpalaConfig](
+    STATISTICS, columns, check, process, loss, whole=whole, by_epoch=("kl",)
+)

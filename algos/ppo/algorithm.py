@@ -1,10 +1,14 @@
 """PPO: an actor-critic that trains on each batch several times, within bounds (Schulman et al.
-2017, arXiv 1707.06347).
+2017, arXiv 1707.06347), corrected for the lag of the policy that acted (Hilton et al. 2021, arXiv
+2110.00641).
 
-Asynchronous: ratios are against the probability by which the actor took the action, so that the
-lag of its policy counts as a move like any other. What the actor records is `columns`; before the
-epochs of a batch comes `prepare`, between them `going_on`, and `loss` is what the learner
-minimises. Only these import torch, and only when called.
+Three policies: the *behaviour* policy acted, the *proximal* policy is the network at a batch's
+start, and the current one is trained. Ratios are those of the current policy to the proximal one,
+so that the clip bounds what an update changes, and lag takes nothing of it. An importance weight
+of each row, proximal to behaviour, truncated, corrects for lag.
+
+What the actor records is `columns`; before the epochs of a batch comes `prepare`, between them
+`going_on`, and `loss` is what the learner minimises. Only these import torch, and only when called.
 """
 
 from __future__ import annotations
@@ -13,6 +17,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from penstock.algos.base import UnrollAlgorithm
+from penstock.algos.diagnostics import MOMENTS as SHARED_MOMENTS
+from penstock.algos.diagnostics import batch_sums
 from penstock.algos.impala.algorithm import check, columns
 from penstock.algos.ppo.config import PpoConfig
 from penstock.algos.slots import process
@@ -20,11 +26,14 @@ from penstock.algos.slots import process
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from penstock.algos.unrolled import Unrolled
+    from penstock.models.distributions import Distribution
     from penstock.models.torch_heads import ActorCritic
 
     AddOthers = Callable[[Tensor], None]
 
 STATISTICS = ("policy_loss", "value_loss", "entropy", "kl", "ratio", "ratio_clipped")
+MOMENTS = (*SHARED_MOMENTS, "kl_lag", "rho", "rho_clipped")
 WHOLE = slice(None)
 MOST_LOG_RATIO = 20.0  # clipped far below; beyond it sums would overflow
 
@@ -44,8 +53,10 @@ def prepare(
     """What `loss` and `going_on` need besides `columns`, by the network before its first update.
 
     ``parts`` are the environments, as many at a time as are to be computed at once. Returns
-    ``value``, ``advantage`` and ``target`` (of the value), float32 ``[T, E]``, and ``outputs``
-    ``[T, E, outputs]`` where `going_on` needs them.
+    ``proximal_logp`` of the actions, ``weight`` (proximal to behaviour, at most ``rho_clip``),
+    ``advantage`` (not weighted), ``value`` and ``target`` (of the value), float32 ``[T, E]``,
+    ``outputs`` ``[T, E, outputs]`` where `going_on` needs them, and ``moments``, the sums `MOMENTS`
+    over alive rows.
     """
     import torch
 
@@ -54,20 +65,38 @@ def prepare(
     from penstock.algos.unrolled import unrolled
 
     rows, alive = len(batch["obs"]), batch["alive"]
+    mask = alive.flatten().float()
     with torch.no_grad():
         unrolls = [unrolled(net, batch, envs) for envs in parts]
         values = torch.cat([part.values.view(rows, -1) for part in unrolls], 1)
+        actions = [batch["action"][:, envs].flatten(0, 1) for envs in parts]
+        logps = [
+            _policy(net, part, len(action)).logp(action)
+            for part, action in zip(unrolls, actions, strict=True)
+        ]
+        proximal_logp = torch.cat([logp.view(rows - 1, -1) for logp in logps], 1)
+        log_rho = proximal_logp - batch["behaviour_logp"]
+        weight = log_rho.clamp(max=MOST_LOG_RATIO).exp_().clamp_(max=cfg.rho_clip)
         advantage = gae(
             values,
             batch["reward"],
             *(batch[name] for name in ("terminated", "truncated", "alive")),
             discount=cfg.discount,
             gae_lambda=cfg.gae_lambda,
+            weights=weight if cfg.advantages == "vtrace" else None,
         )
-        found = {"value": values[:-1], "target": advantage + values[:-1]}
+        errors = advantage * weight if cfg.advantages == "vtrace" else advantage
+        found = {
+            "proximal_logp": proximal_logp,
+            "weight": weight,
+            "value": values[:-1],
+            "target": errors + values[:-1],
+        }
+        rows_of = (log_rho, advantage, errors, found["target"])
+        flat = (tensor.flatten() for tensor in rows_of)
+        found["moments"] = batch_sums(mask, *flat, rho_clip=cfg.rho_clip)
         if cfg.normalize_advantages == "batch":
-            flat = normalized(advantage.flatten(), alive.flatten().float(), add_others)
-            advantage = flat.view(alive.shape)
+            advantage = normalized(advantage.flatten(), mask, add_others).view(alive.shape)
         if cfg.target_kl is not None:
             outputs = [part.outputs.unflatten(0, (rows, -1))[:-1] for part in unrolls]
             found["outputs"] = torch.cat(outputs, 1)
@@ -88,22 +117,14 @@ def going_on(
     import torch
 
     from penstock.algos.unrolled import unrolled
-    from penstock.models.distributions import distribution
 
     sums = torch.zeros(2, dtype=torch.float64, device=batch["alive"].device)
     with torch.no_grad():
         for envs in parts:
             mask = batch["alive"][:, envs].flatten().double()
-            steps = len(mask)
-            unrolled_net = unrolled(net, batch, envs)
-            allowed = None if unrolled_net.mask is None else unrolled_net.mask[:steps]
-            before, now = (
-                distribution(net.actions, outputs, allowed)
-                for outputs in (
-                    batch["outputs"][:, envs].flatten(0, 1),
-                    unrolled_net.outputs[:steps],
-                )
-            )
+            part = unrolled(net, batch, envs)
+            proximal = part._replace(outputs=batch["outputs"][:, envs].flatten(0, 1))
+            before, now = (_policy(net, policy, len(mask)) for policy in (proximal, part))
             sums += torch.stack((before.kl(now).double().dot(mask), mask.sum()))
     if add_others is not None:
         add_others(sums)
@@ -123,31 +144,31 @@ def loss(
     ``batch`` holds `columns` as tensors ``[T(+1), E, ...]`` and what `prepare` made of them. Sums,
     so that those of micro-batches add up: divide gradient and statistics by the alive rows of the
     whole update. The statistics, float32 ``[len(STATISTICS)]``, carry no gradient: "kl" is an
-    estimate of KL(actor | learner), "ratio_clipped" counts the ratios beyond the bounds.
+    estimate of KL(proximal | current), "ratio_clipped" counts the ratios beyond the bounds.
     """
     import torch
 
     from penstock.algos.ops.normalized import normalized
     from penstock.algos.unrolled import unrolled
-    from penstock.models.distributions import distribution
 
-    behaviour_logp, advantage, old_value, target, alive = (
+    proximal_logp, weight, advantage, old_value, target, alive = (
         batch[name][:, envs].flatten()
-        for name in ("behaviour_logp", "advantage", "value", "target", "alive")
+        for name in ("proximal_logp", "weight", "advantage", "value", "target", "alive")
     )
     mask, steps = alive.to(advantage.dtype), len(alive)
-    outputs, values, allowed = unrolled(net, batch, envs)
-    allowed = None if allowed is None else allowed[:steps]
-    policy = distribution(net.actions, outputs[:steps], allowed)
+    part = unrolled(net, batch, envs)
+    policy = _policy(net, part, steps)
     logp = policy.logp(batch["action"][:, envs].flatten(0, 1))
-    log_ratio = ((logp - behaviour_logp) * mask).clamp(-MOST_LOG_RATIO, MOST_LOG_RATIO)
+    log_ratio = ((logp - proximal_logp) * mask).clamp(-MOST_LOG_RATIO, MOST_LOG_RATIO)
     ratio = log_ratio.exp()
     bounded = ratio.clamp(1 - cfg.clip, 1 + cfg.clip)
     if whole(cfg):
         advantage = normalized(advantage, mask, add_others)
+    advantage = advantage * weight  # after it was normalised: the mean is that of equal rows
     # Advantages are 0 on rows that are not alive, and so are their terms of the sum.
     policy_loss = -torch.minimum(ratio * advantage, bounded * advantage).sum()
-    value_loss = 0.5 * torch.dot(_errors(values[:steps], target, old_value, cfg.value_clip), mask)
+    errors = _errors(part.values[:steps], target, old_value, cfg.value_clip)
+    value_loss = 0.5 * torch.dot(errors, mask)
     entropy = torch.dot(policy.entropy(), mask)
     total = policy_loss + cfg.value_cost * value_loss - cfg.entropy_cost * entropy
     with torch.no_grad():
@@ -155,6 +176,14 @@ def loss(
         beyond = (ratio != bounded).to(mask.dtype).dot(mask)
         sums = torch.stack((policy_loss, value_loss, entropy, kl, ratio.dot(mask), beyond))
     return total, sums
+
+
+def _policy(net: ActorCritic, part: Unrolled, steps: int) -> Distribution:
+    """The policy in the first ``steps`` rows of an unrolled network."""
+    from penstock.models.distributions import distribution
+
+    mask = None if part.mask is None else part.mask[:steps]
+    return distribution(net.actions, part.outputs[:steps], mask)
 
 
 def _errors(values: Tensor, target: Tensor, old: Tensor, clip: float | None) -> Tensor:
@@ -170,5 +199,14 @@ def _errors(values: Tensor, target: Tensor, old: Tensor, clip: float | None) -> 
 
 
 PPO = UnrollAlgorithm[PpoConfig](
-    STATISTICS, columns, check, process, loss, prepare=prepare, going_on=going_on, whole=whole
+    STATISTICS,
+    columns,
+    check,
+    process,
+    loss,
+    prepare=prepare,
+    going_on=going_on,
+    whole=whole,
+    moments=MOMENTS,
+    by_epoch=("kl", "ratio_clipped"),
 )

@@ -12,19 +12,28 @@ from penstock.configs.value_types import Count, Fraction, NotNegative, Part, Pos
 
 class PpoConfig(OnPolicyConfig):
     """PPO: actor-critic that trains on each batch several times, within bounds on how far the
-    policy moves from the one that acted."""
+    policy moves in a batch."""
 
     name: Literal["ppo"] = "ppo"
     gae_lambda: Fraction = 0.95
-    """Lambda of generalised advantage estimation: weight of longer returns in the advantages.
-    Smaller values mean less variance and more bias."""
+    """Lambda of generalised advantage estimation and of V-trace: weight of longer returns in the
+    advantages. Smaller values mean less variance and more bias."""
+    advantages: Literal["gae", "vtrace"] = "gae"
+    """Estimator of advantages and value targets where the policy that acted lags behind the one at
+    the batch's start. `gae`: generalised advantage estimation, and an importance weight for each
+    action in the policy's loss alone. `vtrace`: V-trace, in which importance weights correct the
+    advantages and the value targets too. Without lag both are the same."""
+    rho_clip: Positive = 1.0
+    """Upper bound on the importance weight of an action: its probability by the policy at the
+    batch's start over that by the policy that acted. Smaller values mean less variance and more
+    bias in the correction of lag."""
     epochs: Count = 4
     """Passes over each batch. Each pass has `learner.updates_per_batch` minibatches of the batch's
     environments, reshuffled for each pass. More passes use samples better, and move the policy
-    farther from the one that acted."""
+    farther in a batch."""
     clip: Part = 0.2
-    """Clipping range of the probability ratio between the current and the acting policy: 1 ± this.
-    Smaller values mean smaller changes of the policy for each batch."""
+    """Clipping range of the probability ratio between the current policy and the one at the batch's
+    start: 1 ± this. Smaller values mean smaller changes of the policy for each batch."""
     value_clip: Positive | None = None
     """Clipping range of a value around its value at the batch's start, in units of the scaled
     return. Smaller values mean slower changes of the value function. null: no clipping."""

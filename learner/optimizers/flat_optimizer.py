@@ -45,6 +45,8 @@ class FlatOptimizer:
         self.grad_clip = None if replaced else cfg.grad_clip
         self.lr_factor = 1.0
         """Factor of the learning rate after rollbacks (`learner.nonfinite`)."""
+        self.lr: float | None = None
+        """Learning rate of the last step; None before the first."""
         self.updates = 0  # equals _steps, but is known without a device synchronisation
         self._steps = torch.zeros((), device=self.values.device)
         self._rule = _make_rule(self, self._steps, cfg)
@@ -78,8 +80,8 @@ class FlatOptimizer:
         if self.grad_clip is not None:
             scale.mul_(((norm + CLIP_MARGIN) / self.grad_clip).clamp_(min=1.0))
         self.updates += 1
-        lr = learning_rate(self._cfg, env_steps, self.updates) * self.lr_factor
-        self._rule(UpdateStep(lr, self.momentum, scale, is_bad))
+        self.lr = learning_rate(self._cfg, env_steps, self.updates) * self.lr_factor
+        self._rule(UpdateStep(self.lr, self.momentum, scale, is_bad))
         return norm
 
     def state_dict(self) -> dict[str, npt.NDArray[Any]]:

@@ -43,6 +43,7 @@ ASIDE = {  # with all that they call
     "profiling/": "time ledger and status page",
     "replay/accounting.py": "counts",
     "learner/progress.py": "counts",
+    "algos/diagnostics.py": "figures",
     "learner/device_statistics.py": "figures",
     "transport/shm/host.py": "who joins and leaves",
     "transport/shm/arena.py": "the order of stores",

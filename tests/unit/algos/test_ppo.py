@@ -1,4 +1,4 @@
-"""PPO's loss, what is prepared for it and when a batch ends, against numpy row by row."""
+"""PPO's loss, its columns of a batch and the end of a batch, against numpy row by row."""
 
 from __future__ import annotations
 
@@ -46,27 +46,78 @@ def said(net: ActorCritic, obs: Tensor) -> tuple[np.ndarray[Any, Any], np.ndarra
     return logp.reshape(*obs.shape[:2], -1), values.detach().double().numpy().reshape(obs.shape[:2])
 
 
-def expected_sums(net: ActorCritic, batch: dict[str, Tensor], cfg: PpoConfig) -> list[float]:
-    """Loss, then statistics, one row after the other."""
-    logp, values = said(net, batch["obs"])
+def expected_columns(before: ActorCritic, batch: dict[str, Tensor], cfg: PpoConfig) -> Arrays:
+    """Columns of a batch by the definitions, as sums forwards from each row to its episode's end.
+
+    Weights are min(rho_clip, pi_proximal / pi_behaviour). GAE is equation 16 of Schulman et al.
+    2015. V-trace is equation 1 of Espeholt et al. 2018 with c = lambda * rho; its advantage is
+    r + discount * (lambda * target' + (1 - lambda) * V') - V, without the factor rho.
+    """
+    logp, values = said(before, batch["obs"])
     arrays: Arrays = {name: tensor.numpy() for name, tensor in batch.items()}
-    rows = np.argwhere(arrays["alive"]).tolist()
-    advantages = arrays["advantage"].astype(np.float64)
-    if cfg.normalize_advantages == "minibatch":
-        some = [advantages[t, e] for t, e in rows]
-        advantages = (advantages - np.mean(some)) / np.std(some)
+    terminated, truncated = arrays["terminated"], arrays["truncated"]
+    names = ("proximal_logp", "weight", "advantage", "value", "target")
+    shape = arrays["alive"].shape
+    found = {name: np.zeros(shape) for name in names}
+    for t, e in np.ndindex(shape):
+        proximal = logp[t, e, arrays["action"][t, e]]
+        ratio = math.exp(proximal - float(arrays["behaviour_logp"][t, e]))
+        found["proximal_logp"][t, e] = proximal
+        found["weight"][t, e] = min(cfg.rho_clip, ratio)
+    found["value"] = values[:-1]
+    found["target"] = values[:-1].copy()
+    decay = cfg.discount * cfg.gae_lambda
+    for t, e in np.argwhere(arrays["alive"]).tolist():
+        after = 0.0 if terminated[t, e] else values[t + 1, e]
+        corrected = after  # lambda * V-trace's target of the next row + (1 - lambda) * its value
+        product = 1.0
+        for k in range(t, shape[0]):
+            following = 0.0 if terminated[k, e] else values[k + 1, e]
+            delta = arrays["reward"][k, e] + cfg.discount * following - values[k, e]
+            weight = found["weight"][k, e]
+            if cfg.advantages == "gae":
+                found["advantage"][t, e] += decay ** (k - t) * delta
+            else:
+                found["target"][t, e] += decay ** (k - t) * product * weight * delta
+                if k > t:
+                    through = product / found["weight"][t, e]
+                    discount = cfg.discount ** (k - t - 1) * cfg.gae_lambda ** (k - t)
+                    corrected += discount * through * weight * delta
+            product *= weight
+            if terminated[k, e] or truncated[k, e]:
+                break
+        if cfg.advantages == "gae":
+            found["target"][t, e] += found["advantage"][t, e]
+        else:
+            reward = arrays["reward"][t, e]
+            found["advantage"][t, e] = reward + cfg.discount * corrected - values[t, e]
+    return found
+
+
+def standardised(advantages: Any, alive: Any) -> Any:
+    """Advantages shifted and scaled over alive rows; 0 elsewhere."""
+    some = advantages[alive]
+    return np.where(alive, (advantages - some.mean()) / some.std(), 0.0)
+
+
+def expected_sums(net: ActorCritic, batch: Arrays, cfg: PpoConfig) -> list[float]:
+    """Loss, then statistics, one row after the other; ``batch`` has the prepared columns."""
+    logp, values = said(net, torch.as_tensor(batch["obs"]))
+    advantages = batch["advantage"].astype(np.float64)
+    if cfg.normalize_advantages != "none":
+        advantages = standardised(advantages, batch["alive"])
     sums = np.zeros(6)
-    for t, e in rows:
-        log_ratio = logp[t, e, arrays["action"][t, e]] - float(arrays["behaviour_logp"][t, e])
+    for t, e in np.argwhere(batch["alive"]).tolist():
+        log_ratio = logp[t, e, batch["action"][t, e]] - float(batch["proximal_logp"][t, e])
         ratio, advantage = math.exp(log_ratio), advantages[t, e]
         bounded = min(max(ratio, 1 - cfg.clip), 1 + cfg.clip)
-        value, target, old = values[t, e], arrays["target"][t, e], arrays["value"][t, e]
+        value, target, old = values[t, e], batch["target"][t, e], batch["value"][t, e]
         error = (value - target) ** 2
         if cfg.value_clip is not None:
             near = old + min(max(value - old, -cfg.value_clip), cfg.value_clip)
             error = max(error, (near - target) ** 2)
         sums += (
-            -min(ratio * advantage, bounded * advantage),
+            -batch["weight"][t, e] * min(ratio * advantage, bounded * advantage),
             0.5 * error,
             -(np.exp(logp[t, e]) * logp[t, e]).sum(),
             ratio - 1 - log_ratio,
@@ -79,20 +130,114 @@ def expected_sums(net: ActorCritic, batch: dict[str, Tensor], cfg: PpoConfig) ->
 
 CONFIGS = [
     PpoConfig(normalize_advantages="none"),
-    PpoConfig(normalize_advantages="minibatch", clip=0.1, entropy_cost=0.1),
+    PpoConfig(normalize_advantages="minibatch", clip=0.1, entropy_cost=0.1, rho_clip=1.3),
     PpoConfig(normalize_advantages="batch", value_clip=0.05, value_cost=0.3, gae_lambda=0.8),
+    PpoConfig(normalize_advantages="none", advantages="vtrace", gae_lambda=0.9, rho_clip=1.2),
+    PpoConfig(normalize_advantages="minibatch", advantages="vtrace", discount=0.9),
+    PpoConfig(normalize_advantages="batch", advantages="vtrace", value_clip=0.05),
 ]
 
 
 @pytest.mark.parametrize("cfg", CONFIGS)
+def test_columns_are_those_of_the_definitions(cfg: PpoConfig) -> None:
+    before, batch = make_net(seed=1), make_batch(steps=12)
+    expected, alive = expected_columns(before, batch, cfg), batch["alive"].numpy()
+    weights = expected["weight"][alive]
+    assert (weights == cfg.rho_clip).any(), "some are truncated"
+    assert weights.min() < 0.7, "others are small"
+    if cfg.normalize_advantages == "batch":
+        expected["advantage"] = standardised(expected["advantage"], alive)
+    found = prepared(before, batch, cfg)
+    for name, column in expected.items():
+        rows = found[name].numpy()
+        np.testing.assert_allclose(rows[alive], column[alive], rtol=1e-5, atol=2e-6, err_msg=name)
+
+
+@pytest.mark.parametrize("cfg", CONFIGS)
 def test_loss_and_statistics_are_those_of_the_sum_over_alive_rows(cfg: PpoConfig) -> None:
-    before, net = make_net(seed=1), make_net()
-    batch = prepared(before, make_batch(), cfg)
-    total, sums = ppo.loss(net, batch, cfg)
-    wanted = expected_sums(net, batch, cfg)
+    before, net, raw = make_net(seed=1), make_net(), make_batch()
+    total, sums = ppo.loss(net, prepared(before, raw, cfg), cfg)
+    arrays: Arrays = {name: tensor.numpy() for name, tensor in raw.items()}
+    wanted = expected_sums(net, arrays | expected_columns(before, raw, cfg), cfg)
     np.testing.assert_allclose([total.item(), *sums.tolist()], wanted, rtol=1e-5, atol=1e-5)
     assert wanted[-1] > 0, "some ratios are clipped"
     assert not sums.requires_grad
+
+
+def classical(net: Any, batch: dict[str, Tensor], cfg: PpoConfig) -> float:
+    """The loss of PPO without lag: ratios to the policy that acted, equation 7 of Schulman et al.
+    2017, and GAE by the behaviour policy's values, which are those of seed 1."""
+    _, old = said(make_net(seed=1), batch["obs"])
+    logp, values = said(net, batch["obs"])
+    arrays: Arrays = {name: tensor.numpy() for name, tensor in batch.items()}
+    alive = arrays["alive"]
+    advantage = np.zeros(alive.shape)
+    for e in range(alive.shape[1]):
+        carried = 0.0
+        for t in reversed(range(len(alive))):
+            following = 0.0 if arrays["terminated"][t, e] else old[t + 1, e]
+            ended = arrays["terminated"][t, e] or arrays["truncated"][t, e]
+            delta = arrays["reward"][t, e] + cfg.discount * following - old[t, e]
+            carried = delta + (not ended) * cfg.discount * cfg.gae_lambda * carried
+            carried *= alive[t, e]
+            advantage[t, e] = carried
+    targets, total = advantage + old[:-1], 0.0
+    if cfg.normalize_advantages != "none":
+        advantage = standardised(advantage, alive)
+    for t, e in np.argwhere(alive).tolist():
+        chosen = logp[t, e, arrays["action"][t, e]]
+        ratio = math.exp(chosen - float(arrays["behaviour_logp"][t, e]))
+        bounded = min(max(ratio, 1 - cfg.clip), 1 + cfg.clip)
+        total -= min(ratio * advantage[t, e], bounded * advantage[t, e])
+        total += cfg.value_cost * 0.5 * (values[t, e] - targets[t, e]) ** 2
+        total += cfg.entropy_cost * (np.exp(logp[t, e]) * logp[t, e]).sum()
+    return float(total / alive.sum())
+
+
+@pytest.mark.parametrize("normalize", ["none", "minibatch", "batch"])
+@pytest.mark.parametrize("advantages", ["gae", "vtrace"])
+@pytest.mark.parametrize("rho_clip", [1.0, 3.0])
+def test_without_lag_it_is_classical_ppo(advantages: Any, normalize: Any, rho_clip: float) -> None:
+    """To 1e-6 a sample; the gradient by central differences of the classical loss."""
+    cfg = PpoConfig(advantages=advantages, normalize_advantages=normalize, rho_clip=rho_clip)
+    behaviour, batch = make_net(seed=1), make_batch(steps=10)
+    logp = said(behaviour, batch["obs"])[0][:-1]
+    actions = batch["action"].numpy()[..., None].astype(np.int64)
+    chosen = np.take_along_axis(logp, actions, 2)[..., 0].astype(np.float32)
+    batch["behaviour_logp"] = torch.from_numpy(chosen)
+    rows = prepared(behaviour, batch, cfg)
+    count = int(batch["alive"].sum())
+    for net in (behaviour, make_net(seed=2)):
+        assert ppo.loss(net, rows, cfg)[0].item() / count == pytest.approx(
+            classical(net, batch, cfg), abs=1e-6
+        )
+    torch.manual_seed(2)
+    table: Any = Table(11 * 4)
+    rows = {k: v.double() if v.is_floating_point() else v for k, v in rows.items()}
+    (ppo.loss(table, rows, cfg)[0] / count).backward()
+    for parameter in table.parameters():
+        flat, gradient = parameter.data.flatten(), parameter.grad.flatten()
+        for i in range(0, len(flat), 7):
+            losses = []
+            for shift in (1e-6, -1e-6):
+                flat[i] += shift
+                losses.append(classical(table, batch, cfg))
+                flat[i] -= shift
+            assert gradient[i] == pytest.approx((losses[0] - losses[1]) / 2e-6, abs=1e-6)
+
+
+def test_lag_takes_nothing_of_the_clip() -> None:
+    """Before the first update no ratio is clipped, however far the behaviour policy is."""
+    net, batch = make_net(), make_batch()
+    for advantages in ("gae", "vtrace"):
+        cfg = PpoConfig(clip=0.01, advantages=advantages)
+        rows = prepared(net, batch, cfg)
+        figures = dict(zip(ppo.MOMENTS, rows["moments"].tolist(), strict=True))
+        assert figures["kl_lag"] > 0.03 * figures["samples"]
+        assert figures["rho_clipped"] > 0
+        sums = dict(zip(ppo.STATISTICS, ppo.loss(net, rows, cfg)[1].tolist(), strict=True))
+        assert sums["ratio_clipped"] == 0
+        assert abs(sums["kl"]) < 1e-6
 
 
 class Table(nn.Module):
@@ -118,6 +263,7 @@ def test_the_gradient_is_that_of_the_loss(cfg: PpoConfig) -> None:
     torch.manual_seed(2)
     batch = prepared(make_net(seed=1), make_batch(), cfg)
     batch = {k: v.double() if v.is_floating_point() else v for k, v in batch.items()}
+    arrays: Arrays = {name: tensor.numpy() for name, tensor in batch.items()}
     table: Any = Table(7 * 4)
     ppo.loss(table, batch, cfg)[0].backward()
     for parameter in table.parameters():
@@ -127,7 +273,7 @@ def test_the_gradient_is_that_of_the_loss(cfg: PpoConfig) -> None:
             losses = []
             for shift in (1e-6, -1e-6):
                 flat[i] += shift
-                losses.append(expected_sums(table, batch, cfg)[0])
+                losses.append(expected_sums(table, arrays, cfg)[0])
                 flat[i] -= shift
             assert gradient[i] == pytest.approx((losses[0] - losses[1]) / 2e-6, rel=1e-4, abs=1e-5)
 
@@ -223,7 +369,10 @@ def test_numbers_and_several_choices_are_learnt_alike() -> None:
     cfg = PpoConfig(target_kl=0.1)
     for actions, action in shapes:
         net = make_net(actions)
-        rows = prepared(net, batch | {"action": torch.from_numpy(action)}, cfg)
+        own = batch | {"action": torch.from_numpy(action)}
+        own["behaviour_logp"] = prepared(net, own, cfg)["proximal_logp"]
+        rows = prepared(net, own, cfg, slice(0, 3), slice(3, 4))
+        torch.testing.assert_close(rows["weight"], torch.ones(6, 4), rtol=1e-5, atol=1e-5)
         total, sums = ppo.loss(net, rows, cfg)
         total.backward()
         assert sums.isfinite().all()

@@ -29,6 +29,54 @@ def test_means_over_samples_and_over_updates(device: str) -> None:
     assert made.take(wait=True) == {}
 
 
+@pytest.mark.parametrize("device", DEVICES)
+def test_sums_of_a_batch_count_once_and_updates_by_their_place_in_it(device: str) -> None:
+    """Two batches, each of two epochs of two updates; the last epoch of the second is missing."""
+    made = DeviceStatistics(
+        ("loss", "kl"),
+        torch.device(device),
+        moments=("samples", "rho"),
+        by_epoch=("kl",),
+        epoch_updates=2,
+        grad_clip=2.5,
+    )
+    for samples, rho, kls in ((4.0, 8.0, (0.0, 0.5, 1.0, 1.5)), (12.0, 8.0, (0.25, 0.75))):
+        made.add_batch(torch.tensor([samples, rho], dtype=torch.float64, device=device))
+        for position, kl in enumerate(kls):
+            made.add(torch.tensor([1.0, 2 * kl], device=device))
+            made.count(2)
+            made.updated(torch.tensor(2.0 + position, device=device), position)
+    assert made.take(wait=True) == pytest.approx(
+        {
+            "loss": 0.5,
+            "kl": 4 / 6,
+            "samples": 1.0,
+            "rho": 1.0,
+            "grad_norm": (2 + 3 + 4 + 5 + 2 + 3) / 6,
+            "grad_norm_clipped": (2 + 2.5 + 2.5 + 2.5 + 2 + 2.5) / 6,
+            "kl_first_minibatch": 0.125,
+            "kl_epoch_1": 1.5 / 4,
+            "kl_epoch_2": 2.5 / 2,
+        }
+    )
+
+
+def test_sums_of_a_batch_are_left_out_with_its_skipped_first_update() -> None:
+    made = DeviceStatistics(("kl",), torch.device("cpu"), moments=("samples", "rho"))
+    for norm in (math.nan, 1.0):
+        made.add_batch(torch.tensor([2.0, norm]))
+        for position in range(2):
+            made.add(torch.tensor([2.0]))
+            made.count(2)
+            made.updated(torch.tensor(norm), position)
+    assert made.take() == {"kl": 1.0, "samples": 1.0, "rho": 0.5, "grad_norm": 1.0}
+    made.add_batch(torch.tensor([2.0, 4.0]))
+    made.updated(torch.tensor(math.nan))
+    made.updated(torch.tensor(1.0), 1)
+    assert made.take() == {"kl": 0.0, "grad_norm": 1.0}
+    assert made.last_skipped == "grad_norm nan"
+
+
 def test_on_a_cpu_each_interval_is_known_at_its_end() -> None:
     made = DeviceStatistics(("loss",), torch.device("cpu"))
     for loss in (4.0, 8.0):

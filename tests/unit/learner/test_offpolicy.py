@@ -224,6 +224,7 @@ def test_statistics_are_means_and_start_over() -> None:
     found = made.statistics()
     assert found["alpha"] == pytest.approx(0.5)
     assert found["td_error"] > 0
+    assert found["learning_rate"] == made.config.learner.lr
     assert made.statistics() == {}
 
 

@@ -94,7 +94,9 @@ def test_epochs_count_updates_but_each_sample_once() -> None:
     made.progress.commit(made.progress.growth(), made.progress.growth())
     assert made.progress.learner_steps == made.progress.version == 12
     assert made.progress.trained_steps == staged.steps
-    assert 0 < made.statistics()["entropy"] <= np.log(2) + 1e-6, "a mean over all epochs"
+    found = made.statistics()
+    assert 0 < found["entropy"] <= np.log(2) + 1e-6, "a mean over all epochs"
+    assert found["learning_rate"] == 5e-3, "the preset's, at the first step"
 
 
 @pytest.mark.parametrize("core", ["none", "lstm"])
@@ -134,6 +136,61 @@ def test_no_further_epoch_once_the_policy_has_moved_too_far() -> None:
     made = trainer("algo.epochs=4", "algo.target_kl=100", "learner.updates_per_batch=2")
     made.step(batch(made))
     assert made.progress.learner_steps == 8
+
+
+def played(made: Trainer, by: Trainer, seed: int) -> StagingBatch:
+    """A batch of random observations, in which ``by`` chose the actions."""
+    staged = batch(made, seed)
+    arrays = staged.arrays
+    with torch.no_grad():
+        logits, _ = by.model(torch.from_numpy(arrays["obs"][:-1]))
+        policy = torch.distributions.Categorical(logits=logits.contiguous())
+        action = policy.sample()
+    shape = arrays["action"].shape
+    arrays["action"][...] = action.view(shape).numpy()
+    arrays["behaviour_logp"][...] = policy.log_prob(action).view(shape).numpy()
+    return staged
+
+
+@pytest.mark.parametrize("advantages", ["gae", "vtrace"])
+def test_one_batch_of_lag_keeps_nine_tenths_of_the_samples(advantages: str) -> None:
+    """Each batch is played by the weights of before the last batch, as with one slot ahead."""
+    options = (f"algo.advantages={advantages}", "algo.epochs=4")
+    made, behaviour = trainer(*options), trainer(*options)
+    for seed in range(10):
+        staged = played(made, behaviour, seed)
+        behaviour.optimizer.values.copy_(made.optimizer.values)
+        made.step(staged)
+    found = made.statistics()
+    assert found["kl_lag"] > 1e-4
+    assert 0.9 <= found["effective_sample_share"] < 1
+    assert 0 < found["rho_clipped"] < 1
+    assert found["ratio_clipped_first_minibatch"] == 0
+    assert found["kl_first_minibatch"] < 1e-6
+    assert found["kl_epoch_1"] < found["kl"] < found["kl_epoch_4"]
+
+
+@pytest.mark.parametrize("normalize", ["minibatch", "batch"])
+def test_with_memory_the_first_minibatch_has_ratios_of_1(normalize: str) -> None:
+    """The proximal policy is that of the same unrolls from the same recurrent states."""
+    memory = ("model.core=lstm", "actors.inference=auto", "learner.micro_batch=7")
+    made = trainer(*memory, f"algo.normalize_advantages={normalize}", "algo.epochs=2")
+    for seed in range(2):
+        made.step(batch(made, seed))
+    found = made.statistics()
+    assert found["kl_lag"] > 1e-4
+    assert found["kl_first_minibatch"] < 1e-8 < found["kl_epoch_2"]
+    assert found["ratio_clipped_first_minibatch"] == 0
+
+
+def test_batches_that_end_early_are_counted() -> None:
+    made = trainer("algo.epochs=3", "algo.target_kl=1e-9")
+    made.step(batch(made))
+    assert made.statistics()["early_stops"] == 1
+    made = trainer("algo.epochs=3", "algo.target_kl=100")
+    made.step(batch(made))
+    assert made.statistics()["early_stops"] == 0
+    assert "early_stops" not in made.statistics(), "no batch since"
 
 
 class Lost(SingleLearner):

@@ -1,0 +1,80 @@
+"""Figures of an actor-critic's batch: lag, importance weights, advantages, fit of the values.
+
+A device sums up moments of samples, and the host makes figures of their means. Names are known
+without torch, which the functions on tensors import when they are called.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from math import sqrt
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+LAG = ("kl", "rho", "rho_clipped")
+"""Names of the last sums of `batch_sums`, of the learner's policy against the actor's."""
+MOMENTS = (
+    *("samples", "weight", "advantage", "value_error", "value_target"),
+    *("weight_square", "advantage_square", "value_error_square", "value_target_square"),
+)
+"""Names of the other sums of `batch_sums`, which come first."""
+FIGURES = (
+    *("effective_sample_share", "explained_variance"),
+    *("advantage_mean", "advantage_std", "value_target_mean", "value_target_std"),
+)
+"""What `figures` makes of `MOMENTS`."""
+MOST_LOG_RHO = 20.0  # V-trace clips far below; beyond it the statistics would overflow
+ROUNDING = 1.001  # importance weights of the same policy differ from 1 by less
+
+
+def batch_sums(
+    mask: Tensor,
+    log_rhos: Tensor,
+    advantages: Tensor,
+    errors: Tensor,
+    targets: Tensor,
+    *,
+    rho_clip: float,
+) -> Tensor:
+    """Sums over the rows where ``mask`` is 1, float64 ``[len(MOMENTS) + len(LAG)]``.
+
+    All tensors are float32 ``[B]`` without a gradient. ``log_rhos`` are the log of the learner's
+    probability of an action over the actor's; ``errors`` the targets of the values minus the
+    values. The weights are the ratios, at most ``rho_clip``; those above it count as clipped,
+    rounding apart. "kl" is an estimate of KL(actor | learner).
+    """
+    import torch
+
+    log_rhos = log_rhos.clamp(-MOST_LOG_RHO, MOST_LOG_RHO)
+    rhos = log_rhos.exp()
+    once = (rhos - 1 - log_rhos, rhos, (rhos > ROUNDING * rho_clip).float())
+    squared = (rhos.clamp(max=rho_clip), advantages, errors, targets)
+    # One product gives all sums and squares, instead of a call for each.
+    rows = (torch.stack((mask, *squared, *once)) * mask).double()
+    products = rows @ rows[: 1 + len(squared)].t()
+    sums, squares = products[:, 0], products.diagonal()[1:]
+    return torch.cat((sums[: 1 + len(squared)], squares, sums[1 + len(squared) :]))
+
+
+def figures(means: Mapping[str, float]) -> dict[str, float]:
+    """``means``, with `FIGURES` in the place of `MOMENTS`, if these are among them.
+
+    The effective sample share is ``(sum w)^2 / (n sum w^2)`` of the weights. The explained variance
+    is ``1 - Var(target - value) / Var(target)``.
+    """
+    if not means.keys() >= set(MOMENTS):
+        return dict(means)
+    found = {name: mean for name, mean in means.items() if name not in MOMENTS}
+
+    def variance(name: str) -> float:
+        return max(0.0, means[f"{name}_square"] - means[name] ** 2)
+
+    if means["weight_square"] > 0:
+        found["effective_sample_share"] = means["weight"] ** 2 / means["weight_square"]
+    if variance("value_target") > 0:
+        found["explained_variance"] = 1 - variance("value_error") / variance("value_target")
+    for name in ("advantage", "value_target"):
+        found[f"{name}_mean"], found[f"{name}_std"] = means[name], sqrt(variance(name))
+    return found
