@@ -29,6 +29,8 @@ class Layers:
 
     values: dict[str, Any] = field(default_factory=dict)
     places: dict[KeyPath, str] = field(default_factory=dict)
+    has_preset: bool = False
+    """Whether the values include those of a preset."""
 
     @property
     def algo(self) -> str:
@@ -52,6 +54,22 @@ class Layers:
         for key in reversed(path):
             value = {key: value}
         self._lay(value, (), lambda _: place)
+
+    def add_below(
+        self, values: Mapping[str, Any], places: Mapping[KeyPath, str], at: KeyPath = ()
+    ) -> None:
+        """Add values where nothing is set; an empty map that is set stays empty."""
+        target = self._map_at(at)
+        for key, value in values.items():
+            path = (*at, key)
+            below = target.get(key, {"": None})
+            if isinstance(value, dict) and isinstance(below, dict) and below:
+                self.add_below(value, places, path)
+            elif key not in target:
+                target[key] = value
+            else:
+                continue
+            self.places.setdefault(path, places[path])
 
     def keep_game(self) -> None:
         """Keep only `OF_GAME` of the section `algo`."""

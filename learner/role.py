@@ -27,7 +27,13 @@ from penstock.core.params import Arrays, Floats
 from penstock.core.role import RoleContext, learner_socket
 from penstock.envs import probe
 from penstock.learner.checkpoints.checkpoint_manager import CheckpointManager
-from penstock.learner.factory import AnyTrainer, make_trainer, network_of, on_own_gpu
+from penstock.learner.factory import (
+    AnyTrainer,
+    kind_note,
+    make_trainer,
+    network_of,
+    on_own_gpu,
+)
 from penstock.learner.group.elastic_group import ElasticGroup, begun
 from penstock.learner.loop import TrainingLoop
 from penstock.learner.nonfinite import DIVERGED, NonFiniteGuard
@@ -35,6 +41,7 @@ from penstock.learner.publisher import Publisher
 from penstock.learner.sources.replay import ReplayDataSource
 from penstock.learner.sources.source import ActorSource
 from penstock.learner.sources.unrolls import UnrollSource
+from penstock.learner.state import learning_rate_of
 from penstock.learner.sync.gradient_sync import ControlMessage, GradientSync, GroupLostError
 from penstock.learner.torch_trace import TorchTrace
 from penstock.profiling.device import DeviceClock
@@ -59,6 +66,8 @@ def run(ctx: RoleContext) -> None:
     assert config is not None
     info = probe(config.env, config.actors.env_threads)
     logger.info("%s", info.how)
+    if ctx.learner == 0 and (note := kind_note(config, info)):
+        logger.info("%s", note)
     trainer = make_trainer(on_own_gpu(config, ctx), info, ctx.ledger)
     logger.info("%s", network_of(config, info, trainer))
     checkpoints = CheckpointManager(ctx.run_dir, trainer, ctx.report, ctx.event)
@@ -332,6 +341,7 @@ class LearnerProcess(TrainingLoop[Any]):
             | {"actors_alive": actors, "queue_fill": self._actor_source.fill_fraction()}
             | self._actor_source.figures()
             | self._nonfinite.figures()
+            | {"learning_rate": learning_rate_of(self._trainer)}
         )
 
     def _hear(self) -> None:

@@ -16,6 +16,7 @@ from penstock.algos.base import UnrollAlgorithm
 from penstock.algos.impala.algorithm import check, columns
 from penstock.algos.ppo.config import PpoConfig
 from penstock.algos.slots import process
+from penstock.configs.schedules import constant
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -142,14 +143,15 @@ def loss(
     logp = policy.logp(batch["action"][:, envs].flatten(0, 1))
     log_ratio = ((logp - behaviour_logp) * mask).clamp(-MOST_LOG_RATIO, MOST_LOG_RATIO)
     ratio = log_ratio.exp()
-    bounded = ratio.clamp(1 - cfg.clip, 1 + cfg.clip)
+    clip = constant(cfg.clip)
+    bounded = ratio.clamp(1 - clip, 1 + clip)
     if whole(cfg):
         advantage = normalized(advantage, mask, add_others)
     # Advantages are 0 on rows that are not alive, and so are their terms of the sum.
     policy_loss = -torch.minimum(ratio * advantage, bounded * advantage).sum()
     value_loss = 0.5 * torch.dot(_errors(values[:steps], target, old_value, cfg.value_clip), mask)
     entropy = torch.dot(policy.entropy(), mask)
-    total = policy_loss + cfg.value_cost * value_loss - cfg.entropy_cost * entropy
+    total = policy_loss + cfg.value_cost * value_loss - constant(cfg.entropy_cost) * entropy
     with torch.no_grad():
         kl = (ratio - 1 - log_ratio).dot(mask)
         beyond = (ratio != bounded).to(mask.dtype).dot(mask)

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from penstock.algos.ppo import algorithm as ppo
 from penstock.algos.ppo.config import PpoConfig
+from penstock.configs.schedules import constant
 from penstock.models.actions import Choices, Numbers, discrete
 from penstock.models.layout import MlpShape
 from penstock.models.torch_heads import ActorCritic
@@ -55,11 +56,12 @@ def expected_sums(net: ActorCritic, batch: dict[str, Tensor], cfg: PpoConfig) ->
     if cfg.normalize_advantages == "minibatch":
         some = [advantages[t, e] for t, e in rows]
         advantages = (advantages - np.mean(some)) / np.std(some)
+    clip, entropy_cost = constant(cfg.clip), constant(cfg.entropy_cost)
     sums = np.zeros(6)
     for t, e in rows:
         log_ratio = logp[t, e, arrays["action"][t, e]] - float(arrays["behaviour_logp"][t, e])
         ratio, advantage = math.exp(log_ratio), advantages[t, e]
-        bounded = min(max(ratio, 1 - cfg.clip), 1 + cfg.clip)
+        bounded = min(max(ratio, 1 - clip), 1 + clip)
         value, target, old = values[t, e], arrays["target"][t, e], arrays["value"][t, e]
         error = (value - target) ** 2
         if cfg.value_clip is not None:
@@ -71,9 +73,9 @@ def expected_sums(net: ActorCritic, batch: dict[str, Tensor], cfg: PpoConfig) ->
             -(np.exp(logp[t, e]) * logp[t, e]).sum(),
             ratio - 1 - log_ratio,
             ratio,
-            abs(ratio - 1) > cfg.clip,
+            abs(ratio - 1) > clip,
         )
-    total = sums[0] + cfg.value_cost * sums[1] - cfg.entropy_cost * sums[2]
+    total = sums[0] + cfg.value_cost * sums[1] - entropy_cost * sums[2]
     return [total, *sums]
 
 
