@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from penstock.configs.group import group
 from penstock.configs.model import ModelConfig
-from penstock.configs.schedules import Schedule
+from penstock.configs.schedules import LinearSchedule
 from penstock.configs.section import Contradiction, Section
 from penstock.configs.sections import Sections
 from penstock.configs.transports import TRANSPORTS
@@ -191,7 +191,7 @@ def _schedule(cfg: Sections) -> Iterator[Contradiction]:
             "set learner.lr_end_fraction=0 to decay to zero",
         )
     lr = cfg.learner.lr
-    if isinstance(lr, Schedule) and fraction != 1:
+    if isinstance(lr, LinearSchedule) and fraction != 1:
         yield Contradiction(
             ("learner.lr", *keys),
             f"learner.lr is a schedule from {lr.from_:g} to {lr.to:g}, and learner.lr_end_fraction "

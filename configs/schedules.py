@@ -14,11 +14,11 @@ from penstock.configs.section import Section
 from penstock.configs.value_types import Count, NotNegative, Part, Positive, ValueDescription
 
 
-class Schedule(Section):
+class LinearSchedule(Section):
     """A value that changes linearly from ``from`` to ``to`` over ``steps``, and then stays.
 
-    The steps are the agent steps on which all learners have trained, so that a schedule is the same
-    on every learner and goes on after a resume.
+    The steps are the agent steps on which all learners have trained, so that a schedule is equal
+    on every learner and continues after a resume.
     """
 
     from_: NotNegative = Field(alias="from")
@@ -37,38 +37,38 @@ def _schedule(value: Any) -> Any:
     if not isinstance(value, dict):
         return value
     try:
-        return Schedule.model_validate(value)
+        return LinearSchedule.model_validate(value)
     except ValidationError as error:
         raise ValueError(f"{value} is not a schedule") from error
 
 
-def _from_above_zero(value: float | Schedule) -> float | Schedule:
-    if isinstance(value, Schedule) and value.from_ == 0:
+def _from_above_zero(value: float | LinearSchedule) -> float | LinearSchedule:
+    if isinstance(value, LinearSchedule) and value.from_ == 0:
         raise ValueError("the schedule begins at 0")
     return value
 
 
-def _below_one(value: float | Schedule) -> float | Schedule:
-    if isinstance(value, Schedule) and max(value.from_, value.to) >= 1:
+def _below_one(value: float | LinearSchedule) -> float | LinearSchedule:
+    if isinstance(value, LinearSchedule) and max(value.from_, value.to) >= 1:
         raise ValueError("the schedule reaches 1")
     return _from_above_zero(value)
 
 
 _FORM = "or a schedule {from: A, to: B, steps: N}"
 Rate = Annotated[
-    Positive | Schedule,
+    Positive | LinearSchedule,
     BeforeValidator(_schedule),
     AfterValidator(_from_above_zero),
     ValueDescription(f"a number above 0 {_FORM}"),
 ]
 Clip = Annotated[
-    Part | Schedule,
+    Part | LinearSchedule,
     BeforeValidator(_schedule),
     AfterValidator(_below_one),
     ValueDescription(f"a number above 0 and below 1 {_FORM}"),
 ]
 Weight = Annotated[
-    NotNegative | Schedule,
+    NotNegative | LinearSchedule,
     BeforeValidator(_schedule),
     ValueDescription(f"a number of at least 0 {_FORM}"),
 ]
@@ -76,25 +76,20 @@ Weight = Annotated[
 S = TypeVar("S", bound=Section)
 
 
-def first(value: float | Schedule) -> float:
-    """The value at the start of the run."""
-    return value.from_ if isinstance(value, Schedule) else value
-
-
-def value_at(value: float | Schedule, trained_steps: int) -> float:
+def value_at(value: float | LinearSchedule, trained_steps: int) -> float:
     """The value after ``trained_steps`` agent steps."""
-    return value.at(trained_steps) if isinstance(value, Schedule) else value
+    return value.at(trained_steps) if isinstance(value, LinearSchedule) else value
 
 
-def constant(value: float | Schedule) -> float:
+def constant(value: float | LinearSchedule) -> float:
     """The number in a section of `with_values`, which holds no schedule."""
-    assert not isinstance(value, Schedule), value
+    assert not isinstance(value, LinearSchedule), value
     return value
 
 
-def schedules(section: Section) -> dict[str, Schedule]:
+def schedules(section: Section) -> dict[str, LinearSchedule]:
     """The options of a section that are schedules, by their attributes."""
-    return {name: value for name, value in section if isinstance(value, Schedule)}
+    return {name: value for name, value in section if isinstance(value, LinearSchedule)}
 
 
 def over_run(section: S, total: int | None) -> S:

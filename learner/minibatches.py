@@ -72,7 +72,7 @@ def pieces(places: slice | Tensor, size: int) -> Iterator[slice | Tensor]:
         yield slice(first, min(first + size, places.stop))
 
 
-class Steps:
+class BatchSteps:
     """The steps of a batch ``[T(+1), E, ...]``, of which minibatches are gathered."""
 
     def __init__(self, columns: Mapping[str, Tensor], per_slot: frozenset[str]) -> None:
@@ -106,7 +106,7 @@ class Steps:
 class Minibatch(dict[str, Tensor]):
     """Columns of a minibatch by name, each gathered when it is first read."""
 
-    def __init__(self, steps: Steps, places: Tensor) -> None:
+    def __init__(self, steps: BatchSteps, places: Tensor) -> None:
         super().__init__()
         self._steps, self._places = steps, places
 

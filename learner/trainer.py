@@ -34,7 +34,7 @@ from penstock.core.specs import SlotSpec
 from penstock.envs import EnvInfo
 from penstock.learner.device_queue import DeviceQueue
 from penstock.learner.device_statistics import DeviceStatistics
-from penstock.learner.minibatches import Share, Steps, deal, deal_steps, pieces
+from penstock.learner.minibatches import BatchSteps, Share, deal, deal_steps, pieces
 from penstock.learner.optimizers.flat_optimizer import FlatOptimizer
 from penstock.learner.progress import Progress
 from penstock.learner.sources.staging import StagingBatch, torch_dtype
@@ -134,7 +134,7 @@ class Trainer:
             now = with_values(self._scheduled, self.progress.trained_steps)
             self._cfg = self._algo.settled(now)
         columns = self._prepared(columns)
-        steps = Steps(columns, self._per_slot) if self._by_steps else None
+        steps = BatchSteps(columns, self._per_slot) if self._by_steps else None
         for share, total in zip(shares, totals, strict=True):
             if not self._goes_on(columns):
                 break
@@ -238,7 +238,11 @@ class Trainer:
         return max(1, self.config.learner.micro_batch // (self.spec.unroll + 1))
 
     def _update(
-        self, columns: dict[str, Tensor], steps: Steps | None, share: Share | None, total: float
+        self,
+        columns: dict[str, Tensor],
+        steps: BatchSteps | None,
+        share: Share | None,
+        total: float,
     ) -> None:
         """One optimizer step, or a part of one, on ``total`` samples of all learners.
 
@@ -266,7 +270,7 @@ class Trainer:
             self._norms.append(norm)
 
     def _backward(
-        self, columns: dict[str, Tensor], steps: Steps | None, share: Share, complete: bool
+        self, columns: dict[str, Tensor], steps: BatchSteps | None, share: Share, complete: bool
     ) -> None:
         """Add the gradients of a minibatch, micro-batch by micro-batch."""
         places = share.places
@@ -284,7 +288,7 @@ class Trainer:
             self.device_statistics.add(sums)
 
     def _loss(
-        self, columns: dict[str, Tensor], steps: Steps | None, places: slice | Tensor
+        self, columns: dict[str, Tensor], steps: BatchSteps | None, places: slice | Tensor
     ) -> tuple[Tensor, Tensor]:
         """The loss of some environments of ``columns``, or of some of ``steps``."""
         batch: Mapping[str, Tensor] = columns

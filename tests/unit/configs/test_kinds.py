@@ -13,7 +13,7 @@ from penstock.configs.errors import UserError
 from penstock.configs.keys import options
 from penstock.configs.kinds import KINDS, defaults, known_kind
 from penstock.configs.load import dump, resolve, resolve_target
-from penstock.configs.schedules import Schedule
+from penstock.configs.schedules import LinearSchedule
 from penstock.configs.schema import Config
 
 ROOT = Path(__file__).parents[3]
@@ -81,7 +81,7 @@ def test_ppo_of_a_mujoco_environment_is_the_published_algorithm() -> None:
     learner, actors = config.learner, config.actors
     batch = actors.envs * actors.unroll * learner.batch_slots
     assert (batch, batch // learner.updates_per_batch) == (2048, 64)
-    assert learner.lr == Schedule.model_validate({"from": 3e-4, "to": 0})
+    assert learner.lr == LinearSchedule.model_validate({"from": 3e-4, "to": 0})
     algo = config.algo.model_dump()
     assert (algo["epochs"], algo["clip"], algo["entropy_cost"]) == (10, 0.2, 0.0)
     assert algo["normalize_rewards"]
@@ -113,7 +113,7 @@ def test_an_override_wins() -> None:
     given = ["algo.epochs=2", "actors.envs=3", "learner.lr.from=1e-3", "model={}"]
     config = resolve("Walker2d-v5", [PPO, *given])
     assert (config.algo.passes, config.actors.envs) == (2, 3)
-    assert config.learner.lr == Schedule.model_validate({"from": 1e-3, "to": 0})
+    assert config.learner.lr == LinearSchedule.model_validate({"from": 1e-3, "to": 0})
     assert config.model == Config.model_validate({"env": {"id": "x"}}).model, "it was cleared"
     assert resolve("Walker2d-v5", [PPO, "learner.lr=1e-4"]).learner.lr == 1e-4
 

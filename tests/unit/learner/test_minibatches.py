@@ -19,7 +19,7 @@ from penstock.core.observations import MASK, views
 from penstock.core.specs import HEADER
 from penstock.envs import probe
 from penstock.learner import minibatches
-from penstock.learner.minibatches import Steps, deal_steps
+from penstock.learner.minibatches import BatchSteps, deal_steps
 from penstock.learner.sources.staging import StagingBatch
 from penstock.learner.trainer import Trainer
 from penstock.transport.shm.store import Slot
@@ -186,7 +186,7 @@ def test_stacks_of_frames_are_those_of_the_whole_batch(frame: tuple[int, int]) -
     columns["alive"] = torch.ones(7, 5, dtype=torch.bool)
     whole = stacks(columns["obs"], columns[OLDER], columns[BEGINS])
     steps = torch.tensor([34, 0, 12, 12, 5])
-    made = Steps(columns, frozenset({OLDER, "seat"})).minibatch(steps)
+    made = BatchSteps(columns, frozenset({OLDER, "seat"})).minibatch(steps)
     expected = torch.stack([whole[step // 5, step % 5] for step in steps.tolist()])[None]
     assert torch.equal(made["obs"], expected)
     assert OLDER not in made
@@ -201,15 +201,15 @@ def test_observations_are_gathered(shape: tuple[int, ...]) -> None:
     obs = torch.arange(8 * 5 * math.prod(shape), dtype=torch.float32).view(8, 5, *shape)
     columns = {"obs": obs, "alive": torch.ones(7, 5, dtype=torch.bool)}
     steps = torch.tensor([30, 1])
-    made = Steps(columns, frozenset()).minibatch(steps)
+    made = BatchSteps(columns, frozenset()).minibatch(steps)
     assert torch.equal(made["obs"], torch.stack([obs[6, 0], obs[0, 1]])[None])
 
 
 def test_parts_of_a_dict_and_action_masks_are_gathered_too() -> None:
     """They are bytes of one row."""
-    arrays = {"speed": ((3,), "<f4"), MASK: ((3,), "|u1")}
+    arrays: dict[str, tuple[tuple[int, ...], str]] = {"speed": ((3,), "<f4"), MASK: ((3,), "|u1")}
     game = RandomGame(5, spaces.Discrete(3), arrays)
-    found = []
+    found: list[tuple[Array, Array]] = []
     for how in ("steps", "unrolls"):
         options = ("algo.name=ppo", f"algo.minibatches={how}", "actors.envs=5", "actors.unroll=7")
         config = resolve("x:f", [*options, "learner.updates_per_batch=1", "learner.device=cpu"])
