@@ -20,12 +20,15 @@ from penstock.algos.slots import BEGINS, OLDER
 
 
 class Share(NamedTuple):
-    """One minibatch: its environments, or its steps, and the number of agent steps in it."""
+    """One minibatch."""
 
     places: slice | Tensor
-    """Environments; of a division by steps a tensor of indices, each ``row * environments +
-    environment``."""
+    """Its environments; of a division by steps its part of ``order``."""
     steps: int
+    """The number of its agent steps."""
+    order: Tensor | None = None
+    """The steps of the batch in the order of the epoch, each ``row * environments + environment``.
+    None in a division by environments."""
 
 
 def deal(alive: npt.NDArray[np.bool_], updates: int, epochs: int) -> list[Share]:
@@ -56,15 +59,18 @@ def deal_steps(alive: npt.NDArray[np.bool_], updates: int, epochs: int) -> list[
     Rows that are not alive are dealt too, so that shapes are the same for each batch.
     """
     flat = alive.reshape(-1)
-    return [
-        Share(part, int(np.count_nonzero(flat[part.numpy()])))
-        for _ in range(epochs)
-        for part in torch.randperm(len(flat)).tensor_split(updates)
-    ]
+    bounds = [len(flat) * update // updates for update in range(updates + 1)]
+    shares = []
+    for _ in range(epochs):
+        order = torch.randperm(len(flat))
+        dealt = flat[order.numpy()]
+        for part in map(slice, bounds, bounds[1:]):
+            shares.append(Share(part, int(np.count_nonzero(dealt[part])), order))
+    return shares
 
 
 def pieces(places: slice | Tensor, size: int) -> Iterator[slice | Tensor]:
-    """The environments or steps of a minibatch, at most ``size`` at a time."""
+    """The places of a minibatch, at most ``size`` at a time."""
     if isinstance(places, Tensor):
         yield from places.split(size)
         return
@@ -73,7 +79,11 @@ def pieces(places: slice | Tensor, size: int) -> Iterator[slice | Tensor]:
 
 
 class BatchSteps:
-    """The steps of a batch ``[T(+1), E, ...]``, of which minibatches are gathered."""
+    """The steps of a batch ``[T(+1), E, ...]`` in the order of an epoch.
+
+    A column is gathered once for each epoch, so that minibatches are parts of it. Stacks of frames
+    are made for one minibatch at a time.
+    """
 
     def __init__(self, columns: Mapping[str, Tensor], per_slot: frozenset[str]) -> None:
         """``per_slot`` names the columns that have no rows."""
@@ -88,28 +98,39 @@ class BatchSteps:
         self._stacks: FrameStacks | None = None
         if OLDER in columns:
             self._stacks = FrameStacks(obs, columns[OLDER], columns[BEGINS])
+        self._device = obs.device
+        self._order: Tensor | None = None  # of the shares
+        self._on_device = torch.empty(0, dtype=torch.int64)  # the same, where the columns are
+        self._ordered: dict[str, Tensor] = {}
 
-    def minibatch(self, steps: Tensor) -> Minibatch:
-        """The steps with these indices, as a batch of one row ``[1, B, ...]`` without the
-        observations after it."""
-        return Minibatch(self, steps)
+    def set_order(self, order: Tensor) -> None:
+        """Begin the epoch of this ``order``, if it has not begun yet."""
+        if order is not self._order:
+            self._order, self._ordered = order, {}
+            self._on_device = order.to(self._device, non_blocking=True)
 
-    def gather(self, name: str, steps: Tensor) -> Tensor:
-        """Some steps of one column, ``[1, B, ...]``. Raises KeyError where it is not by steps."""
-        if name != "obs":
-            return self._flat[name].index_select(0, steps)[None]
-        if self._stacks is not None:
-            return self._stacks.of(steps)[None]
-        return take_rows(self._obs, steps)[None]
+    def minibatch(self, part: slice) -> Minibatch:
+        """A part of the epoch, as a batch of one row ``[1, B, ...]`` without the observations after
+        it."""
+        return Minibatch(self, part)
+
+    def gather(self, name: str, part: slice) -> Tensor:
+        """A part of one column, ``[1, B, ...]``. Raises KeyError where it is not by steps."""
+        if name == "obs" and self._stacks is not None:
+            return self._stacks.of(self._on_device[part])[None]
+        if name not in self._ordered:
+            rows = self._obs if name == "obs" else self._flat[name]
+            self._ordered[name] = take_rows(rows, self._on_device)
+        return self._ordered[name][None, part]
 
 
 class Minibatch(dict[str, Tensor]):
-    """Columns of a minibatch by name, each gathered when it is first read."""
+    """Columns of a minibatch by name, found when they are first read."""
 
-    def __init__(self, steps: BatchSteps, places: Tensor) -> None:
+    def __init__(self, steps: BatchSteps, part: slice) -> None:
         super().__init__()
-        self._steps, self._places = steps, places
+        self._steps, self._part = steps, part
 
     def __missing__(self, name: str) -> Tensor:
-        self[name] = column = self._steps.gather(name, self._places)
+        self[name] = column = self._steps.gather(name, self._part)
         return column

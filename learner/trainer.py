@@ -276,7 +276,10 @@ class Trainer:
         places = share.places
         if isinstance(places, Tensor):
             places = places.to(self.device, non_blocking=True)
-        size = self._micro_envs if steps is None else self.config.learner.micro_batch
+        size = self._micro_envs
+        if steps is not None and share.order is not None:
+            steps.set_order(share.order)
+            size = self.config.learner.micro_batch
         parts = [places] if self._whole else list(pieces(places, size))
         for number, part in enumerate(parts, start=1):
             self._ledger.switch(Part.FORWARD)
@@ -293,7 +296,7 @@ class Trainer:
         """The loss of some environments of ``columns``, or of some of ``steps``."""
         batch: Mapping[str, Tensor] = columns
         if steps is not None:
-            assert isinstance(places, Tensor), places
+            assert isinstance(places, slice), places
             batch, places = steps.minibatch(places), slice(None)
         return self._algo.loss(self.model, batch, self._cfg, places, self.sync.all_reduce)
 

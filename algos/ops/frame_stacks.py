@@ -54,8 +54,8 @@ class FrameStacks:
 
 
 def take_rows(rows: Tensor, index: Tensor) -> Tensor:
-    """Some rows of a contiguous tensor ``[N, ...]``, by words where their size allows it."""
-    flat = rows.view(len(rows), -1)
+    """Some rows of a tensor ``[N, ...]``, by words where their size allows it."""
+    flat = rows.reshape(len(rows), -1)
     if flat.shape[1] * flat.itemsize % WORD == 0:
         flat = flat.view(torch.int64)
     return flat.index_select(0, index).view(rows.dtype).view(-1, *rows.shape[1:])

@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
-from torch import Tensor
 
 from penstock.algos.ops.frame_stacks import stacks
 from penstock.algos.slots import BEGINS, OLDER
@@ -57,15 +56,15 @@ def weights(made: Trainer) -> Array:
 
 
 def places(share: minibatches.Share) -> list[int]:
-    assert isinstance(share.places, Tensor)
-    return [int(place) for place in share.places]
+    assert share.order is not None
+    return [int(place) for place in share.order[share.places]]
 
 
 def test_every_epoch_deals_all_steps_anew_in_shares_of_nearly_one_size() -> None:
     alive = np.random.default_rng(0).random((7, 5)) < 0.7
     torch.manual_seed(0)
     shares = deal_steps(alive, updates=4, epochs=3)
-    assert [len(places(share)) for share in shares] == [9, 9, 9, 8] * 3
+    assert [len(places(share)) for share in shares] == [8, 9, 9, 9] * 3
     epochs = [[p for s in shares[i : i + 4] for p in places(s)] for i in (0, 4, 8)]
     for epoch in epochs:
         assert sorted(epoch) == list(range(35))
@@ -186,7 +185,9 @@ def test_stacks_of_frames_are_those_of_the_whole_batch(frame: tuple[int, int]) -
     columns["alive"] = torch.ones(7, 5, dtype=torch.bool)
     whole = stacks(columns["obs"], columns[OLDER], columns[BEGINS])
     steps = torch.tensor([34, 0, 12, 12, 5])
-    made = BatchSteps(columns, frozenset({OLDER, "seat"})).minibatch(steps)
+    batch_steps = BatchSteps(columns, frozenset({OLDER, "seat"}))
+    batch_steps.set_order(torch.cat([torch.tensor([7, 8]), steps, torch.tensor([1])]))
+    made = batch_steps.minibatch(slice(2, 7))
     expected = torch.stack([whole[step // 5, step % 5] for step in steps.tolist()])[None]
     assert torch.equal(made["obs"], expected)
     assert OLDER not in made
@@ -200,9 +201,13 @@ def test_stacks_of_frames_are_those_of_the_whole_batch(frame: tuple[int, int]) -
 def test_observations_are_gathered(shape: tuple[int, ...]) -> None:
     obs = torch.arange(8 * 5 * math.prod(shape), dtype=torch.float32).view(8, 5, *shape)
     columns = {"obs": obs, "alive": torch.ones(7, 5, dtype=torch.bool)}
-    steps = torch.tensor([30, 1])
-    made = BatchSteps(columns, frozenset()).minibatch(steps)
-    assert torch.equal(made["obs"], torch.stack([obs[6, 0], obs[0, 1]])[None])
+    made = BatchSteps(columns, frozenset())
+    for order in (torch.tensor([30, 1]), torch.tensor([1, 30])):  # two epochs
+        made.set_order(order)
+        for place in range(2):
+            step = int(order[place])
+            found = made.minibatch(slice(place, place + 1))["obs"]
+            assert torch.equal(found, obs[step // 5, step % 5][None, None])
 
 
 def test_parts_of_a_dict_and_action_masks_are_gathered_too() -> None:
