@@ -55,10 +55,18 @@ def test_a_part_of_it_may_be_overridden() -> None:
 
 
 def test_it_survives_yaml(tmp_path) -> None:  # type: ignore[no-untyped-def]
-    config = resolve("cartpole_ppo", ["learner.lr_end_fraction=1", "learner.lr_decay_steps=", RATE])
+    config = resolve("cartpole_ppo", [RATE])
     path = tmp_path / "config.yaml"
     path.write_text(dump(config))
     assert resolve(str(path)) == config
+
+
+def test_it_replaces_the_decay_of_a_preset() -> None:
+    for given in (RATE, "learner={lr: {from: 1e-3, to: 0}}", "learner.lr.from=1e-3"):
+        overrides = [given, "learner.lr.to=0"]
+        learner = resolve("cartpole_ppo", overrides).learner
+        assert (learner.lr_end_fraction, learner.lr_decay_steps) == (1.0, None)
+    assert resolve("cartpole_ppo", ["learner.lr=1e-3"]).learner.lr_decay_steps == 10**6
 
 
 @pytest.mark.parametrize(
