@@ -95,8 +95,8 @@ class Layers:
         if at == ("stop",) and over.get("return", 0) is None:
             self._drop(target, HOLD)
         if at == ("learner",) and isinstance(over.get("lr"), Mapping):
-            for path in DECAY:
-                self._drop(target, path)
+            for option in DECAY:
+                self._drop(target, option)
         for key, value in over.items():
             path = (*at, key)
             if value is None and _is_map(path):
