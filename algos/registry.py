@@ -6,6 +6,7 @@ messages list algorithms in this order.
 
 from __future__ import annotations
 
+from pathlib import Path
 from pkgutil import resolve_name
 from typing import TYPE_CHECKING
 
@@ -21,6 +22,9 @@ if TYPE_CHECKING:
     from penstock.algos.base import AlgorithmFactory, ReplayAlgorithm, UnrollAlgorithm
 
 
+HERE = Path(__file__).resolve().parent
+
+
 def algorithm(cfg: AlgoConfig) -> UnrollAlgorithm[AlgoConfig] | ReplayAlgorithm[AlgoConfig]:
     """The algorithm that a config names; UserError where its own `algo.entry` has none."""
     factory: AlgorithmFactory[AlgoConfig] = resolve_name(ALGORITHMS.specs[cfg.name].entry_point)
@@ -28,8 +32,10 @@ def algorithm(cfg: AlgoConfig) -> UnrollAlgorithm[AlgoConfig] | ReplayAlgorithm[
 
 
 for _spec in (
-    AlgorithmSpec(ImpalaConfig, "penstock.algos.impala.algorithm:IMPALA"),
-    AlgorithmSpec(PpoConfig, "penstock.algos.ppo.algorithm:PPO"),
+    AlgorithmSpec(
+        ImpalaConfig, "penstock.algos.impala.algorithm:IMPALA", HERE / "impala" / "defaults.yaml"
+    ),
+    AlgorithmSpec(PpoConfig, "penstock.algos.ppo.algorithm:PPO", HERE / "ppo" / "defaults.yaml"),
     AlgorithmSpec(CustomConfig, "penstock.algos.custom.algorithm:CUSTOM"),
     AlgorithmSpec(DqnConfig, "penstock.algos.dqn.algorithm:DQN"),
     AlgorithmSpec(SacConfig, "penstock.algos.sac.algorithm:SAC"),

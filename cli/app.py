@@ -279,10 +279,11 @@ def stacks(run_dir: LivingRun, as_json: Json = False) -> None:
 @config_app.command("show")
 def config_show(target: Target, overrides: Overrides = None, as_json: Json = False) -> None:
     """Print the complete config of a target with overrides."""
-    from penstock.configs.load import dump, resolve
+    from penstock.configs.load import dump, resolve_target
 
-    config = resolve(target, overrides or [])
-    answer(dump(config).rstrip(), config.model_dump(mode="json"), as_json)
+    found = resolve_target(target, overrides or [])
+    notes = "".join(f"# {note}\n" for note in (found.origin, found.defaults) if note)
+    answer(notes + dump(found.config).rstrip(), found.config.model_dump(mode="json"), as_json)
 
 
 @config_app.command("list")

@@ -9,6 +9,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BeforeValidator, SerializeAsAny, ValidationError
@@ -58,6 +59,11 @@ class AlgoConfig(Section):
         """Whether rewards are divided by the running deviation of the discounted return."""
         return False
 
+    def by_steps(self, has_core: bool) -> bool:
+        """Whether minibatches are of steps instead of whole unrolls; ``has_core``: the network is
+        recurrent."""
+        return False
+
     def contradictions(self) -> Iterator[Contradiction]:
         """Invalid combinations of the algorithm's own options."""
         yield from ()
@@ -95,6 +101,9 @@ class AlgorithmSpec:
     entry_point: str
     """``module:object`` of the algorithm (`algos.base.AlgorithmFactory`), imported where it
     runs."""
+    defaults: Path | None = None
+    """A file with defaults for each kind of environment (`configs.kinds`); None: those of
+    ``config`` are for all."""
 
     @property
     def name(self) -> str:

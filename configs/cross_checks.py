@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 from penstock.configs.group import group
 from penstock.configs.model import ModelConfig
+from penstock.configs.schedules import LinearSchedule
 from penstock.configs.section import Contradiction, Section
 from penstock.configs.sections import Sections
 from penstock.configs.transports import TRANSPORTS
@@ -25,7 +26,9 @@ def _batches(cfg: Sections) -> Iterator[Contradiction]:
     if cfg.algo.trains_on != "unrolls":
         return
     actors, transport, learner = cfg.actors, cfg.transport, cfg.learner
-    if actors.envs % learner.updates_per_batch:
+    if cfg.algo.by_steps(cfg.model.core != "none"):
+        yield from _minibatches_of_steps(cfg)
+    elif actors.envs % learner.updates_per_batch:
         more = -(-actors.envs // learner.updates_per_batch) * learner.updates_per_batch
         fewer = max(n for n in range(1, learner.updates_per_batch) if actors.envs % n == 0)
         yield Contradiction(
@@ -33,7 +36,7 @@ def _batches(cfg: Sections) -> Iterator[Contradiction]:
             f"actors.envs {actors.envs} is not divisible by learner.updates_per_batch "
             f"{learner.updates_per_batch}, and each update takes an equal share of a slot's "
             f"environments; set actors.envs={more} or "
-            f"learner.updates_per_batch={fewer}",
+            f"learner.updates_per_batch={fewer}{_or_steps(cfg)}",
         )
     waiting = max(1, actors.count // learner.count) * transport.slots
     if waiting < learner.batch_slots:
@@ -52,6 +55,30 @@ def _batches(cfg: Sections) -> Iterator[Contradiction]:
             f"transport.max_policy_lag {transport.max_policy_lag} is below {lag}, the lag of a "
             f"full queue, so most samples would be dropped; set transport.max_policy_lag={2 * lag}",
         )
+
+
+def _minibatches_of_steps(cfg: Sections) -> Iterator[Contradiction]:
+    updates, actors = cfg.learner.updates_per_batch, cfg.actors
+    steps = actors.envs * actors.unroll * cfg.learner.batch_slots
+    if updates > steps:
+        yield Contradiction(
+            ("learner.updates_per_batch", "actors.envs", "actors.unroll"),
+            f"learner.updates_per_batch {updates} is more than the {steps} steps of a batch "
+            "(actors.envs x actors.unroll x learner.batch_slots); set "
+            f"learner.updates_per_batch={steps} or less",
+        )
+    if cfg.model.core != "none":
+        yield Contradiction(
+            ("algo.minibatches", "model.core"),
+            f"algo.minibatches steps are in no order, and model.core {cfg.model.core} needs whole "
+            "unrolls; set algo.minibatches=unrolls or model.core=none",
+        )
+
+
+def _or_steps(cfg: Sections) -> str:
+    """A third remedy, where minibatches may be of steps."""
+    possible = cfg.model.core == "none" and "minibatches" in type(cfg.algo).model_fields
+    return ", or algo.minibatches=steps" if possible else ""
 
 
 def _rewards(cfg: Sections) -> Iterator[Contradiction]:
@@ -164,6 +191,14 @@ def _schedule(cfg: Sections) -> Iterator[Contradiction]:
             keys,
             f"learner.lr_decay_steps {steps} has no effect while learner.lr_end_fraction is 1; "
             "set learner.lr_end_fraction=0 to decay to zero",
+        )
+    lr = cfg.learner.lr
+    if isinstance(lr, LinearSchedule) and fraction != 1:
+        yield Contradiction(
+            ("learner.lr", *keys),
+            f"learner.lr is a schedule from {lr.from_:g} to {lr.to:g}, and learner.lr_end_fraction "
+            f"{fraction:g} would lower the rate too; set learner.lr={lr.from_:g}, or "
+            "learner.lr_end_fraction=1 and learner.lr_decay_steps=null",
         )
 
 

@@ -4,7 +4,8 @@ Maps are merged key by key. An empty map clears the values below it. null in pla
 ignored, so that all keys of a section may be commented out. A map that names another algorithm than
 the one below it replaces the section `algo`, as settings of one algorithm are not meant for
 another; only `OF_GAME`, the options about rewards that all algorithms share, are kept. Likewise
-`stop.return: null` removes the `stop.hold_s` below it.
+`stop.return: null` removes the `stop.hold_s` below it, and a schedule of `learner.lr` removes
+`learner.lr_end_fraction` and `learner.lr_decay_steps`.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from penstock.configs.yaml_text import KeyPath, parse
 OF_GAME = tuple(name for name in AlgoConfig.model_fields if name != "name")
 HOLD = ("stop", "hold_s")
 MAPS = (("env", "kwargs"), ("algo", "settings"), ("model", "settings"))
+DECAY = (("learner", "lr_end_fraction"), ("learner", "lr_decay_steps"))
 _EXAMPLE = "write an option and its value, for example learner.lr=3e-4"
 
 
@@ -34,6 +36,8 @@ class Layers:
     """Options of the section `algo` that a change of the algorithm removed."""
     before: str = DEFAULT
     """The algorithm that had them."""
+    has_preset: bool = False
+    """Whether the values include those of a preset."""
 
     @property
     def algo(self) -> str:
@@ -58,6 +62,22 @@ class Layers:
             value = {key: value}
         self._lay(value, (), lambda _: place)
 
+    def add_below(
+        self, values: Mapping[str, Any], places: Mapping[KeyPath, str], at: KeyPath = ()
+    ) -> None:
+        """Add values where nothing is set; an empty map that is set stays empty."""
+        target = self._map_at(at)
+        for key, value in values.items():
+            path = (*at, key)
+            below = target.get(key, {"": None})
+            if isinstance(value, dict) and isinstance(below, dict) and below:
+                self.add_below(value, places, path)
+            elif key not in target:
+                target[key] = value
+            else:
+                continue
+            self.places.setdefault(path, places[path])
+
     def keep_game(self) -> None:
         """Keep only `OF_GAME` of the section `algo`."""
         below = self._map_at(("algo",))
@@ -80,7 +100,10 @@ class Layers:
             self.keep_game()
         target = self._map_at(at)
         if at == ("stop",) and over.get("return", 0) is None:
-            self._drop_hold(target)
+            self._drop(target, HOLD)
+        if at == ("learner",) and isinstance(over.get("lr"), Mapping):
+            for option in DECAY:
+                self._drop(target, option)
         for key, value in over.items():
             path = (*at, key)
             if value is None and _is_map(path):
@@ -91,12 +114,12 @@ class Layers:
             else:
                 target[key] = value
 
-    def _drop_hold(self, stop: dict[str, Any]) -> None:
-        """Remove `stop.hold_s`, which has no meaning without `stop.return`, unless an override set
-        it."""
-        if not self.places.get(HOLD, "").startswith("override"):
-            stop.pop(HOLD[-1], None)
-            self.places.pop(HOLD, None)
+    def _drop(self, section: dict[str, Any], path: KeyPath) -> None:
+        """Remove an option that has no meaning beside a new value of another, unless an override
+        set it."""
+        if not self.places.get(path, "").startswith("override"):
+            section.pop(path[-1], None)
+            self.places.pop(path, None)
 
     def _map_at(self, path: KeyPath) -> dict[str, Any]:
         values = self.values

@@ -3,7 +3,9 @@
 A target is a preset, a YAML file, a gymnasium id, or `module:EnvId-v0` / `module:function`. A
 gymnasium id for which there is a preset stands for that preset. Any other Atari game stands for
 `breakout` with that game, and so does an Atari game with a preset when the requested algorithm is
-that of `breakout`. The environment is not imported here, so its existence is not checked.
+that of `breakout`. Where no preset applies, PPO and IMPALA have defaults for the kind of
+environment (`configs.kinds`). The environment is not imported here, so its existence is not
+checked.
 """
 
 from __future__ import annotations
@@ -17,7 +19,9 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
+from penstock.configs.algorithms import ALGORITHMS
 from penstock.configs.errors import UserError
+from penstock.configs.kinds import defaults, kind_of, without_replaced
 from penstock.configs.layers import Layers
 from penstock.configs.messages import explain, show
 from penstock.configs.schema import Config
@@ -29,6 +33,7 @@ CONFIG_FILE = "config.yaml"
 _GYMNASIUM_ID = re.compile(r"([\w:-]+/)?[\w:.-]+-v\d+")
 _ATARI, _ATARI_PRESET = re.compile(r"ALE/\w+-v\d+"), "breakout"  # settings that suit all of them
 _ALGO_OVERRIDE = re.compile(r"\s*algo\.name\s*=")
+_KIND_OVERRIDE = re.compile(r"\s*env\.kind\s*=")
 _MODULE_TARGET = re.compile(r"[A-Za-z_][\w.]*:[\w./-]+")
 
 
@@ -44,6 +49,8 @@ class Resolved:
     note: str = ""
     """A sentence with the options of the base that another `algo.name` dropped, if it dropped
     any."""
+    defaults: str = ""
+    """Description of the defaults for a kind of environment, where these apply."""
 
 
 def resolve(target: str | Config, overrides: Sequence[str] = ()) -> Config:
@@ -58,7 +65,12 @@ def resolve_target(target: str | Config, overrides: Sequence[str] = ()) -> Resol
     # Which algorithm it is comes first, as a change of it clears the settings of the one before.
     overrides = sorted(overrides, key=lambda text: not _ALGO_OVERRIDE.match(text))
     named = [text.partition("=")[2].strip() for text in overrides if _ALGO_OVERRIDE.match(text)]
-    name, origin = _lay_target(layers, target, named[-1] if named else None)
+    kinds = [text.partition("=")[2].strip() for text in overrides if _KIND_OVERRIDE.match(text)]
+    algo, kind = (found[-1] if found else None for found in (named, kinds))
+    name, origin = _lay_target(layers, target, algo, None if kind == "auto" else kind)
+    written = isinstance(target, Config) or Path(target).name == CONFIG_FILE
+    written |= Config.model_fields.keys() <= layers.values.keys()
+    is_complete = layers.has_preset or written
     mistakes = []
     for override in overrides:
         try:
@@ -67,8 +79,9 @@ def resolve_target(target: str | Config, overrides: Sequence[str] = ()) -> Resol
             mistakes.append(str(error))
     if mistakes:
         raise UserError("\n".join(mistakes))
+    of_kind = "" if is_complete else _lay_kind(layers)
     config = _check(layers, target if isinstance(target, str) else origin)
-    return Resolved(config, name, origin, _dropped(layers, config))
+    return Resolved(config, name, origin, _dropped(layers, config), of_kind)
 
 
 def load_run(run_dir: str | Path) -> Config:
@@ -100,9 +113,11 @@ def _first_paragraph(text: str) -> str:
     return " ".join(line.strip("# ") for line in paragraph)
 
 
-def _lay_target(layers: Layers, target: str | Config, algo: str | None) -> tuple[str, str]:
-    """Add the target's settings; returns its name and origin. ``algo`` is the requested
-    algorithm."""
+def _lay_target(
+    layers: Layers, target: str | Config, algo: str | None, kind: str | None
+) -> tuple[str, str]:
+    """Add the target's settings; returns its name and origin. ``algo`` and ``kind`` are the
+    requested algorithm and kind of environment."""
     if isinstance(target, Config):
         layers.values = target.model_dump()
         return _own_name(target.env.id), "the given config"
@@ -123,7 +138,7 @@ def _lay_target(layers: Layers, target: str | Config, algo: str | None) -> tuple
         name = Path(target).stem if Path(target).name != CONFIG_FILE else Path(target).parent.name
         return name or "run", f"file {target}" + (f" over preset {base}" if base else "")
     if _GYMNASIUM_ID.fullmatch(target) or _MODULE_TARGET.fullmatch(target):
-        return _lay_game(layers, target, algo)
+        return _lay_game(layers, target, algo, kind)
     close = get_close_matches(target, names, n=1, cutoff=0.0)
     raise UserError(
         f"{show(target)} is not a target; the nearest preset is {close[0]}, and a target is a "
@@ -189,24 +204,41 @@ def _own_name(env_id: str) -> str:
     return re.sub(r"[^\w.-]+", "-", env_id)
 
 
-def _lay_game(layers: Layers, env_id: str, algo: str | None) -> tuple[str, str]:
-    """Add the preset for an environment; of several, the one with the requested algorithm."""
+def _lay_game(layers: Layers, env_id: str, algo: str | None, kind: str | None) -> tuple[str, str]:
+    """Add the preset for an environment; of several, the one with the requested algorithm. Of a
+    preset for another algorithm, or where a ``kind`` is requested, only a part is added."""
     own_name, found = _own_name(env_id), _by_game(env_id)
     layers.values["env"] = {"id": env_id}
     if found:
         name = next((name for name in found if found[name].algo == algo), next(iter(found)))
         layers.values, layers.places = found[name].values, found[name].places
-        if algo in (None, found[name].algo):
+        if algo in (None, found[name].algo) and kind is None:
+            layers.has_preset = True
             base = f"{_ATARI_PRESET}, with" if name == own_name else f"{name}, which trains"
             return name, f"preset {base} {env_id}"
         layers.keep_game()  # its other settings are for another algorithm
         layers.dropped = {}  # the target is the environment, not this preset
-        layers.values = {key: layers.values[key] for key in ("env", "algo")}
+        kept = ("env", "algo") if kind is None else ("env",)
+        layers.values = {key: layers.values[key] for key in kept}
         layers.places = {path: at for path, at in layers.places.items() if path[0] in layers.values}
     return own_name, f"the defaults, for {env_id}"
 
 
+def _lay_kind(layers: Layers) -> str:
+    """Add the algorithm's defaults for the kind of environment below everything else; returns their
+    description, empty where it has none."""
+    env, spec = layers.values.get("env"), ALGORITHMS.specs.get(layers.algo)
+    if not isinstance(env, dict) or spec is None or spec.defaults is None:
+        return ""
+    kind = kind_of(env)
+    found = defaults(spec.defaults, kind)
+    layers.add_below(without_replaced(found.values, layers.values), found.places)
+    env["kind"] = kind
+    return f"defaults of algo.name {spec.name} for env.kind {kind}: {found.source}"
+
+
 def _lay_preset(layers: Layers, name: str) -> None:
+    layers.has_preset = True
     _lay_file(layers, PRESETS / f"{name}.yaml", f"configs/{name}.yaml")
 
 

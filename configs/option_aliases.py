@@ -23,7 +23,7 @@ _ON_POLICY = {
     "learner.updates_per_batch": "num_minibatches num_batches_per_epoch",
     "algo.epochs": "update_epochs n_epochs num_epochs",
     "learner.lr": "learning_rate",
-    "learner.lr_end_fraction with learner.lr_decay_steps": "anneal_lr lr_schedule",
+    "learner.lr={from: 3e-4, to: 0}": "anneal_lr lr_schedule",
     "algo.discount": "gamma",
     "algo.clip": "clip_coef clip_range ppo_clip_ratio",
     "algo.value_clip": "clip_vloss clip_range_vf ppo_clip_value",

@@ -35,6 +35,9 @@ A **target** is one of
 | a gymnasium id | `CartPole-v1` | the preset for this environment, otherwise the defaults |
 | a module with an id or a function | `games:Maze-v0`, `games:make_maze` | the defaults |
 
+The defaults are those in the tables below. PPO and IMPALA have
+[others for each kind of environment](algorithms.md#defaults), in which `env.kind` is chosen.
+
 The presets are
 
 {{presets}}

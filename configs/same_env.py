@@ -10,7 +10,7 @@ from penstock.configs.sections import EnvConfig
 
 def settings(env: EnvConfig) -> dict[str, Any]:
     """The settings as JSON, for `same_game`."""
-    return env.model_dump(mode="json")
+    return env.model_dump(mode="json", exclude={"kind"})  # which decides defaults only
 
 
 def same_game(known: Mapping[str, Any], env: EnvConfig) -> bool:

@@ -15,6 +15,7 @@ from penstock.configs.algorithms import ALGORITHMS, AnyAlgoConfig
 from penstock.configs.model import ModelConfig
 from penstock.configs.reduce import ReduceConfig
 from penstock.configs.run import RunConfig
+from penstock.configs.schedules import Rate
 from penstock.configs.section import Section
 from penstock.configs.transports import TRANSPORTS, TransportConfig
 from penstock.configs.value_types import (
@@ -33,6 +34,8 @@ from penstock.configs.value_types import (
     Wrappers,
 )
 
+EnvKind = Literal["auto", "vector", "continuous", "pixels", "atari"]
+
 
 class EnvConfig(Section):
     """The environment that the actors play."""
@@ -40,6 +43,12 @@ class EnvConfig(Section):
     id: Text
     """A gymnasium id such as `CartPole-v1` or `ALE/Pong-v5`; `module:EnvId-v0`, which imports the
     module first; or `module:function`, a function that returns an environment."""
+    kind: EnvKind = "auto"
+    """The kind of environment, which decides the defaults of PPO and IMPALA where no preset has
+    settings: `vector` has observations of numbers and actions to choose from, `continuous` has
+    actions of numbers, such as MuJoCo, `pixels` has images, `atari` is ale-py. `auto` finds it from
+    the id, and takes `vector` for an id that is not known. With a gymnasium id for which there is a
+    preset, any other value replaces all of the preset's settings but those of `env`."""
     kwargs: Options = Field(default_factory=dict)
     """Keyword arguments of the environment. `${env:PENSTOCK_KEY}` in a text is replaced, in the
     process that makes the environment, by the value of that environment variable. The value is
@@ -164,8 +173,10 @@ class LearnerConfig(Section):
     """Momentum of `sgd` and `lars`."""
     weight_decay: NotNegative = 0.0
     """Weight decay of `sgd`, `lars` and `lamb`."""
-    lr: Positive = 3e-4
-    """Initial learning rate of one learner; see `lr_scaling` for several."""
+    lr: Rate = 3e-4
+    """Learning rate of one learner; see `lr_scaling` for several. A schedule such as
+    `{from: 3e-4, to: 0, steps: 1e6}` changes it linearly over so many agent steps; without `steps`,
+    over `stop.env_steps`, and it stays at its first value if that is null."""
     lr_scaling: Literal["none", "sqrt", "linear"] = "none"
     """Factor on `lr` with several learners: `none` 1, `sqrt` the square root of `count`, `linear`
     `count`."""
@@ -174,7 +185,8 @@ class LearnerConfig(Section):
     from the rate of one learner if `lr_scaling` is set, otherwise from 0."""
     lr_end_fraction: Fraction = 1.0
     """Final learning rate as a fraction of `lr`; the rate falls linearly over `lr_decay_steps`. 1
-    keeps it constant."""
+    keeps it constant. A short form of a schedule of `lr`, which an override of `lr` does not
+    replace."""
     lr_decay_steps: Count | None = None
     """Agent steps over which the learning rate falls; afterwards it stays at its final value."""
     eps: Positive = 1e-5
@@ -188,7 +200,8 @@ class LearnerConfig(Section):
     """Slots in one batch. More make batches larger, and the learner waits longer for each."""
     updates_per_batch: Count = 1
     """Optimizer steps (minibatches) per batch and epoch, each on an equal share of the batch's
-    environments. Every sample is used once in each of `algo.epochs`. Not used with replay."""
+    environments, or of its steps (`algo.minibatches` of PPO). Every sample is used once in each of
+    `algo.epochs`. Not used with replay."""
     accumulate: Count = 1
     """Batches whose gradients are added up for one optimizer step. It makes the effective batch
     larger without more memory."""

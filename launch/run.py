@@ -332,7 +332,8 @@ def _supervise(
 
 def _about(resolved: Resolved) -> str:
     """Environment, algorithm and base of a run."""
-    return f"{resolved.config.env.id}, {resolved.config.algo.name}, {resolved.origin}"
+    about = f"{resolved.config.env.id}, {resolved.config.algo.name}, {resolved.origin}"
+    return f"{about}; {resolved.defaults}" if resolved.defaults else about
 
 
 def _title(run_dir: Path, specs: Sequence[RoleSpec]) -> str:

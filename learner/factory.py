@@ -7,12 +7,14 @@ import torch
 from penstock.algos.registry import algorithm
 from penstock.algos.samples import network_shape
 from penstock.configs.errors import UserError
+from penstock.configs.kinds import OTHERWISE
 from penstock.configs.schema import Config
 from penstock.core.interfaces import Unrolls
 from penstock.core.role import RoleContext
 from penstock.envs import EnvInfo
 from penstock.learner.offpolicy import OffPolicyTrainer
 from penstock.learner.trainer import Trainer
+from penstock.models.fitting import kind_of
 from penstock.models.summary import in_words
 from penstock.profiling.ledger import TimeLedger
 
@@ -29,6 +31,19 @@ def network_of(config: Config, info: EnvInfo, trainer: AnyTrainer) -> str:
     """A sentence on the network and its device."""
     count = sum(len(optimizer.values) for optimizer in trainer.optimizers().values())
     return in_words(network_shape(config, info), config.model, count)
+
+
+def kind_note(config: Config, info: EnvInfo) -> str:
+    """A sentence where the defaults for another kind of environment would suit the spaces better;
+    otherwise empty."""
+    chosen, kind = config.env.kind, kind_of(config, info)
+    if chosen != OTHERWISE or kind == OTHERWISE:
+        return ""
+    has = "images" if kind == "pixels" else "actions of numbers"
+    return (
+        f"{config.env.id} has {has}, and the options that are not set have the defaults for "
+        f"env.kind {chosen}; env.kind={kind} has the ones that suit it"
+    )
 
 
 def on_own_gpu(config: Config, ctx: RoleContext) -> Config:

@@ -25,6 +25,7 @@ from penstock.learner.state import (
     WEIGHTS,
     Learner,
     follow_lr_factor,
+    learning_rate_of,
     set_weights,
     weights_of,
 )
@@ -88,7 +89,7 @@ class NonFiniteGuard:
                 f"{cfg.max_in_row} updates in a row were skipped, as a loss or gradient was not "
                 "finite: the learner goes back to its last good state, at a lower learning rate"
             )
-            rate = trainer.config.learner.lr * progress.lr_factor
+            rate = learning_rate_of(trainer)
             self._event("rollback", text, **told, learning_rate=rate, number=progress.rollbacks)
         return ""
 
@@ -103,7 +104,7 @@ class NonFiniteGuard:
                 "the metrics counts them",
                 loss=self._statistics.last_skipped,
                 step=trainer.progress.learner_steps,
-                learning_rate=trainer.config.learner.lr * trainer.progress.lr_factor,
+                learning_rate=learning_rate_of(trainer),
                 skipped=skipped,
             )
 
@@ -125,7 +126,7 @@ class NonFiniteGuard:
     def _end(self, why: str) -> str:
         cfg, progress = self._config, self._trainer.progress
         before = f", after {progress.rollbacks} rollbacks" if progress.rollbacks else ""
-        rate = self._trainer.config.learner.lr * progress.lr_factor
+        rate = learning_rate_of(self._trainer)
         return (
             f"{cfg.max_in_row} updates in a row were skipped{before}, the last with {why}; find "
             f"out what is not finite, or lower learner.lr (now {rate:g}) or learner.grad_clip "

@@ -19,6 +19,7 @@ from penstock.algos.registry import algorithm
 from penstock.algos.replay_update import ReplayUpdate, UpdateContext, UpdateResult
 from penstock.algos.samples import slot_spec
 from penstock.configs.errors import UserError
+from penstock.configs.schedules import over_run
 from penstock.configs.schema import Config
 from penstock.core.interfaces import StepResult
 from penstock.core.params import Floats
@@ -100,7 +101,8 @@ class OffPolicyTrainer:
         )
 
     def _optimizer(self, name: str, named: Iterable[tuple[str, nn.Parameter]]) -> SyncedOptimizer:
-        flat = self._optimizers[name] = FlatOptimizer(named, self.config.learner)
+        cfg = over_run(self.config.learner, self.config.stop.env_steps)
+        flat = self._optimizers[name] = FlatOptimizer(named, cfg)
         return SyncedOptimizer(flat, self)
 
     def optimizers(self) -> dict[str, FlatOptimizer]:

@@ -28,7 +28,13 @@ from penstock.core.role import RoleContext, learner_socket
 from penstock.envs import probe
 from penstock.learner.checkpoints.checkpoint_manager import CheckpointManager
 from penstock.learner.evaluation_requests import EvaluationRequests
-from penstock.learner.factory import AnyTrainer, make_trainer, network_of, on_own_gpu
+from penstock.learner.factory import (
+    AnyTrainer,
+    kind_note,
+    make_trainer,
+    network_of,
+    on_own_gpu,
+)
 from penstock.learner.group.elastic_group import ElasticGroup, begun
 from penstock.learner.loop import TrainingLoop
 from penstock.learner.nonfinite import DIVERGED, NonFiniteGuard
@@ -60,6 +66,8 @@ def run(ctx: RoleContext) -> None:
     assert config is not None
     info = probe(config.env, config.actors.env_threads)
     logger.info("%s", info.how)
+    if ctx.learner == 0 and (note := kind_note(config, info)):
+        logger.info("%s", note)
     trainer = make_trainer(on_own_gpu(config, ctx), info, ctx.ledger)
     logger.info("%s", network_of(config, info, trainer))
     checkpoints = CheckpointManager(ctx.run_dir, trainer, ctx.report, ctx.event)

@@ -9,11 +9,12 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from penstock.configs.schedules import over_run
 from penstock.configs.schema import Config
 from penstock.core.interfaces import B_contra, Update
 from penstock.core.params import Arrays
 from penstock.learner.device_statistics import DeviceStatistics
-from penstock.learner.optimizers.flat_optimizer import FlatOptimizer
+from penstock.learner.optimizers.flat_optimizer import FlatOptimizer, learning_rate
 from penstock.learner.progress import Progress
 
 WEIGHTS, PROGRESS = "weights", "progress"
@@ -74,6 +75,14 @@ def put_state(trainer: Learner[Any], state: Arrays) -> None:
     trainer.load_state_dict(rest)
     trainer.progress.join(progress)
     follow_lr_factor(trainer)
+
+
+def learning_rate_of(trainer: Learner[Any]) -> float:
+    """The learning rate of the last update, with its schedule, scaling and rollbacks."""
+    config, progress = trainer.config, trainer.progress
+    cfg = over_run(config.learner, config.stop.env_steps)
+    rate = learning_rate(cfg, progress.trained_steps, max(progress.learner_steps, 1))
+    return rate * progress.lr_factor
 
 
 def follow_lr_factor(trainer: Learner[Any]) -> None:

@@ -1,17 +1,18 @@
 """The trainer: network, optimizer, algorithm and counters of one learner, without any transport.
 
 The learner's process gives it batches from shared memory, the lockstep mode from the same process.
-A batch is split by environments into ``updates_per_batch`` updates, anew in each epoch, and an
-update into micro-batches that fit the processor's cache. Their gradients add up, over
+A batch is split into ``updates_per_batch`` updates, anew in each epoch, by environments or by steps
+(`minibatches`), and an update into micro-batches that fit the processor's cache. Their gradients
+add up, over
 ``accumulate`` batches and over the learners that ``sync`` connects, and one step is taken by their
 sum over the number of agent steps. `penstock.algos.base.UnrollAlgorithm` is the algorithm's part.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -25,6 +26,7 @@ from penstock.algos.registry import algorithm
 from penstock.algos.samples import slot_spec
 from penstock.algos.slots import RETURN
 from penstock.configs.errors import UserError
+from penstock.configs.schedules import over_run, schedules, with_values
 from penstock.configs.schema import Config
 from penstock.core.interfaces import StepResult
 from penstock.core.params import Floats
@@ -32,6 +34,7 @@ from penstock.core.specs import SlotSpec
 from penstock.envs import EnvInfo
 from penstock.learner.device_queue import DeviceQueue
 from penstock.learner.device_statistics import DeviceStatistics, kind_of
+from penstock.learner.minibatches import BatchSteps, Share, deal, deal_steps, pieces
 from penstock.learner.optimizers.flat_optimizer import FlatOptimizer
 from penstock.learner.progress import Progress
 from penstock.learner.sources.staging import StagingBatch, torch_dtype
@@ -59,17 +62,23 @@ class Trainer:
         self._ledger = ledger or TimeLedger()
         algo = algorithm(config.algo)
         assert isinstance(algo, UnrollAlgorithm), config.algo
-        self._algo, self._cfg = algo, algo.settled(config.algo)
+        self._algo = algo
+        self._scheduled = over_run(config.algo, config.stop.env_steps)
+        self._has_schedules = bool(schedules(self._scheduled))
+        self._cfg = algo.settled(with_values(self._scheduled, 0))
         self._whole = algo.whole(self._cfg)
+        self._by_steps = config.algo.by_steps(config.model.core != "none")
         self.device = pick_device(config.learner.device)
         if self.device.type == "cuda":
             torch.cuda.set_device(self.device)
         self.spec = slot_spec(config, info)
+        self._per_slot = frozenset(c.name for c in self.spec.columns if c.rows == "slot")
         shape = algo.network(config, info)
         self.layout = shape.layout
         dtype = trunk_dtype(config.learner.precision, self.device, shape)
         self.model = build_net(shape, dtype).to(self.device)
-        self.optimizer = FlatOptimizer(self.model.named_parameters(), config.learner)
+        learner = over_run(config.learner, config.stop.env_steps)
+        self.optimizer = FlatOptimizer(self.model.named_parameters(), learner)
         self.progress = Progress(config.stop, info.frames_per_step)
         self.sync: GradientSync = SingleLearner()
         self.updates = config.algo.passes * config.learner.updates_per_batch
@@ -100,8 +109,10 @@ class Trainer:
         if batch is None:
             return np.zeros(self.updates)
         updates = self.config.learner.updates_per_batch
-        self.progress.played(batch.arrays, batch.steps, updates)
-        self._shares = deal(batch.arrays["alive"], updates, self.updates // updates)
+        # By steps, the steps of each environment are spread over all updates of an epoch.
+        self.progress.played(batch.arrays, batch.steps, 1 if self._by_steps else updates)
+        divide = deal_steps if self._by_steps else deal
+        self._shares = divide(batch.arrays["alive"], updates, self.updates // updates)
         return np.array([share.steps for share in self._shares], np.float64)
 
     def step(self, batch: StagingBatch | None, totals: Floats | None = None) -> StepResult:
@@ -127,11 +138,15 @@ class Trainer:
         self._batches += 1
         if not self._before:
             self._before = [tensor.clone() for tensor in self.shared().values()]
+        if self._has_schedules:
+            now = with_values(self._scheduled, self.progress.trained_steps)
+            self._cfg = self._algo.settled(now)
         columns = self._prepared(columns)
+        steps = BatchSteps(columns, self._per_slot) if self._by_steps else None
         for share, total in zip(shares, totals, strict=True):
             if not self._goes_on(columns):
                 break
-            self._update(columns, share, float(total))
+            self._update(columns, steps, share, float(total))
             self._updates_done += 1
         self._early_stops.append(self._updates_done < len(totals))
         self._undo_where_skipped()
@@ -262,20 +277,26 @@ class Trainer:
         """Environments of a micro-batch."""
         return max(1, self.config.learner.micro_batch // (self.spec.unroll + 1))
 
-    def _update(self, columns: dict[str, Tensor], share: Share | None, total: float) -> None:
+    def _update(
+        self,
+        columns: dict[str, Tensor],
+        steps: BatchSteps | None,
+        share: Share | None,
+        total: float,
+    ) -> None:
         """One optimizer step, or a part of one, on ``total`` samples of all learners.
 
-        ``share`` are this learner's environments of the batch, if it has any.
+        ``share`` is this learner's minibatch, if it has any, of ``columns``, or of ``steps``.
         """
         if self._accumulated == 0:
             self.optimizer.zero_grad()
         self._accumulated += total
         complete = self._batches % self.config.learner.accumulate == 0
         if share is not None and total:
-            self._backward(columns, share, complete)
+            self._backward(columns, steps, share, complete)
         elif self._whole and total:
             with torch.no_grad():
-                self._loss(columns, slice(0, 1))  # which sums up with the other learners
+                self._loss(columns, None, slice(0, 1))  # which sums up with the other learners
         if share is not None:
             self.device_statistics.count(share.steps)
         if not complete or not self._accumulated:
@@ -288,24 +309,36 @@ class Trainer:
         if self._before:
             self._norms.append(norm)
 
-    def _backward(self, columns: dict[str, Tensor], share: Share, complete: bool) -> None:
-        """Add the gradients of some environments, micro-batch by micro-batch."""
-        envs = share.envs
-        if isinstance(envs, Tensor):
-            envs = envs.to(self.device, non_blocking=True)
-        parts = [envs] if self._whole else list(pieces(envs, self._micro_envs))
+    def _backward(
+        self, columns: dict[str, Tensor], steps: BatchSteps | None, share: Share, complete: bool
+    ) -> None:
+        """Add the gradients of a minibatch, micro-batch by micro-batch."""
+        places = share.places
+        if isinstance(places, Tensor):
+            places = places.to(self.device, non_blocking=True)
+        size = self._micro_envs
+        if steps is not None and share.order is not None:
+            steps.set_order(share.order)
+            size = self.config.learner.micro_batch
+        parts = [places] if self._whole else list(pieces(places, size))
         for number, part in enumerate(parts, start=1):
             self._ledger.switch(Part.FORWARD)
-            loss, sums = self._loss(columns, part)
+            loss, sums = self._loss(columns, steps, part)
             if complete and number == len(parts):
                 self.sync.prepare_backward(self.optimizer, self._accumulated)
             self._ledger.switch(Part.BACKWARD)
             backward(loss)
             self.device_statistics.add(sums)
 
-    def _loss(self, columns: dict[str, Tensor], envs: slice | Tensor) -> tuple[Tensor, Tensor]:
-        algo = self._algo
-        found = algo.loss(self.model, columns, self._cfg, envs, self.sync.all_reduce)
+    def _loss(
+        self, columns: dict[str, Tensor], steps: BatchSteps | None, places: slice | Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """The loss of some environments of ``columns``, or of some of ``steps``."""
+        batch: Mapping[str, Tensor] = columns
+        if steps is not None:
+            assert isinstance(places, slice), places
+            batch, places = steps.minibatch(places), slice(None)
+        found = self._algo.loss(self.model, batch, self._cfg, places, self.sync.all_reduce)
         if not isinstance(found, tuple) or len(found) != 2:
             raise UserError(
                 f"loss returned {type(found).__name__}; return the loss and the sums of STATISTICS"
@@ -316,43 +349,6 @@ class Trainer:
                 "sum over the alive rows"
             )
         return found
-
-
-class Share(NamedTuple):
-    """The environments of one update, and their agent steps."""
-
-    envs: slice | Tensor
-    steps: int
-
-
-def deal(alive: npt.NDArray[np.bool_], updates: int, epochs: int) -> list[Share]:
-    """Deal the environments of a batch out to ``updates`` equal shares, once for each epoch.
-
-    ``alive`` is ``[T, E]``. The first epoch takes them in their order, without a copy; the others
-    by torch's global random generator, which is part of the checkpoint.
-    """
-    steps = np.count_nonzero(alive, axis=0)
-    size = len(steps) // updates
-    shares = []
-    for first in range(0, size * updates, size):
-        envs = slice(first, first + size)
-        shares.append(Share(envs, int(steps[envs].sum())))
-    for _ in range(epochs - 1):
-        if updates == 1:
-            shares.append(shares[0])
-            continue
-        for part in torch.randperm(len(steps)).split(size):
-            shares.append(Share(part, int(steps[part.numpy()].sum())))
-    return shares
-
-
-def pieces(envs: slice | Tensor, size: int) -> Iterator[slice | Tensor]:
-    """The environments of an update, at most ``size`` at a time."""
-    if isinstance(envs, Tensor):
-        yield from envs.split(size)
-        return
-    for first in range(envs.start, envs.stop, size):
-        yield slice(first, min(first + size, envs.stop))
 
 
 def empty_batch(spec: SlotSpec, device: torch.device) -> dict[str, Tensor]:

@@ -11,6 +11,7 @@ from gymnasium import spaces
 from penstock.configs.errors import UserError
 from penstock.configs.model import ModelConfig
 from penstock.configs.schema import Config
+from penstock.configs.sections import EnvKind
 from penstock.core.observations import MASK, ObservationPart, Spaces
 from penstock.core.params import ParamLayout
 from penstock.models.actions import action_spec
@@ -39,6 +40,13 @@ def parts_of(game: Spaces) -> tuple[ObservationPart, ...]:
 def mask_of(game: Spaces) -> ObservationPart | None:
     """The action mask among the parts of a game's observations."""
     return next((part for part in parts_of(game) if part.name == MASK), None)
+
+
+def kind_of(config: Config, game: Spaces) -> EnvKind:
+    """The kind of environment (`env.kind`) by its spaces."""
+    if any(part.is_image for part in _read(config, game)[0]):
+        return "pixels"
+    return "continuous" if isinstance(game.action_space, spaces.Box) else "vector"
 
 
 def actor_critic_shape(config: Config, game: Spaces) -> ActorCriticShape:

@@ -16,6 +16,7 @@ from penstock.algos.base import UnrollAlgorithm
 from penstock.algos.diagnostics import LAG, MOMENTS, batch_sums
 from penstock.algos.impala.config import ImpalaConfig
 from penstock.algos.slots import process
+from penstock.configs.schedules import constant
 from penstock.core.params import ParamLayout
 from penstock.core.specs import Column
 from penstock.models.actions import action_column, counts_of
@@ -113,7 +114,7 @@ def loss(
     policy_loss = -torch.dot(advantages, action_logp)
     value_loss = 0.5 * torch.dot(differences, differences)
     entropy = torch.dot(policy.entropy(), living)
-    total = policy_loss + cfg.value_cost * value_loss - cfg.entropy_cost * entropy
+    total = policy_loss + cfg.value_cost * value_loss - constant(cfg.entropy_cost) * entropy
     losses = torch.stack((policy_loss.detach(), value_loss.detach(), entropy.detach()))
     sums = batch_sums(
         living,

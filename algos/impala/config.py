@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Literal
 
 from penstock.configs.algorithms import OnPolicyConfig
+from penstock.configs.schedules import Weight
 from penstock.configs.value_types import Fraction, NotNegative, Positive, Switch
 
 
@@ -22,8 +23,9 @@ class ImpalaConfig(OnPolicyConfig):
     c_clip: Positive = 1.0
     """Upper bound on the importance weights in the product that carries later temporal differences
     back (c-bar in V-trace). Smaller values mean less variance and slower learning of values."""
-    entropy_cost: NotNegative = 0.01
-    """Weight of the entropy bonus in the loss. Larger values keep the policy more random."""
+    entropy_cost: Weight = 0.01
+    """Weight of the entropy bonus in the loss. Larger values keep the policy more random. A
+    schedule changes it by agent steps, as that of `learner.lr`."""
     value_cost: NotNegative = 0.5
     """Weight of the value loss in the loss. Larger values favour the value function over the
     policy where they share a network."""

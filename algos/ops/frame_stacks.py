@@ -29,16 +29,36 @@ def stacks(newest: Tensor, older: Tensor, begins: Tensor) -> Tensor:
     ``begins`` ``[T, E]`` says at row t how an episode begins with row t + 1, if one does
     (`penstock.algos.slots`).
     """
-    (rows, envs), depth = newest.shape[:2], older.shape[1] + 1
-    # Row 0 is zeros, row r + depth the newest frame of row r.
-    frames = torch.cat([torch.zeros_like(newest[:1]), older.transpose(0, 1), newest])
-    where = _frames_of(begins.long(), depth) + depth
-    where.mul_(envs).add_(torch.arange(envs, device=where.device)[:, None])
-    flat = frames.reshape(len(frames) * envs, -1)
+    made = FrameStacks(newest, older, begins)
+    return made.of(slice(None)).view(*newest.shape[:2], *made.shape)
+
+
+class FrameStacks:
+    """The stacks of a batch of frames (see `stacks`), of which some are made at a time."""
+
+    @torch.no_grad()
+    def __init__(self, newest: Tensor, older: Tensor, begins: Tensor) -> None:
+        envs, depth = newest.shape[1], older.shape[1] + 1
+        # Row 0 is zeros, row r + depth the newest frame of row r.
+        frames = torch.cat([torch.zeros_like(newest[:1]), older.transpose(0, 1), newest])
+        where = _frames_of(begins.long(), depth) + depth
+        where.mul_(envs).add_(torch.arange(envs, device=where.device)[:, None])
+        self._frames, self._where = frames.flatten(0, 1), where.flatten(0, 1)
+        self.shape = (depth, *newest.shape[2:])
+        """Of one stack."""
+
+    @torch.no_grad()
+    def of(self, steps: slice | Tensor) -> Tensor:
+        """Stacks ``[B, K, *frame]`` of some steps, each ``row * environments + environment``."""
+        return take_rows(self._frames, self._where[steps].flatten()).view(-1, *self.shape)
+
+
+def take_rows(rows: Tensor, index: Tensor) -> Tensor:
+    """Some rows of a tensor ``[N, ...]``, by words where their size allows it."""
+    flat = rows.reshape(len(rows), -1)
     if flat.shape[1] * flat.itemsize % WORD == 0:
         flat = flat.view(torch.int64)
-    made = flat.index_select(0, where.flatten()).view(newest.dtype)
-    return made.view(rows, envs, depth, *newest.shape[2:])
+    return flat.index_select(0, index).view(rows.dtype).view(-1, *rows.shape[1:])
 
 
 def _frames_of(begins: Tensor, depth: int) -> Tensor:

@@ -22,6 +22,7 @@ from penstock.algos.diagnostics import batch_sums
 from penstock.algos.impala.algorithm import check, columns
 from penstock.algos.ppo.config import PpoConfig
 from penstock.algos.slots import process
+from penstock.configs.schedules import constant
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -161,7 +162,8 @@ def loss(
     logp = policy.logp(batch["action"][:, envs].flatten(0, 1))
     log_ratio = ((logp - proximal_logp) * mask).clamp(-MOST_LOG_RATIO, MOST_LOG_RATIO)
     ratio = log_ratio.exp()
-    bounded = ratio.clamp(1 - cfg.clip, 1 + cfg.clip)
+    clip = constant(cfg.clip)
+    bounded = ratio.clamp(1 - clip, 1 + clip)
     if whole(cfg):
         advantage = normalized(advantage, mask, add_others)
     advantage = advantage * weight  # after it was normalised: the mean is that of equal rows
@@ -170,7 +172,7 @@ def loss(
     errors = _errors(part.values[:steps], target, old_value, cfg.value_clip)
     value_loss = 0.5 * torch.dot(errors, mask)
     entropy = torch.dot(policy.entropy(), mask)
-    total = policy_loss + cfg.value_cost * value_loss - cfg.entropy_cost * entropy
+    total = policy_loss + cfg.value_cost * value_loss - constant(cfg.entropy_cost) * entropy
     with torch.no_grad():
         kl = (ratio - 1 - log_ratio).dot(mask)
         beyond = (ratio != bounded).to(mask.dtype).dot(mask)

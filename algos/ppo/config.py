@@ -6,8 +6,9 @@ from collections.abc import Iterator
 from typing import Literal
 
 from penstock.configs.algorithms import OnPolicyConfig
+from penstock.configs.schedules import Clip, Weight
 from penstock.configs.section import Contradiction
-from penstock.configs.value_types import Count, Fraction, NotNegative, Part, Positive
+from penstock.configs.value_types import Count, Fraction, NotNegative, Positive
 
 
 class PpoConfig(OnPolicyConfig):
@@ -28,12 +29,17 @@ class PpoConfig(OnPolicyConfig):
     batch's start over that by the policy that acted. Smaller values mean less variance and more
     bias in the correction of lag."""
     epochs: Count = 4
-    """Passes over each batch. Each pass has `learner.updates_per_batch` minibatches of the batch's
-    environments, reshuffled for each pass. More passes use samples better, and move the policy
-    farther in a batch."""
-    clip: Part = 0.2
+    """Passes over each batch. Each pass has `learner.updates_per_batch` minibatches, reshuffled for
+    each pass. More passes use samples better, and move the policy farther in a batch."""
+    minibatches: Literal["unrolls", "steps", "auto"] = "unrolls"
+    """Content of a minibatch: `unrolls` are whole unrolls of some environments, as recurrent
+    networks (`model.core`) need them; `steps` are any steps of the batch, as in the published
+    algorithm, and their number need not divide `actors.envs`. `auto` is `steps` where `model.core`
+    is `none`."""
+    clip: Clip = 0.2
     """Clipping range of the probability ratio between the current policy and the one at the batch's
-    start: 1 ± this. Smaller values mean smaller changes of the policy for each batch."""
+    start: 1 ± this. Smaller values mean smaller changes of the policy for each batch. A schedule
+    changes it by agent steps, as that of `learner.lr`."""
     value_clip: Positive | None = None
     """Clipping range of a value around its value at the batch's start, in units of the scaled
     return. Smaller values mean slower changes of the value function. null: no clipping."""
@@ -42,8 +48,9 @@ class PpoConfig(OnPolicyConfig):
     exact and averaged over the batch. Where it is exceeded after an epoch, the batch has no further
     epoch. The learner then waits for its device between epochs, as the host has to read the
     divergence. null: all epochs."""
-    entropy_cost: NotNegative = 0.01
-    """Weight of the entropy bonus in the loss. Larger values keep the policy more random."""
+    entropy_cost: Weight = 0.01
+    """Weight of the entropy bonus in the loss. Larger values keep the policy more random. A
+    schedule changes it by agent steps, as that of `learner.lr`."""
     value_cost: NotNegative = 0.5
     """Weight of the value loss in the loss. Larger values favour the value function over the
     policy where they share a network."""
@@ -55,6 +62,9 @@ class PpoConfig(OnPolicyConfig):
     @property
     def passes(self) -> int:
         return self.epochs
+
+    def by_steps(self, has_core: bool) -> bool:
+        return self.minibatches == "steps" or (self.minibatches == "auto" and not has_core)
 
     def contradictions(self) -> Iterator[Contradiction]:
         if self.target_kl is not None and self.epochs == 1:

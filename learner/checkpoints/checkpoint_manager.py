@@ -142,12 +142,12 @@ class CheckpointManager:
             )
         return True
 
-    def _resume_lr_factor(self, lr: float | None) -> None:
+    def _resume_lr_factor(self, lr: Any) -> None:
         """Keep the learning rate that rollbacks have lowered, unless `learner.lr` has changed.
 
         ``lr`` is its value in the checkpoint.
         """
-        progress, now = self._trainer.progress, self._trainer.config.learner.lr
+        progress, now = self._trainer.progress, self._trainer.config.learner.model_dump()[LR]
         if progress.lr_factor != 1.0 and lr != now:
             progress.lr_factor = 1.0
         elif progress.lr_factor != 1.0:
@@ -299,7 +299,7 @@ class CheckpointManager:
         meta: dict[str, Any] = {
             "progress": trainer.progress.state_dict(),
             "best_return": best_return,
-            LR: trainer.config.learner.lr,
+            LR: trainer.config.learner.model_dump()[LR],
             ENV: settings(trainer.config.env),
             "spec": trainer.spec.to_dict(),
         }

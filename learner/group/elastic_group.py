@@ -21,6 +21,7 @@ import torch.distributed as dist
 from penstock.configs.errors import UserError
 from penstock.configs.group import SERVED
 from penstock.configs.reduce import AUTO
+from penstock.configs.schedules import over_run
 from penstock.configs.schema import Config
 from penstock.configs.sections import LearnerConfig
 from penstock.core.control import Message
@@ -176,8 +177,8 @@ class ElasticGroup:
 
     def _serve(self) -> bool:
         """Join the parameter server and take its state; False where the run ends before."""
-        ctx, cfg, trainer = self._ctx, self._config.learner, self._trainer
-        progress = trainer.progress
+        ctx, trainer, progress = self._ctx, self._trainer, self._trainer.progress
+        cfg = over_run(self._config.learner, self._config.stop.env_steps)
         (optimizer,) = trainer.optimizers().values()
         client = ServerClient(
             f"ipc://{ctx.runtime_dir}/server",

@@ -15,6 +15,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
+from penstock.configs.schedules import value_at
 from penstock.configs.sections import LearnerConfig
 from penstock.learner.codecs.buckets import parts_of
 from penstock.learner.codecs.registry import CODECS
@@ -124,14 +125,16 @@ def _make_gradients(values: Tensor, parameters: list[nn.Parameter]) -> Tensor:
 def learning_rate(cfg: LearnerConfig, env_steps: int, update: int) -> float:
     """The rate of optimizer step ``update`` (from 1), taken after ``env_steps`` agent steps.
 
-    ``lr`` is multiplied by the factor of `lr_scaling` for ``count`` learners: linear after Goyal et
-    al. 2017 (arXiv 1706.02677), the root after Krizhevsky 2014 (arXiv 1404.5997). Step
-    ``lr_warmup_updates`` is the first at the full rate; the steps before it rise linearly, from the
-    unscaled ``lr`` as in Goyal et al. §2.2, or from 0 where nothing is scaled. The rate falls
-    linearly to its ``lr_end_fraction`` after ``lr_decay_steps`` agent steps, and stays there.
+    ``lr``, or the present value of its schedule, is multiplied by the factor of `lr_scaling` for
+    ``count`` learners: linear after Goyal et al. 2017 (arXiv 1706.02677), the root after Krizhevsky
+    2014 (arXiv 1404.5997). Step ``lr_warmup_updates`` is the first at the full rate; the steps
+    before it rise linearly, from the unscaled ``lr`` as in Goyal et al. §2.2, or from 0 where
+    nothing is scaled. The rate falls linearly to its ``lr_end_fraction`` after ``lr_decay_steps``
+    agent steps, and stays there.
     """
-    peak = cfg.lr * scaling(cfg)
-    first = cfg.lr if peak > cfg.lr else 0.0
+    lr = value_at(cfg.lr, env_steps)
+    peak = lr * scaling(cfg)
+    first = lr if peak > lr else 0.0
     warm = min(update / cfg.lr_warmup_updates, 1.0) if cfg.lr_warmup_updates else 1.0
     done = min(env_steps / cfg.lr_decay_steps, 1.0) if cfg.lr_decay_steps else 0.0
     return (first + (peak - first) * warm) * (1 - done * (1 - cfg.lr_end_fraction))

@@ -27,6 +27,7 @@ from typing import Any
 
 import numpy as np
 
+from penstock.configs.schedules import over_run
 from penstock.configs.sections import LearnerConfig
 from penstock.core.role import RoleContext
 from penstock.learner.parameter_server import protocol
@@ -75,7 +76,8 @@ def run(ctx: RoleContext) -> None:
     transport = ctx.config.transport
     curve = ctx.curve or (Path(transport.curve) if transport.curve else None)
     check_bind(ctx.address, keys=curve is not None, insecure=transport.insecure)
-    server = ParameterServer(ctx.config.learner, ctx.address, curve=curve, ledger=ctx.ledger)
+    cfg = over_run(ctx.config.learner, ctx.config.stop.env_steps)
+    server = ParameterServer(cfg, ctx.address, curve=curve, ledger=ctx.ledger)
     try:
         ctx.report("ready")
         ctx.status.phase = Phase.RECEIVING

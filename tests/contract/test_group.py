@@ -47,6 +47,10 @@ PPO = (
         pytest.param(("algo.normalize_advantages=false",), marks=pytest.mark.slow),
         (*PPO, "algo.normalize_advantages=minibatch"),
         pytest.param((*PPO, "algo.normalize_advantages=batch"), marks=pytest.mark.slow),
+        (
+            *(*PPO, "algo.minibatches=steps", "algo.epochs=1", "algo.target_kl=null"),
+            "learner.lr={from: 1e-3, to: 0, steps: 500}",
+        ),
     ],
 )
 def test_four_learners_make_the_gradient_of_one_with_four_times_the_batch(

@@ -66,6 +66,24 @@ def test_so_does_one_of_several_epochs_and_everything_normalised(tmp_path: Path)
     assert parts.meta["progress"]["learner_steps"] == 40
 
 
+def test_so_does_one_with_minibatches_of_steps_and_schedules(tmp_path: Path) -> None:
+    options = (
+        *("actors.count=1", "actors.envs=7", "learner.updates_per_batch=5", "algo.epochs=2"),
+        *("algo.minibatches=steps", "learner.lr={from: 5e-3, to: 0, steps: 400}"),
+        *("learner.lr_end_fraction=1", "learner.lr_decay_steps=null"),
+        *("algo.clip={from: 0.2, to: 0.1, steps: 300}", "algo.entropy_cost={from: 0.1, to: 0}"),
+        "stop.env_steps=1e6",
+    )
+    whole = train(tmp_path / "whole", 40, *options, target="cartpole_ppo")
+    train(tmp_path / "parts", 20, *options, target="cartpole_ppo")
+    parts = train(tmp_path / "parts", 40, *options, target="cartpole_ppo", resume="must")
+    assert same(whole, parts)
+    again = train(tmp_path / "again", 40, *options, target="cartpole_ppo")
+    assert same(whole, again), "the same run every time"
+    other = (*options, "learner.lr={from: 5e-3, to: 1e-3, steps: 400}")
+    assert not same(whole, train(tmp_path / "other", 40, *other, target="cartpole_ppo"))
+
+
 @pytest.mark.slow
 def test_so_does_one_with_memory(tmp_path: Path) -> None:
     whole = train(tmp_path / "whole", 40, target="memory")

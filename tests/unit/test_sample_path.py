@@ -44,6 +44,7 @@ ASIDE = {  # with all that they call
     "replay/accounting.py": "counts",
     "learner/progress.py": "counts",
     "algos/diagnostics.py": "figures",
+    "configs/schedules.py": "numbers of the config",
     "learner/device_statistics.py": "figures",
     "transport/shm/host.py": "who joins and leaves",
     "transport/shm/arena.py": "the order of stores",
@@ -51,7 +52,7 @@ ASIDE = {  # with all that they call
     "learner/sync/": "what learners agree on: sums, no samples",
     "learner/optimizers/": "gradients are set to zero before they are computed",
 }
-FILES, ROOM_CHANGES = 20, 8
+FILES, ROOM_CHANGES = 21, 8
 
 
 class Way:

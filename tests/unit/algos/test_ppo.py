@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from penstock.algos.ppo import algorithm as ppo
 from penstock.algos.ppo.config import PpoConfig
+from penstock.configs.schedules import constant
 from penstock.models.actions import Choices, Numbers, discrete
 from penstock.models.layout import MlpShape
 from penstock.models.torch_heads import ActorCritic
@@ -106,11 +107,12 @@ def expected_sums(net: ActorCritic, batch: Arrays, cfg: PpoConfig) -> list[float
     advantages = batch["advantage"].astype(np.float64)
     if cfg.normalize_advantages != "none":
         advantages = standardised(advantages, batch["alive"])
+    clip, entropy_cost = constant(cfg.clip), constant(cfg.entropy_cost)
     sums = np.zeros(6)
     for t, e in np.argwhere(batch["alive"]).tolist():
         log_ratio = logp[t, e, batch["action"][t, e]] - float(batch["proximal_logp"][t, e])
         ratio, advantage = math.exp(log_ratio), advantages[t, e]
-        bounded = min(max(ratio, 1 - cfg.clip), 1 + cfg.clip)
+        bounded = min(max(ratio, 1 - clip), 1 + clip)
         value, target, old = values[t, e], batch["target"][t, e], batch["value"][t, e]
         error = (value - target) ** 2
         if cfg.value_clip is not None:
@@ -122,9 +124,9 @@ def expected_sums(net: ActorCritic, batch: Arrays, cfg: PpoConfig) -> list[float
             -(np.exp(logp[t, e]) * logp[t, e]).sum(),
             ratio - 1 - log_ratio,
             ratio,
-            abs(ratio - 1) > cfg.clip,
+            abs(ratio - 1) > clip,
         )
-    total = sums[0] + cfg.value_cost * sums[1] - cfg.entropy_cost * sums[2]
+    total = sums[0] + cfg.value_cost * sums[1] - entropy_cost * sums[2]
     return [total, *sums]
 
 
@@ -182,15 +184,16 @@ def classical(net: Any, batch: dict[str, Tensor], cfg: PpoConfig) -> float:
             carried *= alive[t, e]
             advantage[t, e] = carried
     targets, total = advantage + old[:-1], 0.0
+    clip, entropy_cost = constant(cfg.clip), constant(cfg.entropy_cost)
     if cfg.normalize_advantages != "none":
         advantage = standardised(advantage, alive)
     for t, e in np.argwhere(alive).tolist():
         chosen = logp[t, e, arrays["action"][t, e]]
         ratio = math.exp(chosen - float(arrays["behaviour_logp"][t, e]))
-        bounded = min(max(ratio, 1 - cfg.clip), 1 + cfg.clip)
+        bounded = min(max(ratio, 1 - clip), 1 + clip)
         total -= min(ratio * advantage[t, e], bounded * advantage[t, e])
         total += cfg.value_cost * 0.5 * (values[t, e] - targets[t, e]) ** 2
-        total += cfg.entropy_cost * (np.exp(logp[t, e]) * logp[t, e]).sum()
+        total += entropy_cost * (np.exp(logp[t, e]) * logp[t, e]).sum()
     return float(total / alive.sum())
 
 

@@ -77,7 +77,7 @@ CASES = {
         ["learner.accumulate=1"],
     ),
     "parts, sums and epochs": (
-        ["learner.accumulate=2", "algo.name=ppo"],
+        ["learner.accumulate=2", "algo.name=ppo", "learner.updates_per_batch=1"],
         "update from several batches, and algo.epochs 4 several updates from one",
         ["algo.epochs=1"],
     ),

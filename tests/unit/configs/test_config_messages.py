@@ -136,14 +136,15 @@ def test_an_option_like_nothing_gets_the_choices() -> None:
 def test_a_wrong_value_in_a_file_is_named_with_its_line() -> None:
     text = "# a run\nbase: pong\n\nlearner:\n  # too\n  lr: fast\n"
     assert refusal_of_file(text) == (
-        "x.yaml:6: learner.lr is 'fast'; it must be a number above 0; the default is 0.0003"
+        "x.yaml:6: learner.lr is 'fast'; it must be a number above 0 or a schedule {from: A, "
+        "to: B, steps: N}; the default is 0.0003"
     )
 
 
 def test_an_unknown_section_and_key_in_a_file_are_named_with_their_lines() -> None:
     text = "env:\n  id: X-v0\n  sticky: 1\nlerner:\n  lr: 1\n  eps: 1\nactor: {count: 3}\n"
     assert refusal_of_file(text).splitlines() == [
-        "x.yaml:3: there is no option env.sticky; env has id, kwargs, wrappers",
+        "x.yaml:3: there is no option env.sticky; env has id, kind, kwargs, wrappers",
         "x.yaml:4: there is no option lerner; the nearest section is learner",
         "x.yaml:7: there is no option actor.count; the nearest option is actors.count",
     ]
@@ -155,7 +156,8 @@ def test_all_mistakes_are_shown_each_at_its_own_place() -> None:
         'x.yaml:5: model.hidden is [64, "wide"]; it must be a list of whole numbers of at least '
         "1, such as [64, 64]; the default is [64, 64]",
         "x.yaml:3: actors.count is 0; it must be a whole number of at least 1; the default is 2",
-        "override learner.lr=fast: learner.lr is 'fast'; it must be a number above 0; "
+        "override learner.lr=fast: learner.lr is 'fast'; it must be a number above 0 "
+        "or a schedule {from: A, to: B, steps: N}; "
         "the default is 0.0003",
         "override learner.lrr=1: there is no option learner.lrr; the nearest option is learner.lr",
     ]

@@ -161,6 +161,46 @@ CASES = {
         "set learner.lr_end_fraction=0 to decay to zero",
         ["learner.lr_end_fraction=0"],
     ),
+    "two schedules of the learning rate": (
+        [
+            "learner.lr={from: 1e-3, to: 0}",
+            "learner.lr_end_fraction=0.1",
+            "learner.lr_decay_steps=1e6",
+        ],
+        "learner.lr is a schedule from 0.001 to 0, and learner.lr_end_fraction 0.1 would lower the "
+        "rate too; set learner.lr=0.001, or learner.lr_end_fraction=1 and "
+        "learner.lr_decay_steps=null",
+        ["learner.lr=0.001"],
+    ),
+    "more minibatches than steps": (
+        [
+            "algo={name: ppo, minibatches: steps}",
+            "actors.envs=3",
+            "actors.unroll=5",
+            "learner.updates_per_batch=16",
+        ],
+        "learner.updates_per_batch 16 is more than the 15 steps of a batch (actors.envs x "
+        "actors.unroll x learner.batch_slots); set learner.updates_per_batch=15 or less",
+        ["learner.updates_per_batch=15"],
+    ),
+    "minibatches of steps for a network with memory": (
+        ["algo.name=ppo", "algo.minibatches=steps", "model.core=gru"],
+        "algo.minibatches steps are in no order, and model.core gru needs whole unrolls; set "
+        "algo.minibatches=unrolls or model.core=none",
+        ["algo.minibatches=unrolls"],
+    ),
+    "envs not divisible, where minibatches may be of steps": (
+        [
+            "algo.name=ppo",
+            "algo.minibatches=unrolls",
+            "actors.envs=7",
+            "learner.updates_per_batch=2",
+        ],
+        "actors.envs 7 is not divisible by learner.updates_per_batch 2, and each update takes an "
+        "equal share of a slot's environments; set actors.envs=8 or learner.updates_per_batch=1, "
+        "or algo.minibatches=steps",
+        ["algo.minibatches=steps"],
+    ),
     "evaluation of what is never saved": (
         ["transport.kind=inproc", "eval.every_s=60"],
         "eval.every_s 60 evaluates checkpoints, and with transport.kind inproc these are written "
@@ -208,15 +248,15 @@ CASES = {
 
 @pytest.mark.parametrize(("overrides", "sentence", "advice"), CASES.values(), ids=CASES)
 def test_a_contradiction_is_refused_and_its_advice_works(
-    overrides: list[str], sentence: str, advice: list[str]
+    overrides: list[str], sentence: str, advice: list[str], plain: str
 ) -> None:
     with pytest.raises(UserError) as refused:
-        resolve("Acrobot-v1", overrides)
+        resolve(plain, overrides)
     place, _, text = str(refused.value).rpartition(": ")
     assert text == sentence
     said = place.split(" and ")
     assert {p.removeprefix("override ") for p in said} <= set(overrides)
-    resolve("Acrobot-v1", [*overrides, *advice])
+    resolve(plain, [*overrides, *advice])
 
 
 @pytest.mark.parametrize(
@@ -237,15 +277,15 @@ def test_a_contradiction_is_refused_and_its_advice_works(
         ["algo.name=dqn", "learner.batch_slots=99"],
     ],
 )
-def test_what_fits_together_is_accepted(overrides: list[str]) -> None:
-    resolve("Acrobot-v1", overrides)
+def test_what_fits_together_is_accepted(overrides: list[str], plain: str) -> None:
+    resolve(plain, overrides)
 
 
-def test_ppo_bounds_the_ratio_from_below_too() -> None:
+def test_ppo_bounds_the_ratio_from_below_too(plain: str) -> None:
     with pytest.raises(UserError) as refused:
-        resolve("Acrobot-v1", ["algo.name=ppo", "algo.clip=1"])
+        resolve(plain, ["algo.name=ppo", "algo.clip=1"])
     assert "algo.clip is 1; it must be a number above 0 and below 1" in str(refused.value)
-    resolve("Acrobot-v1", ["algo.name=ppo", "algo.clip=0.99"])
+    resolve(plain, ["algo.name=ppo", "algo.clip=0.99"])
 
 
 @pytest.mark.parametrize("target", presets())
@@ -256,9 +296,9 @@ def test_every_preset_loads_from_the_file_that_its_run_writes(target: str, tmp_p
 
 
 @pytest.mark.parametrize("bind", ["tcp://127.0.0.1.evil.org:7700", "tcp://localhost.evil.org:1"])
-def test_a_name_that_only_begins_like_this_host_is_not_this_host(bind: str) -> None:
+def test_a_name_that_only_begins_like_this_host_is_not_this_host(bind: str, plain: str) -> None:
     with pytest.raises(UserError, match="from other hosts without authentication"):
-        resolve("Acrobot-v1", [f"transport.bind={bind}"])
+        resolve(plain, [f"transport.bind={bind}"])
 
 
 def test_both_places_are_named_and_all_contradictions_are_shown() -> None:

@@ -132,8 +132,8 @@ def test_a_wrong_option_is_refused_where_it_is_written() -> None:
         penstock.LearnerConfig(lr="fast")  # type: ignore[arg-type]
     with pytest.raises(ValidationError, match="learning_rate"):
         penstock.LearnerConfig(learning_rate=1e-3)  # type: ignore[call-arg]
-    with pytest.raises(ValidationError, match="rho_clip"):
-        penstock.PpoConfig(rho_clip=1.0)  # type: ignore[call-arg]
+    with pytest.raises(ValidationError, match="tau"):
+        penstock.PpoConfig(tau=1.0)  # type: ignore[call-arg]
     with pytest.raises(ValidationError, match="normalize_advantages"):
         penstock.PpoConfig(normalize_advantages="all")  # type: ignore[arg-type]
     with pytest.raises(ValidationError, match="entry"):

@@ -17,9 +17,11 @@ from penstock.algos.slots import RETURN
 from penstock.configs.load import resolve
 from penstock.core.specs import HEADER
 from penstock.envs import probe
+from penstock.learner.minibatches import deal, pieces
 from penstock.learner.sources.staging import StagingBatch
+from penstock.learner.state import learning_rate_of
 from penstock.learner.sync.gradient_sync import GroupLostError, SingleLearner
-from penstock.learner.trainer import RewardScale, Trainer, deal, empty_batch, pieces
+from penstock.learner.trainer import RewardScale, Trainer, empty_batch
 from penstock.transport.shm.store import Slot
 
 OPTIONS = ("actors.envs=8", "actors.unroll=6", "learner.publish_every=1")
@@ -62,22 +64,22 @@ def test_every_epoch_deals_all_environments_anew() -> None:
     alive = np.random.default_rng(0).random((5, 8)) < 0.7
     torch.manual_seed(0)
     shares = deal(alive, updates=4, epochs=3)
-    dealt = [[environments(share.envs) for share in shares[i : i + 4]] for i in (0, 4, 8)]
+    dealt = [[environments(share.places) for share in shares[i : i + 4]] for i in (0, 4, 8)]
     assert dealt[0] == [[0, 1], [2, 3], [4, 5], [6, 7]]
     assert dealt[1] != dealt[0] != dealt[2] != dealt[1]
     for epoch in dealt:
         assert sorted(chain.from_iterable(epoch)) == list(range(8))
     for share in shares:
-        assert share.steps == alive[:, environments(share.envs)].sum()
+        assert share.steps == alive[:, environments(share.places)].sum()
     torch.manual_seed(0)
     again = deal(alive, updates=4, epochs=3)
-    assert [environments(s.envs) for s in again] == [environments(s.envs) for s in shares]
+    assert [environments(s.places) for s in again] == [environments(s.places) for s in shares]
 
 
 def test_an_update_of_all_environments_is_not_dealt() -> None:
     before = torch.get_rng_state()
     shares = deal(np.ones((5, 8), np.bool_), updates=1, epochs=3)
-    assert [share.envs for share in shares] == [slice(0, 8)] * 3
+    assert [share.places for share in shares] == [slice(0, 8)] * 3
     assert torch.equal(torch.get_rng_state(), before)
 
 
@@ -191,6 +193,41 @@ def test_batches_that_end_early_are_counted() -> None:
     made.step(batch(made))
     assert made.statistics()["early_stops"] == 0
     assert "early_stops" not in made.statistics(), "no batch since"
+
+
+def test_the_loss_gets_the_present_values_of_schedules(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[tuple[float, float]] = []
+
+    def noted(net: Any, columns: Any, cfg: Any, *args: Any) -> Any:
+        seen.append((cfg.clip, cfg.entropy_cost))
+        return ppo.loss(net, columns, cfg, *args)
+
+    monkeypatch.setattr(ppo, "PPO", replace(ppo.PPO, loss=noted))
+    made = trainer(
+        "learner.updates_per_batch=1", "algo.clip={from: 0.3, to: 0.1, steps: 80}",
+        "algo.entropy_cost={from: 0.02, to: 0}", "stop.env_steps=200",
+    )  # fmt: skip
+    for steps in (0, 20, 120):
+        made.progress.trained_steps = steps
+        made.step(batch(made))
+    # A quarter of the way and its end; a tenth of the run and three fifths of it.
+    assert [clip for clip, _ in seen] == pytest.approx([0.3, 0.25, 0.1])
+    assert [cost for _, cost in seen] == pytest.approx([0.02, 0.018, 0.008])
+
+
+def test_the_learning_rate_is_that_of_the_agent_steps_trained_on() -> None:
+    plain = ("learner.lr_end_fraction=1", "learner.lr_decay_steps=null")
+    schedule = "learner.lr={from: 4e-3, to: 1e-3}"
+    for steps, rate in ((0, 4e-3), (50, 2.5e-3), (100, 1e-3), (500, 1e-3)):
+        made = trainer(*plain, schedule, "stop.env_steps=100")
+        fixed = trainer(*plain, f"learner.lr={rate}")
+        for each in (made, fixed):
+            each.progress.trained_steps = steps
+            torch.manual_seed(1)
+            each.step(batch(each))
+            each.progress.lr_factor = 0.5
+            assert learning_rate_of(each) == pytest.approx(rate / 2)
+        np.testing.assert_allclose(weights(made), weights(fixed), rtol=1e-6, atol=1e-8)
 
 
 class Lost(SingleLearner):

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from penstock.configs.reduce import ReduceConfig
+from penstock.configs.schedules import constant
 from penstock.configs.sections import LearnerConfig
 from penstock.core.interfaces import GradientPart
 from penstock.learner.optimizers.flat_optimizer import FlatOptimizer, learning_rate
@@ -22,10 +23,10 @@ from penstock.learner.optimizers.flat_optimizer import FlatOptimizer, learning_r
 KINDS = ["adam", "rmsprop", "sgd"]
 LARGE = ["lars", "lamb"]
 TORCHS: dict[str, Callable[[Iterable[nn.Parameter], LearnerConfig], torch.optim.Optimizer]] = {
-    "adam": lambda p, cfg: torch.optim.Adam(p, lr=cfg.lr, eps=cfg.eps),
-    "rmsprop": lambda p, cfg: torch.optim.RMSprop(p, lr=cfg.lr, eps=cfg.eps),
+    "adam": lambda p, cfg: torch.optim.Adam(p, lr=constant(cfg.lr), eps=cfg.eps),
+    "rmsprop": lambda p, cfg: torch.optim.RMSprop(p, lr=constant(cfg.lr), eps=cfg.eps),
     "sgd": lambda p, cfg: torch.optim.SGD(
-        p, lr=cfg.lr, momentum=cfg.momentum, weight_decay=cfg.weight_decay
+        p, lr=constant(cfg.lr), momentum=cfg.momentum, weight_decay=cfg.weight_decay
     ),
 }
 

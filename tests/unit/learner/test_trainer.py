@@ -9,18 +9,20 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from gymnasium import spaces
 
 from penstock.configs.errors import UserError
 from penstock.configs.load import resolve
 from penstock.core.specs import HEADER
-from penstock.envs import probe
-from penstock.learner.factory import on_own_gpu
+from penstock.envs import EnvInfo, probe
+from penstock.learner.factory import kind_note, on_own_gpu
 from penstock.learner.sources.staging import StagingBatch
 from penstock.learner.trainer import Trainer, pick_device
 from penstock.profiling.device import DeviceClock
 from penstock.profiling.ledger import Part, TimeLedger
 from penstock.transport.shm.store import Slot
 
+BOX = spaces.Box(-1, 1, (2,), np.float32)
 OPTIONS = ("actors.envs=8", "actors.unroll=6", "algo.normalize_advantages=false")
 
 
@@ -84,6 +86,28 @@ def test_statistics_are_means_and_start_over() -> None:
 def test_the_seed_makes_the_network() -> None:
     np.testing.assert_array_equal(weights(trainer()), weights(trainer()))
     assert not np.array_equal(weights(trainer()), weights(trainer("run.seed=1")))
+
+
+@pytest.mark.parametrize(
+    ("target", "options", "actions", "shape", "sentence"),
+    [
+        ("x:f", (), BOX, (3,), "x:f has actions of numbers, and the options that are not set have "
+         "the defaults for env.kind vector; env.kind=continuous has the ones that suit it"),
+        ("x:f", (), spaces.Discrete(2), (3, 84, 84), "x:f has images, and the options that are not "
+         "set have the defaults for env.kind vector; env.kind=pixels has the ones that suit it"),
+        ("x:f", (), spaces.Discrete(2), (3,), ""),
+        ("x:f", ("env.kind=continuous",), BOX, (3,), ""),
+        ("Walker2d-v5", (), BOX, (17,), ""),
+        ("halfcheetah", ("env.id=x:f",), BOX, (3,), ""),
+    ],
+)  # fmt: skip
+def test_spaces_of_another_kind_than_the_defaults_are_for_are_reported(
+    target: str, options: tuple[str, ...], actions: Any, shape: tuple[int, ...], sentence: str
+) -> None:
+    images = len(shape) == 3
+    seen = spaces.Box(0, 255, shape, np.uint8 if images else np.float32)
+    config = resolve(target, ["algo.name=ppo", *options])
+    assert kind_note(config, EnvInfo(seen, actions, 1, "by hand", ())) == sentence
 
 
 def test_a_device_that_is_not_there_is_refused() -> None:

@@ -1,0 +1,90 @@
+"""Kinds of environment, and the defaults that an algorithm has for each.
+
+The kind is found from the environment's id, without making the environment; `env.kind` names that
+of any other. The defaults are a YAML file of the algorithm (`AlgorithmSpec.defaults`): for each
+kind a `source` and sections with options. They lie below everything that is set, so they apply
+where neither a preset nor the user sets an option.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, get_args
+
+from penstock.configs.sections import EnvKind
+from penstock.configs.yaml_text import KeyPath, parse
+
+KINDS = tuple(kind for kind in get_args(EnvKind) if kind != "auto")
+OTHERWISE = "vector"  # an id that none of the patterns knows
+
+_CONTINUOUS = (
+    "Ant|HalfCheetah|Hopper|Humanoid|HumanoidStandup|InvertedDoublePendulum|InvertedPendulum"
+    "|Pusher|Reacher|Swimmer|Walker2d|Pendulum|MountainCarContinuous|LunarLanderContinuous"
+    "|BipedalWalker|BipedalWalkerHardcore"
+)
+_PATTERNS = (
+    ("atari", re.compile(r"ALE/\w+-v\d+")),
+    ("continuous", re.compile(rf"(.*[:/])?({_CONTINUOUS})-v\d+|dm_control/.*")),
+    ("pixels", re.compile(r"(.*[:/])?(CarRacing|Doom|Vizdoom\w+)(-MultiBinary)?-v\d+")),
+    ("vector", re.compile(r"(.*[:/])?(CartPole|Acrobot|MountainCar|LunarLander|MinAtar)-v\d+")),
+)
+_REWARDS = ("normalize_rewards", "reward_clip", "reward_scale")
+_DECAY = ("lr_end_fraction", "lr_decay_steps")
+
+
+@dataclass(frozen=True)
+class KindDefaults:
+    """The defaults of an algorithm for one kind of environment."""
+
+    source: str
+    """Where the values were published."""
+    values: dict[str, Any]
+    """Sections with options."""
+    places: dict[KeyPath, str]
+    """``file:line`` of each option."""
+
+
+def known_kind(env_id: str) -> str | None:
+    """The kind of environment, by its id; None where the id does not show it."""
+    return next((kind for kind, ids in _PATTERNS if ids.fullmatch(env_id)), None)
+
+
+def kind_of(env: Mapping[str, Any]) -> str:
+    """The kind of the environment of a section ``env``."""
+    given = env.get("kind", "auto")
+    return given if given in KINDS else known_kind(str(env.get("id"))) or OTHERWISE
+
+
+def defaults(path: Path, kind: str) -> KindDefaults:
+    """The defaults in an algorithm's file for one kind."""
+    source = "/".join(path.parts[-3:])
+    values, lines = parse(path.read_text(encoding="utf-8"), source)
+    found = values[kind]
+    text = found.pop("source")
+    places = {at[1:]: f"{source}:{line}" for at, line in lines.items() if at[0] == kind}
+    return KindDefaults(text, found, places)
+
+
+def without_replaced(found: dict[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:
+    """Defaults without those that another option replaces, as ``values`` set it.
+
+    Of several ways to scale rewards or to lower the learning rate, the one that is set counts. With
+    another number of updates, `publish_every` would no longer be once for each batch.
+    """
+    algo, learner = (_map(values.get(name)) for name in ("algo", "learner"))
+    found = {name: dict(section) for name, section in found.items()}
+    if any(name in algo for name in _REWARDS):
+        found["algo"] = {k: v for k, v in found["algo"].items() if k not in _REWARDS}
+    if any(name in learner for name in _DECAY) and isinstance(found["learner"]["lr"], dict):
+        found["learner"]["lr"] = found["learner"]["lr"]["from"]
+    if "epochs" in algo or "updates_per_batch" in learner:
+        found["learner"].pop("publish_every", None)
+    return found
+
+
+def _map(value: Any) -> dict[str, Any]:
+    """A section; one that is not valid is refused later."""
+    return value if isinstance(value, dict) else {}

@@ -1,0 +1,108 @@
+"""Options whose value may change during a run: a number, or a schedule by agent steps.
+
+`Rate`, `Clip` and `Weight` are the types of such options. A trainer takes a section `over_run` at
+its start, and then reads present values: `value_at` of one, `with_values` of a whole section.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, TypeVar
+
+from pydantic import AfterValidator, BeforeValidator, Field, ValidationError
+
+from penstock.configs.section import Section
+from penstock.configs.value_types import Count, NotNegative, Part, Positive, ValueDescription
+
+
+class LinearSchedule(Section):
+    """A value that changes linearly from ``from`` to ``to`` over ``steps``, and then stays.
+
+    The steps are the agent steps on which all learners have trained, so that a schedule is equal
+    on every learner and continues after a resume.
+    """
+
+    from_: NotNegative = Field(alias="from")
+    to: NotNegative
+    steps: Count | None = None
+    """null: `stop.env_steps`, and if that is null too, the value stays at ``from``."""
+
+    def at(self, trained_steps: int) -> float:
+        """The value after ``trained_steps``."""
+        done = min(trained_steps / self.steps, 1.0) if self.steps else 0.0
+        return self.from_ + (self.to - self.from_) * done
+
+
+def _schedule(value: Any) -> Any:
+    """Make a schedule of a map; its errors are those of the whole option."""
+    if not isinstance(value, dict):
+        return value
+    try:
+        return LinearSchedule.model_validate(value)
+    except ValidationError as error:
+        raise ValueError(f"{value} is not a schedule") from error
+
+
+def _from_above_zero(value: float | LinearSchedule) -> float | LinearSchedule:
+    if isinstance(value, LinearSchedule) and value.from_ == 0:
+        raise ValueError("the schedule begins at 0")
+    return value
+
+
+def _below_one(value: float | LinearSchedule) -> float | LinearSchedule:
+    if isinstance(value, LinearSchedule) and max(value.from_, value.to) >= 1:
+        raise ValueError("the schedule reaches 1")
+    return _from_above_zero(value)
+
+
+_FORM = "or a schedule {from: A, to: B, steps: N}"
+Rate = Annotated[
+    Positive | LinearSchedule,
+    BeforeValidator(_schedule),
+    AfterValidator(_from_above_zero),
+    ValueDescription(f"a number above 0 {_FORM}"),
+]
+Clip = Annotated[
+    Part | LinearSchedule,
+    BeforeValidator(_schedule),
+    AfterValidator(_below_one),
+    ValueDescription(f"a number above 0 and below 1 {_FORM}"),
+]
+Weight = Annotated[
+    NotNegative | LinearSchedule,
+    BeforeValidator(_schedule),
+    ValueDescription(f"a number of at least 0 {_FORM}"),
+]
+
+S = TypeVar("S", bound=Section)
+
+
+def value_at(value: float | LinearSchedule, trained_steps: int) -> float:
+    """The value after ``trained_steps`` agent steps."""
+    return value.at(trained_steps) if isinstance(value, LinearSchedule) else value
+
+
+def constant(value: float | LinearSchedule) -> float:
+    """The number in a section of `with_values`, which holds no schedule."""
+    assert not isinstance(value, LinearSchedule), value
+    return value
+
+
+def schedules(section: Section) -> dict[str, LinearSchedule]:
+    """The options of a section that are schedules, by their attributes."""
+    return {name: value for name, value in section if isinstance(value, LinearSchedule)}
+
+
+def over_run(section: S, total: int | None) -> S:
+    """The section with ``total``, which is `stop.env_steps`, as the length of each schedule that
+    has none. The config itself keeps null, since a resumed run may have another limit."""
+    found = {name: each for name, each in schedules(section).items() if each.steps is None}
+    return section.model_copy(
+        update={name: each.model_copy(update={"steps": total}) for name, each in found.items()}
+    )
+
+
+def with_values(section: S, trained_steps: int) -> S:
+    """The section with the value of each schedule after ``trained_steps`` agent steps."""
+    return section.model_copy(
+        update={name: each.at(trained_steps) for name, each in schedules(section).items()}
+    )

@@ -1,0 +1,136 @@
+"""How a batch of unrolls is divided into minibatches: by environments, or by steps.
+
+By environments a minibatch has whole unrolls, as networks with memory and V-trace need them. By
+steps it has any steps of the batch; only an algorithm that computes everything that follows from
+the order of steps before the first update (`prepare`) can train on those.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from penstock.algos.ops.frame_stacks import FrameStacks, take_rows
+from penstock.algos.slots import BEGINS, OLDER
+
+
+class Share(NamedTuple):
+    """One minibatch."""
+
+    places: slice | Tensor
+    """Its environments; of a division by steps its part of ``order``."""
+    steps: int
+    """The number of its agent steps."""
+    order: Tensor | None = None
+    """The steps of the batch in the order of the epoch, each ``row * environments + environment``.
+    None in a division by environments."""
+
+
+def deal(alive: npt.NDArray[np.bool_], updates: int, epochs: int) -> list[Share]:
+    """Deal the environments of a batch out to ``updates`` equal shares, once for each epoch.
+
+    ``alive`` is ``[T, E]``. The first epoch takes them in their order, without a copy; the others
+    by torch's global random generator, which is part of the checkpoint.
+    """
+    steps = np.count_nonzero(alive, axis=0)
+    size = len(steps) // updates
+    shares = []
+    for first in range(0, size * updates, size):
+        envs = slice(first, first + size)
+        shares.append(Share(envs, int(steps[envs].sum())))
+    for _ in range(epochs - 1):
+        if updates == 1:
+            shares.append(shares[0])
+            continue
+        for part in torch.randperm(len(steps)).split(size):
+            shares.append(Share(part, int(steps[part.numpy()].sum())))
+    return shares
+
+
+def deal_steps(alive: npt.NDArray[np.bool_], updates: int, epochs: int) -> list[Share]:
+    """Deal the steps of a batch out to ``updates`` shares, once for each epoch, by torch's global
+    random generator. Their sizes differ by at most one.
+
+    Rows that are not alive are dealt too, so that shapes are the same for each batch.
+    """
+    flat = alive.reshape(-1)
+    bounds = [len(flat) * update // updates for update in range(updates + 1)]
+    shares = []
+    for _ in range(epochs):
+        order = torch.randperm(len(flat))
+        dealt = flat[order.numpy()]
+        for part in map(slice, bounds, bounds[1:]):
+            shares.append(Share(part, int(np.count_nonzero(dealt[part])), order))
+    return shares
+
+
+def pieces(places: slice | Tensor, size: int) -> Iterator[slice | Tensor]:
+    """The places of a minibatch, at most ``size`` at a time."""
+    if isinstance(places, Tensor):
+        yield from places.split(size)
+        return
+    for first in range(places.start, places.stop, size):
+        yield slice(first, min(first + size, places.stop))
+
+
+class BatchSteps:
+    """The steps of a batch ``[T(+1), E, ...]`` in the order of an epoch.
+
+    A column is gathered once for each epoch, so that minibatches are parts of it. Stacks of frames
+    are made for one minibatch at a time.
+    """
+
+    def __init__(self, columns: Mapping[str, Tensor], per_slot: frozenset[str]) -> None:
+        """``per_slot`` names the columns that have no rows."""
+        shape = columns["alive"].shape
+        self._flat = {
+            name: tensor.flatten(0, 1)
+            for name, tensor in columns.items()
+            if name not in per_slot and name != "obs" and tensor.shape[:2] == shape
+        }
+        obs = columns["obs"]
+        self._obs = obs.reshape(-1, *obs.shape[2:])
+        self._stacks: FrameStacks | None = None
+        if OLDER in columns:
+            self._stacks = FrameStacks(obs, columns[OLDER], columns[BEGINS])
+        self._device = obs.device
+        self._order: Tensor | None = None  # of the shares
+        self._on_device = torch.empty(0, dtype=torch.int64)  # the same, where the columns are
+        self._ordered: dict[str, Tensor] = {}
+
+    def set_order(self, order: Tensor) -> None:
+        """Begin the epoch of this ``order``, if it has not begun yet."""
+        if order is not self._order:
+            self._order, self._ordered = order, {}
+            self._on_device = order.to(self._device, non_blocking=True)
+
+    def minibatch(self, part: slice) -> Minibatch:
+        """A part of the epoch, as a batch of one row ``[1, B, ...]`` without the observations after
+        it."""
+        return Minibatch(self, part)
+
+    def gather(self, name: str, part: slice) -> Tensor:
+        """A part of one column, ``[1, B, ...]``. Raises KeyError where it is not by steps."""
+        if name == "obs" and self._stacks is not None:
+            return self._stacks.of(self._on_device[part])[None]
+        if name not in self._ordered:
+            rows = self._obs if name == "obs" else self._flat[name]
+            self._ordered[name] = take_rows(rows, self._on_device)
+        return self._ordered[name][None, part]
+
+
+class Minibatch(dict[str, Tensor]):
+    """Columns of a minibatch by name, found when they are first read."""
+
+    def __init__(self, steps: BatchSteps, part: slice) -> None:
+        super().__init__()
+        self._steps, self._part = steps, part
+
+    def __missing__(self, name: str) -> Tensor:
+        self[name] = column = self._steps.gather(name, self._part)
+        return column
