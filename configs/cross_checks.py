@@ -17,7 +17,7 @@ LEAST_CONFIRMING = 10  # episodes that a confidence interval needs
 
 def contradictions(cfg: Sections) -> list[Contradiction]:
     """All invalid combinations in a config whose fields are each valid."""
-    ends = (_schedule, _stop, _evaluation, _addresses, _keys)
+    ends = (_synchronous, _schedule, _stop, _evaluation, _addresses, _keys)
     checks = (_batches, _rewards, _replay, _gathering, _algo, _inference, *ends, network, group)
     return [found for check in checks for found in check(cfg)]
 
@@ -49,7 +49,7 @@ def _batches(cfg: Sections) -> Iterator[Contradiction]:
         )
     batches = waiting // learner.batch_slots + learner.prefetch + 1
     lag = batches * learner.updates_per_batch * cfg.algo.passes + learner.publish_every
-    if lag > transport.max_policy_lag:
+    if lag > transport.max_policy_lag and not transport.synchronous:
         yield Contradiction(
             ("transport.max_policy_lag", "actors.count", "learner.updates_per_batch"),
             f"transport.max_policy_lag {transport.max_policy_lag} is below {lag}, the lag of a "
@@ -79,6 +79,33 @@ def _or_steps(cfg: Sections) -> str:
     """A third remedy, where minibatches may be of steps."""
     possible = cfg.model.core == "none" and "minibatches" in type(cfg.algo).model_fields
     return ", or algo.minibatches=steps" if possible else ""
+
+
+def _synchronous(cfg: Sections) -> Iterator[Contradiction]:
+    if not cfg.transport.synchronous:
+        return
+    bound = "transport.max_policy_lag 0 makes actors wait for the weights of each batch"
+    if cfg.algo.trains_on != "unrolls":
+        yield Contradiction(
+            ("transport.max_policy_lag", "algo.name"),
+            f"{bound}, and algo.name {cfg.algo.name} does not train on batches of fresh unrolls; "
+            "set transport.max_policy_lag=1000, and transport.kind=inproc to play and train in "
+            "turns",
+        )
+    if cfg.learner.count > 1:
+        yield Contradiction(
+            ("transport.max_policy_lag", "learner.count"),
+            f"{bound}, and with learner.count {cfg.learner.count} a learner also continues "
+            "without a batch of its own; set learner.count=1 or transport.max_policy_lag=1000",
+        )
+    actors, batch = cfg.actors.count, cfg.learner.batch_slots
+    if TRANSPORTS.one_process(cfg.transport.kind) and batch % actors:
+        yield Contradiction(
+            ("transport.max_policy_lag", "transport.kind", "learner.batch_slots"),
+            f"{bound}, and with transport.kind {cfg.transport.kind} each of actors.count {actors} "
+            f"plays one slot per turn, so learner.batch_slots {batch} must be a multiple of that; "
+            f"set learner.batch_slots={-(-batch // actors) * actors} or actors.count=1",
+        )
 
 
 def _rewards(cfg: Sections) -> Iterator[Contradiction]:

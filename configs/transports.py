@@ -13,7 +13,7 @@ from pydantic import AfterValidator, Strict
 
 from penstock.configs.registry import ExtraOptions, OpenSection, OptionsRegistry
 from penstock.configs.section import Section
-from penstock.configs.value_types import Address, Count, Switch, Text, ValueDescription
+from penstock.configs.value_types import Address, Count, Natural, Switch, Text, ValueDescription
 
 AUTO = "auto"
 """Value of `kind` that stands for a choice by the host of the actor (`TransportSpec.auto`)."""
@@ -68,9 +68,12 @@ class SharedTransportOptions(Section):
     overflow: Literal["block", "drop_stale"] = "block"
     """What the learner does when slots arrive faster than it trains: `block` makes the actors wait,
     `drop_stale` drops the oldest waiting slots. Dropped steps are counted."""
-    max_policy_lag: Count = 1000
-    """Policy lag, in optimizer steps, above which slots are dropped and counted. In practice only
-    an actor that was suspended reaches the default."""
+    max_policy_lag: Natural = 1000
+    """Greatest policy lag, in optimizer steps, that a slot may have when its batch is gathered.
+    Older slots are dropped and counted; in practice only an actor that was suspended reaches the
+    default. 0 is the synchronous mode: actors wait for the weights of each batch and then play
+    the slots of the next, so nothing is dropped; `learner.publish_every` and `learner.prefetch`
+    have no effect then."""
     codec: Literal["auto", "snappy", "none"] = "auto"
     """Compression of samples sent over the network; `auto` decides for each column by the bytes
     saved."""
@@ -86,6 +89,11 @@ class SharedTransportOptions(Section):
     networks only."""
     curve: Text | None = None
     """Folder with the CURVE keys of this run (`penstock keys new`); null: no encryption."""
+
+    @property
+    def synchronous(self) -> bool:
+        """Whether actors wait for the weights of each batch before they play the next."""
+        return self.max_policy_lag == 0
 
 
 class TransportRegistry(OptionsRegistry[TransportSpec]):

@@ -74,18 +74,18 @@ class TrainingLoop(ABC, Generic[B]):
         return not control.stop
 
     def _train(self, batch: B | None, totals: Floats) -> None:
-        """Step, release the batch, publish."""
+        """Step, publish, release the batch."""
         try:
             result = self._learner.step(batch, totals)
         except GroupLostError:
             if batch is not None:
                 self._source.release(batch, self._learner.interrupted(batch))
             raise
-        if batch is not None:
-            self._source.release(batch, result)
-        if result.publish_due:
+        if result.publish_due:  # before slots are freed, so that these are played with new weights
             self._ledger.switch(Part.PUBLISH)
             self._publish()
+        if batch is not None:
+            self._source.release(batch, result)
 
     def _publish(self) -> None:
         stamp = Stamp(self._progress.generation, self._progress.version)

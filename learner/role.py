@@ -273,6 +273,11 @@ class LearnerProcess(TrainingLoop[Any]):
             regroup=self._group.changed,
         )
 
+    def _publish(self) -> None:
+        super()._publish()
+        if self._config.transport.synchronous:  # all actors wait for these weights
+            self._publisher.flush(wait=True)
+
     def keep(self, *, save: bool) -> None:
         """Collect what each learner keeps for itself, and ``save`` the run."""
         self._kept = self._group.state(last=not save)

@@ -151,7 +151,8 @@ class Trainer:
         self._early_stops.append(self._updates_done < len(totals))
         self._undo_where_skipped()
         self.queue.launched()
-        due = self.progress.publish_due(self.config.learner.publish_every)
+        synchronous = self.config.transport.synchronous
+        due = self.progress.publish_due(1 if synchronous else self.config.learner.publish_every)
         return StepResult(0 if batch is None else batch.steps, due)
 
     def unfinished(self) -> dict[str, Any]:

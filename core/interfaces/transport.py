@@ -56,7 +56,8 @@ class Link(Protocol):
         close()                             last
 
     The block may also be left without a slot (None), and `beat` is called while there are no
-    weights.
+    weights. In the synchronous mode (`transport.max_policy_lag` 0) a slot is not lent before
+    `read_weights` returns the weights that were published before the store lent it.
     """
 
     welcome: Welcome
@@ -126,7 +127,9 @@ class Connector(Protocol):
 
     It listens at ``ctx.address``, and is attached to the learner's memory like an actor
     (`transport.shm.link.ShmLink`, at `core.role.learner_socket`): received slots are written into
-    lent ones, and weights are read from the board.
+    lent ones, and weights are read from the board. In the synchronous mode a slot of the store is
+    lent for the newest weights of the board, and one that no present actor wants is returned
+    (`SlotWriter.return_unfilled`), because the learner waits for it.
     """
 
     def __call__(self, ctx: RoleContext, prepare: Callable[[Welcome], SlotProcessor]) -> None:

@@ -1,6 +1,8 @@
 """The data source of algorithms that train once on each fresh unroll: a trajectory queue.
 
 A feeder thread takes in filled slots and gathers them into staging batches ahead of the trainer.
+In the synchronous mode (`transport.max_policy_lag` 0) it lends the slots of one batch, and those of
+the next once the weights of this one are published.
 """
 
 from __future__ import annotations
@@ -46,6 +48,9 @@ class UnrollSource:
         slots = actors * transport.slots
         most = most_slots(transport, consumer.spec, slots) if transport.bind else slots
         self.store = SlotStore(consumer.spec, slots, lanes, most=most)
+        self._synchronous = transport.synchronous
+        if self._synchronous:
+            self.store.quota = 0  # until `Feeder` lends for the first batch
         self._learner = learner
         self._consumer = consumer
         self._accounting = accounting
@@ -55,6 +60,7 @@ class UnrollSource:
             accounting,
             max_policy_lag=transport.max_policy_lag,
             overflow=transport.overflow,
+            deep=self._synchronous,
         )
 
     def open(self, host: ShmHost) -> None:
@@ -72,6 +78,7 @@ class UnrollSource:
             lambda: consumer.progress.version,
             self._ledger,
             prefetch=learner.prefetch > 0,
+            paced=self.store if self._synchronous else None,
         )
         self._feeder.__enter__()
 
@@ -129,13 +136,16 @@ class Feeder:
         ledger: TimeLedger,
         *,
         prefetch: bool,
+        paced: SlotStore | None = None,
     ) -> None:
+        """``paced``: the queue's store, where its slots are lent for one batch at a time."""
         self._host = host
         self._queue = queue
         self._batches = batches
         self._batch_slots = batch_slots
         self._version = version
         self._ledger = ledger  # of the thread that gathers
+        self._paced = paced
         self._free = deque(batches)
         self._full: deque[StagingBatch] = deque()
         self._freed_event = os.eventfd(0, EVENT_FLAGS)
@@ -213,9 +223,13 @@ class Feeder:
         self._queue.collect()
         if not self._free:
             return False
+        if self._paced is not None:
+            self._lend_batch(self._paced)
         slots = self._queue.take(self._batch_slots, self._version())
         if not slots:
             return False
+        if self._paced is not None:
+            self._paced.quota = 0
         batch = self._free.popleft()
         self._ledger.switch(Part.GATHER)
         batch.gather(slots)
@@ -224,6 +238,16 @@ class Feeder:
         self._ledger.switch(Part.WAIT)
         os.eventfd_write(self._full_event, 1)
         return True
+
+    def _lend_batch(self, store: SlotStore) -> None:
+        """Lend the slots of one batch, once the learner trains on none and its weights are
+        published.
+        """
+        idle = len(self._free) == len(self._batches)
+        published = self._host.published
+        if idle and published is not None and published.version == self._version():
+            store.quota = self._batch_slots
+            store.lend()
 
 
 def most_slots(transport: TransportConfig, spec: SlotSpec, least: int) -> int:

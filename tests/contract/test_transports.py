@@ -290,6 +290,98 @@ def test_a_learner_that_ended_is_noticed(world: World) -> None:
         wait_for_a_slot()
 
 
+def lend(side: Learner, quota: int) -> None:
+    def set_quota() -> None:
+        side.store.quota = quota
+        side.store.lend()
+
+    side.call(set_quota)
+
+
+@pytest.mark.parametrize("kind", ["shm", "zmq"])
+def test_a_slot_of_the_synchronous_mode_comes_with_the_newest_weights(
+    kind: str, tmp_path: Path
+) -> None:
+    wire = f"ipc://{tmp_path}/wire"
+    with ExitStack() as opened:
+        side = opened.enter_context(learner(tmp_path))
+        side.store.quota = 0
+        if kind == "zmq":
+            opened.enter_context(connector(side, wire, synchronous=True))
+        side.publish(1)
+        link: Link
+        if kind == "shm":
+            link = ShmLink(side.path, SPEC, 2)
+        else:
+            link = ZmqLink(context(tmp_path), wire, SPEC, 2, actor=7)
+        opened.callback(link.close)
+        weights = np.empty(LAYOUT.size, np.float32)
+        stamp: Stamp | None = None
+        for sequence in range(40):
+            sent = side.publish(10 + sequence)
+            lend(side, 1)
+            with link.slot(10) as slot:
+                assert slot is not None
+                lend(side, 0)
+                stamp = link.read_weights(weights, stamp)
+                assert stamp == Stamp(2, 10 + sequence)
+                np.testing.assert_array_equal(weights, sent)
+                fill(slot, sequence)
+            assert side.take().header["sequence"] == sequence
+
+
+def test_a_grant_waits_for_the_weights_of_a_relay(tmp_path: Path) -> None:
+    wire = f"ipc://{tmp_path}/wire"
+    with ExitStack() as opened:
+        side = opened.enter_context(learner(tmp_path))
+        side.store.quota = 0
+        opened.enter_context(connector(side, wire, synchronous=True))
+        old = side.publish(10)
+        folder = tmp_path / "host"
+        folder.mkdir()
+        relay = opened.enter_context(learner(folder))
+        link = ZmqLink(context(tmp_path), wire, SPEC, 1, actor=7, relay_path=relay.path)
+        opened.callback(link.close)
+        relay.board.publish(old, Stamp(2, 10))
+        weights = np.empty(LAYOUT.size, np.float32)
+        stamp = link.read_weights(weights, None)
+        new = side.publish(11)
+        lend(side, 1)
+        for _ in range(3):  # the grant is here, the weights are not
+            with link.slot(0.2) as slot:
+                assert slot is None
+        relay.board.publish(new, Stamp(2, 11))
+        with link.slot(10) as slot:
+            assert slot is not None
+            assert link.read_weights(weights, stamp) == Stamp(2, 11)
+            fill(slot, 0)
+
+
+def test_slots_lent_to_remote_actors_that_left_go_to_others(tmp_path: Path) -> None:
+    wire = f"ipc://{tmp_path}/wire"
+    with ExitStack() as opened:
+        side = opened.enter_context(learner(tmp_path))
+        side.store.quota = 0
+        opened.enter_context(connector(side, wire, synchronous=True))
+        side.publish(10)
+        remote = ZmqLink(context(tmp_path), wire, SPEC, 1, actor=7)
+        opened.callback(remote.close)
+        out = np.empty(LAYOUT.size, np.float32)
+        wait_until(lambda: remote.read_weights(out, None) is not None)
+        lend(side, 1)
+        with pytest.raises(ZeroDivisionError):
+            send_and_fail(remote)  # has the only slot
+        local = ShmLink(side.path, SPEC, 1)
+        opened.callback(local.close)
+        with local.slot(0.2) as slot:
+            assert slot is None
+        remote.close()
+        with local.slot(10) as slot:
+            assert slot is not None
+            fill(slot, 0)
+        assert side.take().header["sequence"] == 0
+
+
 # What a transport from elsewhere must keep as well: test_new_transport, test_extending.
 CONTRACT = {
     name: case

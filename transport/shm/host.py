@@ -12,6 +12,7 @@ from typing import Any
 
 from penstock.configs.errors import UserError
 from penstock.core.interfaces import Welcome
+from penstock.core.params import Stamp
 from penstock.core.specs import SlotSpec
 from penstock.transport.shm.attach import Attached, AttachServer
 from penstock.transport.shm.lane import offer
@@ -46,6 +47,11 @@ class ShmHost:
         self._door.poll(timeout_s)
         if self._store is not None:
             self._store.lend()  # a writer may want more slots than before
+
+    @property
+    def published(self) -> Stamp | None:
+        """The version of the newest weights on the board; None before the first."""
+        return self._board.stamp
 
     @property
     def actors(self) -> int:

@@ -10,7 +10,8 @@ Every word has one owner, so that no lock is needed:
   lent, because a stopped process that wakes up still has the memory mapped.
 
 A lane may hold at most `want` slots, counted from the loan until the consumer frees them, which
-bounds how far a writer can run ahead of the learner.
+bounds how far a writer can run ahead of the learner. `quota` bounds the same for all lanes
+together; with it the consumer decides when slots are filled at all.
 """
 
 from __future__ import annotations
@@ -248,6 +249,9 @@ class SlotStore:
         self.ready: deque[int] = deque()
         self.corrupt_lanes = 0
         self.held_back: set[int] = set()  # lanes that get no slots for now
+        self.quota: int | None = None
+        """Most slots that are lent or filled at a time. Lanes then get slots in proportion to what
+        they want. None: no limit."""
         self._free: deque[int] = deque(range(slots))
         self._lanes: dict[int, _Lane] = {}
         self._owner: dict[int, _Lane] = {}  # slot -> lane that it was lent to
@@ -300,11 +304,17 @@ class SlotStore:
                 slot = lane.words.filled.pop()
                 if slot is None:
                     break
-                if slot in lane.lent:
-                    lane.lent.remove(slot)
-                    self.ready.append(slot)
-                else:
+                unfilled = slot < 0
+                slot = ~slot if unfilled else slot
+                if slot not in lane.lent:
                     self.corrupt_lanes += 1
+                    continue
+                lane.lent.remove(slot)
+                if unfilled:
+                    self._owner.pop(slot).held -= 1
+                    self._free.append(slot)
+                else:
+                    self.ready.append(slot)
         return len(self.ready)
 
     def keep(self, slot: int) -> None:
@@ -362,6 +372,9 @@ class SlotStore:
     def lend(self) -> None:
         """Give free slots to lanes that want them, in turn."""
         lanes = self._open_lanes()
+        if self.quota is not None:
+            self._lend_quota(lanes)
+            return
         idle = 0
         while lanes and idle < len(lanes) and (self._free or self._grow(lanes)):
             self._turn += 1
@@ -371,6 +384,21 @@ class SlotStore:
                 continue
             idle = 0
             self._give(lane)
+
+    def _lend_quota(self, lanes: list[_Lane]) -> None:
+        """Lend up to `quota`, each slot to the lane that holds the least of what it wants."""
+        while self._free and self._below_quota:
+            self._turn += 1  # of lanes that hold equal parts each comes first in turn
+            first = self._turn % max(1, len(lanes))
+            wants = [(lane, lane.words.want) for lane in lanes[first:] + lanes[:first]]
+            parts = [(lane.held / want, lane) for lane, want in wants if lane.held < want]
+            if not parts:
+                return
+            self._give(min(parts, key=lambda part: part[0])[1])
+
+    @property
+    def _below_quota(self) -> bool:
+        return self.quota is None or len(self.slots) - len(self._free) < self.quota
 
     def _grow(self, lanes: list[_Lane]) -> bool:
         """Add one slot, if the store may grow and some lane wants it."""
@@ -396,7 +424,7 @@ class SlotStore:
         This happens where a batch takes more slots than the joined writers may hold.
         """
         lanes = [lane for lane in self._lanes.values() if lane.words.want > 0]
-        if self._free and lanes and not any(lane.lent for lane in lanes):
+        if self._free and self._below_quota and lanes and not any(lane.lent for lane in lanes):
             self._give(min(lanes, key=lambda lane: lane.held))
 
     def _give(self, lane: _Lane) -> None:
@@ -481,6 +509,11 @@ class SlotWriter:
     def give_back(self, slot: Slot) -> None:
         """Keep an unpublished slot for the next `acquire`."""
         self._kept.append(slot.index)
+
+    def return_unfilled(self, slot: Slot) -> None:
+        """Return an unpublished slot to the store, which lends it to another writer."""
+        self._words.filled.push(~slot.index)
+        os.eventfd_write(self._filled_event, 1)
 
     @contextmanager
     def slot(self, timeout_s: float) -> Iterator[Slot | None]:

@@ -67,6 +67,8 @@ class Client:
         """
         self.next = 0
         self.limit = 0
+        self.oldest: Stamp | None = None
+        """The oldest weights that may fill the granted slots; None for any."""
         self.produced_steps = 0
         self.boot_id = ""
         self.unix_path = ""
@@ -170,6 +172,11 @@ class Client:
             self._asked.pop(policy_id, None)
         return fresh
 
+    def arrived(self, policy_id: int = POLICY_ID) -> Stamp | None:
+        """The version of the weights that `take_weights` would return."""
+        fresh = self._weights.get(policy_id)
+        return None if fresh is None else fresh[0]
+
     def pump(self, timeout_s: float) -> None:
         """Handle received messages; wait up to ``timeout_s`` seconds for one."""
         self._ctx.status.beat()
@@ -262,7 +269,7 @@ class Client:
         elif self._run_id and head.run_id != self._run_id:
             raise LearnerGoneError(f"another run listens at {self._address}")
         elif head.kind == MessageKind.GRANT and self._joined:
-            self.limit = max(self.next, head.sequence)
+            self._granted(head)
         elif head.kind == MessageKind.WHO and self._joined:
             self.rejoin()
 
@@ -283,7 +290,11 @@ class Client:
         self._joined = True
         self._asked.clear()
         self._unknown.clear()
-        self.limit = max(head.sequence, self.next)
+        self._granted(head)
+
+    def _granted(self, head: Header) -> None:
+        self.limit = max(self.next, head.sequence)
+        self.oldest = Stamp(head.generation, head.version) if head.version else None
 
     def _checked(self, spec: SlotSpec) -> SlotSpec:
         """Check the spec of a welcome, for which memory is allocated.

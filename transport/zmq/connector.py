@@ -51,6 +51,7 @@ def run(ctx: RoleContext, prepare: Callable[[Welcome], SlotProcessor] | None = N
         silence_s=ctx.config.run.hang_timeout_s,
         process=prepare(link.welcome) if prepare else None,
         ledger=ctx.ledger,
+        synchronous=transport.synchronous,
     )
     try:
         _serve(ctx, receiver, ctx.config.run.interval_s, ctx.config.run.grace_s)

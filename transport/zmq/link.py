@@ -5,6 +5,7 @@ Weights come from the relay of this host where there is one, else over the same 
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -23,6 +24,8 @@ from penstock.transport.shm.store import Geometry, Slot
 from penstock.transport.wire import SlotEncoder, to_float32
 from penstock.transport.zmq.client import Client
 from penstock.transport.zmq.sockets import boot_id
+
+LOOK_S = 0.001  # between two looks at the weights that a grant asks for
 
 
 class ZmqLink:
@@ -65,6 +68,7 @@ class ZmqLink:
         self._ctx = ctx
         self._relay: ShmLink | None = None
         self._relay_path = relay_path
+        self._read: Stamp | None = None  # the version of the weights read last
         self._client = Client(
             ctx, address, actor=actor, spec=spec, want=want, patience_s=patience_s
         )
@@ -84,11 +88,31 @@ class ZmqLink:
 
         Leaving the block sends it.
         """
-        if not self._client.wait_turn(timeout_s):
+        deadline_s = time.monotonic() + timeout_s
+        if not self._client.wait_turn(timeout_s) or not self._wait_for_weights(deadline_s):
             yield None
             return
         yield self._slot
         self._send(self._slot)
+
+    def _wait_for_weights(self, deadline_s: float) -> bool:
+        """Whether `read_weights` returns weights that may fill the granted slot; waits for them."""
+        client = self._client
+        while client.oldest is not None and not self._has(client.oldest):
+            if time.monotonic() >= deadline_s:
+                return False
+            client.beat()
+            client.pump(LOOK_S)
+        return client.next < client.limit  # else the grant was withdrawn meanwhile
+
+    def _has(self, oldest: Stamp) -> bool:
+        """Whether weights of at least this version were read, or can be read now."""
+        if self._relay_path is not None:
+            found = self._relay.board.stamp if self._relay is not None else None
+        else:
+            found = self._client.arrived() or self._read
+            self._client.ask_weights(found)
+        return found is not None and found >= oldest
 
     def beat(self) -> None:
         self._client.beat()
@@ -117,8 +141,8 @@ class ZmqLink:
         if fresh is None or fresh[0] == newer_than:
             self._client.ask_weights(newer_than, policy_id)
             return None
-        stamp, values = fresh
-        np.copyto(out, to_float32(values))
+        self._read = stamp = fresh[0]
+        np.copyto(out, to_float32(fresh[1]))
         self._client.ask_weights(stamp, policy_id)
         return stamp
 

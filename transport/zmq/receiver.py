@@ -61,8 +61,13 @@ class Receiver:
         silence_s: float = 60.0,
         process: SlotProcessor | None = None,
         ledger: TimeLedger | None = None,
+        synchronous: bool = False,
     ) -> None:
-        """Attach the socket. Raises UserError for an address that is taken, or unreadable keys."""
+        """Attach the socket. Raises UserError for an address that is taken, or unreadable keys.
+
+        ``synchronous``: a grant is for the newest weights, and slots that no actor wants return to
+        the learner, which would wait for them.
+        """
         assert link.writer is not None
         spec = link.spec
         self.grants = Grants(silence_s, spec.unroll * spec.envs, self._connected)
@@ -77,6 +82,7 @@ class Receiver:
         }
         self._process = process
         self._ledger = ledger or TimeLedger()
+        self._synchronous = synchronous
         self._lending = True
         self._gone = False  # whether the learner is gone, at the last check
         self._newest = (0, 0)  # generation and version of weights, at the last check
@@ -309,6 +315,15 @@ class Receiver:
         self.listener.look(now_s)
         if self._writer.want != self.grants.want:
             self._writer.want = self.grants.want
+        if self._synchronous and self._lending:
+            self._return_unwanted()
+
+    def _return_unwanted(self) -> None:
+        """Return slots beyond those that present actors want to hold."""
+        while self._writer.available > max(self.grants.want, self.grants.outstanding):
+            slot = self._writer.acquire(0)
+            assert slot is not None
+            self._writer.return_unfilled(slot)
 
     def _refuse(self, peer: bytes, text: str, **more: int) -> None:
         self._say(peer, MessageKind.REFUSE, {"error": text[:REFUSE_CHARACTERS], **more})
@@ -317,11 +332,13 @@ class Receiver:
         self, peer: bytes, kind: MessageKind, meta: Any = None, stream: ActorStream | None = None
     ) -> bool:
         welcome = self._link.welcome
+        newest = self._link.board.stamp if self._synchronous else None
         head = Header(
             kind,
             spec_hash=self._link.spec.hash,
             run_id=welcome.run_id,
             generation=welcome.generation,
+            version=newest.version if newest else 0,
             actor=stream.actor if stream else 0,
             incarnation=stream.incarnation if stream else 0,
             sequence=stream.limit if stream else 0,

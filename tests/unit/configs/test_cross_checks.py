@@ -36,6 +36,33 @@ CASES = {
         "be dropped; set transport.max_policy_lag=146",
         ["transport.max_policy_lag=146"],
     ),
+    "turns of play and training with replay": (
+        ["algo.name=dqn", "transport.max_policy_lag=0"],
+        "transport.max_policy_lag 0 makes actors wait for the weights of each batch, and algo.name "
+        "dqn does not train on batches of fresh unrolls; set transport.max_policy_lag=1000, and "
+        "transport.kind=inproc to play and train in turns",
+        ["transport.max_policy_lag=1000"],
+    ),
+    "turns of play and training with several learners": (
+        ["actors.count=2", "learner.count=2", "transport.max_policy_lag=0"],
+        "transport.max_policy_lag 0 makes actors wait for the weights of each batch, and with "
+        "learner.count 2 a learner also continues without a batch of its own; set learner.count=1 "
+        "or transport.max_policy_lag=1000",
+        ["learner.count=1"],
+    ),
+    "turns in one process that leave slots over": (
+        [
+            "transport.kind=inproc",
+            "actors.count=4",
+            "learner.batch_slots=6",
+            "transport.max_policy_lag=0",
+        ],
+        "transport.max_policy_lag 0 makes actors wait for the weights of each batch, and with "
+        "transport.kind inproc each of actors.count 4 plays one slot per turn, so "
+        "learner.batch_slots 6 must be a multiple of that; set learner.batch_slots=8 or "
+        "actors.count=1",
+        ["learner.batch_slots=8"],
+    ),
     "rewards in two ways": (
         ["algo.name=ppo", "algo.normalize_rewards=true", "algo.reward_clip=1"],
         "algo.normalize_rewards needs unclipped rewards, and algo.reward_clip is 1; set "

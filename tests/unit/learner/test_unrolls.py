@@ -15,7 +15,7 @@ import torch
 from penstock.bench.ceiling import made_up
 from penstock.configs.load import resolve
 from penstock.core.interfaces import Welcome
-from penstock.core.params import ParamLayout
+from penstock.core.params import ParamLayout, Stamp
 from penstock.core.specs import Column, SlotSpec
 from penstock.envs import probe
 from penstock.learner.sources.staging import StagingBatch, torch_dtype
@@ -46,22 +46,27 @@ CPU = torch.device("cpu")
 class Rig:
     """A store, one writer in this thread, and a feeder."""
 
-    def __init__(self, folder: Path, *, slots: int, batch_slots: int, prefetch: int) -> None:
+    def __init__(
+        self, folder: Path, *, slots: int, batch_slots: int, prefetch: int, paced: bool = False
+    ) -> None:
         self.store = SlotStore(SPEC, slots, lanes=2)
+        self.store.quota = 0 if paced else None
+        self.version = 0
         self.board = WeightsBoard.create(1)
         layout = ParamLayout((("w", (1,)),))
         welcome = Welcome(1, 0, SPEC, layout, {})
         self.host = ShmHost(folder / "s", welcome, self.board, self.store)
-        self.queue = SlotQueue(self.store, Accounting(), max_policy_lag=100)
+        self.queue = SlotQueue(self.store, Accounting(), max_policy_lag=100, deep=paced)
         batches = [StagingBatch(SPEC, batch_slots, CPU) for _ in range(prefetch + 1)]
         self.feeder = Feeder(
             self.host,
             self.queue,
             batches,
             batch_slots,
-            lambda: 0,
+            lambda: self.version,
             TimeLedger(),
             prefetch=prefetch > 0,
+            paced=self.store if paced else None,
         )
         lane = self.store.open_lane(slots)
         event = self.store.lane_event(lane)
@@ -82,6 +87,9 @@ class Rig:
         self.sequence += 1
         return True
 
+    def publish(self) -> None:
+        self.board.publish(np.zeros(1, np.float32), Stamp(0, self.version))
+
     def close(self) -> None:
         self.host.close()
         self.store.close()
@@ -97,13 +105,51 @@ def expected(sequence: int) -> dict[str, Any]:
 def rig(tmp_path: Path) -> Iterator[Callable[..., Rig]]:
     made: list[Rig] = []
 
-    def make(**options: int) -> Rig:
+    def make(**options: Any) -> Rig:
         made.append(Rig(tmp_path, **options))
         return made[-1]
 
     yield make
     for each in made:
         each.close()
+
+
+@pytest.mark.parametrize("prefetch", [0, 1, 2])
+def test_a_paced_batch_is_lent_once_the_weights_of_the_last_are_published(
+    rig: Callable[..., Rig], prefetch: int
+) -> None:
+    r = rig(slots=5, batch_slots=2, prefetch=prefetch, paced=True)
+    with r.feeder:
+        r.feeder.get(0.0)
+        assert not r.write(0.1)  # nothing is published yet
+        r.publish()
+        for _ in range(3):
+            r.feeder.get(0.0)
+            assert [r.write(0.5), r.write(0.5)] == [True, True]
+            assert not r.write(0.1)  # the batch has its slots
+            batch = r.feeder.get(1.0)
+            assert batch is not None
+            r.feeder.get(0.0)
+            assert not r.write(0.1)  # in training
+            r.version += 1
+            r.feeder.give_back(batch)
+            r.feeder.get(0.0)
+            assert not r.write(0.1)  # the weights that it made are not published
+            r.publish()
+
+
+def test_a_paced_batch_that_changes_no_weights_is_followed_by_another(
+    rig: Callable[..., Rig],
+) -> None:
+    r = rig(slots=2, batch_slots=1, prefetch=0, paced=True)
+    r.publish()
+    with r.feeder:
+        for _ in range(3):  # batches whose gradients add up to one step
+            r.feeder.get(0.0)
+            assert r.write(0.5)
+            batch = r.feeder.get(1.0)
+            assert batch is not None
+            r.feeder.give_back(batch)
 
 
 @pytest.mark.parametrize("prefetch", [0, 1, 2])

@@ -117,6 +117,80 @@ def test_scarce_slots_go_round(store: SlotStore) -> None:
     assert [writer.available for writer in writers] == [2, 2, 2]
 
 
+def test_a_quota_bounds_what_all_lanes_hold(store: SlotStore) -> None:
+    store.quota = 0
+    writers = [writer_of(store, want=4)[1] for _ in range(2)]
+    store.quota = 3
+    store.lend()
+    assert sorted(w.available for w in writers) == [1, 2]
+    first = max(writers, key=lambda w: w.available)
+    write(first, 0)
+    slot = take(store)
+    store.lend()
+    store.unstick()
+    assert sum(w.available for w in writers) == 2  # a filled slot counts until it is released
+    store.quota = 0
+    store.release(slot.index)
+    assert sum(w.available for w in writers) == 2
+    store.quota = 3
+    store.lend()
+    assert sum(w.available for w in writers) == 3
+
+
+def test_a_quota_of_nothing_lends_nothing_even_where_all_wait(store: SlotStore) -> None:
+    store.quota = 0
+    _, writer = writer_of(store, want=2)
+    store.lend()
+    store.unstick()
+    assert writer.available == 0
+
+
+def test_a_quota_is_shared_in_proportion_to_what_lanes_want(store: SlotStore) -> None:
+    store.quota = 0
+    one, many = (writer_of(store, want=want)[1] for want in (1, 3))
+    store.quota = 4
+    store.lend()
+    assert (one.available, many.available) == (1, 3)
+
+
+def test_a_scarce_quota_goes_to_all_lanes_in_turn(store: SlotStore) -> None:
+    store.quota = 0
+    writers = [writer_of(store, want=1)[1] for _ in range(3)]
+    store.quota = 1
+    store.lend()
+    served = []
+    for _ in range(6):
+        number = next(n for n, writer in enumerate(writers) if writer.available)
+        served.append(number)
+        write(writers[number], 0)
+        store.release(take(store).index)
+    assert sorted(served[:3]) == [0, 1, 2]
+    assert served[3:] == served[:3]
+
+
+def test_the_quota_of_a_writer_that_died_goes_to_another(store: SlotStore) -> None:
+    store.quota = 1
+    lane, dying = writer_of(store, want=1)
+    assert dying.acquire(0) is not None
+    _, other = writer_of(store, want=1)
+    assert other.available == 0
+    store.close_lane(lane)
+    assert other.available == 1
+
+
+def test_a_slot_that_is_returned_unfilled_is_lent_to_another(store: SlotStore) -> None:
+    store.quota = 1
+    _, first = writer_of(store, want=1)
+    _, other = writer_of(store, want=1)
+    slot = first.acquire(0)
+    assert slot is not None
+    first.want = 0
+    first.return_unfilled(slot)
+    assert store.collect() == 0
+    store.lend()
+    assert (first.available, other.available, store.corrupt_lanes) == (0, 1, 0)
+
+
 def test_a_writer_that_wants_more_wakes_the_store(store: SlotStore) -> None:
     _, writer = writer_of(store, want=0)
     assert writer.available == 0
@@ -150,10 +224,10 @@ def test_foreign_ids_are_counted_and_do_no_harm(store: SlotStore) -> None:
     words = store.geometry.lane(store.arena, lane)
     theirs = other.acquire(0)
     assert theirs is not None
-    for bogus in (theirs.index, 10**12, -1, 5):
+    for bogus in (theirs.index, 10**12, ~theirs.index, ~(10**12), 5):
         words.filled.push(bogus)
     assert store.collect() == 0
-    assert store.corrupt_lanes == 4
+    assert store.corrupt_lanes == 5
     write(writer, 7)
     assert take(store).header["sequence"] == 7
 

@@ -1,0 +1,69 @@
+"""The synchronous mode, `transport.max_policy_lag` 0, between processes."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from train_command import SMALL, Command
+
+pytestmark = pytest.mark.system
+
+SYNCHRONOUS = (*SMALL, "run.dir=run", "transport.max_policy_lag=0", "learner.batch_slots=3")
+
+
+def metrics(folder: Path) -> list[dict[str, Any]]:
+    text = (folder / "run" / "metrics.jsonl").read_text()
+    return [json.loads(line) for line in text.splitlines()]
+
+
+def lags(folder: Path) -> Counter[int]:
+    """Trained steps by policy lag."""
+    found: Counter[int] = Counter()
+    for line in metrics(folder):
+        found.update({int(lag): n for lag, n in line["policy_lag_histogram"].items()})
+    return found
+
+
+@pytest.mark.parametrize("kind", ["shm", "zmq"])
+def test_no_sample_has_lag_and_none_is_dropped_though_an_actor_is_killed(
+    kind: str, penstock: Callable[..., Command], tmp_path: Path
+) -> None:
+    options = (*SYNCHRONOUS, f"transport.kind={kind}", "transport.slots=2")
+    run = penstock("train", "cartpole", "--json", *options)
+
+    def last() -> dict[str, Any]:
+        path = tmp_path / "run" / "metrics.jsonl"
+        return metrics(tmp_path)[-1] if path.exists() and path.read_text().endswith("\n") else {}
+
+    run.wait_until(lambda: last().get("actors_alive") == 2)
+    os.kill(run.pid_of("actor-1"), signal.SIGKILL)
+    run.wait_until(lambda: (last()["actors_restarted"], last()["actors_alive"]) == (1, 2))
+    before = last()["trained_steps"]
+    run.wait_until(lambda: last()["trained_steps"] > before)
+    run.process.send_signal(signal.SIGINT)
+    code, result, err = run.end()
+    assert code == 130, err
+    assert lags(tmp_path).keys() == {0}
+    counts = result["accounting"]
+    assert counts["dropped"] == {}
+    lost = sum(counts["lost"].values())
+    assert counts["produced"] == counts["trained"] + lost + counts["in_flight"]
+
+
+def test_each_update_of_a_batch_adds_one_to_the_lag(
+    penstock: Callable[..., Command], tmp_path: Path
+) -> None:
+    options = (*SYNCHRONOUS, "learner.updates_per_batch=4", "transport.slots=2", "actors.count=2")
+    run = penstock("train", "cartpole_ppo", "--json", *options, "stop.env_steps=20000")
+    assert run.end()[0] == 0
+    found = lags(tmp_path)
+    assert found.keys() == {0, 1, 2, 3}
+    assert max(found.values()) < 1.1 * min(found.values())  # equal shares but for reset rows
