@@ -82,7 +82,8 @@ def test_a_loss_is_enough(write: Write) -> None:
     made.step(staged)
     assert not torch.equal(made.optimizer.values, before)
     assert made.progress.learner_steps == 2
-    assert set(made.statistics()) == {"mean_value", "grad_norm"}
+    figures = {"grad_norm", "grad_norm_clipped", "learning_rate"}
+    assert set(made.statistics()) == {"mean_value"} | figures
     columns = made.spec.views(made.spec.zeros())
     columns["reward"][...] = 5.0
     process(cfg.algo, columns)
@@ -271,7 +272,8 @@ def random_batch() -> dict[str, Any]:
 def test_one_on_replay_trains_and_resumes(off_policy: str) -> None:
     made, other = (OffPolicyTrainer(replayed(f"{off_policy}:Choices"), CHOICES) for _ in range(2))
     assert len(made.update(random_batch())) == 8
-    assert set(made.statistics()) == {"q_loss", "td_error", "policy_entropy", "grad_norm"}
+    figures = {"grad_norm", "learning_rate"}
+    assert set(made.statistics()) == {"q_loss", "td_error", "policy_entropy"} | figures
     other.load_state_dict(made.state_dict())
     for ours, theirs in zip(made.published(), other.published(), strict=True):
         theirs.data.copy_(ours.data)
