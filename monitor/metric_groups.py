@@ -16,8 +16,8 @@ FALLBACK = "other"
 """Group of names that no pattern matches, such as statistics of an own algorithm."""
 
 GROUPS: Mapping[str, tuple[str, ...]] = {
-    "eval": ("eval_*",),
-    "return": ("episode_*", "episodes", "solved_at_s"),
+    "eval": ("eval_*", "closing_evaluation"),
+    "return": ("episode_*", "episodes", "solved_at_s", "return_reached_at_s"),
     "loss": ("*_loss", "loss"),
     "policy": ("entropy*", "kl*", "ratio*", "rho*", "alpha*", "policy_std*"),
     "value": (
@@ -28,7 +28,7 @@ GROUPS: Mapping[str, tuple[str, ...]] = {
         *("learning_rate*", "lr*", "grad_norm*", "early_stop*", "epochs*", "clip_range*"),
         *("learner_steps", "updates_skipped", "rollbacks"),
     ),
-    "lag": ("policy_lag*", "latency*", "queue_fill"),
+    "lag": ("policy_lag*", "latency*", "queue_fill", "effective_sample_share"),
     "throughput": (
         *("*_per_s", "env_steps", "env_frames", "trained_steps", "received"),
         *("replay_size", "samples_per_insert"),
