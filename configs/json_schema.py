@@ -96,7 +96,8 @@ def _section(name: str, kind: type[Section], known: dict[str, Option]) -> dict[s
 
 
 def _value(option: Option) -> dict[str, Any]:
-    found = _standard(TypeAdapter(option.hint).json_schema())
+    schema = TypeAdapter(option.hint).json_schema()
+    found = _standard(schema, schema.get("$defs", {}))
     if found.get("type") == "object":
         found["type"] = ["object", "null"]
     more = option.field.json_schema_extra
@@ -106,14 +107,16 @@ def _value(option: Option) -> dict[str, Any]:
     return schema if option.required else {**schema, "default": option.default}
 
 
-def _standard(schema: Any) -> Any:
-    """A schema of pydantic's with the dialect's names of bounds and without references to the
-    definition of any JSON value."""
+def _standard(schema: Any, defined: dict[str, Any]) -> Any:
+    """A schema of pydantic's with the dialect's names of bounds, and with what is ``defined`` in
+    place of references to it; that of any JSON value is recursive, and stands for anything."""
     if isinstance(schema, list):
-        return [_standard(item) for item in schema]
+        return [_standard(item, defined) for item in schema]
     if not isinstance(schema, dict):
         return schema
-    if schema.get("$ref") == "#/$defs/JsonValue":
-        return {}
-    found = {_BOUNDS.get(key, key): _standard(v) for key, v in schema.items() if key != "$defs"}
+    if (reference := schema.get("$ref")) is not None:
+        name = reference.removeprefix("#/$defs/")
+        return {} if name == "JsonValue" else _standard(defined[name], defined)
+    known = {key: value for key, value in schema.items() if key != "$defs"}
+    found = {_BOUNDS.get(key, key): _standard(value, defined) for key, value in known.items()}
     return found | ({"additionalProperties": False} if "patternProperties" in found else {})

@@ -44,7 +44,6 @@ from penstock.learner.sources.dataset import DatasetSource
 from penstock.learner.sources.replay import ReplayDataSource
 from penstock.learner.sources.source import ActorSource, Consumer
 from penstock.learner.sources.staging import StagingBatch
-from penstock.learner.state import learning_rate_of
 from penstock.learner.sync.gradient_sync import ControlMessage, GradientSync
 from penstock.profiling.ledger import Part
 from penstock.replay import Accounting, ReplayError, SlotQueue
@@ -431,7 +430,6 @@ class Lockstep(TrainingLoop[Any]):
         interval = self._progress.interval(self._ledger)
         self._nonfinite.tell_skipped()
         counts |= source.figures() | self._nonfinite.figures()
-        counts["learning_rate"] = learning_rate_of(self._trainer)
         statistics = self._trainer.statistics(wait=True)
         self._ctx.report("metrics", **interval, **counts, dropped={}, lost={}, **statistics)
 

@@ -101,7 +101,7 @@ REFUSED = {
     "env: {wrappers: [{'a:B': {}, 'a:C': {}}]}": "env.wrappers.0",
     "base: pongg": "base",
     "algo: {name: a2c}": "algo.name",
-    "algo: {name: ppo, rho_clip: 1.0}": "algo",
+    "algo: {name: ppo, tau: 1.0}": "algo",
     "algo: {name: ppo, clip: 1}": "algo.clip",
     "algo: {epochs: 4}": "algo",  # impala's
     "{base: pong_apex, algo: {entropy_cost: 0.1}}": "algo",  # dqn's

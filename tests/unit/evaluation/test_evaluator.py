@@ -309,7 +309,7 @@ def test_a_closing_evaluation_plays_other_games_in_the_better_way(
     found = line["closing"]["estimate"]
     assert (found and found["episodes"]) == episodes
     if found:
-        assert found["mean"] != line["sampled"]["mean"]
+        assert (found["mean"], found["se"]) != (line["sampled"]["mean"], line["sampled"]["se"])
     [text] = notes
     assert note in text
     assert text.endswith("training continues") is not solved

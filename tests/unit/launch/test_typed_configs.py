@@ -17,6 +17,7 @@ from penstock.configs import load
 from penstock.configs.keys import algorithms, options, sections
 from penstock.configs.reduce import CODECS
 from penstock.configs.run import SINKS
+from penstock.configs.yaml_text import parse
 from penstock.launch import api
 
 
@@ -47,10 +48,19 @@ stop: {return: 475, hold_s: 2}
 """
 
 
-def test_a_config_in_python_equals_the_same_in_yaml(tmp_path: Path) -> None:
+def test_a_config_in_python_equals_the_same_in_yaml() -> None:
+    assert written() == penstock.Config.model_validate(parse(SAME_AS_YAML, "same")[0])
+
+
+def test_a_config_in_python_is_complete(tmp_path: Path) -> None:
+    """A file without a base has the defaults of its kind of environment below it."""
+    assert penstock.resolve(written()) == written()
     file = tmp_path / "same.yaml"
     file.write_text(SAME_AS_YAML)
-    assert written() == penstock.resolve(file)
+    resolved = penstock.resolve(file)
+    assert isinstance(resolved.algo, penstock.PpoConfig)
+    assert (resolved.algo.epochs, resolved.algo.clip) == (3, 0.1)
+    assert resolved.learner.updates_per_batch != written().learner.updates_per_batch
 
 
 def test_a_dumped_config_loads_as_an_equal_one(tmp_path: Path) -> None:

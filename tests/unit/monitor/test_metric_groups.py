@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from lockstep_run import of_kind, train_in_lockstep
+from penstock.algos.diagnostics import FIGURES, MOMENTS
 from penstock.configs.load import resolve
 from penstock.monitor.metric_groups import FALLBACK, GROUPS, group, scalars, tag
 
@@ -45,7 +46,7 @@ def test_the_documented_groups_are_those_that_exist() -> None:
 
 @pytest.mark.parametrize("home", ["impala.algorithm", "ppo.algorithm", "dqn.update", "sac.update"])
 def test_every_statistic_of_an_algorithm_has_a_group(home: str) -> None:
-    names = import_module(f"penstock.algos.{home}").STATISTICS
+    names = {*import_module(f"penstock.algos.{home}").STATISTICS, *FIGURES} - {*MOMENTS}
     assert [name for name in names if group(name) == FALLBACK] == []
 
 
