@@ -1,0 +1,170 @@
+"""Learning curves: a target trained for a number of agent steps from several seeds, and evaluated.
+
+Every seed is a run as a user would start it, with the evaluations that a run has by default: their
+returns at multiples of agent steps are the curve. When it has ended, its last weights play further
+episodes, greedily and with sampled actions, and `return` is the mean of the better way (chosen by
+the run's own evaluations). The runs stay in a folder, and a later call continues those that were
+interrupted, from their checkpoints.
+
+    python benchmarks/learning.py halfcheetah --steps 1000000 [--seeds 3] [--folder FOLDER] [--save]
+
+With `--versus`, each seed is also trained with further options, in turns, and the difference of
+the two means is given with its bootstrap interval, as a share of what the other gains over random
+actions. So the cost of asynchrony is measured:
+
+    python benchmarks/learning.py halfcheetah --steps 300000 --seeds 10 \\
+        --versus transport.max_policy_lag=0
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from gymnasium.spaces import Box, MultiDiscrete
+
+import penstock
+from common import finish, parser
+from penstock.bench.whole import train
+from penstock.configs.load import load_run
+from penstock.configs.schema import Config
+from penstock.envs.make import make
+from penstock.evaluation.evaluate import ENVS, play
+from penstock.monitor.intervals import interval
+from penstock.monitor.record import EVALUATIONS, SUMMARY, lines
+
+EPISODES = 100
+RESAMPLES = 10_000
+
+
+def main() -> None:
+    args = parser(__doc__)
+    args.add_argument("target", help="as penstock train takes it")
+    args.add_argument("--steps", type=int, required=True, help="agent steps of each run")
+    args.add_argument("--seeds", type=int, default=3)
+    args.add_argument("--first-seed", type=int, default=100)
+    args.add_argument("--episodes", type=int, default=EPISODES, help="of the evaluation at the end")
+    args.add_argument("--folder", type=Path, default=Path("runs/learning"))
+    args.add_argument("--name", help="of the result; default: the target")
+    args.add_argument("--versus", nargs="+", default=[], help="options of a second setting")
+    args.add_argument("override", nargs="*", help="options of both")
+    options = args.parse_args()
+    settings = {"": options.override}
+    if options.versus:
+        settings["versus"] = [*options.override, *options.versus]
+    runs: dict[str, list[dict[str, Any]]] = {name: [] for name in settings}
+    for seed in range(options.first_seed, options.first_seed + options.seeds):
+        for name, overrides in settings.items():  # in turns: the machine's load changes with time
+            folder = options.folder / "-".join(filter(None, (options.target, name, str(seed))))
+            runs[name].append(one(options, folder, seed, overrides))
+    result: dict[str, Any] = {
+        "target": options.target,
+        "steps": options.steps,
+        "settings": {name or "first": value for name, value in settings.items()},
+        "runs": {name or "first": found for name, found in runs.items()},
+    }
+    rows: list[list[Any]] = [
+        ["setting", "seed", "steps", "seconds", "greedy", "sampled", "play", "return", "lag"]
+    ]
+    keys = ("seed", "steps", "seconds", "greedy", "sampled", "play", "return", "policy_lag")
+    for name, found in runs.items():
+        label = " ".join(settings[name][len(options.override) :]) or "first"
+        rows += [[label, *(run[key] for key in keys)] for run in found]
+        mean = interval([run["return"] for run in found])
+        half = "" if mean.half is None else f"± {mean.half:.3g}"
+        rows.append([label, f"mean {half}", "", "", "", "", "", mean.mean, ""])
+    if options.versus:
+        result |= against(options, runs[""], runs["versus"])
+        rows.append(["random actions", "", "", "", "", "", "", result["random"], ""])
+        low, high = result["difference_share"]
+        words = f"{low:+.1%} ... {high:+.1%} of the second's gain over random"
+        rows.append(["difference", "95 %", "", "", "", "", "", words, ""])
+    finish(options.name or f"learning_{options.target}", result, rows, options)
+
+
+def one(options: Any, folder: Path, seed: int, overrides: Sequence[str]) -> dict[str, Any]:
+    """Train a seed to its number of steps, or continue it, and evaluate it."""
+    limits = ("stop.return=null", f"stop.env_steps={options.steps}", f"run.seed={seed}")
+    if not (folder / SUMMARY).is_file() or trained_steps(folder) < options.steps:
+        train(options.target, *overrides, *limits, "--resume", "auto", folder=folder)
+    summary = json.loads((folder / SUMMARY).read_text())
+    points = list(lines(folder / EVALUATIONS))
+    found = {
+        way: penstock.evaluate(
+            folder, options.episodes, checkpoint="last", sample=way == "sampled", seed=10_000
+        ).return_mean
+        for way in ("greedy", "sampled")
+    }
+    play = points[-1]["play"] if points else "greedy"
+    return {
+        "seed": seed,
+        "steps": summary["trained_steps"],
+        "seconds": summary["time_s"],
+        **found,
+        "play": play,
+        "return": found[play],
+        "policy_lag": summary["policy_lag_mean"],
+        "curve": [
+            {
+                "steps": point["trained_steps"],
+                "seconds": point["time_s"],
+                **{way: point[way]["mean"] for way in ("greedy", "sampled")},
+            }
+            for point in points
+        ],
+    }
+
+
+def random_return(config: Config, episodes: int = 50) -> float:
+    """Mean raw return of actions that are drawn uniformly."""
+    rng = np.random.default_rng(0)
+    env = make(config.env, ENVS)
+    space = env.info.action_space
+    shape = (ENVS, *space.shape)
+
+    def choose(obs: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        if isinstance(space, Box):  # policies choose from -1 to 1 whatever the bounds are
+            return rng.uniform(-1, 1, shape).astype(np.float32)
+        return rng.integers(0, space.nvec if isinstance(space, MultiDiscrete) else space.n, shape)
+
+    try:
+        played = play(env, choose, episodes, 0, config.eval.max_episode_steps)
+    finally:
+        env.close()
+    return statistics.fmean(episode.episode_return for episode in played)
+
+
+def trained_steps(folder: Path) -> int:
+    """Agent steps that a run had trained on when it ended."""
+    return int(json.loads((folder / SUMMARY).read_text())["trained_steps"])
+
+
+def against(
+    options: Any, first: list[dict[str, Any]], second: list[dict[str, Any]]
+) -> dict[str, Any]:
+    """How far the first setting is above the second, by a bootstrap over the seeds of each.
+
+    Returns the mean return of random actions, and the 95 % interval of the difference of means as
+    a share of the second's mean gain over random actions.
+    """
+    by_chance = random_return(load_run(options.folder / f"{options.target}-{first[0]['seed']}"))
+    rng = np.random.default_rng(0)
+    means = []
+    for runs in (first, second):
+        returns = np.array([run["return"] for run in runs])
+        means.append(rng.choice(returns, (RESAMPLES, len(returns))).mean(1))
+    gain = statistics.fmean(run["return"] for run in second) - by_chance
+    shares = (means[0] - means[1]) / gain
+    return {
+        "random": by_chance,
+        "difference_share": [float(value) for value in np.quantile(shares, (0.025, 0.975))],
+    }
+
+
+if __name__ == "__main__":
+    main()
