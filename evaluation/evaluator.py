@@ -54,6 +54,7 @@ from penstock.learner.checkpoints.checkpoint_history import (
     best_meta,
 )
 from penstock.learner.evaluation_requests import CLOSING, POINT
+from penstock.profiling.ledger import Part
 from penstock.profiling.status import Phase
 
 logger = note_logger(__name__)
@@ -100,10 +101,12 @@ def run(ctx: RoleContext) -> None:
             if time.monotonic() >= idle_s:
                 ctx.report("evaluator", **evaluator.state())
                 idle_s = time.monotonic() + IDLE_S
+            ctx.ledger.switch(Part.WAIT)
             time.sleep(POLL_S)
             continue
         due_s, idle_s = time.monotonic() + (every_s or 0.0), 0.0
         ctx.status.phase = Phase.ENVIRONMENT
+        ctx.ledger.switch(Part.STEP)  # and the policy's actions
         try:
             evaluator.work()
         except StoppedError:

@@ -98,7 +98,7 @@ def test_a_profile_has_all_its_files_and_its_parts_add_up(
     trace = json.loads(Path(tmp_path / told["trace"]).read_text())
     check_schema(trace)
     found = spans(trace)
-    processes = ("learner-0", "actor-0", "actor-1", "supervisor-0")
+    processes = ("learner-0", "actor-0", "actor-1", "evaluator-0", "supervisor-0")
     roles = (("learner-0", "feeder"), *((name, "main") for name in processes))
     assert found.keys() == {*roles}
     for lane in roles:
