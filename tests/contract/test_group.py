@@ -40,6 +40,7 @@ PPO = (
 )
 
 
+@pytest.mark.system
 @pytest.mark.parametrize(
     "algo",
     [

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-pytestmark = [pytest.mark.learning, pytest.mark.system, pytest.mark.smoke, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.learning, pytest.mark.system, pytest.mark.timeout(240)]
 
 
 def train(folder: Path, target: str, *options: str) -> dict[str, Any]:
@@ -36,6 +36,7 @@ def confirmed(summary: dict[str, Any]) -> float:
     return found
 
 
+@pytest.mark.smoke
 @pytest.mark.parametrize(
     "kind", ["zmq", *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("shm", "inproc"))]
 )
@@ -45,6 +46,7 @@ def test_cartpole_is_solved(tmp_path: Path, nothing_left_behind: None, kind: str
     assert confirmed(summary) >= 475
 
 
+@pytest.mark.smoke
 def test_ppo_solves_cartpole(tmp_path: Path, nothing_left_behind: None) -> None:
     summary = train(tmp_path, "CartPole-v1", "algo.name=ppo", "stop.minutes=2")
     assert summary["exit_reason"] == "return"

@@ -13,7 +13,7 @@ import pytest
 
 from train_command import SMALL, Penstock, assert_balanced, metrics, trained
 
-pytestmark = [pytest.mark.system, pytest.mark.smoke]
+pytestmark = pytest.mark.system
 
 METRICS = {
     "time_s", "env_steps", "env_frames", "learner_steps", "steps_per_s", "trained_steps_per_s",
@@ -27,6 +27,7 @@ SUMMARY = METRICS - OF_A_MOMENT | {
 }  # fmt: skip
 
 
+@pytest.mark.smoke
 @pytest.mark.parametrize("kind", ["shm", pytest.param("zmq", marks=pytest.mark.slow), "inproc"])
 def test_a_run_ends_at_its_limit_with_all_its_files(
     penstock: Penstock, tmp_path: Path, kind: str
@@ -59,6 +60,7 @@ def test_a_run_ends_at_its_limit_with_all_its_files(
     assert (run_dir / "checkpoints" / "last").is_dir()
 
 
+@pytest.mark.smoke
 def test_ctrl_c_saves_and_a_resumed_run_goes_on_where_it_was(
     penstock: Penstock, tmp_path: Path
 ) -> None:
