@@ -125,7 +125,7 @@ def random_return(config: Config, episodes: int = 50) -> float:
     rng = np.random.default_rng(0)
     env = make(config.env, ENVS)
     space = env.info.action_space
-    shape = (ENVS, *space.shape)
+    shape = (ENVS, *(space.shape or ()))
 
     def choose(obs: npt.NDArray[Any]) -> npt.NDArray[Any]:
         if isinstance(space, Box):  # policies choose from -1 to 1 whatever the bounds are
