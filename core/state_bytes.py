@@ -38,8 +38,8 @@ def from_bytes(given: Bytes) -> Any:
     if len(given) < end:
         raise ValueError(f"a state of {len(given)} bytes, whose text ends at {end}")
     try:
-        return _with_arrays(json.loads(given[LENGTH_NBYTES:end].tobytes()), given[end:])
-    except (LookupError, RecursionError, TypeError) as error:
+        return _with_arrays(json.loads(given[LENGTH_NBYTES:end].tobytes()), given[end:], [0])
+    except (LookupError, OverflowError, RecursionError, TypeError) as error:
         raise ValueError(f"no state: {error!r}") from error
 
 
@@ -57,18 +57,22 @@ def _with_places(value: Any, parts: list[Bytes], size: list[int]) -> Any:
     return value.item() if isinstance(value, np.generic) else value
 
 
-def _with_arrays(value: Any, data: Bytes) -> Any:
+def _with_arrays(value: Any, data: Bytes, read: list[int]) -> Any:
+    """``read`` bytes belong to earlier arrays. Each byte is read once, or a short text could ask
+    for any amount of memory."""
     if isinstance(value, list):
-        return [_with_arrays(child, data) for child in value]
+        return [_with_arrays(child, data, read) for child in value]
     if not isinstance(value, dict):
         return value
     if ARRAY not in value:
-        return {key: _with_arrays(child, data) for key, child in value.items()}
+        return {key: _with_arrays(child, data, read) for key, child in value.items()}
     first, name, shape = value[ARRAY]
     dtype = plain_dtype(name)
-    if not all(isinstance(n, int) and n >= 0 for n in (first, *shape)):
-        raise ValueError(f"an array of shape {shape} at byte {first}")
-    return np.ndarray(tuple(shape), dtype, _part(data, first, dtype, shape)).copy()
+    if first != read[0] or not all(isinstance(n, int) and n >= 0 for n in shape):
+        raise ValueError(f"an array of shape {shape} at byte {first}, expected at {read[0]}")
+    part = _part(data, first, dtype, shape)
+    read[0] += len(part)
+    return np.ndarray(tuple(shape), dtype, part).copy()
 
 
 def _part(data: Bytes, first: int, dtype: np.dtype[Any], shape: list[int]) -> bytes:

@@ -69,10 +69,26 @@ def test_a_part_of_the_bytes_is_refused() -> None:
 
 @pytest.mark.parametrize(
     "place",
-    ["[0, 'O', [1]]", "[-8, '<f8', [1]]", "[0, '<f8', [-1]]", "[0, '<f8', [99]]", "[0]", "7"],
+    [
+        "[0, 'O', [1]]",
+        "[-8, '<f8', [1]]",
+        "[0, '<f8', [-1]]",
+        "[0, '<f8', [99]]",
+        "[0]",
+        "7",
+        "[0, '<f8', [0, 1000000000000000000000000000000]]",
+    ],
 )
 def test_places_of_arrays_that_cannot_be_are_refused(place: str) -> None:
     text = f'{{"$array": {place}}}'.replace("'", '"').encode()
     made = np.frombuffer(len(text).to_bytes(8, "little") + text + bytes(16), np.uint8)
     with pytest.raises(ValueError):  # noqa: PT011
+        from_bytes(made)
+
+
+def test_bytes_are_read_once() -> None:
+    """A text of some hundred bytes could otherwise ask for any amount of memory."""
+    text = b'[{"$array": [0, "<f8", [2]]}, {"$array": [0, "<f8", [2]]}]'
+    made = np.frombuffer(len(text).to_bytes(8, "little") + text + bytes(16), np.uint8)
+    with pytest.raises(ValueError, match="at byte 0, expected at 16"):
         from_bytes(made)
