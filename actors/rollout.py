@@ -4,7 +4,9 @@ Row t holds the decision at ``obs[t]`` and its outcome. Environments reset thems
 *after* an episode's end (NEXT_STEP): that row is no decision and is not ``alive``. Its ``obs[t]``
 is the final observation of the ended episode, and the policy's outputs for it are recorded too,
 such as the value at the end of a truncated episode. After it the recurrent state is reset. Rewards
-and returns are raw here. A column ``core_state`` holds the state before ``obs[0]``.
+and returns are raw here. Where Atari's lives are episodes, returns and lengths are those of games,
+and a length of 0 marks the end of a life that does not end its game. A column ``core_state`` holds
+the state before ``obs[0]``.
 
 A slot may hold only the newest frame of each frame stack; the environments then play in memory of
 their own. With a column ``older`` it also holds the rest of the first stack, and ``begins``
@@ -234,8 +236,11 @@ class Rollout:
         np.logical_not(over, out=self._alive)
         self._resets = bool(over.any())
         if self._resets:
-            self._return[over] = 0.0
             self._discounted[over] = 0.0
+            if self._game.life_lost is not None:  # returns and lengths are those of games
+                episode_length[self._game.life_lost] = 0
+                over &= ~self._game.life_lost
+            self._return[over] = 0.0
             self._length[over] = 0
 
     def _rows_of(self, columns: Columns, slot_index: int) -> list[tuple[Rows, Rows]]:

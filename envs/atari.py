@@ -7,7 +7,7 @@ Bad values are refused here because several of them end the process in C++.
 Observations are uint8 [stack_num, img_height, img_width], with a last axis of 3 if not `grayscale`.
 ale-py does not look at the frame that ends an episode, so the newest frame of a final observation
 is up to one step older than it should be; frames of a stack from before an episode are zeros.
-With `episodic_life` ale-py begins a whole new game after every lost life: a return is one life's.
+With `episodic_life` lives are episodes (`penstock.envs.lives`), and returns those of whole games.
 """
 
 from __future__ import annotations
@@ -65,8 +65,7 @@ _RESERVED = {
 _UNSUITED = {
     "reward_clipping": "it clips the shown returns too; set algo.reward_clip=1.0, which clips for "
     "the learner only",
-    "life_loss_info": "it ends an episode at each lost life, and the game continues; set "
-    "episodic_life=true",
+    "life_loss_info": "ale-py does not reset after a lost life then; set episodic_life=true",
 }
 
 
@@ -108,14 +107,14 @@ def options(name: str, registered: Mapping[str, Any], given: Mapping[str, Any]) 
 
 
 def make_vector(options: Mapping[str, Any], count: int, threads: int) -> AtariVectorEnv:
-    """`count` games on `threads` threads of their own."""
+    """`count` games on `threads` threads of their own, without `episodic_life`."""
     from ale_py import AtariVectorEnv
 
     return AtariVectorEnv(
         num_envs=count,
         num_threads=threads,
         autoreset_mode=AutoresetMode.NEXT_STEP,
-        **options,
+        **{**options, "episodic_life": False},
     )
 
 

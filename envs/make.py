@@ -27,6 +27,7 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
 
 from penstock.configs.errors import UserError
 from penstock.envs import atari, envpool, rendering
+from penstock.envs.lives import LivesAsEpisodes
 from penstock.envs.loading import (
     callables,
     check_keywords,
@@ -205,10 +206,17 @@ def _shown_or_plain(
 
 def _from_atari(spec: EnvSpec, env: EnvConfig, threads: int, filmed: bool) -> _Source:
     options = atari.options(env.id, spec.kwargs, env.kwargs)
+    if env.wrappers and options["episodic_life"]:
+        raise UserError(
+            f"environment {env.id}: episodic_life is not possible with env.wrappers, which wrap a "
+            "single game; leave one of them out"
+        )
 
     def vector(count: int, threads: int = threads) -> VectorEnv:
-        made = atari.make_vector(options, count, threads)
-        return rendering.FilmedAtari(made, options) if filmed else made
+        made: VectorEnv = atari.make_vector(options, count, threads)
+        if filmed:
+            made = rendering.FilmedAtari(made, options)
+        return LivesAsEpisodes(made, options) if options["episodic_life"] else made
 
     return _Source(
         single=lambda: SingleEnv(vector(1, 1)),

@@ -217,15 +217,14 @@ class FilmedAtari(VectorEnv):
         self._check(info)
 
     def _act(self, choice: int, reward: float, info: Mapping[str, Any]) -> None:
-        lives, earned = self._ale.lives(), 0.0
+        earned = 0.0
         self._frames = []
         for _ in range(self._options["frameskip"]):
             earned += self._ale.act(self._actions[choice])
             self._frames.append(self._ale.getScreenRGB())
             self._elapsed += 1
-            lost_life = self._options["episodic_life"] and 0 < self._ale.lives() < lives
             too_long = self._elapsed >= self._options["max_num_frames_per_episode"]
-            if self._ale.game_over() or lost_life or too_long:
+            if self._ale.game_over() or too_long:
                 break
         self._check(info)
         if earned != reward:

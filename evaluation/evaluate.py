@@ -167,7 +167,8 @@ def play(
         first = resetting  # the step after an episode's end only resets
         reward, terminated, truncated = game.step_into(choose(obs), obs)
         resetting = terminated | truncated
-        tally.step(reward, ~first, resetting)
+        ends = resetting if game.life_lost is None else resetting & ~game.life_lost
+        tally.step(reward, ~first, ends)
     return [episode for done in tally.played for episode in done]
 
 

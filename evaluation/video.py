@@ -83,8 +83,9 @@ class Actor:
             reward, terminated, truncated = game.step_into(self.choose(obs), obs)
             over = terminated | truncated
             total, length = total + float(reward[0]), length + int(not begins[0])
-            cut = length == self.max_steps and not over[0]
-            ended = cut or bool(over[0])
+            ends = bool(over[0]) and not (game.life_lost is not None and game.life_lost[0])
+            cut = length == self.max_steps and not ends
+            ended = cut or ends
             yield Shot(self._look(obs), Episode(total, length, cut) if ended else None)
             if ended:
                 episodes, total, length = episodes - 1, 0.0, 0

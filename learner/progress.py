@@ -95,6 +95,7 @@ class Progress:
             if count:
                 self.lag[lag] += int(count)
         over = alive & (arrays["terminated"] | arrays["truncated"])
+        over &= arrays["episode_length"] > 0  # 0 at the end of a life whose game continues
         if over.any():
             self.returns.extend(arrays["episode_return"][over].tolist())
             self.lengths.extend(arrays["episode_length"][over].tolist())

@@ -17,6 +17,8 @@ Array = npt.NDArray[Any]
 class RandomGame:
     """Steps as `penstock.envs.BatchedEnv` does: the step after an end only resets."""
 
+    life_lost = None
+
     def __init__(
         self,
         count: int,

@@ -20,20 +20,26 @@ from penstock.transport.shm.store import SlotWriter
 
 pytest.importorskip("ale_py")
 
-ENVS, UNROLL, SLOTS = 2, 6, 12
+ENVS, UNROLL = 2, 6
 OPTIONS = (
     *(f"actors.envs={ENVS}", f"actors.unroll={UNROLL}"),
     *("env.kwargs.max_num_frames_per_episode=36", "env.kwargs.noop_max=0"),
 )
 
 
+LIVES = (
+    *(f"actors.envs={ENVS}", f"actors.unroll={UNROLL}"),
+    *("env.id=ALE/Breakout-v5", "env.kwargs.episodic_life=true", "env.kwargs.noop_max=0"),
+)
+
+
 def chance() -> ScriptedInference:
     """Acts at random, the same way each time."""
     rng, ones = np.random.default_rng(3), np.ones(ENVS, np.float32)
-    return ScriptedInference(lambda _: rng.integers(0, 6, ENVS, np.int32), q_taken=ones, q_max=ones)
+    return ScriptedInference(lambda _: rng.integers(0, 4, ENVS, np.int32), q_taken=ones, q_max=ones)
 
 
-def play(config: Config, replay: Replay | None) -> list[dict[str, npt.NDArray[Any]]]:
+def play(config: Config, replay: Replay | None, slots: int) -> list[dict[str, npt.NDArray[Any]]]:
     """Slots of one actor, into ``replay`` if there is one; their columns."""
     game = make(config.env, ENVS, 1)
     spec = slot_spec(config, game.info)
@@ -45,7 +51,7 @@ def play(config: Config, replay: Replay | None) -> list[dict[str, npt.NDArray[An
         lane = store.open_lane(1)
         event = store.lane_event(lane)
         writer = SlotWriter(store.arena, store.geometry, lane, event, store.filled_event)
-    for sequence in range(SLOTS):
+    for sequence in range(slots):
         slot = writer.acquire(0.0) if writer else None
         columns = slot.columns if slot else spec.views(spec.zeros())
         rollout.fill(columns, sequence)
@@ -60,19 +66,20 @@ def play(config: Config, replay: Replay | None) -> list[dict[str, npt.NDArray[An
     return played
 
 
-def test_stacks_come_back_from_frames() -> None:
-    whole = play(resolve("pong_apex", [*OPTIONS, "transport.frame_stack=null"]), None)
-    config = resolve("pong_apex", list(OPTIONS))
+@pytest.mark.parametrize(("options", "slots", "ends"), [(OPTIONS, 12, 8), (LIVES, 24, 6)])
+def test_stacks_come_back_from_frames(options: tuple[str, ...], slots: int, ends: int) -> None:
+    whole = play(resolve("pong_apex", [*options, "transport.frame_stack=null"]), None, slots)
+    config = resolve("pong_apex", list(options))
     game = make(config.env, ENVS, 1)
     spec = slot_spec(config, game.info)
     game.close()
-    replay = Replay(spec, ENVS * UNROLL * SLOTS, frame_stack=4, n_step=1, seed=0, writers=2)
-    frames = play(config, replay)
+    replay = Replay(spec, ENVS * UNROLL * slots, frame_stack=4, n_step=1, seed=0, writers=2)
+    frames = play(config, replay, slots)
     for known, stored in zip(whole, frames, strict=True):
         np.testing.assert_array_equal(stored["obs"], known["obs"][:, :, -1])
         np.testing.assert_array_equal(stored["alive"], known["alive"])
     ended = sum(int((slot["terminated"] | slot["truncated"]).sum()) for slot in whole)
-    assert ended >= 8
+    assert ended >= ends
     assert len(replay) == sum(int(slot["alive"].sum()) for slot in whole)
     batch = replay.sample(len(replay))
     rows = batch["keys"] & 0xFFFFFFFF
@@ -84,3 +91,21 @@ def test_stacks_come_back_from_frames() -> None:
         np.testing.assert_array_equal(batch.next_obs[i], known["obs"][t + 1, env])
     assert len(set(rows)) > 30
     replay.close()
+
+
+def test_returns_and_lengths_are_those_of_games_where_lives_are_episodes() -> None:
+    slots = play(resolve("pong_apex", [*LIVES, "transport.frame_stack=null"]), None, 60)
+    names = ("reward", "terminated", "alive", "episode_return", "episode_length")
+    rows = {name: np.concatenate([slot[name] for slot in slots]) for name in names}
+    games = 0
+    for env in range(ENVS):
+        total, length, lives = 0.0, 0, 5
+        for reward, ended, alive, of_game, steps in zip(
+            *(rows[n][:, env] for n in names), strict=True
+        ):
+            total, length, lives = total + reward, length + alive, lives - ended
+            assert of_game == total
+            assert steps == (0 if ended and lives else length)
+            if not lives:
+                total, length, lives, games = 0.0, 0, 5, games + 1
+    assert games >= 2

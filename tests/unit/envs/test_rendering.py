@@ -12,6 +12,7 @@ from penstock.configs.errors import UserError
 from penstock.configs.load import resolve
 from penstock.core.observations import laid_out
 from penstock.envs import EnvInfo, atari, make
+from penstock.envs.lives import LivesAsEpisodes
 from penstock.envs.rendering import FilmedAtari, draws, pictures
 from penstock.evaluation.video import drawn, enlarged
 
@@ -28,7 +29,6 @@ def filmed(game: str, **given: Any) -> FilmedAtari:
     [
         ("pong", {}),
         ("breakout", {"repeat_action_probability": 0.0}),
-        ("breakout", {"episodic_life": True}),
         ("ms_pacman", {"full_action_space": True, "frameskip": 3}),
         ("boxing", {"max_num_frames_per_episode": 301}),
     ],
@@ -48,6 +48,18 @@ def test_the_filmed_screen_is_the_one_that_the_policy_sees(game: str, given: Any
             assert np.array_equal(obs[0, -1], env.render()[-1])
         assert 1 <= len(env.render()) <= env._options["frameskip"]
     assert ended or game in ("pong", "ms_pacman")  # whose games are longer
+    env.close()
+
+
+def test_the_filmed_game_goes_on_after_a_lost_life() -> None:
+    options = {**atari.OPTIONS, "game": "breakout", "episodic_life": True}
+    env = LivesAsEpisodes(filmed("breakout"), options)
+    env.reset(seed=5)
+    lost, rng = 0, np.random.default_rng(0)
+    for _ in range(300):
+        info = env.step(rng.integers(4, size=1))[-1]  # raises if the two emulators differ
+        lost += int(info["life_lost"][0])
+    assert lost >= 4
     env.close()
 
 

@@ -35,6 +35,8 @@ SEEDS = ("seed-2", "seed-10")
 class Scripted:
     """Environment i's episodes last ``lengths[i]`` steps and pay 1 a step; a reset is a step."""
 
+    life_lost = None
+
     def __init__(self, lengths: list[int], bad_after: int = -1) -> None:
         self.count = len(lengths)
         space = gymnasium.spaces.Box(0, 1, (2,), np.float32)

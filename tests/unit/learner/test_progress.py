@@ -47,6 +47,13 @@ def test_the_mean_is_over_the_last_hundred_episodes_and_skips_reset_rows() -> No
     assert run.return_mean == pytest.approx((50 * 5 + 50 * 7) / 100)
 
 
+def test_a_life_that_ends_before_its_game_is_no_episode() -> None:
+    run, lives = progress(), batch([3.0, 5.0])
+    lives["episode_length"][0, 0] = 0
+    train(run, lives, 2, 1)
+    assert (run.episodes, run.return_mean) == (1, 5.0)
+
+
 def test_solved_needs_a_hundred_episodes() -> None:
     run = progress(**{"return": 10.0})
     run.start(time.monotonic())

@@ -1,0 +1,122 @@
+"""Atari's lives as episodes, against a second emulator that plays the same actions."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from ale_py import AtariVectorEnv
+from gymnasium.spaces import Box, Discrete
+from gymnasium.vector import VectorEnv
+
+from penstock.configs.errors import UserError
+from penstock.configs.sections import EnvConfig
+from penstock.envs import BatchedEnv, atari, make
+from penstock.envs.lives import LivesAsEpisodes
+from penstock.evaluation.evaluate import play
+
+FIRE, STEPS = 1, 900
+OPTIONS = {"repeat_action_probability": 0.0, "noop_max": 1}
+
+
+def breakout(count: int, **kwargs: Any) -> BatchedEnv:
+    options = {**OPTIONS, "episodic_life": True, **kwargs}
+    return make(EnvConfig(id="ALE/Breakout-v5", kwargs=options), count)
+
+
+def run(game: BatchedEnv, actions: list[int]) -> list[tuple[Any, float, bool, bool, bool]]:
+    """Observation, reward, terminated, truncated and life lost of each step of game 0."""
+    out = np.zeros((game.count, 4, 84, 84), np.uint8)
+    game.reset_into(3, out)
+    found = []
+    for action in actions:
+        reward, terminated, truncated = game.step_into(np.full(game.count, action, np.int32), out)
+        assert game.life_lost is not None
+        flags = (terminated[0], truncated[0], game.life_lost[0])
+        found.append((out[0].copy(), float(reward[0]), *map(bool, flags)))
+    game.close()
+    return found
+
+
+def test_a_game_is_played_through_its_lives() -> None:
+    actions = np.random.default_rng(0).choice([0, 2, 3], STEPS).tolist()
+    steps = run(breakout(2), actions)
+    lost = [t for t, step in enumerate(steps) if step[4]]
+    ends = [t for t, step in enumerate(steps) if step[2]]
+    games = [t for t in ends if t not in lost]
+    assert len(games) >= 2
+    assert sum(t < games[0] for t in lost) == 4  # five lives: the fifth ends the game
+    # A plain emulator that is told to fire in the steps that only reset plays the same game.
+    plain = AtariVectorEnv("breakout", 1, reward_clipping=False, num_threads=1, **OPTIONS)
+    observations, _ = plain.reset(seed=3)
+    begun = -1  # the first row of this life
+    for t, action in enumerate(actions):
+        told = FIRE if t - 1 in lost else action
+        observations, reward, terminated, truncated, _ = plain.step(np.array([told]))
+        shown, paid, ended, cut, life = steps[t]
+        assert (float(reward[0]), bool(terminated[0]), bool(truncated[0])) == (
+            paid,
+            ended > life,
+            cut,
+        )
+        begun = t if t - 1 in lost else (-1 if t - 1 in games else begun)
+        older = 0 if begun < 0 else max(0, 3 - (t - begun))
+        assert not shown[:older].any()
+        np.testing.assert_array_equal(shown[older:], observations[0, older:])
+
+
+def test_without_fire_a_life_begins_as_the_game_waits() -> None:
+    steps = run(breakout(1, use_fire_reset=False), [FIRE, *[0] * 100])
+    assert sum(step[4] for step in steps) == 1  # the second ball is never served
+
+
+class Scripted(VectorEnv):
+    """One game that has four steps, and pays in the step after its life was lost."""
+
+    num_envs = 1
+    metadata: dict[str, Any] = {}  # noqa: RUF012 - as gymnasium declares it
+    render_mode = None
+    single_observation_space = observation_space = Box(0, 255, (1, 4, 2, 2), np.uint8)
+    single_action_space = action_space = Discrete(2)
+
+    def __init__(self) -> None:
+        self._steps = zip((2, 1, 1, 0), (1, 2, 30, 4), (False, False, False, True), strict=True)
+
+    def reset(self, *, seed: Any = None, options: Any = None) -> Any:
+        return np.ones((1, 4, 2, 2), np.uint8), {"lives": np.array([2])}
+
+    def step(self, actions: Any) -> Any:
+        lives, reward, over = next(self._steps)
+        observations, flags = np.ones((1, 4, 2, 2), np.uint8), (np.array([over]), np.array([False]))
+        return observations, np.array([reward]), *flags, {"lives": np.array([lives])}
+
+
+def test_a_reward_of_a_step_that_only_resets_is_paid_in_the_next() -> None:
+    env = LivesAsEpisodes(Scripted(), {**atari.OPTIONS, "game": "breakout"})
+    env.reset()
+    steps = [env.step(np.array([0])) for _ in range(4)]
+    assert [float(step[1][0]) for step in steps] == [1, 2, 0, 34]
+    assert [bool(step[2][0]) for step in steps] == [False, True, False, True]
+    assert [bool(step[4]["life_lost"][0]) for step in steps] == [False, True, False, False]
+    assert [int(step[0][0, :, 0, 0].sum()) for step in steps] == [4, 4, 1, 2]  # frames of the life
+
+
+def test_an_evaluation_counts_whole_games() -> None:
+    game = breakout(2)
+    rng = np.random.default_rng(0)
+    episodes = play(game, lambda obs: rng.choice([0, 2, 3], 2), 4, 3, 27_000)
+    game.close()
+    # A life without a hit lasts about 20 steps.
+    assert len(episodes) == 4
+    assert all(episode.length > 90 and not episode.cut for episode in episodes)
+
+
+def test_wrappers_of_single_games_are_refused() -> None:
+    env = EnvConfig(
+        id="ALE/Breakout-v5",
+        kwargs={"episodic_life": True},
+        wrappers=["gymnasium.wrappers:RecordEpisodeStatistics"],
+    )
+    with pytest.raises(UserError, match=r"not possible with env\.wrappers"):
+        make(env, 1)
