@@ -213,9 +213,8 @@ def _from_atari(spec: EnvSpec, env: EnvConfig, threads: int, filmed: bool) -> _S
         )
 
     def vector(count: int, threads: int = threads) -> VectorEnv:
-        made: VectorEnv = atari.make_vector(options, count, threads)
-        if filmed:
-            made = rendering.FilmedAtari(made, options)
+        games = atari.make_vector(options, count, threads)
+        made = rendering.FilmedAtari(games, options) if filmed else games
         return LivesAsEpisodes(made, options) if options["episodic_life"] else made
 
     return _Source(
