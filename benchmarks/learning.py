@@ -14,13 +14,20 @@ actions. So the cost of asynchrony is measured:
 
     python benchmarks/learning.py halfcheetah --steps 300000 --seeds 10 \\
         --versus transport.max_policy_lag=0
+
+`--goal RETURN` notes the steps and the seconds of training at which an evaluation first reached it.
+With `--peers`, the peers that `make peers` has installed are trained beside it, one after another:
+stable-baselines3 for as many steps, with the settings of RL Baselines3 Zoo, evaluated as often; and
+for Pong Sample Factory, with its own settings for Atari, until its mean training return reaches the
+goal, or for three times our time.
 """
 
 from __future__ import annotations
 
 import json
 import statistics
-from collections.abc import Sequence
+import subprocess
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -52,6 +59,15 @@ def main() -> None:
     args.add_argument("--folder", type=Path, default=Path("runs/learning"))
     args.add_argument("--name", help="of the result; default: the target")
     args.add_argument("--versus", nargs="+", default=[], help="options of a second setting")
+    args.add_argument("--goal", type=float, help="a return; notes when it is reached")
+    args.add_argument(
+        "--peers",
+        type=Path,
+        nargs="?",
+        const=Path(),
+        help="where `make peers` was run; default: here",
+    )
+    args.add_argument("--peer-seeds", type=int, default=1)
     args.add_argument("override", nargs="*", help="options of both")
     options = args.parse_args()
     settings = {"": options.override}
@@ -69,21 +85,39 @@ def main() -> None:
         "runs": {name or "first": found for name, found in runs.items()},
     }
     rows: list[list[Any]] = [
-        ["setting", "seed", "steps", "seconds", "greedy", "sampled", "play", "return", "lag"]
+        [
+            "setting",
+            "seed",
+            "steps",
+            "seconds",
+            "greedy",
+            "sampled",
+            "play",
+            "return",
+            "lag",
+            "goal",
+        ]
     ]
     keys = ("seed", "steps", "seconds", "greedy", "sampled", "play", "return", "policy_lag")
     for name, found in runs.items():
         label = " ".join(settings[name][len(options.override) :]) or "first"
-        rows += [[label, *(run[key] for key in keys)] for run in found]
+        rows += [[label, *(run[key] for key in keys), when(run["reached"])] for run in found]
         mean = interval([run["return"] for run in found])
         half = "" if mean.half is None else f"± {mean.half:.3g}"
-        rows.append([label, f"mean {half}", "", "", "", "", "", mean.mean, ""])
+        rows.append([label, f"mean {half}", "", "", "", "", "", mean.mean, "", ""])
     if options.versus:
         result |= against(options, runs[""], runs["versus"])
-        rows.append(["random actions", "", "", "", "", "", "", result["random"], ""])
+        rows.append(["random actions", "", "", "", "", "", "", result["random"], "", ""])
         low, high = result["difference_share"]
         words = f"{low:+.1%} ... {high:+.1%} of the second's gain over random"
-        rows.append(["difference", "95 %", "", "", "", "", "", words, ""])
+        rows.append(["difference", "95 %", "", "", "", "", "", words, "", ""])
+    if options.peers is not None:
+        result["peers"] = beside(options, runs[""])
+        for peer in result["peers"]:
+            end = peer["curve"][-1]
+            returns = [end.get("greedy"), end.get("sampled"), "", end.get("return")]
+            cells = [end["steps"], end["seconds"], *returns, "", when(peer["reached"])]
+            rows.append([peer["peer"], peer["seed"], *cells])
     finish(options.name or f"learning_{options.target}", result, rows, options)
 
 
@@ -101,6 +135,14 @@ def one(options: Any, folder: Path, seed: int, overrides: Sequence[str]) -> dict
         for way in ("greedy", "sampled")
     }
     play = points[-1]["play"] if points else "greedy"
+    curve = [
+        {
+            "steps": point["trained_steps"],
+            "seconds": point["time_s"],
+            **{way: point[way]["mean"] for way in ("greedy", "sampled")},
+        }
+        for point in points
+    ]
     return {
         "seed": seed,
         "steps": summary["trained_steps"],
@@ -109,15 +151,55 @@ def one(options: Any, folder: Path, seed: int, overrides: Sequence[str]) -> dict
         "play": play,
         "return": found[play],
         "policy_lag": summary["policy_lag_mean"],
-        "curve": [
-            {
-                "steps": point["trained_steps"],
-                "seconds": point["time_s"],
-                **{way: point[way]["mean"] for way in ("greedy", "sampled")},
-            }
-            for point in points
-        ],
+        "curve": curve,
+        "reached": reached(curve, options.goal),
     }
+
+
+def reached(curve: Sequence[Mapping[str, Any]], goal: float | None) -> dict[str, Any] | None:
+    """Steps and seconds of the first point with a return of ``goal``, in any way of playing."""
+    for point in curve if goal is not None else ():
+        if max(point.get(way, -np.inf) for way in ("greedy", "sampled", "return")) >= goal:
+            return {key: point[key] for key in ("steps", "seconds")}
+    return None
+
+
+def when(found: Mapping[str, Any] | None) -> str:
+    """A cell of the table: when a goal was reached."""
+    return f"{found['steps']:,} steps, {found['seconds']:.0f} s" if found else ""
+
+
+def beside(options: Any, ours: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """The runs of the peers, each in a Python environment of its own. Finished ones are kept in
+    ``options.folder``."""
+    env = load_run(options.folder / f"{options.target}-{ours[0]['seed']}").env
+    programs = Path(__file__).parent / "peers"
+    runs = []
+    for seed in range(options.peer_seeds):
+        settings = ["--kwargs", json.dumps(env.kwargs), "--steps", options.steps, "--seed", seed]
+        commands: dict[str, list[Any]] = {
+            "sb3": [".venv-peers", programs / "learn_sb3.py", env.id, *settings]
+        }
+        times = [run["reached"]["seconds"] for run in ours if run["reached"]]
+        if env.id == "ALE/Pong-v5" and times:
+            seconds = 3 * statistics.median(times)
+            program = programs / "run_sample_factory.py"
+            target = f"pong-{options.goal:g}"
+            commands["sample_factory"] = [".venv-sf", program, target, "--seconds", seconds]
+        for peer, (venv, *command) in commands.items():
+            python = options.peers / venv / "bin/python"
+            kept = options.folder / f"{options.target}-{peer}-{seed}.json"
+            if not python.exists():
+                continue
+            if not kept.exists():
+                told = subprocess.run(
+                    [python, *map(str, command)], stdout=subprocess.PIPE, check=True
+                )
+                kept.write_text(told.stdout.decode().splitlines()[-1])
+            run = json.loads(kept.read_text())
+            known = {"peer": peer, "seed": seed, "reached": reached(run["curve"], options.goal)}
+            runs.append(known | run)
+    return runs
 
 
 def random_return(config: Config, episodes: int = 50) -> float:

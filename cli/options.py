@@ -60,6 +60,10 @@ ResumeFrom = Annotated[
     ),
 ]
 Run = Annotated[str, typer.Argument(metavar="RUN", help="Folder of a run.")]
+Agent = Annotated[
+    str,
+    typer.Argument(metavar="RUN", help="Folder of a run, or a file that `penstock export` wrote."),
+]
 LivingRun = Annotated[
     str, typer.Argument(metavar="RUN", help="Folder of a run that has not ended.")
 ]

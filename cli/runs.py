@@ -10,6 +10,7 @@ import typer
 
 from penstock.cli.options import (
     LOOK,
+    Agent,
     Checkpoint,
     GameSeed,
     Greedy,
@@ -51,7 +52,8 @@ def evaluate(
         str,
         typer.Argument(
             metavar="RUN",
-            help="Folder of a run, or of `train --seeds`: all of its runs are then evaluated.",
+            help="Folder of a run, or a file that `penstock export` wrote; or the folder of `train "
+            "--seeds`: all of its runs are then evaluated.",
         ),
     ],
     episodes: Annotated[int, typer.Option(min=1, help="Number of episodes.")] = 20,
@@ -75,13 +77,15 @@ def evaluate(
 
 
 def record(
-    run_dir: Run,
+    run_dir: Agent,
     episodes: Annotated[int, typer.Option(min=1, help="Number of episodes.")] = 1,
     checkpoint: Checkpoint = "best",
     out: Annotated[
         str | None,
         typer.Option(
-            metavar="FILE", help="The mp4 file; by default in the folder videos of the run."
+            metavar="FILE",
+            help="The mp4 file; by default in the folder videos of the run, or beside the "
+            "exported file.",
         ),
     ] = None,
     sample: Sample = False,
@@ -99,7 +103,7 @@ def record(
 
 
 def play(
-    run_dir: Run,
+    run_dir: Agent,
     episodes: Annotated[int, typer.Option(min=1, help="Number of episodes.")] = 5,
     checkpoint: Checkpoint = "best",
     sample: Sample = False,

@@ -22,7 +22,9 @@ from penstock.configs.errors import UserError
 from penstock.configs.load import CONFIG_FILE, load_run
 from penstock.configs.schema import Config
 from penstock.core.formatting import number
+from penstock.core.params import Float32, ParamLayout
 from penstock.envs import BatchedEnv, find_bad_observation, make
+from penstock.evaluation import exported
 from penstock.evaluation.estimates import way_of
 from penstock.learner.checkpoints import checkpoint_format
 from penstock.learner.checkpoints.checkpoint_history import PLAY
@@ -33,6 +35,25 @@ ENVS = 16
 Choose = Callable[[npt.NDArray[Any]], npt.NDArray[Any]]
 Flags = npt.NDArray[np.bool_]
 Begin = Callable[[Flags], None]
+
+
+class Trained(NamedTuple):
+    """Where the weights of a policy are: in a checkpoint of a run, or in an exported file."""
+
+    config: Config
+    name: str
+    """Of the checkpoint, or of the file."""
+    sampled: bool
+    """Whether it is played with sampled actions by default."""
+    weights: Callable[[ParamLayout], Float32]
+
+    def policy(self, game: BatchedEnv, seed: int) -> Policy:
+        """The policy for the environments of ``game``. Raises UserError where it is of another
+        network than theirs."""
+        actors = self.config.actors.model_copy(update={"envs": game.count})
+        policy = make_policy(self.config.model_copy(update={"actors": actors}), game.info, seed)
+        policy.load(self.weights(network_shape(self.config, game.info).layout))
+        return policy
 
 
 class Episode(NamedTuple):
@@ -51,21 +72,22 @@ def evaluate(
     seed: int,
     max_steps: int | None,
 ) -> dict[str, Any]:
-    """Returns and lengths over ``episodes``, by the weights of checkpoint "best" or "last".
+    """Returns and lengths over ``episodes``, by the weights of checkpoint "best" or "last" of a
+    run, or of an exported file.
 
     Actions are the most probable ones, or with ``sample`` drawn as in training; with None the way
     that the run's evaluation found to be better. The same seed plays the same games. An episode of
     ``max_steps``, None: of `eval.max_episode_steps`, is cut. Raises UserError.
     """
-    config = load_run(run_dir)
+    trained = find_trained(run_dir, which)
+    config = trained.config
     most = max_steps or config.eval.max_episode_steps
-    folder = checkpoint_folder(run_dir, which)
     if sample is None:
-        sample = plays_sampled(folder)
+        sample = trained.sampled
     count = min(episodes, ENVS)
     game = make(config.env, count, config.actors.env_threads)
     try:
-        policy = trained_policy(config, game, folder, seed)
+        policy = trained.policy(game, seed)
         choose: Choose = policy.act if sample else policy.greedy
         played = play(game, choose, episodes, seed, most, policy.reset)
     finally:
@@ -73,7 +95,7 @@ def evaluate(
     returns, lengths, cut = zip(*played, strict=True)
     return {
         "run_dir": run_dir,
-        "checkpoint": folder.name,
+        "checkpoint": trained.name,
         "episodes": episodes,
         "sample": sample,
         "seed": seed,
@@ -122,20 +144,35 @@ def checkpoint_folder(run_dir: str | Path, which: str) -> Path:
     return folder
 
 
-def plays_sampled(folder: Path) -> bool:
-    """Whether the policy of a checkpoint is played with sampled actions by default. Raises
-    UserError if the checkpoint does not exist."""
-    return way_of(checkpoint_format.read_meta(folder).get(PLAY)) == "sampled"
+def find_trained(source: str | Path, which: str) -> Trained:
+    """The checkpoint "best" or "last" of a run, or the policy of an exported file. Raises
+    UserError where there is none."""
+    if Path(source).is_file():
+        return _of_file(Path(source))
+    config, folder = load_run(source), checkpoint_folder(source, which)
+    sampled = way_of(checkpoint_format.read_meta(folder).get(PLAY)) == "sampled"
+    return of_checkpoint(config, folder, sampled)
 
 
-def trained_policy(config: Config, game: BatchedEnv, folder: Path, seed: int) -> Policy:
-    """The policy of a checkpoint, for the environments of ``game``. Raises UserError where it is of
-    another network than theirs."""
-    actors = config.actors.model_copy(update={"envs": game.count})
-    policy = make_policy(config.model_copy(update={"actors": actors}), game.info, seed)
-    layout = network_shape(config, game.info).layout
-    policy.load(checkpoint_format.load(folder, layout).weights)
-    return policy
+def of_checkpoint(config: Config, folder: Path, sampled: bool = False) -> Trained:
+    """A checkpoint in ``folder``, of a run with ``config``."""
+    return Trained(
+        config, folder.name, sampled, lambda layout: checkpoint_format.load(folder, layout).weights
+    )
+
+
+def _of_file(path: Path) -> Trained:
+    found = exported.read(path)
+
+    def weights(layout: ParamLayout) -> Float32:
+        if layout != network_shape(found.config, found.info).layout:
+            raise UserError(
+                f"{path} is a policy for {found.config.env.id} with other observations or actions "
+                "than that environment has here; install the version that it was trained with"
+            )
+        return found.weights
+
+    return Trained(found.config, path.name, way_of(found.play) == "sampled", weights)
 
 
 def play(

@@ -312,12 +312,12 @@ class Evaluator:
         """CPU seconds of one step of one environment, with the policy's decision."""
         import numpy as np
 
-        from penstock.evaluation.evaluate import trained_policy
+        from penstock.evaluation.evaluate import of_checkpoint
 
         game = self._made_game()
         space = game.info.observation_space
         obs = np.empty((game.count, *space.shape), space.dtype)
-        policy = trained_policy(self._config, game, self._held, SEED)
+        policy = of_checkpoint(self._config, self._held).policy(game, SEED)
         game.reset_into(SEED, obs)
         for i in range(PROBED + 1):
             if i == 1:  # the first includes imports
@@ -393,10 +393,10 @@ class Evaluator:
     def _play(
         self, folder: Path, game: BatchedEnv, way: Way, episodes: int, seed: int
     ) -> list[Episode]:
-        from penstock.evaluation.evaluate import play, trained_policy, were_cut
+        from penstock.evaluation.evaluate import of_checkpoint, play, were_cut
 
         most = self._config.eval.max_episode_steps
-        policy = trained_policy(self._config, game, folder, seed)
+        policy = of_checkpoint(self._config, folder).policy(game, seed)
         act = policy.greedy if way == "greedy" else policy.act
 
         def choose(obs: npt.NDArray[Any]) -> npt.NDArray[Any]:

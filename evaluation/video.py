@@ -21,7 +21,6 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock.configs.errors import UserError
-from penstock.configs.load import load_run
 from penstock.core.formatting import number
 from penstock.core.observations import views
 from penstock.envs import BatchedEnv, EnvInfo, find_bad_observation, make
@@ -29,9 +28,7 @@ from penstock.envs.rendering import DISPLAYS, INSTALL, do_without_display, drawi
 from penstock.evaluation.evaluate import (
     Choose,
     Episode,
-    checkpoint_folder,
-    plays_sampled,
-    trained_policy,
+    find_trained,
     were_cut,
 )
 from penstock.models.acting.policy import Policy
@@ -125,7 +122,7 @@ def record(
         raise UserError(f"--out {out} is no mp4, and nothing else is made; let it end in .mp4")
     _require("imageio_ffmpeg", "a video")
     with _actor(run_dir, which, sample, seed, max_steps) as actor:
-        path = Path(out) if out else Path(run_dir) / "videos" / f"{actor.checkpoint}-{seed}.mp4"
+        path = Path(out) if out else video_path(run_dir, actor.checkpoint, seed)
         with _video(path, actor.game) as show:
             played = _perform(actor, episodes, seed, show)
     return _result(run_dir, actor, played) | {"file": str(path)}
@@ -158,6 +155,13 @@ def play(
     return _result(run_dir, actor, played)
 
 
+def video_path(source: str, name: str, seed: int) -> Path:
+    """Where the video of a policy goes: into the folder of its run, or beside its file."""
+    if Path(source).is_file():
+        return Path(source).with_name(f"{Path(source).stem}-{seed}.mp4")
+    return Path(source) / "videos" / f"{name}-{seed}.mp4"
+
+
 def describe(result: dict[str, Any]) -> str:
     """The result as text, a line for each episode."""
     lines = [
@@ -171,7 +175,7 @@ def describe(result: dict[str, Any]) -> str:
         lines.append(were_cut(result["cut"], episodes, most, "--max-episode-steps"))
     if "file" in result:
         way = "sampled" if result["sample"] else "greedy"
-        lines.append(f"{result['file']} shows checkpoint {result['checkpoint']}, {way} actions")
+        lines.append(f"{result['file']} shows {result['checkpoint']}, {way} actions")
     return "\n".join(lines)
 
 
@@ -195,18 +199,18 @@ def enlarged(pictures: list[Picture]) -> list[Picture]:
 def _actor(
     run_dir: str, which: str, sample: bool | None, seed: int, max_steps: int | None
 ) -> Iterator[Actor]:
-    config = load_run(run_dir)
-    folder = checkpoint_folder(run_dir, which)
+    trained = find_trained(run_dir, which)
+    config = trained.config
     if sample is None:
-        sample = plays_sampled(folder)
+        sample = trained.sampled
     do_without_display()
     with drawing(config.env.id):
         game = make(config.env, 1, filmed=True)
     try:
-        policy = trained_policy(config, game, folder, seed)
+        policy = trained.policy(game, seed)
         choose: Choose = policy.act if sample else policy.greedy
         most = max_steps or config.eval.max_episode_steps
-        yield Actor(config.env.id, game, policy, choose, folder.name, most, sample)
+        yield Actor(config.env.id, game, policy, choose, trained.name, most, sample)
     finally:
         game.close()
 

@@ -37,7 +37,7 @@ def test_of_a_peer_the_median_run_counts_and_one_that_never_solves_it_is_the_slo
 def test_the_log_of_sample_factory_is_read() -> None:
     pytest.importorskip("ale_py")
     Log = runpy.run_path(str(CHECKOUT / "benchmarks/peers/run_sample_factory.py"))["Log"]
-    log = Log(4)
+    log = Log(4, 475.0)
     for second, text in [
         (10, "Decorrelating experience for 32 frames..."),
         (15, "Fps is (10 sec: nan, 60 sec: nan). Total num frames: 0. Throughput: 0: nan."),
@@ -51,6 +51,10 @@ def test_the_log_of_sample_factory_is_read() -> None:
     # Frames are four to a step: 2,000 steps at 25 s, 6,000 at 30 s. Training began after 15 s.
     assert log.result() == {
         "steps_per_s": 800.0, "solved_at_s": 15.0, "steps": 6000, "return": 480.1,
+        "curve": [
+            {"seconds": 5.0, "steps": 1000, "return": 104.32},
+            {"seconds": 15.0, "steps": 6000, "return": 480.1},
+        ],
     }  # fmt: skip
 
 

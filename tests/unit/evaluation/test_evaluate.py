@@ -16,6 +16,7 @@ from penstock.algos.samples import network_shape
 from penstock.configs.errors import UserError
 from penstock.configs.load import dump, resolve
 from penstock.envs import BatchedEnv, probe
+from penstock.evaluation import exported
 from penstock.evaluation.evaluate import (
     Episode,
     describe,
@@ -25,6 +26,7 @@ from penstock.evaluation.evaluate import (
     play,
     seed_runs,
 )
+from penstock.evaluation.loaded_policy import load_policy
 from penstock.learner.checkpoints import checkpoint_format
 from penstock.learner.checkpoints.checkpoint_format import Checkpoint
 
@@ -179,6 +181,29 @@ def test_an_evaluation_plays_as_the_runs_own_found_to_be_better(
     assert evaluate(*options, None, 7, None) == (sampled if way == "sampled" else likeliest)
     assert evaluate(*options, False, 7, None) == likeliest
     assert f"{way} actions" in describe(evaluate(*options, None, 7, None))
+
+
+def test_an_exported_file_is_evaluated_as_its_run(cartpole_run: Path, tmp_path: Path) -> None:
+    plays(cartpole_run, "sampled")
+    file = tmp_path / "agent.safetensors"
+    load_policy(cartpole_run, "last").save(file)
+    of_run = evaluate(str(cartpole_run), 6, "last", None, 7, None)
+    of_file = evaluate(str(file), 6, "best", None, 7, None)
+    assert of_file["returns"] == of_run["returns"]
+    assert (of_file["checkpoint"], of_file["sample"]) == ("agent.safetensors", True)
+
+
+def test_an_exported_file_for_other_observations_is_refused(
+    cartpole_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    policy, file = load_policy(cartpole_run, "last"), tmp_path / "agent.safetensors"
+    policy.save(file)
+    found = exported.read(file)
+    other = found.config.env.model_copy(update={"id": "Acrobot-v1"})
+    changed = found._replace(config=found.config.model_copy(update={"env": other}))
+    monkeypatch.setattr(exported, "read", lambda path: changed)
+    with pytest.raises(UserError, match="with other observations or actions"):
+        evaluate(str(file), 2, "best", None, 7, None)
 
 
 def test_the_runs_of_several_seeds_are_evaluated_into_one_table(tmp_path: Path) -> None:
