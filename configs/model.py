@@ -38,9 +38,10 @@ class ModelConfig(Section):
     """Whether the value function shares the policy's network up to its last layer, or has a network
     of its own. `auto` gives it its own where the network is an `mlp` without `core`."""
     normalize_observations: Switch = False
-    """Whether observations, except images, are shifted and scaled to mean 0 and standard deviation
-    1 by running statistics over all samples (with replay, over all sampled batches), and clipped to
-    ± 10. Use it where values differ much in scale."""
+    """Whether observations are shifted and scaled to mean 0 and standard deviation 1 by running
+    statistics over all samples (with replay, over all sampled batches), and clipped to ± 10. Use it
+    where values differ much in scale. Frames are normalised pixel by pixel, by 32 of each batch, if
+    observations are frames alone: use it where small things move before a constant background."""
     gaussian: Literal["clipped", "squashed"] = "clipped"
     """How an actor-critic's continuous actions are kept within their bounds: `clipped` cuts off
     values beyond them, `squashed` applies tanh. SAC always squashes."""

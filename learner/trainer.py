@@ -21,7 +21,7 @@ from torch import Tensor
 
 from penstock.algos.base import UnrollAlgorithm
 from penstock.algos.ops.backward import backward
-from penstock.algos.ops.frame_stacks import observations
+from penstock.algos.ops.frame_stacks import some_observations
 from penstock.algos.registry import algorithm
 from penstock.algos.samples import slot_spec
 from penstock.algos.slots import RETURN
@@ -249,8 +249,8 @@ class Trainer:
         if self._rewards is not None:
             columns["reward"] = self._rewards(columns, self.sync.all_reduce)
         if self.model.normalizer is not None:
-            seen = observations(columns, slice(None))
-            self.model.observe(seen, columns["alive"], self.sync.all_reduce)
+            seen = some_observations(columns, self.model.normalizer.most_rows)
+            self.model.observe(*seen, self.sync.all_reduce)
         if self._algo.prepare is not None:
             columns |= self._algo.prepare(self.model, columns, *self._parts(columns))
             if self._algo.moments:

@@ -59,7 +59,8 @@ def actor_critic_shape(config: Config, game: Spaces) -> ActorCriticShape:
         return general
     if _is_fast_cnn(model, only):
         channels, height, width = only.shape
-        return CnnShape(channels, height, width, actions, scale, model.log_std_init)
+        normalize = model.normalize_observations
+        return CnnShape(channels, height, width, actions, scale, model.log_std_init, normalize)
     if only.is_image or model.critic == "shared":
         return general
     size, hidden = math.prod(only.shape), tuple(model.hidden)
@@ -78,7 +79,8 @@ def q_shape(config: Config, game: Spaces, *, duelling: bool = False) -> HeadShap
     only = inputs[0]
     if not only.part and model.entry is None and _is_fast_cnn(model, only):
         channels, height, width = only.shape
-        return QCnnShape(channels, height, width, actions, scale, duelling)
+        normalize = model.normalize_observations
+        return QCnnShape(channels, height, width, actions, scale, duelling, normalize)
     return _head_shape(model, inputs, mask, scale, SingleHead(actions, duelling))
 
 
@@ -215,10 +217,10 @@ def _check_inputs(
             f"height, width] of at least {least} pixels each way; bring them into that form "
             "with env.wrappers, or set model.kind=mlp"
         )
-    if model.normalize_observations and all(images):
+    if model.normalize_observations and all(images) and is_own:
         raise UserError(
-            f"model.normalize_observations does nothing for observations {shapes}, since frames "
-            "are scaled to 0 ... 1 only; set model.normalize_observations=false"
+            f"model.normalize_observations does nothing for frames {shapes} that a network of "
+            "model.entry reads; normalise them there, or set model.normalize_observations=false"
         )
 
 

@@ -86,6 +86,7 @@ class CnnShape:
     actions: ActionSpec
     obs_scale: float
     log_std_init: float = 0.0
+    normalize: bool = False
     convolutional: ClassVar[bool] = True
 
     @property
@@ -95,7 +96,9 @@ class CnnShape:
     @cached_property
     def layout(self) -> ParamLayout:
         trunk = _conv_entries(self.channels, self.height, self.width, FEATURES)
-        return ParamLayout(actor_critic(trunk, FEATURES, self.actions))
+        pixels = self.channels * self.height * self.width
+        statistics = normalizer_entries(pixels) if self.normalize else ()
+        return ParamLayout(actor_critic(trunk, FEATURES, self.actions, statistics))
 
 
 @dataclass(frozen=True)
@@ -149,6 +152,7 @@ class QCnnShape:
     outputs: int
     obs_scale: float
     duelling: bool = False
+    normalize: bool = False
     convolutional: ClassVar[bool] = True
 
     @property
@@ -158,7 +162,9 @@ class QCnnShape:
     @cached_property
     def layout(self) -> ParamLayout:
         trunk = _conv_entries(self.channels, self.height, self.width, self.features)
-        return ParamLayout((*trunk, *_heads(FEATURES, self.outputs, self.duelling)))
+        head = _heads(FEATURES, self.outputs, self.duelling)
+        pixels = self.channels * self.height * self.width
+        return ParamLayout((*trunk, *head, *(normalizer_entries(pixels) if self.normalize else ())))
 
 
 ActorCriticShape = MlpShape | CnnShape

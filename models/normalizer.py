@@ -12,6 +12,8 @@ from penstock.models.layout import CLIP, EPSILON
 MOST = 1e9  # samples counted: beyond float32's precision the statistics become a moving average
 FAR = 100.0  # times 1 + mean + deviation: what lies beyond counts as no farther
 FARTHEST = 1e18  # whose square float32 holds
+LEAST_LEVELS = 4.0  # added to the deviation of pixels of bytes, as squares: what is less is noise
+MOST_FRAMES = 32  # of a batch that statistics of pixels are taken from
 
 
 class Normalizer(nn.Module):
@@ -21,6 +23,8 @@ class Normalizer(nn.Module):
     mean: Tensor
     var: Tensor
     count: Tensor
+    most_rows: int | None = None
+    """Of a batch that `observe` needs; None: all."""
     _begun = False  # whether `observe` was called
 
     def __init__(self, inputs: int) -> None:
@@ -69,3 +73,27 @@ class Normalizer(nn.Module):
             self._begun = True
             typical = torch.where(self.count > 0, typical, rows.abs().median(0).values)
         return (FAR * (1 + typical)).clamp(max=FARTHEST)
+
+
+class FrameNormalizer(Normalizer):
+    """The same for each pixel of frames.
+
+    What moves stands out from a background that is constant, and is learned from fewer samples.
+    Until it has seen any, bytes are scaled to 0 ... 1.
+    """
+
+    most_rows = MOST_FRAMES
+
+    def frames(self, frames: Tensor, dtype: torch.dtype, first: int = 0) -> Tensor:
+        """Frames ``[B, *shape]`` of any dtype, in ``dtype`` and within ± `CLIP`. ``first`` is the
+        index of their first pixel in the statistics."""
+        shape = frames.shape[1:]
+        pixels = slice(first, first + shape.numel())
+        mean, var = (tensor[pixels].view(shape) for tensor in (self.mean, self.var))
+        if frames.dtype != torch.uint8:
+            scale = (var + EPSILON).rsqrt()
+            return ((frames.float() - mean) * scale).clamp_(-CLIP, CLIP).to(dtype)
+        var = torch.where(self.count > 0, var + LEAST_LEVELS**2, 255.0**2)
+        # Differences of whole numbers below 256 are exact in bfloat16.
+        centred = frames.to(dtype).sub_(mean.round().to(dtype))
+        return centred.mul_(var.rsqrt_().to(dtype)).clamp_(-CLIP, CLIP)

@@ -21,7 +21,7 @@ from torch.nn.functional import linear
 
 from penstock.core.params import ParamLayout
 from penstock.models.general import ActorCriticHeads, GeneralShape, Input, SingleHead
-from penstock.models.normalizer import Normalizer
+from penstock.models.normalizer import FrameNormalizer, Normalizer
 from penstock.models.own_network import make_own
 from penstock.models.torch_cores import make_core
 from penstock.models.torch_encoders import DenseLayers, Encoder
@@ -91,13 +91,6 @@ class GeneralNet(PolicyNetwork):
         floats = [given.part for given in inputs if given.part and given.dtype == "<f4"]
         self.floats = Marks((0, part.offset, part.nbytes) for part in floats)
 
-    @property
-    def _normalized(self) -> int:
-        """How many numbers are normalised."""
-        shape = self._shape
-        sizes = (math.prod(given.shape) for given in shape.inputs if not given.is_image)
-        return sum(sizes) if shape.model.normalize_observations else 0
-
     def _remember(
         self,
         features: list[Tensor],
@@ -131,7 +124,7 @@ class GeneralActorCritic(GeneralNet, ActorCritic):
         if self._width is not None:
             self._make_heads(self._width, shape.model.log_std_init)
         self._make_marks()
-        self._make_buffers(self._normalized, not self.is_whole)
+        self._make_buffers(normalizer_of(shape), not self.is_whole)
 
     def forward(
         self, obs: Tensor, state: Tensor | None = None, first: Tensor | None = None
@@ -168,7 +161,7 @@ class GeneralHeadNet(GeneralNet, HeadNet):
             self._activate = activate(shape.model.activation if plain else "relu")
         self._make_head(width, head.outputs, head.duelling)
         self._make_marks()
-        self.normalizer = Normalizer(self._normalized) if self._normalized else None
+        self.normalizer = normalizer_of(shape)
 
     def acting_weights(self) -> list[Tensor]:
         return [*self._head_weights()]
@@ -276,13 +269,17 @@ def arrays_of(
 ) -> dict[str, Tensor]:
     """By name ``[B, *shape]``, float32 but for images, which are in the body's ``dtype``."""
     arrays = {}
+    pixels = 0
     for given in shape.inputs:
-        if given.is_image or normalizer is None:
+        if isinstance(normalizer, FrameNormalizer):
+            arrays[given.name] = normalizer.frames(_array(given, obs), dtype, pixels)
+            pixels += math.prod(given.shape)
+        elif given.is_image or normalizer is None:
             own = shape.model.entry is not None
             kind = dtype if given.is_image and not own else torch.float32
             array = _array(given, obs).to(kind)
             arrays[given.name] = array / 255 if given.dtype == "|u1" else array
-    if normalizer is not None:
+    if normalizer is not None and not pixels:
         rows = normalizer(numbers_of(shape, obs))
         numbers = [given for given in shape.inputs if not given.is_image]
         sizes = [math.prod(given.shape) for given in numbers]
@@ -291,9 +288,24 @@ def arrays_of(
     return arrays
 
 
+def normalized_inputs(shape: GeneralShape[Any]) -> list[Input]:
+    """The inputs that `model.normalize_observations` concerns: numbers, or frames where there are
+    no numbers."""
+    return [given for given in shape.inputs if not given.is_image] or list(shape.inputs)
+
+
+def normalizer_of(shape: GeneralShape[Any]) -> Normalizer | None:
+    """The normaliser of a network, if its observations are to be normalised."""
+    if not shape.model.normalize_observations:
+        return None
+    inputs = normalized_inputs(shape)
+    size = sum(math.prod(given.shape) for given in inputs)
+    return FrameNormalizer(size) if inputs[0].is_image else Normalizer(size)
+
+
 def numbers_of(shape: GeneralShape[Any], obs: Tensor) -> Tensor:
-    """All that is no image, as it is recorded, float32 ``[B, inputs]``."""
-    arrays = [_array(given, obs).flatten(1) for given in shape.inputs if not given.is_image]
+    """All that is normalised, as it is recorded, float32 ``[B, inputs]``."""
+    arrays = [_array(given, obs).flatten(1) for given in normalized_inputs(shape)]
     return torch.cat([array.float() for array in arrays], 1)
 
 

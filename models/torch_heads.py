@@ -74,10 +74,10 @@ class ActorCritic(PolicyNetwork):
         self.policy = orthogonal(nn.Linear(width, actions.head), 0.01)
         self.value = orthogonal(nn.Linear(width, 1), 1.0)
 
-    def _make_buffers(self, normalized: int, has_head: bool = True) -> None:
+    def _make_buffers(self, normalizer: Normalizer | None, has_head: bool = True) -> None:
         """After all parameters, as in `penstock.models.layout`."""
         self.choices = Marks(shape for _, shape in choices_entries(self.actions, has_head))
-        self.normalizer = Normalizer(normalized) if normalized else None
+        self.normalizer = normalizer
 
     def logits(self, features: Tensor) -> Tensor:
         """Outputs ``[B, outputs]`` of features ``[B, width]``; contiguous along B.

@@ -9,6 +9,7 @@ These are the fused implementations; what they do not compute is `GeneralNet` an
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from itertools import pairwise
 from typing import overload
@@ -29,7 +30,7 @@ from penstock.models.layout import (
     MlpShape,
     QCnnShape,
 )
-from penstock.models.normalizer import Normalizer
+from penstock.models.normalizer import FrameNormalizer, Normalizer
 from penstock.models.torch_general import GeneralActorCritic, GeneralCritics, general_net
 from penstock.models.torch_heads import ActorCritic, HeadNet, PolicyNetwork
 from penstock.models.torch_trunks import (
@@ -91,7 +92,7 @@ class Mlp(MlpTrunk, Net):
         super().__init__(TOWERS, shape.widths, shape.activation, shape.obs_scale, dtype)
         self.actions = shape.actions
         self._make_heads(shape.hidden[-1], shape.log_std_init)
-        self._make_buffers(shape.inputs if shape.normalize else 0)
+        self._make_buffers(Normalizer(shape.inputs) if shape.normalize else None)
 
     def acting_weights(self) -> list[Tensor]:
         return [tensor[:1] for tensor in self.weights()]
@@ -105,7 +106,7 @@ class NatureCnn(CnnTrunk, Net):
         super().__init__(frames, FEATURES, shape.obs_scale, dtype)
         self.actions = shape.actions
         self._make_heads(FEATURES, shape.log_std_init)
-        self._make_buffers(0)
+        self._make_buffers(FrameNormalizer(math.prod(frames)) if shape.normalize else None)
 
 
 class FusedHead(Trunk, HeadNet):
@@ -135,7 +136,7 @@ class QCnn(CnnTrunk, FusedHead):
         frames = shape.channels, shape.height, shape.width
         super().__init__(frames, shape.features, shape.obs_scale, dtype)
         self._make_head(FEATURES, shape.outputs, shape.duelling)
-        self.normalizer = None
+        self.normalizer = FrameNormalizer(math.prod(frames)) if shape.normalize else None
 
 
 class TwinCritics(nn.Module):

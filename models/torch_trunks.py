@@ -23,6 +23,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from penstock.models.layout import CONVS, Activation, flat_features
+from penstock.models.normalizer import FrameNormalizer
 from penstock.models.torch_heads import PolicyNetwork, orthogonal
 
 
@@ -122,10 +123,17 @@ class CnnTrunk(Trunk):
         return self._prepared(*self.convs.parameters(), *self.linear.parameters())
 
     def features(self, obs: Tensor, weights: list[Tensor]) -> Tensor:
-        hidden = obs.to(self.dtype).reshape(-1, *self._frames)
+        hidden = obs.reshape(-1, *self._frames)
+        if isinstance(self.normalizer, FrameNormalizer):
+            hidden = self.normalizer.frames(hidden, self.dtype)
+        else:
+            hidden = hidden.to(self.dtype)
         for i, (_, _, stride) in enumerate(CONVS):
             hidden = F.conv2d(hidden, weights[2 * i], weights[2 * i + 1], stride).relu_()
         return F.linear(hidden.flatten(1), weights[6], weights[7]).relu_().float()[None]
+
+    def numbers(self, obs: Tensor) -> Tensor:
+        return obs.reshape(-1, math.prod(self._frames))
 
 
 def climb(hidden: Tensor, weights: list[Tensor], activation: Callable[[Tensor], Tensor]) -> Tensor:

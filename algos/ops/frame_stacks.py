@@ -21,6 +21,21 @@ def observations(batch: Mapping[str, Tensor], envs: slice | Tensor) -> Tensor:
     return stacks(obs, batch[OLDER][envs], batch[BEGINS][:, envs])
 
 
+def some_observations(batch: Mapping[str, Tensor], most: int | None) -> tuple[Tensor, Tensor]:
+    """Observations of a batch, and which of them are alive: ``[T, E, *shape]`` and ``[T, E]``, or
+    ``[most, *shape]`` and ``[most]`` if there are more, drawn by torch's global random generator.
+    """
+    obs, alive = batch["obs"], batch["alive"]
+    if most is None or alive.numel() <= most:
+        return observations(batch, slice(None)), alive
+    steps = torch.randint(alive.numel(), (most,)).to(obs.device)
+    if OLDER in batch:
+        seen = FrameStacks(obs, batch[OLDER], batch[BEGINS]).of(steps)
+    else:
+        seen = take_rows(obs.flatten(0, 1), steps)
+    return seen, alive.flatten()[steps]
+
+
 @torch.no_grad()
 def stacks(newest: Tensor, older: Tensor, begins: Tensor) -> Tensor:
     """Stacks ``[T + 1, E, K, *frame]``, bit for bit as they were, of frames ``newest``

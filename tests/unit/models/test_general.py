@@ -203,7 +203,6 @@ def test_what_a_stranger_sent_is_checked_choice_by_choice_and_part_by_part() -> 
     ("game", "model", "words"),
     [
         (vector(), {"kind": "impala_cnn"}, ["obs [4]", "impala_cnn", "model.kind=mlp"]),
-        (frames(4, 84, 84), {"normalize_observations": True}, ["obs [4, 84, 84]", "scaled to 0"]),
         (mixed({"a": ((2,), "<f4"), "b": ((2, 40, 44, 3), "|u1")}), {}, ["[2, 40, 44, 3]"]),
         (mixed({"action_mask": ((2,), "|u1")}), {}, ["nothing but action_mask"]),
     ],

@@ -75,6 +75,7 @@ def test_layout_of_a_gaussian_policy_is_that_of_the_torch_module(model: ModelCon
 def test_layout_of_q_networks_is_that_of_the_torch_module(duelling: bool) -> None:
     assert_layout(DenseShape(6, 3, (16, 8), "tanh", 1.0, duelling))
     assert_layout(QCnnShape(1, 40, 52, 3, 1.0, duelling))
+    assert_layout(QCnnShape(1, 40, 52, 3, 1.0, duelling, normalize=True))
 
 
 def assert_layout(shape: AnyShape) -> None:

@@ -11,8 +11,8 @@ from torch import Tensor
 
 from penstock.models.acting.numpy_mlp import NumpyMlp
 from penstock.models.actions import discrete
-from penstock.models.layout import MlpShape
-from penstock.models.normalizer import Normalizer
+from penstock.models.layout import CnnShape, MlpShape
+from penstock.models.normalizer import LEAST_LEVELS, FrameNormalizer, Normalizer
 from penstock.models.torch_nets import build_net
 
 SHAPE = MlpShape(3, discrete(2), (8,), "tanh", 1.0, normalize=True)
@@ -130,3 +130,53 @@ def test_numpy_normalizes_as_torch_does(rounds: int) -> None:
     with torch.no_grad():
         expected = net(seen[3][0][:1])[0]
     np.testing.assert_allclose(outputs.T, expected, rtol=1e-4, atol=1e-4)
+
+
+def frames(count: int, seed: int = 0) -> Tensor:
+    """Bytes ``[count, 4, 36, 36]``: a background, and a bright square that moves."""
+    rng = np.random.default_rng(seed)
+    made = np.tile(rng.integers(80, 120, (4, 36, 36), dtype=np.uint8), (count, 1, 1, 1))
+    for frame, (row, column) in zip(made, rng.integers(0, 34, (count, 2)), strict=True):
+        frame[:, row : row + 2, column : column + 2] = 236
+    return torch.from_numpy(made)
+
+
+@pytest.mark.parametrize(("dtype", "atol"), [(torch.float32, 1e-4), (torch.bfloat16, 0.04)])
+def test_frames_are_normalised_pixel_by_pixel(dtype: torch.dtype, atol: float) -> None:
+    normalizer, seen = FrameNormalizer(4 * 36 * 36), frames(200)
+    normalizer.observe(seen.flatten(1), torch.ones(200, dtype=torch.bool))
+    pixels = seen.numpy().astype(np.float64)
+    deviation = np.sqrt(pixels.var(0) + LEAST_LEVELS**2)
+    expected = ((pixels - np.round(pixels.mean(0))) / deviation).clip(-10, 10)
+    found = normalizer.frames(seen, dtype)
+    assert found.dtype == dtype
+    np.testing.assert_allclose(found.float().numpy(), expected, atol=atol, rtol=0.01)
+
+
+def test_frames_of_floats_are_normalised_as_numbers_are() -> None:
+    rows = torch.randn(50, 3, 36, 36) * 3 + 1
+    normalizer, numbers = FrameNormalizer(3 * 36 * 36), Normalizer(3 * 36 * 36)
+    for each in (normalizer, numbers):
+        each.observe(rows.flatten(1), torch.ones(50, dtype=torch.bool))
+    torch.testing.assert_close(
+        normalizer.frames(rows, torch.float32).flatten(1), numbers(rows.flatten(1))
+    )
+
+
+def test_bytes_are_scaled_to_1_before_any_was_seen() -> None:
+    found = FrameNormalizer(4 * 36 * 36).frames(frames(3), torch.float32)
+    torch.testing.assert_close(found, frames(3).float() / 255)
+
+
+def test_a_cnn_sees_normalised_frames() -> None:
+    shape = CnnShape(4, 36, 36, discrete(2), 1.0, normalize=True)
+    torch.manual_seed(0)
+    net = build_net(shape)
+    plain = build_net(CnnShape(4, 36, 36, discrete(2), 1.0))
+    plain.load_state_dict(net.state_dict(), strict=False)
+    obs = frames(64).view(8, 8, 4, 36, 36)
+    net.observe(obs, torch.ones(8, 8, dtype=torch.bool))
+    assert isinstance(net.normalizer, FrameNormalizer)
+    seen = net.normalizer.frames(obs.flatten(0, 1), torch.float32)
+    for found, expected in zip(net(obs), plain(seen), strict=True):
+        torch.testing.assert_close(found, expected)
