@@ -80,6 +80,8 @@ CASES = [
     (frames(40, 44), {"kind": "impala_cnn", "core": "gru"}),
     (mixed({"screen": ((40, 44), "|u1"), "speed": ((2,), "<f4")}), {}),
     (frames(10, 10, 4), {"kind": "impala_cnn"}),
+    (frames(40, 44, 3), {"normalize_observations": True}),
+    (frames(4, 40, 44), {"core": "lstm", "normalize_observations": True}),
     (mixed(), {}),
     (mixed(), {"kind": "mlp", "normalize_observations": True}),
     (mixed(), {"kind": "impala_cnn", "core": "gru", "critic": "separate"}),
