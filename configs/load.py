@@ -2,8 +2,7 @@
 
 A target is a preset, a YAML file, a gymnasium id, or `module:EnvId-v0` / `module:function`. A
 gymnasium id for which there is a preset stands for that preset. Any other Atari game stands for
-`breakout` with that game, and so does an Atari game with a preset when the requested algorithm is
-that of `breakout`. Where no preset applies, PPO and IMPALA have defaults for the kind of
+`breakout` with that game. Where no preset applies, PPO and IMPALA have defaults for the kind of
 environment (`configs.kinds`). The environment is not imported here, so its existence is not
 checked.
 """
@@ -170,15 +169,13 @@ def _lay_sibling(layers: Layers, name: str, algo: str | None) -> tuple[str, str]
     for sibling, preset in _by_game(env_id).items():
         if preset.algo == algo:
             layers.values, layers.places = preset.values, preset.places
-            if sibling == _own_name(env_id):
-                return sibling, f"preset {_ATARI_PRESET}, with {env_id}"
             return sibling, f"preset {sibling}, which is {name} with algo.name {algo}"
     return name, f"preset {name}"
 
 
 def _by_game(env_id: str) -> dict[str, Layers]:
-    """The presets for an environment, by name. For an Atari game the general preset is added under
-    the game's name, if no other preset has its algorithm."""
+    """The presets for an environment, by name. For an Atari game that has none it is the general
+    preset, under the game's name."""
     found: dict[str, Layers] = {}
     for path in sorted(PRESETS.glob("*.yaml")):
         if env_id not in path.read_text(encoding="utf-8"):  # parsing all of them would take long
@@ -187,15 +184,11 @@ def _by_game(env_id: str) -> dict[str, Layers]:
         _lay_preset(preset, path.stem)
         if preset.values["env"]["id"] == env_id:
             found[path.stem] = preset
-    if _ATARI.fullmatch(env_id):
+    if not found and _ATARI.fullmatch(env_id):
         general = Layers()
         _lay_preset(general, _ATARI_PRESET)
-        if all(preset.algo != general.algo for preset in found.values()):
-            general.values["env"]["id"] = env_id
-            for preset in found.values():
-                general.values["env"] = preset.values["env"]
-                general.places |= {at: of for at, of in preset.places.items() if at[0] == "env"}
-            found[_own_name(env_id)] = general
+        general.values["env"]["id"] = env_id
+        found[_own_name(env_id)] = general
     return found
 
 

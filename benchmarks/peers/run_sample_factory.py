@@ -9,6 +9,8 @@ prints one JSON object with its agent steps per second (it logs emulator frames)
 that its log has every five seconds, and the seconds from the beginning of training until they reach
 the number that a target is named by. Its own time limit does not stop it, so it is ended from
 outside. `pong` has the settings that were fastest here, `pong-18` its own for Atari.
+`cartpole-vector` steps gymnasium's numpy vector of 64 CartPoles, as Penstock does, by its batched
+sampling; `cartpole` steps single ones, as its example does.
 """
 
 from __future__ import annotations
@@ -29,6 +31,9 @@ from importlib.metadata import version
 from typing import Any
 
 import ale_py  # noqa: F401 - tells gymnasium of its games, in each process
+import gymnasium
+import numpy as np
+from gymnasium.envs.classic_control.cartpole import CartPoleVectorEnv
 
 WARM_UP_S = 5.0
 START_S = 120.0
@@ -45,19 +50,30 @@ PONG = [
     "--async_rl=True", "--batched_sampling=False", "--rollout=32", "--batch_size=1024",
     "--num_batches_per_epoch=1", "--num_epochs=1",
 ]  # fmt: skip
+VECTOR = [
+    *COMMON, "--env=cartpole_vector", "--use_rnn=False", "--recurrence=1",
+    "--batched_sampling=True", "--num_envs_per_worker=1", "--worker_num_splits=1",
+    "--policy_workers_per_policy=1", "--with_vtrace=False", "--batch_size=2048", "--rollout=32",
+    "--reward_scale=0.1", "--encoder_mlp_layers", "64", "64", "--nonlinearity=tanh",
+]  # fmt: skip
+VECTOR_ENVS = 64
 PUBLISHED = ["--algo=APPO", "--device=cpu", "--restart_behavior=overwrite", "--env=atari_pong"]
 TARGETS = {
     "cartpole": CARTPOLE,
     "cartpole-475": [*CARTPOLE, *TUNED],
+    "cartpole-vector": VECTOR,
+    "cartpole-vector-475": [*VECTOR, *TUNED],
     "pong": PONG,
     "pong-18": PUBLISHED,
 }
+GOALS = {"cartpole-475": 475.0, "cartpole-vector-475": 475.0, "pong-18": 18.0}
 FRAMES_PER_STEP = {"pong": 4, "pong-18": 4}
 
 STAMP = re.compile(r"\[(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3})\]")
 FRAMES = re.compile(r"Total num frames: (\d+)")
 REWARD = re.compile(r"Avg episode reward: \[\(0, '([-\d.]+)'\)\]")
-BEGUN = "Decorrelating experience"  # said by each worker as it takes its first steps
+# When workers take their first steps, and when batched ones may begin to.
+BEGUN = re.compile("Decorrelating experience|Signal rollout workers to start")
 
 
 def main() -> None:
@@ -76,8 +92,7 @@ def main() -> None:
             start_new_session=True,
         ) as process:
             try:
-                goal = options.target.partition("-")[2]
-                log = Log(FRAMES_PER_STEP.get(options.target, 1), float(goal) if goal else None)
+                log = Log(FRAMES_PER_STEP.get(options.target, 1), GOALS.get(options.target))
                 follow(process, log, options.seconds)
             finally:
                 end(process)
@@ -101,7 +116,7 @@ class Log:
         if stamp is None:
             return
         at_s = datetime.strptime(stamp[1], "%Y-%m-%d %H:%M:%S,%f").timestamp()
-        if BEGUN in line and not self._points:
+        if BEGUN.search(line) and not self._points:
             self._begun_s = at_s
         if frames := FRAMES.search(line):
             if int(frames[1]):
@@ -183,8 +198,35 @@ def inside() -> None:
     if target.startswith("pong"):
         from sf_examples.atari.train_atari import main as train
     else:
+        from sample_factory.envs.env_utils import register_env
         from sf_examples.train_gym_env import main as train
+
+        register_env("cartpole_vector", make_vector)
     sys.exit(train())
+
+
+def make_vector(*_: Any, **__: Any) -> gymnasium.Env[Any, Any]:
+    """What Sample Factory calls in each of its processes."""
+    return VectorOfCartPoles()
+
+
+class VectorOfCartPoles(gymnasium.Env[Any, Any]):
+    """gymnasium's vector of CartPoles, as an environment of as many agents."""
+
+    num_agents, is_multiagent = VECTOR_ENVS, True
+
+    def __init__(self) -> None:
+        self._vector = CartPoleVectorEnv(VECTOR_ENVS)
+        self.observation_space = self._vector.single_observation_space
+        self.action_space = self._vector.single_action_space
+        self._infos: list[dict[str, Any]] = [{} for _ in range(VECTOR_ENVS)]
+
+    def reset(self, *, seed: Any = None, options: Any = None) -> Any:
+        return self._vector.reset(seed=seed)[0], self._infos
+
+    def step(self, action: Any) -> Any:
+        obs, reward, terminated, truncated, _ = self._vector.step(np.asarray(action))
+        return obs, reward.astype(np.float32), terminated, truncated, self._infos
 
 
 if __name__ == "__main__":

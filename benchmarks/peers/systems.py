@@ -8,20 +8,38 @@ from __future__ import annotations
 import json
 import statistics
 import subprocess
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from penstock.bench import whole
 from penstock.bench.whole import run
 from penstock.configs.errors import UserError
 
 PROGRAMS = Path(__file__).parent
-PEERS = {  # the program, and the environment that `make peers` installs it into
-    "sample_factory": ("run_sample_factory.py", ".venv-sf"),
-    "sb3": ("run_sb3.py", ".venv-peers"),
-}
 GAMES = {"cartpole": ("cartpole", "cartpole-475"), "pong": ("pong",)}
+
+
+class Peer(NamedTuple):
+    """How a system is run, and on what."""
+
+    program: str
+    venv: str
+    """The environment that `make peers` installs it into."""
+    cases: Mapping[str, Sequence[str]] = GAMES
+    """Its names of the cases of each target, in the order of `GAMES`."""
+
+
+PEERS = {
+    "sample_factory": Peer("run_sample_factory.py", ".venv-sf"),
+    # The same numpy CartPole that Penstock steps, instead of single ones in Python.
+    "sample_factory_vector": Peer(
+        "run_sample_factory.py",
+        ".venv-sf",
+        {"cartpole": ("cartpole-vector", "cartpole-vector-475")},
+    ),
+    "sb3": Peer("run_sb3.py", ".venv-peers"),
+}
 OURS = "penstock"
 ROUNDS = 3
 LONGER = 20  # than a stage
@@ -38,9 +56,11 @@ def find(target: str, folder: Path) -> dict[str, tuple[Path, Path]]:
     if target not in GAMES:
         raise UserError(f"--peers measures {' and '.join(GAMES)}, not {target}; leave it out")
     found = {
-        peer: (folder / venv / "bin/python", PROGRAMS / program)
-        for peer, (program, venv) in PEERS.items()
-        if (folder / venv / "bin/python").exists() and (PROGRAMS / program).exists()
+        name: (folder / peer.venv / "bin/python", PROGRAMS / peer.program)
+        for name, peer in PEERS.items()
+        if target in peer.cases
+        and (folder / peer.venv / "bin/python").exists()
+        and (PROGRAMS / peer.program).exists()
     }
     if not found:
         raise UserError(
@@ -56,16 +76,20 @@ def measure(
     of Penstock; ``seconds`` as of a stage."""
     runs: dict[str, list[Run]] = {name: [] for name in (OURS, *peers)}
     for _ in range(ROUNDS):
-        for case in GAMES[target]:
+        for number, case in enumerate(GAMES[target]):
             length = SOLVE_S if case.endswith("475") else LONGER * seconds
             for name, of in runs.items():
-                found = _ours(case, length) if name == OURS else _theirs(*peers[name], case, length)
+                if name == OURS:
+                    found = _ours(case, length)
+                else:
+                    theirs = PEERS[name].cases[target][number]
+                    found = _theirs(*peers[name], theirs, length)
                 of.append({"case": case, **found})
-                say(f"{name:16}{_said(of[-1])}")
+                say(f"{name:22}{_said(of[-1])}")
     result = {name: summary(of) for name, of in runs.items()}
     for name in peers:
         result[name] |= over(result[OURS], result[name])
-        say(f"{name:16}{_ratios(result[name])}")
+        say(f"{name:22}{_ratios(result[name])}")
     return result
 
 

@@ -18,6 +18,7 @@ def test_peers_are_those_that_are_installed(tmp_path: Path) -> None:
     python.touch()
     program = CHECKOUT / "benchmarks/peers/run_sample_factory.py"
     assert find("pong", tmp_path) == {"sample_factory": (python, program)}
+    assert set(find("cartpole", tmp_path)) == {"sample_factory", "sample_factory_vector"}
 
 
 def test_of_a_peer_the_median_run_counts_and_one_that_never_solves_it_is_the_slowest() -> None:

@@ -76,15 +76,11 @@ def test_a_preset_with_another_algorithm_is_that_of_its_game_and_the_algorithm()
 
 
 @pytest.mark.parametrize("target", ["ALE/Pong-v5", "pong", "pong_apex"])
-def test_pong_by_ppo_takes_the_settings_of_any_atari_game_and_its_own_screen(target: str) -> None:
-    """Those of the defaults have no stack of frames, and are for small games."""
-    found = resolve_target(target, ["algo.name=ppo", "learner.eps=1"])
-    assert (found.name, found.origin) == ("ALE-Pong-v5", "preset breakout, with ALE/Pong-v5")
-    pong = resolve("pong").env.model_dump()
-    expected = resolve("breakout", ["learner.eps=1"]).model_dump() | {"env": pong}
-    assert found.config == Config.model_validate(expected)
-    assert resolve_target(target, ["algo.name=impala"]).name == "pong"
-    assert resolve_target("ALE/Pong-v5").name == "pong"
+def test_a_game_with_presets_takes_the_one_of_the_algorithm(target: str) -> None:
+    """And not that of any Atari game, whose algorithm is the same."""
+    for algo, name in (("ppo", "pong"), ("dqn", "pong_apex")):
+        found = resolve_target(target, [f"algo.name={algo}", "learner.eps=1"])
+        assert (found.name, found.config) == (name, resolve(name, ["learner.eps=1"]))
 
 
 @pytest.mark.parametrize(

@@ -110,7 +110,7 @@ def test_maps_are_laid_over_and_an_empty_map_clears() -> None:
     assert resolve("pong", ["env.kwargs={}", "env.kwargs.a.b=1"]).env.kwargs == {"a": {"b": 1}}
     assert resolve("pong", ["env.kwargs="]).env.kwargs == pong
     both = resolve("pong", ["learner={lr: 1, eps: 2}"]).learner
-    assert (both.lr, both.eps, both.updates_per_batch) == (1.0, 2.0, 4)
+    assert (both.lr, both.eps, both.updates_per_batch) == (1.0, 2.0, 8)
     plain = Config.model_validate({"env": {"id": "x"}})
     assert resolve("pong", ["learner={}"]).learner == plain.learner
 
@@ -178,8 +178,8 @@ def test_pong_learns_from_unclipped_whole_games() -> None:
         "stack_num": 4,
     }
     assert cfg.algo.reward_clip == 1.0
-    samples = cfg.actors.envs * cfg.actors.unroll // cfg.learner.updates_per_batch
-    assert samples == 160
+    slot, slots = cfg.actors.envs * cfg.actors.unroll, cfg.learner.batch_slots
+    assert slot * slots // cfg.learner.updates_per_batch == 64
 
 
 def test_pong_sets_every_option_of_the_atari_preprocessing() -> None:

@@ -103,7 +103,7 @@ def test_every_slip_of_one_letter_finds_the_option(algo: str) -> None:
         (["algo.name=dqn", "algo.doubel=1"], "algo.doubel; the nearest option is algo.double"),
         (["algo.name=sac", "algo.taw=1"], "algo.taw; the nearest option is algo.tau"),
         (
-            ["algo.tau=1"],
+            ["algo.name=impala", "algo.tau=1"],
             "algo.tau; it is an option of algo.name sac, impala has name, discount, reward_clip, "
             "reward_scale, normalize_rewards, trace_lambda, rho_clip, c_clip, entropy_cost, "
             "value_cost, normalize_advantages",

@@ -330,8 +330,8 @@ def test_a_name_that_only_begins_like_this_host_is_not_this_host(bind: str, plai
 
 def test_both_places_are_named_and_all_contradictions_are_shown() -> None:
     with pytest.raises(UserError) as refused:
-        resolve("pong", ["learner.updates_per_batch=3", "stop.hold_s=3"])
+        resolve("car_racing", ["learner.updates_per_batch=3", "stop.hold_s=3"])
     first, second = str(refused.value).splitlines()
-    assert first.startswith("configs/pong.yaml:")
-    assert " and override learner.updates_per_batch=3: actors.envs 32 is not" in first
+    assert first.startswith("configs/car_racing.yaml:")
+    assert " and override learner.updates_per_batch=3: actors.envs 8 is not" in first
     assert second.startswith("override stop.hold_s=3: stop.hold_s 3 counts")
