@@ -15,8 +15,8 @@ actions. So the cost of asynchrony is measured:
     python benchmarks/learning.py halfcheetah --steps 300000 --seeds 10 \\
         --versus transport.max_policy_lag=0
 
-`--goal RETURN` notes the steps and the seconds of training at which an evaluation first reached it.
-With `--peers`, the peers that `make peers` has installed are trained beside it, one after another:
+With `--goal RETURN` a run ends when its closing evaluation confirms that return, and its steps and
+seconds until then are what it took. With `--peers`, the peers that `make peers` has installed are trained beside it, one after another:
 stable-baselines3 for as many steps, with the settings of RL Baselines3 Zoo, evaluated as often; and
 for Pong Sample Factory, with its own settings for Atari, until its mean training return reaches the
 goal, or for three times our time.
@@ -59,7 +59,7 @@ def main() -> None:
     args.add_argument("--folder", type=Path, default=Path("runs/learning"))
     args.add_argument("--name", help="of the result; default: the target")
     args.add_argument("--versus", nargs="+", default=[], help="options of a second setting")
-    args.add_argument("--goal", type=float, help="a return; notes when it is reached")
+    args.add_argument("--goal", type=float, help="a return that ends a run when it is confirmed")
     args.add_argument(
         "--peers",
         type=Path,
@@ -123,8 +123,9 @@ def main() -> None:
 
 def one(options: Any, folder: Path, seed: int, overrides: Sequence[str]) -> dict[str, Any]:
     """Train a seed to its number of steps, or continue it, and evaluate it."""
-    limits = ("stop.return=null", f"stop.env_steps={options.steps}", f"run.seed={seed}")
-    if not (folder / SUMMARY).is_file() or trained_steps(folder) < options.steps:
+    goal = "null" if options.goal is None else options.goal
+    limits = (f"stop.return={goal}", f"stop.env_steps={options.steps}", f"run.seed={seed}")
+    if not has_ended(folder, options.steps):
         train(options.target, *overrides, *limits, "--resume", "auto", folder=folder)
     summary = json.loads((folder / SUMMARY).read_text())
     points = list(lines(folder / EVALUATIONS))
@@ -152,7 +153,9 @@ def one(options: Any, folder: Path, seed: int, overrides: Sequence[str]) -> dict
         "return": found[play],
         "policy_lag": summary["policy_lag_mean"],
         "curve": curve,
-        "reached": reached(curve, options.goal),
+        "reached": {"steps": summary["trained_steps"], "seconds": summary["time_s"]}
+        if summary["exit_reason"] == "return"
+        else None,
     }
 
 
@@ -221,9 +224,12 @@ def random_return(config: Config, episodes: int = 50) -> float:
     return statistics.fmean(episode.episode_return for episode in played)
 
 
-def trained_steps(folder: Path) -> int:
-    """Agent steps that a run had trained on when it ended."""
-    return int(json.loads((folder / SUMMARY).read_text())["trained_steps"])
+def has_ended(folder: Path, steps: int) -> bool:
+    """Whether a run has reached its return, or its number of agent steps."""
+    if not (folder / SUMMARY).is_file():
+        return False
+    summary = json.loads((folder / SUMMARY).read_text())
+    return summary["exit_reason"] == "return" or bool(summary["trained_steps"] >= steps)
 
 
 def against(
