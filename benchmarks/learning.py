@@ -16,10 +16,10 @@ actions. So the cost of asynchrony is measured:
         --versus transport.max_policy_lag=0
 
 With `--goal RETURN` a run ends when its closing evaluation confirms that return, and its steps and
-seconds until then are what it took. With `--peers`, the peers that `make peers` has installed are trained beside it, one after another:
-stable-baselines3 for as many steps, with the settings of RL Baselines3 Zoo, evaluated as often; and
-for Pong Sample Factory, with its own settings for Atari, until its mean training return reaches the
-goal, or for three times our time.
+seconds until then are what it took. With `--peers`, the peers that `make peers` has installed are
+trained beside it, one after another: stable-baselines3 for as many steps, with the settings of RL
+Baselines3 Zoo, evaluated as often; and for Pong Sample Factory, with its own settings for Atari,
+until its mean training return reaches the goal, or for three times our time.
 """
 
 from __future__ import annotations
