@@ -3,7 +3,7 @@
 The ideal is cores / (environment + inference + write + learner core-seconds per step), each stage
 alone in this run, with the settings of the preset, as in `penstock bench`. Then the preset trains
 for some minutes over shared memory and over ZeroMQ. Rates are agent steps (four emulator frames
-each), each trained once. Other systems stand beside it in `penstock bench --target pong --peers`.
+each), each trained once. `penstock bench --target pong_impala --peers` compares with other systems.
 
     python benchmarks/pong.py [--minutes 5] [--kinds shm zmq] [--json] [--save]
 """
@@ -20,6 +20,7 @@ from penstock.bench.stages import in_place, learner
 from penstock.bench.whole import train, trained_rate
 from penstock.configs.load import resolve
 
+TARGET = "pong_impala"
 SECONDS = 4.0  # of each stage
 WARM_UP_S = 15.0
 PEERS = {"rllib_impala": 311, "ppo_150_lines": 887}
@@ -31,7 +32,7 @@ def main() -> None:
     args.add_argument("--kinds", nargs="*", default=["shm", "zmq"])
     args.add_argument("override", nargs="*", help="options of the config")
     options = args.parse_args()
-    config = resolve("pong", options.override)
+    config = resolve(TARGET, options.override)
     cores = len(os.sched_getaffinity(0))
     measured = in_place(config, ACTING, SECONDS) | {"learner": learner(config, SECONDS)}
     parts = {name: stage["core_ms"] for name, stage in measured.items()}
@@ -60,7 +61,7 @@ def main() -> None:
 
 
 def one(kind: str, *overrides: str) -> dict[str, Any]:
-    summary = train("pong", f"transport.kind={kind}", *overrides)
+    summary = train(TARGET, f"transport.kind={kind}", *overrides)
     return {
         "steps_per_s": trained_rate(summary, WARM_UP_S),
         "dropped": dropped_fraction(summary),

@@ -55,7 +55,7 @@ def main() -> None:
     args = parser(__doc__)
     args.add_argument("--seconds", type=float, default=3.0, help="of each measurement")
     args.add_argument("--rounds", type=int, default=3, help="measurements; the median counts")
-    args.add_argument("--game", default="pong")
+    args.add_argument("--game", default="pong_impala")
     options = args.parse_args()
     results = [measure(options.game, e, options.seconds, options.rounds) for e in SIZES]
     rows: list[list[Any]] = [

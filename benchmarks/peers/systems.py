@@ -17,7 +17,7 @@ from penstock.bench.whole import run
 from penstock.configs.errors import UserError
 
 PROGRAMS = Path(__file__).parent
-GAMES = {"cartpole": ("cartpole", "cartpole-475"), "pong": ("pong",)}
+GAMES = {"cartpole": ("cartpole", "cartpole-475"), "pong": ("pong",), "pong_impala": ("pong",)}
 
 
 class Peer(NamedTuple):
@@ -80,7 +80,7 @@ def measure(
             length = SOLVE_S if case.endswith("475") else LONGER * seconds
             for name, of in runs.items():
                 if name == OURS:
-                    found = _ours(case, length)
+                    found = _ours(target, case, length)
                 else:
                     theirs = PEERS[name].cases[target][number]
                     found = _theirs(*peers[name], theirs, length)
@@ -120,13 +120,12 @@ def _solving(found: Run) -> bool:
     return bool(found["case"].endswith("475"))
 
 
-def _ours(case: str, seconds: float) -> Run:
+def _ours(target: str, case: str, seconds: float) -> Run:
     if case.endswith("475"):
-        target = case.removesuffix("-475")
         # By the return in training, as the peers measure it.
         limits = (f"stop.minutes={seconds / 60}", "stop.confirm_episodes=0")
         return {"solved_at_s": whole.train(target, *limits)["solved_at_s"]}
-    return {"steps_per_s": whole.median_rate(whole.rates(case, seconds, 1))}
+    return {"steps_per_s": whole.median_rate(whole.rates(target, seconds, 1))}
 
 
 def _theirs(python: Path, program: Path, case: str, seconds: float) -> Run:

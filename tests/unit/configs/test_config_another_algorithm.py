@@ -78,7 +78,7 @@ def test_a_preset_with_another_algorithm_is_that_of_its_game_and_the_algorithm()
 @pytest.mark.parametrize("target", ["ALE/Pong-v5", "pong", "pong_apex"])
 def test_a_game_with_presets_takes_the_one_of_the_algorithm(target: str) -> None:
     """And not that of any Atari game, whose algorithm is the same."""
-    for algo, name in (("ppo", "pong"), ("dqn", "pong_apex")):
+    for algo, name in (("ppo", "pong"), ("dqn", "pong_apex"), ("impala", "pong_impala")):
         found = resolve_target(target, [f"algo.name={algo}", "learner.eps=1"])
         assert (found.name, found.config) == (name, resolve(name, ["learner.eps=1"]))
 

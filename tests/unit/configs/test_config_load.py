@@ -150,6 +150,7 @@ def test_presets_are_listed_with_their_descriptions() -> None:
         "pendulum_sac",
         "pong",
         "pong_apex",
+        "pong_impala",
         "synthetic",
     ]
 
