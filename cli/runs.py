@@ -124,13 +124,16 @@ def export(
     run_dir: Run,
     file: Annotated[str, typer.Argument(metavar="FILE", help="File to write.")],
     checkpoint: Checkpoint = "best",
+    half: Annotated[
+        bool, typer.Option("--half", help="Store parameters as 16-bit floats: half the size.")
+    ] = False,
     as_json: Json = False,
 ) -> None:
     """Write the policy of a run to one file, which penstock.load_policy reads."""
     from penstock.evaluation.loaded_policy import load_policy
 
     policy = load_policy(run_dir, checkpoint)
-    nbytes = policy.save(file)
+    nbytes = policy.save(file, half=half)
     way = "sampled" if policy.sample else "greedy"
     answer(
         f"{file}: {nbytes:,} bytes, {way} actions",

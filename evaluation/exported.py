@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 from gymnasium import spaces
 from pydantic import ValidationError
 from safetensors import safe_open
@@ -55,8 +56,10 @@ def write(
     info: EnvInfo,
     weights: Float32,
     play: Mapping[str, Any] | None = None,
+    half: bool = False,
 ) -> int:
-    """Write or replace a file; its size in bytes. Raises UserError."""
+    """Write or replace a file; its size in bytes. With ``half`` parameters are stored as float16,
+    but statistics of observations as float32. Raises UserError."""
     layout = network_shape(config, info).layout
     about = {
         "format": FORMAT,
@@ -65,7 +68,10 @@ def write(
         "layout": layout.to_list(),
         "play": play,
     }
-    tensors = {name: np.ascontiguousarray(array) for name, array in layout.views(weights).items()}
+    tensors = {
+        name: np.ascontiguousarray(array, _stored_dtype(name, half))
+        for name, array in layout.views(weights).items()
+    }
     data = to_bytes(tensors, {KEY: json.dumps(about)})
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}.tmp")
     try:
@@ -113,7 +119,11 @@ def read(path: Path) -> Exported:
         ) from error
 
 
-def _checked(name: str, array: Float32, shape: tuple[int, ...]) -> Float32:
-    if array.shape != shape or array.dtype != np.float32:
+def _stored_dtype(name: str, half: bool) -> type[np.float16] | type[np.float32]:
+    return np.float16 if half and not name.startswith("normalizer.") else np.float32
+
+
+def _checked(name: str, array: npt.NDArray[Any], shape: tuple[int, ...]) -> Float32:
+    if array.shape != shape or array.dtype not in (np.float16, np.float32):
         raise ValueError(f"{name} is {array.dtype}{[*array.shape]}, its network says {[*shape]}")
-    return array.ravel()
+    return array.ravel().astype(np.float32)

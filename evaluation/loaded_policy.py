@@ -96,11 +96,11 @@ class LoadedPolicy:
         one = int(own[0]) if isinstance(self.action_space, spaces.Discrete) else own[0]
         return one, None if after is None else after[0]
 
-    def save(self, path: str | Path) -> int:
+    def save(self, path: str | Path, *, half: bool = False) -> int:
         """Write it to one file that `load_policy` takes, where neither the run nor the environment
-        is; its size in bytes. Raises UserError."""
+        is; its size in bytes. With ``half`` parameters are stored as float16. Raises UserError."""
         own = self.observation_space, self.action_space
-        return write(Path(path), self.config, own, self._info, self._weights, self._play)
+        return write(Path(path), self.config, own, self._info, self._weights, self._play, half)
 
     def check(self, env: gymnasium.Env[Any, Any]) -> None:
         """Raise UserError unless ``env`` has the spaces of the environment it was trained on."""

@@ -125,6 +125,18 @@ def test_it_plays_as_its_run_was_evaluated_and_so_does_its_file(tmp_path: Path) 
     assert len(set(penstock.load_policy(file, sample=False)(at_rest)[0].tolist())) == 1
 
 
+def test_a_file_of_half_the_size_holds_parameters_as_float16(tmp_path: Path) -> None:
+    run = a_run(tmp_path / "run", "lunarlander", ["model.hidden=[64,64]"])
+    policy, file = penstock.load_policy(run), tmp_path / "half.safetensors"
+    whole = policy.save(tmp_path / "whole.safetensors")
+    assert policy.save(file, half=True) < 0.6 * whole
+    layout = network_shape(policy.config, policy._info).layout
+    kept = layout.views(exported.read(file).weights)
+    for name, array in layout.views(policy._weights).items():
+        rounded = array if name.startswith("normalizer.") else array.astype(np.float16)
+        np.testing.assert_array_equal(kept[name], rounded.astype(np.float32))
+
+
 def test_it_takes_the_likeliest_action_of_one_observation_and_of_a_batch(tmp_path: Path) -> None:
     policy = penstock.load_policy(a_run(tmp_path, "cartpole", [f"run.dir={tmp_path}"]))
     seen = np.random.default_rng(1).standard_normal((50, 4)).astype(np.float32)
