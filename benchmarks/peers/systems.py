@@ -54,7 +54,7 @@ def find(target: str, folder: Path) -> dict[str, tuple[Path, Path]]:
     """Python and program of each peer that is installed below ``folder``. Raises UserError where
     there is none, and for a target that they are not measured on."""
     if target not in GAMES:
-        raise UserError(f"--peers measures {' and '.join(GAMES)}, not {target}; leave it out")
+        raise UserError(f"--peers measures {', '.join(GAMES)}, not {target}; leave it out")
     found = {
         name: (folder / peer.venv / "bin/python", PROGRAMS / peer.program)
         for name, peer in PEERS.items()

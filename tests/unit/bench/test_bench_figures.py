@@ -186,7 +186,10 @@ def test_by_default_all_stages_and_the_whole_are_measured() -> None:
             "--compare nowhere.json: it must be what `penstock bench --json`",
         ),
         ({"peers": "/"}, "--peers: no peer is installed in /; run `make peers`"),
-        ({"peers": "/", "target": "pendulum_sac"}, "--peers measures cartpole and pong, not pend"),
+        (
+            {"peers": "/", "target": "pendulum_sac"},
+            "--peers measures cartpole, pong, pong_impala, not pend",
+        ),
     ],
 )
 def test_mistakes_are_one_sentence(changes: dict[str, Any], sentence: str) -> None:
