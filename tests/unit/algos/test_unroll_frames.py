@@ -13,7 +13,7 @@ from gymnasium import spaces
 
 from fake_inference import ScriptedInference
 from penstock.actors.rollout import Rollout, check_shift
-from penstock.algos.ops.frame_stacks import observations, stacks
+from penstock.algos.ops.frame_stacks import observations, some_observations, stacks
 from penstock.algos.samples import slot_spec
 from penstock.algos.slots import BEGINS, OLDER, check, frames_of_unroll
 from penstock.configs.errors import UserError
@@ -72,6 +72,21 @@ def test_of_any_episodes(
     np.testing.assert_array_equal(observations(batch, slice(2, 3)).numpy(), seen[:, 2:3])
     some = torch.tensor([4, 0, 2])
     np.testing.assert_array_equal(observations(batch, some).numpy(), seen[:, [4, 0, 2]])
+    batch["alive"] = torch.from_numpy(rng.random((unroll, envs)) < 0.8)
+    alone = {
+        "obs": torch.from_numpy(seen),
+        "alive": batch["alive"],
+    }  # stacks that are written whole
+    for columns in (batch, alone):
+        torch.manual_seed(seed)
+        rows = torch.randint(unroll * envs, (4,)).numpy()
+        torch.manual_seed(seed)
+        drawn, alive = some_observations(columns, 4)
+        np.testing.assert_array_equal(drawn.numpy(), seen[:-1].reshape(-1, *seen.shape[2:])[rows])
+        np.testing.assert_array_equal(alive.numpy(), batch["alive"].numpy().ravel()[rows])
+    whole, alive = some_observations(batch, None)
+    np.testing.assert_array_equal(whole.numpy(), seen)
+    assert alive is batch["alive"]
 
 
 @pytest.mark.gpu

@@ -180,3 +180,14 @@ def test_a_cnn_sees_normalised_frames() -> None:
     seen = net.normalizer.frames(obs.flatten(0, 1), torch.float32)
     for found, expected in zip(net(obs), plain(seen), strict=True):
         torch.testing.assert_close(found, expected)
+
+
+@pytest.mark.gpu
+def test_frames_are_normalised_on_a_gpu_as_on_a_cpu() -> None:
+    seen, alive = frames(64), torch.ones(64, dtype=torch.bool)
+    here, there = FrameNormalizer(4 * 36 * 36), FrameNormalizer(4 * 36 * 36).to("cuda")
+    here.observe(seen.flatten(1), alive)
+    there.observe(seen.flatten(1).to("cuda"), alive.to("cuda"))
+    for dtype in (torch.float32, torch.bfloat16):
+        found = there.frames(seen.to("cuda"), dtype).cpu()
+        torch.testing.assert_close(found, here.frames(seen, dtype), rtol=0.02, atol=0.05)
