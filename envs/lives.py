@@ -1,9 +1,10 @@
 """Atari's lives as episodes (`episodic_life`), as in the published settings of Mnih et al. 2015.
 
 A lost life ends an episode for the learner: no later reward counts for it. The game continues: the
-next step only resets, as after any episode, and presses fire where the game waits for it (with
+next step only resets, as after any episode, and presses fire in games with a fire button (with
 `use_fire_reset`). The observations of a life show no frame from before it. Returns and lengths
-are those of whole games: `LIFE_LOST` marks the ends that are not the end of a game.
+are those of whole games: `LIFE_LOST` marks the ends that are not the end of a game. A game that
+ends in a step that only resets, which is rare, ends one step later for the learner.
 
 ale-py's own `episodic_life` begins a new game after every lost life, so that only first lives are
 played; it stays off.
@@ -18,7 +19,9 @@ import numpy as np
 import numpy.typing as npt
 from gymnasium.vector import VectorEnv
 
-LIFE_LOST = "life_lost"  # in a step's info, bool [count]: a life has ended, and its game has not
+LIFE_LOST = (
+    "penstock/life_lost"  # in a step's info, bool [count]: a life has ended, and its game has not
+)
 NOOP, FIRE = 0, 1  # the first actions of every game that has a fire button
 
 
@@ -37,35 +40,49 @@ class LivesAsEpisodes(VectorEnv):
         self.action_space = vector.action_space
         self._stack = options["stack_num"]
         self._resumes = FIRE if options["use_fire_reset"] and fires(options) else NOOP
-        self._lost = np.zeros(self.num_envs, np.bool_)  # in the last step
+        self._resets = np.zeros(self.num_envs, np.bool_)  # in the next step, while a game continues
         self._lives = np.zeros(self.num_envs, np.int32)
         self._owed = np.zeros(self.num_envs)  # rewards of steps that only reset
-        self._blank = np.zeros(self.num_envs, np.int64)  # oldest frames that are another life's
+        self._late: dict[int, tuple[bool, bool, Any]] = {}  # ends in steps that only reset
+        self._blank = np.zeros(self.num_envs, np.int64)  # frames of a stack from before the life
 
     def reset(
         self, *, seed: Any = None, options: dict[str, Any] | None = None
     ) -> tuple[Any, dict[str, Any]]:
         observations, info = self._vector.reset(seed=seed, options=options)
         self._lives = info["lives"].copy()
-        self._lost[:] = False
+        self._resets[:] = False
+        self._late = {}
         self._owed[:] = self._blank[:] = 0
         return observations, info
 
     def step(self, actions: npt.NDArray[Any]) -> Any:
-        resumed = self._lost
-        if resumed.any():
-            actions = np.where(resumed, self._resumes, actions)
+        resets, late = self._resets, self._late
+        if resets.any():
+            actions = np.where(resets, self._resumes, actions)
         observations, reward, terminated, truncated, info = self._vector.step(actions)
         lives, over = info["lives"], terminated | truncated
-        self._lost = (lives < self._lives) & (lives > 0) & ~over & ~resumed
+        lost = (lives < self._lives) & (lives > 0) & ~over & ~resets
         self._lives = lives.copy()
-        if resumed.any() or self._owed.any():  # a step that only resets may not pay
+        if resets.any() or self._owed.any():  # a step that only resets may not pay
             paid = reward + self._owed
-            self._owed = np.where(resumed, paid, 0)
-            reward = np.where(resumed, 0, paid)
-        self._hide_other_lives(observations, resumed, over)
-        info[LIFE_LOST] = self._lost
-        return observations, reward, terminated | self._lost, truncated, info
+            self._owed = np.where(resets, paid, 0)
+            reward = np.where(resets, 0, paid)
+        self._blank = np.where(resets, self._stack - 1, np.maximum(self._blank - 1, 0))
+        for env in np.flatnonzero(self._blank):
+            observations[env, : self._blank[env]] = 0
+        self._blank[over] = 0
+        terminated |= lost
+        self._resets = lost.copy()
+        self._late = {}
+        for env in np.flatnonzero(over & resets).tolist():  # shown as the end of the step after
+            self._late[env] = bool(terminated[env]), bool(truncated[env]), observations[env].copy()
+            terminated[env] = truncated[env] = False
+        for env, (terminates, truncates, final) in late.items():
+            terminated[env], truncated[env], observations[env] = terminates, truncates, final
+            self._resets[env] = True  # the emulator has begun the next game already
+        info[LIFE_LOST] = lost
+        return observations, reward, terminated, truncated, info
 
     def render(self) -> Any:
         return self._vector.render()
@@ -73,22 +90,14 @@ class LivesAsEpisodes(VectorEnv):
     def close(self, **kwargs: Any) -> None:
         self._vector.close(**kwargs)
 
-    def _hide_other_lives(
-        self, observations: npt.NDArray[Any], resumed: npt.NDArray[Any], over: npt.NDArray[Any]
-    ) -> None:
-        """Blank the frames from before a life in its first stacks, as ale-py does before a game."""
-        self._blank = np.where(resumed, self._stack - 1, np.maximum(self._blank - 1, 0))
-        for env in np.flatnonzero(self._blank):
-            observations[env, : self._blank[env]] = 0
-        self._blank[over] = 0
-
 
 def fires(options: Mapping[str, Any]) -> bool:
     """Whether a game has a fire button: its second action then."""
+    if options["full_action_space"]:
+        return True
     from ale_py import Action, ALEInterface, roms
 
     ale = ALEInterface()
     ale.loadROM(str(roms.get_rom_path(options["game"])))
-    full = options["full_action_space"]
-    actions = ale.getLegalActionSet() if full else ale.getMinimalActionSet()
+    actions = ale.getMinimalActionSet()
     return len(actions) > FIRE and actions[FIRE] == Action.FIRE

@@ -209,7 +209,7 @@ def _from_atari(spec: EnvSpec, env: EnvConfig, threads: int, filmed: bool) -> _S
     if env.wrappers and options["episodic_life"]:
         raise UserError(
             f"environment {env.id}: episodic_life is not possible with env.wrappers, which wrap a "
-            "single game; leave one of them out"
+            "single game; set env.kwargs.episodic_life=false, or leave env.wrappers empty"
         )
 
     def vector(count: int, threads: int = threads) -> VectorEnv:

@@ -13,7 +13,7 @@ from gymnasium.vector import VectorEnv
 from penstock.configs.errors import UserError
 from penstock.configs.sections import EnvConfig
 from penstock.envs import BatchedEnv, atari, make
-from penstock.envs.lives import LivesAsEpisodes
+from penstock.envs.lives import LIFE_LOST, LivesAsEpisodes
 from penstock.evaluation.evaluate import play
 
 FIRE, STEPS = 1, 900
@@ -72,7 +72,7 @@ def test_without_fire_a_life_begins_as_the_game_waits() -> None:
 
 
 class Scripted(VectorEnv):
-    """One game that has four steps, and pays in the step after its life was lost."""
+    """One game of the given steps: lives, reward, and whether the game is over."""
 
     num_envs = 1
     metadata: dict[str, Any] = {}  # noqa: RUF012 - as gymnasium declares it
@@ -80,8 +80,8 @@ class Scripted(VectorEnv):
     single_observation_space = observation_space = Box(0, 255, (1, 4, 2, 2), np.uint8)
     single_action_space = action_space = Discrete(2)
 
-    def __init__(self) -> None:
-        self._steps = zip((2, 1, 1, 0), (1, 2, 30, 4), (False, False, False, True), strict=True)
+    def __init__(self, *steps: tuple[int, int, bool]) -> None:
+        self._steps = iter(steps)
 
     def reset(self, *, seed: Any = None, options: Any = None) -> Any:
         return np.ones((1, 4, 2, 2), np.uint8), {"lives": np.array([2])}
@@ -92,14 +92,36 @@ class Scripted(VectorEnv):
         return observations, np.array([reward]), *flags, {"lives": np.array([lives])}
 
 
-def test_a_reward_of_a_step_that_only_resets_is_paid_in_the_next() -> None:
-    env = LivesAsEpisodes(Scripted(), {**atari.OPTIONS, "game": "breakout"})
+def scripted(*steps: tuple[int, int, bool]) -> list[tuple[float, bool, bool, int]]:
+    """Reward, terminated, life lost and the number of frames shown, of each step."""
+    env = LivesAsEpisodes(Scripted(*steps), {**atari.OPTIONS, "game": "breakout"})
     env.reset()
-    steps = [env.step(np.array([0])) for _ in range(4)]
-    assert [float(step[1][0]) for step in steps] == [1, 2, 0, 34]
-    assert [bool(step[2][0]) for step in steps] == [False, True, False, True]
-    assert [bool(step[4]["life_lost"][0]) for step in steps] == [False, True, False, False]
-    assert [int(step[0][0, :, 0, 0].sum()) for step in steps] == [4, 4, 1, 2]  # frames of the life
+    shown = []
+    for _ in steps:
+        observations, reward, terminated, _, info = env.step(np.array([0]))
+        frames = int(observations[0, :, 0, 0].sum())
+        shown.append((float(reward[0]), bool(terminated[0]), bool(info[LIFE_LOST][0]), frames))
+    return shown
+
+
+def test_a_reward_of_a_step_that_only_resets_is_paid_in_the_next() -> None:
+    assert scripted((2, 1, False), (1, 2, False), (1, 30, False), (0, 4, True)) == [
+        (1, False, False, 4),
+        (2, True, True, 4),
+        (0, False, False, 1),
+        (34, True, False, 2),
+    ]
+
+
+def test_a_game_that_ends_in_a_step_that_only_resets_ends_one_step_later() -> None:
+    """The emulator resets in the step after, and has begun the next game by then."""
+    assert scripted((1, 2, False), (0, 30, True), (2, 0, False), (2, 1, False), (2, 5, False)) == [
+        (2, True, True, 4),
+        (0, False, False, 1),
+        (30, True, False, 1),
+        (0, False, False, 1),  # the reset that follows any end
+        (6, False, False, 2),
+    ]
 
 
 def test_an_evaluation_counts_whole_games() -> None:

@@ -12,7 +12,7 @@ from penstock.configs.errors import UserError
 from penstock.configs.load import resolve
 from penstock.core.observations import laid_out
 from penstock.envs import EnvInfo, atari, make
-from penstock.envs.lives import LivesAsEpisodes
+from penstock.envs.lives import LIFE_LOST, LivesAsEpisodes
 from penstock.envs.rendering import FilmedAtari, draws, pictures
 from penstock.evaluation.video import drawn, enlarged
 
@@ -58,7 +58,7 @@ def test_the_filmed_game_goes_on_after_a_lost_life() -> None:
     lost, rng = 0, np.random.default_rng(0)
     for _ in range(300):
         info = env.step(rng.integers(4, size=1))[-1]  # raises if the two emulators differ
-        lost += int(info["life_lost"][0])
+        lost += int(info[LIFE_LOST][0])
     assert lost >= 4
     env.close()
 
