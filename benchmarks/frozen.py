@@ -75,7 +75,7 @@ def main() -> None:
     differ = []
     for name in args.case or CASES:
         found = list(differences(CASES[name], args.before.resolve()))
-        print(f"{name:16}{'equal' if not found else '; '.join(found[:3])}", flush=True)
+        print(f"{name:20}{'equal' if not found else '; '.join(found[:3])}", flush=True)
         if found:
             differ.append(name)
     sys.exit(bool(differ))

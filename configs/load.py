@@ -233,6 +233,7 @@ def _lay_kind(layers: Layers) -> str:
 def _lay_preset(layers: Layers, name: str) -> None:
     layers.has_preset = True
     _lay_file(layers, PRESETS / f"{name}.yaml", f"configs/{name}.yaml")
+    layers.dropped = {}  # by the preset itself, and not by the user
 
 
 def _lay_file(layers: Layers, path: Path, source: str) -> str | None:

@@ -40,8 +40,9 @@ class ModelConfig(Section):
     normalize_observations: Switch = False
     """Whether observations are shifted and scaled to mean 0 and standard deviation 1 by running
     statistics over all samples (with replay, over all sampled batches), and clipped to ± 10. Use it
-    where values differ much in scale. Frames are normalised pixel by pixel, by 32 of each batch, if
-    observations are frames alone: use it where small things move before a constant background."""
+    where values differ much in scale. If all observations are frames, each pixel has its own
+    statistics, taken from 32 observations of each batch. Frames beside other inputs are only scaled
+    to 0 ... 1."""
     gaussian: Literal["clipped", "squashed"] = "clipped"
     """How an actor-critic's continuous actions are kept within their bounds: `clipped` cuts off
     values beyond them, `squashed` applies tanh. SAC always squashes."""

@@ -69,7 +69,7 @@ class LivesAsEpisodes(VectorEnv):
             self._owed = np.where(resets, paid, 0)
             reward = np.where(resets, 0, paid)
         self._blank = np.where(resets, self._stack - 1, np.maximum(self._blank - 1, 0))
-        for env in np.flatnonzero(self._blank):
+        for env in np.flatnonzero(self._blank).tolist():
             observations[env, : self._blank[env]] = 0
         self._blank[over] = 0
         terminated |= lost

@@ -37,12 +37,12 @@ Flags = npt.NDArray[np.bool_]
 Begin = Callable[[Flags], None]
 
 
-class Trained(NamedTuple):
+class PolicySource(NamedTuple):
     """Where the weights of a policy are: in a checkpoint of a run, or in an exported file."""
 
     config: Config
     name: str
-    """Of the checkpoint, or of the file."""
+    """Of the checkpoint; "file" for an exported file."""
     sampled: bool
     """Whether it is played with sampled actions by default."""
     weights: Callable[[ParamLayout], Float32]
@@ -79,15 +79,15 @@ def evaluate(
     that the run's evaluation found to be better. The same seed plays the same games. An episode of
     ``max_steps``, None: of `eval.max_episode_steps`, is cut. Raises UserError.
     """
-    trained = find_trained(run_dir, which)
-    config = trained.config
+    source = find_policy(run_dir, which)
+    config = source.config
     most = max_steps or config.eval.max_episode_steps
     if sample is None:
-        sample = trained.sampled
+        sample = source.sampled
     count = min(episodes, ENVS)
     game = make(config.env, count, config.actors.env_threads)
     try:
-        policy = trained.policy(game, seed)
+        policy = source.policy(game, seed)
         choose: Choose = policy.act if sample else policy.greedy
         played = play(game, choose, episodes, seed, most, policy.reset)
     finally:
@@ -95,7 +95,7 @@ def evaluate(
     returns, lengths, cut = zip(*played, strict=True)
     return {
         "run_dir": run_dir,
-        "checkpoint": trained.name,
+        "checkpoint": source.name,
         "episodes": episodes,
         "sample": sample,
         "seed": seed,
@@ -144,9 +144,10 @@ def checkpoint_folder(run_dir: str | Path, which: str) -> Path:
     return folder
 
 
-def find_trained(source: str | Path, which: str) -> Trained:
+def find_policy(source: str | Path, which: str) -> PolicySource:
     """The checkpoint "best" or "last" of a run, or the policy of an exported file. Raises
-    UserError where there is none."""
+    UserError where there is none, and for a file that names an environment or wrapper in a module,
+    since files may come from others: making it would run that module."""
     if Path(source).is_file():
         return _of_file(Path(source))
     config, folder = load_run(source), checkpoint_folder(source, which)
@@ -154,15 +155,22 @@ def find_trained(source: str | Path, which: str) -> Trained:
     return of_checkpoint(config, folder, sampled)
 
 
-def of_checkpoint(config: Config, folder: Path, sampled: bool = False) -> Trained:
+def of_checkpoint(config: Config, folder: Path, sampled: bool = False) -> PolicySource:
     """A checkpoint in ``folder``, of a run with ``config``."""
-    return Trained(
+    return PolicySource(
         config, folder.name, sampled, lambda layout: checkpoint_format.load(folder, layout).weights
     )
 
 
-def _of_file(path: Path) -> Trained:
+def _of_file(path: Path) -> PolicySource:
     found = exported.read(path)
+    env = found.config.env
+    if ":" in env.id or env.wrappers:
+        named = env.id if ":" in env.id else str(env.wrappers[0])
+        raise UserError(
+            f"{path} is a policy for an environment with code in a module, {named}, which a file "
+            "must not choose; evaluate the folder of the run, or call penstock.load_policy"
+        )
 
     def weights(layout: ParamLayout) -> Float32:
         if layout != network_shape(found.config, found.info).layout:
@@ -172,7 +180,7 @@ def _of_file(path: Path) -> Trained:
             )
         return found.weights
 
-    return Trained(found.config, path.name, way_of(found.play) == "sampled", weights)
+    return PolicySource(found.config, "file", way_of(found.play) == "sampled", weights)
 
 
 def play(
@@ -253,12 +261,15 @@ def summary(values: tuple[float, ...]) -> dict[str, float]:
     }
 
 
+def of_checkpoint_text(result: dict[str, Any]) -> str:
+    """ ", checkpoint best" for a run, and nothing for a file."""
+    return "" if result["checkpoint"] == "file" else f", checkpoint {result['checkpoint']}"
+
+
 def describe(result: dict[str, Any]) -> str:
     """The result as three lines of text, or four if episodes were cut."""
     how = "sampled" if result["sample"] else "greedy"
-    title = (
-        f"{result['run_dir']}, checkpoint {result['checkpoint']}: {result['episodes']} episodes, "
-    )
+    title = f"{result['run_dir']}{of_checkpoint_text(result)}: {result['episodes']} episodes, "
     lines = [title + f"{how} actions, seed {result['seed']}"]
     for name in ("return", "length"):
         lines.append(f"{name:6}  " + "  ".join(f"{k} {number(v)}" for k, v in result[name].items()))

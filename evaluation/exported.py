@@ -2,7 +2,8 @@
 
 It is a safetensors file: the network's tensors by name, and JSON in its metadata. It
 contains no code, so a file from an untrusted source can be read. A custom network (`model.entry`)
-is named in it and must be importable.
+is named in it and must be importable. Nothing makes the environment that it names but evaluation,
+which takes registered ones only.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ from penstock.envs.vector_env import checked_actions
 
 KEY = "penstock_policy"
 FORMAT = 1
-SECTIONS = ("env", "algo", "model", "actors")  # that a policy is made of
+SECTIONS = ("env", "algo", "model", "actors", "eval")  # of the config that are stored
 
 Spaces = tuple[spaces.Space[Any], spaces.Space[Any]]
 
@@ -72,6 +73,11 @@ def write(
         name: np.ascontiguousarray(array, _stored_dtype(name, half))
         for name, array in layout.views(weights).items()
     }
+    if not all(np.isfinite(array).all() for array in tensors.values()):
+        raise UserError(
+            f"{path}: a number of the policy is not finite{' as a 16-bit float' if half else ''}; "
+            + ("leave out --half" if half else "export another checkpoint")
+        )
     data = to_bytes(tensors, {KEY: json.dumps(about)})
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}.tmp")
     try:

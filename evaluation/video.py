@@ -28,7 +28,8 @@ from penstock.envs.rendering import DISPLAYS, INSTALL, do_without_display, drawi
 from penstock.evaluation.evaluate import (
     Choose,
     Episode,
-    find_trained,
+    find_policy,
+    of_checkpoint_text,
     were_cut,
 )
 from penstock.models.acting.policy import Policy
@@ -175,7 +176,9 @@ def describe(result: dict[str, Any]) -> str:
         lines.append(were_cut(result["cut"], episodes, most, "--max-episode-steps"))
     if "file" in result:
         way = "sampled" if result["sample"] else "greedy"
-        lines.append(f"{result['file']} shows {result['checkpoint']}, {way} actions")
+        lines.append(
+            f"{result['file']} shows {result['run_dir']}{of_checkpoint_text(result)}, {way} actions"
+        )
     return "\n".join(lines)
 
 
@@ -199,18 +202,18 @@ def enlarged(pictures: list[Picture]) -> list[Picture]:
 def _actor(
     run_dir: str, which: str, sample: bool | None, seed: int, max_steps: int | None
 ) -> Iterator[Actor]:
-    trained = find_trained(run_dir, which)
-    config = trained.config
+    source = find_policy(run_dir, which)
+    config = source.config
     if sample is None:
-        sample = trained.sampled
+        sample = source.sampled
     do_without_display()
     with drawing(config.env.id):
         game = make(config.env, 1, filmed=True)
     try:
-        policy = trained.policy(game, seed)
+        policy = source.policy(game, seed)
         choose: Choose = policy.act if sample else policy.greedy
         most = max_steps or config.eval.max_episode_steps
-        yield Actor(config.env.id, game, policy, choose, trained.name, most, sample)
+        yield Actor(config.env.id, game, policy, choose, source.name, most, sample)
     finally:
         game.close()
 

@@ -203,6 +203,10 @@ class OffPolicyTrainer:
             alive = torch.ones(lead, dtype=torch.bool, device=self.device)
             if len(lead) == 2:
                 alive = batch["mask"].bool()
+        most = self._network.normalizer.most_rows if self._network.normalizer else None
+        if most is not None:  # drawn at random, so the first ones do as well as any
+            some = slice(max(1, most // alive[0].numel()))
+            obs, alive = obs[some], alive[some]
         self._network.observe(obs, alive, self.sync.all_reduce)
         return before
 

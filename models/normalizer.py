@@ -12,7 +12,7 @@ from penstock.models.layout import CLIP, EPSILON
 MOST = 1e9  # samples counted: beyond float32's precision the statistics become a moving average
 FAR = 100.0  # times 1 + mean + deviation: what lies beyond counts as no farther
 FARTHEST = 1e18  # whose square float32 holds
-LEAST_LEVELS = 4.0  # added to the deviation of pixels of bytes, as squares: what is less is noise
+LEAST_LEVELS = 4.0  # byte levels; the square is added to a pixel's variance: noise stays small
 MOST_FRAMES = 32  # of a batch that statistics of pixels are taken from
 
 
@@ -76,7 +76,7 @@ class Normalizer(nn.Module):
 
 
 class FrameNormalizer(Normalizer):
-    """The same for each pixel of frames.
+    """A normaliser of frames, with a mean and a variance for each pixel.
 
     What moves stands out from a background that is constant, and is learned from fewer samples.
     Until it has seen any, bytes are scaled to 0 ... 1.

@@ -269,17 +269,19 @@ def arrays_of(
 ) -> dict[str, Tensor]:
     """By name ``[B, *shape]``, float32 but for images, which are in the body's ``dtype``."""
     arrays = {}
-    pixels = 0
+    if isinstance(normalizer, FrameNormalizer):
+        first = 0
+        for given in shape.inputs:
+            arrays[given.name] = normalizer.frames(_array(given, obs), dtype, first)
+            first += math.prod(given.shape)
+        return arrays
     for given in shape.inputs:
-        if isinstance(normalizer, FrameNormalizer):
-            arrays[given.name] = normalizer.frames(_array(given, obs), dtype, pixels)
-            pixels += math.prod(given.shape)
-        elif given.is_image or normalizer is None:
+        if given.is_image or normalizer is None:
             own = shape.model.entry is not None
             kind = dtype if given.is_image and not own else torch.float32
             array = _array(given, obs).to(kind)
             arrays[given.name] = array / 255 if given.dtype == "|u1" else array
-    if normalizer is not None and not pixels:
+    if normalizer is not None:
         rows = normalizer(numbers_of(shape, obs))
         numbers = [given for given in shape.inputs if not given.is_image]
         sizes = [math.prod(given.shape) for given in numbers]

@@ -22,9 +22,9 @@ def observations(batch: Mapping[str, Tensor], envs: slice | Tensor) -> Tensor:
 
 
 def some_observations(batch: Mapping[str, Tensor], most: int | None) -> tuple[Tensor, Tensor]:
-    """Observations of a batch, and which of them are alive: ``[T, E, *shape]`` and ``[T, E]``, or
-    ``[most, *shape]`` and ``[most]`` if there are more, drawn by torch's global random generator.
-    """
+    """Observations of a batch, and which of them are alive: all, ``[T + 1, E, *shape]`` and
+    ``[T, E]``; or if there are more, ``[most, *shape]`` and ``[most]`` of those before the last
+    row, drawn by torch's global random generator."""
     obs, alive = batch["obs"], batch["alive"]
     if most is None or alive.numel() <= most:
         return observations(batch, slice(None)), alive

@@ -8,7 +8,7 @@ Not part of the package: it runs under a Python that has it (`make peers`), and 
 prints one JSON object with its agent steps per second (it logs emulator frames), the mean returns
 that its log has every five seconds, and the seconds from the beginning of training until they reach
 the number that a target is named by. Its own time limit does not stop it, so it is ended from
-outside. `pong` has the settings that were fastest here, `pong-18` its own for Atari.
+outside. `pong` has the settings that were fastest here, `pong-own` its own for Atari.
 `cartpole-vector` steps gymnasium's numpy vector of 64 CartPoles, as Penstock does, by its batched
 sampling; `cartpole` steps single ones, as its example does.
 """
@@ -64,10 +64,10 @@ TARGETS = {
     "cartpole-vector": VECTOR,
     "cartpole-vector-475": [*VECTOR, *TUNED],
     "pong": PONG,
-    "pong-18": PUBLISHED,
+    "pong-own": PUBLISHED,
 }
-GOALS = {"cartpole-475": 475.0, "cartpole-vector-475": 475.0, "pong-18": 18.0}
-FRAMES_PER_STEP = {"pong": 4, "pong-18": 4}
+GOALS = {"cartpole-475": 475.0, "cartpole-vector-475": 475.0}
+FRAMES_PER_STEP = {"pong": 4, "pong-own": 4}
 
 STAMP = re.compile(r"\[(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3})\]")
 FRAMES = re.compile(r"Total num frames: (\d+)")
@@ -80,6 +80,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("target", choices=TARGETS)
     parser.add_argument("--seconds", type=float, default=60.0)
+    parser.add_argument("--goal", type=float, help="a mean return that ends it")
     options = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # and what it has started ends with it
     with tempfile.TemporaryDirectory() as folder:
@@ -92,7 +93,8 @@ def main() -> None:
             start_new_session=True,
         ) as process:
             try:
-                log = Log(FRAMES_PER_STEP.get(options.target, 1), GOALS.get(options.target))
+                goal = options.goal or GOALS.get(options.target)
+                log = Log(FRAMES_PER_STEP.get(options.target, 1), goal)
                 follow(process, log, options.seconds)
             finally:
                 end(process)

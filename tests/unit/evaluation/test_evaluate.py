@@ -190,7 +190,25 @@ def test_an_exported_file_is_evaluated_as_its_run(cartpole_run: Path, tmp_path: 
     of_run = evaluate(str(cartpole_run), 6, "last", None, 7, None)
     of_file = evaluate(str(file), 6, "best", None, 7, None)
     assert of_file["returns"] == of_run["returns"]
-    assert (of_file["checkpoint"], of_file["sample"]) == ("agent.safetensors", True)
+    assert (of_file["checkpoint"], of_file["sample"]) == ("file", True)
+    assert of_file["max_episode_steps"] == of_run["max_episode_steps"]
+    assert describe(of_file).startswith(f"{file}: 6 episodes, sampled actions")
+
+
+@pytest.mark.parametrize(
+    "env", [{"id": "os:system"}, {"id": "CartPole-v1", "wrappers": ["os:system"]}]
+)
+def test_an_exported_file_cannot_name_code(
+    cartpole_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, env: dict[str, Any]
+) -> None:
+    policy, file = load_policy(cartpole_run, "last"), tmp_path / "agent.safetensors"
+    policy.save(file)
+    found = exported.read(file)
+    named = found.config.env.model_copy(update=env)
+    changed = found._replace(config=found.config.model_copy(update={"env": named}))
+    monkeypatch.setattr(exported, "read", lambda path: changed)
+    with pytest.raises(UserError, match="code in a module, os:system, which a file must not"):
+        evaluate(str(file), 2, "best", None, 7, None)
 
 
 def test_an_exported_file_for_other_observations_is_refused(
