@@ -51,7 +51,7 @@ class Check(NamedTuple):
 CHECKS = (
     Check("cartpole", 250_000),
     Check("lunarlander", 300_000),
-    Check("halfcheetah", 100_000),
+    Check("halfcheetah", 300_000),
     Check("minatar_breakout", 500_000),
     Check("cartpole_dqn", 40_000),
     Check("pendulum_sac", 10_000),

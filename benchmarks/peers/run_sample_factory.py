@@ -7,8 +7,8 @@ Not part of the package: it runs under a Python that has it (`make peers`), and 
 
 prints one JSON object with its agent steps per second (it logs emulator frames), the mean returns
 that its log has every five seconds, and the seconds from the beginning of training until they reach
-`--goal` (475 for the targets that end in it). Its own time limit does not stop it, so it is ended from
-outside. `pong` has the settings that were fastest here, `pong-own` its own for Atari.
+`--goal` (475 for the targets that end in it). Its own time limit does not stop it, so it is ended
+from outside. `pong` has the settings that were fastest here, `pong-own` its own for Atari.
 `cartpole-vector` steps gymnasium's numpy vector of 64 CartPoles, as Penstock does, by its batched
 sampling; `cartpole` steps single ones, as its example does.
 """
