@@ -17,7 +17,7 @@ from penstock.envs.lives import LIFE_LOST, LivesAsEpisodes
 from penstock.evaluation.evaluate import play
 
 FIRE, STEPS = 1, 900
-OPTIONS = {"repeat_action_probability": 0.0, "noop_max": 1}
+OPTIONS: dict[str, Any] = {"repeat_action_probability": 0.0, "noop_max": 1}
 
 
 def breakout(count: int, **kwargs: Any) -> BatchedEnv:
