@@ -18,10 +18,10 @@ actions. So the cost of asynchrony is measured:
 With `--goal RETURN` a run ends when its closing evaluation confirms that return, and the table
 shows the steps and seconds until then, with those of the evaluation. With `--peers`, the peers that
 `make peers` has installed are trained beside it, one after another. stable-baselines3 trains for as
-many steps, with the settings of RL Baselines3 Zoo, and is evaluated at each 100,000 by 20 episodes,
-whose time does not count; the goal is reached at the first of these points with a mean as high. For
-Pong, Sample Factory trains with its own settings for Atari until its mean training return reaches
-the goal, or for three times our time.
+many steps, with the settings of RL Baselines3 Zoo. It is evaluated every 100,000 steps by 20
+episodes, and the time of evaluations is not counted. Its goal is reached at the first evaluation
+with a mean at or above it. For Pong, Sample Factory trains with its own settings for Atari until
+its mean training return reaches the goal, or for three times our time.
 """
 
 from __future__ import annotations

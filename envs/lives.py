@@ -80,7 +80,7 @@ class LivesAsEpisodes(VectorEnv):
             terminated[env] = truncated[env] = False
         for env, (terminates, truncates, final) in late.items():
             terminated[env], truncated[env], observations[env] = terminates, truncates, final
-            self._resets[env] = True  # the emulator has begun the next game already
+            self._resets[env] = True  # its next game has already begun
         info[LIFE_LOST] = lost
         return observations, reward, terminated, truncated, info
 

@@ -158,6 +158,7 @@ def test_presets_are_listed_with_their_descriptions() -> None:
 @pytest.mark.parametrize("name", presets())
 def test_a_preset_is_valid_and_survives_yaml(name: str) -> None:
     assert_round_trip(resolve(name))
+    assert resolve_target(name).note == ""  # also one with another algorithm than its base
 
 
 def test_pong_learns_from_unclipped_whole_games() -> None:

@@ -25,6 +25,7 @@ from penstock.learner.checkpoints.checkpoint_manager import CheckpointManager
 from penstock.learner.offpolicy import OffPolicyTrainer
 from penstock.learner.state import set_weights, weights_of
 from penstock.learner.sync.gradient_sync import SingleLearner
+from penstock.models.normalizer import MOST_FRAMES
 
 CHOICES = EnvInfo(spaces.Box(-1, 1, (4,), np.float32), spaces.Discrete(4), 1, "")
 TORQUES = EnvInfo(spaces.Box(-1, 1, (3,), np.float32), spaces.Box(-2, 2, (1,), np.float32), 1, "")
@@ -359,6 +360,19 @@ def test_observations_are_normalised_by_all_that_was_drawn(algo: str) -> None:
     size = info.observation_space.shape[0]
     assert [tuple(shape) for _, shape in made.layout.entries[-3:]] == [(size,), (size,), (1,)]
     np.testing.assert_array_equal(values(made)[-2 * size - 1 : -size - 1], found["mean"])
+
+
+def test_frames_are_normalised_by_some_of_each_batch() -> None:
+    made = trainer("dqn", NORMALIZED, info=FRAMES)
+    seen = []
+    for seed in range(3):
+        batch = random_batch("dqn", seed, size=48, info=FRAMES)
+        seen.append(batch["obs"][:MOST_FRAMES].reshape(MOST_FRAMES, -1).astype(np.float64))
+        made.update(batch)
+    rows, found = np.concatenate(seen), statistics_of(made)
+    assert found["count"].item() == len(rows) == 3 * MOST_FRAMES
+    np.testing.assert_allclose(found["mean"], rows.mean(0), rtol=1e-5)
+    np.testing.assert_allclose(found["var"], rows.var(0), rtol=1e-4)
 
 
 def test_a_normalised_network_learns_from_normalised_observations() -> None:
