@@ -15,13 +15,14 @@ actions. So the cost of asynchrony is measured:
     python benchmarks/learning.py halfcheetah --steps 300000 --seeds 10 \\
         --versus transport.max_policy_lag=0
 
-With `--goal RETURN` a run ends when its closing evaluation confirms that return, and the table
-shows the steps and seconds until then, with those of the evaluation. With `--peers`, the peers that
-`make peers` has installed are trained beside it, one after another. stable-baselines3 trains for as
-many steps, with the settings of RL Baselines3 Zoo. It is evaluated every 100,000 steps by 20
-episodes, and the time of evaluations is not counted. Its goal is reached at the first evaluation
-with a mean at or above it. For Pong, Sample Factory trains with its own settings for Atari until
-its mean training return reaches the goal, or for three times our time.
+With `--goal RETURN` a run ends when its closing evaluation confirms that return. The table shows
+the steps and seconds after which it had the weights that were confirmed, and the seconds until they
+were. With `--peers`, the peers that `make peers` has installed are trained beside it, one after
+another. stable-baselines3 trains for as many steps, with the settings of RL Baselines3 Zoo. It is
+evaluated every 100,000 steps by 20 episodes, and the time of evaluations is not counted. Its goal
+is reached at the first evaluation with a mean at or above it. For Pong, Sample Factory trains with
+its own settings for Atari until its mean training return reaches the goal, or for three times our
+time.
 """
 
 from __future__ import annotations
@@ -131,6 +132,15 @@ def one(options: Any, folder: Path, seed: int, overrides: Sequence[str]) -> dict
         train(options.target, *overrides, *limits, "--resume", "auto", folder=folder)
     summary = json.loads((folder / SUMMARY).read_text())
     points = list(lines(folder / EVALUATIONS))
+    confirmed = None
+    if summary["exit_reason"] == "return":
+        end = points[-1]
+        confirmed = {
+            "steps": end["trained_steps"],
+            "seconds": end["time_s"],
+            "confirmed_s": summary["time_s"],
+            "estimate": end["closing"]["estimate"],
+        }
     found = {
         way: penstock.evaluate(
             folder, options.episodes, checkpoint="last", sample=way == "sampled", seed=10_000
@@ -155,9 +165,7 @@ def one(options: Any, folder: Path, seed: int, overrides: Sequence[str]) -> dict
         "return": found[play],
         "policy_lag": summary["policy_lag_mean"],
         "curve": curve,
-        "reached": {"steps": summary["trained_steps"], "seconds": summary["time_s"]}
-        if summary["exit_reason"] == "return"
-        else None,
+        "reached": confirmed,
     }
 
 
@@ -171,7 +179,10 @@ def reached(curve: Sequence[Mapping[str, Any]], goal: float | None) -> dict[str,
 
 def when(found: Mapping[str, Any] | None) -> str:
     """A cell of the table: when a goal was reached."""
-    return f"{found['steps']:,} steps, {found['seconds']:.0f} s" if found else ""
+    if not found:
+        return ""
+    later = f", confirmed at {found['confirmed_s']:.0f} s" if "confirmed_s" in found else ""
+    return f"{found['steps']:,} steps, {found['seconds']:.0f} s{later}"
 
 
 def beside(options: Any, ours: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
