@@ -19,11 +19,12 @@ from penstock.bench.rates import Work, rounds_of, told
 from penstock.configs.schema import Config
 from penstock.core.observations import MASK, ObservationPart, views
 from penstock.core.specs import HEADER, SlotSpec
+from penstock.device.choice import device_of, pick_device
 from penstock.envs import EnvInfo, probe
 from penstock.learner.factory import make_trainer
 from penstock.learner.offpolicy import OffPolicyTrainer
 from penstock.learner.sources.staging import StagingBatch
-from penstock.learner.trainer import Trainer, pick_device
+from penstock.learner.trainer import Trainer
 from penstock.transport.shm.store import Slot
 
 LEARNING_RATE = 1e-9
@@ -35,7 +36,7 @@ def rounds(config: Mapping[str, Any], seconds: float) -> dict[str, Any]:
     settings = Config.model_validate(config)
     found = rounds_of({"learner": work(settings)}, seconds)["learner"]
     return told(found) | {
-        "on_gpu": pick_device(settings.learner.device).type == "cuda",
+        "on_gpu": device_of(pick_device(settings.learner.device)).runs_behind,
         "tcmalloc": "tcmalloc" in Path("/proc/self/maps").read_text(),
     }
 
@@ -46,7 +47,7 @@ def work(config: Config) -> Work:
     config = config.model_copy(update={"learner": slowly})
     info = probe(config.env)
     trainer = make_trainer(config, info)
-    settle = torch.cuda.synchronize if trainer.device.type == "cuda" else bool
+    settle = device_of(trainer.device).synchronize
     if isinstance(trainer, Trainer):
         batch = staged(trainer, info)
         return Work(lambda: trainer.step(batch), batch.steps, settle)

@@ -27,11 +27,11 @@ from penstock.core.memory import keep_freed_memory
 from penstock.core.observations import MASK, views
 from penstock.core.params import POLICY_ID, Stamp
 from penstock.core.specs import HEADER
+from penstock.device.choice import device_of, pick_device
 from penstock.envs import BatchedEnv, make
 from penstock.envs.checking.vector import draw
 from penstock.learner.publisher import Publisher
 from penstock.learner.sources.staging import Copier, StagingBatch, gather_threads
-from penstock.learner.trainer import pick_device
 from penstock.profiling.ledger import TimeLedger
 from penstock.replay import Prioritized, Replay, Uniform
 from penstock.transport.shm.store import Slot, SlotStore
@@ -296,7 +296,7 @@ class Parts:
         return pick_device(self._config.learner.device)
 
     def _settle(self) -> Callable[[], object]:
-        return torch.cuda.synchronize if self._device().type == "cuda" else bool
+        return device_of(self._device()).synchronize
 
 
 class StillGame(BatchedEnv):

@@ -11,6 +11,7 @@ from collections.abc import Callable
 
 import torch
 
+from penstock.device.choice import device_of
 from penstock.profiling.ledger import Part, TimeLedger
 
 POLL_S = 1e-4  # causes no delay: the next batch is on the stream already
@@ -25,7 +26,8 @@ class DeviceQueue:
     def __init__(self, device: torch.device, ledger: TimeLedger) -> None:
         """``ledger`` is the time ledger of the calling thread."""
         self._ledger = ledger
-        self._ends = [torch.cuda.Event() for _ in range(2)] if device.type == "cuda" else []
+        used = device_of(device)
+        self._ends = [used.make_event() for _ in range(2)] if used.runs_behind else []
         self.meanwhile: Callable[[], None] = _nothing
 
     def launched(self) -> None:

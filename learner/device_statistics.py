@@ -20,6 +20,7 @@ from torch import Tensor
 
 from penstock.algos.diagnostics import figures
 from penstock.configs.errors import UserError
+from penstock.device.choice import device_of
 from penstock.learner.to_host import ToHost
 
 ROWS = 1024  # most updates that are sent to the host together
@@ -76,7 +77,7 @@ class DeviceStatistics:
         self._source, self._listed = source, listed
         self._by_epoch, self._epoch_updates = tuple(by_epoch), epoch_updates
         self._grad_clip = grad_clip
-        self._on_cpu = device.type == "cpu"
+        self._on_cpu = not device_of(device).runs_behind
         self._sent: deque[IntervalStatistics] = deque()
         width = len(self._names) + len(self._moments) + 1
         self._begin(torch.zeros(width, dtype=torch.float64, device=device), 0)

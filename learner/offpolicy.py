@@ -23,6 +23,7 @@ from penstock.configs.schedules import over_run
 from penstock.configs.schema import Config
 from penstock.core.interfaces import StepResult
 from penstock.core.params import Floats
+from penstock.device.choice import device_of, pick_device
 from penstock.envs import EnvInfo
 from penstock.learner.device_queue import DeviceQueue
 from penstock.learner.device_statistics import DeviceStatistics, kind_of
@@ -31,7 +32,7 @@ from penstock.learner.progress import Progress
 from penstock.learner.sources.drawing import ReplayBatch
 from penstock.learner.sync.gradient_sync import GradientSync, SingleLearner
 from penstock.learner.to_host import ToDevice, ToHost
-from penstock.learner.trainer import pick_device, trunk_dtype, under
+from penstock.learner.trainer import trunk_dtype, under
 from penstock.models.torch_heads import HeadNet
 from penstock.models.torch_nets import build_net
 from penstock.models.torch_setup import set_up_torch
@@ -50,8 +51,9 @@ class OffPolicyTrainer:
         torch.manual_seed(config.run.seed)
         self.config = config
         self.device = pick_device(config.learner.device)
-        if self.device.type == "cuda":
-            torch.cuda.set_device(self.device)
+        device = device_of(self.device)
+        device.enter_thread()
+        self._runs_behind = device.runs_behind
         self.spec = slot_spec(config, info)
         self.progress = Progress(config.stop, info.frames_per_step)
         self._ledger = ledger or TimeLedger()
@@ -258,7 +260,7 @@ class OffPolicyTrainer:
             optimizer.load_state_dict(under(f"optimizer/{name}/", state))
 
     def _tensors(self, batch: Mapping[str, npt.NDArray[Any] | Tensor]) -> dict[str, Tensor]:
-        if self.device.type == "cuda":
+        if self._runs_behind:
             self._ledger.switch(Part.H2D)
         wanted = {name: batch[name] for name in (*NAMES, *MORE, *self._columns) if name in batch}
         tensors = self.to_device(wanted)

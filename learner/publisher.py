@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from penstock.core.params import Stamp
+from penstock.device.choice import device_of
 from penstock.transport.shm.weights_board import WeightsBoard
 
 
@@ -22,33 +23,30 @@ class Publisher:
     def __init__(self, tensors: Sequence[Tensor], board: WeightsBoard) -> None:
         self._tensors = tensors
         self._board = board
-        device = tensors[0].device
-        self._flat = torch.empty(board.size, dtype=torch.float32, device=device)
+        self._device = device = device_of(tensors[0].device)
+        self._host = device.host_memory([board.size], torch.float32)
+        self._flat = device.memory_for(self._host)
         self._parts = self._flat.split([t.numel() for t in tensors])
-        self._on_gpu = device.type == "cuda"
-        self._host = torch.empty(board.size, pin_memory=True) if self._on_gpu else self._flat
-        self._stream = torch.cuda.Stream(device) if self._on_gpu else None
-        self._arrived = torch.cuda.Event() if self._on_gpu else None
+        self._stream = device.make_stream()
+        self._arrived = device.make_event()
         self._pending: tuple[int, Stamp] | None = None
 
     @torch.no_grad()
     def publish(self, policy_id: int, stamp: Stamp) -> None:
-        """Take a copy now; on a GPU the next `flush` after its arrival publishes it."""
+        """Take a copy now; on a GPU the first `flush` after its arrival publishes it."""
         self.flush(wait=True)
         for part, tensor in zip(self._parts, self._tensors, strict=True):
             part.view(tensor.shape).copy_(tensor)
-        if self._stream is None or self._arrived is None:
-            self._board.publish(self._host.numpy(), stamp, policy_id)
-            return
-        self._stream.wait_stream(torch.cuda.current_stream(self._flat.device))
-        with torch.cuda.stream(self._stream):
-            self._host.copy_(self._flat, non_blocking=True)
+        self._stream.wait_stream(self._device.current_stream())
+        with self._device.on(self._stream):
+            self._device.copy(self._host, self._flat)
             self._arrived.record(self._stream)
         self._pending = policy_id, stamp
+        self.flush()
 
     def flush(self, *, wait: bool = False) -> None:
         """Publish the copy on its way, if it has arrived or with ``wait``."""
-        if self._pending is None or self._arrived is None:
+        if self._pending is None:
             return
         if wait:
             self._arrived.synchronize()

@@ -11,6 +11,7 @@ import time
 from collections import Counter, deque
 from collections.abc import Iterable
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -25,6 +26,7 @@ from penstock.core.memory import TRIM_S, give_back_memory
 from penstock.core.notes import note_logger
 from penstock.core.params import Arrays, Floats
 from penstock.core.role import RoleContext, learner_socket
+from penstock.device.choice import device_of
 from penstock.envs import probe
 from penstock.learner.checkpoints.checkpoint_manager import CheckpointManager
 from penstock.learner.evaluation_requests import EvaluationRequests
@@ -167,9 +169,12 @@ class LearnerProcess(TrainingLoop[Any]):
         # of the learner: on a GPU that of its stream, else of this thread
         self._seconds = ctx.ledger
         self._clock: DeviceClock | None = None
-        if trainer.device.type == "cuda":
+        device = device_of(trainer.device)
+        if device.runs_behind:
             self._seconds = ctx.status.ledger("gpu", Part.WAIT)
-            self._clock = DeviceClock(ctx.ledger, self._seconds)
+            self._clock = DeviceClock(
+                ctx.ledger, self._seconds, partial(device.make_event, timed=True)
+            )
             trainer.queue.meanwhile = self._meanwhile
 
     def __enter__(self) -> LearnerProcess:

@@ -10,6 +10,9 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from penstock.device.choice import device_of
+from penstock.device.interface import Device
+
 
 class ToHost:
     """A copy of ``values`` on its way to the host.
@@ -18,52 +21,75 @@ class ToHost:
     """
 
     def __init__(self, values: Tensor) -> None:
-        self._values, self._event = values, None
-        if values.device.type == "cuda":
-            self._values = torch.empty_like(values, device="cpu", pin_memory=True)
-            self._values.copy_(values, non_blocking=True)
-            self._event = torch.cuda.Event()
+        device = device_of(values.device)
+        self._values, self._event = values, device.make_event()
+        if device.runs_behind:
+            self._values = device.host_memory(values.shape, values.dtype)
+            device.copy(self._values, values)
             self._event.record()
 
     @property
     def arrived(self) -> bool:
         """Whether `get` would not wait."""
-        return self._event is None or self._event.query()
+        return self._event.query()
 
     def get(self) -> npt.NDArray[Any]:
         """The values on the host; waits for them."""
-        if self._event is not None:
-            self._event.synchronize()
+        self._event.synchronize()
         return self._values.numpy()
 
 
 class ToDevice:
-    """Copies arrays to a device on a stream of its own, while the GPU computes."""
+    """Copies arrays to a device on a stream of its own, while the device computes.
+
+    They pass through pinned memory that is kept: pinning costs more than a copy.
+    """
 
     def __init__(self, device: torch.device) -> None:
-        self._device = device
-        self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
+        self._device = device_of(device)
+        self._stream = self._device.make_stream()
+        self._pinned = [Pinned(self._device) for _ in range(2)]  # one is filled, one is copied
 
     def __call__(self, arrays: Mapping[str, npt.NDArray[Any] | Tensor]) -> dict[str, Tensor]:
         """Tensors for the current stream, which waits for them; the arrays may be overwritten then.
 
-        On a CPU the tensors share the arrays' memory.
+        On a CPU the tensors share the arrays' memory. What are tensors before lie on the device,
+        and stay.
         """
         given = {
             name: torch.from_numpy(values) if isinstance(values, np.ndarray) else values
             for name, values in arrays.items()
         }
-        if self._stream is None:
+        if not self._device.runs_behind:
             return given
-        current = torch.cuda.current_stream(self._device)
-        with torch.cuda.stream(self._stream):
-            placed = {
-                # Tensors on the device were made on the current stream, and stay.
-                name: v if v.is_cuda else v.pin_memory().to(self._device, non_blocking=True)
-                for name, v in given.items()
-            }
-        current.wait_stream(self._stream)
-        for name, tensor in placed.items():
-            if tensor is not given[name]:
-                tensor.record_stream(current)
-        return placed
+        self._pinned.reverse()
+        pinned, current = self._pinned[0], self._device.current_stream()
+        pinned.copied.synchronize()  # the last copy still reads it
+        with self._device.on(self._stream):
+            for name, tensor in given.items():
+                if isinstance(arrays[name], Tensor):
+                    continue
+                host = pinned.filled(name, tensor)
+                given[name] = placed = self._device.memory_for(host)
+                self._device.copy(placed, host)
+                self._device.used_on(placed, current)
+            pinned.copied.record(self._stream)
+        current.wait_event(pinned.copied)
+        return given
+
+
+class Pinned:
+    """Pinned memory for one batch, and the event of its copy."""
+
+    def __init__(self, device: Device) -> None:
+        self._device = device
+        self._memory: dict[str, Tensor] = {}
+        self.copied = device.make_event()
+
+    def filled(self, name: str, values: Tensor) -> Tensor:
+        """Pinned memory with these values."""
+        memory = self._memory.get(name)
+        if memory is None or memory.shape != values.shape or memory.dtype != values.dtype:
+            memory = self._device.host_memory(values.shape, values.dtype)
+            self._memory[name] = memory
+        return memory.copy_(values)

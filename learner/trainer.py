@@ -31,6 +31,7 @@ from penstock.configs.schema import Config
 from penstock.core.interfaces import StepResult
 from penstock.core.params import Floats
 from penstock.core.specs import SlotSpec
+from penstock.device.choice import device_of, pick_device
 from penstock.envs import EnvInfo
 from penstock.learner.device_queue import DeviceQueue
 from penstock.learner.device_statistics import DeviceStatistics, kind_of
@@ -69,8 +70,9 @@ class Trainer:
         self._whole = algo.whole(self._cfg)
         self._by_steps = config.algo.by_steps(config.model.core != "none")
         self.device = pick_device(config.learner.device)
-        if self.device.type == "cuda":
-            torch.cuda.set_device(self.device)
+        device = device_of(self.device)
+        device.enter_thread()
+        self._runs_behind = device.runs_behind
         self.spec = slot_spec(config, info)
         self._per_slot = frozenset(c.name for c in self.spec.columns if c.rows == "slot")
         shape = algo.network(config, info)
@@ -130,7 +132,7 @@ class Trainer:
         if batch is not None:
             for span in batch.spans:
                 self.progress.aged(*span)
-            if self.device.type == "cuda":
+            if self._runs_behind:
                 self._ledger.switch(Part.H2D)  # the stream, not the host, may wait for the copy
             batch.wait_on_device()
             shares = self._shares
@@ -408,22 +410,3 @@ def trunk_dtype(precision: str, device: torch.device, shape: AnyShape) -> torch.
         fast = device.type == "cuda" or cpu_gains_by_bf16()
         precision = "bf16" if fast and shape.convolutional else "fp32"
     return torch.bfloat16 if precision == "bf16" else torch.float32
-
-
-def pick_device(name: str) -> torch.device:
-    """The device of `learner.device`; a GPU always with its index.
-
-    `torch.cuda.set_device` takes no other. Raises UserError where there is no such device.
-    """
-    if name == "auto":
-        name = "cuda" if torch.cuda.is_available() else "cpu"
-    device = torch.device(name)
-    if device.type != "cuda":
-        return device
-    device = torch.device("cuda", device.index or 0)
-    if device.index >= torch.cuda.device_count():
-        raise UserError(
-            f"learner.device {name} is not there: {torch.cuda.device_count()} CUDA devices are "
-            "found; set learner.device=auto or cpu"
-        )
-    return device

@@ -46,12 +46,12 @@ class DeviceClock:
     thread, marks the stream at every switch; spans go to ``ledger``."""
 
     def __init__(
-        self, host: TimeLedger, ledger: TimeLedger, make_event: Callable[[], Event] | None = None
+        self, host: TimeLedger, ledger: TimeLedger, make_event: Callable[[], Event]
     ) -> None:
-        """``make_event``: by default `torch.cuda.Event`, of the current device."""
+        """``make_event`` makes events of the current device that keep times."""
         self._host = host
         self._ledger = ledger
-        self._make_event = make_event or _event
+        self._make_event = make_event
         self._marks: deque[Mark] = deque()
         self._spare: list[Event] = []
         self._asked = Part.WAIT  # what the last mark asks for
@@ -113,9 +113,3 @@ def blame(host: Part) -> Part:
     """What an idle stream's time is booked as, by what the host was in. One that is still putting
     the work there computes nothing."""
     return Part.OTHER if host in COMPUTE else host
-
-
-def _event() -> Event:
-    import torch
-
-    return torch.cuda.Event(enable_timing=True)

@@ -7,11 +7,13 @@ import math
 import torch
 from torch import Tensor
 
+from penstock.device.choice import runs_behind
+
 
 def backward(loss: Tensor, *norms: Tensor) -> None:
     """Add the gradients of ``loss`` (``[]``): all are NaN where it, or one of ``norms`` (``[]``),
     is not finite."""
-    if not loss.is_cuda:  # asking costs less than computing with it
+    if not runs_behind(loss):  # asking costs less than computing with it
         sound = all(math.isfinite(value.item()) for value in (loss, *norms))
         loss.backward(None if sound else torch.full_like(loss, torch.nan))
         return

@@ -26,6 +26,8 @@ from penstock.configs.errors import UserError
 from penstock.configs.same_env import same_game, settings
 from penstock.core.notes import note_logger
 from penstock.core.params import POLICY_ID, Arrays
+from penstock.device.choice import device_of
+from penstock.device.interface import Device
 from penstock.learner.checkpoints import checkpoint_format
 from penstock.learner.checkpoints import checkpoint_history as history
 from penstock.learner.checkpoints.checkpoint_format import Checkpoint, DamagedCheckpointError
@@ -122,7 +124,7 @@ class CheckpointManager:
                 "it was, or another run.dir"
             ) from error
         try:
-            _set_random_states(under(RANDOM, stored.arrays))
+            _set_random_states(under(RANDOM, stored.arrays), device_of(trainer.device))
             self.stored = under(GROUP, stored.arrays)
             same = same_game(stored.meta.get(ENV, {}), trainer.config.env)
             trainer.progress.load_state_dict(stored.meta["progress"], same_game=same)
@@ -294,7 +296,9 @@ class CheckpointManager:
 
     def _state(self, group: Arrays, best_return: float | None) -> Checkpoint:
         trainer = self._trainer
-        arrays = trainer.state_dict() | {RANDOM + k: v for k, v in _random_states().items()}
+        arrays = trainer.state_dict() | {
+            RANDOM + k: v for k, v in _random_states(device_of(trainer.device)).items()
+        }
         arrays |= {GROUP + k: v for k, v in group.items()}
         meta: dict[str, Any] = {
             "progress": trainer.progress.state_dict(),
@@ -310,14 +314,14 @@ class CheckpointManager:
         return Checkpoint(trainer.layout, weights_of(trainer), arrays, meta)
 
 
-def _random_states() -> dict[str, Any]:
+def _random_states(device: Device) -> dict[str, Any]:
     states = {"cpu": torch.get_rng_state().numpy()}
-    if torch.cuda.is_available():
-        states["cuda"] = torch.cuda.get_rng_state().numpy()
+    if (state := device.random_state()) is not None:
+        states["cuda"] = state.numpy()
     return states
 
 
-def _set_random_states(states: dict[str, Any]) -> None:
+def _set_random_states(states: dict[str, Any], device: Device) -> None:
     torch.set_rng_state(torch.from_numpy(np.array(states["cpu"])))
-    if "cuda" in states and torch.cuda.is_available():
-        torch.cuda.set_rng_state(torch.from_numpy(np.array(states["cuda"])))
+    if "cuda" in states and device.runs_behind:
+        device.set_random_state(torch.from_numpy(np.array(states["cuda"])))

@@ -25,6 +25,7 @@ from penstock.configs.group import codec_contradictions
 from penstock.configs.reduce import ReduceConfig
 from penstock.configs.sections import LearnerConfig
 from penstock.core.interfaces import Codec, CodecContext, Collective, GradientPart
+from penstock.device.choice import device_of
 from penstock.learner.codecs.buckets import buckets_of
 from penstock.learner.codecs.collective import SoloCollective, all_reduce_nbytes
 from penstock.learner.codecs.registry import CODECS, make_codec
@@ -196,8 +197,7 @@ class _Trial:
     def _timed(self, call: Callable[[], None]) -> float:
         started_s = time.perf_counter()
         call()
-        if self._device.type == "cuda":
-            torch.cuda.synchronize(self._device)
+        device_of(self._device).synchronize()
         return time.perf_counter() - started_s
 
 

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from penstock.core.interfaces import Bucket, Collective, GradientPart
+from penstock.device.choice import runs_behind
 from penstock.learner.codecs.buckets import VALUE_NBYTES
 from penstock.learner.codecs.codec import BaseCodec
 from penstock.learner.codecs.collective import all_reduce_nbytes
@@ -86,7 +87,7 @@ class PowerSgd(BaseCodec):
         state.error_dict[index] = error
         hook: Any = torchs.powerSGD_hook
         try:
-            with _without_synchronize() if grads.device.type == "cpu" else nullcontext():
+            with nullcontext() if runs_behind(grads) else _without_synchronize():
                 hook(state, _HookBucket(bucket, grads))
         except Exception as hooks:
             raise group.error or hooks from None

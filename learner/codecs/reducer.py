@@ -16,6 +16,8 @@ import torch
 from torch import Tensor, nn
 
 from penstock.core.interfaces import Bucket, Codec, Collective
+from penstock.device.choice import device_of
+from penstock.device.interface import DeviceEvent
 from penstock.profiling.ledger import Part, TimeLedger
 
 
@@ -44,8 +46,8 @@ class Reducer:
         self._thread = thread
         self._ledger = ledger
         self._overlap = overlap
-        self._on_gpu = grads.device.type == "cuda"
-        self._stream = torch.cuda.Stream(grads.device) if self._on_gpu else None
+        self._device = device_of(grads.device)
+        self._stream = self._device.make_stream()
         self._total: float | None = None
         self._missing: list[int] = []
         self._handed = 0
@@ -77,8 +79,7 @@ class Reducer:
         pending, self._pending, self._total = self._pending, [], None
         for future in pending:
             future.result()
-        if self._stream is not None:
-            torch.cuda.current_stream(self._grads.device).wait_stream(self._stream)
+        self._device.current_stream().wait_stream(self._stream)
 
     def close(self) -> None:
         """Detach from the parameters; an unfinished pass is lost."""
@@ -97,10 +98,8 @@ class Reducer:
         bucket = self._buckets[self._handed]
         self._handed += 1
         assert self._total is not None
-        ready = None
-        if self._on_gpu:
-            ready = torch.cuda.Event()
-            ready.record(torch.cuda.current_stream(self._grads.device))
+        ready = self._device.make_event()
+        ready.record()
         call = partial(self._reduce, bucket, self._total, ready)
         if self._overlap:
             self._pending.append(self._thread.submit(call))
@@ -108,17 +107,15 @@ class Reducer:
             call()
 
     @torch.no_grad()
-    def _reduce(self, bucket: Bucket, total: float, ready: torch.cuda.Event | None) -> None:
+    def _reduce(self, bucket: Bucket, total: float, ready: DeviceEvent) -> None:
         if self._failed:  # the next bucket would wait for ranks that have given up
             return
         self._failed = True
         self._ledger.switch(Part.REDUCE)
         grads = self._grads[bucket.start : bucket.stop]
-        if self._stream is None or ready is None:
+        self._device.enter_thread()
+        with self._device.on(self._stream):
+            self._stream.wait_event(ready)
             self.codec.reduce(bucket, grads.div_(total), self._ring)
-        else:
-            with torch.cuda.stream(self._stream):
-                self._stream.wait_event(ready)
-                self.codec.reduce(bucket, grads.div_(total), self._ring)
         self._ledger.switch(Part.WAIT)
         self._failed = False

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from penstock.core.interfaces import Bucket, Collective
+from penstock.device.choice import runs_behind
 from penstock.learner.codecs.buckets import VALUE_NBYTES
 from penstock.learner.codecs.codec import BaseCodec
 from penstock.learner.codecs.collective import all_gather_nbytes, all_reduce_nbytes
@@ -108,6 +109,6 @@ def _threshold(keys: Tensor, count: int) -> int:
 
 def _at_least(keys: Tensor, threshold: int) -> Tensor:
     """Indices of keys that reach ``threshold``, in order."""
-    if keys.device.type == "cpu":  # eight times faster than torch
+    if not runs_behind(keys):  # eight times faster than torch
         return torch.from_numpy(np.flatnonzero(keys.numpy() >= threshold))
     return (keys >= threshold).nonzero().view(-1)

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from penstock.core.interfaces import Bucket, Collective
+from penstock.device.choice import device_of
 from penstock.learner.codecs.buckets import VALUE_NBYTES
 from penstock.learner.codecs.codec import BaseCodec
 from penstock.learner.codecs.collective import all_gather_nbytes, all_to_all_nbytes
@@ -116,7 +117,8 @@ class TwoPhase(BaseCodec):
 
     def _pieces(self, made: BucketShares, blocks: int) -> Iterator[tuple[int, int]]:
         """``blocks`` in runs of (first, count), so that passes over one find it in the cache."""
-        step = max(1, PIECE // made.width) if self._device.type == "cpu" else blocks
+        behind = device_of(self._device).runs_behind
+        step = blocks if behind else max(1, PIECE // made.width)
         for first in range(0, blocks, step):
             yield first, min(step, blocks - first)
 

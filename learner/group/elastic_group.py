@@ -231,7 +231,8 @@ class ElasticGroup:
         sync: GradientSync | None = None
         failure = ""
         try:
-            meet(store, members, ctx.learner, hello_of(self._config), timeout_s, waiting)
+            hello = hello_of(self._config, trainer.device)
+            meet(store, members, ctx.learner, hello, timeout_s, waiting)
             group = LearnerGroup(store, epoch, members, ctx.learner, trainer.device, cfg.reduce)
             progress = trainer.progress
             places = group.gather([progress.generation, self._rounds, progress.learner_steps])

@@ -29,6 +29,7 @@ from penstock.configs.errors import UserError
 from penstock.configs.reduce import ReduceConfig
 from penstock.configs.schema import Config
 from penstock.core.params import Arrays
+from penstock.device.choice import device_of
 from penstock.learner.codecs.collective import GroupCollective
 from penstock.learner.sync.gradient_sync import GroupLostError
 
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
 
 LOOK_S = 0.005
 RANDOM = "random"  # name of the state of torch's generator
+DEVICE_RANDOM = "device-random"  # of that of a GPU
 SHOWN = 200  # characters of another learner's option
 CONNECT_S = 5.0  # for members that were there a moment ago
 INTERFACE_VARIABLES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
@@ -98,6 +100,7 @@ class LearnerGroup:
     ) -> None:
         """Connect with the others, all of which are present (`meet`)."""
         self.epoch = epoch
+        self._device = device_of(device)
         self.members = tuple(members)
         self.rank = self.members.index(me)
         self.world = len(self.members)
@@ -113,6 +116,7 @@ class LearnerGroup:
             )
             backend = "nccl" if device.type == "cuda" else "gloo"
             gradients = dist.new_group(timeout=soon, backend=backend)
+        self._aborts = backend == "nccl"
         for group in (dist.group.WORLD, gradients):
             _set_pg_timeout(timeout, group)
         assert dist.group.WORLD is not None
@@ -121,7 +125,12 @@ class LearnerGroup:
         self.gradients = Guarded(gradients)
 
     def close(self) -> None:
-        """Leave at once: the others detect it, as connections close with their last use."""
+        """Leave at once: the others detect it, as connections close with their last use.
+
+        NCCL is aborted, since it would wait for a collective that a lost member never ends.
+        """
+        if self._aborts:
+            self.gradients.group.abort()
         del self.control.group, self.gradients.group
         dist.destroy_process_group()
 
@@ -138,16 +147,18 @@ class LearnerGroup:
         return received
 
     def collect_states(self, own: Arrays) -> Arrays:
-        """The state that every member keeps for itself, and that of its torch generator.
+        """The state that every member keeps for itself, and that of its random generators.
 
         The name of each array begins with the member's rank in the group.
         """
         own = own | {RANDOM: torch.get_rng_state().numpy()}
+        if (state := self._device.random_state()) is not None:
+            own[DEVICE_RANDOM] = state.numpy()
         states = [self.broadcast(own if i == self.rank else None, i) for i in range(self.world)]
         return {f"{i}/{name}": array for i, one in enumerate(states) for name, array in one.items()}
 
     def restore_own(self, states: Arrays) -> Arrays:
-        """This member's part of `collect_states`; also restores its torch generator.
+        """This member's part of `collect_states`; also restores its random generators.
 
         Empty where the states are of another number of members.
         """
@@ -156,6 +167,9 @@ class LearnerGroup:
         mine = f"{self.rank}/"
         own = {k.removeprefix(mine): v for k, v in states.items() if k.startswith(mine)}
         torch.set_rng_state(torch.from_numpy(own.pop(RANDOM)))
+        state = own.pop(DEVICE_RANDOM, None)
+        if state is not None and self._device.runs_behind:
+            self._device.set_random_state(torch.from_numpy(state))
         return own
 
     def gather(self, values: Sequence[int]) -> list[list[int]]:
@@ -210,9 +224,13 @@ def meet(
                 time.sleep(LOOK_S)
 
 
-def hello_of(config: Config) -> dict[str, Any]:
-    """What all learners must have in common: the version, and options by their dotted names."""
-    found: dict[str, Any] = {"the version of penstock": __version__}
+def hello_of(config: Config, device: torch.device) -> dict[str, Any]:
+    """What all learners must have in common: the version, the kind of device, since NCCL connects
+    GPUs alone, and options by their dotted names."""
+    found: dict[str, Any] = {
+        "the version of penstock": __version__,
+        "the kind of learner.device": device.type,
+    }
     for section in ("env", "algo", "model", "actors", "learner"):
         for name, value in getattr(config, section).model_dump(mode="json").items():
             if name not in OWN:

@@ -20,6 +20,7 @@ from torch.optim.sgd import sgd
 
 from penstock.configs.errors import UserError
 from penstock.configs.sections import LearnerConfig
+from penstock.device.choice import runs_behind
 
 MOMENTS = {"lars": ("momentum_buffer",), "lamb": ("exp_avg", "exp_avg_sq")}
 BETAS = (0.9, 0.999)
@@ -149,7 +150,7 @@ class Layerwise:
                 self._optimizer.state[parameter][name] = view.view(parameter.shape)
 
     def __call__(self, step: UpdateStep) -> None:
-        if not step.is_bad.is_cuda and step.is_bad:
+        if not runs_behind(step.is_bad) and step.is_bad:
             return
         self._steps += 1 - step.is_bad
         self._grads.div_(step.scale).masked_fill_(step.is_bad > 0, 0.0)

@@ -12,6 +12,7 @@ import numpy.typing as npt
 from penstock.configs.schema import Config
 from penstock.configs.sections import ReplayConfig
 from penstock.core.interfaces import HostValues, SampleSpec, StepResult, Transitions
+from penstock.device.choice import device_of
 from penstock.learner.progress import Progress
 from penstock.learner.sources.source import Consumer
 from penstock.profiling.ledger import Part, TimeLedger
@@ -76,10 +77,10 @@ class BatchSampler:
         # TD errors that a GPU may still be computing, by the keys of their rows; read one batch
         # later, they cause no wait.
         self._errors: deque[tuple[npt.NDArray[np.int64], HostValues]] = deque()
-        gpu = consumer.device.type == "cuda"
-        self._behind = int(gpu)
+        behind = device_of(consumer.device).runs_behind
+        self._behind = int(behind)
         plain = self._starts is None and self._relabel is None
-        self.stacks_on_device = gpu and plain and (config.transport.frame_stack or 1) > 1
+        self.stacks_on_device = behind and plain and (config.transport.frame_stack or 1) > 1
 
     @property
     def ready(self) -> bool:

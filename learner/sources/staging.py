@@ -18,6 +18,7 @@ import numpy.typing as npt
 import torch
 
 from penstock.core.specs import SlotSpec
+from penstock.device.choice import device_of
 from penstock.transport.shm.store import Slot
 
 Array = npt.NDArray[Any]
@@ -46,17 +47,14 @@ class StagingBatch:
         self, spec: SlotSpec, slots: int, device: torch.device, copier: Copier | None = None
     ) -> None:
         """``copier``: its threads gather; by default only the calling one."""
-        self._device = device
+        self._device = device_of(device)
         self._copy = copier or Copier(1)
         self._envs = spec.envs
         self._slots: list[int] = []  # slots that it was gathered from
         self._per_slot = {c.name for c in spec.columns if c.rows == "slot"}
-        pinned = device.type == "cuda"
         host = {
-            c.name: torch.empty(
-                (*spec.rows_of(c)[:-1], slots * spec.envs, *c.shape),
-                dtype=torch_dtype(c.dtype),
-                pin_memory=pinned,
+            c.name: self._device.host_memory(
+                (*spec.rows_of(c)[:-1], slots * spec.envs, *c.shape), torch_dtype(c.dtype)
             )
             for c in spec.columns
         }
@@ -64,11 +62,9 @@ class StagingBatch:
             name: tensor.numpy() for name, tensor in host.items()
         }
         self._host = host
-        self.tensors = (
-            {k: torch.empty_like(v, device=device) for k, v in host.items()} if pinned else host
-        )
-        self._stream = torch.cuda.Stream(device) if pinned else None
-        self._copied = torch.cuda.Event() if pinned else None
+        self.tensors = {name: self._device.memory_for(tensor) for name, tensor in host.items()}
+        self._stream = self._device.make_stream()
+        self._copied = self._device.make_event()
         self.weights = np.ones(slots * spec.envs, np.float32)
         self.steps = 0  # agent steps held; 0 while the batch is free
         self.started_s = 0.0  # when the oldest slot was begun, CLOCK_MONOTONIC of its writer
@@ -76,8 +72,8 @@ class StagingBatch:
 
     def gather(self, slots: Sequence[Slot]) -> None:
         """Copy slots into this batch and start the copy to the device."""
-        if self._copied is not None:
-            self._copied.synchronize()  # the last copy still reads the pinned memory
+        self._device.enter_thread()
+        self._copied.synchronize()  # the last copy still reads the pinned memory
         copies = []
         for i, slot in enumerate(slots):
             place = slice(i * self._envs, (i + 1) * self._envs)
@@ -106,17 +102,14 @@ class StagingBatch:
         return self.arrays["policy_version"]
 
     def _upload(self) -> None:
-        if self._stream is None or self._copied is None:
-            return
-        with torch.cuda.stream(self._stream):
+        with self._device.on(self._stream):
             for name, tensor in self._host.items():
-                self.tensors[name].copy_(tensor, non_blocking=True)
+                self._device.copy(self.tensors[name], tensor)
             self._copied.record(self._stream)
 
     def wait_on_device(self) -> None:
         """Make the current stream wait for the copy, without stopping the host."""
-        if self._copied is not None:
-            torch.cuda.current_stream(self._device).wait_event(self._copied)
+        self._device.current_stream().wait_event(self._copied)
 
     def alive(self, envs: slice) -> int:
         """Agent steps of some of the environments."""
@@ -124,8 +117,7 @@ class StagingBatch:
 
     def let_go(self) -> None:
         """Note that the learner has queued its last use; the next upload waits for that."""
-        if self._stream is not None:
-            self._stream.wait_stream(torch.cuda.current_stream(self._device))
+        self._stream.wait_stream(self._device.current_stream())
         self.steps = 0
 
 
@@ -178,7 +170,7 @@ def gather_threads(wanted: int | None, device: torch.device) -> int:
     """The value of `learner.gather_threads` for a learner on a device."""
     if wanted is not None:
         return wanted
-    if device.type == "cpu":
+    if not device_of(device).runs_behind:
         return 1
     cores = len(os.sched_getaffinity(0))
     return max(1, min(MOST_THREADS, cores // CORES_PER_THREAD))

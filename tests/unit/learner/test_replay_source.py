@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ import torch
 from penstock.actors.rollout import padding
 from penstock.configs.errors import UserError
 from penstock.configs.load import resolve
+from penstock.device.choice import device_of
 from penstock.envs import probe
 from penstock.learner.offpolicy import OffPolicyTrainer
 from penstock.learner.sources.drawing import ReplayBatch, make_sampler
@@ -218,7 +220,7 @@ def test_a_gpu_that_draws_from_replay_tells_where_its_seconds_go() -> None:
     event = store.lane_event(lane)
     writer = SlotWriter(store.arena, store.geometry, lane, event, store.filled_event)
     world = World(source, trainer, Accounting(), writer)
-    clock = DeviceClock(host, seconds)
+    clock = DeviceClock(host, seconds, partial(device_of(trainer.device).make_event, timed=True))
     trainer.queue.meanwhile = clock.settle
     while trainer.progress.learner_steps < 30:
         world.publish()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,10 +15,11 @@ from gymnasium import spaces
 from penstock.configs.errors import UserError
 from penstock.configs.load import resolve
 from penstock.core.specs import HEADER
+from penstock.device.choice import device_of, pick_device
 from penstock.envs import EnvInfo, probe
 from penstock.learner.factory import kind_note, on_own_gpu
 from penstock.learner.sources.staging import StagingBatch
-from penstock.learner.trainer import Trainer, pick_device
+from penstock.learner.trainer import Trainer
 from penstock.profiling.device import DeviceClock
 from penstock.profiling.ledger import Part, TimeLedger
 from penstock.transport.shm.store import Slot
@@ -168,7 +170,7 @@ def test_a_gpu_tells_when_it_computed_what() -> None:
     torch.cuda.synchronize()
     began_s = time.perf_counter()
     seconds = TimeLedger(part=Part.WAIT)
-    clock = DeviceClock(host, seconds)
+    clock = DeviceClock(host, seconds, partial(device_of(made.device).make_event, timed=True))
     made.queue.meanwhile = clock.settle
     for _ in range(20):
         made.step(data)

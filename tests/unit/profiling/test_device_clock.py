@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from functools import partial
 
 import pytest
 import torch
 
+from penstock.device.choice import device_of
 from penstock.learner.device_queue import DeviceQueue
 from penstock.profiling.device import DeviceClock, blame, placed
 from penstock.profiling.ledger import Part, TimeLedger, learner_parts
@@ -214,7 +216,8 @@ def test_a_gpu_that_computes_while_the_host_waits_is_busy() -> None:
     matrix_products(1)
     torch.cuda.synchronize()
     host, seconds = TimeLedger(part=Part.WAIT), TimeLedger(part=Part.WAIT)
-    clock, queue = DeviceClock(host, seconds), DeviceQueue(device, host)
+    make_event = partial(device_of(device).make_event, timed=True)
+    clock, queue = DeviceClock(host, seconds, make_event), DeviceQueue(device, host)
     queue.meanwhile = clock.settle
     for _ in range(20):
         host.switch(Part.FORWARD)

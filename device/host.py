@@ -1,0 +1,83 @@
+"""A CPU as a device: every call has run when it returns."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+class HostEvent:
+    """Has always passed."""
+
+    def record(self, stream: Any = None) -> None:
+        pass
+
+    def query(self) -> bool:
+        return True
+
+    def synchronize(self) -> None:
+        pass
+
+    def elapsed_time(self, end_event: Any, /) -> float:
+        return 0.0
+
+
+class HostStream:
+    """Is always empty."""
+
+    def wait_event(self, event: Any) -> None:
+        pass
+
+    def wait_stream(self, stream: Any) -> None:
+        pass
+
+
+EVENT, STREAM = HostEvent(), HostStream()
+
+
+class HostDevice:
+    """Implements `penstock.device.interface.Device`."""
+
+    torch_device = torch.device("cpu")
+    runs_behind = False
+
+    def enter_thread(self) -> None:
+        pass
+
+    def make_stream(self) -> HostStream:
+        return STREAM
+
+    def current_stream(self) -> HostStream:
+        return STREAM
+
+    def on(self, stream: Any) -> AbstractContextManager[None]:
+        return nullcontext()
+
+    def make_event(self, *, timed: bool = False) -> HostEvent:
+        return EVENT
+
+    def host_memory(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+        return torch.empty(tuple(shape), dtype=dtype)
+
+    def memory_for(self, host: Tensor) -> Tensor:
+        return host
+
+    def copy(self, target: Tensor, source: Tensor) -> None:
+        if target is not source:
+            target.copy_(source)
+
+    def used_on(self, tensor: Tensor, stream: Any) -> None:
+        pass
+
+    def synchronize(self) -> None:
+        pass
+
+    def random_state(self) -> None:
+        return None
+
+    def set_random_state(self, state: Tensor) -> None:
+        raise AssertionError("a CPU's generator is the process's")
