@@ -94,8 +94,8 @@ def facts(config: Mapping[str, Any]) -> dict[str, Any]:
     """Properties of a config, computed in a separate process: the bytes of a slot and of the
     parameters, the learner's device, and whether the network has convolutions."""
     from penstock.algos.samples import network_shape, slot_spec
+    from penstock.device.choice import pick_device
     from penstock.envs import probe
-    from penstock.learner.trainer import pick_device
 
     checked = Config.model_validate(config)
     info = probe(checked.env)

@@ -419,7 +419,7 @@ class SimulatedDevice:
 
 class Calls(TorchDispatchMode):
     def __init__(self, device: SimulatedDevice) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self._device = device
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -476,8 +476,8 @@ def extent(tensor: Tensor) -> tuple[int, int]:
     if not tensor.numel():
         return 0, 0
     strides = zip(tensor.shape, tensor.stride(), strict=True)
-    first = tensor.storage_offset()
-    stop = first + 1 + sum((size - 1) * stride for size, stride in strides)
+    first = int(tensor.storage_offset())
+    stop = first + 1 + sum(int((size - 1) * stride) for size, stride in strides)
     return first * tensor.itemsize, stop * tensor.itemsize
 
 

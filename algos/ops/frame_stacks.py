@@ -28,7 +28,7 @@ def some_observations(batch: Mapping[str, Tensor], most: int | None) -> tuple[Te
     obs, alive = batch["obs"], batch["alive"]
     if most is None or alive.numel() <= most:
         return observations(batch, slice(None)), alive
-    steps = torch.randint(alive.numel(), (most,)).to(obs.device)
+    steps = torch.randint(alive.numel(), (most,)).to(obs.device, non_blocking=True)
     if OLDER in batch:
         seen = FrameStacks(obs, batch[OLDER], batch[BEGINS]).of(steps)
     else:

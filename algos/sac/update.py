@@ -122,7 +122,7 @@ class SacUpdate:
         self.critics = build_critics(shape, self.actor.normalizer, ctx.dtype).to(ctx.device)
         self.target_critics = copy.deepcopy(self.critics).requires_grad_(False)
         self.target_critics.normalizer = self.actor.normalizer
-        self.log_alpha = nn.Parameter(torch.tensor([math.log(algo.alpha)], device=ctx.device))
+        self.log_alpha = nn.Parameter(torch.full((1,), math.log(algo.alpha), device=ctx.device))
         self._actor_optimizer = ctx.optimizer("actor", self.actor.named_parameters())
         self._critic_optimizer = ctx.optimizer("critics", self.critics.named_parameters())
         self._alpha_optimizer = ctx.optimizer("log_alpha", [("log_alpha", self.log_alpha)])

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
-from penstock.core.interfaces import Bucket, Collective
+from penstock.core.interfaces import Bucket
 from penstock.learner.codecs.registry import DgcOptions
 from penstock.learner.codecs.sparse import Sparse
 
@@ -41,11 +40,7 @@ class Dgc(Sparse):
             return end
         return max(end, LADDER[update // stage])
 
-    def _reduce(self, bucket: Bucket, grads: Tensor, ring: Collective) -> None:
-        norm = torch.linalg.vector_norm(grads)
-        if not norm.isfinite():
-            self._sum_nan(bucket, grads, ring)
-            return
+    def _take(self, bucket: Bucket, grads: Tensor, norm: Tensor) -> tuple[Tensor, Tensor]:
         if self._clip is not None:
             bound = self._clip * self._world**-0.5
             grads *= (bound / (norm + CLIP_MARGIN)).clamp_(max=1.0)
@@ -56,4 +51,4 @@ class Dgc(Sparse):
         values = error[places]
         error[places] = 0.0
         momentum[places] = 0.0
-        self._sum(bucket, grads, places, values, ring)
+        return places, values

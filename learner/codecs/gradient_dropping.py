@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
-from penstock.core.interfaces import Bucket, Collective
+from penstock.core.interfaces import Bucket
 from penstock.learner.codecs.registry import DroppingOptions
 from penstock.learner.codecs.sparse import Sparse
 
@@ -25,13 +24,10 @@ class Dropping(Sparse):
     def density(self, update: int) -> float:
         return self._density
 
-    def _reduce(self, bucket: Bucket, grads: Tensor, ring: Collective) -> None:
-        if not torch.linalg.vector_norm(grads).isfinite():
-            self._sum_nan(bucket, grads, ring)
-            return
+    def _take(self, bucket: Bucket, grads: Tensor, norm: Tensor) -> tuple[Tensor, Tensor]:
         error = self._residuals["error"][bucket.start : bucket.stop]
         error += grads
         places = self._largest(error, self.count(bucket, self._update))
         values = error[places]
         error[places] = 0.0
-        self._sum(bucket, grads, places, values, ring)
+        return places, values

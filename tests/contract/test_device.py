@@ -102,7 +102,9 @@ def transitions() -> Any:
         "Acrobot-v1", ["algo.name=dqn", "learner.precision=fp32", "learner.device=cpu"]
     )
     made = OffPolicyTrainer(config, probe(config.env))
-    rng, errors, known = np.random.default_rng(3), [], []
+    rng = np.random.default_rng(3)
+    errors: list[Any] = []
+    known: list[Any] = []
     arrays = {
         "obs": np.empty((32, 6), np.float32),
         "action": np.empty(32, np.int32),

@@ -1,0 +1,122 @@
+"""A GPU that is not there: torch checks on which device each tensor lies, and computes nothing.
+
+`FakeTensorMode` runs code with tensors that have a shape, a dtype and a device, and no values. Here
+the device is one that torch registers for backends written in Python, as its CPU builds cannot make
+even fake tensors of CUDA with a gradient. Under `pretended`
+
+- a call with tensors of two devices fails, and
+- so does what makes the host wait for the device: to read a value (`.item()`, `bool`), to use one
+  as a shape (`nonzero`, a boolean mask), and a copy between the two without ``non_blocking``, which
+  `torch.tensor(..., device=...)` makes, too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, unset_fake_temporarily
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.backend_registration import (
+    _DummyBackendModule,
+    _setup_privateuseone_for_python_backend,
+)
+
+from penstock.device import choice
+from penstock.device.host import HostDevice
+from penstock.learner import offpolicy, trainer
+
+
+class _Module(_DummyBackendModule):  # type: ignore[misc]
+    def get_amp_supported_dtype(self) -> list[torch.dtype]:
+        return [torch.bfloat16]
+
+
+_setup_privateuseone_for_python_backend("pretended", backend_module=_Module())
+GPU = torch.device("pretended", 0)
+
+
+class HostWaitsError(AssertionError):
+    """A call makes the host wait for the device."""
+
+
+class PretendedDevice(HostDevice):
+    """Its pinned memory is real, and full of zeros."""
+
+    torch_device = GPU
+    runs_behind = True
+
+    def host_memory(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+        with unset_fake_temporarily():
+            return torch.zeros(tuple(shape), dtype=dtype)
+
+    def memory_for(self, host: Tensor) -> Tensor:
+        return torch.empty(host.shape, dtype=host.dtype, device=GPU)
+
+    def copy(self, target: Tensor, source: Tensor) -> None:
+        assert target.device != source.device
+        assert target.shape == source.shape
+        assert target.dtype == source.dtype
+
+
+class Waits(TorchDispatchMode):
+    """Finds copies between host and device that wait. ``allowed``: they are right here."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.allowed = False
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        found = func(*args, **(kwargs or {}))
+        if func in (torch.ops.aten._to_copy.default, torch.ops.aten.copy_.default):
+            source = args[1] if func is torch.ops.aten.copy_.default else args[0]
+            waits = not ((kwargs or {}).get("non_blocking") or (len(args) > 2 and args[2]))
+            crosses = source.device.type != found.device.type
+            if crosses and waits and not self.allowed:
+                raise HostWaitsError(f"a copy from {source.device} to {found.device} waits")
+        return found
+
+
+@contextmanager
+def pretended(monkeypatch: pytest.MonkeyPatch) -> Iterator[Waits]:
+    """Trainers are made on the device. What they make is made while waits are allowed."""
+    monkeypatch.setitem(choice.DEVICES, GPU.type, lambda _: PretendedDevice())
+    monkeypatch.setattr(trainer, "pick_device", lambda _: GPU)
+    monkeypatch.setattr(offpolicy, "pick_device", lambda _: GPU)
+    monkeypatch.setattr(nn.Module, "to", _to)
+    monkeypatch.setattr(torch, "autocast", lambda *_: nullcontext())  # has no such device
+    monkeypatch.setattr(Tensor, "numpy", _numpy(Tensor.numpy))
+    with FakeTensorMode(allow_non_fake_inputs=True), Waits() as waits:
+        yield waits
+
+
+def _to(module: nn.Module, device: torch.device) -> nn.Module:
+    """`Module.to`, which cannot swap fake parameters."""
+    made: dict[int, nn.Parameter] = {}
+    for part in module.modules():
+        for name, value in part._parameters.items():
+            if value is not None and id(value) not in made:
+                moved = value.detach().to(device)
+                made[id(value)] = nn.Parameter(moved, value.requires_grad)
+            part._parameters[name] = None if value is None else made[id(value)]
+        for name, buffer in part._buffers.items():
+            part._buffers[name] = None if buffer is None else buffer.to(device)
+    return module
+
+
+def _numpy(real: Any) -> Any:
+    def numpy(tensor: Tensor) -> npt.NDArray[Any]:
+        assert tensor.device.type == "cpu", "an array of a tensor on the device"
+        with unset_fake_temporarily():
+            if not isinstance(tensor, FakeTensor):
+                found: npt.NDArray[Any] = real(tensor)
+                return found
+            return np.zeros(tensor.shape, real(torch.empty(0, dtype=tensor.dtype)).dtype)
+
+    return numpy
