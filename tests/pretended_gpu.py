@@ -33,7 +33,7 @@ from penstock.device.host import HostDevice
 from penstock.learner import offpolicy, trainer
 
 
-class _Module(_DummyBackendModule):  # type: ignore[misc]
+class _Module(_DummyBackendModule):
     def get_amp_supported_dtype(self) -> list[torch.dtype]:
         return [torch.bfloat16]
 

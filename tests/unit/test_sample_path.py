@@ -103,9 +103,10 @@ class Way:
 
 
 def file_of(frame: FrameType) -> str:
-    """Below the project's root; empty for what belongs to no room."""
+    """Below the project's root; empty for what belongs to no room, and for the seam of devices,
+    whose functions do nothing on a CPU."""
     name = frame.f_code.co_filename.removeprefix(f"{ROOT}/").removeprefix("penstock/")
-    return name if not name.startswith(("/", "<", "tests/", ".venv/")) else ""
+    return name if not name.startswith(("/", "<", "tests/", ".venv/", "device/")) else ""
 
 
 def is_env(frame: FrameType | None) -> bool:

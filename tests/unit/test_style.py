@@ -21,8 +21,8 @@ import pytest
 ROOT = Path(__file__).parents[2]
 COUNTS = Path(__file__).with_name("style_counts.txt")
 ROOMS = (
-    *("actors", "algos", "bench", "cli", "configs", "core", "envs", "evaluation", "launch"),
-    *("learner", "models", "monitor", "profiling", "replay", "transport"),
+    *("actors", "algos", "bench", "cli", "configs", "core", "device", "envs", "evaluation"),
+    *("launch", "learner", "models", "monitor", "profiling", "replay", "transport"),
 )
 TURNS = re.compile(
     r"\b(who|whom|whoever|nobody|anybody|somebody|told|tells|said|heard|hears"
