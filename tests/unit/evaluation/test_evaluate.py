@@ -195,6 +195,17 @@ def test_an_exported_file_is_evaluated_as_its_run(cartpole_run: Path, tmp_path: 
     assert describe(of_file).startswith(f"{file}: 6 episodes, sampled actions")
 
 
+AGENTS = sorted((Path(__file__).parents[3] / "docs" / "agents").glob("*.safetensors"))
+
+
+@pytest.mark.parametrize("file", AGENTS, ids=lambda file: file.stem)
+def test_the_agents_of_the_docs_play(file: Path) -> None:
+    page = (file.parents[1] / "agents.md").read_text(encoding="utf-8")
+    assert f"| `{file.stem}` |" in page
+    found = evaluate(str(file), 1, "best", None, 0, 50)
+    assert len(found["returns"]) == 1
+
+
 @pytest.mark.parametrize(
     "env", [{"id": "os:system"}, {"id": "CartPole-v1", "wrappers": ["os:system"]}]
 )
