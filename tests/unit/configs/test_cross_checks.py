@@ -330,8 +330,8 @@ def test_a_name_that_only_begins_like_this_host_is_not_this_host(bind: str, plai
 
 def test_both_places_are_named_and_all_contradictions_are_shown() -> None:
     with pytest.raises(UserError) as refused:
-        resolve("car_racing", ["learner.updates_per_batch=3", "stop.hold_s=3"])
+        resolve("pong_impala", ["learner.updates_per_batch=3", "stop.hold_s=3"])
     first, second = str(refused.value).splitlines()
-    assert first.startswith("configs/car_racing.yaml:")
+    assert first.startswith("configs/pong_impala.yaml:")
     assert " and override learner.updates_per_batch=3: actors.envs 8 is not" in first
     assert second.startswith("override stop.hold_s=3: stop.hold_s 3 counts")
