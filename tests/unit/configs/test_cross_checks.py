@@ -333,5 +333,5 @@ def test_both_places_are_named_and_all_contradictions_are_shown() -> None:
         resolve("pong_impala", ["learner.updates_per_batch=3", "stop.hold_s=3"])
     first, second = str(refused.value).splitlines()
     assert first.startswith("configs/pong_impala.yaml:")
-    assert " and override learner.updates_per_batch=3: actors.envs 8 is not" in first
+    assert " and override learner.updates_per_batch=3: actors.envs 32 is not" in first
     assert second.startswith("override stop.hold_s=3: stop.hold_s 3 counts")
