@@ -20,6 +20,7 @@ import hashlib
 import json
 import math
 import re
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -158,7 +159,14 @@ class SlotSpec:
         Sizes are not limited, so compare them before anything is allocated.
         """
         columns = tuple(_column(*fields) for fields in data["columns"])
-        return cls(int(data["unroll"]), int(data["envs"]), columns, int(data["side"]))
+        spec = cls(int(data["unroll"]), int(data["envs"]), columns, int(data["side"]))
+        for column in columns:
+            lengths = (*spec.rows_of(column), *column.shape)
+            # numpy multiplies the others where one is 0, and such an array has no bytes to compare
+            cells = math.prod(max(1, length) for length in lengths)
+            if cells * np.dtype(column.dtype).itemsize > sys.maxsize:
+                raise ValueError(f"column {column.name} of shape {lengths} is too large")
+        return spec
 
     def difference(self, other: SlotSpec, mine: str = "learner", theirs: str = "actor") -> str:
         """A readable list of what differs, or an empty string."""

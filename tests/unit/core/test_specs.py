@@ -27,3 +27,9 @@ def test_a_text_that_is_no_plain_dtype_is_refused_and_not_evaluated(text: Any) -
 def test_plain_dtypes_are_read(dtype: str) -> None:
     assert plain_dtype(dtype) == np.dtype(dtype)
     assert plain_dtype(np.dtype(dtype).str) == np.dtype(dtype)
+
+
+def test_a_column_without_bytes_that_numpy_refuses_is_refused() -> None:
+    columns = [["obs", "<f4", [0, 2**31 - 1, 71_582_789], "unroll+1"]]
+    with pytest.raises(ValueError, match=r"column obs of shape .* is too large"):
+        SlotSpec.from_dict({"unroll": 4, "envs": 3, "side": 0, "columns": columns})
