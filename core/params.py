@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import sys
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
@@ -77,6 +78,8 @@ class ParamLayout:
             raise ValueError("a shape has an infinite extent") from error
         if any(n < 0 for _, shape in found for n in shape):
             raise ValueError("a shape has a negative extent")
+        if sum(math.prod(shape) for _, shape in found) > sys.maxsize:
+            raise ValueError("the parameters are more than any memory holds")
         return cls(found)
 
 
