@@ -184,6 +184,16 @@ class DeviceStatistics:
         self.take(wait=True)
         self.skipped_in_row = 0
 
+    def regrouped(self) -> None:
+        """Drop the sums of an update that was not completed; on a GPU also what is on its way,
+        which may be of reductions that were lost."""
+        if self._on_cpu:
+            self._sums[:] = 0
+            self._samples[-1] = 0
+            return
+        self._sent.clear()
+        self._begin(torch.zeros_like(self._rows[0]), 0)
+
     def _notice(self, norm: float, row: Any) -> None:
         """Note an update that has arrived, with its row, or on a CPU the row's number."""
         if math.isfinite(norm):

@@ -54,6 +54,7 @@ class TrainingLoop(ABC, Generic[B]):
         self._progress.commit(own.growth, control.growth)
         (batch, counts), self._held = self._held, None
         if control.nan and not self.diverged:
+            self._learner.queue.drain()
             self._nonfinite.tell_skipped()
             self.diverged = self._nonfinite.act(tell=self.leads)
             self._publish()
@@ -65,6 +66,7 @@ class TrainingLoop(ABC, Generic[B]):
         if control.checkpoint or control.stop:
             self._ledger.switch(Part.SAVE)
             self._status.phase = Phase.SAVING
+            self._learner.queue.drain()
             self.keep(save=not control.stop)
             self._ledger.switch(Part.OTHER)
         if control.regroup:

@@ -28,6 +28,7 @@ from penstock.envs import EnvInfo
 from penstock.learner.device_queue import DeviceQueue
 from penstock.learner.device_statistics import DeviceStatistics, kind_of
 from penstock.learner.optimizers.flat_optimizer import FlatOptimizer
+from penstock.learner.pass_size import FEW
 from penstock.learner.progress import Progress
 from penstock.learner.sources.drawing import ReplayBatch
 from penstock.learner.sync.gradient_sync import GradientSync, SingleLearner
@@ -39,6 +40,7 @@ from penstock.models.torch_setup import set_up_torch
 from penstock.profiling.ledger import Part, TimeLedger
 from penstock.replay import unstack
 
+MOST_ROWS = 1 << 14  # of a pass on a GPU: more than a batch from replay usually has
 NAMES = ("obs", "action", "reward", "next_obs", "discount")
 MORE = ("weights", "mask", "state")  # where a batch has them
 
@@ -79,7 +81,7 @@ class OffPolicyTrainer:
             shape,
             self.device,
             dtype,
-            config.learner.micro_batch,
+            config.learner.micro_batch or (MOST_ROWS if device.runs_behind else FEW),
             self._ledger,
             self._optimizer,
             network,
@@ -225,7 +227,12 @@ class OffPolicyTrainer:
         """Does nothing: see `unfinished`."""
 
     def regrouped(self) -> None:
-        """Begin anew with other learners: nothing is left half done."""
+        """Begin anew with other learners."""
+        self.device_statistics.regrouped()
+
+    def tensors(self) -> list[Tensor]:
+        """Target networks and whatever else the algorithm keeps."""
+        return list(self._update.state().values())
 
     def published(self) -> list[Tensor]:
         """What actors get, in the layout's order."""

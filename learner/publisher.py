@@ -34,7 +34,8 @@ class Publisher:
     @torch.no_grad()
     def publish(self, policy_id: int, stamp: Stamp) -> None:
         """Take a copy now; on a GPU the first `flush` after its arrival publishes it."""
-        self.flush(wait=True)
+        self._arrived.synchronize()  # a copy that was dropped uses the memory, too
+        self.flush()
         for part, tensor in zip(self._parts, self._tensors, strict=True):
             part.view(tensor.shape).copy_(tensor)
         self._stream.wait_stream(self._device.current_stream())
@@ -43,6 +44,11 @@ class Publisher:
             self._arrived.record(self._stream)
         self._pending = policy_id, stamp
         self.flush()
+
+    def drop(self) -> None:
+        """Do not publish a copy that is still on its way."""
+        self.flush()
+        self._pending = None
 
     def flush(self, *, wait: bool = False) -> None:
         """Publish the copy on its way, if it has arrived or with ``wait``."""

@@ -175,7 +175,7 @@ class LearnerProcess(TrainingLoop[Any]):
             self._clock = DeviceClock(
                 ctx.ledger, self._seconds, partial(device.make_event, timed=True)
             )
-            trainer.queue.meanwhile = self._meanwhile
+            trainer.queue.meanwhile = self._while_computing
 
     def __enter__(self) -> LearnerProcess:
         self._actor_source.open(self._host)
@@ -203,6 +203,11 @@ class LearnerProcess(TrainingLoop[Any]):
             self._torch_trace.turn()
             if time.monotonic() >= self._next_report_s:
                 self._report()
+        try:
+            self._trainer.queue.drain()
+        except GroupLostError as error:  # the others end, too: nobody waits for this one
+            logger.info("the last statistics are left out: %s", error)
+            self._trainer.device_statistics.regrouped()
         self._report(last=True)
 
     def finish(self) -> None:
@@ -217,6 +222,7 @@ class LearnerProcess(TrainingLoop[Any]):
         self._others.close_streams(everything_arrived=True)
         self._progress.arrived(self._accounting)
         with suppress(GroupLostError):
+            self._trainer.queue.drain()  # all have, once they have exchanged these
             last = ControlMessage(np.zeros(0), self._progress.growth())
             self._progress.commit(last.growth, self._group.sync.sync_control(last).growth)
         others = self._others.drops() | self._others.received()
@@ -328,6 +334,7 @@ class LearnerProcess(TrainingLoop[Any]):
         """Join the other learners again; False where the run ends."""
         self._ledger.switch(Part.REDUCE)
         self._kept = {}  # belonged to the former members
+        self._publisher.drop()  # may be of a reduction that was lost
         self._checkpoints.forget_best()
         if not self._group.join(why):
             return False
@@ -340,6 +347,11 @@ class LearnerProcess(TrainingLoop[Any]):
         self._publisher.flush()
         if self._clock is not None:
             self._clock.settle()
+
+    def _while_computing(self) -> None:
+        """Periodic work while a GPU computes; raises GroupLostError where it will never end."""
+        self._meanwhile()
+        self._group.raise_if_lost()
 
     def _report(self, *, last: bool = False) -> None:
         self._ledger.switch(Part.COUNT)

@@ -13,6 +13,7 @@ from penstock.configs.schedules import over_run
 from penstock.configs.schema import Config
 from penstock.core.interfaces import B_contra, Update
 from penstock.core.params import Arrays
+from penstock.learner.device_queue import DeviceQueue
 from penstock.learner.device_statistics import DeviceStatistics
 from penstock.learner.optimizers.flat_optimizer import FlatOptimizer, learning_rate
 from penstock.learner.progress import Progress
@@ -26,6 +27,7 @@ class Learner(Update[B_contra], Protocol[B_contra]):
     config: Config
     device_statistics: DeviceStatistics
     progress: Progress
+    queue: DeviceQueue
 
     def published(self) -> list[torch.Tensor]:
         """Parameters and buffers that actors get, in the layout's order."""
@@ -33,11 +35,25 @@ class Learner(Update[B_contra], Protocol[B_contra]):
     def optimizers(self) -> dict[str, FlatOptimizer]:
         """The optimizers by name."""
 
+    def tensors(self) -> list[torch.Tensor]:
+        """What updates change on the device besides `published` and the optimizers' state."""
+
     def state_dict(self) -> Arrays:
         """Optimizers, targets, counters."""
 
     def load_state_dict(self, state: Arrays) -> None:
         """Restore the arrays of `state_dict`."""
+
+
+def state_tensors(trainer: Learner[Any]) -> list[torch.Tensor]:
+    """Those tensors on the trainer's device that updates change and `take_state` copies."""
+    optimizers = trainer.optimizers().values()
+    found = [
+        *trainer.published(),
+        *trainer.tensors(),
+        *(tensor for optimizer in optimizers for tensor in optimizer.tensors().values()),
+    ]
+    return list({id(tensor): tensor for tensor in found}.values())
 
 
 @torch.no_grad()

@@ -177,38 +177,44 @@ class _Tensors(_Place):
         return tensor.to(self._device)
 
 
-class _Cuda(_Tensors):
-    """Copies through pinned memory, on a stream of its own beside the learner's."""
+class _Behind(_Tensors):
+    """Delivers tensors on a device that runs behind its host (`penstock.device.interface`).
+
+    They are copied through pinned memory, on a stream of their own beside the learner's.
+    """
 
     def __init__(self, torch: Any, device: Any) -> None:
-        super().__init__(torch, device)
-        self._stream = torch.cuda.Stream(device)
+        super().__init__(torch, device.torch_device)
+        self._seam = device
+        self._stream = device.make_stream()
 
     def send(self, batch: Batch) -> Any:
-        with self._torch.cuda.stream(self._stream):
+        self._seam.enter_thread()
+        with self._seam.on(self._stream):
             sent = super().send(batch)
-            event = self._torch.cuda.Event()
-            event.record(self._stream)
-        return sent, event
+            copied = self._seam.make_event()
+            copied.record(self._stream)
+        return sent, copied
 
     def arrive(self, sent: Any) -> Batch:
-        batch, event = sent
-        current = self._torch.cuda.current_stream(self._device)
-        current.wait_event(event)
+        batch, copied = sent
+        current = self._seam.current_stream()
+        current.wait_event(copied)
         for key, value in batch.items():
             if key not in ON_HOST:
-                _leaves(value, _used_by, current)
+                _leaves(value, self._used_on, current)
         arrived: Batch = batch
         return arrived
 
     def _bring(self, tensor: Any) -> Any:
-        return tensor.pin_memory().to(self._device, non_blocking=True)
+        pinned = self._seam.host_memory(tensor.shape, tensor.dtype).copy_(tensor)
+        placed = self._seam.memory_for(pinned)
+        self._seam.copy(placed, pinned)
+        return placed
 
-
-def _used_by(tensor: Any, stream: Any) -> None:
-    """Keep the tensor's memory until the stream has used it."""
-    if hasattr(tensor, "record_stream"):
-        tensor.record_stream(stream)
+    def _used_on(self, tensor: Any, stream: Any) -> None:
+        if isinstance(tensor, self._torch.Tensor):
+            self._seam.used_on(tensor, stream)
 
 
 def _placer(device: Any) -> _Place:
@@ -224,11 +230,15 @@ def _placer(device: Any) -> _Place:
         ) from error
     except (RuntimeError, TypeError) as error:
         raise ReplayError(f"device {device!r} is none that torch knows ({error})") from error
-    if wanted.type != "cuda":
-        return _Tensors(torch, wanted)
-    if not torch.cuda.is_available():
+    if wanted.type == "cuda" and not torch.cuda.is_available():
         raise ReplayError(f"device {device!r} is not there: torch finds no CUDA; use 'cpu' or None")
-    return _Cuda(torch, wanted)
+    choice: Any = importlib.import_module("penstock.device.choice")  # which imports torch
+    if wanted.type not in choice.DEVICES:
+        return _Tensors(torch, wanted)
+    if wanted.type == "cuda" and wanted.index is None:
+        wanted = torch.device("cuda", torch.cuda.current_device())
+    seam = choice.device_of(wanted)
+    return _Behind(torch, seam) if seam.runs_behind else _Tensors(torch, wanted)
 
 
 def _leaves(value: Any, function: Callable[[Any, Any], Any], with_: Any) -> Any:

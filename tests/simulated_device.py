@@ -11,6 +11,9 @@ Kernels run when they are called. What makes it strict:
   changes meanwhile is a hazard. New memory holds `POISON`, too.
 - A thread that has not called `enter_thread` is on another device: each of its calls is a hazard.
 
+`stall` stands for a reduction whose other members have died: what its stream runs after it never
+passes, until `abort`.
+
 To plant a hazard, ``skip`` names a method of the seam and a function: its calls of it do nothing.
 
 Tensors of the device are ordinary ones of the CPU: those that were made with an argument
@@ -144,6 +147,7 @@ class SimulatedDevice:
         self._main = SimulatedStream(self, "main stream")
         self._host: Clock = Counter()  # what the host knows to have run
         self._late: list[LateCopy] = []
+        self._stalled: Clock | None = None
         self._memory: dict[int, Memory] = {}
         self._lock = threading.RLock()
         self._local = threading.local()
@@ -224,6 +228,9 @@ class SimulatedDevice:
             with self._lock:
                 self._memory[key_of(tensor)].used_on.add(stream.name)
 
+    def free_nbytes(self) -> int:
+        return 1 << 30
+
     def synchronize(self) -> None:
         with self._lock:
             everything: Clock = Counter()
@@ -238,6 +245,21 @@ class SimulatedDevice:
         raise AssertionError("a simulated device has no generator of its own")
 
     # ------------------------------------------------------------------------- for its parts
+
+    def stall(self) -> None:
+        """Queue a call that never ends."""
+        with self._lock:
+            stream = self.current_stream()
+            if self._stalled is None:
+                self._stalled = Counter({stream.name: self._queue(stream)})
+
+    def abort(self) -> None:
+        """End it."""
+        self._stalled = None
+
+    @property
+    def stalled(self) -> bool:
+        return self._stalled is not None
 
     @property
     def watches(self) -> bool:
@@ -259,6 +281,10 @@ class SimulatedDevice:
         """Whether everything up to there has run; then the host knows. Mostly not yet."""
         with self._lock, self._alone():
             self._progress()
+            if clock <= self._host:
+                return True
+            if self._never(clock):
+                return False
             if self._random.random() < LATE or any(copy.clock <= clock for copy in self._late):
                 return False
             self._host |= clock
@@ -266,6 +292,8 @@ class SimulatedDevice:
 
     def host_waits(self, clock: Clock) -> None:
         with self._lock, self._alone():
+            if self._never(clock):
+                raise HazardError(f"the host waits for what never ends: {here()}")
             self._run_up_to(clock)
             self._host |= clock
 
@@ -326,6 +354,9 @@ class SimulatedDevice:
         return made
 
     # ------------------------------------------------------------------------- within
+
+    def _never(self, clock: Clock) -> bool:
+        return self._stalled is not None and self._stalled <= clock
 
     def _on_device(self, tensor: Tensor) -> bool:
         memory = self._memory.get(key_of(tensor))

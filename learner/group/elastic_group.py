@@ -32,7 +32,7 @@ from penstock.learner.codecs.auto import choose
 from penstock.learner.group.process_group import LearnerGroup, hello_of, meet, use_interface
 from penstock.learner.group.remote_store import interface_of, open_store, who_has_gone
 from penstock.learner.parameter_server.client import ServerClient
-from penstock.learner.state import put_state, take_state
+from penstock.learner.state import put_state, state_tensors, take_state
 from penstock.learner.sync.bsp import Bsp
 from penstock.learner.sync.gradient_sync import (
     ControlMessage,
@@ -52,6 +52,7 @@ if TYPE_CHECKING:
 
     from penstock.learner.factory import AnyTrainer
 
+SETTLE_S = 5.0  # for the reductions that are queued on a GPU
 MEET_S = 4.0  # members named by the supervisor are alive, and join soon
 LOOK_S = 0.005
 # time in which the others read why they do not fit together, from a store that then ends
@@ -91,6 +92,7 @@ class ElasticGroup:
         self._saved = False  # by that learner
         self._remote: Store | None = None  # the store of learners on several machines
         self._failing_since_s: float | None = None
+        self._look_s = 0.0  # when `raise_if_lost` looks next
         self.sync: GradientSync = SingleLearner()
 
     @property
@@ -122,6 +124,18 @@ class ElasticGroup:
         named, group = self._named, self._group
         return group is not None and named is not None and named["epoch"] > group.epoch
 
+    def raise_if_lost(self) -> None:
+        """Raise GroupLostError where a member has ended, for which queued reductions wait."""
+        now_s = time.monotonic()
+        if self._group is None or now_s < self._look_s:
+            return
+        self._look_s = now_s + LOOK_S
+        self._others = self.messages()
+        if self.changed and self._named is not None:
+            ended = set(self._group.members) - set(self._named["members"])
+            if ended:
+                raise GroupLostError(f"rank {', '.join(map(str, sorted(ended)))} has ended")
+
     def join(self, why: str = "") -> bool:
         """Join the newest group, in the state of its most advanced member.
 
@@ -151,7 +165,8 @@ class ElasticGroup:
         """Leave the others, which detect it."""
         self._rounds = max(self._rounds, self.sync.rounds)
         self._trainer.progress.rollback(self.sync.unsent)
-        self.sync.close()
+        with self._trainer.queue.leave_group(SETTLE_S):
+            self.sync.close()
         self.sync = SingleLearner()
 
     def takes_over(self) -> bool:
@@ -254,6 +269,7 @@ class ElasticGroup:
             return False
         self._group, self.sync, trainer.sync = group, sync, sync
         self._failing_since_s = None
+        trainer.queue.join_group(state_tensors(trainer), cfg.reduce.timeout_s)
         ctx.report("entered")  # before the file: the supervisor must know first
         (ctx.runtime_dir / ENTERED).touch()
         return True
@@ -263,7 +279,8 @@ class ElasticGroup:
         if cfg.pace == "local_sgd":
             return LocalSgd(group, optimizers, cfg, ledger)
         reducing = self._ctx.status.ledger("reduce", Part.WAIT)
-        return Bsp(group, optimizers, cfg, ledger, reducing, self._trainer.shared())
+        shared, drain = self._trainer.shared(), self._trainer.queue.drain
+        return Bsp(group, optimizers, cfg, ledger, reducing, shared, drain)
 
     def _join_remote(self, first: bool) -> bool:
         """Enter the only group on several machines; False where the run ends before.

@@ -15,7 +15,9 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from zlib import crc32
 
 import numpy as np
 import torch
@@ -42,6 +44,7 @@ DEVICE_RANDOM = "device-random"  # of that of a GPU
 SHOWN = 200  # characters of another learner's option
 CONNECT_S = 5.0  # for members that were there a moment ago
 INTERFACE_VARIABLES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
+BOOT_ID = Path("/proc/sys/kernel/random/boot_id")  # of the host, also in its containers
 OWN = ("device", "nice", "threads", "env_threads")  # options in which learners may differ
 
 
@@ -114,23 +117,32 @@ class LearnerGroup:
                 world_size=self.world,
                 timeout=soon,
             )
-            backend = "nccl" if device.type == "cuda" else "gloo"
+        assert dist.group.WORLD is not None
+        self.control = Guarded(dist.group.WORLD)
+        backend = self._backend(device)
+        with lost("connecting"):
+            # NCCL's own watchdog would end the process: `DeviceQueue` notices, and `close` aborts.
+            os.environ.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "0")
             gradients = dist.new_group(timeout=soon, backend=backend)
-        self._aborts = backend == "nccl"
         for group in (dist.group.WORLD, gradients):
             _set_pg_timeout(timeout, group)
-        assert dist.group.WORLD is not None
         assert isinstance(gradients, dist.ProcessGroup)
-        self.control = Guarded(dist.group.WORLD)
         self.gradients = Guarded(gradients)
+
+    def _backend(self, device: torch.device) -> str:
+        """Of torch.distributed, for gradients: NCCL connects only learners with a GPU each."""
+        if device.type == "cpu":
+            return "gloo"
+        host = crc32(BOOT_ID.read_bytes())
+        places = self.gather([host, device.index or 0])
+        return "nccl" if len(set(map(tuple, places))) == len(places) else "gloo"
 
     def close(self) -> None:
         """Leave at once: the others detect it, as connections close with their last use.
 
-        NCCL is aborted, since it would wait for a collective that a lost member never ends.
+        It is aborted, since NCCL would wait for a collective that a lost member never ends.
         """
-        if self._aborts:
-            self.gradients.group.abort()
+        self.gradients.group.abort()
         del self.control.group, self.gradients.group
         dist.destroy_process_group()
 

@@ -87,11 +87,11 @@ class FlatOptimizer:
 
     def state_dict(self) -> dict[str, npt.NDArray[Any]]:
         """Arrays by name; on a CPU they share the optimizer's memory."""
-        return {name: tensor.cpu().numpy() for name, tensor in self._state().items()}
+        return {name: tensor.cpu().numpy() for name, tensor in self.tensors().items()}
 
     def load_state_dict(self, state: Mapping[str, npt.NDArray[Any]]) -> None:
         """Restore a `state_dict` of the same kind of optimizer and the same parameters."""
-        tensors = self._state()
+        tensors = self.tensors()
         if state.keys() != tensors.keys():
             raise ValueError(
                 f"state of {sorted(state)}, but {self._cfg.optimizer} needs {sorted(tensors)}"
@@ -103,7 +103,8 @@ class FlatOptimizer:
             tensor.copy_(torch.from_numpy(np.array(state[name])))
         self.updates = int(self._steps)
 
-    def _state(self) -> dict[str, Tensor]:
+    def tensors(self) -> dict[str, Tensor]:
+        """The state by name, on the device: moments, and the number of steps."""
         return self._rule.moments | {"steps": self._steps}
 
 

@@ -7,7 +7,7 @@ residuals of its codec.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from zlib import crc32
 
@@ -38,16 +38,19 @@ class Bsp:
         ledger: TimeLedger,
         reducing: TimeLedger | None = None,
         shared: Mapping[str, Tensor] | None = None,
+        drain: Callable[[], None] | None = None,
     ) -> None:
         """Make the sync of one group.
 
         ``ledger`` is that of the training thread, ``reducing`` of the thread that reduces.
-        ``shared``, by name: other tensors that must be equal on all ranks.
+        ``shared``, by name: other tensors that must be equal on all ranks. ``drain`` is called
+        before the device is waited for (`DeviceQueue.drain`).
         """
         self.world = group.world
         self._group = group
         self._optimizers = optimizers
         self._shared = shared or {}
+        self._drain = drain or (lambda: None)
         self._cfg = cfg
         self._ledger = ledger
         self._reducing = reducing or TimeLedger()
@@ -75,6 +78,7 @@ class Bsp:
         norm = optimizer.step(1.0, env_steps)
         if optimizer.updates % self._cfg.reduce.check_every == 0:
             self._ledger.switch(Part.REDUCE)
+            self._drain()
             self.check_equal()
         return norm
 

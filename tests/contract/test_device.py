@@ -18,7 +18,6 @@ from torch import nn
 
 from penstock.configs.load import resolve
 from penstock.core.params import Stamp
-from penstock.core.specs import HEADER
 from penstock.envs import probe
 from penstock.learner.codecs.collective import SoloCollective
 from penstock.learner.codecs.reducer import Reducer
@@ -27,14 +26,13 @@ from penstock.learner.publisher import Publisher
 from penstock.learner.sources.drawing import ReplayBatch
 from penstock.learner.sources.staging import StagingBatch
 from penstock.learner.to_host import ToDevice
-from penstock.learner.trainer import Trainer
 from penstock.models.flat_parameters import flatten
 from penstock.profiling.ledger import TimeLedger
-from penstock.replay import Batch
-from penstock.transport.shm.store import Slot
+from penstock.replay import Batch, Replay
 from penstock.transport.shm.weights_board import WeightsBoard
 from reduce_ring import SHAPES, codec_for
 from simulated_device import HazardError, simulated
+from small_trainer import slot, trainer
 
 SEEDS = range(4)
 BATCHES = 5
@@ -75,25 +73,6 @@ def weights() -> Any:
         publisher.flush()
     board.close()
     return np.stack(found)
-
-
-def trainer() -> Trainer:
-    config = resolve("cartpole", ["algo.name=ppo", "actors.envs=8", "actors.unroll=6",
-                                  "learner.updates_per_batch=2", "learner.device=cpu"])  # fmt: skip
-    return Trainer(config, probe(config.env))
-
-
-def slot(made: Trainer, rng: np.random.Generator) -> Slot:
-    payload = made.spec.zeros()
-    columns = made.spec.views(payload)
-    columns["obs"][...] = rng.normal(size=columns["obs"].shape)
-    columns["action"][...] = rng.integers(0, 2, columns["action"].shape)
-    columns["reward"][...] = 1.0
-    columns["behaviour_logp"][...] = np.log(0.5)
-    columns["alive"][...] = True
-    header = np.zeros((), HEADER)
-    header["steps"] = columns["alive"].size
-    return Slot(0, header, tuple(payload), columns)
 
 
 def transitions() -> Any:
@@ -160,8 +139,26 @@ def reductions() -> Any:
     return values.cpu().numpy()
 
 
+def prefetched() -> Any:
+    """Use batches that another thread draws and brings, and let them go at once."""
+    replay = Replay({"obs": (np.float32, (300,)), "action": (np.int64, ())}, 64, seed=3)
+    for number in range(64):
+        obs = np.full(300, number, np.float32)
+        replay.add(
+            obs=obs, action=0, reward=0.0, terminated=False, truncated=False, next_obs=obs + 1
+        )
+    made = []
+    batches = replay.batches(16, device="cpu", prefetch=2)
+    for _ in range(BATCHES):
+        batch = next(batches)
+        made.append((batch.obs * batch.next_obs).sum())
+        del batch
+    batches.close()
+    return torch.stack(made).cpu().numpy()
+
+
 WORKS: dict[str, Work] = {
-    work.__name__: work for work in (unrolls, weights, transitions, uploads, reductions)
+    work.__name__: work for work in (unrolls, weights, transitions, uploads, reductions, prefetched)
 }
 
 HAZARDS = [
@@ -186,6 +183,11 @@ HAZARDS = [
     ("uploads", "record", "ToDevice.__call__"),
     ("uploads", "used_on", "ToDevice.__call__"),
     ("uploads", "host_memory", "Pinned.filled"),
+    ("prefetched", "enter_thread", "_Behind.send"),
+    ("prefetched", "record", "_Behind.send"),
+    ("prefetched", "wait_event", "_Behind.arrive"),
+    ("prefetched", "used_on", "_Behind._used_on"),
+    ("prefetched", "host_memory", "_Behind._bring"),
     ("reductions", "record", "Reducer._hand_over"),
     ("reductions", "enter_thread", "Reducer._reduce"),
     ("reductions", "wait_event", "Reducer._reduce"),
