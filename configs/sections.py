@@ -205,9 +205,10 @@ class LearnerConfig(Section):
     accumulate: Count = 1
     """Batches whose gradients are added up for one optimizer step. It makes the effective batch
     larger without more memory."""
-    micro_batch: Count = 256
+    micro_batch: Count | None = None
     """Observations in one forward and backward pass; the gradients of a larger update are summed.
-    Set it to what fits the processor's cache or the device's memory."""
+    null: 256 on a CPU, whose cache holds about as many images; on a GPU the whole update, or what
+    half of its free memory holds."""
     prefetch: Natural = 1
     """Batches that are gathered ahead while one is trained. More hide the gathering and add policy
     lag; 0 gathers between the steps, while the learner waits."""

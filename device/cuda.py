@@ -46,6 +46,9 @@ class CudaDevice:
     def used_on(self, tensor: Tensor, stream: Any) -> None:
         tensor.record_stream(stream)
 
+    def free_nbytes(self) -> int:
+        return torch.cuda.mem_get_info(self.torch_device)[0]
+
     def synchronize(self) -> None:
         torch.cuda.synchronize(self.torch_device)
 

@@ -73,6 +73,9 @@ class HostDevice:
     def used_on(self, tensor: Tensor, stream: Any) -> None:
         pass
 
+    def free_nbytes(self) -> int:
+        raise AssertionError("a CPU shares the memory of its host")
+
     def synchronize(self) -> None:
         pass
 

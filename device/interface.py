@@ -84,6 +84,9 @@ class Device(Protocol):
         """Note that another stream than the one it was made on uses a tensor: its memory is not
         given to others before that stream has come here."""
 
+    def free_nbytes(self) -> int:
+        """Free bytes of its memory. Not called on a CPU."""
+
     def synchronize(self) -> None:
         """Wait until all streams are empty."""
 

@@ -6,7 +6,6 @@ import torch
 
 from penstock.algos.registry import algorithm
 from penstock.algos.samples import network_shape
-from penstock.configs.errors import UserError
 from penstock.configs.kinds import OTHERWISE
 from penstock.configs.schema import Config
 from penstock.core.interfaces import Unrolls
@@ -47,19 +46,13 @@ def kind_note(config: Config, info: EnvInfo) -> str:
 
 
 def on_own_gpu(config: Config, ctx: RoleContext) -> Config:
-    """``config`` with one GPU for each of several learners.
+    """``config`` with one GPU for each of several learners, which share them where they are more.
 
-    Where `learner.device` is auto, or cuda without an index. Raises UserError where one host has
-    fewer GPUs than learners, which NCCL refuses.
+    Where `learner.device` is auto, or cuda without an index.
     """
     learner = config.learner
     gpus = torch.cuda.device_count()
     if learner.count == 1 or learner.device not in ("auto", "cuda") or not gpus:
         return config
-    if ctx.store is None and learner.count > gpus:
-        raise UserError(
-            f"learner.count {learner.count} needs a GPU for each learner and this host has {gpus}; "
-            f"set learner.count={gpus} or learner.device=cpu"
-        )
     own = learner.model_copy(update={"device": f"cuda:{ctx.learner % gpus}"})
     return config.model_copy(update={"learner": own})

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from penstock.algos.ops.frame_stacks import FrameStacks, take_rows
 from penstock.algos.slots import BEGINS, OLDER
+from penstock.learner.to_host import ToDevice
 
 
 class Share(NamedTuple):
@@ -85,7 +86,9 @@ class BatchSteps:
     are made for one minibatch at a time.
     """
 
-    def __init__(self, columns: Mapping[str, Tensor], per_slot: frozenset[str]) -> None:
+    def __init__(
+        self, columns: Mapping[str, Tensor], per_slot: frozenset[str], to_device: ToDevice
+    ) -> None:
         """``per_slot`` names the columns that have no rows."""
         shape = columns["alive"].shape
         self._flat = {
@@ -98,7 +101,7 @@ class BatchSteps:
         self._stacks: FrameStacks | None = None
         if OLDER in columns:
             self._stacks = FrameStacks(obs, columns[OLDER], columns[BEGINS])
-        self._device = obs.device
+        self._to_device = to_device
         self._order: Tensor | None = None  # of the shares
         self._on_device = torch.empty(0, dtype=torch.int64)  # the same, where the columns are
         self._ordered: dict[str, Tensor] = {}
@@ -107,7 +110,7 @@ class BatchSteps:
         """Begin the epoch of this ``order``, if it has not begun yet."""
         if order is not self._order:
             self._order, self._ordered = order, {}
-            self._on_device = order.to(self._device, non_blocking=True)
+            self._on_device = self._to_device({"order": order.numpy()})["order"]
 
     def minibatch(self, part: slice) -> Minibatch:
         """A part of the epoch, as a batch of one row ``[1, B, ...]`` without the observations after

@@ -37,9 +37,11 @@ from penstock.learner.device_queue import DeviceQueue
 from penstock.learner.device_statistics import DeviceStatistics, kind_of
 from penstock.learner.minibatches import BatchSteps, Share, deal, deal_steps, pieces
 from penstock.learner.optimizers.flat_optimizer import FlatOptimizer
+from penstock.learner.pass_size import PassSize
 from penstock.learner.progress import Progress
 from penstock.learner.sources.staging import StagingBatch, torch_dtype
 from penstock.learner.sync.gradient_sync import GradientSync, SingleLearner
+from penstock.learner.to_host import ToDevice
 from penstock.models.fitting import AnyShape
 from penstock.models.precision import cpu_gains_by_bf16
 from penstock.models.torch_nets import build_net
@@ -74,6 +76,8 @@ class Trainer:
         device.enter_thread()
         self._runs_behind = device.runs_behind
         self.spec = slot_spec(config, info)
+        self._pass_size = PassSize(config.learner.micro_batch, device)
+        self._to_device = ToDevice(self.device)
         self._per_slot = frozenset(c.name for c in self.spec.columns if c.rows == "slot")
         shape = algo.network(config, info)
         self.layout = shape.layout
@@ -144,7 +148,7 @@ class Trainer:
             now = with_values(self._scheduled, self.progress.trained_steps)
             self._cfg = self._algo.settled(now)
         columns = self._prepared(columns)
-        steps = BatchSteps(columns, self._per_slot) if self._by_steps else None
+        steps = BatchSteps(columns, self._per_slot, self._to_device) if self._by_steps else None
         for share, total in zip(shares, totals, strict=True):
             if not self._goes_on(columns):
                 break
@@ -184,6 +188,7 @@ class Trainer:
         self._batches = 0
         self._accumulated = 0.0
         self._before, self._norms = [], []
+        self.device_statistics.regrouped()
 
     def optimizers(self) -> dict[str, FlatOptimizer]:
         """The optimizers, by the name of the parameters that each updates."""
@@ -194,6 +199,10 @@ class Trainer:
         normalizer = self.model.normalizer
         found = {} if normalizer is None else dict(normalizer.named_buffers(prefix="normalizer"))
         return found if self._rewards is None else found | {"rewards": self._rewards.sums}
+
+    def tensors(self) -> list[Tensor]:
+        """What updates change besides `published` and the optimizer's state."""
+        return [] if self._rewards is None else [self._rewards.sums]
 
     def published(self) -> list[Tensor]:
         """The tensors that actors get, in the layout's order: parameters, then buffers."""
@@ -278,7 +287,7 @@ class Trainer:
     @property
     def _micro_envs(self) -> int:
         """Environments of a micro-batch."""
-        return max(1, self.config.learner.micro_batch // (self.spec.unroll + 1))
+        return max(1, self._pass_size.rows // (self.spec.unroll + 1))
 
     def _update(
         self,
@@ -318,20 +327,26 @@ class Trainer:
         """Add the gradients of a minibatch, micro-batch by micro-batch."""
         places = share.places
         if isinstance(places, Tensor):
-            places = places.to(self.device, non_blocking=True)
+            places = self._to_device({"places": places.numpy()})["places"]
         size = self._micro_envs
         if steps is not None and share.order is not None:
             steps.set_order(share.order)
-            size = self.config.learner.micro_batch
+            size = self._pass_size.rows
         parts = [places] if self._whole else list(pieces(places, size))
         for number, part in enumerate(parts, start=1):
             self._ledger.switch(Part.FORWARD)
-            loss, sums = self._loss(columns, steps, part)
+            with self._pass_size.measured(self._rows(part, steps)):
+                loss, sums = self._loss(columns, steps, part)
             if complete and number == len(parts):
                 self.sync.prepare_backward(self.optimizer, self._accumulated)
             self._ledger.switch(Part.BACKWARD)
             backward(loss)
             self.device_statistics.add(sums)
+
+    def _rows(self, places: slice | Tensor, steps: BatchSteps | None) -> int:
+        """Observations in a part of a minibatch."""
+        number = len(places) if isinstance(places, Tensor) else places.stop - places.start
+        return number if steps is not None else number * (self.spec.unroll + 1)
 
     def _loss(
         self, columns: dict[str, Tensor], steps: BatchSteps | None, places: slice | Tensor

@@ -7,6 +7,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
+from penstock.models.frame_order import in_order
 from penstock.models.layout import CLIP, EPSILON
 
 MOST = 1e9  # samples counted: beyond float32's precision the statistics become a moving average
@@ -95,5 +96,5 @@ class FrameNormalizer(Normalizer):
             return ((frames.float() - mean) * scale).clamp_(-CLIP, CLIP).to(dtype)
         var = torch.where(self.count > 0, var + LEAST_LEVELS**2, 255.0**2)
         # Differences of whole numbers below 256 are exact in bfloat16.
-        centred = frames.to(dtype).sub_(mean.round().to(dtype))
-        return centred.mul_(var.rsqrt_().to(dtype)).clamp_(-CLIP, CLIP)
+        mean, scale = (in_order(pixels[None], dtype) for pixels in (mean.round(), var.rsqrt_()))
+        return in_order(frames, dtype).sub_(mean).mul_(scale).clamp_(-CLIP, CLIP)

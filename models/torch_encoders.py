@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from penstock.configs.model import ModelConfig
+from penstock.models.frame_order import in_order
 from penstock.models.general import channels_last
 from penstock.models.layout import CONVS, FEATURES, flat_features
 from penstock.models.torch_heads import orthogonal
@@ -43,8 +44,8 @@ class Encoder(nn.Module):
     def forward(self, arrays: dict[str, Tensor]) -> Tensor:
         found = []
         for (name, shape), image in zip(self._images.items(), self.images, strict=True):
-            frames = arrays[name]
-            found.append(image(frames.movedim(-1, 1) if channels_last(shape) else frames))
+            frames = arrays[name].movedim(-1, 1) if channels_last(shape) else arrays[name]
+            found.append(image(in_order(frames, frames.dtype)))
         if self.layers is not None:
             numbers = [arrays[name].flatten(1) for name in self._numbers]
             found.append(self.layers(numbers[0] if len(numbers) == 1 else torch.cat(numbers, 1)))

@@ -22,6 +22,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from penstock.models.frame_order import in_order
 from penstock.models.layout import CONVS, Activation, flat_features
 from penstock.models.normalizer import FrameNormalizer
 from penstock.models.torch_heads import PolicyNetwork, orthogonal
@@ -101,11 +102,7 @@ class Towers(nn.Module):
 
 
 class CnnTrunk(Trunk):
-    """Three convolutions and a linear layer of ``width`` (Mnih et al. 2015).
-
-    Activations are in torch's default order, not channels_last: with bfloat16 on a CPU both take
-    the same time, and this one keeps weights contiguous and needs no transposed copy of frames.
-    """
+    """Three convolutions and a linear layer of ``width`` (Mnih et al. 2015)."""
 
     def __init__(
         self, frames: tuple[int, int, int], width: int, obs_scale: float, dtype: torch.dtype
@@ -127,7 +124,7 @@ class CnnTrunk(Trunk):
         if isinstance(self.normalizer, FrameNormalizer):
             hidden = self.normalizer.frames(hidden, self.dtype)
         else:
-            hidden = hidden.to(self.dtype)
+            hidden = in_order(hidden, self.dtype)
         for i, (_, _, stride) in enumerate(CONVS):
             hidden = F.conv2d(hidden, weights[2 * i], weights[2 * i + 1], stride).relu_()
         return F.linear(hidden.flatten(1), weights[6], weights[7]).relu_().float()[None]

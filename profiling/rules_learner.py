@@ -124,14 +124,15 @@ def launches_are_slow(e: Evidence) -> Verdict | None:
     share = e.between_kernels
     if share < GAPS:
         return None
-    micro_batch = 2 * int(e.option("learner", "micro_batch", 256))
+    micro_batch = e.option("learner", "micro_batch", None)
+    passes = "" if micro_batch is None else "whole updates in one pass (learner.micro_batch=null), "
     return Verdict(
         "launch_bound",
         f"the GPU waits for launches: in {percent(share)} of the learner's time it is to compute "
         "and runs no kernel",
         f"its passes take {percent(e.share('compute'))} of the time, and kernels run in "
         f"{percent(e.share('compute') - share)}",
-        f"fewer and larger kernels: learner.micro_batch={micro_batch}, larger batches "
+        f"fewer and larger kernels: {passes}larger batches "
         "(learner.batch_slots), a network of fewer and wider layers",
         share,
     )

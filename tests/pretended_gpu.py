@@ -40,6 +40,7 @@ class _Module(_DummyBackendModule):
 
 _setup_privateuseone_for_python_backend("pretended", backend_module=_Module())
 GPU = torch.device("pretended", 0)
+FREE_NBYTES = 1 << 30
 
 
 class HostWaitsError(AssertionError):
@@ -59,6 +60,9 @@ class PretendedDevice(HostDevice):
     def memory_for(self, host: Tensor) -> Tensor:
         return torch.empty(host.shape, dtype=host.dtype, device=GPU)
 
+    def free_nbytes(self) -> int:
+        return FREE_NBYTES
+
     def copy(self, target: Tensor, source: Tensor) -> None:
         assert target.device != source.device
         assert target.shape == source.shape
@@ -66,14 +70,20 @@ class PretendedDevice(HostDevice):
 
 
 class Waits(TorchDispatchMode):
-    """Finds copies between host and device that wait. ``allowed``: they are right here."""
+    """Finds copies between host and device that wait. ``allowed``: they are right here.
+
+    ``convolved`` are the inputs of convolutions.
+    """
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.allowed = False
+        self.convolved: list[Tensor] = []
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         found = func(*args, **(kwargs or {}))
+        if func is torch.ops.aten.convolution.default:
+            self.convolved.append(args[0])
         if func in (torch.ops.aten._to_copy.default, torch.ops.aten.copy_.default):
             source = args[1] if func is torch.ops.aten.copy_.default else args[0]
             waits = not ((kwargs or {}).get("non_blocking") or (len(args) > 2 and args[2]))

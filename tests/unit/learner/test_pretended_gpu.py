@@ -31,7 +31,7 @@ from penstock.learner.state import set_weights, weights_of
 from penstock.learner.trainer import Trainer
 from penstock.replay import Batch
 from penstock.transport.shm.weights_board import WeightsBoard
-from pretended_gpu import GPU, HostWaitsError, Waits, pretended
+from pretended_gpu import FREE_NBYTES, GPU, HostWaitsError, Waits, pretended
 from reduce_ring import codec_for
 
 # copy.deepcopy asks for a fake tensor's address
@@ -108,6 +108,31 @@ def test_updates_by_unrolls_stay_on_the_device_and_wait_for_nothing(
     for _ in range(2):
         made.step(unrolls(made))
         made.statistics()
+
+
+@pytest.mark.parametrize("name", [name for name in UNROLLS if "frames" in name])
+def test_frames_are_in_the_order_that_tensor_cores_take(waits: Waits, name: str) -> None:
+    made = unroll_trainer(waits, *UNROLLS[name])
+    made.step(unrolls(made))
+    # The convolutions of a real GPU pass their order on; fake ones do not.
+    frames = [given for given in waits.convolved if given.shape[-1] >= 84]
+    assert frames
+    assert all(given.is_contiguous(memory_format=torch.channels_last) for given in frames)
+
+
+def test_a_pass_is_as_large_as_half_of_the_free_memory_holds(waits: Waits) -> None:
+    target, *options = UNROLLS["frames by ppo"]
+    made = unroll_trainer(waits, target, *options, "actors.envs=128")
+    made.step(unrolls(made))
+    # In bf16 the frames and the four outputs of the Nature CNN, in fp32 the features; and the
+    # weights in bf16, which the rows of the first pass share.
+    rows = 2 * 128 * 6 // made.config.learner.updates_per_batch
+    kept = 2 * (4 * 84 * 84 + 32 * 20 * 20 + 64 * 9 * 9 + 64 * 7 * 7 + 512) + 4 * 512
+    kept += 2 * made.optimizer.values.numel() // rows
+    assert made._pass_size.rows == pytest.approx(FREE_NBYTES // 2 // kept, rel=0.02)
+    fixed = unroll_trainer(waits, target, *options, "learner.micro_batch=100")
+    fixed.step(unrolls(fixed))
+    assert fixed._pass_size.rows == 100
 
 
 @pytest.mark.parametrize("name", DRAWN)

@@ -140,6 +140,15 @@ def test_several_learners_of_a_host_have_a_gpu_each(
     assert devices == [torch.device("cuda", 0), torch.device("cuda", 1)]
 
 
+def test_learners_share_the_gpus_of_a_host(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    config = resolve("cartpole", ["learner.count=3"])
+    ranks: list[Any] = [SimpleNamespace(learner=rank, store=None) for rank in range(3)]
+    shared = [on_own_gpu(config, rank).learner.device for rank in ranks]
+    assert shared == ["cuda:0", "cuda:1", "cuda:0"]
+
+
 @pytest.mark.gpu
 def test_a_gpu_takes_the_same_steps() -> None:
     on_cpu, on_gpu = trainer(), trainer(device="cuda")

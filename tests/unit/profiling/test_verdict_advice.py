@@ -20,7 +20,7 @@ def test_a_gpu_that_waits_for_launches_is_given_more_at_once() -> None:
     assert verdict.kind == "launch_bound"
     assert verdict.cost == pytest.approx(0.48)
     assert "passes take 98 % of the time, and kernels run in 50 %" in verdict.reason
-    assert "learner.micro_batch=1280" in verdict.next_step
+    assert "whole updates in one pass (learner.micro_batch=null)" in verdict.next_step
     # Gaps between kernels are small, or the learner has nothing to compute.
     assert (
         judge(profile([learner(gpu_kernel_busy=0.85)], two(**HEALTHY)) | on_gpu).kind == "healthy"
