@@ -1,7 +1,14 @@
 # `make` lists the targets. Whatever needs .venv builds it first, when it is missing or outdated.
 
 BIN := .venv/bin
-INSTALLED := .venv/installed
+
+# `make venv CUDA=1` installs torch for NVIDIA GPUs, and later calls keep it; `make venv CUDA=0`
+# goes back.
+CUDA ?= $(if $(wildcard .venv/installed-cuda),1,0)
+VARIANT := $(if $(filter 1,$(CUDA)),-cuda)
+INSTALLED := .venv/installed$(VARIANT)
+CONSTRAINTS := constraints$(VARIANT).txt
+
 BENCHMARKS := $(addprefix benchmarks/, $(addsuffix .py, \
 	cartpole cluster memory pong recorder replay shm startup utilization wire))
 
@@ -21,17 +28,17 @@ SOURCES := actors algos bench benchmarks cli configs core device envs evaluation
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
-venv: $(INSTALLED) ## build .venv with the pinned versions
+venv: $(INSTALLED) ## build .venv with the pinned versions; CUDA=1: with torch for NVIDIA GPUs
 
 # Bytecode is compiled here, all cores at once, and not left to the first import: importing torch
 # without it takes twice as long, and PYTHONDONTWRITEBYTECODE may be set.
-$(INSTALLED): pyproject.toml constraints.txt
+$(INSTALLED): pyproject.toml $(sort constraints.txt $(CONSTRAINTS))
 	@test -n "$(PYTHON)" || { echo "no Python 3.11 or newer was found: install one," \
 		"or name it with make PYTHON=/path/to/python3" >&2; exit 2; }
 	@echo "building .venv with $(PYTHON); the first time takes some minutes"
 	$(PYTHON) -m venv --clear .venv
-	$(BIN)/pip install --quiet -c constraints.txt setuptools
-	$(BIN)/pip install --quiet --no-compile --no-build-isolation -c constraints.txt -e '.[atari,box2d,dev,docs,minatar,mujoco,video,vizdoom]'
+	$(BIN)/pip install --quiet -c $(CONSTRAINTS) setuptools
+	$(BIN)/pip install --quiet --no-compile --no-build-isolation -c $(CONSTRAINTS) -e '.[atari,box2d,dev,docs,minatar,mujoco,video,vizdoom]'
 	$(BIN)/python -m compileall -qq -j 0 .venv/lib || true # libraries ship files that cannot compile
 	touch $@
 

@@ -14,7 +14,9 @@ from typing import Any
 
 import psutil
 
+from penstock.cli import doctor_gpu
 from penstock.core import cgroup
+from penstock.core.formatting import size
 from penstock.core.machine import version_of
 
 PACKAGES = (
@@ -22,8 +24,7 @@ PACKAGES = (
     "safetensors", "pydantic", "ruamel.yaml", "typer", "rich", "psutil",
 )  # fmt: skip
 OPTIONAL = ("ale-py",)
-MIB, GIB = 1 << 20, 1 << 30
-LOW_MEMORY_NBYTES = 4 * GIB
+LOW_MEMORY_NBYTES = 4 << 30
 LOW_NOFILE = 1024
 
 Facts = dict[str, Any]
@@ -45,16 +46,16 @@ def examine() -> Facts:
             "memlock": resource.getrlimit(resource.RLIMIT_MEMLOCK)[0],
         },
         "packages": {name: version_of(name) for name in PACKAGES},
-        "gpu": _gpus(),
         "curve": _has_curve(),
         "bytecode": _has_bytecode("torch"),
+        **doctor_gpu.examine(),
     }
     return facts | {"warnings": warnings(facts)}
 
 
 def warnings(facts: Facts) -> list[str]:
     """Sentences about problems for a run, each with a remedy."""
-    checks = (_about_system, _about_cores, _about_memory, _about_packages)
+    checks = (_about_system, _about_cores, _about_memory, _about_packages, doctor_gpu.warnings)
     return [text for check in checks for text in check(facts)]
 
 
@@ -62,16 +63,15 @@ def describe(facts: Facts) -> str:
     """The facts as a table, then the warnings."""
     cores, memory, limits = facts["cores"], facts["memory"], facts["limits"]
     quota = "none" if cores["cgroup"] is None else f"{cores['cgroup']:g}"
-    limit = "none" if memory["cgroup"] is None else _size(memory["cgroup"])
-    gpu = ", ".join(f"{g['name']} ({_size(g['memory'])})" for g in facts["gpu"])
+    limit = "none" if memory["cgroup"] is None else size(memory["cgroup"])
     lines = [
         f"system    {' '.join(map(str, facts['system'].values()))}",
         f"cores     {cores['usable']} usable of {cores['present']}, cgroup quota {quota}, "
         f"load {cores['load']:.1f}, bf16 {_yes(cores['bf16'])}",
-        f"memory    {_size(memory['available'])} free of {_size(memory['total'])}, cgroup limit "
-        f"{limit}, /dev/shm {_size(memory['dev_shm'])}",
-        f"limits    {limits['nofile']} open files, {_size(limits['memlock'])} locked memory",
-        f"gpu       {gpu or 'none'}",
+        f"memory    {size(memory['available'])} free of {size(memory['total'])}, cgroup limit "
+        f"{limit}, /dev/shm {size(memory['dev_shm'])}",
+        f"limits    {limits['nofile']} open files, {size(limits['memlock'])} locked memory",
+        *doctor_gpu.describe(facts),
         f"curve     {_yes(facts['curve'])}",
         f"packages  {', '.join(f'{k} {v}' for k, v in facts['packages'].items() if v)}",
     ]
@@ -156,15 +156,6 @@ def _has_bf16() -> bool:
     return "avx512_bf16" in flags or "amx_bf16" in flags
 
 
-def _gpus() -> list[Facts]:
-    if version_of("torch") is None:
-        return []
-    import torch
-
-    devices = [torch.cuda.get_device_properties(i) for i in range(torch.cuda.device_count())]
-    return [{"name": device.name, "memory": device.total_memory} for device in devices]
-
-
 def _has_curve() -> bool | None:
     if version_of("pyzmq") is None:
         return None
@@ -183,12 +174,6 @@ def _has_bytecode(module: str) -> bool | None:
 def _origin(module: str) -> Path:
     spec = importlib.util.find_spec(module)
     return Path(spec.origin if spec and spec.origin else "")
-
-
-def _size(nbytes: int) -> str:
-    if nbytes < 0:
-        return "unlimited"
-    return f"{nbytes / GIB:.1f} GiB" if nbytes >= GIB else f"{nbytes / MIB:.0f} MiB"
 
 
 def _yes(fact: object) -> str:

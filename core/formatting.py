@@ -45,6 +45,13 @@ def duration(seconds: float | None) -> str:
     return f"{seconds * 1e3:.0f} ms" if seconds < 1 else f"{seconds:.1f} s"
 
 
+def size(nbytes: int) -> str:
+    """3 << 29 -> "1.5 GiB"; below 0, as of a limit that is off, "unlimited"."""
+    if nbytes < 0:
+        return "unlimited"
+    return f"{nbytes / 2**30:.1f} GiB" if nbytes >= 2**30 else f"{nbytes / 2**20:.0f} MiB"
+
+
 def shares(parts: Mapping[str, float | None]) -> str:
     """The larger parts of a ledger, the largest first: "compute 91%, wait_data 3%"."""
     known = [(name, share) for name, share in parts.items() if share is not None]

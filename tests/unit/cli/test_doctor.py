@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from penstock.cli import doctor
+from penstock.cli import doctor, doctor_gpu
 from penstock.core import cgroup
 
 GOOD: dict[str, Any] = {
@@ -16,7 +16,8 @@ GOOD: dict[str, Any] = {
     "memory": {"total": 32 << 30, "available": 16 << 30, "cgroup": None, "dev_shm": 64 << 20},
     "limits": {"nofile": 4096, "memlock": -1},
     "packages": dict.fromkeys(doctor.PACKAGES, "1.0"),
-    "gpu": [{"name": "H200", "memory": 139 << 30}],
+    "gpu": [],
+    "cuda": doctor_gpu.NO_CUDA | {"torch": "2.13.0+cpu"},
     "curve": True,
     "bytecode": True,
 }

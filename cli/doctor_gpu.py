@@ -1,0 +1,296 @@
+"""The GPU part of `penstock doctor`: which GPUs the machine has, whether torch can use them, and
+what makes them slow.
+
+`examine` gathers the facts; `describe` and `warnings` read nothing else, so that they are tested
+with the facts of other machines.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from itertools import combinations
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from penstock.core.formatting import size
+from penstock.core.machine import gpu_models, version_of
+
+Facts = dict[str, Any]
+Capability = list[int]
+"""Compute capability, major and minor, such as [9, 0]."""
+
+NO_CUDA: Facts = {
+    "present": 0,  # GPUs of the machine
+    "driver": None,
+    "visible": None,  # the value of CUDA_VISIBLE_DEVICES
+    "torch": None,
+    "built_for": None,  # a CUDA version; None for a CPU build
+    "nccl": None,
+    "cudnn": None,
+    "archs": [],  # for which torch has code, such as sm_90
+    "error": None,  # why torch can use no GPU
+    "no_peers": [],  # pairs of GPUs that cannot access each other's memory
+}
+"""The facts "cuda" of a machine with neither GPU nor torch."""
+DEVICES = Path("/dev")
+DRIVER = Path("/proc/driver/nvidia/version")
+GIB = 1 << 30
+
+FAST_BF16: Capability = [8, 0]
+CORES_PER_GPU = 4
+NCCL_SHM_NBYTES = GIB
+"""What NCCL's documentation recommends for containers: --shm-size=1g."""
+OTHERS_NBYTES = 2 * GIB
+"""More than a CUDA context needs, such as that of the doctor itself: about 0.5 GiB."""
+
+
+class Build(NamedTuple):
+    """A build of torch for a CUDA version."""
+
+    cuda: str
+    driver: int
+    """The oldest driver of that CUDA major version (NVIDIA, CUDA Compatibility, table 1)."""
+    capabilities: tuple[Capability, Capability]
+    """The oldest and newest GPUs that it has code for (RELEASE.md of torch)."""
+
+    def command(self) -> str:
+        """What installs it. The local version (+cu130) replaces a CPU build of the same version,
+        which pip would otherwise keep."""
+        tag = f"cu{self.cuda.replace('.', '')}"
+        index = f"https://download.pytorch.org/whl/{tag}"
+        return f"{sys.executable} -m pip install torch=={TORCH}+{tag} --index-url {index}"
+
+
+TORCH = "2.13.0"
+"""The version in constraints.txt."""
+BUILDS = (  # the first that fits is recommended; that of constraints-cuda.txt is the first
+    Build("13.0", 580, ([7, 5], [99, 0])),  # newer GPUs translate its PTX
+    Build("12.6", 525, ([5, 0], [9, 0])),
+)
+
+
+def examine(devices: Path = DEVICES, driver: Path = DRIVER) -> Facts:
+    """The facts about GPUs: "gpu", with one entry for each, and "cuda", of driver and torch.
+
+    A GPU is found by its device file, such as /dev/nvidia0, without which no process can use it.
+    The driver's version is in /proc. Both can be read without a CUDA build of torch, and cannot
+    hang; nvidia-smi can, and many containers lack it.
+    """
+    present = sum(bool(re.fullmatch(r"nvidia\d+", path.name)) for path in devices.glob("nvidia*"))
+    cuda = NO_CUDA | {
+        "present": present,
+        "driver": driver_version(driver),
+        "visible": os.environ.get("CUDA_VISIBLE_DEVICES"),
+    }
+    gpus: list[Facts] = []
+    if version_of("torch") is not None:
+        build, gpus = _of_torch()
+        cuda |= build
+    if not gpus:
+        models = gpu_models()
+        names = models if len(models) == present else ["NVIDIA GPU"] * present
+        gpus = [{"name": name, "capability": None} for name in names]
+    return {"gpu": gpus, "cuda": cuda}
+
+
+def driver_version(path: Path = DRIVER) -> str | None:
+    """The version of NVIDIA's kernel driver, such as "580.159.04"; None without its file."""
+    try:
+        first = path.read_text().partition("\n")[0]
+    except OSError:
+        return None
+    found = re.search(r"\s(\d+(?:\.\d+)+)(?:\s|$)", first)
+    return found[1] if found else None
+
+
+def describe(facts: Facts) -> list[str]:
+    """The lines about GPUs and torch's build."""
+    cuda = facts["cuda"]
+    kinds = Counter(_kind(gpu) for gpu in facts["gpu"])
+    found = ", ".join(kind if n == 1 else f"{n} x {kind}" for kind, n in kinds.items())
+    if found:
+        found += f", driver {cuda['driver'] or 'unknown'}"
+    if len(_usable(facts)) > 1:
+        found += f", peer access {'no' if cuda['no_peers'] else 'yes'}"
+    if cuda["torch"] is None:
+        build = "none"
+    elif cuda["built_for"] is None:
+        build = f"{cuda['torch']}, CPU only"
+    else:
+        libraries = {"CUDA": "built_for", "cuDNN": "cudnn", "NCCL": "nccl"}
+        versions = (f"{k} {cuda[v]}" for k, v in libraries.items() if cuda[v])
+        build = ", ".join((cuda["torch"], *versions))
+    return [f"gpu       {found or 'none (no device file /dev/nvidiaN)'}", f"torch     {build}"]
+
+
+def warnings(facts: Facts) -> Iterator[str]:
+    """Sentences about problems with GPUs, each with a remedy."""
+    for check in (_about_build, _about_capability, _about_memory_in_use, _about_the_host):
+        yield from check(facts)
+
+
+def _about_build(facts: Facts) -> Iterator[str]:
+    """Why torch uses no GPU although there is one."""
+    cuda = facts["cuda"]
+    torch, driver, built_for, error = (cuda[k] for k in ("torch", "driver", "built_for", "error"))
+    if not cuda["present"] or torch is None:
+        return
+    if built_for is None:
+        yield f"torch {torch} is a CPU build, so the GPU is not used; {_how_to_install(driver)}"
+    elif error is not None and (oldest := _oldest_driver(built_for)) > _major(driver):
+        yield (
+            f"torch {torch} is built for CUDA {built_for}, which needs driver {oldest} or newer, "
+            f"and this is {driver}; {_how_to_install(driver)}"
+        )
+    elif error is not None and cuda["visible"] is not None:
+        yield (
+            f"torch {torch} finds no GPU ({error}), as CUDA_VISIBLE_DEVICES is "
+            f"{cuda['visible']!r}; unset it, or name a GPU"
+        )
+    elif error is not None:
+        yield (
+            f"torch {torch} cannot use the GPU ({error}); nvidia-smi must list it, so repair the "
+            "driver, or start the container with --gpus all"
+        )
+
+
+def _about_capability(facts: Facts) -> Iterator[str]:
+    cuda = facts["cuda"]
+    kinds = {gpu["name"]: gpu["capability"] for gpu in _usable(facts)}
+    for name, capability in kinds.items():
+        version = ".".join(map(str, capability))
+        if cuda["archs"] and not _has_code(cuda["archs"], capability):
+            yield (
+                f"torch {cuda['torch']} has no code for {name} of compute capability {version}, "
+                f"only for {' '.join(cuda['archs'])}, so all kernels fail; set "
+                f"learner.device=cpu, or {_how_to_install(cuda['driver'], capability)}"
+            )
+        elif capability < FAST_BF16:
+            yield (
+                f"{name} has compute capability {version}, and bfloat16 is fast from 8.0 on; set "
+                "learner.precision=fp32, as auto is bf16 for networks with convolutions"
+            )
+
+
+def _about_memory_in_use(facts: Facts) -> Iterator[str]:
+    for i, gpu in enumerate(_usable(facts)):
+        if gpu["memory"] - gpu["free"] > OTHERS_NBYTES:
+            yield (
+                f"GPU {i} ({gpu['name']}) has {size(gpu['free'])} of {size(gpu['memory'])} free, "
+                "as other programs use it, and they slow a run down too; end them (nvidia-smi "
+                "lists them), or name another GPU: learner.device=cuda:N"
+            )
+
+
+def _about_the_host(facts: Facts) -> Iterator[str]:
+    """What GPUs need of the machine.
+
+    The limit of locked memory is not checked: pinned memory is locked by NVIDIA's driver, to which
+    RLIMIT_MEMLOCK does not apply. /dev/shm matters to NCCL alone, as Penstock uses memfd.
+    """
+    cores, number = facts["cores"], len(_usable(facts))
+    allowed = min(cores["usable"], cores["cgroup"] or cores["usable"])
+    if number and allowed / number < CORES_PER_GPU:
+        yield (
+            f"{allowed:g} cores for {number} GPU{'s' * (number > 1)} are few, as learner, gather "
+            f"threads and actors share them; use {CORES_PER_GPU} or more for each GPU, or add "
+            "actors on other hosts"
+        )
+    if number > 1 and facts["memory"]["dev_shm"] < NCCL_SHM_NBYTES:
+        yield (
+            f"/dev/shm has {size(facts['memory']['dev_shm'])}, and NCCL recommends "
+            f"{size(NCCL_SHM_NBYTES)} for several GPUs; start the container with --shm-size=1g"
+        )
+    if pairs := facts["cuda"]["no_peers"]:
+        yield (
+            f"GPUs {pairs[0][0]} and {pairs[0][1]} cannot access each other's memory, so gradients "
+            "between learners pass through the host's; nvidia-smi topo -p2p r shows the reason"
+        )
+
+
+def _how_to_install(driver: str | None, capability: Capability | None = None) -> str:
+    """How to get a build of torch that runs with a driver and, if that is known, on a GPU."""
+    for build in BUILDS:
+        oldest, newest = build.capabilities
+        fits = capability is None or oldest <= capability <= newest
+        if fits and _major(driver) >= build.driver:
+            return f"install a build for it: {build.command()}"
+    return f"update the driver to {BUILDS[0].driver} or newer, then run {BUILDS[0].command()}"
+
+
+def _major(driver: str | None) -> int:
+    """An unknown driver counts as new."""
+    return int(driver.partition(".")[0]) if driver else BUILDS[0].driver
+
+
+def _oldest_driver(cuda: str) -> int:
+    """The oldest driver for a CUDA version; 0 if it is not known."""
+    major = cuda.partition(".")[0]
+    return next((b.driver for b in BUILDS if b.cuda.partition(".")[0] == major), 0)
+
+
+def _has_code(archs: list[str], capability: Capability) -> bool:
+    """Whether a GPU runs code of `torch.cuda.get_arch_list`: machine code (sm_86) of its own major
+    version and no newer minor one, or PTX (compute_90) of no newer version."""
+    for kind, digits in re.findall(r"(sm|compute)_(\d+)", " ".join(archs)):
+        code = [*divmod(int(digits), 10)]
+        if code <= capability and (kind == "compute" or code[0] == capability[0]):
+            return True
+    return False
+
+
+def _usable(facts: Facts) -> list[Facts]:
+    """The GPUs that torch can use."""
+    return [gpu for gpu in facts["gpu"] if gpu["capability"]]
+
+
+def _kind(gpu: Facts) -> str:
+    if not gpu["capability"]:
+        return str(gpu["name"])
+    version = ".".join(map(str, gpu["capability"]))
+    bf16 = "yes" if gpu["capability"] >= FAST_BF16 else "no"
+    return f"{gpu['name']} ({size(gpu['memory'])}, compute capability {version}, bf16 {bf16})"
+
+
+def _of_torch() -> tuple[Facts, list[Facts]]:
+    """What torch says of its build, and of the GPUs that it can use."""
+    import torch
+
+    build: Facts = {"torch": torch.__version__, "built_for": torch.version.cuda}
+    if torch.version.cuda is None:
+        return build, []
+    if torch.distributed.is_nccl_available():
+        build["nccl"] = ".".join(map(str, torch.cuda.nccl.version()))
+    if number := torch.backends.cudnn.version():
+        build["cudnn"] = f"{number // 10_000}.{number // 100 % 100}.{number % 100}"  # since 9.0
+    build["archs"] = torch.cuda.get_arch_list()
+    try:
+        torch.cuda.init()
+    except RuntimeError as error:  # no driver, an old one, or no GPU that is visible
+        build["error"] = re.split(r"\.?\n|\. (?=[A-Z])", str(error))[0]
+        return build, []
+    devices = range(torch.cuda.device_count())
+    build["no_peers"] = [
+        [i, j] for i, j in combinations(devices, 2) if not torch.cuda.can_device_access_peer(i, j)
+    ]
+    return build, [_gpu(i) for i in devices]
+
+
+def _gpu(index: int) -> Facts:
+    import torch
+
+    device = torch.cuda.get_device_properties(index)
+    try:
+        free = torch.cuda.mem_get_info(index)[0]
+    except RuntimeError:  # other programs have taken all memory, or the GPU for themselves
+        free = 0
+    return {
+        "name": device.name,
+        "memory": device.total_memory,
+        "free": free,
+        "capability": [device.major, device.minor],
+    }
