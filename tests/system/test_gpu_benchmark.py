@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -59,9 +60,18 @@ def test_a_stage_that_fails_dies_or_hangs_loses_no_other() -> None:
     assert states == {"raises": "failed", "dies": "failed", "hangs": "failed", "works": "done"}
     assert stages["raises"]["error"][-1] == "ValueError: no such kernel"
     assert stages["dies"]["error"][0] == "ended with -11"
-    assert stages["hangs"]["error"] == ["stopped after 3 s", "looks for a GPU"]
+    assert stages["hangs"]["error"] == ["stopped after 5 s", "looks for a GPU"]
     assert [len(stage["findings"]) for stage in stages.values()] == [1, 1, 1, 1]
     assert stages["works"]["findings"][0]["data"] == [1, 2]
+
+
+def test_stopped_within_a_stage_it_leaves_nothing() -> None:
+    command = [sys.executable, str(FAILING), "--device", "cpu", "--only", "hangs"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert any("before the hang" in line for line in process.stdout)
+        process.terminate()
+        assert process.wait(60) == 128 + signal.SIGTERM  # and the fixture looks for what is left
 
 
 def test_what_no_time_is_left_for_is_left_out() -> None:

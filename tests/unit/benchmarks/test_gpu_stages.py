@@ -8,9 +8,11 @@ from pathlib import Path
 
 import pytest
 
+from gpu_stages import set_up
 from gpu_stages.expected import compared, line
 from gpu_stages.finding import Finding, Options
 from gpu_stages.updates import MESSAGE, waits_in
+from simulated_device import HazardError, simulated
 
 CHECKOUT = Path(__file__).parents[3]
 GPU = Options("cuda", 8.0)
@@ -43,6 +45,37 @@ def test_figures_of_a_cpu_are_not_compared_and_answers_are() -> None:
     cpu = Options("cpu", 0.1)
     assert compared("pong", Finding("minutes to 18", 12.0), cpu)["met"] is None
     assert compared("group", Finding("two learners trained", False), cpu)["met"] is False
+
+
+ORDERED = (  # the checks that need an order of streams
+    "copy brings values there and back",
+    "streams wait for events and streams",
+    "used_on keeps memory",
+    "synchronize waits",
+)
+
+
+@pytest.mark.parametrize("name", ORDERED)
+def test_checks_of_a_device_have_the_orders_that_they_need(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(set_up, "busy", lambda device: None)
+    for seed in range(4):
+        with simulated(seed) as device:
+            found = set_up.CHECKS[name](device)
+            assert found or name == "synchronize waits"  # whose event passes at random
+
+
+@pytest.mark.parametrize(
+    ("method", "check"),
+    [("wait_event", "_streams"), ("wait_stream", "_streams"), ("used_on", "_used_on")],
+)
+def test_a_device_without_an_order_does_not_pass(
+    method: str, check: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(set_up, "busy", lambda device: None)
+    with simulated(0, (method, check)) as device, pytest.raises(HazardError):
+        getattr(set_up, check)(device)
 
 
 def test_each_place_that_waits_is_found() -> None:
