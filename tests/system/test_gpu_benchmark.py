@@ -12,6 +12,8 @@ from typing import Any
 import pytest
 import torch
 
+from gpu_stages.expected import EXPECTED
+
 CHECKOUT = Path(__file__).parents[2]
 GPU = CHECKOUT / "benchmarks/gpu.py"
 FAILING = CHECKOUT / "tests/failing_stages.py"
@@ -36,6 +38,10 @@ def test_stages_of_one_process_run_on_a_cpu(tmp_path: Path) -> None:
     assert json.loads(file.read_text()) == result
     found = [one for stage in result["stages"].values() for one in stage["findings"]]
     assert [one for one in found if one["met"] is False] == []
+    missing = {name for stage in names for name in EXPECTED.get(stage, {})} - {
+        one["name"] for one in found
+    }
+    assert missing == set(), "nothing else is expected than what is measured"
     assert [one["value"] for one in found if "relative difference" in one["name"]] == [0.0] * 4
     assert "no GPU: these figures say nothing" in text
 
