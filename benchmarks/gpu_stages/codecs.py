@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import torch
 
 from gpu_stages.finding import Finding, Options
-from gpu_stages.updates import waits_in
+from gpu_stages.updates import runs_ahead, waits_in
 from gradient_codecs import CASES, LATE, nature
 from penstock.configs.reduce import ReduceConfig
 from penstock.core.interfaces import Codec, CodecContext
@@ -21,6 +21,7 @@ from penstock.learner.codecs.collective import SoloCollective
 from penstock.learner.codecs.registry import make_codec
 
 LEARNERS = 4
+WAITING = ("powersgd",)  # torch's own hook synchronizes its device
 WARM_UPS, CALLS = 3, 50
 
 
@@ -56,3 +57,5 @@ def run(options: Options) -> Iterator[Finding]:
         yield Finding(f"{name}: bytes", codec.nbytes(LATE))
         places = waits_in(update)
         yield Finding(f"{name}: synchronisations", len(places), ", ".join(sorted(set(places))))
+        if not options.small and name not in WAITING:
+            yield Finding(f"{name}: ends before the device does", runs_ahead(device, update))

@@ -18,6 +18,7 @@ from gpu_stages.finding import Finding, Options
 from penstock.bench.ceiling import drawn, staged
 from penstock.configs.load import resolve
 from penstock.device.choice import device_of
+from penstock.device.interface import Device
 from penstock.envs import probe
 from penstock.learner.factory import AnyTrainer, make_trainer
 from penstock.learner.trainer import Trainer
@@ -87,8 +88,9 @@ def make(name: str, place: str, *more: str) -> tuple[AnyTrainer, Update]:
 def synchronisations(options: Options) -> Iterator[Finding]:
     """Of the host with the device, in an update and its report, after the first few.
 
-    torch does not report copies of memory that is not pinned, for which the driver may wait. So the
-    device is also occupied first: an update that waits for nothing ends before the device does.
+    torch does not report copies of memory that is not pinned, for which the driver may wait, nor
+    `torch.cuda.synchronize`. So the device is also occupied first: an update that waits for nothing
+    ends before the device does.
     """
     if not options.small:
         value = torch.ones(1, device=options.place)
@@ -107,7 +109,10 @@ def synchronisations(options: Options) -> Iterator[Finding]:
         note = ", ".join(f"{place} ({count})" for place, count in Counter(places).items())
         yield Finding(f"{name}: synchronisations", len(places), note)
         if not options.small:
-            yield Finding(f"{name}: ends before the device does", runs_ahead(trainer, reported))
+            yield Finding(
+                f"{name}: ends before the device does",
+                runs_ahead(device_of(trainer.device), reported),
+            )
 
 
 def waits_in(call: Update) -> list[str]:
@@ -135,14 +140,13 @@ def waits_in(call: Update) -> list[str]:
     return places
 
 
-def runs_ahead(trainer: AnyTrainer, update: Update) -> bool:
-    """Whether an update on an occupied GPU ends before the GPU has computed it."""
-    device = device_of(trainer.device)
+def runs_ahead(device: Device, call: Update) -> bool:
+    """Whether a call on an occupied GPU ends before the GPU has computed what it asks for."""
     device.synchronize()
     computed = device.make_event()
     torch.cuda._sleep(SPIN)
-    computed.record()  # before the update: what the host may not wait for
-    update()
+    computed.record()  # before the call: what the host may not wait for
+    call()
     return not computed.query()
 
 
