@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from penstock.bench.alone import alone
 from penstock.bench.learner_alone import measure
@@ -110,13 +109,3 @@ def test_stopped_in_the_middle_it_leaves_nothing(only: str) -> None:
             command.wait(6)
         command.terminate()
         assert command.wait(30) == 128 + signal.SIGTERM  # and the fixture looks for what is left
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
-def test_the_benchmark_of_a_gpu_says_that_there_is_none() -> None:
-    program = Path(__file__).parents[2] / "benchmarks/gpu.py"
-    done = subprocess.run([sys.executable, program], capture_output=True, text=True)
-    assert done.returncode == 2
-    [sentence] = done.stderr.splitlines()
-    assert sentence.startswith("gpu.py: torch finds no CUDA device here; run it on")

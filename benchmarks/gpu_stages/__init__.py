@@ -1,0 +1,1 @@
+"""The stages of `benchmarks/gpu.py`, a file each, and what they share."""

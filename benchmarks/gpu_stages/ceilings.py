@@ -1,0 +1,172 @@
+"""The learner's update on a batch that lies on the device, beside plain torch.
+
+Both compute in bf16, forward, backward and Adam. Plain torch has a batch of stacked frames in one
+pass, in channels_last: eager, compiled, and replayed as a CUDA graph, of which the fastest counts.
+Rates are those of rows through the network: an unroll of 20 agent steps has 21.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Iterator
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from gpu_stages.batches import PASSES, settings
+from gpu_stages.finding import Finding, Options
+from penstock.bench import ceiling
+from penstock.bench.rates import rounds_of
+from penstock.configs.load import resolve
+from penstock.device.choice import device_of
+
+ACTIONS, CHANNELS, FRAME = 2, 4, 84
+SMALL_ROWS = 8
+WARM_UPS = 3
+
+Form = Callable[[], object]
+
+
+def run(options: Options) -> Iterator[Finding]:
+    for network in PASSES:
+        own = learner(network, options)
+        torch.cuda.empty_cache()
+        yield Finding(f"{network}: learner, rows/s", own)
+        plain: dict[str, float] = {}
+        for name, make in FORMS.items():
+            if options.small and name != "eager":
+                continue
+            try:
+                plain[name] = rate(make(one_pass(network, options)), options, network)
+            except Exception as error:  # the other forms are a limit, too
+                reason = f"{type(error).__name__}: {str(error).splitlines()[0][:200]}"
+                yield Finding(f"{network}: plain torch, {name}, rows/s", None, reason)
+            else:
+                yield Finding(f"{network}: plain torch, {name}, rows/s", plain[name])
+            torch.cuda.empty_cache()
+        if plain:
+            yield Finding(f"{network}: learner / plain torch", own / max(plain.values()))
+
+
+def learner(network: str, options: Options) -> float:
+    """Rows per second of `penstock.bench`'s ceiling."""
+    config = resolve("synthetic", list(settings(network, options)))
+    work = ceiling.work(config)
+    found = rounds_of({"": work}, options.seconds)[""]
+    steps = statistics.median(one.rate for one in found)
+    return steps * (config.actors.unroll + 1) / config.actors.unroll
+
+
+def one_pass(network: str, options: Options) -> tuple[Form, torch.optim.Optimizer]:
+    """A function that adds the gradients of one batch, and the optimizer."""
+    device = torch.device(options.place)
+    net = NETWORKS[network]().to(device)
+    net.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    graphable = device.type == "cuda"
+    optimizer = torch.optim.Adam(net.parameters(), fused=True, capturable=graphable)
+    shape = (rows(network, options), CHANNELS, FRAME, FRAME)
+    frames = torch.randint(256, shape, dtype=torch.uint8, device=device)
+
+    def loss() -> Tensor:
+        images = frames.to(torch.bfloat16, memory_format=torch.channels_last) / 255
+        with torch.autocast(device.type, torch.bfloat16):
+            outputs: Tensor = net(images)
+        return outputs.float().square().mean()
+
+    return loss, optimizer
+
+
+def eager(made: tuple[Form, torch.optim.Optimizer]) -> Form:
+    loss, optimizer = made
+
+    def step() -> None:
+        optimizer.zero_grad()
+        loss().backward()  # type: ignore[attr-defined]
+        optimizer.step()
+
+    return step
+
+
+def compiled(made: tuple[Form, torch.optim.Optimizer]) -> Form:
+    loss, optimizer = made
+    return eager((torch.compile(loss), optimizer))
+
+
+def graph(made: tuple[Form, torch.optim.Optimizer]) -> Form:
+    step = eager(made)
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):  # nothing may be set up while a graph is captured
+        for _ in range(WARM_UPS):
+            step()
+    torch.cuda.current_stream().wait_stream(side)
+    captured = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(captured):
+        step()
+
+    def replay() -> Form:
+        captured.replay()
+        return step  # whose memory the graph uses
+
+    return replay
+
+
+def rate(step: Form, options: Options, network: str) -> float:
+    """Rows per second."""
+    settle = device_of(torch.device(options.place)).synchronize
+    chosen, torch.backends.cudnn.benchmark = torch.backends.cudnn.benchmark, True
+    try:
+        for _ in range(WARM_UPS):
+            step()
+        settle()
+        steps, began_s = 0, time.perf_counter()
+        while steps == 0 or time.perf_counter() < began_s + options.seconds / 2:
+            step()
+            settle()
+            steps += 1
+    finally:
+        torch.backends.cudnn.benchmark = chosen
+    return steps * rows(network, options) / (time.perf_counter() - began_s)
+
+
+def rows(network: str, options: Options) -> int:
+    """Of a pass."""
+    return SMALL_ROWS if options.small else PASSES[network]
+
+
+def nature_cnn() -> nn.Module:
+    """With policy and value."""
+    return nn.Sequential(
+        nn.Conv2d(CHANNELS, 32, 8, 4), nn.ReLU(), nn.Conv2d(32, 64, 4, 2), nn.ReLU(),
+        nn.Conv2d(64, 64, 3, 1), nn.ReLU(), nn.Flatten(), nn.Linear(3136, 512), nn.ReLU(),
+        nn.Linear(512, ACTIONS + 1),
+    )  # fmt: skip
+
+
+class Residual(nn.Module):
+    """``x + conv(relu(conv(relu(x))))``."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.first = nn.Conv2d(channels, channels, 3, padding=1)
+        self.second = nn.Conv2d(channels, channels, 3, padding=1)
+
+    def forward(self, frames: Tensor) -> Tensor:
+        changed: Tensor = self.second(F.relu(self.first(F.relu(frames))))
+        return frames + changed
+
+
+def impala_cnn() -> nn.Module:
+    """The residual network of IMPALA with policy and value."""
+    sections: list[nn.Module] = []
+    for entering, channels in ((CHANNELS, 16), (16, 32), (32, 32)):
+        conv = nn.Conv2d(entering, channels, 3, padding=1)
+        sections += [conv, nn.MaxPool2d(3, 2, 1), Residual(channels), Residual(channels)]
+    heads = (nn.ReLU(), nn.Flatten(), nn.Linear(32 * 11 * 11, 256), nn.ReLU())
+    return nn.Sequential(*sections, *heads, nn.Linear(256, ACTIONS + 1))
+
+
+NETWORKS = {"nature_cnn": nature_cnn, "impala_cnn": impala_cnn}
+FORMS = {"eager": eager, "compiled": compiled, "graph": graph}

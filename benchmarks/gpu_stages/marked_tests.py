@@ -1,0 +1,30 @@
+"""The tests marked `gpu`."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+from gpu_stages.finding import Finding, Options
+from penstock.bench.whole import run as run_command
+
+ROOT = Path(__file__).parents[2]
+FEW = "tests/unit/learner/test_publisher.py"  # of which some are marked
+
+
+def run(options: Options) -> Iterator[Finding]:
+    # A machine with a GPU may lack a package of the dev extra that another test needs.
+    command = [sys.executable, "-m", "pytest", "-m", "gpu", "-q", "-rf", "-p", "no:cacheprovider",
+               "--continue-on-collection-errors", FEW if options.small else "tests"]  # fmt: skip
+    done = run_command(command, cwd=ROOT)
+    last = (done.stdout.strip().splitlines() or [""])[-1]
+    counts = {kind: int(count) for count, kind in re.findall(r"(\d+) (\w+)", last)}
+    failed = [line for line in done.stdout.splitlines() if line.startswith("FAILED")]
+    print(done.stdout[-20_000:])
+    yield Finding("passed", counts.get("passed", 0))
+    yield Finding("skipped", counts.get("skipped", 0))
+    yield Finding("failed", counts.get("failed", 0), data=failed)
+    if done.returncode:
+        raise RuntimeError(f"pytest ended with {done.returncode}: {last}")

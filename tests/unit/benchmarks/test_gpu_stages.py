@@ -1,0 +1,94 @@
+"""Parts of benchmarks/gpu.py: comparisons, and finding what makes the host wait."""
+
+from __future__ import annotations
+
+import json
+import warnings
+from pathlib import Path
+
+import pytest
+
+from gpu_stages import set_up
+from gpu_stages.expected import compared, line
+from gpu_stages.finding import Finding, Options
+from gpu_stages.updates import MESSAGE, waits_in
+from simulated_device import HazardError, simulated
+
+CHECKOUT = Path(__file__).parents[3]
+GPU = Options("cuda", 8.0)
+
+
+@pytest.mark.parametrize(
+    ("stage", "finding", "ratio", "met"),
+    [
+        ("pong", Finding("trained agent steps/s", 30_000.0), 1.5, True),
+        ("pong", Finding("trained agent steps/s", 10_000.0), 0.5, False),
+        ("pong", Finding("minutes to 18", 3.0), 0.5, True),
+        ("pong", Finding("minutes to 18", 12.0), 2.0, False),
+        ("pong", Finding("minutes to 18", None), None, False),
+        ("tests", Finding("failed", 0), None, True),
+        ("tests", Finding("failed", 2), None, False),
+        ("group", Finding("two learners trained", False), None, False),
+        ("set-up", Finding("torch", "2.13.0"), None, None),
+    ],
+)
+def test_figures_stand_beside_what_is_expected(
+    stage: str, finding: Finding, ratio: float | None, met: bool | None
+) -> None:
+    found = compared(stage, finding, GPU)
+    assert (found["ratio"], found["met"]) == (ratio, met)
+    assert finding.name in line(found)
+    assert ("MISSED" in line(found)) == (met is False)
+
+
+def test_figures_of_a_cpu_are_not_compared_and_answers_are() -> None:
+    cpu = Options("cpu", 0.1)
+    assert compared("pong", Finding("minutes to 18", 12.0), cpu)["met"] is None
+    assert compared("group", Finding("two learners trained", False), cpu)["met"] is False
+
+
+ORDERED = (  # the checks that need an order of streams
+    "copy brings values there and back",
+    "streams wait for events and streams",
+    "used_on keeps memory",
+    "synchronize waits",
+)
+
+
+@pytest.mark.parametrize("name", ORDERED)
+def test_checks_of_a_device_have_the_orders_that_they_need(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(set_up, "busy", lambda device: None)
+    for seed in range(4):
+        with simulated(seed) as device:
+            found = set_up.CHECKS[name](device)
+            assert found or name == "synchronize waits"  # whose event passes at random
+
+
+@pytest.mark.parametrize(
+    ("method", "check"),
+    [("wait_event", "_streams"), ("wait_stream", "_streams"), ("used_on", "_used_on")],
+)
+def test_a_device_without_an_order_does_not_pass(
+    method: str, check: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(set_up, "busy", lambda device: None)
+    with simulated(0, (method, check)) as device, pytest.raises(HazardError):
+        getattr(set_up, check)(device)
+
+
+def test_each_place_that_waits_is_found() -> None:
+    def update() -> None:
+        warnings.warn(MESSAGE, stacklevel=1)
+        warnings.warn("something else", stacklevel=1)
+        warnings.warn(MESSAGE, stacklevel=1)
+
+    first = update.__code__.co_firstlineno
+    name = Path(__file__).relative_to(CHECKOUT)
+    assert waits_in(update) == [f"{name}:{first + 1}", f"{name}:{first + 3}"]
+
+
+def test_the_page_of_results_names_the_gpu_of_its_record() -> None:
+    record = json.loads((CHECKOUT / "benchmarks/results/gpu.json").read_text())
+    assert record["gpu"] in (CHECKOUT / "docs/results/README.md").read_text()
