@@ -1,9 +1,8 @@
 """Two learners over gloo on one device.
 
 First each collective that codecs use, between two ranks of this process. Then a run of two
-learners, which compares their parameters after every update. A run today gives learners on a GPU
-NCCL, which refuses two on one GPU: `learner/group/process_group.py`, and `on_own_gpu` in
-`learner/factory.py` for `learner.device=cuda`.
+learners, which compares their parameters after every update. NCCL refuses two learners on one GPU,
+so their group takes gloo.
 """
 
 from __future__ import annotations
