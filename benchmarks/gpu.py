@@ -1,4 +1,4 @@
-"""What a GPU does with Penstock, in the order in which ten minutes say most.
+"""Penstock on a GPU, in ten stages, the most informative first, so that ten minutes are enough.
 
 Each stage runs in a process of its own: one that crashes or hangs loses no other. Every figure is
 printed and recorded as soon as it is measured, beside the one that is expected of an H100 with 16
@@ -62,7 +62,12 @@ def main() -> None:
     made.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     made.add_argument("--only", nargs="+", choices=names, metavar="STAGE", help=", ".join(names))
     made.add_argument("--seconds", type=float, default=8.0, help="of each measurement on a GPU")
-    made.add_argument("--minutes", type=float, default=math.inf, help="then the rest is left out")
+    made.add_argument(
+        "--minutes",
+        type=float,
+        default=math.inf,
+        help="time limit; stages that have not started by then are skipped",
+    )
     made.add_argument("--train", action="store_true", help="train Pong to a return of 18, too")
     made.add_argument("--out", type=Path, help="write the result there as it grows")
     args = made.parse_args()

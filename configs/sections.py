@@ -208,7 +208,7 @@ class LearnerConfig(Section):
     micro_batch: Count | None = None
     """Observations in one forward and backward pass; the gradients of a larger update are summed.
     null: 256 on a CPU, whose cache holds about as many images; on a GPU the whole update, or what
-    half of its free memory holds."""
+    a quarter of its free memory holds."""
     prefetch: Natural = 1
     """Batches that are gathered ahead while one is trained. More hide the gathering and add policy
     lag; 0 gathers between the steps, while the learner waits."""

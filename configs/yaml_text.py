@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import io
 import re
+import warnings
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -27,12 +28,14 @@ def parse(text: str, source: str, *, lined: bool = True) -> tuple[Any, dict[KeyP
 
     Raises UserError for invalid YAML; it begins with ``source`` and, if ``lined``, the line.
     """
-    from ruamel.yaml.error import MarkedYAMLError, YAMLError
+    from ruamel.yaml.error import MarkedYAMLError, ReusedAnchorWarning, YAMLError
 
     yaml = _yaml()
     reader = _Reader(yaml, lambda line: f"{source}:{line}" if lined else source)
     try:
-        root = yaml.compose(text)
+        with warnings.catch_warnings():  # YAML 1.2, 7.1: an alias means the last anchor before it
+            warnings.simplefilter("ignore", ReusedAnchorWarning)
+            root = yaml.compose(text)
         return (root if root is None else reader.value(root, ())), reader.lines
     except MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
@@ -40,6 +43,8 @@ def parse(text: str, source: str, *, lined: bool = True) -> tuple[Any, dict[KeyP
         raise UserError(f"{place}: this is not YAML: {error.problem}; {_HINT}") from None
     except (YAMLError, ValueError, RecursionError) as error:
         problem = str(error).partition("\n")[0]
+        if isinstance(error, RecursionError):
+            problem = "values are nested too deeply, or an anchor (&name) contains itself (*name)"
         raise UserError(f"{source}: this is not YAML: {problem}; {_HINT}") from None
 
 

@@ -49,6 +49,9 @@ class CudaDevice:
     def free_nbytes(self) -> int:
         return torch.cuda.mem_get_info(self.torch_device)[0]
 
+    def identity(self) -> str:
+        return str(torch.cuda.get_device_properties(self.torch_device).uuid)
+
     def synchronize(self) -> None:
         torch.cuda.synchronize(self.torch_device)
 

@@ -76,6 +76,9 @@ class HostDevice:
     def free_nbytes(self) -> int:
         raise AssertionError("a CPU shares the memory of its host")
 
+    def identity(self) -> str:
+        raise AssertionError("learners share a CPU")
+
     def synchronize(self) -> None:
         pass
 

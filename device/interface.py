@@ -85,7 +85,10 @@ class Device(Protocol):
         given to others before that stream has come here."""
 
     def free_nbytes(self) -> int:
-        """Free bytes of its memory. Not called on a CPU."""
+        """Free memory of the device, in bytes. Not available on a CPU."""
+
+    def identity(self) -> str:
+        """An identifier that no other device has, on any host. Not available on a CPU."""
 
     def synchronize(self) -> None:
         """Wait until all streams are empty."""

@@ -17,7 +17,7 @@ from torch import Tensor
 from penstock.core.notes import note_logger
 from penstock.device.choice import device_of
 from penstock.device.interface import DeviceEvent
-from penstock.learner.proven_state import ProvenState
+from penstock.learner.state_copies import StateCopies
 from penstock.learner.sync.gradient_sync import GroupLostError
 from penstock.profiling.ledger import Part, TimeLedger
 
@@ -37,8 +37,10 @@ class DeviceQueue:
         self._ledger = ledger
         self._device = used = device_of(device)
         self._ends = [used.make_event() for _ in range(2)] if used.runs_behind else []
-        self._proven: ProvenState | None = None
+        self._copies: StateCopies | None = None
         self._timeout_s = math.inf
+        self.taken_back = 0
+        """Batches whose training was lost with the last group."""
         self.meanwhile: Callable[[], None] = _nothing
 
     def launched(self) -> None:
@@ -48,18 +50,19 @@ class DeviceQueue:
         """
         if not self._ends:
             return
-        if self._proven is not None:
-            self._proven.add()
+        if self._copies is not None:
+            self._copies.add()
         self._ends.reverse()
         mine, before = self._ends
         mine.record()
         self._wait_for(before, self._timeout_s)
 
     def drain(self, timeout_s: float = math.inf) -> None:
-        """Wait until all that is queued was computed.
+        """Wait until all queued work is complete.
 
-        To be called before what waits for the device itself, such as `Tensor.cpu`, which would wait
-        without end for a reduction whose member has died. Raises GroupLostError, as `launched`.
+        Call it before anything that blocks on the device, such as `Tensor.cpu`: that would block
+        forever if a member of the group has died during a reduction. Raises GroupLostError, as
+        `launched`.
         """
         if not self._ends:
             return
@@ -68,31 +71,37 @@ class DeviceQueue:
         self._wait_for(end, min(timeout_s, self._timeout_s))
 
     def join_group(self, tensors: Sequence[Tensor], timeout_s: float) -> None:
-        """From now on reductions are queued, too, which may never end: keep copies of the state
-        ``tensors``, and wait for at most ``timeout_s``."""
+        """Start to keep copies of the state ``tensors``, and wait at most ``timeout_s`` for a batch.
+
+        From now on queued reductions may never complete.
+        """
         if self._ends:
-            self._proven, self._timeout_s = ProvenState(tensors), timeout_s
+            self._copies, self._timeout_s = StateCopies(tensors), timeout_s
 
     @contextmanager
     def leave_group(self, settle_s: float) -> Iterator[None]:
-        """Surrounds the end of a group, which aborts its reductions.
+        """Context in which the group's reductions are aborted.
 
-        Those that are queued have ``settle_s`` to complete. The state is taken back to that before
-        the first of those that have not.
+        Before it, queued reductions get ``settle_s`` to complete. After it, the state is restored
+        from the newest copy that was complete.
         """
-        proven, self._proven = self._proven, None
-        if proven is None:
+        copies, self._copies = self._copies, None
+        if copies is None:
             yield
             return
+        meanwhile, self.meanwhile = self.meanwhile, _nothing  # it would report the loss again
         try:
             self.drain(settle_s)
         except GroupLostError as error:
-            logger.info("reductions are aborted: %s", error)
-        self._timeout_s = math.inf
-        good = proven.newest()
+            logger.info("queued reductions are aborted: %s", error)
+        finally:
+            self.meanwhile, self._timeout_s = meanwhile, math.inf
+        complete = copies.newest()
         yield
-        if batches := proven.restore(good):
-            logger.info("the last %d batches are taken back, whose reductions were lost", batches)
+        self.taken_back = copies.restore(complete)
+        if self.taken_back:
+            text = "the state before the last %d batches is restored: their reductions were lost"
+            logger.info(text, self.taken_back)
 
     def _wait_for(self, event: DeviceEvent, timeout_s: float) -> None:
         began_s = time.monotonic()

@@ -188,7 +188,7 @@ class DeviceStatistics:
         """Drop the sums of an update that was not completed; on a GPU also what is on its way,
         which may be of reductions that were lost."""
         if self._on_cpu:
-            self._sums[:] = 0
+            self._view[len(self._positions)] = 0
             self._samples[-1] = 0
             return
         self._sent.clear()

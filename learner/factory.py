@@ -46,7 +46,8 @@ def kind_note(config: Config, info: EnvInfo) -> str:
 
 
 def on_own_gpu(config: Config, ctx: RoleContext) -> Config:
-    """``config`` with one GPU for each of several learners, which share them where they are more.
+    """``config`` with a GPU for each of several learners; with more learners than GPUs, some share
+    one.
 
     Where `learner.device` is auto, or cuda without an index.
     """

@@ -52,21 +52,22 @@ class TrainingLoop(ABC, Generic[B]):
         self._ledger.switch(Part.COUNT)
         self._status.phase = Phase.TRAINING
         self._progress.commit(own.growth, control.growth)
-        (batch, counts), self._held = self._held, None
         if control.nan and not self.diverged:
-            self._learner.queue.drain()
+            self._learner.queue.drain()  # may raise; then the batch is trained on in the next group
+            self._ledger.switch(Part.COUNT)
             self._nonfinite.tell_skipped()
             self.diverged = self._nonfinite.act(tell=self.leads)
             self._publish()
+        (batch, counts), self._held = self._held, None
         if control.counts.any():
             self._train(batch, control.counts)
         elif batch is not None and not counts.any():  # else the run stops, and it is in flight
             self._source.release(batch, StepResult(0))
         self._ledger.switch(Part.OTHER)
         if control.checkpoint or control.stop:
+            self._learner.queue.drain()
             self._ledger.switch(Part.SAVE)
             self._status.phase = Phase.SAVING
-            self._learner.queue.drain()
             self.keep(save=not control.stop)
             self._ledger.switch(Part.OTHER)
         if control.regroup:

@@ -122,6 +122,8 @@ class NonFiniteGuard:
         state = dict(self._states[-1] if len(self._states) == 1 else self._states.pop())
         set_weights(self._trainer, state.pop(WEIGHTS))
         self._trainer.load_state_dict(state)
+        self._trainer.queue.launched()  # from now on a lost reduction brings this state back
+        self._trainer.queue.drain()
 
     def _end(self, why: str) -> str:
         cfg, progress = self._config, self._trainer.progress

@@ -228,6 +228,7 @@ class OffPolicyTrainer:
 
     def regrouped(self) -> None:
         """Begin anew with other learners."""
+        self._update.loaded()  # `DeviceQueue.leave_group` may have restored its state
         self.device_statistics.regrouped()
 
     def tensors(self) -> list[Tensor]:

@@ -1,9 +1,8 @@
 """How many observations go through the network at a time (`learner.micro_batch`).
 
-On a CPU as many as its cache holds. On a GPU small passes wait for the launches of their kernels,
-so a pass is a whole update, if what it keeps for the backward pass fits into half of the memory
-that is free. The first pass, of at most `FEW` observations, shows how much that is: a little too
-much, since it has the weights among it, too.
+On a CPU: as many as fit the cache. On a GPU small passes are bound by kernel launches, so a pass is
+a whole update, if its saved activations fit into a quarter of the free memory. The first pass, of
+at most `FEW` observations, measures them. It slightly overestimates, since saved weights count too.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from torch import Tensor
 from penstock.device.interface import Device
 
 FEW = 256  # images that a processor's cache holds
-SHARE = 2  # of the free memory; gradients of activations need some, too
+SHARE = 4  # of the free memory; gradients of activations need some, and another learner may
 
 
 class PassSize:
@@ -26,15 +25,13 @@ class PassSize:
     def __init__(self, wanted: int | None, device: Device) -> None:
         self.rows = wanted or FEW
         """Observations in one pass."""
+        self.unknown = wanted is None and device.runs_behind
+        """Whether a pass must be `measured`."""
         self._device = device
-        self._unknown = wanted is None and device.runs_behind
 
     @contextmanager
     def measured(self, rows: int) -> Iterator[None]:
         """Surrounds the forward pass of ``rows`` observations."""
-        if not self._unknown:
-            yield
-            return
         kept: dict[tuple[int, int], int] = {}
 
         def count(tensor: Tensor) -> Tensor:
@@ -44,6 +41,6 @@ class PassSize:
 
         with torch.autograd.graph.saved_tensors_hooks(count, lambda tensor: tensor):
             yield
-        self._unknown = False
+        self.unknown = False
         each = max(1, sum(kept.values()) // rows)
         self.rows = max(rows, self._device.free_nbytes() // SHARE // each)

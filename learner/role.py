@@ -203,11 +203,6 @@ class LearnerProcess(TrainingLoop[Any]):
             self._torch_trace.turn()
             if time.monotonic() >= self._next_report_s:
                 self._report()
-        try:
-            self._trainer.queue.drain()
-        except GroupLostError as error:  # the others end, too: nobody waits for this one
-            logger.info("the last statistics are left out: %s", error)
-            self._trainer.device_statistics.regrouped()
         self._report(last=True)
 
     def finish(self) -> None:
@@ -222,7 +217,6 @@ class LearnerProcess(TrainingLoop[Any]):
         self._others.close_streams(everything_arrived=True)
         self._progress.arrived(self._accounting)
         with suppress(GroupLostError):
-            self._trainer.queue.drain()  # all have, once they have exchanged these
             last = ControlMessage(np.zeros(0), self._progress.growth())
             self._progress.commit(last.growth, self._group.sync.sync_control(last).growth)
         others = self._others.drops() | self._others.received()

@@ -2,8 +2,7 @@
 
 The learner's process gives it batches from shared memory, the lockstep mode from the same process.
 A batch is split into ``updates_per_batch`` updates, anew in each epoch, by environments or by steps
-(`minibatches`), and an update into micro-batches that fit the processor's cache. Their gradients
-add up, over
+(`minibatches`), and an update into micro-batches (`pass_size`). Their gradients add up, over
 ``accumulate`` batches and over the learners that ``sync`` connects, and one step is taken by their
 sum over the number of agent steps. `penstock.algos.base.UnrollAlgorithm` is the algorithm's part.
 """
@@ -274,7 +273,13 @@ class Trainer:
         if update or not epoch or self._algo.going_on is None:
             return True
         self._ledger.switch(Part.FORWARD)
-        return self._algo.going_on(self.model, columns, *self._parts(columns))
+        cfg, parts, _ = self._parts(columns)
+        return self._algo.going_on(self.model, columns, cfg, parts, self._reduce_and_wait)
+
+    def _reduce_and_wait(self, values: Tensor) -> None:
+        """Add other learners' values; the caller reads the sum, for which the host waits."""
+        self.sync.all_reduce(values)
+        self.queue.drain()
 
     def _parts(self, columns: dict[str, Tensor]) -> tuple[Any, list[slice | Tensor], Any]:
         """The further arguments of functions on a whole batch."""
@@ -333,20 +338,24 @@ class Trainer:
             steps.set_order(share.order)
             size = self._pass_size.rows
         parts = [places] if self._whole else list(pieces(places, size))
+        forward = self._measured_loss if self._pass_size.unknown else self._loss
         for number, part in enumerate(parts, start=1):
             self._ledger.switch(Part.FORWARD)
-            with self._pass_size.measured(self._rows(part, steps)):
-                loss, sums = self._loss(columns, steps, part)
+            loss, sums = forward(columns, steps, part)
             if complete and number == len(parts):
                 self.sync.prepare_backward(self.optimizer, self._accumulated)
             self._ledger.switch(Part.BACKWARD)
             backward(loss)
             self.device_statistics.add(sums)
 
-    def _rows(self, places: slice | Tensor, steps: BatchSteps | None) -> int:
-        """Observations in a part of a minibatch."""
+    def _measured_loss(
+        self, columns: dict[str, Tensor], steps: BatchSteps | None, places: slice | Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """`_loss`, by whose memory the size of passes is chosen."""
         number = len(places) if isinstance(places, Tensor) else places.stop - places.start
-        return number if steps is not None else number * (self.spec.unroll + 1)
+        rows = number if steps is not None else number * (self.spec.unroll + 1)
+        with self._pass_size.measured(rows):
+            return self._loss(columns, steps, places)
 
     def _loss(
         self, columns: dict[str, Tensor], steps: BatchSteps | None, places: slice | Tensor

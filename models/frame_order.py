@@ -1,8 +1,7 @@
 """The order in which frames lie in memory for convolutions.
 
-Tensor cores of a GPU take all channels of a pixel side by side (channels_last), and cudnn
-transposes everything else around each convolution. On a CPU both orders take the same time in
-bfloat16, and frames come as planes: nothing is transposed there.
+cuDNN's kernels for tensor cores need channels_last, and transpose any other layout around each
+convolution. On a CPU both layouts are equally fast in bfloat16, so frames keep theirs.
 """
 
 from __future__ import annotations

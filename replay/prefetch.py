@@ -97,6 +97,7 @@ class _Ahead:
 
     def run(self) -> None:
         try:
+            self._place.enter_thread()
             while self._await_room():
                 batch = self._source.draw(LOOK_S)
                 if batch is not None:
@@ -136,6 +137,9 @@ class _Ahead:
 
 class _Place:
     """Where batches are delivered: in host memory, as numpy arrays."""
+
+    def enter_thread(self) -> None:
+        """Called first in the thread, if there is one."""
 
     def send(self, batch: Batch) -> Any:
         """Start the transfer of a batch; called in the thread."""
@@ -188,8 +192,10 @@ class _Behind(_Tensors):
         self._seam = device
         self._stream = device.make_stream()
 
-    def send(self, batch: Batch) -> Any:
+    def enter_thread(self) -> None:
         self._seam.enter_thread()
+
+    def send(self, batch: Batch) -> Any:
         with self._seam.on(self._stream):
             sent = super().send(batch)
             copied = self._seam.make_event()

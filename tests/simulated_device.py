@@ -231,6 +231,9 @@ class SimulatedDevice:
     def free_nbytes(self) -> int:
         return 1 << 30
 
+    def identity(self) -> str:
+        return "simulated"
+
     def synchronize(self) -> None:
         with self._lock:
             everything: Clock = Counter()

@@ -116,18 +116,14 @@ def graph(made: tuple[Form, torch.optim.Optimizer]) -> Form:
 def rate(step: Form, options: Options, network: str) -> float:
     """Rows per second."""
     settle = device_of(torch.device(options.place)).synchronize
-    chosen, torch.backends.cudnn.benchmark = torch.backends.cudnn.benchmark, True
-    try:
-        for _ in range(WARM_UPS):
-            step()
+    for _ in range(WARM_UPS):
+        step()
+    settle()
+    steps, began_s = 0, time.perf_counter()
+    while steps == 0 or time.perf_counter() < began_s + options.seconds / 2:
+        step()
         settle()
-        steps, began_s = 0, time.perf_counter()
-        while steps == 0 or time.perf_counter() < began_s + options.seconds / 2:
-            step()
-            settle()
-            steps += 1
-    finally:
-        torch.backends.cudnn.benchmark = chosen
+        steps += 1
     return steps * rows(network, options) / (time.perf_counter() - began_s)
 
 

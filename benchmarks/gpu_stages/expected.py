@@ -22,10 +22,10 @@ class Expected(NamedTuple):
 def _of_network(network: str) -> dict[str, Expected]:
     name = f"{network}, prefetch"
     return {
-        f"{name}: utilization": Expected(0.97, "asked; a batch is always ready"),
-        f"{name}: kernels": Expected(0.90, "asked; the rest are gaps between launches"),
-        f"{name}: achieved / ceiling": Expected(0.95, "asked; only the writers are added"),
-        f"{name}: exposed copies": Expected(0.01, "asked; copies overlap with the passes", True),
+        f"{name}: utilization": Expected(0.97, "target: a batch is always ready"),
+        f"{name}: kernels": Expected(0.90, "target: the rest are gaps between launches"),
+        f"{name}: achieved / ceiling": Expected(0.95, "target: only the writers are added"),
+        f"{name}: exposed copies": Expected(0.01, "target: copies overlap with the passes", True),
     }
 
 
@@ -51,7 +51,9 @@ EXPECTED: dict[str, dict[str, Expected]] = {
         )
     },
     "ceilings": {
-        f"{network}: learner / plain torch": Expected(0.85, "asked; the loss and its data are more")
+        f"{network}: learner / plain torch": Expected(
+            0.85, "target: the loss and its data are more"
+        )
         for network in ("nature_cnn", "impala_cnn")
     },
     "synchronisations": {
@@ -68,8 +70,8 @@ EXPECTED: dict[str, dict[str, Expected]] = {
         )
     },
     "pong": {
-        "trained agent steps/s": Expected(20_000, "asked; 16,000 were measured once"),
-        "minutes to 18": Expected(6.0, "asked; 6.0 on 2 cores without a GPU", True),
+        "trained agent steps/s": Expected(20_000, "target: 16,000 were measured once"),
+        "minutes to 18": Expected(6.0, "target: 6.0 on 2 cores without a GPU", True),
     },
     "tests": {"failed": Expected(0, "no test may fail", True)},
 }

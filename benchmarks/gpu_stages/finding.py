@@ -1,4 +1,4 @@
-"""What stages get and give: the options of the benchmark, and findings."""
+"""The options and results of stages."""
 
 from __future__ import annotations
 

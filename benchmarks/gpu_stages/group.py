@@ -30,7 +30,7 @@ def run(options: Options) -> Iterator[Finding]:
     for name, check in COLLECTIVES.items():
         try:
             yield Finding(f"gloo, {name}", all(on_ranks(check, options)))
-        except Exception as error:  # the others are worth a look all the same
+        except Exception as error:  # go on with the other checks
             yield Finding(f"gloo, {name}", False, f"{type(error).__name__}: {error}")
     summary = train(
         "synthetic",

@@ -30,7 +30,7 @@ def run(options: Options) -> Iterator[Finding]:
     for name, check in CHECKS.items():
         try:
             yield Finding(name, check(device))
-        except Exception as error:  # the other methods are worth a look all the same
+        except Exception as error:  # go on with the other checks
             yield Finding(name, False, f"{type(error).__name__}: {error}")
 
 

@@ -47,7 +47,6 @@ Update = Callable[[], object]
 
 def correctness(options: Options) -> Iterator[Finding]:
     """One update from the same parameters on the same batch, in fp32; and one in bf16."""
-    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
     for name in CASES:
         mine, reference = (
             gradients(name, place, "learner.precision=fp32") for place in (options.place, "cpu")

@@ -52,7 +52,7 @@ if TYPE_CHECKING:
 
     from penstock.learner.factory import AnyTrainer
 
-SETTLE_S = 5.0  # for the reductions that are queued on a GPU
+SETTLE_S = 1.0  # for the reductions that are queued on a GPU; below MEET_S: the others wait
 MEET_S = 4.0  # members named by the supervisor are alive, and join soon
 LOOK_S = 0.005
 # time in which the others read why they do not fit together, from a store that then ends
@@ -125,16 +125,15 @@ class ElasticGroup:
         return group is not None and named is not None and named["epoch"] > group.epoch
 
     def raise_if_lost(self) -> None:
-        """Raise GroupLostError where a member has ended, for which queued reductions wait."""
+        """Raise GroupLostError if a member has ended: queued reductions would wait forever."""
         now_s = time.monotonic()
         if self._group is None or now_s < self._look_s:
             return
         self._look_s = now_s + LOOK_S
         self._others = self.messages()
-        if self.changed and self._named is not None:
-            ended = set(self._group.members) - set(self._named["members"])
-            if ended:
-                raise GroupLostError(f"rank {', '.join(map(str, sorted(ended)))} has ended")
+        named = self._named["members"] if self._named is not None and self.changed else None
+        if named is not None and (ended := {*self._group.members}.difference(named)):
+            raise GroupLostError(f"rank {', '.join(map(str, sorted(ended)))} has ended")
 
     def join(self, why: str = "") -> bool:
         """Join the newest group, in the state of its most advanced member.
@@ -250,7 +249,8 @@ class ElasticGroup:
             meet(store, members, ctx.learner, hello, timeout_s, waiting)
             group = LearnerGroup(store, epoch, members, ctx.learner, trainer.device, cfg.reduce)
             progress = trainer.progress
-            places = group.gather([progress.generation, self._rounds, progress.learner_steps])
+            place = [progress.generation, self._rounds, progress.learner_steps]
+            places = group.gather([*place, -trainer.queue.taken_back])
             source = places.index(max(places))
             cfg = self._with_codec(cfg, group, source)
             sync = self._paced(group, cfg)
@@ -277,7 +277,7 @@ class ElasticGroup:
     def _paced(self, group: LearnerGroup, cfg: LearnerConfig) -> GradientSync:
         ledger, optimizers = self._ctx.ledger, self._trainer.optimizers()
         if cfg.pace == "local_sgd":
-            return LocalSgd(group, optimizers, cfg, ledger)
+            return LocalSgd(group, optimizers, cfg, ledger, self._trainer.queue.launched)
         reducing = self._ctx.status.ledger("reduce", Part.WAIT)
         shared, drain = self._trainer.shared(), self._trainer.queue.drain
         return Bsp(group, optimizers, cfg, ledger, reducing, shared, drain)

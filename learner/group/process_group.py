@@ -15,7 +15,6 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from zlib import crc32
 
@@ -30,6 +29,7 @@ from penstock import __version__
 from penstock.configs.errors import UserError
 from penstock.configs.reduce import ReduceConfig
 from penstock.configs.schema import Config
+from penstock.core.notes import note_logger
 from penstock.core.params import Arrays
 from penstock.device.choice import device_of
 from penstock.learner.codecs.collective import GroupCollective
@@ -38,13 +38,14 @@ from penstock.learner.sync.gradient_sync import GroupLostError
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store
 
+logger = note_logger(__name__)
+
 LOOK_S = 0.005
 RANDOM = "random"  # name of the state of torch's generator
 DEVICE_RANDOM = "device-random"  # of that of a GPU
 SHOWN = 200  # characters of another learner's option
 CONNECT_S = 5.0  # for members that were there a moment ago
 INTERFACE_VARIABLES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
-BOOT_ID = Path("/proc/sys/kernel/random/boot_id")  # of the host, also in its containers
 OWN = ("device", "nice", "threads", "env_threads")  # options in which learners may differ
 
 
@@ -119,7 +120,7 @@ class LearnerGroup:
             )
         assert dist.group.WORLD is not None
         self.control = Guarded(dist.group.WORLD)
-        backend = self._backend(device)
+        backend = self._backend()
         with lost("connecting"):
             # NCCL's own watchdog would end the process: `DeviceQueue` notices, and `close` aborts.
             os.environ.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "0")
@@ -129,18 +130,22 @@ class LearnerGroup:
         assert isinstance(gradients, dist.ProcessGroup)
         self.gradients = Guarded(gradients)
 
-    def _backend(self, device: torch.device) -> str:
-        """Of torch.distributed, for gradients: NCCL connects only learners with a GPU each."""
-        if device.type == "cpu":
+    def _backend(self) -> str:
+        """The backend for gradients. NCCL needs a GPU of its own for each learner."""
+        if not self._device.runs_behind:
             return "gloo"
-        host = crc32(BOOT_ID.read_bytes())
-        places = self.gather([host, device.index or 0])
-        return "nccl" if len(set(map(tuple, places))) == len(places) else "gloo"
+        devices = self.gather([crc32(self._device.identity().encode())])
+        if len({device for [device] in devices}) == self.world:
+            return "nccl"
+        if self.rank == 0:
+            logger.info("learners share a GPU, so gradients are reduced by gloo, through the host")
+        return "gloo"
 
     def close(self) -> None:
         """Leave at once: the others detect it, as connections close with their last use.
 
-        It is aborted, since NCCL would wait for a collective that a lost member never ends.
+        The gradients' group is aborted: a normal shutdown of NCCL would wait for a reduction that
+        never completes.
         """
         self.gradients.group.abort()
         del self.control.group, self.gradients.group

@@ -77,8 +77,8 @@ class Bsp:
         self._ledger.switch(Part.OPTIMIZE)
         norm = optimizer.step(1.0, env_steps)
         if optimizer.updates % self._cfg.reduce.check_every == 0:
-            self._ledger.switch(Part.REDUCE)
             self._drain()
+            self._ledger.switch(Part.REDUCE)
             self.check_equal()
         return norm
 

@@ -12,7 +12,7 @@ control message is set; it then waits for the others.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import numpy as np
 import torch
@@ -39,13 +39,17 @@ class LocalSgd:
         optimizers: Mapping[str, FlatOptimizer],
         cfg: LearnerConfig,
         ledger: TimeLedger,
+        launched: Callable[[], None] | None = None,
     ) -> None:
+        """``launched`` is called when an average is queued on the device
+        (`DeviceQueue.launched`)."""
         self.world = group.world
         self.rounds = 0
         self._group = group
         self._optimizers = optimizers
         self._every = cfg.local_steps
         self._ledger = ledger
+        self._launched = launched or (lambda: None)
         self._updates = 0  # since the last round
         self._samples = 0.0
         self.unsent = np.zeros(len(BOOKED))
@@ -109,7 +113,8 @@ class LocalSgd:
     def _average(self, share: float) -> None:
         """Average parameters and moments over learners, this learner's with weight ``share``.
 
-        They are replaced only when all values have arrived: a learner may die meanwhile.
+        They are replaced only when all values have arrived: a learner may die meanwhile. Over NCCL
+        the host does not wait for them: `StateCopies` restores them if the average is lost.
         """
         kept = [
             values
@@ -121,3 +126,5 @@ class LocalSgd:
             self._group.gradients.all_reduce(mean)
         for values, mean in zip(kept, means, strict=True):
             values.copy_(mean)
+        self._launched()
+        self._ledger.switch(Part.REDUCE)

@@ -183,7 +183,7 @@ HAZARDS = [
     ("uploads", "record", "ToDevice.__call__"),
     ("uploads", "used_on", "ToDevice.__call__"),
     ("uploads", "host_memory", "Pinned.filled"),
-    ("prefetched", "enter_thread", "_Behind.send"),
+    ("prefetched", "enter_thread", "_Behind.enter_thread"),
     ("prefetched", "record", "_Behind.send"),
     ("prefetched", "wait_event", "_Behind.arrive"),
     ("prefetched", "used_on", "_Behind._used_on"),

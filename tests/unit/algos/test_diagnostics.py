@@ -36,7 +36,7 @@ def test_figures_are_those_of_the_samples() -> None:
         "entropy": 0.5,
         "kl": np.mean(rhos - 1 - log_rhos),
         "rho": np.mean(rhos),
-        "rho_clipped": np.mean(rhos > RHO_CLIP),
+        "rho_clipped": np.mean(rhos > 1.02 * RHO_CLIP),  # more than rounding adds
         "effective_sample_share": weights.sum() ** 2 / (mask.sum() * (weights**2).sum()),
         "explained_variance": 1 - np.var(errors) / np.var(targets),
         "advantage_mean": np.mean(advantages),

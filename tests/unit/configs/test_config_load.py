@@ -279,3 +279,8 @@ def test_resolving_imports_nothing_heavy_and_ignores_the_current_folder(tmp_path
         check=True,
     )
     assert done.stdout.splitlines() == ["ALE/Pong-v5 Other-v0 a:b", "[]"]
+
+
+def test_an_alias_means_the_last_anchor_of_its_name() -> None:
+    values, _ = parse("a: &name 1\nb: &name 2\nc: *name\n", "x.yaml")
+    assert values == {"a": 1, "b": 2, "c": 2}

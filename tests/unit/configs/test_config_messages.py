@@ -209,7 +209,7 @@ def test_an_override_that_is_not_yaml_is_refused() -> None:
         ("env: {id: a}\n---\nenv: {}", "x.yaml:2: this is not YAML: but found another document"),
         ("env:\n  id: !!int abc", "x.yaml: this is not YAML: invalid literal"),
         ("a: \x01", "x.yaml: this is not YAML: unacceptable character"),
-        ("env: &a {b: *a}", "x.yaml: this is not YAML: maximum recursion depth"),
+        ("env: &a {b: *a}", "x.yaml: this is not YAML: values are nested too deeply, or an anchor"),
         ("env:\n  ? [1]\n  : 2", "x.yaml:2: a key must be plain text; write `name: value`"),
         ("env:\n  id: a\n  id: b", "x.yaml:3: env.id is already set in line 2; keep one of them"),
         ("- 1", "x.yaml is [1]; it must contain sections such as `env:`"),

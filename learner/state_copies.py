@@ -1,10 +1,9 @@
-"""What a learner on a GPU returns to when a reduction is never completed.
+"""Copies of a learner's state on its GPU, to restore after a lost reduction.
 
-Reductions over NCCL are queued like any other work: the host learns only later that a member has
-died, and by then updates stand behind the reduction that waits for it. Once that is aborted they
-run with arbitrary numbers. So a copy of the state is queued behind each batch, on the device, and
-the newest one that was seen to be complete before the abort is the last state that all members
-agree on. Counters and policy versions do not go back, as in `learner.nonfinite`.
+Reductions over NCCL are queued: the host learns that a member has died only when later updates are
+queued behind the stuck reduction. After the abort those updates run on undefined data. So a copy is
+queued after each batch, and the newest copy that was complete before the abort is restored.
+Counters and policy versions do not go back, as in `learner.nonfinite`.
 """
 
 from __future__ import annotations
@@ -19,11 +18,11 @@ from penstock.device.choice import device_of
 COPIES = 3  # two batches are queued at most (`DeviceQueue`), and one before them is complete
 
 
-class ProvenState:
+class StateCopies:
     """Copies of ``tensors``, which lie on one device, after each of the last batches."""
 
     def __init__(self, tensors: Sequence[Tensor]) -> None:
-        """Makes the first copy; nothing may be queued that can be lost."""
+        """Make the first copy. No reduction may be queued."""
         self._tensors = tensors
         device = device_of(tensors[0].device)
         self._copies = [[torch.empty_like(tensor) for tensor in tensors] for _ in range(COPIES)]
@@ -34,7 +33,7 @@ class ProvenState:
 
     @torch.no_grad()
     def add(self) -> None:
-        """Queue a copy of the present state, behind a batch."""
+        """Queue a copy of the present state."""
         place = self._made % COPIES
         for copy, tensor in zip(self._copies[place], self._tensors, strict=True):
             copy.copy_(tensor)
@@ -42,7 +41,7 @@ class ProvenState:
         self._made += 1
 
     def newest(self) -> int:
-        """The number of the newest complete copy; asked before a reduction is aborted."""
+        """The number of the newest complete copy. Call it before reductions are aborted."""
         for number in reversed(range(max(0, self._made - COPIES), self._made)):
             if self._complete[number % COPIES].query():
                 return number
@@ -50,7 +49,7 @@ class ProvenState:
 
     @torch.no_grad()
     def restore(self, number: int) -> int:
-        """Return to a copy, after the abort; how many batches that takes back."""
+        """Restore a copy, after the abort; returns the number of copies made since."""
         for copy, tensor in zip(self._copies[number % COPIES], self._tensors, strict=True):
             tensor.copy_(copy)
         return self._made - 1 - number
