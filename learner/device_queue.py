@@ -71,7 +71,7 @@ class DeviceQueue:
         self._wait_for(end, min(timeout_s, self._timeout_s))
 
     def join_group(self, tensors: Sequence[Tensor], timeout_s: float) -> None:
-        """Start to keep copies of the state ``tensors``, and wait at most ``timeout_s`` for a batch.
+        """Keep copies of the state ``tensors``, and wait at most ``timeout_s`` for a batch.
 
         From now on queued reductions may never complete.
         """
