@@ -91,9 +91,9 @@ class Progress:
         envs = alive.shape[1]
         at = self.version + np.arange(envs) * updates // envs
         lags = np.clip(at - arrays["policy_version"].astype(np.int64), 0, MAX_LAG)
-        for lag, count in enumerate(np.bincount(lags[alive])):
-            if count:
-                self.lag[lag] += int(count)
+        counts = np.bincount(lags[alive])
+        for lag in counts.nonzero()[0].tolist():
+            self.lag[lag] += int(counts[lag])
         over = alive & (arrays["terminated"] | arrays["truncated"])
         over &= arrays["episode_length"] > 0  # 0 at the end of a life whose game continues
         if over.any():
