@@ -68,7 +68,7 @@ def main() -> None:
         default=math.inf,
         help="time limit; stages that have not started by then are skipped",
     )
-    made.add_argument("--train", action="store_true", help="train Pong to a return of 18, too")
+    made.add_argument("--train", action="store_true", help="also train Pong to a return of 18")
     made.add_argument("--out", type=Path, help="write the result there as it grows")
     args = made.parse_args()
     if args.device == "cpu" and args.save:

@@ -55,7 +55,7 @@ class Build(NamedTuple):
     driver: int
     """The oldest driver of that CUDA major version (NVIDIA, CUDA Compatibility, table 1)."""
     capabilities: tuple[Capability, Capability]
-    """The oldest and newest GPUs that it has code for (RELEASE.md of torch)."""
+    """The lowest and highest compute capability that it supports (RELEASE.md of torch)."""
 
     def command(self) -> str:
         """What installs it. The local version (+cu130) replaces a CPU build of the same version,

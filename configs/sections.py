@@ -207,8 +207,8 @@ class LearnerConfig(Section):
     larger without more memory."""
     micro_batch: Count | None = None
     """Observations in one forward and backward pass; the gradients of a larger update are summed.
-    null: 256 on a CPU, whose cache holds about as many images; on a GPU the whole update, or what
-    a quarter of its free memory holds."""
+    null: 256 on a CPU, as about that many images fit its cache; on a GPU the whole update, if it
+    fits a quarter of the free memory, otherwise as many as do."""
     prefetch: Natural = 1
     """Batches that are gathered ahead while one is trained. More hide the gathering and add policy
     lag; 0 gathers between the steps, while the learner waits."""

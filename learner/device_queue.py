@@ -2,6 +2,12 @@
 
 At most one batch is queued behind the computed one, so that reports, published weights and returned
 batches stay current.
+
+Reductions over NCCL are queued like all other work: the host learns that a member has died only
+when later updates are queued behind the stuck reduction. After the abort those updates run on
+undefined data. So in a group a copy of the state is queued after each batch, and the newest copy
+that was complete before the abort is restored. Counters and policy versions do not go back, as in
+`learner.nonfinite`.
 """
 
 from __future__ import annotations
@@ -17,12 +23,12 @@ from torch import Tensor
 from penstock.core.notes import note_logger
 from penstock.device.choice import device_of
 from penstock.device.interface import DeviceEvent
-from penstock.learner.state_copies import StateCopies
 from penstock.learner.sync.gradient_sync import GroupLostError
 from penstock.profiling.ledger import Part, TimeLedger
 
 logger = note_logger(__name__)
 
+COPIES = 3  # two batches are queued at most (`DeviceQueue`), and one before them is complete
 POLL_S = 1e-4  # causes no delay: the next batch is on the stream already
 
 
@@ -40,7 +46,7 @@ class DeviceQueue:
         self._copies: StateCopies | None = None
         self._timeout_s = math.inf
         self.taken_back = 0
-        """Batches whose training was lost with the last group."""
+        """Number of batches that were undone when the last group was lost."""
         self.meanwhile: Callable[[], None] = _nothing
 
     def launched(self) -> None:
@@ -111,6 +117,43 @@ class DeviceQueue:
             if time.monotonic() - began_s > timeout_s:
                 raise GroupLostError(f"a batch was not computed within {timeout_s:g} s")
             time.sleep(POLL_S)
+
+
+class StateCopies:
+    """Copies of ``tensors``, which lie on one device, after each of the last batches."""
+
+    def __init__(self, tensors: Sequence[Tensor]) -> None:
+        """Make the first copy. No reduction may be queued."""
+        self._tensors = tensors
+        device = device_of(tensors[0].device)
+        self._copies = [[torch.empty_like(tensor) for tensor in tensors] for _ in range(COPIES)]
+        self._complete = [device.make_event() for _ in range(COPIES)]
+        self._made = 0
+        self.add()
+        self._complete[0].synchronize()
+
+    @torch.no_grad()
+    def add(self) -> None:
+        """Queue a copy of the present state."""
+        place = self._made % COPIES
+        for copy, tensor in zip(self._copies[place], self._tensors, strict=True):
+            copy.copy_(tensor)
+        self._complete[place].record()
+        self._made += 1
+
+    def newest(self) -> int:
+        """The number of the newest complete copy. Call it before reductions are aborted."""
+        for number in reversed(range(max(0, self._made - COPIES), self._made)):
+            if self._complete[number % COPIES].query():
+                return number
+        raise AssertionError("a batch is queued only when the one before the last is complete")
+
+    @torch.no_grad()
+    def restore(self, number: int) -> int:
+        """Restore a copy, after the abort; returns the number of copies made since."""
+        for copy, tensor in zip(self._copies[number % COPIES], self._tensors, strict=True):
+            tensor.copy_(copy)
+        return self._made - 1 - number
 
 
 def _nothing() -> None:

@@ -34,7 +34,7 @@ class Publisher:
     @torch.no_grad()
     def publish(self, policy_id: int, stamp: Stamp) -> None:
         """Take a copy now; on a GPU the first `flush` after its arrival publishes it."""
-        self._arrived.synchronize()  # a copy that was dropped uses the memory, too
+        self._arrived.synchronize()  # also for a dropped copy, which still writes to the memory
         self.flush()
         for part, tensor in zip(self._parts, self._tensors, strict=True):
             part.view(tensor.shape).copy_(tensor)

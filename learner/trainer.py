@@ -351,7 +351,7 @@ class Trainer:
     def _measured_loss(
         self, columns: dict[str, Tensor], steps: BatchSteps | None, places: slice | Tensor
     ) -> tuple[Tensor, Tensor]:
-        """`_loss`, by whose memory the size of passes is chosen."""
+        """`_loss`; its saved activations determine the size of later passes."""
         number = len(places) if isinstance(places, Tensor) else places.stop - places.start
         rows = number if steps is not None else number * (self.spec.unroll + 1)
         with self._pass_size.measured(rows):

@@ -11,8 +11,8 @@ Kernels run when they are called. What makes it strict:
   changes meanwhile is a hazard. New memory holds `POISON`, too.
 - A thread that has not called `enter_thread` is on another device: each of its calls is a hazard.
 
-`stall` stands for a reduction whose other members have died: what its stream runs after it never
-passes, until `abort`.
+`stall` queues a call that never completes, like a reduction after a member has died; nothing behind
+it on its stream completes until `abort`.
 
 To plant a hazard, ``skip`` names a method of the seam and a function: its calls of it do nothing.
 

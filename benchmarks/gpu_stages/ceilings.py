@@ -40,7 +40,7 @@ def run(options: Options) -> Iterator[Finding]:
                 continue
             try:
                 plain[name] = rate(make(one_pass(network, options)), options, network)
-            except Exception as error:  # the other forms are a limit, too
+            except Exception as error:  # go on with the other forms
                 reason = f"{type(error).__name__}: {str(error).splitlines()[0][:200]}"
                 yield Finding(f"{network}: plain torch, {name}, rows/s", None, reason)
             else:
@@ -108,7 +108,7 @@ def graph(made: tuple[Form, torch.optim.Optimizer]) -> Form:
 
     def replay() -> Form:
         captured.replay()
-        return step  # whose memory the graph uses
+        return step  # keeps the tensors of the captured graph alive
 
     return replay
 

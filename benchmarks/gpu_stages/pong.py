@@ -1,7 +1,7 @@
 """Pong by PPO: the rate with actors on most cores, and if asked the time to a return of 18.
 
-The latter is that of the preset, whose two actors leave cores idle: with many, weights that act are
-tens of updates old, and it learned less (`docs/results/README.md`, "On a GPU").
+The time is measured with the preset's two actors, although they leave cores idle: with many actors
+the policy lag is tens of updates, and the run learned less (`docs/results/README.md`, "On a GPU").
 """
 
 from __future__ import annotations

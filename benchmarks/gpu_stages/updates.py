@@ -33,8 +33,8 @@ CASES: dict[str, tuple[str, ...]] = {
     "dqn": ("synthetic", "algo.name=dqn", *FRAMES),
     "sac": ("pendulum_sac",),
 }
-# In a later epoch, too, whose order is copied to the device: on a GPU more than the 64 KB that the
-# driver takes over at once.
+# Two epochs, since the second one copies its order to the device. With `LONG` that is more than
+# 64 KB, above which a copy of pageable memory waits for the device.
 EPOCHS = ("algo.epochs=2", "learner.updates_per_batch=2", "algo.minibatches=steps")
 LONG = ("actors.envs=128", "actors.unroll=80")
 DRAWN = 32  # transitions of a batch from replay

@@ -30,11 +30,11 @@ from small_trainer import slot, trainer
 SEEDS = range(2)
 SETTLE_S = 0.01
 TIMEOUT_S = 60.0
-LAST = 4  # the number of the batch whose reduction never ends
+LAST = 4  # batches before the one with the lost reduction
 
 
 class NcclStandIn(SingleLearner):
-    """A group whose reductions are queued; that of one update never ends."""
+    """Queues reductions; from one update on they never complete."""
 
     def __init__(self, made: Trainer, device: SimulatedDevice, lost_update: int) -> None:
         self._grads, self._device, self._lost = made.optimizer.grads, device, lost_update
@@ -108,7 +108,7 @@ def test_a_lost_reduction_is_noticed_and_what_followed_is_taken_back(seed: int) 
         made.regrouped()
         found = copied(made)
     equal = [same(found, state) for state in expected]
-    # The last complete batch, or the one before, whose end was seen.
+    # The last complete batch, or the one before it if its end was not seen yet.
     assert any(equal[LAST - 1 :]), equal
 
 

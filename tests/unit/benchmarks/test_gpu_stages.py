@@ -63,7 +63,7 @@ def test_checks_of_a_device_have_the_orders_that_they_need(
     for seed in range(4):
         with simulated(seed) as device:
             found = set_up.CHECKS[name](device)
-            assert found or name == "synchronize waits"  # whose event passes at random
+            assert found or name == "synchronize waits"  # passes at random
 
 
 @pytest.mark.parametrize(

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
+from zlib import crc32
 
 import pytest
 import torch.distributed as dist
 
 from penstock.configs.errors import UserError
-from penstock.learner.group.process_group import meet
+from penstock.learner.group.process_group import LearnerGroup, meet
 from penstock.learner.sync.gradient_sync import GroupLostError
 
 VERSION = "the version of penstock"
@@ -98,3 +100,21 @@ def test_a_token_of_a_stranger_is_one_sentence(tmp_path: Path) -> None:
 
     with pytest.raises(UserError, match="two learners have rank 0"):
         meet(store(tmp_path), range(2), 0, HELLO, 10.0, stranger_comes)
+
+
+@pytest.mark.parametrize(
+    ("runs_behind", "gpus", "backend"),
+    [
+        (False, [], "gloo"),
+        (True, ["GPU-a", "GPU-b"], "nccl"),
+        (True, ["GPU-a", "GPU-a"], "gloo"),  # NCCL refuses two learners on one
+    ],
+)
+def test_nccl_connects_only_learners_with_a_gpu_each(
+    runs_behind: bool, gpus: list[str], backend: str
+) -> None:
+    group: Any = object.__new__(LearnerGroup)
+    group.world, group.rank = 2, 0
+    group._device = SimpleNamespace(runs_behind=runs_behind, identity=lambda: "GPU-a")
+    group.gather = lambda own: [own, [crc32(gpus[1].encode())]]
+    assert group._backend() == backend
