@@ -6,7 +6,8 @@ Not part of the package: it runs under a Python that has it (`make peers`), and 
     python benchmarks/peers/learn_sb3.py HalfCheetah-v5 --steps 1000000 --seed 0
 
 prints one JSON object: the points of the curve, each evaluated on episodes of its own, with the
-seconds of training until then, without those of the evaluations.
+seconds of training until then, without those of the evaluations. Each point is also printed on
+stderr as soon as it is known.
 
 MinAtar is played through Penstock's own environment, with the zoo's settings for Atari and a
 network of Penstock's size, as the zoo has none for it. The other environments are gymnasium's own.
@@ -17,6 +18,7 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import json
+import sys
 import time
 from collections.abc import Callable
 from importlib.metadata import version
@@ -106,8 +108,9 @@ def main() -> None:
     parser.add_argument("--episodes", type=int, default=20, help="of each evaluation")
     parser.add_argument("--last-episodes", type=int, default=100, help="of the last one")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--threads", type=int, default=2, help="of torch")
     options = parser.parse_args()
-    torch.set_num_threads(2)
+    torch.set_num_threads(options.threads)
     prefix = ATARI if options.env_id.startswith(ATARI) else options.env_id
     settings = dict(SETTINGS[prefix])
     count, normalize = settings.pop("envs", 8), settings.pop("normalize", False)
@@ -186,6 +189,7 @@ class Curve(BaseCallback):  # type: ignore[misc]
             )
             point[way] = sum(returns) / len(returns)
         self.points.append(point)
+        print(json.dumps(point), file=sys.stderr, flush=True)
         self._evaluating_s += time.monotonic() - began_s
 
 
