@@ -18,7 +18,8 @@ LEAST_CONFIRMING = 10  # episodes that a confidence interval needs
 def contradictions(cfg: Sections) -> list[Contradiction]:
     """All invalid combinations in a config whose fields are each valid."""
     ends = (_synchronous, _schedule, _stop, _evaluation, _addresses, _keys)
-    checks = (_batches, _rewards, _replay, _gathering, _algo, _inference, *ends, network, group)
+    of_learner = (_batches, _rewards, _replay, _gathering, _algo, _compile)
+    checks = (*of_learner, _inference, *ends, network, group)
     return [found for check in checks for found in check(cfg)]
 
 
@@ -191,6 +192,15 @@ def _algo(cfg: Sections) -> Iterator[Contradiction]:
 
 def _differ(key: str, a: Section, b: Section) -> bool:
     return bool(getattr(a, key) != getattr(b, key))
+
+
+def _compile(cfg: Sections) -> Iterator[Contradiction]:
+    if cfg.learner.compile and cfg.algo.trains_on != "unrolls":
+        yield Contradiction(
+            ("learner.compile", "algo.name"),
+            f"learner.compile true does nothing for algo.name {cfg.algo.name}; set "
+            "learner.compile=false",
+        )
 
 
 def _inference(cfg: Sections) -> Iterator[Contradiction]:

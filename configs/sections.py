@@ -209,6 +209,9 @@ class LearnerConfig(Section):
     """Observations in one forward and backward pass; the gradients of a larger update are summed.
     null: 256 on a CPU, as about that many images fit its cache; on a GPU the whole update, if it
     fits a quarter of the free memory, otherwise as many as do."""
+    compile: bool = False
+    """Compile the network with `torch.compile`; PPO and IMPALA only. On a GPU, fused kernels move
+    less memory; the first updates take a minute or more. It needs a C++ compiler."""
     prefetch: Natural = 1
     """Batches that are gathered ahead while one is trained. More hide the gathering and add policy
     lag; 0 gathers between the steps, while the learner waits."""

@@ -10,6 +10,7 @@ sum over the number of agent steps. `penstock.algos.base.UnrollAlgorithm` is the
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from functools import cached_property
 from typing import Any
 
@@ -32,6 +33,7 @@ from penstock.core.params import Floats
 from penstock.core.specs import SlotSpec
 from penstock.device.choice import device_of, pick_device
 from penstock.envs import EnvInfo
+from penstock.learner.compiled import compile_network, uncompiled
 from penstock.learner.device_queue import DeviceQueue
 from penstock.learner.device_statistics import DeviceStatistics, kind_of
 from penstock.learner.minibatches import BatchSteps, Share, deal, deal_steps, pieces
@@ -82,6 +84,8 @@ class Trainer:
         self.layout = shape.layout
         dtype = trunk_dtype(config.learner.precision, self.device, shape)
         self.model = build_net(shape, dtype).to(self.device)
+        if config.learner.compile:
+            compile_network(self.model)
         learner = over_run(config.learner, config.stop.env_steps)
         self.optimizer = FlatOptimizer(self.model.named_parameters(), learner)
         self.progress = Progress(config.stop, info.frames_per_step)
@@ -354,7 +358,8 @@ class Trainer:
         """`_loss`; its saved activations determine the size of later passes."""
         number = len(places) if isinstance(places, Tensor) else places.stop - places.start
         rows = number if steps is not None else number * (self.spec.unroll + 1)
-        with self._pass_size.measured(rows):
+        eager = uncompiled() if self.config.learner.compile else nullcontext()
+        with self._pass_size.measured(rows), eager:
             return self._loss(columns, steps, places)
 
     def _loss(

@@ -36,6 +36,11 @@ CASES = {
         "be dropped; set transport.max_policy_lag=146",
         ["transport.max_policy_lag=146"],
     ),
+    "compiled network of another algorithm": (
+        ["algo.name=dqn", "learner.compile=true"],
+        "learner.compile true does nothing for algo.name dqn; set learner.compile=false",
+        ["learner.compile=false"],
+    ),
     "turns of play and training with replay": (
         ["algo.name=dqn", "transport.max_policy_lag=0"],
         "transport.max_policy_lag 0 makes actors wait for the weights of each batch, and algo.name "
