@@ -78,6 +78,13 @@ def _pace(cfg: Sections) -> Iterator[Contradiction]:
             f"together, and with learner.pace {pace} each takes its own; set "
             "learner.lr_scaling=none",
         )
+    if pace in SERVED and learner.accumulate > 1:
+        yield Contradiction(
+            ("learner.accumulate", "learner.pace"),
+            f"learner.accumulate {learner.accumulate} adds up gradients of the same parameters, "
+            f"and learner.pace {pace} trains each batch on the newest ones of its server; set "
+            "learner.accumulate=1 or learner.pace=bsp",
+        )
     fresh = cfg.algo.trains_on == "unrolls"
     if learner.accumulate > 1 and not fresh:
         yield Contradiction(

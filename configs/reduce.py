@@ -53,7 +53,8 @@ class ReduceOptions(Section):
         AfterValidator(lambda name: CODECS.checked(name)),
         ValueDescription("a codec's name"),
     ] = "none"
-    """`auto` measures the network and the codecs when the learners start, and prints its choice."""
+    """`auto` measures the network and the codecs when the learners start, and prints its choice
+    among `none`, `fp16`, `bf16` and `int8`."""
     bucket_mb: Positive = 1.0
     """Size in megabytes of the buckets in which gradients are sent. Smaller buckets start earlier
     in the backward pass; larger ones have less overhead."""

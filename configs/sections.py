@@ -178,8 +178,8 @@ class LearnerConfig(Section):
     `{from: 3e-4, to: 0, steps: 1e6}` changes it linearly over so many agent steps; without `steps`,
     over `stop.env_steps`, and it stays at its first value if that is null."""
     lr_scaling: Literal["none", "sqrt", "linear"] = "none"
-    """Factor on `lr` with several learners: `none` 1, `sqrt` the square root of `count`, `linear`
-    `count`."""
+    """Factor on `lr` with several learners: `none` 1, `sqrt` the square root of their number,
+    `linear` their number. Learners that have died do not count until they are back."""
     lr_warmup_updates: Natural = 0
     """Optimizer steps over which the learning rate rises linearly to its initial value. It rises
     from the rate of one learner if `lr_scaling` is set, otherwise from 0."""

@@ -97,7 +97,8 @@ def learning_rate_of(trainer: Learner[Any]) -> float:
     """The learning rate of the last update, with its schedule, scaling and rollbacks."""
     config, progress = trainer.config, trainer.progress
     cfg = over_run(config.learner, config.stop.env_steps)
-    rate = learning_rate(cfg, progress.trained_steps, max(progress.learner_steps, 1))
+    learners = next(iter(trainer.optimizers().values())).learners
+    rate = learning_rate(cfg, progress.trained_steps, max(progress.learner_steps, 1), learners)
     return rate * progress.lr_factor
 
 

@@ -32,7 +32,7 @@ SETTINGS: dict[str, dict[str, Any]] = {  # so that four updates of a small vecto
 }
 LARGE: dict[str, dict[str, Any]] = {
     **{name: {"codec": name} | SETTINGS.get(name, {}) for name in CODECS.specs},
-    "terngrad-exact": {"codec": "terngrad", "reternarize": False},
+    "terngrad-again": {"codec": "terngrad", "reternarize": True},
     "dgc-clip": {"codec": "dgc", "dgc_density": 0.01, "warmup_updates": 0, "dgc_clip": 1.0},
 }
 TINY: dict[str, dict[str, Any]] = {  # every parameter is a bucket, two of them of one value

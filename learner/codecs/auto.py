@@ -1,22 +1,23 @@
-"""`codec: auto`: which codec makes a step shortest on this network, with these processors.
+"""`codec: auto`: the fastest form of the gradients that does not change what is learned.
 
 At the start all learners together time small and large sums, and each times the coding of every
 codec that works with its optimizer. A step is then predicted as
 
     coding + bytes sent / bandwidth + latency of one exchange for each bucket
 
-which selects the finalists: the fastest of fp32 and the codecs that only round (relative error up
-to a few per cent), fp32 too where it is close, and the fastest of the lossy ones (more variance, or
-delayed values). Predictions leave out that learners wait for each other and share cores, so the
-finalists run a few real steps. Rounding must then gain ROUNDED_GAIN over fp32, and a lossy codec
-LOSSY_GAIN over the best of the others. Every rank decides by the same means over all ranks.
+Candidates are fp32 and the codecs that only round (relative error up to a few per cent).
+Predictions leave out that learners wait for each other and share cores, so the fastest of them, and
+fp32 where it is close, run a few real steps; rounding must then gain ROUNDED_GAIN over fp32. Lossy
+codecs (more variance, or delayed values) are never chosen: what they cost in learning depends on
+the run's length and the network's size, and no measurement at the start shows it. Their predicted
+times are reported. Every rank decides by the same means over all ranks.
 """
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 import torch
@@ -30,7 +31,7 @@ from penstock.learner.codecs.buckets import buckets_of
 from penstock.learner.codecs.collective import SoloCollective, all_reduce_nbytes
 from penstock.learner.codecs.registry import CODECS, make_codec
 
-ROUNDED_GAIN, LOSSY_GAIN = 1.05, 1.5
+ROUNDED_GAIN = 1.05
 CLOSE = 2.0  # predictions may be off by this factor
 PROBE_VALUES = 250_000  # 1 MB
 PROBES = 4  # the shortest counts: other load only makes them longer
@@ -96,44 +97,39 @@ def predict_s(cost: Cost, network: NetworkCost, buckets: int) -> float:
     return cost.code_s + cost.nbytes / network.nbytes_per_s + buckets * network.latency_s
 
 
-def best(step_s: Mapping[str, float]) -> tuple[str, str]:
-    """The best of fp32 and rounding codecs, and the best lossy codec.
-
-    Both are the same where there is no lossy one.
-    """
-    mild = min(_of_loss("rounding", step_s), key=step_s.__getitem__, default="none")
-    if step_s.get("none", math.inf) < ROUNDED_GAIN * step_s[mild]:
-        mild = "none"
-    return mild, min(_of_loss("lossy", step_s), key=step_s.__getitem__, default=mild)
-
-
-def _of_loss(loss: str, names: Iterable[str]) -> Iterator[str]:
-    return (name for name in names if CODECS.specs[name].loss == loss)
+def best(step_s: Mapping[str, float]) -> str:
+    """The best of fp32 and the rounding codecs."""
+    rounding = [name for name in step_s if CODECS.specs[name].loss == "rounding"]
+    found = min(rounding, key=step_s.__getitem__, default="none")
+    return "none" if step_s.get("none", math.inf) < ROUNDED_GAIN * step_s[found] else found
 
 
 def finalists(predicted: Mapping[str, float]) -> tuple[str, ...]:
     """The codecs to try; ``predicted`` seconds have at least "none"."""
-    mild, rough = best(predicted)
-    plain = ["none"] if predicted["none"] < CLOSE * predicted[mild] else []
-    return tuple(dict.fromkeys([*plain, mild, rough]))
+    found = best(predicted)
+    plain = ["none"] if predicted["none"] < CLOSE * predicted[found] else []
+    return tuple(dict.fromkeys([*plain, found]))
 
 
 def decide(
     measured: Mapping[str, float], predicted: Mapping[str, float], network: NetworkCost
 ) -> Choice:
     """Choose among the `finalists` by their ``measured`` seconds of a step."""
-    mild, rough = best(measured)
-    chosen = rough if measured[mild] >= LOSSY_GAIN * measured[rough] else mild
+    chosen = best(measured)
     text = (
         f"{chosen}: reducing a step's gradients takes {_ms(measured[chosen])} on this network of "
         f"{network.nbytes_per_s * 8 / 1e6:,.0f} Mbit/s"
     )
     text += "".join(f", {name} {_ms(measured[name])}" for name in measured if name != chosen)
-    if measured[rough] < measured[chosen]:
-        text += f" (less than the {LOSSY_GAIN:g} times faster that the loss of {rough} asks for)"
     rest = sorted((n for n in predicted if n not in measured), key=predicted.__getitem__)
-    listed = ", ".join(f"{name} {_ms(predicted[name])}" for name in rest)
-    return Choice(chosen, text + (f"; predicted: {listed}" if listed else ""))
+    lossy = [name for name in rest if CODECS.specs[name].loss == "lossy"]
+    for kind, names in (
+        ("predicted", [name for name in rest if name not in lossy]),
+        ("predicted of lossy codecs, which are used only if they are named", lossy),
+    ):
+        if names:
+            text += f"; {kind}: {', '.join(f'{name} {_ms(predicted[name])}' for name in names)}"
+    return Choice(chosen, text)
 
 
 def _ms(seconds: float) -> str:

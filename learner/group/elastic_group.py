@@ -276,6 +276,8 @@ class ElasticGroup:
 
     def _paced(self, group: LearnerGroup, cfg: LearnerConfig) -> GradientSync:
         ledger, optimizers = self._ctx.ledger, self._trainer.optimizers()
+        for optimizer in optimizers.values():
+            optimizer.learners = group.world
         if cfg.pace == "local_sgd":
             return LocalSgd(group, optimizers, cfg, ledger, self._trainer.queue.launched)
         reducing = self._ctx.status.ledger("reduce", Part.WAIT)

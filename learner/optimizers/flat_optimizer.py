@@ -44,6 +44,8 @@ class FlatOptimizer:
         replaced = cfg.count > 1 and codec is not None and codec.own_momentum
         self.momentum = 0.0 if replaced else cfg.momentum
         self.grad_clip = None if replaced else cfg.grad_clip
+        self.learners = cfg.count
+        """Learners that step together: fewer than ``cfg.count`` while one of them is dead."""
         self.lr_factor = 1.0
         """Factor of the learning rate after rollbacks (`learner.nonfinite`)."""
         self.lr: float | None = None
@@ -81,7 +83,8 @@ class FlatOptimizer:
         if self.grad_clip is not None:
             scale.mul_(((norm + CLIP_MARGIN) / self.grad_clip).clamp_(min=1.0))
         self.updates += 1
-        self.lr = learning_rate(self._cfg, env_steps, self.updates) * self.lr_factor
+        rate = learning_rate(self._cfg, env_steps, self.updates, self.learners)
+        self.lr = rate * self.lr_factor
         self._rule(UpdateStep(self.lr, self.momentum, scale, is_bad))
         return norm
 
@@ -123,24 +126,25 @@ def _make_gradients(values: Tensor, parameters: list[nn.Parameter]) -> Tensor:
     return grads
 
 
-def learning_rate(cfg: LearnerConfig, env_steps: int, update: int) -> float:
-    """The rate of optimizer step ``update`` (from 1), taken after ``env_steps`` agent steps.
+def learning_rate(cfg: LearnerConfig, env_steps: int, update: int, learners: int) -> float:
+    """The rate of optimizer step ``update`` (from 1), taken after ``env_steps`` agent steps by
+    ``learners`` together.
 
     ``lr``, or the present value of its schedule, is multiplied by the factor of `lr_scaling` for
-    ``count`` learners: linear after Goyal et al. 2017 (arXiv 1706.02677), the root after Krizhevsky
+    that many learners: linear after Goyal et al. 2017 (arXiv 1706.02677), the root after Krizhevsky
     2014 (arXiv 1404.5997). Step ``lr_warmup_updates`` is the first at the full rate; the steps
     before it rise linearly, from the unscaled ``lr`` as in Goyal et al. §2.2, or from 0 where
     nothing is scaled. The rate falls linearly to its ``lr_end_fraction`` after ``lr_decay_steps``
     agent steps, and stays there.
     """
     lr = value_at(cfg.lr, env_steps)
-    peak = lr * scaling(cfg)
+    peak = lr * scaling(cfg, learners)
     first = lr if peak > lr else 0.0
     warm = min(update / cfg.lr_warmup_updates, 1.0) if cfg.lr_warmup_updates else 1.0
     done = min(env_steps / cfg.lr_decay_steps, 1.0) if cfg.lr_decay_steps else 0.0
     return (first + (peak - first) * warm) * (1 - done * (1 - cfg.lr_end_fraction))
 
 
-def scaling(cfg: LearnerConfig) -> float:
-    """The factor of the learning rate for ``count`` learners instead of one."""
-    return {"none": 1.0, "sqrt": sqrt(cfg.count), "linear": float(cfg.count)}[cfg.lr_scaling]
+def scaling(cfg: LearnerConfig, learners: int) -> float:
+    """The factor of the learning rate for that many ``learners`` instead of one."""
+    return {"none": 1.0, "sqrt": sqrt(learners), "linear": float(learners)}[cfg.lr_scaling]

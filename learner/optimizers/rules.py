@@ -93,15 +93,22 @@ class RmsProp:
 
 
 class Sgd:
-    """``u = momentum u + g + weight_decay x; x -= lr u``, as in torch."""
+    """``u = momentum u + g + weight_decay x; x -= lr u``, as in torch.
+
+    Where the codec applies momentum to the gradients (dgc), a step's momentum is 0 and g is a
+    velocity already. The decay then has a velocity of its own, ``w = momentum w + weight_decay x``,
+    and ``x -= lr (g + w)``: the sum is the same.
+    """
 
     def __init__(self, values: Tensor, grads: Tensor, steps: Tensor, cfg: LearnerConfig) -> None:
         self._values, self._grads, self._steps = values, grads, steps
-        self._weight_decay = cfg.weight_decay
+        self._weight_decay, self._momentum = cfg.weight_decay, cfg.momentum
         self.moments = {"momentum_buffer": torch.zeros_like(values)}
 
     def __call__(self, step: UpdateStep) -> None:
         self._steps += 1 - step.is_bad
+        by_codec = step.momentum != self._momentum
+        decay = self._decay(step) if by_codec and self._weight_decay else None
         sgd(
             [self._values],
             [self._grads],
@@ -109,13 +116,21 @@ class Sgd:
             fused=True,
             grad_scale=step.scale,
             found_inf=step.is_bad,
-            weight_decay=self._weight_decay,
+            weight_decay=0.0 if by_codec else self._weight_decay,
             momentum=step.momentum,
             lr=step.lr,
             dampening=0.0,
             nesterov=False,
             maximize=False,
         )
+        if decay is not None:
+            self._values.addcmul_(decay, 1 - step.is_bad, value=-step.lr)
+
+    def _decay(self, step: UpdateStep) -> Tensor:
+        """The decay's velocity; unchanged where the step is skipped."""
+        velocity = self.moments["momentum_buffer"]
+        velocity.mul_(step.is_bad * (1 - self._momentum) + self._momentum)
+        return velocity.addcmul_(self._values, 1 - step.is_bad, value=self._weight_decay)
 
 
 class Layerwise:

@@ -159,7 +159,7 @@ def test_odd_gradients(results: Results, world: int, case: str, kind: str) -> No
 @each_world
 def test_terngrad_sums_whole_multiples_of_a_scale(results: Results, world: int) -> None:
     grads = gradients(world, UPDATES)[0]
-    for case, most in (("terngrad", 1), ("terngrad-exact", world)):
+    for case, most in (("terngrad", world), ("terngrad-again", 1)):
         sums = of(results, world, case, "sums")[0][0]
         for layer, is_bias in ((slice(0, 1200), False), (slice(1240, 1429), False),
                                (slice(1200, 1240), True), (slice(1431, 1436), True)):  # fmt: skip
@@ -169,7 +169,7 @@ def test_terngrad_sums_whole_multiples_of_a_scale(results: Results, world: int) 
             values = grads[:, layer].astype(np.float64)
             deviation = np.sqrt((values**2).mean(1))
             scale = np.minimum(np.abs(values).max(1), 2.5 * deviation).max()
-            unit = scale * (world if case == "terngrad" else 1)
+            unit = scale * (world if case == "terngrad-again" else 1)
             multiples = sums[layer] / unit
             np.testing.assert_allclose(multiples, multiples.round(), atol=1e-5)
             assert 1 <= np.abs(multiples.round()).max() <= most

@@ -34,7 +34,10 @@ FIXTURES = Path(__file__).parents[1] / "fixtures"
 VERSIONS = sorted(path.name for path in FIXTURES.iterdir() if (path / "wire.msgpack").exists())
 RUNS = [f"{v}/trained/{run.name}" for v in VERSIONS for run in (FIXTURES / v / "trained").iterdir()]
 LAYOUT = ParamLayout((("w", (5, 3)), ("b", (3,))))
-OTHER_DEFAULTS = ("learner.micro_batch",)  # null: 256 on a CPU, as before
+OTHER_DEFAULTS = (
+    "learner.micro_batch",  # null: 256 on a CPU, as before
+    "learner.reduce.reternarize",  # false: sums are exact, as in the paper
+)
 REPLACED = {"penstock.replay.Replay.from_env": ["options"]}  # by the keywords that it stood for
 VALUES = np.arange(18, dtype=np.float32) / 4
 

@@ -96,6 +96,13 @@ CASES = {
         "learner.lr_scaling sqrt is for steps that all learners take together, and with",
         ["learner.lr_scaling=none"],
     ),
+    "gradients of several versions": (
+        [*FOUR, "learner.pace=ssp", "learner.accumulate=2"],
+        "learner.accumulate 2 adds up gradients of the same parameters, and learner.pace ssp "
+        "trains each batch on the newest ones of its server; set learner.accumulate=1 or "
+        "learner.pace=bsp",
+        ["learner.accumulate=1"],
+    ),
     "observations normalised by each alone": (
         [*FOUR, "learner.pace=ssp", "model.normalize_observations=true"],
         "model.normalize_observations true needs statistics over the samples of all learners, "

@@ -133,8 +133,9 @@ ONE = (("w", (10, 100)),)
         ({"codec": "bf16"}, 3000),  # 3 * 250 * 2, twice
         ({"codec": "int8", "block": 100}, 3 * 3 * (84 + 4) * 2),  # 250 values in 3 blocks of 84
         ({"codec": "onebit"}, 3 * (256 // 8 + 8) * 2),  # 250 values in one block of 256
-        ({"codec": "terngrad"}, 6 + 3 * (256 // 4) * 2),  # the scale, and 256 ternary values
-        ({"codec": "terngrad", "reternarize": False}, 6 + 3 * (256 // 4) + 3 * (256 // 2)),
+        ({"codec": "terngrad"}, 6 + 3 * (256 // 4) + 3 * (256 // 2)),
+        # the scale, and 256 ternary values
+        ({"codec": "terngrad", "reternarize": True}, 6 + 3 * (256 // 4) * 2),
         ({"codec": "dropping"}, 3 * 10 * 8),  # 1 % of 1000
         ({"codec": "dgc", "warmup_updates": 0}, 3 * 1 * 8),
         (

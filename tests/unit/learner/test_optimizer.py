@@ -118,6 +118,25 @@ def test_momentum_is_left_to_a_codec_that_has_its_own(count: int, expected: floa
     assert optimizer.values.item() == pytest.approx(expected)
 
 
+def test_decay_has_momentum_where_the_codec_has_that_of_the_gradients() -> None:
+    dgc = ReduceConfig(codec="dgc")
+    settings: dict[str, Any] = {"lr": 0.1, "momentum": 0.9, "weight_decay": 0.2}
+    ours = one_weight(1.0, optimizer="sgd", count=2, reduce=dgc, **settings)
+    weight = nn.Parameter(torch.tensor([1.0]))
+    reference = torch.optim.SGD([weight], **settings)
+    velocity = 0.0
+    for step, gradient in enumerate((2.0, 1.0, -3.0, 0.5, 0.0, 0.0)):
+        if step == 3:  # a skipped step changes nothing
+            ours.grads[:] = torch.nan
+            ours.step(1, 0)
+        velocity = 0.9 * velocity + gradient
+        ours.grads[:] = velocity
+        ours.step(1, 0)
+        weight.grad = torch.tensor([gradient])
+        reference.step()
+        assert ours.values.item() == pytest.approx(weight.item(), rel=1e-5)
+
+
 def test_clipping_is_left_to_a_codec_that_has_momentum_of_its_own() -> None:
     """What it sends is a velocity, several times as long as a gradient."""
     cfg = LearnerConfig(
@@ -293,12 +312,12 @@ def test_a_bad_gradient_on_a_gpu_changes_no_weight_and_a_step_waits_for_nothing(
 
 def test_the_learning_rate_is_constant_without_a_schedule() -> None:
     cfg = LearnerConfig(lr=0.5)
-    assert learning_rate(cfg, 0, 1) == learning_rate(cfg, 10**9, 10**6) == 0.5
+    assert learning_rate(cfg, 0, 1, 1) == learning_rate(cfg, 10**9, 10**6, 1) == 0.5
 
 
 def test_the_learning_rate_falls_linearly_by_agent_steps_and_stays() -> None:
     cfg = LearnerConfig(lr=0.5, lr_end_fraction=0.2, lr_decay_steps=1000)
-    rates = [learning_rate(cfg, steps, 1) for steps in (0, 250, 500, 1000, 5000)]
+    rates = [learning_rate(cfg, steps, 1, 1) for steps in (0, 250, 500, 1000, 5000)]
     assert rates == pytest.approx([0.5, 0.4, 0.3, 0.1, 0.1])
 
 
@@ -307,19 +326,29 @@ def test_the_learning_rate_falls_linearly_by_agent_steps_and_stays() -> None:
     [("none", 4, 0.1), ("sqrt", 4, 0.2), ("linear", 4, 0.4), ("sqrt", 1, 0.1), ("linear", 1, 0.1)],
 )
 def test_the_learning_rate_is_scaled_by_learners(scaling: Any, count: int, expected: float) -> None:
-    cfg = LearnerConfig(lr=0.1, lr_scaling=scaling, count=count)
-    assert learning_rate(cfg, 0, 1) == pytest.approx(expected)
+    cfg = LearnerConfig(lr=0.1, lr_scaling=scaling, count=4)
+    assert learning_rate(cfg, 0, 1, count) == pytest.approx(expected)
+
+
+def test_the_learning_rate_follows_the_learners_that_are_alive() -> None:
+    optimizer = one_weight(1.0, optimizer="sgd", lr=0.1, lr_scaling="linear", count=4)
+    rates = []
+    for optimizer.learners in (4, 3, 4):
+        optimizer.grads[:] = 1.0
+        optimizer.step(1, 0)
+        rates.append(optimizer.lr)
+    assert rates == pytest.approx([0.4, 0.3, 0.4])
 
 
 def test_the_learning_rate_warms_up_from_the_rate_of_one_learner() -> None:
     cfg = LearnerConfig(lr=0.1, lr_scaling="linear", count=4, lr_warmup_updates=3)
-    rates = [learning_rate(cfg, 0, update) for update in (1, 2, 3, 4, 100)]
+    rates = [learning_rate(cfg, 0, update, 4) for update in (1, 2, 3, 4, 100)]
     assert rates == pytest.approx([0.2, 0.3, 0.4, 0.4, 0.4])
 
 
 def test_the_learning_rate_warms_up_from_zero_where_nothing_is_scaled() -> None:
     cfg = LearnerConfig(lr=0.1, lr_scaling="linear", count=1, lr_warmup_updates=5)
-    rates = [learning_rate(cfg, 0, update) for update in (1, 2, 5, 6)]
+    rates = [learning_rate(cfg, 0, update, 1) for update in (1, 2, 5, 6)]
     assert rates == pytest.approx([0.02, 0.04, 0.1, 0.1])
 
 
@@ -333,5 +362,5 @@ def test_a_learning_rate_with_all_of_its_options() -> None:
         lr_decay_steps=100,
     )
     # half-way from 0.1 to 0.3, a fifth of the way from 1 to 0.5
-    assert learning_rate(cfg, 20, 5) == pytest.approx(0.2 * 0.9)
-    assert learning_rate(cfg, 100, 50) == pytest.approx(0.3 * 0.5)
+    assert learning_rate(cfg, 20, 5, 9) == pytest.approx(0.2 * 0.9)
+    assert learning_rate(cfg, 100, 50, 9) == pytest.approx(0.3 * 0.5)

@@ -44,41 +44,32 @@ def test_a_step_by_hand() -> None:
 @pytest.mark.parametrize(
     ("predicted", "expected"),
     [
-        ({"none": 0.8, "bf16": 0.4, "int8": 0.2, "onebit": 0.04, "dgc": 0.03}, ("int8", "dgc")),
+        ({"none": 0.8, "bf16": 0.4, "int8": 0.2, "onebit": 0.04, "dgc": 0.03}, ("int8",)),
         ({"none": 0.8, "int8": 0.2}, ("int8",)),
         ({"none": 0.8}, ("none",)),
-        ({"none": 0.01, "bf16": 0.02, "onebit": 0.03}, ("none", "onebit")),
+        ({"none": 0.8, "dgc": 0.001}, ("none",)),
         ({"none": 1.04, "bf16": 1.0}, ("none",)),  # gains less than 5 per cent
         ({"none": 1.06, "bf16": 1.0}, ("none", "bf16")),  # close enough to try both
-        ({"none": 1.99, "int8": 1.0, "dgc": 0.1}, ("none", "int8", "dgc")),
-        ({"none": 2.0, "int8": 1.0, "dgc": 0.1}, ("int8", "dgc")),
+        ({"none": 1.99, "int8": 1.0, "dgc": 0.1}, ("none", "int8")),
+        ({"none": 2.0, "int8": 1.0, "dgc": 0.1}, ("int8",)),
     ],
 )
 def test_the_finalists(predicted: dict[str, float], expected: tuple[str, ...]) -> None:
     assert finalists(predicted) == expected
 
 
-def test_a_lossy_codec_that_gains_enough_is_taken() -> None:
-    predicted = {"none": 0.819, "int8": 0.212, "onebit": 0.0366}
-    assert decide({"int8": 0.231, "onebit": 0.045}, predicted, SLOW) == Choice(
-        "onebit",
-        "onebit: reducing a step's gradients takes 45 ms on this network of 100 Mbit/s, "
-        "int8 231 ms; predicted: none 819 ms",
-    )
-
-
-def test_a_lossy_codec_must_be_half_as_fast_again_when_it_really_runs() -> None:
-    predicted = {"none": 0.3, "dgc": 0.1}
-    assert decide({"none": 0.301, "dgc": 0.2}, predicted, SLOW).codec == "dgc"
-    assert decide({"none": 0.299, "dgc": 0.2}, predicted, SLOW) == Choice(
-        "none",
-        "none: reducing a step's gradients takes 299 ms on this network of 100 Mbit/s, dgc 200 ms "
-        "(less than the 1.5 times faster that the loss of dgc asks for)",
+def test_lossy_codecs_are_reported_and_not_taken() -> None:
+    predicted = {"none": 0.819, "bf16": 0.43, "int8": 0.212, "onebit": 0.0366, "dgc": 0.02}
+    assert decide({"int8": 0.231}, predicted, SLOW) == Choice(
+        "int8",
+        "int8: reducing a step's gradients takes 231 ms on this network of 100 Mbit/s; predicted: "
+        "bf16 430 ms, none 819 ms; predicted of lossy codecs, which are used only if they are "
+        "named: dgc 20 ms, onebit 36.6 ms",
     )
 
 
 def test_rounding_that_gains_nothing_when_it_really_runs_is_left() -> None:
-    measured = {"none": 0.104, "int8": 0.1, "dgc": 0.09}
+    measured = {"none": 0.104, "int8": 0.1}
     assert decide(measured, measured, SLOW).codec == "none"
     assert decide(measured | {"none": 0.106}, measured, SLOW).codec == "int8"
 
@@ -141,10 +132,10 @@ def chosen(ring: Collective) -> Choice:
 
 
 def test_on_a_slow_wire_few_bytes_win(one_thread: None) -> None:
-    # fp32 sends 1.07 MB of the 178,599 values in 107 ms, int8 in 27 ms, dgc 4.3 kB.
+    # fp32 sends 1.07 MB of the 178,599 values in 107 ms, int8 in 27 ms.
     choice = chosen(Wire(4, 10_000_000))
-    assert choice.codec == "dgc"
-    [rate] = re.findall(r"network of ([\d,]+) Mbit/s, int8 ", choice.text)
+    assert choice.codec == "int8"
+    [rate] = re.findall(r"network of ([\d,]+) Mbit/s", choice.text)
     assert 70 < float(rate.replace(",", "")) < 85  # of 80
     for name in set(TRIED) - {choice.codec}:
         assert f"{name} " in choice.text
