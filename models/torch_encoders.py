@@ -104,6 +104,8 @@ class ImpalaEncoder(nn.Module):
         self.linear = orthogonal(nn.Linear(flat, IMPALA_FEATURES), math.sqrt(2))
 
     def forward(self, frames: Tensor) -> Tensor:
+        # On a CPU, too: narrow convolutions and pooling take half of the time, or less.
+        frames = frames.contiguous(memory_format=torch.channels_last)
         for section in self.sections:
             frames = section(frames)
         features: Tensor = self.linear(frames.relu_().flatten(1)).relu_()
