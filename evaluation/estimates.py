@@ -15,6 +15,7 @@ from typing import Any, Literal, NamedTuple
 
 Way = Literal["greedy", "sampled"]
 WAYS: tuple[Way, ...] = ("greedy", "sampled")
+LEAST = 10  # episodes by which a standard error says something
 Z = 1.96  # standard errors from the mean to either end of a 95 % confidence interval
 
 
@@ -51,7 +52,8 @@ def better_way(found: Mapping[Way, Estimate]) -> Way:
 
 def out_of_reach(found: Mapping[Way, Estimate], goal: float) -> bool:
     """Whether the better way is so far below ``goal`` that further episodes need not be played."""
-    return found[better_way(found)].upper < goal
+    better = found[better_way(found)]
+    return better.episodes >= LEAST and better.upper < goal
 
 
 def reaches(found: Estimate, goal: float) -> bool:

@@ -31,6 +31,7 @@ from penstock.learner.checkpoints.checkpoint_history import PLAY
 from penstock.models.acting.policy import Policy
 
 ENVS = 16
+SEEDS_APART = 10_007  # between the games of one `seed` and the next: more than are played
 
 Choose = Callable[[npt.NDArray[Any]], npt.NDArray[Any]]
 Flags = npt.NDArray[np.bool_]
@@ -126,14 +127,20 @@ def evaluate_seeds(
     max_steps: int | None,
 ) -> dict[str, Any]:
     """`evaluate` for each run in a folder of `train --seeds`. "return" and "length" summarise the
-    means of the runs."""
-    runs = [
-        evaluate(run_dir, episodes, which, sample, seed, max_steps) for run_dir in seed_runs(folder)
-    ]
+    means of the runs. Runs that cannot be evaluated are in "failed", with the reason; raises
+    UserError where none can."""
+    runs, failed = [], []
+    for run_dir in seed_runs(folder):
+        try:
+            runs.append(evaluate(run_dir, episodes, which, sample, seed, max_steps))
+        except UserError as error:
+            failed.append({"run_dir": run_dir, "error": str(error)})
+    if not runs:
+        raise UserError(failed[0]["error"])
     means = {
         name: summary(tuple(run[name]["mean"] for run in runs)) for name in ("return", "length")
     }
-    return {"run_dir": folder, "runs": runs, **means}
+    return {"run_dir": folder, "runs": runs, "failed": failed, **means}
 
 
 def checkpoint_folder(run_dir: str | Path, which: str) -> Path:
@@ -193,11 +200,12 @@ def play(
 ) -> list[Episode]:
     """Exactly ``episodes`` episodes, environment by environment, complete or cut at ``max_steps``.
 
-    ``begin`` receives the environments in which an episode begins, bool ``[count]``. A single
-    environment cannot be reset alone, so one whose episode was cut waits for the others.
+    The games of two values of ``seed`` have nothing in common. ``begin`` receives the environments
+    in which an episode begins, bool ``[count]``. A single environment cannot be reset alone, so one
+    with an episode that was cut waits for the others.
     """
     tally = _Tally(game.count, episodes, max_steps)
-    space, seeds = game.info.observation_space, itertools.count(seed, game.count)
+    space, seeds = game.info.observation_space, itertools.count(seed * SEEDS_APART, game.count)
     obs, parts = np.empty((game.count, *space.shape), space.dtype), game.info.parts
     counts = game.info.counts
     while owing := tally.owing():
@@ -280,7 +288,8 @@ def describe(result: dict[str, Any]) -> str:
 
 
 def describe_seeds(result: dict[str, Any]) -> str:
-    """A table with a line for each run, and a line with their mean."""
+    """A table with a line for each run, and a line with their mean; then the spread of the runs'
+    means, and the runs that could not be evaluated."""
     runs = result["runs"]
     rows: list[tuple[str, ...]] = [
         ("run", "checkpoint", "actions", "episodes", "return", "std", "length")
@@ -290,12 +299,16 @@ def describe_seeds(result: dict[str, Any]) -> str:
         name = Path(run["run_dir"]).name
         way = "sampled" if run["sample"] else "greedy"
         rows.append((name, run["checkpoint"], way, str(run["episodes"]), *map(number, figures)))
-    mean, std = result["return"]["mean"], result["return"]["std"]
-    figures = mean, std, result["length"]["mean"]
-    rows.append(("mean", "", "", str(sum(r["episodes"] for r in runs)), *map(number, figures)))
+    episodes = str(sum(run["episodes"] for run in runs))
+    mean, length = (number(result[name]["mean"]) for name in ("return", "length"))
+    rows.append(("mean", "", "", episodes, mean, "", length))
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = ["  ".join(f"{c:{w}}" for c, w in zip(row, widths, strict=True)) for row in rows]
     lines = [line.rstrip() for line in lines]
+    if len(runs) > 1:
+        between = statistics.stdev(run["return"]["mean"] for run in runs)
+        lines.append(f"standard deviation between the runs: {number(between)}")
+    lines += [f"{each['run_dir']} was not evaluated: {each['error']}" for each in result["failed"]]
     if cut := sum(run["cut"] for run in runs):
         played = sum(run["episodes"] for run in runs)
         most = runs[0]["max_episode_steps"]

@@ -69,8 +69,8 @@ if TYPE_CHECKING:
 
 CHECKPOINTS = "checkpoints"
 HELD = ".evaluated"
-SEED = 1_000_000  # apart from the games of `penstock eval`, by default
-CLOSING_SEED = 2_000_000  # apart from both
+SEED = 1_100_000  # apart from the games of `penstock eval`, by default
+CLOSING_SEED = 2_100_000  # apart from both
 CLOSING_SEEDS = 10_000  # between two closing evaluations, which play different games
 POLL_S = 0.05
 IDLE_S = 1.0  # between two reports that it is idle

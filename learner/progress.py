@@ -223,7 +223,8 @@ class Progress:
         """There are no evaluations any more: the return in training decides."""
         self.confirms = False
         if self.solved_at_s is None:
-            self.solved_at_s = self.reached_at_s
+            self.reached_at_s = None  # an evaluation may have refuted it since
+            self._notice_solved()
 
     def interval(self, ledger: TimeLedger) -> dict[str, Any]:
         """Metrics since the last call, by their names in metrics.jsonl."""

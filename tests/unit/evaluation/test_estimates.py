@@ -53,6 +53,11 @@ def test_the_better_way_has_the_higher_mean_and_greedy_wins_a_tie() -> None:
 
 def test_out_of_reach_is_what_even_the_upper_bound_of_the_better_way_misses() -> None:
     assert out_of_reach(ways((100.0, 10.0), (150.0, 20.0)), 200.0)  # at most 189.2
+    few: dict[Way, Estimate] = {
+        "greedy": estimate([100.0, 101.0, 102.0]),
+        "sampled": estimate([90.0, 91.0, 92.0]),
+    }
+    assert not out_of_reach(few, 200.0)  # three episodes say little about the spread
     assert not out_of_reach(ways((100.0, 10.0), (150.0, 26.0)), 200.0)  # up to 200.96
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -235,6 +236,16 @@ def test_an_exported_file_for_other_observations_is_refused(
         evaluate(str(file), 2, "best", None, 7, None)
 
 
+def test_neighbouring_seeds_play_other_games() -> None:
+    seeds = []
+    for seed in range(3):
+        game = Scripted([4, 4])
+        play(cast(BatchedEnv, game), lambda obs: np.full(2, 3), 8, seed, 3)  # each is cut
+        seeds.append({first + i for first in game.seeds for i in range(game.count)})
+    assert [len(each) for each in seeds] == [8, 8, 8]
+    assert len(set.union(*seeds)) == 24
+
+
 def test_the_runs_of_several_seeds_are_evaluated_into_one_table(tmp_path: Path) -> None:
     for seed in (2, 10):
         make_cartpole_run(tmp_path / f"seed-{seed}")
@@ -244,12 +255,27 @@ def test_the_runs_of_several_seeds_are_evaluated_into_one_table(tmp_path: Path) 
     assert result["runs"] == each
     mean = (each[0]["return"]["mean"] + each[1]["return"]["mean"]) / 2
     assert result["return"]["mean"] == mean
-    title, head, first, second, last = describe_seeds(result).splitlines()
+    title, head, first, second, last, spread = describe_seeds(result).splitlines()
     assert title == f"{tmp_path}: 2 runs"
     columns = ["run", "checkpoint", "actions", "episodes", "return", "std", "length"]
     assert head.split() == columns
     assert [first.split()[0], second.split()[0]] == list(SEEDS)
     assert last.split()[:3] == ["mean", "8", f"{mean:.4g}"]
+    between = abs(each[0]["return"]["mean"] - each[1]["return"]["mean"]) / 2**0.5
+    assert spread == f"standard deviation between the runs: {between:.4g}"
+
+
+def test_a_seed_without_a_checkpoint_does_not_cost_the_others(tmp_path: Path) -> None:
+    for name in SEEDS:
+        make_cartpole_run(tmp_path / name)
+    shutil.rmtree(tmp_path / "seed-10" / "checkpoints")
+    result = evaluate_seeds(str(tmp_path), 4, "best", False, 7, None)
+    [run] = result["runs"]
+    assert run["run_dir"] == str(tmp_path / "seed-2")
+    assert "seed-10 was not evaluated: " in describe_seeds(result).splitlines()[-1]
+    shutil.rmtree(tmp_path / "seed-2" / "checkpoints")
+    with pytest.raises(UserError, match="seed-2"):
+        evaluate_seeds(str(tmp_path), 4, "best", False, 7, None)
 
 
 def test_a_run_is_not_a_folder_of_seeds(cartpole_run: Path) -> None:

@@ -50,6 +50,26 @@ def test_a_folder_that_cannot_be_used_is_told_of_before_the_first_run(
     assert [path.name for path in tmp_path.iterdir()] == [f"seed-{taken}"]
 
 
+def test_a_later_seed_that_is_refused_does_not_cost_the_table(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class Outcome:
+        exit_code = 0
+
+    def with_learner(resolved: Any, path: Path, *rest: Any) -> Any:
+        if path.name == "seed-1":
+            raise UserError(f"{path} is in use")
+        return Outcome(), summary("env_steps", None, 400.0)
+
+    monkeypatch.setattr("penstock.launch.run.with_learner", with_learner)
+    options = [f"run.dir={tmp_path}"]
+    assert train("cartpole", options, 3, "no", as_json=True, parallel=1) == 2
+    found = json.loads(capsys.readouterr().out)
+    assert [run["seed"] for run in found["runs"]] == [0, 1]
+    assert found["return"]["mean"] == 400.0
+    assert "seed-1 is in use" in found["runs"][1]["error"]
+
+
 def test_of_no_run_nothing_is_known() -> None:
     assert together({}, None) == {
         "return": None,

@@ -165,6 +165,21 @@ def test_without_an_evaluator_the_return_in_training_decides(notes: list[str]) -
     assert len(notes) == 1
 
 
+def test_a_return_that_was_refuted_does_not_solve_a_run_whose_evaluator_is_gone() -> None:
+    run = Run()
+    run.idle()
+    run.reach()
+    assert run.trained(25) == CLOSING
+    run.requests.requested(CLOSING)
+    run.hear("verdict", trained_steps=25, solved=False, seconds=1.0)
+    run.reach(-5.0)
+    run.hear("gone", role="evaluator")
+    assert run.progress.solved_at_s is None
+    run.reach()
+    assert run.progress.stop_reason() == "return"
+    assert run.progress.solved_at_s == run.progress.time_s
+
+
 @pytest.mark.parametrize(
     "option", ["stop.confirm_episodes=0", "transport.kind=inproc", "stop.return=9"]
 )
