@@ -62,8 +62,8 @@ def write(
     """Write or replace a file; its size in bytes. With ``half`` parameters are stored as float16,
     but statistics of observations as float32. Raises UserError."""
     if not path.name or path.is_dir():
-        file = path / "agent.safetensors"
-        raise UserError(f"{path} is a folder; name a file in it, such as {file}")
+        example = path / "agent.safetensors"
+        raise UserError(f"{path} is a folder; name a file in it, such as {example}")
     layout = network_shape(config, info).layout
     about = {
         "format": FORMAT,

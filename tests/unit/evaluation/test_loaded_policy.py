@@ -337,6 +337,6 @@ def test_a_file_that_is_no_policy_is_refused_in_a_sentence(
 
 def test_a_file_that_cannot_be_written_is_told(tmp_path: Path, cartpole: LoadedPolicy) -> None:
     with pytest.raises(UserError, match=r"is a folder; name a file in it, such as .*agent.saf"):
-        policy.save(tmp_path)
+        cartpole.save(tmp_path)
     with pytest.raises(UserError, match="cannot be written: No such file or directory; name"):
         cartpole.save(tmp_path / "nowhere" / "policy")
