@@ -18,7 +18,7 @@ actions. So the cost of asynchrony is measured:
 With `--goal RETURN` a run ends when its closing evaluation confirms that return. The table shows
 the steps and seconds after which it had the weights that were confirmed, and the seconds until they
 were. With `--peers`, the peers that `make peers` has installed are trained beside it, one after
-another. stable-baselines3 trains for as many steps, with the settings of RL Baselines3 Zoo. It is
+another. stable-baselines3 trains for as many steps, or `--peer-steps`, with the settings of RL Baselines3 Zoo. It is
 evaluated every 100,000 steps by 20 episodes, and the time of evaluations is not counted. Its goal
 is reached at the first evaluation with a mean at or above it. For Pong, Sample Factory trains with
 its own settings for Atari until its mean training return reaches the goal, or for three times our
@@ -71,6 +71,7 @@ def main() -> None:
         help="where `make peers` was run; default: here",
     )
     args.add_argument("--peer-seeds", type=int, default=1)
+    args.add_argument("--peer-steps", type=int, help="of stable-baselines3; default: --steps")
     args.add_argument("override", nargs="*", help="options of both")
     options = args.parse_args()
     settings = {"": options.override}
@@ -190,11 +191,12 @@ def beside(options: Any, ours: Sequence[Mapping[str, Any]]) -> list[dict[str, An
     ``options.folder``; one that fails says why on standard error, and is left out."""
     env = load_run(options.folder / f"{options.target}-{ours[0]['seed']}").env
     programs = Path(__file__).parent / "peers"
+    steps = options.peer_steps or options.steps
     runs = []
     for seed in range(options.peer_seeds):
-        settings = ["--kwargs", json.dumps(env.kwargs), "--steps", options.steps, "--seed", seed]
+        settings = ["--kwargs", json.dumps(env.kwargs), "--steps", steps, "--seed", seed]
         commands: dict[str, list[Any]] = {
-            f"sb3-{options.steps}": [".venv-peers", programs / "learn_sb3.py", env.id, *settings]
+            f"sb3-{steps}": [".venv-peers", programs / "learn_sb3.py", env.id, *settings]
         }
         times = [run["reached"]["seconds"] for run in ours if run["reached"]]
         if env.id == "ALE/Pong-v5" and times:
