@@ -18,11 +18,11 @@ actions. So the cost of asynchrony is measured:
 With `--goal RETURN` a run ends when its closing evaluation confirms that return. The table shows
 the steps and seconds after which it had the weights that were confirmed, and the seconds until they
 were. With `--peers`, the peers that `make peers` has installed are trained beside it, one after
-another. stable-baselines3 trains for as many steps, or `--peer-steps`, with the settings of RL Baselines3 Zoo. It is
-evaluated every 100,000 steps by 20 episodes, and the time of evaluations is not counted. Its goal
-is reached at the first evaluation with a mean at or above it. For Pong, Sample Factory trains with
-its own settings for Atari until its mean training return reaches the goal, or for three times our
-time.
+another. stable-baselines3 trains for as many steps, or `--peer-steps`, with the settings of RL
+Baselines3 Zoo. It is evaluated every 100,000 steps by 20 episodes, and the time of evaluations is
+not counted. Its goal is reached at the first evaluation with a mean at or above it. For Pong,
+Sample Factory trains with its own settings for Atari until its mean training return reaches the
+goal, or for three times our time.
 """
 
 from __future__ import annotations
