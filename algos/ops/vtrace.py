@@ -61,10 +61,17 @@ def vtrace(
 
 
 def accumulate(deltas: Tensor, carries: Tensor) -> Tensor:
-    """``errors[t] = deltas[t] + carries[t] * errors[t+1]``, in the memory of ``deltas``."""
-    rows = deltas.unbind(0)
-    for row, carry, after in zip(rows[-2::-1], carries.unbind(0)[-2::-1], rows[:0:-1], strict=True):
-        row.addcmul_(carry, after)
+    """``errors[t] = deltas[t] + carries[t] * errors[t+1]``; overwrites both arguments.
+
+    Each pass doubles the number of rows that an error is the sum of (Hillis & Steele 1986), so that
+    there are log2(T) passes instead of T calls on single rows.
+    """
+    reach = 1  # rows that each error is the sum of so far; a carry is the product of as many
+    while reach < len(deltas):
+        carried = carries[:-reach]
+        deltas[:-reach].add_(carried * deltas[reach:])
+        carried.copy_(carried * carries[reach:])
+        reach *= 2
     return deltas
 
 
