@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.lib.stride_tricks import sliding_window_view
 
 from penstock.configs.errors import UserError
 from penstock.configs.load import CONFIG_FILE
@@ -25,7 +26,7 @@ from penstock.monitor.record import EVALUATIONS, METRICS, Lines, lines
 
 RETURN = "episode_return_mean"
 RETURNS = ("episode_return", "eval_return")  # their scale depends on the task
-MOST_POINTS = 2000  # of a curve
+AROUND = 2  # intervals on either side with which one is compared
 TASK = ("env.id", "env.kwargs", "env.wrappers")
 OF_ONE_RUN = ("run.seed", "run.dir")  # options that differ between the runs of a setting
 
@@ -141,19 +142,23 @@ def curve(found: Lines, x: str, y: str) -> Curve:
         while points and points[-1][0] >= at:
             points.pop()
         points.append((at, value))
-    thinned = points[:: max(1, len(points) // MOST_POINTS)]
-    xs, ys = np.array(thinned, np.float64).reshape(-1, 2).T
+    xs, ys = np.array(points, np.float64).reshape(-1, 2).T
     return xs, ys
 
 
 def whole(found: Lines) -> Lines:
-    """The lines without shortened intervals, such as the last one, whose rates are unreliable."""
+    """The lines without shortened intervals, whose rates are unreliable: the last one of a run, and
+    those around a restart. An interval is compared with those next to it, because each start of a
+    run may set another `run.interval_s`."""
+    if not found:
+        return []
     times = [finite(line.get("time_s")) or 0.0 for line in found]
     gaps = np.diff(times, prepend=0.0)  # of an older version, whose lines were not thinned
-    said = [finite(line.get("interval_s")) for line in found]
-    lengths = [gap if own is None else own for own, gap in zip(said, gaps, strict=True)]
-    least_s = np.median(lengths) / 2 if lengths else 0.0
-    return [line for line, length in zip(found, lengths, strict=True) if length >= least_s]
+    recorded = [finite(line.get("interval_s")) for line in found]
+    lengths = [gap if own is None else own for own, gap in zip(recorded, gaps, strict=True)]
+    padded = np.pad(np.array(lengths, np.float64), AROUND, constant_values=np.nan)
+    least_s = np.nanmedian(sliding_window_view(padded, 2 * AROUND + 1), -1) / 2
+    return [line for line, s, least in zip(found, lengths, least_s, strict=True) if s >= least]
 
 
 def run_curve(run: RunCurves, x: str, y: str, smooth: int = 1) -> Curve:
@@ -166,10 +171,11 @@ def smoothed(values: Floats, count: int) -> Floats:
     """Each value's mean with the ``count`` - 1 values before it, or with all if there are fewer."""
     if count <= 1 or not len(values):
         return values
-    totals = np.cumsum(np.concatenate([[0.0], values]))
-    ends = np.arange(1, len(totals))
-    begins = np.maximum(0, ends - count)
-    return np.asarray((totals[ends] - totals[begins]) / (ends - begins))
+    head = np.cumsum(values[: count - 1])
+    means = head / np.arange(1, len(head) + 1)
+    if len(values) < count:
+        return means
+    return np.concatenate([means, sliding_window_view(values, count).mean(-1)])
 
 
 def is_return(name: str) -> bool:

@@ -16,6 +16,7 @@ import numpy as np
 from penstock.configs.errors import UserError
 from penstock.monitor.curves import (
     RETURN,
+    Curve,
     Ranges,
     Setting,
     band,
@@ -30,6 +31,7 @@ from penstock.monitor.curves import (
     run_curve,
     strata,
 )
+from penstock.monitor.intervals import Floats
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -50,6 +52,7 @@ LABELS = {
 }
 EVALUATED = {"env_steps": "trained_steps", "time_s": "time_s"}
 GRID = 300  # points of a band
+MOST_POINTS = 2000  # of a line
 # Okabe and Ito's colours, which readers with any form of colour blindness tell apart, without the
 # yellow, which is too light for lines; further lines repeat them with other dashes.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
@@ -140,7 +143,7 @@ def draw(
             for run in setting.runs:
                 means = [{**line, y: mean_return(line)} for line in run.evaluations]
                 xs, ys = curve(means, EVALUATED[x], y)
-                cell.plot(xs, ys, "o", color=style["color"], markersize=3.5)
+                cell.plot(*thinned(xs, ys), "o", color=style["color"], markersize=3.5)
     cell.grid(True, linewidth=0.4, alpha=0.5)
     cell.spines[["top", "right"]].set_visible(False)
     cell.tick_params(labelsize=8)
@@ -163,12 +166,13 @@ def _draw_lines(
     curves = [found for found in curves if len(found[0])]
     if len(curves) == 1 and scales is None:
         if smooth > 1:
-            cell.plot(*run_curve(setting.runs[0], x, y), color=style["color"], lw=0.6, alpha=0.35)
-        cell.plot(*curves[0], linewidth=1.4, label=label, **style)
+            single = thinned(*run_curve(setting.runs[0], x, y))
+            cell.plot(*single, color=style["color"], lw=0.6, alpha=0.35)
+        cell.plot(*thinned(*curves[0]), linewidth=1.4, label=label, **style)
         return
     if scales is None:
         for xs, ys in curves:
-            cell.plot(xs, ys, color=style["color"], linewidth=0.6, alpha=0.3)
+            cell.plot(*thinned(xs, ys), color=style["color"], linewidth=0.6, alpha=0.3)
     span = common_span(setting, x, y)
     if span is None:  # also of no run, so that the legend has all
         cell.plot([], [], label=label, **style)
@@ -177,6 +181,14 @@ def _draw_lines(
     found = band(strata(setting, places, x, y, smooth, scales), places, statistic)
     cell.plot(places, found.middle, linewidth=1.8, label=label, **style)
     cell.fill_between(places, found.low, found.high, color=style["color"], alpha=0.2, linewidth=0)
+
+
+def thinned(xs: Floats, ys: Floats) -> Curve:
+    """At most `MOST_POINTS` points of a curve, equally spaced, with the first and the last."""
+    if len(xs) <= MOST_POINTS:
+        return xs, ys
+    kept = np.linspace(0, len(xs) - 1, MOST_POINTS).round().astype(int)
+    return xs[kept], ys[kept]
 
 
 def colour(index: int) -> str:

@@ -210,7 +210,8 @@ def _draw_ledger(cell: Any, run: RunCurves, parts: Sequence[str]) -> None:
         xs, ys = run_curve(run, "env_steps", part)
         if len(ys) and ys.max() >= LEAST_SHARE:
             name = part.partition("/")[2]
-            cell.plot(xs, ys, color=plot.colour(len(cell.lines)), lw=1.4, label=plot.text(name))
+            colour = plot.colour(len(cell.lines))
+            cell.plot(*plot.thinned(xs, ys), color=colour, lw=1.4, label=plot.text(name))
     plot.draw(cell, [], "env_steps", alone.name)
     cell.legend(fontsize=7, frameon=False)
 

@@ -45,9 +45,11 @@ def test_a_curve_of_a_nested_figure() -> None:
         assert len(curve([line], "x", missing)[1]) == 0
 
 
-def test_a_long_curve_is_thinned() -> None:
-    xs, _ = curve([{"x": i, "y": i} for i in range(10_000)], "x", "y")
-    assert xs.tolist() == list(range(0, 10_000, 5))
+def test_a_long_curve_has_all_its_points() -> None:
+    lines: Lines = [{"env_steps": i, RETURN: float(i == 4_998)} for i in range(5_000)]
+    xs, ys = curve(lines, "env_steps", RETURN)
+    assert xs.tolist() == list(range(5_000))
+    assert smoothed(ys, 2)[-3:].tolist() == [0, 0.5, 0.5], "the means of two measurements"
 
 
 def test_intervals_that_were_cut_short_are_left_out() -> None:
@@ -55,13 +57,27 @@ def test_intervals_that_were_cut_short_are_left_out() -> None:
     assert whole(lines) == lines[:3]
     thinned = [{"time_s": at_s, "interval_s": 1.0} for at_s in (1.0, 2.0, 300.0, 400.0)]
     assert whole([*thinned, {"time_s": 480.0, "interval_s": 0.01}]) == thinned
+    assert whole([]) == []
+
+
+def test_a_resume_with_shorter_intervals_hides_nothing() -> None:
+    lengths = [10.0] * 30 + [0.2, 0.0, *[1.0] * 25, 0.3]  # 0.2 and 0.3: stopped; 0: resumed
+    lines = [{"time_s": i, "interval_s": length} for i, length in enumerate(lengths)]
+    assert [line["time_s"] for line in whole(lines)] == [*range(30), *range(32, 57)]
 
 
 def test_smoothing_is_the_mean_of_a_point_and_those_before() -> None:
     values = np.array([1.0, 3.0, 8.0, 4.0])
     assert smoothed(values, 1).tolist() == [1, 3, 8, 4]
     assert smoothed(values, 2).tolist() == [1, 2, 5.5, 6]
+    assert smoothed(values, 4).tolist() == [1, 2, 4, 4]
     assert smoothed(values, 9).tolist() == [1, 2, 4, 4]
+    assert smoothed(np.array([]), 2).tolist() == []
+
+
+def test_a_spike_changes_only_the_means_that_contain_it() -> None:
+    values = np.array([1.0, 1e17, 1.0, 2.0, 4.0])
+    assert smoothed(values, 2).tolist() == [1, 5e16, 5e16, 1.5, 3]
 
 
 def test_runs_that_differ_in_their_seed_only_are_one_setting(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from pathlib import Path
 
@@ -9,7 +10,7 @@ import pytest
 
 from penstock.configs.errors import UserError
 from penstock.monitor.curves import RETURN, load
-from penstock.monitor.plot import COLOURS, draw, label_x, plot, text, units
+from penstock.monitor.plot import COLOURS, MOST_POINTS, draw, label_x, plot, text, units
 from run_folders import make_run
 
 
@@ -92,6 +93,19 @@ def test_evaluations_that_were_lost_leave_no_dots(tmp_path: Path) -> None:
         dots = cell.lines[-1]
         assert (dots.get_xdata() * scale).tolist() == [100, 150, 250]
         assert dots.get_ydata().tolist() == [1, 4, 5]
+
+
+def test_a_long_line_is_thinned_only_when_it_is_drawn(tmp_path: Path) -> None:
+    figure = pytest.importorskip("matplotlib.figure").Figure()
+    folder = make_run(tmp_path / "run", [0.0])
+    lines = [{"env_steps": i, "time_s": i, RETURN: float(i % 2)} for i in range(5_000)]
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    cell = figure.subplots()
+    draw(cell, load([str(folder)]), "env_steps", RETURN, smooth=2)
+    single, means, _ = cell.lines
+    assert len(single.get_xdata()) == len(means.get_xdata()) == MOST_POINTS
+    assert (means.get_xdata()[0], means.get_xdata()[-1]) == (0, 4_999)
+    assert {*means.get_ydata()[1:]} == {0.5}, "each is the mean of a 0 and a 1"
 
 
 def test_tasks_are_scaled_before_they_are_combined(tmp_path: Path) -> None:
