@@ -10,18 +10,22 @@ from typing import Any
 import numpy as np
 
 from penstock.configs.errors import UserError
+from penstock.configs.same_env import same_game
+from penstock.configs.sections import EnvConfig
 from penstock.core.formatting import clock, count, finite, number
 from penstock.core.machine import recorded_versions
 from penstock.monitor.curves import (
+    EVALUATED,
+    EVALUATED_RETURN,
     OF_ONE_RUN,
     RETURN,
     RunCurves,
     Setting,
     band,
     check_metric,
+    curve,
     default_statistic,
     load,
-    mean_return,
     parse_ranges,
     ranges_of,
     run_curve,
@@ -179,8 +183,18 @@ def _duration_s(run: RunCurves) -> float | None:
 
 
 def _best_evaluation(run: RunCurves) -> float | None:
-    found = [finite(mean_return(line)) for line in run.evaluations]
-    return max((value for value in found if value is not None), default=None)
+    """The highest mean return of the evaluations in the environment of the run, without those after
+    a checkpoint to which the run has returned."""
+    found = run.evaluations
+    if run.env is not None:
+        found = [line for line in found if _is_in(line.get("env"), run.env)]
+    _, means = curve(found, EVALUATED["env_steps"], EVALUATED_RETURN)
+    return float(means.max()) if len(means) else None
+
+
+def _is_in(known: Any, env: EnvConfig) -> bool:
+    """Whether an evaluation was in an environment; older versions did not record it."""
+    return not isinstance(known, dict) or same_game(known, env)
 
 
 def _differences(settings: Sequence[Setting]) -> dict[str, list[Any]]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
@@ -18,13 +19,17 @@ from numpy.lib.stride_tricks import sliding_window_view
 
 from penstock.configs.errors import UserError
 from penstock.configs.load import CONFIG_FILE
+from penstock.configs.sections import EnvConfig
 from penstock.configs.yaml_text import parse
 from penstock.core.formatting import finite
 from penstock.monitor.intervals import STATISTICS, Floats, bootstrap
 from penstock.monitor.metric_groups import scalars
-from penstock.monitor.record import EVALUATIONS, METRICS, Lines, lines
+from penstock.monitor.record import EVALUATIONS, METRICS, Lines, evaluation_figures, lines
 
 RETURN = "episode_return_mean"
+EVALUATION = "eval_"  # the beginning of the names of an evaluation's figures
+EVALUATED = {"env_steps": "trained_steps", "time_s": "time_s"}  # of the evaluated weights
+EVALUATED_RETURN = "return/mean"  # path in a line of `evaluations.jsonl`
 RETURNS = ("episode_return", "eval_return")  # their scale depends on the task
 AROUND = 2  # intervals on either side with which one is compared
 TASK = ("env.id", "env.kwargs", "env.wrappers")
@@ -44,6 +49,8 @@ class RunCurves:
     evaluations: Lines
     options: Mapping[str, Any]
     """By dotted name, as in `config.yaml`; empty if that cannot be read."""
+    env: EnvConfig | None
+    """The environment since the last start; None if it cannot be read."""
 
     @property
     def task(self) -> str:
@@ -118,8 +125,12 @@ def load_run(folder: Path) -> RunCurves:
         config = parse((folder / CONFIG_FILE).read_text(), str(folder / CONFIG_FILE))[0]
     except (OSError, ValueError, UserError):
         config = None
-    options = dict(flat(config)) if isinstance(config, dict) else {}
-    return RunCurves(folder, lines(folder / METRICS), lines(folder / EVALUATIONS), options)
+    config = config if isinstance(config, dict) else {}
+    env = None
+    with suppress(ValueError):
+        env = EnvConfig.model_validate(config.get("env"))
+    found = lines(folder / METRICS), lines(folder / EVALUATIONS)
+    return RunCurves(folder, *found, dict(flat(config)), env)
 
 
 def flat(config: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
@@ -162,9 +173,21 @@ def whole(found: Lines) -> Lines:
 
 
 def run_curve(run: RunCurves, x: str, y: str, smooth: int = 1) -> Curve:
-    """A metric of a run, each point the mean of it and of the ``smooth`` - 1 before it."""
-    xs, ys = curve(run.metrics if is_return(y) else whole(run.metrics), x, y)
+    """A metric of a run, each point the mean of it and of the ``smooth`` - 1 before it. A figure of
+    an evaluation is at the steps, or the time, of the evaluated weights."""
+    xs, ys = curve(_lines_of(run, y), EVALUATED[x] if is_evaluation(y) else x, y)
     return xs, smoothed(ys, smooth)
+
+
+def _lines_of(run: RunCurves, y: str) -> Lines:
+    """The lines of a run that can have a metric."""
+    if not is_evaluation(y):
+        return run.metrics if is_return(y) else whole(run.metrics)
+    found = []
+    for line in run.evaluations:
+        with suppress(LookupError, TypeError):  # of a line that was damaged
+            found.append({**line, **evaluation_figures(line)})
+    return found
 
 
 def smoothed(values: Floats, count: int) -> Floats:
@@ -176,6 +199,11 @@ def smoothed(values: Floats, count: int) -> Floats:
     if len(values) < count:
         return means
     return np.concatenate([means, sliding_window_view(values, count).mean(-1)])
+
+
+def is_evaluation(name: str) -> bool:
+    """Whether a metric is a figure of evaluations."""
+    return name.startswith(EVALUATION)
 
 
 def is_return(name: str) -> bool:
@@ -266,9 +294,8 @@ def check_metric(settings: Sequence[Setting], y: str) -> None:
     known: dict[str, None] = {}
     for setting in settings:
         for run in setting.runs:
-            for line in run.metrics:
-                if finite(_at(line, y)) is not None:
-                    return
+            if any(finite(_at(line, y)) is not None for line in _lines_of(run, y)):
+                return
             known |= dict.fromkeys(path for line in run.metrics[-1:] for path, _ in scalars(line))
     close = get_close_matches(y, known, n=1, cutoff=0.0)
     nearest = f"; the nearest name is {close[0]}" if close else ""
@@ -276,11 +303,6 @@ def check_metric(settings: Sequence[Setting], y: str) -> None:
         f"--metric {y} is in none of the runs{nearest}; give a name from {METRICS}, such as "
         f"{RETURN} or ledger/compute"
     )
-
-
-def mean_return(evaluation: Mapping[str, Any]) -> Any:
-    """The mean return of a line of `evaluations.jsonl`."""
-    return _at(evaluation, "return/mean")
 
 
 def _at(line: Mapping[str, Any], path: str) -> Any:

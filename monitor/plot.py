@@ -15,6 +15,8 @@ import numpy as np
 
 from penstock.configs.errors import UserError
 from penstock.monitor.curves import (
+    EVALUATED,
+    EVALUATED_RETURN,
     RETURN,
     Curve,
     Ranges,
@@ -24,8 +26,8 @@ from penstock.monitor.curves import (
     common_span,
     curve,
     default_statistic,
+    is_evaluation,
     load,
-    mean_return,
     parse_ranges,
     ranges_of,
     run_curve,
@@ -50,9 +52,9 @@ LABELS = {
     "grad_norm": "gradient norm",
     "kl": "KL divergence",
 }
-EVALUATED = {"env_steps": "trained_steps", "time_s": "time_s"}
 GRID = 300  # points of a band
 MOST_POINTS = 2000  # of a line
+DOTS = {"marker": "o", "markersize": 3.5}
 # Okabe and Ito's colours, which readers with any form of colour blindness tell apart, without the
 # yellow, which is too light for lines; further lines repeat them with other dashes.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
@@ -141,9 +143,8 @@ def draw(
         _draw_lines(cell, setting, x, y, smooth, statistic, scales, style)
         if y == RETURN and scales is None:
             for run in setting.runs:
-                means = [{**line, y: mean_return(line)} for line in run.evaluations]
-                xs, ys = curve(means, EVALUATED[x], y)
-                cell.plot(*thinned(xs, ys), "o", color=style["color"], markersize=3.5)
+                found = thinned(*curve(run.evaluations, EVALUATED[x], EVALUATED_RETURN))
+                cell.plot(*found, color=style["color"], **DOTS, linestyle="")
     cell.grid(True, linewidth=0.4, alpha=0.5)
     cell.spines[["top", "right"]].set_visible(False)
     cell.tick_params(labelsize=8)
@@ -162,18 +163,19 @@ def _draw_lines(
 ) -> None:
     """The line of a setting with its band, over those of single runs if they are of one task."""
     label = text(setting.label)
-    curves = [run_curve(run, x, y, smooth) for run in setting.runs]
-    curves = [found for found in curves if len(found[0])]
+    runs = [run for run in setting.runs if len(run_curve(run, x, y)[0])]
+    curves = [thinned(*run_curve(run, x, y, smooth)) for run in runs]
     if len(curves) == 1 and scales is None:
         if smooth > 1:
-            single = thinned(*run_curve(setting.runs[0], x, y))
+            single = thinned(*run_curve(runs[0], x, y))
             cell.plot(*single, color=style["color"], lw=0.6, alpha=0.35)
-        cell.plot(*thinned(*curves[0]), linewidth=1.4, label=label, **style)
+        cell.plot(*curves[0], linewidth=1.4, label=label, **style, **_marks(curves[0][0], y))
         return
-    if scales is None:
-        for xs, ys in curves:
-            cell.plot(*thinned(xs, ys), color=style["color"], linewidth=0.6, alpha=0.3)
     span = common_span(setting, x, y)
+    if scales is None:
+        thin = {"color": style["color"], "linewidth": 0.6, "alpha": 0.3 if span else 1.0}
+        for xs, ys in curves:
+            cell.plot(xs, ys, **thin, **_marks(xs, y))
     if span is None:  # also of no run, so that the legend has all
         cell.plot([], [], label=label, **style)
         return
@@ -181,6 +183,11 @@ def _draw_lines(
     found = band(strata(setting, places, x, y, smooth, scales), places, statistic)
     cell.plot(places, found.middle, linewidth=1.8, label=label, **style)
     cell.fill_between(places, found.low, found.high, color=style["color"], alpha=0.2, linewidth=0)
+
+
+def _marks(xs: Floats, y: str) -> Mapping[str, Any]:
+    """The marker of each point: evaluations are few, and a line of one point is invisible."""
+    return DOTS if is_evaluation(y) or len(xs) == 1 else {}
 
 
 def thinned(xs: Floats, ys: Floats) -> Curve:

@@ -62,6 +62,35 @@ def test_speed_and_evaluations(folders: list[str]) -> None:
     assert one["evaluation_best"] == 7.0  # of returns 6 and 8
 
 
+def test_the_way_to_a_return_in_evaluation_is_that_of_the_weights(folders: list[str]) -> None:
+    [one] = compare(folders[1:], "eval_return_mean", reach=7.0)["settings"]
+    assert (one["reached"], one["reach_env_steps"], one["reach_s"]) == (1, 100.0, 1.0)
+
+
+def test_the_best_evaluation_is_in_the_environment_of_the_run(tmp_path: Path) -> None:
+    folder = make_run(tmp_path / "run", [0, 1], "env.kwargs={level: 2}")
+    # An earlier level, lost evaluations at 300 and 400, and what the resume from 200 has made.
+    found = [(100, 1, 90.0), (200, 2, 3.0), (300, 2, 50.0), (400, 2, 60.0), (300, 2, 7.0)]
+    (folder / "evaluations.jsonl").write_text(
+        "".join(
+            json.dumps(
+                {
+                    "trained_steps": steps,
+                    "return": {"mean": mean},
+                    "env": {"id": "CartPole-v1", "kwargs": {"level": level}, "wrappers": []},
+                }
+            )
+            + "\n"
+            for steps, level, mean in found
+        )
+    )
+    [setting] = compare([str(folder)])["settings"]
+    assert setting["evaluation_best"] == 7.0
+    with (folder / "evaluations.jsonl").open("a") as file:  # of a version that did not record it
+        file.write('{"trained_steps": 500, "return": {"mean": 8}}\n{"env": 1, "return": 2}\n')
+    assert compare([str(folder)])["settings"][0]["evaluation_best"] == 8.0
+
+
 def test_options_and_versions_that_differ_are_listed(folders: list[str]) -> None:
     found = compare(folders)
     assert found["options"] == {"learner.lr": [0.001, 1e-05]}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import numpy as np
@@ -17,11 +18,12 @@ from penstock.monitor.curves import (
     observed_ranges,
     parse_ranges,
     ranges_of,
+    run_curve,
     smoothed,
     strata,
     whole,
 )
-from penstock.monitor.record import Lines
+from penstock.monitor.record import EVALUATIONS, METRICS, Lines
 from run_folders import make_run
 
 
@@ -78,6 +80,21 @@ def test_smoothing_is_the_mean_of_a_point_and_those_before() -> None:
 def test_a_spike_changes_only_the_means_that_contain_it() -> None:
     values = np.array([1.0, 1e17, 1.0, 2.0, 4.0])
     assert smoothed(values, 2).tolist() == [1, 5e16, 5e16, 1.5, 3]
+
+
+def test_a_figure_of_an_evaluation_is_at_the_evaluated_weights(tmp_path: Path) -> None:
+    # The result of the weights at 100 steps arrives with the measurement at 300.
+    folder = make_run(tmp_path / "run", [1.0, 2.0, 3.0, 4.0], evaluated={100: 5.0})
+    lines = [json.loads(line) for line in (folder / METRICS).read_text().splitlines()]
+    lines[-1]["eval_return_mean"] = 6.0
+    (folder / METRICS).write_text("".join(json.dumps(line) + "\n" for line in lines))
+    with (folder / EVALUATIONS).open("a") as file:
+        file.write('{"trained_steps": 200, "time_s": 2, "return": 1}\n{"trained_steps": 300}\n')
+    [[run]] = [setting.runs for setting in load([str(folder)])]
+    for x, place in (("env_steps", 100.0), ("time_s", 1.0)):
+        xs, ys = run_curve(run, x, "eval_return_mean")
+        assert (xs.tolist(), ys.tolist()) == ([place], [6.0]), "the mean of returns 5 and 7"
+    assert run_curve(run, "env_steps", "eval_trained_steps")[1].tolist() == [100.0]
 
 
 def test_runs_that_differ_in_their_seed_only_are_one_setting(tmp_path: Path) -> None:

@@ -108,6 +108,19 @@ def test_a_long_line_is_thinned_only_when_it_is_drawn(tmp_path: Path) -> None:
     assert {*means.get_ydata()[1:]} == {0.5}, "each is the mean of a 0 and a 1"
 
 
+def test_single_evaluations_of_several_seeds_are_dots(tmp_path: Path) -> None:
+    figure = pytest.importorskip("matplotlib.figure").Figure()
+    for seed, at in ((0, 100), (1, 200)):
+        folder = tmp_path / "group" / f"seed-{seed}"
+        make_run(folder, [1.0, 2.0, 3.0], f"run.seed={seed}", evaluated={at: 5.0})
+    cell = figure.subplots()
+    draw(cell, load([str(tmp_path / "group")]), "env_steps", "eval_return_mean")
+    dots = [line for line in cell.lines if len(line.get_xdata())]
+    assert [line.get_xdata().tolist() for line in dots] == [[100.0], [200.0]]
+    assert [line.get_ydata().tolist() for line in dots] == [[6.0], [6.0]], "of returns 5 and 7"
+    assert {(line.get_marker(), line.get_alpha()) for line in dots} == {("o", 1.0)}
+
+
 def test_tasks_are_scaled_before_they_are_combined(tmp_path: Path) -> None:
     figure = pytest.importorskip("matplotlib.figure").Figure()
     for name, options, returns in (
