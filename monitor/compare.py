@@ -19,10 +19,12 @@ from penstock.monitor.curves import (
     EVALUATED_RETURN,
     OF_ONE_RUN,
     RETURN,
+    Ranges,
     RunCurves,
     Setting,
     band,
     check_metric,
+    check_ranges,
     curve,
     default_statistic,
     load,
@@ -51,8 +53,8 @@ def compare(
         folders: see `curves.load`.
         metric: name in `metrics.jsonl`.
         at: agent steps; None: those of the shortest run.
-        reach: value of the metric to which steps and time are measured; None: `stop.return`, if the
-            metric is the return and all runs have the same.
+        reach: steps and time are measured to the first value at or above it; None: `stop.return`,
+            if the metric is the return, it is not scaled, and all runs have the same.
         ranges: see `curves.parse_ranges`.
 
     Raises UserError for a folder that is not a run, an unknown metric, or `at` of 0 or less.
@@ -61,10 +63,11 @@ def compare(
         raise UserError(f"--at is {at:g}; it must be a number of agent steps above 0, such as 1e6")
     given, settings = parse_ranges(ranges), load(folders)
     check_metric(settings, metric)
-    steps = _shortest(settings, metric) if at is None else at
-    if reach is None and metric == RETURN:
-        reach = _common_goal(settings)
+    check_ranges(settings, [metric], given)
     scales = ranges_of(settings, metric, given)
+    steps = _shortest(settings, metric) if at is None else at
+    if reach is None and metric == RETURN and scales is None:
+        reach = _common_goal(settings)
     return {
         "metric": metric,
         "at_env_steps": steps,
@@ -77,7 +80,7 @@ def compare(
                 "environments": list(setting.tasks),
                 "statistic": default_statistic(len(setting.tasks)),
                 **_value(strata(setting, np.array([steps]), "env_steps", metric, ranges=scales)),
-                **_way(setting, metric, reach),
+                **_way(setting, metric, reach, scales),
                 **_totals(setting),
             }
             for setting in settings
@@ -146,15 +149,15 @@ def _value(values: Sequence[np.ndarray[Any, Any]]) -> Result:
     return {"value": float(found.middle[0]), "low": low, "high": high}
 
 
-def _way(setting: Setting, metric: str, reach: float | None) -> Result:
+def _way(setting: Setting, metric: str, reach: float | None, scales: Ranges | None) -> Result:
     """Means of the agent steps and of the time to a value, over the runs that have reached it."""
     steps: list[float] = []
     seconds: list[float] = []
     for run in setting.runs:
         if reach is None:
             break
-        xs, ys = run_curve(run, "env_steps", metric)
-        times, same = run_curve(run, "time_s", metric)
+        xs, ys = run_curve(run, "env_steps", metric, ranges=scales)
+        times, same = run_curve(run, "time_s", metric, ranges=scales)
         if (ys >= reach).any() and (same >= reach).any():
             steps.append(float(xs[np.argmax(ys >= reach)]))
             seconds.append(float(times[np.argmax(same >= reach)]))
@@ -166,15 +169,17 @@ def _way(setting: Setting, metric: str, reach: float | None) -> Result:
 
 
 def _totals(setting: Setting) -> Result:
-    """Means over the runs: steps, duration, and their ratio; the mean of the best evaluations."""
+    """Means over the runs: steps, duration and their ratio; the mean of the best evaluations, if
+    they are of one environment."""
     ends = [(finite(run.metrics[-1].get("env_steps")), _duration_s(run)) for run in setting.runs]
     known = [(steps, seconds) for steps, seconds in ends if steps and seconds]
     best = [found for run in setting.runs if (found := _best_evaluation(run)) is not None]
+    comparable = len(best) == len(setting.runs) and len(setting.tasks) == 1
     return {
         "env_steps": statistics.fmean(steps for steps, _ in known) if known else None,
         "time_s": statistics.fmean(seconds for _, seconds in known) if known else None,
         "steps_per_s": statistics.fmean(s / t for s, t in known) if known else None,
-        "evaluation_best": statistics.fmean(best) if len(best) == len(setting.runs) else None,
+        "evaluation_best": statistics.fmean(best) if comparable else None,
     }
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
@@ -32,7 +32,7 @@ EVALUATED = {"env_steps": "trained_steps", "time_s": "time_s"}  # of the evaluat
 EVALUATED_RETURN = "return/mean"  # path in a line of `evaluations.jsonl`
 RETURNS = ("episode_return", "eval_return")  # their scale depends on the task
 AROUND = 2  # intervals on either side with which one is compared
-TASK = ("env.id", "env.kwargs", "env.wrappers")
+FORM = ("env.kwargs", "env.wrappers")  # options of environments of one id
 OF_ONE_RUN = ("run.seed", "run.dir")  # options that differ between the runs of a setting
 
 Curve = tuple[Floats, Floats]
@@ -51,10 +51,12 @@ class RunCurves:
     """By dotted name, as in `config.yaml`; empty if that cannot be read."""
     env: EnvConfig | None
     """The environment since the last start; None if it cannot be read."""
+    task: str = "?"
+    """Name of the environment, with its options where the runs of a setting differ in them."""
 
     @property
-    def task(self) -> str:
-        """Name of the environment."""
+    def env_id(self) -> str:
+        """The option `env.id`."""
         return str(self.options.get("env.id", "?"))
 
     def identity(self) -> str:
@@ -72,15 +74,11 @@ class Setting:
 
     @property
     def tasks(self) -> dict[str, list[RunCurves]]:
-        """The runs by environment. The name has its options if it occurs in several forms."""
+        """The runs by environment."""
         found: dict[str, list[RunCurves]] = {}
         for run in self.runs:
-            found.setdefault(_task_identity(run), []).append(run)
-        names = [runs[0].task for runs in found.values()]
-        return {
-            name if names.count(name) == 1 else identity: runs
-            for name, (identity, runs) in zip(names, found.items(), strict=True)
-        }
+            found.setdefault(run.task, []).append(run)
+        return found
 
     @property
     def label(self) -> str:
@@ -116,7 +114,7 @@ def load(folders: Sequence[str]) -> list[Setting]:
             found[same[0]] = Setting(name, [*known.runs, *new.runs])
         else:
             found.append(new)
-    return found
+    return _with_tasks(found)
 
 
 def load_run(folder: Path) -> RunCurves:
@@ -172,11 +170,15 @@ def whole(found: Lines) -> Lines:
     return [line for line, s, least in zip(found, lengths, least_s, strict=True) if s >= least]
 
 
-def run_curve(run: RunCurves, x: str, y: str, smooth: int = 1) -> Curve:
-    """A metric of a run, each point the mean of it and of the ``smooth`` - 1 before it. A figure of
-    an evaluation is at the steps, or the time, of the evaluated weights."""
+def run_curve(
+    run: RunCurves, x: str, y: str, smooth: int = 1, ranges: Ranges | None = None
+) -> Curve:
+    """A metric of a run, each point the mean of it and of the ``smooth`` - 1 before it; with
+    ``ranges``, scaled. A figure of an evaluation is at the steps, or the time, of the evaluated
+    weights."""
     xs, ys = curve(_lines_of(run, y), EVALUATED[x] if is_evaluation(y) else x, y)
-    return xs, smoothed(ys, smooth)
+    low, high = (ranges or {}).get(run.task, (0.0, 1.0))
+    return xs, (smoothed(ys, smooth) - low) / ((high - low) or 1.0)
 
 
 def _lines_of(run: RunCurves, y: str) -> Lines:
@@ -217,15 +219,11 @@ def strata(
     """By task, the values of its runs at ``places``, float64 ``[runs, len(places)]``; NaN beyond
     the end of a run. With ``ranges`` they are scaled."""
     found = []
-    for task, runs in setting.tasks.items():
-        rows = []
-        for run in runs:
-            xs, ys = run_curve(run, x, y, smooth)
-            if len(xs):
-                rows.append(np.interp(places, xs, ys, right=np.nan))
+    for runs in setting.tasks.values():
+        curves = [run_curve(run, x, y, smooth, ranges) for run in runs]
+        rows = [np.interp(places, xs, ys, right=np.nan) for xs, ys in curves if len(xs)]
         if rows:
-            low, high = (ranges or {}).get(task, (0.0, 1.0))
-            found.append((np.stack(rows) - low) / ((high - low) or 1.0))
+            found.append(np.stack(rows))
     return found
 
 
@@ -281,12 +279,33 @@ def parse_ranges(given: Sequence[str]) -> Ranges:
     return found
 
 
+def is_scaled(settings: Sequence[Setting], y: str) -> bool:
+    """Whether a metric is a return, and any setting has several tasks."""
+    return is_return(y) and any(len(setting.tasks) > 1 for setting in settings)
+
+
 def ranges_of(settings: Sequence[Setting], y: str, given: Ranges, smooth: int = 1) -> Ranges | None:
-    """The ranges by which a metric is scaled, if any setting has several tasks and the metric is a
-    return: those given, and the observed ones of other tasks."""
-    if not is_return(y) or all(len(setting.tasks) == 1 for setting in settings):
+    """The ranges by which a metric is scaled: those given, and the observed ones of other tasks;
+    None if it is not scaled."""
+    if not is_scaled(settings, y):
         return None
     return {**observed_ranges(settings, y, smooth), **given}
+
+
+def check_ranges(settings: Sequence[Setting], metrics: Sequence[str], given: Ranges) -> None:
+    """Raise UserError for ranges that scale none of the metrics, or an unknown environment."""
+    if given and not any(is_scaled(settings, metric) for metric in metrics):
+        raise UserError(
+            f"--range {next(iter(given))} has no effect: only returns are scaled, and only where a "
+            "folder contains runs of several environments; leave it out"
+        )
+    known = dict.fromkeys(task for setting in settings for task in setting.tasks)
+    for task in given:
+        if task not in known:
+            raise UserError(
+                f"--range {task} is not an environment of these runs; give one of: "
+                + ", ".join(known)
+            )
 
 
 def check_metric(settings: Sequence[Setting], y: str) -> None:
@@ -327,7 +346,7 @@ def _setting(folder: Path) -> Setting:
     runs = [run for run in runs if run.metrics]
     if not runs:
         raise UserError(f"{folder} contains no measurement yet; try again in a moment")
-    setting = Setting(str(folder), runs)
+    [setting] = _with_tasks([Setting(str(folder), runs)])
     algorithms = sorted({str(run.options.get("algo.name")) for run in runs})
     if len(algorithms) > 1:
         raise UserError(
@@ -366,6 +385,32 @@ def _are_seeds(known: Setting, new: Setting) -> bool:
     return alike and len({*map(str, seeds)}) == len(seeds)
 
 
-def _task_identity(run: RunCurves) -> str:
-    own = {key: value for key, value in run.options.items() if key.startswith(TASK)}
-    return json.dumps(own, sort_keys=True, default=str)
+def _with_tasks(settings: Sequence[Setting]) -> list[Setting]:
+    """The settings, with the options in which environments of one id differ within a setting as a
+    part of their names, such as `penstock/MinAtar-v0 game=asterix`."""
+    forms: dict[str, set[str]] = {}
+    for setting in settings:
+        same: dict[str, list[RunCurves]] = {}
+        for run in setting.runs:
+            same.setdefault(run.env_id, []).append(run)
+        for env_id, runs in same.items():
+            own = {key for key in _differing(runs) if key.startswith(FORM)}
+            forms.setdefault(env_id, set()).update(own)
+    return [
+        Setting(
+            setting.name,
+            [replace(run, task=_task(run, sorted(forms[run.env_id]))) for run in setting.runs],
+        )
+        for setting in settings
+    ]
+
+
+def _task(run: RunCurves, options: Sequence[str]) -> str:
+    """The name of the environment with some of its options."""
+    parts = [run.env_id]
+    for key in options:
+        value = run.options.get(key)
+        if value not in (None, {}, []):
+            text = value if isinstance(value, str) else json.dumps(value, default=str)
+            parts.append(f"{key.removeprefix('env.').removeprefix('kwargs.')}={text}")
+    return " ".join(parts)

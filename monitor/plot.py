@@ -23,10 +23,12 @@ from penstock.monitor.curves import (
     Setting,
     band,
     check_metric,
+    check_ranges,
     common_span,
     curve,
     default_statistic,
     is_evaluation,
+    is_scaled,
     load,
     parse_ranges,
     ranges_of,
@@ -96,6 +98,7 @@ def plot(
         check_metric(settings, name)
     path = Path(out) if out else (Path(folders[0]) if len(folders) == 1 else Path()) / "plot.png"
     panels = metrics or PANELS
+    check_ranges(settings, panels, given)
     columns = [by] if by else (["steps"] if metrics else list(AXES))
     height = 4.0 if len(panels) == 1 else 2.6
     figure = make(figsize=(6.4 * len(columns), height * len(panels) + 0.4), layout="constrained")
@@ -107,7 +110,9 @@ def plot(
             row[0].set_ylabel(y_label(name, scaled=scales is not None), fontsize=9)
     for column, cell in zip(columns, cells[-1], strict=True):
         label_x(cell, AXES[column])
-    dots = RETURN in panels and any(run.evaluations for s in settings for run in s.runs)
+    of_evaluations = [name for name in panels if name == RETURN or is_evaluation(name)]
+    dots = not all(is_scaled(settings, name) for name in of_evaluations)
+    dots &= any(run.evaluations for setting in settings for run in setting.runs)
     _explain(figure, settings, statistic, smooth, dots=dots)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -161,10 +166,11 @@ def _draw_lines(
     scales: Ranges | None,
     style: Mapping[str, str],
 ) -> None:
-    """The line of a setting with its band, over those of single runs if they are of one task."""
+    """The line of a setting with its band, over those of single runs if they are of one task or
+    have no common part."""
     label = text(setting.label)
     runs = [run for run in setting.runs if len(run_curve(run, x, y)[0])]
-    curves = [thinned(*run_curve(run, x, y, smooth)) for run in runs]
+    curves = [thinned(*run_curve(run, x, y, smooth, scales)) for run in runs]
     if len(curves) == 1 and scales is None:
         if smooth > 1:
             single = thinned(*run_curve(runs[0], x, y))
@@ -172,7 +178,7 @@ def _draw_lines(
         cell.plot(*curves[0], linewidth=1.4, label=label, **style, **_marks(curves[0][0], y))
         return
     span = common_span(setting, x, y)
-    if scales is None:
+    if scales is None or span is None:
         thin = {"color": style["color"], "linewidth": 0.6, "alpha": 0.3 if span else 1.0}
         for xs, ys in curves:
             cell.plot(xs, ys, **thin, **_marks(xs, y))

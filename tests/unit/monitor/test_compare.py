@@ -124,14 +124,26 @@ def test_runs_without_a_difference(folders: list[str]) -> None:
 
 
 def test_several_environments_are_scaled(tmp_path: Path) -> None:
-    make_run(tmp_path / "suite" / "a", [0, 50])
-    make_run(tmp_path / "suite" / "b", [-500, -100], "env.id=Acrobot-v1")
+    make_run(tmp_path / "suite" / "a", [0, 50], FIVE, evaluated={100: 9.0})
+    make_run(tmp_path / "suite" / "b", [-500, -100], "env.id=Acrobot-v1", FIVE, evaluated={100: 9})
     found = compare([str(tmp_path / "suite")], ranges=["CartPole-v1=0,100"])
     assert found["scaled"]
     [setting] = found["settings"]
     assert setting["value"] == 0.75
     assert (setting["low"], setting["high"]) == (None, None), "one run of each environment"
     assert "interquartile mean" in describe(found)
+    assert found["reach"] is None, "stop.return is not scaled"
+    assert setting["evaluation_best"] is None, "a mean of different games"
+
+
+def test_the_way_to_a_scaled_return_is_measured_on_scaled_returns(tmp_path: Path) -> None:
+    # Scaled 0, 0.1, 0.4, 1 and 0, 0.25, 0.75, 1; every raw return of a is above 0.5 but the first.
+    make_run(tmp_path / "suite" / "a", [0, 10, 40, 100], seconds=2.0)
+    make_run(tmp_path / "suite" / "b", [-500, -400, -200, -100], "env.id=Acrobot-v1")
+    [setting] = compare([str(tmp_path / "suite")], reach=0.5)["settings"]
+    assert (setting["reached"], setting["reach_env_steps"], setting["reach_s"]) == (2, 250.0, 4.0)
+    with pytest.raises(UserError, match="--range Pong is not an environment of these runs"):
+        compare([str(tmp_path / "suite")], ranges=["Pong=0,1"])
 
 
 def test_steps_that_are_none_are_refused(folders: list[str]) -> None:

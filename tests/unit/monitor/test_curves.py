@@ -12,6 +12,7 @@ from penstock.configs.errors import UserError
 from penstock.monitor.curves import (
     RETURN,
     band,
+    check_ranges,
     common_span,
     curve,
     load,
@@ -148,11 +149,26 @@ def test_runs_of_several_environments_are_one_setting_of_several_tasks(tmp_path:
 
 
 def test_forms_of_one_environment_are_tasks_of_their_own(tmp_path: Path) -> None:
-    for level in (1, 2):
-        options = (f"env.kwargs={{obs_shape: [{level}]}}",)
-        make_run(tmp_path / f"level-{level}", [1.0], *options, target="synthetic")
-    [setting] = load([str(tmp_path)])
-    assert len(setting.tasks) == 2
+    for level, algorithm in ((1, "impala"), (2, "impala"), (1, "ppo")):
+        options = (f"env.kwargs={{max_episode_steps: 9, level: {level}}}", f"algo.name={algorithm}")
+        make_run(tmp_path / algorithm / f"level-{level}", [1.0], *options)
+    both, one = load([str(tmp_path / "impala"), str(tmp_path / "ppo")])
+    assert [*both.tasks] == ["CartPole-v1 level=1", "CartPole-v1 level=2"]
+    assert [*one.tasks] == ["CartPole-v1 level=1"], "the same name in every setting"
+    assert [*load([str(tmp_path / "ppo")])[0].tasks] == ["CartPole-v1"]
+
+
+def test_a_range_without_an_effect_is_refused(tmp_path: Path) -> None:
+    settings = load([str(suite(tmp_path / "impala"))])
+    check_ranges(settings, ["grad_norm", RETURN], {"Acrobot-v1": (0.0, 1.0)})
+    check_ranges(settings, ["grad_norm"], {})
+    with pytest.raises(UserError, match=r"Pong is not .*; give one of: Acrobot-v1, CartPole-v1"):
+        check_ranges(settings, [RETURN], {"Pong": (0.0, 1.0)})
+    with pytest.raises(UserError, match=r"Acrobot-v1 has no effect: only returns .*; leave it out"):
+        check_ranges(settings, ["grad_norm"], {"Acrobot-v1": (0.0, 1.0)})
+    alone = load([str(tmp_path / "impala" / "cartpole")])
+    with pytest.raises(UserError, match=r"CartPole-v1 has no effect"):
+        check_ranges(alone, [RETURN], {"CartPole-v1": (0.0, 1.0)})
 
 
 def test_a_folder_of_different_settings_is_refused(tmp_path: Path) -> None:

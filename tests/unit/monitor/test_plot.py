@@ -121,6 +121,17 @@ def test_single_evaluations_of_several_seeds_are_dots(tmp_path: Path) -> None:
     assert {(line.get_marker(), line.get_alpha()) for line in dots} == {("o", 1.0)}
 
 
+def test_scaled_runs_without_a_common_part_are_drawn_each(tmp_path: Path) -> None:
+    figure = pytest.importorskip("matplotlib.figure").Figure()
+    make_run(tmp_path / "suite" / "a", [1.0], evaluated={100: 4.0})  # of returns 4 and 6
+    make_run(tmp_path / "suite" / "b", [1.0], "env.id=Acrobot-v1", evaluated={200: 7.0})
+    cell = figure.subplots()
+    scales = {"CartPole-v1": (0.0, 10.0), "Acrobot-v1": (0.0, 16.0)}
+    settings = load([str(tmp_path / "suite")])
+    draw(cell, settings, "env_steps", "eval_return_mean", scales=scales)
+    assert [line.get_ydata().tolist() for line in cell.lines[:2]] == [[0.5], [0.5]]
+
+
 def test_tasks_are_scaled_before_they_are_combined(tmp_path: Path) -> None:
     figure = pytest.importorskip("matplotlib.figure").Figure()
     for name, options, returns in (
@@ -132,7 +143,10 @@ def test_tasks_are_scaled_before_they_are_combined(tmp_path: Path) -> None:
     draw(cell, load([str(tmp_path / "suite")]), "env_steps", RETURN, scales=scales)
     [line] = cell.lines
     assert [line.get_ydata()[0], line.get_ydata()[-1]] == [0.0, 0.75]
+    with (tmp_path / "suite" / "a" / "evaluations.jsonl").open("a") as file:
+        file.write('{"trained_steps": 50, "time_s": 1, "return": {"mean": 1}}\n')
     path = plot([str(tmp_path / "suite")], str(tmp_path / "p.svg"), None, [RETURN])
+    assert "dots: evaluations" not in path.read_text(encoding="utf-8")
     assert "scaled by environment" in path.read_text(encoding="utf-8")
     assert "interquartile mean" in path.read_text(encoding="utf-8")
 
