@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -25,6 +26,7 @@ from penstock.monitor.curves import (
     band,
     check_metric,
     check_ranges,
+    common_span,
     curve,
     default_statistic,
     load,
@@ -57,15 +59,22 @@ def compare(
             if the metric is the return, it is not scaled, and all runs have the same.
         ranges: see `curves.parse_ranges`.
 
-    Raises UserError for a folder that is not a run, an unknown metric, or `at` of 0 or less.
+    Raises UserError for a folder that is not a run, an unknown metric, a number that is not finite,
+    or `at` where no setting has a value.
     """
-    if at is not None and not at > 0:
+    if at is not None and not 0 < at < math.inf:
         raise UserError(f"--at is {at:g}; it must be a number of agent steps above 0, such as 1e6")
+    if reach is not None and not math.isfinite(reach):
+        raise UserError(f"--reach is {reach:g}; it must be a finite value of {metric}")
     given, settings = parse_ranges(ranges), load(folders)
     check_metric(settings, metric)
     check_ranges(settings, [metric], given)
     scales = ranges_of(settings, metric, given)
     steps = _shortest(settings, metric) if at is None else at
+    places = np.array([steps])
+    values = [_value(strata(each, places, "env_steps", metric, ranges=scales)) for each in settings]
+    if at is not None and all(value["value"] is None for value in values):
+        raise UserError(f"--at is {at:g}, {_where(settings, metric)}")
     if reach is None and metric == RETURN and scales is None:
         reach = _common_goal(settings)
     return {
@@ -79,11 +88,11 @@ def compare(
                 "runs": [str(run.folder) for run in setting.runs],
                 "environments": list(setting.tasks),
                 "statistic": default_statistic(len(setting.tasks)),
-                **_value(strata(setting, np.array([steps]), "env_steps", metric, ranges=scales)),
+                **value,
                 **_way(setting, metric, reach, scales),
                 **_totals(setting),
             }
-            for setting in settings
+            for setting, value in zip(settings, values, strict=True)
         ],
         "options": _differences(settings),
     }
@@ -97,11 +106,13 @@ def describe(result: Result) -> str:
     rows[0] += ["steps/s", "best evaluation", "steps", "time"]
     for found in result["settings"]:
         low, high = found["low"], found["high"]
-        row = [found["name"], str(len(found["runs"])), number(found["value"])]
+        runs, averaged = len(found["runs"]), found["averaged"]
+        of = str(runs) if averaged == runs else f"{averaged} of {runs}"
+        row = [found["name"], of, number(found["value"])]
         row.append("-" if low is None else f"{number(low)} to {number(high)}")
         if goal is not None:
             row += [count(found["reach_env_steps"]), _time(found["reach_s"])]
-            row.append(f"{found['reached']} of {len(found['runs'])}")
+            row.append(f"{found['reached']} of {runs}")
         row += [count(found["steps_per_s"]), number(found["evaluation_best"])]
         rows.append([*row, count(found["env_steps"]), _time(found["time_s"])])
     kinds = dict.fromkeys(STATISTIC_NAMES[found["statistic"]] for found in result["settings"])
@@ -133,6 +144,15 @@ def _shortest(settings: Sequence[Setting], metric: str) -> float:
     return min(ends)
 
 
+def _where(settings: Sequence[Setting], metric: str) -> str:
+    """Where `at` can be, as the end of an error."""
+    span = common_span([run for setting in settings for run in setting.runs], "env_steps", metric)
+    if span is None:
+        return f"and the runs have {metric} at no common agent steps; compare fewer runs"
+    first, last = map(count, span)
+    return f"where no line has {metric} of all its runs; give steps from {first} to {last}"
+
+
 def _common_goal(settings: Sequence[Setting]) -> float | None:
     goals = [finite(run.options.get("stop.return")) for setting in settings for run in setting.runs]
     return goals[0] if len({*goals}) == 1 else None
@@ -140,13 +160,14 @@ def _common_goal(settings: Sequence[Setting]) -> float | None:
 
 def _value(values: Sequence[np.ndarray[Any, Any]]) -> Result:
     """The statistic of a setting at one place, with its interval if any environment has several
-    runs; null if a run has ended before."""
+    runs, and the number of runs that have the metric; null if one of these has no value there."""
+    averaged = sum(map(len, values))
     if not values or any(np.isnan(each).any() for each in values):
-        return {"value": None, "low": None, "high": None}
+        return {"averaged": averaged, "value": None, "low": None, "high": None}
     found = band(values, np.zeros(1))
     alone = all(len(each) == 1 for each in values)
     low, high = (None, None) if alone else (float(found.low[0]), float(found.high[0]))
-    return {"value": float(found.middle[0]), "low": low, "high": high}
+    return {"averaged": averaged, "value": float(found.middle[0]), "low": low, "high": high}
 
 
 def _way(setting: Setting, metric: str, reach: float | None, scales: Ranges | None) -> Result:

@@ -80,14 +80,13 @@ class Setting:
             found.setdefault(run.task, []).append(run)
         return found
 
-    @property
-    def label(self) -> str:
-        """The name, and how many runs there are."""
+    def label(self, drawn: int) -> str:
+        """The name, the number of its runs, and how many of them are drawn if not all are."""
         tasks, count = len(self.tasks), len(self.runs)
         if count == 1:
             return self.name
         several = f"{count} runs, {tasks} environments" if tasks > 1 else f"{count} seeds"
-        return f"{self.name} ({several})"
+        return f"{self.name} ({several if drawn == count else f'{drawn} of {several}'})"
 
 
 @dataclass(frozen=True)
@@ -216,12 +215,14 @@ def is_return(name: str) -> bool:
 def strata(
     setting: Setting, places: Floats, x: str, y: str, smooth: int = 1, ranges: Ranges | None = None
 ) -> list[Floats]:
-    """By task, the values of its runs at ``places``, float64 ``[runs, len(places)]``; NaN beyond
-    the end of a run. With ``ranges`` they are scaled."""
+    """By task, the values of those of its runs that have the metric at ``places``, float64
+    ``[runs, len(places)]``; NaN before the first and beyond the last measurement of a run. With
+    ``ranges`` they are scaled."""
     found = []
     for runs in setting.tasks.values():
         curves = [run_curve(run, x, y, smooth, ranges) for run in runs]
-        rows = [np.interp(places, xs, ys, right=np.nan) for xs, ys in curves if len(xs)]
+        curves = [each for each in curves if len(each[0])]
+        rows = [np.interp(places, *each, left=np.nan, right=np.nan) for each in curves]
         if rows:
             found.append(np.stack(rows))
     return found
@@ -240,14 +241,14 @@ def default_statistic(tasks: int) -> str:
     return "iqm" if tasks > 1 else "mean"
 
 
-def common_span(setting: Setting, x: str, y: str) -> tuple[float, float] | None:
-    """Where all runs of a setting have values; None if there is no such part."""
-    curves = [run_curve(run, x, y)[0] for run in setting.runs]
+def common_span(runs: Sequence[RunCurves], x: str, y: str) -> tuple[float, float] | None:
+    """Where all runs that have a metric have values; None if there is no such part."""
+    curves = [run_curve(run, x, y)[0] for run in runs]
     curves = [xs for xs in curves if len(xs)]
     if not curves:
         return None
     start, end = max(xs[0] for xs in curves), min(xs[-1] for xs in curves)
-    return (float(start), float(end)) if start < end else None
+    return (float(start), float(end)) if start <= end else None
 
 
 def observed_ranges(settings: Sequence[Setting], y: str, smooth: int = 1) -> Ranges:

@@ -168,16 +168,18 @@ def _draw_lines(
 ) -> None:
     """The line of a setting with its band, over those of single runs if they are of one task or
     have no common part."""
-    label = text(setting.label)
     runs = [run for run in setting.runs if len(run_curve(run, x, y)[0])]
     curves = [thinned(*run_curve(run, x, y, smooth, scales)) for run in runs]
+    label = text(setting.label(len(runs)))
     if len(curves) == 1 and scales is None:
         if smooth > 1:
             single = thinned(*run_curve(runs[0], x, y))
             cell.plot(*single, color=style["color"], lw=0.6, alpha=0.35)
         cell.plot(*curves[0], linewidth=1.4, label=label, **style, **_marks(curves[0][0], y))
         return
-    span = common_span(setting, x, y)
+    span = common_span(runs, x, y)
+    if span is not None and span[0] == span[1]:  # one point has no line
+        span = None
     if scales is None or span is None:
         thin = {"color": style["color"], "linewidth": 0.6, "alpha": 0.3 if span else 1.0}
         for xs, ys in curves:
@@ -260,12 +262,13 @@ def _explain(
     parts += ["band: 95 % bootstrap interval"] if several else []
     parts += ["dots: evaluations"] if dots else []
     parts += [f"smoothed over {smooth} measurements"] if smooth > 1 else []
-    handles, labels = figure.axes[0].get_legend_handles_labels()
+    names_of = [zip(*cell.get_legend_handles_labels(), strict=True) for cell in figure.axes]
+    lines = {label: line for found in names_of for line, label in found}  # also of single panels
     figure.legend(
-        handles,
-        labels,
+        lines.values(),
+        lines.keys(),
         loc="outside lower center",
-        ncols=1 if max(map(len, labels), default=0) > 30 else min(3, max(1, len(labels))),
+        ncols=1 if max(map(len, lines), default=0) > 30 else min(3, max(1, len(lines))),
         fontsize=8,
         frameon=False,
         title="; ".join(parts) or None,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 
 import pytest
@@ -52,6 +53,33 @@ def test_the_way_to_a_return_is_that_of_the_runs_that_reach_it(folders: list[str
     two, one = compare(folders, reach=8.5)["settings"]
     assert (two["reached"], two["reach_env_steps"]) == (1, 300.0)
     assert (one["reached"], one["reach_env_steps"], one["reach_s"]) == (0, None, None)
+
+
+def test_steps_without_a_value_are_refused_with_those_that_have_one(
+    folders: list[str], tmp_path: Path
+) -> None:
+    rule = "where no line has episode_return_mean of all its runs; give steps from"
+    with pytest.raises(UserError, match=f"--at is 1e\\+09, {rule} 0 to 200"):
+        compare(folders, at=1e9)
+    late = str(make_run(tmp_path / "late", [None, None, 5.0, 6.0]))
+    with pytest.raises(UserError, match=f"--at is 10, {rule} 200 to 300"):
+        compare([late], at=10)
+    for seed, returns in ((0, [1.0, 2.0]), (1, [None, None, 5.0])):
+        make_run(tmp_path / "apart" / f"seed-{seed}", returns, f"run.seed={seed}")
+    with pytest.raises(UserError, match=r"at is 10, and the runs have .* at no common agent steps"):
+        compare([str(tmp_path / "apart")], at=10)
+    one = str(make_run(tmp_path / "one-evaluation", [1.0, 2.0, 3.0], evaluated={100: 4.0}))
+    with pytest.raises(UserError, match=r"--at is 10, .*; give steps from 100 to 100"):
+        compare([one], "eval_return_mean", at=10)
+
+
+def test_runs_without_the_metric_are_not_counted(tmp_path: Path) -> None:
+    make_run(tmp_path / "group" / "seed-0", [0, 4], "run.seed=0")
+    make_run(tmp_path / "group" / "seed-1", [None, None], "run.seed=1")
+    result = compare([str(tmp_path / "group")])
+    [found] = result["settings"]
+    assert (found["averaged"], found["value"], found["low"]) == (1, 4.0, None)
+    assert describe(result).splitlines()[2].split()[1:5] == ["1", "of", "2", "4"]
 
 
 def test_speed_and_evaluations(folders: list[str]) -> None:
@@ -149,5 +177,10 @@ def test_the_way_to_a_scaled_return_is_measured_on_scaled_returns(tmp_path: Path
 def test_steps_that_are_none_are_refused(folders: list[str]) -> None:
     with pytest.raises(UserError, match="--at is 0; it must be a number of agent steps above 0"):
         compare(folders, at=0)
+    with pytest.raises(UserError, match="--at is inf; it must be a number of agent steps above 0"):
+        compare(folders, at=math.inf)
+    for reach in (math.nan, -math.inf):
+        with pytest.raises(UserError, match=f"--reach is {reach}; it must be a finite value of"):
+            compare(folders, reach=reach)
     with pytest.raises(UserError, match="--metric nothing is in none of the runs"):
         compare(folders, "nothing")

@@ -109,7 +109,7 @@ def test_runs_that_differ_in_their_seed_only_are_one_setting(tmp_path: Path) -> 
     assert [[run.folder.name for run in setting.runs] for setting in found] == [
         ["a", "c"], ["b"], ["again"],
     ]  # fmt: skip
-    assert [setting.label for setting in found] == [
+    assert [setting.label(len(setting.runs)) for setting in found] == [
         f"{tmp_path / 'a'}, … (2 seeds)", str(folders[1]), str(folders[3]),
     ]  # fmt: skip
 
@@ -119,7 +119,8 @@ def test_a_group_of_seeds_is_in_their_order(tmp_path: Path) -> None:
         make_run(tmp_path / "group" / f"seed-{seed}", [float(seed)], f"run.seed={seed}")
     [group] = load([str(tmp_path / "group")])
     assert [run.metrics[0][RETURN] for run in group.runs] == [2.0, 10.0]
-    assert group.label == f"{tmp_path / 'group'} (2 seeds)"
+    assert group.label(2) == f"{tmp_path / 'group'} (2 seeds)"
+    assert group.label(1) == f"{tmp_path / 'group'} (1 of 2 seeds)"
 
 
 def suite(folder: Path) -> Path:
@@ -135,7 +136,7 @@ def test_runs_of_several_environments_are_one_setting_of_several_tasks(tmp_path:
     assert {task: len(runs) for task, runs in setting.tasks.items()} == {
         "Acrobot-v1": 1, "CartPole-v1": 2,
     }  # fmt: skip
-    assert setting.label.endswith("(3 runs, 2 environments)")
+    assert setting.label(3).endswith("(3 runs, 2 environments)")
     assert observed_ranges([setting], RETURN) == {
         "Acrobot-v1": (-500.0, -100.0), "CartPole-v1": (0.0, 20.0),
     }  # fmt: skip
@@ -203,21 +204,23 @@ def test_a_band_goes_as_far_as_all_runs_go(tmp_path: Path) -> None:
     make_run(tmp_path / "seed-0", [0.0, 1.0, 2.0, 3.0], "run.seed=0")
     make_run(tmp_path / "seed-1", [None, 5.0, 6.0], "run.seed=1")  # four more than the first
     [group] = load([str(tmp_path)])
-    assert common_span(group, "env_steps", RETURN) == (100.0, 200.0)
+    assert common_span(group.runs, "env_steps", RETURN) == (100.0, 200.0)
     places = np.array([100.0, 150.0, 200.0])
     found = band(strata(group, places, "env_steps", RETURN), places)
     assert found.middle.tolist() == [3.0, 3.5, 4.0]
     assert (found.low.tolist(), found.high.tolist()) == ([1.0, 1.5, 2.0], [5.0, 5.5, 6.0])
     [beyond] = strata(group, np.array([300.0]), "env_steps", RETURN)
     assert np.isnan(beyond).tolist() == [[False], [True]]
+    [before] = strata(group, np.array([50.0]), "env_steps", RETURN)
+    assert np.isnan(before).tolist() == [[False], [True]], "its first episode ended by 100"
 
 
 def test_runs_without_a_common_part_have_no_span(tmp_path: Path) -> None:
     make_run(tmp_path / "seed-0", [0.0, 1.0], "run.seed=0")
     make_run(tmp_path / "seed-1", [None, None, 1.0, 2.0], "run.seed=1")
     [group] = load([str(tmp_path)])
-    assert common_span(group, "env_steps", RETURN) is None
-    assert common_span(group, "env_steps", "nothing") is None
+    assert common_span(group.runs, "env_steps", RETURN) is None
+    assert common_span(group.runs, "env_steps", "nothing") is None
 
 
 def test_over_several_tasks_the_line_is_the_interquartile_mean() -> None:

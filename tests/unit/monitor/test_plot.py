@@ -63,6 +63,22 @@ def test_a_group_is_a_line_with_a_band_over_its_runs(tmp_path: Path) -> None:
     assert {10.0, 20.0} <= {float(y) for x, y in ends if x == 100.0}
 
 
+def test_a_label_has_the_number_of_runs_that_are_drawn(tmp_path: Path) -> None:
+    for seed, returns in ((0, [None, None]), (1, [1.0, 2.0])):
+        make_run(tmp_path / "group" / f"seed-{seed}", returns, f"run.seed={seed}")
+    figure = pytest.importorskip("matplotlib.figure").Figure()
+    cell = figure.subplots()
+    draw(cell, load([str(tmp_path / "group")]), "env_steps", RETURN, smooth=2)
+    single, means, *_ = cell.lines
+    assert means.get_label() == f"{tmp_path / 'group'} (1 of 2 seeds)"
+    assert (single.get_ydata().tolist(), means.get_ydata().tolist()) == ([1, 2], [1, 1.5])
+    names = ["grad_norm", RETURN]
+    path = plot([str(tmp_path / "group")], str(tmp_path / "p.svg"), None, names)
+    shown = path.read_text(encoding="utf-8")
+    assert "(2 seeds)" in shown
+    assert "(1 of 2 seeds)" in shown, "in the second panel"
+
+
 def test_more_settings_than_colours_differ_in_their_dashes(tmp_path: Path) -> None:
     figure = pytest.importorskip("matplotlib.figure").Figure()
     folders = [
