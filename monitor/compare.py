@@ -120,6 +120,8 @@ def describe(result: Result) -> str:
     if any(len(found["runs"]) > 1 for found in result["settings"]):
         about += f"; {' or '.join(kinds)} of the runs, with its bootstrap interval"
     about += "; returns are scaled by environment" if result["scaled"] else ""
+    if all(found["value"] is None for found in result["settings"]):
+        about += "; the runs of a line have no value in common there"
     lines = [about, *_aligned(rows, numbers_from=1)]
     if result["options"]:
         names = [found["name"] for found in result["settings"]]

@@ -25,6 +25,7 @@ from penstock.core.formatting import finite
 from penstock.monitor.intervals import STATISTICS, Floats, bootstrap
 from penstock.monitor.metric_groups import scalars
 from penstock.monitor.record import EVALUATIONS, METRICS, Lines, evaluation_figures, lines
+from penstock.monitor.runs import state
 
 RETURN = "episode_return_mean"
 EVALUATION = "eval_"  # the beginning of the names of an evaluation's figures
@@ -341,12 +342,17 @@ def _at(line: Mapping[str, Any], path: str) -> Any:
 
 
 def _setting(folder: Path) -> Setting:
-    runs = [load_run(path) for path in _members(folder)]
-    if not runs:
+    members = _members(folder)
+    if not members:
         raise UserError(f"{folder} has no {METRICS}, so there is nothing to show; name a run")
-    runs = [run for run in runs if run.metrics]
-    if not runs:
+    runs = [run for run in map(load_run, members) if run.metrics]
+    if not runs and any(state(path) == "running" for path in members):
         raise UserError(f"{folder} contains no measurement yet; try again in a moment")
+    if not runs:
+        raise UserError(
+            f"{folder} contains no measurement, and it is not in progress; see its folder logs for "
+            "the reason, and name another run"
+        )
     [setting] = _with_tasks([Setting(str(folder), runs)])
     algorithms = sorted({str(run.options.get("algo.name")) for run in runs})
     if len(algorithms) > 1:

@@ -68,6 +68,11 @@ def test_steps_without_a_value_are_refused_with_those_that_have_one(
         make_run(tmp_path / "apart" / f"seed-{seed}", returns, f"run.seed={seed}")
     with pytest.raises(UserError, match=r"at is 10, and the runs have .* at no common agent steps"):
         compare([str(tmp_path / "apart")], at=10)
+    about = describe(compare([str(tmp_path / "apart")])).splitlines()[0]
+    assert about.endswith(
+        "at 100 agent steps; mean of the runs, with its bootstrap interval; the "
+        "runs of a line have no value in common there"
+    )
     one = str(make_run(tmp_path / "one-evaluation", [1.0, 2.0, 3.0], evaluated={100: 4.0}))
     with pytest.raises(UserError, match=r"--at is 10, .*; give steps from 100 to 100"):
         compare([one], "eval_return_mean", at=10)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 from pathlib import Path
 
 import numpy as np
@@ -187,7 +188,16 @@ def test_a_folder_that_is_no_run_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"has no metrics.jsonl, .* name a run"):
         load([str(tmp_path)])
     (tmp_path / "metrics.jsonl").touch()
-    with pytest.raises(UserError, match="contains no measurement yet"):
+    with pytest.raises(UserError, match="contains no measurement, and it is not in progress; see"):
+        load([str(tmp_path)])
+    about = {"host": socket.gethostname(), "socket": f"{tmp_path}/s"}
+    (tmp_path / "supervisor.json").write_text(json.dumps(about))
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(about["socket"])
+        listener.listen()
+        with pytest.raises(UserError, match="contains no measurement yet; try again in a moment"):
+            load([str(tmp_path)])
+    with pytest.raises(UserError, match="it is not in progress"):  # it died
         load([str(tmp_path)])
 
 
