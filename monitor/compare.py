@@ -71,8 +71,7 @@ def compare(
     check_ranges(settings, [metric], given)
     scales = ranges_of(settings, metric, given)
     steps = _shortest(settings, metric) if at is None else at
-    places = np.array([steps])
-    values = [_value(strata(each, places, "env_steps", metric, ranges=scales)) for each in settings]
+    values = [_value(setting, metric, steps, scales) for setting in settings]
     if at is not None and all(value["value"] is None for value in values):
         raise UserError(f"--at is {at:g}, {_where(settings, metric)}")
     if reach is None and metric == RETURN and scales is None:
@@ -160,13 +159,16 @@ def _common_goal(settings: Sequence[Setting]) -> float | None:
     return goals[0] if len({*goals}) == 1 else None
 
 
-def _value(values: Sequence[np.ndarray[Any, Any]]) -> Result:
-    """The statistic of a setting at one place, with its interval if any environment has several
-    runs, and the number of runs that have the metric; null if one of these has no value there."""
+def _value(setting: Setting, metric: str, at: float, scales: Ranges | None) -> Result:
+    """The statistic of a setting at ``at`` agent steps, with its interval if any environment has
+    several runs, and the number of runs that have the metric; null if one of these has no value
+    there."""
+    places = np.array([at])
+    values = strata(setting, places, "env_steps", metric, ranges=scales)
     averaged = sum(map(len, values))
     if not values or any(np.isnan(each).any() for each in values):
         return {"averaged": averaged, "value": None, "low": None, "high": None}
-    found = band(values, np.zeros(1))
+    found = band(values, places, default_statistic(len(setting.tasks)))
     alone = all(len(each) == 1 for each in values)
     low, high = (None, None) if alone else (float(found.low[0]), float(found.high[0]))
     return {"averaged": averaged, "value": float(found.middle[0]), "low": low, "high": high}

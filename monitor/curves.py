@@ -317,7 +317,11 @@ def check_metric(settings: Sequence[Setting], y: str) -> None:
         for run in setting.runs:
             if any(finite(_at(line, y)) is not None for line in _lines_of(run, y)):
                 return
-            known |= dict.fromkeys(path for line in run.metrics[-1:] for path, _ in scalars(line))
+            last = [(line, False) for line in run.metrics[-1:]]
+            last += [(line, True) for line in _lines_of(run, EVALUATION)[-1:]]
+            for line, evaluated in last:
+                names = (path for path, _ in scalars(line) if is_evaluation(path) == evaluated)
+                known |= dict.fromkeys(names)
     close = get_close_matches(y, known, n=1, cutoff=0.0)
     nearest = f"; the nearest name is {close[0]}" if close else ""
     raise UserError(

@@ -188,7 +188,8 @@ def _draw_lines(
         cell.plot([], [], label=label, **style)
         return
     places = np.linspace(*span, GRID)
-    found = band(strata(setting, places, x, y, smooth, scales), places, statistic)
+    chosen = statistic or default_statistic(len(setting.tasks))
+    found = band(strata(setting, places, x, y, smooth, scales), places, chosen)
     cell.plot(places, found.middle, linewidth=1.8, label=label, **style)
     cell.fill_between(places, found.low, found.high, color=style["color"], alpha=0.2, linewidth=0)
 

@@ -45,6 +45,11 @@ def test_a_metric_that_no_run_has_is_refused_with_the_nearest_name(tmp_path: Pat
     folder = make_run(tmp_path / "run", [1.0, 2.0])
     with pytest.raises(UserError, match=r"--metric grad_nrm is in none .* name is grad_norm"):
         plot([str(folder)], None, None, ["grad_nrm"])
+    lines = (folder / "metrics.jsonl").read_text().splitlines()
+    last = json.loads(lines[-1]) | {"eval_return_mean": 1.0}
+    (folder / "metrics.jsonl").write_text("".join(f"{x}\n" for x in [*lines, json.dumps(last)]))
+    with pytest.raises(UserError, match=r"eval_return_mean is in none .* is episode_return_mean"):
+        plot([str(folder)], None, None, ["eval_return_mean"])
 
 
 def test_a_group_is_a_line_with_a_band_over_its_runs(tmp_path: Path) -> None:
