@@ -36,7 +36,8 @@ Ranges = Annotated[
         "--range",
         metavar="ENV=LOW,HIGH",
         help="Returns of an environment that are scaled to 0 and 1 before several environments are "
-        "combined; by default the lowest and the highest of these runs. May be repeated.",
+        "combined; by default the lowest and the highest of these runs. Forms of one environment "
+        "are named by their options: 'penstock/MinAtar-v0 game=asterix=0,30'. May be repeated.",
     ),
 ]
 
@@ -210,8 +211,8 @@ def compare(
         float | None,
         typer.Option(
             metavar="VALUE",
-            help="Value of the metric to which steps and time are measured; by default "
-            "stop.return, if all runs have the same.",
+            help="Value of the metric: steps and time are measured to the first measurement at or "
+            "above it, scaled if returns are. By default stop.return, if all runs have the same.",
         ),
     ] = None,
     ranges: Ranges = None,

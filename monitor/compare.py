@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -10,18 +11,25 @@ from typing import Any
 import numpy as np
 
 from penstock.configs.errors import UserError
+from penstock.configs.same_env import same_game
+from penstock.configs.sections import EnvConfig
 from penstock.core.formatting import clock, count, finite, number
 from penstock.core.machine import recorded_versions
 from penstock.monitor.curves import (
+    EVALUATED,
+    EVALUATED_RETURN,
     OF_ONE_RUN,
     RETURN,
+    Ranges,
     RunCurves,
     Setting,
     band,
     check_metric,
+    check_ranges,
+    common_span,
+    curve,
     default_statistic,
     load,
-    mean_return,
     parse_ranges,
     ranges_of,
     run_curve,
@@ -47,20 +55,27 @@ def compare(
         folders: see `curves.load`.
         metric: name in `metrics.jsonl`.
         at: agent steps; None: those of the shortest run.
-        reach: value of the metric to which steps and time are measured; None: `stop.return`, if the
-            metric is the return and all runs have the same.
+        reach: steps and time are measured to the first value at or above it; None: `stop.return`,
+            if the metric is the return, it is not scaled, and all runs have the same.
         ranges: see `curves.parse_ranges`.
 
-    Raises UserError for a folder that is not a run, an unknown metric, or `at` of 0 or less.
+    Raises UserError for a folder that is not a run, an unknown metric, a number that is not finite,
+    or `at` where no setting has a value.
     """
-    if at is not None and not at > 0:
+    if at is not None and not 0 < at < math.inf:
         raise UserError(f"--at is {at:g}; it must be a number of agent steps above 0, such as 1e6")
+    if reach is not None and not math.isfinite(reach):
+        raise UserError(f"--reach is {reach:g}; it must be a finite value of {metric}")
     given, settings = parse_ranges(ranges), load(folders)
     check_metric(settings, metric)
-    steps = _shortest(settings, metric) if at is None else at
-    if reach is None and metric == RETURN:
-        reach = _common_goal(settings)
+    check_ranges(settings, [metric], given)
     scales = ranges_of(settings, metric, given)
+    steps = _shortest(settings, metric) if at is None else at
+    values = [_value(setting, metric, steps, scales) for setting in settings]
+    if at is not None and all(value["value"] is None for value in values):
+        raise UserError(f"--at is {at:g}, {_where(settings, metric)}")
+    if reach is None and metric == RETURN and scales is None:
+        reach = _common_goal(settings)
     return {
         "metric": metric,
         "at_env_steps": steps,
@@ -72,11 +87,11 @@ def compare(
                 "runs": [str(run.folder) for run in setting.runs],
                 "environments": list(setting.tasks),
                 "statistic": default_statistic(len(setting.tasks)),
-                **_value(strata(setting, np.array([steps]), "env_steps", metric, ranges=scales)),
-                **_way(setting, metric, reach),
+                **value,
+                **_way(setting, metric, reach, scales),
                 **_totals(setting),
             }
-            for setting in settings
+            for setting, value in zip(settings, values, strict=True)
         ],
         "options": _differences(settings),
     }
@@ -90,11 +105,13 @@ def describe(result: Result) -> str:
     rows[0] += ["steps/s", "best evaluation", "steps", "time"]
     for found in result["settings"]:
         low, high = found["low"], found["high"]
-        row = [found["name"], str(len(found["runs"])), number(found["value"])]
+        runs, averaged = len(found["runs"]), found["averaged"]
+        of = str(runs) if averaged == runs else f"{averaged} of {runs}"
+        row = [found["name"], of, number(found["value"])]
         row.append("-" if low is None else f"{number(low)} to {number(high)}")
         if goal is not None:
             row += [count(found["reach_env_steps"]), _time(found["reach_s"])]
-            row.append(f"{found['reached']} of {len(found['runs'])}")
+            row.append(f"{found['reached']} of {runs}")
         row += [count(found["steps_per_s"]), number(found["evaluation_best"])]
         rows.append([*row, count(found["env_steps"]), _time(found["time_s"])])
     kinds = dict.fromkeys(STATISTIC_NAMES[found["statistic"]] for found in result["settings"])
@@ -102,6 +119,8 @@ def describe(result: Result) -> str:
     if any(len(found["runs"]) > 1 for found in result["settings"]):
         about += f"; {' or '.join(kinds)} of the runs, with its bootstrap interval"
     about += "; returns are scaled by environment" if result["scaled"] else ""
+    if all(found["value"] is None for found in result["settings"]):
+        about += "; the runs of a line have no value in common there"
     lines = [about, *_aligned(rows, numbers_from=1)]
     if result["options"]:
         names = [found["name"] for found in result["settings"]]
@@ -126,31 +145,44 @@ def _shortest(settings: Sequence[Setting], metric: str) -> float:
     return min(ends)
 
 
+def _where(settings: Sequence[Setting], metric: str) -> str:
+    """Where `at` can be, as the end of an error."""
+    span = common_span([run for setting in settings for run in setting.runs], "env_steps", metric)
+    if span is None:
+        return f"and the runs have {metric} at no common agent steps; compare fewer runs"
+    first, last = map(count, span)
+    return f"where no line has {metric} of all its runs; give steps from {first} to {last}"
+
+
 def _common_goal(settings: Sequence[Setting]) -> float | None:
     goals = [finite(run.options.get("stop.return")) for setting in settings for run in setting.runs]
     return goals[0] if len({*goals}) == 1 else None
 
 
-def _value(values: Sequence[np.ndarray[Any, Any]]) -> Result:
-    """The statistic of a setting at one place, with its interval if any environment has several
-    runs; null if a run has ended before."""
+def _value(setting: Setting, metric: str, at: float, scales: Ranges | None) -> Result:
+    """The statistic of a setting at ``at`` agent steps, with its interval if any environment has
+    several runs, and the number of runs that have the metric; null if one of these has no value
+    there."""
+    places = np.array([at])
+    values = strata(setting, places, "env_steps", metric, ranges=scales)
+    averaged = sum(map(len, values))
     if not values or any(np.isnan(each).any() for each in values):
-        return {"value": None, "low": None, "high": None}
-    found = band(values, np.zeros(1))
+        return {"averaged": averaged, "value": None, "low": None, "high": None}
+    found = band(values, places, default_statistic(len(setting.tasks)))
     alone = all(len(each) == 1 for each in values)
     low, high = (None, None) if alone else (float(found.low[0]), float(found.high[0]))
-    return {"value": float(found.middle[0]), "low": low, "high": high}
+    return {"averaged": averaged, "value": float(found.middle[0]), "low": low, "high": high}
 
 
-def _way(setting: Setting, metric: str, reach: float | None) -> Result:
+def _way(setting: Setting, metric: str, reach: float | None, scales: Ranges | None) -> Result:
     """Means of the agent steps and of the time to a value, over the runs that have reached it."""
     steps: list[float] = []
     seconds: list[float] = []
     for run in setting.runs:
         if reach is None:
             break
-        xs, ys = run_curve(run, "env_steps", metric)
-        times, same = run_curve(run, "time_s", metric)
+        xs, ys = run_curve(run, "env_steps", metric, ranges=scales)
+        times, same = run_curve(run, "time_s", metric, ranges=scales)
         if (ys >= reach).any() and (same >= reach).any():
             steps.append(float(xs[np.argmax(ys >= reach)]))
             seconds.append(float(times[np.argmax(same >= reach)]))
@@ -162,15 +194,17 @@ def _way(setting: Setting, metric: str, reach: float | None) -> Result:
 
 
 def _totals(setting: Setting) -> Result:
-    """Means over the runs: steps, duration, and their ratio; the mean of the best evaluations."""
+    """Means over the runs: steps, duration and their ratio; the mean of the best evaluations, if
+    they are of one environment."""
     ends = [(finite(run.metrics[-1].get("env_steps")), _duration_s(run)) for run in setting.runs]
     known = [(steps, seconds) for steps, seconds in ends if steps and seconds]
     best = [found for run in setting.runs if (found := _best_evaluation(run)) is not None]
+    comparable = len(best) == len(setting.runs) and len(setting.tasks) == 1
     return {
         "env_steps": statistics.fmean(steps for steps, _ in known) if known else None,
         "time_s": statistics.fmean(seconds for _, seconds in known) if known else None,
         "steps_per_s": statistics.fmean(s / t for s, t in known) if known else None,
-        "evaluation_best": statistics.fmean(best) if len(best) == len(setting.runs) else None,
+        "evaluation_best": statistics.fmean(best) if comparable else None,
     }
 
 
@@ -179,8 +213,18 @@ def _duration_s(run: RunCurves) -> float | None:
 
 
 def _best_evaluation(run: RunCurves) -> float | None:
-    found = [finite(mean_return(line)) for line in run.evaluations]
-    return max((value for value in found if value is not None), default=None)
+    """The highest mean return of the evaluations in the environment of the run, without those after
+    a checkpoint to which the run has returned."""
+    found = run.evaluations
+    if run.env is not None:
+        found = [line for line in found if _is_in(line.get("env"), run.env)]
+    _, means = curve(found, EVALUATED["env_steps"], EVALUATED_RETURN)
+    return float(means.max()) if len(means) else None
+
+
+def _is_in(known: Any, env: EnvConfig) -> bool:
+    """Whether an evaluation was in an environment; older versions did not record it."""
+    return not isinstance(known, dict) or same_game(known, env)
 
 
 def _differences(settings: Sequence[Setting]) -> dict[str, list[Any]]:

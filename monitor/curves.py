@@ -8,25 +8,32 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.lib.stride_tricks import sliding_window_view
 
 from penstock.configs.errors import UserError
 from penstock.configs.load import CONFIG_FILE
+from penstock.configs.sections import EnvConfig
 from penstock.configs.yaml_text import parse
 from penstock.core.formatting import finite
 from penstock.monitor.intervals import STATISTICS, Floats, bootstrap
 from penstock.monitor.metric_groups import scalars
-from penstock.monitor.record import EVALUATIONS, METRICS, Lines, lines
+from penstock.monitor.record import EVALUATIONS, METRICS, Lines, evaluation_figures, lines
+from penstock.monitor.runs import state
 
 RETURN = "episode_return_mean"
+EVALUATION = "eval_"  # the beginning of the names of an evaluation's figures
+EVALUATED = {"env_steps": "trained_steps", "time_s": "time_s"}  # of the evaluated weights
+EVALUATED_RETURN = "return/mean"  # path in a line of `evaluations.jsonl`
 RETURNS = ("episode_return", "eval_return")  # their scale depends on the task
-MOST_POINTS = 2000  # of a curve
-TASK = ("env.id", "env.kwargs", "env.wrappers")
+AROUND = 2  # intervals on either side with which one is compared
+FORM = ("env.kwargs", "env.wrappers")  # options of environments of one id
 OF_ONE_RUN = ("run.seed", "run.dir")  # options that differ between the runs of a setting
 
 Curve = tuple[Floats, Floats]
@@ -43,10 +50,14 @@ class RunCurves:
     evaluations: Lines
     options: Mapping[str, Any]
     """By dotted name, as in `config.yaml`; empty if that cannot be read."""
+    env: EnvConfig | None
+    """The environment since the last start; None if it cannot be read."""
+    task: str = "?"
+    """Name of the environment, with its options where the runs of a setting differ in them."""
 
     @property
-    def task(self) -> str:
-        """Name of the environment."""
+    def env_id(self) -> str:
+        """The option `env.id`."""
         return str(self.options.get("env.id", "?"))
 
     def identity(self) -> str:
@@ -64,24 +75,19 @@ class Setting:
 
     @property
     def tasks(self) -> dict[str, list[RunCurves]]:
-        """The runs by environment. The name has its options if it occurs in several forms."""
+        """The runs by environment."""
         found: dict[str, list[RunCurves]] = {}
         for run in self.runs:
-            found.setdefault(_task_identity(run), []).append(run)
-        names = [runs[0].task for runs in found.values()]
-        return {
-            name if names.count(name) == 1 else identity: runs
-            for name, (identity, runs) in zip(names, found.items(), strict=True)
-        }
+            found.setdefault(run.task, []).append(run)
+        return found
 
-    @property
-    def label(self) -> str:
-        """The name, and how many runs there are."""
+    def label(self, drawn: int) -> str:
+        """The name, the number of its runs, and how many of them are drawn if not all are."""
         tasks, count = len(self.tasks), len(self.runs)
         if count == 1:
             return self.name
         several = f"{count} runs, {tasks} environments" if tasks > 1 else f"{count} seeds"
-        return f"{self.name} ({several})"
+        return f"{self.name} ({several if drawn == count else f'{drawn} of {several}'})"
 
 
 @dataclass(frozen=True)
@@ -108,7 +114,7 @@ def load(folders: Sequence[str]) -> list[Setting]:
             found[same[0]] = Setting(name, [*known.runs, *new.runs])
         else:
             found.append(new)
-    return found
+    return _with_tasks(found)
 
 
 def load_run(folder: Path) -> RunCurves:
@@ -117,8 +123,12 @@ def load_run(folder: Path) -> RunCurves:
         config = parse((folder / CONFIG_FILE).read_text(), str(folder / CONFIG_FILE))[0]
     except (OSError, ValueError, UserError):
         config = None
-    options = dict(flat(config)) if isinstance(config, dict) else {}
-    return RunCurves(folder, lines(folder / METRICS), lines(folder / EVALUATIONS), options)
+    config = config if isinstance(config, dict) else {}
+    env = None
+    with suppress(ValueError):
+        env = EnvConfig.model_validate(config.get("env"))
+    found = lines(folder / METRICS), lines(folder / EVALUATIONS)
+    return RunCurves(folder, *found, dict(flat(config)), env)
 
 
 def flat(config: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
@@ -141,35 +151,61 @@ def curve(found: Lines, x: str, y: str) -> Curve:
         while points and points[-1][0] >= at:
             points.pop()
         points.append((at, value))
-    thinned = points[:: max(1, len(points) // MOST_POINTS)]
-    xs, ys = np.array(thinned, np.float64).reshape(-1, 2).T
+    xs, ys = np.array(points, np.float64).reshape(-1, 2).T
     return xs, ys
 
 
 def whole(found: Lines) -> Lines:
-    """The lines without shortened intervals, such as the last one, whose rates are unreliable."""
+    """The lines without shortened intervals, whose rates are unreliable: the last one of a run, and
+    those around a restart. An interval is compared with those next to it, because each start of a
+    run may set another `run.interval_s`."""
+    if not found:
+        return []
     times = [finite(line.get("time_s")) or 0.0 for line in found]
     gaps = np.diff(times, prepend=0.0)  # of an older version, whose lines were not thinned
-    said = [finite(line.get("interval_s")) for line in found]
-    lengths = [gap if own is None else own for own, gap in zip(said, gaps, strict=True)]
-    least_s = np.median(lengths) / 2 if lengths else 0.0
-    return [line for line, length in zip(found, lengths, strict=True) if length >= least_s]
+    recorded = [finite(line.get("interval_s")) for line in found]
+    lengths = [gap if own is None else own for own, gap in zip(recorded, gaps, strict=True)]
+    padded = np.pad(np.array(lengths, np.float64), AROUND, constant_values=np.nan)
+    least_s = np.nanmedian(sliding_window_view(padded, 2 * AROUND + 1), -1) / 2
+    return [line for line, s, least in zip(found, lengths, least_s, strict=True) if s >= least]
 
 
-def run_curve(run: RunCurves, x: str, y: str, smooth: int = 1) -> Curve:
-    """A metric of a run, each point the mean of it and of the ``smooth`` - 1 before it."""
-    xs, ys = curve(run.metrics if is_return(y) else whole(run.metrics), x, y)
-    return xs, smoothed(ys, smooth)
+def run_curve(
+    run: RunCurves, x: str, y: str, smooth: int = 1, ranges: Ranges | None = None
+) -> Curve:
+    """A metric of a run, each point the mean of it and of the ``smooth`` - 1 before it; with
+    ``ranges``, scaled. A figure of an evaluation is at the steps, or the time, of the evaluated
+    weights."""
+    xs, ys = curve(_lines_of(run, y), EVALUATED[x] if is_evaluation(y) else x, y)
+    low, high = (ranges or {}).get(run.task, (0.0, 1.0))
+    return xs, (smoothed(ys, smooth) - low) / ((high - low) or 1.0)
+
+
+def _lines_of(run: RunCurves, y: str) -> Lines:
+    """The lines of a run that can have a metric."""
+    if not is_evaluation(y):
+        return run.metrics if is_return(y) else whole(run.metrics)
+    found = []
+    for line in run.evaluations:
+        with suppress(LookupError, TypeError):  # of a line that was damaged
+            found.append({**line, **evaluation_figures(line)})
+    return found
 
 
 def smoothed(values: Floats, count: int) -> Floats:
     """Each value's mean with the ``count`` - 1 values before it, or with all if there are fewer."""
     if count <= 1 or not len(values):
         return values
-    totals = np.cumsum(np.concatenate([[0.0], values]))
-    ends = np.arange(1, len(totals))
-    begins = np.maximum(0, ends - count)
-    return np.asarray((totals[ends] - totals[begins]) / (ends - begins))
+    head = np.cumsum(values[: count - 1])
+    means = head / np.arange(1, len(head) + 1)
+    if len(values) < count:
+        return means
+    return np.concatenate([means, sliding_window_view(values, count).mean(-1)])
+
+
+def is_evaluation(name: str) -> bool:
+    """Whether a metric is a figure of evaluations."""
+    return name.startswith(EVALUATION)
 
 
 def is_return(name: str) -> bool:
@@ -180,18 +216,16 @@ def is_return(name: str) -> bool:
 def strata(
     setting: Setting, places: Floats, x: str, y: str, smooth: int = 1, ranges: Ranges | None = None
 ) -> list[Floats]:
-    """By task, the values of its runs at ``places``, float64 ``[runs, len(places)]``; NaN beyond
-    the end of a run. With ``ranges`` they are scaled."""
+    """By task, the values of those of its runs that have the metric at ``places``, float64
+    ``[runs, len(places)]``; NaN before the first and beyond the last measurement of a run. With
+    ``ranges`` they are scaled."""
     found = []
-    for task, runs in setting.tasks.items():
-        rows = []
-        for run in runs:
-            xs, ys = run_curve(run, x, y, smooth)
-            if len(xs):
-                rows.append(np.interp(places, xs, ys, right=np.nan))
+    for runs in setting.tasks.values():
+        curves = [run_curve(run, x, y, smooth, ranges) for run in runs]
+        curves = [each for each in curves if len(each[0])]
+        rows = [np.interp(places, *each, left=np.nan, right=np.nan) for each in curves]
         if rows:
-            low, high = (ranges or {}).get(task, (0.0, 1.0))
-            found.append((np.stack(rows) - low) / ((high - low) or 1.0))
+            found.append(np.stack(rows))
     return found
 
 
@@ -208,14 +242,14 @@ def default_statistic(tasks: int) -> str:
     return "iqm" if tasks > 1 else "mean"
 
 
-def common_span(setting: Setting, x: str, y: str) -> tuple[float, float] | None:
-    """Where all runs of a setting have values; None if there is no such part."""
-    curves = [run_curve(run, x, y)[0] for run in setting.runs]
+def common_span(runs: Sequence[RunCurves], x: str, y: str) -> tuple[float, float] | None:
+    """Where all runs that have a metric have values; None if there is no such part."""
+    curves = [run_curve(run, x, y)[0] for run in runs]
     curves = [xs for xs in curves if len(xs)]
     if not curves:
         return None
     start, end = max(xs[0] for xs in curves), min(xs[-1] for xs in curves)
-    return (float(start), float(end)) if start < end else None
+    return (float(start), float(end)) if start <= end else None
 
 
 def observed_ranges(settings: Sequence[Setting], y: str, smooth: int = 1) -> Ranges:
@@ -247,12 +281,33 @@ def parse_ranges(given: Sequence[str]) -> Ranges:
     return found
 
 
+def is_scaled(settings: Sequence[Setting], y: str) -> bool:
+    """Whether a metric is a return, and any setting has several tasks."""
+    return is_return(y) and any(len(setting.tasks) > 1 for setting in settings)
+
+
 def ranges_of(settings: Sequence[Setting], y: str, given: Ranges, smooth: int = 1) -> Ranges | None:
-    """The ranges by which a metric is scaled, if any setting has several tasks and the metric is a
-    return: those given, and the observed ones of other tasks."""
-    if not is_return(y) or all(len(setting.tasks) == 1 for setting in settings):
+    """The ranges by which a metric is scaled: those given, and the observed ones of other tasks;
+    None if it is not scaled."""
+    if not is_scaled(settings, y):
         return None
     return {**observed_ranges(settings, y, smooth), **given}
+
+
+def check_ranges(settings: Sequence[Setting], metrics: Sequence[str], given: Ranges) -> None:
+    """Raise UserError for ranges that scale none of the metrics, or an unknown environment."""
+    if given and not any(is_scaled(settings, metric) for metric in metrics):
+        raise UserError(
+            f"--range {next(iter(given))} has no effect: only returns are scaled, and only where a "
+            "folder contains runs of several environments; leave it out"
+        )
+    known = dict.fromkeys(task for setting in settings for task in setting.tasks)
+    for task in given:
+        if task not in known:
+            raise UserError(
+                f"--range {task} is not an environment of these runs; give one of: "
+                + ", ".join(known)
+            )
 
 
 def check_metric(settings: Sequence[Setting], y: str) -> None:
@@ -260,21 +315,19 @@ def check_metric(settings: Sequence[Setting], y: str) -> None:
     known: dict[str, None] = {}
     for setting in settings:
         for run in setting.runs:
-            for line in run.metrics:
-                if finite(_at(line, y)) is not None:
-                    return
-            known |= dict.fromkeys(path for line in run.metrics[-1:] for path, _ in scalars(line))
+            if any(finite(_at(line, y)) is not None for line in _lines_of(run, y)):
+                return
+            last = [(line, False) for line in run.metrics[-1:]]
+            last += [(line, True) for line in _lines_of(run, EVALUATION)[-1:]]
+            for line, evaluated in last:
+                names = (path for path, _ in scalars(line) if is_evaluation(path) == evaluated)
+                known |= dict.fromkeys(names)
     close = get_close_matches(y, known, n=1, cutoff=0.0)
     nearest = f"; the nearest name is {close[0]}" if close else ""
     raise UserError(
         f"--metric {y} is in none of the runs{nearest}; give a name from {METRICS}, such as "
         f"{RETURN} or ledger/compute"
     )
-
-
-def mean_return(evaluation: Mapping[str, Any]) -> Any:
-    """The mean return of a line of `evaluations.jsonl`."""
-    return _at(evaluation, "return/mean")
 
 
 def _at(line: Mapping[str, Any], path: str) -> Any:
@@ -293,13 +346,18 @@ def _at(line: Mapping[str, Any], path: str) -> Any:
 
 
 def _setting(folder: Path) -> Setting:
-    runs = [load_run(path) for path in _members(folder)]
-    if not runs:
+    members = _members(folder)
+    if not members:
         raise UserError(f"{folder} has no {METRICS}, so there is nothing to show; name a run")
-    runs = [run for run in runs if run.metrics]
-    if not runs:
+    runs = [run for run in map(load_run, members) if run.metrics]
+    if not runs and any(state(path) == "running" for path in members):
         raise UserError(f"{folder} contains no measurement yet; try again in a moment")
-    setting = Setting(str(folder), runs)
+    if not runs:
+        raise UserError(
+            f"{folder} contains no measurement, and it is not in progress; see its folder logs for "
+            "the reason, and name another run"
+        )
+    [setting] = _with_tasks([Setting(str(folder), runs)])
     algorithms = sorted({str(run.options.get("algo.name")) for run in runs})
     if len(algorithms) > 1:
         raise UserError(
@@ -338,6 +396,32 @@ def _are_seeds(known: Setting, new: Setting) -> bool:
     return alike and len({*map(str, seeds)}) == len(seeds)
 
 
-def _task_identity(run: RunCurves) -> str:
-    own = {key: value for key, value in run.options.items() if key.startswith(TASK)}
-    return json.dumps(own, sort_keys=True, default=str)
+def _with_tasks(settings: Sequence[Setting]) -> list[Setting]:
+    """The settings, with the options in which environments of one id differ within a setting as a
+    part of their names, such as `penstock/MinAtar-v0 game=asterix`."""
+    forms: dict[str, set[str]] = {}
+    for setting in settings:
+        same: dict[str, list[RunCurves]] = {}
+        for run in setting.runs:
+            same.setdefault(run.env_id, []).append(run)
+        for env_id, runs in same.items():
+            own = {key for key in _differing(runs) if key.startswith(FORM)}
+            forms.setdefault(env_id, set()).update(own)
+    return [
+        Setting(
+            setting.name,
+            [replace(run, task=_task(run, sorted(forms[run.env_id]))) for run in setting.runs],
+        )
+        for setting in settings
+    ]
+
+
+def _task(run: RunCurves, options: Sequence[str]) -> str:
+    """The name of the environment with some of its options."""
+    parts = [run.env_id]
+    for key in options:
+        value = run.options.get(key)
+        if value not in (None, {}, []):
+            text = value if isinstance(value, str) else json.dumps(value, default=str)
+            parts.append(f"{key.removeprefix('env.').removeprefix('kwargs.')}={text}")
+    return " ".join(parts)

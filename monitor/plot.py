@@ -15,21 +15,27 @@ import numpy as np
 
 from penstock.configs.errors import UserError
 from penstock.monitor.curves import (
+    EVALUATED,
+    EVALUATED_RETURN,
     RETURN,
+    Curve,
     Ranges,
     Setting,
     band,
     check_metric,
+    check_ranges,
     common_span,
     curve,
     default_statistic,
+    is_evaluation,
+    is_scaled,
     load,
-    mean_return,
     parse_ranges,
     ranges_of,
     run_curve,
     strata,
 )
+from penstock.monitor.intervals import Floats
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -48,8 +54,9 @@ LABELS = {
     "grad_norm": "gradient norm",
     "kl": "KL divergence",
 }
-EVALUATED = {"env_steps": "trained_steps", "time_s": "time_s"}
 GRID = 300  # points of a band
+MOST_POINTS = 2000  # of a line
+DOTS = {"marker": "o", "markersize": 3.5}
 # Okabe and Ito's colours, which readers with any form of colour blindness tell apart, without the
 # yellow, which is too light for lines; further lines repeat them with other dashes.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
@@ -91,6 +98,7 @@ def plot(
         check_metric(settings, name)
     path = Path(out) if out else (Path(folders[0]) if len(folders) == 1 else Path()) / "plot.png"
     panels = metrics or PANELS
+    check_ranges(settings, panels, given)
     columns = [by] if by else (["steps"] if metrics else list(AXES))
     height = 4.0 if len(panels) == 1 else 2.6
     figure = make(figsize=(6.4 * len(columns), height * len(panels) + 0.4), layout="constrained")
@@ -102,7 +110,9 @@ def plot(
             row[0].set_ylabel(y_label(name, scaled=scales is not None), fontsize=9)
     for column, cell in zip(columns, cells[-1], strict=True):
         label_x(cell, AXES[column])
-    dots = RETURN in panels and any(run.evaluations for s in settings for run in s.runs)
+    of_evaluations = [name for name in panels if name == RETURN or is_evaluation(name)]
+    dots = not all(is_scaled(settings, name) for name in of_evaluations)
+    dots &= any(run.evaluations for setting in settings for run in setting.runs)
     _explain(figure, settings, statistic, smooth, dots=dots)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -138,9 +148,8 @@ def draw(
         _draw_lines(cell, setting, x, y, smooth, statistic, scales, style)
         if y == RETURN and scales is None:
             for run in setting.runs:
-                means = [{**line, y: mean_return(line)} for line in run.evaluations]
-                xs, ys = curve(means, EVALUATED[x], y)
-                cell.plot(xs, ys, "o", color=style["color"], markersize=3.5)
+                found = thinned(*curve(run.evaluations, EVALUATED[x], EVALUATED_RETURN))
+                cell.plot(*found, color=style["color"], **DOTS, linestyle="")
     cell.grid(True, linewidth=0.4, alpha=0.5)
     cell.spines[["top", "right"]].set_visible(False)
     cell.tick_params(labelsize=8)
@@ -157,26 +166,45 @@ def _draw_lines(
     scales: Ranges | None,
     style: Mapping[str, str],
 ) -> None:
-    """The line of a setting with its band, over those of single runs if they are of one task."""
-    label = text(setting.label)
-    curves = [run_curve(run, x, y, smooth) for run in setting.runs]
-    curves = [found for found in curves if len(found[0])]
+    """The line of a setting with its band, over those of single runs if they are of one task or
+    have no common part."""
+    runs = [run for run in setting.runs if len(run_curve(run, x, y)[0])]
+    curves = [thinned(*run_curve(run, x, y, smooth, scales)) for run in runs]
+    label = text(setting.label(len(runs)))
     if len(curves) == 1 and scales is None:
         if smooth > 1:
-            cell.plot(*run_curve(setting.runs[0], x, y), color=style["color"], lw=0.6, alpha=0.35)
-        cell.plot(*curves[0], linewidth=1.4, label=label, **style)
+            single = thinned(*run_curve(runs[0], x, y))
+            cell.plot(*single, color=style["color"], lw=0.6, alpha=0.35)
+        cell.plot(*curves[0], linewidth=1.4, label=label, **style, **_marks(curves[0][0], y))
         return
-    if scales is None:
+    span = common_span(runs, x, y)
+    if span is not None and span[0] == span[1]:  # one point has no line
+        span = None
+    if scales is None or span is None:
+        thin = {"color": style["color"], "linewidth": 0.6, "alpha": 0.3 if span else 1.0}
         for xs, ys in curves:
-            cell.plot(xs, ys, color=style["color"], linewidth=0.6, alpha=0.3)
-    span = common_span(setting, x, y)
+            cell.plot(xs, ys, **thin, **_marks(xs, y))
     if span is None:  # also of no run, so that the legend has all
         cell.plot([], [], label=label, **style)
         return
     places = np.linspace(*span, GRID)
-    found = band(strata(setting, places, x, y, smooth, scales), places, statistic)
+    chosen = statistic or default_statistic(len(setting.tasks))
+    found = band(strata(setting, places, x, y, smooth, scales), places, chosen)
     cell.plot(places, found.middle, linewidth=1.8, label=label, **style)
     cell.fill_between(places, found.low, found.high, color=style["color"], alpha=0.2, linewidth=0)
+
+
+def _marks(xs: Floats, y: str) -> Mapping[str, Any]:
+    """The marker of each point: evaluations are few, and a line of one point is invisible."""
+    return DOTS if is_evaluation(y) or len(xs) == 1 else {}
+
+
+def thinned(xs: Floats, ys: Floats) -> Curve:
+    """At most `MOST_POINTS` points of a curve, equally spaced, with the first and the last."""
+    if len(xs) <= MOST_POINTS:
+        return xs, ys
+    kept = np.linspace(0, len(xs) - 1, MOST_POINTS).round().astype(int)
+    return xs[kept], ys[kept]
 
 
 def colour(index: int) -> str:
@@ -235,12 +263,13 @@ def _explain(
     parts += ["band: 95 % bootstrap interval"] if several else []
     parts += ["dots: evaluations"] if dots else []
     parts += [f"smoothed over {smooth} measurements"] if smooth > 1 else []
-    handles, labels = figure.axes[0].get_legend_handles_labels()
+    names_of = [zip(*cell.get_legend_handles_labels(), strict=True) for cell in figure.axes]
+    lines = {label: line for found in names_of for line, label in found}  # also of single panels
     figure.legend(
-        handles,
-        labels,
+        lines.values(),
+        lines.keys(),
         loc="outside lower center",
-        ncols=1 if max(map(len, labels), default=0) > 30 else min(3, max(1, len(labels))),
+        ncols=1 if max(map(len, lines), default=0) > 30 else min(3, max(1, len(lines))),
         fontsize=8,
         frameon=False,
         title="; ".join(parts) or None,

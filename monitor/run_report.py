@@ -17,6 +17,7 @@ from jinja2 import Environment, StrictUndefined
 
 from penstock.configs.errors import UserError
 from penstock.configs.load import dump, resolve_target
+from penstock.configs.transports import TRANSPORTS
 from penstock.configs.yaml_text import parse
 from penstock.core.files import write_atomic
 from penstock.core.formatting import clock, count, finite, number
@@ -27,7 +28,7 @@ from penstock.monitor.curves import RETURN, RunCurves, Setting, flat, load_run, 
 from penstock.monitor.events import EVENTS
 from penstock.monitor.figures import figures
 from penstock.monitor.metric_groups import FALLBACK, GROUPS, group, scalars
-from penstock.monitor.record import METRICS, SUMMARY, lines
+from penstock.monitor.record import METRICS, SUMMARY, Lines, lines
 
 PAGE = "report.html"
 PROFILE = "profile.json"  # beside a report.html of `penstock profile`
@@ -118,6 +119,8 @@ def page(folder: Path) -> str:
         summary=_summary(run, ended, folder),
         charts=list(charts(run)) if run.metrics else [],
         evaluations=evaluations(run),
+        why_none=why_no_evaluation(run, folder),
+        running=runs.state(folder) == "running",
         shown=MOST_EVALUATIONS,
         played=len(run.evaluations),
         video=video(folder),
@@ -210,13 +213,14 @@ def _draw_ledger(cell: Any, run: RunCurves, parts: Sequence[str]) -> None:
         xs, ys = run_curve(run, "env_steps", part)
         if len(ys) and ys.max() >= LEAST_SHARE:
             name = part.partition("/")[2]
-            cell.plot(xs, ys, color=plot.colour(len(cell.lines)), lw=1.4, label=plot.text(name))
+            colour = plot.colour(len(cell.lines))
+            cell.plot(*plot.thinned(xs, ys), color=colour, lw=1.4, label=plot.text(name))
     plot.draw(cell, [], "env_steps", alone.name)
     cell.legend(fontsize=7, frameon=False)
 
 
 def evaluations(run: RunCurves) -> ReportTable | None:
-    """Every number of the evaluations, by its path; None if the run has none."""
+    """Every figure of the evaluations, by its path; None if the run has none."""
     found = run.evaluations
     if not found:
         return None
@@ -226,13 +230,44 @@ def evaluations(run: RunCurves) -> ReportTable | None:
     flattened = []
     for line in found:
         figures = {key: value for key, value in line.items() if key != "env"}
-        row = {path: number(value) for path, value in scalars(figures)}
-        row |= {k: "yes" if v else "no" for k, v in figures.items() if isinstance(v, bool)}
+        row = {}
+        for name, value in flat(figures):
+            path = name.replace(".", "/")
+            if isinstance(value, bool):
+                row[path] = "yes" if value else "no"
+            elif isinstance(value, str):
+                row[path] = value
+            elif (known := finite(value)) is not None:
+                row[path] = number(known)
         if (seconds := finite(line.get("time_s"))) is not None:
             row["time_s"] = f"{seconds:.1f}" if seconds < 60 else clock(seconds)
         flattened.append(row)
     columns = list(dict.fromkeys(name for row in flattened for name in row))
     return ReportTable(columns, [[row.get(name, "-") for name in columns] for row in flattened])
+
+
+def why_no_evaluation(run: RunCurves, folder: Path) -> str:
+    """The reason why a run has no evaluation, by its options and the evaluator's last note."""
+    every_steps, every_s, share, transport = (
+        run.options.get(name)
+        for name in ("eval.every_steps", "eval.every_s", "eval.share", "transport.kind")
+    )
+    trained = next((finite(line.get("trained_steps")) for line in reversed(run.metrics)), None)
+    if every_s is not None:
+        reason = f"They are due every eval.every_s = {every_s} seconds."
+    elif every_steps is None:
+        reason = "eval.every_steps=100000 evaluates the weights at every 100,000 trained steps."
+    elif TRANSPORTS.one_process(str(transport)):
+        reason = f"With transport.kind={transport} only eval.every_s enables them."
+    else:
+        reason = (
+            f"They are due every eval.every_steps = {every_steps} trained steps, or further apart "
+            f"where they would take more than eval.share = {share} of a core; the run has "
+            f"{count(trained)}. eval.share=null sets no limit."
+        )
+    found = [line for line in _events(folder) if line.get("kind") == "note"]
+    notes = [line.get("text") for line in found if str(line.get("role")).startswith("evaluator")]
+    return " ".join(["None.", reason, *(f"Note: {text}." for text in notes[-1:])])
 
 
 def video(folder: Path) -> Video | None:
@@ -300,10 +335,13 @@ def accounting(ended: Mapping[str, Any]) -> list[tuple[str, str]]:
 def events(folder: Path) -> list[tuple[str, str]]:
     """How many events of each kind a run has had."""
     totals: Counter[str] = Counter()
-    for name in (f"{EVENTS}.1", EVENTS):
-        for line in lines(folder / "logs" / name):
-            totals[str(line.get("kind"))] += int(finite(line.get("count")) or 1)
+    for line in _events(folder):
+        totals[str(line.get("kind"))] += int(finite(line.get("count")) or 1)
     return [(kind, count(number_of)) for kind, number_of in totals.most_common()]
+
+
+def _events(folder: Path) -> Lines:
+    return [line for name in (f"{EVENTS}.1", EVENTS) for line in lines(folder / "logs" / name)]
 
 
 def _data_uri(kind: str, data: bytes) -> str:

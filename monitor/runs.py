@@ -54,7 +54,7 @@ def row(run_dir: Path) -> Row:
         "run_dir": str(run_dir),
         "game": _at(config, "env", "id"),
         "algorithm": _at(config, "algo", "name"),
-        "state": _state(run_dir, summary),
+        "state": state(run_dir),
         "env_steps": finite(last.get("env_steps")),
         "return_last": finite(last.get("episode_return_mean")),
         "return_best": finite(last.get("eval_return_best", found and found.mean)),
@@ -86,13 +86,13 @@ def _cells(found: Row) -> list[str]:
     return [*texts, count(found["env_steps"]), *returns, clock(found["seconds"]), began]
 
 
-def _state(run_dir: Path, summary: Row) -> str:
+def state(run_dir: Path) -> str:
     """State of a run: running, ended (by one of its limits), stopped (by the user) or died."""
     living = _json(run_dir / SUPERVISOR_FILE)
     if living:
         here = living.get("host") in (None, socket.gethostname())
         return "running" if not here or _answers(str(living.get("socket"))) else "died"
-    return STATES.get(str(summary.get("exit_reason")), "died")
+    return STATES.get(str(_json(run_dir / "summary.json").get("exit_reason")), "died")
 
 
 def _answers(path: str) -> bool:

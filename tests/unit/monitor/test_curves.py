@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import socket
 from pathlib import Path
 
 import numpy as np
@@ -11,17 +13,19 @@ from penstock.configs.errors import UserError
 from penstock.monitor.curves import (
     RETURN,
     band,
+    check_ranges,
     common_span,
     curve,
     load,
     observed_ranges,
     parse_ranges,
     ranges_of,
+    run_curve,
     smoothed,
     strata,
     whole,
 )
-from penstock.monitor.record import Lines
+from penstock.monitor.record import EVALUATIONS, METRICS, Lines
 from run_folders import make_run
 
 
@@ -45,9 +49,11 @@ def test_a_curve_of_a_nested_figure() -> None:
         assert len(curve([line], "x", missing)[1]) == 0
 
 
-def test_a_long_curve_is_thinned() -> None:
-    xs, _ = curve([{"x": i, "y": i} for i in range(10_000)], "x", "y")
-    assert xs.tolist() == list(range(0, 10_000, 5))
+def test_a_long_curve_has_all_its_points() -> None:
+    lines: Lines = [{"env_steps": i, RETURN: float(i == 4_998)} for i in range(5_000)]
+    xs, ys = curve(lines, "env_steps", RETURN)
+    assert xs.tolist() == list(range(5_000))
+    assert smoothed(ys, 2)[-3:].tolist() == [0, 0.5, 0.5], "the means of two measurements"
 
 
 def test_intervals_that_were_cut_short_are_left_out() -> None:
@@ -55,13 +61,42 @@ def test_intervals_that_were_cut_short_are_left_out() -> None:
     assert whole(lines) == lines[:3]
     thinned = [{"time_s": at_s, "interval_s": 1.0} for at_s in (1.0, 2.0, 300.0, 400.0)]
     assert whole([*thinned, {"time_s": 480.0, "interval_s": 0.01}]) == thinned
+    assert whole([]) == []
+
+
+def test_a_resume_with_shorter_intervals_hides_nothing() -> None:
+    lengths = [10.0] * 30 + [0.2, 0.0, *[1.0] * 25, 0.3]  # 0.2 and 0.3: stopped; 0: resumed
+    lines = [{"time_s": i, "interval_s": length} for i, length in enumerate(lengths)]
+    assert [line["time_s"] for line in whole(lines)] == [*range(30), *range(32, 57)]
 
 
 def test_smoothing_is_the_mean_of_a_point_and_those_before() -> None:
     values = np.array([1.0, 3.0, 8.0, 4.0])
     assert smoothed(values, 1).tolist() == [1, 3, 8, 4]
     assert smoothed(values, 2).tolist() == [1, 2, 5.5, 6]
+    assert smoothed(values, 4).tolist() == [1, 2, 4, 4]
     assert smoothed(values, 9).tolist() == [1, 2, 4, 4]
+    assert smoothed(np.array([]), 2).tolist() == []
+
+
+def test_a_spike_changes_only_the_means_that_contain_it() -> None:
+    values = np.array([1.0, 1e17, 1.0, 2.0, 4.0])
+    assert smoothed(values, 2).tolist() == [1, 5e16, 5e16, 1.5, 3]
+
+
+def test_a_figure_of_an_evaluation_is_at_the_evaluated_weights(tmp_path: Path) -> None:
+    # The result of the weights at 100 steps arrives with the measurement at 300.
+    folder = make_run(tmp_path / "run", [1.0, 2.0, 3.0, 4.0], evaluated={100: 5.0})
+    lines = [json.loads(line) for line in (folder / METRICS).read_text().splitlines()]
+    lines[-1]["eval_return_mean"] = 6.0
+    (folder / METRICS).write_text("".join(json.dumps(line) + "\n" for line in lines))
+    with (folder / EVALUATIONS).open("a") as file:
+        file.write('{"trained_steps": 200, "time_s": 2, "return": 1}\n{"trained_steps": 300}\n')
+    [[run]] = [setting.runs for setting in load([str(folder)])]
+    for x, place in (("env_steps", 100.0), ("time_s", 1.0)):
+        xs, ys = run_curve(run, x, "eval_return_mean")
+        assert (xs.tolist(), ys.tolist()) == ([place], [6.0]), "the mean of returns 5 and 7"
+    assert run_curve(run, "env_steps", "eval_trained_steps")[1].tolist() == [100.0]
 
 
 def test_runs_that_differ_in_their_seed_only_are_one_setting(tmp_path: Path) -> None:
@@ -75,7 +110,7 @@ def test_runs_that_differ_in_their_seed_only_are_one_setting(tmp_path: Path) -> 
     assert [[run.folder.name for run in setting.runs] for setting in found] == [
         ["a", "c"], ["b"], ["again"],
     ]  # fmt: skip
-    assert [setting.label for setting in found] == [
+    assert [setting.label(len(setting.runs)) for setting in found] == [
         f"{tmp_path / 'a'}, … (2 seeds)", str(folders[1]), str(folders[3]),
     ]  # fmt: skip
 
@@ -85,7 +120,8 @@ def test_a_group_of_seeds_is_in_their_order(tmp_path: Path) -> None:
         make_run(tmp_path / "group" / f"seed-{seed}", [float(seed)], f"run.seed={seed}")
     [group] = load([str(tmp_path / "group")])
     assert [run.metrics[0][RETURN] for run in group.runs] == [2.0, 10.0]
-    assert group.label == f"{tmp_path / 'group'} (2 seeds)"
+    assert group.label(2) == f"{tmp_path / 'group'} (2 seeds)"
+    assert group.label(1) == f"{tmp_path / 'group'} (1 of 2 seeds)"
 
 
 def suite(folder: Path) -> Path:
@@ -101,7 +137,7 @@ def test_runs_of_several_environments_are_one_setting_of_several_tasks(tmp_path:
     assert {task: len(runs) for task, runs in setting.tasks.items()} == {
         "Acrobot-v1": 1, "CartPole-v1": 2,
     }  # fmt: skip
-    assert setting.label.endswith("(3 runs, 2 environments)")
+    assert setting.label(3).endswith("(3 runs, 2 environments)")
     assert observed_ranges([setting], RETURN) == {
         "Acrobot-v1": (-500.0, -100.0), "CartPole-v1": (0.0, 20.0),
     }  # fmt: skip
@@ -115,11 +151,26 @@ def test_runs_of_several_environments_are_one_setting_of_several_tasks(tmp_path:
 
 
 def test_forms_of_one_environment_are_tasks_of_their_own(tmp_path: Path) -> None:
-    for level in (1, 2):
-        options = (f"env.kwargs={{obs_shape: [{level}]}}",)
-        make_run(tmp_path / f"level-{level}", [1.0], *options, target="synthetic")
-    [setting] = load([str(tmp_path)])
-    assert len(setting.tasks) == 2
+    for level, algorithm in ((1, "impala"), (2, "impala"), (1, "ppo")):
+        options = (f"env.kwargs={{max_episode_steps: 9, level: {level}}}", f"algo.name={algorithm}")
+        make_run(tmp_path / algorithm / f"level-{level}", [1.0], *options)
+    both, one = load([str(tmp_path / "impala"), str(tmp_path / "ppo")])
+    assert [*both.tasks] == ["CartPole-v1 level=1", "CartPole-v1 level=2"]
+    assert [*one.tasks] == ["CartPole-v1 level=1"], "the same name in every setting"
+    assert [*load([str(tmp_path / "ppo")])[0].tasks] == ["CartPole-v1"]
+
+
+def test_a_range_without_an_effect_is_refused(tmp_path: Path) -> None:
+    settings = load([str(suite(tmp_path / "impala"))])
+    check_ranges(settings, ["grad_norm", RETURN], {"Acrobot-v1": (0.0, 1.0)})
+    check_ranges(settings, ["grad_norm"], {})
+    with pytest.raises(UserError, match=r"Pong is not .*; give one of: Acrobot-v1, CartPole-v1"):
+        check_ranges(settings, [RETURN], {"Pong": (0.0, 1.0)})
+    with pytest.raises(UserError, match=r"Acrobot-v1 has no effect: only returns .*; leave it out"):
+        check_ranges(settings, ["grad_norm"], {"Acrobot-v1": (0.0, 1.0)})
+    alone = load([str(tmp_path / "impala" / "cartpole")])
+    with pytest.raises(UserError, match=r"CartPole-v1 has no effect"):
+        check_ranges(alone, [RETURN], {"CartPole-v1": (0.0, 1.0)})
 
 
 def test_a_folder_of_different_settings_is_refused(tmp_path: Path) -> None:
@@ -137,7 +188,16 @@ def test_a_folder_that_is_no_run_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"has no metrics.jsonl, .* name a run"):
         load([str(tmp_path)])
     (tmp_path / "metrics.jsonl").touch()
-    with pytest.raises(UserError, match="contains no measurement yet"):
+    with pytest.raises(UserError, match="contains no measurement, and it is not in progress; see"):
+        load([str(tmp_path)])
+    about = {"host": socket.gethostname(), "socket": f"{tmp_path}/s"}
+    (tmp_path / "supervisor.json").write_text(json.dumps(about))
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(about["socket"])
+        listener.listen()
+        with pytest.raises(UserError, match="contains no measurement yet; try again in a moment"):
+            load([str(tmp_path)])
+    with pytest.raises(UserError, match="it is not in progress"):  # it died
         load([str(tmp_path)])
 
 
@@ -154,21 +214,23 @@ def test_a_band_goes_as_far_as_all_runs_go(tmp_path: Path) -> None:
     make_run(tmp_path / "seed-0", [0.0, 1.0, 2.0, 3.0], "run.seed=0")
     make_run(tmp_path / "seed-1", [None, 5.0, 6.0], "run.seed=1")  # four more than the first
     [group] = load([str(tmp_path)])
-    assert common_span(group, "env_steps", RETURN) == (100.0, 200.0)
+    assert common_span(group.runs, "env_steps", RETURN) == (100.0, 200.0)
     places = np.array([100.0, 150.0, 200.0])
     found = band(strata(group, places, "env_steps", RETURN), places)
     assert found.middle.tolist() == [3.0, 3.5, 4.0]
     assert (found.low.tolist(), found.high.tolist()) == ([1.0, 1.5, 2.0], [5.0, 5.5, 6.0])
     [beyond] = strata(group, np.array([300.0]), "env_steps", RETURN)
     assert np.isnan(beyond).tolist() == [[False], [True]]
+    [before] = strata(group, np.array([50.0]), "env_steps", RETURN)
+    assert np.isnan(before).tolist() == [[False], [True]], "its first episode ended by 100"
 
 
 def test_runs_without_a_common_part_have_no_span(tmp_path: Path) -> None:
     make_run(tmp_path / "seed-0", [0.0, 1.0], "run.seed=0")
     make_run(tmp_path / "seed-1", [None, None, 1.0, 2.0], "run.seed=1")
     [group] = load([str(tmp_path)])
-    assert common_span(group, "env_steps", RETURN) is None
-    assert common_span(group, "env_steps", "nothing") is None
+    assert common_span(group.runs, "env_steps", RETURN) is None
+    assert common_span(group.runs, "env_steps", "nothing") is None
 
 
 def test_over_several_tasks_the_line_is_the_interquartile_mean() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from pathlib import Path
 
@@ -9,7 +10,7 @@ import pytest
 
 from penstock.configs.errors import UserError
 from penstock.monitor.curves import RETURN, load
-from penstock.monitor.plot import COLOURS, draw, label_x, plot, text, units
+from penstock.monitor.plot import COLOURS, MOST_POINTS, draw, label_x, plot, text, units
 from run_folders import make_run
 
 
@@ -44,6 +45,11 @@ def test_a_metric_that_no_run_has_is_refused_with_the_nearest_name(tmp_path: Pat
     folder = make_run(tmp_path / "run", [1.0, 2.0])
     with pytest.raises(UserError, match=r"--metric grad_nrm is in none .* name is grad_norm"):
         plot([str(folder)], None, None, ["grad_nrm"])
+    lines = (folder / "metrics.jsonl").read_text().splitlines()
+    last = json.loads(lines[-1]) | {"eval_return_mean": 1.0}
+    (folder / "metrics.jsonl").write_text("".join(f"{x}\n" for x in [*lines, json.dumps(last)]))
+    with pytest.raises(UserError, match=r"eval_return_mean is in none .* is episode_return_mean"):
+        plot([str(folder)], None, None, ["eval_return_mean"])
 
 
 def test_a_group_is_a_line_with_a_band_over_its_runs(tmp_path: Path) -> None:
@@ -60,6 +66,22 @@ def test_a_group_is_a_line_with_a_band_over_its_runs(tmp_path: Path) -> None:
     [band] = cell.collections
     ends = band.get_paths()[0].vertices
     assert {10.0, 20.0} <= {float(y) for x, y in ends if x == 100.0}
+
+
+def test_a_label_has_the_number_of_runs_that_are_drawn(tmp_path: Path) -> None:
+    for seed, returns in ((0, [None, None]), (1, [1.0, 2.0])):
+        make_run(tmp_path / "group" / f"seed-{seed}", returns, f"run.seed={seed}")
+    figure = pytest.importorskip("matplotlib.figure").Figure()
+    cell = figure.subplots()
+    draw(cell, load([str(tmp_path / "group")]), "env_steps", RETURN, smooth=2)
+    single, means, *_ = cell.lines
+    assert means.get_label() == f"{tmp_path / 'group'} (1 of 2 seeds)"
+    assert (single.get_ydata().tolist(), means.get_ydata().tolist()) == ([1, 2], [1, 1.5])
+    names = ["grad_norm", RETURN]
+    path = plot([str(tmp_path / "group")], str(tmp_path / "p.svg"), None, names)
+    shown = path.read_text(encoding="utf-8")
+    assert "(2 seeds)" in shown
+    assert "(1 of 2 seeds)" in shown, "in the second panel"
 
 
 def test_more_settings_than_colours_differ_in_their_dashes(tmp_path: Path) -> None:
@@ -94,6 +116,43 @@ def test_evaluations_that_were_lost_leave_no_dots(tmp_path: Path) -> None:
         assert dots.get_ydata().tolist() == [1, 4, 5]
 
 
+def test_a_long_line_is_thinned_only_when_it_is_drawn(tmp_path: Path) -> None:
+    figure = pytest.importorskip("matplotlib.figure").Figure()
+    folder = make_run(tmp_path / "run", [0.0])
+    lines = [{"env_steps": i, "time_s": i, RETURN: float(i % 2)} for i in range(5_000)]
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    cell = figure.subplots()
+    draw(cell, load([str(folder)]), "env_steps", RETURN, smooth=2)
+    single, means, _ = cell.lines
+    assert len(single.get_xdata()) == len(means.get_xdata()) == MOST_POINTS
+    assert (means.get_xdata()[0], means.get_xdata()[-1]) == (0, 4_999)
+    assert {*means.get_ydata()[1:]} == {0.5}, "each is the mean of a 0 and a 1"
+
+
+def test_single_evaluations_of_several_seeds_are_dots(tmp_path: Path) -> None:
+    figure = pytest.importorskip("matplotlib.figure").Figure()
+    for seed, at in ((0, 100), (1, 200)):
+        folder = tmp_path / "group" / f"seed-{seed}"
+        make_run(folder, [1.0, 2.0, 3.0], f"run.seed={seed}", evaluated={at: 5.0})
+    cell = figure.subplots()
+    draw(cell, load([str(tmp_path / "group")]), "env_steps", "eval_return_mean")
+    dots = [line for line in cell.lines if len(line.get_xdata())]
+    assert [line.get_xdata().tolist() for line in dots] == [[100.0], [200.0]]
+    assert [line.get_ydata().tolist() for line in dots] == [[6.0], [6.0]], "of returns 5 and 7"
+    assert {(line.get_marker(), line.get_alpha()) for line in dots} == {("o", 1.0)}
+
+
+def test_scaled_runs_without_a_common_part_are_drawn_each(tmp_path: Path) -> None:
+    figure = pytest.importorskip("matplotlib.figure").Figure()
+    make_run(tmp_path / "suite" / "a", [1.0], evaluated={100: 4.0})  # of returns 4 and 6
+    make_run(tmp_path / "suite" / "b", [1.0], "env.id=Acrobot-v1", evaluated={200: 7.0})
+    cell = figure.subplots()
+    scales = {"CartPole-v1": (0.0, 10.0), "Acrobot-v1": (0.0, 16.0)}
+    settings = load([str(tmp_path / "suite")])
+    draw(cell, settings, "env_steps", "eval_return_mean", scales=scales)
+    assert [line.get_ydata().tolist() for line in cell.lines[:2]] == [[0.5], [0.5]]
+
+
 def test_tasks_are_scaled_before_they_are_combined(tmp_path: Path) -> None:
     figure = pytest.importorskip("matplotlib.figure").Figure()
     for name, options, returns in (
@@ -105,7 +164,10 @@ def test_tasks_are_scaled_before_they_are_combined(tmp_path: Path) -> None:
     draw(cell, load([str(tmp_path / "suite")]), "env_steps", RETURN, scales=scales)
     [line] = cell.lines
     assert [line.get_ydata()[0], line.get_ydata()[-1]] == [0.0, 0.75]
+    with (tmp_path / "suite" / "a" / "evaluations.jsonl").open("a") as file:
+        file.write('{"trained_steps": 50, "time_s": 1, "return": {"mean": 1}}\n')
     path = plot([str(tmp_path / "suite")], str(tmp_path / "p.svg"), None, [RETURN])
+    assert "dots: evaluations" not in path.read_text(encoding="utf-8")
     assert "scaled by environment" in path.read_text(encoding="utf-8")
     assert "interquartile mean" in path.read_text(encoding="utf-8")
 

@@ -129,7 +129,43 @@ def test_a_run_in_progress_and_one_of_an_older_version_have_a_page(tmp_path: Pat
     assert "The base of this config is unknown" in html
     assert "Known when the run has ended" in html
     assert "100 steps" not in html
-    assert "None; a run evaluates as it trains with eval.every_s=60." in html
+    assert "None. eval.every_steps=100000 evaluates the weights at every 100,000" in html
+    assert "Dots are evaluations" not in html
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        ((), "None. They are due every eval.every_steps = 100000 trained steps, or further apart "
+         "where they would take more than eval.share = 0.05 of a core; the run has 100."),
+        (("eval.every_s=60",), "None. They are due every eval.every_s = 60.0 seconds."),
+        (("eval.every_steps=null",), "None. eval.every_steps=100000 evaluates the weights"),
+        (("transport.kind=inproc",), "With transport.kind=inproc only eval.every_s enables them."),
+    ],
+)  # fmt: skip
+def test_a_page_without_evaluations_has_the_reason(
+    tmp_path: Path, options: tuple[str, ...], reason: str
+) -> None:
+    folder = make_run(tmp_path / "run", [1.0, 2.0], *options)
+    assert reason in page(folder)
+    with (folder / "logs" / "events.jsonl").open("a") as file:
+        for role, text in (("evaluator-0", "they lie far apart"), ("learner-0", "it is ready")):
+            file.write(json.dumps({"kind": "note", "role": role, "text": text}) + "\n")
+    assert "Note: they lie far apart.</p>" in page(folder)
+
+
+def test_an_evaluation_has_its_way_to_play_and_what_it_confirmed(tmp_path: Path) -> None:
+    folder = make_run(tmp_path / "run", [1.0, 2.0])
+    line = {
+        "play": "greedy", "best": True, "closing": {"solved": False, "estimate": {"mean": 2.5}},
+        "env": {"id": "CartPole-v1"},
+    }  # fmt: skip
+    (folder / "evaluations.jsonl").write_text(json.dumps(line) + "\n")
+    table = run_report.evaluations(load_run(folder))
+    assert table is not None
+    assert table.columns == ["play", "best", "closing/solved", "closing/estimate/mean"]
+    assert table.rows == [["greedy", "yes", "no", "2.5"]]
+    assert "Dots are evaluations" in page(folder)
 
 
 def test_many_evaluations_are_thinned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -161,6 +197,11 @@ def test_damaged_files_have_a_page(tmp_path: Path, text: str) -> None:
         file.write('{"env_steps": 300, "time_s": 3, "grad_norm": [1], "kl": 1e400, "ledger": 1}\n')
     (folder / VERSIONS).write_text('{"starts": [{"time": 1e200, "packages": 1}]}')
     assert "Config" in Parsed(page(folder)).words
+
+
+def test_a_run_without_a_measurement_has_a_page(tmp_path: Path) -> None:
+    folder = make_run(tmp_path / "run", [])
+    assert "The run has no measurement; logs/ may have the reason." in page(folder)
 
 
 def test_a_folder_without_a_run_is_refused(tmp_path: Path) -> None:
