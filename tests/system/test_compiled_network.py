@@ -45,6 +45,7 @@ def trained(*options: str) -> Trainer:
     return made
 
 
+@pytest.mark.slow
 @needs_compiler
 def test_a_compiled_network_takes_the_same_steps() -> None:
     eager, compiled = trained(), trained("learner.compile=true")
