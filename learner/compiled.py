@@ -1,7 +1,7 @@
 """The network by `torch.compile` (`learner.compile`).
 
-Only the network's forward pass, and its backward pass, are compiled: the loss has numbers of
-schedules that change with each batch, and a compiled function is compiled anew for other numbers.
+Only the network's forward and backward pass are compiled. The loss reads schedules, which give
+other numbers in each batch, and torch.compile compiles a function again for each of them.
 """
 
 from __future__ import annotations
@@ -37,5 +37,5 @@ def compile_network(net: nn.Module) -> None:
 
 
 def uncompiled() -> Any:
-    """Within it, compiled networks run as they are written."""
+    """A context in which compiled networks run eagerly."""
     return torch.compiler.set_stance("force_eager")

@@ -156,8 +156,8 @@ def curve(found: Lines, x: str, y: str) -> Curve:
 
 
 def whole(found: Lines) -> Lines:
-    """The lines without shortened intervals, whose rates are unreliable: the last one of a run, and
-    those around a restart. An interval is compared with those next to it, because each start of a
+    """The lines without shortened intervals. Their rates are unreliable; they are the last one of a
+    run and those around a restart. An interval is compared with those next to it, because each start of a
     run may set another `run.interval_s`."""
     if not found:
         return []
