@@ -157,8 +157,8 @@ def curve(found: Lines, x: str, y: str) -> Curve:
 
 def whole(found: Lines) -> Lines:
     """The lines without shortened intervals. Their rates are unreliable; they are the last one of a
-    run and those around a restart. An interval is compared with those next to it, because each start of a
-    run may set another `run.interval_s`."""
+    run and those around a restart. An interval is compared with its neighbours, because each start
+    of a run may set another `run.interval_s`."""
     if not found:
         return []
     times = [finite(line.get("time_s")) or 0.0 for line in found]
