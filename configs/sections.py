@@ -163,8 +163,9 @@ class LearnerConfig(Section):
     device: Device = "auto"
     """Device of the learner; `auto` uses a GPU if one is available."""
     precision: Literal["auto", "fp32", "bf16"] = "auto"
-    """Number format of the forward and backward pass; weights and optimizer state stay fp32. `auto`
-    uses bf16 for convolutions where the device computes them faster."""
+    """Number format of the forward and backward pass; weights and optimizer state stay fp32. Where
+    the device computes it faster, `auto` uses bf16 for convolutions, and for an actor-critic `mlp`
+    over at least 256 numbers with discrete actions."""
     threads: Count = 1
     """Threads of torch in the learner, on a CPU."""
     optimizer: Literal["adam", "rmsprop", "sgd", "lars", "lamb"] = "adam"

@@ -43,7 +43,9 @@ from penstock.learner.progress import Progress
 from penstock.learner.sources.staging import StagingBatch, torch_dtype
 from penstock.learner.sync.gradient_sync import GradientSync, SingleLearner
 from penstock.learner.to_host import ToDevice
+from penstock.models.actions import Choices
 from penstock.models.fitting import AnyShape
+from penstock.models.layout import MlpShape
 from penstock.models.precision import cpu_gains_by_bf16
 from penstock.models.torch_nets import build_net
 from penstock.models.torch_setup import set_up_torch
@@ -54,6 +56,7 @@ REWARDS = "rewards/"
 AddOthers = Callable[[Tensor], None]
 MOST_REWARD = 10.0  # standard deviations
 EPSILON = 1e-8  # added to a variance
+MANY_INPUTS = 256  # of an mlp; with fewer, bf16 gains less than the casts take
 
 
 class Trainer:
@@ -437,5 +440,15 @@ def trunk_dtype(precision: str, device: torch.device, shape: AnyShape) -> torch.
     """The dtype of `learner.precision` for a network on a device."""
     if precision == "auto":
         fast = device.type == "cuda" or cpu_gains_by_bf16()
-        precision = "bf16" if fast and shape.convolutional else "fp32"
+        precision = "bf16" if fast and _gains_by_bf16(shape) else "fp32"
     return torch.bfloat16 if precision == "bf16" else torch.float32
+
+
+def _gains_by_bf16(shape: AnyShape) -> bool:
+    """Whether a network is large enough for bf16 to pay, and was seen to learn as well with it.
+
+    Continuous control from many numbers was not tried.
+    """
+    if isinstance(shape, MlpShape):
+        return shape.inputs >= MANY_INPUTS and isinstance(shape.actions, Choices)
+    return shape.convolutional

@@ -14,6 +14,7 @@ MOST = 1e9  # samples counted: beyond float32's precision the statistics become 
 FAR = 100.0  # times 1 + mean + deviation: what lies beyond counts as no farther
 FARTHEST = 1e18  # whose square float32 holds
 LEAST_LEVELS = 4.0  # byte levels; the square is added to a pixel's variance: noise stays small
+IN_CACHE = 2**16  # numbers of float64 at once on a CPU
 MOST_FRAMES = 32  # of a batch that statistics of pixels are taken from
 
 
@@ -37,7 +38,7 @@ class Normalizer(nn.Module):
     def forward(self, rows: Tensor) -> Tensor:
         """Float32 ``[B, inputs]`` of numbers of any dtype, within ± `CLIP`."""
         scale = (self.var + EPSILON).rsqrt()
-        return ((rows.float() - self.mean) * scale).clamp(-CLIP, CLIP)
+        return (rows.float() - self.mean).mul_(scale).clamp_(-CLIP, CLIP)
 
     @torch.no_grad()
     def observe(
@@ -49,12 +50,15 @@ class Normalizer(nn.Module):
         Numbers count as no farther than `FAR` says, by what has been seen: a single broken one is
         soon forgotten, and a scale that grows is followed within some batches.
         """
-        exact = rows.double()
-        limit = self._limit(exact)
-        exact = exact.clamp(-limit, limit) * alive[:, None]
-        sums = torch.stack(
-            (exact.sum(0), exact.square().sum(0), alive.sum().expand(len(self.mean)))
-        )
+        limit = self._limit(rows)
+        sums = torch.zeros(3, len(self.mean), dtype=torch.float64, device=rows.device)
+        sums[2] = alive.sum()
+        at_once = len(rows) if rows.is_cuda else max(1, IN_CACHE // len(self.mean))
+        for part, living in zip(rows.split(at_once), alive.split(at_once), strict=True):
+            exact = part.to(torch.float64, copy=True).clamp_(-limit, limit)
+            exact.mul_(living[:, None])
+            sums[0] += exact.sum(0)
+            sums[1] += exact.square_().sum(0)
         if add_others is not None:
             add_others(sums)
         more = sums[2, :1]
@@ -72,7 +76,8 @@ class Normalizer(nn.Module):
         typical = self.mean.double().abs() + self.var.double().sqrt()
         if not self._begun:  # a median takes long
             self._begun = True
-            typical = torch.where(self.count > 0, typical, rows.abs().median(0).values)
+            median = rows.double().abs().median(0).values
+            typical = torch.where(self.count > 0, typical, median)
         return (FAR * (1 + typical)).clamp(max=FARTHEST)
 
 
@@ -93,7 +98,7 @@ class FrameNormalizer(Normalizer):
         mean, var = (tensor[pixels].view(shape) for tensor in (self.mean, self.var))
         if frames.dtype != torch.uint8:
             scale = (var + EPSILON).rsqrt()
-            return ((frames.float() - mean) * scale).clamp_(-CLIP, CLIP).to(dtype)
+            return (frames.float() - mean).mul_(scale).clamp_(-CLIP, CLIP).to(dtype)
         var = torch.where(self.count > 0, var + LEAST_LEVELS**2, 255.0**2)
         # Differences of whole numbers below 256 are exact in bfloat16.
         mean, scale = (in_order(pixels[None], dtype) for pixels in (mean.round(), var.rsqrt_()))

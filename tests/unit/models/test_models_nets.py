@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -139,12 +140,16 @@ def test_cnn_is_that_of_the_paper() -> None:
     torch.testing.assert_close(values, net.value(hidden)[:, 0], rtol=0, atol=1e-5)
 
 
-def test_cnn_in_bfloat16_is_near_and_its_outputs_and_gradients_are_float32() -> None:
-    (net, _), (half, flat) = random_net(CNN), random_net(CNN, torch.bfloat16)
-    frames = observations(CNN, 4)
-    expected, (logits, values) = net(torch.from_numpy(frames)), half(torch.from_numpy(frames))
+@pytest.mark.parametrize("shape", [CNN, MLP, replace(MLP, activation="relu", obs_scale=1 / 255)])
+def test_in_bfloat16_a_net_is_near_and_its_outputs_and_gradients_are_float32(
+    shape: ActorCriticShape,
+) -> None:
+    (net, _), (half, flat) = random_net(shape), random_net(shape, torch.bfloat16)
+    obs = observations(shape, 4)
+    expected, (logits, values) = net(torch.from_numpy(obs)), half(torch.from_numpy(obs))
     assert logits.dtype == values.dtype == torch.float32
     torch.testing.assert_close(logits, expected[0], rtol=0, atol=0.05)
+    torch.testing.assert_close(values, expected[1], rtol=0, atol=0.05)
     (logits.sum() + values.sum()).backward()
     (expected[0].sum() + expected[1].sum()).backward()
     for a, b in zip(half.parameters(), net.parameters(), strict=True):
@@ -152,10 +157,10 @@ def test_cnn_in_bfloat16_is_near_and_its_outputs_and_gradients_are_float32() -> 
         assert b.grad is not None
         assert a.grad.dtype == torch.float32
         assert torch.cosine_similarity(a.grad.flatten(), b.grad.flatten(), 0) > 0.99
-    outputs = np.empty((6, 4), np.float32)
-    network = TorchNetwork(CNN, outputs, torch.bfloat16)
+    outputs = np.empty((shape.outputs, 4), np.float32)
+    network = TorchNetwork(shape, outputs, torch.bfloat16)
     network.load(flat)
-    network.forward(frames)
+    network.forward(obs)
     np.testing.assert_allclose(outputs.T, logits.detach().numpy(), atol=1e-2)
 
 
