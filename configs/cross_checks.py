@@ -173,7 +173,6 @@ def _gathering(cfg: Sections) -> Iterator[Contradiction]:
     learner, defaults = cfg.learner, type(cfg.learner)()
     for key, does in (
         ("updates_per_batch", "trains once on each batch that it samples from replay"),
-        ("prefetch", "samples each batch from replay when it is needed"),
         ("gather_threads", "does not gather slots into batches"),
     ):
         if _differ(key, learner, defaults):

@@ -214,8 +214,9 @@ class LearnerConfig(Section):
     """Compile the network with `torch.compile`; PPO and IMPALA only. On a GPU, fused kernels move
     less memory; the first updates take a minute or more. It needs a C++ compiler."""
     prefetch: Natural = 1
-    """Batches that are gathered ahead while one is trained. More hide the gathering and add policy
-    lag; 0 gathers between the steps, while the learner waits."""
+    """Batches that a thread gathers ahead, or draws from replay, while one is trained. More hide
+    that work, and add policy lag, or priorities that are as many updates old; 0 does it between the
+    steps, while the learner waits."""
     gather_threads: Count | None = None
     """Threads that copy slots into one batch together. null: 1 on a CPU; on a GPU a quarter of the
     cores, at most 4."""

@@ -103,12 +103,12 @@ def make_source(
 
     ``ledger`` is that of the calling thread; one more thread keeps its own in ``status``.
     """
+    gathering = status.ledger("feeder") if config.learner.prefetch else ledger
     match algorithm(config.algo).data(config.algo):
         case Unrolls():
-            gathering = status.ledger("feeder") if config.learner.prefetch else ledger
             return UnrollSource(config, trainer, accounting, actors, lanes, gathering)
         case Transitions() | TransitionSequences():
-            return ReplayDataSource(config, trainer, accounting, actors, lanes, ledger)
+            return ReplayDataSource(config, trainer, accounting, actors, lanes, gathering)
         case Dataset(folder=folder):
             raise UserError(
                 f"{config.algo.name} trains on the data set {folder}, without actors, which only "

@@ -44,12 +44,17 @@ def feeder_is_busy(e: Evidence) -> Verdict | None:
     """The thread that gathers cannot keep up."""
     if e.feeder < BUSY:
         return None
+    smaller = "make samples smaller (uint8 observations, fewer recorded values)"
+    if e.option("algo", "trains_on", "unrolls") == "transitions":
+        smaller = (
+            "draw less: a smaller replay.batch_size, smaller observations, transport.frame_stack "
+            "for stacked frames, or replay.prioritized=false"
+        )
     return Verdict(
         "slow_gather",
         f"gathering is slow: the learner waits {percent(e.wait)} for it",
         f"the feeder thread gathers {percent(e.feeder)} of the time",
-        "make samples smaller (uint8 observations, fewer recorded values), or spread them over "
-        f"learner.count={len(e.learners) + 1} learners",
+        f"{smaller}; or spread them over learner.count={len(e.learners) + 1} learners",
         e.wait,
     )
 

@@ -25,19 +25,11 @@ def gathers_in_line(e: Evidence) -> Verdict | None:
     """The learner's thread gathers instead of training."""
     if e.gather_in_line < WORTH:
         return None
-    replay = e.option("algo", "trains_on", "unrolls") == "transitions"
-    step = "prefetch: learner.prefetch=1"
-    if replay:
-        step = (
-            "draw less: a smaller replay.batch_size, smaller observations, transport.frame_stack "
-            "for stacked frames, or replay.prioritized=false"
-        )
     return Verdict(
         "slow_gather",
         f"gathering is slow: it takes {percent(e.gather_in_line)} of the learner's time",
-        "batches are gathered between the steps"
-        + (" from replay" if replay else ", not ahead of them (learner.prefetch=0)"),
-        step,
+        "batches are gathered between the steps, not ahead of them (learner.prefetch=0)",
+        "prefetch: learner.prefetch=1",
         e.gather_in_line,
     )
 

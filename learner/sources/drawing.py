@@ -67,7 +67,7 @@ class BatchSampler:
         consumer: Consumer,
         ledger: TimeLedger,
     ) -> None:
-        """``ledger`` is that of the training thread."""
+        """``ledger`` is that of the thread that draws."""
         self._replay, self._sampler, self._ledger = replay, sampler, ledger
         self._batch_size = config.replay.batch_size
         starts = replay.sampler
@@ -102,10 +102,18 @@ class BatchSampler:
         return ReplayBatch(data, float(least), beta)
 
     def release(self, batch: ReplayBatch, result: StepResult) -> None:
-        """Set the priorities of those rows of a batch that are still stored."""
+        """Set the priorities of those rows of a batch that are still stored, at once."""
+        self.take_errors(batch, result)
+        self.set_priorities()
+
+    def take_errors(self, batch: ReplayBatch, result: StepResult) -> None:
+        """Take what the priorities of a batch follow from, for `set_priorities`; in any thread."""
         if result.errors is not None:
             self._errors.append((batch.keys, result.errors))
-        if len(self._errors) > self._behind:
+
+    def set_priorities(self) -> None:
+        """Set priorities by what `take_errors` was given, without waiting for a GPU."""
+        while len(self._errors) > self._behind:
             keys, known = self._errors.popleft()
             values = known.get()  # computed before the current batch
             self._ledger.switch(Part.GATHER)

@@ -2,6 +2,11 @@
 
 `learner.sources.drawing` samples the batches: transitions or sequences.
 
+With `learner.prefetch` a feeder thread takes in slots, draws the next batches and sets priorities,
+while the learner trains; else the learner's thread does, when it requests a batch. A batch that is
+drawn ahead does not know the priorities that follow from the batches before it, as many as
+`learner.prefetch`.
+
 A step counts as trained once, when it enters the replay. `replay.samples_per_insert` limits how
 often it is sampled: the side that is ahead, actors or learner, waits.
 
@@ -14,15 +19,20 @@ that a crash interrupts leaves the previous one in place.
 from __future__ import annotations
 
 import threading
+from collections import deque
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
 
 from penstock.algos.registry import algorithm
 from penstock.configs.errors import UserError
 from penstock.configs.schema import Config
 from penstock.configs.sections import ReplayConfig
 from penstock.core.interfaces import SampleSpec, StepResult, TransitionSequences
+from penstock.device.choice import device_of
 from penstock.learner.sources.drawing import (
     BatchSampler,
     ReplayBatch,
@@ -31,8 +41,9 @@ from penstock.learner.sources.drawing import (
     seed_of,
     sequences_of,
 )
+from penstock.learner.sources.feeder_thread import FeederThread
 from penstock.learner.sources.source import Consumer
-from penstock.profiling.ledger import TimeLedger
+from penstock.profiling.ledger import Part, TimeLedger
 from penstock.replay import Accounting, RateLimiter, Replay, ReplayError
 from penstock.replay.snapshot_files import MANIFEST, discard
 from penstock.transport.shm.host import ShmHost
@@ -40,6 +51,20 @@ from penstock.transport.shm.store import Slot
 
 LOOK_S = 0.1  # between two heartbeats of a run that waits
 SHARE_S = 0.005  # longest poll while a snapshot is being saved, so that it gets the lock
+
+PLAYED = (  # columns that `Progress.played` reads
+    *("alive", "policy_version", "terminated", "truncated"),
+    *("episode_length", "episode_return"),
+)
+
+
+class Arrival(NamedTuple):
+    """What the learner's progress needs of a slot that was taken in."""
+
+    started_s: float
+    steps: int
+    columns: dict[str, npt.NDArray[Any]]
+    """Copies of `PLAYED`."""
 
 
 class ReplayDataSource:
@@ -64,11 +89,12 @@ class ReplayDataSource:
             accounting: counts arrived and trained steps.
             actors: actors that play at the same time.
             lanes: writers, which may join and leave.
-            ledger: of the training thread.
+            ledger: of the thread that draws: the feeder's with `learner.prefetch`.
             shared: False where all are in one process.
         """
         replay, spec = config.replay, consumer.spec
         self._consumer = consumer
+        self._device = device_of(consumer.device)
         self._accounting = accounting
         self._batch_size = replay.batch_size
         draws = algorithm(config.algo).data(config.algo)
@@ -98,23 +124,34 @@ class ReplayDataSource:
         self.store = self._table.store
         moment = None if shared else self._moment
         self._kept = KeptReplay(self._replay, wanted=replay.checkpoint, more=moment)
+        self._arrivals: deque[Arrival] = deque()
         self._host: ShmHost | None = None
+        self._prefetch = config.learner.prefetch if shared else 0
+        self._ledger = ledger
+        self._feeder: FeederThread[ReplayBatch] | None = None
 
     def open(self, host: ShmHost) -> None:
         self._host = host
+        if self._prefetch:
+            self._feeder = FeederThread(host, self._draw_ahead, self._poll, self._ledger)
+            self._feeder.start()
 
     def next(self, timeout_s: float) -> ReplayBatch | None:
-        self._poll(0.0)
-        if not self._limiter.may_sample(self._batch_size):
-            self._collect()
-        if not self._limiter.may_sample(self._batch_size) or not self._batches.ready:
-            self._poll(timeout_s)
-            self._collect()
-            return None
-        return self._batches.draw()
+        if self._feeder is None:
+            batch = self._draw_now(timeout_s)
+        else:
+            batch = self._feeder.take(timeout_s)
+            if batch is not None:
+                self._feeder.wake()  # there is room for another one
+        self._count_arrivals()
+        return batch
 
     def release(self, batch: ReplayBatch, result: StepResult) -> None:
-        self._batches.release(batch, result)
+        if self._feeder is None:
+            self._batches.release(batch, result)
+            return
+        self._batches.take_errors(batch, result)
+        self._feeder.wake()
 
     def restore(self, folder: Path) -> str:
         return self._kept.resume(folder)
@@ -142,10 +179,14 @@ class ReplayDataSource:
             self._kept.finish(folder, beat)
 
     def stop(self) -> None:
-        """Does nothing: slots that arrive from now on are still stored."""
+        """Draw nothing more; slots that arrive from now on are still stored."""
+        if self._feeder is not None:
+            self._feeder.stop()
+            self._batches.set_priorities()
 
     def in_flight_steps(self) -> int:
         self._collect()
+        self._count_arrivals()
         return 0
 
     def fill_fraction(self) -> float:
@@ -159,6 +200,8 @@ class ReplayDataSource:
         }
 
     def close(self) -> None:
+        if self._feeder is not None:
+            self._feeder.close()
         self._batches.close()
         self._table.arrived = self._table.rejected = None
         self._replay.close()
@@ -172,6 +215,33 @@ class ReplayDataSource:
             "draws": self._batches.state_dict(),
             "limiter": self._limiter.state_dict(),
         }
+
+    def _draw_now(self, timeout_s: float) -> ReplayBatch | None:
+        self._poll(0.0)
+        batch = self._draw()
+        if batch is None:
+            self._poll(timeout_s)
+            self._collect()
+        return batch
+
+    def _draw_ahead(self) -> ReplayBatch | None:
+        """A batch, if there is room for one; called in the feeder thread."""
+        assert self._feeder is not None
+        self._device.enter_thread()  # errors may be on their way from a GPU
+        self._ledger.switch(Part.GATHER)
+        self._batches.set_priorities()
+        if self._feeder.ready < self._prefetch:
+            return self._draw()
+        self._collect()
+        return None
+
+    def _draw(self) -> ReplayBatch | None:
+        """A batch; None where the learner is ahead of the actors, or too little is stored."""
+        if not self._limiter.may_sample(self._batch_size):
+            self._collect()
+        if not self._limiter.may_sample(self._batch_size) or not self._batches.ready:
+            return None
+        return self._batches.draw()
 
     def _poll(self, timeout_s: float) -> None:
         """Store published slots, and lend slots unless the learner lags behind."""
@@ -189,11 +259,22 @@ class ReplayDataSource:
             self._replay.collect()
 
     def _arrived(self, slot: Slot) -> None:
-        progress, steps = self._consumer.progress, int(slot.header["steps"])
-        progress.start(float(slot.header["started_s"]))
+        """Count a slot that was taken in; called in any thread, under the lock of the replay."""
         self._accounting.arrived(slot.header)
-        self._accounting.trained += steps
-        progress.played(slot.columns, steps)
+        columns = {name: np.array(slot.columns[name]) for name in PLAYED}
+        started_s, steps = float(slot.header["started_s"]), int(slot.header["steps"])
+        self._arrivals.append(Arrival(started_s, steps, columns))
+
+    def _count_arrivals(self) -> None:
+        """Count the steps of slots that were taken in as trained; in the learner's thread, whose
+        the progress is.
+        """
+        progress = self._consumer.progress
+        while self._arrivals:
+            arrival = self._arrivals.popleft()
+            progress.start(arrival.started_s)
+            self._accounting.trained += arrival.steps
+            progress.played(arrival.columns, arrival.steps)
 
     def _rejected(self, slot: Slot, fault: str) -> None:
         self._accounting.arrived(slot.header)

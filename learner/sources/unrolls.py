@@ -7,27 +7,23 @@ the next once the weights of this one are published.
 
 from __future__ import annotations
 
-import os
-import threading
-import time
 from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 
 from penstock.configs.schema import Config
 from penstock.configs.transports import TransportConfig
-from penstock.core.descriptors import wait_readable
 from penstock.core.interfaces import StepResult
 from penstock.core.specs import SlotSpec
+from penstock.learner.sources.feeder_thread import FeederThread
 from penstock.learner.sources.source import Consumer
 from penstock.learner.sources.staging import Copier, StagingBatch, gather_threads
 from penstock.profiling.ledger import Part, TimeLedger
 from penstock.replay import Accounting, SlotQueue
 from penstock.transport.shm.arena import available_nbytes
 from penstock.transport.shm.host import ShmHost
-from penstock.transport.shm.store import EVENT_FLAGS, SlotStore, drain_event
+from penstock.transport.shm.store import SlotStore
 
-POLL_S = 0.1
 MOST_ACTORS = 1024  # actors that hold slots at a time; further ones take turns
 
 
@@ -118,10 +114,9 @@ class UnrollSource:
 class Feeder:
     """Keeps the next batches ready while the learner trains.
 
-    It owns the store, the queue and the Unix socket, so none of them needs a lock. As a thread it
-    gathers into free staging batches and hands them over; with ``prefetch`` false the learner's own
-    thread does the same work when it requests a batch, which shows the cost of not prefetching.
-    Gathering releases the interpreter lock.
+    It gathers into free staging batches and hands them over, in a `FeederThread`. With ``prefetch``
+    false the learner's own thread does the same work when it requests a batch, which shows the cost
+    of not prefetching. Gathering releases the interpreter lock.
 
     Use as a context manager; leaving it stops the thread.
     """
@@ -147,97 +142,65 @@ class Feeder:
         self._ledger = ledger  # of the thread that gathers
         self._paced = paced
         self._free = deque(batches)
-        self._full: deque[StagingBatch] = deque()
-        self._freed_event = os.eventfd(0, EVENT_FLAGS)
-        self._full_event = os.eventfd(0, EVENT_FLAGS)
-        self._stop = False
-        self._error: BaseException | None = None
-        self._thread = threading.Thread(target=self._run, name="feeder") if prefetch else None
-        host.watch(self._freed_event, lambda: drain_event(self._freed_event))
+        self._thread: FeederThread[StagingBatch] | None = None
+        if prefetch:
+            self._thread = FeederThread(host, self._gather, host.poll, ledger)
 
     def __enter__(self) -> Feeder:
-        if self._thread:
+        if self._thread is not None:
             self._thread.start()
         return self
 
     def __exit__(self, *error: object) -> None:
-        self.stop()
-        os.close(self._full_event)
-        self._host.unwatch(self._freed_event)
-        os.close(self._freed_event)
+        if self._thread is not None:
+            self._thread.close()
 
     def get(self, timeout_s: float) -> StagingBatch | None:
         """The oldest ready batch, or None when there was none within ``timeout_s`` seconds."""
-        if self._thread is None:
-            # attaching and leaving actors are served even if there is always a batch
-            self._host.poll(0.0)
-            if not self._gather():
-                self._host.poll(timeout_s)
-                self._gather()
-        else:
-            self._wait_for_full(time.monotonic() + timeout_s)
-        if self._error is not None:
-            raise self._error
-        return self._full.popleft() if self._full else None
+        if self._thread is not None:
+            return self._thread.take(timeout_s)
+        # attaching and leaving actors are served even if there is always a batch
+        self._host.poll(0.0)
+        batch = self._gather()
+        if batch is None:
+            self._host.poll(timeout_s)
+            batch = self._gather()
+        return batch
 
     def give_back(self, batch: StagingBatch) -> None:
         """Take back a batch that the learner has used."""
         batch.let_go()
         self._free.append(batch)
-        os.eventfd_write(self._freed_event, 1)
+        if self._thread is not None:
+            self._thread.wake()
 
     def stop(self) -> None:
         """End the thread; from then on store and queue belong to the caller."""
-        self._stop = True
-        if self._thread and self._thread.is_alive():
-            os.eventfd_write(self._freed_event, 1)
-            self._thread.join()
+        if self._thread is not None:
+            self._thread.stop()
 
     def staged_steps(self) -> int:
         """Agent steps in gathered batches that were not trained on."""
         return sum(batch.steps for batch in self._batches)
 
-    def _wait_for_full(self, deadline_s: float) -> None:
-        """Wait until a batch is ready or the thread has failed.
-
-        The event may be that of an earlier batch.
-        """
-        while not self._full and self._error is None:
-            left_s = deadline_s - time.monotonic()
-            if left_s <= 0 or not wait_readable(self._full_event, left_s):
-                return
-            drain_event(self._full_event)
-
-    def _run(self) -> None:
-        try:
-            while not self._stop:
-                gathered = self._gather()
-                self._ledger.switch(Part.WAIT)
-                self._host.poll(0.0 if gathered else POLL_S)
-        except BaseException as error:
-            self._error = error
-            os.eventfd_write(self._full_event, 1)
-
-    def _gather(self) -> bool:
-        """Fill one free batch; False when there is no free batch or not enough data."""
+    def _gather(self) -> StagingBatch | None:
+        """Fill one free batch; None when there is no free batch or not enough data."""
         self._queue.collect()
         if not self._free:
-            return False
+            return None
         if self._paced is not None:
             self._lend_batch(self._paced)
         slots = self._queue.take(self._batch_slots, self._version())
         if not slots:
-            return False
+            return None
         if self._paced is not None:
             self._paced.quota = 0
         batch = self._free.popleft()
         self._ledger.switch(Part.GATHER)
         batch.gather(slots)
         self._queue.release(slots)
-        self._full.append(batch)
         self._ledger.switch(Part.WAIT)
-        os.eventfd_write(self._full_event, 1)
-        return True
+        return batch
 
     def _lend_batch(self, store: SlotStore) -> None:
         """Lend the slots of one batch, once the learner trains on none and its weights are

@@ -44,8 +44,9 @@ SMALL = (
 )
 REPLAY = (
     *("replay.capacity=64", "replay.min_size=16", "replay.batch_size=8"),
-    "replay.samples_per_insert=2",
+    *("replay.samples_per_insert=2", "learner.prefetch=0"),
 )
+AHEAD = ("learner.prefetch=2",)
 FRESH = ("learner.batch_slots=1",)
 
 Make = Callable[[Config, AnyTrainer, Accounting], ActorSource[Any]]
@@ -67,8 +68,11 @@ SOURCES: dict[str, tuple[str, SampleSpec | None, tuple[str, ...], Make]] = {
     "fresh unrolls": ("cartpole", None, FRESH, FreshUnrolls),
     "replay": ("cartpole_dqn", None, (*REPLAY, *EVENLY), replay),
     "prioritized replay": ("cartpole_dqn", None, (*REPLAY, *PRIORITIZED), replay),
+    "replay ahead": ("cartpole_dqn", None, (*REPLAY, *EVENLY, *AHEAD), replay),
+    "prioritized replay ahead": ("cartpole_dqn", None, (*REPLAY, *PRIORITIZED, *AHEAD), replay),
     "sequences": ("cartpole_dqn", SEQUENCES, (*REPLAY, *EVENLY), replay),
     "prioritized sequences": ("cartpole_dqn", SEQUENCES, (*REPLAY, *PRIORITIZED), replay),
+    "sequences ahead": ("cartpole_dqn", SEQUENCES, (*REPLAY, *PRIORITIZED, *AHEAD), replay),
 }
 
 
@@ -129,6 +133,13 @@ class Known(NamedTuple):
         return self.values
 
 
+def wait_for(done: Callable[[], bool]) -> None:
+    ends_s = time.monotonic() + 10.0
+    while not done():
+        assert time.monotonic() < ends_s
+        time.sleep(0.001)
+
+
 def rewards(batch: Any) -> npt.NDArray[np.float32]:
     found: npt.NDArray[np.float32]
     found = batch.arrays["reward"] if isinstance(batch, StagingBatch) else batch.data["reward"]
@@ -175,8 +186,9 @@ def test_what_is_played_comes_out_is_trained_on_and_adds_up(world: World) -> Non
         world.source.release(batch, world.trainer.step(batch))
     assert world.trainer.progress.learner_steps == 6
     world.source.stop()
+    waiting = world.source.in_flight_steps()
     assert world.accounting.produced == world.published * STEPS
-    assert world.accounting.balance(world.source.in_flight_steps()) == 0
+    assert world.accounting.balance(waiting) == 0
     assert world.accounting.dropped.total() == 0
     assert 0 <= world.source.fill_fraction() <= 1
     assert all(np.isfinite(value) for value in world.source.figures().values())
@@ -244,11 +256,14 @@ def test_priorities_find_the_rows_of_their_batch(
     for number, batch in enumerate(out):
         errors = np.full(world.rows, 1.0 + number, np.float32)
         world.source.release(batch, StepResult(0, errors=Known(errors)))
+    wait_for(lambda: len(fresh) == 3)
     assert [keys for keys, _ in given] == [batch.keys.tolist() for batch in out]
     assert [set(values) for _, values in given] == [{1.0}, {2.0}, {3.0}]
     assert fresh == [0, 0, 0], "their slots hold other steps now"
-    batch = world.next()
+    for _ in range(3):  # the first ones may have been drawn ahead, of rows that are gone now
+        batch = world.next()
     world.source.release(batch, StepResult(0, errors=Known(np.ones(world.rows, np.float32))))
+    wait_for(lambda: len(fresh) == 4)
     assert fresh[-1] == world.rows
 
 
@@ -258,8 +273,8 @@ def test_a_batch_that_was_not_trained_on_counts_as_dropped_or_stays(world: World
     world.trainer.plan_updates(batch)
     world.source.release(batch, StepResult(0))
     world.source.stop()
-    kept = world.accounting.trained  # of a replay, which counts a step when it is taken in
     waiting = world.source.in_flight_steps()
+    kept = world.accounting.trained  # of a replay, which counts a step when it is taken in
     lost = world.accounting.dropped["group_lost"]
     assert lost + kept + waiting == world.published * STEPS
     assert lost == (0 if kept else STEPS)

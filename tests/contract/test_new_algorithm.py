@@ -152,7 +152,7 @@ def test_a_config_may_name_it_with_its_options(tmp_path: Path) -> None:
         ("algo.cost=2", r"algo\.cost 2 is above algo\.reward_scale; set algo\.cost=0"),
         ("learner.batch_size=1", r"learner\.batch_size; the equivalent is replay\.batch_size"),
         ("model.core=lstm", r"model\.core lstm is for actor-critics, and algo\.name sarsa is not"),
-        ("learner.prefetch=3", r"learner\.prefetch 3 has no effect with algo\.name sarsa"),
+        ("learner.gather_threads=3", r"gather_threads 3 has no effect with algo\.name sarsa"),
         ("algo.name=sasra", r"must be 'impala', 'ppo', 'custom', 'dqn', 'sac' or 'sarsa'; the"),
     ],
 )

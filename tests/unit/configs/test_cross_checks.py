@@ -104,12 +104,6 @@ CASES = {
         "batch that it samples from replay; set learner.updates_per_batch=1",
         ["learner.updates_per_batch=1"],
     ),
-    "batches gathered ahead from replay": (
-        ["algo.name=sac", "learner.prefetch=2"],
-        "learner.prefetch 2 has no effect with algo.name sac, which samples each batch from replay "
-        "when it is needed; set learner.prefetch=1",
-        ["learner.prefetch=1"],
-    ),
     "threads that gather nothing": (
         ["algo.name=dqn", "learner.gather_threads=2"],
         "learner.gather_threads 2 has no effect with algo.name dqn, which does not gather slots "

@@ -215,8 +215,15 @@ def test_gathering_between_steps_is_told_from_waiting() -> None:
     assert "learner.prefetch=1" in first.next_step
     assert second.kind == "slow_environment"
     assert second.cost == pytest.approx(0.1)
-    replay = judge(profile([own], two(**STEPPING), algo={"trains_on": "transitions"}))
-    assert (replay.kind, "prefetch" in replay.next_step) == ("slow_gather", False)
+
+
+@pytest.mark.parametrize(
+    ("data", "advice"), [("unrolls", "uint8 observations"), ("transitions", "replay.batch_size")]
+)
+def test_a_busy_feeder_is_given_less_to_do(data: str, advice: str) -> None:
+    busy = learner(wait_data=0.3, threads=BUSY_FEEDER)
+    verdict = judge(profile([busy], two(**STEPPING), algo={"trains_on": data}))
+    assert (verdict.kind, advice in verdict.next_step) == ("slow_gather", True)
 
 
 def test_a_feeder_with_time_to_spare_is_not_the_cause() -> None:
