@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
 LEAST_NOISE = 0.1  # two times on one machine differ by this much for no reason
+MOST_NOISE = 0.5  # of two times of which every round of one is faster than all of the other
 ACTING = ("environment", "inference", "write")
 
 Verdict = Literal["slower", "faster", "same"]
@@ -22,7 +23,8 @@ class RateChange(NamedTuple):
     old: float
     new: float
     noise: float
-    """Relative difference up to which there is none: the spread of both, at least LEAST_NOISE."""
+    """Relative difference up to which there is none: the spread of both, at least LEAST_NOISE, and
+    at most MOST_NOISE where the rounds do not overlap."""
     verdict: Verdict
 
 
@@ -88,6 +90,8 @@ def _rates(result: Mapping[str, Any]) -> dict[str, Sequence[float]]:
 def _change(stage: str, before: Sequence[float], now: Sequence[float]) -> RateChange:
     old, new = statistics.median(before), statistics.median(now)
     noise = max(LEAST_NOISE, spread(before) + spread(now))
+    if min(now) > max(before) or max(now) < min(before):
+        noise = min(noise, MOST_NOISE)
     # Of the larger of the two, so that half and twice are the same distance.
     verdict: Verdict = "same"
     if abs(new - old) > noise * max(old, new):

@@ -73,6 +73,9 @@ def test_spread_is_from_the_slowest_to_the_fastest_round() -> None:
         # The spreads are 20 of 100 and 16 of 80, so 40 % is noise, and a fall of 20 % none.
         ([90.0, 100.0, 110.0], [72.0, 80.0, 88.0], 0.4, "same"),
         ([90.0, 100.0, 110.0], [50.0, 55.0, 55.5], 0.3, "slower"),
+        # Spreads of 140 % hide every fall, but all rounds are apart by more than a half.
+        ([60.0, 100.0, 200.0], [9.0, 10.0, 11.0], 0.5, "slower"),
+        ([60.0, 100.0, 200.0], [9.0, 10.0, 61.0], 6.6, "same"),
         # One slow round of a quiet stage is no change.
         ([100.0, 100.0, 100.0], [100.0, 100.0, 60.0], 0.4, "same"),
     ],
