@@ -215,8 +215,8 @@ class LearnerConfig(Section):
     less memory; the first updates take a minute or more. It needs a C++ compiler."""
     prefetch: Natural = 1
     """Batches that a thread gathers ahead, or draws from replay, while one is trained. More hide
-    that work, and add policy lag, or priorities that are as many updates old; 0 does it between the
-    steps, while the learner waits."""
+    that work, and add policy lag, or priorities that are as many updates old. 0 does it between
+    the steps, while the learner waits, and is faster with a small network on few cores."""
     gather_threads: Count | None = None
     """Threads that copy slots into one batch together. null: 1 on a CPU; on a GPU a quarter of the
     cores, at most 4."""

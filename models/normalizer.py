@@ -14,7 +14,7 @@ MOST = 1e9  # samples counted: beyond float32's precision the statistics become 
 FAR = 100.0  # times 1 + mean + deviation: what lies beyond counts as no farther
 FARTHEST = 1e18  # whose square float32 holds
 LEAST_LEVELS = 4.0  # byte levels; the square is added to a pixel's variance: noise stays small
-IN_CACHE = 2**16  # numbers of float64 at once on a CPU
+IN_CACHE = 2**16  # float64 numbers that stay in a CPU's cache
 MOST_FRAMES = 32  # of a batch that statistics of pixels are taken from
 
 
@@ -53,7 +53,7 @@ class Normalizer(nn.Module):
         limit = self._limit(rows)
         sums = torch.zeros(3, len(self.mean), dtype=torch.float64, device=rows.device)
         sums[2] = alive.sum()
-        at_once = len(rows) if rows.is_cuda else max(1, IN_CACHE // len(self.mean))
+        at_once = max(1, IN_CACHE // len(self.mean)) if rows.device.type == "cpu" else len(rows)
         for part, living in zip(rows.split(at_once), alive.split(at_once), strict=True):
             exact = part.to(torch.float64, copy=True).clamp_(-limit, limit)
             exact.mul_(living[:, None])

@@ -4,8 +4,7 @@
 
 With `learner.prefetch` a feeder thread takes in slots, draws the next batches and sets priorities,
 while the learner trains; else the learner's thread does, when it requests a batch. A batch that is
-drawn ahead does not know the priorities that follow from the batches before it, as many as
-`learner.prefetch`.
+drawn ahead is sampled before the priorities of the `learner.prefetch` batches before it are set.
 
 A step counts as trained once, when it enters the replay. `replay.samples_per_insert` limits how
 often it is sampled: the side that is ahead, actors or learner, waits.
@@ -59,12 +58,12 @@ PLAYED = (  # columns that `Progress.played` reads
 
 
 class Arrival(NamedTuple):
-    """What the learner's progress needs of a slot that was taken in."""
+    """Copies of the values of a collected slot that the learner's progress is updated by."""
 
     started_s: float
     steps: int
     columns: dict[str, npt.NDArray[Any]]
-    """Copies of `PLAYED`."""
+    """Those of `PLAYED`."""
 
 
 class ReplayDataSource:
@@ -150,8 +149,7 @@ class ReplayDataSource:
         if self._feeder is None:
             self._batches.release(batch, result)
             return
-        self._batches.take_errors(batch, result)
-        self._feeder.wake()
+        self._batches.take_errors(batch, result)  # the feeder sets priorities before it draws
 
     def restore(self, folder: Path) -> str:
         return self._kept.resume(folder)
@@ -259,15 +257,15 @@ class ReplayDataSource:
             self._replay.collect()
 
     def _arrived(self, slot: Slot) -> None:
-        """Count a slot that was taken in; called in any thread, under the lock of the replay."""
+        """Count a collected slot. May be called in any thread, under the replay's lock."""
         self._accounting.arrived(slot.header)
         columns = {name: np.array(slot.columns[name]) for name in PLAYED}
         started_s, steps = float(slot.header["started_s"]), int(slot.header["steps"])
         self._arrivals.append(Arrival(started_s, steps, columns))
 
     def _count_arrivals(self) -> None:
-        """Count the steps of slots that were taken in as trained; in the learner's thread, whose
-        the progress is.
+        """Count the steps of collected slots as trained. The learner's thread calls it, since no
+        other thread changes the progress.
         """
         progress = self._consumer.progress
         while self._arrivals:
