@@ -20,7 +20,7 @@ from penstock.configs.schema import Config
 from penstock.core.interfaces import LearnerGoneError, Link
 from penstock.core.notes import note_logger
 from penstock.core.params import Stamp
-from penstock.core.role import EXIT_REJOIN, RoleContext
+from penstock.core.role import ACTOR_INDEX_BITS, EXIT_REJOIN, RoleContext
 from penstock.envs import BatchedEnv, make
 from penstock.profiling.ledger import Part, TimeLedger
 from penstock.profiling.status import Phase, StatusPage
@@ -28,7 +28,6 @@ from penstock.profiling.status import Phase, StatusPage
 logger = note_logger(__name__)
 
 GRANT_TIMEOUT_S = 0.5
-INDEX_BITS = 16  # of an actor's id
 
 
 def run(ctx: RoleContext) -> None:
@@ -80,7 +79,7 @@ def actor_id(ctx: RoleContext) -> int:
     """The actor's index in its run; for an actor started by hand, an id unique across hosts."""
     if ctx.config is not None:
         return ctx.index
-    return (ctx.run_id % (1 << 40)) << INDEX_BITS | ctx.index
+    return (ctx.run_id % (1 << 40)) << ACTOR_INDEX_BITS | ctx.index
 
 
 def _play(ctx: RoleContext, player: Player) -> None:
@@ -119,7 +118,7 @@ class Player:
         self._incarnation = incarnation
         self._status, self._ledger = status, ledger
         # Actors started by hand are numbered too, in the lower bits.
-        number = actor & (1 << INDEX_BITS) - 1
+        number = actor & (1 << ACTOR_INDEX_BITS) - 1
         self._inference = make_inference(config, game.info, int(seeds[0]), number)
         discount = config.algo.discount if config.algo.normalizes_rewards else None
         self._rollout = Rollout(game, self._inference, int(seeds[1]), ledger, discount, link.beat)

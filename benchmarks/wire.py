@@ -7,6 +7,9 @@ with nothing else to do, in turns with the transfer. The sender sends unrolls th
 beforehand (only the header is new each time), so that the receiver is what is measured. "Per core"
 counts the processor time of the whole connector process: ZeroMQ's thread and the kernel included.
 
+Then two senders, whose learner has one connector or two, in turns: slots per second, and the
+processor time of all connectors for a slot.
+
     python benchmarks/wire.py [--seconds 3] [--rounds 3] [--json] [--save]
 """
 
@@ -15,17 +18,20 @@ from __future__ import annotations
 import multiprocessing as mp
 import socket
 import statistics
+import sys
 import tempfile
 import time
 from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
 import cramjam
 import numpy as np
 import numpy.typing as npt
+import psutil
 
-from common import finish, parser
+from common import finish, parser, print_table
 from penstock.core.control import Channel
 from penstock.core.interfaces import Welcome
 from penstock.core.memory import keep_freed_memory
@@ -34,13 +40,14 @@ from penstock.core.role import RoleContext
 from penstock.core.specs import HEADER, Column, SlotSpec
 from penstock.profiling.status import StatusPage
 from penstock.transport import wire
+from penstock.transport.addresses import bind_of
 from penstock.transport.shm.arena import Arena
 from penstock.transport.shm.host import ShmHost
 from penstock.transport.shm.link import ShmLink
 from penstock.transport.shm.store import SlotStore
 from penstock.transport.shm.weights_board import WeightsBoard
 from penstock.transport.zmq.client import Client
-from penstock.transport.zmq.receiver import Receiver
+from penstock.transport.zmq.receiver import ActorShare, Receiver
 
 UNROLL = 20
 SIZES = (4, 16)  # environments of one unroll
@@ -55,14 +62,20 @@ def main() -> None:
     args = parser(__doc__)
     args.add_argument("--seconds", type=float, default=3.0, help="of each measurement")
     args.add_argument("--rounds", type=int, default=3, help="measurements; the median counts")
-    args.add_argument("--game", default="pong_impala")
+    args.add_argument("--game", default="pong")
     options = args.parse_args()
     results = [measure(options.game, e, options.seconds, options.rounds) for e in SIZES]
+    several = compare_connectors(options.game, options.seconds, options.rounds)
     rows: list[list[Any]] = [
         ["MB", "ratio", "alone GB/s", "wire GB/s", "wire/alone", "per core GB/s", "per core/alone"]
     ]
     rows += [list(result.values()) for result in results]
-    finish("wire", {"game": options.game, "unrolls": results, "asked": 0.8}, rows, options)
+    file = sys.stderr if options.json else None
+    print_table(
+        [["connectors", "slots/s", "core-ms a slot"], *(list(r.values()) for r in several)], file
+    )
+    values = {"game": options.game, "unrolls": results, "asked": 0.8, "connectors": several}
+    finish("wire", values, rows, options)
 
 
 def measure(game: str, envs: int, seconds: float, rounds: int) -> dict[str, float]:
@@ -95,6 +108,85 @@ def measure(game: str, envs: int, seconds: float, rounds: int) -> dict[str, floa
     return {"mb": spec.payload_nbytes / 1e6, **result}
 
 
+def compare_connectors(game: str, seconds: float, rounds: int) -> list[dict[str, float]]:
+    """Medians over the rounds for one connector and for two, with two senders."""
+    spec = make_spec(SIZES[0])
+    found: dict[int, list[tuple[float, float]]] = {1: [], 2: []}
+    with tempfile.TemporaryDirectory() as name:
+        np.save(Path(name) / "frames.npy", play(game, SIZES[0]))
+        for number in range(rounds):
+            for count, measured in found.items():
+                folder = Path(name) / f"{number}-{count}"
+                folder.mkdir()
+                (folder / "frames.npy").symlink_to(Path(name) / "frames.npy")
+                measured.append(slots_through(count, spec, folder, seconds))
+    return [
+        {
+            "connectors": count,
+            "slots_s": statistics.median(rate for rate, _ in measured),
+            "core_ms": statistics.median(core_ms for _, core_ms in measured),
+        }
+        for count, measured in found.items()
+    ]
+
+
+def slots_through(count: int, spec: SlotSpec, folder: Path, seconds: float) -> tuple[float, float]:
+    """Slots per second through ``count`` connectors, and their processor time for one, in ms."""
+    spawn = mp.get_context("spawn")
+    store, board = SlotStore(spec, 2 * SLOTS), WeightsBoard.create(1)
+    welcome = Welcome(1, 0, spec, ParamLayout((("w", (1,)),)), {})
+    host = ShmHost(folder / "learner.sock", welcome, board, store)
+    connectors = [
+        spawn.Process(target=connect, args=(folder, count, i), daemon=True) for i in range(count)
+    ]
+    senders = [
+        spawn.Process(target=send, args=(folder, spec, actor), daemon=True) for actor in range(2)
+    ]
+    for child in (*connectors, *senders):
+        child.start()
+
+    def serve(until_s: float, least: int = 0) -> int:
+        taken = 0
+        while time.perf_counter() < until_s or taken < least:
+            host.poll(0.1)
+            store.collect()
+            while store.ready:
+                store.release(store.ready.popleft())
+                taken += 1
+        return taken
+
+    try:
+        serve(0.0, least=20 * SLOTS)
+        before_s, started_s = sum(map(core_s, connectors)), time.perf_counter()
+        taken = serve(started_s + seconds)
+        wall_s = time.perf_counter() - started_s
+        return taken / wall_s, (sum(map(core_s, connectors)) - before_s) / taken * 1000
+    finally:
+        for child in (*connectors, *senders):
+            child.terminate()
+            child.join()
+        host.close()
+        store.close()
+        board.close()
+
+
+def core_s(process: BaseProcess) -> float:
+    """Processor time of a process so far, in seconds."""
+    times = psutil.Process(process.pid).cpu_times()
+    return float(times.user + times.system)
+
+
+def connect(folder: Path, count: int, index: int) -> None:
+    """One of ``count`` connectors."""
+    keep_freed_memory()
+    link = ShmLink(folder / "learner.sock", None, want=0, lane=True)
+    addresses = tuple(bind_of(address(folder), i) for i in range(count))
+    share = ActorShare(addresses, index)
+    receiver = Receiver(link, addresses[index], folder / "learner.sock", share=share)
+    while True:
+        receiver.turn(0.01)
+
+
 def make_spec(envs: int) -> SlotSpec:
     return SlotSpec(UNROLL, envs, (Column("obs", "|u1", (4, 84, 84), "unroll+1"),))
 
@@ -125,15 +217,15 @@ def encode_all(folder: Path, spec: SlotSpec) -> list[wire.Parts]:
     return messages
 
 
-def send(folder: Path, spec: SlotSpec) -> None:
+def send(folder: Path, spec: SlotSpec, actor: int = 1) -> None:
     """Send the unrolls in turn, as granted."""
     messages = encode_all(folder, spec)
-    client = Client(context(folder), address(folder), actor=1, spec=spec, want=SLOTS)
+    client = Client(context(folder), address(folder), actor=actor, spec=spec, want=SLOTS)
     client.join()
     while True:
         if client.wait_turn(1.0):
             parts = messages[client.next % UNROLLS]
-            head = wire.decode(parts).head._replace(actor=1, sequence=client.next)
+            head = wire.decode(parts).head._replace(actor=actor, sequence=client.next)
             client.send_slot(wire.encode(head, wire.verify(wire.decode(parts)), parts[2:]), 0)
 
 

@@ -9,12 +9,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, Strict
+from pydantic import AfterValidator, Field, Strict
 
 from penstock.configs.registry import ExtraOptions, OpenSection, OptionsRegistry
 from penstock.configs.section import Section
 from penstock.configs.value_types import Address, Count, Natural, Switch, Text, ValueDescription
 
+MAX_CONNECTORS = 16  # of a learner, which keeps lanes for as many
+Connectors = Annotated[Count, Field(le=MAX_CONNECTORS)]
 AUTO = "auto"
 """Value of `kind` that stands for a choice by the host of the actor (`TransportSpec.auto`)."""
 
@@ -81,6 +83,10 @@ class SharedTransportOptions(Section):
     """Number of frames stacked in each observation along its first axis (4 for Atari). Each frame
     is then written, sent and stored once, and the learner rebuilds the stacks. null: observations
     are sent whole."""
+    connectors: Connectors = 1
+    """Processes per learner that receive samples over the network, each from a part of the actors.
+    Actors join at `bind`, where the first listens and sends some of them on to the others; their
+    ports follow that of `bind`: `bind` + `learner.count` x number + rank."""
     bind: Address | None = None
     """Address at which the learner listens for actors on other hosts; null: only actors on this
     host."""

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from penstock.profiling.status import StatusPage
 
 EXIT_REJOIN = os.EX_TEMPFAIL  # exit code of a role that lost its learner: it is restarted at once
+ACTOR_INDEX_BITS = 16  # lowest bits of the id of an actor that was started by hand: its index
 URGENT = frozenset(
     {
         "checkpoint", "entered", "error", "evaluation", "final", "group_failed", "join", "ready",

@@ -115,7 +115,7 @@ def learner(
         if in_folder:
             make_socket_folder(write_to)
             for spec in specs:
-                if spec.role == "connector":
+                if spec.role == "connector" and not spec.index % config.transport.connectors:
                     print(
                         f"start actors with: penstock actor --connect {spec.address}", file=stream
                     )

@@ -2,25 +2,23 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from penstock.configs.errors import UserError
 from penstock.configs.group import SERVED
 from penstock.configs.transports import AUTO, TRANSPORTS, TransportSpec
 from penstock.core.interfaces import Bundle
 from penstock.core.role import Store
 from penstock.core.role_spec import RoleSpec, Stage
+from penstock.transport.addresses import bind_of, connector_addresses, reachable, run_bind
 
 if TYPE_CHECKING:
     from penstock.configs.schema import Config
 
 REMOTE_NICE = 5  # actors on another host start before they receive the learner's config
 EVALUATOR_NICER = 5  # than actors
-MAX_PORT = 65535
 
 
 def train(config: Config, runtime_dir: Path) -> tuple[RoleSpec, ...]:
@@ -34,15 +32,14 @@ def train(config: Config, runtime_dir: Path) -> tuple[RoleSpec, ...]:
         lockstep = RoleSpec("lockstep", 0, main, Stage.LEARNER, nice, threads, gpus=gpus)
         return (lockstep, *_evaluator(config))
     bind = transport.bind
-    wires = (f"ipc://{runtime_dir}/wire-{rank}" for rank in range(count))
-    binds = [bind_of(bind, rank) for rank in range(count)] if bind else list(wires)
+    wire = run_bind(config.transport, runtime_dir)
     sends = joined_by.reaches_other_hosts
-    addresses = [reachable(bind) if sends else None for bind in binds]
+    addresses = [reachable(bind_of(wire, rank)) if sends else None for rank in range(count)]
     return (
         *_server(config, runtime_dir),
         *(_learner(config, rank, address) for rank, address in enumerate(addresses)),
         *_actors(config.actors.count, config.actors.nice, config.actors.threads, addresses),
-        *(_connectors(binds) if sends or transport.bind else ()),
+        *(_connectors(config, wire, range(count)) if sends or bind else ()),
         *(_relays(joined_by, addresses) if sends else ()),
         *_evaluator(config),
     )
@@ -54,7 +51,7 @@ def learner(config: Config, bind: str, runtime_dir: Path) -> tuple[RoleSpec, ...
     return (
         *_server(config, runtime_dir),
         *(_learner(config, rank, None) for rank in ranks),
-        *_connectors([bind_of(bind, rank) for rank in ranks]),
+        *_connectors(config, bind, ranks),
         *_evaluator(config),
     )
 
@@ -62,7 +59,7 @@ def learner(config: Config, bind: str, runtime_dir: Path) -> tuple[RoleSpec, ...
 def one_of_several(config: Config, bind: str, rank: int, store: Store) -> tuple[RoleSpec, ...]:
     """The learner of one rank; ``store`` is the rendezvous of all ranks."""
     evaluator = _evaluator(config) if rank == 0 else ()
-    return (_learner(config, rank, None, store), _connector(bind_of(bind, rank), rank), *evaluator)
+    return (_learner(config, rank, None, store), *_connectors(config, bind, [rank]), *evaluator)
 
 
 def actors(count: int, address: str, transport: str) -> tuple[RoleSpec, ...]:
@@ -104,29 +101,6 @@ def placed(specs: Sequence[RoleSpec], hosts: Mapping[str, str]) -> tuple[RoleSpe
     binds = {s.name: s.address for s in specs if s.role == "connector" and s.address}
     ways = {reachable(bind): reachable(bind, hosts[name]) for name, bind in binds.items()}
     return tuple(replace(s, address=ways.get(s.address or "", s.address)) for s in specs)
-
-
-def bind_of(bind: str, rank: int) -> str:
-    """The address of the learner of a rank, given that of rank 0: the port is ``rank`` higher.
-
-    Raises UserError if that port does not exist.
-    """
-    if bind.startswith("ipc://"):
-        return f"{bind}-{rank}" if rank else bind
-    host, _, port = bind.rpartition(":")
-    if rank == 0 or port in ("*", "0"):
-        return bind
-    if int(port) + rank > MAX_PORT:
-        raise UserError(
-            f"the learner of rank {rank} would listen at port {port} + {rank}, and the last port "
-            f"is {MAX_PORT}; set transport.bind to a lower port"
-        )
-    return f"{host}:{int(port) + rank}"
-
-
-def reachable(bind: str, host: str = "127.0.0.1") -> str:
-    """The address at which clients reach ``bind`` of ``host``; by default, from the same host."""
-    return re.sub(r"^tcp://(\*|0\.0\.0\.0):", f"tcp://{host}:", bind)
 
 
 def names(specs: Iterable[RoleSpec]) -> str:
@@ -189,13 +163,16 @@ def _evaluator(config: Config) -> tuple[RoleSpec, ...]:
     return (RoleSpec("evaluator", 0, main, Stage.CARRIERS, nice, expendable=True),)
 
 
-def _connectors(binds: list[str]) -> tuple[RoleSpec, ...]:
-    return tuple(_connector(bind, rank) for rank, bind in enumerate(binds))
-
-
-def _connector(bind: str, rank: int) -> RoleSpec:
+def _connectors(config: Config, bind: str, ranks: Iterable[int]) -> tuple[RoleSpec, ...]:
+    """The connectors of the learners of ``ranks``; those of a learner have successive indices."""
     main = "penstock.launch.connector:run"
-    return RoleSpec("connector", rank, main, Stage.CARRIERS, address=bind, learner=rank)
+    return tuple(
+        RoleSpec("connector", index, main, Stage.CARRIERS, address=address, learner=rank)
+        for rank in ranks
+        for index, address in enumerate(
+            connector_addresses(config, bind, rank), rank * config.transport.connectors
+        )
+    )
 
 
 def _relays(transport: TransportSpec, addresses: Sequence[str | None]) -> tuple[RoleSpec, ...]:

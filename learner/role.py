@@ -59,7 +59,7 @@ WAIT_S = 0.2
 ARRIVAL_S = 5.0  # longest time that slots of a dead actor may still be on their way
 RECEIVED = ("slots", "steps", "raw_nbytes", "coded_nbytes")
 REMOTE_ACTORS = 16  # actors with memory from the start, where actors join from elsewhere
-SPARE_LANES = 32  # for a connector, actors by hand, and those that replace dead ones
+SPARE_LANES = 32  # for connectors, actors by hand, and those that replace dead ones
 
 
 def run(ctx: RoleContext) -> None:
@@ -395,7 +395,8 @@ class StreamTracker:
 
     def __init__(self, accounting: Accounting) -> None:
         self._accounting = accounting
-        self._connectors: dict[int, Message] = {}  # the latest message of each incarnation
+        self._connectors: dict[tuple[int, int], Message] = {}
+        """The latest message of each connector, by index and incarnation."""
         self._ended: deque[tuple[float, Message]] = deque()  # with the time of arrival
 
     def hear(self, messages: Iterable[Message]) -> None:
@@ -405,7 +406,7 @@ class StreamTracker:
                 self._ended.append((now_s, message))
             elif message["kind"] == "connector":
                 self._ended += [(now_s, stream) for stream in message.pop("streams", ())]
-                self._connectors[message["incarnation"]] = message
+                self._connectors[message["index"], message["incarnation"]] = message
 
     def close_streams(self, *, everything_arrived: bool = False) -> None:
         """Count the final steps of ended streams, once nothing of them can arrive any more."""
@@ -422,11 +423,12 @@ class StreamTracker:
 
     @property
     def actors(self) -> int:
-        """The number of actors of the newest connector."""
-        return self._connectors[max(self._connectors)]["actors"] if self._connectors else 0
+        """The number of actors of the connectors, in their newest incarnations."""
+        newest = dict(sorted(self._connectors))  # the last incarnation of each index remains
+        return sum(self._connectors[key]["actors"] for key in newest.items())
 
     def received(self) -> dict[str, dict[str, int]]:
-        """Totals received over the wire, through all connectors one after the other."""
+        """Totals received over the wire by all connectors and their predecessors."""
         said = self._connectors.values()
         return {"received": {n: sum(c[n] for c in said) for n in RECEIVED}} if said else {}
 

@@ -234,7 +234,13 @@ def wait_until(condition: Callable[[], bool], timeout_s: float = 10.0) -> None:
 
 @contextmanager
 def role_process(
-    folder: Path, role: str, address: str, *, incarnation: int = 0, **settings: Any
+    folder: Path,
+    role: str,
+    address: str,
+    *,
+    index: int = 0,
+    incarnation: int = 0,
+    **settings: Any,
 ) -> Iterator[LocalHandle]:
     """A connector or relay as a process of its own; ``settings`` are those of the transport."""
     config = {"env": {"id": "Test-v0"}, "transport": settings, "run": {"interval_s": 0.1}}
@@ -243,8 +249,10 @@ def role_process(
         "run_id": RUN_ID,
         "grace_s": 10.0,
     }
-    spec = RoleSpec(role, 0, f"penstock.transport.zmq.{role}:run", Stage.CARRIERS, address=address)
-    child = LocalHandle(spec, incarnation, arguments, folder / f"{role}.log")
+    spec = RoleSpec(
+        role, index, f"penstock.transport.zmq.{role}:run", Stage.CARRIERS, address=address
+    )
+    child = LocalHandle(spec, incarnation, arguments, folder / f"{role}-{index}.log")
     try:
         yield child
     finally:

@@ -1,10 +1,11 @@
-"""Addresses ``tcp://HOST:PORT`` and ``ipc://PATH``: which hosts reach them, which are safe, and
-which socket the actors of this host join by default.
+"""Addresses ``tcp://HOST:PORT`` and ``ipc://PATH``: which hosts reach them, which are safe, where a
+learner's connectors listen, and which socket the actors of this host join by default.
 
-It is in the folder of the run, because a port of 127.0.0.1 is open to every user of the host:
+That socket is in the folder of the run, because a port of 127.0.0.1 is open to every user of the
+host:
 
     RUN/sockets/          mode 0700: only processes of this user have access
-    RUN/sockets/wire      the connector of rank 0; that of rank r is wire-r
+    RUN/sockets/wire      the first connector of rank 0; `connector_addresses` has the others
 
 An actor finds the socket by the run's folder, before and after a restart of the learner. The file
 of a socket remains after its connector has ended, and the next connector replaces it.
@@ -14,12 +15,19 @@ from __future__ import annotations
 
 import ipaddress
 import os
+import re
 import stat
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from penstock.configs.errors import UserError
 
+if TYPE_CHECKING:
+    from penstock.configs.schema import Config
+    from penstock.configs.transports import TransportConfig
+
 FOLDER, SOCKET = "sockets", "wire"
+MAX_PORT = 65535
 PATH_NBYTES = 107 - len("-9999")  # what a Unix socket's path may have, but for the rank
 
 
@@ -112,3 +120,64 @@ def make_socket_folder(run_dir: Path) -> None:
             f"{path}, the folder for the sockets of actors, must belong to this user and have mode "
             "0700; remove it, or choose another place with --bind ipc://PATH"
         )
+
+
+def run_bind(transport: TransportConfig, runtime_dir: Path) -> str:
+    """The address of the first connector of rank 0; without `transport.bind`, one that only this
+    run's processes know."""
+    return transport.bind or f"ipc://{runtime_dir}/wire"
+
+
+def bind_of(bind: str, rank: int) -> str:
+    """The address that is ``rank`` after ``bind``, the one of rank 0: the port is so much higher.
+
+    Raises UserError if that port does not exist.
+    """
+    if bind.startswith("ipc://"):
+        return f"{bind}-{rank}" if rank else bind
+    host, _, port = bind.rpartition(":")
+    if rank == 0 or port in ("*", "0"):
+        return bind
+    if int(port) + rank > MAX_PORT:
+        raise UserError(
+            f"the learners' connectors would listen up to port {port} + {rank}, and the last port "
+            f"is {MAX_PORT}; set transport.bind to a lower port"
+        )
+    return f"{host}:{int(port) + rank}"
+
+
+def connector_addresses(config: Config, bind: str, rank: int) -> tuple[str, ...]:
+    """Where the connectors of the learner of a rank listen, given the address of rank 0.
+
+    The first is the one at which actors join; it sends some of them on to the others, whose ports
+    follow those of all learners' first ones. Raises UserError if one of these ports does not exist,
+    or is chosen by the system, so that the first connector could not name it.
+    """
+    count = config.transport.connectors
+    if count > 1 and re.search(r":(\*|0+)$", bind):
+        raise UserError(
+            f"transport.connectors is {count}, and {bind} leaves the port to the system; set "
+            "transport.bind to an address with a port, such as tcp://127.0.0.1:7700"
+        )
+    return tuple(bind_of(bind, rank + i * config.learner.count) for i in range(count))
+
+
+def beside(address: str, other: str) -> str:
+    """The address on the host, or in the folder, of ``address`` with the port or name of ``other``.
+
+    Raises ValueError if ``other`` is not of the same kind, or has no such port or name.
+    """
+    kind, mark = ("tcp://", ":") if address.startswith("tcp://") else ("ipc://", "/")
+    last = other.rpartition(mark)[2]
+    if kind == "tcp://":
+        valid = re.fullmatch("[0-9]{1,5}", last) is not None and 0 < int(last) <= MAX_PORT
+    else:
+        valid = 0 < len(last) <= PATH_NBYTES
+    if not (valid and other.startswith(kind)):
+        raise ValueError(f"{other} cannot be beside {address}")
+    return address.rpartition(mark)[0] + mark + last
+
+
+def reachable(bind: str, host: str = "127.0.0.1") -> str:
+    """The address at which clients reach ``bind`` of ``host``; by default, from the same host."""
+    return re.sub(r"^tcp://(\*|0\.0\.0\.0):", f"tcp://{host}:", bind)

@@ -79,6 +79,12 @@ _ALL = (
         ACTORS | HOST | ENDS | CARRIERS | WIRE | {"hostile:attach": 0.5},
         options=("transport.kind=zmq",),
     ),
+    Topology(
+        "connectors",
+        ACTORS | CARRIERS | {"end:learner": 0.15, "end:term": 0.1},
+        options=("transport.kind=zmq", "transport.connectors=2"),
+        actors=4,
+    ),
     _group("bsp"),
     _group("local_sgd"),
     _group("ssp", **{**_SERVER}),

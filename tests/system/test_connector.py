@@ -21,8 +21,10 @@ from idle_peers import connecting, processor_s
 from penstock.core.interfaces import LearnerGoneError
 from penstock.core.role import EXIT_REJOIN
 from penstock.core.specs import Column, SlotSpec
+from penstock.launch.engines.local import LocalHandle
 from penstock.replay.accounting import Accounting
 from penstock.transport import wire
+from penstock.transport.addresses import bind_of
 from penstock.transport.wire import Header, MessageKind
 from penstock.transport.zmq.link import ZmqLink
 from transport_world import (
@@ -247,6 +249,56 @@ def test_two_connectors_cannot_share_an_address(
         link = join(address)  # the first one is as well as before
         send(link, 0)
         assert side.take().header["sequence"] == 0
+
+
+@pytest.mark.parametrize("scheme", ["tcp", "ipc"])
+def test_two_connectors_of_a_learner_each_receive_from_their_actors(
+    tmp_path: Path, side: Learner, scheme: str
+) -> None:
+    """All actors join at the address of the first; one is killed, and receives again."""
+    first = f"tcp://127.0.0.1:{free_port()}" if scheme == "tcp" else f"ipc://{tmp_path}/wire"
+    second = bind_of(first, 1)
+    with ExitStack() as stack:
+
+        def start(address: str, index: int, incarnation: int = 0) -> LocalHandle:
+            numbers = {"index": index, "incarnation": incarnation}
+            started = role_process(
+                tmp_path, "connector", address, connectors=2, bind=first, **numbers
+            )
+            return stack.enter_context(started)
+
+        kept, killed = start(first, 0), start(second, 1)
+        links = {
+            actor: ZmqLink(context(tmp_path), first, SPEC, 2, actor=actor) for actor in range(4)
+        }
+        for link in links.values():
+            stack.callback(link.close)
+
+        def play(sequence: int) -> None:
+            for actor, link in links.items():
+                with link.slot(20) as slot:
+                    assert slot is not None
+                    fill(slot, sequence, actor=actor)
+
+        play(0)
+        play(1)
+        received = sorted(stream_of(side.take(20)) for _ in range(8))
+        assert received == [(actor, n) for actor in range(4) for n in range(2)]
+        for index, end in enumerate((kept, killed)):
+            while (report := heard(end, "connector"))["slots"] < 4:
+                pass
+            assert (report["index"], report["actors"], report["rejected"]) == (index, 2, {})
+        killed.signal(signal.SIGKILL)
+        start(second, 1, incarnation=1)
+        for sequence in range(2, 6):  # two per actor may still go to the connector that was killed
+            play(sequence)
+        expected_now = {(actor, n) for actor in (0, 2) for n in range(2, 6)} | {(1, 5), (3, 5)}
+        wait_until(lambda: expected_now <= set(map(stream_of, side.taken)), 20)
+
+
+def stream_of(taken: Taken) -> tuple[int, int]:
+    """Actor and sequence of a slot."""
+    return taken.header["actor"], taken.header["sequence"]
 
 
 def test_other_hosts_are_not_let_in_without_keys(tmp_path: Path, side: Learner) -> None:

@@ -32,11 +32,12 @@ def lags(folder: Path) -> Counter[int]:
     return found
 
 
-@pytest.mark.parametrize("kind", ["shm", "zmq"])
+@pytest.mark.parametrize(("kind", "connectors"), [("shm", 1), ("zmq", 1), ("zmq", 2)])
 def test_no_sample_has_lag_and_none_is_dropped_though_an_actor_is_killed(
-    kind: str, penstock: Callable[..., Command], tmp_path: Path
+    kind: str, connectors: int, penstock: Callable[..., Command], tmp_path: Path
 ) -> None:
-    options = (*SYNCHRONOUS, f"transport.kind={kind}", "transport.slots=2")
+    transport = (f"transport.kind={kind}", f"transport.connectors={connectors}")
+    options = (*SYNCHRONOUS, *transport, "transport.slots=2")
     run = penstock("train", "cartpole", "--json", *options)
 
     def last() -> dict[str, Any]:

@@ -20,6 +20,7 @@ from penstock.core.params import POLICY_ID, ParamLayout, Stamp
 from penstock.core.role import RoleContext
 from penstock.core.specs import SlotSpec
 from penstock.transport import wire
+from penstock.transport.addresses import beside
 from penstock.transport.grants import BEAT_S
 from penstock.transport.wire import Header, MessageKind, WireError
 from penstock.transport.zmq.keys import load_actor
@@ -86,6 +87,7 @@ class Client:
         self._asked: dict[int, tuple[Stamp | None, float]] = {}  # by policy
         self._weights: dict[int, tuple[Stamp, npt.NDArray[Any]]] = {}
         self._unknown: set[int] = set()  # policies that were refused
+        self._sent_on = False  # from the first connector to another one
         curve = ctx.curve or (ctx.config.transport.curve if ctx.config else None)
         keys = load_actor(Path(curve)) if curve else None
         self._context: zmq.Context[Socket] = zmq.Context()
@@ -264,6 +266,8 @@ class Client:
             self._welcomed(head, meta)
         elif head.kind == MessageKind.REFUSE and "policy_id" in meta:
             self._unknown |= {wire.policy_of(meta)} & self._asked.keys()
+        elif head.kind == MessageKind.REFUSE and "connector" in meta and not self._sent_on:
+            self._go_to(str(meta["connector"]))
         elif head.kind == MessageKind.REFUSE:
             raise UserError(printable(str(meta["error"])))
         elif self._run_id and head.run_id != self._run_id:
@@ -272,6 +276,24 @@ class Client:
             self._granted(head)
         elif head.kind == MessageKind.WHO and self._joined:
             self.rejoin()
+
+    def _go_to(self, address: str) -> None:
+        """Join at another connector of the learner, whose ``address`` it sent.
+
+        Only the port (or the name of the socket) is taken from it: the learner may know its host by
+        another name, and cannot send an actor to other hosts or folders.
+        """
+        try:
+            address = beside(self._address, address)
+            self.socket.disconnect(self._address)
+            self.socket.connect(address)
+        except (ValueError, zmq.ZMQError) as error:
+            raise UserError(
+                f"the learner at {self._address} sent this actor on to {printable(address)}, where "
+                "none of its connectors can be; use the same release of Penstock in both"
+            ) from error
+        self._sent_on = True
+        self.rejoin()
 
     def _welcomed(self, head: Header, meta: dict[str, Any]) -> None:
         if self._run_id and head.run_id != self._run_id:

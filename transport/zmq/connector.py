@@ -12,14 +12,15 @@ from collections.abc import Callable
 from itertools import islice
 from pathlib import Path
 
+from penstock.configs.schema import Config
 from penstock.core import descriptors
 from penstock.core.interfaces import LearnerGoneError, SlotProcessor, Welcome
 from penstock.core.memory import TRIM_S, give_back_memory, keep_freed_memory
 from penstock.core.role import EXIT_REJOIN, RoleContext, learner_socket
 from penstock.profiling.status import Phase
-from penstock.transport.addresses import check_bind
+from penstock.transport.addresses import check_bind, connector_addresses, run_bind
 from penstock.transport.shm.link import ShmLink
-from penstock.transport.zmq.receiver import TICK_S, Receiver
+from penstock.transport.zmq.receiver import TICK_S, ActorShare, Receiver
 
 STREAMS_PER_REPORT = 1000  # fit one message to the supervisor
 LAST_CHARACTERS = 200  # of the latest message of a reason, in an event
@@ -46,6 +47,7 @@ def run(ctx: RoleContext, prepare: Callable[[Welcome], SlotProcessor] | None = N
         link,
         ctx.address,
         path,
+        share=_share(ctx, ctx.config),
         curve=curve,
         dtype=ctx.config.weights.dtype,
         silence_s=ctx.config.run.hang_timeout_s,
@@ -60,6 +62,15 @@ def run(ctx: RoleContext, prepare: Callable[[Welcome], SlotProcessor] | None = N
         link.close()
     if not ctx.stopping():
         raise SystemExit(EXIT_REJOIN)
+
+
+def _share(ctx: RoleContext, config: Config) -> ActorShare:
+    """Which actors this connector receives from."""
+    addresses = connector_addresses(
+        config, run_bind(config.transport, ctx.runtime_dir), ctx.learner
+    )
+    own = ctx.index - ctx.learner * len(addresses)
+    return ActorShare(addresses, own, config.learner.count)
 
 
 def _attach(ctx: RoleContext, path: Path) -> ShmLink | None:
@@ -132,7 +143,11 @@ def _report(ctx: RoleContext, receiver: Receiver) -> bool:
     ended = receiver.grants.ended
     streams = [stream.end() for stream in islice(ended, STREAMS_PER_REPORT)]
     told = ctx.report(
-        "connector", incarnation=ctx.incarnation, **receiver.figures(), streams=streams
+        "connector",
+        index=ctx.index,
+        incarnation=ctx.incarnation,
+        **receiver.figures(),
+        streams=streams,
     )
     if told:
         for _ in streams:

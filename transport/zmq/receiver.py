@@ -17,7 +17,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -26,6 +26,7 @@ import zmq
 from penstock.configs.errors import UserError
 from penstock.core.interfaces import SlotProcessor, UnknownPolicyError
 from penstock.core.params import Stamp, WireDtype
+from penstock.core.role import ACTOR_INDEX_BITS
 from penstock.profiling.ledger import Part, TimeLedger
 from penstock.transport import wire
 from penstock.transport.grants import ActorStream, Grants, TakenError
@@ -42,6 +43,26 @@ TICK_S = 0.01  # longest wait of new weights
 QUIET_S = 0.2  # after so long without a message, all sent messages have arrived
 BATCH = 64  # messages handled between two checks of everything else
 REFUSE_CHARACTERS = 2000
+
+
+class ActorShare(NamedTuple):
+    """The actors that each connector of a learner receives from.
+
+    An actor's id decides, so that a connector that restarts knows it, and all connections that
+    claim an id meet at one connector. ``addresses`` are those of the connectors, ``own`` the index
+    of this one. Ids of a run's own actors are their indices, which its ``learners`` take in turn;
+    those of actors started by hand have a random number above their lowest 16 bits.
+    """
+
+    addresses: tuple[str, ...]
+    own: int
+    learners: int = 1
+
+    def connector(self, actor: int) -> int:
+        """The index of the connector that receives from ``actor``."""
+        group, index = divmod(actor, 1 << ACTOR_INDEX_BITS)
+        place = group + index if group else index // self.learners
+        return place % len(self.addresses)
 
 
 class Receiver:
@@ -62,9 +83,11 @@ class Receiver:
         process: SlotProcessor | None = None,
         ledger: TimeLedger | None = None,
         synchronous: bool = False,
+        share: ActorShare | None = None,
     ) -> None:
         """Attach the socket. Raises UserError for an address that is taken, or unreadable keys.
 
+        ``share``: the actors whose slots are received here; None for all.
         ``synchronous``: a grant is for the newest weights, and slots that no actor wants return to
         the learner, which would wait for them.
         """
@@ -83,6 +106,7 @@ class Receiver:
         self._process = process
         self._ledger = ledger or TimeLedger()
         self._synchronous = synchronous
+        self._share = share or ActorShare((address,), 0)
         self._lending = True
         self._gone = False  # whether the learner is gone, at the last check
         self._newest = (0, 0)  # generation and version of weights, at the last check
@@ -222,6 +246,10 @@ class Receiver:
             raise WireError("meta", str(error)) from error
         stream = None
         if want:
+            receives = self._share.connector(message.head.actor)
+            if receives != self._share.own:
+                self._send_on(peer, self._share.addresses[receives])
+                return
             stream = self.grants.hello(message.head, peer, want, time.monotonic(), key)
         self._say(peer, MessageKind.WELCOME, self._welcome, stream)
 
@@ -324,6 +352,11 @@ class Receiver:
             slot = self._writer.acquire(0)
             assert slot is not None
             self._writer.return_unfilled(slot)
+
+    def _send_on(self, peer: bytes, address: str) -> None:
+        """Send an actor to the connector that receives from it; no state of it is kept here."""
+        text = f"the learner receives from this actor at {address}; join there"
+        self._say(peer, MessageKind.REFUSE, {"error": text, "connector": address})
 
     def _refuse(self, peer: bytes, text: str, **more: int) -> None:
         self._say(peer, MessageKind.REFUSE, {"error": text[:REFUSE_CHARACTERS], **more})

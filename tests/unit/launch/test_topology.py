@@ -10,7 +10,7 @@ from penstock.core.interfaces import Bundle
 from penstock.core.role import Store
 from penstock.core.role_spec import RoleSpec, Stage
 from penstock.launch import topology
-from penstock.launch.topology import reachable
+from penstock.transport.addresses import bind_of, reachable
 
 RUNTIME = Path("/tmp/penstock-x")
 
@@ -36,7 +36,7 @@ def test_on_one_host_a_run_is_a_learner_and_actors(kind: str) -> None:
 
 
 def test_over_the_wire_there_are_a_connector_and_a_relay_too() -> None:
-    wire = f"ipc://{RUNTIME}/wire-0"
+    wire = f"ipc://{RUNTIME}/wire"
     assert addresses(train("transport.kind=zmq", "actors.count=1")) == {
         "learner-0": wire,
         "actor-0": wire,
@@ -102,9 +102,32 @@ def test_each_learner_has_a_share_of_the_actors() -> None:
 def test_each_learner_has_a_wire_of_its_own() -> None:
     specs = train("learner.count=2", "actors.count=3", "transport.kind=zmq")
     for spec in specs:
-        assert spec.address == f"ipc://{RUNTIME}/wire-{spec.learner}"
+        assert spec.address == f"ipc://{RUNTIME}/wire" + ("-1" if spec.learner else "")
     roles = [spec.name for spec in specs if spec.stage is Stage.CARRIERS]
     assert roles == ["connector-0", "connector-1", "relay-0", "relay-1"]
+
+
+def test_a_learner_may_have_several_connectors_behind_one_address() -> None:
+    options = ("learner.count=2", "actors.count=4", "transport.connectors=2")
+    found = addresses(train(*options, "transport.bind=tcp://*:7700", "transport.insecure=true"))
+    assert {name: at for name, at in found.items() if name.startswith("connector")} == {
+        "connector-0": "tcp://*:7700",
+        "connector-1": "tcp://*:7702",
+        "connector-2": "tcp://*:7701",
+        "connector-3": "tcp://*:7703",
+    }
+    specs = train(*options, "transport.kind=zmq")
+    assert {spec.address for spec in specs if spec.role == "actor"} == {
+        f"ipc://{RUNTIME}/wire",
+        f"ipc://{RUNTIME}/wire-1",
+    }
+    assert [spec.learner for spec in specs if spec.role == "connector"] == [0, 0, 1, 1]
+
+
+@pytest.mark.parametrize("port", ["0", "*"])
+def test_several_connectors_need_a_port_that_can_be_named(port: str) -> None:
+    with pytest.raises(UserError, match=r"transport.connectors is 2, and .* leaves the port"):
+        train("transport.connectors=2", f"transport.bind=tcp://127.0.0.1:{port}")
 
 
 def test_learners_of_one_host_listen_at_ports_side_by_side() -> None:
@@ -179,13 +202,13 @@ def test_one_of_several_learners_is_alone_in_its_command() -> None:
     ],
 )
 def test_where_the_third_learner_listens(bind: str, third: str) -> None:
-    assert topology.bind_of(bind, 0) == bind
-    assert topology.bind_of(bind, 2) == third
+    assert bind_of(bind, 0) == bind
+    assert bind_of(bind, 2) == third
 
 
 def test_there_are_only_so_many_ports() -> None:
     with pytest.raises(UserError, match=r"port 65534 \+ 2, and the last port is 65535; set"):
-        topology.bind_of("tcp://127.0.0.1:65534", 2)
+        bind_of("tcp://127.0.0.1:65534", 2)
 
 
 def test_what_shares_memory_or_unix_sockets_is_one_bundle() -> None:

@@ -35,6 +35,36 @@ def test_other_hosts_need_keys_or_a_word(address: str) -> None:
     addresses.check_bind(address, keys=False, insecure=True)
 
 
+@pytest.mark.parametrize(
+    ("address", "other", "found"),
+    [
+        ("tcp://learner:7700", "tcp://*:7702", "tcp://learner:7702"),
+        ("tcp://[::1]:7700", "tcp://[::]:7702", "tcp://[::1]:7702"),
+        ("ipc://run/sockets/wire", "ipc:///home/me/run/sockets/wire-2", "ipc://run/sockets/wire-2"),
+        ("ipc:///a/wire", "ipc:///b/../c", "ipc:///a/c"),
+    ],
+)
+def test_another_connector_is_on_the_same_host_or_in_the_same_folder(
+    address: str, other: str, found: str
+) -> None:
+    assert addresses.beside(address, other) == found
+
+
+@pytest.mark.parametrize(
+    "other",
+    ["", "7702", "tcp://x", "tcp://x:0", "tcp://x:65536", "tcp://x:٣", "tcp://x:1e3", "ipc:///a/b"],
+)
+def test_no_other_port_than_a_number(other: str) -> None:
+    with pytest.raises(ValueError, match="cannot be beside"):
+        addresses.beside("tcp://learner:7700", other)
+
+
+@pytest.mark.parametrize("other", ["", "ipc:///a/", f"ipc:///{'x' * 200}", "tcp://x:7700"])
+def test_no_other_socket_than_one_with_a_name(other: str) -> None:
+    with pytest.raises(ValueError, match="cannot be beside"):
+        addresses.beside("ipc:///a/wire", other)
+
+
 def test_a_long_socket_path_is_refused_with_the_limit(tmp_path: Path) -> None:
     address = f"ipc://{tmp_path}/{'x' * 120}"
     with zmq.Context() as context, pytest.raises(UserError, match="longer than the 107 bytes"):

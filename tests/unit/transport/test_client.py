@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -79,6 +80,43 @@ def test_a_refusal_is_shown_without_control_characters(
         answered(tmp_path, monkeypatch, MessageKind.REFUSE, said)
     assert str(caught.value).startswith(r"no\x1b]0;owned\x07 \u202eway!!!")
     assert len(str(caught.value)) < 2100
+
+
+def test_an_actor_is_sent_on_once_and_only_within_its_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said = {"error": "not here", "connector": "ipc:///elsewhere/socket-1"}
+    coming = [wire.encode(Header(MessageKind.REFUSE), said) for _ in range(2)]
+    monkeypatch.setattr(client_module, "receive", lambda _: coming.pop() if coming else None)
+    client = Client(context(tmp_path), "ipc:///nowhere/socket")
+    endpoints: list[tuple[str, str]] = []
+    own = client.socket
+    monkeypatch.setattr(
+        client,
+        "socket",
+        SimpleNamespace(
+            connect=lambda address: endpoints.append(("connect", address)),
+            disconnect=lambda address: endpoints.append(("disconnect", address)),
+        ),
+    )
+    with pytest.raises(UserError, match="not here"):  # the second one
+        client.pump(0)
+    assert endpoints == [
+        ("disconnect", "ipc:///nowhere/socket"),
+        ("connect", "ipc:///nowhere/socket-1"),
+    ]
+    monkeypatch.setattr(client, "socket", own)
+    client.close()
+
+
+@pytest.mark.parametrize("connector", ["tcp://10.0.0.9:7700", "", "ipc:///", "\x1b]0;owned\x07", 7])
+def test_an_actor_is_not_sent_elsewhere(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, connector: object
+) -> None:
+    said = {"error": "not here", "connector": connector}
+    with pytest.raises(UserError, match="none of its connectors can be") as caught:
+        answered(tmp_path, monkeypatch, MessageKind.REFUSE, said)
+    assert str(caught.value).isprintable()
 
 
 def test_text_of_any_language_is_printable() -> None:

@@ -18,7 +18,7 @@ from penstock.transport import wire
 from penstock.transport.shm.link import ShmLink
 from penstock.transport.wire import Header, MessageKind
 from penstock.transport.zmq import connector as room
-from penstock.transport.zmq.receiver import Receiver
+from penstock.transport.zmq.receiver import ActorShare, Receiver
 from transport_world import RUN_ID, Learner, context, learner, reports, wait_until
 
 FLAGS = ("terminated", "truncated", "alive")
@@ -167,3 +167,13 @@ def test_a_status_page_holds_the_nearest_that_it_can(value: int) -> None:
     page.produced_steps = 5
     assert page.produced_steps == 5
     page.close()
+
+
+def test_actors_are_divided_among_connectors_by_their_ids() -> None:
+    """Those of a run by index, which learners take in turn; others by a random number and index."""
+    share = ActorShare(("a", "b"), 0, learners=2)
+    assert [share.connector(actor) for actor in (0, 2, 4, 6)] == [0, 1, 0, 1]
+    assert [share.connector(actor) for actor in (1, 3, 5, 7)] == [0, 1, 0, 1]
+    assert [share.connector(5 << 16 | index) for index in range(4)] == [1, 0, 1, 0]
+    assert [share.connector(group << 16) for group in range(1, 5)] == [1, 0, 1, 0]
+    assert {ActorShare(("a",), 0).connector(actor) for actor in range(9)} == {0}
