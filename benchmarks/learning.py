@@ -73,7 +73,7 @@ def main() -> None:
     args.add_argument("--peer-seeds", type=int, default=1)
     args.add_argument("--peer-steps", type=int, help="of stable-baselines3; default: --steps")
     args.add_argument("override", nargs="*", help="options of both")
-    options = args.parse_args()
+    options = args.parse_intermixed_args()
     settings = {"": options.override}
     if options.versus:
         settings["versus"] = [*options.override, *options.versus]

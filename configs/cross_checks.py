@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 from penstock.configs.group import group
 from penstock.configs.model import ModelConfig
+from penstock.configs.policy_lag import lag_of
 from penstock.configs.schedules import LinearSchedule
 from penstock.configs.section import Contradiction, Section
 from penstock.configs.sections import Sections
@@ -48,13 +49,13 @@ def _batches(cfg: Sections) -> Iterator[Contradiction]:
             f"{' for each learner' if learner.count > 1 else ''}; set "
             f"learner.batch_slots={waiting} or less",
         )
-    batches = waiting // learner.batch_slots + learner.prefetch + 1
-    lag = batches * learner.updates_per_batch * cfg.algo.passes + learner.publish_every
-    if lag > transport.max_policy_lag and not transport.synchronous:
+    least = lag_of(cfg, learner.batch_slots)
+    if least > transport.max_policy_lag and not transport.synchronous:
         yield Contradiction(
-            ("transport.max_policy_lag", "actors.count", "learner.updates_per_batch"),
-            f"transport.max_policy_lag {transport.max_policy_lag} is below {lag}, the lag of a "
-            f"full queue, so most samples would be dropped; set transport.max_policy_lag={2 * lag}",
+            ("transport.max_policy_lag", "learner.prefetch", "learner.publish_every"),
+            f"transport.max_policy_lag {transport.max_policy_lag} is below {least}, the lag that "
+            "learner.prefetch and learner.publish_every make with the slots of a single batch; set "
+            f"transport.max_policy_lag={least}, or 0 for the synchronous mode",
         )
 
 

@@ -34,7 +34,8 @@ def figures(metrics: Metrics, stop: StopConfig | None) -> dict[str, str]:
         "return": f"{number(m('episode_return_mean'))} over {count(m('episodes'))} episodes"
         + (f", best {number(m(BEST))}" if BEST in metrics else ""),
         **_losses(metrics),
-        "lag": f"{number(m('policy_lag_mean'))}, at most {number(m('policy_lag_max'))}",
+        "lag": f"{number(m('policy_lag_mean'))}, at most {number(m('policy_lag_max'))}"
+        + (f"; limit {count(m('policy_lag_limit'))}" if m("policy_lag_limit") else ""),
         "queue": f"{percent(m('queue_fill'))} full",
         "learner": shares(m("ledger") or {}) + _ceiling(metrics),
         **_each_learner(metrics),

@@ -1,8 +1,9 @@
 """The data source of algorithms that train once on each fresh unroll: a trajectory queue.
 
 A feeder thread takes in filled slots and gathers them into staging batches ahead of the trainer.
-In the synchronous mode (`transport.max_policy_lag` 0) it lends the slots of one batch, and those of
-the next once the weights of this one are published.
+No more slots are lent or filled at a time than `transport.max_policy_lag` allows. In the
+synchronous mode, where that is 0, the thread lends the slots of one batch, and those of the next
+once the weights of this one are published.
 """
 
 from __future__ import annotations
@@ -11,11 +12,14 @@ from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 
+from penstock.configs.policy_lag import slots_within_lag, updates_of_batch
 from penstock.configs.schema import Config
 from penstock.configs.transports import TransportConfig
 from penstock.core.interfaces import StepResult
+from penstock.core.notes import note_logger
 from penstock.core.specs import SlotSpec
 from penstock.learner.sources.feeder_thread import FeederThread
+from penstock.learner.sources.lag_control import LagControl
 from penstock.learner.sources.source import Consumer
 from penstock.learner.sources.staging import Copier, StagingBatch, gather_threads
 from penstock.profiling.ledger import Part, TimeLedger
@@ -23,6 +27,8 @@ from penstock.replay import Accounting, SlotQueue
 from penstock.transport.shm.arena import available_nbytes
 from penstock.transport.shm.host import ShmHost
 from penstock.transport.shm.store import SlotStore
+
+logger = note_logger(__name__)
 
 MOST_ACTORS = 1024  # actors that hold slots at a time; further ones take turns
 
@@ -45,8 +51,23 @@ class UnrollSource:
         most = most_slots(transport, consumer.spec, slots) if transport.bind else slots
         self.store = SlotStore(consumer.spec, slots, lanes, most=most)
         self._synchronous = transport.synchronous
+        within_lag = min(most, slots_within_lag(config))
+        if within_lag < slots and not self._synchronous:
+            logger.info(
+                "transport.max_policy_lag %d allows %d slots at a time, fewer than the %d that "
+                "actors would hold: they take turns",
+                transport.max_policy_lag,
+                within_lag,
+                slots,
+            )
         if self._synchronous:
             self.store.quota = 0  # until `Feeder` lends for the first batch
+        elif within_lag < most:
+            self.store.quota = within_lag
+        self._control = LagControl(
+            within_lag, learner.batch_slots, transport.max_policy_lag, updates_of_batch(config)
+        )
+        self._max_policy_lag = transport.max_policy_lag
         self._learner = learner
         self._consumer = consumer
         self._accounting = accounting
@@ -74,7 +95,8 @@ class UnrollSource:
             lambda: consumer.progress.version,
             self._ledger,
             prefetch=learner.prefetch > 0,
-            paced=self.store if self._synchronous else None,
+            store=self.store,
+            control=None if self._synchronous else self._control,
         )
         self._feeder.__enter__()
 
@@ -104,7 +126,7 @@ class UnrollSource:
         return self.store.fill_fraction()
 
     def figures(self) -> dict[str, float]:
-        return {}
+        return {"policy_lag_limit": self._max_policy_lag}
 
     def close(self) -> None:
         self._feeder.__exit__(None, None, None)
@@ -131,16 +153,19 @@ class Feeder:
         ledger: TimeLedger,
         *,
         prefetch: bool,
-        paced: SlotStore | None = None,
+        store: SlotStore,
+        control: LagControl | None,
     ) -> None:
-        """``paced``: the queue's store, where its slots are lent for one batch at a time."""
+        """``store`` is that of the queue; without ``control``, the synchronous mode, its slots are
+        lent for one batch at a time."""
         self._host = host
         self._queue = queue
         self._batches = batches
         self._batch_slots = batch_slots
         self._version = version
         self._ledger = ledger  # of the thread that gathers
-        self._paced = paced
+        self._store = store
+        self._control = control
         self._free = deque(batches)
         self._thread: FeederThread[StagingBatch] | None = None
         if prefetch:
@@ -188,13 +213,15 @@ class Feeder:
         self._queue.collect()
         if not self._free:
             return None
-        if self._paced is not None:
-            self._lend_batch(self._paced)
+        if self._control is None:
+            self._lend_batch()
         slots = self._queue.take(self._batch_slots, self._version())
+        if self._control is not None:
+            self._keep_lag(self._control)
         if not slots:
             return None
-        if self._paced is not None:
-            self._paced.quota = 0
+        if self._control is None:
+            self._store.quota = 0
         batch = self._free.popleft()
         self._ledger.switch(Part.GATHER)
         batch.gather(slots)
@@ -202,15 +229,22 @@ class Feeder:
         self._ledger.switch(Part.WAIT)
         return batch
 
-    def _lend_batch(self, store: SlotStore) -> None:
+    def _keep_lag(self, control: LagControl) -> None:
+        """Lend fewer or more slots by the lag of those that were just taken or dropped."""
+        lags, store = self._queue.last_lags, self._store
+        if lags:
+            control.took(len(lags), max(lags), store.in_use)
+            store.quota = control.slots if control.slots < store.geometry.slots else None
+
+    def _lend_batch(self) -> None:
         """Lend the slots of one batch, once the learner trains on none and its weights are
         published.
         """
         idle = len(self._free) == len(self._batches)
         published = self._host.published
         if idle and published is not None and published.version == self._version():
-            store.quota = self._batch_slots
-            store.lend()
+            self._store.quota = self._batch_slots
+            self._store.lend()
 
 
 def most_slots(transport: TransportConfig, spec: SlotSpec, least: int) -> int:

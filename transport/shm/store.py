@@ -387,7 +387,7 @@ class SlotStore:
 
     def _lend_quota(self, lanes: list[_Lane]) -> None:
         """Lend up to `quota`, each slot to the lane that holds the least of what it wants."""
-        while self._free and self._below_quota:
+        while self._below_quota and (self._free or self._grow(lanes)):
             self._turn += 1  # of lanes that hold equal parts each comes first in turn
             first = self._turn % max(1, len(lanes))
             wants = [(lane, lane.words.want) for lane in lanes[first:] + lanes[:first]]
@@ -398,7 +398,12 @@ class SlotStore:
 
     @property
     def _below_quota(self) -> bool:
-        return self.quota is None or len(self.slots) - len(self._free) < self.quota
+        return self.quota is None or self.in_use < self.quota
+
+    @property
+    def in_use(self) -> int:
+        """The number of slots that are lent, filled or being read."""
+        return len(self.slots) - len(self._free)
 
     def _grow(self, lanes: list[_Lane]) -> bool:
         """Add one slot, if the store may grow and some lane wants it."""

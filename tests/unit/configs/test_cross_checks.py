@@ -30,11 +30,12 @@ CASES = {
         "provide; set learner.batch_slots=2 or less",
         ["learner.batch_slots=2"],
     ),
-    "lag limit below what a queue makes": (
-        ["actors.count=8", "learner.updates_per_batch=4", "transport.max_policy_lag=20"],
-        "transport.max_policy_lag 20 is below 73, the lag of a full queue, so most samples would "
-        "be dropped; set transport.max_policy_lag=146",
-        ["transport.max_policy_lag=146"],
+    "lag limit below what a single batch makes": (
+        ["learner.prefetch=1", "learner.updates_per_batch=4", "transport.max_policy_lag=7"],
+        "transport.max_policy_lag 7 is below 8, the lag that learner.prefetch and "
+        "learner.publish_every make with the slots of a single batch; set "
+        "transport.max_policy_lag=8, or 0 for the synchronous mode",
+        ["transport.max_policy_lag=8"],
     ),
     "compiled network of another algorithm": (
         ["algo.name=dqn", "learner.compile=true"],

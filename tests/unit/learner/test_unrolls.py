@@ -18,6 +18,7 @@ from penstock.core.interfaces import Welcome
 from penstock.core.params import ParamLayout, Stamp
 from penstock.core.specs import Column, SlotSpec
 from penstock.envs import probe
+from penstock.learner.sources.lag_control import LagControl
 from penstock.learner.sources.staging import StagingBatch, torch_dtype
 from penstock.learner.sources.unrolls import Feeder, UnrollSource
 from penstock.learner.trainer import Trainer
@@ -66,7 +67,8 @@ class Rig:
             lambda: self.version,
             TimeLedger(),
             prefetch=prefetch > 0,
-            paced=self.store if paced else None,
+            store=self.store,
+            control=None if paced else LagControl(slots, batch_slots, 100, 1),
         )
         lane = self.store.open_lane(slots)
         event = self.store.lane_event(lane)

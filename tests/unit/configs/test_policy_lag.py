@@ -1,0 +1,65 @@
+"""The lag that follows from slots in use, against counts by hand."""
+
+from __future__ import annotations
+
+import pytest
+
+from penstock.configs.load import resolve
+from penstock.configs.policy_lag import lag_of, slots_within_lag
+from penstock.configs.schema import Config
+
+
+def config(prefetch: int, batch_slots: int, updates: int, publish_every: int, lag: int) -> Config:
+    return resolve(
+        "CartPole-v1",
+        [
+            f"learner.prefetch={prefetch}",
+            f"learner.batch_slots={batch_slots}",
+            f"learner.updates_per_batch={updates}",
+            f"learner.publish_every={publish_every}",
+            f"transport.max_policy_lag={lag}",
+            "actors.count=4",
+        ],
+    )
+
+
+@pytest.mark.parametrize(
+    ("settings", "slots", "lag"),
+    [
+        # Weights that are published while a slot is lent come one batch later at most, and the
+        # other slots of its batch add nothing.
+        ((0, 1, 1, 1), 1, 1),
+        ((0, 2, 1, 1), 2, 1),
+        # Three slots ahead are three batches of one slot, or one of two with one left over.
+        ((0, 1, 1, 1), 4, 4),
+        ((0, 2, 1, 1), 4, 2),
+        # Each batch is four optimizer steps; one more is prefetched.
+        ((1, 1, 4, 1), 1, 8),
+        ((1, 1, 4, 1), 3, 16),
+        # Published after every second batch of four.
+        ((0, 1, 4, 8), 1, 8),
+    ],
+)
+def test_the_lag_of_so_many_slots(
+    settings: tuple[int, int, int, int], slots: int, lag: int
+) -> None:
+    assert lag_of(config(*settings, lag=1000), slots) == lag
+
+
+@pytest.mark.parametrize(
+    ("settings", "limit", "slots"),
+    [
+        ((0, 1, 1, 1), 1, 1),
+        ((0, 1, 1, 1), 4, 4),
+        ((0, 2, 1, 1), 4, 8),
+        ((1, 1, 4, 1), 8, 1),
+        ((1, 1, 4, 1), 15, 2),
+        ((0, 1, 4, 8), 1000, 249),
+    ],
+)
+def test_the_slots_within_a_limit(
+    settings: tuple[int, int, int, int], limit: int, slots: int
+) -> None:
+    found = config(*settings, lag=limit)
+    assert slots_within_lag(found) == slots
+    assert lag_of(found, slots) <= limit < lag_of(found, slots + 1)
