@@ -360,7 +360,7 @@ def test_what_is_wrong_with_it_is_said(override: str, message: str) -> None:
 def test_a_run_has_its_connector_and_no_relay(tmp_path: Path) -> None:
     specs = topology.train(chosen(), tmp_path)
     assert topology.names(specs) == "learner, actor, connector, evaluator"
-    assert {spec.address for spec in specs if spec.address} == {f"ipc://{tmp_path}/wire-0"}
+    assert {spec.address for spec in specs if spec.address} == {f"ipc://{tmp_path}/wire"}
     by_hand = topology.actors(2, "ipc:///tmp/x", "stream")
     assert topology.names(by_hand) == "2 actors"
 
@@ -384,7 +384,7 @@ def test_names_places_and_options_have_one_meaning() -> None:
 def test_cartpole_is_trained_over_it(tmp_path: Path) -> None:
     sizes = ("actors.envs=4", "actors.unroll=8", "learner.updates_per_batch=1")
     config = chosen(*sizes, "stop.learner_steps=8", "stop.return=null", "run.interval_s=0.2")
-    address = f"ipc://{tmp_path}/wire-0"
+    address = f"ipc://{tmp_path}/wire"
     main = context(tmp_path, "learner", config=config, address=address)
     carries = context(tmp_path, "connector", config=config, address=address)
     plays = context(tmp_path, "actor", config=config, address=address)
