@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from safetensors import safe_open
 from safetensors.numpy import save_file
@@ -370,6 +370,7 @@ def test_whatever_is_in_the_file_is_refused_in_a_sentence(data: st.DataObject) -
             "checksums": {"model/x": 0},
         }.items()
     }
+    assume(about["format"] != 1)  # without checksums, and still readable
     dtype = data.draw(st.sampled_from(["F32", "F64", "BF16", "F8_E4M3", "I8", "BOOL", "X"]))
     with tempfile.TemporaryDirectory() as folder:
         written(Path(folder), about, {"model/x": (dtype, [3], 12)})
