@@ -7,8 +7,8 @@ with nothing else to do, in turns with the transfer. The sender sends unrolls th
 beforehand (only the header is new each time), so that the receiver is what is measured. "Per core"
 counts the processor time of the whole connector process: ZeroMQ's thread and the kernel included.
 
-Then two senders, whose learner has one connector or two, in turns: slots per second, and the
-processor time of all connectors for a slot.
+A second table compares one connector with two, in turns, with two senders: slots per second, and
+the connectors' processor time per slot.
 
     python benchmarks/wire.py [--seconds 3] [--rounds 3] [--json] [--save]
 """

@@ -2,10 +2,13 @@
 
 Lag is counted in optimizer steps, between the weights that play a slot and those with which the
 learner begins to train on it. An actor reads weights when it begins a slot, after the slot was lent
-to it. Until it is trained on, the learner takes the batches that are ahead of it: the one that it
-trains on, `learner.prefetch` further ones, and those of the other slots that are lent or filled.
-Before, weights may be some batches old, since they are published every `learner.publish_every`
-steps. An actor that is slower than the others adds to this.
+to it. These weights are up to `learner.publish_every` optimizer steps old, in whole batches. Until
+the slot is trained on, the learner takes the batches that are ahead of it: `learner.prefetch`
+batches, and those of the other slots that are lent or filled. An actor that is slower than the
+others adds to this.
+
+The number does not follow the measured lag: then one slow actor, or a peer that claims old weights,
+would slow all others down.
 """
 
 from __future__ import annotations
@@ -31,10 +34,10 @@ def lag_of(cfg: Sections, slots: int) -> int:
 
 
 def slots_within_lag(cfg: Sections) -> int:
-    """The most slots that may be lent or filled within `transport.max_policy_lag`; at least those
-    of a batch.
+    """The most slots that may be lent or filled within `transport.max_policy_lag`.
+
+    One batch fewer than `lag_of` allows, since actors are not equally fast, but at least one.
     """
     batch = cfg.learner.batch_slots
     left = cfg.transport.max_policy_lag - lag_of(cfg, batch)
-    batches = 1 + max(0, left) // updates_of_batch(cfg)
-    return batch * batches
+    return batch * max(1, left // updates_of_batch(cfg))

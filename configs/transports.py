@@ -73,10 +73,9 @@ class SharedTransportOptions(Section):
     max_policy_lag: Natural = 1000
     """Greatest policy lag, in optimizer steps, that a slot may have when its batch is gathered. No
     more slots are lent at a time than keep it, so with a low value actors wait for each other.
-    Slots of an actor that is much slower than the others can still be older; they are dropped and
-    counted. 0 is the synchronous mode: actors wait for the weights of each batch and then play
-    the slots of the next, so nothing is dropped; `learner.publish_every` and `learner.prefetch`
-    have no effect then."""
+    Slots of a slower actor can still be older; they are dropped and counted. 0 is the synchronous
+    mode: actors wait for the weights of each batch and then play the slots of the next, so nothing
+    is dropped; `learner.publish_every` and `learner.prefetch` have no effect then."""
     codec: Literal["auto", "snappy", "none"] = "auto"
     """Compression of samples sent over the network; `auto` decides for each column by the bytes
     saved."""

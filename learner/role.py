@@ -59,7 +59,7 @@ WAIT_S = 0.2
 ARRIVAL_S = 5.0  # longest time that slots of a dead actor may still be on their way
 RECEIVED = ("slots", "steps", "raw_nbytes", "coded_nbytes")
 REMOTE_ACTORS = 16  # actors with memory from the start, where actors join from elsewhere
-SPARE_LANES = 32  # for connectors, actors by hand, and those that replace dead ones
+SPARE_LANES = 32  # beyond actors.count: connectors, actors started by hand, replaced actors
 
 
 def run(ctx: RoleContext) -> None:

@@ -63,8 +63,6 @@ class SlotQueue:
         self._overflow = overflow
         self._deep = deep
         self._arrived: list[Slot] = []
-        self.last_lags: list[int] = []
-        """Lags of the slots that the last `take` took, or dropped for their lag."""
 
     def take(self, count: int, version: int) -> list[Slot]:
         """Take the ``count`` oldest slots that a learner at ``version`` may train on, or an empty
@@ -79,7 +77,6 @@ class SlotQueue:
             self._store.unstick()
             return []
         taken, self._arrived = self._arrived[:count], self._arrived[count:]
-        self.last_lags += [self._lag(slot, version) for slot in taken]
         return taken
 
     def in_flight_steps(self) -> int:
@@ -115,7 +112,6 @@ class SlotQueue:
         others.
         """
         old = [slot for slot in self._arrived if self._lag(slot, version) > self._max_policy_lag]
-        self.last_lags = [self._lag(slot, version) for slot in old]
         for slot in old:
             self._arrived.remove(slot)
             self._drop("lag", slot)

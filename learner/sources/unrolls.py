@@ -12,14 +12,13 @@ from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 
-from penstock.configs.policy_lag import slots_within_lag, updates_of_batch
+from penstock.configs.policy_lag import slots_within_lag
 from penstock.configs.schema import Config
 from penstock.configs.transports import TransportConfig
 from penstock.core.interfaces import StepResult
 from penstock.core.notes import note_logger
 from penstock.core.specs import SlotSpec
 from penstock.learner.sources.feeder_thread import FeederThread
-from penstock.learner.sources.lag_control import LagControl
 from penstock.learner.sources.source import Consumer
 from penstock.learner.sources.staging import Copier, StagingBatch, gather_threads
 from penstock.profiling.ledger import Part, TimeLedger
@@ -64,9 +63,6 @@ class UnrollSource:
             self.store.quota = 0  # until `Feeder` lends for the first batch
         elif within_lag < most:
             self.store.quota = within_lag
-        self._control = LagControl(
-            within_lag, learner.batch_slots, transport.max_policy_lag, updates_of_batch(config)
-        )
         self._max_policy_lag = transport.max_policy_lag
         self._learner = learner
         self._consumer = consumer
@@ -95,8 +91,7 @@ class UnrollSource:
             lambda: consumer.progress.version,
             self._ledger,
             prefetch=learner.prefetch > 0,
-            store=self.store,
-            control=None if self._synchronous else self._control,
+            paced=self.store if self._synchronous else None,
         )
         self._feeder.__enter__()
 
@@ -153,19 +148,16 @@ class Feeder:
         ledger: TimeLedger,
         *,
         prefetch: bool,
-        store: SlotStore,
-        control: LagControl | None,
+        paced: SlotStore | None = None,
     ) -> None:
-        """``store`` is that of the queue; without ``control``, the synchronous mode, its slots are
-        lent for one batch at a time."""
+        """``paced``: the queue's store, where its slots are lent for one batch at a time."""
         self._host = host
         self._queue = queue
         self._batches = batches
         self._batch_slots = batch_slots
         self._version = version
         self._ledger = ledger  # of the thread that gathers
-        self._store = store
-        self._control = control
+        self._paced = paced
         self._free = deque(batches)
         self._thread: FeederThread[StagingBatch] | None = None
         if prefetch:
@@ -213,15 +205,13 @@ class Feeder:
         self._queue.collect()
         if not self._free:
             return None
-        if self._control is None:
-            self._lend_batch()
+        if self._paced is not None:
+            self._lend_batch(self._paced)
         slots = self._queue.take(self._batch_slots, self._version())
-        if self._control is not None:
-            self._keep_lag(self._control)
         if not slots:
             return None
-        if self._control is None:
-            self._store.quota = 0
+        if self._paced is not None:
+            self._paced.quota = 0
         batch = self._free.popleft()
         self._ledger.switch(Part.GATHER)
         batch.gather(slots)
@@ -229,22 +219,15 @@ class Feeder:
         self._ledger.switch(Part.WAIT)
         return batch
 
-    def _keep_lag(self, control: LagControl) -> None:
-        """Lend fewer or more slots by the lag of those that were just taken or dropped."""
-        lags, store = self._queue.last_lags, self._store
-        if lags:
-            control.took(len(lags), max(lags), store.in_use)
-            store.quota = control.slots if control.slots < store.geometry.slots else None
-
-    def _lend_batch(self) -> None:
+    def _lend_batch(self, store: SlotStore) -> None:
         """Lend the slots of one batch, once the learner trains on none and its weights are
         published.
         """
         idle = len(self._free) == len(self._batches)
         published = self._host.published
         if idle and published is not None and published.version == self._version():
-            self._store.quota = self._batch_slots
-            self._store.lend()
+            store.quota = self._batch_slots
+            store.lend()
 
 
 def most_slots(transport: TransportConfig, spec: SlotSpec, least: int) -> int:

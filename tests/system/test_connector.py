@@ -285,8 +285,9 @@ def test_two_connectors_of_a_learner_each_receive_from_their_actors(
         received = sorted(stream_of(side.take(20)) for _ in range(8))
         assert received == [(actor, n) for actor in range(4) for n in range(2)]
         for index, end in enumerate((kept, killed)):
-            while (report := heard(end, "connector"))["slots"] < 4:
-                pass
+            report = heard(end, "connector")
+            while report["slots"] < 4:
+                report = heard(end, "connector")
             assert (report["index"], report["actors"], report["rejected"]) == (index, 2, {})
         killed.signal(signal.SIGKILL)
         start(second, 1, incarnation=1)

@@ -398,12 +398,7 @@ class SlotStore:
 
     @property
     def _below_quota(self) -> bool:
-        return self.quota is None or self.in_use < self.quota
-
-    @property
-    def in_use(self) -> int:
-        """The number of slots that are lent, filled or being read."""
-        return len(self.slots) - len(self._free)
+        return self.quota is None or len(self.slots) - len(self._free) < self.quota
 
     def _grow(self, lanes: list[_Lane]) -> bool:
         """Add one slot, if the store may grow and some lane wants it."""

@@ -48,8 +48,8 @@ REFUSE_CHARACTERS = 2000
 class ActorShare(NamedTuple):
     """The actors that each connector of a learner receives from.
 
-    An actor's id decides, so that a connector that restarts knows it, and all connections that
-    claim an id meet at one connector. ``addresses`` are those of the connectors, ``own`` the index
+    An actor's id decides, so that connectors share no state, and two connections that claim the
+    same id reach the same connector. ``addresses`` are those of the connectors, ``own`` the index
     of this one. Ids of a run's own actors are their indices, which its ``learners`` take in turn;
     those of actors started by hand have a random number above their lowest 16 bits.
     """

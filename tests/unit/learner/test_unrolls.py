@@ -18,7 +18,6 @@ from penstock.core.interfaces import Welcome
 from penstock.core.params import ParamLayout, Stamp
 from penstock.core.specs import Column, SlotSpec
 from penstock.envs import probe
-from penstock.learner.sources.lag_control import LagControl
 from penstock.learner.sources.staging import StagingBatch, torch_dtype
 from penstock.learner.sources.unrolls import Feeder, UnrollSource
 from penstock.learner.trainer import Trainer
@@ -67,8 +66,7 @@ class Rig:
             lambda: self.version,
             TimeLedger(),
             prefetch=prefetch > 0,
-            store=self.store,
-            control=None if paced else LagControl(slots, batch_slots, 100, 1),
+            paced=self.store if paced else None,
         )
         lane = self.store.open_lane(slots)
         event = self.store.lane_event(lane)
@@ -276,6 +274,20 @@ def test_a_gpu_gets_what_was_gathered_while_the_next_batch_is_filled(
             array = expected(sequence)[name]
             np.testing.assert_array_equal(tensor.cpu().numpy().view(array.dtype), array)
         batch.let_go()
+
+
+def test_no_more_slots_are_lent_than_the_lag_allows(tmp_path: Path) -> None:
+    options = ["actors.count=8", "actors.envs=4", "actors.unroll=8", "learner.device=cpu"]
+    bind = f"transport.bind=ipc://{tmp_path}/wire"  # a store that grows
+    for limits, most in ((["transport.max_policy_lag=4"], 3), ([], 8)):
+        config = resolve("cartpole", [*options, bind, *limits])
+        trainer = Trainer(config, probe(config.env))
+        source = UnrollSource(config, trainer, Accounting(), 1, 9, TimeLedger())
+        store = source.store
+        lanes = [store.open_lane(1) for _ in range(8)]
+        assert sum(len(store._lanes[lane].lent) for lane in lanes) == most
+        assert source.figures() == {"policy_lag_limit": config.transport.max_policy_lag}
+        store.close()
 
 
 def test_latency_is_of_steps_that_are_trained_on_and_ends_with_the_wait_for_others(
