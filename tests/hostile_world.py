@@ -206,7 +206,7 @@ class World:
         ended = self.receiver.grants.ended
         streams = [stream.end() for stream in ended]
         ended.clear()
-        report = {"kind": "connector", "incarnation": 0, **self.receiver.figures()}
+        report = {"kind": "connector", "index": 0, "incarnation": 0, **self.receiver.figures()}
         said = json.loads(json.dumps(report | {"streams": streams}))
         self.consume()
         self.others.hear([said])
