@@ -34,7 +34,9 @@ def run(ctx: RoleContext) -> None:
     """Play until ``ctx.stopping()``; exits with EXIT_REJOIN when the only learner is gone."""
     try:
         found = find(ctx)
+        ctx.status.begin(Phase.ENVIRONMENT)
         game = make(found.config.env, found.config.actors.envs, found.config.actors.env_threads)
+        ctx.status.begin(Phase.STARTING)
         _live(ctx, found, game)
     except LearnerGoneError as error:
         if ctx.stopping():

@@ -51,8 +51,8 @@ class RunOptions(Section):
     restarted, or the run ends if the process is essential. Raise it for environments whose steps or
     resets are slower."""
     start_timeout_s: Positive = 60.0
-    """Seconds that a process has from its start to its first progress. Raise it where imports,
-    environments or networks are slow to start."""
+    """Seconds that each part of a process's start may take: importing modules, making environments,
+    and the rest up to its first progress. Raise it where one of them is slower."""
     max_restarts: Natural = 5
     """Restart policy: how many restarts without progress are tolerated before the run fails. An
     actor makes no progress if it produces no sample, or if it ends with the same exception at the

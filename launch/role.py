@@ -27,7 +27,7 @@ from penstock.core.notes import notes_to
 from penstock.core.place import place
 from penstock.core.role import RoleContext, RunEndedError, Store
 from penstock.profiling.dump import answer_with_stacks, stacks_path
-from penstock.profiling.status import StatusPage
+from penstock.profiling.status import Phase, StatusPage
 
 BACKSTOP_S = 1.0
 TEXT_LIMIT = 50_000  # characters of a message or traceback that fit a control message
@@ -108,7 +108,10 @@ def _run(target: str, ctx: RoleContext) -> int:
     """Call ``module:function`` with the context; report what it raises and return an exit code."""
     try:
         module, _, function = target.partition(":")
-        getattr(importlib.import_module(module), function)(ctx)
+        ctx.status.begin(Phase.IMPORTING)
+        role = getattr(importlib.import_module(module), function)
+        ctx.status.begin(Phase.STARTING)
+        role(ctx)
     except SystemExit as exit_:
         return exit_.code if isinstance(exit_.code, int) else 0 if exit_.code is None else 1
     except UserError as error:

@@ -71,9 +71,9 @@ class SupervisedRole:
 
     def hung(self, limit: str, phase: str) -> Failure:
         """The failure of a process without a sign of life for the ``limit``."""
-        doing = "while it was starting" if self.life is Life.STARTING else f"in phase {phase}"
+        start = "while it was starting, " if self.life is Life.STARTING else ""
         where = f"its stacks are in logs/{self.name}.stacks"
-        return Failure(self.name, f"no sign of life for {limit}, {doing}; {where}")
+        return Failure(self.name, f"no sign of life for {limit}, {start}in phase {phase}; {where}")
 
     def note_silence(self, phase: str, now_s: float, hang_timeout_s: float) -> list[Effect]:
         """Report once that a working actor has given no sign of life for long."""

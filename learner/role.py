@@ -66,7 +66,9 @@ def run(ctx: RoleContext) -> None:
     """Train until asked to stop; reports metrics, the reason to stop, and the final accounting."""
     config = ctx.config
     assert config is not None
+    ctx.status.begin(Phase.ENVIRONMENT)
     info = probe(config.env, config.actors.env_threads)
+    ctx.status.begin(Phase.STARTING)
     logger.info("%s", info.how)
     if ctx.learner == 0 and (note := kind_note(config, info)):
         logger.info("%s", note)

@@ -40,6 +40,7 @@ class Phase(IntEnum):
     RECEIVING = 6
     STOPPING = 7
     REDUCING = 8
+    IMPORTING = 9
 
 
 class _Int:
@@ -134,6 +135,11 @@ class StatusPage:
         """Say "alive"; call it in every turn of the work loop, waiting turns too."""
         self._floats[1] = time.monotonic()
         self.ints[0] += 1
+
+    def begin(self, phase: Phase) -> None:
+        """Enter a part of the start, with a beat: each part is timed on its own."""
+        self.phase = phase
+        self.beat()
 
     @property
     def beat_s(self) -> float:

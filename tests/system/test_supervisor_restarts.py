@@ -123,9 +123,17 @@ def test_a_role_that_never_starts_is_a_fault_too(supervise: Supervise) -> None:
     result = supervise(actors=["never_ready"], learner="learn", limits=limits).result()
     assert result["exit_code"] == 1
     assert result["failure"]["message"] == (
-        "no sign of life for run.start_timeout_s = 2.5 s, while it was starting; "
-        "its stacks are in logs/actor-0.stacks"
+        "no sign of life for run.start_timeout_s = 2.5 s, while it was starting, "
+        "in phase starting; its stacks are in logs/actor-0.stacks"
     )
+
+
+def test_each_part_of_a_start_has_its_own_time(supervise: Supervise) -> None:
+    limits = {"start_timeout_s": 2.5, "max_restarts": 0}  # less than the parts together
+    run = supervise(actors=["start_in_parts"], learner="learn", limits=limits)
+    run.wait_for_log("actor-0", "incarnation 0 works")
+    run.signal(signal.SIGTERM)
+    assert run.result()["exit_code"] == 143
 
 
 def test_an_actor_that_lost_its_learner_joins_again_without_a_word(supervise: Supervise) -> None:

@@ -174,6 +174,14 @@ def _step_of_an_environment() -> None:
     time.sleep(600)
 
 
+def start_in_parts(ctx: RoleContext) -> None:
+    """A good actor with a start of three parts of a second each."""
+    for phase in (Phase.IMPORTING, Phase.ENVIRONMENT, Phase.STARTING):
+        ctx.status.begin(phase)
+        time.sleep(1.0)
+    work(ctx)
+
+
 def never_ready(ctx: RoleContext) -> None:
     time.sleep(600)
 
