@@ -7,6 +7,7 @@ benchmark prints and records; it never fails a test run.
 from __future__ import annotations
 
 import argparse
+import compileall
 import json
 import os
 import socket
@@ -17,6 +18,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, TextIO
 
+import penstock
 from penstock.core.machine import machine as of_package
 from penstock.launch.engines.local import THREAD_VARIABLES
 
@@ -32,6 +34,14 @@ def parser(description: str | None) -> argparse.ArgumentParser:
     made.add_argument("--json", action="store_true", help="end with the result as one JSON object")
     made.add_argument("--save", action="store_true", help="write benchmarks/results/NAME.json")
     return made
+
+
+def compile_package() -> None:
+    """Write the package's bytecode, as an installation by pip does: a machine may be set not to
+    write any (PYTHONDONTWRITEBYTECODE), and then each start compiles."""
+    for room in Path(penstock.__file__).parent.iterdir():
+        if room.is_dir():
+            compileall.compile_dir(room, quiet=2)
 
 
 def finish(

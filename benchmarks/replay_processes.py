@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from common import ONE_THREAD
+from common import ONE_THREAD, compile_package
 from peers.replay import BATCH, FRAMES, Case, steps
 from penstock.replay import Replay, Sequences, Writer
 from replay_rates import Calls, rate_of, rates_of
@@ -132,7 +132,8 @@ def size(seconds: float) -> dict[str, Any]:
 
 
 def import_time(seconds: float) -> dict[str, Any]:
-    """Milliseconds that importing takes once numpy is there."""
+    """Milliseconds that importing takes after numpy's import."""
+    compile_package()
     command = [sys.executable, "-c", IMPORT]
     runs = [
         float(

@@ -8,7 +8,6 @@ step; metrics come every 20 ms here. Bytecode is compiled first, as `make` does.
 
 from __future__ import annotations
 
-import compileall
 import json
 import signal
 import statistics
@@ -19,17 +18,14 @@ import time
 from pathlib import Path
 from typing import Any
 
-import penstock
-from common import finish, parser
+from common import compile_package, finish, parser
 
 
 def main() -> None:
     args = parser(__doc__)
     args.add_argument("--times", type=int, default=5)
     options = args.parse_args()
-    for room in Path(penstock.__file__).parent.iterdir():
-        if room.is_dir():
-            compileall.compile_dir(room, quiet=2)
+    compile_package()
     runs = [first_step_s() for _ in range(options.times)]
     alone = [import_torch_s() for _ in range(options.times)]
     result = {
