@@ -15,6 +15,9 @@ actions. So the cost of asynchrony is measured:
     python benchmarks/learning.py halfcheetah --steps 300000 --seeds 10 \\
         --versus transport.max_policy_lag=0
 
+`--known RESULT.json` takes the seeds that an earlier result of the same settings has from there, so
+that more seeds can be added to it where its folder of runs is gone.
+
 With `--goal RETURN` a run ends when its closing evaluation confirms that return. The table shows
 the steps and seconds after which it had the weights that were confirmed, and the seconds until they
 were. With `--peers`, the peers that `make peers` has installed are trained beside it, one after
@@ -30,7 +33,7 @@ from __future__ import annotations
 import json
 import statistics
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -41,15 +44,20 @@ from gymnasium.spaces import Box, MultiDiscrete
 import penstock
 from common import finish, parser
 from penstock.bench.whole import train
-from penstock.configs.load import load_run
+from penstock.configs.load import load_run, resolve
 from penstock.configs.schema import Config
 from penstock.envs.make import make
 from penstock.evaluation.evaluate import ENVS, play
-from penstock.monitor.intervals import interval
+from penstock.monitor.intervals import interval, iqm, mean
 from penstock.monitor.record import EVALUATIONS, SUMMARY, lines
 
 EPISODES = 100
 RESAMPLES = 10_000
+DIFFERENCES = {
+    "difference_share": "means",
+    "difference_share_iqm": "interquartile means",
+    "difference_share_course": "means of all evaluations",
+}
 
 
 def main() -> None:
@@ -62,6 +70,7 @@ def main() -> None:
     args.add_argument("--folder", type=Path, default=Path("runs/learning"))
     args.add_argument("--name", help="of the result; default: the target")
     args.add_argument("--versus", nargs="+", default=[], help="options of a second setting")
+    args.add_argument("--known", type=Path, help="an earlier result, for the seeds that it has")
     args.add_argument("--goal", type=float, help="a return that ends a run when it is confirmed")
     args.add_argument(
         "--peers",
@@ -77,15 +86,20 @@ def main() -> None:
     settings = {"": options.override}
     if options.versus:
         settings["versus"] = [*options.override, *options.versus]
+    measured = {
+        "target": options.target,
+        "steps": options.steps,
+        "settings": {name or "first": value for name, value in settings.items()},
+    }
+    earlier = known(options.known, measured) if options.known else {}
     runs: dict[str, list[dict[str, Any]]] = {name: [] for name in settings}
     for seed in range(options.first_seed, options.first_seed + options.seeds):
         for name, overrides in settings.items():  # in turns: the machine's load changes with time
             folder = options.folder / "-".join(filter(None, (options.target, name, str(seed))))
-            runs[name].append(one(options, folder, seed, overrides))
+            run = earlier.get((name or "first", seed)) or one(options, folder, seed, overrides)
+            runs[name].append(run)
     result: dict[str, Any] = {
-        "target": options.target,
-        "steps": options.steps,
-        "settings": {name or "first": value for name, value in settings.items()},
+        **measured,
         "runs": {name or "first": found for name, found in runs.items()},
     }
     rows: list[list[Any]] = [
@@ -106,15 +120,16 @@ def main() -> None:
     for name, found in runs.items():
         label = " ".join(settings[name][len(options.override) :]) or "first"
         rows += [[label, *(run[key] for key in keys), when(run["reached"])] for run in found]
-        mean = interval([run["return"] for run in found])
-        half = "" if mean.half is None else f"± {mean.half:.3g}"
-        rows.append([label, f"mean {half}", "", "", "", "", "", mean.mean, "", ""])
+        middle = interval([run["return"] for run in found])
+        half = "" if middle.half is None else f"± {middle.half:.3g}"
+        rows.append([label, f"mean {half}", "", "", "", "", "", middle.mean, "", ""])
     if options.versus:
         result |= against(options, runs[""], runs["versus"])
         rows.append(["random actions", "", "", "", "", "", "", result["random"], "", ""])
-        low, high = result["difference_share"]
-        words = f"{low:+.1%} ... {high:+.1%} of the second's gain over random"
-        rows.append(["difference", "95 %", "", "", "", "", "", words, "", ""])
+        for key, what in DIFFERENCES.items():
+            low, high = result[key]
+            words = f"{low:+.1%} ... {high:+.1%} of the second's gain over random"
+            rows.append([f"difference, {what}", "95 %", "", "", "", "", "", words, "", ""])
     if options.peers is not None:
         result["peers"] = beside(options, runs[""])
         for peer in result["peers"]:
@@ -123,6 +138,18 @@ def main() -> None:
             cells = [end["steps"], end["seconds"], *returns, "", when(peer["reached"])]
             rows.append([peer["peer"], peer["seed"], *cells])
     finish(options.name or f"learning_{options.target}", result, rows, options)
+
+
+def known(path: Path, measured: Mapping[str, Any]) -> dict[tuple[str, int], dict[str, Any]]:
+    """The runs of an earlier result, by setting and seed. Exits if it is of other settings."""
+    earlier = json.loads(path.read_text())
+    for key, value in measured.items():
+        if earlier[key] != value:
+            raise SystemExit(
+                f"--known {path}: its {key} is {earlier[key]}, and this is {value}; measure it "
+                "with the same, or leave --known out"
+            )
+    return {(name, run["seed"]): run for name, found in earlier["runs"].items() for run in found}
 
 
 def one(options: Any, folder: Path, seed: int, overrides: Sequence[str]) -> dict[str, Any]:
@@ -257,21 +284,36 @@ def against(
 ) -> dict[str, Any]:
     """How far the first setting is above the second, by a bootstrap over the seeds of each.
 
-    Returns the mean return of random actions, and the 95 % interval of the difference of means as
-    a share of the second's mean gain over random actions.
+    Returns the mean return of random actions, and 95 % intervals of differences as shares of the
+    second's gain over random actions: of the means over seeds, of the interquartile means, which a
+    few runs that collapsed do not decide, and of the means of all of a run's evaluations.
     """
-    by_chance = random_return(load_run(options.folder / f"{options.target}-{first[0]['seed']}"))
-    rng = np.random.default_rng(0)
-    means = []
-    for runs in (first, second):
-        returns = np.array([run["return"] for run in runs])
-        means.append(rng.choice(returns, (RESAMPLES, len(returns))).mean(1))
-    gain = statistics.fmean(run["return"] for run in second) - by_chance
-    shares = (means[0] - means[1]) / gain
+    by_chance = random_return(resolve(options.target, options.override))
+    final = [np.array([run["return"] for run in runs]) for runs in (first, second)]
+    course = [np.array([course_mean(run) for run in runs]) for runs in (first, second)]
     return {
         "random": by_chance,
-        "difference_share": [float(value) for value in np.quantile(shares, (0.025, 0.975))],
+        "difference_share": difference_share(final, by_chance, mean),
+        "difference_share_iqm": difference_share(final, by_chance, iqm),
+        "difference_share_course": difference_share(course, by_chance, mean),
     }
+
+
+def course_mean(run: Mapping[str, Any]) -> float:
+    """The mean of all evaluations of a run, the one at its end among them."""
+    return statistics.fmean([*(point[run["play"]] for point in run["curve"]), run["return"]])
+
+
+def difference_share(
+    values: Sequence[npt.NDArray[np.float64]],
+    by_chance: float,
+    statistic: Callable[[npt.NDArray[np.float64], int], npt.NDArray[np.float64]],
+) -> list[float]:
+    """95 % bootstrap interval of a statistic's difference, as a share of the second's gain."""
+    rng = np.random.default_rng(0)
+    first, second = (statistic(rng.choice(v, (RESAMPLES, len(v))), 1) for v in values)
+    gain = float(statistic(values[1], 0)) - by_chance
+    return [float(share) for share in np.quantile((first - second) / gain, (0.025, 0.975))]
 
 
 if __name__ == "__main__":
