@@ -11,7 +11,8 @@ from typing import Any, Literal, NamedTuple
 
 LEAST_NOISE = 0.1  # two times on one machine differ by this much for no reason
 MOST_NOISE = 0.5  # of two times of which every round of one is faster than all of the other
-ACTING = ("environment", "inference", "write")
+SHARING = ("environment", "inference", "write", "learner")
+BARE_SHARING = ("bare_environment", "bare_inference", "bare_learner")
 
 Verdict = Literal["slower", "faster", "same"]
 
@@ -29,15 +30,19 @@ class RateChange(NamedTuple):
 
 
 def ideal(
-    core_s: Mapping[str, float], cores: int, learner_rate: float, *, on_gpu: bool
+    core_s: Mapping[str, float],
+    cores: int,
+    learner_rate: float,
+    *,
+    on_gpu: bool,
+    sharing: Sequence[str] = SHARING,
 ) -> float | None:
     """Agent steps per second if every core were always busy with something that a step needs.
 
-    ``core_s``: core-seconds per agent step of each stage that shares the cores; None where one of
-    these was not measured. A learner on a GPU, which is a limit of its own, takes those in which a
-    core drives the GPU.
+    ``core_s``: core-seconds per agent step of each stage; ``sharing`` names those that share the
+    cores. None where one of these was not measured. A learner on a GPU, which is a limit of its
+    own, takes those in which a core drives the GPU.
     """
-    sharing = (*ACTING, "learner")
     if not set(sharing) <= core_s.keys():
         return None
     rate = cores / sum(core_s[stage] for stage in sharing)

@@ -103,6 +103,13 @@ class Parts:
         moves = itertools.cycle(list(actions(game.info, shape, self._rng)))
         return Work(lambda: game.step_into(next(moves), obs), game.count)
 
+    def bare_environment(self) -> Work:
+        """The vector environment steps as its library gives it, without this package around it."""
+        vector = self._game.vector
+        vector.reset(seed=0)
+        moves = itertools.cycle([vector.action_space.sample() for _ in range(64)])
+        return Work(lambda: vector.step(next(moves)), self._game.count)
+
     def inference(self) -> Work:
         """The policy decides on an actor's observations."""
         obs = self._slots()[0].columns["obs"]

@@ -20,7 +20,14 @@ from typing import Any, NamedTuple
 from penstock.bench import learner_alone, whole
 from penstock.bench.alone import alone
 from penstock.bench.checkout import benchmark
-from penstock.bench.compare import RateChange, compare, elsewhere, ideal
+from penstock.bench.compare import (
+    BARE_SHARING,
+    SHARING,
+    RateChange,
+    compare,
+    elsewhere,
+    ideal,
+)
 from penstock.bench.rates import ROUNDS
 from penstock.configs.errors import UserError
 from penstock.configs.load import resolve
@@ -31,6 +38,7 @@ STEPS = "agent steps/s"
 PARTS = {  # of penstock.bench.parts
     "memory": "bytes/s",
     "environment": STEPS,
+    "bare_environment": STEPS,
     "inference": STEPS,
     "write": STEPS,
     "encode": STEPS,
@@ -42,7 +50,14 @@ PARTS = {  # of penstock.bench.parts
     "publish": "versions/s",
     "relay": "versions/s",
 }
-UNITS = {**PARTS, "reduction": "gradients/s", "learner": STEPS, "allocator": STEPS}
+BARE = ("bare_inference", "bare_learner")  # of penstock.bench.bare
+UNITS = {
+    **PARTS,
+    **dict.fromkeys(BARE, STEPS),
+    "reduction": "gradients/s",
+    "learner": STEPS,
+    "allocator": STEPS,
+}
 WHOLE = "whole"
 PEERS = "peers.systems"
 NAMES = (*UNITS, WHOLE)
@@ -129,6 +144,7 @@ def measure(plan: StagePlan, say: Say) -> Result:
         "cores": cores,
         "stages": stages,
         "ideal_steps_per_s": predict(stages, cores),
+        "bare_steps_per_s": predict(stages, cores, BARE_SHARING),
         "achieved_steps_per_s": None,
     }
     if WHOLE in plan.stages:
@@ -152,11 +168,13 @@ def _compared(old: Result, new: Result, say: Say) -> Result:
     return {"elsewhere": warning, "changes": [change._asdict() for change in changes]}
 
 
-def predict(stages: Mapping[str, Any], cores: int) -> float | None:
-    """The ideal, from the stages as they stand in a result."""
+def predict(
+    stages: Mapping[str, Any], cores: int, sharing: Sequence[str] = SHARING
+) -> float | None:
+    """The ideal, from the stages as they stand in a result. The last of ``sharing`` is learning."""
     core_s = {name: s["core_ms"] / 1e3 for name, s in stages.items() if "core_ms" in s}
-    learner = stages.get("learner", {"rate": 0.0, "on_gpu": False})
-    return ideal(core_s, cores, learner["rate"], on_gpu=learner["on_gpu"])
+    learner = stages.get(sharing[-1], {"rate": 0.0, "on_gpu": False})
+    return ideal(core_s, cores, learner["rate"], on_gpu=learner["on_gpu"], sharing=sharing)
 
 
 def in_place(config: Config, stages: Sequence[str], seconds: float) -> Result:
@@ -180,12 +198,26 @@ def _measured(config: Config, plan: StagePlan) -> Any:
     parts = [name for name in PARTS if name in plan.stages]
     if parts:
         yield from in_place(config, parts, plan.seconds).items()
+    for name in BARE:
+        if name in plan.stages and (found := _bare(config, name, plan.seconds)):
+            yield name, _figures(found)
     if "reduction" in plan.stages:
         yield "reduction", _reduction(config, plan.seconds)
     if "learner" in plan.stages:
         yield "learner", learner(config, plan.seconds)
     if "allocator" in plan.stages:
         yield "allocator", _allocator(config, plan.seconds)
+
+
+def _bare(config: Config, stage: str, seconds: float) -> Result:
+    """The target's network in plain torch; empty where it has no such form."""
+    found: Result = alone(
+        "penstock.bench.bare:rounds",
+        {"config": config.model_dump(mode="json"), "stage": stage, "seconds": seconds},
+        seconds=2 * seconds,
+        threads=config.learner.threads if stage == "bare_learner" else config.actors.threads,
+    )
+    return found
 
 
 def _reduction(config: Config, seconds: float) -> Result:
@@ -226,12 +258,18 @@ def _line(name: str, stage: Mapping[str, Any]) -> str:
 
 def _say_whole(result: Result, say: Say) -> None:
     best, achieved = result["ideal_steps_per_s"], result["achieved_steps_per_s"]
+    bare = result["bare_steps_per_s"]
     if best:
         say(f"ideal         {best:>16,.0f} {STEPS}: {result['cores']} cores, none ever idle")
+    if bare:
+        say(f"bare parts    {bare:>16,.0f} {STEPS}: environment and network in plain torch alone")
     if achieved:
-        share = f": {achieved / best:.0%} of the ideal" if best else ""
+        shares = [f"{achieved / best:.0%} of the ideal"] if best else []
+        shares += [f"{achieved / bare:.0%} of bare parts"] if bare else []
+        share = f": {', '.join(shares)}" if shares else ""
         say(f"achieved      {achieved:>16,.0f} {STEPS} trained{share}")
     result["achieved_over_ideal"] = achieved / best if best and achieved else None
+    result["achieved_over_bare"] = achieved / bare if bare and achieved else None
 
 
 def _change(change: RateChange) -> str:

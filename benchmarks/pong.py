@@ -15,7 +15,7 @@ from statistics import fmean
 from typing import Any
 
 from common import dropped_fraction, finish, parser
-from penstock.bench.compare import ACTING
+from penstock.bench.compare import SHARING
 from penstock.bench.stages import in_place, learner
 from penstock.bench.whole import train, trained_rate
 from penstock.configs.load import resolve
@@ -34,7 +34,7 @@ def main() -> None:
     options = args.parse_args()
     config = resolve(TARGET, options.override)
     cores = len(os.sched_getaffinity(0))
-    measured = in_place(config, ACTING, SECONDS) | {"learner": learner(config, SECONDS)}
+    measured = in_place(config, SHARING[:-1], SECONDS) | {"learner": learner(config, SECONDS)}
     parts = {name: stage["core_ms"] for name, stage in measured.items()}
     ideal = cores / (sum(parts.values()) / 1000)
     runs = {

@@ -18,6 +18,7 @@ from penstock.cli import doctor_gpu
 from penstock.core import cgroup
 from penstock.core.formatting import size
 from penstock.core.machine import version_of
+from penstock.models.precision import cpu_gains_by_bf16, has_bf16
 
 PACKAGES = (
     "numpy", "torch", "gymnasium", "ale-py", "pyzmq", "msgpack", "cramjam", "python-snappy",
@@ -67,7 +68,7 @@ def describe(facts: Facts) -> str:
     lines = [
         f"system    {' '.join(map(str, facts['system'].values()))}",
         f"cores     {cores['usable']} usable of {cores['present']}, cgroup quota {quota}, "
-        f"load {cores['load']:.1f}, bf16 {_yes(cores['bf16'])}",
+        f"load {cores['load']:.1f}, bf16 {_about_bf16(cores)}",
         f"memory    {size(memory['available'])} free of {size(memory['total'])}, cgroup limit "
         f"{limit}, /dev/shm {size(memory['dev_shm'])}",
         f"limits    {limits['nofile']} open files, {size(limits['memlock'])} locked memory",
@@ -135,7 +136,8 @@ def _cores() -> Facts:
         "usable": len(psutil.Process().cpu_affinity()),
         "cgroup": cgroup.cores(),
         "load": psutil.getloadavg()[0],
-        "bf16": _has_bf16(),
+        "bf16": has_bf16(),
+        "bf16_faster": _bf16_is_faster(),
     }
 
 
@@ -150,10 +152,18 @@ def _memory() -> Facts:
     }
 
 
-def _has_bf16() -> bool:
-    """Whether the processor has instructions for bfloat16."""
-    flags = Path("/proc/cpuinfo").read_text()
-    return "avx512_bf16" in flags or "amx_bf16" in flags
+def _bf16_is_faster() -> bool | None:
+    """Whether the processor computes bfloat16 faster than float32; None without torch."""
+    if version_of("torch") is None:
+        return None
+    return cpu_gains_by_bf16()
+
+
+def _about_bf16(cores: Facts) -> str:
+    if not cores["bf16"]:
+        return "no"
+    faster = {True: "yes, faster than fp32", False: "yes, slower than fp32 and so not used"}
+    return faster.get(cores["bf16_faster"], "yes")
 
 
 def _has_curve() -> bool | None:

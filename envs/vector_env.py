@@ -94,6 +94,11 @@ class BatchedEnv:
         self._mask = None if part is None else np.ones((self.count, part.nbytes), np.uint8)
         self._over: tuple[Any, Any] = (False, False)
 
+    @property
+    def vector(self) -> VectorEnv:
+        """The vector environment that it steps."""
+        return self._vector
+
     def reset_into(self, seed: int, out: Array) -> None:
         """Begin new episodes everywhere, and write their first observations.
 

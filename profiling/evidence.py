@@ -61,7 +61,7 @@ class Evidence:
 
     @property
     def gains_by_bf16(self) -> bool:
-        """Whether its network would be faster in bf16 than in fp32, in which it is."""
+        """Whether its network may be faster in bf16 than in fp32, which the options prescribe."""
         fp32 = self.option("learner", "precision", "auto") == "fp32"
         return fp32 and (self.device != "cpu" or self.option("model", "convolutional", False))
 

@@ -149,7 +149,7 @@ def inference_is_slow(e: Evidence, share: float) -> Verdict:
     """Actors spend most of their time in the policy's network."""
     cheaper = "a smaller network helps, and more actors.envs make a step's share of it cheaper"
     if e.option("actors", "precision", "auto") == "fp32":
-        cheaper = f"actors.precision=bf16 may help; {cheaper}"
+        cheaper = f"actors.precision=auto takes the faster format; {cheaper}"
     return Verdict(
         "slow_inference",
         f"inference is slow: the learner waits {percent(e.wait)} for data",

@@ -211,7 +211,7 @@ def learner_is_slow(e: Evidence) -> Verdict | None:
         return None
     steps = []
     if e.gains_by_bf16:
-        steps.append("learner.precision=bf16")
+        steps.append("learner.precision=auto")
     steps.append("a GPU" if e.device == "cpu" else f"learner.count={len(e.learners) + 1}")
     enough = math.ceil(len(e.actors) * (1.0 - surplus) / (1.0 - RESERVE))
     if 0 < enough < len(e.actors):
@@ -229,7 +229,7 @@ def learner_is_slow(e: Evidence) -> Verdict | None:
 def nothing_waits(e: Evidence) -> Verdict:
     """No rule has found anything."""
     faster = ["a GPU"] if e.device == "cpu" else []
-    faster += ["learner.precision=bf16"] if e.gains_by_bf16 else []
+    faster += ["learner.precision=auto"] if e.gains_by_bf16 else []
     return Verdict(
         "healthy",
         "nothing waits: the learner is the limit",

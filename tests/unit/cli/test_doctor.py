@@ -12,7 +12,14 @@ from penstock.core import cgroup
 
 GOOD: dict[str, Any] = {
     "system": {"system": "Linux", "release": "6.1", "machine": "x86_64", "python": "3.11.7"},
-    "cores": {"present": 8, "usable": 4, "cgroup": None, "load": 0.5, "bf16": True},
+    "cores": {
+        "present": 8,
+        "usable": 4,
+        "cgroup": None,
+        "load": 0.5,
+        "bf16": True,
+        "bf16_faster": True,
+    },
     "memory": {"total": 32 << 30, "available": 16 << 30, "cgroup": None, "dev_shm": 64 << 20},
     "limits": {"nofile": 4096, "memlock": -1},
     "packages": dict.fromkeys(doctor.PACKAGES, "1.0"),
@@ -114,3 +121,20 @@ def test_this_machine_can_be_examined() -> None:
     assert 1 <= facts["cores"]["usable"] <= facts["cores"]["present"]
     assert facts["packages"]["pydantic"]
     assert doctor.describe(facts).startswith("system    Linux")
+
+
+@pytest.mark.parametrize(
+    ("cores", "said"),
+    [
+        ({"bf16": False, "bf16_faster": False}, "bf16 no"),
+        ({"bf16": True, "bf16_faster": True}, "bf16 yes, faster than fp32"),
+        ({"bf16": True, "bf16_faster": False}, "bf16 yes, slower than fp32 and so not used"),
+        ({"bf16": True, "bf16_faster": None}, "bf16 yes"),
+    ],
+)
+def test_it_says_whether_bf16_is_used(cores: dict[str, Any], said: str) -> None:
+    facts = GOOD | {"cores": GOOD["cores"] | cores}
+    [line] = [
+        line for line in doctor.describe(facts | {"warnings": []}).splitlines() if "bf16" in line
+    ]
+    assert line.endswith(said)

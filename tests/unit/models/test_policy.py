@@ -16,11 +16,12 @@ from penstock.algos.samples import network_shape
 from penstock.configs.errors import UserError
 from penstock.configs.schema import Config
 from penstock.configs.sections import ActorsConfig
+from penstock.models import precision
 from penstock.models.acting import policy as policies
 from penstock.models.acting.numpy_mlp import NumpyMlp
 from penstock.models.acting.policy import Policy
 from penstock.models.acting.torch_network import TorchNetwork
-from penstock.models.precision import cpu_gains_by_bf16
+from penstock.models.precision import bf16_is_faster, cpu_gains_by_bf16, has_bf16
 
 
 class Vector:
@@ -145,5 +146,28 @@ def test_a_gaussian_policy_acts_within_the_bounds(inference: Any) -> None:
 def test_flags_of_the_processor(flags: str, gains: bool, tmp_path: Path) -> None:
     cpuinfo = tmp_path / "cpuinfo"
     cpuinfo.write_text(f"processor\t: 0\nflags\t\t: {flags}\nbugs\t: none\n")
-    assert cpu_gains_by_bf16(cpuinfo) is gains
-    assert not cpu_gains_by_bf16(tmp_path / "absent")
+    assert has_bf16(cpuinfo) is gains
+    assert not has_bf16(tmp_path / "absent")
+
+
+@pytest.mark.parametrize(
+    ("has", "in_bfloat16_s", "gains"), [(True, 0.8, True), (True, 1.5, False), (False, 0.8, False)]
+)
+def test_bfloat16_must_be_there_and_faster(
+    has: bool, in_bfloat16_s: float, gains: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seconds = {torch.float32: 1.0, torch.bfloat16: in_bfloat16_s}
+    monkeypatch.setattr(precision, "has_bf16", lambda cpuinfo: has)
+    monkeypatch.setattr(precision, "_convolution_s", seconds.__getitem__)
+    bf16_is_faster.cache_clear()
+    try:
+        assert cpu_gains_by_bf16() is gains
+    finally:
+        bf16_is_faster.cache_clear()
+
+
+def test_timing_the_formats_takes_no_random_numbers() -> None:
+    before = torch.get_rng_state()
+    bf16_is_faster.cache_clear()
+    assert bf16_is_faster() in (True, False)
+    assert torch.equal(torch.get_rng_state(), before)

@@ -129,7 +129,7 @@ def test_fewer_actors_keep_the_reserve() -> None:
     network = {"convolutional": True}
     verdict = judge(profile([learner()], actors, learner={"precision": "fp32"}, model=network))
     assert verdict.next_step == (
-        "learner.precision=bf16, a GPU, or fewer actors: 4 would keep it as busy (actors.count)"
+        "learner.precision=auto, a GPU, or fewer actors: 4 would keep it as busy (actors.count)"
     )
 
 

@@ -39,7 +39,7 @@ def test_a_gpu_that_waits_for_launches_is_given_more_at_once() -> None:
     ],
 )
 @pytest.mark.parametrize("playing", [HEALTHY, {"step": 0.2, "wait": 0.8}])
-def test_bf16_is_advised_where_it_helps(
+def test_the_faster_format_is_advised_where_it_may_help(
     playing: dict[str, Any], device: str, convolutional: bool, precision: str, advised: bool
 ) -> None:
     found = profile(
@@ -50,7 +50,7 @@ def test_bf16_is_advised_where_it_helps(
     )
     verdict = judge(found | {"device": device})
     assert verdict.kind in ("healthy", "slow_learner")
-    assert ("bf16" in verdict.next_step) is advised
+    assert ("precision=auto" in verdict.next_step) is advised
 
 
 def test_no_more_prefetching_is_advised_where_batches_come_from_replay() -> None:

@@ -1,0 +1,198 @@
+"""The network of a target in plain torch: what a step costs without this package.
+
+The stages `learner` and `inference` are this package's code, so the ideal made of them does not
+show what that code itself loses. Here the same layers are modules of `torch.nn`, in the fastest of
+the number formats, memory layouts and pass sizes that are tried on this machine. A step of learning
+is forward and backward pass, without loss and optimizer.
+"""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from itertools import pairwise
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from penstock.algos.samples import network_shape
+from penstock.bench.rates import Work, rounds_of, told
+from penstock.configs.schema import Config
+from penstock.device.choice import device_of, pick_device
+from penstock.envs import probe
+from penstock.models.general import ActorCriticHeads, GeneralShape, channels_last
+from penstock.models.layout import CONVS, FEATURES, CnnShape, MlpShape, flat_features
+from penstock.models.precision import cpu_gains_by_bf16
+from penstock.models.torch_encoders import IMPALA_CHANNELS, IMPALA_FEATURES, ConvSection
+from penstock.models.torch_setup import set_up_torch
+
+PASS_ROWS = (64, 160, 256, 512)  # observations in one pass of the learner that are tried
+TRIALS = 2  # timed calls of each form
+
+
+class Form(NamedTuple):
+    """One way to compute a network."""
+
+    bf16: bool
+    channels_last: bool
+    rows: int
+
+    def __str__(self) -> str:
+        layout = ", channels_last" if self.channels_last else ""
+        return f"{'bf16' if self.bf16 else 'fp32'}{layout}, {self.rows} rows"
+
+
+def rounds(config: Mapping[str, Any], stage: str, seconds: float) -> dict[str, Any]:
+    """Rounds of ``stage``, `bare_inference` or `bare_learner`, in agent steps, ``seconds`` long.
+
+    Empty for networks other than an actor-critic of one `mlp`, `nature_cnn` or `impala_cnn` without
+    memory, whose plain form is not written here.
+    """
+    settings, learns = Config.model_validate(config), stage == "bare_learner"
+    set_up_torch(settings.learner.threads if learns else settings.actors.threads)
+    network = BareNetwork.of(settings, on_learner=learns)
+    if network is None:
+        return {}
+    form = network.fastest(PASS_ROWS if learns else (settings.actors.envs,), learns=learns)
+    steps = form.rows / settings.algo.passes if learns else form.rows
+    work = Work(network.work(form, learns=learns), steps, network.settle)
+    found = told(rounds_of({stage: work}, seconds)[stage])
+    return found | {"note": str(form), "on_gpu": network.on_gpu}
+
+
+class BareNetwork:
+    """A network and made-up observations for it."""
+
+    def __init__(self, net: nn.Module, shape: tuple[int, ...], scale: float, device: torch.device):
+        self._net = net.to(device)
+        self._shape, self._scale, self._device = shape, scale, device
+        self.settle = device_of(device).synchronize
+        self.on_gpu = device_of(device).runs_behind
+
+    @classmethod
+    def of(cls, config: Config, *, on_learner: bool) -> BareNetwork | None:
+        """The network of a config; None where it has no plain form here."""
+        info = probe(config.env)
+        shape = network_shape(config, info)
+        device = pick_device(config.learner.device) if on_learner else torch.device("cpu")
+        match shape:
+            case MlpShape():
+                towers = (_mlp(shape, shape.outputs), _mlp(shape, 1))
+                return cls(_SideBySide(*towers), (shape.inputs,), shape.obs_scale, device)
+            case CnnShape(channels=channels, height=height, width=width):
+                net = nn.Sequential(_nature(channels, height, width), _heads(shape, FEATURES))
+                return cls(net, (channels, height, width), shape.obs_scale, device)
+            case GeneralShape(heads=ActorCriticHeads()) if _is_impala(shape):
+                frames = shape.inputs[0].shape
+                net = nn.Sequential(_impala(*frames), _heads(shape, IMPALA_FEATURES))
+                return cls(net, frames, 1 / 255, device)
+        return None
+
+    def fastest(self, rows: tuple[int, ...], *, learns: bool) -> Form:
+        """The form with the least time for a row, of all that fit this device."""
+        has_bf16 = self._device.type == "cuda" or cpu_gains_by_bf16()
+        formats = (False, True) if has_bf16 else (False,)
+        layouts = (False, True) if len(self._shape) == 3 else (False,)
+        forms = [Form(*each) for each in itertools.product(formats, layouts, rows)]
+        return min(forms, key=lambda form: self._seconds_per_row(form, learns))
+
+    def parameters(self) -> Iterator[nn.Parameter]:
+        """Of the network."""
+        return self._net.parameters()
+
+    def forward(self, form: Form, obs: Tensor | None = None) -> Tensor:
+        """Outputs ``[rows, outputs]`` of bytes ``obs``, made up by default."""
+        obs = self._made_up(form) if obs is None else obs
+        rows = obs.to(torch.bfloat16 if form.bf16 else torch.float32)
+        if form.channels_last:
+            rows = rows.contiguous(memory_format=torch.channels_last)
+        with self._format(form):
+            out: Tensor = self._net(rows * self._scale)
+        return out
+
+    def work(self, form: Form, *, learns: bool) -> Callable[[], object]:
+        """A pass over ``form.rows`` observations, with the backward pass if it ``learns``."""
+        obs = self._made_up(form)
+        if len(self._shape) == 3:
+            order = torch.channels_last if form.channels_last else torch.contiguous_format
+            self._net.to(memory_format=order)  # type: ignore[call-overload] # torch's stub lacks it
+
+        def learn() -> None:
+            self.forward(form, obs).float().square().mean().backward()
+            self._net.zero_grad(set_to_none=False)
+
+        def decide() -> None:
+            with torch.inference_mode():
+                self.forward(form, obs)
+
+        return learn if learns else decide
+
+    def _made_up(self, form: Form) -> Tensor:
+        size = (form.rows, *self._shape)
+        return torch.randint(0, 100, size, dtype=torch.uint8, device=self._device)
+
+    def _format(self, form: Form) -> AbstractContextManager[object]:
+        return torch.autocast(self._device.type, torch.bfloat16) if form.bf16 else nullcontext()
+
+    def _seconds_per_row(self, form: Form, learns: bool) -> float:
+        call = self.work(form, learns=learns)
+        call()
+        self.settle()
+        began_s = time.perf_counter()
+        for _ in range(TRIALS):
+            call()
+        self.settle()
+        return (time.perf_counter() - began_s) / TRIALS / form.rows
+
+
+class _SideBySide(nn.Module):
+    """Networks over the same rows, with their outputs side by side."""
+
+    def __init__(self, *nets: nn.Module) -> None:
+        super().__init__()
+        self.nets = nn.ModuleList(nets)
+
+    def forward(self, rows: Tensor) -> Tensor:
+        return torch.cat([net(rows) for net in self.nets], 1)
+
+
+def _mlp(shape: MlpShape, outputs: int) -> nn.Sequential:
+    activation = nn.Tanh if shape.activation == "tanh" else nn.ReLU
+    hidden = [nn.Sequential(nn.Linear(*fans), activation()) for fans in pairwise(shape.widths)]
+    return nn.Sequential(*hidden, nn.Linear(shape.widths[-1], outputs))
+
+
+def _nature(channels: int, height: int, width: int) -> nn.Sequential:
+    """Mnih et al. 2015."""
+    filters = (channels, *(conv[0] for conv in CONVS))
+    convs = [
+        nn.Sequential(nn.Conv2d(before, *conv), nn.ReLU(inplace=True))
+        for before, conv in zip(filters, CONVS, strict=False)
+    ]
+    linear = nn.Linear(flat_features(height, width), FEATURES)
+    return nn.Sequential(*convs, nn.Flatten(), linear, nn.ReLU(inplace=True))
+
+
+def _impala(channels: int, height: int, width: int) -> nn.Sequential:
+    """Espeholt et al. 2018, figure 3, right."""
+    sections = [ConvSection(*pair) for pair in pairwise((channels, *IMPALA_CHANNELS))]
+    for _ in sections:
+        height, width = -(-height // 2), -(-width // 2)
+    linear = nn.Linear(IMPALA_CHANNELS[-1] * height * width, IMPALA_FEATURES)
+    return nn.Sequential(*sections, nn.ReLU(), nn.Flatten(), linear, nn.ReLU(inplace=True))
+
+
+def _heads(shape: CnnShape | GeneralShape[Any], width: int) -> nn.Linear:
+    """Policy and value."""
+    return nn.Linear(width, shape.outputs + 1)
+
+
+def _is_impala(shape: GeneralShape[Any]) -> bool:
+    """Whether the network is IMPALA's over one image, channels first, without memory."""
+    model, only = shape.model, shape.inputs[0]
+    is_plain = model.core == "none" and model.entry is None and not shape.is_separate
+    is_image = len(shape.inputs) == 1 and only.is_image and not channels_last(only.shape)
+    return model.kind == "impala_cnn" and is_plain and is_image
