@@ -243,8 +243,7 @@ class LearnerProcess(TrainingLoop[Any]):
 
     def must_stop(self) -> bool:
         self._meanwhile()
-        self._ctx.status.produced_steps = self._accounting.produced
-        self._ctx.status.trained_steps = self._accounting.trained
+        self._show_counts()
         self._ctx.status.phase = Phase.WAITING
         self._reason = DIVERGED if self.diverged else self._progress.stop_reason()
         return self._reason is not None or self._ctx.stopping()
@@ -338,6 +337,11 @@ class LearnerProcess(TrainingLoop[Any]):
         self._publish()
         return True
 
+    def _show_counts(self) -> None:
+        """Write the counts on the status page, from where a learner that is killed is accounted."""
+        self._ctx.status.produced_steps = self._accounting.produced
+        self._ctx.status.trained_steps = self._accounting.trained
+
     def _meanwhile(self) -> None:
         """Periodic work while this thread waits; not a heartbeat, since a GPU may hang."""
         self._publisher.flush()
@@ -362,6 +366,7 @@ class LearnerProcess(TrainingLoop[Any]):
         if time.monotonic() >= self._trim_s:
             self._trim_s = time.monotonic() + TRIM_S
             give_back_memory()
+        self._show_counts()  # so that the page never shows less than the metrics
         self._ctx.report("metrics", **self._metrics(), **statistics)
 
     def _report_turned_away(self) -> None:
