@@ -1,9 +1,9 @@
-"""The network of a target in plain torch: what a step costs without this package.
+"""The network of a target in plain torch, as a limit for the stages `inference` and `learner`.
 
-The stages `learner` and `inference` are this package's code, so the ideal made of them does not
-show what that code itself loses. Here the same layers are modules of `torch.nn`, in the fastest of
-the number formats, memory layouts and pass sizes that are tried on this machine. A step of learning
-is forward and backward pass, without loss and optimizer.
+These stages run this package's code, so an ideal made of them does not show what that code loses.
+Here the same layers are modules of `torch.nn`, in the fastest of the number formats, memory layouts
+and pass sizes that are tried on this machine. Learning is the forward and backward pass alone:
+without loss, optimizer and the normaliser of observations.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from penstock.algos.samples import network_shape
-from penstock.bench.rates import Work, rounds_of, told
+from penstock.bench.rates import Work, as_json, rounds_of
 from penstock.configs.schema import Config
 from penstock.device.choice import device_of, pick_device
 from penstock.envs import probe
@@ -39,6 +39,7 @@ class Form(NamedTuple):
     bf16: bool
     channels_last: bool
     rows: int
+    """Observations in one pass."""
 
     def __str__(self) -> str:
         layout = ", channels_last" if self.channels_last else ""
@@ -46,10 +47,10 @@ class Form(NamedTuple):
 
 
 def rounds(config: Mapping[str, Any], stage: str, seconds: float) -> dict[str, Any]:
-    """Rounds of ``stage``, `bare_inference` or `bare_learner`, in agent steps, ``seconds`` long.
+    """Measure ``stage``, `bare_inference` or `bare_learner`, for about ``seconds``.
 
-    Empty for networks other than an actor-critic of one `mlp`, `nature_cnn` or `impala_cnn` without
-    memory, whose plain form is not written here.
+    Returns its rounds in agent steps, as the other stages, with the chosen form as ``note``. Empty
+    where `BareNetwork.of` is None.
     """
     settings, learns = Config.model_validate(config), stage == "bare_learner"
     set_up_torch(settings.learner.threads if learns else settings.actors.threads)
@@ -59,7 +60,7 @@ def rounds(config: Mapping[str, Any], stage: str, seconds: float) -> dict[str, A
     form = network.fastest(PASS_ROWS if learns else (settings.actors.envs,), learns=learns)
     steps = form.rows / settings.algo.passes if learns else form.rows
     work = Work(network.work(form, learns=learns), steps, network.settle)
-    found = told(rounds_of({stage: work}, seconds)[stage])
+    found = as_json(rounds_of({stage: work}, seconds)[stage])
     return found | {"note": str(form), "on_gpu": network.on_gpu}
 
 
@@ -74,7 +75,11 @@ class BareNetwork:
 
     @classmethod
     def of(cls, config: Config, *, on_learner: bool) -> BareNetwork | None:
-        """The network of a config; None where it has no plain form here."""
+        """The network of a config, for the learner or for inference on an actor.
+
+        None unless it is an actor-critic of one `mlp`, `nature_cnn` or `impala_cnn` over one array,
+        without recurrent core.
+        """
         info = probe(config.env)
         shape = network_shape(config, info)
         device = pick_device(config.learner.device) if on_learner else torch.device("cpu")
@@ -92,7 +97,7 @@ class BareNetwork:
         return None
 
     def fastest(self, rows: tuple[int, ...], *, learns: bool) -> Form:
-        """The form with the least time for a row, of all that fit this device."""
+        """The form that takes the least time for an observation, with passes of any of ``rows``."""
         has_bf16 = self._device.type == "cuda" or cpu_gains_by_bf16()
         formats = (False, True) if has_bf16 else (False,)
         layouts = (False, True) if len(self._shape) == 3 else (False,)
@@ -100,11 +105,14 @@ class BareNetwork:
         return min(forms, key=lambda form: self._seconds_per_row(form, learns))
 
     def parameters(self) -> Iterator[nn.Parameter]:
-        """Of the network."""
+        """The parameters of the network."""
         return self._net.parameters()
 
     def forward(self, form: Form, obs: Tensor | None = None) -> Tensor:
-        """Outputs ``[rows, outputs]`` of bytes ``obs``, made up by default."""
+        """Float outputs ``[rows, outputs + 1]``, the value last.
+
+        ``obs``: uint8 ``[rows, *shape]``; by default random ones.
+        """
         obs = self._made_up(form) if obs is None else obs
         rows = obs.to(torch.bfloat16 if form.bf16 else torch.float32)
         if form.channels_last:

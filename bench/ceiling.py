@@ -15,7 +15,7 @@ import numpy.typing as npt
 import torch
 from gymnasium import spaces
 
-from penstock.bench.rates import Work, rounds_of, told
+from penstock.bench.rates import Work, as_json, rounds_of
 from penstock.configs.schema import Config
 from penstock.core.observations import MASK, ObservationPart, views
 from penstock.core.specs import HEADER, SlotSpec
@@ -35,7 +35,7 @@ def rounds(config: Mapping[str, Any], seconds: float) -> dict[str, Any]:
     """What `learner_alone.rounds` calls in the other process."""
     settings = Config.model_validate(config)
     found = rounds_of({"learner": work(settings)}, seconds)["learner"]
-    return told(found) | {
+    return as_json(found) | {
         "on_gpu": device_of(pick_device(settings.learner.device)).runs_behind,
         "tcmalloc": "tcmalloc" in Path("/proc/self/maps").read_text(),
     }

@@ -39,9 +39,13 @@ def ideal(
 ) -> float | None:
     """Agent steps per second if every core were always busy with something that a step needs.
 
-    ``core_s``: core-seconds per agent step of each stage; ``sharing`` names those that share the
-    cores. None where one of these was not measured. A learner on a GPU, which is a limit of its
-    own, takes those in which a core drives the GPU.
+    Args:
+        core_s: core-seconds per agent step of each stage. For a learner on a GPU, those in which a
+            core launches its kernels.
+        learner_rate: agent steps per second of the learner, a second limit where it is on a GPU.
+        sharing: the stages that share the cores.
+
+    Returns None where one of these stages was not measured.
     """
     if not set(sharing) <= core_s.keys():
         return None

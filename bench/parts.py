@@ -19,7 +19,7 @@ from penstock.actors.rollout import Rollout
 from penstock.algos.acting import make_inference
 from penstock.algos.samples import network_shape, process, slot_spec
 from penstock.bench.ceiling import actions
-from penstock.bench.rates import Work, rounds_of, told
+from penstock.bench.rates import Work, as_json, rounds_of
 from penstock.bench.traffic import receiving
 from penstock.configs.schema import Config
 from penstock.core.interfaces import Inference
@@ -61,7 +61,7 @@ def rounds(config: Mapping[str, Any], stages: Sequence[str], seconds: float) -> 
         parts = Parts(Config.model_validate(config), stack)
         works = {stage: getattr(parts, stage)() for stage in stages}
         found = rounds_of(works, seconds * len(stages))
-        return {stage: told(found[stage]) | parts.notes.get(stage, {}) for stage in stages}
+        return {stage: as_json(found[stage]) | parts.notes.get(stage, {}) for stage in stages}
 
 
 class Parts:
@@ -104,7 +104,11 @@ class Parts:
         return Work(lambda: game.step_into(next(moves), obs), game.count)
 
     def bare_environment(self) -> Work:
-        """The vector environment steps as its library gives it, without this package around it."""
+        """The vector environment steps without this package's adapter, with actions that were drawn
+        before. With an action mask this is `environment`: such actions might be forbidden."""
+        if any(part.name == MASK for part in self._game.info.parts):
+            self.notes["bare_environment"] = {"note": "with the adapter, for its action masks"}
+            return self.environment()
         vector = self._game.vector
         vector.reset(seed=0)
         moves = itertools.cycle([vector.action_space.sample() for _ in range(64)])

@@ -52,6 +52,6 @@ def one_round(work: Work, seconds: float) -> Round:
     return Round(calls * work.amount / spent_s, core_s / (calls * work.amount))
 
 
-def told(rounds: list[Round]) -> dict[str, Any]:
+def as_json(rounds: list[Round]) -> dict[str, Any]:
     """Rounds as JSON."""
     return {"rates": [r.rate for r in rounds], "core_s": [r.core_s for r in rounds]}

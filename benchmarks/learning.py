@@ -15,8 +15,8 @@ actions. So the cost of asynchrony is measured:
     python benchmarks/learning.py halfcheetah --steps 300000 --seeds 10 \\
         --versus transport.max_policy_lag=0
 
-`--known RESULT.json` takes the seeds that an earlier result of the same settings has from there, so
-that more seeds can be added to it where its folder of runs is gone.
+`--known RESULT.json` reuses the runs of an earlier result with the same settings, and trains only
+the seeds that it lacks, also where the folder of its runs is gone.
 
 With `--goal RETURN` a run ends when its closing evaluation confirms that return. The table shows
 the steps and seconds after which it had the weights that were confirmed, and the seconds until they
@@ -70,7 +70,7 @@ def main() -> None:
     args.add_argument("--folder", type=Path, default=Path("runs/learning"))
     args.add_argument("--name", help="of the result; default: the target")
     args.add_argument("--versus", nargs="+", default=[], help="options of a second setting")
-    args.add_argument("--known", type=Path, help="an earlier result, for the seeds that it has")
+    args.add_argument("--known", type=Path, help="a result (JSON) with runs to reuse")
     args.add_argument("--goal", type=float, help="a return that ends a run when it is confirmed")
     args.add_argument(
         "--peers",
@@ -141,12 +141,15 @@ def main() -> None:
 
 
 def known(path: Path, measured: Mapping[str, Any]) -> dict[tuple[str, int], dict[str, Any]]:
-    """The runs of an earlier result, by setting and seed. Exits if it is of other settings."""
-    earlier = json.loads(path.read_text())
+    """The runs of an earlier result, by setting and seed. Exits if its settings differ."""
+    try:
+        earlier = json.loads(path.read_text())
+    except (OSError, ValueError) as error:
+        raise SystemExit(f"--known {path}: it must be a file that --save wrote ({error})") from None
     for key, value in measured.items():
-        if earlier[key] != value:
+        if earlier.get(key) != value:
             raise SystemExit(
-                f"--known {path}: its {key} is {earlier[key]}, and this is {value}; measure it "
+                f"--known {path}: its {key} is {earlier.get(key)}, and this is {value}; measure it "
                 "with the same, or leave --known out"
             )
     return {(name, run["seed"]): run for name, found in earlier["runs"].items() for run in found}
@@ -309,7 +312,13 @@ def difference_share(
     by_chance: float,
     statistic: Callable[[npt.NDArray[np.float64], int], npt.NDArray[np.float64]],
 ) -> list[float]:
-    """95 % bootstrap interval of a statistic's difference, as a share of the second's gain."""
+    """95 % bootstrap interval of the difference between two settings.
+
+    Args:
+        values: a value for each seed, of the first setting and of the second.
+        by_chance: the value of random actions.
+        statistic: over the seeds; its gain in the second setting is the unit of the result.
+    """
     rng = np.random.default_rng(0)
     first, second = (statistic(rng.choice(v, (RESAMPLES, len(v))), 1) for v in values)
     gain = float(statistic(values[1], 0)) - by_chance

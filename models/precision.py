@@ -1,4 +1,4 @@
-"""Whether the processor gains by bfloat16. Imports torch only to find out.
+"""Whether the processor computes faster in bfloat16. Imports torch only to time it.
 
 Instructions for bfloat16 are not enough: with them a Nature CNN takes 0.6 times as long to train as
 in float32 on an EPYC (Zen 4), and 1.5 times as long on a Xeon. So a convolution is timed.

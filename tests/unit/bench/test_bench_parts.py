@@ -31,9 +31,10 @@ def copiers() -> list[str]:
     return [t.name for t in threading.enumerate() if t.name.startswith("copier")]
 
 
-def test_a_game_that_refuses_what_its_mask_forbids_can_be_measured() -> None:
+@pytest.mark.parametrize("stage", ["environment", "bare_environment"])
+def test_a_game_that_refuses_what_its_mask_forbids_can_be_measured(stage: str) -> None:
     config = resolve("broken_envs:Masked", ["actors.envs=3"])
     with contextlib.ExitStack() as stack:
-        step = Parts(config, stack).environment()
+        step = getattr(Parts(config, stack), stage)()
         for _ in range(40):  # it would raise
             step.call()
