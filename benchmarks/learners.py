@@ -29,7 +29,7 @@ from penstock.bench.whole import train
 
 LEARNERS = 4
 EPISODES = 500
-ADAM = ("none", "fp16", "bf16", "int8", "powersgd")
+ADAM = ("none", "fp16", "bf16", "int8", "powersgd", "onebit_adam", "zeroone_adam")
 SGD = ("onebit", "terngrad", "dropping", "dgc")
 RUNS = (*(f"{codec}/adam" for codec in ADAM), "none/sgd", *(f"{codec}/sgd" for codec in SGD))
 GROUP = (f"learner.count={LEARNERS}", f"actors.count={LEARNERS}", "learner.lr_scaling=sqrt")

@@ -30,6 +30,12 @@ def codec_contradictions(learner: LearnerConfig) -> Iterator[Contradiction]:
             ("learner.reduce.codec", "learner.optimizer"),
             f"learner.reduce.codec {codec} {spec.unfit[optimizer]}",
         )
+    if spec and spec.reduces_gradients and not spec.reduces_gradients(learner.reduce, 0):
+        yield Contradiction(
+            ("learner.reduce.codec", "learner.reduce.warmup_updates"),
+            f"learner.reduce.codec {codec} divides by the variance of the gradients of its "
+            "warm-up, and learner.reduce.warmup_updates is 0; set it to 1 or more",
+        )
     if learner.pace != "bsp" and not (spec and spec.every_pace):
         yield Contradiction(
             ("learner.reduce.codec", "learner.pace"),

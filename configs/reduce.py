@@ -5,7 +5,7 @@ A codec is known to the config by a `CodecSpec`, registered in `CODECS` (`config
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from itertools import groupby
 from typing import Annotated, Literal
@@ -38,6 +38,9 @@ class CodecSpec:
     """By each `learner.optimizer` that the codec does not support: the reason, and what to set."""
     own_momentum: bool = False
     """Whether it applies momentum and clipping in the optimizer's place."""
+    reduces_gradients: Callable[[ReduceConfig, int], bool] | None = None
+    """For a codec that sends Adam's momentum: whether in the given update (from 0) it still sums
+    gradients, from which momentum and variance are computed. None: it always sums gradients."""
     every_pace: bool = False
     """Whether it may be named with a `learner.pace` other than `bsp`, which reduces nothing."""
     options: type[ExtraOptions] = ExtraOptions

@@ -26,6 +26,7 @@ A learner's loop (`learner.loop`) calls source and update in this order, in one 
 from penstock.core.interfaces.algorithm import Algorithm as Algorithm
 from penstock.core.interfaces.algorithm import B_contra as B_contra
 from penstock.core.interfaces.algorithm import Update as Update
+from penstock.core.interfaces.codec import AdamState as AdamState
 from penstock.core.interfaces.codec import Bucket as Bucket
 from penstock.core.interfaces.codec import Codec as Codec
 from penstock.core.interfaces.codec import CodecContext as CodecContext

@@ -70,6 +70,21 @@ class Collective(Protocol):
         """Collect ``given`` of every rank r as row r of ``out`` ``[world, k]``."""
 
 
+class AdamState(NamedTuple):
+    """The state of an Adam optimizer, for a codec that sends its momentum.
+
+    The optimizer changes the tensors in place, after each reduction, equally on all ranks.
+    """
+
+    exp_avg: Tensor
+    """The momentum, float32 ``[size]``."""
+    exp_avg_sq: Tensor
+    """The variance, not corrected for its start at zero, float32 ``[size]``."""
+    steps: Tensor
+    """Number of steps in the moments, float32 ``[]``."""
+    eps: float
+
+
 class CodecContext(NamedTuple):
     """The arguments of a codec: one rank's part in one group, and one optimizer's gradients."""
 
@@ -87,6 +102,8 @@ class CodecContext(NamedTuple):
     """The optimizer's momentum, for a codec that applies it in the optimizer's place."""
     grad_clip: float | None = None
     """The optimizer's bound on the norm of a gradient, for such a codec."""
+    adam: AdamState | None = None
+    """Given to a codec that sends Adam's momentum; None without an optimizer, in a measurement."""
 
 
 class CodecFactory(Protocol):
@@ -125,7 +142,8 @@ class Codec(Protocol):
     def reduce(self, bucket: Bucket, grads: Tensor, ring: Collective) -> None:
         """Turn ``grads`` into their sum over ranks, in place, bitwise the same on all ranks.
 
-        ``grads``: float32 ``[bucket.size]``, this rank's share of the mean gradient.
+        ``grads``: float32 ``[bucket.size]``, this rank's share of the mean gradient. Where
+        `CodecSpec.reduces_gradients` is false for the update, they become the momentum of the sum.
         """
 
     def nbytes(self, update: int) -> int:

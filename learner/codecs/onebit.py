@@ -35,13 +35,17 @@ class OneBit(TwoPhase):
     def block(self) -> int:
         return self._options.onebit_block
 
+    def _is_plain(self, update: int) -> bool:
+        """Whether gradients are summed in float32 in ``update``."""
+        return update < self._options.warmup_updates
+
     def _bucket_nbytes(self, bucket: Bucket, update: int) -> int:
-        if update < self._options.warmup_updates:
+        if self._is_plain(update):
             return all_reduce_nbytes(bucket.size * VALUE_NBYTES, self._world)
         return super()._bucket_nbytes(bucket, update)
 
     def _reduce(self, bucket: Bucket, grads: Tensor, ring: Collective) -> None:
-        if self._update < self._options.warmup_updates:
+        if self._is_plain(self._update):
             ring.all_reduce(grads)
         else:
             super()._reduce(bucket, grads, ring)

@@ -10,7 +10,7 @@ from pkgutil import resolve_name
 from typing import TYPE_CHECKING
 
 from penstock.configs.reduce import CODECS as CODECS
-from penstock.configs.reduce import CodecSpec
+from penstock.configs.reduce import CodecSpec, ReduceConfig
 from penstock.configs.registry import ExtraOptions
 from penstock.configs.value_types import Count, Natural, Positive, Share, Switch
 
@@ -30,17 +30,34 @@ class WarmupOptions(ExtraOptions):
     """Of codecs that begin with float32."""
 
     warmup_updates: Natural = 100
-    """Optimizer steps in fp32 before `onebit` and `powersgd` begin; for `dgc`, optimizer steps of
-    each stage in which its density decreases. Larger values delay the saving of bytes, and make the
-    start more stable."""
+    """Optimizer steps in fp32 before `onebit`, `onebit_adam` and `powersgd` begin; for `dgc`,
+    optimizer steps of each stage in which its density decreases. Larger values delay the saving of
+    bytes, and make the start more stable. `onebit_adam` measures the variance in these steps only;
+    its authors use 15 to 20 % of a run."""
 
 
-class OneBitOptions(WarmupOptions):
-    """Of `onebit`."""
+class BlockOptions(ExtraOptions):
+    """Of codecs that send signs in blocks."""
 
     onebit_block: Count = 4096
-    """Number of successive values that share a pair of means in `onebit`. Smaller blocks are more
-    precise and send more bytes."""
+    """Number of successive values that share a pair of means in `onebit`, `onebit_adam` and
+    `zeroone_adam`. Smaller blocks are more precise and send more bytes."""
+
+
+class OneBitOptions(BlockOptions, WarmupOptions):
+    """Of `onebit` and `onebit_adam`."""
+
+
+class ZeroOneAdamOptions(BlockOptions):
+    """Of `zeroone_adam`."""
+
+    variance_doubling: Count = 16
+    """Number of variance updates after which `zeroone_adam` doubles the interval between them,
+    which begins at 1. Each is an optimizer step in fp32. Larger values delay the saving of bytes,
+    and make the start more stable."""
+    variance_interval: Count = 512
+    """Most optimizer steps between two variance updates of `zeroone_adam`. A smaller value follows
+    changing gradients sooner and sends more bytes."""
 
 
 class TernGradOptions(ExtraOptions):
@@ -90,13 +107,53 @@ def make_codec(context: CodecContext) -> Codec:
     return factory(context)
 
 
+def is_adam_warmup(cfg: ReduceConfig, update: int) -> bool:
+    """Whether `onebit_adam` still sums gradients in ``update`` (from 0)."""
+    return update < OneBitOptions.of(cfg).warmup_updates
+
+
+def is_variance_update(cfg: ReduceConfig, update: int) -> bool:
+    """Whether `zeroone_adam` sums gradients and updates the variance in ``update`` (from 0).
+
+    The interval after the j-th variance update (from 0) is ``2 ** (j // variance_doubling)``, up to
+    ``variance_interval``: the schedule T_v of 0/1 Adam (Lu et al. 2022), with a bound.
+    """
+    options = ZeroOneAdamOptions.of(cfg)
+    start, interval = 0, 1
+    while interval < options.variance_interval:
+        stop = start + options.variance_doubling * interval
+        if update < stop:
+            return (update - start) % interval == 0
+        start, interval = stop, 2 * interval
+    return (update - start) % options.variance_interval == 0
+
+
 def _ruins_second_moments(sends: str) -> dict[str, str]:
     """`CodecSpec.unfit` for codecs by which nearly all values lose their magnitude."""
     return {
         optimizer: f"sends {sends}, which ruins the second moment that learner.optimizer "
         f"{optimizer} divides by; set learner.optimizer=sgd (with a learning rate of its own), or "
-        "learner.reduce.codec=int8"
-        for optimizer in ("adam", "rmsprop", "lamb")
+        f"learner.reduce.codec={others}"
+        for optimizer, others in (
+            ("adam", "zeroone_adam, onebit_adam or int8"),
+            ("rmsprop", "int8"),
+            ("lamb", "int8"),
+        )
+    }
+
+
+def _needs_adam(plain: str) -> dict[str, str]:
+    """`CodecSpec.unfit` for codecs that send Adam's momentum; ``plain`` sends gradients alike."""
+    return {
+        optimizer: "sends the momentum of Adam, divided by the root of its variance, and "
+        f"learner.optimizer is {optimizer}; set learner.optimizer=adam, or learner.reduce.codec="
+        + codec
+        for optimizer, codec in (
+            ("sgd", plain),
+            ("lars", plain),
+            ("rmsprop", "int8"),
+            ("lamb", "int8"),
+        )
     }
 
 
@@ -112,6 +169,26 @@ for _spec in (
         f"{_ROOM}.onebit:OneBit",
         unfit=_ruins_second_moments("signs with one size"),
         options=OneBitOptions,
+    ),
+    CodecSpec(
+        "onebit_adam",
+        "as signs of Adam's momentum with error feedback",
+        f"{_ROOM}.onebit_adam:OneBitAdam",
+        long_name="1-bit Adam",
+        unfit=_needs_adam("onebit"),
+        own_momentum=True,
+        reduces_gradients=is_adam_warmup,
+        options=OneBitOptions,
+    ),
+    CodecSpec(
+        "zeroone_adam",
+        "as signs of Adam's momentum with error feedback",
+        f"{_ROOM}.onebit_adam:OneBitAdam",
+        long_name="0/1 Adam",
+        unfit=_needs_adam("onebit"),
+        own_momentum=True,
+        reduces_gradients=is_variance_update,
+        options=ZeroOneAdamOptions,
     ),
     CodecSpec(
         "terngrad",

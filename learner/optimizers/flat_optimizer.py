@@ -17,9 +17,18 @@ from torch import Tensor, nn
 
 from penstock.configs.schedules import value_at
 from penstock.configs.sections import LearnerConfig
+from penstock.core.interfaces import AdamState
 from penstock.learner.codecs.buckets import parts_of
 from penstock.learner.codecs.registry import CODECS
-from penstock.learner.optimizers.rules import Adam, Layerwise, RmsProp, Sgd, UpdateRule, UpdateStep
+from penstock.learner.optimizers.rules import (
+    Adam,
+    FrozenVarianceAdam,
+    Layerwise,
+    RmsProp,
+    Sgd,
+    UpdateRule,
+    UpdateStep,
+)
 from penstock.models.flat_parameters import flatten, split
 
 CLIP_MARGIN = 1e-6  # as in torch's clip_grad_norm_
@@ -30,7 +39,7 @@ class FlatOptimizer:
 
     The order is that of ``named``, each contiguous; ``parts`` gives their positions. Gradients add
     up in ``grads`` until `zero_grad`. ``momentum`` (of sgd and lars) is 0 where the codec has its
-    own, and ``grad_clip`` is None: such a codec sends a velocity.
+    own, and ``grad_clip`` is None: such a codec sends a velocity, or Adam's momentum.
     """
 
     def __init__(self, named: Iterable[tuple[str, nn.Parameter]], cfg: LearnerConfig) -> None:
@@ -40,8 +49,9 @@ class FlatOptimizer:
         self.parts = parts_of(listed)
         self.values = flatten(self.parameters)
         self.grads = _make_gradients(self.values, self.parameters)
-        codec = CODECS.specs.get(cfg.reduce.codec)  # not known yet where it is `auto`
-        replaced = cfg.count > 1 and codec is not None and codec.own_momentum
+        # The codec is not known yet where it is `auto`, and has no effect on one learner.
+        codec = CODECS.specs.get(cfg.reduce.codec) if cfg.count > 1 else None
+        replaced = codec is not None and codec.own_momentum
         self.momentum = 0.0 if replaced else cfg.momentum
         self.grad_clip = None if replaced else cfg.grad_clip
         self.learners = cfg.count
@@ -52,7 +62,16 @@ class FlatOptimizer:
         """Learning rate of the last step; None before the first."""
         self.updates = 0  # equals _steps, but is known without a device synchronisation
         self._steps = torch.zeros((), device=self.values.device)
-        self._rule = _make_rule(self, self._steps, cfg)
+        self.adam: AdamState | None = None
+        """The state of Adam for a codec that sends its momentum; None for any other codec."""
+        self._rule: UpdateRule
+        if codec is not None and codec.reduces_gradients is not None:
+            self._rule = frozen = FrozenVarianceAdam(
+                self.values, self.grads, self._steps, cfg, codec.reduces_gradients
+            )
+            self.adam = frozen.state
+        else:
+            self._rule = _make_rule(self, self._steps, cfg)
 
     @property
     def moments(self) -> dict[str, Tensor]:
@@ -85,7 +104,7 @@ class FlatOptimizer:
         self.updates += 1
         rate = learning_rate(self._cfg, env_steps, self.updates, self.learners)
         self.lr = rate * self.lr_factor
-        self._rule(UpdateStep(self.lr, self.momentum, scale, is_bad))
+        self._rule(UpdateStep(self.lr, self.momentum, scale, is_bad, self.updates - 1))
         return norm
 
     def state_dict(self) -> dict[str, npt.NDArray[Any]]:

@@ -10,7 +10,8 @@ vectors; for `Layerwise` each parameter gets a view of them.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -19,7 +20,9 @@ from torch.optim.adam import adam
 from torch.optim.sgd import sgd
 
 from penstock.configs.errors import UserError
+from penstock.configs.reduce import ReduceConfig
 from penstock.configs.sections import LearnerConfig
+from penstock.core.interfaces import AdamState
 from penstock.device.choice import runs_behind
 
 MOMENTS = {"lars": ("momentum_buffer",), "lamb": ("exp_avg", "exp_avg_sq")}
@@ -36,6 +39,8 @@ class UpdateStep(NamedTuple):
     """The divisor of the gradient."""
     is_bad: Tensor
     """1 where some gradient is not finite, and then no value may change; else 0."""
+    update: int
+    """Number of steps before this one, with skipped ones."""
 
 
 class UpdateRule(Protocol):
@@ -74,6 +79,54 @@ class Adam:
             eps=self._eps,
             maximize=False,
         )
+
+
+class FrozenVarianceAdam(Adam):
+    """Adam of which only some steps change the variance, beside a codec that sends its momentum.
+
+    After 1-bit Adam (Tang et al. 2021, arXiv 2102.02888) and 0/1 Adam (Lu et al. 2022, arXiv
+    2202.06009). Where ``reduces_gradients`` is true for the update, a step is Adam's. In the others
+    ``grads`` are the new momentum, already clipped, and the variance corrected for its start at
+    zero stays the same: ``exp_avg_sq`` is multiplied by ``(1 - b2^t) / (1 - b2^(t-1))``, so that
+    the state is one of Adam at any time. The momentum is corrected as in Adam, which the papers
+    leave out; their warm-ups take thousands of steps.
+    """
+
+    def __init__(
+        self,
+        values: Tensor,
+        grads: Tensor,
+        steps: Tensor,
+        cfg: LearnerConfig,
+        reduces_gradients: Callable[[ReduceConfig, int], bool],
+    ) -> None:
+        super().__init__(values, grads, steps, cfg)
+        self.state = AdamState(**self.moments, steps=steps, eps=cfg.eps)
+        self._reduces_gradients = partial(reduces_gradients, cfg.reduce)
+
+    def __call__(self, step: UpdateStep) -> None:
+        if self._reduces_gradients(step.update):
+            super().__call__(step)
+            return
+        momentum, variance = self.state.exp_avg, self.state.exp_avg_sq
+        before = _correction(BETAS[1], self._steps)
+        self._steps += 1 - step.is_bad
+        variance.mul_(_correction(BETAS[1], self._steps) / before)
+        torch.where(step.is_bad > 0, momentum, self._grads, out=momentum)
+        direction = torch.div(momentum, adam_denominator(self.state, self._grads), out=self._grads)
+        direction.mul_((1 - step.is_bad) / _correction(BETAS[0], self._steps))
+        self._values.add_(direction, alpha=-step.lr)
+
+
+def adam_denominator(state: AdamState, out: Tensor) -> Tensor:
+    """``sqrt(v) + eps`` of Adam's step, with v corrected for its start at zero, in ``out``."""
+    weight = _correction(BETAS[1], state.steps)
+    return torch.div(state.exp_avg_sq, weight, out=out).sqrt_().add_(state.eps)
+
+
+def _correction(beta: float, steps: Tensor) -> Tensor:
+    """``1 - beta^steps``, at least that of one step: float64 ``[]``."""
+    return 1 - beta ** steps.double().clamp(min=1.0)
 
 
 class RmsProp:

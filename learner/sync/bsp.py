@@ -164,6 +164,7 @@ class Bsp:
             group.rank,
             self._cfg.momentum,
             self._cfg.grad_clip,
+            optimizer.adam,
         )
         codec = make_codec(context)
         if CODECS.specs[cfg.codec].own_momentum:

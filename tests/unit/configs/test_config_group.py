@@ -25,6 +25,23 @@ CASES = {
         "learner.reduce.codec dropping sends zeros for most values, which ruins",
         ["learner.optimizer=sgd"],
     ),
+    "signs into adam, and adam's own codec": (
+        [*FOUR, "learner.reduce.codec=onebit"],
+        "learner.reduce.codec onebit sends signs with one size, which ruins the second moment that",
+        ["learner.reduce.codec=onebit_adam"],
+    ),
+    "adam's momentum without adam": (
+        [*FOUR, "learner.reduce.codec=zeroone_adam", "learner.optimizer=sgd"],
+        "learner.reduce.codec zeroone_adam sends the momentum of Adam, divided by the root of its "
+        "variance, and learner.optimizer is sgd; set learner.optimizer=adam, or",
+        ["learner.optimizer=adam"],
+    ),
+    "a variance that nothing measures": (
+        [*FOUR, "learner.reduce.codec=onebit_adam", "learner.reduce.warmup_updates=0"],
+        "learner.reduce.codec onebit_adam divides by the variance of the gradients of its warm-up, "
+        "and learner.reduce.warmup_updates is 0; set it to 1 or more",
+        ["learner.reduce.warmup_updates=1"],
+    ),
     "two momenta": (
         [*FOUR, "learner.reduce.codec=dgc", "learner.optimizer=lars"],
         "learner.reduce.codec dgc has its own momentum in place of the optimizer's",

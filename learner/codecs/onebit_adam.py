@@ -1,0 +1,92 @@
+"""One bit per value of Adam's momentum: 1-bit Adam (Tang et al. 2021, arXiv 2102.02888) and 0/1
+Adam (Lu et al. 2022, arXiv 2202.06009).
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from penstock.core.interfaces import AdamState, Bucket, Collective
+from penstock.learner.codecs.buckets import VALUE_NBYTES, buckets_of
+from penstock.learner.codecs.onebit import OneBit
+from penstock.learner.codecs.registry import CODECS
+from penstock.learner.optimizers.rules import BETAS, adam_denominator
+
+CLIP_MARGIN = 1e-6  # as in torch's clip_grad_norm_
+LARGEST_STEP = (1 - BETAS[0]) / (1 - BETAS[1]) ** 0.5
+"""Bound on |m| / sqrt(v) in Adam (Kingma & Ba 2015, section 2.1)."""
+
+
+class OneBitAdam(OneBit):
+    """m = sum over ranks of C(b1 m / world + (1 - b1) g), with `OneBit`'s code C and its residuals.
+
+    In updates for which the spec's `reduces_gradients` is true, gradients are summed in float32,
+    and the optimizer (`FrozenVarianceAdam`) computes momentum m and variance v from them. 1-bit
+    Adam does so in its warm-up, 0/1 Adam on a schedule without end. In the other updates the
+    variance is constant, and ranks send their momentum. g is a rank's share of the mean gradient,
+    so m is that of the mean over all samples. m is equal on all ranks and belongs to the optimizer,
+    so this codec keeps only residuals.
+
+    Differences from the papers:
+
+    - C codes ``m / (sqrt(v) + eps)``, of which all values have about the same size, so that one
+      scale suits the layers of a block. Residuals are in the same unit, that of steps.
+    - No rank sends more than its share of `LARGEST_STEP`, Adam's own bound: a variance that does
+      not change would not slow down values whose gradients grow.
+    - Where 0/1 Adam sums gradients for the variance, the momentum comes from the same sum. Its
+      local steps, which skip reductions, are left out.
+
+    Gradients are clipped before they enter the momentum, in the optimizer's place: their sum to
+    ``learner.grad_clip``, and a rank's own to grad_clip / sqrt(world), as in `Dgc`. That needs the
+    norm of the whole gradient, so everything is one bucket, sent after the backward pass. A group
+    of one needs no code, but the momentum.
+    """
+
+    works_alone = True
+
+    def _set_up(self) -> None:
+        super()._set_up()
+        context = self._context
+        self.buckets = buckets_of(context.parts, context.size * VALUE_NBYTES)
+        self._reduces_gradients = CODECS.specs[context.cfg.codec].reduces_gradients
+        self._adam = context.adam or _make_state(context.size, context.device)
+
+    def _is_plain(self, update: int) -> bool:
+        assert self._reduces_gradients is not None
+        return self._reduces_gradients(self._context.cfg, update)
+
+    def _reduce(self, bucket: Bucket, grads: Tensor, ring: Collective) -> None:
+        if self._is_plain(self._update):
+            if self._world > 1:
+                ring.all_reduce(grads)
+            self._clip(grads, 1.0)
+            return
+        self._clip(grads, self._world**-0.5)
+        grads.mul_(1 - BETAS[0]).add_(self._adam.exp_avg, alpha=BETAS[0] / self._world)
+        if self._world == 1:
+            return
+        out = self._memory("denominator", (len(grads),), torch.float32)
+        denominator = adam_denominator(self._adam, out)
+        bound = LARGEST_STEP / self._world
+        grads.div_(denominator).clamp_(-bound, bound)
+        before = {kind: residual.clone() for kind, residual in self._residuals.items()}
+        super()._reduce(bucket, grads, ring)
+        finite = grads.isfinite().all()  # the same on all ranks: all of them skip the step
+        for kind, residual in self._residuals.items():
+            torch.where(finite, residual, before[kind], out=residual)
+        grads.mul_(denominator)
+
+    def _clip(self, grads: Tensor, share: float) -> None:
+        """Clip ``grads`` to a ``share`` of the bound; without a finite norm they become NaN."""
+        norm = torch.linalg.vector_norm(grads)
+        factor = torch.ones_like(norm)
+        if self._context.grad_clip is not None:
+            factor = (self._context.grad_clip * share / (norm + CLIP_MARGIN)).clamp_(max=1.0)
+        grads.mul_(torch.where(norm.isfinite(), factor, torch.nan))
+
+
+def _make_state(size: int, device: torch.device) -> AdamState:
+    """The state before the first step, with an epsilon of 1, so that nothing is divided."""
+    momentum, variance = (torch.zeros(size, device=device) for _ in range(2))
+    return AdamState(momentum, variance, torch.zeros((), device=device), eps=1.0)

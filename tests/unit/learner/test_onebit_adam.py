@@ -1,0 +1,195 @@
+"""1-bit Adam and 0/1 Adam, codec and optimizer together, against the algorithms in numpy."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import reduce_reference as naive
+from penstock.configs.reduce import ReduceConfig
+from penstock.configs.sections import LearnerConfig
+from penstock.core.interfaces import Codec, CodecContext, Collective
+from penstock.learner.codecs.collective import all_reduce_nbytes
+from penstock.learner.codecs.registry import is_variance_update, make_codec
+from penstock.learner.optimizers.flat_optimizer import FlatOptimizer
+from reduce_ring import CPU, Floats, codec_for, run_ranks
+
+SIZE, BLOCK, LR, EPS = 150, 40, 1e-2, 1e-5
+ONEBIT: dict[str, Any] = {"codec": "onebit_adam", "warmup_updates": 8}
+ZEROONE: dict[str, Any] = {"codec": "zeroone_adam", "variance_doubling": 2, "variance_interval": 8}
+each = pytest.mark.parametrize("options", [ONEBIT, ZEROONE], ids=lambda o: str(o["codec"]))
+
+
+class Rank(NamedTuple):
+    """One learner's part."""
+
+    optimizer: FlatOptimizer
+    codec: Codec
+
+    def step(self, grads: Floats, ring: Collective) -> Floats:
+        optimizer, codec = self
+        optimizer.grads.copy_(torch.from_numpy(grads))
+        codec.begin(optimizer.updates)
+        for bucket in codec.buckets:
+            codec.reduce(bucket, optimizer.grads[bucket.start : bucket.stop], ring)
+        optimizer.step(1.0, 0)
+        return optimizer.values.numpy().copy()
+
+    def state(self) -> list[Floats]:
+        tensors = [self.optimizer.values, *self.optimizer.moments.values()]
+        return [t.numpy().copy() for t in (*tensors, *self.codec.residuals().values())]
+
+
+def make_rank(world: int, rank: int, options: dict[str, Any], clip: float | None = None) -> Rank:
+    cfg = LearnerConfig(
+        count=world,
+        lr=LR,
+        eps=EPS,
+        grad_clip=clip,
+        reduce=ReduceConfig(**({"onebit_block": BLOCK} | options)),
+    )
+    optimizer = FlatOptimizer([("w", nn.Parameter(torch.zeros(SIZE)))], cfg)
+    context = CodecContext(
+        cfg.reduce, optimizer.parts, SIZE, CPU, world, rank, 0.9, clip, optimizer.adam
+    )
+    return Rank(optimizer, make_codec(context))
+
+
+def shares(world: int, updates: int) -> Floats:
+    """Shares of the mean gradient; learners have 1, 2, ... samples, and the last one at times 0."""
+    rng = np.random.default_rng(1)
+    scales = 10.0 ** rng.uniform(-3, 0, SIZE)
+    grads = (rng.standard_normal((updates, world, SIZE)) + 0.3) * scales
+    samples = np.tile(np.arange(1.0, world + 1), (updates, 1))
+    samples[::5, -1] = 0.0
+    weighted = grads * (samples / samples.sum(1, keepdims=True))[..., None]
+    return weighted.astype(np.float32)  # type: ignore[no-any-return]
+
+
+def clipped(grads: Any, bound: float | None) -> Any:
+    norm = np.linalg.norm(grads)
+    return grads if bound is None else grads * min(1.0, bound / (norm + 1e-6))
+
+
+def reference(grads: Floats, sums: list[bool], clip: float | None) -> Floats:
+    """Values after each update, all ranks at once. ``sums``: where the variance is updated."""
+    updates, world, size = grads.shape
+    x, m, v = np.zeros((3, size))
+    error, server_error = np.zeros((world, size)), np.zeros(size)
+    width = naive.width_of(size, world, BLOCK, 32)
+    found = np.zeros((updates, size))
+    for t in range(1, updates + 1):
+        if sums[t - 1]:
+            g = clipped(grads[t - 1].astype(np.float64).sum(0), clip)
+            m = 0.9 * m + 0.1 * g
+            v = (0.999 * (1 - 0.999 ** (t - 1)) * v + 0.001 * g * g) / (1 - 0.999**t)
+            root = np.sqrt(v) + EPS
+        else:
+            total = np.zeros(size)
+            for rank in range(world):
+                own = clipped(grads[t - 1, rank].astype(np.float64), clip and clip / np.sqrt(world))
+                local = (0.9 * m / world + 0.1 * own) / root
+                bound = 0.1 / np.sqrt(0.001) / world
+                total += coded(np.clip(local, -bound, bound), error[rank], width)
+            m = coded(total, server_error, width) * root
+        x = x - LR * m / (1 - 0.9**t) / root
+        found[t - 1] = x
+    return found
+
+
+def coded(values: Any, error: Any, width: int) -> Any:
+    """What is read of ``values`` and the error before, which is replaced."""
+    sent = values + error
+    blocks = [sent[a : a + width] for a in range(0, len(sent), width)]
+    read = np.concatenate([naive.onebit_block(block) for block in blocks])
+    error[:] = sent - read
+    return read
+
+
+@each
+@pytest.mark.parametrize("clip", [None, 0.5])
+@pytest.mark.parametrize("world", [2, 4])
+def test_sixty_steps_equal_the_algorithm(
+    options: dict[str, Any], world: int, clip: float | None
+) -> None:
+    grads = shares(world, 60)
+
+    def work(ring: Collective) -> Floats:
+        rank = make_rank(world, ring.rank, options, clip)
+        return np.stack([rank.step(g, ring) for g in grads[:, ring.rank]])
+
+    first, *others = run_ranks(world, work)
+    for other in others:
+        assert np.array_equal(first.view(np.int32), other.view(np.int32))
+    cfg = ReduceConfig(**options)
+    sums = [t < 8 if options is ONEBIT else is_variance_update(cfg, t) for t in range(60)]
+    np.testing.assert_allclose(first, reference(grads, sums, clip), rtol=1e-3, atol=2e-5)
+
+
+def test_the_interval_of_the_variance_doubles_up_to_its_bound() -> None:
+    cfg = ReduceConfig(**ZEROONE)
+    found = [t for t in range(40) if is_variance_update(cfg, t)]
+    assert found == [0, 1, 2, 4, 6, 10, 14, 22, 30, 38]
+
+
+@each
+def test_a_skipped_update_changes_nothing(options: dict[str, Any]) -> None:
+    grads = shares(2, 12)
+
+    def work(ring: Collective) -> None:
+        rank = make_rank(2, ring.rank, options)
+        for g in grads[:, ring.rank]:
+            rank.step(g, ring)
+        before = rank.state()
+        bad = grads[0, ring.rank].copy()
+        if ring.rank == 1:
+            bad[3] = np.inf
+        rank.step(bad, ring)
+        for now, was in zip(rank.state(), before, strict=True):
+            assert np.array_equal(now, was)
+        assert np.isfinite(rank.step(grads[1, ring.rank], ring)).all()
+
+    run_ranks(2, work)
+
+
+@each
+def test_a_restored_state_continues_as_the_first_would(options: dict[str, Any]) -> None:
+    grads = shares(2, 30)
+
+    def work(ring: Collective) -> None:
+        one, two = (make_rank(2, ring.rank, options) for _ in range(2))
+        for g in grads[:17, ring.rank]:
+            one.step(g, ring)
+        two.optimizer.values.copy_(one.optimizer.values)
+        two.optimizer.load_state_dict(one.optimizer.state_dict())
+        for kind, values in two.codec.residuals().items():
+            values.copy_(one.codec.residuals()[kind])
+        for g in grads[17:, ring.rank]:
+            assert np.array_equal(one.step(g, ring), two.step(g, ring))
+
+    run_ranks(2, work)
+
+
+@each
+def test_gradients_that_grow_later_take_no_larger_steps_than_adams(options: dict[str, Any]) -> None:
+    grads = shares(2, 40)
+    grads[20:] *= 1e6
+
+    def work(ring: Collective) -> Floats:
+        rank = make_rank(2, ring.rank, options)
+        return np.stack([rank.step(g, ring) for g in grads[:, ring.rank]])
+
+    steps = np.abs(np.diff(run_ranks(2, work)[0], axis=0))
+    assert steps.max() < 10 * LR * 0.1 / 0.001**0.5
+
+
+@pytest.mark.parametrize(("name", "least"), [("onebit_adam", 31.0), ("zeroone_adam", 29.0)])
+def test_bytes_after_the_warmup(name: str, least: float) -> None:
+    codec = codec_for(4, 0, [("w", (1_687_719,))], codec=name)
+    cycle = range(10**6, 10**6 + 512)
+    sent = float(np.mean([codec.nbytes(update) for update in cycle]))
+    assert all_reduce_nbytes(4 * 1_687_719, 4) / sent > least
