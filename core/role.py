@@ -10,6 +10,9 @@ The learner is asked to stop twice: the supervisor sends {"kind": "finish"} with
 every actor and connector has ended and was named in an "actor_ended" message. Several learners are
 sent {"kind": "saver", "rank": ...} before, which names the one that saves the run. The others wait
 until it has ended, and are sent the next rank if it has died.
+
+The evaluator is sent {"kind": "finish"} without a signal, when the last checkpoint is written: it
+evaluates that and ends.
 """
 
 from __future__ import annotations

@@ -9,19 +9,21 @@ from penstock.core.role import Store
 
 
 class Stage(IntEnum):
-    """The order in which roles are stopped: producers first, consumers last."""
+    """The order in which roles are stopped: producers first, consumers last. The evaluator is after
+    them, as it plays the learners' last checkpoint."""
 
     ACTORS = 0
     CARRIERS = 1
     LEARNER = 2
     SERVER = 3
+    EVALUATOR = 4
 
 
 @dataclass(frozen=True)
 class RoleSpec:
     """One process of a run. ``main`` is ``module:function``, called with its `RoleContext`.
 
-    When a role of the last two stages ends, the run ends, unless other learners continue.
+    When an `essential` role ends, the run ends, unless other learners continue.
     ``learner`` is the rank of the learner that the role is or belongs to. ``informed`` roles
     receive messages about that learner's actors and connectors; an ``expendable`` one never ends a
     run. ``address`` is where to bind or connect; for a learner, where its actors on this host
@@ -47,4 +49,5 @@ class RoleSpec:
 
     @property
     def essential(self) -> bool:
-        return self.stage >= Stage.LEARNER
+        """Whether it holds state of the run."""
+        return self.stage in (Stage.LEARNER, Stage.SERVER)

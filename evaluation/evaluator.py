@@ -5,7 +5,8 @@ transport, pace and number of learners, and an evaluated checkpoint can become `
 complete. Which checkpoints are evaluated is decided by the learner, which writes one for each
 evaluation (`learner.evaluation_requests`); or by `eval.every_s`, and then it is `checkpoints/last`,
 which stays on disk under a name of its own (a hard link) while the learner saves further ones. An
-evaluation by steps is skipped where it would take more than `eval.share` of a core.
+evaluation by steps is skipped where it would take more than `eval.share` of a core. When a run
+reaches one of its limits, such as `stop.env_steps`, its last weights are evaluated as well.
 
 Every evaluation plays the same games, greedily and with sampled actions, so that two of them
 compare weights and nothing else. A closing evaluation, which decides whether `stop.return` is
@@ -96,8 +97,11 @@ def run(ctx: RoleContext) -> None:
     while not ctx.stopping():
         ctx.status.beat()
         ctx.status.phase = Phase.WAITING
+        finishes = any(message["kind"] == "finish" for message in ctx.messages())
+        if finishes and not evaluator.take_last():
+            return
         by_time = every_s is not None and time.monotonic() >= due_s and evaluator.has_news()
-        if not by_time and not evaluator.has_request():
+        if not by_time and not finishes and not evaluator.has_request():
             if time.monotonic() >= idle_s:
                 ctx.report("evaluator", **evaluator.state())
                 idle_s = time.monotonic() + IDLE_S
@@ -115,6 +119,8 @@ def run(ctx: RoleContext) -> None:
             logger.info("%s: %s; the next checkpoint is evaluated", ctx.name, error.fault)
         finally:
             evaluator.let_go()
+        if finishes:
+            return
 
 
 class Evaluator:
@@ -162,6 +168,24 @@ class Evaluator:
         """Whether the learner has written a checkpoint for an evaluation."""
         there = checkpoint_format.exists
         return there(self._requested) or (self._resumes and there(self._held))
+
+    def take_last(self) -> bool:
+        """Whether the run's last weights are to be evaluated by `work`, in place of those of a
+        request.
+
+        They are not if they were evaluated, or if the run is shorter than the distance between
+        evaluations.
+        """
+        _remove(self._requested)
+        self._resumes = False
+        if not checkpoint_format.exists(self._last):
+            return False
+        steps = checkpoint_format.read_meta(self._last)["progress"]["trained_steps"]
+        wanted = self._play_by is not None or steps >= self._every > 0
+        if steps == self._done or not wanted:
+            return False
+        logger.info("the last weights are evaluated; Ctrl-C ends the run without that")
+        return True
 
     def state(self) -> dict[str, Any]:
         """The fields of the message that it is idle."""

@@ -3,12 +3,14 @@
 A pure state machine. Its inputs are events with their times, its outputs effects; it never waits,
 reads a clock or accesses a process. `penstock.launch.supervisor` performs the effects.
 
-The life of the run:    running -> stopping by stages: actors, carriers, learners, server -> done
+The life of the run:
+    running -> stopping by stages: actors, carriers, learners, server, evaluator -> done
 
 Invariants: an essential role is never restarted, unless it is a learner and other learners hold its
 state. Nothing is started once stopping has begun. The first failure is the one that is reported. A
 stage ends when its processes have ended; at its deadline they are killed, so stopping always
-terminates.
+terminates. The evaluator runs until its stage if a limit of the run is reached, and plays the last
+weights then; in any other stop it ends at once.
 
 A *presumed* death is not confirmed: the host of a role does not answer, and the role may still run.
 It is replaced under a new incarnation, by the rules for a death. What needs a confirmed death is
@@ -28,6 +30,7 @@ from penstock.core.role_spec import RoleSpec, Stage
 from penstock.launch.learner_group import GroupMembership, Seats, Streams
 from penstock.launch.supervisor_messages import (
     KILLED_AS_ASKED,
+    LIMITS,
     Effect,
     End,
     Failure,
@@ -46,6 +49,7 @@ HEALTHY_S = 10.0  # a role that worked this long starts with a clean record
 DUMP_S = 0.5  # a hung process gets this long to write its stacks down
 AGAIN_S = 2.0  # between two attempts to kill
 SHARES = {Stage.ACTORS: 0.2, Stage.CARRIERS: 0.6}  # of the grace; learners have until its end
+LAST_EVALUATION_S = 600.0  # for the evaluation of the last weights
 BLINK_S = 5.0  # after a pause of its own this long, the supervisor cannot detect hangs
 
 
@@ -74,6 +78,7 @@ class Decisions:
         self._stage_ends_s = 0.0
         self._stop_s = 0.0
         self._signals = 0
+        self._plays_last = False  # whether the evaluator plays the last weights
         self._saver = 0  # the rank that is to save the run at its end
         self._reason, self._exit_code = "", 0
         self._asked = "", 0  # the same, where a signal has its way
@@ -217,6 +222,7 @@ class Decisions:
             self._failure = failure
         # SIGTERM to all processes of a run may reach the learner before the supervisor.
         code = 1 if failure else 128 + signal.SIGTERM if reason == "terminated" else 0
+        self._plays_last |= not self.stopping and not failure and reason in LIMITS
         return self._begin_stop(reason, code, now_s)
 
     def interrupt(self, signum: int, now_s: float) -> list[Effect]:
@@ -227,7 +233,8 @@ class Decisions:
         if not self.stopping:
             return self._begin_stop(*self._asked, now_s)
         if self._signals == 1:
-            return [Note("the run is stopping; another signal kills it")]
+            note = Note("the run is stopping; another signal kills it")
+            return [note, *self._end_evaluation(now_s)]
         running = [w for w in self._workers.values() if w.runs]
         for worker in running:
             worker.failure = Failure(worker.spec.name, KILLED_AS_ASKED)
@@ -259,10 +266,16 @@ class Decisions:
             return []
         self._stage_ends_s = now_s + AGAIN_S
         late = [w for w in self._workers.values() if w.runs and w.spec.stage == self._stage]
+        effects = []
         for worker in late:
             if worker.spec.essential:
                 self._record(too_late(worker.spec.name, self._limits.grace_s))
-        return [Kill(w.spec.name, signal.SIGKILL) for w in late]
+            elif self._plays_last and self._stage is Stage.EVALUATOR:
+                text = (
+                    f"takes longer than {LAST_EVALUATION_S:g} s for the last weights and is killed"
+                )
+                effects.append(Note(f"{worker.spec.name} {text}; penstock eval evaluates them"))
+        return [*effects, *(Kill(w.spec.name, signal.SIGKILL) for w in late)]
 
     def _start_due(self, now_s: float) -> list[Effect]:
         effects: list[Effect] = []
@@ -405,13 +418,21 @@ class Decisions:
         for worker in self._workers.values():
             if worker.life is Life.WAITING:
                 worker.enter(Life.GONE, now_s)
-        return self._enter_stage(Stage.ACTORS, now_s) + self._advance(now_s)
+        effects = [] if self._plays_last else self._end_evaluation(now_s)
+        return effects + self._enter_stage(Stage.ACTORS, now_s) + self._advance(now_s)
+
+    def _end_evaluation(self, now_s: float) -> list[Effect]:
+        """End the evaluator, which keeps nothing, without an evaluation of the last weights."""
+        self._plays_last = False
+        if self._stage is Stage.EVALUATOR:
+            self._stage_ends_s = now_s + AGAIN_S
+        return [Kill(w.spec.name, signal.SIGTERM) for w in self._running(Stage.EVALUATOR)]
 
     def _advance(self, now_s: float) -> list[Effect]:
         """Enter the next stage while no process runs in the current one."""
         effects: list[Effect] = []
         while self.outcome is None and not self._running(self._stage):
-            if self._stage is Stage.SERVER:
+            if self._stage is Stage.EVALUATOR:
                 self.outcome = Outcome(self._exit_code, self._reason, self._failure)
             elif self._stage is not None:
                 effects += self._enter_stage(Stage(self._stage + 1), now_s)
@@ -422,6 +443,8 @@ class Decisions:
 
     def _enter_stage(self, stage: Stage, now_s: float) -> list[Effect]:
         self._stage = stage
+        if stage is Stage.EVALUATOR:
+            return self._enter_evaluation(now_s)
         grace_s = self._limits.grace_s
         last = stage >= Stage.LEARNER
         self._stage_ends_s = self._stop_s + grace_s if last else now_s + SHARES[stage] * grace_s
@@ -437,6 +460,18 @@ class Decisions:
                 effects.append(Send(name, {"kind": "finish"}))
             effects.append(Kill(name, signal.SIGTERM))
         return effects
+
+    def _enter_evaluation(self, now_s: float) -> list[Effect]:
+        """The last checkpoint is written: have the evaluator play it."""
+        if not self._plays_last:
+            return self._end_evaluation(now_s)
+        self._stage_ends_s = now_s + LAST_EVALUATION_S
+        return [
+            Send(w.spec.name, {"kind": "finish"})
+            if w.life is Life.WORKING
+            else Kill(w.spec.name, signal.SIGKILL)
+            for w in self._running(Stage.EVALUATOR)
+        ]
 
     def _name_saver(self, *, saved: bool = False) -> list[Effect]:
         """Name the learner that writes the final checkpoint; the others wait for it. If it dies,

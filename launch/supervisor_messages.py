@@ -7,6 +7,8 @@ import signal
 from dataclasses import dataclass, field
 from typing import Any
 
+LIMITS = frozenset({"env_steps", "learner_steps", "minutes"})
+"""Reasons of a stop at a limit of the run."""
 KILLED_AS_ASKED = (
     "was killed by a second signal before it had finished; its last checkpoint is valid"
 )

@@ -156,11 +156,11 @@ def _actors(
 
 
 def _evaluator(config: Config) -> tuple[RoleSpec, ...]:
-    """The evaluator, at a low priority; it stops before the learners."""
+    """The evaluator, at a low priority; it stops last."""
     if not config.has_evaluator:
         return ()
     main, nice = "penstock.evaluation.evaluator:run", min(19, config.actors.nice + EVALUATOR_NICER)
-    return (RoleSpec("evaluator", 0, main, Stage.CARRIERS, nice, expendable=True),)
+    return (RoleSpec("evaluator", 0, main, Stage.EVALUATOR, nice, expendable=True),)
 
 
 def _connectors(config: Config, bind: str, ranks: Iterable[int]) -> tuple[RoleSpec, ...]:

@@ -60,6 +60,7 @@ class Heard(Channel):
 
     def __init__(self) -> None:
         self.messages: list[dict[str, Any]] = []
+        self.arriving: list[dict[str, Any]] = []
         self.closed = False
 
     def send(self, message: dict[str, Any], patience_s: float = 0.0) -> bool:
@@ -67,7 +68,8 @@ class Heard(Channel):
         return True
 
     def receive(self, most: int | None = None) -> list[dict[str, Any]]:
-        return []
+        arrived, self.arriving = self.arriving, []
+        return arrived
 
 
 def context(

@@ -92,6 +92,23 @@ def test_a_run_is_evaluated_as_it_goes_and_its_hooks_end_it(
     assert not (tmp_path / "missing").exists()
 
 
+def test_a_run_of_a_number_of_steps_ends_with_an_evaluation_of_its_last_weights(
+    penstock: Penstock, tmp_path: Path
+) -> None:
+    options = (
+        "run.dir=run", "eval.every_steps=4000", "eval.share=null", "eval.episodes=2",
+        "stop.env_steps=10000",
+    )  # fmt: skip
+    code, answer, err = penstock("train", "cartpole", "--json", *SMALL, *options).end()
+    assert (code, answer["exit_reason"]) == (0, "env_steps"), err
+    assert_balanced(answer)
+    last = checkpoint_format.load(tmp_path / "run" / "checkpoints" / "last").meta["progress"]
+    found = evaluations(tmp_path / "run")
+    assert found[-1]["trained_steps"] == last["trained_steps"] == answer["trained_steps"]
+    assert answer["eval_return_mean"] == found[-1]["return"]["mean"]
+    assert err.count("the last weights are evaluated") == 1
+
+
 @pytest.mark.slow
 def test_an_evaluator_that_is_killed_comes_back(penstock: Penstock, tmp_path: Path) -> None:
     options = ("run.dir=run", "eval.every_s=0.3", "eval.episodes=2")  # which saves as often

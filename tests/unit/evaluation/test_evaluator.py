@@ -20,7 +20,7 @@ from penstock.evaluation.evaluator import Evaluator
 from penstock.learner.checkpoints import checkpoint_format
 from penstock.learner.checkpoints.checkpoint_format import FILE, Checkpoint
 from penstock.profiling.status import Phase
-from transport_world import context, reports
+from transport_world import Heard, context, reports
 
 GRADED = """
 import gymnasium
@@ -399,3 +399,44 @@ def test_a_killed_evaluator_evaluates_again_and_another_run_does_not(tmp_path: P
     assert len(reports(ctx, "evaluation")) == 1
     run.save(".requested", 2, evaluate="point")
     assert not Run(tmp_path).evaluator.has_request()  # a run that is resumed in this folder
+
+
+BY_STEPS = ("eval.every_s=null", "eval.every_steps=2", "eval.share=null")
+
+
+@pytest.mark.usefixtures("game")
+def test_the_last_weights_are_evaluated_in_place_of_a_request(
+    tmp_path: Path, notes: list[str]
+) -> None:
+    run = Run(tmp_path, *BY_STEPS)
+    run.save(".requested", 2, evaluate="point")
+    run.save("last", 3)
+    assert run.evaluator.take_last()
+    assert (run.work()["trained_steps"], run.best_action()) == (3, 3)
+    assert not run.evaluator.has_request()
+    assert notes == ["the last weights are evaluated; Ctrl-C ends the run without that"]
+    assert not run.evaluator.take_last()  # a second time
+
+
+@pytest.mark.usefixtures("game")
+@pytest.mark.parametrize("saved", [(), (1,)])
+def test_a_run_that_is_shorter_than_the_distance_between_evaluations_has_none(
+    tmp_path: Path, saved: tuple[int, ...]
+) -> None:
+    run = Run(tmp_path, *BY_STEPS)
+    for action in saved:
+        run.save("last", action)
+    assert not run.evaluator.take_last()
+
+
+@pytest.mark.usefixtures("game")
+def test_when_the_run_finishes_the_evaluator_plays_its_last_weights_and_ends(
+    tmp_path: Path,
+) -> None:
+    run = Run(tmp_path, *BY_STEPS)
+    run.save("last", 3)
+    assert isinstance(run.ctx.channel, Heard)
+    run.ctx.channel.arriving = [{"kind": "finish"}]
+    evaluator.run(run.ctx)
+    assert [line["trained_steps"] for line in reports(run.ctx, "evaluation")] == [3]
+    assert [path.name for path in sorted(run.folder.iterdir())] == ["best", "last"]

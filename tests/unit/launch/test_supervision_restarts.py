@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import signal
 from dataclasses import replace
 
 import pytest
 
 from penstock.core.role_spec import RoleSpec, Stage
-from penstock.launch.decisions import Decisions
+from penstock.launch.decisions import LAST_EVALUATION_S, Decisions
 from penstock.launch.supervisor_messages import (
+    Effect,
     End,
     Failure,
+    Kill,
     Note,
     Outcome,
     RestartLimits,
@@ -149,7 +152,7 @@ def test_nobody_is_given_up_before_episodes_have_been_counted() -> None:
     assert scene.decisions.stopping
 
 
-EVALUATOR = RoleSpec("evaluator", 0, "m:f", Stage.CARRIERS, expendable=True)
+EVALUATOR = RoleSpec("evaluator", 0, "m:f", Stage.EVALUATOR, expendable=True)
 GONE = Send("learner-0", {"kind": "gone", "role": "evaluator"})  # which waits for no evaluation
 
 
@@ -196,17 +199,60 @@ def test_what_only_an_expendable_role_stumbles_over_is_told_and_not_tried_again(
     assert not run.decisions.stopping
 
 
-def test_an_expendable_role_has_ended_before_the_learner_is_asked_to() -> None:
-    run = evaluated_scene()
-    run.decisions.stop("minutes", run.now_s)
+FINISH = Send("evaluator-0", {"kind": "finish"})
+TERMINATE = Kill("evaluator-0", signal.SIGTERM)
+
+
+def stop_until_the_evaluator(run: Scene, reason: str) -> tuple[list[Effect], list[Effect]]:
+    """The effects of the stop until the learner is asked to end, and those of the learner's end."""
+    effects = run.decisions.stop(reason, run.now_s)
     for actor in ACTORS:
-        run.ends(actor.name, 0)
+        effects += run.ends(actor.name, 0)
+    return effects, run.ends("learner-0", 0)
+
+
+def test_at_a_limit_of_the_run_the_evaluator_plays_the_last_weights() -> None:
+    run = evaluated_scene()
+    before, after = stop_until_the_evaluator(run, "env_steps")
+    assert "evaluator-0" not in {getattr(e, "name", "") for e in before}
+    assert after == [FINISH]
+    assert run.wait(LAST_EVALUATION_S - 1) == []
     assert run.decisions.outcome is None
-    effects = run.ends("evaluator-0", 0)
-    assert {getattr(e, "name", "") for e in effects} == {"learner-0"}
-    run.ends("learner-0", 0)
+    run.ends("evaluator-0", 0)
+    assert run.decisions.outcome is not None
+    assert (run.decisions.outcome.exit_code, run.decisions.outcome.reason) == (0, "env_steps")
+
+
+def test_an_evaluation_of_the_last_weights_is_bounded() -> None:
+    run = evaluated_scene()
+    stop_until_the_evaluator(run, "minutes")
+    note, kill = run.wait(LAST_EVALUATION_S)
+    assert isinstance(note, Note)
+    assert note.text == (
+        "evaluator-0 takes longer than 600 s for the last weights and is killed; penstock eval "
+        "evaluates them"
+    )
+    assert kill == Kill("evaluator-0", signal.SIGKILL)
+    run.ends("evaluator-0", -9)
+    assert run.decisions.outcome is not None
+    assert run.decisions.outcome.exit_code == 0
+
+
+def test_a_signal_ends_the_evaluation_of_the_last_weights() -> None:
+    run = evaluated_scene()
+    stop_until_the_evaluator(run, "minutes")
+    assert TERMINATE in run.decisions.interrupt(signal.SIGINT, run.now_s)
+    run.ends("evaluator-0", 0)
     assert run.decisions.outcome is not None
     assert (run.decisions.outcome.exit_code, run.decisions.outcome.reason) == (0, "minutes")
+
+
+@pytest.mark.parametrize("reason", ["return", "callback", "terminated"])
+def test_in_any_other_stop_the_evaluator_ends_at_once(reason: str) -> None:
+    run = evaluated_scene()
+    before, after = stop_until_the_evaluator(run, reason)
+    assert before[0] == TERMINATE
+    assert FINISH not in after
 
 
 def test_the_messages_of_an_expendable_role_reach_every_learner() -> None:
