@@ -29,17 +29,19 @@ from torch import Tensor
 from network_bytes import interface, tcp_nbytes
 from penstock.configs.sections import LearnerConfig
 from penstock.core.control import Channel, Message
-from penstock.core.interfaces import Codec, CodecContext, Collective
+from penstock.core.interfaces import AdamState, Codec, CodecContext, Collective
 from penstock.core.memory import keep_freed_memory
 from penstock.core.processes import die_with
 from penstock.learner.codecs.auto import AFTER_WARMUP, choose
 from penstock.learner.codecs.buckets import parts_of
 from penstock.learner.codecs.collective import GroupCollective, SoloCollective
 from penstock.learner.codecs.registry import CODECS, make_codec
+from penstock.learner.optimizers.rules import BETAS
 from simulated.gradients import Draws, Passes
 from simulated.network import entries, shares_of_backward
 
 CPU = torch.device("cpu")
+VARIANCE_STEPS = 20  # gradients of which Adam's variance is the mean square
 BURST = 8  # steps, at most
 MOST_BURSTS = 40
 SETTLE_S = 0.05  # for what sockets and queues still hold
@@ -106,10 +108,16 @@ class Measure:
         return result
 
     def error(self, codec: str, steps: int) -> Result:
-        """Relative error of one step after the warm-up, and of the sum of ``steps`` of them."""
-        made = self._make(codec)
-        sends_velocities = CODECS.specs[codec].own_momentum
-        momentum = self._cfg.momentum if sends_velocities else 0.0
+        """Relative error of one step after the warm-up, and of the sum of ``steps`` of them.
+
+        A codec that sends momenta is compared with those of the exact sums.
+        """
+        spec = CODECS.specs[codec]
+        adam = self._adam_state() if spec.reduces_gradients else None
+        made = self._make(codec, adam)
+        momentum, new = (self._cfg.momentum if spec.own_momentum else 0.0), 1.0
+        if adam:
+            momentum, new = BETAS[0], 1 - BETAS[0]
         grads, exact = torch.empty(self._size), torch.empty(self._size)
         velocity, sent, wanted = (torch.zeros(self._size) for _ in range(3))
         first = 0.0
@@ -117,7 +125,11 @@ class Measure:
             exact.copy_(self._draws(step, grads))
             self._ring.all_reduce(exact)
             self._reduce(made, grads, self._ring)
-            velocity.mul_(momentum).add_(exact)
+            velocity.mul_(momentum).add_(exact, alpha=new)
+            if adam and spec.reduces_gradients:
+                if spec.reduces_gradients(self._cfg.reduce, self._update):
+                    grads.mul_(new).add_(adam.exp_avg, alpha=momentum)
+                adam.exp_avg.copy_(grads)
             sent += grads
             wanted += velocity
             if step == 0:
@@ -128,10 +140,20 @@ class Measure:
         """What `codec: auto` takes, and the sentence that it says."""
         return choose(self._cfg, self._parts, self._size, CPU, self._ring)._asdict()
 
-    def _make(self, name: str) -> Codec:
+    def _adam_state(self) -> AdamState:
+        """Adam's state after many steps, with a momentum of 0."""
+        grads, variance = torch.empty(self._size), torch.zeros(self._size)
+        for step in range(VARIANCE_STEPS):
+            self._draws(step, grads)
+            self._ring.all_reduce(grads)
+            variance.addcmul_(grads, grads, value=1 / VARIANCE_STEPS)
+        return AdamState(torch.zeros(self._size), variance, torch.tensor(1e6), self._cfg.eps)
+
+    def _make(self, name: str, adam: AdamState | None = None) -> Codec:
         cfg = self._cfg.reduce.model_copy(update={"codec": name})
         ring = self._ring
-        return make_codec(CodecContext(cfg, self._parts, self._size, CPU, ring.world, ring.rank))
+        context = CodecContext(cfg, self._parts, self._size, CPU, ring.world, ring.rank, adam=adam)
+        return make_codec(context)
 
     def _reduce(self, codec: Codec, grads: Tensor, ring: Collective) -> None:
         self._update += 1

@@ -96,6 +96,7 @@ def test_a_learner_that_dies_is_replaced_while_the_others_go_on() -> None:
         Stage.CARRIERS: 0,
         Stage.LEARNER: 1,
         Stage.SERVER: 0,
+        Stage.EVALUATOR: 0,
     }
     back = sent(scene.decisions.ready("learner-1", scene.now_s), "learner")
     assert {name: (m["index"], m["incarnation"]) for name, m in back.items()} == {
