@@ -62,6 +62,12 @@ TASKS = {
         {
             "powersgd": SHORT,
             "onebit": (*SHORT, "learner.reduce.onebit_block=64"),
+            "onebit_adam": (
+                "learner.reduce.warmup_updates=50",
+                "learner.reduce.onebit_block=64",
+                "learner.lr=5e-4",
+            ),
+            "zeroone_adam": ("learner.reduce.onebit_block=64", "learner.lr=5e-4"),
             "dgc": SHORT,
         },
         475.0,
@@ -80,6 +86,11 @@ TASKS = {
         {
             "powersgd": SHORT,
             "onebit": (*SHORT, "learner.reduce.onebit_block=512"),
+            "onebit_adam": ("learner.reduce.onebit_block=512",),
+            "zeroone_adam": (
+                "learner.reduce.onebit_block=512",
+                "learner.reduce.variance_doubling=4",
+            ),
             # Late gradients and momentum add up: at 0.02 one of three runs fell back to 0.77.
             "dropping": ("learner.lr=0.01",),
             # What dgc sends loses its momentum, so its steps are shorter than sgd's.

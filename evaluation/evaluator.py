@@ -180,7 +180,11 @@ class Evaluator:
         self._resumes = False
         if not checkpoint_format.exists(self._last):
             return False
-        steps = checkpoint_format.read_meta(self._last)["progress"]["trained_steps"]
+        try:
+            steps = checkpoint_format.read_meta(self._last)["progress"]["trained_steps"]
+        except DamagedCheckpointError as error:
+            logger.info("the last weights are not evaluated: %s", error.fault)
+            return False
         wanted = self._play_by is not None or steps >= self._every > 0
         if steps == self._done or not wanted:
             return False

@@ -426,7 +426,10 @@ class Decisions:
         self._plays_last = False
         if self._stage is Stage.EVALUATOR:
             self._stage_ends_s = now_s + AGAIN_S
-        return [Kill(w.spec.name, signal.SIGTERM) for w in self._running(Stage.EVALUATOR)]
+        return [
+            Kill(w.spec.name, signal.SIGTERM if w.life is Life.WORKING else signal.SIGKILL)
+            for w in self._running(Stage.EVALUATOR)
+        ]
 
     def _advance(self, now_s: float) -> list[Effect]:
         """Enter the next stage while no process runs in the current one."""

@@ -32,8 +32,8 @@ class OneBitAdam(OneBit):
 
     - C codes ``m / (sqrt(v) + eps)``, of which all values have about the same size, so that one
       scale suits the layers of a block. Residuals are in the same unit, that of steps.
-    - No rank sends more than its share of `LARGEST_STEP`, Adam's own bound: a variance that does
-      not change would not slow down values whose gradients grow.
+    - No rank sends more than its share of `LARGEST_STEP`, Adam's own bound: a constant variance
+      does not shorten the steps of a parameter when its gradients grow.
     - Where 0/1 Adam sums gradients for the variance, the momentum comes from the same sum. Its
       local steps, which skip reductions, are left out.
 

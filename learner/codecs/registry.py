@@ -142,19 +142,17 @@ def _ruins_second_moments(sends: str) -> dict[str, str]:
     }
 
 
-def _needs_adam(plain: str) -> dict[str, str]:
-    """`CodecSpec.unfit` for codecs that send Adam's momentum; ``plain`` sends gradients alike."""
-    return {
-        optimizer: "sends the momentum of Adam, divided by the root of its variance, and "
-        f"learner.optimizer is {optimizer}; set learner.optimizer=adam, or learner.reduce.codec="
-        + codec
-        for optimizer, codec in (
-            ("sgd", plain),
-            ("lars", plain),
-            ("rmsprop", "int8"),
-            ("lamb", "int8"),
-        )
-    }
+_NEEDS_ADAM = {
+    optimizer: "sends the momentum of Adam, divided by the root of its variance, and "
+    f"learner.optimizer is {optimizer}; set learner.optimizer=adam, or learner.reduce.codec={codec}"
+    for optimizer, codec in (
+        ("sgd", "onebit"),
+        ("lars", "onebit"),
+        ("rmsprop", "int8"),
+        ("lamb", "int8"),
+    )
+}
+"""`CodecSpec.unfit` for codecs that send Adam's momentum."""
 
 
 _ROOM = "penstock.learner.codecs"
@@ -175,7 +173,7 @@ for _spec in (
         "as signs of Adam's momentum with error feedback",
         f"{_ROOM}.onebit_adam:OneBitAdam",
         long_name="1-bit Adam",
-        unfit=_needs_adam("onebit"),
+        unfit=_NEEDS_ADAM,
         own_momentum=True,
         reduces_gradients=is_adam_warmup,
         options=OneBitOptions,
@@ -185,7 +183,7 @@ for _spec in (
         "as signs of Adam's momentum with error feedback",
         f"{_ROOM}.onebit_adam:OneBitAdam",
         long_name="0/1 Adam",
-        unfit=_needs_adam("onebit"),
+        unfit=_NEEDS_ADAM,
         own_momentum=True,
         reduces_gradients=is_variance_update,
         options=ZeroOneAdamOptions,

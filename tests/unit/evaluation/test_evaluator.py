@@ -430,6 +430,16 @@ def test_a_run_that_is_shorter_than_the_distance_between_evaluations_has_none(
 
 
 @pytest.mark.usefixtures("game")
+def test_last_weights_that_are_damaged_are_not_evaluated(tmp_path: Path, notes: list[str]) -> None:
+    run = Run(tmp_path, *BY_STEPS)
+    run.save("last", 3)
+    (run.folder / "last" / FILE).write_bytes(b"cut")
+    assert not run.evaluator.take_last()
+    [note] = notes
+    assert note.startswith("the last weights are not evaluated: ")
+
+
+@pytest.mark.usefixtures("game")
 def test_when_the_run_finishes_the_evaluator_plays_its_last_weights_and_ends(
     tmp_path: Path,
 ) -> None:
