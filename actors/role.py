@@ -35,7 +35,9 @@ def run(ctx: RoleContext) -> None:
     try:
         found = find(ctx)
         ctx.status.begin(Phase.ENVIRONMENT)
-        game = make(found.config.env, found.config.actors.envs, found.config.actors.env_threads)
+        actors = found.config.actors
+        first = actor_number(actor_id(ctx)) * actors.envs
+        game = make(found.config.env, actors.envs, actors.env_threads, stagger=first)
         ctx.status.begin(Phase.STARTING)
         _live(ctx, found, game)
     except LearnerGoneError as error:
@@ -84,6 +86,11 @@ def actor_id(ctx: RoleContext) -> int:
     return (ctx.run_id % (1 << 40)) << ACTOR_INDEX_BITS | ctx.index
 
 
+def actor_number(actor: int) -> int:
+    """The actor's number on its host, also of one that was started by hand."""
+    return actor & (1 << ACTOR_INDEX_BITS) - 1
+
+
 def _play(ctx: RoleContext, player: Player) -> None:
     status = ctx.status
     before = status.played_steps
@@ -119,9 +126,7 @@ class Player:
         self._actor = actor
         self._incarnation = incarnation
         self._status, self._ledger = status, ledger
-        # Actors started by hand are numbered too, in the lower bits.
-        number = actor & (1 << ACTOR_INDEX_BITS) - 1
-        self._inference = make_inference(config, game.info, int(seeds[0]), number)
+        self._inference = make_inference(config, game.info, int(seeds[0]), actor_number(actor))
         discount = config.algo.discount if config.algo.normalizes_rewards else None
         self._rollout = Rollout(game, self._inference, int(seeds[1]), ledger, discount, link.beat)
         self._weights = np.empty(link.welcome.layout.size, np.float32)

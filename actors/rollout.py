@@ -5,7 +5,8 @@ Row t holds the decision at ``obs[t]`` and its outcome. Environments reset thems
 is the final observation of the ended episode, and the policy's outputs for it are recorded too,
 such as the value at the end of a truncated episode. After it the recurrent state is reset. Rewards
 and returns are raw here. Where Atari's lives are episodes, returns and lengths are those of games,
-and a length of 0 marks the end of a life that does not end its game. A column ``core_state`` holds
+and a length of 0 marks the end of a life that does not end its game, and of a first episode that
+was shortened (penstock.envs.first_episodes). A column ``core_state`` holds
 the state before ``obs[0]``.
 
 A slot may hold only the newest frame of each frame stack; the environments then play in memory of
@@ -240,6 +241,8 @@ class Rollout:
             if self._game.life_lost is not None:  # returns and lengths are those of games
                 episode_length[self._game.life_lost] = 0
                 over &= ~self._game.life_lost
+            if self._game.cut is not None:  # shortened: no result
+                episode_length[self._game.cut] = 0
             self._return[over] = 0.0
             self._length[over] = 0
 

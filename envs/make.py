@@ -13,7 +13,7 @@ they turn the own form off.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from functools import partial
@@ -27,6 +27,7 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
 
 from penstock.configs.errors import UserError
 from penstock.envs import atari, envpool, rendering
+from penstock.envs.first_episodes import staggered
 from penstock.envs.lives import LivesAsEpisodes
 from penstock.envs.loading import (
     callables,
@@ -73,13 +74,23 @@ class Makers(NamedTuple):
     vector: Callable[[int], VectorEnv] | None
 
 
-def make(env: EnvConfig, count: int, threads: int = 1, *, filmed: bool = False) -> BatchedEnv:
+def make(
+    env: EnvConfig,
+    count: int,
+    threads: int = 1,
+    *,
+    filmed: bool = False,
+    stagger: int | None = None,
+) -> BatchedEnv:
     """Make `count` environments on `threads` threads.
 
     The threads are those of its own vector form where that has any, and step single environments
     side by side.
 
     filmed: request that one environment renders itself (`BatchedEnv.pictures`), if it can.
+    stagger: for training, the number of the first of them among all of the run. First episodes of
+        single environments with a time limit then have different lengths
+        (penstock.envs.first_episodes).
 
     Raises UserError, a sentence with the next step, for a mistake in `env` or where the environment
     cannot be constructed.
@@ -95,7 +106,8 @@ def make(env: EnvConfig, count: int, threads: int = 1, *, filmed: bool = False) 
                 how += f", and actors.env_threads={threads} does nothing for it"
         elif source.single:
             single = partial(_wrapped, source.single, env, purpose)
-            vector, how = _singles(single, count, threads)
+            each = staggered(single, stagger, count) if stagger is not None else [single] * count
+            vector, how = _singles(each, threads)
             skipped = getattr(vector.envs[0].unwrapped, "frame_skip", None)
             frames_per_step = skipped if isinstance(skipped, int) else frames_per_step
             how = f"{env.id} is stepped {how}"
@@ -112,13 +124,13 @@ def make(env: EnvConfig, count: int, threads: int = 1, *, filmed: bool = False) 
 
 
 def _singles(
-    single: Callable[[], gymnasium.Env[Any, Any]], count: int, threads: int
+    each: Sequence[Callable[[], gymnasium.Env[Any, Any]]], threads: int
 ) -> tuple[SyncVectorEnv, str]:
     """A vector of single environments, and a sentence on how it steps them."""
     if threads > 1:
         how = f"side by side, by up to {threads} threads"
-        return ThreadedVectorEnv([single] * count, threads), how
-    vector = SyncVectorEnv([single] * count, copy=False, autoreset_mode=AutoresetMode.NEXT_STEP)
+        return ThreadedVectorEnv(each, threads), how
+    vector = SyncVectorEnv(each, copy=False, autoreset_mode=AutoresetMode.NEXT_STEP)
     return vector, "one by one, by gymnasium's SyncVectorEnv"
 
 

@@ -328,7 +328,13 @@ class LockstepSource:
         step, envs = trainer.progress.learner_steps, config.actors.envs
         self.players = [
             Player(
-                config, link, self._make_env(envs), actor, step, self._ctx.status, self._ctx.ledger
+                config,
+                link,
+                self._make_env(envs, stagger=actor * envs),
+                actor,
+                step,
+                self._ctx.status,
+                self._ctx.ledger,
             )
             for actor, link in enumerate(self._links)
         ]

@@ -168,8 +168,8 @@ def test_to_another_learner_and_back(
 ) -> None:
     made: list[BatchedEnv] = []
 
-    def make_once_more(*args: Any) -> BatchedEnv:
-        made.append(make(*args))
+    def make_once_more(*args: Any, **kwargs: Any) -> BatchedEnv:
+        made.append(make(*args, **kwargs))
         return made[-1]
 
     monkeypatch.setattr(actor_main, "make", make_once_more)

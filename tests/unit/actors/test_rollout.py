@@ -96,6 +96,23 @@ def test_discounted_returns_are_summed_up_within_each_episode() -> None:
     assert "discounted_return" not in unrolls(1)[0]
 
 
+def test_a_shortened_first_episode_is_no_result() -> None:
+    config = resolve("pendulum_sac", ["actors.envs=1", "actors.unroll=350"])
+    game = make(config.env, 1, stagger=0)
+    spec = slot_spec(config, game.info)
+    columns = spec.views(spec.zeros())
+    inference = ScriptedInference(lambda obs: np.zeros((1, 1), np.float32))
+    rollout = Rollout(game, inference, SEED, TimeLedger())
+    inference.refresh(np.empty(0, np.float32), Stamp(0, 0))
+    assert rollout.fill(columns, 0) == 348  # all but two resets
+    game.close()
+    ends = np.flatnonzero(columns["truncated"])
+    assert ends.tolist() == [123, 324]  # 124 = 200 x 0.618, rounded up; then one reset and 200
+    assert columns["episode_length"][ends, 0].tolist() == [0, 200]
+    returns = columns["episode_return"][:, 0]
+    assert returns[324] == pytest.approx(columns["reward"][125:325].sum(), rel=1e-5)
+
+
 def test_a_nan_observation_is_one_sentence() -> None:
     config = resolve("synthetic", ["actors.envs=2", "env.kwargs.nan_at_step=3"])
     game = make(config.env, 2)

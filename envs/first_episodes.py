@@ -1,0 +1,65 @@
+"""First episodes of different lengths, so that environments begin their later ones at other steps.
+
+Episodes that all end at a time limit would otherwise begin together in all environments, again and
+again: one batch would be all beginnings, and the next ones would hold none. The first episode of
+environment k is truncated after a share of the limit, the fractional part of (k + 1) times the
+golden ratio; for any number of environments these shares are spread evenly (Weyl 1916).
+
+Isaac Gym's trainings do the same by random elapsed times (Rudin et al. 2021, arXiv 2109.11978,
+section 4: "distributed" resets). A truncated first episode is no result: `CUT` marks its end.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import gymnasium
+
+CUT = "penstock/first_episode_cut"  # in a step's info: True where it was truncated for this
+GOLDEN_RATIO = (1 + math.sqrt(5)) / 2
+
+Single = gymnasium.Env[Any, Any]
+
+
+def shares(first: int, count: int) -> list[float]:
+    """The share of its time limit that the first episode of each environment has, in [0, 1).
+
+    first: the number of the first of `count` environments among those of the run.
+    """
+    return [(number + 1) * GOLDEN_RATIO % 1 for number in range(first, first + count)]
+
+
+def staggered(make: Callable[[], Single], first: int, count: int) -> list[Callable[[], Single]]:
+    """A constructor of each of `count` environments, for those that have a time limit."""
+    return [partial(_staggered, make, share) for share in shares(first, count)]
+
+
+def _staggered(make: Callable[[], Single], share: float) -> Single:
+    env = make()
+    limit = env.spec.max_episode_steps if env.spec else None
+    return env if limit is None else FirstEpisodeCut(env, math.ceil(share * limit))
+
+
+class FirstEpisodeCut(gymnasium.Wrapper[Any, Any, Any, Any]):
+    """Truncates the first episode after ``steps`` steps."""
+
+    def __init__(self, env: Single, steps: int) -> None:
+        super().__init__(env)
+        self._steps = steps
+        self._left = steps
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+        # A seed begins anew; without one it is the reset at an episode's end.
+        self._left = self._steps if seed is not None else 0
+        return self.env.reset(seed=seed, options=options)
+
+    def step(self, action: Any) -> Any:
+        observation, reward, terminated, truncated, info = self.env.step(action)
+        if self._left:
+            self._left -= 1
+            if not (self._left or terminated or truncated):
+                return observation, reward, False, True, {**info, CUT: True}
+        return observation, reward, terminated, truncated, info
