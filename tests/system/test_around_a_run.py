@@ -82,7 +82,7 @@ def test_a_run_is_evaluated_as_it_goes_and_its_hooks_end_it(
     assert steps == sorted(steps)
     assert len(set(steps)) >= 2
     best = max(found, key=lambda e: e["return"]["mean"])
-    assert best["best"]
+    assert best["best"], (found, err)
     assert answer["eval_return_best"] == best["return"]["mean"]
     assert answer["eval_return_mean"] == found[-1]["return"]["mean"]
     stored = checkpoint_format.load(tmp_path / "run" / "checkpoints" / "best").meta["progress"]
